@@ -1,0 +1,169 @@
+"""Every error this package raises on purpose. It knows no I/O and imports nothing.
+
+SwarmError
+├── BadInput                what the user gave; commands exit with 2
+│   ├── BadOption           an option's value, or a combination of options
+│   ├── BadCodec            an unknown codec, or bits out of range
+│   ├── BadModel            a model that is missing, unreadable or of an unknown architecture
+│   ├── BadDataset          text that is missing, unreadable or too short
+│   ├── BadLayers           layers outside the model, or matching no stage of the run
+│   ├── RunMismatch         this side's RunSpec or weights are not those of the run
+│   ├── PortInUse           a listener's address is taken
+│   └── DirectoryUnreachable no bootstrap peer of the DHT answers
+├── ProtocolError           what another process said; it loses its stream, never the run
+│   ├── MalformedMessage    a field out of bounds
+│   ├── BadFrame            a payload that is not what its header says
+│   └── OutOfTurn           a message that the state does not allow
+├── NotFound                a run, peer or result that is not there
+├── Unavailable             the other side cannot be reached now (retryable)
+├── JournalError            the coordinator's database cannot be read or written
+├── NonFinite               a loss, activation or gradient is inf or NaN
+├── RunFailed               the run ended without a result
+└── InternalError           our bug; peers learn no detail
+"""
+
+from __future__ import annotations
+
+
+class SwarmError(Exception):
+    """Root of the tree. `code` is stable: it crosses the wire and appears in `--json`."""
+
+    code = "swarm-error"
+    retryable = False
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class BadInput(SwarmError):
+    """The user asked for something that cannot be done; nothing was begun."""
+
+    code = "bad-input"
+
+
+class BadOption(BadInput):
+    """An option's value is out of range, or options contradict each other."""
+
+    code = "bad-option"
+
+
+class BadCodec(BadInput):
+    """A codec spec names no codec, or bits the codec does not have."""
+
+    code = "bad-codec"
+
+
+class BadModel(BadInput):
+    """The model is missing, unreadable or of an architecture that cannot be cut."""
+
+    code = "bad-model"
+
+
+class BadDataset(BadInput):
+    """The text is missing, unreadable, not UTF-8, or shorter than one sample."""
+
+    code = "bad-dataset"
+
+
+class BadLayers(BadInput):
+    """Layers that do not parse, lie outside the model, or match no stage of the run."""
+
+    code = "bad-layers"
+
+
+class RunMismatch(BadInput):
+    """This side works by another RunSpec, or found other weights, than the run's."""
+
+    code = "run-mismatch"
+
+
+class PortInUse(BadInput):
+    """The address to listen on is taken."""
+
+    code = "port-in-use"
+
+
+class DirectoryUnreachable(BadInput):
+    """None of `--initial-peers` answered in time."""
+
+    code = "dht-unreachable"
+
+
+class ProtocolError(SwarmError):
+    """Another process broke the protocol."""
+
+    code = "protocol-error"
+
+
+class MalformedMessage(ProtocolError):
+    """A message has a field out of its bounds, or lacks one."""
+
+    code = "malformed-message"
+
+
+class BadFrame(ProtocolError):
+    """A frame's payload is not what its header promises."""
+
+    code = "bad-frame"
+
+
+class OutOfTurn(ProtocolError):
+    """A well-formed message that the present state does not allow."""
+
+    code = "out-of-turn"
+
+
+class NotFound(SwarmError):
+    """The run, peer or result asked for is not known here."""
+
+    code = "not-found"
+
+
+class Unavailable(SwarmError):
+    """The other side cannot be reached now; trying again may help."""
+
+    code = "unavailable"
+    retryable = True
+
+
+class JournalError(SwarmError):
+    """The coordinator's journal cannot be read or written."""
+
+    code = "journal-error"
+
+
+class NonFinite(SwarmError):
+    """A loss, activation or gradient is infinite or not a number."""
+
+    code = "non-finite"
+
+
+class RunFailed(SwarmError):
+    """The run ended without a result."""
+
+    code = "run-failed"
+
+
+class InternalError(SwarmError):
+    """A bug on the other side; it tells no detail."""
+
+    code = "internal"
+
+
+def _leaves(base: type[SwarmError]) -> dict[str, type[SwarmError]]:
+    found = {base.code: base}
+    for child in base.__subclasses__():
+        found.update(_leaves(child))
+    return found
+
+
+BY_CODE: dict[str, type[SwarmError]] = _leaves(SwarmError)
+
+
+def from_code(code: str, message: str) -> SwarmError:
+    """The error that `code` names, as it arrived from another process.
+
+    An unknown code (a newer peer) becomes a plain `SwarmError`.
+    """
+    return BY_CODE.get(code, SwarmError)(message)

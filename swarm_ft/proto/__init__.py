@@ -1,0 +1,1 @@
+"""Generated from proto/ by deploy/generate_proto.sh; never edited."""

@@ -1,0 +1,330 @@
+from swarm_ft.proto import run_pb2 as _run_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class RunPhase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    RUN_PHASE_UNSPECIFIED: _ClassVar[RunPhase]
+    RUN_PHASE_QUEUED: _ClassVar[RunPhase]
+    RUN_PHASE_WAITING: _ClassVar[RunPhase]
+    RUN_PHASE_LOADING: _ClassVar[RunPhase]
+    RUN_PHASE_TRAINING: _ClassVar[RunPhase]
+    RUN_PHASE_EXPORTING: _ClassVar[RunPhase]
+    RUN_PHASE_FINISHED: _ClassVar[RunPhase]
+    RUN_PHASE_COLLECTED: _ClassVar[RunPhase]
+    RUN_PHASE_CANCELLED: _ClassVar[RunPhase]
+    RUN_PHASE_FAILED: _ClassVar[RunPhase]
+RUN_PHASE_UNSPECIFIED: RunPhase
+RUN_PHASE_QUEUED: RunPhase
+RUN_PHASE_WAITING: RunPhase
+RUN_PHASE_LOADING: RunPhase
+RUN_PHASE_TRAINING: RunPhase
+RUN_PHASE_EXPORTING: RunPhase
+RUN_PHASE_FINISHED: RunPhase
+RUN_PHASE_COLLECTED: RunPhase
+RUN_PHASE_CANCELLED: RunPhase
+RUN_PHASE_FAILED: RunPhase
+
+class HeldStage(_message.Message):
+    __slots__ = ("run_id", "spec_digest", "layers", "committed_steps", "exported")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    SPEC_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_STEPS_FIELD_NUMBER: _ClassVar[int]
+    EXPORTED_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    spec_digest: bytes
+    layers: _run_pb2.LayerRange
+    committed_steps: int
+    exported: bool
+    def __init__(self, run_id: _Optional[str] = ..., spec_digest: _Optional[bytes] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., committed_steps: _Optional[int] = ..., exported: _Optional[bool] = ...) -> None: ...
+
+class PeerHello(_message.Message):
+    __slots__ = ("peer_id", "layers", "memory_bytes", "held")
+    PEER_ID_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    peer_id: str
+    layers: _run_pb2.LayerRange
+    memory_bytes: int
+    held: HeldStage
+    def __init__(self, peer_id: _Optional[str] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., memory_bytes: _Optional[int] = ..., held: _Optional[_Union[HeldStage, _Mapping]] = ...) -> None: ...
+
+class StageReady(_message.Message):
+    __slots__ = ("run_id", "attempt")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    attempt: int
+    def __init__(self, run_id: _Optional[str] = ..., attempt: _Optional[int] = ...) -> None: ...
+
+class Traffic(_message.Message):
+    __slots__ = ("boundary", "forward_bytes", "backward_bytes", "forward_uncompressed_bytes", "backward_uncompressed_bytes", "key_frames", "delta_frames")
+    BOUNDARY_FIELD_NUMBER: _ClassVar[int]
+    FORWARD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BACKWARD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FORWARD_UNCOMPRESSED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BACKWARD_UNCOMPRESSED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    KEY_FRAMES_FIELD_NUMBER: _ClassVar[int]
+    DELTA_FRAMES_FIELD_NUMBER: _ClassVar[int]
+    boundary: int
+    forward_bytes: int
+    backward_bytes: int
+    forward_uncompressed_bytes: int
+    backward_uncompressed_bytes: int
+    key_frames: int
+    delta_frames: int
+    def __init__(self, boundary: _Optional[int] = ..., forward_bytes: _Optional[int] = ..., backward_bytes: _Optional[int] = ..., forward_uncompressed_bytes: _Optional[int] = ..., backward_uncompressed_bytes: _Optional[int] = ..., key_frames: _Optional[int] = ..., delta_frames: _Optional[int] = ...) -> None: ...
+
+class StepReady(_message.Message):
+    __slots__ = ("run_id", "attempt", "step", "squared_grad_norm", "loss_sum", "traffic")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    SQUARED_GRAD_NORM_FIELD_NUMBER: _ClassVar[int]
+    LOSS_SUM_FIELD_NUMBER: _ClassVar[int]
+    TRAFFIC_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    attempt: int
+    step: int
+    squared_grad_norm: float
+    loss_sum: float
+    traffic: _containers.RepeatedCompositeFieldContainer[Traffic]
+    def __init__(self, run_id: _Optional[str] = ..., attempt: _Optional[int] = ..., step: _Optional[int] = ..., squared_grad_norm: _Optional[float] = ..., loss_sum: _Optional[float] = ..., traffic: _Optional[_Iterable[_Union[Traffic, _Mapping]]] = ...) -> None: ...
+
+class StageExported(_message.Message):
+    __slots__ = ("run_id", "shard_bytes")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    SHARD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    shard_bytes: int
+    def __init__(self, run_id: _Optional[str] = ..., shard_bytes: _Optional[int] = ...) -> None: ...
+
+class StageFailed(_message.Message):
+    __slots__ = ("run_id", "attempt", "code", "message")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    attempt: int
+    code: str
+    message: str
+    def __init__(self, run_id: _Optional[str] = ..., attempt: _Optional[int] = ..., code: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
+
+class PeerGoodbye(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class FromPeer(_message.Message):
+    __slots__ = ("hello", "stage_ready", "step_ready", "exported", "failed", "goodbye")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    STAGE_READY_FIELD_NUMBER: _ClassVar[int]
+    STEP_READY_FIELD_NUMBER: _ClassVar[int]
+    EXPORTED_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    GOODBYE_FIELD_NUMBER: _ClassVar[int]
+    hello: PeerHello
+    stage_ready: StageReady
+    step_ready: StepReady
+    exported: StageExported
+    failed: StageFailed
+    goodbye: PeerGoodbye
+    def __init__(self, hello: _Optional[_Union[PeerHello, _Mapping]] = ..., stage_ready: _Optional[_Union[StageReady, _Mapping]] = ..., step_ready: _Optional[_Union[StepReady, _Mapping]] = ..., exported: _Optional[_Union[StageExported, _Mapping]] = ..., failed: _Optional[_Union[StageFailed, _Mapping]] = ..., goodbye: _Optional[_Union[PeerGoodbye, _Mapping]] = ...) -> None: ...
+
+class StageAssignment(_message.Message):
+    __slots__ = ("peer_id", "layers")
+    PEER_ID_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    peer_id: str
+    layers: _run_pb2.LayerRange
+    def __init__(self, peer_id: _Optional[str] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ...) -> None: ...
+
+class Assign(_message.Message):
+    __slots__ = ("run_id", "spec", "attempt", "stages", "committed_steps", "fresh")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    STAGES_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_STEPS_FIELD_NUMBER: _ClassVar[int]
+    FRESH_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    spec: _run_pb2.RunSpec
+    attempt: int
+    stages: _containers.RepeatedCompositeFieldContainer[StageAssignment]
+    committed_steps: int
+    fresh: bool
+    def __init__(self, run_id: _Optional[str] = ..., spec: _Optional[_Union[_run_pb2.RunSpec, _Mapping]] = ..., attempt: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[StageAssignment, _Mapping]]] = ..., committed_steps: _Optional[int] = ..., fresh: _Optional[bool] = ...) -> None: ...
+
+class Microbatch(_message.Message):
+    __slots__ = ("index", "samples")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    samples: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, index: _Optional[int] = ..., samples: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class SampleTokens(_message.Message):
+    __slots__ = ("sample", "token_ids")
+    SAMPLE_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    sample: int
+    token_ids: bytes
+    def __init__(self, sample: _Optional[int] = ..., token_ids: _Optional[bytes] = ...) -> None: ...
+
+class PlanStep(_message.Message):
+    __slots__ = ("run_id", "attempt", "step", "microbatches", "tokens")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    MICROBATCHES_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    attempt: int
+    step: int
+    microbatches: _containers.RepeatedCompositeFieldContainer[Microbatch]
+    tokens: _containers.RepeatedCompositeFieldContainer[SampleTokens]
+    def __init__(self, run_id: _Optional[str] = ..., attempt: _Optional[int] = ..., step: _Optional[int] = ..., microbatches: _Optional[_Iterable[_Union[Microbatch, _Mapping]]] = ..., tokens: _Optional[_Iterable[_Union[SampleTokens, _Mapping]]] = ...) -> None: ...
+
+class CommitStep(_message.Message):
+    __slots__ = ("run_id", "step", "clip_factor", "learning_rate")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    CLIP_FACTOR_FIELD_NUMBER: _ClassVar[int]
+    LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    step: int
+    clip_factor: float
+    learning_rate: float
+    def __init__(self, run_id: _Optional[str] = ..., step: _Optional[int] = ..., clip_factor: _Optional[float] = ..., learning_rate: _Optional[float] = ...) -> None: ...
+
+class ExportStage(_message.Message):
+    __slots__ = ("run_id",)
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    def __init__(self, run_id: _Optional[str] = ...) -> None: ...
+
+class ReleaseStage(_message.Message):
+    __slots__ = ("run_id", "reason")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    reason: str
+    def __init__(self, run_id: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class ToPeer(_message.Message):
+    __slots__ = ("assign", "plan", "commit", "export", "release")
+    ASSIGN_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_FIELD_NUMBER: _ClassVar[int]
+    EXPORT_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_FIELD_NUMBER: _ClassVar[int]
+    assign: Assign
+    plan: PlanStep
+    commit: CommitStep
+    export: ExportStage
+    release: ReleaseStage
+    def __init__(self, assign: _Optional[_Union[Assign, _Mapping]] = ..., plan: _Optional[_Union[PlanStep, _Mapping]] = ..., commit: _Optional[_Union[CommitStep, _Mapping]] = ..., export: _Optional[_Union[ExportStage, _Mapping]] = ..., release: _Optional[_Union[ReleaseStage, _Mapping]] = ...) -> None: ...
+
+class SubmitHeader(_message.Message):
+    __slots__ = ("spec", "spec_digest")
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    SPEC_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    spec: _run_pb2.RunSpec
+    spec_digest: bytes
+    def __init__(self, spec: _Optional[_Union[_run_pb2.RunSpec, _Mapping]] = ..., spec_digest: _Optional[bytes] = ...) -> None: ...
+
+class SubmitPart(_message.Message):
+    __slots__ = ("header", "tokens")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    header: SubmitHeader
+    tokens: SampleTokens
+    def __init__(self, header: _Optional[_Union[SubmitHeader, _Mapping]] = ..., tokens: _Optional[_Union[SampleTokens, _Mapping]] = ...) -> None: ...
+
+class WatchRequest(_message.Message):
+    __slots__ = ("run_id",)
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    def __init__(self, run_id: _Optional[str] = ...) -> None: ...
+
+class CancelRequest(_message.Message):
+    __slots__ = ("run_id",)
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    def __init__(self, run_id: _Optional[str] = ...) -> None: ...
+
+class CollectedRequest(_message.Message):
+    __slots__ = ("run_id",)
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    def __init__(self, run_id: _Optional[str] = ...) -> None: ...
+
+class StatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class RunStatus(_message.Message):
+    __slots__ = ("run_id", "phase", "detail", "committed_steps", "spec", "stages")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_STEPS_FIELD_NUMBER: _ClassVar[int]
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    STAGES_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    phase: RunPhase
+    detail: str
+    committed_steps: int
+    spec: _run_pb2.RunSpec
+    stages: _containers.RepeatedCompositeFieldContainer[StageAssignment]
+    def __init__(self, run_id: _Optional[str] = ..., phase: _Optional[_Union[RunPhase, str]] = ..., detail: _Optional[str] = ..., committed_steps: _Optional[int] = ..., spec: _Optional[_Union[_run_pb2.RunSpec, _Mapping]] = ..., stages: _Optional[_Iterable[_Union[StageAssignment, _Mapping]]] = ...) -> None: ...
+
+class MemberStatus(_message.Message):
+    __slots__ = ("peer_id", "layers")
+    PEER_ID_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    peer_id: str
+    layers: _run_pb2.LayerRange
+    def __init__(self, peer_id: _Optional[str] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ...) -> None: ...
+
+class SwarmStatus(_message.Message):
+    __slots__ = ("members", "runs")
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    RUNS_FIELD_NUMBER: _ClassVar[int]
+    members: _containers.RepeatedCompositeFieldContainer[MemberStatus]
+    runs: _containers.RepeatedCompositeFieldContainer[RunStatus]
+    def __init__(self, members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., runs: _Optional[_Iterable[_Union[RunStatus, _Mapping]]] = ...) -> None: ...
+
+class StepCommitted(_message.Message):
+    __slots__ = ("step", "loss", "learning_rate", "grad_norm", "num_samples", "seconds", "traffic")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
+    GRAD_NORM_FIELD_NUMBER: _ClassVar[int]
+    NUM_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    TRAFFIC_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    loss: float
+    learning_rate: float
+    grad_norm: float
+    num_samples: int
+    seconds: float
+    traffic: _containers.RepeatedCompositeFieldContainer[Traffic]
+    def __init__(self, step: _Optional[int] = ..., loss: _Optional[float] = ..., learning_rate: _Optional[float] = ..., grad_norm: _Optional[float] = ..., num_samples: _Optional[int] = ..., seconds: _Optional[float] = ..., traffic: _Optional[_Iterable[_Union[Traffic, _Mapping]]] = ...) -> None: ...
+
+class RunEvent(_message.Message):
+    __slots__ = ("status", "step")
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    status: RunStatus
+    step: StepCommitted
+    def __init__(self, status: _Optional[_Union[RunStatus, _Mapping]] = ..., step: _Optional[_Union[StepCommitted, _Mapping]] = ...) -> None: ...

@@ -1,0 +1,97 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class LrSchedule(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    LR_SCHEDULE_UNSPECIFIED: _ClassVar[LrSchedule]
+    LR_SCHEDULE_CONSTANT: _ClassVar[LrSchedule]
+    LR_SCHEDULE_LINEAR: _ClassVar[LrSchedule]
+    LR_SCHEDULE_COSINE: _ClassVar[LrSchedule]
+LR_SCHEDULE_UNSPECIFIED: LrSchedule
+LR_SCHEDULE_CONSTANT: LrSchedule
+LR_SCHEDULE_LINEAR: LrSchedule
+LR_SCHEDULE_COSINE: LrSchedule
+
+class LayerRange(_message.Message):
+    __slots__ = ("start", "stop")
+    START_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    start: int
+    stop: int
+    def __init__(self, start: _Optional[int] = ..., stop: _Optional[int] = ...) -> None: ...
+
+class ModelSpec(_message.Message):
+    __slots__ = ("reference", "architecture", "num_blocks", "hidden_size", "vocab_size", "block_bytes", "embed_digest", "block_digests", "head_digest", "tied_embeddings")
+    REFERENCE_FIELD_NUMBER: _ClassVar[int]
+    ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    HIDDEN_SIZE_FIELD_NUMBER: _ClassVar[int]
+    VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    EMBED_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    HEAD_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    TIED_EMBEDDINGS_FIELD_NUMBER: _ClassVar[int]
+    reference: str
+    architecture: str
+    num_blocks: int
+    hidden_size: int
+    vocab_size: int
+    block_bytes: int
+    embed_digest: bytes
+    block_digests: _containers.RepeatedScalarFieldContainer[bytes]
+    head_digest: bytes
+    tied_embeddings: bool
+    def __init__(self, reference: _Optional[str] = ..., architecture: _Optional[str] = ..., num_blocks: _Optional[int] = ..., hidden_size: _Optional[int] = ..., vocab_size: _Optional[int] = ..., block_bytes: _Optional[int] = ..., embed_digest: _Optional[bytes] = ..., block_digests: _Optional[_Iterable[bytes]] = ..., head_digest: _Optional[bytes] = ..., tied_embeddings: _Optional[bool] = ...) -> None: ...
+
+class TrainSpec(_message.Message):
+    __slots__ = ("num_samples", "seq_length", "batch_size", "micro_batch_size", "num_steps", "learning_rate", "lr_schedule", "warmup_steps", "weight_decay", "clip_grad_norm", "seed", "shuffle", "dropout", "sync_tied_embeddings", "forward_codec", "backward_codec")
+    NUM_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    SEQ_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
+    MICRO_BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
+    NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
+    LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
+    LR_SCHEDULE_FIELD_NUMBER: _ClassVar[int]
+    WARMUP_STEPS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_DECAY_FIELD_NUMBER: _ClassVar[int]
+    CLIP_GRAD_NORM_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    SHUFFLE_FIELD_NUMBER: _ClassVar[int]
+    DROPOUT_FIELD_NUMBER: _ClassVar[int]
+    SYNC_TIED_EMBEDDINGS_FIELD_NUMBER: _ClassVar[int]
+    FORWARD_CODEC_FIELD_NUMBER: _ClassVar[int]
+    BACKWARD_CODEC_FIELD_NUMBER: _ClassVar[int]
+    num_samples: int
+    seq_length: int
+    batch_size: int
+    micro_batch_size: int
+    num_steps: int
+    learning_rate: float
+    lr_schedule: LrSchedule
+    warmup_steps: int
+    weight_decay: float
+    clip_grad_norm: float
+    seed: int
+    shuffle: bool
+    dropout: bool
+    sync_tied_embeddings: bool
+    forward_codec: str
+    backward_codec: str
+    def __init__(self, num_samples: _Optional[int] = ..., seq_length: _Optional[int] = ..., batch_size: _Optional[int] = ..., micro_batch_size: _Optional[int] = ..., num_steps: _Optional[int] = ..., learning_rate: _Optional[float] = ..., lr_schedule: _Optional[_Union[LrSchedule, str]] = ..., warmup_steps: _Optional[int] = ..., weight_decay: _Optional[float] = ..., clip_grad_norm: _Optional[float] = ..., seed: _Optional[int] = ..., shuffle: _Optional[bool] = ..., dropout: _Optional[bool] = ..., sync_tied_embeddings: _Optional[bool] = ..., forward_codec: _Optional[str] = ..., backward_codec: _Optional[str] = ...) -> None: ...
+
+class RunSpec(_message.Message):
+    __slots__ = ("version", "model", "train")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    TRAIN_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    model: ModelSpec
+    train: TrainSpec
+    def __init__(self, version: _Optional[int] = ..., model: _Optional[_Union[ModelSpec, _Mapping]] = ..., train: _Optional[_Union[TrainSpec, _Mapping]] = ...) -> None: ...

@@ -1,0 +1,1 @@
+"""What is said: messages, sessions, RunSpec. No I/O, no torch, no clock."""

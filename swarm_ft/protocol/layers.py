@@ -1,0 +1,58 @@
+"""Ranges of transformer blocks. Pure; knows no model and no peer."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from swarm_ft.errors import BadLayers
+
+MAX_BLOCKS = 4096
+"""No transformer has more; bounds every list of blocks that a peer can make us hold."""
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class LayerRange:
+    """Blocks start..stop-1, as in `--layers 12-24`."""
+
+    start: int
+    stop: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start < self.stop <= MAX_BLOCKS:
+            raise BadLayers(
+                f"layers {self.start}-{self.stop}: expected START-STOP with "
+                f"0 <= START < STOP <= {MAX_BLOCKS} (12-24 means blocks 12 to 23)"
+            )
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def __str__(self) -> str:
+        return f"{self.start}-{self.stop}"
+
+
+def parse_layers(text: str) -> LayerRange | None:
+    """`12-24` as a range, `auto` as None.
+
+    Raises:
+        BadLayers: anything else.
+    """
+    if text == "auto":
+        return None
+    match = re.fullmatch(r"(\d{1,6})-(\d{1,6})", text)
+    if match is None:
+        raise BadLayers(f"layers '{text}': expected START-STOP, for example 12-24, or 'auto'")
+    return LayerRange(int(match[1]), int(match[2]))
+
+
+def split_evenly(whole: LayerRange, parts: int) -> tuple[LayerRange, ...]:
+    """Cut `whole` into `parts` adjoining ranges whose lengths differ by at most one.
+
+    Raises:
+        BadLayers: there are fewer blocks than parts.
+    """
+    if not 1 <= parts <= len(whole):
+        raise BadLayers(f"{parts} stages: the model has {len(whole)} layers to share out")
+    cuts = [whole.start + len(whole) * i // parts for i in range(parts + 1)]
+    return tuple(LayerRange(a, b) for a, b in zip(cuts, cuts[1:], strict=False))

@@ -1,0 +1,71 @@
+"""Which samples a step visits, in which microbatches, at which learning rate. Pure."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from swarm_ft.ids import MicrobatchIndex, SampleId, StepNumber
+from swarm_ft.protocol.digest import digest_of
+from swarm_ft.protocol.run_spec import LrSchedule, TrainSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Microbatch:
+    """A few samples that travel together through all stages."""
+
+    index: MicrobatchIndex
+    samples: tuple[SampleId, ...]
+
+
+def epoch_order(spec: TrainSpec, epoch: int) -> list[SampleId]:
+    """All samples in the order of one epoch: file order, or a permutation drawn from the seed."""
+    samples = [SampleId(i) for i in range(spec.num_samples)]
+    if spec.shuffle:
+        salt = f"{spec.seed}/{epoch}".encode()
+        samples.sort(key=lambda i: digest_of(salt, i.to_bytes(4, "little")))
+    return samples
+
+
+def step_samples(spec: TrainSpec, step: StepNumber) -> tuple[SampleId, ...]:
+    """Samples of a step; batches do not cross epochs, so no step visits a sample twice."""
+    epoch, position = divmod(step, spec.steps_per_epoch)
+    start = position * spec.batch_size
+    if not spec.shuffle:
+        stop = min(start + spec.batch_size, spec.num_samples)
+        return tuple(SampleId(i) for i in range(start, stop))
+    return tuple(epoch_order(spec, epoch)[start : start + spec.batch_size])
+
+
+def step_microbatches(spec: TrainSpec, step: StepNumber) -> tuple[Microbatch, ...]:
+    """The step's samples, cut into microbatches; an epoch's last one may be smaller."""
+    samples = step_samples(spec, step)
+    size = spec.micro_batch_size
+    return tuple(
+        Microbatch(MicrobatchIndex(i // size), samples[i : i + size])
+        for i in range(0, len(samples), size)
+    )
+
+
+def learning_rate_at(spec: TrainSpec, step: StepNumber) -> float:
+    """Learning rate of a step, as the schedules of `transformers` with the same names.
+
+    Warm-up is linear from 0; `linear` then falls to 0 at the last step's end, `cosine`
+    follows half a cosine, `constant` stays.
+    """
+    if step < spec.warmup_steps:
+        return spec.learning_rate * step / max(1, spec.warmup_steps)
+    if spec.lr_schedule is LrSchedule.CONSTANT:
+        return spec.learning_rate
+    span = max(1, spec.num_steps - spec.warmup_steps)
+    progress = min(1.0, (step - spec.warmup_steps) / span)
+    if spec.lr_schedule is LrSchedule.LINEAR:
+        return spec.learning_rate * (1.0 - progress)
+    return spec.learning_rate * max(0.0, 0.5 * (1.0 + math.cos(math.pi * progress)))
+
+
+def clip_factor(spec: TrainSpec, grad_norm: float) -> float:
+    """What gradients are multiplied by, as `torch.nn.utils.clip_grad_norm_` computes it."""
+    if spec.clip_grad_norm == 0.0:
+        return 1.0
+    return min(1.0, spec.clip_grad_norm / (grad_norm + 1e-6))
