@@ -1,4 +1,4 @@
-"""Codec specs: `none`, `fp16`, `q4`, `aq4`. Names and numbers only; the arithmetic is in `codec`."""
+"""Codec specs (`none`, `fp16`, `q4`, `aq4`): names and numbers; the arithmetic is in `codec`."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import pairwise
 
 from swarm_ft.errors import BadLayers
 
@@ -55,4 +56,4 @@ def split_evenly(whole: LayerRange, parts: int) -> tuple[LayerRange, ...]:
     if not 1 <= parts <= len(whole):
         raise BadLayers(f"{parts} stages: the model has {len(whole)} layers to share out")
     cuts = [whole.start + len(whole) * i // parts for i in range(parts + 1)]
-    return tuple(LayerRange(a, b) for a, b in zip(cuts, cuts[1:], strict=False))
+    return tuple(LayerRange(a, b) for a, b in pairwise(cuts))

@@ -1,0 +1,130 @@
+"""What clients and coordinator say to each other, to and from protobuf, checked."""
+
+from __future__ import annotations
+
+from swarm_ft.errors import MalformedMessage
+from swarm_ft.ids import StepNumber
+from swarm_ft.proto import coordinator_pb2 as pb
+from swarm_ft.protocol.checks import bounded, checked_text, finite
+from swarm_ft.protocol.control_wire import (
+    peer_id_from_wire,
+    run_id_from_wire,
+    stage_from_wire,
+    stages_to_wire,
+    traffic_from_wire,
+    traffic_to_wire,
+)
+from swarm_ft.protocol.messages import (
+    MemberStatus,
+    RunEvent,
+    RunPhase,
+    RunStatus,
+    StepCommitted,
+    SwarmStatus,
+)
+from swarm_ft.protocol.run_wire import (
+    layers_from_wire,
+    layers_to_wire,
+    spec_from_wire,
+    spec_to_wire,
+)
+
+
+def status_to_wire(status: RunStatus) -> pb.RunStatus:
+    """A run's status as protobuf."""
+    return pb.RunStatus(
+        run_id=status.run_id,
+        phase=pb.RunPhase.Name(status.phase),
+        detail=status.detail,
+        committed_steps=status.committed_steps,
+        spec=spec_to_wire(status.spec),
+        stages=stages_to_wire(status.stages),
+    )
+
+
+def status_from_wire(status: pb.RunStatus) -> RunStatus:
+    """A run's status from protobuf.
+
+    Raises:
+        MalformedMessage: any field is out of its bounds.
+    """
+    return RunStatus(
+        run_id=run_id_from_wire(status.run_id),
+        phase=RunPhase(bounded("phase", status.phase, min(RunPhase), max(RunPhase))),
+        detail=checked_text(status.detail),
+        committed_steps=status.committed_steps,
+        spec=spec_from_wire(status.spec),
+        stages=tuple(stage_from_wire(stage) for stage in status.stages),
+    )
+
+
+def event_to_wire(event: RunEvent) -> pb.RunEvent:
+    """Something that happened in a run, as protobuf."""
+    if isinstance(event, RunStatus):
+        return pb.RunEvent(status=status_to_wire(event))
+    return pb.RunEvent(
+        step=pb.StepCommitted(
+            step=event.step,
+            loss=event.loss,
+            learning_rate=event.learning_rate,
+            grad_norm=event.grad_norm,
+            num_samples=event.num_samples,
+            seconds=event.seconds,
+            traffic=[traffic_to_wire(t) for t in event.traffic],
+        )
+    )
+
+
+def event_from_wire(event: pb.RunEvent) -> RunEvent:
+    """Something that happened in a run, from protobuf.
+
+    Raises:
+        MalformedMessage: any field is out of its bounds.
+    """
+    match event.WhichOneof("body"):
+        case "status":
+            return status_from_wire(event.status)
+        case "step":
+            return _step_from_wire(event.step)
+        case _:
+            raise MalformedMessage("event of a run: expected a body, got none we know")
+
+
+def _step_from_wire(step: pb.StepCommitted) -> StepCommitted:
+    return StepCommitted(
+        step=StepNumber(step.step),
+        loss=finite("loss", step.loss),
+        learning_rate=finite("learning rate", step.learning_rate),
+        grad_norm=finite("gradient norm", step.grad_norm),
+        num_samples=step.num_samples,
+        seconds=finite("seconds", step.seconds),
+        traffic=tuple(traffic_from_wire(t) for t in step.traffic),
+    )
+
+
+def swarm_to_wire(swarm: SwarmStatus) -> pb.SwarmStatus:
+    """The swarm's status as protobuf."""
+    return pb.SwarmStatus(
+        members=[
+            pb.MemberStatus(
+                peer_id=member.peer_id,
+                layers=layers_to_wire(member.layers) if member.layers else None,
+            )
+            for member in swarm.members
+        ],
+        runs=[status_to_wire(run) for run in swarm.runs],
+    )
+
+
+def swarm_from_wire(swarm: pb.SwarmStatus) -> SwarmStatus:
+    """The swarm's status from protobuf."""
+    return SwarmStatus(
+        members=tuple(
+            MemberStatus(
+                peer_id=peer_id_from_wire(member.peer_id),
+                layers=layers_from_wire(member.layers) if member.HasField("layers") else None,
+            )
+            for member in swarm.members
+        ),
+        runs=tuple(status_from_wire(run) for run in swarm.runs),
+    )

@@ -1,0 +1,276 @@
+"""What roles say to each other, as frozen values. Protobuf is met only in `wire`.
+
+Tokens travel as little-endian uint32 bytes, so that the coordinator can pass them on unread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from swarm_ft.ids import Attempt, BlockIndex, PeerId, RunId, SampleId, StepNumber
+from swarm_ft.protocol.frame import Frame, FrameKey
+from swarm_ft.protocol.layers import LayerRange
+from swarm_ft.protocol.run_spec import RunSpec
+from swarm_ft.protocol.training_plan import Microbatch
+
+# ---- over a boundary, both ways
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BoundaryHello:
+    """First message of either side; what the other has already is not sent again."""
+
+    run_id: RunId
+    spec_digest: bytes
+    boundary: BlockIndex
+    peer_id: PeerId
+    attempt: Attempt
+    window_frames: int
+    received: frozenset[FrameKey] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """The frame of this key was decoded; its sender need not send it again."""
+
+    key: FrameKey
+
+
+@dataclass(frozen=True, slots=True)
+class KeyFrameRequest:
+    """The frame of this key builds on a buffer that is not here, or came out different."""
+
+    key: FrameKey
+    reason: str
+
+
+BoundaryMessage = BoundaryHello | Frame | Ack | KeyFrameRequest
+
+# ---- peer to coordinator
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeldStage:
+    """What a peer still holds of a run, so that a restarted coordinator can go on with it."""
+
+    run_id: RunId
+    spec_digest: bytes
+    layers: LayerRange
+    committed_steps: int
+    exported: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PeerHello:
+    """A peer offers itself. `layers` None: the coordinator chooses, within `memory_bytes`."""
+
+    peer_id: PeerId
+    layers: LayerRange | None
+    memory_bytes: int
+    held: HeldStage | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageReady:
+    """Weights are loaded and both neighbours are connected."""
+
+    run_id: RunId
+    attempt: Attempt
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Traffic:
+    """What one side sent over one boundary; each side counts what it sends itself."""
+
+    boundary: BlockIndex
+    forward_bytes: int = 0
+    backward_bytes: int = 0
+    forward_uncompressed_bytes: int = 0
+    backward_uncompressed_bytes: int = 0
+    key_frames: int = 0
+    delta_frames: int = 0
+
+    def __add__(self, other: Traffic) -> Traffic:
+        return Traffic(
+            boundary=self.boundary,
+            forward_bytes=self.forward_bytes + other.forward_bytes,
+            backward_bytes=self.backward_bytes + other.backward_bytes,
+            forward_uncompressed_bytes=(
+                self.forward_uncompressed_bytes + other.forward_uncompressed_bytes
+            ),
+            backward_uncompressed_bytes=(
+                self.backward_uncompressed_bytes + other.backward_uncompressed_bytes
+            ),
+            key_frames=self.key_frames + other.key_frames,
+            delta_frames=self.delta_frames + other.delta_frames,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepReady:
+    """This stage did its part of the step: all gradients are summed, none is applied."""
+
+    run_id: RunId
+    attempt: Attempt
+    step: StepNumber
+    squared_grad_norm: float
+    loss_sum: float = 0.0
+    traffic: tuple[Traffic, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageExported:
+    """The trained stage is written down and can be fetched from this peer."""
+
+    run_id: RunId
+    shard_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageFailed:
+    """This peer cannot go on with the run; `code` is that of a `SwarmError`."""
+
+    run_id: RunId
+    attempt: Attempt
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class PeerGoodbye:
+    """The peer leaves on purpose."""
+
+
+FromPeer = PeerHello | StageReady | StepReady | StageExported | StageFailed | PeerGoodbye
+
+# ---- coordinator to peer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageAssignment:
+    """Which peer hosts which blocks."""
+
+    peer_id: PeerId
+    layers: LayerRange
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Assign:
+    """Host a stage, connect to the neighbours, say StageReady.
+
+    Attributes:
+        stages: all stages of the run, first to last.
+        fresh: load the weights the run began with, whatever is held.
+    """
+
+    run_id: RunId
+    spec: RunSpec
+    attempt: Attempt
+    stages: tuple[StageAssignment, ...]
+    committed_steps: int
+    fresh: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanStep:
+    """Run one step. `tokens` (sample to little-endian uint32 ids) only for first and last stage."""
+
+    run_id: RunId
+    attempt: Attempt
+    step: StepNumber
+    microbatches: tuple[Microbatch, ...]
+    tokens: dict[SampleId, bytes] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CommitStep:
+    """The step counts: scale the gradients, step the optimizer, make staged buffers real."""
+
+    run_id: RunId
+    step: StepNumber
+    clip_factor: float
+    learning_rate: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExportStage:
+    """The run is trained: write the stage down and serve it until it is collected."""
+
+    run_id: RunId
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReleaseStage:
+    """Let go of the run."""
+
+    run_id: RunId
+    reason: str
+
+
+ToPeer = Assign | PlanStep | CommitStep | ExportStage | ReleaseStage
+
+# ---- client and coordinator
+
+
+class RunPhase(IntEnum):
+    """Where a run stands; the numbers are those of the wire."""
+
+    QUEUED = 1
+    WAITING = 2
+    LOADING = 3
+    TRAINING = 4
+    EXPORTING = 5
+    FINISHED = 6
+    COLLECTED = 7
+    CANCELLED = 8
+    FAILED = 9
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no step will follow."""
+        return self >= RunPhase.FINISHED
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunStatus:
+    """A run as others see it; `detail` says what it waits for, or why it ended."""
+
+    run_id: RunId
+    phase: RunPhase
+    detail: str
+    committed_steps: int
+    spec: RunSpec
+    stages: tuple[StageAssignment, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepCommitted:
+    """A step that counts. `loss` is the mean over the step's target tokens."""
+
+    step: StepNumber
+    loss: float
+    learning_rate: float
+    grad_norm: float
+    num_samples: int
+    seconds: float
+    traffic: tuple[Traffic, ...] = ()
+
+
+RunEvent = RunStatus | StepCommitted
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemberStatus:
+    """A peer as the coordinator knows it; `layers` None: it takes what it is given."""
+
+    peer_id: PeerId
+    layers: LayerRange | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SwarmStatus:
+    """Everybody and everything the coordinator knows."""
+
+    members: tuple[MemberStatus, ...]
+    runs: tuple[RunStatus, ...]
