@@ -1,0 +1,247 @@
+"""The coordinator's memory: one SQLite database, the only `import sqlite3`. Decides nothing.
+
+Records are durable when `write` returns (WAL, synchronous FULL). `load` gives every run back as
+it was when the last record was written; peers then say what they still hold.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from types import MappingProxyType
+
+from swarm_ft.coordinator.state import (
+    CommitRecord,
+    MemberRecord,
+    PlanRecord,
+    Record,
+    RollbackRecord,
+    Run,
+    RunRecord,
+)
+from swarm_ft.errors import JournalError, NotFound
+from swarm_ft.ids import Attempt, PeerId, RunId, SampleId, StepNumber
+from swarm_ft.proto import run_pb2
+from swarm_ft.protocol.layers import LayerRange
+from swarm_ft.protocol.messages import (
+    CommitStep,
+    RunPhase,
+    StageAssignment,
+    StepCommitted,
+    Traffic,
+)
+from swarm_ft.protocol.run_spec import RunSpec
+from swarm_ft.protocol.run_wire import spec_from_wire, spec_to_wire
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS runs (
+    position INTEGER PRIMARY KEY, run_id TEXT UNIQUE NOT NULL, spec BLOB NOT NULL,
+    phase INTEGER NOT NULL, detail TEXT NOT NULL, attempt INTEGER NOT NULL,
+    committed_steps INTEGER NOT NULL, trained_s REAL NOT NULL, stages TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS samples (
+    run_id TEXT NOT NULL, sample INTEGER NOT NULL, token_ids BLOB NOT NULL,
+    PRIMARY KEY (run_id, sample)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS members (
+    number INTEGER PRIMARY KEY, peer_id TEXT NOT NULL, layers TEXT, memory_bytes INTEGER NOT NULL,
+    joined INTEGER NOT NULL, at TEXT NOT NULL DEFAULT CURRENT_TIMESTAMP);
+CREATE TABLE IF NOT EXISTS plans (
+    run_id TEXT NOT NULL, step INTEGER NOT NULL, attempt INTEGER NOT NULL, samples TEXT NOT NULL,
+    PRIMARY KEY (run_id, step, attempt)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS commits (
+    run_id TEXT NOT NULL, step INTEGER NOT NULL, loss REAL NOT NULL, learning_rate REAL NOT NULL,
+    clip_factor REAL NOT NULL, grad_norm REAL NOT NULL, num_samples INTEGER NOT NULL,
+    seconds REAL NOT NULL, traffic TEXT NOT NULL,
+    PRIMARY KEY (run_id, step)) WITHOUT ROWID;
+"""
+
+
+class Journal:
+    """The database at `path`; `:memory:` keeps nothing. One owner at a time.
+
+    Raises:
+        JournalError: the file cannot be opened, read or written, or another process has it.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        with self._errors_named():
+            self._db = sqlite3.connect(path, check_same_thread=False, timeout=1.0)
+            self._db.execute("PRAGMA locking_mode=EXCLUSIVE")
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("PRAGMA synchronous=FULL")
+            self._db.executescript(_SCHEMA)
+            # A write takes the exclusive lock now, so that a second coordinator learns it at once.
+            self._db.execute("BEGIN IMMEDIATE")
+            self._db.commit()
+
+    def close(self) -> None:
+        """Close the file; nothing is lost by not calling it."""
+        self._db.close()
+
+    # ---- writing
+
+    def write(self, records: Iterable[Record]) -> None:
+        """Make records durable, all of them or none.
+
+        Raises:
+            JournalError: the disk refused.
+        """
+        with self._errors_named(), self._db:
+            for record in records:
+                self._write_one(record)
+
+    def write_run(self, run: Run, samples: Sequence[bytes]) -> None:
+        """Make a new run and its data durable; `samples[i]` are the tokens of sample i."""
+        rows = ((run.run_id, i, tokens) for i, tokens in enumerate(samples))
+        with self._errors_named(), self._db:
+            self._db.execute(
+                "INSERT INTO runs (run_id, spec, phase, detail, attempt, committed_steps,"
+                " trained_s, stages) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                (run.run_id, spec_to_wire(run.spec).SerializeToString(), *_run_row(run)),
+            )
+            self._db.executemany("INSERT INTO samples VALUES (?, ?, ?)", rows)
+
+    def _write_one(self, record: Record) -> None:
+        execute = self._db.execute
+        match record:
+            case RunRecord(run):
+                execute(
+                    "UPDATE runs SET phase=?, detail=?, attempt=?, committed_steps=?, trained_s=?,"
+                    " stages=? WHERE run_id=?",
+                    (*_run_row(run), run.run_id),
+                )
+            case MemberRecord(hello, joined):
+                layers = str(hello.layers) if hello.layers else None
+                execute(
+                    "INSERT INTO members (peer_id, layers, memory_bytes, joined)"
+                    " VALUES (?, ?, ?, ?)",
+                    (hello.peer_id, layers, min(hello.memory_bytes, 2**63 - 1), joined),
+                )
+            case PlanRecord(run_id, step, attempt, samples):
+                row = (run_id, step, attempt, json.dumps(samples))
+                execute("INSERT OR REPLACE INTO plans VALUES (?, ?, ?, ?)", row)
+            case CommitRecord():
+                self._write_commit(record)
+            case RollbackRecord(run_id, first_void_step):
+                void = (run_id, first_void_step)
+                execute("DELETE FROM commits WHERE run_id=? AND step>=?", void)
+                execute("DELETE FROM plans WHERE run_id=? AND step>=?", void)
+
+    def _write_commit(self, record: CommitRecord) -> None:
+        step, commit = record.step, record.commit
+        row = (
+            record.run_id,
+            step.step,
+            step.loss,
+            step.learning_rate,
+            commit.clip_factor,
+            step.grad_norm,
+            step.num_samples,
+            step.seconds,
+            json.dumps([asdict(traffic) for traffic in step.traffic]),
+        )
+        self._db.execute("INSERT INTO commits VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+        self._db.execute(
+            "UPDATE runs SET committed_steps=?, trained_s=? WHERE run_id=?",
+            (step.step + 1, step.seconds, record.run_id),
+        )
+
+    # ---- reading
+
+    def load(self, now_s: float) -> tuple[Run, ...]:
+        """All runs, oldest first; those under way wait for their peers from `now_s` on."""
+        with self._errors_named():
+            rows = self._db.execute(
+                "SELECT run_id, spec, phase, detail, attempt, committed_steps, trained_s, stages"
+                " FROM runs ORDER BY position"
+            ).fetchall()
+        return tuple(self._run(row, now_s) for row in rows)
+
+    def _run(self, row: tuple[str, bytes, int, str, int, int, float, str], now_s: float) -> Run:
+        run_id, spec_bytes, phase_number, detail, attempt, committed_steps, trained_s, stages = row
+        phase = RunPhase(phase_number)
+        assignments = tuple(
+            StageAssignment(peer_id=PeerId(peer), layers=LayerRange(start, stop))
+            for peer, start, stop in json.loads(stages)
+        )
+        return Run(
+            run_id=RunId(run_id),
+            spec=_spec(spec_bytes),
+            phase=phase if phase.is_over else RunPhase.WAITING,
+            detail=detail if phase.is_over else "the coordinator was restarted",
+            attempt=Attempt(attempt),
+            stages=assignments,
+            away_since_s=MappingProxyType({stage.peer_id: now_s for stage in assignments}),
+            committed_steps=committed_steps,
+            last_commit=self._last_commit(RunId(run_id), committed_steps),
+            trained_s=trained_s,
+        )
+
+    def _last_commit(self, run_id: RunId, committed_steps: int) -> CommitStep | None:
+        with self._errors_named():
+            row = self._db.execute(
+                "SELECT clip_factor, learning_rate FROM commits WHERE run_id=? AND step=?",
+                (run_id, committed_steps - 1),
+            ).fetchone()
+        if row is None:
+            return None
+        step = StepNumber(committed_steps - 1)
+        return CommitStep(run_id=run_id, step=step, clip_factor=row[0], learning_rate=row[1])
+
+    def steps(self, run_id: RunId) -> tuple[StepCommitted, ...]:
+        """Every committed step of a run, first to last."""
+        with self._errors_named():
+            rows = self._db.execute(
+                "SELECT step, loss, learning_rate, grad_norm, num_samples, seconds, traffic"
+                " FROM commits WHERE run_id=? ORDER BY step",
+                (run_id,),
+            ).fetchall()
+        return tuple(
+            StepCommitted(
+                step=StepNumber(step),
+                loss=loss,
+                learning_rate=learning_rate,
+                grad_norm=grad_norm,
+                num_samples=num_samples,
+                seconds=seconds,
+                traffic=tuple(Traffic(**fields) for fields in json.loads(traffic)),
+            )
+            for step, loss, learning_rate, grad_norm, num_samples, seconds, traffic in rows
+        )
+
+    def tokens(self, run_id: RunId, samples: Iterable[SampleId]) -> dict[SampleId, bytes]:
+        """Token ids of samples, little-endian uint32.
+
+        Raises:
+            NotFound: the run has no such sample.
+        """
+        found = {}
+        with self._errors_named():
+            for sample in samples:
+                row = self._db.execute(
+                    "SELECT token_ids FROM samples WHERE run_id=? AND sample=?", (run_id, sample)
+                ).fetchone()
+                if row is None:
+                    raise NotFound(f"run {run_id} has no sample {sample}")
+                found[sample] = row[0]
+        return found
+
+    @contextmanager
+    def _errors_named(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            hint = "; does another coordinator use it?" if "locked" in str(error) else ""
+            raise JournalError(f"journal {self._path}: {error}{hint}") from error
+
+
+def _run_row(run: Run) -> tuple[int, str, int, int, float, str]:
+    stages = json.dumps([(s.peer_id, s.layers.start, s.layers.stop) for s in run.stages])
+    return run.phase, run.detail, run.attempt, run.committed_steps, run.trained_s, stages
+
+
+def _spec(data: bytes) -> RunSpec:
+    return spec_from_wire(run_pb2.RunSpec.FromString(data))

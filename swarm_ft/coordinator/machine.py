@@ -1,0 +1,406 @@
+"""The coordinator's decisions: `decide(state, event, now) -> (state, effects)`. No I/O, no clock.
+
+A run goes QUEUED -> WAITING -> LOADING -> TRAINING -> EXPORTING -> FINISHED -> COLLECTED, and may
+end as CANCELLED or FAILED. Inside TRAINING every step is plan -> run -> ready -> commit:
+
+    event                      does
+    -------------------------  ----------------------------------------------------------------
+    all stages placed          attempt + 1; Assign to all                            -> LOADING
+    StageReady from all        PlanStep of the first uncommitted step                -> TRAINING
+    StepReady from all         commit: global clip factor, learning rate; plan the next
+    last step committed        ExportStage to all                                    -> EXPORTING
+    StageExported from all     the result can be fetched                             -> FINISHED
+    a stage's peer is lost     wait for it; then go back to the weights the run began with
+    it comes back              attempt + 1; the step that did not commit runs again
+
+Whatever an event makes true is written (Write) before it is said (Say, Publish).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from types import MappingProxyType
+
+from swarm_ft.coordinator.placement import place
+from swarm_ft.coordinator.state import (
+    CommitRecord,
+    Dismiss,
+    Effect,
+    Event,
+    Member,
+    MemberRecord,
+    PeerLost,
+    PeerSaid,
+    PlanRecord,
+    Publish,
+    ResultCollected,
+    RollbackRecord,
+    Run,
+    RunCancelled,
+    RunRecord,
+    RunSubmitted,
+    Say,
+    SwarmState,
+    Tick,
+    Write,
+)
+from swarm_ft.coordinator.steps import commit_step, plan_step
+from swarm_ft.errors import BadInput, BadLayers, NonFinite, RunMismatch, SwarmError, from_code
+from swarm_ft.ids import Attempt, PeerId, RunId, StepNumber
+from swarm_ft.protocol.messages import (
+    Assign,
+    ExportStage,
+    FromPeer,
+    PeerGoodbye,
+    PeerHello,
+    ReleaseStage,
+    RunPhase,
+    StageExported,
+    StageFailed,
+    StageReady,
+    StepReady,
+    ToPeer,
+)
+
+GRACE_S = 10.0
+"""How long a peer whose stream broke may take to come back with its weights."""
+
+
+def decide(state: SwarmState, event: Event, now_s: float) -> tuple[SwarmState, list[Effect]]:
+    """What the coordinator knows and does after an event.
+
+    Args:
+        state: what it knew.
+        event: what happened.
+        now_s: monotonic seconds.
+    """
+    turn = _Turn(state, now_s)
+    match event:
+        case PeerSaid(peer_id, message):
+            turn.peer_said(peer_id, message)
+        case PeerLost(peer_id):
+            turn.peer_gone(peer_id, away_since_s=now_s)
+        case RunSubmitted(run_id, spec):
+            turn.put(Run(run_id=run_id, spec=spec))
+        case RunCancelled(run_id):
+            turn.end(run_id, RunPhase.CANCELLED, "cancelled by a client")
+        case ResultCollected(run_id):
+            turn.collected(run_id)
+        case Tick():
+            pass
+    turn.advance()
+    return turn.state, turn.effects
+
+
+class _Turn:
+    """One call of `decide`: the state as it changes, and the effects so far."""
+
+    def __init__(self, state: SwarmState, now_s: float) -> None:
+        self.state = state
+        self.now_s = now_s
+        self.effects: list[Effect] = []
+
+    # ---- what peers say
+
+    def peer_said(self, peer_id: PeerId, message: FromPeer) -> None:
+        run = self.state.active_run
+        match message:
+            case PeerHello():
+                self._joined(message)
+            case PeerGoodbye():
+                self.peer_gone(peer_id, away_since_s=-math.inf)
+            case StageReady() if run and self._is_current(run, peer_id, message):
+                self._stage_ready(run, peer_id)
+            case StepReady() if run and self._is_current(run, peer_id, message):
+                self._step_ready(run, peer_id, message)
+            case StageFailed() if run and self._is_current(run, peer_id, message):
+                self._stage_failed(run, peer_id, from_code(message.code, message.message))
+            case StageExported() if run and run.run_id == message.run_id and peer_id in run.peers:
+                self._stage_exported(run, peer_id)
+            case _:
+                pass  # of an attempt, or a run, that is over
+
+    @staticmethod
+    def _is_current(
+        run: Run, peer_id: PeerId, message: StageReady | StepReady | StageFailed
+    ) -> bool:
+        named = (message.run_id, message.attempt)
+        return named == (run.run_id, run.attempt) and peer_id in run.peers
+
+    def _joined(self, hello: PeerHello) -> None:
+        refusal = self._refusal(hello)
+        if refusal is not None:
+            self.effects.append(Dismiss(hello.peer_id, refusal))
+            return
+        self.state = self.state.with_member(Member(hello=hello, joined_at_s=self.now_s))
+        self.effects.append(Write(MemberRecord(hello, joined=True)))
+        held_run = self.state.runs.get(hello.held.run_id) if hello.held else None
+        if hello.held and (held_run is None or held_run.phase > RunPhase.FINISHED):
+            self._say(hello.peer_id, ReleaseStage(run_id=hello.held.run_id, reason="run is over"))
+        run = self.state.active_run
+        if run is not None and hello.peer_id in run.peers:
+            self._came_back(run, hello)
+
+    def _refusal(self, hello: PeerHello) -> SwarmError | None:
+        run = self.state.active_run
+        if run is None:
+            return None
+        held, digest = hello.held, run.spec.digest()
+        if held and held.run_id == run.run_id and held.spec_digest != digest:
+            return RunMismatch(
+                f"run {run.run_id}: RunSpec digest {digest.hex()} expected, "
+                f"{held.spec_digest.hex()} held by peer {hello.peer_id}"
+            )
+        return _layers_refusal(run, hello)
+
+    def _came_back(self, run: Run, hello: PeerHello) -> None:
+        holds = dict(run.holds)
+        holds.pop(hello.peer_id, None)
+        exported = run.exported - {hello.peer_id}
+        if hello.held and hello.held.run_id == run.run_id:
+            holds[hello.peer_id] = hello.held.committed_steps
+            if hello.held.exported:
+                exported |= {hello.peer_id}
+        away = {peer: since for peer, since in run.away_since_s.items() if peer != hello.peer_id}
+        self._interrupt(
+            replace(
+                run,
+                holds=MappingProxyType(holds),
+                away_since_s=MappingProxyType(away),
+                exported=exported,
+            )
+        )
+
+    def _stage_ready(self, run: Run, peer_id: PeerId) -> None:
+        if run.phase is not RunPhase.LOADING:
+            return
+        holds = {**run.holds, peer_id: run.committed_steps}
+        run = replace(run, loaded=run.loaded | {peer_id}, holds=MappingProxyType(holds))
+        if run.loaded >= set(run.peers):
+            run = replace(run, phase=RunPhase.TRAINING, detail="", clock_mark_s=self.now_s)
+            self.put(run)
+            self._plan_or_export(run)
+        else:
+            self.state = self.state.with_run(run)
+
+    def _step_ready(self, run: Run, peer_id: PeerId, message: StepReady) -> None:
+        if run.phase is not RunPhase.TRAINING or message.step != run.committed_steps:
+            return
+        run = replace(run, ready=MappingProxyType({**run.ready, peer_id: message}))
+        self.state = self.state.with_run(run)
+        if run.ready.keys() >= set(run.peers):
+            self._commit(run)
+
+    def _stage_failed(self, run: Run, peer_id: PeerId, error: SwarmError) -> None:
+        if isinstance(error, NonFinite):
+            self.end(run.run_id, RunPhase.FAILED, f"peer {peer_id}: {error.message}")
+        elif isinstance(error, BadInput):
+            self.effects.append(Dismiss(peer_id, error))
+            self.peer_gone(peer_id, away_since_s=-math.inf)
+        else:
+            # The peer's own trouble (a neighbour it cannot reach): try again, all together.
+            self._interrupt(replace(run, detail=f"peer {peer_id}: {error.message}"))
+
+    def _stage_exported(self, run: Run, peer_id: PeerId) -> None:
+        if run.phase is not RunPhase.EXPORTING:
+            return
+        run = replace(run, exported=run.exported | {peer_id})
+        if run.exported >= set(run.peers):
+            self.put(replace(run, phase=RunPhase.FINISHED, detail="the result can be fetched"))
+        else:
+            self.state = self.state.with_run(run)
+
+    # ---- who comes and goes
+
+    def peer_gone(self, peer_id: PeerId, *, away_since_s: float) -> None:
+        member = self.state.members.get(peer_id)
+        if member is None:
+            return
+        self.state = self.state.without_member(peer_id)
+        self.effects.append(Write(MemberRecord(member.hello, joined=False)))
+        run = self.state.active_run
+        if run is not None and peer_id in run.peers:
+            away = {**run.away_since_s, peer_id: away_since_s}
+            self._interrupt(replace(run, away_since_s=MappingProxyType(away)))
+
+    def _interrupt(self, run: Run) -> None:
+        """The present attempt cannot go on; `advance` starts the next when it can."""
+        self.put(
+            replace(
+                run,
+                phase=RunPhase.WAITING,
+                loaded=frozenset(),
+                ready=MappingProxyType({}),
+            )
+        )
+
+    def advance(self) -> None:
+        """Bring the active run forward if everything it waits for is there."""
+        run = self.state.active_run
+        if run is None or run.phase > RunPhase.WAITING:
+            return
+        self._dismiss_misfits(run)
+        if run.stages and self._is_lost(run):
+            run = self._abandon(run)
+        if run.stages:
+            self._resume(run)
+        else:
+            self._place(run)
+
+    def _dismiss_misfits(self, run: Run) -> None:
+        """Send away peers whose layers this run has no use for, rather than let them wait."""
+        for peer_id, member in self.state.members.items():
+            refusal = _layers_refusal(run, member.hello)
+            if refusal is not None:
+                self.state = self.state.without_member(peer_id)
+                self.effects.append(Write(MemberRecord(member.hello, joined=False)))
+                self.effects.append(Dismiss(peer_id, refusal))
+
+    def _is_lost(self, run: Run) -> bool:
+        """Whether weights are gone for good: a peer stayed away, or came back without them."""
+        steps = run.committed_steps
+        for peer in run.peers:
+            if peer in self.state.members:
+                if steps and run.holds.get(peer) not in (steps, steps - 1):
+                    return True
+            elif self.now_s - run.away_since_s.get(peer, -math.inf) >= GRACE_S:
+                return True
+        return False
+
+    def _abandon(self, run: Run) -> Run:
+        """Go back to the weights the run began with, with whoever is there."""
+        self.effects.append(Write(RollbackRecord(run.run_id, StepNumber(0))))
+        run = replace(
+            run,
+            stages=(),
+            holds=MappingProxyType({}),
+            away_since_s=MappingProxyType({}),
+            exported=frozenset(),
+            committed_steps=0,
+            last_commit=None,
+        )
+        self.put(run)
+        return run
+
+    def _resume(self, run: Run) -> None:
+        away = [s for s in run.stages if s.peer_id not in self.state.members]
+        if away:
+            layers = ", ".join(str(stage.layers) for stage in away)
+            self._wait(run, f"waiting for layers {layers}: their peer may come back")
+            return
+        for peer in run.peers:
+            if run.last_commit and run.holds.get(peer) == run.committed_steps - 1:
+                self._say(peer, run.last_commit)
+        self._assign(run, fresh=not run.committed_steps)
+
+    def _place(self, run: Run) -> None:
+        placement = place(run.spec.model, tuple(self.state.members.values()), self.now_s)
+        if placement.stages:
+            self._assign(replace(run, stages=placement.stages), fresh=True)
+        else:
+            self._wait(run, placement.reason)
+
+    def _wait(self, run: Run, detail: str) -> None:
+        if (run.phase, run.detail) != (RunPhase.WAITING, detail):
+            self.put(replace(run, phase=RunPhase.WAITING, detail=detail))
+
+    def _assign(self, run: Run, *, fresh: bool) -> None:
+        run = replace(
+            run,
+            phase=RunPhase.LOADING,
+            detail="peers load their stages",
+            attempt=Attempt(run.attempt + 1),
+            loaded=frozenset(),
+            ready=MappingProxyType({}),
+            away_since_s=MappingProxyType({}),
+        )
+        self.put(run)
+        self._dismiss_misfits(run)
+        for peer in run.peers:
+            self._say(
+                peer,
+                Assign(
+                    run_id=run.run_id,
+                    spec=run.spec,
+                    attempt=run.attempt,
+                    stages=run.stages,
+                    committed_steps=run.committed_steps,
+                    fresh=fresh,
+                ),
+            )
+
+    # ---- steps
+
+    def _plan_or_export(self, run: Run) -> None:
+        if run.committed_steps < run.spec.train.num_steps:
+            self._plan(run)
+            return
+        self.put(replace(run, phase=RunPhase.EXPORTING, detail="peers write their stages down"))
+        for peer in run.peers:
+            self._say(peer, ExportStage(run_id=run.run_id))
+
+    def _plan(self, run: Run) -> None:
+        plan = plan_step(run)
+        samples = tuple(sample for batch in plan.microbatches for sample in batch.samples)
+        self.effects.append(Write(PlanRecord(run.run_id, plan.step, run.attempt, samples)))
+        for peer in run.peers:
+            with_tokens = peer in (run.peers[0], run.peers[-1])
+            self.effects.append(Say(peer, plan, with_tokens=with_tokens))
+
+    def _commit(self, run: Run) -> None:
+        run, committed, commit = commit_step(run, self.now_s)
+        self.state = self.state.with_run(run)
+        self.effects.append(Write(CommitRecord(run.run_id, committed, commit)))
+        for peer in run.peers:
+            self._say(peer, commit)
+        self.effects.append(Publish(run.run_id, committed))
+        self._plan_or_export(run)
+
+    # ---- ends
+
+    def end(self, run_id: RunId, phase: RunPhase, detail: str) -> None:
+        run = self.state.runs.get(run_id)
+        if run is None or run.phase.is_over:
+            return
+        self.put(replace(run, phase=phase, detail=detail))
+        self._release(run, detail)
+
+    def collected(self, run_id: RunId) -> None:
+        run = self.state.runs.get(run_id)
+        if run is None or run.phase is not RunPhase.FINISHED:
+            return
+        self.put(replace(run, phase=RunPhase.COLLECTED, detail="a client has the result"))
+        self._release(run, "a client has the result")
+
+    def _release(self, run: Run, reason: str) -> None:
+        for peer in run.peers:
+            if peer in self.state.members:
+                self._say(peer, ReleaseStage(run_id=run.run_id, reason=reason))
+
+    # ---- shorthands
+
+    def put(self, run: Run) -> None:
+        """Keep the run, write it down and tell its watchers."""
+        self.state = self.state.with_run(run)
+        self.effects.append(Write(RunRecord(run)))
+        self.effects.append(Publish(run.run_id, run.status))
+
+    def _say(self, peer_id: PeerId, message: ToPeer) -> None:
+        self.effects.append(Say(peer_id, message))
+
+
+def _layers_refusal(run: Run, hello: PeerHello) -> BadLayers | None:
+    layers, model = hello.layers, run.spec.model
+    if layers is None or hello.peer_id in run.peers:
+        return None
+    if layers.stop > model.num_blocks:
+        return BadLayers(
+            f"layers {layers}: outside the model of run {run.run_id}, "
+            f"{model.reference}, which has layers {model.layers}"
+        )
+    taken = [stage.layers for stage in run.stages]
+    if taken and layers not in taken:
+        listed = ", ".join(str(part) for part in taken)
+        return BadLayers(f"layers {layers}: match no stage of run {run.run_id} ({listed})")
+    return None

@@ -1,0 +1,238 @@
+"""The coordinator's shell: streams become events, effects become messages. Decides nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+from swarm_ft.clock import Clock
+from swarm_ft.coordinator.journal import Journal
+from swarm_ft.coordinator.machine import decide
+from swarm_ft.coordinator.state import (
+    Dismiss,
+    Event,
+    PeerLost,
+    PeerSaid,
+    Publish,
+    ResultCollected,
+    Run,
+    RunCancelled,
+    RunSubmitted,
+    Say,
+    SwarmState,
+    Tick,
+    Write,
+)
+from swarm_ft.coordinator.submission import receive_submission
+from swarm_ft.errors import NotFound, OutOfTurn, SwarmError, Unavailable
+from swarm_ft.ids import PeerId, RunId
+from swarm_ft.log import get_logger
+from swarm_ft.proto import coordinator_pb2 as pb
+from swarm_ft.protocol.client_wire import event_to_wire, status_to_wire, swarm_to_wire
+from swarm_ft.protocol.control_wire import (
+    from_peer_from_wire,
+    run_id_from_wire,
+    to_peer_to_wire,
+)
+from swarm_ft.protocol.messages import PeerHello, PlanStep, RunEvent, RunStatus, ToPeer
+from swarm_ft.transport.base import Handler, MessageStream, Method
+from swarm_ft.transport.methods import CANCEL, COLLECTED, JOIN, STATUS, SUBMIT, WATCH
+
+logger = get_logger(__name__)
+
+TICK_S = 0.25
+MAX_QUEUED_TO_PEER = 256
+"""A peer that lets more messages pile up is dropped; it may join again."""
+MAX_QUEUED_TO_WATCHER = 100_000
+
+PeerStream = MessageStream[pb.ToPeer, pb.FromPeer]
+
+
+class CoordinatorService:
+    """Owns the state, the journal and everybody's streams.
+
+    A failing journal ends `run`: what cannot be made durable must not be said.
+    """
+
+    def __init__(self, journal: Journal, clock: Clock) -> None:
+        self._journal = journal
+        self._clock = clock
+        self._outboxes: dict[PeerId, asyncio.Queue[ToPeer | SwarmError]] = {}
+        self._watchers: dict[RunId, set[asyncio.Queue[RunEvent]]] = {}
+        self._broken = asyncio.get_running_loop().create_future()
+        runs = {run.run_id: run for run in journal.load(clock.now_s())}
+        self._state = SwarmState(runs=MappingProxyType(runs))
+        for run in runs.values():
+            if not run.phase.is_over:
+                logger.info("run %s: taken up at step %d", run.run_id, run.committed_steps)
+
+    def handlers(self) -> Mapping[Method, Handler]:
+        """What this service answers, for `Transport.serve`."""
+        return {
+            JOIN: self._join,
+            SUBMIT: self._submit,
+            WATCH: self._watch,
+            CANCEL: self._cancel,
+            COLLECTED: self._collected,
+            STATUS: self._status,
+        }
+
+    async def run(self) -> None:
+        """Let time pass until cancelled.
+
+        Raises:
+            JournalError: the journal cannot be written.
+        """
+        while True:
+            await asyncio.wait([self._broken], timeout=TICK_S)
+            if self._broken.done():
+                self._broken.result()
+            self._handle(Tick())
+
+    # ---- events in, effects out
+
+    def _handle(self, event: Event) -> None:
+        self._state, effects = decide(self._state, event, self._clock.now_s())
+        try:
+            self._journal.write(e.record for e in effects if isinstance(e, Write))
+        except SwarmError as error:
+            if not self._broken.done():
+                self._broken.set_exception(error)
+            raise
+        for effect in effects:
+            match effect:
+                case Say(peer_id, message, with_tokens):
+                    self._say(peer_id, message, with_tokens=with_tokens)
+                case Dismiss(peer_id, error):
+                    logger.warning("peer %s is sent away: %s", peer_id, error.message)
+                    self._put(peer_id, error)
+                case Publish(run_id, run_event):
+                    self._publish(run_id, run_event)
+                case Write():
+                    pass
+
+    def _say(self, peer_id: PeerId, message: ToPeer, *, with_tokens: bool) -> None:
+        if with_tokens and isinstance(message, PlanStep):
+            samples = (s for batch in message.microbatches for s in batch.samples)
+            message = replace(message, tokens=self._journal.tokens(message.run_id, samples))
+        self._put(peer_id, message)
+
+    def _put(self, peer_id: PeerId, item: ToPeer | SwarmError) -> None:
+        outbox = self._outboxes.get(peer_id)
+        if outbox is None:
+            return  # its loss is on its way to the machine
+        if outbox.full():
+            outbox.get_nowait()
+            item = Unavailable(f"peer {peer_id} does not read what the coordinator says")
+        outbox.put_nowait(item)
+
+    def _publish(self, run_id: RunId, event: RunEvent) -> None:
+        if isinstance(event, RunStatus):
+            logger.info("run %s: %s %s", run_id, event.phase.name.lower(), event.detail)
+        for queue in self._watchers.get(run_id, ()):
+            if not queue.full():
+                queue.put_nowait(event)
+
+    # ---- peers
+
+    async def _join(self, stream: PeerStream) -> None:
+        first = await stream.receive()
+        hello = from_peer_from_wire(first) if first is not None else None
+        if not isinstance(hello, PeerHello):
+            raise OutOfTurn(f"{stream.remote}: expected a hello as the first message")
+        outbox: asyncio.Queue[ToPeer | SwarmError] = asyncio.Queue(MAX_QUEUED_TO_PEER)
+        self._put(hello.peer_id, OutOfTurn(f"peer {hello.peer_id} joined again elsewhere"))
+        self._outboxes[hello.peer_id] = outbox
+        logger.info("peer %s joined from %s: layers %s", hello.peer_id, stream.remote, hello.layers)
+        writer = asyncio.create_task(_write(stream, outbox))
+        reader = asyncio.create_task(self._read(stream, hello.peer_id))
+        try:
+            self._handle(PeerSaid(hello.peer_id, hello))
+            done, _ = await asyncio.wait((writer, reader), return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            writer.cancel()
+            reader.cancel()
+            await asyncio.gather(writer, reader, return_exceptions=True)
+            if self._outboxes.get(hello.peer_id) is outbox:
+                del self._outboxes[hello.peer_id]
+                logger.info("peer %s is gone", hello.peer_id)
+                self._handle(PeerLost(hello.peer_id))
+
+    async def _read(self, stream: PeerStream, peer_id: PeerId) -> None:
+        while (message := await stream.receive()) is not None:
+            said = from_peer_from_wire(message)
+            if isinstance(said, PeerHello):
+                raise OutOfTurn(f"peer {peer_id} said hello twice")
+            self._handle(PeerSaid(peer_id, said))
+
+    # ---- clients
+
+    async def _submit(self, stream: MessageStream[pb.RunStatus, pb.SubmitPart]) -> None:
+        spec, samples = await receive_submission(stream)
+        run = Run(run_id=RunId(f"run-{secrets.token_hex(4)}"), spec=spec)
+        await asyncio.to_thread(self._journal.write_run, run, samples)
+        self._handle(RunSubmitted(run.run_id, spec))
+        await stream.send(status_to_wire(self._state.runs[run.run_id].status))
+
+    async def _watch(self, stream: MessageStream[pb.RunEvent, pb.WatchRequest]) -> None:
+        run = self._named(await stream.receive())
+        queue: asyncio.Queue[RunEvent] = asyncio.Queue(MAX_QUEUED_TO_WATCHER)
+        self._watchers.setdefault(run.run_id, set()).add(queue)
+        try:
+            status = run.status
+            await stream.send(event_to_wire(status))
+            for step in self._journal.steps(run.run_id):
+                if step.step < status.committed_steps:
+                    await stream.send(event_to_wire(step))
+            if status.phase.is_over:
+                await stream.send(event_to_wire(status))
+                return
+            event: RunEvent = status
+            while not (isinstance(event, RunStatus) and event.phase.is_over):
+                event = await queue.get()
+                await stream.send(event_to_wire(event))
+        finally:
+            self._watchers[run.run_id].discard(queue)
+
+    async def _cancel(self, stream: MessageStream[pb.RunStatus, pb.CancelRequest]) -> None:
+        run = self._named(await stream.receive())
+        self._handle(RunCancelled(run.run_id))
+        await stream.send(status_to_wire(self._state.runs[run.run_id].status))
+
+    async def _collected(self, stream: MessageStream[pb.RunStatus, pb.CollectedRequest]) -> None:
+        run = self._named(await stream.receive())
+        self._handle(ResultCollected(run.run_id))
+        await stream.send(status_to_wire(self._state.runs[run.run_id].status))
+
+    async def _status(self, stream: MessageStream[pb.SwarmStatus, pb.StatusRequest]) -> None:
+        await stream.receive()
+        await stream.send(swarm_to_wire(self._state.status))
+
+    def _named(
+        self, request: pb.WatchRequest | pb.CancelRequest | pb.CollectedRequest | None
+    ) -> Run:
+        """The run a client means; the newest if it names none."""
+        runs = list(self._state.runs.values())
+        name = request.run_id if request is not None else ""
+        if not name and runs:
+            return runs[-1]
+        if not name:
+            raise NotFound("the coordinator knows no run yet; submit one with 'client train'")
+        run = self._state.runs.get(run_id_from_wire(name))
+        if run is None:
+            known = ", ".join(r.run_id for r in runs) or "none"
+            raise NotFound(f"run {name} is not known here; known: {known}")
+        return run
+
+
+async def _write(stream: PeerStream, outbox: asyncio.Queue[ToPeer | SwarmError]) -> None:
+    while True:
+        item = await outbox.get()
+        if isinstance(item, SwarmError):
+            raise item
+        await stream.send(to_peer_to_wire(item))

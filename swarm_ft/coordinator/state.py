@@ -1,0 +1,264 @@
+"""What the coordinator knows, what can happen, and what it can do about it. Values only.
+
+`machine.decide` maps (state, event, now) to (state, effects); `service` performs the effects.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from swarm_ft.ids import Attempt, PeerId, RunId, SampleId, StepNumber
+from swarm_ft.protocol.messages import (
+    CommitStep,
+    FromPeer,
+    MemberStatus,
+    PeerHello,
+    RunEvent,
+    RunPhase,
+    RunStatus,
+    StageAssignment,
+    StepCommitted,
+    StepReady,
+    SwarmStatus,
+    ToPeer,
+)
+from swarm_ft.protocol.run_spec import RunSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from swarm_ft.errors import SwarmError
+
+_NO_ATTEMPT: Final = Attempt(0)
+_NOBODY: Final = MappingProxyType[PeerId, float]({})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Member:
+    """A peer whose control stream is up."""
+
+    hello: PeerHello
+    joined_at_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """A run and where it stands.
+
+    Attributes:
+        attempt: rises with every assignment; messages of older ones are void.
+        stages: who hosts what; kept while its peers are away and may come back.
+        holds: steps that each stage's weights contain, as far as is known.
+        away_since_s: stages' peers that are away, and since when.
+        loaded: peers that said StageReady in this attempt.
+        ready: peers that said StepReady in this attempt and step.
+        exported: peers that wrote down their trained stage.
+        last_commit: repeated to a peer that may have missed it.
+        trained_s: time spent training, waits left out.
+        clock_mark_s: when `trained_s` was last brought up to date.
+    """
+
+    run_id: RunId
+    spec: RunSpec
+    phase: RunPhase = RunPhase.QUEUED
+    detail: str = ""
+    attempt: Attempt = _NO_ATTEMPT
+    stages: tuple[StageAssignment, ...] = ()
+    holds: Mapping[PeerId, int] = field(default_factory=lambda: MappingProxyType({}))
+    away_since_s: Mapping[PeerId, float] = _NOBODY
+    loaded: frozenset[PeerId] = frozenset()
+    ready: Mapping[PeerId, StepReady] = field(default_factory=lambda: MappingProxyType({}))
+    exported: frozenset[PeerId] = frozenset()
+    committed_steps: int = 0
+    last_commit: CommitStep | None = None
+    trained_s: float = 0.0
+    clock_mark_s: float = 0.0
+
+    @property
+    def peers(self) -> tuple[PeerId, ...]:
+        """Peers of the stages, first to last."""
+        return tuple(stage.peer_id for stage in self.stages)
+
+    @property
+    def status(self) -> RunStatus:
+        """The run as others see it."""
+        return RunStatus(
+            run_id=self.run_id,
+            phase=self.phase,
+            detail=self.detail,
+            committed_steps=self.committed_steps,
+            spec=self.spec,
+            stages=self.stages,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SwarmState:
+    """Members by name and runs in the order they were submitted; one run trains at a time."""
+
+    members: Mapping[PeerId, Member] = field(default_factory=lambda: MappingProxyType({}))
+    runs: Mapping[RunId, Run] = field(default_factory=lambda: MappingProxyType({}))
+
+    @property
+    def active_run(self) -> Run | None:
+        """The oldest run that is not over."""
+        return next((run for run in self.runs.values() if not run.phase.is_over), None)
+
+    @property
+    def status(self) -> SwarmStatus:
+        """Everything, as `swarm-ft status` shows it."""
+        return SwarmStatus(
+            members=tuple(
+                MemberStatus(peer_id=m.hello.peer_id, layers=m.hello.layers)
+                for m in self.members.values()
+            ),
+            runs=tuple(run.status for run in self.runs.values()),
+        )
+
+    def with_run(self, run: Run) -> SwarmState:
+        """The same state with this run put in place."""
+        return replace(self, runs=MappingProxyType({**self.runs, run.run_id: run}))
+
+    def with_member(self, member: Member) -> SwarmState:
+        """The same state with this member put in place."""
+        members = {**self.members, member.hello.peer_id: member}
+        return replace(self, members=MappingProxyType(members))
+
+    def without_member(self, peer_id: PeerId) -> SwarmState:
+        """The same state with this member gone."""
+        members = {name: m for name, m in self.members.items() if name != peer_id}
+        return replace(self, members=MappingProxyType(members))
+
+
+# ---- what can happen
+
+
+@dataclass(frozen=True, slots=True)
+class PeerSaid:
+    """A peer's message; PeerHello makes it a member."""
+
+    peer_id: PeerId
+    message: FromPeer
+
+
+@dataclass(frozen=True, slots=True)
+class PeerLost:
+    """A peer's control stream broke; it may come back."""
+
+    peer_id: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class RunSubmitted:
+    """A client's job is in the journal."""
+
+    run_id: RunId
+    spec: RunSpec
+
+
+@dataclass(frozen=True, slots=True)
+class RunCancelled:
+    """A client wants no more of a run."""
+
+    run_id: RunId
+
+
+@dataclass(frozen=True, slots=True)
+class ResultCollected:
+    """A client has the result of a run."""
+
+    run_id: RunId
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time passed."""
+
+
+Event = PeerSaid | PeerLost | RunSubmitted | RunCancelled | ResultCollected | Tick
+
+# ---- what to write down, before anything is said
+
+
+@dataclass(frozen=True, slots=True)
+class MemberRecord:
+    """A peer came, or went."""
+
+    hello: PeerHello
+    joined: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """A run's phase, attempt, stages or committed steps changed."""
+
+    run: Run
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRecord:
+    """A step was planned."""
+
+    run_id: RunId
+    step: StepNumber
+    attempt: Attempt
+    samples: tuple[SampleId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CommitRecord:
+    """A step was committed."""
+
+    run_id: RunId
+    step: StepCommitted
+    commit: CommitStep
+
+
+@dataclass(frozen=True, slots=True)
+class RollbackRecord:
+    """Steps from `first_void_step` on do not count any more."""
+
+    run_id: RunId
+    first_void_step: StepNumber
+
+
+Record = MemberRecord | RunRecord | PlanRecord | CommitRecord | RollbackRecord
+
+# ---- what to do
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """Put a record into the journal; comes before whatever is said about it."""
+
+    record: Record
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    """Send a message to a peer; a plan gets its samples' tokens if `with_tokens`."""
+
+    peer_id: PeerId
+    message: ToPeer
+    with_tokens: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Dismiss:
+    """End a peer's membership with an error."""
+
+    peer_id: PeerId
+    error: SwarmError
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """Tell everybody who watches the run."""
+
+    run_id: RunId
+    event: RunEvent
+
+
+Effect = Write | Say | Dismiss | Publish
