@@ -17,3 +17,19 @@ def digest_of(*parts: BytesLike) -> bytes:
         state.update(len(view).to_bytes(8, "little"))
         state.update(view)
     return state.digest()
+
+
+class RunningDigest:
+    """`digest_of` one long part that arrives in pieces; its length is known beforehand."""
+
+    def __init__(self, total_bytes: int) -> None:
+        self._state = hashlib.blake2b(digest_size=DIGEST_BYTES)
+        self._state.update(total_bytes.to_bytes(8, "little"))
+
+    def update(self, piece: BytesLike) -> None:
+        """Take the next piece."""
+        self._state.update(piece)
+
+    def digest(self) -> bytes:
+        """The digest of all pieces so far."""
+        return self._state.digest()

@@ -63,6 +63,7 @@ class BoundarySession:
         self._outbox: dict[FrameKey, Frame] = {}
         self._queue: deque[FrameKey] = deque()
         self._in_flight: set[FrameKey] = set()
+        self._acknowledged: set[FrameKey] = set()
         self._rekeyed: set[FrameKey] = set()
         self._received: set[FrameKey] = set()
         self._decoding: set[FrameKey] = set()
@@ -73,12 +74,18 @@ class BoundarySession:
         """Keys of this step's frames that were accepted; a hello carries them."""
         return frozenset(self._received)
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether the other side has everything that was sent in this step."""
+        return len(self._acknowledged) == len(self._outbox)
+
     # ---- what this side does
 
     def begin(self, step: StepNumber) -> Effects:
         """Start a step: forget the last one, take up frames that came before their plan."""
         self._step = step
-        for held in (self._outbox, self._queue, self._in_flight, self._rekeyed):
+        sent = (self._outbox, self._queue, self._in_flight, self._acknowledged, self._rekeyed)
+        for held in sent:
             held.clear()
         self._received.clear()
         self._decoding.clear()
@@ -114,12 +121,18 @@ class BoundarySession:
         self._decoding.discard(key)
         return [Transmit(KeyFrameRequest(key, reason))]
 
+    def dropped(self, key: FrameKey) -> None:
+        """The delivered frame was broken: let it come again over the next stream."""
+        self._decoding.discard(key)
+
     # ---- what the stream does
 
     def connected(self, hello: BoundaryHello) -> Effects:
         """A stream is up and the other side said hello: send what it does not have."""
         self._window = hello.window_frames
         self._in_flight.clear()
+        for key in hello.received:
+            self._acknowledge(key)
         self._queue = deque(key for key in self._outbox if key not in hello.received)
         return self._pump()
 
@@ -137,12 +150,17 @@ class BoundarySession:
             case Frame():
                 return self._frame(message)
             case Ack(key):
-                self._in_flight.discard(key)
+                self._acknowledge(key)
                 return self._pump()
             case KeyFrameRequest(key, reason):
                 return self._key_frame_request(key, reason)
             case BoundaryHello():
                 raise OutOfTurn(f"{message.peer_id} said hello twice")
+
+    def _acknowledge(self, key: FrameKey) -> None:
+        self._in_flight.discard(key)
+        if key in self._outbox:
+            self._acknowledged.add(key)
 
     def _frame(self, frame: Frame) -> Effects:
         key = frame.key

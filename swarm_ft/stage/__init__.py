@@ -1,0 +1,1 @@
+"""The torch engine of one pipeline stage. Knows transformers and safetensors; no peers, no wire."""

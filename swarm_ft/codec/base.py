@@ -1,0 +1,121 @@
+"""What every codec is and checks. Knows shapes, sizes and finiteness; knows no arithmetic."""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from swarm_ft.errors import BadFrame, NonFinite
+from swarm_ft.protocol.codec_spec import CodecSpec
+from swarm_ft.protocol.frame import EncodedTensor
+
+
+class Codec(Protocol):
+    """Writes one sample's tensor as bytes and reads it back. Stateless.
+
+    The payload is the authority: an encoder may round as it likes, `decode` is exact to the bit
+    on every machine, so both ends of a boundary call it and hold the same values.
+    """
+
+    @property
+    def spec(self) -> CodecSpec:
+        """Name and bits; every tensor it encodes carries them."""
+        ...
+
+    def encode(self, x: Tensor, base: Tensor | None = None) -> EncodedTensor:
+        """Encode one sample, apart from all others.
+
+        Args:
+            x: float32 [tokens, channels], on any device.
+            base: the sample's buffer, of x's shape, for a delta codec; None for the others.
+
+        Raises:
+            BadFrame: x or base is of another shape or type, or base is missing or superfluous.
+            NonFinite: x, or its distance from base, holds an infinity or NaN.
+        """
+        ...
+
+    def decode(self, encoded: EncodedTensor, base: Tensor | None = None) -> Tensor:
+        """Read what `encode` wrote; finite whatever the bytes.
+
+        Args:
+            encoded: may come from a stranger; it is checked in full.
+            base: the buffer that it was encoded against, for a delta codec; None for the others.
+
+        Returns:
+            float32 [tokens, channels], on base's device or the CPU.
+
+        Raises:
+            BadFrame: another codec's tensor, a payload that this codec does not write, or a
+                base that is missing, superfluous or of another shape.
+        """
+        ...
+
+    def payload_bytes(self, tokens: int, channels: int) -> int:
+        """Exact size of every payload of that shape."""
+        ...
+
+
+def checked_sample(x: Tensor, name: str = "x") -> Tensor:
+    """`x` without its graph, if it is float32 [tokens, channels] with at least one value.
+
+    Raises:
+        BadFrame: it is not.
+    """
+    if x.dtype != torch.float32 or x.dim() != 2 or x.numel() == 0:
+        raise BadFrame(
+            f"{name}: expected float32 [tokens, channels] of one sample, "
+            f"got {x.dtype} {list(x.shape)}; encode samples one at a time"
+        )
+    return x.detach()
+
+
+def check_encoded(codec: Codec, encoded: EncodedTensor) -> None:
+    """Refuse a tensor whose header does not fit this codec or its payload.
+
+    Raises:
+        BadFrame: another codec, a shape that is not positive, or a payload of another size.
+    """
+    if encoded.codec != codec.spec:
+        raise BadFrame(f"frame: expected codec {codec.spec}, got {encoded.codec}")
+    shape = f"[{encoded.tokens}, {encoded.channels}]"
+    if encoded.tokens < 1 or encoded.channels < 1:
+        raise BadFrame(f"frame: expected a positive number of tokens and channels, got {shape}")
+    expected = codec.payload_bytes(encoded.tokens, encoded.channels)
+    if len(encoded.payload) != expected:
+        raise BadFrame(
+            f"frame: {codec.spec} of {shape} takes {expected} bytes, got {len(encoded.payload)}"
+        )
+
+
+def refuse_base(spec: CodecSpec, base: Tensor | None) -> None:
+    """Refuse a base where none belongs.
+
+    Raises:
+        BadFrame: there is one.
+    """
+    if base is not None:
+        raise BadFrame(f"codec {spec} builds on no base, got one; only aq codecs take a base")
+
+
+def peak_of(x: Tensor) -> float:
+    """The largest magnitude in `x`; infinite or NaN if it holds such a value."""
+    low, high = torch.aminmax(x)  # one pass, no copy, and NaN goes through
+    return torch.maximum(-low, high).item()
+
+
+def checked_peak(peak: float) -> float:
+    """`peak`, the largest magnitude of what is to be encoded, if it is finite.
+
+    Raises:
+        NonFinite: it is not.
+    """
+    if not math.isfinite(peak):
+        raise NonFinite(
+            f"tensor to encode: expected finite values, found {peak}; "
+            "the model diverged, a lower learning rate may help"
+        )
+    return peak

@@ -1,0 +1,127 @@
+"""The codecs that keep every value: float32 as it is, and halves under one exponent a sample.
+
+Knows nothing of buffers, though a buffer's stored form is a half payload.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from swarm_ft.codec.base import check_encoded, checked_peak, checked_sample, peak_of, refuse_base
+from swarm_ft.errors import BadFrame
+from swarm_ft.protocol.codec_spec import CodecSpec
+from swarm_ft.protocol.frame import EncodedTensor
+
+_HEADER_BYTES = 2
+_PEAK_BITS = 15
+"""A sample's largest half lies in [2^14, 2^15): as high as halves go, and room to round up."""
+_MAX_HALF = 32752.0
+"""The largest half below 2^15."""
+_MAX_EXPONENT = 128 - _PEAK_BITS
+"""Of the largest float32; with it, even the largest half decodes to a finite value."""
+_MIN_EXPONENT = -148 - _PEAK_BITS
+"""Of the smallest float32, the denormal 2^-149."""
+
+
+@dataclass(frozen=True, slots=True)
+class Float32Codec:
+    """`none`: little-endian float32, in C order."""
+
+    spec: CodecSpec
+
+    def encode(self, x: Tensor, base: Tensor | None = None) -> EncodedTensor:
+        """See `Codec.encode`; the payload holds x's own bits."""
+        refuse_base(self.spec, base)
+        x = checked_sample(x)
+        checked_peak(peak_of(x))
+        tokens, channels = x.shape
+        return EncodedTensor(self.spec, tokens, channels, _little_endian(x, "<f4"))
+
+    def decode(self, encoded: EncodedTensor, base: Tensor | None = None) -> Tensor:
+        """See `Codec.decode`; refuses values that are not finite."""
+        refuse_base(self.spec, base)
+        check_encoded(self, encoded)
+        values = np.frombuffer(encoded.payload, "<f4").astype(np.float32)
+        x = torch.from_numpy(values).view(encoded.tokens, encoded.channels)
+        if not math.isfinite(peak := peak_of(x)):
+            raise BadFrame(f"frame: expected finite values, got {peak}")
+        return x
+
+    def payload_bytes(self, tokens: int, channels: int) -> int:
+        """See `Codec.payload_bytes`."""
+        return 4 * tokens * channels
+
+
+@dataclass(frozen=True, slots=True)
+class HalfCodec:
+    """`fp16`: a power-of-two exponent (int16), then little-endian halves, in C order.
+
+    Halves are x * 2^-exponent, rounded to nearest even, with the exponent that brings the
+    sample's largest one into [2^14, 2^15); so no magnitude overflows or vanishes. Relative error
+    is at most 2^-11, or 2^-39 of the sample's largest value where that is more. A function of x's
+    values alone, and what it wrote reads back as values that it writes the same again.
+    """
+
+    spec: CodecSpec
+
+    def encode(self, x: Tensor, base: Tensor | None = None) -> EncodedTensor:
+        """See `Codec.encode`."""
+        refuse_base(self.spec, base)
+        x = checked_sample(x)
+        exponent = min(_exponent(checked_peak(peak_of(x))), _MAX_EXPONENT)
+        halves = _times_power(x, -exponent).clamp_(-_MAX_HALF, _MAX_HALF).to(torch.float16)
+        header = exponent.to_bytes(_HEADER_BYTES, "little", signed=True)
+        tokens, channels = x.shape
+        return EncodedTensor(self.spec, tokens, channels, header + _little_endian(halves, "<f2"))
+
+    def decode(self, encoded: EncodedTensor, base: Tensor | None = None) -> Tensor:
+        """See `Codec.decode`; refuses an exponent that is not the one of the halves."""
+        refuse_base(self.spec, base)
+        check_encoded(self, encoded)
+        exponent = int.from_bytes(encoded.payload[:_HEADER_BYTES], "little", signed=True)
+        body = np.frombuffer(encoded.payload, "<f2", offset=_HEADER_BYTES).astype(np.float16)
+        halves = torch.from_numpy(body).float()
+        _check_normalised(halves, exponent)
+        return _times_power(halves, exponent).view(encoded.tokens, encoded.channels)
+
+    def payload_bytes(self, tokens: int, channels: int) -> int:
+        """See `Codec.payload_bytes`."""
+        return _HEADER_BYTES + 2 * tokens * channels
+
+
+def _exponent(peak: float) -> int:
+    """The e for which `peak`, once rounded to a half's 11 bits, lies in [2^14, 2^15) * 2^e.
+
+    Rounding first makes it the exponent of what is stored too: storing twice changes nothing.
+    """
+    mantissa, exponent = math.frexp(peak)  # peak = mantissa * 2^exponent, mantissa in [0.5, 1)
+    rounds_up = mantissa >= 1 - 2.0**-12
+    return exponent - _PEAK_BITS + rounds_up if peak else 0
+
+
+def _check_normalised(halves: Tensor, exponent: int) -> None:
+    peak = peak_of(halves)
+    if peak == 0 and exponent == 0:
+        return
+    if not 2.0 ** (_PEAK_BITS - 1) <= peak <= _MAX_HALF:
+        raise BadFrame(f"frame: expected a largest half of 16384 to 32752, got {peak}")
+    if not _MIN_EXPONENT <= exponent <= _MAX_EXPONENT:
+        raise BadFrame(
+            f"frame: expected an exponent of {_MIN_EXPONENT} to {_MAX_EXPONENT}, got {exponent}"
+        )
+
+
+def _times_power(x: Tensor, exponent: int) -> Tensor:
+    # In two factors, as 2^163 is no float32. Between normal values both products are exact; what
+    # underflows on its way to a half is far below the smallest half and would be 0 there anyway.
+    first = exponent // 2
+    return x * 2.0**first * 2.0 ** (exponent - first)
+
+
+def _little_endian(x: Tensor, dtype: str) -> bytes:
+    return x.cpu().numpy().astype(dtype, copy=False).tobytes()

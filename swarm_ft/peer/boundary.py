@@ -1,0 +1,264 @@
+"""One end of a boundary at work: its session on a stream, its coder in the codec threads.
+
+The session decides, the coder computes; this shell only moves things between them. Streams may
+break and be replaced under it; what belongs to an older step is dropped on the way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
+from functools import partial
+
+from torch import Tensor
+
+from swarm_ft.errors import BadFrame, ProtocolError, SwarmError, Unavailable
+from swarm_ft.ids import BlockIndex, StepNumber
+from swarm_ft.log import get_logger
+from swarm_ft.peer.coder import FrameCoder, Refusal, uncompressed_bytes
+from swarm_ft.proto import boundary_pb2 as pb
+from swarm_ft.protocol.boundary_wire import (
+    boundary_from_wire,
+    boundary_to_wire,
+    frame_wire_bytes,
+)
+from swarm_ft.protocol.codec_spec import Direction
+from swarm_ft.protocol.frame import Frame, FrameKey, FrameKind
+from swarm_ft.protocol.messages import Ack, BoundaryHello, KeyFrameRequest, Traffic
+from swarm_ft.protocol.session import (
+    BoundarySession,
+    Deliver,
+    Reencode,
+    SessionEffect,
+    Transmit,
+)
+from swarm_ft.transport.base import MessageStream
+
+logger = get_logger(__name__)
+
+MAX_BROKEN_STREAMS = 3
+"""A neighbour that breaks the protocol again and again fails the attempt, with its error."""
+
+BoundaryStream = MessageStream[pb.BoundaryMessage, pb.BoundaryMessage]
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """A tensor to encode."""
+
+    key: FrameKey
+    x: Tensor
+    as_key: bool = False
+
+
+class Boundary:
+    """See the module's docstring.
+
+    Args:
+        hello: what this side says first; its `received` is filled in at every connection.
+        session: the protocol's state, new for this attempt.
+        coder: the arithmetic, with this end's buffers.
+        pool: the codec threads.
+        deliver: called with every decoded sample.
+    """
+
+    def __init__(
+        self,
+        hello: BoundaryHello,
+        *,
+        session: BoundarySession,
+        coder: FrameCoder,
+        pool: Executor,
+        deliver: Callable[[FrameKey, Tensor], None],
+    ) -> None:
+        self.connected = asyncio.Event()
+        self._hello = hello
+        self._session = session
+        self._coder = coder
+        self._pool = pool
+        self._deliver = deliver
+        self._encode_jobs: asyncio.Queue[_Job] = asyncio.Queue()
+        self._decode_jobs: asyncio.Queue[Frame] = asyncio.Queue()
+        self._outgoing: asyncio.Queue[Frame | Ack | KeyFrameRequest] | None = None
+        self._one_at_a_time = asyncio.Lock()
+        self._break: asyncio.Future[None] | None = None
+        self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._expected: frozenset[FrameKey] = frozenset()
+        self._sent: dict[FrameKey, Tensor] = {}
+        self._pending_encodes = 0
+        self._changed = asyncio.Event()
+        self._step = StepNumber(-1)
+        self._broken_streams = 0
+        self._traffic = Traffic(boundary=hello.boundary)
+
+    @property
+    def hello(self) -> BoundaryHello:
+        """The first message of this side, as of now."""
+        return replace(self._hello, received=self._session.received)
+
+    # ---- a step
+
+    def begin(self, step: StepNumber, expected: frozenset[FrameKey]) -> None:
+        """Start a step in which exactly the `expected` frames may arrive."""
+        self._step = step
+        self._expected = expected
+        self._sent.clear()
+        self._pending_encodes = 0
+        self._apply(self._session.begin(step))
+
+    def send(self, key: FrameKey, x: Tensor) -> None:
+        """Encode and send one sample's tensor, float32 [tokens, channels], soon."""
+        self._sent[key] = x
+        self._pending_encodes += 1
+        self._encode_jobs.put_nowait(_Job(key, x))
+
+    async def settled(self) -> None:
+        """Wait until the other side has everything that was sent in this step."""
+        while self._pending_encodes or not self._session.is_settled:
+            self._changed.clear()
+            await self._changed.wait()
+
+    def take_traffic(self) -> Traffic:
+        """What was sent since the last call."""
+        taken, self._traffic = self._traffic, Traffic(boundary=self._hello.boundary)
+        return taken
+
+    # ---- work
+
+    async def run(self) -> None:
+        """Encode and decode until cancelled.
+
+        Raises:
+            NonFinite: a tensor to send is not finite.
+            ProtocolError: the neighbour's streams were broken off too often.
+        """
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._encode())
+            group.create_task(self._decode())
+            await self._failed
+
+    async def _encode(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            job = await self._encode_jobs.get()
+            if job.key.step != self._step:
+                continue
+            encode = partial(self._coder.encode, job.key, job.x, as_key=job.as_key)
+            frame = await loop.run_in_executor(self._pool, encode)
+            if job.key.step == self._step:
+                self._pending_encodes -= 0 if job.as_key else 1
+                self._apply(self._session.send(frame))
+
+    async def _decode(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            frame = await self._decode_jobs.get()
+            try:
+                value = await loop.run_in_executor(self._pool, self._coder.decode, frame)
+            except BadFrame as error:
+                self._session.dropped(frame.key)
+                self._break_off(error)
+                continue
+            if isinstance(value, Refusal):
+                logger.warning("boundary %d: %s", self._hello.boundary, value.reason)
+                self._apply(self._session.refused(frame.key, value.reason))
+            elif frame.key.step == self._step:
+                self._apply(self._session.accepted(frame.key))
+                self._deliver(frame.key, value)
+
+    def _apply(self, effects: list[SessionEffect]) -> None:
+        for effect in effects:
+            match effect:
+                case Transmit(message):
+                    if self._outgoing is not None:
+                        self._outgoing.put_nowait(message)
+                case Deliver(frame):
+                    if frame.key not in self._expected:
+                        raise BadFrame(f"frame {frame.key} is not part of the step's plan")
+                    self._decode_jobs.put_nowait(frame)
+                case Reencode(key, reason):
+                    logger.warning("boundary %d: key frame for %s", self._hello.boundary, reason)
+                    self._encode_jobs.put_nowait(_Job(key, self._sent[key], as_key=True))
+        self._changed.set()
+
+    # ---- streams
+
+    async def serve(self, stream: BoundaryStream, hello: BoundaryHello) -> None:
+        """Work on a stream whose hellos were exchanged, until it ends; replaces an older one.
+
+        Raises:
+            SwarmError: why the stream ended.
+        """
+        self._break_off(Unavailable("a newer stream took over"))
+        async with self._one_at_a_time:
+            await self._pump(stream, hello)
+
+    async def _pump(self, stream: BoundaryStream, hello: BoundaryHello) -> None:
+        outgoing: asyncio.Queue[Frame | Ack | KeyFrameRequest] = asyncio.Queue()
+        self._outgoing = outgoing
+        self._break = asyncio.get_running_loop().create_future()
+        tasks: tuple[asyncio.Future[None], ...] = (
+            asyncio.create_task(self._write(stream, outgoing)),
+            asyncio.create_task(self._read(stream)),
+            self._break,
+        )
+        try:
+            self._apply(self._session.connected(hello))
+            self.connected.set()
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        except ProtocolError as error:
+            self._count_broken(error)
+            raise
+        finally:
+            self._break = None
+            self._outgoing = None
+            self.connected.clear()
+            self._session.disconnected()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _write(
+        self, stream: BoundaryStream, outgoing: asyncio.Queue[Frame | Ack | KeyFrameRequest]
+    ) -> None:
+        while True:
+            message = await outgoing.get()
+            await stream.send(boundary_to_wire(message))
+            if isinstance(message, Frame):
+                self._traffic = self._traffic + count_frame(self._hello.boundary, message)
+
+    async def _read(self, stream: BoundaryStream) -> None:
+        while (message := await stream.receive()) is not None:
+            said = boundary_from_wire(message)
+            self._apply(self._session.receive(said))
+            if isinstance(said, Ack):
+                self._sent.pop(said.key, None)
+
+    def _break_off(self, error: SwarmError) -> None:
+        if self._break is not None and not self._break.done():
+            self._break.set_exception(error)
+
+    def _count_broken(self, error: ProtocolError) -> None:
+        logger.warning("boundary %d: %s", self._hello.boundary, error.message)
+        self._broken_streams += 1
+        if self._broken_streams >= MAX_BROKEN_STREAMS and not self._failed.done():
+            self._failed.set_exception(error)
+
+
+def count_frame(boundary: BlockIndex, frame: Frame) -> Traffic:
+    """One sent frame as traffic; every byte of the message counts."""
+    wire, plain = frame_wire_bytes(frame), uncompressed_bytes(frame.tensor)
+    if frame.key.direction is Direction.BACKWARD:
+        return Traffic(boundary=boundary, backward_bytes=wire, backward_uncompressed_bytes=plain)
+    is_delta = frame.kind is FrameKind.DELTA
+    return Traffic(
+        boundary=boundary,
+        forward_bytes=wire,
+        forward_uncompressed_bytes=plain,
+        key_frames=0 if is_delta else 1,
+        delta_frames=1 if is_delta else 0,
+    )

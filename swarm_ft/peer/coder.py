@@ -1,0 +1,128 @@
+"""Tensors to frames and back at one end of one boundary, with this end's per-sample buffers.
+
+AQ-SGD (arXiv 2206.01299, algorithm 1): a sample's first visit sends a key frame; afterwards the
+quantised change against the buffer is sent, and both ends move their buffer by it. Here buffers
+are named by content: a delta says which buffer it builds on and which it makes, so ends that
+differ notice at once. Synchronous; runs in a codec thread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from swarm_ft.buffers import BufferKey, BufferRecord, BufferStore, End
+from swarm_ft.codec import KEY_CODEC, from_spec, pack_buffer, unpack_buffer
+from swarm_ft.errors import BadFrame
+from swarm_ft.ids import BlockIndex, RunId, SampleId
+from swarm_ft.protocol.codec_spec import Direction
+from swarm_ft.protocol.digest import digest_of
+from swarm_ft.protocol.frame import EncodedTensor, Frame, FrameKey, FrameKind
+from swarm_ft.protocol.run_spec import RunSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a delta frame cannot be used here; a key frame of its sample can."""
+
+    reason: str
+
+
+class FrameCoder:
+    """Encodes what this end sends and decodes what it receives.
+
+    Buffers move only when the step commits, see `BufferStore`.
+    """
+
+    def __init__(
+        self, spec: RunSpec, *, run_id: RunId, boundary: BlockIndex, store: BufferStore
+    ) -> None:
+        self._run_id = run_id
+        self._boundary = boundary
+        self._store = store
+        self._shape = (spec.train.seq_length, spec.model.hidden_size)
+        self._codecs = {way: from_spec(spec.train.codec(way)) for way in Direction}
+
+    def encode(self, key: FrameKey, x: Tensor, *, as_key: bool = False) -> Frame:
+        """One sample's tensor as a frame; with a buffered codec, stage the buffer it makes.
+
+        Args:
+            key: the frame's name.
+            x: float32 [tokens, channels].
+            as_key: build on nothing even if there is a buffer.
+
+        Raises:
+            NonFinite: x holds an infinity or NaN.
+        """
+        codec = self._codecs[key.direction]
+        if not codec.spec.is_delta:
+            return Frame(key, FrameKind.DIRECT, codec.encode(x))
+        record = None if as_key else self._store.get(self._buffer_key(End.SENT, key.sample))
+        if record is None:
+            tensor = KEY_CODEC.encode(x)
+            digest = self._stage(End.SENT, key.sample, tensor.payload)
+            return Frame(key, FrameKind.KEY, tensor, result_digest=digest)
+        base = unpack_buffer(record.payload, *self._shape)
+        tensor = codec.encode(x, base)
+        digest = self._stage(End.SENT, key.sample, pack_buffer(codec.decode(tensor, base)))
+        return Frame(key, FrameKind.DELTA, tensor, record.digest, digest)
+
+    def decode(self, frame: Frame) -> Tensor | Refusal:
+        """The tensor that the next computation uses, float32 [tokens, channels].
+
+        A refusal leaves everything as it was: the base is missing here, or the result differs.
+
+        Raises:
+            BadFrame: the frame does not fit the run, or its payload its header.
+        """
+        self._check(frame)
+        tensor, sample = frame.tensor, frame.key.sample
+        codec = self._codecs[frame.key.direction]
+        if frame.kind is FrameKind.DIRECT:
+            return codec.decode(tensor)
+        if frame.kind is FrameKind.KEY:
+            value, payload = KEY_CODEC.decode(tensor), tensor.payload
+        else:
+            record = self._store.get(self._buffer_key(End.RECEIVED, sample))
+            if record is None or record.digest != frame.base_digest:
+                return Refusal(f"sample {sample}: its base is {'other' if record else 'not'} here")
+            value = codec.decode(tensor, unpack_buffer(record.payload, *self._shape))
+            payload = pack_buffer(value)
+        if digest_of(payload) != frame.result_digest:
+            return self._differs(frame)
+        self._stage(End.RECEIVED, sample, payload)
+        return value
+
+    def _differs(self, frame: Frame) -> Refusal:
+        reason = f"sample {frame.key.sample}: the frame makes another buffer here than its digest"
+        if frame.kind is FrameKind.KEY:
+            raise BadFrame(f"{reason}, and it was a key frame")
+        return Refusal(reason)
+
+    def _check(self, frame: Frame) -> None:
+        spec, tensor = self._codecs[frame.key.direction].spec, frame.tensor
+        if (tensor.tokens, tensor.channels) != self._shape:
+            got = f"{tensor.tokens} x {tensor.channels}"
+            raise BadFrame(f"frame {frame.key}: expected {self._shape} values, got {got}")
+        is_direct = frame.kind is FrameKind.DIRECT
+        expected = KEY_CODEC.spec if frame.kind is FrameKind.KEY else spec
+        if is_direct == spec.is_delta or tensor.codec != expected:
+            raise BadFrame(
+                f"frame {frame.key}: {frame.kind.name} of {tensor.codec} in a run whose "
+                f"{frame.key.direction.name.lower()} codec is {spec}"
+            )
+
+    def _stage(self, end: End, sample: SampleId, payload: bytes) -> bytes:
+        digest = digest_of(payload)
+        record = BufferRecord(digest, *self._shape, payload)
+        self._store.stage(self._buffer_key(end, sample), record)
+        return digest
+
+    def _buffer_key(self, end: End, sample: SampleId) -> BufferKey:
+        return BufferKey(self._run_id, self._boundary, end, sample)
+
+
+def uncompressed_bytes(tensor: EncodedTensor) -> int:
+    """What the tensor takes as plain float32."""
+    return 4 * tensor.tokens * tensor.channels

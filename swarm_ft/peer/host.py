@@ -1,0 +1,244 @@
+"""One run's stage on this peer: its weights, its buffers, and the attempt under way.
+
+Obeys the coordinator's messages one after the other. A step's gradients wait in the engine until
+its commit comes; a commit that comes twice changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+from swarm_ft.buffers import BufferStore
+from swarm_ft.errors import InternalError, NotFound, OutOfTurn, SwarmError, Unavailable
+from swarm_ft.ids import RunId
+from swarm_ft.log import get_logger
+from swarm_ft.peer.attempt import PeerContext, StageAttempt
+from swarm_ft.peer.boundary import BoundaryStream
+from swarm_ft.peer.neighbours import answer, check_hello
+from swarm_ft.peer.tied_embeddings import TiedStream
+from swarm_ft.proto import peer_pb2 as pb
+from swarm_ft.protocol.layers import LayerRange
+from swarm_ft.protocol.messages import (
+    Assign,
+    BoundaryHello,
+    CommitStep,
+    HeldStage,
+    PlanStep,
+    StageExported,
+    StageFailed,
+)
+from swarm_ft.protocol.run_spec import RunSpec
+from swarm_ft.stage.engine import StageEngine
+from swarm_ft.transport.base import MessageStream
+from swarm_ft.transport.blob import BlobName, send_file
+
+logger = get_logger(__name__)
+
+NEIGHBOUR_PATIENCE_S = 60.0
+"""How long an upstream neighbour that was told of an attempt sooner waits for this peer."""
+
+P = ParamSpec("P")
+R = TypeVar("R")
+EngineMaker = Callable[[RunSpec, LayerRange], StageEngine]
+
+
+class StageHost:
+    """See the module's docstring.
+
+    Args:
+        make_engine: an engine for this peer's device, not yet loaded.
+        shard_dir: where the trained stage is written.
+    """
+
+    def __init__(
+        self,
+        context: PeerContext,
+        run_id: RunId,
+        spec: RunSpec,
+        *,
+        make_engine: EngineMaker,
+        shard_dir: Path,
+    ) -> None:
+        self.run_id = run_id
+        self._context = context
+        self._spec = spec
+        self._make_engine = make_engine
+        self._shard_path = shard_dir / f"{run_id}.safetensors"
+        self._store = BufferStore()
+        self._engine: StageEngine | None = None
+        self._attempt: StageAttempt | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._attempt_changed = asyncio.Event()
+        self._committed_steps = 0
+        self._exported = False
+
+    @property
+    def has_result(self) -> bool:
+        """Whether a trained stage lies here that nobody collected yet."""
+        return self._exported
+
+    @property
+    def held(self) -> HeldStage | None:
+        """What to tell a coordinator that does not know; None before the stage is loaded."""
+        if self._engine is None:
+            return None
+        return HeldStage(
+            run_id=self.run_id,
+            spec_digest=self._spec.digest(),
+            layers=self._engine.layers,
+            committed_steps=self._committed_steps,
+            exported=self._exported,
+        )
+
+    # ---- what the coordinator says
+
+    async def assign(self, assign: Assign) -> None:
+        """Drop the present attempt and start another."""
+        await self.stop()
+        self._task = asyncio.create_task(self._work(assign))
+
+    def plan(self, plan: PlanStep) -> None:
+        """Run a step of the present attempt; one of an older attempt is void."""
+        if self._attempt is not None and plan.attempt == self._attempt.assign.attempt:
+            self._attempt.plan(plan)
+
+    async def commit(self, commit: CommitStep) -> None:
+        """Apply the step's gradients, once.
+
+        Raises:
+            OutOfTurn: the step is not the next one, or its gradients are not here.
+        """
+        if commit.step < self._committed_steps:
+            return
+        if commit.step > self._committed_steps or self._engine is None:
+            raise OutOfTurn(f"commit of step {commit.step}, {self._committed_steps} are committed")
+        await self._compute(self._engine.apply, commit.clip_factor, commit.learning_rate)
+        self._store.commit()
+        self._committed_steps += 1
+
+    async def export(self) -> None:
+        """Write the trained stage down, and say so."""
+        if self._engine is None:
+            raise OutOfTurn(f"run {self.run_id}: nothing is loaded that could be written down")
+        try:
+            shard_bytes = await self._compute(self._engine.export, self._shard_path)
+        except OSError as error:
+            raise Unavailable(f"{self._shard_path} cannot be written: {error}") from error
+        self._exported = True
+        self._context.say(StageExported(run_id=self.run_id, shard_bytes=shard_bytes))
+
+    async def release(self) -> None:
+        """Let go of everything."""
+        await self.stop()
+        self._engine = None
+        self._exported = False
+        self._shard_path.unlink(missing_ok=True)
+
+    async def stop(self) -> None:
+        """End the present attempt; weights, gradients and buffers stay."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        self._task = self._attempt = None
+
+    # ---- an attempt
+
+    async def _work(self, assign: Assign) -> None:
+        try:
+            await self._prepare(assign)
+            await self._attempt_of(assign).run()
+        except* SwarmError as group:
+            self._fail(assign, _first_error(group))
+        except* Exception:
+            logger.exception("run %s: a bug ended the attempt", self.run_id)
+            self._fail(assign, InternalError("a bug; the peer's log has the details"))
+
+    async def _prepare(self, assign: Assign) -> None:
+        if self._engine is None or assign.fresh:
+            layers = next(s.layers for s in assign.stages if s.peer_id == self._context.peer_id)
+            self._engine = None
+            engine = await self._compute(self._make_engine, self._spec, layers)
+            await self._compute(engine.load)
+            self._engine, self._store, self._committed_steps = engine, BufferStore(), 0
+            self._exported = False
+        if self._committed_steps != assign.committed_steps:
+            raise OutOfTurn(
+                f"run {self.run_id}: {assign.committed_steps} steps are committed, "
+                f"{self._committed_steps} of them here"
+            )
+
+    def _attempt_of(self, assign: Assign) -> StageAttempt:
+        if self._engine is None:
+            raise OutOfTurn(f"run {self.run_id}: nothing is loaded")
+        self._attempt = StageAttempt(self._context, assign, engine=self._engine, store=self._store)
+        self._attempt_changed.set()
+        return self._attempt
+
+    def _fail(self, assign: Assign, error: SwarmError) -> None:
+        logger.error("run %s: %s", self.run_id, error.message)
+        self._context.say(
+            StageFailed(
+                run_id=self.run_id,
+                attempt=assign.attempt,
+                code=error.code,
+                message=error.message,
+            )
+        )
+
+    async def _compute(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._context.compute, partial(function, *args, **kwargs))
+
+    # ---- what neighbours and clients ask
+
+    async def on_boundary(self, stream: BoundaryStream, hello: BoundaryHello) -> None:
+        """The upstream neighbour opened the boundary in front of this stage.
+
+        It may have heard of the attempt before this peer did, and is then kept waiting.
+
+        Raises:
+            OutOfTurn: the attempt is over, or does not begin here in time.
+            RunMismatch: the neighbour works by another RunSpec.
+        """
+        attempt = await self._wait_for_attempt(hello)
+        if attempt.upstream is None:
+            raise OutOfTurn(f"run {self.run_id}: the first stage has no boundary in front of it")
+        check_hello(attempt.upstream.hello, hello, attempt.upstream_peer)
+        await answer(attempt.upstream, stream, hello)
+
+    async def _wait_for_attempt(self, hello: BoundaryHello) -> StageAttempt:
+        try:
+            async with asyncio.timeout(NEIGHBOUR_PATIENCE_S):
+                while self._attempt is None or self._attempt.assign.attempt < hello.attempt:
+                    self._attempt_changed.clear()
+                    await self._attempt_changed.wait()
+        except TimeoutError:
+            raise OutOfTurn(f"run {self.run_id}: attempt {hello.attempt} did not begin") from None
+        return self._attempt
+
+    async def on_tied_gradient(self, stream: TiedStream) -> None:
+        """The last stage exchanges the gradients of the tied embeddings."""
+        if self._attempt is None or self._attempt.tied is None:
+            raise OutOfTurn(f"run {self.run_id}: no tied gradient is expected here now")
+        await self._attempt.tied.serve(stream)
+
+    async def on_weights(self, stream: MessageStream[pb.BlobPart, pb.WeightsRequest]) -> None:
+        """A client fetches the trained stage.
+
+        Raises:
+            NotFound: it is not written down (yet).
+        """
+        if not self._exported:
+            raise NotFound(f"run {self.run_id}: this peer has no result of it")
+        await send_file(stream, BlobName(run_id=self.run_id), self._shard_path)
+
+
+def _first_error(group: BaseExceptionGroup[SwarmError]) -> SwarmError:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error if isinstance(error, SwarmError) else InternalError(str(error))

@@ -1,0 +1,266 @@
+"""A peer's process: announced in the directory, joined to the coordinator, serving its stage.
+
+Connections come and go; what is hosted stays until the coordinator lets go of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from swarm_ft.clock import Clock
+from swarm_ft.discovery.base import Directory, Role
+from swarm_ft.errors import MalformedMessage, NotFound, OutOfTurn, Unavailable
+from swarm_ft.ids import PeerId, RunId
+from swarm_ft.log import get_logger
+from swarm_ft.peer.attempt import PeerContext
+from swarm_ft.peer.boundary import BoundaryStream
+from swarm_ft.peer.host import EngineMaker, StageHost
+from swarm_ft.peer.neighbours import receive_hello
+from swarm_ft.peer.tied_embeddings import TiedStream
+from swarm_ft.proto import coordinator_pb2, peer_pb2
+from swarm_ft.protocol.control_wire import from_peer_to_wire, run_id_from_wire, to_peer_from_wire
+from swarm_ft.protocol.layers import LayerRange
+from swarm_ft.protocol.messages import (
+    Assign,
+    CommitStep,
+    ExportStage,
+    FromPeer,
+    PeerHello,
+    PlanStep,
+    ReleaseStage,
+    ToPeer,
+)
+from swarm_ft.transport.base import Handler, MessageStream, Method, Transport
+from swarm_ft.transport.methods import BOUNDARY, JOIN, TIED_GRADIENT, WEIGHTS
+
+logger = get_logger(__name__)
+
+RECONNECT_S = 0.5
+GOODBYE_S = 2.0
+"""How long a goodbye may take to be sent, when the coordinator may be gone too."""
+NUM_CODEC_THREADS = 2
+"""One for each direction, so that encoding and decoding overlap each other and the compute."""
+
+ControlStream = MessageStream[coordinator_pb2.FromPeer, coordinator_pb2.ToPeer]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PeerOptions:
+    """What a volunteer decides.
+
+    Attributes:
+        layers: blocks to host; None lets the coordinator choose.
+        memory_bytes: lent at most, bounds an automatic choice.
+        shard_dir: where the trained stage is kept until it is collected.
+    """
+
+    peer_id: PeerId
+    layers: LayerRange | None
+    memory_bytes: int
+    shard_dir: Path
+
+
+class PeerNode:
+    """See the module's docstring. Serve `handlers`, announce, then `run`."""
+
+    def __init__(
+        self,
+        options: PeerOptions,
+        *,
+        directory: Directory,
+        transport: Transport,
+        clock: Clock,
+        make_engine: EngineMaker,
+    ) -> None:
+        self._options = options
+        self._directory = directory
+        self._transport = transport
+        self._make_engine = make_engine
+        self._compute = ThreadPoolExecutor(1, "compute")
+        self._codecs = ThreadPoolExecutor(NUM_CODEC_THREADS, "codec")
+        self._outbox: asyncio.Queue[FromPeer] = asyncio.Queue()
+        self._host: StageHost | None = None
+        self._leaving = asyncio.Event()
+        self._released = asyncio.Event()
+        self._said_goodbye = asyncio.Event()
+        self._context = PeerContext(
+            peer_id=options.peer_id,
+            directory=directory,
+            transport=transport,
+            clock=clock,
+            compute=self._compute,
+            codecs=self._codecs,
+            say=self._outbox.put_nowait,
+        )
+
+    def handlers(self) -> Mapping[Method[Any, Any], Handler]:
+        """What a peer answers, for `Transport.serve`."""
+        return {
+            BOUNDARY: self._on_boundary,
+            TIED_GRADIENT: self._on_tied_gradient,
+            WEIGHTS: self._on_weights,
+        }
+
+    def leave(self) -> None:
+        """Say goodbye soon and let `run` return; a result waits for its client first."""
+        self._leaving.set()
+
+    async def run(self) -> None:
+        """Serve until `leave` or cancellation.
+
+        Raises:
+            BadInput: the coordinator refuses this peer for what it offers.
+        """
+        serving = asyncio.create_task(self._stay_joined())
+        leaving = asyncio.create_task(self._left())
+        try:
+            await asyncio.wait((serving, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if serving.done():
+                serving.result()
+        finally:
+            for task in (serving, leaving):
+                task.cancel()
+            await asyncio.gather(serving, leaving, return_exceptions=True)
+            if self._host is not None:
+                await self._host.stop()
+            self._compute.shutdown(wait=True, cancel_futures=True)
+            self._codecs.shutdown(wait=True, cancel_futures=True)
+
+    async def _left(self) -> None:
+        await self._leaving.wait()
+        if self._host is not None and self._host.has_result:
+            logger.warning(
+                "run %s: its result lies here and was not collected yet; leaving once it is "
+                "(Ctrl-C again leaves now, and loses it)",
+                self._host.run_id,
+            )
+            await self._released.wait()
+        self._context.say(PeerGoodbye())
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._said_goodbye.wait(), GOODBYE_S)
+
+    # ---- the coordinator
+
+    async def _stay_joined(self) -> None:
+        reason = ""
+        while True:
+            try:
+                await self._join_once()
+                reason = ""
+            except (Unavailable, NotFound, OutOfTurn) as error:
+                if error.message != reason:
+                    logger.warning("coordinator: %s; trying on", error.message)
+                reason = error.message
+            await asyncio.sleep(RECONNECT_S)
+
+    async def _join_once(self) -> None:
+        coordinators = await self._directory.find(Role.COORDINATOR)
+        if not coordinators:
+            raise Unavailable("no coordinator is in the DHT")
+        endpoint = next(iter(coordinators.values()))
+        channel = self._transport.connect(endpoint)
+        try:
+            stream = channel.open(JOIN)
+            while not self._outbox.empty():
+                self._outbox.get_nowait()  # said to a coordinator that is gone; hello tells anew
+            await stream.send(from_peer_to_wire(self._hello()))
+            logger.info("joined the coordinator at %s", endpoint)
+            await self._converse(stream)
+        finally:
+            await channel.close()
+
+    def _hello(self) -> PeerHello:
+        return PeerHello(
+            peer_id=self._options.peer_id,
+            layers=self._options.layers,
+            memory_bytes=self._options.memory_bytes,
+            held=self._host.held if self._host is not None else None,
+        )
+
+    async def _converse(self, stream: ControlStream) -> None:
+        writer = asyncio.create_task(self._write(stream))
+        reader = asyncio.create_task(self._read(stream))
+        try:
+            done, _ = await asyncio.wait((writer, reader), return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            writer.cancel()
+            reader.cancel()
+            await asyncio.gather(writer, reader, return_exceptions=True)
+
+    async def _write(self, stream: ControlStream) -> None:
+        while True:
+            message = await self._outbox.get()
+            await stream.send(from_peer_to_wire(message))
+            if isinstance(message, PeerGoodbye):
+                self._said_goodbye.set()
+
+    async def _read(self, stream: ControlStream) -> None:
+        while (message := await stream.receive()) is not None:
+            await self._obey(to_peer_from_wire(message))
+
+    async def _obey(self, message: ToPeer) -> None:
+        match message:
+            case Assign():
+                await self._assign(message)
+            case PlanStep():
+                self._hosting(message.run_id).plan(message)
+            case CommitStep():
+                await self._hosting(message.run_id).commit(message)
+            case ExportStage():
+                await self._hosting(message.run_id).export()
+            case ReleaseStage(run_id=run_id, reason=reason):
+                await self._release(run_id, reason)
+
+    async def _assign(self, assign: Assign) -> None:
+        if self._options.peer_id not in {stage.peer_id for stage in assign.stages}:
+            raise MalformedMessage("the coordinator assigned a run without a stage for this peer")
+        if self._host is None or self._host.run_id != assign.run_id:
+            if self._host is not None:
+                await self._host.release()
+            self._host = StageHost(
+                self._context,
+                assign.run_id,
+                assign.spec,
+                make_engine=self._make_engine,
+                shard_dir=self._options.shard_dir,
+            )
+        await self._host.assign(assign)
+
+    async def _release(self, run_id: RunId, reason: str) -> None:
+        if self._host is not None and self._host.run_id == run_id:
+            logger.info("run %s: released, %s", run_id, reason)
+            await self._host.release()
+            self._host = None
+            self._released.set()
+
+    def _hosting(self, run_id: RunId) -> StageHost:
+        if self._host is None or self._host.run_id != run_id:
+            raise OutOfTurn(f"run {run_id} is not hosted here")
+        return self._host
+
+    # ---- neighbours and clients
+
+    async def _on_boundary(self, stream: BoundaryStream) -> None:
+        hello = await receive_hello(stream)
+        await self._hosting(hello.run_id).on_boundary(stream, hello)
+
+    async def _on_tied_gradient(self, stream: TiedStream) -> None:
+        if self._host is None:
+            raise OutOfTurn("no run is hosted here")
+        await self._host.on_tied_gradient(stream)
+
+    async def _on_weights(
+        self, stream: MessageStream[peer_pb2.BlobPart, peer_pb2.WeightsRequest]
+    ) -> None:
+        request = await stream.receive()
+        if request is None:
+            raise MalformedMessage(f"{stream.remote}: expected a request for weights")
+        await self._hosting(run_id_from_wire(request.run_id)).on_weights(stream)

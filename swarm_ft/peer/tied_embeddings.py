@@ -1,0 +1,98 @@
+"""Tied embeddings stay tied: first and last stage add up their gradients, each for itself.
+
+The last stage dials and sends its head's gradient; the first answers with its embeddings'. Both
+compute first + last in float32, in that order, so both apply the same update to the same bits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import torch
+from torch import Tensor
+
+from swarm_ft.discovery.base import Directory
+from swarm_ft.errors import OutOfTurn, Unavailable
+from swarm_ft.ids import PeerId
+from swarm_ft.peer.neighbours import MAX_BACKOFF_S, find_peer
+from swarm_ft.proto import peer_pb2 as pb
+from swarm_ft.transport.base import MessageStream, Transport
+from swarm_ft.transport.blob import BlobName, receive_bytes, receive_header, send_bytes
+from swarm_ft.transport.methods import TIED_GRADIENT
+
+TiedStream = MessageStream[pb.BlobPart, pb.BlobPart]
+
+
+class TiedExchange:
+    """One step's exchange, at the first stage: both gradients meet here."""
+
+    def __init__(self, name: BlobName, shape: tuple[int, ...]) -> None:
+        loop = asyncio.get_running_loop()
+        self.name = name
+        self._shape = torch.Size(shape)
+        self._first: asyncio.Future[bytes] = loop.create_future()
+        self._last: asyncio.Future[bytes] = loop.create_future()
+
+    async def sum(self, first: Tensor) -> Tensor:
+        """First stage: the sum, once the last stage's gradient is here."""
+        self._first.set_result(_to_bytes(first))
+        return first.cpu() + _from_bytes(await self._last, self._shape)
+
+    async def serve(self, stream: TiedStream) -> None:
+        """First stage: answer the last stage's call.
+
+        Raises:
+            OutOfTurn: it speaks of another step or attempt.
+        """
+        blob = await receive_header(stream, max_bytes=4 * self._shape.numel())
+        if blob.name != self.name:
+            raise OutOfTurn(f"tied gradient: expected {self.name}, got {blob.name}")
+        data = await receive_bytes(stream, blob)
+        _from_bytes(data, self._shape)
+        if not self._last.done():
+            self._last.set_result(data)
+        await send_bytes(stream, self.name, await self._first)
+
+
+async def exchange_from_last(
+    last: Tensor,
+    name: BlobName,
+    first_peer: PeerId,
+    *,
+    directory: Directory,
+    transport: Transport,
+) -> Tensor:
+    """Last stage: send the head's gradient, get the embeddings', return the sum.
+
+    Tries again while the first stage cannot be reached; the coordinator notices if it is gone.
+    """
+    while True:
+        try:
+            return await _exchange_once(last, name, first_peer, directory, transport)
+        except Unavailable:
+            await asyncio.sleep(MAX_BACKOFF_S)
+
+
+async def _exchange_once(
+    last: Tensor, name: BlobName, first_peer: PeerId, directory: Directory, transport: Transport
+) -> Tensor:
+    channel = transport.connect(await find_peer(directory, first_peer))
+    try:
+        stream = channel.open(TIED_GRADIENT)
+        data = _to_bytes(last)
+        await send_bytes(stream, name, data)
+        blob = await receive_header(stream, max_bytes=len(data))
+        first = _from_bytes(await receive_bytes(stream, blob), last.shape)
+        return first + last.cpu()
+    finally:
+        await channel.close()
+
+
+def _to_bytes(gradient: Tensor) -> bytes:
+    return gradient.detach().cpu().float().contiguous().numpy().tobytes()
+
+
+def _from_bytes(data: bytes, shape: torch.Size) -> Tensor:
+    if len(data) != 4 * shape.numel():
+        raise OutOfTurn(f"tied gradient: expected {4 * shape.numel()} bytes, got {len(data)}")
+    return torch.frombuffer(bytearray(data), dtype=torch.float32).reshape(shape)

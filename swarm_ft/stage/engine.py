@@ -1,0 +1,328 @@
+"""Trains the blocks of one stage, step by step. Knows no peers, no codecs, no asyncio.
+
+Shapes: B samples, T tokens, C channels, V vocabulary. Everything here is synchronous and belongs
+to one compute thread. Tensors come and go on the CPU.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from swarm_ft.errors import MalformedMessage, NonFinite, OutOfTurn
+from swarm_ft.ids import MicrobatchIndex, StepNumber
+from swarm_ft.log import get_logger
+from swarm_ft.protocol.layers import LayerRange
+from swarm_ft.protocol.run_spec import RunSpec
+from swarm_ft.stage.architecture import check_seq_length
+from swarm_ft.stage.arrivals import Bounds, check_gradient
+from swarm_ft.stage.checkpoint import Checkpoint
+from swarm_ft.stage.dropout import DropoutSeeds
+from swarm_ft.stage.module import StageModule
+from swarm_ft.stage.weights import StageWeights
+
+_log = get_logger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LossAndGradient:
+    """What the last stage makes of a microbatch.
+
+    Attributes:
+        loss_sum: cross-entropy in nats, summed over the microbatch's targets.
+        input_gradient: float32 [B, T, C] of the step's mean loss; None in a one-stage swarm.
+    """
+
+    loss_sum: float
+    input_gradient: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Graph:
+    """A microbatch between its forward and its backward pass."""
+
+    x: Tensor
+    output: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One attempt at an optimizer step."""
+
+    number: StepNumber
+    num_targets: int
+    graphs: dict[MicrobatchIndex, _Graph] = field(default_factory=dict)
+    counted: set[MicrobatchIndex] = field(default_factory=set)
+
+
+class StageEngine:
+    """Forward, backward and optimizer of blocks `layers`.
+
+    A step is `begin_step`, then per microbatch `forward` and `backward` (last stage:
+    `forward_backward`), then `squared_grad_norm` and `apply`. With synchronised tied embeddings,
+    first and last stage exchange `tied_gradient` and both `set_tied_gradient` the sum in between,
+    before `squared_grad_norm`. A step that is begun again keeps no trace of its first attempt.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        spec: RunSpec,
+        layers: LayerRange,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        """Remember what to load; reads no weights.
+
+        Args:
+            checkpoint: where the weights lie.
+            spec: the run; `load` checks its digests.
+            layers: this stage's blocks.
+            device: where the stage computes.
+            dtype: float32, or bfloat16 for autocast over float32 weights.
+
+        Raises:
+            BadOption: the run's samples are too long for the model.
+        """
+        check_seq_length(checkpoint.config, spec.train.seq_length)
+        self.layers = layers
+        self.is_first = layers.start == 0
+        self.is_last = layers.stop == spec.model.num_blocks
+        self._checkpoint = checkpoint
+        self._spec = spec
+        self._device = device
+        self._autocast = torch.autocast(device.type, torch.bfloat16, dtype is torch.bfloat16)
+        self._bounds = Bounds(
+            seq_length=spec.train.seq_length,
+            vocab_size=spec.model.vocab_size,
+            hidden_size=spec.model.hidden_size,
+        )
+        self._weights: StageWeights | None = None
+        self._step: _Step | None = None
+
+    @property
+    def exchanges_tied_gradient(self) -> bool:
+        """Whether this stage holds one of two synchronised tensors and another stage the other."""
+        return self._spec.train.sync_tied_embeddings and self.is_first != self.is_last
+
+    def load(self) -> None:
+        """Read this stage's weights and make the optimizer.
+
+        Raises:
+            BadLayers, BadModel, RunMismatch: see `Checkpoint.load`.
+        """
+        train = self._spec.train
+        tensors = self._checkpoint.load(self.layers, self._spec.model)
+        module = StageModule(self._checkpoint.config, self.layers)
+        # With both ends in one stage there is nothing to exchange: one parameter has both roles.
+        tie = train.sync_tied_embeddings and self.is_first and self.is_last
+        module.materialise(tensors, self._device, tie=tie)
+        module.train(train.dropout)
+        self._weights = StageWeights(
+            module, weight_decay=train.weight_decay, synchronised=train.sync_tied_embeddings
+        )
+        if self.is_last and self._spec.model.tied_embeddings and not train.sync_tied_embeddings:
+            _log.info(
+                "embeddings-untied layers=%s: the model ties its head to its token embeddings; in "
+                "this run the head trains on its own (--tied-embeddings sync keeps them tied)",
+                self.layers,
+            )
+
+    def begin_step(self, step: StepNumber, num_targets: int) -> None:
+        """Start a step, or start it again: no gradients, no graphs.
+
+        Args:
+            step: its number.
+            num_targets: target tokens of the whole step; its loss is the mean over them.
+
+        Raises:
+            MalformedMessage: no targets.
+            OutOfTurn: not loaded.
+        """
+        if num_targets < 1:
+            raise MalformedMessage(f"step {step}: expected 1 target or more, got {num_targets}")
+        self._loaded().zero_grad()
+        self._step = _Step(step, num_targets)
+
+    def forward(self, microbatch: MicrobatchIndex, x: Tensor) -> Tensor:
+        """Compute the stage's output and keep the graph until `backward`.
+
+        Args:
+            microbatch: its index in the step; computing it again replaces its graph.
+            x: at the first stage int64 tokens [B, T], else float32 [B, T, C]. It is kept: the
+                caller must not write to it before `backward`.
+
+        Returns:
+            Float32 [B, T, C], not to be written to.
+
+        Raises:
+            MalformedMessage: `x` is not what this stage takes.
+            NonFinite: the output is inf or NaN.
+            OutOfTurn: no step, or the microbatch's gradient is counted already.
+        """
+        step = self._uncounted(microbatch)
+        graph = self._run(step, microbatch, x)
+        self._check_finite(graph.output, microbatch, "output")
+        step.graphs[microbatch] = graph
+        return graph.output.detach().cpu()
+
+    def forward_backward(
+        self, microbatch: MicrobatchIndex, x: Tensor, tokens: Tensor
+    ) -> LossAndGradient:
+        """Forward, loss and backward of a microbatch, at the last stage.
+
+        Args:
+            microbatch: its index in the step.
+            x: as `forward` takes it; in a one-stage swarm the tokens.
+            tokens: int64 [B, T]; a sample's targets are its own next tokens, T - 1 of them.
+
+        Raises:
+            MalformedMessage, OutOfTurn: as `forward`.
+            NonFinite: the loss or the input's gradient is inf or NaN.
+        """
+        step = self._uncounted(microbatch)
+        self._bounds.check_tokens(tokens)
+        if x.shape[:2] != tokens.shape:
+            raise MalformedMessage(
+                f"microbatch {microbatch}: tokens {list(tokens.shape)} for input {list(x.shape)}"
+            )
+        graph = self._run(step, microbatch, x)
+        with self._autocast:
+            loss = self._loaded().module.loss_sum(graph.output, tokens.to(self._device))
+        self._check_finite(loss, microbatch, "loss")
+        torch.autograd.backward(loss / step.num_targets)
+        step.counted.add(microbatch)
+        return LossAndGradient(
+            loss_sum=loss.item(), input_gradient=self._input_gradient(microbatch, graph)
+        )
+
+    def backward(self, microbatch: MicrobatchIndex, gradient: Tensor) -> Tensor | None:
+        """Add the microbatch's gradient to the weights' and free its graph.
+
+        Args:
+            microbatch: one that `forward` computed.
+            gradient: float32 [B, T, C], of the output.
+
+        Returns:
+            The input's gradient, float32 [B, T, C]; None at the first stage.
+
+        Raises:
+            MalformedMessage: another shape or dtype than the output's.
+            NonFinite: the input's gradient is inf or NaN.
+            OutOfTurn: `forward` did not compute it, or its gradient is counted already.
+        """
+        step = self._uncounted(microbatch)
+        graph = step.graphs.get(microbatch)
+        if graph is None:
+            raise OutOfTurn(f"step {step.number}: backward of microbatch {microbatch} came first")
+        check_gradient(gradient, graph.output)
+        torch.autograd.backward(graph.output, gradient.to(self._device))
+        step.counted.add(microbatch)
+        del step.graphs[microbatch]
+        return self._input_gradient(microbatch, graph)
+
+    def squared_grad_norm(self) -> float:
+        """Sum of squares of this stage's gradients, accumulated in float64.
+
+        With synchronised tied embeddings the tied tensor counts once, at the first stage.
+
+        Raises:
+            NonFinite: a gradient is inf or NaN.
+        """
+        total = self._loaded().squared_grad_norm()
+        if not math.isfinite(total):
+            raise NonFinite(
+                f"step {self._current().number}: a gradient of layers {self.layers} is inf or NaN; "
+                f"a smaller --lr may help"
+            )
+        return total
+
+    def tied_gradient(self) -> Tensor:
+        """Gradient [V, C] of this end's tied tensor; zeros if there is none.
+
+        The first stage gives its token embeddings', the last its head's. Not to be written to.
+        """
+        return self._loaded().tied_gradient()
+
+    def set_tied_gradient(self, gradient: Tensor) -> None:
+        """Take the sum of both ends' gradients [V, C]; the same bits at both ends.
+
+        Raises:
+            MalformedMessage: of another shape or dtype.
+        """
+        self._loaded().set_tied_gradient(gradient)
+
+    def apply(self, clip_factor: float, learning_rate: float) -> None:
+        """Scale the gradients, step AdamW and end the step.
+
+        Args:
+            clip_factor: from 0 to 1, see `training_plan.clip_factor`.
+            learning_rate: of this step, see `training_plan.learning_rate_at`.
+
+        Raises:
+            OutOfTurn: no step has begun, as after a first `apply`: a step counts once.
+        """
+        self._current()
+        self._loaded().apply(clip_factor, learning_rate)
+        self._step = None
+
+    def export(self, path: Path) -> int:
+        """Write this stage's weights as a safetensors shard, float32, and rename it into place.
+
+        With synchronised tied embeddings the head is left out: the first stage's shard has it.
+
+        Returns:
+            The file's size in bytes.
+        """
+        return self._loaded().export(path)
+
+    def weights_digest(self) -> bytes:
+        """Digest of all weights of this stage, by name: equal weights, equal digest."""
+        return self._loaded().digest()
+
+    def _run(self, step: _Step, microbatch: MicrobatchIndex, x: Tensor) -> _Graph:
+        if self.is_first:
+            self._bounds.check_tokens(x)
+        else:
+            self._bounds.check_hidden(x)
+        train = self._spec.train
+        seeds = DropoutSeeds(seed=train.seed, step=step.number, microbatch=microbatch)
+        x = x.to(self._device).detach().requires_grad_(not self.is_first)
+        with self._autocast:
+            output: Tensor = self._loaded().module(x, seeds if train.dropout else None)
+        return _Graph(x, output.float())
+
+    def _input_gradient(self, microbatch: MicrobatchIndex, graph: _Graph) -> Tensor | None:
+        gradient = graph.x.grad
+        if gradient is None:
+            return None
+        self._check_finite(gradient, microbatch, "input gradient")
+        return gradient.cpu()
+
+    def _check_finite(self, tensor: Tensor, microbatch: MicrobatchIndex, what: str) -> None:
+        if not bool(torch.isfinite(tensor).all()):
+            raise NonFinite(
+                f"step {self._current().number}, microbatch {microbatch}: the {what} of layers "
+                f"{self.layers} is inf or NaN; a smaller --lr may help"
+            )
+
+    def _current(self) -> _Step:
+        if self._step is None:
+            raise OutOfTurn(f"layers {self.layers}: no step has begun")
+        return self._step
+
+    def _uncounted(self, microbatch: MicrobatchIndex) -> _Step:
+        step = self._current()
+        if microbatch in step.counted:
+            raise OutOfTurn(f"step {step.number}: microbatch {microbatch} is counted already")
+        return step
+
+    def _loaded(self) -> StageWeights:
+        if self._weights is None:
+            raise OutOfTurn(f"layers {self.layers}: load the stage first")
+        return self._weights

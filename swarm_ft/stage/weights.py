@@ -1,0 +1,119 @@
+"""Weights, gradients and AdamW of one stage. Knows no microbatch, no step, no loss.
+
+Tensors come and go on the CPU.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from swarm_ft.errors import MalformedMessage
+from swarm_ft.protocol.digest import digest_of
+from swarm_ft.stage.architecture import HEAD_WEIGHT
+from swarm_ft.stage.module import StageModule
+from swarm_ft.stage.tensor_files import tensor_digest
+
+
+class StageWeights:
+    """A stage's module with its optimizer."""
+
+    def __init__(self, module: StageModule, *, weight_decay: float, synchronised: bool) -> None:
+        """Take a module that has its weights.
+
+        Args:
+            module: on the stage's device.
+            weight_decay: AdamW's, on all but biases and norms.
+            synchronised: embeddings and head are one tensor, held at both ends of the pipeline;
+                all that is counted or written once is so at the first stage.
+        """
+        self.module = module
+        self._synchronised = synchronised
+        self._optimizer = _adamw(module, weight_decay)
+
+    def zero_grad(self) -> None:
+        """Drop all gradients."""
+        self._optimizer.zero_grad(set_to_none=True)
+
+    def squared_grad_norm(self) -> float:
+        """Sum of squares of the gradients, accumulated in float64; the tied tensor counts once."""
+        own = dict(self.module.named_parameters())
+        if self._synchronised and not self.module.is_first:
+            own.pop(HEAD_WEIGHT, None)
+        norms = [
+            torch.linalg.vector_norm(parameter.grad, dtype=torch.float64)
+            for parameter in own.values()
+            if parameter.grad is not None
+        ]
+        return float(torch.stack(norms).square().sum()) if norms else 0.0
+
+    def tied_gradient(self) -> Tensor:
+        """Gradient [V, C] of this end's tied tensor, zeros if it has none; not to be written to."""
+        weight = self._tied_weight()
+        gradient = torch.zeros_like(weight) if weight.grad is None else weight.grad
+        return gradient.detach().cpu()
+
+    def set_tied_gradient(self, gradient: Tensor) -> None:
+        """Take the sum of both ends' gradients [V, C].
+
+        Raises:
+            MalformedMessage: of another shape or dtype.
+        """
+        weight = self._tied_weight()
+        if gradient.shape != weight.shape or gradient.dtype != torch.float32:
+            raise MalformedMessage(
+                f"tied embeddings: expected a float32 gradient {list(weight.shape)}, "
+                f"got {gradient.dtype} {list(gradient.shape)}"
+            )
+        # A copy: in one process both ends may be given the same tensor, and `apply` scales it.
+        weight.grad = gradient.to(weight.device, copy=True)
+
+    def apply(self, clip_factor: float, learning_rate: float) -> None:
+        """Scale the gradients, step AdamW and drop the gradients."""
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate
+            for parameter in group["params"]:
+                if clip_factor != 1.0 and parameter.grad is not None:
+                    parameter.grad.mul_(clip_factor)
+        self._optimizer.step()
+        self.zero_grad()
+
+    def export(self, path: Path) -> int:
+        """Write a shard of float32 weights under Hugging Face's names and rename it into place.
+
+        Synchronised embeddings are in the first stage's shard alone.
+
+        Returns:
+            The file's size in bytes.
+        """
+        weights = dict(self.module.state_dict())
+        if self._synchronised:
+            weights.pop(HEAD_WEIGHT, None)
+        partial = path.with_name(path.name + ".partial")
+        save_file(weights, partial, metadata={"format": "pt"})
+        os.replace(partial, path)
+        return path.stat().st_size
+
+    def digest(self) -> bytes:
+        """Digest of all weights, by name: equal weights, equal digest."""
+        weights = self.module.state_dict()
+        pieces = ((name.encode(), tensor_digest(weights[name])) for name in sorted(weights))
+        return digest_of(*(piece for pair in pieces for piece in pair))
+
+    def _tied_weight(self) -> nn.Parameter:
+        return self.module.embedding_weight if self.module.is_first else self.module.head_weight
+
+
+def _adamw(module: nn.Module, weight_decay: float) -> torch.optim.AdamW:
+    """AdamW whose decay spares biases and norms: in these models, all that has one dimension."""
+    decayed = [p for p in module.parameters() if p.ndim > 1]
+    spared = [p for p in module.parameters() if p.ndim <= 1]
+    groups = [
+        {"params": decayed, "weight_decay": weight_decay},
+        {"params": spared, "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.999), eps=1e-8)

@@ -1,0 +1,111 @@
+"""The buffer store against a plain model of it."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from swarm_ft.buffers import BufferKey, BufferRecord, BufferStore, End
+from swarm_ft.ids import BlockIndex, RunId, SampleId
+
+keys = st.builds(
+    BufferKey,
+    run_id=st.sampled_from([RunId("a"), RunId("b")]),
+    boundary=st.sampled_from([BlockIndex(1), BlockIndex(2)]),
+    end=st.sampled_from(End),
+    sample=st.sampled_from([SampleId(0), SampleId(1)]),
+)
+records = st.builds(
+    BufferRecord,
+    digest=st.binary(min_size=16, max_size=16),
+    tokens=st.integers(1, 4),
+    channels=st.integers(1, 4),
+    payload=st.binary(max_size=20),
+)
+
+
+def key(sample=0, run="a"):
+    return BufferKey(RunId(run), BlockIndex(1), End.SENT, SampleId(sample))
+
+
+def record(payload=b"xyz"):
+    return BufferRecord(digest=b"d" * 16, tokens=1, channels=1, payload=payload)
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """Two dicts say what the store must hold."""
+
+    def __init__(self):
+        super().__init__()
+        self.store = BufferStore()
+        self.committed, self.staged = {}, {}
+
+    @rule(key=keys, record=records)
+    def stage(self, key, record):
+        self.store.stage(key, record)
+        self.staged[key] = record
+
+    @rule()
+    def commit(self):
+        self.store.commit()
+        self.committed |= self.staged
+        self.staged = {}
+
+    @rule()
+    def rollback(self):
+        self.store.rollback()
+        self.staged = {}
+
+    @rule(run_id=st.sampled_from([RunId("a"), RunId("b"), RunId("never seen")]))
+    def forget(self, run_id):
+        self.store.forget(run_id)
+        self.committed = {k: v for k, v in self.committed.items() if k.run_id != run_id}
+        self.staged = {k: v for k, v in self.staged.items() if k.run_id != run_id}
+
+    @rule(key=keys)
+    def get(self, key):
+        assert self.store.get(key) == self.committed.get(key)
+
+    @invariant()
+    def counts_are_those_of_the_committed_records(self):
+        assert len(self.store) == len(self.committed)
+        assert self.store.payload_bytes == sum(len(r.payload) for r in self.committed.values())
+
+
+TestStoreMachine = StoreMachine.TestCase
+TestStoreMachine.settings = settings(derandomize=True, deadline=None, max_examples=60)
+
+
+def test_a_redone_step_starts_from_the_same_bases():
+    store = BufferStore()
+    store.stage(key(), record(b"base"))
+    store.commit()
+    store.stage(key(), record(b"half done"))
+    assert store.get(key()) == record(b"base")
+    store.rollback()
+    store.commit()
+    assert store.get(key()) == record(b"base")
+
+
+def test_both_ends_of_a_boundary_are_kept_apart():
+    store = BufferStore()
+    store.stage(key(), record(b"sent"))
+    store.stage(key()._replace(end=End.RECEIVED), record(b"received"))
+    store.commit()
+    assert store.get(key()) == record(b"sent")
+    assert store.get(key()._replace(end=End.RECEIVED)) == record(b"received")
+
+
+def test_threads_lose_no_record_and_no_byte():
+    store = BufferStore()
+
+    def work(thread):
+        for i in range(200):
+            store.stage(key(sample=1000 * thread + i), record(b"12345"))
+            store.commit()
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
+    assert len(store) == 800
+    assert store.payload_bytes == 5 * 800

@@ -1,0 +1,195 @@
+"""Small random checkpoints made on the spot, and a pipeline of engines in one process."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    LlamaConfig,
+    MistralConfig,
+    PretrainedConfig,
+    Qwen2Config,
+)
+
+from swarm_ft.ids import StepNumber
+from swarm_ft.protocol.layers import LayerRange, split_evenly
+from swarm_ft.protocol.run_spec import LrSchedule, RunSpec, TrainSpec
+from swarm_ft.protocol.training_plan import clip_factor, learning_rate_at, step_microbatches
+from swarm_ft.stage.checkpoint import Checkpoint, open_checkpoint
+from swarm_ft.stage.engine import StageEngine
+
+NUM_BLOCKS = 4
+VOCAB_SIZE = 97
+SEQ_LENGTH = 12
+NUM_SAMPLES = 11
+
+_ROPE = {
+    "num_hidden_layers": NUM_BLOCKS,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": VOCAB_SIZE,
+    "max_position_embeddings": 64,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+
+
+def _gpt2(**changes):
+    sizes = {"n_layer": NUM_BLOCKS, "n_embd": 32, "n_head": 2, "n_positions": 64}
+    ids = {"vocab_size": VOCAB_SIZE, "bos_token_id": 0, "eos_token_id": 0}
+    return GPT2Config(**sizes, **ids, **changes)
+
+
+CONFIGS = {
+    "gpt2-tied": _gpt2(),
+    "gpt2-untied": _gpt2(tie_word_embeddings=False, scale_attn_by_inverse_layer_idx=True),
+    "llama": LlamaConfig(**_ROPE, rope_parameters={"rope_theta": 500.0, "rope_type": "default"}),
+    "llama-tied": LlamaConfig(**_ROPE, tie_word_embeddings=True, pad_token_id=3),
+    "mistral": MistralConfig(**_ROPE, sliding_window=SEQ_LENGTH),
+    "qwen2-tied": Qwen2Config(**_ROPE, tie_word_embeddings=True),
+}
+
+
+def save_random_model(config: PretrainedConfig, directory: Path) -> Path:
+    """A model whose every parameter, biases and norms too, is off its usual start."""
+    generator = torch.Generator().manual_seed(7)
+    model = AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.08 * torch.randn(parameter.shape, generator=generator))
+    model.save_pretrained(directory)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def make_model(tmp_path_factory):
+    """`make_model("llama")`: a directory, made once; not to be written to."""
+    made: dict[str, Path] = {}
+
+    def make(name: str) -> Path:
+        if name not in made:
+            made[name] = save_random_model(CONFIGS[name], tmp_path_factory.mktemp(name))
+        return made[name]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def samples() -> torch.Tensor:
+    generator = torch.Generator().manual_seed(11)
+    return torch.randint(0, VOCAB_SIZE, (NUM_SAMPLES, SEQ_LENGTH), generator=generator)
+
+
+@pytest.fixture(scope="session")
+def make_train_spec():
+    def make(**changes) -> TrainSpec:
+        fields = {
+            "num_samples": NUM_SAMPLES,
+            "seq_length": SEQ_LENGTH,
+            "batch_size": 4,
+            "micro_batch_size": 2,
+            "num_steps": 5,
+            "learning_rate": 2e-3,
+            "lr_schedule": LrSchedule.LINEAR,
+            "warmup_steps": 2,
+            "weight_decay": 0.1,
+            "clip_grad_norm": 1.0,
+            "seed": 5,
+            "shuffle": True,
+            "dropout": False,
+            "sync_tied_embeddings": False,
+            "forward_codec": "none",
+            "backward_codec": "none",
+        }
+        return TrainSpec(**{**fields, **changes})
+
+    return make
+
+
+class Pipeline:
+    """The engines of all stages, driven as a swarm drives them, without codecs."""
+
+    def __init__(self, checkpoint: Checkpoint, train: TrainSpec, num_stages: int, dtype) -> None:
+        self.spec = RunSpec(model=checkpoint.describe(), train=train)
+        device = torch.device("cpu")
+        self.stages = [
+            StageEngine(checkpoint, self.spec, layers, device=device, dtype=dtype)
+            for layers in split_evenly(LayerRange(0, NUM_BLOCKS), num_stages)
+        ]
+        for stage in self.stages:
+            stage.load()
+        self.grad_norms: list[float] = []
+
+    def microbatch(self, index: int, tokens: torch.Tensor) -> float:
+        """Forward and backward of one microbatch; its loss sum."""
+        *upstream, last = self.stages
+        x = tokens
+        for stage in upstream:
+            x = stage.forward(index, x)
+        made = last.forward_backward(index, x, tokens)
+        gradient = made.input_gradient
+        for stage in reversed(upstream):
+            gradient = stage.backward(index, gradient)
+        assert gradient is None
+        return made.loss_sum
+
+    def gradients(self, step: int, samples: torch.Tensor) -> float:
+        """All microbatches of a step; the step's mean loss."""
+        batches = step_microbatches(self.spec.train, StepNumber(step))
+        num_targets = sum(len(b.samples) for b in batches) * (SEQ_LENGTH - 1)
+        for stage in self.stages:
+            stage.begin_step(StepNumber(step), num_targets)
+        loss = sum(self.microbatch(b.index, samples[list(b.samples)]) for b in batches)
+        return loss / num_targets
+
+    def commit(self, step: int) -> None:
+        first, last = self.stages[0], self.stages[-1]
+        if first.exchanges_tied_gradient:
+            total = first.tied_gradient() + last.tied_gradient()
+            first.set_tied_gradient(total)
+            last.set_tied_gradient(total)
+        norm = math.sqrt(sum(stage.squared_grad_norm() for stage in self.stages))
+        self.grad_norms.append(norm)
+        train = self.spec.train
+        for stage in self.stages:
+            stage.apply(clip_factor(train, norm), learning_rate_at(train, StepNumber(step)))
+
+    def train(self, samples: torch.Tensor) -> list[float]:
+        losses = []
+        for step in range(self.spec.train.num_steps):
+            losses.append(self.gradients(step, samples))
+            self.commit(step)
+        return losses
+
+    def digests(self) -> list[bytes]:
+        return [stage.weights_digest() for stage in self.stages]
+
+    def export(self, directory: Path) -> dict[str, str]:
+        """Every stage's shard; the weight map of the whole."""
+        from safetensors import safe_open
+
+        weight_map = {}
+        count = len(self.stages)
+        for number, stage in enumerate(self.stages, 1):
+            path = directory / f"model-{number:05}-of-{count:05}.safetensors"
+            assert stage.export(path) == path.stat().st_size
+            with safe_open(path, "pt") as handle:
+                assert handle.metadata() == {"format": "pt"}
+                weight_map |= dict.fromkeys(handle.keys(), path.name)
+        return weight_map
+
+
+@pytest.fixture(scope="session")
+def make_pipeline(make_model, make_train_spec):
+    def make(name: str, num_stages: int, *, dtype=torch.float32, **changes) -> Pipeline:
+        checkpoint = open_checkpoint(str(make_model(name)))
+        return Pipeline(checkpoint, make_train_spec(**changes), num_stages, dtype)
+
+    return make

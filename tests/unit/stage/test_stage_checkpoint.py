@@ -1,0 +1,323 @@
+"""What a stage reads of a checkpoint, what it refuses, and how a changed weight shows."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM, BertConfig, GPT2LMHeadModel
+
+from swarm_ft.errors import BadLayers, BadModel, RunMismatch
+from swarm_ft.protocol.layers import LayerRange
+from swarm_ft.stage.architecture import ARCHITECTURES
+from swarm_ft.stage.checkpoint import open_checkpoint
+from swarm_ft.stage.module import StageModule
+
+NUM_BLOCKS = 4
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+
+
+@pytest.fixture
+def copy_of(make_model, tmp_path):
+    """`copy_of("llama")`: a directory of the test's own."""
+
+    def copy(name: str):
+        return shutil.copytree(make_model(name), tmp_path / "copy")
+
+    return copy
+
+
+def change_tensor(directory, name, change):
+    weights = load_file(directory / WEIGHTS)
+    weights[name] = change(weights[name])
+    save_file(weights, directory / WEIGHTS, metadata={"format": "pt"})
+
+
+def change_config(directory, **fields):
+    path = directory / "config.json"
+    config = json.loads(path.read_text()) | fields
+    path.write_text(json.dumps(config))
+
+
+def blocks_in(names, prefix):
+    return {int(n.removeprefix(prefix).split(".")[0]) for n in names if n.startswith(prefix)}
+
+
+@pytest.mark.parametrize("name", ["gpt2-tied", "llama", "mistral", "qwen2-tied"])
+def test_stage_in_the_middle_holds_its_own_blocks_and_nothing_else(make_model, name):
+    checkpoint = open_checkpoint(str(make_model(name)))
+    architecture = ARCHITECTURES[checkpoint.config.model_type]
+    tensors = checkpoint.load(LayerRange(1, 3), checkpoint.describe())
+
+    prefix = f"{architecture.base}.{architecture.blocks}."
+    assert all(key.startswith(prefix) for key in tensors)
+    assert blocks_in(tensors, prefix) == {1, 2}
+    whole = AutoModelForCausalLM.from_pretrained(make_model(name)).state_dict()
+    assert tensors.keys() == {k for k in whole if k.startswith((f"{prefix}1.", f"{prefix}2."))}
+    assert all(torch.equal(tensors[k], whole[k]) for k in tensors)
+
+    module = StageModule(checkpoint.config, LayerRange(1, 3))
+    assert {p.device.type for p in module.parameters()} == {"meta"}
+    module.materialise(tensors, torch.device("cpu"))
+    assert sum(p.numel() for p in module.parameters()) == sum(t.numel() for t in tensors.values())
+    assert {b.device.type for b in module.buffers()} <= {"cpu"}
+
+
+def test_ends_of_the_model_get_embeddings_and_head(make_model):
+    checkpoint = open_checkpoint(str(make_model("llama")))
+    model = checkpoint.describe()
+    first = checkpoint.load(LayerRange(0, 1), model)
+    last = checkpoint.load(LayerRange(3, 4), model)
+    assert "model.embed_tokens.weight" in first
+    assert not first.keys() & {"model.norm.weight", "lm_head.weight"}
+    assert last.keys() >= {"model.norm.weight", "lm_head.weight"}
+    assert "model.embed_tokens.weight" not in last
+
+
+def test_head_of_a_tied_checkpoint_is_a_copy_of_its_embeddings(make_model):
+    checkpoint = open_checkpoint(str(make_model("gpt2-tied")))
+    model = checkpoint.describe()
+    assert model.tied_embeddings
+    tensors = checkpoint.load(model.layers, model)
+    head, embedding = tensors["lm_head.weight"], tensors["transformer.wte.weight"]
+    assert torch.equal(head, embedding)
+    assert head.data_ptr() != embedding.data_ptr()
+
+
+def test_description_says_what_peers_must_agree_on(make_model):
+    model = open_checkpoint(str(make_model("llama"))).describe()
+    assert (model.architecture, model.num_blocks) == ("llama", NUM_BLOCKS)
+    assert (model.hidden_size, model.vocab_size) == (32, 97)
+    assert not model.tied_embeddings
+    assert len({*model.block_digests, model.embed_digest, model.head_digest}) == NUM_BLOCKS + 2
+    with safe_open(make_model("llama") / WEIGHTS, "pt") as handle:
+        names = [k for k in handle.keys() if k.startswith("model.layers.0.")]  # noqa: SIM118
+        assert model.block_bytes == sum(4 * handle.get_tensor(k).numel() for k in names)
+
+
+@pytest.mark.parametrize("name", ["gpt2-tied", "llama"])
+def test_other_shards_are_the_same_model(make_model, tmp_path, name):
+    AutoModelForCausalLM.from_pretrained(make_model(name)).save_pretrained(
+        tmp_path, max_shard_size="30KB"
+    )
+    assert len(list(tmp_path.glob("*.safetensors"))) > 3
+    sharded, single = open_checkpoint(str(tmp_path)), open_checkpoint(str(make_model(name)))
+    assert replace(sharded.describe(), reference="") == replace(single.describe(), reference="")
+    ours = sharded.load(LayerRange(1, 2), single.describe())
+    theirs = single.load(LayerRange(1, 2), single.describe())
+    assert all(torch.equal(ours[k], theirs[k]) for k in theirs)
+
+
+@pytest.mark.parametrize("name", ["gpt2-tied", "llama-tied"])
+def test_names_without_the_base_models_prefix_are_the_same_model(make_model, tmp_path, name):
+    whole = AutoModelForCausalLM.from_pretrained(make_model(name))
+    whole.base_model.save_pretrained(tmp_path)
+    model = open_checkpoint(str(tmp_path)).describe()
+    expected = open_checkpoint(str(make_model(name))).describe()
+    assert replace(model, reference="") == replace(expected, reference="")
+
+
+def test_old_buffers_in_a_file_are_passed_over(copy_of):
+    directory = copy_of("gpt2-tied")
+    expected = open_checkpoint(str(directory)).describe()
+    weights = load_file(directory / WEIGHTS)
+    weights["h.0.attn.bias"] = torch.ones(4, 4, dtype=torch.uint8)
+    save_file(weights, directory / WEIGHTS, metadata={"format": "pt"})
+    assert open_checkpoint(str(directory)).describe() == expected
+
+
+def test_half_precision_files_become_float32_weights(make_model, tmp_path):
+    whole = AutoModelForCausalLM.from_pretrained(make_model("llama"), dtype=torch.bfloat16)
+    whole.save_pretrained(tmp_path)
+    checkpoint = open_checkpoint(str(tmp_path))
+    tensors = checkpoint.load(LayerRange(0, 1), checkpoint.describe())
+    assert {t.dtype for t in tensors.values()} == {torch.float32}
+    embedding = whole.get_input_embeddings().weight
+    assert torch.equal(tensors["model.embed_tokens.weight"], embedding.float())
+
+
+def test_stored_head_that_differs_is_not_tied_whatever_the_config_says(copy_of):
+    directory = copy_of("llama")
+    change_config(directory, tie_word_embeddings=True)
+    assert not open_checkpoint(str(directory)).describe().tied_embeddings
+
+
+def test_stored_head_that_equals_the_embeddings_is_tied(copy_of):
+    directory = copy_of("gpt2-tied")
+    weights = load_file(directory / WEIGHTS)
+    weights["lm_head.weight"] = weights["transformer.wte.weight"].clone()
+    save_file(weights, directory / WEIGHTS, metadata={"format": "pt"})
+    assert open_checkpoint(str(directory)).describe().tied_embeddings
+
+
+@pytest.mark.parametrize(
+    ("tensor", "layers", "part"),
+    [
+        ("model.layers.2.mlp.up_proj.weight", LayerRange(2, 3), "block 2"),
+        ("model.embed_tokens.weight", LayerRange(0, 1), "embeddings"),
+        ("model.norm.weight", LayerRange(3, 4), "head"),
+        ("lm_head.weight", LayerRange(3, 4), "head"),
+    ],
+)
+def test_changed_weight_is_refused_by_the_stage_that_holds_it(copy_of, tensor, layers, part):
+    directory = copy_of("llama")
+    model = open_checkpoint(str(directory)).describe()
+    change_tensor(directory, tensor, lambda t: t + 1e-3)
+    changed = open_checkpoint(str(directory))
+    with pytest.raises(RunMismatch, match=part):
+        changed.load(layers, model)
+    changed.load(LayerRange(1, 2), model)
+
+
+def test_changed_embeddings_of_a_tied_model_are_refused_at_both_ends(copy_of):
+    directory = copy_of("gpt2-tied")
+    model = open_checkpoint(str(directory)).describe()
+    change_tensor(directory, "transformer.wte.weight", lambda t: t * 2)
+    for layers in (LayerRange(0, 1), LayerRange(3, 4)):
+        with pytest.raises(RunMismatch):
+            open_checkpoint(str(directory)).load(layers, model)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("gpt2-tied", {"n_head": 4}),
+        ("gpt2-tied", {"layer_norm_epsilon": 1e-3}),
+        ("llama", {"rope_parameters": {"rope_theta": 9.0, "rope_type": "default"}}),
+    ],
+)
+def test_config_that_computes_otherwise_on_equal_weights_is_refused(copy_of, name, fields):
+    directory = copy_of(name)
+    model = open_checkpoint(str(directory)).describe()
+    change_config(directory, **fields)
+    with pytest.raises(RunMismatch):
+        open_checkpoint(str(directory)).load(LayerRange(1, 2), model)
+
+
+def test_another_models_run_is_refused(make_model):
+    run = open_checkpoint(str(make_model("gpt2-tied"))).describe()
+    with pytest.raises(RunMismatch, match="architecture"):
+        open_checkpoint(str(make_model("llama"))).load(LayerRange(0, 1), run)
+
+
+def test_layers_outside_the_model_are_refused(make_model):
+    checkpoint = open_checkpoint(str(make_model("llama")))
+    with pytest.raises(BadLayers, match="0-4"):
+        checkpoint.load(LayerRange(3, 5), checkpoint.describe())
+
+
+def test_missing_directory_is_refused_in_one_line(tmp_path):
+    with pytest.raises(BadModel, match="no such directory") as caught:
+        open_checkpoint(str(tmp_path / "nothing"))
+    assert "\n" not in caught.value.message
+
+
+def test_name_that_is_neither_directory_nor_hub_id_is_refused():
+    with pytest.raises(BadModel):
+        open_checkpoint("two words/and/more")
+
+
+def test_directory_without_config_is_refused(copy_of):
+    directory = copy_of("llama")
+    (directory / "config.json").unlink()
+    with pytest.raises(BadModel, match=r"config\.json"):
+        open_checkpoint(str(directory))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"model_type": 3}'])
+def test_unreadable_config_is_refused(copy_of, text):
+    directory = copy_of("llama")
+    (directory / "config.json").write_text(text)
+    with pytest.raises(BadModel):
+        open_checkpoint(str(directory))
+
+
+@pytest.mark.parametrize(
+    "fields", [{"n_layer": "six"}, {"n_head": 5}, {"n_embd": -1}, {"quantization_config": {}}]
+)
+def test_config_that_describes_no_model_is_refused_in_one_line(copy_of, fields):
+    directory = copy_of("gpt2-tied")
+    change_config(directory, **fields)
+    with pytest.raises(BadModel) as caught:
+        open_checkpoint(str(directory))
+    assert "\n" not in caught.value.message
+
+
+def test_unknown_architecture_is_refused_with_the_known_ones(tmp_path):
+    BertConfig().save_pretrained(tmp_path)
+    with pytest.raises(BadModel, match=r"'bert'.*gpt2, llama"):
+        open_checkpoint(str(tmp_path))
+
+
+def test_directory_without_safetensors_is_refused(copy_of):
+    directory = copy_of("llama")
+    (directory / WEIGHTS).rename(directory / "pytorch_model.bin")
+    with pytest.raises(BadModel, match=r"model\.safetensors"):
+        open_checkpoint(str(directory))
+
+
+def test_damaged_safetensors_are_refused(copy_of):
+    directory = copy_of("llama")
+    (directory / WEIGHTS).write_bytes(b"not safetensors")
+    with pytest.raises(BadModel, match="cannot read"):
+        open_checkpoint(str(directory))
+
+
+@pytest.mark.parametrize(
+    "index", ["{", "{}", '{"weight_map": 1}', '{"weight_map": {"a": "../../etc/passwd"}}']
+)
+def test_index_that_cannot_be_followed_is_refused(copy_of, index):
+    directory = copy_of("llama")
+    (directory / WEIGHTS).unlink()
+    (directory / INDEX).write_text(index)
+    with pytest.raises(BadModel, match="index"):
+        open_checkpoint(str(directory))
+
+
+def test_missing_tensor_is_refused_by_name(copy_of):
+    directory = copy_of("llama")
+    weights = load_file(directory / WEIGHTS)
+    del weights["model.layers.2.mlp.up_proj.weight"]
+    save_file(weights, directory / WEIGHTS, metadata={"format": "pt"})
+    with pytest.raises(BadModel, match=r"layers\.2\.mlp\.up_proj"):
+        open_checkpoint(str(directory))
+
+
+@pytest.mark.parametrize("change", [lambda t: t[:-1].clone(), lambda t: t.to(torch.int8)])
+def test_tensor_of_another_shape_or_of_integers_is_refused(copy_of, change):
+    directory = copy_of("llama")
+    change_tensor(directory, "model.layers.1.mlp.up_proj.weight", change)
+    with pytest.raises(BadModel, match=r"layers\.1\.mlp\.up_proj"):
+        open_checkpoint(str(directory)).describe()
+
+
+def test_missing_tokenizer_is_refused(make_model):
+    with pytest.raises(BadModel, match="tokenizer"):
+        open_checkpoint(str(make_model("llama"))).tokenizer()
+
+
+def test_exported_config_is_a_float32_causal_model(make_model, tmp_path):
+    base = tmp_path / "base"
+    whole = GPT2LMHeadModel.from_pretrained(make_model("gpt2-tied"), dtype=torch.bfloat16)
+    whole.transformer.save_pretrained(base)
+    checkpoint = open_checkpoint(str(base))
+    checkpoint.save_config(tmp_path, tie_word_embeddings=False)
+
+    exported = AutoConfig.from_pretrained(tmp_path)
+    assert exported.architectures == ["GPT2LMHeadModel"]
+    assert exported.dtype == torch.float32
+    assert not exported.tie_word_embeddings
+    assert checkpoint.config.tie_word_embeddings
+
+
+def test_generation_config_goes_into_the_export(make_model, tmp_path):
+    checkpoint = open_checkpoint(str(make_model("llama")))
+    checkpoint.save_config(tmp_path, tie_word_embeddings=False)
+    ours, theirs = (d / "generation_config.json" for d in (tmp_path, make_model("llama")))
+    assert ours.read_text() == theirs.read_text()

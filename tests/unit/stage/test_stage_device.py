@@ -1,0 +1,47 @@
+"""From option texts to devices and dtypes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from swarm_ft.errors import BadOption
+from swarm_ft.stage.device import pick_device, pick_dtype
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    def have(count: int) -> None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+
+    return have
+
+
+@pytest.mark.parametrize(
+    ("text", "count", "device"),
+    [
+        ("auto", 0, "cpu"),
+        ("auto", 2, "cuda:0"),
+        ("cpu", 2, "cpu"),
+        ("cuda", 1, "cuda:0"),
+        ("cuda:1", 2, "cuda:1"),
+    ],
+)
+def test_device_is_what_the_text_says_and_the_machine_has(gpus, text, count, device):
+    gpus(count)
+    assert pick_device(text) == torch.device(device)
+
+
+@pytest.mark.parametrize(("text", "count"), [("cuda", 0), ("cuda:2", 2), ("tpu", 1), ("cuda:", 1)])
+def test_device_that_is_not_there_is_refused(gpus, text, count):
+    gpus(count)
+    with pytest.raises(BadOption, match="--device"):
+        pick_device(text)
+
+
+def test_dtypes_are_two():
+    assert pick_dtype("float32") is torch.float32
+    assert pick_dtype("bfloat16") is torch.bfloat16
+    with pytest.raises(BadOption, match="--dtype"):
+        pick_dtype("float16")

@@ -1,0 +1,260 @@
+"""What a stage does beside the arithmetic: order, aborts, dropout, hostile input, bfloat16."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+
+from swarm_ft.errors import BadOption, MalformedMessage, NonFinite, OutOfTurn
+from swarm_ft.protocol.layers import LayerRange
+from swarm_ft.stage.checkpoint import open_checkpoint
+from swarm_ft.stage.engine import StageEngine
+
+TARGETS = 22
+CHANNELS = 32
+
+
+@pytest.fixture
+def tokens(samples):
+    return samples[:2]
+
+
+@pytest.fixture
+def pair(make_pipeline):
+    """First and last stage of a two-stage swarm, step 0 begun."""
+    pipeline = make_pipeline("gpt2-tied", 2)
+    for stage in pipeline.stages:
+        stage.begin_step(0, TARGETS)
+    return pipeline.stages
+
+
+def test_untied_head_is_told_once_at_the_last_stage(make_pipeline, caplog):
+    with caplog.at_level(logging.INFO, logger="swarm_ft"):
+        make_pipeline("gpt2-tied", 3)
+        make_pipeline("gpt2-tied", 3, sync_tied_embeddings=True)
+        make_pipeline("llama", 3)
+    assert [r.message.split()[0] for r in caplog.records] == ["embeddings-untied"]
+
+
+def test_aborted_attempt_leaves_no_trace(make_pipeline, samples):
+    clean, faulty = make_pipeline("llama", 2), make_pipeline("llama", 2)
+    first, last = faulty.stages
+    faulty.gradients(0, samples)
+    first.begin_step(0, TARGETS)
+    last.begin_step(0, TARGETS)
+    first.forward(0, samples[:3])
+    for pipeline in (clean, faulty):
+        pipeline.train(samples)
+    assert faulty.digests() == clean.digests()
+
+
+def test_beginning_again_drops_the_graphs_of_the_aborted_attempt(pair, tokens):
+    first, _ = pair
+    output = first.forward(0, tokens)
+    first.begin_step(0, TARGETS)
+    with pytest.raises(OutOfTurn, match="microbatch 0"):
+        first.backward(0, torch.ones_like(output))
+    assert first.squared_grad_norm() == 0.0
+
+
+def test_microbatch_counts_once(pair, tokens):
+    first, last = pair
+    made = last.forward_backward(0, first.forward(0, tokens), tokens)
+    first.backward(0, made.input_gradient)
+    norms = [stage.squared_grad_norm() for stage in pair]
+    for again in (
+        lambda: first.forward(0, tokens),
+        lambda: first.backward(0, made.input_gradient),
+        lambda: last.forward_backward(0, made.input_gradient, tokens),
+    ):
+        with pytest.raises(OutOfTurn, match="counted already"):
+            again()
+    assert [stage.squared_grad_norm() for stage in pair] == norms
+
+
+def test_forward_may_be_computed_again_before_its_backward(pair, tokens):
+    first, _ = pair
+    once = first.forward(0, tokens)
+    assert torch.equal(first.forward(0, tokens), once)
+    first.backward(0, torch.ones_like(once))
+
+
+def test_order_of_microbatches_is_free(make_pipeline, samples):
+    losses = []
+    for order in ([0, 1, 2], [2, 0, 1]):
+        first, last = make_pipeline("llama", 2).stages
+        first.begin_step(0, 66)
+        last.begin_step(0, 66)
+        outputs = {i: first.forward(i, samples[2 * i : 2 * i + 2]) for i in order}
+        made = {i: last.forward_backward(i, outputs[i], samples[2 * i : 2 * i + 2]) for i in order}
+        for i in reversed(order):
+            first.backward(i, made[i].input_gradient)
+        losses.append([made[i].loss_sum for i in range(3)])
+    assert losses[0] == losses[1]
+
+
+def test_step_is_applied_once(make_pipeline, samples):
+    pipeline = make_pipeline("llama", 1)
+    pipeline.gradients(0, samples)
+    pipeline.commit(0)
+    with pytest.raises(OutOfTurn):
+        pipeline.stages[0].apply(1.0, 1e-3)
+
+
+def test_calls_before_load_or_before_a_step_are_refused(make_pipeline, make_model, tokens):
+    pipeline = make_pipeline("llama", 1)
+    with pytest.raises(OutOfTurn, match="no step"):
+        pipeline.stages[0].forward(0, tokens)
+    cold = StageEngine(
+        open_checkpoint(str(make_model("llama"))),
+        pipeline.spec,
+        LayerRange(0, 4),
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+    )
+    with pytest.raises(OutOfTurn, match="load"):
+        cold.begin_step(0, TARGETS)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        torch.zeros(2, 12),
+        torch.zeros(12, dtype=torch.int64),
+        torch.zeros(2, 13, dtype=torch.int64),
+        torch.zeros(2, 1, dtype=torch.int64),
+        torch.zeros(0, 12, dtype=torch.int64),
+        torch.full((2, 12), 97),
+        torch.full((2, 12), -1),
+    ],
+)
+def test_tokens_out_of_bounds_are_refused(pair, bad):
+    first, last = pair
+    with pytest.raises(MalformedMessage, match="tokens"):
+        first.forward(0, bad)
+    with pytest.raises(MalformedMessage, match="tokens"):
+        last.forward_backward(0, torch.zeros(2, 12, CHANNELS), bad)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        torch.zeros(2, 12, CHANNELS, dtype=torch.float16),
+        torch.zeros(2, 12, CHANNELS + 1),
+        torch.zeros(2, 13, CHANNELS),
+        torch.zeros(2, CHANNELS),
+        torch.zeros(0, 12, CHANNELS),
+    ],
+)
+def test_activations_out_of_bounds_are_refused(pair, bad):
+    with pytest.raises(MalformedMessage, match="activation"):
+        pair[1].forward(0, bad)
+
+
+def test_gradients_of_another_shape_are_refused(pair, tokens):
+    output = pair[0].forward(0, tokens)
+    for bad in (output[:1], output.half()):
+        with pytest.raises(MalformedMessage, match="gradient"):
+            pair[0].backward(0, bad)
+    with pytest.raises(MalformedMessage, match="gradient"):
+        pair[0].set_tied_gradient(torch.zeros(3, 3))
+
+
+def test_tokens_and_activations_of_different_samples_are_refused(pair, tokens):
+    with pytest.raises(MalformedMessage):
+        pair[1].forward_backward(0, torch.zeros(3, 12, CHANNELS), tokens)
+
+
+def test_step_without_targets_is_refused(pair):
+    with pytest.raises(MalformedMessage, match="target"):
+        pair[0].begin_step(0, 0)
+
+
+def test_numbers_that_are_not_finite_are_named(pair, tokens):
+    first, last = pair
+    x = first.forward(1, tokens)
+    with pytest.raises(NonFinite, match=r"step 0, microbatch 3: the loss"):
+        last.forward_backward(3, torch.full_like(x, torch.nan), tokens)
+    with pytest.raises(NonFinite, match=r"step 0, microbatch 4: the output"):
+        last.forward(4, torch.full_like(x, torch.inf))
+    first.backward(1, torch.full_like(x, torch.inf))
+    with pytest.raises(NonFinite, match="step 0: a gradient"):
+        first.squared_grad_norm()
+
+
+def test_graph_is_freed_by_its_backward(pair, tokens):
+    import gc
+    import weakref
+
+    first, last = pair
+    x = first.forward(0, tokens)
+    graph = weakref.ref(first._step.graphs[0].output)
+    first.backward(0, torch.ones_like(x))
+    gc.collect()
+    assert graph() is None
+    last.forward_backward(0, x, tokens)
+    assert last._step.graphs == {}
+
+
+def test_tied_gradient_is_zero_before_any_backward(pair):
+    assert not pair[0].tied_gradient().any()
+    assert pair[0].tied_gradient().shape == (97, CHANNELS)
+
+
+@pytest.mark.parametrize("num_stages", [2, 3])
+def test_synchronised_ends_stay_equal_bit_for_bit(make_pipeline, samples, num_stages):
+    pipeline = make_pipeline("gpt2-tied", num_stages, sync_tied_embeddings=True)
+    pipeline.train(samples)
+    first, last = pipeline.stages[0], pipeline.stages[-1]
+    assert torch.equal(first._weights.module.embedding_weight, last._weights.module.head_weight)
+    assert not pipeline.stages[1].exchanges_tied_gradient or num_stages == 2
+
+
+def test_dropout_draws_the_same_in_a_replay_and_leaves_torchs_generator_alone(
+    make_pipeline, samples
+):
+    once, again = (make_pipeline("gpt2-tied", 2, dropout=True) for _ in range(2))
+    losses = once.train(samples)
+    torch.manual_seed(123)
+    state = torch.get_rng_state()
+    again.gradients(0, samples)
+    assert torch.equal(torch.get_rng_state(), state)
+    # An aborted attempt and an early computation of another microbatch change nothing.
+    again.stages[0].begin_step(0, TARGETS)
+    again.stages[0].forward(1, samples[:2])
+    assert again.train(samples) == losses
+    assert again.digests() == once.digests()
+
+
+def test_dropout_does_not_depend_on_the_cut(make_pipeline, samples):
+    one, three = (make_pipeline("gpt2-tied", n, dropout=True).train(samples) for n in (1, 3))
+    assert one == pytest.approx(three, rel=1e-6)
+    assert one != pytest.approx(make_pipeline("gpt2-tied", 1).train(samples), rel=1e-3)
+
+
+def test_dropout_differs_by_step_microbatch_and_seed(make_pipeline, tokens):
+    def output(seed, step, microbatch):
+        stage = make_pipeline("gpt2-tied", 2, dropout=True, seed=seed).stages[0]
+        stage.begin_step(step, TARGETS)
+        return stage.forward(microbatch, tokens)
+
+    outputs = [output(5, 0, 0), output(6, 0, 0), output(5, 1, 0), output(5, 0, 1)]
+    assert len({tuple(o.flatten().tolist()) for o in outputs}) == len(outputs)
+    assert torch.equal(output(5, 0, 1), outputs[3])
+
+
+def test_bfloat16_computes_near_float32_over_float32_weights(make_pipeline, samples):
+    exact = make_pipeline("llama", 2)
+    rough = make_pipeline("llama", 2, dtype=torch.bfloat16)
+    assert rough.train(samples) == pytest.approx(exact.train(samples), rel=0.02)
+    assert rough.digests() != exact.digests()
+    parameters = [p for s in rough.stages for p in s._weights.module.parameters()]
+    assert {p.dtype for p in parameters} == {torch.float32}
+
+
+@pytest.mark.parametrize(("name", "limit"), [("gpt2-tied", "64 positions"), ("mistral", "window")])
+def test_samples_longer_than_the_model_can_attend_to_are_refused(make_pipeline, name, limit):
+    with pytest.raises(BadOption, match=limit):
+        make_pipeline(name, 1, seq_length=65)
