@@ -1,0 +1,1 @@
+"""Commands. Each imports what it needs when it runs, so that `--help` is instant."""

@@ -1,0 +1,1 @@
+"""Who wants a model trained: submits the job, watches it, fetches the result."""

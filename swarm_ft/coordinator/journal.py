@@ -40,7 +40,7 @@ _SCHEMA = """
 CREATE TABLE IF NOT EXISTS runs (
     position INTEGER PRIMARY KEY, run_id TEXT UNIQUE NOT NULL, spec BLOB NOT NULL,
     phase INTEGER NOT NULL, detail TEXT NOT NULL, attempt INTEGER NOT NULL,
-    committed_steps INTEGER NOT NULL, trained_s REAL NOT NULL, stages TEXT NOT NULL);
+    committed_steps INTEGER NOT NULL, stages TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS samples (
     run_id TEXT NOT NULL, sample INTEGER NOT NULL, token_ids BLOB NOT NULL,
     PRIMARY KEY (run_id, sample)) WITHOUT ROWID;
@@ -98,8 +98,8 @@ class Journal:
         rows = ((run.run_id, i, tokens) for i, tokens in enumerate(samples))
         with self._errors_named(), self._db:
             self._db.execute(
-                "INSERT INTO runs (run_id, spec, phase, detail, attempt, committed_steps,"
-                " trained_s, stages) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                "INSERT INTO runs (run_id, spec, phase, detail, attempt, committed_steps, stages)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?)",
                 (run.run_id, spec_to_wire(run.spec).SerializeToString(), *_run_row(run)),
             )
             self._db.executemany("INSERT INTO samples VALUES (?, ?, ?)", rows)
@@ -109,8 +109,8 @@ class Journal:
         match record:
             case RunRecord(run):
                 execute(
-                    "UPDATE runs SET phase=?, detail=?, attempt=?, committed_steps=?, trained_s=?,"
-                    " stages=? WHERE run_id=?",
+                    "UPDATE runs SET phase=?, detail=?, attempt=?, committed_steps=?, stages=?"
+                    " WHERE run_id=?",
                     (*_run_row(run), run.run_id),
                 )
             case MemberRecord(hello, joined):
@@ -145,8 +145,7 @@ class Journal:
         )
         self._db.execute("INSERT INTO commits VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
         self._db.execute(
-            "UPDATE runs SET committed_steps=?, trained_s=? WHERE run_id=?",
-            (step.step + 1, step.seconds, record.run_id),
+            "UPDATE runs SET committed_steps=? WHERE run_id=?", (step.step + 1, record.run_id)
         )
 
     # ---- reading
@@ -155,13 +154,13 @@ class Journal:
         """All runs, oldest first; those under way wait for their peers from `now_s` on."""
         with self._errors_named():
             rows = self._db.execute(
-                "SELECT run_id, spec, phase, detail, attempt, committed_steps, trained_s, stages"
+                "SELECT run_id, spec, phase, detail, attempt, committed_steps, stages"
                 " FROM runs ORDER BY position"
             ).fetchall()
         return tuple(self._run(row, now_s) for row in rows)
 
-    def _run(self, row: tuple[str, bytes, int, str, int, int, float, str], now_s: float) -> Run:
-        run_id, spec_bytes, phase_number, detail, attempt, committed_steps, trained_s, stages = row
+    def _run(self, row: tuple[str, bytes, int, str, int, int, str], now_s: float) -> Run:
+        run_id, spec_bytes, phase_number, detail, attempt, committed_steps, stages = row
         phase = RunPhase(phase_number)
         assignments = tuple(
             StageAssignment(peer_id=PeerId(peer), layers=LayerRange(start, stop))
@@ -177,7 +176,6 @@ class Journal:
             away_since_s=MappingProxyType({stage.peer_id: now_s for stage in assignments}),
             committed_steps=committed_steps,
             last_commit=self._last_commit(RunId(run_id), committed_steps),
-            trained_s=trained_s,
         )
 
     def _last_commit(self, run_id: RunId, committed_steps: int) -> CommitStep | None:
@@ -238,9 +236,9 @@ class Journal:
             raise JournalError(f"journal {self._path}: {error}{hint}") from error
 
 
-def _run_row(run: Run) -> tuple[int, str, int, int, float, str]:
+def _run_row(run: Run) -> tuple[int, str, int, int, str]:
     stages = json.dumps([(s.peer_id, s.layers.start, s.layers.stop) for s in run.stages])
-    return run.phase, run.detail, run.attempt, run.committed_steps, run.trained_s, stages
+    return run.phase, run.detail, run.attempt, run.committed_steps, stages
 
 
 def _spec(data: bytes) -> RunSpec:

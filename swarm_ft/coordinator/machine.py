@@ -46,7 +46,15 @@ from swarm_ft.coordinator.state import (
     Write,
 )
 from swarm_ft.coordinator.steps import commit_step, plan_step
-from swarm_ft.errors import BadInput, BadLayers, NonFinite, RunMismatch, SwarmError, from_code
+from swarm_ft.errors import (
+    BadInput,
+    BadLayers,
+    NonFinite,
+    OutOfTurn,
+    RunMismatch,
+    SwarmError,
+    from_code,
+)
 from swarm_ft.ids import Attempt, PeerId, RunId, StepNumber
 from swarm_ft.protocol.messages import (
     Assign,
@@ -178,7 +186,7 @@ class _Turn:
         holds = {**run.holds, peer_id: run.committed_steps}
         run = replace(run, loaded=run.loaded | {peer_id}, holds=MappingProxyType(holds))
         if run.loaded >= set(run.peers):
-            run = replace(run, phase=RunPhase.TRAINING, detail="", clock_mark_s=self.now_s)
+            run = replace(run, phase=RunPhase.TRAINING, detail="", step_began_s=self.now_s)
             self.put(run)
             self._plan_or_export(run)
         else:
@@ -198,6 +206,10 @@ class _Turn:
         elif isinstance(error, BadInput):
             self.effects.append(Dismiss(peer_id, error))
             self.peer_gone(peer_id, away_since_s=-math.inf)
+        elif isinstance(error, OutOfTurn):
+            # What it holds is not what is known here; start from what is known.
+            holds = {peer: steps for peer, steps in run.holds.items() if peer != peer_id}
+            self._interrupt(replace(run, holds=MappingProxyType(holds)))
         else:
             # The peer's own trouble (a neighbour it cannot reach): try again, all together.
             self._interrupt(replace(run, detail=f"peer {peer_id}: {error.message}"))

@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
+from typing import Any
 
 from swarm_ft.clock import Clock
 from swarm_ft.coordinator.journal import Journal
@@ -69,7 +70,7 @@ class CoordinatorService:
             if not run.phase.is_over:
                 logger.info("run %s: taken up at step %d", run.run_id, run.committed_steps)
 
-    def handlers(self) -> Mapping[Method, Handler]:
+    def handlers(self) -> Mapping[Method[Any, Any], Handler]:
         """What this service answers, for `Transport.serve`."""
         return {
             JOIN: self._join,
@@ -106,9 +107,9 @@ class CoordinatorService:
             match effect:
                 case Say(peer_id, message, with_tokens):
                     self._say(peer_id, message, with_tokens=with_tokens)
-                case Dismiss(peer_id, error):
-                    logger.warning("peer %s is sent away: %s", peer_id, error.message)
-                    self._put(peer_id, error)
+                case Dismiss(peer_id, refusal):
+                    logger.warning("peer %s is sent away: %s", peer_id, refusal.message)
+                    self._put(peer_id, refusal)
                 case Publish(run_id, run_event):
                     self._publish(run_id, run_event)
                 case Write():

@@ -56,8 +56,7 @@ class Run:
         ready: peers that said StepReady in this attempt and step.
         exported: peers that wrote down their trained stage.
         last_commit: repeated to a peer that may have missed it.
-        trained_s: time spent training, waits left out.
-        clock_mark_s: when `trained_s` was last brought up to date.
+        step_began_s: when the step under way was planned.
     """
 
     run_id: RunId
@@ -73,8 +72,7 @@ class Run:
     exported: frozenset[PeerId] = frozenset()
     committed_steps: int = 0
     last_commit: CommitStep | None = None
-    trained_s: float = 0.0
-    clock_mark_s: float = 0.0
+    step_began_s: float = 0.0
 
     @property
     def peers(self) -> tuple[PeerId, ...]:

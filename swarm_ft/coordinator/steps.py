@@ -44,14 +44,13 @@ def commit_step(run: Run, now_s: float) -> tuple[Run, StepCommitted, CommitStep]
         clip_factor=clip_factor(train, grad_norm),
         learning_rate=learning_rate_at(train, step),
     )
-    trained_s = run.trained_s + now_s - run.clock_mark_s
     committed = StepCommitted(
         step=step,
         loss=reports[-1].loss_sum / (num_samples * (train.seq_length - 1)),
         learning_rate=commit.learning_rate,
         grad_norm=grad_norm,
         num_samples=num_samples,
-        seconds=trained_s,
+        seconds=now_s - run.step_began_s,
         traffic=merge_traffic(reports),
     )
     after = replace(
@@ -60,8 +59,7 @@ def commit_step(run: Run, now_s: float) -> tuple[Run, StepCommitted, CommitStep]
         committed_steps=step + 1,
         holds=MappingProxyType(dict.fromkeys(run.peers, step + 1)),
         last_commit=commit,
-        trained_s=trained_s,
-        clock_mark_s=now_s,
+        step_began_s=now_s,
     )
     return after, committed, commit
 

@@ -31,6 +31,7 @@ from swarm_ft.protocol.messages import (
     CommitStep,
     ExportStage,
     FromPeer,
+    PeerGoodbye,
     PeerHello,
     PlanStep,
     ReleaseStage,

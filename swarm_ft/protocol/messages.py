@@ -246,7 +246,13 @@ class RunStatus:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepCommitted:
-    """A step that counts. `loss` is the mean over the step's target tokens."""
+    """A step that counts.
+
+    Attributes:
+        loss: mean over the step's target tokens.
+        seconds: from its plan to its commit.
+        traffic: of this step, both sides of each boundary together.
+    """
 
     step: StepNumber
     loss: float

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 
 import torch
@@ -40,3 +41,11 @@ def pick_dtype(text: str) -> torch.dtype:
     if text not in DTYPES:
         raise BadOption(f"--dtype '{text}': expected {' or '.join(DTYPES)}")
     return DTYPES[text]
+
+
+def free_memory_bytes(device: torch.device) -> int:
+    """Memory that is free on the device now; for the CPU, on this machine."""
+    if device.type == "cuda":
+        free_bytes: int = torch.cuda.mem_get_info(device)[0]
+        return free_bytes
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,1 @@
+"""Public helpers for tests: fakes that are verified, clocks that stand still."""

@@ -1,0 +1,79 @@
+"""`swarm-ft`: finds the command, runs it, turns errors into one line and an exit code.
+
+Exit codes: 0 done (or left, or detached), 1 failed, 2 bad input, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+import click
+
+from swarm_ft import __version__
+from swarm_ft.errors import BadInput, SwarmError
+
+_COMMANDS = {
+    "demo": "swarm_ft.cli.demo:demo",
+    "serve-stage": "swarm_ft.cli.serve_stage:serve_stage",
+    "client": "swarm_ft.cli.client:client",
+    "coordinator": "swarm_ft.cli.coordinator:coordinator",
+    "dht": "swarm_ft.cli.dht:dht",
+    "status": "swarm_ft.cli.status:status",
+    "sample": "swarm_ft.cli.sample:sample",
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported when they are asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names, in the order a newcomer needs them."""
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of that name, imported now."""
+        if cmd_name not in _COMMANDS:
+            return None
+        module, _, name = _COMMANDS[cmd_name].partition(":")
+        command: click.Command = getattr(importlib.import_module(module), name)
+        return command
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="swarm-ft")
+def cli() -> None:
+    r"""Fine-tune a Hugging Face transformer across volunteers' machines.
+
+    \b
+    Examples:
+      swarm-ft demo                        all of it on this machine, in a minute
+      swarm-ft serve-stage --layers 12-24 --initial-peers /ip4/...
+      swarm-ft client train --model gpt2 --dataset text.txt --initial-peers /ip4/...
+    """
+
+
+def run(arguments: list[str] | None = None) -> int:
+    """Run a command line and return its exit code; errors go to standard error, in one line."""
+    try:
+        result: Any = cli.main(arguments, prog_name="swarm-ft", standalone_mode=False)
+    except click.ClickException as error:
+        return _fail(error.format_message().replace("\n", " "), 2)
+    except (click.Abort, KeyboardInterrupt):
+        return _fail("interrupted", 130)
+    except BadInput as error:
+        return _fail(error.message, 2)
+    except SwarmError as error:
+        return _fail(error.message, 1)
+    return result if isinstance(result, int) else 0
+
+
+def main() -> None:
+    """The console script."""
+    sys.exit(run())
+
+
+def _fail(message: str, code: int) -> int:
+    click.echo(f"swarm-ft: {message}", err=True)
+    return code

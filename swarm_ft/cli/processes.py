@@ -1,0 +1,112 @@
+"""A local swarm as child processes: started, watched, ended. Knows commands, not what they do."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from swarm_ft.errors import RunFailed
+
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """One running command of ours."""
+
+    name: str
+    process: asyncio.subprocess.Process
+    log_file: Path
+
+
+class ProcessSwarm:
+    """Commands of `swarm-ft` as children of this process, each with a log of its own.
+
+    Args:
+        log_dir: made if absent; one file a process.
+        threads: CPU threads that each child computes with.
+    """
+
+    def __init__(self, log_dir: Path, *, threads: int = 1) -> None:
+        self._log_dir = log_dir
+        self._threads = threads
+        self._children: list[Child] = []
+
+    async def start(self, name: str, arguments: Sequence[str]) -> dict[str, object]:
+        """Start `swarm-ft ARGUMENTS --json`; what it prints first, once it is up.
+
+        Raises:
+            RunFailed: it ended, or said nothing in time.
+        """
+        self._log_dir.mkdir(parents=True, exist_ok=True)
+        log_file = self._log_dir / f"{name}.log"
+        command = (sys.executable, "-m", "swarm_ft", *arguments, "--json")
+        with log_file.open("wb") as log:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+                env={**os.environ, "OMP_NUM_THREADS": str(self._threads)},
+                # Ctrl-C in the terminal is for us; we then end the children in order.
+                start_new_session=True,
+            )
+        child = Child(name, process, log_file)
+        self._children.append(child)
+        return await self._first_words(child)
+
+    async def _first_words(self, child: Child) -> dict[str, object]:
+        stdout = child.process.stdout
+        if stdout is None:
+            raise RunFailed(f"{child.name}: started without a pipe")
+        try:
+            line = await asyncio.wait_for(stdout.readline(), START_TIMEOUT_S)
+        except TimeoutError:
+            raise RunFailed(f"{child.name} did not come up; see {child.log_file}") from None
+        if not line:
+            await child.process.wait()
+            raise RunFailed(f"{child.name} ended at once: {_last_line(child.log_file)}")
+        words: dict[str, object] = json.loads(line)
+        return words
+
+    async def first_end(self) -> None:
+        """Wait until any child ends, which none should before it is told to.
+
+        Raises:
+            RunFailed: always; it says which and why.
+        """
+        waits = {asyncio.ensure_future(c.process.wait()): c for c in self._children}
+        try:
+            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        child = waits[done.pop()]
+        raise RunFailed(
+            f"{child.name} ended with {child.process.returncode}: {_last_line(child.log_file)}"
+        )
+
+    async def stop(self) -> None:
+        """End all children, last started first: politely, then for good."""
+        for child in reversed(self._children):
+            if child.process.returncode is None:
+                child.process.send_signal(signal.SIGINT)
+        for child in reversed(self._children):
+            try:
+                await asyncio.wait_for(child.process.wait(), STOP_TIMEOUT_S)
+            except TimeoutError:
+                child.process.kill()
+                await child.process.wait()
+        self._children.clear()
+
+
+def _last_line(log_file: Path) -> str:
+    lines = log_file.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return f"{lines[-1]} (see {log_file})" if lines else f"see {log_file}"

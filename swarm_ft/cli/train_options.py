@@ -1,0 +1,113 @@
+"""The options of a job: the same names in `client train` and `demo`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from swarm_ft.cli.options import stack
+
+if TYPE_CHECKING:
+    from swarm_ft.client.options import TrainOptions
+
+_count = click.IntRange(min=1)
+_amount = click.FloatRange(min=0.0)
+
+result_options = stack(
+    click.option(
+        "--out", default="swarm-ft-output", show_default=True, help="Where the trained model goes."
+    ),
+    click.option("--json", "json_file", metavar="FILE", help="Write a report for programs."),
+)
+eval_options = stack(
+    click.option("--eval-dataset", metavar="PATH", help="Held-out UTF-8 text to evaluate on."),
+    click.option("--max-eval-samples", type=_count, help="Evaluate on so many samples at most."),
+)
+train_options = stack(
+    eval_options,
+    click.option("--epochs", default=3, show_default=True, type=_count, help="Passes over it."),
+    click.option("--steps", type=_count, help="Optimizer steps; wins over --epochs."),
+    click.option("--batch-size", default=8, show_default=True, type=_count, help="Samples a step."),
+    click.option(
+        "--micro-batch-size",
+        default=2,
+        show_default=True,
+        type=_count,
+        help="Samples that travel together; no effect on the result.",
+    ),
+    click.option(
+        "--seq-length", default=128, show_default=True, type=_count, help="Tokens a sample."
+    ),
+    click.option("--lr", type=_amount, help="Peak learning rate.  [default: 5e-5]"),
+    click.option(
+        "--lr-schedule",
+        default="linear",
+        show_default=True,
+        type=click.Choice(["constant", "linear", "cosine"]),
+        help="How the learning rate moves after the warm-up.",
+    ),
+    click.option(
+        "--warmup-steps", default=0, show_default=True, type=click.IntRange(0), help="From 0 to lr."
+    ),
+    click.option(
+        "--weight-decay", default=0.0, show_default=True, type=_amount, help="Spares biases, norms."
+    ),
+    click.option(
+        "--clip-grad-norm",
+        default=1.0,
+        show_default=True,
+        type=_amount,
+        help="Bound of the gradient's norm over all stages; 0 is off.",
+    ),
+    click.option("--seed", default=42, show_default=True, type=click.IntRange(0)),
+    click.option(
+        "--shuffle/--no-shuffle", default=False, show_default=True, help="New order every epoch."
+    ),
+    click.option(
+        "--dropout/--no-dropout",
+        default=False,
+        show_default=True,
+        help="Train with the model's own dropout; its noise is a floor under every delta.",
+    ),
+    click.option(
+        "--tied-embeddings",
+        default="untie",
+        show_default=True,
+        type=click.Choice(["untie", "sync"]),
+        help="Of models that tie head and embeddings: train them apart, or keep them tied.",
+    ),
+    click.option(
+        "--fw",
+        default="aq4",
+        show_default=True,
+        metavar="SPEC",
+        help="Codec of activations: none, fp16, qB or aqB, B from 2 to 8.",
+    ),
+    click.option(
+        "--bw",
+        default="q8",
+        show_default=True,
+        metavar="SPEC",
+        help="Codec of gradients: none, fp16 or qB.",
+    ),
+    result_options,
+)
+
+
+def collect_options(model: str, dataset: str, *, default_lr: float, **given: Any) -> TrainOptions:  # noqa: ANN401 - click's values, one by one below
+    """What `train_options` parsed, as one value."""
+    from swarm_ft.client.options import TrainOptions
+
+    lr, json_file, out = given.pop("lr"), given.pop("json_file"), given.pop("out")
+    tied = given.pop("tied_embeddings")
+    return TrainOptions(
+        model=model,
+        dataset=dataset,
+        lr=default_lr if lr is None else lr,
+        json_file=Path(json_file) if json_file else None,
+        out=Path(out),
+        sync_tied_embeddings=tied == "sync",
+        **given,
+    )

@@ -1,0 +1,128 @@
+"""Loss and perplexity of a checkpoint, in this process and uncompressed. Knows no swarm."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch.nn.functional import cross_entropy
+from transformers import AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
+
+from swarm_ft.errors import BadDataset, BadModel
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from swarm_ft.client.dataset import TokenArray
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evaluation:
+    """How well a model predicts held-out text.
+
+    Attributes:
+        loss: mean cross entropy in nats over all target tokens of all samples.
+        perplexity: exp(loss); inf where that overflows.
+        num_tokens: target tokens, seq_length - 1 a sample.
+    """
+
+    loss: float
+    perplexity: float
+    num_samples: int
+    num_tokens: int
+
+
+def evaluate(
+    model_dir: str,
+    samples: TokenArray,
+    *,
+    batch_size: int = 8,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Evaluation:
+    """Evaluate a checkpoint in float32, without dropout, on the CPU.
+
+    Args:
+        model_dir: directory or hub id.
+        samples: token ids [samples, seq_length] below the model's vocabulary size.
+        batch_size: samples a forward pass; no effect on the result beyond rounding.
+        on_progress: called with (samples done, samples in all) after each pass.
+
+    Raises:
+        BadModel: the checkpoint cannot be loaded, or lacks weights.
+        BadDataset: there are no target tokens.
+    """
+    if samples.ndim != 2 or len(samples) == 0 or samples.shape[1] < 2:
+        raise BadDataset(
+            f"evaluation: expected samples of 2 or more tokens, got shape {samples.shape}"
+        )
+    model = _load(model_dir)
+    tokens_st = torch.from_numpy(samples.astype(np.int64))
+    loss_sum, num_done = 0.0, 0
+    for start in range(0, len(samples), batch_size):
+        batch_st = tokens_st[start : start + batch_size]
+        loss_sum += _loss_sum(model, batch_st)
+        num_done += len(batch_st)
+        if on_progress is not None:
+            on_progress(num_done, len(samples))
+    num_targets = len(samples) * (samples.shape[1] - 1)
+    return _evaluation(loss_sum / num_targets, len(samples), num_targets)
+
+
+def _loss_sum(model: PreTrainedModel, batch_st: torch.Tensor) -> float:
+    """Cross entropy summed over the targets of `batch_st` [samples, tokens], in float64."""
+    with torch.no_grad():
+        logits_stv = model(input_ids=batch_st, use_cache=False).logits
+        # Sample by sample: the shifted logits of a whole batch would be a second copy of the
+        # largest tensor there is.
+        losses = [
+            cross_entropy(logits_tv[:-1].float(), row_t[1:], reduction="none").double().sum()
+            for logits_tv, row_t in zip(logits_stv, batch_st, strict=True)
+        ]
+    return float(torch.stack(losses).sum())
+
+
+def _evaluation(loss: float, num_samples: int, num_tokens: int) -> Evaluation:
+    try:
+        perplexity = math.exp(loss)
+    except OverflowError:
+        perplexity = math.inf
+    return Evaluation(
+        loss=loss, perplexity=perplexity, num_samples=num_samples, num_tokens=num_tokens
+    )
+
+
+def _load(model_dir: str) -> PreTrainedModel:
+    try:
+        with no_transformers_bars():
+            model, info = AutoModelForCausalLM.from_pretrained(
+                model_dir, dtype=torch.float32, output_loading_info=True
+            )
+    except (OSError, ValueError, KeyError, RuntimeError) as exc:
+        reason = str(exc).partition("\n")[0]
+        raise BadModel(f"model '{model_dir}': expected a causal language model: {reason}") from exc
+    # transformers fills what is missing with random numbers and goes on; their perplexity would
+    # be reported as the checkpoint's.
+    if info["missing_keys"]:
+        some = ", ".join(sorted(info["missing_keys"])[:3])
+        raise BadModel(
+            f"model '{model_dir}': {len(info['missing_keys'])} weights are missing ({some})"
+        )
+    return model.eval()
+
+
+@contextmanager
+def no_transformers_bars() -> Iterator[None]:
+    """Keep the progress bars of `transformers` from cutting into ours."""
+    were_on = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if were_on:
+            transformers_logging.enable_progress_bar()

@@ -1,0 +1,193 @@
+"""Stage shards to one Hugging Face checkpoint, or to nothing. Knows files, no tensor's value.
+
+A directory that was exported here holds `swarm_ft_export.json`, the list of its files: only such
+a directory, with no file of anybody else in it, is ever replaced.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+
+from swarm_ft.errors import BadOption, ProtocolError
+
+MANIFEST = "swarm_ft_export.json"
+_HEADER_LENGTH_BYTES = 8
+
+
+def assemble(out_dir: Path, shards: Sequence[Path], write_config: Callable[[Path], None]) -> None:
+    """Build the checkpoint beside `out_dir` and rename it into place as the last act.
+
+    Whatever interrupts this, `out_dir` is as it was or complete; only a kill between the two
+    renames that replace an earlier export leaves that one under its sibling's name,
+    `.NAME.swarm-ft-earlier`. Shards may lie outside `out_dir`, best in `shard_dir`; where the
+    file system allows it they are linked, not copied.
+
+    Args:
+        out_dir: must satisfy `check_out_dir`; an earlier export is replaced.
+        shards: safetensors files with Hugging Face names, first stage to last.
+        write_config: writes config and tokenizer into the directory it is given.
+
+    Raises:
+        BadOption: `out_dir` may not be used.
+        ProtocolError: a shard is not a safetensors file, or a tensor lies in two shards.
+    """
+    check_out_dir(out_dir)
+    out_dir = out_dir.resolve()
+    out_dir.parent.mkdir(parents=True, exist_ok=True)
+    partial = _fresh_dir(_sibling(out_dir, "partial"))
+    try:
+        _place_weights(partial, shards)
+        write_config(partial)
+        _write_manifest(partial)
+        _rename_into_place(partial, out_dir)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+@contextmanager
+def shard_dir(out_dir: Path) -> Iterator[Path]:
+    """An empty directory to collect shards in, beside `out_dir`; gone at the end."""
+    out_dir = out_dir.resolve()
+    out_dir.parent.mkdir(parents=True, exist_ok=True)
+    directory = _fresh_dir(_sibling(out_dir, "shards"))
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def check_out_dir(path: Path) -> None:
+    """Refuse an output directory now that could not be written, or would cost files, later.
+
+    Raises:
+        BadOption: it is a file, a mount point, or a directory with files that are not of one
+            of our exports; or the directory that is to hold it cannot be written.
+    """
+    path = path.resolve()
+    if path.is_dir():
+        _check_replaceable(path)
+    elif path.exists():
+        raise BadOption(f"--out '{path}': expected a directory, found a file")
+    holder = next(parent for parent in path.parents if parent.exists())
+    if not holder.is_dir():
+        raise BadOption(f"--out '{path}': '{holder}' is not a directory")
+    if not os.access(holder, os.W_OK | os.X_OK):
+        raise BadOption(f"--out '{path}': no permission to write in '{holder}'")
+
+
+def _check_replaceable(path: Path) -> None:
+    if os.path.ismount(path):
+        raise BadOption(f"--out '{path}': is a mount point; name a directory inside it")
+    try:
+        found = {entry.name for entry in path.iterdir()}
+    except OSError as exc:
+        raise BadOption(f"--out '{path}': cannot be read: {exc.strerror}") from exc
+    foreign = sorted(found - _manifest_names(path))
+    if foreign:
+        raise BadOption(
+            f"--out '{path}': expected a new or empty directory or an earlier export, found "
+            f"'{foreign[0]}'; name another directory"
+        )
+
+
+def _manifest_names(path: Path) -> set[str]:
+    """Names of the files that an export put into `path`; none where it is no export."""
+    try:
+        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return set()
+    names = manifest.get("files") if isinstance(manifest, dict) else None
+    if not isinstance(names, list):
+        return set()
+    return {MANIFEST, *(name for name in names if isinstance(name, str))}
+
+
+def _place_weights(directory: Path, shards: Sequence[Path]) -> None:
+    """Put the shards under the names Hugging Face gives them, with an index if several."""
+    if not shards:
+        raise ProtocolError("export: expected one weights file of each stage, got none")
+    count = len(shards)
+    weight_map: dict[str, str] = {}
+    total_bytes = 0
+    for number, shard in enumerate(shards, start=1):
+        file = "model.safetensors"
+        if count > 1:
+            file = f"model-{number:05}-of-{count:05}.safetensors"
+        for name in _tensor_names(shard):
+            if name in weight_map:
+                raise ProtocolError(
+                    f"export: tensor '{name}' came from two stages, in '{weight_map[name]}' "
+                    f"and '{file}'; expected each from one"
+                )
+            weight_map[name] = file
+        total_bytes += _tensor_bytes(shard)
+        _link_or_copy(shard, directory / file)
+    if count > 1:
+        index = {"metadata": {"total_size": total_bytes}, "weight_map": weight_map}
+        _write_json(directory / "model.safetensors.index.json", index)
+
+
+def _tensor_names(shard: Path) -> list[str]:
+    try:
+        with safe_open(shard, framework="numpy") as tensors:
+            return sorted(tensors.keys())
+    except (SafetensorError, OSError) as exc:
+        raise ProtocolError(f"export: '{shard.name}' is not a safetensors file: {exc}") from exc
+
+
+def _tensor_bytes(shard: Path) -> int:
+    """Bytes of all tensors: what follows the header, which `safe_open` found to be sound."""
+    with shard.open("rb") as file:
+        header_bytes = int.from_bytes(file.read(_HEADER_LENGTH_BYTES), "little")
+    return shard.stat().st_size - _HEADER_LENGTH_BYTES - header_bytes
+
+
+def _link_or_copy(source: Path, target: Path) -> None:
+    source = source.resolve()
+    try:
+        target.hardlink_to(source)
+    except OSError:  # another file system, or one without links
+        shutil.copyfile(source, target)
+    # safetensors writes for the owner alone; the rest of the export follows the umask.
+    target.chmod(target.parent.stat().st_mode & 0o666)
+
+
+def _write_manifest(directory: Path) -> None:
+    names = sorted(entry.name for entry in directory.iterdir())
+    _write_json(directory / MANIFEST, {"version": 1, "files": names})
+
+
+def _write_json(path: Path, document: object) -> None:
+    path.write_text(json.dumps(document, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _sibling(path: Path, role: str) -> Path:
+    return path.with_name(f".{path.name}.swarm-ft-{role}")
+
+
+def _fresh_dir(path: Path) -> Path:
+    """An empty directory; what a killed export left there goes."""
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir()
+    return path
+
+
+def _rename_into_place(partial: Path, out_dir: Path) -> None:
+    if not out_dir.exists():
+        partial.rename(out_dir)
+        return
+    earlier = _fresh_dir(_sibling(out_dir, "earlier"))
+    out_dir.rename(earlier)
+    try:
+        partial.rename(out_dir)
+    except BaseException:
+        earlier.rename(out_dir)
+        raise
+    shutil.rmtree(earlier)

@@ -1,0 +1,151 @@
+"""The swarm as a client sees it: submit, watch, cancel, fetch. Knows no files but shards."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from swarm_ft.discovery.base import Directory, Role
+from swarm_ft.errors import NotFound, RunFailed, Unavailable
+from swarm_ft.ids import RunId, SampleId
+from swarm_ft.proto import coordinator_pb2 as pb
+from swarm_ft.proto import peer_pb2
+from swarm_ft.protocol.client_wire import event_from_wire, status_from_wire, swarm_from_wire
+from swarm_ft.protocol.control_wire import tokens_to_wire
+from swarm_ft.protocol.messages import RunEvent, RunStatus, SwarmStatus
+from swarm_ft.protocol.run_spec import RunSpec
+from swarm_ft.protocol.run_wire import spec_to_wire
+from swarm_ft.transport.base import Channel, Transport, call
+from swarm_ft.transport.blob import receive_file, receive_header
+from swarm_ft.transport.methods import CANCEL, COLLECTED, STATUS, SUBMIT, WATCH, WEIGHTS
+
+CALL_TIMEOUT_S = 30.0
+FIND_TIMEOUT_S = 20.0
+"""How long a coordinator may take to appear in the DHT."""
+RETRY_S = 0.5
+MAX_SHARD_BYTES = 1 << 42
+
+
+class SwarmClient:
+    """A client's connection; every call finds the coordinator in the directory anew."""
+
+    def __init__(self, directory: Directory, transport: Transport) -> None:
+        self._directory = directory
+        self._transport = transport
+
+    async def submit(self, spec: RunSpec, samples: Sequence[bytes]) -> RunStatus:
+        """Hand in a job; `samples[i]` are sample i's token ids, little-endian uint32.
+
+        Raises:
+            SwarmError: the coordinator's reason not to take it.
+        """
+        async with self._coordinator() as channel:
+            stream = channel.open(SUBMIT)
+            header = pb.SubmitHeader(spec=spec_to_wire(spec), spec_digest=spec.digest())
+            await stream.send(pb.SubmitPart(header=header))
+            for sample, tokens in enumerate(samples):
+                part = tokens_to_wire(SampleId(sample), tokens)
+                await stream.send(pb.SubmitPart(tokens=part))
+            await stream.finish()
+            reply = await stream.receive()
+            if reply is None:
+                raise Unavailable("the coordinator ended the submission without an answer")
+            return status_from_wire(reply)
+
+    async def watch(
+        self, run_id: RunId | None, on_trouble: Callable[[str], None]
+    ) -> AsyncGenerator[RunEvent, None]:
+        """All events of a run (the newest, if None), then all that follow, until it is over.
+
+        A coordinator that goes away is waited for; then all events come again, from the first.
+
+        Raises:
+            NotFound: there is no such run.
+        """
+        while True:
+            try:
+                async with self._coordinator() as channel:
+                    stream = channel.open(WATCH)
+                    await stream.send(pb.WatchRequest(run_id=run_id or ""))
+                    await stream.finish()
+                    while (message := await stream.receive()) is not None:
+                        yield event_from_wire(message)
+                    return
+            except Unavailable as error:
+                on_trouble(f"waiting for the coordinator: {error.message}")
+                await asyncio.sleep(RETRY_S)
+
+    async def cancel(self, run_id: RunId | None) -> RunStatus:
+        """End a run (the newest, if None); what it trained is lost."""
+        async with self._coordinator() as channel:
+            request = pb.CancelRequest(run_id=run_id or "")
+            return status_from_wire(await call(channel, CANCEL, request, CALL_TIMEOUT_S))
+
+    async def collected(self, run_id: RunId) -> None:
+        """Say that the result is safe here, so that peers may let go of it."""
+        async with self._coordinator() as channel:
+            await call(channel, COLLECTED, pb.CollectedRequest(run_id=run_id), CALL_TIMEOUT_S)
+
+    async def status(self) -> SwarmStatus:
+        """Members and runs."""
+        async with self._coordinator() as channel:
+            reply = await call(channel, STATUS, pb.StatusRequest(), CALL_TIMEOUT_S)
+            return swarm_from_wire(reply)
+
+    async def fetch_shards(
+        self, status: RunStatus, directory: Path, on_bytes: Callable[[int], None]
+    ) -> tuple[Path, ...]:
+        """The trained stages of a finished run, first to last, as files in `directory`.
+
+        Raises:
+            RunFailed: a peer that holds a stage of the result is gone.
+        """
+        endpoints = await self._directory.find(Role.PEER)
+        paths = []
+        for index, stage in enumerate(status.stages):
+            path = directory / f"stage-{index}.safetensors"
+            try:
+                endpoint = endpoints[stage.peer_id]
+                await self._fetch_shard(endpoint, status.run_id, path, on_bytes)
+            except (KeyError, NotFound, Unavailable) as error:
+                raise RunFailed(
+                    f"layers {stage.layers} of the result: peer {stage.peer_id} does not answer; "
+                    f"try 'swarm-ft client attach --run {status.run_id}' when it is back"
+                ) from error
+            paths.append(path)
+        return tuple(paths)
+
+    async def _fetch_shard(
+        self, endpoint: str, run_id: RunId, path: Path, on_bytes: Callable[[int], None]
+    ) -> None:
+        channel = self._transport.connect(endpoint)
+        try:
+            stream = channel.open(WEIGHTS)
+            await stream.send(peer_pb2.WeightsRequest(run_id=run_id))
+            await stream.finish()
+            blob = await receive_header(stream, max_bytes=MAX_SHARD_BYTES)
+            await receive_file(stream, blob, path, on_bytes)
+        finally:
+            await channel.close()
+
+    @asynccontextmanager
+    async def _coordinator(self) -> AsyncIterator[Channel]:
+        channel = self._transport.connect(await self._find_coordinator())
+        try:
+            yield channel
+        finally:
+            await channel.close()
+
+    async def _find_coordinator(self) -> str:
+        try:
+            async with asyncio.timeout(FIND_TIMEOUT_S):
+                while not (found := await self._directory.find(Role.COORDINATOR)):
+                    await asyncio.sleep(RETRY_S)  # noqa: ASYNC110 - the DHT has no events
+        except TimeoutError:
+            raise Unavailable(
+                "no coordinator is in the DHT; is one started with the same --initial-peers "
+                "and --dht-prefix?"
+            ) from None
+        return next(iter(found.values()))

@@ -1,0 +1,119 @@
+"""A job from submission to report. Decides nothing about training; the swarm does that."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import aclosing
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from swarm_ft.client.evaluate import Evaluation, evaluate
+from swarm_ft.client.export import assemble, shard_dir
+from swarm_ft.client.job import EvalData
+from swarm_ft.client.progress import RunProgress
+from swarm_ft.client.report import RunReport
+from swarm_ft.client.swarm import SwarmClient
+from swarm_ft.errors import RunFailed
+from swarm_ft.ids import RunId
+from swarm_ft.protocol.messages import RunEvent, RunPhase, RunStatus
+from swarm_ft.stage.checkpoint import Checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """The text a run is judged by, and how the model did on it before training."""
+
+    data: EvalData
+    before: Evaluation
+
+
+async def measure_baseline(model: str, data: EvalData, progress: RunProgress) -> Baseline:
+    """Evaluate the model as it is, beside the event loop."""
+    progress.message(f"evaluating the model on {data.source}")
+    return Baseline(data, await asyncio.to_thread(_evaluate, model, data))
+
+
+def _evaluate(model: str, data: EvalData) -> Evaluation:
+    torch.set_num_threads(os.cpu_count() or 1)
+    return evaluate(model, data.samples)
+
+
+async def watch_to_end(
+    client: SwarmClient, run_id: RunId | None, progress: RunProgress
+) -> tuple[RunStatus, list[RunEvent]]:
+    """Show a run until it is over; its last status, and all its events.
+
+    Raises:
+        RunFailed: it was cancelled or failed.
+    """
+    events: list[RunEvent] = []
+    status: RunStatus | None = None
+    async with aclosing(client.watch(run_id, progress.message)) as arriving:
+        async for event in arriving:
+            events.append(event)
+            if isinstance(event, RunStatus):
+                status = event
+                progress.show_status(event)
+            else:
+                progress.show_step(event)
+    if status is None:
+        raise RunFailed("the coordinator told nothing of the run")
+    if status.phase is RunPhase.COLLECTED:
+        raise RunFailed(f"run {status.run_id}: its result was collected already")
+    if status.phase is not RunPhase.FINISHED:
+        raise RunFailed(f"run {status.run_id} {status.phase.name.lower()}: {status.detail}")
+    return status, events
+
+
+async def collect(
+    client: SwarmClient, status: RunStatus, checkpoint: Checkpoint, out_dir: Path
+) -> None:
+    """Fetch the trained stages, make a Hugging Face checkpoint of them, let the peers go.
+
+    Raises:
+        RunFailed: a peer that holds a part of the result is gone.
+    """
+    tied = status.spec.model.tied_embeddings and status.spec.train.sync_tied_embeddings
+
+    def write_config(directory: Path) -> None:
+        checkpoint.save_config(directory, tie_word_embeddings=tied)
+        checkpoint.tokenizer().save_pretrained(directory)
+
+    with shard_dir(out_dir) as directory:
+        shards = await client.fetch_shards(status, directory, lambda _num_bytes: None)
+        await asyncio.to_thread(assemble, out_dir, shards, write_config)
+    await client.collected(status.run_id)
+
+
+async def finish(
+    client: SwarmClient,
+    run_id: RunId | None,
+    *,
+    checkpoint: Checkpoint,
+    baseline: Baseline | None,
+    progress: RunProgress,
+    out_dir: Path,
+) -> RunReport:
+    """Watch a run to its end, collect its result, evaluate it and report.
+
+    Raises:
+        RunFailed: there is no result.
+    """
+    with progress:
+        status, events = await watch_to_end(client, run_id, progress)
+        progress.message("collecting the result")
+        await collect(client, status, checkpoint, out_dir)
+        after = None
+        if baseline is not None:
+            progress.message(f"evaluating it on {baseline.data.source}")
+            after = await asyncio.to_thread(_evaluate, str(out_dir), baseline.data)
+    return RunReport.build(
+        events,
+        run_id=status.run_id,
+        eval_before=baseline.before if baseline else None,
+        eval_after=after,
+        model_dir=str(out_dir),
+    )

@@ -1,0 +1,182 @@
+"""Calls as streams of messages, whatever carries them. It knows no gRPC and no message's meaning.
+
+Every call, of whatever kind, is one `MessageStream` seen from two ends; a unary call is one
+message each way. `grpc_transport` carries calls between machines, `memory` inside a process,
+and one conformance suite holds both to what is written here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+from google.protobuf.message import Message
+
+from swarm_ft.errors import MalformedMessage, Unavailable
+
+Send = TypeVar("Send", bound=Message, contravariant=True)
+Receive = TypeVar("Receive", bound=Message, covariant=True)
+Request = TypeVar("Request", bound=Message)
+Reply = TypeVar("Reply", bound=Message)
+
+
+class MessageStream(Protocol[Send, Receive]):
+    """One end of a call.
+
+    Any number of tasks may send; one at a time may receive. Cancelling `receive` loses no
+    message. A `send` that is cancelled has sent its message wholly or not at all, and later
+    ones still keep their order.
+    """
+
+    @property
+    def remote(self) -> str:
+        """The other side's address, for people to read."""
+        ...
+
+    async def send(self, message: Send) -> None:
+        """Hand over one message; waits while the other side is slow to read.
+
+        Raises:
+            SwarmError: the error with which the other side ended the call.
+            Unavailable: the other side is gone, or ended the call without an error.
+            MalformedMessage: the message is larger than the transport carries.
+        """
+        ...
+
+    async def receive(self) -> Receive | None:
+        """The next message, or None once the other side has cleanly said its last.
+
+        Raises:
+            SwarmError: the error with which the other side ended the call.
+            Unavailable: the other side is gone, or this side cancelled.
+            MalformedMessage: the bytes are not the message they should be.
+        """
+        ...
+
+    async def finish(self) -> None:
+        """Client: no more messages will be sent; receiving goes on. Servers return instead."""
+        ...
+
+    async def cancel(self) -> None:
+        """Drop the call now, with what is under way in it; nothing once it has ended."""
+        ...
+
+
+# Handlers of different messages share one table; each states its own types.
+Handler = Callable[[MessageStream[Any, Any]], Awaitable[None]]
+"""Serves one call. Returning ends it cleanly; a SwarmError reaches the other side as it is,
+anything else as InternalError without detail. When the other side goes away, `send` and
+`receive` raise Unavailable; a handler that waits for something else is cancelled soon after."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Method(Generic[Request, Reply]):
+    """One rpc of a proto service.
+
+    Attributes:
+        service: full name, for example `swarm_ft.v1.Coordinator`.
+        request: class of what the client sends.
+        reply: class of what the server sends.
+        client_streaming: the client may send more than one message.
+        server_streaming: the server may send more than one message.
+    """
+
+    service: str
+    name: str
+    request: type[Request]
+    reply: type[Reply]
+    client_streaming: bool
+    server_streaming: bool
+
+    @property
+    def path(self) -> str:
+        """As it goes over the wire: `/swarm_ft.v1.Coordinator/Join`."""
+        return f"/{self.service}/{self.name}"
+
+    def __str__(self) -> str:
+        return f"{self.service.rpartition('.')[2]}.{self.name}"
+
+
+class Server(Protocol):
+    """A listener that is serving."""
+
+    @property
+    def endpoint(self) -> str:
+        """`host:port` as really bound."""
+        ...
+
+    async def stop(self, grace_s: float = 0.0) -> None:
+        """Take no more calls, give those under way `grace_s` to end, then drop them.
+
+        Returns when every handler has ended.
+        """
+        ...
+
+
+class Channel(Protocol):
+    """A way to one server. Nothing is sent before the first call."""
+
+    def open(self, method: Method[Request, Reply]) -> MessageStream[Request, Reply]:
+        """Begin a call. That the server cannot be reached shows in its first send or receive."""
+        ...
+
+    async def close(self) -> None:
+        """Drop all calls and the connection."""
+        ...
+
+
+class Transport(Protocol):
+    """Carries calls from one process to another."""
+
+    async def serve(
+        self, host: str, port: int, handlers: Mapping[Method[Any, Any], Handler]
+    ) -> Server:
+        """Listen on `host:port` (0: any free port) and serve calls from now on.
+
+        Raises:
+            PortInUse: the address is taken.
+            BadOption: the address is not one of this machine's, or not allowed.
+        """
+        ...
+
+    def connect(self, endpoint: str) -> Channel:
+        """A channel to `host:port`; needs a running event loop."""
+        ...
+
+
+async def call(
+    channel: Channel, method: Method[Request, Reply], request: Request, timeout_s: float
+) -> Reply:
+    """Send one request, and return the one reply.
+
+    Raises:
+        SwarmError: as the other side raised it.
+        Unavailable: it cannot be reached, or did not answer within `timeout_s`.
+        MalformedMessage: it ended the call without a reply.
+    """
+    stream = channel.open(method)
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await _exchange(stream, method, request)
+    except TimeoutError:
+        raise Unavailable(
+            f"{stream.remote} did not answer {method} within {timeout_s:g} s"
+        ) from None
+    finally:
+        await stream.cancel()
+
+
+async def _exchange(
+    stream: MessageStream[Request, Reply], method: Method[Request, Reply], request: Request
+) -> Reply:
+    await stream.send(request)
+    await stream.finish()
+    reply = await stream.receive()
+    if reply is None:
+        raise MalformedMessage(f"{stream.remote} ended {method} without the one reply expected")
+    # The call's own end: an error after the reply counts, and a handler is not cut short.
+    if await stream.receive() is not None:
+        raise MalformedMessage(f"{stream.remote} sent more than the one reply of {method}")
+    return reply

@@ -1,0 +1,237 @@
+"""Calls inside one process, without sockets. It knows no message; tests stand on it.
+
+A real transport held to the same conformance suite as gRPC: messages travel as bytes, queues
+are bounded, endpoints are names. One `MemoryTransport` is one network: who shares it can meet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, Generic, TypeVar
+
+from google.protobuf.message import Message
+
+from swarm_ft.errors import InternalError, OutOfTurn, PortInUse, SwarmError, Unavailable
+from swarm_ft.transport.base import Handler, Method, Reply, Request
+from swarm_ft.transport.handling import run_handler
+from swarm_ft.transport.wire import MAX_MESSAGE_BYTES, from_bytes, to_bytes
+
+QUEUE_MESSAGES = 4
+"""A sender waits once this many of its messages are unread."""
+
+FIRST_FREE_PORT = 49152
+
+Out = TypeVar("Out", bound=Message)
+In = TypeVar("In", bound=Message)
+
+
+class MemoryTransport:
+    """A network of names; see `Transport`."""
+
+    def __init__(self) -> None:
+        self._servers: dict[str, MemoryServer] = {}
+        self._next_port = FIRST_FREE_PORT
+
+    async def serve(
+        self, host: str, port: int, handlers: Mapping[Method[Any, Any], Handler]
+    ) -> MemoryServer:
+        """See `Transport`."""
+        if port == 0:
+            port, self._next_port = self._next_port, self._next_port + 1
+        endpoint = f"{host}:{port}"
+        if endpoint in self._servers:
+            raise PortInUse(f"cannot listen on {endpoint}: the port is taken; choose another")
+        server = MemoryServer(self, endpoint, handlers)
+        self._servers[endpoint] = server
+        return server
+
+    def connect(self, endpoint: str) -> MemoryChannel:
+        """See `Transport`."""
+        return MemoryChannel(self, endpoint)
+
+    def server_at(self, endpoint: str) -> MemoryServer | None:
+        """The server that listens at `endpoint`."""
+        return self._servers.get(endpoint)
+
+    def forget(self, endpoint: str) -> None:
+        """Nobody listens at `endpoint` any more."""
+        self._servers.pop(endpoint, None)
+
+
+class MemoryChannel:
+    """See `Channel`."""
+
+    def __init__(self, network: MemoryTransport, endpoint: str) -> None:
+        self._network = network
+        self._endpoint = endpoint
+        self._calls: list[_Call] = []
+
+    def open(self, method: Method[Request, Reply]) -> MemoryStream[Request, Reply]:
+        """See `Channel`."""
+        made = _Call()
+        self._calls = [*(c for c in self._calls if not c.lost.done()), made]
+        server = self._network.server_at(self._endpoint)
+        if server is None:
+            made.lose(f"{self._endpoint}: nobody listens there")
+        else:
+            server.accept(method, made)
+        return MemoryStream(
+            made, self._endpoint, method.reply, inbox=made.replies, outbox=made.requests
+        )
+
+    async def close(self) -> None:
+        """See `Channel`."""
+        for made in self._calls:
+            made.lose("this side has closed the channel")
+
+
+class MemoryServer:
+    """See `Server`."""
+
+    def __init__(
+        self, network: MemoryTransport, endpoint: str, handlers: Mapping[Method[Any, Any], Handler]
+    ) -> None:
+        self._network = network
+        self._endpoint = endpoint
+        self._handlers = {method.path: (method, handler) for method, handler in handlers.items()}
+        self._running: dict[asyncio.Task[None], _Call] = {}
+
+    @property
+    def endpoint(self) -> str:
+        """See `Server`."""
+        return self._endpoint
+
+    def accept(self, method: Method[Any, Any], accepted: _Call) -> None:
+        """Serve a call that a channel has opened."""
+        task = asyncio.create_task(self._serve(method, accepted))
+        self._running[task] = accepted
+        task.add_done_callback(self._running.pop)
+
+    async def _serve(self, method: Method[Any, Any], accepted: _Call) -> None:
+        failure: SwarmError | None = InternalError(f"{self._endpoint} does not serve {method}")
+        if method.path in self._handlers:
+            method, handler = self._handlers[method.path]
+            stream: MemoryStream[Any, Any] = MemoryStream(
+                accepted, "client", method.request, inbox=accepted.requests, outbox=accepted.replies
+            )
+            failure = await run_handler(handler, stream, method, accepted.lost)
+        accepted.replies.finish(failure)
+        accepted.requests.break_off(failure or Unavailable(f"{self._endpoint} ended the call"))
+
+    async def stop(self, grace_s: float = 0.0) -> None:
+        """See `Server`."""
+        self._network.forget(self._endpoint)
+        if self._running:
+            await asyncio.wait(set(self._running), timeout=grace_s)
+        for running in self._running.values():
+            running.lose(f"{self._endpoint} has stopped")
+        await asyncio.gather(*self._running)
+
+
+class _Call:
+    """What both ends of a call share."""
+
+    def __init__(self) -> None:
+        self.requests, self.replies = _Pipe(), _Pipe()
+        self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    def lose(self, reason: str) -> None:
+        """Drop the call: whatever is or will be asked of it raises Unavailable."""
+        if not self.lost.done():
+            self.lost.set_result(reason)
+            self.requests.break_off(Unavailable(reason))
+            self.replies.break_off(Unavailable(reason))
+
+
+class MemoryStream(Generic[Out, In]):
+    """One end of a call; see `MessageStream`."""
+
+    def __init__(
+        self, shared: _Call, remote: str, incoming: type[In], *, inbox: _Pipe, outbox: _Pipe
+    ) -> None:
+        self._shared = shared
+        self._remote = remote
+        self._incoming = incoming
+        self._inbox = inbox
+        self._outbox = outbox
+
+    @property
+    def remote(self) -> str:
+        """See `MessageStream`."""
+        return self._remote
+
+    async def send(self, message: Out) -> None:
+        """See `MessageStream`."""
+        await self._outbox.put(to_bytes(message, MAX_MESSAGE_BYTES))
+
+    async def receive(self) -> In | None:
+        """See `MessageStream`."""
+        data = await self._inbox.get()
+        return None if data is None else from_bytes(self._incoming, data, self._remote)
+
+    async def finish(self) -> None:
+        """See `MessageStream`."""
+        self._outbox.finish()
+
+    async def cancel(self) -> None:
+        """See `MessageStream`."""
+        if not self._inbox.drained:
+            self._shared.lose(f"the call with {self._remote} was cancelled")
+
+
+class _Pipe:
+    """One direction of a call: a bounded queue that ends cleanly, with an error, or breaks."""
+
+    def __init__(self) -> None:
+        self._queue: deque[bytes] = deque()
+        self._changed = asyncio.Event()
+        self._sending = asyncio.Lock()
+        self._finished = False
+        self._failure: SwarmError | None = None
+        self._broken: SwarmError | None = None
+
+    async def put(self, data: bytes) -> None:
+        async with self._sending:
+            if self._finished and self._broken is None:
+                raise OutOfTurn("send after finish: this side has said its last message")
+            while self._broken is None and len(self._queue) >= QUEUE_MESSAGES:
+                await self._change()
+            _raise(self._broken)
+            self._queue.append(data)
+            self._changed.set()
+
+    async def get(self) -> bytes | None:
+        while self._broken is None and not self._queue and not self._finished:
+            await self._change()
+        _raise(self._broken)
+        if not self._queue:
+            _raise(self._failure)
+            return None
+        self._changed.set()
+        return self._queue.popleft()
+
+    def finish(self, failure: SwarmError | None = None) -> None:
+        """No more will be put. What was put can still be got; then `failure` is raised."""
+        self._finished, self._failure = True, failure
+        self._changed.set()
+
+    def break_off(self, reason: SwarmError) -> None:
+        """Both ends raise `reason` from now on."""
+        self._broken = reason
+        self._changed.set()
+
+    @property
+    def drained(self) -> bool:
+        """Whether it ended, and all of it was got."""
+        return self._finished and not self._queue
+
+    async def _change(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
+
+
+def _raise(error: SwarmError | None) -> None:
+    if error is not None:
+        raise type(error)(error.message)

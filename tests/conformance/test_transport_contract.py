@@ -1,0 +1,564 @@
+"""What every transport promises, asked of each: the fake in memory is held to gRPC's truth."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from swarm_ft import errors
+from swarm_ft.proto.coordinator_pb2 import (
+    RunStatus,
+    StatusRequest,
+    SubmitHeader,
+    SubmitPart,
+    SwarmStatus,
+)
+from swarm_ft.proto.peer_pb2 import BlobHeader, BlobPart, WeightsRequest
+from swarm_ft.transport.base import Channel, Handler, Method, Server, Transport, call
+from swarm_ft.transport.grpc_options import GrpcOptions
+from swarm_ft.transport.grpc_transport import GrpcTransport
+from swarm_ft.transport.memory import MemoryTransport
+from swarm_ft.transport.methods import JOIN, STATUS, SUBMIT, TIED_GRADIENT, WEIGHTS
+
+DEADLINE_S = 10.0
+
+pytestmark = pytest.mark.timeout(20)
+
+
+@pytest.fixture(params=["memory", "grpc"])
+def transport(request) -> Transport:
+    return MemoryTransport() if request.param == "memory" else GrpcTransport(GrpcOptions())
+
+
+@asynccontextmanager
+async def serving(
+    transport: Transport, handlers: dict[Method, Handler]
+) -> AsyncIterator[tuple[Server, Channel]]:
+    server = await transport.serve("127.0.0.1", 0, handlers)
+    channel = transport.connect(server.endpoint)
+    try:
+        yield server, channel
+    finally:
+        await channel.close()
+        await server.stop()
+
+
+def blob(data: bytes) -> BlobPart:
+    return BlobPart(data=data)
+
+
+async def echo(stream) -> None:
+    while (message := await stream.receive()) is not None:
+        await stream.send(message)
+
+
+async def echo_nothing(stream) -> None:
+    while await stream.receive() is not None:
+        pass
+
+
+async def wait_for_ever(_) -> None:
+    await asyncio.Event().wait()
+
+
+async def raised_by(awaitable: Awaitable[object]) -> errors.SwarmError:
+    with pytest.raises(errors.SwarmError) as caught:
+        await awaitable
+    return caught.value
+
+
+@dataclass
+class Witness:
+    """Runs a handler's body and keeps how it ended, for the test to await."""
+
+    body: Callable[..., Awaitable[None]]
+    begun: asyncio.Event = field(default_factory=asyncio.Event)
+    ended: asyncio.Future[BaseException | None] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+
+    async def __call__(self, stream) -> None:
+        self.begun.set()
+        try:
+            await self.body(stream)
+        except BaseException as error:
+            self.ended.set_result(error)
+            raise
+        self.ended.set_result(None)
+
+
+# ---- messages
+
+
+async def test_messages_come_back_in_order_both_ways(transport):
+    async with serving(transport, {TIED_GRADIENT: echo}) as (_, channel):
+        stream = channel.open(TIED_GRADIENT)
+        sent = [blob(b"%d" % i) for i in range(50)]
+
+        async def send_all():
+            for message in sent:
+                await stream.send(message)
+            await stream.finish()
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(send_all())
+            received = [await stream.receive() for _ in sent]
+        assert received == sent
+        assert await stream.receive() is None
+        assert await stream.receive() is None
+
+
+async def test_empty_messages_are_messages(transport):
+    async with serving(transport, {TIED_GRADIENT: echo}) as (_, channel):
+        stream = channel.open(TIED_GRADIENT)
+        await stream.send(BlobPart())
+        assert await stream.receive() == BlobPart()
+
+
+async def test_a_unary_call_answers_once(transport):
+    async def status(stream):
+        assert await stream.receive() == StatusRequest()
+        await stream.send(SwarmStatus(runs=[RunStatus(run_id="r")]))
+
+    async with serving(transport, {STATUS: status}) as (_, channel):
+        reply = await call(channel, STATUS, StatusRequest(), timeout_s=5.0)
+        assert [run.run_id for run in reply.runs] == ["r"]
+
+
+async def test_a_client_may_stream_and_get_one_reply(transport):
+    async def submit(stream):
+        count = 0
+        while await stream.receive() is not None:
+            count += 1
+        await stream.send(RunStatus(committed_steps=count))
+
+    async with serving(transport, {SUBMIT: submit}) as (_, channel):
+        stream = channel.open(SUBMIT)
+        for _ in range(7):
+            await stream.send(SubmitPart(header=SubmitHeader()))
+        await stream.finish()
+        assert (await stream.receive()).committed_steps == 7
+        assert await stream.receive() is None
+
+
+async def test_a_server_may_stream_after_one_request(transport):
+    async def weights(stream):
+        request = await stream.receive()
+        await stream.send(BlobPart(header=BlobHeader(run_id=request.run_id)))
+        for _ in range(3):
+            await stream.send(blob(b"w"))
+
+    async with serving(transport, {WEIGHTS: weights}) as (_, channel):
+        stream = channel.open(WEIGHTS)
+        await stream.send(WeightsRequest(run_id="r"))
+        await stream.finish()
+        assert (await stream.receive()).header.run_id == "r"
+        assert [await stream.receive() for _ in range(4)] == [blob(b"w")] * 3 + [None]
+
+
+async def test_after_half_close_the_server_still_sends(transport):
+    async def answer_late(stream):
+        assert await stream.receive() is None
+        await stream.send(blob(b"late"))
+
+    async with serving(transport, {TIED_GRADIENT: answer_late}) as (_, channel):
+        stream = channel.open(TIED_GRADIENT)
+        await stream.finish()
+        await stream.finish()
+        assert await stream.receive() == blob(b"late")
+
+
+async def test_sending_after_finish_is_refused(transport):
+    async with serving(transport, {TIED_GRADIENT: echo}) as (_, channel):
+        stream = channel.open(TIED_GRADIENT)
+        await stream.finish()
+        assert isinstance(await raised_by(stream.send(blob(b"x"))), errors.OutOfTurn)
+
+
+async def test_eight_megabytes_arrive_whole(transport):
+    data = bytes(range(256)) * (8 << 12)
+    async with serving(transport, {TIED_GRADIENT: echo}) as (_, channel):
+        stream = channel.open(TIED_GRADIENT)
+        await stream.send(blob(data))
+        assert (await stream.receive()).data == data
+
+
+async def test_many_tasks_may_send_on_one_stream(transport):
+    async with serving(transport, {TIED_GRADIENT: echo}) as (_, channel):
+        stream = channel.open(TIED_GRADIENT)
+        sent = {b"%d" % i * 1000 for i in range(40)}
+        async with asyncio.TaskGroup() as group:
+            for data in sent:
+                group.create_task(stream.send(blob(data)))
+            received = {(await stream.receive()).data for _ in sent}
+        assert received == sent
+
+
+async def test_calls_on_one_channel_do_not_mix(transport):
+    async with serving(transport, {TIED_GRADIENT: echo, STATUS: echo_nothing}) as (_, channel):
+        held = channel.open(STATUS)
+        await held.send(StatusRequest())
+
+        async def exchange(number: int) -> None:
+            stream = channel.open(TIED_GRADIENT)
+            for turn in range(5):
+                message = blob(b"%d/%d" % (number, turn))
+                await stream.send(message)
+                assert await stream.receive() == message
+            await stream.cancel()
+
+        async with asyncio.TaskGroup() as group:
+            for number in range(20):
+                group.create_task(exchange(number))
+
+
+async def test_each_end_names_the_other(transport):
+    seen = asyncio.get_running_loop().create_future()
+
+    async def look(stream):
+        seen.set_result(stream.remote)
+
+    async with serving(transport, {TIED_GRADIENT: look}) as (server, channel):
+        stream = channel.open(TIED_GRADIENT)
+        assert stream.remote == server.endpoint
+        assert re.fullmatch(r"127\.0\.0\.1:\d+|client", await seen)
+
+
+# ---- back-pressure and cancellation
+
+
+async def test_a_slow_reader_bounds_the_writer(transport):
+    message, count = blob(b"x" * (1 << 20)), 64
+    go, stalled = asyncio.Event(), asyncio.Event()
+    accepted = 0
+
+    async def read_when_told(stream):
+        await go.wait()
+        await echo_count(stream)
+
+    async def echo_count(stream):
+        read = 0
+        while await stream.receive() is not None:
+            read += 1
+        await stream.send(blob(b"%d" % read))
+
+    async def send_all(stream):
+        nonlocal accepted
+        for _ in range(count):
+            # A send that is not through after a while of nobody reading waits for the reader.
+            sending = asyncio.ensure_future(stream.send(message))
+            done, _ = await asyncio.wait({sending}, timeout=0.3)
+            if not done:
+                stalled.set()
+            await sending
+            accepted += 1
+        await stream.finish()
+
+    async with serving(transport, {TIED_GRADIENT: read_when_told}) as (_, channel):
+        stream = channel.open(TIED_GRADIENT)
+        sender = asyncio.create_task(send_all(stream))
+        await stalled.wait()
+        assert accepted < count
+        go.set()
+        await sender
+        assert (await stream.receive()).data == b"%d" % count
+
+
+async def test_a_cancelled_receive_loses_no_message(transport):
+    async with serving(transport, {TIED_GRADIENT: echo}) as (_, channel):
+        stream = channel.open(TIED_GRADIENT)
+        for _ in range(3):
+            impatient = asyncio.create_task(stream.receive())
+            await asyncio.sleep(0)
+            impatient.cancel()
+            await asyncio.wait({impatient})
+        await stream.send(blob(b"kept"))
+        assert await stream.receive() == blob(b"kept")
+
+
+async def test_a_cancelled_send_leaves_the_call_usable(transport):
+    go = asyncio.Event()
+
+    async def read_late(stream):
+        await go.wait()
+        await echo(stream)
+
+    async with serving(transport, {TIED_GRADIENT: read_late}) as (_, channel):
+        stream = channel.open(TIED_GRADIENT)
+        sending = [asyncio.create_task(stream.send(blob(b"x" * (1 << 20)))) for _ in range(8)]
+        await asyncio.sleep(0)
+        for task in sending:
+            task.cancel()
+        await asyncio.wait(sending)
+        go.set()
+        last = asyncio.create_task(stream.send(blob(b"last")))
+        while (message := await stream.receive()) != blob(b"last"):
+            assert message == blob(b"x" * (1 << 20))
+        await last
+
+
+# ---- errors
+
+
+@pytest.mark.parametrize("code", sorted(errors.BY_CODE))
+async def test_a_handlers_error_reaches_the_client_with_code_and_message(transport, code):
+    async def refuse(stream):
+        await stream.receive()
+        raise errors.from_code(code, "größe 12: 期待 24\x1b[31m")
+
+    async with serving(transport, {STATUS: refuse}) as (_, channel):
+        error = await raised_by(call(channel, STATUS, StatusRequest(), timeout_s=5.0))
+        assert type(error) is errors.BY_CODE[code]
+        assert error.message.startswith("größe 12: 期待 24")
+
+
+async def test_an_error_comes_after_the_messages_before_it(transport):
+    async def three_then_fail(stream):
+        for _ in range(3):
+            await stream.send(blob(b"x"))
+        raise errors.NonFinite("loss is nan")
+
+    async with serving(transport, {TIED_GRADIENT: three_then_fail}) as (_, channel):
+        stream = channel.open(TIED_GRADIENT)
+        assert [await stream.receive() for _ in range(3)] == [blob(b"x")] * 3
+        for _ in range(2):
+            assert isinstance(await raised_by(stream.receive()), errors.NonFinite)
+
+
+async def test_a_sender_learns_the_error_that_ended_the_call(transport):
+    async def refuse(_):
+        raise errors.RunMismatch("other digest")
+
+    async def send_until_refused(stream):
+        while True:
+            await stream.send(blob(b"x" * 1000))
+
+    async with serving(transport, {TIED_GRADIENT: refuse}) as (_, channel):
+        error = await raised_by(send_until_refused(channel.open(TIED_GRADIENT)))
+        assert isinstance(error, errors.RunMismatch)
+        assert error.message == "other digest"
+
+
+async def test_a_sender_learns_that_the_call_ended_cleanly(transport):
+    async def leave(_):
+        return
+
+    async with serving(transport, {TIED_GRADIENT: leave}) as (_, channel):
+        stream = channel.open(TIED_GRADIENT)
+        assert await stream.receive() is None
+        assert isinstance(await raised_by(stream.send(blob(b"x"))), errors.Unavailable)
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+async def test_an_unknown_exception_is_logged_and_hidden(transport, grouped, caplog):
+    async def fail():
+        raise ZeroDivisionError("secret path /home/someone")
+
+    async def buggy(_):
+        if not grouped:
+            await fail()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(fail())
+
+    async with serving(transport, {STATUS: buggy}) as (_, channel):
+        error = await raised_by(call(channel, STATUS, StatusRequest(), timeout_s=5.0))
+        assert type(error) is errors.InternalError
+        assert "secret" not in error.message
+        assert "secret" in caplog.text
+
+
+async def test_a_swarm_error_inside_a_task_group_reaches_the_client(transport):
+    async def fail():
+        raise errors.BadFrame("too short")
+
+    async def handler(_):
+        async with asyncio.TaskGroup() as group:
+            group.create_task(fail())
+
+    async with serving(transport, {STATUS: handler}) as (_, channel):
+        error = await raised_by(call(channel, STATUS, StatusRequest(), timeout_s=5.0))
+        assert isinstance(error, errors.BadFrame)
+
+
+async def test_bytes_that_are_no_such_message_are_malformed(transport):
+    seen = asyncio.get_running_loop().create_future()
+
+    async def read(stream):
+        try:
+            seen.set_result(await stream.receive())
+        except errors.SwarmError as error:
+            seen.set_result(error)
+
+    # A client that thinks the rpc's requests are others: field 1 breaks off inside a number.
+    lying = replace(JOIN, request=StatusRequest)
+    nonsense = StatusRequest.FromString(b"\x0a\x02\x08\xff")
+    async with serving(transport, {JOIN: read}) as (_, channel):
+        await channel.open(lying).send(nonsense)
+        assert isinstance(await seen, errors.MalformedMessage)
+
+
+async def test_a_method_that_is_not_served_is_refused(transport):
+    async with serving(transport, {TIED_GRADIENT: echo}) as (_, channel):
+        error = await raised_by(call(channel, STATUS, StatusRequest(), timeout_s=5.0))
+        assert isinstance(error, errors.InternalError)
+
+
+async def test_an_answer_that_does_not_come_in_time_is_unavailable(transport):
+    async with serving(transport, {STATUS: wait_for_ever}) as (_, channel):
+        error = await raised_by(call(channel, STATUS, StatusRequest(), timeout_s=0.05))
+        assert isinstance(error, errors.Unavailable)
+
+
+async def test_a_unary_call_without_a_reply_is_malformed(transport):
+    async def silent(stream):
+        await stream.receive()
+
+    async with serving(transport, {STATUS: silent}) as (_, channel):
+        error = await raised_by(call(channel, STATUS, StatusRequest(), timeout_s=5.0))
+        assert isinstance(error, errors.MalformedMessage)
+
+
+# ---- who goes away
+
+
+async def test_a_handler_that_receives_sees_the_client_cancel(transport):
+    witness = Witness(echo)
+    async with serving(transport, {TIED_GRADIENT: witness}) as (_, channel):
+        stream = channel.open(TIED_GRADIENT)
+        await stream.send(blob(b"x"))
+        await stream.receive()
+        await stream.cancel()
+        assert isinstance(await witness.ended, errors.Unavailable)
+        assert isinstance(await raised_by(stream.receive()), errors.Unavailable)
+        assert isinstance(await raised_by(stream.send(blob(b"x"))), errors.Unavailable)
+
+
+async def test_a_client_that_vanishes_is_never_taken_for_one_that_finished(transport):
+    for _ in range(25):
+        witness = Witness(echo)
+        async with serving(transport, {TIED_GRADIENT: witness}) as (_, channel):
+            stream = channel.open(TIED_GRADIENT)
+            await stream.send(blob(b"x"))
+            await witness.begun.wait()
+            await channel.close()
+            assert isinstance(await witness.ended, errors.Unavailable)
+
+
+async def test_a_handler_that_sends_sees_the_client_cancel(transport):
+    async def pour(stream):
+        while True:
+            await stream.send(blob(b"x" * 100_000))
+
+    witness = Witness(pour)
+    async with serving(transport, {TIED_GRADIENT: witness}) as (_, channel):
+        stream = channel.open(TIED_GRADIENT)
+        await stream.receive()
+        await stream.cancel()
+        assert isinstance(await witness.ended, errors.Unavailable)
+
+
+async def test_a_handler_that_waits_for_something_else_is_cancelled(transport):
+    witness = Witness(wait_for_ever)
+    async with serving(transport, {TIED_GRADIENT: witness}) as (_, channel):
+        stream = channel.open(TIED_GRADIENT)
+        await stream.send(blob(b"x"))
+        await witness.begun.wait()
+        await stream.cancel()
+        assert isinstance(await witness.ended, asyncio.CancelledError)
+
+
+async def test_a_handler_may_drop_its_call(transport):
+    async def drop(stream):
+        await stream.receive()
+        await stream.cancel()
+        await stream.receive()
+
+    witness = Witness(drop)
+    async with serving(transport, {TIED_GRADIENT: witness}) as (_, channel):
+        stream = channel.open(TIED_GRADIENT)
+        await stream.send(blob(b"x"))
+        assert isinstance(await raised_by(stream.receive()), errors.Unavailable)
+        assert isinstance(await witness.ended, errors.Unavailable)
+
+
+async def test_a_client_sees_the_server_stop(transport):
+    witness = Witness(echo)
+    async with serving(transport, {TIED_GRADIENT: witness}) as (server, channel):
+        stream = channel.open(TIED_GRADIENT)
+        await stream.send(blob(b"x"))
+        await stream.receive()
+        waiting = asyncio.create_task(stream.receive())
+        await server.stop()
+        assert isinstance(await raised_by(waiting), errors.Unavailable)
+        assert witness.ended.done()
+        error = await raised_by(call(channel, STATUS, StatusRequest(), timeout_s=5.0))
+        assert isinstance(error, errors.Unavailable)
+
+
+async def test_a_stop_with_grace_lets_calls_end(transport):
+    witness = Witness(echo)
+    async with serving(transport, {TIED_GRADIENT: witness}) as (server, channel):
+        stream = channel.open(TIED_GRADIENT)
+        await stream.send(blob(b"x"))
+        await witness.begun.wait()
+        stopping = asyncio.create_task(server.stop(grace_s=DEADLINE_S))
+        await stream.finish()
+        assert await stream.receive() == blob(b"x")
+        assert await stream.receive() is None
+        await stopping
+        assert await witness.ended is None
+
+
+async def test_cancelling_an_ended_call_changes_nothing(transport):
+    witness = Witness(echo)
+    async with serving(transport, {TIED_GRADIENT: witness}) as (_, channel):
+        stream = channel.open(TIED_GRADIENT)
+        await stream.finish()
+        assert await stream.receive() is None
+        await stream.cancel()
+        assert await witness.ended is None
+        assert await stream.receive() is None
+
+
+# ---- addresses
+
+
+async def test_a_refused_connection_is_unavailable_at_once(transport):
+    server = await transport.serve("127.0.0.1", 0, {})
+    await server.stop()
+    channel = transport.connect(server.endpoint)
+    async with asyncio.timeout(2.0):
+        error = await raised_by(call(channel, STATUS, StatusRequest(), timeout_s=5.0))
+    assert isinstance(error, errors.Unavailable)
+    assert server.endpoint in error.message
+    await channel.close()
+
+
+async def test_a_taken_port_is_one_clear_line(transport):
+    server = await transport.serve("127.0.0.1", 0, {})
+    error = await raised_by(
+        transport.serve("127.0.0.1", int(server.endpoint.rpartition(":")[2]), {})
+    )
+    assert isinstance(error, errors.PortInUse)
+    assert server.endpoint in error.message
+    assert "\n" not in error.message
+    await server.stop()
+
+
+async def test_a_port_is_free_again_after_stop(transport):
+    server = await transport.serve("127.0.0.1", 0, {TIED_GRADIENT: echo})
+    port = int(server.endpoint.rpartition(":")[2])
+    await server.stop()
+    again = await transport.serve("127.0.0.1", port, {TIED_GRADIENT: echo})
+    assert again.endpoint == server.endpoint
+    await again.stop()
+
+
+async def test_a_port_of_zero_is_a_free_one_each_time(transport):
+    servers = [await transport.serve("127.0.0.1", 0, {}) for _ in range(2)]
+    assert len({server.endpoint for server in servers}) == 2
+    for server in servers:
+        await server.stop()

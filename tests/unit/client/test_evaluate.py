@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import math
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from swarm_ft.client.evaluate import evaluate
+from swarm_ft.client.sample import SampleInput
+from swarm_ft.errors import BadDataset, BadModel
+
+SAMPLES = np.random.default_rng(0).integers(0, 512, size=(5, 12), dtype=np.uint32)
+
+
+def _copy_with(sample: SampleInput, target: Path, change) -> str:
+    shutil.copytree(sample.model_dir, target)
+    tensors = load_file(target / "model.safetensors")
+    change(tensors)
+    save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
+    return str(target)
+
+
+def test_loss_is_that_of_transformers_over_all_targets(sample: SampleInput):
+    got = evaluate(sample.model_dir, SAMPLES)
+    model = AutoModelForCausalLM.from_pretrained(sample.model_dir).eval()
+    ids = torch.from_numpy(SAMPLES.astype(np.int64))
+    with torch.no_grad():
+        expected = model(input_ids=ids, labels=ids).loss.item()
+    assert got.loss == pytest.approx(expected, rel=1e-6)
+    assert got.perplexity == pytest.approx(math.exp(expected), rel=1e-5)
+    assert (got.num_samples, got.num_tokens) == (5, 5 * 11)
+
+
+def test_the_batch_size_changes_nothing_and_progress_is_told(sample: SampleInput):
+    told: list[tuple[int, int]] = []
+    whole = evaluate(sample.model_dir, SAMPLES)
+    parts = evaluate(
+        sample.model_dir, SAMPLES, batch_size=2, on_progress=lambda *done: told.append(done)
+    )
+    assert parts.loss == pytest.approx(whole.loss, rel=1e-6)
+    assert told == [(2, 5), (4, 5), (5, 5)]
+
+
+def test_a_loss_beyond_the_range_of_exp_has_infinite_perplexity(
+    sample: SampleInput, tmp_path: Path
+):
+    def blow_up(tensors):
+        tensors["lm_head.weight"] *= 1e6
+
+    got = evaluate(_copy_with(sample, tmp_path / "huge", blow_up), SAMPLES)
+    assert math.isfinite(got.loss)
+    assert got.perplexity == math.inf
+
+
+def test_a_checkpoint_with_missing_weights_is_refused(sample: SampleInput, tmp_path: Path):
+    torn = _copy_with(
+        sample, tmp_path / "torn", lambda tensors: tensors.pop("transformer.h.1.ln_1.bias")
+    )
+    with pytest.raises(BadModel, match=r"1 weights are missing \(transformer\.h\.1\.ln_1\.bias\)"):
+        evaluate(torn, SAMPLES)
+
+
+def test_a_directory_without_a_model_is_refused_in_one_line(tmp_path: Path):
+    with pytest.raises(BadModel, match="expected a causal language model") as caught:
+        evaluate(str(tmp_path), SAMPLES)
+    assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize("shape", [(0, 8), (3, 1), (8,)])
+def test_samples_without_targets_are_refused(sample: SampleInput, shape: tuple[int, ...]):
+    with pytest.raises(BadDataset, match="2 or more tokens"):
+        evaluate(sample.model_dir, np.zeros(shape, dtype=np.uint32))
+
+
+def test_nothing_is_printed(sample: SampleInput, capfd: pytest.CaptureFixture[str]):
+    evaluate(sample.model_dir, SAMPLES)
+    assert capfd.readouterr() == ("", "")

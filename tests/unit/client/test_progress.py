@@ -1,0 +1,187 @@
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from swarm_ft.client.progress import WINDOW_STEPS, ProgressState, RunProgress
+from swarm_ft.ids import BlockIndex, RunId, StepNumber
+from swarm_ft.protocol.messages import RunPhase, RunStatus, StepCommitted, Traffic
+from swarm_ft.protocol.run_spec import LrSchedule, ModelSpec, RunSpec, TrainSpec
+
+
+def _spec(num_steps: int = 40) -> RunSpec:
+    train = TrainSpec(
+        num_samples=100,
+        seq_length=10,
+        batch_size=4,
+        micro_batch_size=2,
+        num_steps=num_steps,
+        learning_rate=1e-3,
+        lr_schedule=LrSchedule.CONSTANT,
+        warmup_steps=0,
+        weight_decay=0.0,
+        clip_grad_norm=1.0,
+        seed=0,
+        shuffle=False,
+        dropout=False,
+        sync_tied_embeddings=False,
+        forward_codec="aq4",
+        backward_codec="q8",
+    )
+    model = ModelSpec(
+        reference="m",
+        architecture="gpt2",
+        num_blocks=4,
+        hidden_size=8,
+        vocab_size=16,
+        block_bytes=1,
+        embed_digest=b"",
+        block_digests=(b"",) * 4,
+        head_digest=b"",
+        tied_embeddings=False,
+    )
+    return RunSpec(model=model, train=train)
+
+
+def _step(number: int, *, loss: float = 2.0, seconds: float = 0.5) -> StepCommitted:
+    traffic = Traffic(
+        boundary=BlockIndex(2),
+        forward_bytes=100,
+        backward_bytes=300,
+        forward_uncompressed_bytes=1200,
+        backward_uncompressed_bytes=1200,
+    )
+    return StepCommitted(
+        step=StepNumber(number),
+        loss=loss,
+        learning_rate=1e-3,
+        grad_norm=1.0,
+        num_samples=4,
+        seconds=seconds,
+        traffic=(traffic,),
+    )
+
+
+def _status(phase: RunPhase, detail: str = "", committed: int = 0) -> RunStatus:
+    return RunStatus(
+        run_id=RunId("r"), phase=phase, detail=detail, committed_steps=committed, spec=_spec()
+    )
+
+
+def _after(*events: RunStatus | StepCommitted) -> ProgressState:
+    state = ProgressState(num_steps=40, seq_length=10)
+    for event in events:
+        state = state.after(event)
+    return state
+
+
+def test_before_the_first_step_nothing_is_claimed():
+    state = _after()
+    assert (state.loss, state.eta_s) == (None, None)
+    assert (state.tokens_per_second, state.bytes_saved, state.ratio) == (0.0, 0, 1.0)
+    assert state.line() == "queued"
+
+
+def test_steps_add_up():
+    state = _after(*(_step(k, loss=3.0 - k) for k in range(3)))
+    assert state.loss == 1.0
+    assert state.committed_steps == 3
+    assert state.tokens_per_second == pytest.approx(4 * 10 / 0.5)
+    assert state.bytes_saved == 3 * 2000
+    assert state.ratio == pytest.approx(6.0)
+    assert state.eta_s == pytest.approx(37 * 0.5)
+
+
+def test_speed_and_eta_follow_the_last_steps_only():
+    slow = [_step(0, seconds=100.0)]
+    fast = [_step(k, seconds=0.1) for k in range(1, WINDOW_STEPS + 1)]
+    state = _after(*slow, *fast)
+    assert state.tokens_per_second == pytest.approx(400)
+    assert state.eta_s == pytest.approx((40 - WINDOW_STEPS - 1) * 0.1)
+
+
+def test_a_run_that_goes_back_replaces_what_was_known_from_there_on():
+    straight = _after(*(_step(k) for k in range(4)))
+    back = _after(*(_step(k, loss=9.0) for k in (0, 1)), *(_step(k) for k in (2, 3, 4, 2, 3)))
+    assert back.committed_steps == straight.committed_steps
+    assert back.bytes_saved == straight.bytes_saved
+    assert back.totals[2:] == straight.totals[2:]
+
+
+def test_a_status_with_fewer_steps_takes_the_later_ones_back():
+    steps = [_step(k) for k in range(4)]
+    state = _after(*steps, _status(RunPhase.WAITING, "waiting for layers 12-24", committed=2))
+    assert state.committed_steps == 2
+    assert state.totals == _after(*steps[:2]).totals
+
+
+def test_a_history_told_again_ends_in_the_same_state():
+    steps = [_step(k) for k in range(5)]
+    again = _after(*steps, _status(RunPhase.TRAINING, committed=5), *steps)
+    assert again == _after(*steps)
+
+
+def test_the_line_says_what_the_run_waits_for_until_it_goes_on():
+    waiting = _after(_step(0), _status(RunPhase.WAITING, "waiting for layers 12-24", committed=1))
+    assert waiting.line() == "waiting for layers 12-24"
+    assert waiting.after(_step(1)).line() == "loss 2.000  80 tok/s  saved 4.0 kB (6.0x)  ETA 0:19"
+
+
+def test_a_long_eta_has_hours():
+    assert _after(_step(0, seconds=300.0)).line().endswith("ETA 3:15:00")
+
+
+def test_a_detail_cannot_steer_the_terminal():
+    assert "\x1b" not in _after(_status(RunPhase.WAITING, "wait\x1b[2J\nfor")).line()
+
+
+def _plain_console() -> Console:
+    return Console(file=io.StringIO(), force_terminal=False, width=100)
+
+
+def _written(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_without_a_terminal_about_every_tenth_of_the_run_is_a_plain_line():
+    console = _plain_console()
+    with RunProgress(_spec(num_steps=40).train, console) as progress:
+        progress.show_status(_status(RunPhase.WAITING, "waiting for layers 2-4"))
+        progress.show_status(_status(RunPhase.WAITING, "waiting for layers 2-4"))
+        for k in range(40):
+            progress.show_step(_step(k))
+        progress.message("[done]")
+    lines = _written(console).splitlines()
+    assert lines[0] == "waiting for layers 2-4"
+    assert lines[1].startswith("step 1/40  loss 2.000")
+    assert [line.split()[1] for line in lines[2:-1]] == [f"{k}/40" for k in range(4, 41, 4)]
+    assert lines[-1] == "[done]"
+    assert "\x1b" not in _written(console)
+
+
+def test_a_history_told_again_is_not_printed_again():
+    console = _plain_console()
+    with RunProgress(_spec(num_steps=40).train, console) as progress:
+        for k in (*range(20), *range(24)):
+            progress.show_step(_step(k))
+    steps = [line.split()[1] for line in _written(console).splitlines()]
+    assert steps == ["1/40", "4/40", "8/40", "12/40", "16/40", "20/40", "24/40"]
+
+
+def test_on_a_terminal_one_bar_shows_step_and_numbers():
+    console = Console(file=io.StringIO(), force_terminal=True, width=80, _environ={})
+    with RunProgress(_spec(num_steps=40).train, console) as progress:
+        progress.show_step(_step(9))
+        progress.message("a line above")
+    text = _written(console)
+    for part in ("step 10/40", "loss 2.000", "80 tok/s", "6.0x", "ETA 0:15", "a line above"):
+        assert part in text
+
+
+def test_the_display_goes_to_standard_error(capsys: pytest.CaptureFixture[str]):
+    with RunProgress(_spec().train) as progress:
+        progress.message("hello")
+    assert capsys.readouterr() == ("", "hello\n")

@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import io
+import json
+import math
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from swarm_ft.client.evaluate import Evaluation
+from swarm_ft.client.report import RunReport, counted_steps
+from swarm_ft.errors import BadOption, ProtocolError
+from swarm_ft.ids import BlockIndex, RunId, StepNumber
+from swarm_ft.protocol.messages import StepCommitted, Traffic
+
+
+def _evaluation(loss: float) -> Evaluation:
+    perplexity = math.exp(loss) if loss < 700 else math.inf
+    return Evaluation(loss=loss, perplexity=perplexity, num_samples=1, num_tokens=9)
+
+
+def _step(number: int, *, loss: float = 2.0, keys: int = 4) -> StepCommitted:
+    def sent(boundary: int) -> tuple[Traffic, Traffic]:
+        index = BlockIndex(boundary)
+        return (
+            Traffic(
+                boundary=index,
+                forward_bytes=10,
+                forward_uncompressed_bytes=80,
+                key_frames=keys,
+                delta_frames=4 - keys,
+            ),
+            Traffic(boundary=index, backward_bytes=20, backward_uncompressed_bytes=80),
+        )
+
+    return StepCommitted(
+        step=StepNumber(number),
+        loss=loss,
+        learning_rate=1e-3,
+        grad_norm=1.0,
+        num_samples=4,
+        seconds=0.5,
+        traffic=(*sent(10), *sent(2)),
+    )
+
+
+def _report(*steps: StepCommitted, before: float = 3.0, after: float = 1.0) -> RunReport:
+    return RunReport.build(
+        steps,
+        run_id=RunId("run-1"),
+        eval_before=_evaluation(before),
+        eval_after=_evaluation(after),
+        model_dir="out/model",
+    )
+
+
+def test_the_document_has_the_promised_fields():
+    document = json.loads(_report(_step(0, loss=3.5), _step(1, loss=2.5, keys=0)).to_json())
+    assert document == {
+        "run_id": "run-1",
+        "model_dir": "out/model",
+        "losses": [3.5, 2.5],
+        "steps": 2,
+        "samples": 8,
+        "seconds": 1.0,
+        "samples_per_second": 8.0,
+        "eval_before": {"loss": 3.0, "perplexity": pytest.approx(math.exp(3))},
+        "eval": {"loss": 1.0, "perplexity": pytest.approx(math.e)},
+        "bytes": {
+            boundary: {
+                "forward": 20,
+                "backward": 40,
+                "forward_uncompressed": 160,
+                "backward_uncompressed": 160,
+                "key_frames": 4,
+                "delta_frames": 4,
+            }
+            for boundary in ("2", "10")
+        },
+    }
+    assert list(document["bytes"]) == ["2", "10"]
+
+
+def test_a_run_that_goes_back_counts_no_step_and_no_byte_twice():
+    straight = _report(*(_step(k) for k in range(4)))
+    first = [_step(k) for k in range(2)]
+    lost = [_step(k, loss=9.0) for k in (2, 3)]
+    assert _report(*first, *lost, *(_step(k) for k in (2, 3))) == straight
+
+
+def test_a_run_that_goes_back_and_stays_shorter_has_fewer_steps():
+    steps = counted_steps([_step(0), _step(1), _step(2), _step(1, loss=7.0)])
+    assert [(s.step, s.loss) for s in steps] == [(0, 2.0), (1, 7.0)]
+
+
+def test_a_history_told_again_counts_once():
+    steps = [_step(k) for k in range(3)]
+    assert _report(*steps, *steps) == _report(*steps)
+
+
+def test_a_missing_step_is_an_error_and_not_a_shifted_loss():
+    with pytest.raises(ProtocolError, match="expected step 1, got step 2"):
+        _report(_step(0), _step(2))
+
+
+def test_a_run_without_steps_or_evaluation_still_has_a_document():
+    report = RunReport.build(
+        (), run_id=RunId("r"), eval_before=None, eval_after=None, model_dir="m"
+    )
+    document = json.loads(report.to_json())
+    assert (document["losses"], document["eval"], document["samples_per_second"]) == ([], None, 0)
+    assert report.summary_lines() == ["result               m"]
+
+
+def test_numbers_that_json_lacks_become_null():
+    report = _report(_step(0, loss=math.nan), after=800.0)
+    document = json.loads(report.to_json())
+    assert document["losses"] == [None]
+    assert document["eval"] == {"loss": 800.0, "perplexity": None}
+
+
+def test_the_file_is_written_whole_in_place_of_an_earlier_one(tmp_path: Path):
+    path = tmp_path / "report.json"
+    path.write_text("earlier")
+    report = _report(_step(0))
+    report.write(path)
+    assert path.read_text() == report.to_json()
+    assert [entry.name for entry in tmp_path.iterdir()] == ["report.json"]
+
+
+def test_a_file_that_cannot_be_written_is_a_bad_option(tmp_path: Path):
+    with pytest.raises(BadOption, match="--json .*cannot be written"):
+        _report(_step(0)).write(tmp_path / "absent" / "report.json")
+    (tmp_path / "directory").mkdir()
+    with pytest.raises(BadOption, match="--json .*cannot be written"):
+        _report(_step(0)).write(tmp_path / "directory")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["directory"]
+
+
+def test_the_summary_tells_loss_perplexity_bytes_and_where_the_result_lies():
+    console = Console(file=io.StringIO(), width=100)
+    _report(_step(0, loss=3.5), _step(1, loss=2.5)).print_summary(console)
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    assert "training loss        3.500 -> 2.500" in text
+    assert f"held-out perplexity  {math.exp(3):.1f} -> {math.e:.1f}" in text
+    assert "before layer 2" in text
+    assert "20 bytes (160 bytes)  8.0x" in text
+    assert "40 bytes (160 bytes)  4.0x" in text
+    assert "out/model" in text

@@ -1,0 +1,241 @@
+"""What only real sockets can show: ports, dead links, other gRPC clients."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import grpc
+import pytest
+
+from swarm_ft import errors
+from swarm_ft.proto.coordinator_pb2 import RunStatus, StatusRequest, SwarmStatus
+from swarm_ft.proto.peer_pb2 import BlobPart
+from swarm_ft.transport.base import call
+from swarm_ft.transport.grpc_options import GrpcOptions
+from swarm_ft.transport.grpc_transport import GrpcTransport
+from swarm_ft.transport.methods import STATUS, TIED_GRADIENT
+from swarm_ft.transport.status import METADATA_KEY
+
+pytestmark = pytest.mark.timeout(20)
+
+
+async def echo(stream) -> None:
+    while (message := await stream.receive()) is not None:
+        await stream.send(message)
+
+
+async def status(stream) -> None:
+    await stream.receive()
+    await stream.send(SwarmStatus(runs=[RunStatus(run_id="r")]))
+
+
+class Cable:
+    """A TCP forwarder that can go dead: sockets stay open, bytes stop."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._host, _, self._port = endpoint.rpartition(":")
+        self._alive = asyncio.Event()
+        self._alive.set()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @asynccontextmanager
+    async def plugged(self) -> AsyncIterator[str]:
+        server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        try:
+            yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        finally:
+            server.close()
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def go_dead(self) -> None:
+        self._alive.clear()
+
+    async def _accept(self, reader, writer) -> None:
+        far_reader, far_writer = await asyncio.open_connection(self._host, int(self._port))
+        for source, sink in ((reader, far_writer), (far_reader, writer)):
+            task = asyncio.create_task(self._forward(source, sink))
+            self._tasks.add(task)
+
+    async def _forward(self, source, sink) -> None:
+        try:
+            while data := await source.read(65536):
+                await self._alive.wait()
+                sink.write(data)
+        except ConnectionError:
+            pass
+        finally:
+            sink.close()
+
+
+async def test_both_ends_notice_a_dead_link():
+    transport = GrpcTransport(GrpcOptions(keepalive_idle_s=0.2, keepalive_timeout_s=0.2))
+    handler_saw = asyncio.get_running_loop().create_future()
+
+    async def watch(stream):
+        try:
+            await echo(stream)
+        except errors.Unavailable as error:
+            handler_saw.set_result(error)
+
+    server = await transport.serve("127.0.0.1", 0, {TIED_GRADIENT: watch})
+    cable = Cable(server.endpoint)
+    async with cable.plugged() as endpoint:
+        channel = transport.connect(endpoint)
+        stream = channel.open(TIED_GRADIENT)
+        await stream.send(BlobPart(data=b"x"))
+        assert await stream.receive() == BlobPart(data=b"x")
+        cable.go_dead()
+        async with asyncio.timeout(5.0):
+            with pytest.raises(errors.Unavailable):
+                await stream.receive()
+            await handler_saw
+        await channel.close()
+    await server.stop()
+
+
+async def test_a_quiet_link_that_lives_is_left_alone():
+    transport = GrpcTransport(GrpcOptions(keepalive_idle_s=0.05, keepalive_timeout_s=2.0))
+    server = await transport.serve("127.0.0.1", 0, {TIED_GRADIENT: echo})
+    channel = transport.connect(server.endpoint)
+    stream = channel.open(TIED_GRADIENT)
+    await stream.send(BlobPart())
+    assert await stream.receive() == BlobPart()
+    # Some ten probes: a server of gRPC's usual settings hangs up at the third.
+    reading = asyncio.create_task(stream.receive())
+    done, _ = await asyncio.wait({reading}, timeout=0.6)
+    assert not done
+    await stream.send(BlobPart(data=b"still here"))
+    assert await reading == BlobPart(data=b"still here")
+    await channel.close()
+    await server.stop()
+
+
+async def test_a_server_that_accepts_and_says_nothing_is_unavailable_in_bounded_time():
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        transport = GrpcTransport(GrpcOptions(connect_timeout_s=0.3))
+        channel = transport.connect(f"127.0.0.1:{silent.getsockname()[1]}")
+        async with asyncio.timeout(3.0):
+            with pytest.raises(errors.Unavailable):
+                await call(channel, STATUS, StatusRequest(), timeout_s=10.0)
+        await channel.close()
+
+
+async def test_a_port_held_by_another_program_is_in_use():
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(errors.PortInUse, match=f"127.0.0.1:{port}"):
+            await GrpcTransport().serve("127.0.0.1", port, {})
+
+
+@pytest.mark.parametrize(
+    ("host", "port"), [("192.0.2.1", 0), ("no-such-host.invalid", 0), ("127.0.0.1", 70_000)]
+)
+async def test_an_address_that_is_not_ours_is_a_bad_option(host, port):
+    with pytest.raises(errors.BadOption, match=r"listen on|expected"):
+        await GrpcTransport().serve(host, port, {})
+
+
+async def test_a_channel_made_before_its_server_reaches_it_later():
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+    transport = GrpcTransport()
+    channel = transport.connect(f"127.0.0.1:{port}")
+    with pytest.raises(errors.Unavailable):
+        await call(channel, STATUS, StatusRequest(), timeout_s=5.0)
+    server = await transport.serve("127.0.0.1", port, {STATUS: status})
+    async with asyncio.timeout(5.0):
+        while True:
+            try:
+                reply = await call(channel, STATUS, StatusRequest(), timeout_s=5.0)
+                break
+            except errors.Unavailable:
+                continue
+    assert reply.runs[0].run_id == "r"
+    await channel.close()
+    await server.stop()
+
+
+@pytest.mark.parametrize("target", ["unix:/tmp/some.sock", "xds:///somewhere", "no port"])
+async def test_an_endpoint_cannot_choose_another_scheme(target):
+    channel = GrpcTransport().connect(target)
+    with pytest.raises(errors.Unavailable):
+        await call(channel, STATUS, StatusRequest(), timeout_s=5.0)
+    await channel.close()
+
+
+async def test_a_message_over_the_servers_bound_ends_the_call_and_not_the_server():
+    server = await GrpcTransport(GrpcOptions(max_message_bytes=1000)).serve(
+        "127.0.0.1", 0, {TIED_GRADIENT: echo}
+    )
+    channel = GrpcTransport().connect(server.endpoint)
+    stream = channel.open(TIED_GRADIENT)
+    await stream.send(BlobPart(data=bytes(2000)))
+    with pytest.raises(errors.InternalError, match="larger than max"):
+        await stream.receive()
+    stream = channel.open(TIED_GRADIENT)
+    await stream.send(BlobPart(data=b"x"))
+    assert await stream.receive() == BlobPart(data=b"x")
+    await channel.close()
+    await server.stop()
+
+
+async def test_a_message_over_this_sides_bound_is_not_sent():
+    transport = GrpcTransport(GrpcOptions(max_message_bytes=1000))
+    server = await transport.serve("127.0.0.1", 0, {TIED_GRADIENT: echo})
+    channel = transport.connect(server.endpoint)
+    stream = channel.open(TIED_GRADIENT)
+    with pytest.raises(errors.MalformedMessage, match="1000 at most"):
+        await stream.send(BlobPart(data=bytes(2000)))
+    await stream.send(BlobPart(data=b"x"))
+    assert await stream.receive() == BlobPart(data=b"x")
+    await channel.close()
+    await server.stop()
+
+
+async def test_an_ordinary_unary_grpc_client_is_served_and_told_the_error():
+    async def missing(stream):
+        await stream.receive()
+        raise errors.NotFound("no run 'x'")
+
+    server = await GrpcTransport().serve("127.0.0.1", 0, {STATUS: status, TIED_GRADIENT: missing})
+    async with grpc.aio.insecure_channel(server.endpoint) as channel:
+        ask = channel.unary_unary(
+            STATUS.path,
+            request_serializer=StatusRequest.SerializeToString,
+            response_deserializer=SwarmStatus.FromString,
+        )
+        assert (await ask(StatusRequest())).runs[0].run_id == "r"
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await channel.unary_unary(TIED_GRADIENT.path)(b"")
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+        assert caught.value.details() == "not-found"
+        assert dict(caught.value.trailing_metadata())[METADATA_KEY] == b"not-found\nno run 'x'"
+    await server.stop()
+
+
+async def test_credentials_are_used_on_both_ends():
+    local = GrpcOptions(
+        channel_credentials=grpc.local_channel_credentials(),
+        server_credentials=grpc.local_server_credentials(),
+    )
+    server = await GrpcTransport(local).serve("127.0.0.1", 0, {STATUS: status})
+    channel = GrpcTransport(local).connect(server.endpoint)
+    reply = await call(channel, STATUS, StatusRequest(), timeout_s=5.0)
+    assert reply.runs[0].run_id == "r"
+    await channel.close()
+    await server.stop()
+
+
+async def test_an_ipv6_endpoint_has_brackets():
+    try:
+        server = await GrpcTransport().serve("::1", 0, {STATUS: status})
+    except errors.BadOption:
+        pytest.skip("this machine has no IPv6")
+    assert server.endpoint.startswith("[::1]:")
+    channel = GrpcTransport().connect(server.endpoint)
+    await call(channel, STATUS, StatusRequest(), timeout_s=5.0)
+    await channel.close()
+    await server.stop()

@@ -1,0 +1,42 @@
+import typing
+
+import pytest
+
+from swarm_ft.proto import coordinator_pb2, peer_pb2
+from swarm_ft.transport import methods
+from swarm_ft.transport.base import Method
+
+METHODS = {name: value for name, value in vars(methods).items() if isinstance(value, Method)}
+
+
+def test_every_rpc_of_the_protos_has_a_constant():
+    services = {
+        **coordinator_pb2.DESCRIPTOR.services_by_name,
+        **peer_pb2.DESCRIPTOR.services_by_name,
+    }
+    rpcs = {
+        f"/{service.full_name}/{rpc.name}"
+        for service in services.values()
+        for rpc in service.methods
+    }
+    assert {method.path for method in METHODS.values()} == rpcs
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_types_written_down_are_those_of_the_proto(name):
+    method = METHODS[name]
+    hints = typing.get_type_hints(methods)
+    assert typing.get_args(hints[name]) == (method.request, method.reply)
+
+
+def test_streaming_is_as_the_proto_says():
+    kinds = {name: (m.client_streaming, m.server_streaming) for name, m in METHODS.items()}
+    assert kinds["JOIN"] == kinds["BOUNDARY"] == kinds["TIED_GRADIENT"] == (True, True)
+    assert kinds["SUBMIT"] == (True, False)
+    assert kinds["WATCH"] == kinds["WEIGHTS"] == (False, True)
+    assert kinds["CANCEL"] == kinds["COLLECTED"] == kinds["STATUS"] == (False, False)
+
+
+def test_a_method_shows_as_service_and_name():
+    assert str(methods.JOIN) == "Coordinator.Join"
+    assert methods.JOIN.path == "/swarm_ft.v1.Coordinator/Join"
