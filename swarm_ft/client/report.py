@@ -184,13 +184,19 @@ def _finite(value: float) -> float | None:
 
 
 def _traffic_table(traffic: Iterable[Traffic]) -> Table:
-    table = Table(title="Bytes sent (uncompressed)", title_justify="left")
-    table.add_column("boundary")
-    for name in ("forward", "backward", "key / delta frames"):
-        table.add_column(name, justify="right")
+    # Narrow enough for 80 columns.
+    table = Table(
+        title="Bytes sent over each boundary, of uncompressed ones",
+        title_justify="left",
+        box=None,
+        padding=(0, 2, 0, 0),
+    )
+    table.add_column("boundary", no_wrap=True)
+    for name in ("forward", "backward", "key / delta"):
+        table.add_column(name, justify="right", no_wrap=True)
     for one in traffic:
         table.add_row(
-            f"before layer {one.boundary}",
+            str(one.boundary),
             _sent(one.forward_bytes, one.forward_uncompressed_bytes),
             _sent(one.backward_bytes, one.backward_uncompressed_bytes),
             f"{one.key_frames} / {one.delta_frames}",
@@ -199,5 +205,5 @@ def _traffic_table(traffic: Iterable[Traffic]) -> Table:
 
 
 def _sent(sent_bytes: int, uncompressed_bytes: int) -> str:
-    ratio = f"  {uncompressed_bytes / sent_bytes:.1f}x" if sent_bytes else ""
-    return f"{decimal(sent_bytes)} ({decimal(uncompressed_bytes)}){ratio}"
+    ratio = f" {uncompressed_bytes / sent_bytes:.1f}x" if sent_bytes else ""
+    return f"{decimal(sent_bytes)} of {decimal(uncompressed_bytes)}{ratio}"

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from swarm_ft.errors import SwarmError
 
 _NO_ATTEMPT: Final = Attempt(0)
-_NOBODY: Final = MappingProxyType[PeerId, float]({})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,7 +65,7 @@ class Run:
     attempt: Attempt = _NO_ATTEMPT
     stages: tuple[StageAssignment, ...] = ()
     holds: Mapping[PeerId, int] = field(default_factory=lambda: MappingProxyType({}))
-    away_since_s: Mapping[PeerId, float] = _NOBODY
+    away_since_s: Mapping[PeerId, float] = field(default_factory=lambda: MappingProxyType({}))
     loaded: frozenset[PeerId] = frozenset()
     ready: Mapping[PeerId, StepReady] = field(default_factory=lambda: MappingProxyType({}))
     exported: frozenset[PeerId] = frozenset()

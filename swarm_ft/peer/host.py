@@ -67,19 +67,19 @@ class StageHost:
         self._context = context
         self._spec = spec
         self._make_engine = make_engine
-        self._shard_path = shard_dir / f"{run_id}.safetensors"
+        self._shard_dir = shard_dir
         self._store = BufferStore()
         self._engine: StageEngine | None = None
         self._attempt: StageAttempt | None = None
         self._task: asyncio.Task[None] | None = None
         self._attempt_changed = asyncio.Event()
         self._committed_steps = 0
-        self._exported = False
+        self._shard: Path | None = None
 
     @property
     def has_result(self) -> bool:
         """Whether a trained stage lies here that nobody collected yet."""
-        return self._exported
+        return self._shard is not None
 
     @property
     def held(self) -> HeldStage | None:
@@ -91,7 +91,7 @@ class StageHost:
             spec_digest=self._spec.digest(),
             layers=self._engine.layers,
             committed_steps=self._committed_steps,
-            exported=self._exported,
+            exported=self._shard is not None,
         )
 
     # ---- what the coordinator says
@@ -124,19 +124,21 @@ class StageHost:
         """Write the trained stage down, and say so."""
         if self._engine is None:
             raise OutOfTurn(f"run {self.run_id}: nothing is loaded that could be written down")
+        path = self._shard_dir / f"{self.run_id}-{self._engine.layers}.safetensors"
         try:
-            shard_bytes = await self._compute(self._engine.export, self._shard_path)
+            shard_bytes = await self._compute(self._engine.export, path)
         except OSError as error:
-            raise Unavailable(f"{self._shard_path} cannot be written: {error}") from error
-        self._exported = True
+            raise Unavailable(f"{path} cannot be written: {error}") from error
+        self._shard = path
         self._context.say(StageExported(run_id=self.run_id, shard_bytes=shard_bytes))
 
     async def release(self) -> None:
         """Let go of everything."""
         await self.stop()
         self._engine = None
-        self._exported = False
-        self._shard_path.unlink(missing_ok=True)
+        if self._shard is not None:
+            self._shard.unlink(missing_ok=True)
+            self._shard = None
 
     async def stop(self) -> None:
         """End the present attempt; weights, gradients and buffers stay."""
@@ -164,7 +166,7 @@ class StageHost:
             engine = await self._compute(self._make_engine, self._spec, layers)
             await self._compute(engine.load)
             self._engine, self._store, self._committed_steps = engine, BufferStore(), 0
-            self._exported = False
+            self._shard = None
         if self._committed_steps != assign.committed_steps:
             raise OutOfTurn(
                 f"run {self.run_id}: {assign.committed_steps} steps are committed, "
@@ -232,9 +234,9 @@ class StageHost:
         Raises:
             NotFound: it is not written down (yet).
         """
-        if not self._exported:
+        if self._shard is None:
             raise NotFound(f"run {self.run_id}: this peer has no result of it")
-        await send_file(stream, BlobName(run_id=self.run_id), self._shard_path)
+        await send_file(stream, BlobName(run_id=self.run_id), self._shard)
 
 
 def _first_error(group: BaseExceptionGroup[SwarmError]) -> SwarmError:
