@@ -153,7 +153,8 @@ async def connected(initial_peers: tuple[str, ...], dht_prefix: str) -> AsyncIte
         DirectoryUnreachable: none of them answers.
     """
     from swarm_ft.client.swarm import SwarmClient
-    from swarm_ft.discovery.dht import DhtDirectory, DhtOptions, expand_initial_peers
+    from swarm_ft.discovery import expand_initial_peers
+    from swarm_ft.discovery.dht import DhtDirectory, DhtOptions
     from swarm_ft.errors import BadOption
     from swarm_ft.transport.grpc_transport import GrpcTransport
 

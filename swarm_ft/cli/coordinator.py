@@ -54,13 +54,19 @@ def coordinator(
         from swarm_ft.clock import SystemClock
         from swarm_ft.coordinator.journal import Journal
         from swarm_ft.coordinator.service import CoordinatorService
-        from swarm_ft.discovery.base import Role
-        from swarm_ft.discovery.dht import DhtDirectory, DhtOptions, expand_initial_peers
+        from swarm_ft.discovery import Role, expand_initial_peers
+        from swarm_ft.discovery.dht import DhtDirectory, DhtOptions
         from swarm_ft.transport.grpc_transport import GrpcTransport
 
         book = Journal(journal)
         service = CoordinatorService(book, SystemClock())
-        options = DhtOptions(initial_peers=expand_initial_peers(initial_peers), prefix=dht_prefix)
+        # With a DHT to join it only asks there; others could not reach a node behind a home link.
+        options = DhtOptions(
+            initial_peers=expand_initial_peers(initial_peers),
+            host_maddrs=(f"/ip4/{host}/tcp/0",),
+            client_mode=bool(initial_peers),
+            prefix=dht_prefix,
+        )
         directory = await DhtDirectory.open(options)
         try:
             server = await GrpcTransport().serve(host, port, service.handlers())

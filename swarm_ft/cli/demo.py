@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from swarm_ft.client.report import RunReport
     from swarm_ft.client.swarm import SwarmClient
 
-SAMPLE_LR = 3e-3
+SAMPLE_LR = 2e-3
 """For the demo's own model, which starts from random weights; a trained one wants far less."""
 
 

@@ -44,13 +44,14 @@ def dht(
     """
 
     async def work() -> None:
-        from swarm_ft.discovery.dht import DhtDirectory, DhtOptions, expand_initial_peers
+        from swarm_ft.discovery import expand_initial_peers
+        from swarm_ft.discovery.dht import DhtDirectory, DhtOptions
 
         options = DhtOptions(
             initial_peers=expand_initial_peers(initial_peers),
             host_maddrs=host_maddrs,
             announce_maddrs=announce_maddrs,
-            identity_path=identity_path,
+            identity_path=Path(identity_path) if identity_path else None,
         )
         directory = await DhtDirectory.open(options)
         try:

@@ -101,12 +101,14 @@ def serve_stage(
 
     async def work() -> None:
         from swarm_ft.clock import SystemClock
-        from swarm_ft.discovery.base import Role
-        from swarm_ft.discovery.dht import DhtDirectory, DhtOptions, expand_initial_peers
+        from swarm_ft.discovery import Role, expand_initial_peers
+        from swarm_ft.discovery.dht import DhtDirectory, DhtOptions
         from swarm_ft.peer.node import PeerNode, PeerOptions
         from swarm_ft.transport.grpc_transport import GrpcTransport
 
-        options = DhtOptions(initial_peers=expand_initial_peers(initial_peers), prefix=dht_prefix)
+        options = DhtOptions(
+            initial_peers=expand_initial_peers(initial_peers), prefix=dht_prefix, client_mode=True
+        )
         directory = await DhtDirectory.open(options)
         try:
             transport = GrpcTransport()

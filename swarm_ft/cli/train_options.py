@@ -96,7 +96,7 @@ train_options = stack(
 )
 
 
-def collect_options(model: str, dataset: str, *, default_lr: float, **given: Any) -> TrainOptions:  # noqa: ANN401 - click's values, one by one below
+def collect_options(model: str, dataset: str, *, default_lr: float, **given: Any) -> TrainOptions:
     """What `train_options` parsed, as one value."""
     from swarm_ft.client.options import TrainOptions
 

@@ -142,7 +142,7 @@ class SwarmClient:
         try:
             async with asyncio.timeout(FIND_TIMEOUT_S):
                 while not (found := await self._directory.find(Role.COORDINATOR)):
-                    await asyncio.sleep(RETRY_S)  # noqa: ASYNC110 - the DHT has no events
+                    await asyncio.sleep(RETRY_S)
         except TimeoutError:
             raise Unavailable(
                 "no coordinator is in the DHT; is one started with the same --initial-peers "

@@ -70,7 +70,7 @@ class P2pd:
             InternalError: it does not start, for another reason.
         """
         # Unix sockets have short names (107 bytes), which rules out deep temporary directories.
-        home = Path(tempfile.mkdtemp(prefix="swarm-ft-"))
+        home = Path(tempfile.mkdtemp(prefix="swarm-ft-dht-"))
         try:
             process = await asyncio.create_subprocess_exec(
                 *_command(options, home),
