@@ -141,8 +141,10 @@ class SwarmClient:
     async def _find_coordinator(self) -> str:
         try:
             async with asyncio.timeout(FIND_TIMEOUT_S):
-                while not (found := await self._directory.find(Role.COORDINATOR)):
+                found = await self._directory.find(Role.COORDINATOR)
+                while not found:
                     await asyncio.sleep(RETRY_S)
+                    found = await self._directory.find(Role.COORDINATOR)
         except TimeoutError:
             raise Unavailable(
                 "no coordinator is in the DHT; is one started with the same --initial-peers "

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
+from google.protobuf.message import DecodeError
 from hivemind.dht.crypto import DHTRecord
 from hivemind.dht.node import DHTNode
 from hivemind.dht.protocol import ValidationError
-from hivemind.p2p import P2P, P2PDaemonError
+from hivemind.p2p import P2P, P2PDaemonError, PeerID
 from hivemind.utils import MSGPackSerializer, get_dht_time
 from hivemind.utils.logging import use_hivemind_log_handler
 from hivemind.utils.multiaddr import Multiaddr
@@ -285,8 +286,13 @@ def _ensure_identity(path: Path) -> None:
     try:
         if not path.exists():
             P2P.generate_identity(str(path))
+        PeerID.from_identity(path.read_bytes())
     except OSError as error:
         raise BadOption(f"identity file {path}: {error.strerror or error}") from None
+    except (ValueError, TypeError, DecodeError):
+        raise BadOption(
+            f"identity file {path}: expected a libp2p private key; remove it for a new one"
+        ) from None
 
 
 def _check_maddrs(what: str, maddrs: Iterable[str], part: str = "") -> None:

@@ -9,7 +9,7 @@ control connection closes.
 from __future__ import annotations
 
 import asyncio
-import shutil
+import secrets
 import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
@@ -53,9 +53,9 @@ class P2pdOptions:
 class P2pd:
     """A running daemon."""
 
-    def __init__(self, process: asyncio.subprocess.Process, home: Path) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, control: Path) -> None:
         self._process = process
-        self._home = home
+        self._control = control
         self._draining: asyncio.Task[None] | None = None
 
     @classmethod
@@ -69,20 +69,16 @@ class P2pd:
             DirectoryUnreachable: no bootstrap address answers.
             InternalError: it does not start, for another reason.
         """
-        # Unix sockets have short names (107 bytes), which rules out deep temporary directories.
-        home = Path(tempfile.mkdtemp(prefix="swarm-ft-dht-"))
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *_command(options, home),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.STDOUT,
-                start_new_session=True,
-            )
-        except BaseException:
-            shutil.rmtree(home, ignore_errors=True)
-            raise
-        daemon = cls(process, home)
+        # The daemon removes its socket when it ends, even if nobody is left to tell it to.
+        control = Path(tempfile.gettempdir()) / f"swarm-ft-p2pd-{secrets.token_hex(8)}.sock"
+        process = await asyncio.create_subprocess_exec(
+            *_command(options, control),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,
+        )
+        daemon = cls(process, control)
         try:
             await daemon._until_ready()
         except BaseException:
@@ -93,7 +89,7 @@ class P2pd:
     @property
     def control_maddr(self) -> str:
         """Multiaddr of the socket through which it is told what to do."""
-        return f"/unix{_socket_in(self._home)}"
+        return f"/unix{self._control}"
 
     @property
     def is_alive(self) -> bool:
@@ -101,7 +97,7 @@ class P2pd:
         return self._process.returncode is None
 
     async def stop(self) -> None:
-        """End the process, by force if need be, and remove its files."""
+        """End the process, by force if need be, and remove its socket."""
         with suppress(ProcessLookupError):
             self._process.terminate()
         try:
@@ -115,7 +111,7 @@ class P2pd:
             if self._draining is not None:
                 self._draining.cancel()
                 await asyncio.wait({self._draining})
-            shutil.rmtree(self._home, ignore_errors=True)
+            self._control.unlink(missing_ok=True)
 
     async def _until_ready(self) -> None:
         output = self._output()
@@ -139,14 +135,10 @@ class P2pd:
                 _logger.debug("p2pd line=%s", ascii(line))
 
 
-def _socket_in(home: Path) -> Path:
-    return home / "p2pd.sock"
-
-
-def _command(options: P2pdOptions, home: Path) -> list[str]:
+def _command(options: P2pdOptions, control: Path) -> list[str]:
     command = [
         str(options.binary),
-        f"-listen=/unix{_socket_in(home)}",
+        f"-listen=/unix{control}",
         "-idleTimeout=30s",
         # Without an address of its own it can only ask others.
         "-dhtServer" if options.host_maddrs else "-dhtClient",

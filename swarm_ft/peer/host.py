@@ -82,6 +82,11 @@ class StageHost:
         return self._shard is not None
 
     @property
+    def buffers(self) -> BufferStore:
+        """This stage's ends of the per-sample buffers."""
+        return self._store
+
+    @property
     def held(self) -> HeldStage | None:
         """What to tell a coordinator that does not know; None before the stage is loaded."""
         if self._engine is None:

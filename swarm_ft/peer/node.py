@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from swarm_ft.buffers import BufferStore
 from swarm_ft.clock import Clock
 from swarm_ft.discovery.base import Directory, Role
 from swarm_ft.errors import MalformedMessage, NotFound, OutOfTurn, Unavailable
@@ -107,6 +108,11 @@ class PeerNode:
             TIED_GRADIENT: self._on_tied_gradient,
             WEIGHTS: self._on_weights,
         }
+
+    @property
+    def buffers(self) -> BufferStore | None:
+        """Buffers of the run that is hosted; None if none is."""
+        return self._host.buffers if self._host is not None else None
 
     def leave(self) -> None:
         """Say goodbye soon and let `run` return; a result waits for its client first."""

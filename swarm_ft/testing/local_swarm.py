@@ -1,0 +1,171 @@
+"""A whole swarm in one process, for tests.
+
+Real coordinator, journal, peers, engines and, unless told otherwise, real gRPC on loopback. Only
+the directory is a fake, and the process is one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import torch
+
+from swarm_ft.client.swarm import SwarmClient
+from swarm_ft.clock import SystemClock
+from swarm_ft.coordinator.journal import Journal
+from swarm_ft.coordinator.service import CoordinatorService
+from swarm_ft.discovery.base import Role
+from swarm_ft.discovery.static import Board, StaticDirectory
+from swarm_ft.ids import PeerId, RunId
+from swarm_ft.peer.node import PeerNode, PeerOptions
+from swarm_ft.protocol.layers import LayerRange, parse_layers
+from swarm_ft.protocol.messages import RunEvent
+from swarm_ft.protocol.run_spec import RunSpec
+from swarm_ft.stage.checkpoint import open_checkpoint
+from swarm_ft.stage.engine import StageEngine
+from swarm_ft.transport.base import Server, Transport
+from swarm_ft.transport.grpc_transport import GrpcTransport
+
+
+@dataclass(frozen=True, slots=True)
+class LocalPeer:
+    """A peer of a local swarm."""
+
+    node: PeerNode
+    server: Server
+    task: asyncio.Task[None]
+
+
+class LocalSwarm:
+    """Use it in an `async with`.
+
+    Args:
+        work_dir: for the journal and the peers' shards.
+        layers: what each peer offers, as `--layers` takes it; peers are `peer-0`, `peer-1`, ...
+        transport: what peers and clients use; gRPC by default.
+        memory_bytes: what each peer lends.
+    """
+
+    def __init__(
+        self,
+        work_dir: Path,
+        layers: Sequence[str],
+        *,
+        transport: Transport | None = None,
+        memory_bytes: int = 1 << 33,
+    ) -> None:
+        self._work_dir = work_dir
+        self._layers = layers
+        self._transport = transport or GrpcTransport()
+        self._memory_bytes = memory_bytes
+        self._clock = SystemClock()
+        self._directory = StaticDirectory(Board(), self._clock)
+        self._coordinator: tuple[Journal, Server, asyncio.Task[None]] | None = None
+        self.peers: dict[PeerId, LocalPeer] = {}
+        self.client = SwarmClient(self._directory, self._transport)
+
+    async def __aenter__(self) -> Self:
+        await self.start_coordinator()
+        for index, layers in enumerate(self._layers):
+            await self.add_peer(PeerId(f"peer-{index}"), layers)
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for name in list(self.peers):
+            await self.kill_peer(name)
+        await self.kill_coordinator()
+        await self._directory.close()
+
+    # ---- the coordinator
+
+    async def start_coordinator(self) -> None:
+        """Start it, or start it again from its journal."""
+        journal = Journal(str(self._work_dir / "journal.db"))
+        service = CoordinatorService(journal, self._clock)
+        server = await self._transport.serve("127.0.0.1", 0, service.handlers())
+        await self._directory.announce(Role.COORDINATOR, "coordinator", server.endpoint)
+        self._coordinator = journal, server, asyncio.create_task(service.run())
+
+    async def kill_coordinator(self) -> None:
+        """End it without a word to anybody."""
+        if self._coordinator is None:
+            return
+        journal, server, task = self._coordinator
+        self._coordinator = None
+        await self._directory.withdraw(Role.COORDINATOR, "coordinator")
+        await server.stop()
+        await _cancelled(task)
+        journal.close()
+
+    # ---- peers
+
+    async def add_peer(self, name: PeerId, layers: str) -> LocalPeer:
+        """Start another peer."""
+        shard_dir = self._work_dir / name
+        shard_dir.mkdir(exist_ok=True)
+        options = PeerOptions(
+            peer_id=name,
+            layers=parse_layers(layers),
+            memory_bytes=self._memory_bytes,
+            shard_dir=shard_dir,
+        )
+        node = PeerNode(
+            options,
+            directory=self._directory,
+            transport=self._transport,
+            clock=self._clock,
+            make_engine=_cpu_engine,
+        )
+        server = await self._transport.serve("127.0.0.1", 0, node.handlers())
+        await self._directory.announce(Role.PEER, name, server.endpoint)
+        peer = LocalPeer(node, server, asyncio.create_task(node.run()))
+        self.peers[name] = peer
+        return peer
+
+    async def kill_peer(self, name: PeerId) -> None:
+        """End a peer without a word to anybody; its weights are gone."""
+        peer = self.peers.pop(name)
+        await _cancelled(peer.task)
+        await peer.server.stop()
+        await self._directory.withdraw(Role.PEER, name)
+
+    # ---- runs
+
+    async def train(self, spec: RunSpec, samples: Sequence[bytes]) -> list[RunEvent]:
+        """Submit a run and watch it to its end; all its events."""
+        status = await self.client.submit(spec, samples)
+        return await self.watch(status.run_id)
+
+    async def watch(self, run_id: RunId | None = None) -> list[RunEvent]:
+        """All events of a run (the newest, if None), until it is over."""
+        watching = asyncio.ensure_future(self._watch(run_id))
+        peers = [peer.task for peer in self.peers.values()]
+        await asyncio.wait((watching, *peers), return_when=asyncio.FIRST_COMPLETED)
+        for task in peers:
+            if task.done() and not task.cancelled() and task.exception() is not None:
+                watching.cancel()
+                task.result()
+        return await watching
+
+    async def _watch(self, run_id: RunId | None) -> list[RunEvent]:
+        return [event async for event in self.client.watch(run_id, lambda _trouble: None)]
+
+
+async def _cancelled(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def _cpu_engine(spec: RunSpec, layers: LayerRange) -> StageEngine:
+    checkpoint = open_checkpoint(spec.model.reference)
+    return StageEngine(checkpoint, spec, layers, device=torch.device("cpu"), dtype=torch.float32)

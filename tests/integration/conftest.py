@@ -1,0 +1,95 @@
+"""Small random checkpoints and data for whole swarms in one process."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
+
+from swarm_ft.protocol.run_spec import LrSchedule, RunSpec, TrainSpec
+from swarm_ft.stage.checkpoint import open_checkpoint
+
+VOCAB_SIZE, SEQ_LENGTH, NUM_BLOCKS = 96, 24, 6
+
+CONFIGS = {
+    "gpt2": GPT2Config(
+        vocab_size=VOCAB_SIZE, n_positions=32, n_embd=32, n_layer=NUM_BLOCKS, n_head=2
+    ),
+    "llama": LlamaConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=NUM_BLOCKS,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=32,
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def model_dir(tmp_path_factory):
+    """`model_dir("gpt2")`: a checkpoint directory, made once."""
+    made: dict[str, Path] = {}
+
+    def make(name: str) -> Path:
+        if name not in made:
+            torch.manual_seed(3)
+            directory = tmp_path_factory.mktemp(name)
+            AutoModelForCausalLM.from_config(CONFIGS[name]).save_pretrained(directory)
+            made[name] = directory
+        return made[name]
+
+    return make
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run to submit, and its data as the plain loop wants it."""
+
+    spec: RunSpec
+    samples: list[bytes]
+    tokens: torch.Tensor
+
+
+@pytest.fixture
+def make_job(model_dir):
+    """`make_job("gpt2", num_steps=30, ...)`; uncompressed unless told otherwise."""
+
+    def make(model: str = "gpt2", *, num_samples: int = 20, **changes) -> Job:
+        fields = {
+            "num_samples": num_samples,
+            "seq_length": SEQ_LENGTH,
+            "batch_size": 4,
+            "micro_batch_size": 2,
+            "num_steps": 10,
+            "learning_rate": 3e-3,
+            "lr_schedule": LrSchedule.COSINE,
+            "warmup_steps": 3,
+            "weight_decay": 0.1,
+            "clip_grad_norm": 1.0,
+            "seed": 5,
+            "shuffle": False,
+            "dropout": False,
+            "sync_tied_embeddings": False,
+            "forward_codec": "none",
+            "backward_codec": "none",
+        } | changes
+        rng = np.random.default_rng(1)
+        # Every sample repeats a few tokens, so that there is something to learn.
+        tokens = rng.integers(0, VOCAB_SIZE, (num_samples, 6)).repeat(4, axis=1).astype("<u4")
+        model_spec = open_checkpoint(str(model_dir(model))).describe()
+        return Job(
+            spec=RunSpec(model=model_spec, train=TrainSpec(**fields)),
+            samples=[row.tobytes() for row in tokens],
+            tokens=torch.from_numpy(tokens.astype(np.int64)),
+        )
+
+    return make

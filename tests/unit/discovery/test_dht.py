@@ -1,0 +1,338 @@
+"""What is the DHT's own: joining, failing to join, hostile records, leaving. Real nodes."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from hivemind.dht.crypto import DHTRecord
+from hivemind.dht.node import DHTNode
+from hivemind.utils import MSGPackSerializer
+
+from swarm_ft.discovery.base import Role
+from swarm_ft.discovery.dht import MAX_LIFETIME_S, DhtDirectory, DhtOptions, RecordRules
+from swarm_ft.errors import BadOption, DirectoryUnreachable, PortInUse, Unavailable
+
+pytestmark = pytest.mark.timeout(60)
+
+SOME_ID = "12D3KooWK38Yo4EajL8RupdpahpJUx1RKTXHFUuSNPyNZgzY95H2"
+
+
+@asynccontextmanager
+async def opened(**options) -> AsyncIterator[DhtDirectory]:
+    directory = await DhtDirectory.open(DhtOptions(**options))
+    try:
+        yield directory
+    finally:
+        await directory.close()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return probe.getsockname()[1]
+
+
+# ---- joining
+
+
+async def test_three_nodes_meet_through_one_of_them():
+    async with opened() as first:
+        assert first.addresses[0].startswith("/ip4/127.0.0.1/tcp/")
+        async with (
+            opened(initial_peers=first.addresses) as second,
+            opened(initial_peers=first.addresses, client_mode=True) as third,
+        ):
+            await second.announce(Role.PEER, "p", "127.0.0.1:7001")
+            await third.announce(Role.COORDINATOR, "c", "127.0.0.1:7002")
+            assert third.addresses == ()
+            assert await third.find(Role.PEER) == {"p": "127.0.0.1:7001"}
+            assert await second.find(Role.COORDINATOR) == {"c": "127.0.0.1:7002"}
+
+
+async def test_one_living_initial_peer_is_enough():
+    dead = f"/ip4/127.0.0.1/tcp/{free_port()}/p2p/{SOME_ID}"
+    async with (
+        opened() as first,
+        opened(initial_peers=(dead, *first.addresses)) as second,
+    ):
+        await second.announce(Role.PEER, "p", "127.0.0.1:7001")
+        assert await first.find(Role.PEER) == {"p": "127.0.0.1:7001"}
+
+
+async def test_swarms_of_different_prefixes_do_not_see_each_other():
+    async with (
+        opened(prefix="one") as one,
+        opened(prefix="two", initial_peers=one.addresses) as two,
+    ):
+        await one.announce(Role.PEER, "p", "127.0.0.1:7001")
+        assert await two.find(Role.PEER) == {}
+
+
+async def test_an_identity_file_keeps_the_address(tmp_path):
+    identity, port = tmp_path / "identity", free_port()
+    addresses = []
+    for _ in range(2):
+        async with opened(
+            identity_path=identity, host_maddrs=(f"/ip4/127.0.0.1/tcp/{port}",)
+        ) as directory:
+            addresses.append(directory.addresses)
+    assert addresses[0] == addresses[1]
+    assert identity.stat().st_mode & 0o077 == 0
+
+
+async def test_announced_addresses_replace_those_listened_on():
+    async with opened(announce_maddrs=("/ip4/192.0.2.7/tcp/4001",)) as directory:
+        (address,) = directory.addresses
+        assert address.startswith("/ip4/192.0.2.7/tcp/4001/p2p/")
+
+
+# ---- not joining
+
+
+async def test_a_refused_port_is_unreachable():
+    peer = f"/ip4/127.0.0.1/tcp/{free_port()}/p2p/{SOME_ID}"
+    with pytest.raises(DirectoryUnreachable, match=peer):
+        await DhtDirectory.open(DhtOptions(initial_peers=(peer,)))
+
+
+@pytest.mark.slow
+async def test_a_listener_that_says_nothing_is_unreachable_within_20_seconds():
+    begun = time.monotonic()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        peer = f"/ip4/127.0.0.1/tcp/{silent.getsockname()[1]}/p2p/{SOME_ID}"
+        with pytest.raises(DirectoryUnreachable, match=peer):
+            await DhtDirectory.open(DhtOptions(initial_peers=(peer,)))
+    assert time.monotonic() - begun < 20.0
+
+
+async def test_another_node_at_the_address_is_unreachable():
+    async with opened() as first:
+        impostor = first.addresses[0].rpartition("/")[0] + f"/{SOME_ID}"
+        with pytest.raises(DirectoryUnreachable):
+            await DhtDirectory.open(DhtOptions(initial_peers=(impostor,)))
+
+
+async def test_an_interrupted_open_leaves_no_process(monkeypatch, tmp_path):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        peer = f"/ip4/127.0.0.1/tcp/{silent.getsockname()[1]}/p2p/{SOME_ID}"
+        opening = asyncio.create_task(DhtDirectory.open(DhtOptions(initial_peers=(peer,))))
+        connection, _ = await asyncio.to_thread(silent.accept)  # the daemon is at it
+        opening.cancel()
+        with connection, pytest.raises(asyncio.CancelledError):
+            await opening
+    assert _daemons_of(tmp_path) == []
+
+
+async def test_a_taken_listen_port_is_in_use():
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(PortInUse, match=str(port)):
+            await DhtDirectory.open(DhtOptions(host_maddrs=(f"/ip4/127.0.0.1/tcp/{port}",)))
+
+
+async def test_a_listen_address_of_another_machine_is_a_bad_option():
+    with pytest.raises(BadOption, match=r"192\.0\.2\.1"):
+        await DhtDirectory.open(DhtOptions(host_maddrs=("/ip4/192.0.2.1/tcp/0",)))
+
+
+async def test_an_identity_in_a_missing_directory_is_a_bad_option(tmp_path):
+    with pytest.raises(BadOption, match="identity file"):
+        await DhtDirectory.open(DhtOptions(identity_path=tmp_path / "missing" / "identity"))
+
+
+async def test_an_identity_file_that_is_no_key_is_a_bad_option(tmp_path):
+    (tmp_path / "identity").write_text("not a key")
+    with pytest.raises(BadOption, match="identity"):
+        await DhtDirectory.open(DhtOptions(identity_path=tmp_path / "identity"))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"initial_peers": ("127.0.0.1:7001",)},
+        {"initial_peers": ("/ip4/127.0.0.1/tcp/7001",)},
+        {"initial_peers": ("/ip4/300.0.0.1/tcp/7001/p2p/" + SOME_ID,)},
+        {"initial_peers": ("",)},
+        {"initial_peers": ("/ip4/127.0.0.1/tcp/7001/p2p/nonsense",)},
+        {"host_maddrs": ("/ip4/127.0.0.1/tcp/99999",)},
+        {"announce_maddrs": ("somewhere",)},
+        {"lifetime_s": 0.0},
+        {"lifetime_s": float("nan")},
+        {"lifetime_s": 1e9},
+        {"refresh_s": 0.0},
+    ],
+)
+def test_malformed_options_are_refused(options):
+    with pytest.raises(BadOption):
+        DhtOptions(**options)
+
+
+# ---- records of strangers
+
+
+def record(subkey: bytes, value: bytes, expires_in_s: float = 60.0) -> DHTRecord:
+    return DHTRecord(b"key", subkey, value, time.time() + expires_in_s)
+
+
+NAME, ENDPOINT = MSGPackSerializer.dumps("name"), MSGPackSerializer.dumps("host:1")
+
+
+def test_short_texts_are_records():
+    assert RecordRules().validate(record(NAME, ENDPOINT))
+    assert RecordRules().validate(record(NAME, MSGPackSerializer.dumps("")))
+    assert RecordRules().validate(record(NAME, MSGPackSerializer.dumps("x" * 255)))
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        record(NAME, b""),
+        record(NAME, b"\xc1"),
+        record(NAME, b"\xa5abc"),
+        record(NAME, b"\xa2\xff\xfe"),
+        record(NAME, ENDPOINT + b"more"),
+        record(NAME, MSGPackSerializer.dumps(7)),
+        record(NAME, MSGPackSerializer.dumps(["host:1"])),
+        record(NAME, MSGPackSerializer.dumps(b"host:1")),
+        record(NAME, b"\xc7\x01\x50\x00"),
+        record(NAME, MSGPackSerializer.dumps("x" * 1000)),
+        record(MSGPackSerializer.dumps(None), ENDPOINT),
+        record(b"", ENDPOINT),
+        record(NAME, ENDPOINT, expires_in_s=3 * MAX_LIFETIME_S),
+        record(NAME, ENDPOINT, expires_in_s=float("nan")),
+    ],
+)
+def test_anything_else_of_a_stranger_is_refused(hostile):
+    assert not RecordRules().validate(hostile)
+
+
+async def test_hostile_records_of_another_node_hide_nobody():
+    async with opened() as ours:
+        stranger = await DHTNode.create(initial_peers=list(ours.addresses))
+        try:
+            await ours.announce(Role.PEER, "p", "127.0.0.1:7001")
+            key, expires = "swarm-ft.peer", time.time() + 60.0
+            hostile = (
+                ("number", 7),
+                ("no endpoint", "x"),
+                ("unreachable", "unix:/x:1"),
+                ("huge", "x" * 100_000),
+                (7, "127.0.0.1:7001"),
+            )
+            for turn, (subkey, value) in enumerate(hostile):
+                await stranger.store(key, value, expires + turn, subkey=subkey)
+            await stranger.store("swarm-ft.coordinator", "not a dictionary", expires)
+            assert await ours.find(Role.PEER) == {"p": "127.0.0.1:7001"}
+            assert await ours.find(Role.COORDINATOR) == {}
+        finally:
+            await stranger.shutdown()
+
+
+# ---- leaving
+
+
+async def ask_for_ever(directory: DhtDirectory) -> None:
+    while True:
+        await directory.find(Role.PEER)
+
+
+async def test_a_dead_daemon_is_unavailable_and_closing_does_not_hang(monkeypatch, tmp_path):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    async with opened() as directory:
+        await directory.announce(Role.PEER, "p", "127.0.0.1:7001")
+        (daemon,) = _daemons_of(tmp_path)
+        os.kill(daemon, signal.SIGKILL)
+        async with asyncio.timeout(5.0):
+            with pytest.raises(Unavailable, match="has ended"):
+                await ask_for_ever(directory)
+            with pytest.raises(Unavailable, match="has ended"):
+                await directory.announce(Role.PEER, "p", "127.0.0.1:7001")
+            await directory.withdraw(Role.PEER, "p")
+
+
+async def test_closing_leaves_no_process_no_file_and_no_task(monkeypatch, tmp_path):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    async with opened() as directory:
+        await directory.announce(Role.PEER, "p", "127.0.0.1:7001")
+        assert len(_daemons_of(tmp_path)) == 1
+    assert _daemons_of(tmp_path) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+CHILD = """
+import asyncio, sys
+from swarm_ft.discovery.base import Role
+from swarm_ft.discovery.dht import DhtDirectory, DhtOptions
+
+async def main():
+    directory = await DhtDirectory.open(DhtOptions(initial_peers=(sys.argv[1],)))
+    try:
+        await directory.announce(Role.PEER, "child", "127.0.0.1:7001")
+        print("announced", flush=True)
+        await asyncio.Event().wait()
+    finally:
+        await directory.close()
+
+try:
+    asyncio.run(main())
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+
+
+async def _child(address: str, tmp_path: Path) -> asyncio.subprocess.Process:
+    child = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", CHILD, address),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,  # a foreground process group of its own, as a shell makes it
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
+    assert await child.stdout.readline() == b"announced\n"
+    return child
+
+
+async def test_ctrl_c_on_the_process_group_withdraws_and_leaves_quietly(tmp_path):
+    async with opened() as directory:
+        child = await _child(directory.addresses[0], tmp_path)
+        assert await directory.find(Role.PEER) == {"child": "127.0.0.1:7001"}
+        os.killpg(child.pid, signal.SIGINT)
+        assert await child.communicate() == (b"interrupted\n", b"")
+        assert await directory.find(Role.PEER) == {}
+        assert _daemons_of(tmp_path) == []
+
+
+async def test_a_killed_process_takes_its_daemon_with_it(tmp_path):
+    async with opened() as directory:
+        child = await _child(directory.addresses[0], tmp_path)
+        (daemon,) = _daemons_of(tmp_path)
+        ended = os.pidfd_open(daemon)
+        child.kill()
+        await child.communicate()
+        done = asyncio.Event()
+        asyncio.get_running_loop().add_reader(ended, done.set)  # readable once it has ended
+        async with asyncio.timeout(10.0):
+            await done.wait()
+        asyncio.get_running_loop().remove_reader(ended)
+        os.close(ended)
+
+
+def _daemons_of(directory: Path) -> list[int]:
+    """Process ids of the libp2p daemons whose sockets are in `directory`."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and str(directory) in (entry / "cmdline").read_text():
+                command = (entry / "cmdline").read_text().split("\0")
+                if command[0].endswith("p2pd"):
+                    found.append(int(entry.name))
+    return found
