@@ -1,0 +1,86 @@
+"""AQ-SGD on the wire: key frames once, deltas ever after, equal buffers at both ends, few bytes."""
+
+import numpy as np
+import pytest
+
+from swarm_ft.buffers import BufferKey, End
+from swarm_ft.ids import BlockIndex, PeerId, SampleId
+from swarm_ft.protocol.messages import StepCommitted
+from swarm_ft.testing.local_swarm import LocalSwarm
+
+NUM_SAMPLES, EPOCHS = 12, 3
+
+
+def steps_of(events) -> list[StepCommitted]:
+    return [event for event in events if isinstance(event, StepCommitted)]
+
+
+def total(events, field: str, boundary: int, *, from_step: int = 0) -> int:
+    return sum(
+        getattr(traffic, field)
+        for step in steps_of(events)
+        for traffic in step.traffic
+        if traffic.boundary == boundary and step.step >= from_step
+    )
+
+
+@pytest.fixture
+def aq_job(make_job):
+    return make_job(
+        num_samples=NUM_SAMPLES,
+        num_steps=EPOCHS * 3,
+        forward_codec="aq4",
+        backward_codec="q8",
+        shuffle=True,
+    )
+
+
+async def test_a_sample_sends_one_key_frame_and_then_deltas(aq_job, tmp_path):
+    async with LocalSwarm(tmp_path, ["0-2", "2-4", "4-6"]) as swarm:
+        events = await swarm.train(aq_job.spec, aq_job.samples)
+    for boundary in (2, 4):
+        assert total(events, "key_frames", boundary) == NUM_SAMPLES
+        assert total(events, "delta_frames", boundary) == NUM_SAMPLES * (EPOCHS - 1)
+        assert total(events, "key_frames", boundary, from_step=3) == 0
+
+
+async def test_both_ends_hold_equal_buffers_of_every_sample(aq_job, tmp_path):
+    async with LocalSwarm(tmp_path, ["0-2", "2-4", "4-6"]) as swarm:
+        status = await swarm.client.submit(aq_job.spec, aq_job.samples)
+        await swarm.watch(status.run_id)
+        stores = [swarm.peers[PeerId(f"peer-{i}")].node.buffers for i in range(3)]
+        for index, boundary in enumerate((2, 4)):
+            for sample in range(NUM_SAMPLES):
+                name = (status.run_id, BlockIndex(boundary))
+                sent = stores[index].get(BufferKey(*name, End.SENT, SampleId(sample)))
+                received = stores[index + 1].get(BufferKey(*name, End.RECEIVED, SampleId(sample)))
+                assert sent is not None
+                assert sent == received
+
+
+async def test_compressed_training_stays_close_to_uncompressed(make_job, aq_job, tmp_path):
+    plain = make_job(num_samples=NUM_SAMPLES, num_steps=EPOCHS * 3, shuffle=True)
+    losses = []
+    for name, job in (("plain", plain), ("aq", aq_job)):
+        (tmp_path / name).mkdir()
+        async with LocalSwarm(tmp_path / name, ["0-3", "3-6"]) as swarm:
+            events = await swarm.train(job.spec, job.samples)
+        losses.append([step.loss for step in steps_of(events)])
+    assert losses[1] != losses[0], "the codec was in the way"
+    assert np.allclose(losses[1], losses[0], rtol=0.01)
+
+
+@pytest.mark.parametrize(
+    ("fw", "bw"), [("fp16", "fp16"), ("q2", "q2"), ("aq2", "q4"), ("aq8", "none")]
+)
+async def test_every_pair_of_codecs_trains(make_job, tmp_path, fw, bw):
+    job = make_job(num_samples=8, num_steps=4, forward_codec=fw, backward_codec=bw)
+    async with LocalSwarm(tmp_path, ["0-3", "3-6"]) as swarm:
+        events = await swarm.train(job.spec, job.samples)
+    assert len(steps_of(events)) == 4
+    sent = total(events, "forward_bytes", 3), total(events, "backward_bytes", 3)
+    plain = 4 * 4 * job.spec.train.seq_length * job.spec.model.hidden_size * 4
+    assert total(events, "forward_uncompressed_bytes", 3) == plain
+    assert total(events, "backward_uncompressed_bytes", 3) == plain
+    assert sent[0] < plain
+    assert sent[1] < plain * (1.1 if bw == "none" else 1)
