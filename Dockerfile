@@ -1,0 +1,29 @@
+# One image for every role: docker run swarm-ft COMMAND. Computes on the CPU unless torch finds more.
+FROM python:3.11-slim-bookworm
+
+# An index of CPU-only torch builds spares gigabytes of CUDA where the default index has no such
+# build: docker build --build-arg PIP_EXTRA_INDEX_URL=...
+ARG PIP_EXTRA_INDEX_URL=
+ENV PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore PIP_DISABLE_PIP_VERSION_CHECK=1 \
+    PYTHONUNBUFFERED=1
+
+# An unprivileged user; and the places that docker-compose.yml mounts volumes at, which take over
+# the owner that the image gives them.
+RUN useradd --create-home swarm \
+    && install -d -o swarm -g swarm /swarm /model /journal /result
+
+WORKDIR /app
+# Dependencies have a layer of their own, kept until one of these two files changes.
+COPY pyproject.toml constraints.txt ./
+RUN python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")' \
+        > dependencies.txt \
+    && pip install --quiet -r dependencies.txt -c constraints.txt \
+    && rm dependencies.txt
+COPY README.md ./
+COPY swarm_ft ./swarm_ft
+RUN pip install --quiet --no-deps . && rm -rf build ./*.egg-info
+
+USER swarm
+WORKDIR /home/swarm
+ENTRYPOINT ["swarm-ft"]
+CMD ["--help"]

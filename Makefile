@@ -1,0 +1,70 @@
+# swarm-ft, by hand and in CI. `make` alone lists what there is.
+#
+#   PYTHON   what makes the virtual environment: make demo PYTHON=python3.12
+#   ARGS     handed on to what a target runs: make demo ARGS="--stages 2 --epochs 5"
+#
+# pip heeds its own variables, PIP_EXTRA_INDEX_URL among them: an index of CPU-only torch builds
+# spares gigabytes of CUDA where the default index has no such build.
+
+PYTHON ?= python3
+ARGS ?=
+COMPOSE ?= $(shell command -v docker-compose || echo docker compose)
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+INPUTS := pyproject.toml constraints.txt
+# Stamps: touched once an installation is complete, and older than INPUTS when it is to be redone.
+PACKAGE := $(VENV)/.package-installed
+TOOLS := $(VENV)/.tools-installed
+
+.DELETE_ON_ERROR:
+.PHONY: help demo install test test-slow check format proto compose clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
+
+demo: $(PACKAGE) ## train a small model with a whole swarm on this machine
+	$(BIN)/swarm-ft demo $(ARGS)
+
+install: $(PACKAGE) ## make .venv with the package in it
+
+test: $(TOOLS) ## run the tests, but for the slow ones
+	$(BIN)/python -m pytest -q -m "not slow" -n 2 --dist loadgroup $(ARGS)
+
+test-slow: $(TOOLS) ## run the tests that start whole swarms of processes
+	$(BIN)/python -m pytest -q -m slow $(ARGS)
+
+check: $(TOOLS) ## check form, types, imports and generated code
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+	PYTHON=$(BIN)/python deploy/generate_proto.sh --check
+
+format: $(TOOLS) ## bring the code into form
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+proto: $(TOOLS) ## generate swarm_ft/proto from proto/
+	PYTHON=$(BIN)/python deploy/generate_proto.sh
+
+compose: ## train with the swarm of docker-compose.yml
+	$(COMPOSE) up --build --exit-code-from client
+
+clean: ## remove .venv, caches and build outputs; trained models stay
+	rm -rf $(VENV) build dist *.egg-info
+	rm -rf .pytest_cache .ruff_cache .mypy_cache .hypothesis .import_linter_cache
+	find swarm_ft tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV):
+	@$(PYTHON) -c 'import sys; sys.version_info < (3, 11) and sys.exit("Python 3.11 or newer is needed; name one: make PYTHON=python3.11")'
+	$(PYTHON) -m venv $@
+
+$(PACKAGE): $(INPUTS) | $(VENV)
+	$(PIP_INSTALL) -e .
+	@touch $@
+
+$(TOOLS): $(INPUTS) | $(VENV)
+	$(PIP_INSTALL) -e '.[dev]'
+	@touch $(PACKAGE) $@
