@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from types import MappingProxyType
+
+from google.protobuf.message import DecodeError
 
 from swarm_ft.coordinator.state import (
     CommitRecord,
@@ -22,7 +25,7 @@ from swarm_ft.coordinator.state import (
     Run,
     RunRecord,
 )
-from swarm_ft.errors import JournalError, NotFound
+from swarm_ft.errors import JournalError, NotFound, SwarmError
 from swarm_ft.ids import Attempt, PeerId, RunId, SampleId, StepNumber
 from swarm_ft.proto import run_pb2
 from swarm_ft.protocol.layers import LayerRange
@@ -67,6 +70,8 @@ class Journal:
 
     def __init__(self, path: str) -> None:
         self._path = path
+        # One connection has one transaction: a new run's data is written in a thread of its own.
+        self._transaction = threading.Lock()
         with self._errors_named():
             self._db = sqlite3.connect(path, check_same_thread=False, timeout=1.0)
             self._db.execute("PRAGMA locking_mode=EXCLUSIVE")
@@ -89,14 +94,14 @@ class Journal:
         Raises:
             JournalError: the disk refused.
         """
-        with self._errors_named(), self._db:
+        with self._errors_named(), self._transaction, self._db:
             for record in records:
                 self._write_one(record)
 
     def write_run(self, run: Run, samples: Sequence[bytes]) -> None:
         """Make a new run and its data durable; `samples[i]` are the tokens of sample i."""
         rows = ((run.run_id, i, tokens) for i, tokens in enumerate(samples))
-        with self._errors_named(), self._db:
+        with self._errors_named(), self._transaction, self._db:
             self._db.execute(
                 "INSERT INTO runs (run_id, spec, phase, detail, attempt, committed_steps, stages)"
                 " VALUES (?, ?, ?, ?, ?, ?, ?)",
@@ -157,11 +162,15 @@ class Journal:
                 "SELECT run_id, spec, phase, detail, attempt, committed_steps, stages"
                 " FROM runs ORDER BY position"
             ).fetchall()
-        return tuple(self._run(row, now_s) for row in rows)
+        try:
+            return tuple(self._run(row, now_s) for row in rows)
+        except (SwarmError, DecodeError, ValueError, TypeError) as error:
+            raise JournalError(f"journal {self._path}: a run cannot be read: {error}") from error
 
     def _run(self, row: tuple[str, bytes, int, str, int, int, str], now_s: float) -> Run:
         run_id, spec_bytes, phase_number, detail, attempt, committed_steps, stages = row
         phase = RunPhase(phase_number)
+        under_way = not phase.is_over and phase is not RunPhase.QUEUED
         assignments = tuple(
             StageAssignment(peer_id=PeerId(peer), layers=LayerRange(start, stop))
             for peer, start, stop in json.loads(stages)
@@ -169,8 +178,8 @@ class Journal:
         return Run(
             run_id=RunId(run_id),
             spec=_spec(spec_bytes),
-            phase=phase if phase.is_over else RunPhase.WAITING,
-            detail=detail if phase.is_over else "the coordinator was restarted",
+            phase=RunPhase.WAITING if under_way else phase,
+            detail="the coordinator was restarted" if under_way else detail,
             attempt=Attempt(attempt),
             stages=assignments,
             away_since_s=MappingProxyType({stage.peer_id: now_s for stage in assignments}),

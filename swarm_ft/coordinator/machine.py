@@ -64,6 +64,7 @@ from swarm_ft.protocol.messages import (
     PeerHello,
     ReleaseStage,
     RunPhase,
+    StageAssignment,
     StageExported,
     StageFailed,
     StageReady,
@@ -137,18 +138,34 @@ class _Turn:
         return named == (run.run_id, run.attempt) and peer_id in run.peers
 
     def _joined(self, hello: PeerHello) -> None:
+        self._note_exports(hello)
         refusal = self._refusal(hello)
         if refusal is not None:
             self.effects.append(Dismiss(hello.peer_id, refusal))
             return
         self.state = self.state.with_member(Member(hello=hello, joined_at_s=self.now_s))
         self.effects.append(Write(MemberRecord(hello, joined=True)))
-        held_run = self.state.runs.get(hello.held.run_id) if hello.held else None
-        if hello.held and (held_run is None or held_run.phase > RunPhase.FINISHED):
-            self._say(hello.peer_id, ReleaseStage(run_id=hello.held.run_id, reason="run is over"))
+        if hello.held and not self._is_wanted(hello.peer_id, hello.held.run_id):
+            release = ReleaseStage(run_id=hello.held.run_id, reason="the run needs it no more")
+            self._say(hello.peer_id, release)
         run = self.state.active_run
         if run is not None and hello.peer_id in run.peers:
             self._came_back(run, hello)
+
+    def _note_exports(self, hello: PeerHello) -> None:
+        """Whether a run's part of the result lies with this peer is for the peer to say."""
+        held = hello.held
+        for run in self.state.runs.values():
+            if hello.peer_id in run.peers:
+                has = held is not None and held.run_id == run.run_id and held.exported
+                others = run.exported - {hello.peer_id}
+                exported = others | {hello.peer_id} if has else others
+                self.state = self.state.with_run(replace(run, exported=exported))
+
+    def _is_wanted(self, peer_id: PeerId, run_id: RunId) -> bool:
+        """Whether what this peer holds of a run is of any use."""
+        run = self.state.runs.get(run_id)
+        return run is not None and run.phase <= RunPhase.FINISHED and peer_id in run.peers
 
     def _refusal(self, hello: PeerHello) -> SwarmError | None:
         run = self.state.active_run
@@ -160,23 +177,23 @@ class _Turn:
                 f"run {run.run_id}: RunSpec digest {digest.hex()} expected, "
                 f"{held.spec_digest.hex()} held by peer {hello.peer_id}"
             )
-        return _layers_refusal(run, hello)
+        return self._layers_refusal(run, hello)
+
+    def _layers_refusal(self, run: Run, hello: PeerHello) -> BadLayers | None:
+        keeps_result = self.state.keeps_result(hello.peer_id)
+        return None if keeps_result else _layers_refusal(run, hello)
 
     def _came_back(self, run: Run, hello: PeerHello) -> None:
         holds = dict(run.holds)
         holds.pop(hello.peer_id, None)
-        exported = run.exported - {hello.peer_id}
         if hello.held and hello.held.run_id == run.run_id:
             holds[hello.peer_id] = hello.held.committed_steps
-            if hello.held.exported:
-                exported |= {hello.peer_id}
         away = {peer: since for peer, since in run.away_since_s.items() if peer != hello.peer_id}
         self._interrupt(
             replace(
                 run,
                 holds=MappingProxyType(holds),
                 away_since_s=MappingProxyType(away),
-                exported=exported,
             )
         )
 
@@ -204,9 +221,9 @@ class _Turn:
         if isinstance(error, NonFinite):
             self.end(run.run_id, RunPhase.FAILED, f"peer {peer_id}: {error.message}")
         elif isinstance(error, BadInput):
-            self.effects.append(Dismiss(peer_id, error))
             self.peer_gone(peer_id, away_since_s=-math.inf)
-        elif isinstance(error, OutOfTurn):
+            self.effects.append(Dismiss(peer_id, error))
+        elif isinstance(error, OutOfTurn) and run.phase is RunPhase.LOADING:
             # What it holds is not what is known here; start from what is known.
             holds = {peer: steps for peer, steps in run.holds.items() if peer != peer_id}
             self._interrupt(replace(run, holds=MappingProxyType(holds)))
@@ -263,26 +280,30 @@ class _Turn:
     def _dismiss_misfits(self, run: Run) -> None:
         """Send away peers whose layers this run has no use for, rather than let them wait."""
         for peer_id, member in self.state.members.items():
-            refusal = _layers_refusal(run, member.hello)
+            refusal = self._layers_refusal(run, member.hello)
             if refusal is not None:
                 self.state = self.state.without_member(peer_id)
                 self.effects.append(Write(MemberRecord(member.hello, joined=False)))
                 self.effects.append(Dismiss(peer_id, refusal))
 
     def _is_lost(self, run: Run) -> bool:
-        """Whether weights are gone for good: a peer stayed away, or came back without them."""
-        steps = run.committed_steps
-        for peer in run.peers:
-            if peer in self.state.members:
-                if steps and run.holds.get(peer) not in (steps, steps - 1):
-                    return True
-            elif self.now_s - run.away_since_s.get(peer, -math.inf) >= GRACE_S:
-                return True
-        return False
+        """Whether weights are gone for good."""
+        return any(self._is_stage_lost(run, stage) for stage in run.stages)
+
+    def _is_stage_lost(self, run: Run, stage: StageAssignment) -> bool:
+        """Whether its peer stayed away, or came back without the stage."""
+        peer, steps = stage.peer_id, run.committed_steps
+        member = self.state.members.get(peer)
+        if member is None:
+            return self.now_s - run.away_since_s.get(peer, -math.inf) >= GRACE_S
+        if member.hello.layers not in (None, stage.layers):
+            return True
+        return steps > 0 and run.holds.get(peer) not in (steps, steps - 1)
 
     def _abandon(self, run: Run) -> Run:
         """Go back to the weights the run began with, with whoever is there."""
         self.effects.append(Write(RollbackRecord(run.run_id, StepNumber(0))))
+        before = run
         run = replace(
             run,
             stages=(),
@@ -293,6 +314,7 @@ class _Turn:
             last_commit=None,
         )
         self.put(run)
+        self._release(before, "the run goes back to its beginning")
         return run
 
     def _resume(self, run: Run) -> None:
@@ -307,11 +329,15 @@ class _Turn:
         self._assign(run, fresh=not run.committed_steps)
 
     def _place(self, run: Run) -> None:
-        placement = place(run.spec.model, tuple(self.state.members.values()), self.now_s)
+        members = self.state.members.items()
+        free = tuple(member for peer, member in members if not self.state.keeps_result(peer))
+        placement = place(run.spec.model, free, self.now_s)
         if placement.stages:
             self._assign(replace(run, stages=placement.stages), fresh=True)
         else:
-            self._wait(run, placement.reason)
+            busy = len(members) - len(free)
+            keep = f"; {busy} peers keep a result until it is collected" if busy else ""
+            self._wait(run, placement.reason + keep)
 
     def _wait(self, run: Run, detail: str) -> None:
         if (run.phase, run.detail) != (RunPhase.WAITING, detail):
@@ -373,7 +399,7 @@ class _Turn:
 
     def end(self, run_id: RunId, phase: RunPhase, detail: str) -> None:
         run = self.state.runs.get(run_id)
-        if run is None or run.phase.is_over:
+        if run is None or run.phase > RunPhase.FINISHED:
             return
         self.put(replace(run, phase=phase, detail=detail))
         self._release(run, detail)

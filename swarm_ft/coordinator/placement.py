@@ -6,9 +6,10 @@ is left, as evenly as their memory allows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from itertools import pairwise
+from typing import NamedTuple
 
 from swarm_ft.coordinator.state import Member
 from swarm_ft.protocol.layers import LayerRange, split_evenly
@@ -41,51 +42,79 @@ def place(model: ModelSpec, members: Sequence[Member], now_s: float) -> Placemen
         return Placement((), f"waiting for layers {_listed(gaps)}")
     if now_s - max(m.joined_at_s for m in free) < SETTLE_S:
         return Placement((), "gathering peers")
-    return _fill(model, parts, gaps, free)
+    # All of them if their memory allows; else the larger ones, for an even share may be too much.
+    by_memory = sorted(free, key=lambda m: (-m.hello.memory_bytes, m.joined_at_s))
+    most = min(len(free), sum(len(gap) for gap in gaps))
+    tries = (_fill(model, parts, gaps, by_memory[:n]) for n in range(most, 0, -1))
+    refused = next(tries)
+    return next((fit for fit in (refused, *tries) if fit.stages), refused)
 
 
-def _cover(num_blocks: int, fixed: Sequence[Member]) -> tuple[Member | LayerRange, ...]:
+class _Tail(NamedTuple):
+    """The best tiling from a cut to the end: blocks that nobody hosts, members, first part."""
+
+    gap_blocks: int
+    num_members: int
+    first: Member | None
+    stop: int
+
+
+def _cover(num_blocks: int, fixed: Sequence[Member]) -> list[Member | LayerRange]:
     """Members and gaps, in order, that tile the blocks with the smallest gaps."""
+    offers: dict[int, list[tuple[int, Member]]] = {}
+    for member in fixed:
+        if member.hello.layers is not None:
+            layers = member.hello.layers
+            offers.setdefault(layers.start, []).append((layers.stop, member))
+    stops = {stop for offered in offers.values() for stop, _ in offered}
+    cuts = sorted({0, num_blocks} | stops | set(offers))
+    tails = {num_blocks: _Tail(0, 0, None, num_blocks)}
+    for start, cut in reversed(list(pairwise(cuts))):
+        options = [
+            _Tail(tails[stop].gap_blocks, tails[stop].num_members + 1, member, stop)
+            for stop, member in offers.get(start, ())
+        ]
+        gap_blocks = tails[cut].gap_blocks + cut - start
+        options.append(_Tail(gap_blocks, tails[cut].num_members, None, cut))
+        tails[start] = min(options, key=lambda tail: tail[:2])
+    return _parts(tails, num_blocks)
 
-    @cache
-    def best(start: int) -> tuple[int, int, tuple[Member | LayerRange, ...]]:
-        if start == num_blocks:
-            return 0, 0, ()
-        options = []
-        for index, member in enumerate(fixed):
-            if member.hello.layers and member.hello.layers.start == start:
-                gap, count, rest = best(member.hello.layers.stop)
-                options.append((gap, count + 1, index, (member, *rest)))
-        starts = {m.hello.layers.start for m in fixed if m.hello.layers}
-        for stop in sorted({s for s in starts if s > start} | {num_blocks}):
-            gap, count, rest = best(stop)
-            if not (rest and isinstance(rest[0], LayerRange)):
-                whole = (LayerRange(start, stop), *rest)
-                options.append((gap + stop - start, count + 1, len(fixed), whole))
-        gap, count, _, parts = min(options, key=lambda option: option[:3])
-        return gap, count, parts
 
-    return best(0)[2]
+def _parts(tails: Mapping[int, _Tail], num_blocks: int) -> list[Member | LayerRange]:
+    """The best tiling written out; adjoining gaps are one."""
+    parts: list[Member | LayerRange] = []
+    start = 0
+    while start < num_blocks:
+        tail = tails[start]
+        before = parts[-1] if parts else None
+        if tail.first is not None:
+            parts.append(tail.first)
+        elif isinstance(before, LayerRange):
+            parts[-1] = LayerRange(before.start, tail.stop)
+        else:
+            parts.append(LayerRange(start, tail.stop))
+        start = tail.stop
+    return parts
 
 
 def _fill(
     model: ModelSpec,
     parts: Sequence[Member | LayerRange],
     gaps: Sequence[LayerRange],
-    free: Sequence[Member],
+    by_memory: Sequence[Member],
 ) -> Placement:
-    shares = _shares(gaps, len(free))
+    shares = _shares(gaps, len(by_memory))
     if shares is None:
-        return Placement((), f"waiting for peers: {len(gaps)} gaps, {len(free)} peers to fill them")
-    by_memory = sorted(free, key=lambda m: (-m.hello.memory_bytes, m.joined_at_s))
+        listed = _listed(gaps)
+        return Placement((), f"waiting for peers: {len(by_memory)} to share layers {listed}")
     ranges = [r for gap in gaps for r in split_evenly(gap, shares[gap])]
-    for layers, member in zip(sorted(ranges, key=len, reverse=True), by_memory, strict=False):
+    hosts = dict(zip(sorted(ranges, key=len, reverse=True), by_memory, strict=False))
+    for layers, member in hosts.items():
         needed = len(layers) * model.block_bytes * MEMORY_PER_WEIGHT
         if needed > member.hello.memory_bytes:
             return Placement(
                 (), f"waiting for more peers: layers {layers} fit into nobody's memory"
             )
-    hosts = dict(zip(sorted(ranges, key=len, reverse=True), by_memory, strict=False))
     stages = []
     for part in parts:
         if isinstance(part, Member):

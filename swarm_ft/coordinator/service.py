@@ -14,6 +14,7 @@ from swarm_ft.coordinator.journal import Journal
 from swarm_ft.coordinator.machine import decide
 from swarm_ft.coordinator.state import (
     Dismiss,
+    Effect,
     Event,
     PeerLost,
     PeerSaid,
@@ -52,6 +53,38 @@ MAX_QUEUED_TO_WATCHER = 100_000
 PeerStream = MessageStream[pb.ToPeer, pb.FromPeer]
 
 
+class _Outbox:
+    """What a peer is to be told, in order; its stream ends when `write` or `dropped` does."""
+
+    def __init__(self) -> None:
+        self._queue: asyncio.Queue[ToPeer | SwarmError] = asyncio.Queue(MAX_QUEUED_TO_PEER)
+        self._dropped: asyncio.Future[SwarmError] = asyncio.get_running_loop().create_future()
+
+    def put(self, item: ToPeer | SwarmError) -> None:
+        """Tell this next; an error ends the stream when all before it is said."""
+        if self._queue.full():
+            self.drop(Unavailable("this peer does not read what the coordinator says"))
+        else:
+            self._queue.put_nowait(item)
+
+    def drop(self, reason: SwarmError) -> None:
+        """End the stream now, even if the peer reads nothing."""
+        if not self._dropped.done():
+            self._dropped.set_result(reason)
+
+    async def write(self, stream: PeerStream) -> None:
+        """Say what is put, until cancelled; raises the error that is put."""
+        while True:
+            item = await self._queue.get()
+            if isinstance(item, SwarmError):
+                raise item
+            await stream.send(to_peer_to_wire(item))
+
+    async def dropped(self) -> None:
+        """Raise the reason once there is one."""
+        raise await self._dropped
+
+
 class CoordinatorService:
     """Owns the state, the journal and everybody's streams.
 
@@ -61,7 +94,7 @@ class CoordinatorService:
     def __init__(self, journal: Journal, clock: Clock) -> None:
         self._journal = journal
         self._clock = clock
-        self._outboxes: dict[PeerId, asyncio.Queue[ToPeer | SwarmError]] = {}
+        self._outboxes: dict[PeerId, _Outbox] = {}
         self._watchers: dict[RunId, set[asyncio.Queue[RunEvent]]] = {}
         self._broken = asyncio.get_running_loop().create_future()
         runs = {run.run_id: run for run in journal.load(clock.now_s())}
@@ -96,24 +129,28 @@ class CoordinatorService:
     # ---- events in, effects out
 
     def _handle(self, event: Event) -> None:
+        if self._broken.done():
+            self._broken.result()
         self._state, effects = decide(self._state, event, self._clock.now_s())
         try:
             self._journal.write(e.record for e in effects if isinstance(e, Write))
+            for effect in effects:
+                self._perform(effect)
         except SwarmError as error:
-            if not self._broken.done():
-                self._broken.set_exception(error)
+            self._broken.set_exception(error)
             raise
-        for effect in effects:
-            match effect:
-                case Say(peer_id, message, with_tokens):
-                    self._say(peer_id, message, with_tokens=with_tokens)
-                case Dismiss(peer_id, refusal):
-                    logger.warning("peer %s is sent away: %s", peer_id, refusal.message)
-                    self._put(peer_id, refusal)
-                case Publish(run_id, run_event):
-                    self._publish(run_id, run_event)
-                case Write():
-                    pass
+
+    def _perform(self, effect: Effect) -> None:
+        match effect:
+            case Say(peer_id, message, with_tokens):
+                self._say(peer_id, message, with_tokens=with_tokens)
+            case Dismiss(peer_id, refusal):
+                logger.warning("peer %s is sent away: %s", peer_id, refusal.message)
+                self._put(peer_id, refusal)
+            case Publish(run_id, run_event):
+                self._publish(run_id, run_event)
+            case Write():
+                pass  # is in the journal already
 
     def _say(self, peer_id: PeerId, message: ToPeer, *, with_tokens: bool) -> None:
         if with_tokens and isinstance(message, PlanStep):
@@ -123,12 +160,8 @@ class CoordinatorService:
 
     def _put(self, peer_id: PeerId, item: ToPeer | SwarmError) -> None:
         outbox = self._outboxes.get(peer_id)
-        if outbox is None:
-            return  # its loss is on its way to the machine
-        if outbox.full():
-            outbox.get_nowait()
-            item = Unavailable(f"peer {peer_id} does not read what the coordinator says")
-        outbox.put_nowait(item)
+        if outbox is not None:  # else its loss is on its way to the machine
+            outbox.put(item)
 
     def _publish(self, run_id: RunId, event: RunEvent) -> None:
         if isinstance(event, RunStatus):
@@ -144,25 +177,31 @@ class CoordinatorService:
         hello = from_peer_from_wire(first) if first is not None else None
         if not isinstance(hello, PeerHello):
             raise OutOfTurn(f"{stream.remote}: expected a hello as the first message")
-        outbox: asyncio.Queue[ToPeer | SwarmError] = asyncio.Queue(MAX_QUEUED_TO_PEER)
-        self._put(hello.peer_id, OutOfTurn(f"peer {hello.peer_id} joined again elsewhere"))
-        self._outboxes[hello.peer_id] = outbox
+        outbox = self._open_outbox(hello.peer_id)
         logger.info("peer %s joined from %s: layers %s", hello.peer_id, stream.remote, hello.layers)
-        writer = asyncio.create_task(_write(stream, outbox))
-        reader = asyncio.create_task(self._read(stream, hello.peer_id))
+        parts = (outbox.write(stream), outbox.dropped(), self._read(stream, hello.peer_id))
+        tasks = [asyncio.create_task(part) for part in parts]
         try:
             self._handle(PeerSaid(hello.peer_id, hello))
-            done, _ = await asyncio.wait((writer, reader), return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
         finally:
-            writer.cancel()
-            reader.cancel()
-            await asyncio.gather(writer, reader, return_exceptions=True)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
             if self._outboxes.get(hello.peer_id) is outbox:
                 del self._outboxes[hello.peer_id]
                 logger.info("peer %s is gone", hello.peer_id)
                 self._handle(PeerLost(hello.peer_id))
+
+    def _open_outbox(self, peer_id: PeerId) -> _Outbox:
+        """The outbox of a peer's new stream, which replaces an older one."""
+        older, outbox = self._outboxes.get(peer_id), _Outbox()
+        if older is not None:
+            older.drop(OutOfTurn(f"peer {peer_id} joined again elsewhere"))
+        self._outboxes[peer_id] = outbox
+        return outbox
 
     async def _read(self, stream: PeerStream, peer_id: PeerId) -> None:
         while (message := await stream.receive()) is not None:
@@ -229,11 +268,3 @@ class CoordinatorService:
             known = ", ".join(r.run_id for r in runs) or "none"
             raise NotFound(f"run {name} is not known here; known: {known}")
         return run
-
-
-async def _write(stream: PeerStream, outbox: asyncio.Queue[ToPeer | SwarmError]) -> None:
-    while True:
-        item = await outbox.get()
-        if isinstance(item, SwarmError):
-            raise item
-        await stream.send(to_peer_to_wire(item))

@@ -103,6 +103,11 @@ class SwarmState:
         """The oldest run that is not over."""
         return next((run for run in self.runs.values() if not run.phase.is_over), None)
 
+    def keeps_result(self, peer_id: PeerId) -> bool:
+        """Whether a client has yet to collect a result from this peer."""
+        finished = (run for run in self.runs.values() if run.phase is RunPhase.FINISHED)
+        return any(peer_id in run.exported for run in finished)
+
     @property
     def status(self) -> SwarmStatus:
         """Everything, as `swarm-ft status` shows it."""

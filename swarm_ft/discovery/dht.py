@@ -15,26 +15,24 @@ from importlib import resources
 from pathlib import Path
 
 from google.protobuf.message import DecodeError
-from hivemind.dht.crypto import DHTRecord
 from hivemind.dht.node import DHTNode
 from hivemind.dht.protocol import ValidationError
 from hivemind.p2p import P2P, P2PDaemonError, PeerID
-from hivemind.utils import MSGPackSerializer, get_dht_time
+from hivemind.utils import get_dht_time
 from hivemind.utils.logging import use_hivemind_log_handler
 from hivemind.utils.multiaddr import Multiaddr
 
 from swarm_ft.discovery.base import Role
 from swarm_ft.discovery.p2pd import P2pd, P2pdOptions
+from swarm_ft.discovery.record_rules import MAX_LIFETIME_S, RecordRules
 from swarm_ft.discovery.records import checked_record, readable_records
 from swarm_ft.errors import BadOption, DirectoryUnreachable, Unavailable
 from swarm_ft.log import get_logger
 
 OPEN_TIMEOUT_S = 15.0
 REQUEST_TIMEOUT_S = 10.0
-CLOSE_TIMEOUT_S = 3.0
-MAX_LIFETIME_S = 3600.0
-"""A record that would outlive this is refused: it could not be replaced before."""
-MAX_RECORD_BYTES = 512
+CLOSE_TIMEOUT_S = 5.0
+"""Above the 3 s that hivemind waits for a node that does not answer."""
 EXPIRY_STEP_S = 0.001
 """What makes a new value of a record expire after the one before, however fast they follow."""
 
@@ -154,8 +152,7 @@ class DhtDirectory:
         await asyncio.wait({self._refreshing})
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                for role, name in tuple(self._announced):
-                    await self.withdraw(role, name)
+                await asyncio.gather(*(self.withdraw(*record) for record in tuple(self._announced)))
                 if self._daemon.is_alive:  # hivemind would ask a dead one, and wait
                     await self._node.shutdown()
         except TimeoutError:
@@ -219,31 +216,6 @@ class DhtDirectory:
             raise Unavailable("the DHT node's libp2p daemon has ended; start this process again")
 
 
-class RecordRules:
-    """Which records this node stores or reads; hivemind asks for each one that arrives.
-
-    What is no short text never gets near hivemind's decoder, which a crafted value can make
-    fail inside a search, so that the search never ends.
-    """
-
-    def validate(self, record: DHTRecord) -> bool:
-        """Whether it is a short text under a short text, and not there to stay for ever."""
-        return (
-            len(record.subkey) + len(record.value) <= MAX_RECORD_BYTES
-            and record.expiration_time <= get_dht_time() + 2 * MAX_LIFETIME_S
-            and _is_text(record.subkey)
-            and _is_text(record.value)
-        )
-
-    def sign_value(self, record: DHTRecord) -> bytes:
-        """The value as it is; records are not signed yet."""
-        return bytes(record.value)
-
-    def strip_value(self, record: DHTRecord) -> bytes:
-        """The value as it is."""
-        return bytes(record.value)
-
-
 class _Relay(logging.Handler):
     """Hands hivemind's log lines to ours, so that a command's output has one form."""
 
@@ -303,16 +275,6 @@ def _check_maddrs(what: str, maddrs: Iterable[str], part: str = "") -> None:
             raise BadOption(f"{what} {ascii(maddr)[:200]}: {error}") from None
         if part and part not in parsed:
             raise BadOption(f"{what} {maddr}: expected /{part}/... at its end")
-
-
-def _is_text(packed: bytes) -> bool:
-    # MessagePack marks a text of up to 31, or up to 255, bytes so; nothing nests in one.
-    if not packed or not (0xA0 <= packed[0] <= 0xBF or packed[0] == 0xD9):
-        return False
-    try:
-        return isinstance(MSGPackSerializer.loads(packed), str)
-    except ValueError:
-        return False
 
 
 def _unreachable(options: DhtOptions, reason: str) -> DirectoryUnreachable:

@@ -122,10 +122,12 @@ def _frame_from_wire(frame: pb.Frame) -> Frame:
 
 def _codec_from_wire(number: int) -> CodecSpec:
     try:
-        spec = CodecSpec(CodecName(number >> 8), number & 0xFF)
-        return parse_codec_spec(str(spec), Direction.FORWARD)
+        claimed = CodecSpec(CodecName(number >> 8), number & 0xFF)
+        spec = parse_codec_spec(str(claimed), Direction.FORWARD)
     except (ValueError, BadCodec) as error:
         raise MalformedMessage(f"frame codec: {number} names none") from error
+    bounded(f"bits of {spec}", claimed.bits, spec.bits, spec.bits)
+    return spec
 
 
 def _hello_to_wire(hello: BoundaryHello) -> pb.BoundaryHello:

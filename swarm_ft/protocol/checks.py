@@ -11,6 +11,8 @@ MAX_ID_CHARS = 64
 """Run and peer names; a longer one would only fill logs."""
 MAX_TEXT_CHARS = 1000
 """Reasons and details, which end in logs and terminals."""
+MAX_PEER_NUMBER = 1e200
+"""Norms and losses of peers, which are summed: larger ones, finite each, would overflow."""
 
 
 def bounded(name: str, value: int, low: int, high: int) -> int:
@@ -25,13 +27,16 @@ def bounded(name: str, value: int, low: int, high: int) -> int:
 
 
 def checked_id(name: str, value: str, *, optional: bool = False) -> str:
-    """`value`, if it is a short printable name.
+    """`value`, if it is a short printable name without slashes, since names end in paths.
 
     Raises:
         MalformedMessage: it is too long, not printable, or empty and not optional.
     """
-    if (not value and not optional) or len(value) > MAX_ID_CHARS or not value.isprintable():
-        raise MalformedMessage(f"{name}: expected 1 to {MAX_ID_CHARS} printable characters")
+    is_printable = value.isprintable() and not {"/", "\\"} & set(value)
+    if (not value and not optional) or len(value) > MAX_ID_CHARS or not is_printable:
+        raise MalformedMessage(
+            f"{name}: expected 1 to {MAX_ID_CHARS} printable characters and no slash"
+        )
     return value
 
 
@@ -51,12 +56,12 @@ def checked_digest(name: str, value: bytes, *, optional: bool = False) -> bytes:
     return value
 
 
-def finite(name: str, value: float, *, low: float = 0.0) -> float:
-    """`value`, if it is a finite number and not below `low`.
+def finite(name: str, value: float, *, high: float = math.inf) -> float:
+    """`value`, if it is a finite number from 0 to `high`.
 
     Raises:
         MalformedMessage: it is not.
     """
-    if not (math.isfinite(value) and value >= low):
-        raise MalformedMessage(f"{name}: expected a finite number from {low}, got {value}")
+    if not (math.isfinite(value) and 0.0 <= value <= high):
+        raise MalformedMessage(f"{name}: expected a finite number from 0 to {high}, got {value}")
     return value

@@ -54,7 +54,7 @@ def parse_codec_spec(text: str, direction: Direction) -> CodecSpec:
     Raises:
         BadCodec: unknown name, bits out of 2..8, or `aq` for gradients.
     """
-    match = re.fullmatch(r"(none|fp16|q|aq)(\d{0,3})", text)
+    match = re.fullmatch(r"(none|fp16|q|aq)([0-9]{0,3})", text)
     if match is None:
         raise BadCodec(f"codec '{text}': {_HELP}")
     name, digits = match[1], match[2]

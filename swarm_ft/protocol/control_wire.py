@@ -7,7 +7,14 @@ from typing import assert_never
 from swarm_ft.errors import MalformedMessage
 from swarm_ft.ids import Attempt, BlockIndex, MicrobatchIndex, PeerId, RunId, SampleId, StepNumber
 from swarm_ft.proto import coordinator_pb2 as pb
-from swarm_ft.protocol.checks import bounded, checked_digest, checked_id, checked_text, finite
+from swarm_ft.protocol.checks import (
+    MAX_PEER_NUMBER,
+    bounded,
+    checked_digest,
+    checked_id,
+    checked_text,
+    finite,
+)
 from swarm_ft.protocol.layers import MAX_BLOCKS
 from swarm_ft.protocol.messages import (
     Assign,
@@ -184,8 +191,10 @@ def _step_ready_from_wire(ready: pb.StepReady) -> StepReady:
         run_id=run_id_from_wire(ready.run_id),
         attempt=Attempt(ready.attempt),
         step=StepNumber(ready.step),
-        squared_grad_norm=finite("squared gradient norm", ready.squared_grad_norm),
-        loss_sum=finite("loss", ready.loss_sum),
+        squared_grad_norm=finite(
+            "squared gradient norm", ready.squared_grad_norm, high=MAX_PEER_NUMBER
+        ),
+        loss_sum=finite("loss", ready.loss_sum, high=MAX_PEER_NUMBER),
         traffic=tuple(traffic_from_wire(t) for t in ready.traffic),
     )
 
@@ -311,9 +320,16 @@ def _plan_to_wire(plan: PlanStep) -> pb.PlanStep:
     )
 
 
+def _check_samples(plan: pb.PlanStep) -> None:
+    samples = [sample for batch in plan.microbatches for sample in batch.samples]
+    bounded("samples of a step", len(samples), 1, MAX_BATCH_SIZE)
+    bounded("samples that come twice", len(samples) - len(set(samples)), 0, 0)
+    for batch in plan.microbatches:  # an empty one would never be complete
+        bounded("samples of a microbatch", len(batch.samples), 1, MAX_BATCH_SIZE)
+
+
 def _plan_from_wire(plan: pb.PlanStep) -> PlanStep:
-    num_samples = sum(len(batch.samples) for batch in plan.microbatches)
-    bounded("samples of a step", num_samples, 1, MAX_BATCH_SIZE)
+    _check_samples(plan)
     microbatches = tuple(
         Microbatch(MicrobatchIndex(batch.index), tuple(SampleId(s) for s in batch.samples))
         for batch in plan.microbatches

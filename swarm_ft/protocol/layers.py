@@ -41,7 +41,7 @@ def parse_layers(text: str) -> LayerRange | None:
     """
     if text == "auto":
         return None
-    match = re.fullmatch(r"(\d{1,6})-(\d{1,6})", text)
+    match = re.fullmatch(r"([0-9]{1,6})-([0-9]{1,6})", text)
     if match is None:
         raise BadLayers(f"layers '{text}': expected START-STOP, for example 12-24, or 'auto'")
     return LayerRange(int(match[1]), int(match[2]))

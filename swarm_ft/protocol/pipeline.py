@@ -96,9 +96,9 @@ class StageSchedule:
         return self._running
 
     def _choose(self) -> TaskKind | None:
-        if self._next_backward in self._gradients:
-            return TaskKind.BACKWARD
         in_flight = self._next_forward - self._next_backward
+        if in_flight and self._next_backward in self._gradients:
+            return TaskKind.BACKWARD
         if self._next_forward in self._inputs and in_flight < self._max_in_flight:
             return TaskKind.FORWARD_BACKWARD if self._is_last else TaskKind.FORWARD
         return None

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from enum import IntEnum
 from typing import NoReturn
 
-from swarm_ft.errors import BadOption
+from swarm_ft.errors import BadModel, BadOption
 from swarm_ft.protocol.codec_spec import CodecSpec, Direction, parse_codec_spec
 from swarm_ft.protocol.digest import digest_of
 from swarm_ft.protocol.layers import LayerRange
@@ -20,6 +20,7 @@ MAX_HIDDEN_SIZE = 1 << 16
 MAX_VOCAB_SIZE = 1 << 24
 MAX_STEPS = 1 << 31
 MAX_BATCH_SIZE = 1 << 16
+MAX_REFERENCE_CHARS = 1000
 
 
 class LrSchedule(IntEnum):
@@ -54,6 +55,14 @@ class ModelSpec:
     block_digests: tuple[bytes, ...]
     head_digest: bytes
     tied_embeddings: bool
+
+    def __post_init__(self) -> None:
+        for name in (self.reference, self.architecture):
+            if len(name) > MAX_REFERENCE_CHARS or not name.isprintable():
+                raise BadModel(
+                    f"model {name[:80]!a}: expected a path or hub id of at most "
+                    f"{MAX_REFERENCE_CHARS} printable characters; rename its directory"
+                )
 
     @property
     def layers(self) -> LayerRange:
@@ -95,6 +104,9 @@ class TrainSpec:
     def __post_init__(self) -> None:
         _check_counts(self)
         _check_numbers(self)
+        for name in ("learning_rate", "weight_decay", "clip_grad_norm"):
+            # 1 equals 1.0, and 0.0 equals -0.0: equal specs must have one digest.
+            object.__setattr__(self, name, float(getattr(self, name)) + 0.0)
         parse_codec_spec(self.forward_codec, Direction.FORWARD)
         parse_codec_spec(self.backward_codec, Direction.BACKWARD)
 

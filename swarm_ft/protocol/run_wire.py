@@ -69,8 +69,8 @@ def _model_from_wire(model: pb.ModelSpec) -> ModelSpec:
     num_blocks = bounded("number of blocks", model.num_blocks, 1, MAX_BLOCKS)
     bounded("block digests", len(model.block_digests), num_blocks, num_blocks)
     return ModelSpec(
-        reference=checked_text(model.reference),
-        architecture=checked_text(model.architecture),
+        reference=model.reference,
+        architecture=model.architecture,
         num_blocks=num_blocks,
         hidden_size=bounded("hidden size", model.hidden_size, 1, MAX_HIDDEN_SIZE),
         vocab_size=bounded("vocabulary", model.vocab_size, 1, MAX_VOCAB_SIZE),
@@ -98,6 +98,7 @@ def _train_from_wire(train: pb.TrainSpec) -> TrainSpec:
         shuffle=train.shuffle,
         dropout=train.dropout,
         sync_tied_embeddings=train.sync_tied_embeddings,
-        forward_codec=train.forward_codec,
-        backward_codec=train.backward_codec,
+        # An unknown name ends in the error's message, so it is made fit for logs.
+        forward_codec=checked_text(train.forward_codec),
+        backward_codec=checked_text(train.backward_codec),
     )

@@ -67,6 +67,7 @@ class BoundarySession:
         self._rekeyed: set[FrameKey] = set()
         self._received: set[FrameKey] = set()
         self._decoding: set[FrameKey] = set()
+        self._refused: set[FrameKey] = set()
         self._early: dict[FrameKey, Frame] = {}
 
     @property
@@ -85,10 +86,8 @@ class BoundarySession:
         """Start a step: forget the last one, take up frames that came before their plan."""
         self._step = step
         sent = (self._outbox, self._queue, self._in_flight, self._acknowledged, self._rekeyed)
-        for held in sent:
+        for held in (*sent, self._received, self._decoding, self._refused):
             held.clear()
-        self._received.clear()
-        self._decoding.clear()
         early = [frame for key, frame in self._early.items() if key.step == step]
         self._early.clear()
         return [effect for frame in early for effect in self._frame(frame)]
@@ -119,6 +118,7 @@ class BoundarySession:
         if key not in self._decoding:
             return []
         self._decoding.discard(key)
+        self._refused.add(key)
         return [Transmit(KeyFrameRequest(key, reason))]
 
     def dropped(self, key: FrameKey) -> None:
@@ -131,9 +131,10 @@ class BoundarySession:
         """A stream is up and the other side said hello: send what it does not have."""
         self._window = hello.window_frames
         self._in_flight.clear()
+        self._refused.clear()  # a request may have been lost with the last stream
         for key in hello.received:
             self._acknowledge(key)
-        self._queue = deque(key for key in self._outbox if key not in hello.received)
+        self._queue = deque(self._outbox)
         return self._pump()
 
     def disconnected(self) -> None:
@@ -172,8 +173,8 @@ class BoundarySession:
             return self._park(frame)
         if key in self._received:
             return [Transmit(Ack(key))]
-        if key in self._decoding:
-            return []
+        if key in self._decoding or (key in self._refused and frame.kind is FrameKind.DELTA):
+            return []  # a copy of what is at work, or of what was refused on this stream
         self._decoding.add(key)
         return [Deliver(frame)]
 
@@ -188,10 +189,10 @@ class BoundarySession:
 
     def _key_frame_request(self, key: FrameKey, reason: str) -> Effects:
         frame = self._outbox.get(key)
-        if frame is None or key not in self._in_flight:
+        if frame is None or key in self._acknowledged or key in self._rekeyed:
             return []
-        if frame.kind is not FrameKind.DELTA or key in self._rekeyed:
-            raise OutOfTurn(f"asked for a key frame of {key}, which already was one: {reason}")
+        if frame.kind is not FrameKind.DELTA:
+            raise OutOfTurn(f"asked for a key frame of {key}, which builds on nothing: {reason}")
         self._rekeyed.add(key)
         self._in_flight.discard(key)
         return [Reencode(key, reason)]
@@ -200,6 +201,12 @@ class BoundarySession:
         effects: Effects = []
         while self._queue and len(self._in_flight) < self._window:
             key = self._queue.popleft()
-            self._in_flight.add(key)
-            effects.append(Transmit(self._outbox[key]))
+            if self._is_due(key):
+                self._in_flight.add(key)
+                effects.append(Transmit(self._outbox[key]))
         return effects
+
+    def _is_due(self, key: FrameKey) -> bool:
+        # What waits to be encoded again must not go out as the delta that was refused.
+        is_refused = key in self._rekeyed and self._outbox[key].kind is FrameKind.DELTA
+        return not is_refused and key not in self._in_flight and key not in self._acknowledged

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import suppress
 from typing import TypeVar
 
@@ -71,10 +70,16 @@ class ClientStream(GrpcStream[Out, In]):
 
     async def _write(self, data: bytes) -> None:
         try:
-            await self._call.write(data)
+            await self._call.wait_for_connection()
+            if self._call.done():
+                raise await self._why_ended()
+            # gRPC's own `write` does this too. But when it fails because the server refuses the
+            # call, it puts "Internal error from Core" in place of the server's reason, if that
+            # has not been read yet.
+            await self._call._cython_call.send_serialized_message(data)
         except grpc.aio.AioRpcError as error:
             raise self._error(error) from None
-        except asyncio.InvalidStateError:  # the call had ended before
+        except grpc.aio.InternalError:  # the call ended while this was on its way
             raise await self._why_ended() from None
 
     async def _half_close(self) -> None:

@@ -130,9 +130,10 @@ async def test_two_runs_are_trained_one_after_the_other(make_job, aq_job, tmp_pa
         second = await swarm.client.submit(second_job.spec, second_job.samples)
         assert second.phase is RunPhase.QUEUED
         assert len(final_losses(await swarm.watch(first.run_id))) == 6
+        await swarm.client.collected(first.run_id)  # until then its peers keep the result
         assert len(final_losses(await swarm.watch(second.run_id))) == 2
         runs = (await swarm.client.status()).runs
-        assert {run.phase for run in runs} == {RunPhase.FINISHED}
+        assert [run.phase for run in runs] == [RunPhase.COLLECTED, RunPhase.FINISHED]
 
 
 async def test_a_cancelled_run_lets_its_peers_go(make_job, aq_job, tmp_path):

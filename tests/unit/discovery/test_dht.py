@@ -18,7 +18,8 @@ from hivemind.dht.node import DHTNode
 from hivemind.utils import MSGPackSerializer
 
 from swarm_ft.discovery.base import Role
-from swarm_ft.discovery.dht import MAX_LIFETIME_S, DhtDirectory, DhtOptions, RecordRules
+from swarm_ft.discovery.dht import DhtDirectory, DhtOptions
+from swarm_ft.discovery.record_rules import MAX_LIFETIME_S, RecordRules
 from swarm_ft.errors import BadOption, DirectoryUnreachable, PortInUse, Unavailable
 
 pytestmark = pytest.mark.timeout(60)
@@ -204,7 +205,9 @@ def test_short_texts_are_records():
         record(NAME, MSGPackSerializer.dumps(["host:1"])),
         record(NAME, MSGPackSerializer.dumps(b"host:1")),
         record(NAME, b"\xc7\x01\x50\x00"),
-        record(NAME, MSGPackSerializer.dumps("x" * 1000)),
+        record(NAME, b"\xd9"),
+        record(NAME, b"\xd9\x05abc"),
+        record(NAME, MSGPackSerializer.dumps("x" * 256)),
         record(MSGPackSerializer.dumps(None), ENDPOINT),
         record(b"", ENDPOINT),
         record(NAME, ENDPOINT, expires_in_s=3 * MAX_LIFETIME_S),

@@ -1,0 +1,457 @@
+"""Peers that keep their word, and a coordinator whose every effect is checked as it is made."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from types import MappingProxyType
+
+import pytest
+
+from swarm_ft.coordinator.journal import Journal
+from swarm_ft.coordinator.machine import decide
+from swarm_ft.coordinator.state import (
+    CommitRecord,
+    Dismiss,
+    Effect,
+    Event,
+    MemberRecord,
+    PeerLost,
+    PeerSaid,
+    PlanRecord,
+    Publish,
+    RollbackRecord,
+    Run,
+    RunRecord,
+    RunSubmitted,
+    Say,
+    SwarmState,
+    Tick,
+    Write,
+)
+from swarm_ft.ids import BlockIndex, PeerId, RunId
+from swarm_ft.protocol.layers import parse_layers
+from swarm_ft.protocol.messages import (
+    Assign,
+    CommitStep,
+    ExportStage,
+    FromPeer,
+    HeldStage,
+    PeerGoodbye,
+    PeerHello,
+    PlanStep,
+    ReleaseStage,
+    RunPhase,
+    RunStatus,
+    StageAssignment,
+    StageExported,
+    StageFailed,
+    StageReady,
+    StepCommitted,
+    StepReady,
+    ToPeer,
+    Traffic,
+)
+from swarm_ft.protocol.run_spec import LrSchedule, ModelSpec, RunSpec, TrainSpec
+
+RUN = RunId("run-1")
+EVENT_S = 0.125
+MAX_EVENTS = 1000
+WORKING = (RunPhase.LOADING, RunPhase.TRAINING, RunPhase.EXPORTING)
+
+
+def _spec(
+    *, num_blocks: int = 4, num_steps: int = 3, block_bytes: int = 1000, **train: object
+) -> RunSpec:
+    """Six samples of five tokens, four in a batch; digests that nothing stands behind."""
+    model = ModelSpec(
+        reference="a-model",
+        architecture="gpt2",
+        num_blocks=num_blocks,
+        hidden_size=8,
+        vocab_size=50,
+        block_bytes=block_bytes,
+        embed_digest=bytes(16),
+        block_digests=tuple(bytes([i % 256]) * 16 for i in range(num_blocks)),
+        head_digest=b"h" * 16,
+        tied_embeddings=False,
+    )
+    plain = TrainSpec(
+        num_samples=6,
+        seq_length=5,
+        batch_size=4,
+        micro_batch_size=2,
+        num_steps=num_steps,
+        learning_rate=0.5,
+        lr_schedule=LrSchedule.LINEAR,
+        warmup_steps=0,
+        weight_decay=0.0,
+        clip_grad_norm=1.0,
+        seed=0,
+        shuffle=False,
+        dropout=False,
+        sync_tied_embeddings=False,
+        forward_codec="aq4",
+        backward_codec="q8",
+    )
+    return RunSpec(model=model, train=replace(plain, **train))
+
+
+class FakePeer:
+    """Obeys as a real peer does, with a list of applied steps in place of weights."""
+
+    def __init__(self, name: str, layers: str, memory_bytes: int = 1 << 40) -> None:
+        self.peer_id = PeerId(name)
+        self.layers = parse_layers(layers)
+        self.memory_bytes = memory_bytes
+        self.squared_grad_norm = 4.0
+        self.heard: list[ToPeer] = []
+        self.forget()
+
+    def forget(self) -> None:
+        """As after a restart of its process, or a release."""
+        self.assign: Assign | None = None
+        self.applied: list[int] = []
+        self.gradients_of_step: int | None = None
+        self.exported = False
+
+    def hello(self) -> PeerHello:
+        held = None
+        if self.assign is not None:
+            held = HeldStage(
+                run_id=self.assign.run_id,
+                spec_digest=self.assign.spec.digest(),
+                layers=self._stage.layers,
+                committed_steps=len(self.applied),
+                exported=self.exported,
+            )
+        return PeerHello(
+            peer_id=self.peer_id, layers=self.layers, memory_bytes=self.memory_bytes, held=held
+        )
+
+    @property
+    def _index(self) -> int:
+        assert self.assign is not None
+        return [stage.peer_id for stage in self.assign.stages].index(self.peer_id)
+
+    @property
+    def _stage(self) -> StageAssignment:
+        assert self.assign is not None
+        return self.assign.stages[self._index]
+
+    def hear(self, message: ToPeer) -> FromPeer | None:
+        """What it answers; a coordinator that breaks the protocol fails the test."""
+        self.heard.append(message)
+        match message:
+            case Assign():
+                return self._take(message)
+            case PlanStep():
+                return self._run_step(message)
+            case CommitStep():
+                self._apply(message)
+            case ExportStage():
+                assert self.assign is not None
+                assert len(self.applied) == self.assign.spec.train.num_steps
+                self.exported = True
+                return StageExported(run_id=message.run_id, shard_bytes=1)
+            case ReleaseStage(run_id=run_id):
+                if self.assign is not None and self.assign.run_id == run_id:
+                    self.forget()
+        return None
+
+    def _take(self, assign: Assign) -> FromPeer:
+        if assign.fresh or self.assign is None or self.assign.run_id != assign.run_id:
+            assert not self.exported, "a result that nobody collected would be lost"
+            self.forget()
+        self.assign = assign
+        assert self.layers in (None, self._stage.layers)
+        if len(self.applied) != assign.committed_steps:
+            text = f"{assign.committed_steps} steps expected, {len(self.applied)} here"
+            return self.failed("out-of-turn", text)
+        return StageReady(run_id=assign.run_id, attempt=assign.attempt)
+
+    def failed(self, code: str, message: str = "oh") -> StageFailed:
+        assert self.assign is not None
+        return StageFailed(
+            run_id=self.assign.run_id, attempt=self.assign.attempt, code=code, message=message
+        )
+
+    def _run_step(self, plan: PlanStep) -> StepReady:
+        assert self.assign is not None
+        assert (plan.run_id, plan.attempt) == (self.assign.run_id, self.assign.attempt)
+        assert plan.step == len(self.applied)
+        self.gradients_of_step = plan.step
+        return self.step_ready(plan.step)
+
+    def step_ready(self, step: int) -> StepReady:
+        """Step s has a loss of 10 - s per token; 100 bytes go forward, 30 come back."""
+        assert self.assign is not None
+        train, stages = self.assign.spec.train, self.assign.stages
+        num_samples = train.batch_size if step % 2 == 0 else train.num_samples - train.batch_size
+        is_last = self._index == len(stages) - 1
+        traffic = []
+        if self._index:
+            boundary = BlockIndex(self._stage.layers.start)
+            traffic.append(
+                Traffic(boundary=boundary, backward_bytes=30, backward_uncompressed_bytes=120)
+            )
+        if not is_last:
+            boundary = BlockIndex(self._stage.layers.stop)
+            traffic.append(Traffic(boundary=boundary, forward_bytes=100, key_frames=num_samples))
+        return StepReady(
+            run_id=self.assign.run_id,
+            attempt=self.assign.attempt,
+            step=step,
+            squared_grad_norm=self.squared_grad_norm,
+            loss_sum=(10.0 - step) * num_samples * (train.seq_length - 1) if is_last else 0.0,
+            traffic=tuple(traffic),
+        )
+
+    def _apply(self, commit: CommitStep) -> None:
+        if commit.step < len(self.applied):
+            return
+        assert commit.step == len(self.applied) == self.gradients_of_step
+        self.gradients_of_step = None
+        self.applied.append(commit.step)
+
+
+class Swarm:
+    """The coordinator's decisions, a virtual clock, and whoever is connected.
+
+    Every effect is checked against what was written before it, so each test that uses this also
+    tests that nothing is said too early, and that a step is committed once per history.
+    """
+
+    def __init__(self, journal: Journal | None = None) -> None:
+        self.journal = journal
+        self.state = SwarmState()
+        self.now_s = 100.0
+        self.connected: dict[PeerId, FakePeer] = {}
+        self.deaf: set[PeerId] = set()
+        self.pending: deque[tuple[PeerId, FromPeer]] = deque()
+        self.effects: list[Effect] = []
+        self.written_runs: dict[RunId, Run] = {}
+        self.written_members: set[PeerId] = set()
+        self.plans: list[PlanRecord] = []
+        self.history: dict[RunId, list[StepCommitted]] = {}
+        self.num_rollbacks = 0
+
+    # ---- what happens
+
+    def submit(self, spec: RunSpec, run_id: RunId = RUN) -> None:
+        if self.journal is not None:
+            self.journal.write_run(Run(run_id=run_id, spec=spec), [b""] * spec.train.num_samples)
+        self.handle(RunSubmitted(run_id, spec))
+
+    def join(self, *peers: FakePeer) -> None:
+        for peer in peers:
+            self.connected[peer.peer_id] = peer
+            self.handle(PeerSaid(peer.peer_id, peer.hello()))
+
+    def lose(self, *peers: FakePeer) -> None:
+        for peer in peers:
+            self._cut(peer.peer_id)
+            self.handle(PeerLost(peer.peer_id))
+
+    def leave(self, peer: FakePeer) -> None:
+        self.handle(PeerSaid(peer.peer_id, PeerGoodbye()))
+        self.lose(peer)
+
+    def deafen(self, peer: FakePeer) -> None:
+        """The stream is broken, but the coordinator does not know yet."""
+        self.deaf.add(peer.peer_id)
+        self.forget_said(peer.peer_id)
+
+    def say(self, peer: FakePeer, message: FromPeer) -> list[Effect]:
+        return self.handle(PeerSaid(peer.peer_id, message))
+
+    def wait(self, seconds: float) -> None:
+        self.now_s += seconds
+        self.handle(Tick())
+
+    def step(self) -> None:
+        """The coordinator hears what was said first."""
+        self.handle(PeerSaid(*self.pending.popleft()))
+
+    def settle(self) -> None:
+        """Until nobody has anything to say."""
+        for _ in range(MAX_EVENTS):
+            if not self.pending:
+                return
+            self.step()
+        raise AssertionError(f"after {MAX_EVENTS} messages there are still more")
+
+    def settle_until(self, done: Callable[[], bool]) -> None:
+        while not done():
+            self.step()
+
+    def crash(self, event: Event, num_said: int) -> None:
+        """The process dies in this event: all is written, `num_said` messages are said."""
+        self.handle(event, num_said=num_said)
+        self.restart()
+
+    def restart(self) -> None:
+        """A new process knows what the journal knows; nobody is connected to it yet."""
+        assert self.journal is not None
+        for peer_id in list(self.connected):
+            self._cut(peer_id)
+        self.written_members.clear()
+        runs = {run.run_id: run for run in self.journal.load(self.now_s)}
+        self.state = SwarmState(runs=MappingProxyType(runs))
+
+    # ---- what is seen
+
+    def run(self, run_id: RunId = RUN) -> Run:
+        return self.state.runs[run_id]
+
+    def said(self, kind: type[ToPeer]) -> list[tuple[str, ToPeer]]:
+        return [
+            (e.peer_id, e.message)
+            for e in self.effects
+            if isinstance(e, Say) and isinstance(e.message, kind)
+        ]
+
+    def phases(self, run_id: RunId = RUN) -> list[RunPhase]:
+        """Phases as watchers saw them, repetitions left out."""
+        seen: list[RunPhase] = []
+        for effect in self.effects:
+            if isinstance(effect, Publish) and effect.run_id == run_id:
+                event = effect.event
+                if isinstance(event, RunStatus) and seen[-1:] != [event.phase]:
+                    seen.append(event.phase)
+        return seen
+
+    def dismissals(self) -> dict[str, str]:
+        return {e.peer_id: e.error.code for e in self.effects if isinstance(e, Dismiss)}
+
+    def steps(self, run_id: RunId = RUN) -> list[StepCommitted]:
+        """Commits that count, without their times."""
+        return [replace(step, seconds=0.0) for step in self.history[run_id]]
+
+    # ---- one event
+
+    def handle(self, event: Event, *, num_said: int | None = None) -> list[Effect]:
+        self.now_s += EVENT_S
+        self.state, effects = decide(self.state, event, self.now_s)
+        for effect in effects:
+            self._check(effect, event)
+        self._check_state()
+        self.effects += effects
+        if self.journal is not None:
+            self.journal.write(e.record for e in effects if isinstance(e, Write))
+        says = [e for e in effects if isinstance(e, Say)]
+        for say in says[:num_said]:
+            self._deliver(say)
+        for effect in effects:
+            if isinstance(effect, Dismiss):
+                self._cut(effect.peer_id)
+                self.handle(PeerLost(effect.peer_id))
+        return effects
+
+    def _deliver(self, say: Say) -> None:
+        peer = self.connected.get(say.peer_id)
+        if peer is not None and say.peer_id not in self.deaf:
+            answer = peer.hear(say.message)
+            if answer is not None:
+                self.pending.append((say.peer_id, answer))
+
+    def _cut(self, peer_id: PeerId) -> None:
+        self.connected.pop(peer_id, None)
+        self.deaf.discard(peer_id)
+        self.forget_said(peer_id)
+
+    def forget_said(self, peer_id: PeerId) -> None:
+        self.pending = deque(said for said in self.pending if said[0] != peer_id)
+
+    def _check(self, effect: Effect, event: Event) -> None:
+        match effect:
+            case Write():
+                self._check_written(effect)
+            case Say(peer_id, message):
+                assert peer_id in self.written_members
+                self._check_said(peer_id, message)
+            case Publish(run_id, RunStatus() as status):
+                assert status == self.written_runs[run_id].status
+            case Publish(run_id, StepCommitted() as step):
+                assert step == self.history[run_id][-1]
+            case Dismiss(peer_id):
+                is_refused = isinstance(event, PeerSaid) and isinstance(event.message, PeerHello)
+                assert is_refused or peer_id not in self.written_members
+
+    def _check_written(self, write: Write) -> None:
+        match write.record:
+            case RunRecord(run):
+                known = self.written_runs.get(run.run_id)
+                assert known is None or run.attempt >= known.attempt
+                assert run.committed_steps == len(self.history.setdefault(run.run_id, []))
+                self.written_runs[run.run_id] = run
+            case PlanRecord(run_id, step) as plan:
+                assert step == len(self.history[run_id])
+                self.plans.append(plan)
+            case CommitRecord(run_id, step, commit):
+                assert step.step == commit.step == len(self.history[run_id])
+                self.history[run_id].append(step)
+            case RollbackRecord(run_id, first_void_step):
+                self.num_rollbacks += 1
+                del self.history[run_id][first_void_step:]
+            case MemberRecord(hello, joined):
+                change = self.written_members.add if joined else self.written_members.discard
+                change(hello.peer_id)
+
+    def _check_said(self, peer_id: PeerId, message: ToPeer) -> None:
+        run = self.written_runs.get(message.run_id)
+        match message:
+            case Assign():
+                assert run is not None
+                assert (run.attempt, run.stages) == (message.attempt, message.stages)
+                assert message.committed_steps == len(self.history[message.run_id])
+                assert not (message.fresh and message.committed_steps)
+            case PlanStep():
+                named = (message.run_id, message.step, message.attempt)
+                assert any(named == (p.run_id, p.step, p.attempt) for p in self.plans)
+            case CommitStep():
+                assert message.step == len(self.history[message.run_id]) - 1
+            case ExportStage():
+                assert run is not None
+                assert run.phase is RunPhase.EXPORTING
+            case ReleaseStage():
+                is_over = run is None or run.phase > RunPhase.FINISHED
+                assert is_over or peer_id not in run.peers
+
+    def _check_state(self) -> None:
+        assert set(self.state.members) == self.written_members
+        for run in self.state.runs.values():
+            assert run.committed_steps == len(self.history[run.run_id])
+            if run.stages:
+                cuts = [(s.layers.start, s.layers.stop) for s in run.stages]
+                edges = [0, *(stop for _, stop in cuts)]
+                assert [start for start, _ in cuts] == edges[:-1]
+                assert edges[-1] == run.spec.model.num_blocks
+                assert len(set(run.peers)) == len(run.peers)
+            if run.phase in WORKING:
+                assert run.stages
+                assert set(run.peers) <= set(self.state.members)
+        working = [run for run in self.state.runs.values() if run.phase in WORKING]
+        assert len(working) <= 1
+
+
+@pytest.fixture(scope="session")
+def make_spec() -> Callable[..., RunSpec]:
+    return _spec
+
+
+@pytest.fixture(scope="session")
+def make_peer() -> type[FakePeer]:
+    return FakePeer
+
+
+@pytest.fixture(scope="session")
+def make_swarm() -> type[Swarm]:
+    """For tests that need many; `swarm` for those that need one."""
+    return Swarm
+
+
+@pytest.fixture
+def swarm() -> Swarm:
+    return Swarm()

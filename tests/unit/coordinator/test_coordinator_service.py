@@ -1,0 +1,626 @@
+"""The coordinator as others meet it: its own journal, protobuf over a transport, no mocks."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from itertools import count
+
+import pytest
+
+from swarm_ft.coordinator.journal import Journal
+from swarm_ft.coordinator.service import CoordinatorService
+from swarm_ft.errors import (
+    BadDataset,
+    BadLayers,
+    JournalError,
+    MalformedMessage,
+    NotFound,
+    OutOfTurn,
+    RunMismatch,
+    SwarmError,
+    Unavailable,
+)
+from swarm_ft.ids import Attempt, RunId, StepNumber
+from swarm_ft.proto import coordinator_pb2 as pb
+from swarm_ft.protocol.client_wire import event_from_wire, status_from_wire
+from swarm_ft.protocol.control_wire import (
+    from_peer_to_wire,
+    to_peer_from_wire,
+    tokens_to_wire,
+)
+from swarm_ft.protocol.layers import LayerRange
+from swarm_ft.protocol.messages import (
+    Assign,
+    HeldStage,
+    PeerGoodbye,
+    PlanStep,
+    ReleaseStage,
+    RunPhase,
+    RunStatus,
+    StageFailed,
+    StepCommitted,
+)
+from swarm_ft.protocol.run_wire import spec_to_wire
+from swarm_ft.transport.base import call
+from swarm_ft.transport.memory import MemoryChannel, MemoryTransport
+from swarm_ft.transport.methods import CANCEL, COLLECTED, JOIN, STATUS, SUBMIT, WATCH
+
+DEADLINE_S = 10.0
+NO_STEP = StepNumber(1 << 30)
+
+pytestmark = pytest.mark.timeout(30)
+
+
+class ManualClock:
+    def __init__(self):
+        self.time_s = 100.0
+
+    def now_s(self):
+        return self.time_s
+
+
+@dataclass
+class Office:
+    """A coordinator that is serving, and a way to it."""
+
+    service: CoordinatorService
+    channel: MemoryChannel
+    journal: Journal
+    clock: ManualClock
+
+
+@asynccontextmanager
+async def coordinator(path: object = ":memory:") -> AsyncIterator[Office]:
+    journal = Journal(str(path))
+    clock = ManualClock()
+    service = CoordinatorService(journal, clock)
+    transport = MemoryTransport()
+    server = await transport.serve("coordinator", 0, service.handlers())
+    channel = transport.connect(server.endpoint)
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            yield Office(service, channel, journal, clock)
+    finally:
+        await channel.close()
+        await server.stop()
+        journal.close()
+
+
+def token_ids(spec, sample):
+    return bytes([sample, 0, 0, 0]) * spec.train.seq_length
+
+
+async def submit(channel, spec, samples=None, digest=None):
+    """Submit `samples`, (number, tokens) each; the right ones if None."""
+    if samples is None:
+        samples = [(i, token_ids(spec, i)) for i in range(spec.train.num_samples)]
+    stream = channel.open(SUBMIT)
+    header = pb.SubmitHeader(spec=spec_to_wire(spec), spec_digest=digest or spec.digest())
+    await stream.send(pb.SubmitPart(header=header))
+    for sample, tokens in samples:
+        await stream.send(pb.SubmitPart(tokens=tokens_to_wire(sample, tokens)))
+    await stream.finish()
+    status = status_from_wire(await stream.receive())
+    assert await stream.receive() is None
+    return status
+
+
+class JoinedPeer:
+    """A peer's end of its control stream, with the fake peer of the conftest behind it."""
+
+    def __init__(self, channel, fake):
+        self.fake = fake
+        self.stream = channel.open(JOIN)
+
+    async def hello(self, held=None):
+        hello = self.fake.hello()
+        await self.say(replace(hello, held=held) if held else hello)
+
+    async def say(self, message):
+        await self.stream.send(from_peer_to_wire(message))
+
+    async def hear(self):
+        message = await self.stream.receive()
+        return None if message is None else to_peer_from_wire(message)
+
+    async def work(self, stop_at=NO_STEP):
+        """Answer until the plan of `stop_at`, a release, or the stream's end."""
+        while (message := await self.hear()) is not None:
+            if isinstance(message, PlanStep) and message.step == stop_at:
+                return
+            answer = self.fake.hear(message)
+            if answer is not None:
+                await self.say(answer)
+            if isinstance(message, ReleaseStage):
+                return
+
+
+async def train(channel, peers, stop_at=NO_STEP):
+    """Peers join and work, all at once, until they stop by themselves."""
+    async with asyncio.TaskGroup() as group:
+        for fake in peers:
+            joined = JoinedPeer(channel, fake)
+            await joined.hello()
+            group.create_task(joined.work(stop_at))
+
+
+async def watch(channel, run_id=""):
+    """All events up to the end of the run."""
+    return [event async for event in events(channel, run_id)]
+
+
+async def events(channel, run_id=""):
+    stream = channel.open(WATCH)
+    await stream.send(pb.WatchRequest(run_id=run_id))
+    await stream.finish()
+    while (message := await stream.receive()) is not None:
+        yield event_from_wire(message)
+
+
+async def swarm_status(channel):
+    return await call(channel, STATUS, pb.StatusRequest(), DEADLINE_S)
+
+
+def steps_of(seen):
+    return [event.step for event in seen if isinstance(event, StepCommitted)]
+
+
+def phases_of(seen):
+    return [event.phase for event in seen if isinstance(event, RunStatus)]
+
+
+@pytest.fixture
+def spec(make_spec):
+    return make_spec()
+
+
+@pytest.fixture
+def peers(make_peer):
+    return [make_peer("a", "0-2"), make_peer("b", "2-4")]
+
+
+async def joined_to_a_run(office, spec, fake):
+    """A peer that has been assigned the whole of a new run."""
+    await submit(office.channel, spec)
+    joined = JoinedPeer(office.channel, fake)
+    await joined.hello()
+    assert isinstance(await joined.hear(), Assign)
+    return joined
+
+
+# ---- the whole run
+
+
+async def test_a_run_trains_and_is_collected(tmp_path, spec, peers):
+    async with coordinator(tmp_path / "journal.db") as office, asyncio.TaskGroup() as group:
+        run_id = (await submit(office.channel, spec)).run_id
+        training = group.create_task(train(office.channel, peers))
+        seen = await watch(office.channel, run_id)
+        assert steps_of(seen) == [0, 1, 2]
+        assert phases_of(seen)[-1] is RunPhase.FINISHED
+        assert not training.done(), "peers keep the result"
+        request = pb.CollectedRequest(run_id=run_id)
+        reply = await call(office.channel, COLLECTED, request, DEADLINE_S)
+        assert reply.phase == RunPhase.COLLECTED
+        await training
+    assert [peer.applied for peer in peers] == [[], []], "they were released"
+
+
+async def test_first_and_last_stage_get_the_tokens_of_the_step(spec, make_peer):
+    peers = [make_peer("a", "0-1"), make_peer("b", "1-2"), make_peer("c", "2-4")]
+    async with coordinator() as office, asyncio.TaskGroup() as group:
+        await submit(office.channel, spec)
+        group.create_task(train(office.channel, peers, stop_at=StepNumber(2)))
+    plans = {p.peer_id: next(m for m in p.heard if isinstance(m, PlanStep)) for p in peers}
+    expected = {sample: token_ids(spec, sample) for sample in range(4)}
+    assert plans["a"].tokens == plans["c"].tokens == expected
+    assert plans["b"].tokens == {}
+
+
+async def test_status_shows_members_and_runs(spec, peers):
+    async with coordinator() as office:
+        assert not (await swarm_status(office.channel)).runs
+        joined = await joined_to_a_run(office, spec, make_all(peers[0]))
+        status = await swarm_status(office.channel)
+        assert [member.peer_id for member in status.members] == ["a"]
+        assert [run.phase for run in status.runs] == [RunPhase.LOADING]
+        await joined.stream.cancel()
+
+
+def make_all(fake):
+    """The same peer, for all layers."""
+    fake.layers = LayerRange(0, 4)
+    return fake
+
+
+# ---- submissions
+
+
+async def test_a_submission_is_answered_with_the_run(spec):
+    async with coordinator() as office:
+        status = await submit(office.channel, spec)
+        assert status.spec == spec
+        assert status.phase is RunPhase.WAITING
+        assert status.detail == "waiting for layers 0-4"
+
+
+TOKENS = bytes(20)
+GOOD = [(i, TOKENS) for i in range(6)]
+
+
+@pytest.mark.parametrize(
+    ("samples", "error", "text"),
+    [
+        ([], BadDataset, "expected 6 samples, got 0"),
+        (GOOD[:5], BadDataset, "expected 6 samples, got 5"),
+        ([*GOOD, (6, TOKENS)], MalformedMessage, "expected 6 samples of tokens"),
+        ([(1, TOKENS), *GOOD], MalformedMessage, "expected sample 0, got sample 1"),
+        ([(0, TOKENS), (0, TOKENS)], MalformedMessage, "expected sample 1, got sample 0"),
+        ([(0, bytes(16))], BadDataset, "sample 0: expected 5 tokens, got 4"),
+        ([(0, bytes(24))], BadDataset, "sample 0: expected 5 tokens, got 6"),
+        ([(0, bytes(19))], MalformedMessage, "bytes past the last token"),
+        ([(0, b"")], MalformedMessage, "bytes of a sample"),
+        (
+            [(0, bytes(16) + bytes([50, 0, 0, 0]))],
+            BadDataset,
+            "token id 50 is outside the model's vocabulary of 50",
+        ),
+    ],
+)
+async def test_bad_data_is_refused_and_leaves_nothing(spec, samples, error, text):
+    async with coordinator() as office:
+        with pytest.raises(error, match=text):
+            await submit(office.channel, spec, samples)
+        assert not (await swarm_status(office.channel)).runs
+        assert office.journal.load(0.0) == ()
+
+
+async def test_the_largest_token_of_the_vocabulary_is_taken(spec):
+    async with coordinator() as office:
+        samples = [(i, bytes([49, 0, 0, 0]) * 5) for i in range(6)]
+        await submit(office.channel, spec, samples)
+
+
+async def test_another_digest_of_the_spec_is_a_mismatch(spec):
+    async with coordinator() as office:
+        with pytest.raises(RunMismatch, match="are the versions the same"):
+            await submit(office.channel, spec, digest=b"x" * 16)
+        assert not (await swarm_status(office.channel)).runs
+
+
+async def test_more_data_than_is_allowed_is_refused_before_it_is_sent(make_spec):
+    spec = make_spec(num_samples=1 << 24, seq_length=1 << 10)
+    async with coordinator() as office:
+        with pytest.raises(BadDataset, match="allowed"):
+            await submit(office.channel, spec, [])
+
+
+async def test_a_submission_without_a_header_is_out_of_turn(spec):
+    async with coordinator() as office:
+        for first in (None, pb.SubmitPart(tokens=tokens_to_wire(0, TOKENS))):
+            stream = office.channel.open(SUBMIT)
+            if first is not None:
+                await stream.send(first)
+            await stream.finish()
+            with pytest.raises(OutOfTurn, match="expected a header"):
+                await stream.receive()
+
+
+async def test_a_spec_out_of_bounds_is_malformed(spec):
+    wire = spec_to_wire(spec)
+    wire.train.num_samples = 0
+    async with coordinator() as office:
+        stream = office.channel.open(SUBMIT)
+        header = pb.SubmitHeader(spec=wire, spec_digest=spec.digest())
+        await stream.send(pb.SubmitPart(header=header))
+        with pytest.raises(MalformedMessage, match="number of samples"):
+            await stream.receive()
+
+
+async def test_a_client_that_goes_away_halfway_leaves_nothing(spec):
+    async with coordinator() as office:
+        stream = office.channel.open(SUBMIT)
+        header = pb.SubmitHeader(spec=spec_to_wire(spec), spec_digest=spec.digest())
+        await stream.send(pb.SubmitPart(header=header))
+        await stream.send(pb.SubmitPart(tokens=tokens_to_wire(0, TOKENS)))
+        await stream.cancel()
+        assert not (await swarm_status(office.channel)).runs
+        assert office.journal.load(0.0) == ()
+
+
+# ---- watching
+
+
+async def test_a_late_watcher_sees_the_history_and_then_what_happens(spec, peers):
+    async with coordinator() as office:
+        run_id = (await submit(office.channel, spec)).run_id
+        async with asyncio.TaskGroup() as group:
+            group.create_task(train(office.channel, peers, stop_at=StepNumber(2)))
+        watcher = events(office.channel, run_id)
+        history = [await anext(watcher) for _ in range(3)]
+        assert isinstance(history[0], RunStatus)
+        assert history[0].committed_steps == 2
+        assert steps_of(history) == [0, 1]
+        assert [event.loss for event in history[1:]] == [10.0, 9.0]
+        async with asyncio.TaskGroup() as group:
+            training = group.create_task(train(office.channel, peers))
+            live = [event async for event in watcher]
+            training.cancel()
+        assert steps_of(live) == [2]
+        assert phases_of(live)[-1] is RunPhase.FINISHED
+
+
+async def test_a_run_that_is_over_is_shown_whole(spec, peers):
+    async with coordinator() as office, asyncio.TaskGroup() as group:
+        await submit(office.channel, spec)
+        training = group.create_task(train(office.channel, peers))
+        await watch(office.channel)
+        again = await watch(office.channel)
+        assert phases_of(again) == [RunPhase.FINISHED, RunPhase.FINISHED]
+        assert steps_of(again) == [0, 1, 2]
+        training.cancel()
+
+
+async def test_a_watcher_that_leaves_is_forgotten(spec):
+    async with coordinator() as office:
+        run_id = (await submit(office.channel, spec)).run_id
+        watcher = office.channel.open(WATCH)
+        await watcher.send(pb.WatchRequest(run_id=run_id))
+        await watcher.receive()
+        await watcher.cancel()
+        request = pb.CancelRequest(run_id=run_id)
+        assert (await call(office.channel, CANCEL, request, DEADLINE_S)).phase == (
+            RunPhase.CANCELLED
+        )
+
+
+async def test_the_newest_run_is_meant_by_no_name(spec):
+    async with coordinator() as office:
+        with pytest.raises(NotFound, match="knows no run yet"):
+            await watch(office.channel)
+        for _ in range(2):
+            newest = await submit(office.channel, spec)
+        reply = await call(office.channel, CANCEL, pb.CancelRequest(), DEADLINE_S)
+        assert reply.run_id == newest.run_id
+        with pytest.raises(NotFound, match=f"run nobody is not known here; .*{newest.run_id}"):
+            await watch(office.channel, "nobody")
+
+
+# ---- cancelling
+
+
+async def test_cancel_releases_peers_and_ends_watching(spec, peers):
+    async with coordinator() as office, asyncio.TaskGroup() as group:
+        run_id = (await submit(office.channel, spec)).run_id
+        watching = group.create_task(watch(office.channel, run_id))
+        joined = JoinedPeer(office.channel, make_all(peers[0]))
+        await joined.hello()
+        assert isinstance(await joined.hear(), Assign)
+        reply = await call(office.channel, CANCEL, pb.CancelRequest(run_id=run_id), DEADLINE_S)
+        assert reply.phase == RunPhase.CANCELLED
+        assert isinstance(await joined.hear(), ReleaseStage)
+        assert phases_of(await watching)[-1] is RunPhase.CANCELLED
+        await joined.stream.cancel()
+
+
+async def test_collecting_what_is_not_finished_changes_nothing(spec):
+    async with coordinator() as office:
+        run_id = (await submit(office.channel, spec)).run_id
+        request = pb.CollectedRequest(run_id=run_id)
+        reply = await call(office.channel, COLLECTED, request, DEADLINE_S)
+        assert reply.phase == RunPhase.WAITING
+
+
+# ---- restarts
+
+
+async def test_a_restarted_coordinator_goes_on_with_the_run(tmp_path, spec, peers):
+    path = tmp_path / "journal.db"
+    async with coordinator(path) as office:
+        run_id = (await submit(office.channel, spec)).run_id
+        await train(office.channel, peers, stop_at=StepNumber(2))
+    async with coordinator(path) as office, asyncio.TaskGroup() as group:
+        watcher = events(office.channel, run_id)
+        first = await anext(watcher)
+        assert (first.phase, first.committed_steps) == (RunPhase.WAITING, 2)
+        training = group.create_task(train(office.channel, peers))
+        seen = [event async for event in watcher]
+        assert steps_of(seen) == [0, 1, 2]
+        assert [peer.applied for peer in peers] == [[0, 1, 2]] * 2
+        training.cancel()
+
+
+async def test_a_restarted_coordinator_still_has_the_result(tmp_path, spec, peers):
+    path = tmp_path / "journal.db"
+    async with coordinator(path) as office, asyncio.TaskGroup() as group:
+        run_id = (await submit(office.channel, spec)).run_id
+        training = group.create_task(train(office.channel, peers))
+        await watch(office.channel, run_id)
+        training.cancel()
+    async with coordinator(path) as office:
+        seen = await watch(office.channel, run_id)
+        assert steps_of(seen) == [0, 1, 2]
+        assert [str(stage.layers) for stage in seen[0].stages] == ["0-2", "2-4"]
+
+
+# ---- peers
+
+
+async def refused(joined):
+    """The error that ends a peer's stream, whatever it is told before."""
+    return await error_of(drained(joined))
+
+
+async def drained(joined):
+    while await joined.hear() is not None:
+        pass
+
+
+async def error_of(awaitable):
+    with pytest.raises(SwarmError) as caught:
+        await awaitable
+    return caught.value
+
+
+async def test_a_refused_peer_learns_why(spec, make_peer):
+    async with coordinator() as office:
+        await submit(office.channel, spec)
+        joined = JoinedPeer(office.channel, make_peer("far", "4-8"))
+        await joined.hello()
+        error = await refused(joined)
+        assert isinstance(error, BadLayers)
+        assert "outside the model" in error.message
+        assert not (await swarm_status(office.channel)).members
+
+
+async def test_a_peer_of_another_spec_learns_that_it_is_one(spec, peers):
+    async with coordinator() as office:
+        run_id = (await submit(office.channel, spec)).run_id
+        joined = JoinedPeer(office.channel, peers[0])
+        layers = LayerRange(0, 2)
+        held = HeldStage(run_id=run_id, spec_digest=bytes(16), layers=layers, committed_steps=0)
+        await joined.hello(held)
+        assert isinstance(await refused(joined), RunMismatch)
+
+
+async def test_a_dismissed_peer_learns_why(spec, peers):
+    async with coordinator() as office:
+        joined = await joined_to_a_run(office, spec, make_all(peers[0]))
+        status = (await swarm_status(office.channel)).runs[0]
+        failed = StageFailed(
+            run_id=RunId(status.run_id), attempt=Attempt(1), code="bad-model", message="no such"
+        )
+        await joined.say(failed)
+        error = await refused(joined)
+        assert (error.code, error.message) == ("bad-model", "no such")
+
+
+async def test_a_peer_that_joins_twice_keeps_its_newer_stream(spec, peers):
+    fake = make_all(peers[0])
+    async with coordinator() as office, asyncio.TaskGroup() as group:
+        older = await joined_to_a_run(office, spec, fake)
+        newer = JoinedPeer(office.channel, fake)
+        await newer.hello()
+        error = await refused(older)
+        assert isinstance(error, OutOfTurn)
+        assert "joined again elsewhere" in error.message
+        working = group.create_task(newer.work())
+        seen = await watch(office.channel)
+        assert phases_of(seen)[-1] is RunPhase.FINISHED
+        assert RunPhase.WAITING not in phases_of(seen)[1:], "the older stream's end changes nothing"
+        working.cancel()
+
+
+async def test_an_older_stream_ends_even_if_nobody_reads_it(spec, peers):
+    fake = make_all(peers[0])
+    async with coordinator() as office:
+        older = await joined_to_a_run(office, spec, fake)
+        run_id = RunId((await swarm_status(office.channel)).runs[0].run_id)
+        await fail(older, run_id, range(1, 11))
+        newer = JoinedPeer(office.channel, fake)
+        await newer.hello()
+        assert isinstance(await newer.hear(), Assign)
+        assert isinstance(await error_of(fail(older, run_id, count(11))), OutOfTurn)
+        assert len((await swarm_status(office.channel)).members) == 1
+
+
+async def test_a_peer_whose_stream_ends_is_no_member(spec, peers):
+    async with coordinator() as office:
+        joined = await joined_to_a_run(office, spec, make_all(peers[0]))
+        watcher = events(office.channel)
+        assert (await anext(watcher)).phase is RunPhase.LOADING
+        await joined.stream.cancel()
+        assert (await anext(watcher)).phase is RunPhase.WAITING
+        assert not (await swarm_status(office.channel)).members
+        await call(office.channel, CANCEL, pb.CancelRequest(), DEADLINE_S)
+        assert phases_of([event async for event in watcher])[-1] is RunPhase.CANCELLED
+
+
+async def test_a_goodbye_ends_the_membership(spec, peers):
+    async with coordinator() as office:
+        joined = await joined_to_a_run(office, spec, make_all(peers[0]))
+        await joined.say(PeerGoodbye())
+        await joined.stream.finish()
+        await drained(joined)
+        status = await swarm_status(office.channel)
+        assert not status.members
+        assert status.runs[0].detail == "waiting for layers 0-4"
+
+
+async def test_a_peer_that_does_not_read_is_dropped(spec, peers):
+    async with coordinator() as office:
+        joined = await joined_to_a_run(office, spec, make_all(peers[0]))
+        run_id = RunId((await swarm_status(office.channel)).runs[0].run_id)
+        error = await error_of(fail(joined, run_id, count(1)))
+        assert isinstance(error, Unavailable)
+        assert "does not read" in error.message
+        assert not (await swarm_status(office.channel)).members
+
+
+async def fail(joined, run_id, attempts):
+    """Each failed attempt makes the coordinator say something, and nothing of it is read."""
+    for attempt in attempts:
+        failed = StageFailed(
+            run_id=run_id, attempt=Attempt(attempt), code="unavailable", message=""
+        )
+        await joined.say(failed)
+
+
+@pytest.mark.parametrize("is_silent", [True, False])
+async def test_a_peer_begins_with_a_hello(is_silent):
+    async with coordinator() as office:
+        stream = office.channel.open(JOIN)
+        if not is_silent:
+            await stream.send(from_peer_to_wire(PeerGoodbye()))
+        await stream.finish()
+        with pytest.raises(OutOfTurn, match="expected a hello"):
+            await stream.receive()
+
+
+async def test_a_second_hello_is_out_of_turn(spec, peers):
+    async with coordinator() as office:
+        joined = await joined_to_a_run(office, spec, make_all(peers[0]))
+        await joined.hello()
+        error = await refused(joined)
+        assert isinstance(error, OutOfTurn)
+        assert "hello twice" in error.message
+
+
+async def test_a_malformed_message_costs_the_peer_its_stream(spec, peers):
+    async with coordinator() as office:
+        joined = await joined_to_a_run(office, spec, make_all(peers[0]))
+        await joined.stream.send(pb.FromPeer())
+        assert isinstance(await refused(joined), MalformedMessage)
+        assert not (await swarm_status(office.channel)).members
+
+
+# ---- a journal that fails
+
+
+async def test_a_failing_journal_ends_the_coordinator_and_nothing_is_said(spec, peers):
+    async with coordinator() as office, asyncio.TaskGroup() as group:
+        await submit(office.channel, spec)
+        running = group.create_task(error_of(office.service.run()))
+        office.journal.close()
+        for _ in range(2):
+            joined = JoinedPeer(office.channel, make_all(peers[0]))
+            await joined.hello()
+            with pytest.raises(JournalError):
+                await joined.hear()
+        assert isinstance(await running, JournalError)
+
+
+async def test_time_passes_while_it_runs(spec, make_peer):
+    """Peers that come are gathered first, which only the clock can end."""
+    async with coordinator() as office, asyncio.TaskGroup() as group:
+        running = group.create_task(office.service.run())
+        await submit(office.channel, spec)
+        joined = JoinedPeer(office.channel, make_peer("any", "auto"))
+        await joined.hello()
+        watcher = events(office.channel)
+        while (await anext(watcher)).detail != "gathering peers":
+            pass
+        office.clock.time_s += 60.0
+        assert isinstance(await joined.hear(), Assign)
+        running.cancel()

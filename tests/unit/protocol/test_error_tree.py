@@ -1,0 +1,80 @@
+"""The tree of errors: unique stable codes, all drawn in the module's docstring."""
+
+import re
+
+import pytest
+
+from swarm_ft import errors
+from swarm_ft.errors import BY_CODE, InternalError, SwarmError, Unavailable, from_code
+
+
+def drawn_tree():
+    """(name, parent's name) of every line of the docstring's drawing."""
+    names, drawn = ["SwarmError"], {("SwarmError", None)}
+    for line in errors.__doc__.splitlines():
+        if match := re.match(r"^([│ ]*[├└]── )(\w+)", line):
+            depth = len(match[1]) // 4
+            names[depth:] = [match[2]]
+            drawn.add((match[2], names[depth - 1]))
+    return drawn
+
+
+def classes():
+    return [v for v in vars(errors).values() if isinstance(v, type) and issubclass(v, SwarmError)]
+
+
+def test_every_error_is_drawn_under_its_parent():
+    real = {(c.__name__, None if c is SwarmError else c.__base__.__name__) for c in classes()}
+    assert drawn_tree() == real
+
+
+def test_every_error_has_a_code_of_its_own():
+    assert {c.code: c for c in classes()} == BY_CODE
+    assert len(BY_CODE) == len(classes())
+    assert all(re.fullmatch(r"[a-z]+(-[a-z]+)*", code) for code in BY_CODE)
+
+
+def test_codes_are_frozen():
+    """They cross the wire and appear in `--json`: never change one, only add."""
+    assert sorted(BY_CODE) == [
+        "bad-codec",
+        "bad-dataset",
+        "bad-frame",
+        "bad-input",
+        "bad-layers",
+        "bad-model",
+        "bad-option",
+        "dht-unreachable",
+        "internal",
+        "journal-error",
+        "malformed-message",
+        "non-finite",
+        "not-found",
+        "out-of-turn",
+        "port-in-use",
+        "protocol-error",
+        "run-failed",
+        "run-mismatch",
+        "swarm-error",
+        "unavailable",
+    ]
+
+
+def test_only_what_may_pass_is_retryable():
+    assert [c for c in classes() if c.retryable] == [Unavailable]
+
+
+@pytest.mark.parametrize("kind", classes())
+def test_an_error_survives_as_its_code_and_message(kind):
+    arrived = from_code(kind("what happened").code, "what happened")
+    assert type(arrived) is kind
+    assert arrived.message == str(arrived) == "what happened"
+
+
+def test_an_unknown_code_becomes_the_root():
+    assert type(from_code("from-the-future", "")) is SwarmError
+
+
+def test_no_code_leads_outside_the_tree():
+    assert type(from_code("internal", "")) is InternalError
+    assert type(from_code("__class__", "")) is SwarmError

@@ -1,0 +1,283 @@
+"""One hostile field at a time: each is refused, and the error says what was expected."""
+
+import pytest
+
+from swarm_ft.errors import MalformedMessage
+from swarm_ft.proto import boundary_pb2, coordinator_pb2
+from swarm_ft.protocol.boundary_wire import (
+    MAX_RECEIVED_KEYS,
+    boundary_from_wire,
+    boundary_to_wire,
+)
+from swarm_ft.protocol.client_wire import event_from_wire, event_to_wire
+from swarm_ft.protocol.codec_spec import CodecName, CodecSpec, Direction
+from swarm_ft.protocol.control_wire import (
+    from_peer_from_wire,
+    from_peer_to_wire,
+    to_peer_from_wire,
+    to_peer_to_wire,
+    tokens_from_wire,
+)
+from swarm_ft.protocol.frame import EncodedTensor, Frame, FrameKey, FrameKind
+from swarm_ft.protocol.layers import LayerRange
+from swarm_ft.protocol.messages import (
+    Ack,
+    Assign,
+    BoundaryHello,
+    CommitStep,
+    HeldStage,
+    KeyFrameRequest,
+    PeerHello,
+    PlanStep,
+    RunPhase,
+    RunStatus,
+    StageAssignment,
+    StageFailed,
+    StepCommitted,
+    StepReady,
+    Traffic,
+)
+from swarm_ft.protocol.run_spec import MAX_HIDDEN_SIZE, MAX_SEQ_LENGTH
+from swarm_ft.protocol.training_plan import Microbatch
+
+NAN, INF = float("nan"), float("inf")
+KEY = FrameKey(1, 2, 0, 5, Direction.FORWARD)
+TENSOR = EncodedTensor(CodecSpec(CodecName.AQ, 4), 128, 64, b"payload")
+DELTA = Frame(KEY, FrameKind.DELTA, TENSOR, b"b" * 16, b"r" * 16)
+KEY_FRAME = Frame(KEY, FrameKind.KEY, TENSOR, b"", b"r" * 16)
+DIRECT = Frame(KEY, FrameKind.DIRECT, TENSOR)
+HELLO = BoundaryHello(
+    run_id="run",
+    spec_digest=b"d" * 16,
+    boundary=1,
+    peer_id="peer",
+    attempt=1,
+    window_frames=8,
+    received=frozenset({KEY}),
+)
+
+
+def put(path, value):
+    """A change of one field, `path` as in `hello.run_id` or `stages[0].layers.stop`."""
+
+    def change(message):
+        *owners, last = path.replace("[0]", ".[0]").split(".")
+        for name in owners:
+            message = message[0] if name == "[0]" else getattr(message, name)
+        if value is None:
+            message.ClearField(last)
+        elif isinstance(value, list):
+            message.ClearField(last)
+            getattr(message, last).extend(value)
+        else:
+            setattr(message, last, value)
+
+    return change
+
+
+def cases(*rows):
+    return pytest.mark.parametrize(
+        ("message", "change", "complaint"),
+        [(message, put(path, value), complaint) for message, path, value, complaint in rows],
+        ids=[f"{type(m).__name__}-{path}-{str(value)[:20]!a}" for m, path, value, _ in rows],
+    )
+
+
+@cases(
+    (HELLO, "hello", None, "expected a body"),
+    (HELLO, "hello.run_id", "", "run id: expected 1 to 64"),
+    (HELLO, "hello.run_id", "r" * 65, "run id: expected 1 to 64"),
+    (HELLO, "hello.run_id", "../run", "no slash"),
+    (HELLO, "hello.peer_id", "a\nb", "peer id: .* printable"),
+    (HELLO, "hello.spec_digest", b"", "RunSpec digest: expected 16 bytes, got 0"),
+    (HELLO, "hello.spec_digest", b"d" * 17, "RunSpec digest: expected 16 bytes, got 17"),
+    (HELLO, "hello.boundary", 0, "boundary: expected 1 to 4096, got 0"),
+    (HELLO, "hello.boundary", 4097, "boundary: expected 1 to 4096, got 4097"),
+    (HELLO, "hello.window_frames", 0, "window: expected 1 to"),
+    (HELLO, "hello.window_frames", 2**32 - 1, "window: expected 1 to"),
+    (HELLO, "hello.received[0].direction", 0, "direction: expected 1 to 2, got 0"),
+    (
+        HELLO,
+        "hello.received",
+        [boundary_pb2.FrameKey()] * (MAX_RECEIVED_KEYS + 1),
+        "frames received: expected 0 to",
+    ),
+    (Ack(KEY), "ack.direction", 3, "direction: expected 1 to 2, got 3"),
+    (KeyFrameRequest(KEY, ""), "key_frame_request.key", None, "direction"),
+    (DELTA, "frame.key", None, "direction"),
+    (DELTA, "frame.kind", 0, "frame kind: expected 1 to 3, got 0"),
+    (DELTA, "frame.kind", 9, "frame kind: expected 1 to 3, got 9"),
+    (DELTA, "frame.tokens", 0, "tokens: expected 1 to"),
+    (DELTA, "frame.tokens", MAX_SEQ_LENGTH + 1, "tokens: expected 1 to"),
+    (DELTA, "frame.channels", 0, "channels: expected 1 to"),
+    (DELTA, "frame.channels", MAX_HIDDEN_SIZE + 1, "channels: expected 1 to"),
+    (DELTA, "frame.codec", 0, "names none"),
+    (DELTA, "frame.codec", 9 << 8 | 4, "names none"),
+    (DELTA, "frame.codec", CodecName.AQ << 8 | 9, "names none"),
+    (DELTA, "frame.codec", CodecName.Q << 8 | 1, "names none"),
+    (DELTA, "frame.codec", CodecName.FP16 << 8 | 8, "bits of fp16: expected 16 to 16, got 8"),
+    (DELTA, "frame.codec", 2**32 - 1, "names none"),
+    (DELTA, "frame.base_digest", b"", "base digest: expected 16 bytes, got 0"),
+    (DELTA, "frame.base_digest", b"b" * 15, "base digest: expected 16 bytes, got 15"),
+    (DELTA, "frame.result_digest", b"", "result digest: expected 16 bytes, got 0"),
+    (KEY_FRAME, "frame.base_digest", b"b" * 16, "KEY frame: has a digest"),
+    (KEY_FRAME, "frame.result_digest", b"", "result digest: expected 16 bytes, got 0"),
+    (DIRECT, "frame.base_digest", b"b" * 16, "DIRECT frame: has a digest"),
+    (DIRECT, "frame.result_digest", b"r" * 16, "DIRECT frame: has a digest"),
+)
+def test_refuses_hostile_fields_over_a_boundary(message, change, complaint):
+    wire = boundary_to_wire(message)
+    change(wire)
+    with pytest.raises(MalformedMessage, match=complaint):
+        boundary_from_wire(wire)
+
+
+LAYERS = LayerRange(0, 2)
+HELD = HeldStage(run_id="run", spec_digest=b"d" * 16, layers=LAYERS, committed_steps=3)
+PEER = PeerHello(peer_id="peer", layers=LAYERS, memory_bytes=1, held=HELD)
+READY = StepReady(
+    run_id="run",
+    attempt=1,
+    step=0,
+    squared_grad_norm=1.0,
+    loss_sum=2.0,
+    traffic=(Traffic(boundary=1),),
+)
+
+
+@cases(
+    (PEER, "hello", None, "expected a body"),
+    (PEER, "hello.peer_id", "p" * 65, "peer id: expected 1 to 64"),
+    (PEER, "hello.layers.stop", 0, "layers' stop: expected 1 to 4096"),
+    (PEER, "hello.layers.stop", 4097, "layers' stop: expected 1 to 4096"),
+    (PEER, "hello.layers.start", 2, "layers' start: expected 0 to 1, got 2"),
+    (PEER, "hello.held.run_id", "", "run id"),
+    (PEER, "hello.held.spec_digest", b"d", "RunSpec digest: expected 16 bytes, got 1"),
+    (PEER, "hello.held.layers", None, "layers' stop"),
+    (READY, "step_ready.squared_grad_norm", NAN, "squared gradient norm: expected a finite"),
+    (READY, "step_ready.squared_grad_norm", INF, "squared gradient norm: expected a finite"),
+    (READY, "step_ready.squared_grad_norm", -1.0, "squared gradient norm: expected a finite"),
+    (READY, "step_ready.squared_grad_norm", 1.7e308, "squared gradient norm: .* to 1e"),
+    (READY, "step_ready.loss_sum", NAN, "loss: expected a finite"),
+    (READY, "step_ready.loss_sum", 1.7e308, "loss: expected a finite number from 0 to 1e"),
+    (READY, "step_ready.traffic[0].boundary", 0, "boundary: expected 1 to 4096"),
+    (READY, "step_ready.traffic", [coordinator_pb2.Traffic(boundary=1)] * 3, "boundaries of a"),
+)
+def test_refuses_hostile_fields_from_a_peer(message, change, complaint):
+    wire = from_peer_to_wire(message)
+    change(wire)
+    with pytest.raises(MalformedMessage, match=complaint):
+        from_peer_from_wire(wire)
+
+
+PLAN = PlanStep(run_id="run", attempt=1, step=0, microbatches=(Microbatch(0, (1, 2)),))
+COMMIT = CommitStep(run_id="run", step=0, clip_factor=1.0, learning_rate=1e-3)
+
+
+def microbatches(*batches):
+    return [coordinator_pb2.Microbatch(index=i, samples=samples) for i, samples in batches]
+
+
+@cases(
+    (PLAN, "plan", None, "expected a body"),
+    (PLAN, "plan.microbatches", [], "samples of a step: expected 1 to"),
+    (PLAN, "plan.microbatches", microbatches((0, [])), "samples of a step: expected 1 to"),
+    (PLAN, "plan.microbatches", microbatches((0, [1]), (1, [])), "samples of a microbatch"),
+    (PLAN, "plan.microbatches", microbatches((1, [1]), (0, [2])), "numbered from 0"),
+    (PLAN, "plan.microbatches", microbatches((0, [1]), (1, [1])), "samples that come twice"),
+    (PLAN, "plan.microbatches", microbatches((0, range(2**16 + 1))), "samples of a step"),
+    (PLAN, "plan.tokens", [coordinator_pb2.SampleTokens(sample=1)], "bytes of a sample"),
+    (COMMIT, "commit.clip_factor", NAN, "clip factor: expected a finite number"),
+    (COMMIT, "commit.learning_rate", -1.0, "learning rate: expected a finite number"),
+    (COMMIT, "commit.run_id", "\x1b[2J", "run id: expected 1 to 64 printable"),
+)
+def test_refuses_hostile_fields_from_a_coordinator(message, change, complaint):
+    wire = to_peer_to_wire(message)
+    change(wire)
+    with pytest.raises(MalformedMessage, match=complaint):
+        to_peer_from_wire(wire)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "complaint"),
+    [
+        ("stages", [], "stages: expected 1 to"),
+        ("stages[0].layers", None, "layers' stop"),
+        ("spec", None, "RunSpec: expected version 1, got 0"),
+        ("spec.version", 2, "RunSpec: expected version 1, got 2"),
+        ("spec.model", None, "number of blocks: expected 1 to"),
+        ("spec.model.num_blocks", 2**32 - 1, "number of blocks: expected 1 to"),
+        ("spec.model.num_blocks", 2, "block digests: expected 2 to 2, got 3"),
+        ("spec.model.block_digests", [b"d"] * 3, "block digest: expected 16 bytes, got 1"),
+        ("spec.model.embed_digest", b"", "embeddings' digest: expected 16 bytes"),
+        ("spec.model.hidden_size", 0, "hidden size: expected 1 to"),
+        ("spec.model.vocab_size", 2**24 + 1, "vocabulary: expected 1 to"),
+        ("spec.model.reference", "\x1b[2J", "RunSpec: model .* printable"),
+        ("spec.model.architecture", "x" * 1001, "RunSpec: model .* at most 1000"),
+        ("spec.train", None, "learning rate schedule: expected 1 to 3, got 0"),
+        ("spec.train.lr_schedule", 4, "learning rate schedule: expected 1 to 3, got 4"),
+        ("spec.train.batch_size", 0, "RunSpec: --batch-size"),
+        ("spec.train.micro_batch_size", 3, "RunSpec: .* not divisible"),
+        ("spec.train.learning_rate", NAN, "RunSpec: --lr: expected a finite number"),
+        ("spec.train.weight_decay", INF, "RunSpec: --weight-decay: expected a finite"),
+        ("spec.train.clip_grad_norm", -1.0, "RunSpec: --clip-grad-norm: expected a finite"),
+        ("spec.train.forward_codec", "aq9", "RunSpec: codec 'aq9'"),
+        ("spec.train.forward_codec", "\x1b" * 9000, "RunSpec: codec ' {1000}'"),
+        ("spec.train.backward_codec", "aq4", "RunSpec: codec 'aq4': .* forward only"),
+    ],
+)
+def test_refuses_hostile_fields_of_an_assignment(run_spec, path, value, complaint):
+    stages = (StageAssignment(peer_id="peer", layers=LayerRange(0, 3)),)
+    assign = Assign(
+        run_id="run", spec=run_spec, attempt=1, stages=stages, committed_steps=0, fresh=True
+    )
+    wire = to_peer_to_wire(assign)
+    put(f"assign.{path}", value)(wire)
+    with pytest.raises(MalformedMessage, match=complaint):
+        to_peer_from_wire(wire)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "complaint"),
+    [
+        ("status", None, "expected a body"),
+        ("status.run_id", "", "run id"),
+        ("status.phase", 0, "phase: expected 1 to 9, got 0"),
+        ("status.phase", 10, "phase: expected 1 to 9, got 10"),
+        ("status.spec", None, "RunSpec"),
+    ],
+)
+def test_refuses_hostile_fields_of_a_run_status(run_spec, path, value, complaint):
+    wire = event_to_wire(
+        RunStatus(run_id="run", phase=RunPhase.QUEUED, detail="", committed_steps=0, spec=run_spec)
+    )
+    put(path, value)(wire)
+    with pytest.raises(MalformedMessage, match=complaint):
+        event_from_wire(wire)
+
+
+@pytest.mark.parametrize("field", ["loss", "learning_rate", "grad_norm", "seconds"])
+@pytest.mark.parametrize("value", [NAN, INF, -INF, -1.0])
+def test_refuses_numbers_of_a_step_that_are_not_finite(field, value):
+    committed = StepCommitted(
+        step=0, loss=1.0, learning_rate=0.1, grad_norm=1.0, num_samples=1, seconds=1.0
+    )
+    wire = event_to_wire(committed)
+    setattr(wire.step, field, value)
+    with pytest.raises(MalformedMessage, match="expected a finite number from 0"):
+        event_from_wire(wire)
+
+
+@pytest.mark.parametrize("num_bytes", [0, 3, 6, 4 * MAX_SEQ_LENGTH + 4])
+def test_refuses_samples_that_are_no_whole_number_of_tokens(num_bytes):
+    with pytest.raises(MalformedMessage, match="bytes"):
+        tokens_from_wire(coordinator_pb2.SampleTokens(sample=1, token_ids=bytes(num_bytes)))
+
+
+def test_texts_are_cut_and_freed_of_control_characters():
+    hostile = "\x1b[2J" + "x" * 2000
+    failed = StageFailed(run_id="run", attempt=1, code="internal", message=hostile)
+    read = from_peer_from_wire(from_peer_to_wire(failed)).message
+    assert read == " [2J" + "x" * 996
+    request = boundary_to_wire(KeyFrameRequest(KEY, hostile))
+    assert boundary_from_wire(request).reason == read
