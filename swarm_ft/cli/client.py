@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from swarm_ft.cli.options import dht_prefix_option, initial_peers_option, log_option, stack
-from swarm_ft.cli.running import on_stop_signal, run_async
+from swarm_ft.cli.options import (
+    dht_prefix_option,
+    examples,
+    log_option,
+    needed_initial_peers_option,
+    stack,
+)
+from swarm_ft.cli.running import on_stop_signal, run_async, spinner
 from swarm_ft.cli.train_options import (
     collect_options,
     eval_options,
@@ -20,128 +27,134 @@ from swarm_ft.cli.train_options import (
 )
 
 if TYPE_CHECKING:
+    from swarm_ft.client.progress import RunProgress
     from swarm_ft.client.report import RunReport
     from swarm_ft.client.swarm import SwarmClient
+    from swarm_ft.client.train import Baseline
     from swarm_ft.ids import RunId
+    from swarm_ft.stage.checkpoint import Checkpoint
 
 DEFAULT_LR = 5e-5
 
-swarm_options = stack(initial_peers_option, dht_prefix_option, log_option)
+swarm_options = stack(needed_initial_peers_option, dht_prefix_option, log_option)
 run_option = click.option("--run", "run_name", metavar="ID", help="The run.  [default: the newest]")
 
 
-@click.group()
+class _InOrder(click.Group):
+    """Lists its commands as they were defined: in the order in which they are needed."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+
+@click.group(cls=_InOrder)
 def client() -> None:
     """Submit a job to a swarm, watch it, fetch its result."""
 
 
-@client.command()
+@client.command(
+    epilog=examples(
+        "swarm-ft client train --model gpt2 --dataset notes.txt --initial-peers /ip4/...",
+        "swarm-ft client train --model ./llama --dataset texts/ --eval-dataset held-out.txt \\",
+        "    --epochs 3 --fw aq3 --bw q6 --out ./tuned --initial-peers @swarm.txt",
+    )
+)
 @click.option("--model", required=True, metavar="DIR|HUB_ID", help="What to fine-tune.")
-@click.option("--dataset", required=True, metavar="PATH", help="UTF-8 text: a file, or .txt files.")
+@click.option(
+    "--dataset",
+    required=True,
+    metavar="PATH",
+    help="UTF-8 text to train on: a file, or a directory of .txt files.",
+)
 @train_options
 @swarm_options
 def train(
     model: str, dataset: str, initial_peers: tuple[str, ...], dht_prefix: str, **given: Any
-) -> int:
-    r"""Fine-tune a model; Ctrl-C detaches, and the run goes on.
-
-    \b
-    Examples:
-      swarm-ft client train --model gpt2 --dataset notes.txt --initial-peers /ip4/...
-      swarm-ft client train --model ./llama --dataset texts/ --eval-dataset held-out.txt \\
-          --epochs 3 --fw aq3 --bw q6 --out ./tuned --initial-peers @swarm.txt
-    """
+) -> None:
+    """Fine-tune a model; Ctrl-C detaches, and the run goes on."""
     options = collect_options(model, dataset, default_lr=DEFAULT_LR, **given)
 
-    async def work() -> int:
-        from swarm_ft.client.job import prepare_job
+    async def work() -> None:
+        from swarm_ft.client.job import check_options, prepare_job
         from swarm_ft.client.progress import RunProgress
-        from swarm_ft.client.train import finish, measure_baseline
+        from swarm_ft.client.train import measure_baseline, note_untied
 
-        job = await asyncio.to_thread(prepare_job, options)
+        check_options(options)
         async with connected(initial_peers, dht_prefix) as swarm:
+            with spinner("reading the model and the text"):
+                job = await asyncio.to_thread(prepare_job, options)
             progress = RunProgress(job.spec.train)
+            note_untied(job.spec, progress)
             baseline = await measure_baseline(options.model, job.eval_data, progress)
             status = await swarm.submit(job.spec, job.samples)
-            progress.message(f"submitted as {status.run_id}")
-            finishing = finish(
-                swarm,
-                status.run_id,
-                checkpoint=job.checkpoint,
-                baseline=baseline,
-                progress=progress,
-                out_dir=options.out,
-            )
-            report = await until_detached(finishing, status.run_id)
-        return conclude(report, options.json_file)
+            progress.message(f"submitted as {status.run_id}; Ctrl-C detaches, the run goes on")
+            watch = _Watch(swarm, status.run_id, job.checkpoint, baseline, progress)
+            report = await watch.to_report(options.out)
+        if report is None:
+            _tell_way_back(status.run_id, initial_peers)
+        else:
+            conclude(report, options.json_file)
 
-    return run_async(work)
+    run_async(work)
 
 
-@client.command()
+@client.command(
+    epilog=examples(
+        "swarm-ft client attach --run run-1a2b3c4d --eval-dataset held-out.txt \\",
+        "    --initial-peers /ip4/...",
+    )
+)
 @run_option
 @click.option("--model", metavar="DIR|HUB_ID", help="The model, if not where the run says.")
 @eval_options
 @result_options
 @swarm_options
 def attach(
-    run_name: str | None,
-    model: str | None,
-    eval_dataset: str | None,
-    max_eval_samples: int | None,
-    out: str,
-    json_file: str | None,
     initial_peers: tuple[str, ...],
     dht_prefix: str,
-) -> int:
-    r"""Come back to a run: watch it to its end and fetch the result.
-
-    \b
-    Example:
-      swarm-ft client attach --run run-1a2b3c4d --eval-dataset held-out.txt --initial-peers /ip4/...
-    """
+    out: str,
+    json_file: str | None,
+    **named: Any,
+) -> None:
+    """Come back to a run: watch it to its end and fetch the result."""
     json_path = Path(json_file) if json_file else None
 
-    async def work() -> int:
+    async def work() -> None:
         from swarm_ft.client.attach import attach_to
         from swarm_ft.client.job import check_outputs
+        from swarm_ft.client.progress import RunProgress
 
         check_outputs(Path(out), json_path)
         async with connected(initial_peers, dht_prefix) as swarm:
-            attached = await attach_to(
-                swarm,
-                run_name,
-                model=model,
-                eval_dataset=eval_dataset,
-                max_eval_samples=max_eval_samples,
-            )
-            finishing = attached.finish(swarm, Path(out))
-            report = await until_detached(finishing, attached.status.run_id)
-        return conclude(report, json_path)
+            found = await attach_to(swarm, **named)
+            progress = RunProgress(found.status.spec.train)
+            baseline = await found.baseline(progress)
+            watch = _Watch(swarm, found.status.run_id, found.checkpoint, baseline, progress)
+            report = await watch.to_report(Path(out))
+        if report is None:
+            _tell_way_back(found.status.run_id, initial_peers)
+        else:
+            conclude(report, json_path)
 
-    return run_async(work)
+    run_async(work)
 
 
-@client.command()
+@client.command(
+    epilog=examples("swarm-ft client cancel --run run-1a2b3c4d --initial-peers /ip4/...")
+)
 @run_option
 @swarm_options
-def cancel(run_name: str | None, initial_peers: tuple[str, ...], dht_prefix: str) -> int:
-    r"""End a run; what it trained is lost.
+def cancel(run_name: str | None, initial_peers: tuple[str, ...], dht_prefix: str) -> None:
+    """End a run; what it trained is lost."""
 
-    \b
-    Example:
-      swarm-ft client cancel --run run-1a2b3c4d --initial-peers /ip4/...
-    """
-
-    async def work() -> int:
+    async def work() -> None:
         from swarm_ft.ids import RunId
 
         async with connected(initial_peers, dht_prefix) as swarm:
             status = await swarm.cancel(RunId(run_name) if run_name else None)
         click.echo(f"{status.run_id}: {status.phase.name.lower()}, {status.detail}")
-        return 0
 
-    return run_async(work)
+    run_async(work)
 
 
 @asynccontextmanager
@@ -149,19 +162,13 @@ async def connected(initial_peers: tuple[str, ...], dht_prefix: str) -> AsyncIte
     """A client of the swarm that `--initial-peers` lead to.
 
     Raises:
-        BadOption: there are none.
         DirectoryUnreachable: none of them answers.
     """
     from swarm_ft.client.swarm import SwarmClient
-    from swarm_ft.discovery import expand_initial_peers
     from swarm_ft.discovery.dht import DhtDirectory, DhtOptions
-    from swarm_ft.errors import BadOption
     from swarm_ft.transport.grpc_transport import GrpcTransport
 
-    peers = expand_initial_peers(initial_peers)
-    if not peers:
-        raise BadOption("--initial-peers is missing: the address that 'swarm-ft dht' printed")
-    options = DhtOptions(initial_peers=peers, prefix=dht_prefix, client_mode=True)
+    options = DhtOptions(initial_peers=initial_peers, prefix=dht_prefix, client_mode=True)
     directory = await DhtDirectory.open(options)
     try:
         yield SwarmClient(directory, GrpcTransport())
@@ -169,25 +176,43 @@ async def connected(initial_peers: tuple[str, ...], dht_prefix: str) -> AsyncIte
         await directory.close()
 
 
-async def until_detached(
-    finishing: Coroutine[Any, Any, RunReport], run_id: RunId
-) -> RunReport | None:
-    """The report; or None, once Ctrl-C detached this client from the run."""
-    task = asyncio.ensure_future(finishing)
-    on_stop_signal(task.cancel)
-    await asyncio.wait([task])
-    if not task.cancelled():
-        return task.result()
-    click.echo(f"detached; the run goes on. Come back with: swarm-ft client attach --run {run_id}")
-    return None
+@dataclass(frozen=True, slots=True)
+class _Watch:
+    """A submitted run, and what this client needs to see it through."""
+
+    swarm: SwarmClient
+    run_id: RunId
+    checkpoint: Checkpoint
+    baseline: Baseline | None
+    progress: RunProgress
+
+    async def to_report(self, out: Path) -> RunReport | None:
+        """The report; or None, once a stop signal detached this client from the run."""
+        from swarm_ft.client.train import fetch_result, report_on
+
+        command = asyncio.current_task()
+        fetching = asyncio.ensure_future(
+            fetch_result(self.swarm, self.run_id, self.checkpoint, self.progress, out)
+        )
+        on_stop_signal(fetching.cancel)
+        await asyncio.wait([fetching])
+        if fetching.cancelled():
+            return None
+        if command is not None:  # the run is over, and nothing is left to detach from
+            on_stop_signal(command.cancel)
+        return await report_on(fetching.result(), self.run_id, self.baseline, self.progress, out)
 
 
-def conclude(report: RunReport | None, json_file: Path | None) -> int:
+def _tell_way_back(run_id: RunId, initial_peers: tuple[str, ...]) -> None:
+    click.echo("detached; the run goes on. Come back, with --eval-dataset where you gave one, by")
+    peers = " ".join(f"--initial-peers {peer}" for peer in initial_peers)
+    click.echo(f"  swarm-ft client attach --run {run_id} {peers}")
+
+
+def conclude(report: RunReport, json_file: Path | None) -> None:
     """Show the report and write it down."""
-    if report is not None:
-        from rich.console import Console
+    from rich.console import Console
 
-        report.print_summary(Console(highlight=False))
-        if json_file is not None:
-            report.write(json_file)
-    return 0
+    report.print_summary(Console(highlight=False))
+    if json_file is not None:
+        report.write(json_file)

@@ -2,23 +2,42 @@
 
 from __future__ import annotations
 
+import asyncio
+import ipaddress
 import json
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import click
 
 from swarm_ft.cli.options import (
-    announced_endpoint,
-    check_announce,
+    Listening,
     dht_prefix_option,
+    examples,
     initial_peers_option,
     json_flag,
     listen_options,
     log_option,
 )
 from swarm_ft.cli.running import run_until_stopped
+from swarm_ft.errors import BadOption, JournalError
+
+if TYPE_CHECKING:
+    from swarm_ft.coordinator.journal import Journal
+    from swarm_ft.discovery import Directory
+
+NAME = "coordinator"
+"""Of its record in the DHT; a swarm has one."""
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "swarm-ft coordinator --initial-peers /ip4/127.0.0.1/tcp/31337/p2p/...",
+        "swarm-ft coordinator --host 0.0.0.0 --port 7000 --announce coordinator.example.org",
+    )
+)
 @initial_peers_option
 @dht_prefix_option
 @listen_options
@@ -26,6 +45,7 @@ from swarm_ft.cli.running import run_until_stopped
     "--journal",
     default="swarm-ft-coordinator.db",
     show_default=True,
+    metavar="FILE",
     help="SQLite file that holds all runs; start again with the same one to go on with them.",
 )
 @json_flag
@@ -39,51 +59,98 @@ def coordinator(
     journal: str,
     as_json: bool,
 ) -> None:
-    r"""Run the coordinator of a swarm, until Ctrl-C.
+    """Run the coordinator of a swarm, until Ctrl-C.
 
     Without --initial-peers it starts a DHT of its own and prints its address.
-
-    \b
-    Examples:
-      swarm-ft coordinator --initial-peers /ip4/127.0.0.1/tcp/31337/p2p/...
-      swarm-ft coordinator --host 0.0.0.0 --port 7000 --announce coordinator.example.org
     """
-    check_announce(host, announce)
+    listening = Listening(host, port, announce)
 
     async def work() -> None:
-        from swarm_ft.clock import SystemClock
-        from swarm_ft.coordinator.journal import Journal
-        from swarm_ft.coordinator.service import CoordinatorService
-        from swarm_ft.discovery import Role, expand_initial_peers
         from swarm_ft.discovery.dht import DhtDirectory, DhtOptions
-        from swarm_ft.transport.grpc_transport import GrpcTransport
+        from swarm_ft.transport.listening import check_address
 
-        book = Journal(journal)
-        service = CoordinatorService(book, SystemClock())
+        await check_address(host, port)  # before a journal is made
         # With a DHT to join it only asks there; others could not reach a node behind a home link.
         options = DhtOptions(
-            initial_peers=expand_initial_peers(initial_peers),
-            host_maddrs=(f"/ip4/{host}/tcp/0",),
+            initial_peers=initial_peers,
+            host_maddrs=() if initial_peers else (await _listening_maddr(host),),
             client_mode=bool(initial_peers),
             prefix=dht_prefix,
         )
         directory = await DhtDirectory.open(options)
+        addresses = _announced(directory.addresses, listening.announced_host)
         try:
-            server = await GrpcTransport().serve(host, port, service.handlers())
-            bound_port = int(server.endpoint.rpartition(":")[2])
-            endpoint = announced_endpoint(host, bound_port, announce)
-            try:
-                await directory.announce(Role.COORDINATOR, "coordinator", endpoint)
-                shown = {"endpoint": endpoint, "addresses": list(directory.addresses)}
-                click.echo(json.dumps(shown) if as_json else f"coordinator at {endpoint}")
-                if not initial_peers and not as_json:
-                    click.echo(f"others join with --initial-peers {directory.addresses[0]}")
-                await service.run()
-            finally:
-                await server.stop()
-                await directory.withdraw(Role.COORDINATOR, "coordinator")
+            await _coordinate(directory, listening, journal, _Words(addresses, as_json))
         finally:
             await directory.close()
-            book.close()
 
     run_until_stopped(work)
+
+
+@dataclass(frozen=True, slots=True)
+class _Words:
+    """What to tell once the coordinator is up."""
+
+    addresses: tuple[str, ...]
+    as_json: bool
+
+    def say(self, endpoint: str) -> None:
+        if self.as_json:
+            click.echo(json.dumps({"endpoint": endpoint, "addresses": list(self.addresses)}))
+            return
+        click.echo(f"coordinator at {endpoint}")
+        for address in self.addresses:
+            click.echo(f"others join with --initial-peers {address}")
+
+
+async def _coordinate(
+    directory: Directory, listening: Listening, journal_file: str, words: _Words
+) -> None:
+    from swarm_ft.clock import SystemClock
+    from swarm_ft.coordinator.service import CoordinatorService
+    from swarm_ft.discovery import Role
+    from swarm_ft.transport.grpc_transport import GrpcTransport
+
+    journal = _open_journal(journal_file)
+    try:
+        service = CoordinatorService(journal, SystemClock())
+        server = await GrpcTransport().serve(listening.host, listening.port, service.handlers())
+        endpoint = listening.endpoint(int(server.endpoint.rpartition(":")[2]))
+        try:
+            await directory.announce(Role.COORDINATOR, NAME, endpoint)
+            words.say(endpoint)
+            await service.run()
+        finally:
+            await server.stop()
+            await directory.withdraw(Role.COORDINATOR, NAME)
+    finally:
+        journal.close()
+
+
+def _open_journal(path: str) -> Journal:
+    from swarm_ft.coordinator.journal import Journal
+
+    try:
+        return Journal(path)
+    except JournalError as error:
+        raise BadOption(f"--{error.message}") from error  # it begins with "journal PATH:"
+
+
+async def _listening_maddr(host: str) -> str:
+    """`host`, which `check_address` passed, as a multiaddr; libp2p listens on no names."""
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    address = ipaddress.ip_address(found[0][4][0])
+    return f"/ip{address.version}/{address}/tcp/0"
+
+
+def _announced(addresses: Sequence[str], host: str | None) -> tuple[str, ...]:
+    """The DHT's addresses, by the host that others were told to use, if they were."""
+    if host is None:
+        return tuple(addresses)
+    try:
+        kind = f"ip{ipaddress.ip_address(host).version}"
+    except ValueError:
+        kind = "dns"
+    rests = (address.split("/", 3)[3] for address in addresses)
+    return tuple(dict.fromkeys(f"/{kind}/{host}/{rest}" for rest in rests))

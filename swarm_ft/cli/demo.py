@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from swarm_ft.cli.client import DEFAULT_LR, conclude, connected
-from swarm_ft.cli.options import log_option
+from swarm_ft.cli.options import examples, log_option
 from swarm_ft.cli.processes import ProcessSwarm
-from swarm_ft.cli.running import on_stop_signal, run_async
+from swarm_ft.cli.running import on_stop_signal, run_async, spinner
 from swarm_ft.cli.train_options import collect_options, train_options
-from swarm_ft.errors import BadOption
+from swarm_ft.errors import BadInput, BadOption, RunFailed
 
 if TYPE_CHECKING:
     from swarm_ft.client.job import Job
@@ -24,89 +25,152 @@ if TYPE_CHECKING:
 
 SAMPLE_LR = 2e-3
 """For the demo's own model, which starts from random weights; a trained one wants far less."""
+DHT_PREFIX = "swarm-ft"
 
 
-@click.command()
-@click.option("--stages", default=3, show_default=True, type=click.IntRange(1), help="Peers.")
-@click.option("--model", metavar="DIR|HUB_ID", help="[default: a small GPT-2 made on the spot]")
-@click.option("--dataset", metavar="PATH", help="[default: Python's own source text]")
+@click.command(
+    short_help="Train a model with a whole swarm on this machine.",
+    epilog=examples(
+        "swarm-ft demo",
+        "swarm-ft demo --stages 4 --fw aq3 --bw q6 --epochs 5",
+        "swarm-ft demo --model ./gpt2 --dataset train.txt --eval-dataset test.txt --steps 100",
+    ),
+)
+@click.option(
+    "--stages",
+    default=3,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Peers that share the model's layers.",
+)
+@click.option(
+    "--model",
+    metavar="DIR|HUB_ID",
+    help="What to fine-tune.  [default: a small GPT-2 made on the spot]",
+)
+@click.option(
+    "--dataset",
+    metavar="PATH",
+    help="UTF-8 text to train on: a file, or a directory of .txt files.  "
+    "[default: Python's own source text]",
+)
 @train_options
 @log_option
-def demo(stages: int, model: str | None, dataset: str | None, **given: Any) -> int:
-    r"""Start a DHT node, a coordinator and stage peers here, and fine-tune a model with them.
+def demo(stages: int, model: str | None, dataset: str | None, **given: Any) -> None:
+    """Start a DHT node, a coordinator and stage peers here, and fine-tune a model with them.
 
     Needs no GPU and no network. The processes' logs are kept beside the result.
-
-    \b
-    Examples:
-      swarm-ft demo
-      swarm-ft demo --stages 4 --fw aq3 --bw q6 --epochs 5
-      swarm-ft demo --model ./gpt2 --dataset train.txt --eval-dataset test.txt --steps 100
     """
-    if (model is None) != (dataset is None):
-        raise BadOption("--model and --dataset: give both, or neither for the demo's own input")
 
-    def options() -> TrainOptions:
-        if model is not None and dataset is not None:
-            return collect_options(model, dataset, default_lr=DEFAULT_LR, **given)
-        return _sample_options(given)
+    def prepare() -> tuple[Job, TrainOptions]:
+        return _prepare(stages, model, dataset, given)
 
-    return run_async(lambda: _demo(stages, options))
+    async def work() -> None:
+        command = asyncio.current_task()
+        if command is not None:
+            on_stop_signal(command.cancel)
+        with spinner("reading the model and the text"):
+            job, options = await asyncio.to_thread(prepare)
+        await _train_here(stages, job, options)
+
+    run_async(work)
 
 
 def _work_dir(out: Path) -> Path:
-    return out.with_name(out.name + "-demo")
+    named = out if out.name.strip(".") else out.resolve()
+    return named.with_name(named.name + "-demo")
 
 
-def _sample_options(given: dict[str, Any]) -> TrainOptions:
-    from swarm_ft.client.job import check_outputs
+# ---- before anything is started
+
+
+def _prepare(
+    stages: int, model: str | None, dataset: str | None, given: dict[str, Any]
+) -> tuple[Job, TrainOptions]:
+    """Make what is missing, and check everything; bad input leaves no files behind."""
+    from swarm_ft.client.job import check_outputs, prepare_job
+
+    out, json_file = Path(given["out"]), given["json_file"]
+    check_outputs(out, Path(json_file) if json_file else None)
+    made = _first_missing(_work_dir(out))
+    try:
+        options = _options(model, dataset, given)
+        job = prepare_job(options)
+        _check_stages(stages, job.spec.model.num_blocks)
+    except BadInput:
+        if made is not None:
+            shutil.rmtree(made, ignore_errors=True)
+        raise
+    return job, options
+
+
+def _options(model: str | None, dataset: str | None, given: dict[str, Any]) -> TrainOptions:
     from swarm_ft.client.sample import write_sample
 
-    check_outputs(Path(given["out"]), None)
+    if model is not None and dataset is not None:
+        return collect_options(model, dataset, default_lr=DEFAULT_LR, **given)
     made = write_sample(_work_dir(Path(given["out"])) / "input", seed=given["seed"])
-    given = {**given, "eval_dataset": given["eval_dataset"] or made.eval_file}
-    return collect_options(made.model_dir, made.train_file, default_lr=SAMPLE_LR, **given)
+    if dataset is None and given["eval_dataset"] is None:
+        given = {**given, "eval_dataset": made.eval_file}
+    return collect_options(
+        model or made.model_dir,
+        dataset or made.train_file,
+        default_lr=DEFAULT_LR if model else SAMPLE_LR,
+        **given,
+    )
 
 
-async def _demo(stages: int, make_options: Callable[[], TrainOptions]) -> int:
-    from swarm_ft.client.job import prepare_job
+def _check_stages(stages: int, num_blocks: int) -> None:
+    if stages > num_blocks:
+        raise BadOption(f"--stages {stages}: the model has {num_blocks} layers to share out")
+
+
+def _first_missing(path: Path) -> Path | None:
+    """The outermost directory that making `path` would make; None if it is there."""
+    whole = path.absolute()
+    return next((p for p in (*reversed(whole.parents), whole) if not p.exists()), None)
+
+
+# ---- the swarm
+
+
+async def _train_here(stages: int, job: Job, options: TrainOptions) -> None:
+    """Start everybody, train, report, and end everybody, whatever happens."""
     from swarm_ft.protocol.layers import split_evenly
 
-    main = asyncio.current_task()
-    if main is not None:
-        on_stop_signal(main.cancel)
-    options = await asyncio.to_thread(make_options)
-    job = await asyncio.to_thread(prepare_job, options)
-    layers = split_evenly(job.spec.model.layers, stages)
     work_dir = _work_dir(options.out)
     swarm = ProcessSwarm(work_dir / "logs")
-    click.echo(f"starting a DHT node, a coordinator and {stages} peers; logs: {work_dir}/logs")
+    layers = [str(part) for part in split_evenly(job.spec.model.layers, stages)]
+    click.echo(
+        f"starting a DHT node, a coordinator and {stages} peers; logs: {work_dir / 'logs'}",
+        err=True,
+    )
     try:
-        address = await _start(swarm, [str(part) for part in layers], work_dir)
-        async with connected((address,), "swarm-ft") as client:
+        with spinner("waiting for them to find each other"):
+            address = await _start(swarm, layers, work_dir)
+        async with connected((address,), DHT_PREFIX) as client:
             report = await _train(swarm, client, job, options)
+        conclude(report, options.json_file)
     except asyncio.CancelledError:
-        click.echo("interrupted; the swarm is taken down", err=True)
-        return 130
+        click.echo("taking the swarm down; the logs stay", err=True)
+        raise
     finally:
-        await asyncio.shield(swarm.stop())
-    return conclude(report, options.json_file)
+        on_stop_signal(swarm.kill)  # for whoever cannot wait
+        await swarm.stop()
 
 
 async def _start(swarm: ProcessSwarm, layers: Sequence[str], work_dir: Path) -> str:
     """Start everybody; the DHT address that others start from."""
-    dht = await swarm.start("dht", ["dht"])
-    addresses = dht["addresses"]
+    addresses = (await swarm.start("dht", ["dht"])).get("addresses")
     if not isinstance(addresses, list):
-        raise BadOption("dht: printed no addresses")
+        raise RunFailed("dht: told no addresses")
     address = str(addresses[0])
+    common = ("--initial-peers", address, "--dht-prefix", DHT_PREFIX)
     journal = _fresh_journal(work_dir)
-    common = ("--initial-peers", address)
-    starts = [swarm.start("coordinator", ["coordinator", "--journal", str(journal), *common])]
+    commands = {"coordinator": ["coordinator", "--journal", str(journal), *common]}
     for part in layers:
-        arguments = ["serve-stage", "--layers", part, "--device", "auto", "--threads", "1", *common]
-        starts.append(swarm.start(f"stage-{part}", arguments))
-    await asyncio.gather(*starts)
+        commands[f"stage-{part}"] = ["serve-stage", "--layers", part, "--threads", "1", *common]
+    await swarm.start_all(commands)
     return address
 
 
@@ -136,16 +200,11 @@ async def _train(
 
 async def _see_through(client: SwarmClient, job: Job, options: TrainOptions) -> RunReport:
     from swarm_ft.client.progress import RunProgress
-    from swarm_ft.client.train import finish, measure_baseline
+    from swarm_ft.client.train import fetch_result, measure_baseline, note_untied, report_on
 
     progress = RunProgress(job.spec.train)
+    note_untied(job.spec, progress)
     baseline = await measure_baseline(options.model, job.eval_data, progress)
-    status = await client.submit(job.spec, job.samples)
-    return await finish(
-        client,
-        status.run_id,
-        checkpoint=job.checkpoint,
-        baseline=baseline,
-        progress=progress,
-        out_dir=options.out,
-    )
+    run_id = (await client.submit(job.spec, job.samples)).run_id
+    events = await fetch_result(client, run_id, job.checkpoint, progress, options.out)
+    return await report_on(events, run_id, baseline, progress, options.out)

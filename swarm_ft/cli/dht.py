@@ -8,11 +8,18 @@ from pathlib import Path
 
 import click
 
-from swarm_ft.cli.options import initial_peers_option, json_flag, log_option
+from swarm_ft.cli.options import examples, initial_peers_option, json_flag, log_option
 from swarm_ft.cli.running import run_until_stopped
+from swarm_ft.errors import BadOption
 
 
-@click.command()
+@click.command(
+    short_help="Run a DHT node for others to start from.",
+    epilog=examples(
+        "swarm-ft dht",
+        "swarm-ft dht --host-maddrs /ip4/0.0.0.0/tcp/31337 --identity-path dht.key",
+    ),
+)
 @initial_peers_option
 @click.option(
     "--host-maddrs",
@@ -23,7 +30,11 @@ from swarm_ft.cli.running import run_until_stopped
     help="Where to listen; /ip4/0.0.0.0/tcp/31337 for all interfaces.",
 )
 @click.option("--announce-maddrs", multiple=True, metavar="MADDR", help="What others should use.")
-@click.option("--identity-path", help="Private key file; made if absent, keeps the address stable.")
+@click.option(
+    "--identity-path",
+    metavar="FILE",
+    help="Private key file; made if absent, keeps the address stable.",
+)
 @click.option("--write-addresses", metavar="FILE", help="Also write the addresses to a file.")
 @json_flag
 @log_option
@@ -35,20 +46,15 @@ def dht(
     write_addresses: str | None,
     as_json: bool,
 ) -> None:
-    r"""Run a DHT node for others to start from, until Ctrl-C.
-
-    \b
-    Examples:
-      swarm-ft dht
-      swarm-ft dht --host-maddrs /ip4/0.0.0.0/tcp/31337 --identity-path dht.key
-    """
+    """Run a DHT node for others to start from, until Ctrl-C."""
+    if write_addresses and not Path(write_addresses).absolute().parent.is_dir():
+        raise BadOption(f"--write-addresses {write_addresses}: its directory does not exist")
 
     async def work() -> None:
-        from swarm_ft.discovery import expand_initial_peers
         from swarm_ft.discovery.dht import DhtDirectory, DhtOptions
 
         options = DhtOptions(
-            initial_peers=expand_initial_peers(initial_peers),
+            initial_peers=initial_peers,
             host_maddrs=host_maddrs,
             announce_maddrs=announce_maddrs,
             identity_path=Path(identity_path) if identity_path else None,
@@ -72,5 +78,6 @@ def _show(addresses: tuple[str, ...], write_addresses: str | None, *, as_json: b
     if as_json:
         click.echo(json.dumps({"addresses": list(addresses)}))
     else:
-        click.echo("This DHT node is up. Others join it with:")
-        click.echo("  --initial-peers " + " --initial-peers ".join(addresses))
+        click.echo("this DHT node is up; others join it with one of")
+        for address in addresses:
+            click.echo(f"  --initial-peers {address}")

@@ -6,12 +6,14 @@ Exit codes: 0 done (or left, or detached), 1 failed, 2 bad input, 130 interrupte
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from typing import Any
 
 import click
 
 from swarm_ft import __version__
+from swarm_ft.cli.options import examples
 from swarm_ft.errors import BadInput, SwarmError
 
 _COMMANDS = {
@@ -41,31 +43,42 @@ class LazyGroup(click.Group):
         return command
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=examples(
+        "swarm-ft demo                        all of it on this machine, in a minute",
+        "swarm-ft serve-stage --layers 12-24 --initial-peers /ip4/...",
+        "swarm-ft client train --model gpt2 --dataset text.txt --initial-peers /ip4/...",
+    ),
+)
 @click.version_option(__version__, prog_name="swarm-ft")
 def cli() -> None:
-    r"""Fine-tune a Hugging Face transformer across volunteers' machines.
-
-    \b
-    Examples:
-      swarm-ft demo                        all of it on this machine, in a minute
-      swarm-ft serve-stage --layers 12-24 --initial-peers /ip4/...
-      swarm-ft client train --model gpt2 --dataset text.txt --initial-peers /ip4/...
-    """
+    """Fine-tune a Hugging Face transformer across volunteers' machines."""
 
 
 def run(arguments: list[str] | None = None) -> int:
     """Run a command line and return its exit code; errors go to standard error, in one line."""
+    # Read when gRPC and huggingface_hub are imported; their notes would cut into our one line.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    os.environ.setdefault("HF_HUB_VERBOSITY", "error")
     try:
         result: Any = cli.main(arguments, prog_name="swarm-ft", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        return 2
     except click.ClickException as error:
-        return _fail(error.format_message().replace("\n", " "), 2)
+        return _fail(error.format_message(), 2)
     except (click.Abort, KeyboardInterrupt):
         return _fail("interrupted", 130)
     except BadInput as error:
         return _fail(error.message, 2)
     except SwarmError as error:
         return _fail(error.message, 1)
+    except OSError as error:
+        if error.filename is None:
+            raise  # not about a file, so nothing a user could see to
+        return _fail(f"{error.filename}: {error.strerror}", 1)
     return result if isinstance(result, int) else 0
 
 
@@ -75,5 +88,5 @@ def main() -> None:
 
 
 def _fail(message: str, code: int) -> int:
-    click.echo(f"swarm-ft: {message}", err=True)
+    click.echo(f"swarm-ft: {' '.join(message.split())}", err=True)
     return code

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import click
@@ -14,6 +16,7 @@ from swarm_ft.errors import BadOption
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 LISTEN_ANYWHERE = ("0.0.0.0", "::")
+_ANNOUNCED = re.compile(r"(?P<host>\[[^\]]*\]|[^:\[\]]+)(:(?P<port>\d+))?")
 
 
 def stack(*decorators: Callable[[Command], Command]) -> Callable[[Command], Command]:
@@ -25,14 +28,39 @@ def stack(*decorators: Callable[[Command], Command]) -> Callable[[Command], Comm
     return apply
 
 
-initial_peers_option = click.option(
-    "--initial-peers",
-    "initial_peers",
-    multiple=True,
-    metavar="MADDR",
-    help="DHT address to start from, as `swarm-ft dht` prints it; @FILE reads them from a file. "
-    "May be given several times.",
-)
+def examples(*lines: str) -> str:
+    """A command's epilog: these lines as they are; click would fill them to a paragraph."""
+    return "\n".join(("\b", "Examples:", *(f"  {line}" for line in lines)))
+
+
+def _expanded(values: tuple[str, ...]) -> tuple[str, ...]:
+    from swarm_ft.discovery import expand_initial_peers
+
+    return expand_initial_peers(values)
+
+
+def _expanded_and_there(values: tuple[str, ...]) -> tuple[str, ...]:
+    if not values:
+        raise BadOption("--initial-peers is missing: the address that 'swarm-ft dht' printed")
+    return _expanded(values)
+
+
+def _initial_peers(
+    check: Callable[[tuple[str, ...]], tuple[str, ...]],
+) -> Callable[[Command], Command]:
+    return click.option(
+        "--initial-peers",
+        multiple=True,
+        metavar="MADDR",
+        callback=lambda _context, _option, values: check(values),
+        help="DHT address to start from, as `swarm-ft dht` prints it; @FILE reads them from a "
+        "file. May be given several times.",
+    )
+
+
+initial_peers_option = _initial_peers(_expanded)
+"""For commands that begin a DHT of their own without it."""
+needed_initial_peers_option = _initial_peers(_expanded_and_there)
 dht_prefix_option = click.option(
     "--dht-prefix", default="swarm-ft", show_default=True, help="Name of the swarm in the DHT."
 )
@@ -41,7 +69,7 @@ listen_options = stack(
         "--host",
         default="127.0.0.1",
         show_default=True,
-        help="Address to listen on; links are not encrypted yet, so it is this machine only.",
+        help="Address to listen on; links are not encrypted yet, so by default this machine only.",
     ),
     click.option(
         "--port",
@@ -68,32 +96,40 @@ log_option = click.option(
 json_flag = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 
 
-def announced_endpoint(host: str, port: int, announce: str | None) -> str:
-    """The address to announce: `--announce`, else what is listened on.
-
-    Args:
-        host: as given to `--host`.
-        port: as really bound.
-        announce: as given to `--announce`.
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """What `listen_options` parsed.
 
     Raises:
-        BadOption: listening everywhere without saying how others get here.
+        BadOption: listening everywhere without `--announce`, or `--announce` is no address.
     """
-    if announce:
-        bare = announce.strip()
-        has_port = (bare.startswith("[") and "]:" in bare) or bare.count(":") == 1
-        return bare if has_port else f"{bare}:{port}"
-    check_announce(host, announce)
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
+    host: str
+    port: int
+    announce: str | None
 
-def check_announce(host: str, announce: str | None) -> None:
-    """Refuse a listener that nobody could be told about.
+    def __post_init__(self) -> None:
+        from swarm_ft.discovery.records import checked_record
 
-    Raises:
-        BadOption: listening everywhere without `--announce`.
-    """
-    if host in LISTEN_ANYWHERE and not announce:
-        raise BadOption(
-            f"--host {host} listens everywhere; --announce HOST must say where others find it"
-        )
+        if self.host in LISTEN_ANYWHERE and not self.announce:
+            raise BadOption(
+                f"--host {self.host} listens everywhere; --announce HOST must say where others "
+                "find it"
+            )
+        if self.announce:
+            checked_record("announced", self.endpoint(self.port or 1))
+
+    def endpoint(self, bound_port: int) -> str:
+        """The address to announce, `host:port`: `--announce`, else what is listened on."""
+        from swarm_ft.transport.listening import format_endpoint
+
+        if self.announce is None:
+            return format_endpoint(self.host, bound_port)
+        match = _ANNOUNCED.fullmatch(self.announce)
+        return f"{match['host']}:{match['port'] or bound_port}" if match else self.announce
+
+    @property
+    def announced_host(self) -> str | None:
+        """The host of `--announce`, an IPv6 address without its brackets; None without it."""
+        match = _ANNOUNCED.fullmatch(self.announce or "")
+        return match["host"].strip("[]") if match else None

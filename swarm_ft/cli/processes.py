@@ -7,14 +7,17 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from swarm_ft.errors import RunFailed
 
 START_TIMEOUT_S = 60.0
-STOP_TIMEOUT_S = 10.0
+STOP_SIGNALS = (signal.SIGINT, signal.SIGINT, signal.SIGKILL)
+"""Politely; then for those that keep a result for its client; then for good."""
+STOP_TIMEOUT_S = 5.0
+"""After each of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,19 @@ class ProcessSwarm:
         self._log_dir = log_dir
         self._threads = threads
         self._children: list[Child] = []
+
+    async def start_all(self, commands: Mapping[str, Sequence[str]]) -> None:
+        """Start several commands side by side, by their names.
+
+        Raises:
+            RunFailed: one of them ended, or said nothing in time; the others may be up.
+        """
+        try:
+            async with asyncio.TaskGroup() as group:
+                for name, arguments in commands.items():
+                    group.create_task(self.start(name, arguments))
+        except* RunFailed as failures:
+            raise failures.exceptions[0] from None
 
     async def start(self, name: str, arguments: Sequence[str]) -> dict[str, object]:
         """Start `swarm-ft ARGUMENTS --json`; what it prints first, once it is up.
@@ -94,17 +110,20 @@ class ProcessSwarm:
         )
 
     async def stop(self) -> None:
-        """End all children, last started first: politely, then for good."""
-        for child in reversed(self._children):
+        """End all children, last started first: politely, and at last for good."""
+        for number in STOP_SIGNALS:
+            alive = [child.process for child in self._children if child.process.returncode is None]
+            for process in reversed(alive):
+                process.send_signal(number)
+            if alive:
+                waits = [asyncio.ensure_future(process.wait()) for process in alive]
+                await asyncio.wait(waits, timeout=STOP_TIMEOUT_S)
+
+    def kill(self) -> None:
+        """End all children at once."""
+        for child in self._children:
             if child.process.returncode is None:
-                child.process.send_signal(signal.SIGINT)
-        for child in reversed(self._children):
-            try:
-                await asyncio.wait_for(child.process.wait(), STOP_TIMEOUT_S)
-            except TimeoutError:
                 child.process.kill()
-                await child.process.wait()
-        self._children.clear()
 
 
 def _last_line(log_file: Path) -> str:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Ctrl-C, the polite kill, and a terminal that was closed."""
 
 
 def run_until_stopped(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -25,15 +27,33 @@ def run_until_stopped(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 
 def run_async(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run `work` on uvloop, and return what it returns."""
+    """Run `work` on uvloop, and return what it returns.
+
+    Raises:
+        KeyboardInterrupt: a signal cancelled it.
+    """
     import uvloop
 
-    result: T = uvloop.run(work())
+    try:
+        result: T = uvloop.run(work())
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
     return result
 
 
+@contextmanager
+def spinner(text: str) -> Iterator[None]:
+    """Show on a terminal that something goes on; it leaves nothing behind."""
+    from rich.console import Console
+
+    with Console(stderr=True).status(text):
+        yield
+
+
 def on_stop_signal(stop: Callable[[], object]) -> None:
-    """Call `stop` at every Ctrl-C and SIGTERM from now on, in the running loop."""
+    """Call `stop` at every stop signal from now on, in the running loop, and nothing else."""
     loop = asyncio.get_running_loop()
     for number in STOP_SIGNALS:
+        if number is signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+            continue  # started with nohup
         loop.add_signal_handler(number, stop)

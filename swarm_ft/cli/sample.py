@@ -7,20 +7,24 @@ from pathlib import Path
 
 import click
 
-from swarm_ft.cli.options import json_flag
+from swarm_ft.cli.options import examples, json_flag
 
 
-@click.command()
+@click.command(
+    short_help="Write the demo's input, to train on by hand.",
+    epilog=examples("swarm-ft sample ./sample"),
+)
 @click.argument("directory")
-@click.option("--seed", default=42, show_default=True, help="Draws the model's weights.")
+@click.option(
+    "--seed",
+    default=42,
+    show_default=True,
+    type=click.IntRange(0),
+    help="Draws the model's weights.",
+)
 @json_flag
 def sample(directory: str, seed: int, as_json: bool) -> None:
-    r"""Write a small GPT-2-type model and Python's own source text into DIRECTORY.
-
-    \b
-    Example:
-      swarm-ft sample ./sample
-    """
+    """Write a small GPT-2-type model and Python's own source text into DIRECTORY."""
     from swarm_ft.client.sample import write_sample
 
     made = write_sample(Path(directory), seed=seed)

@@ -2,31 +2,43 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import secrets
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from swarm_ft.cli.options import (
-    announced_endpoint,
-    check_announce,
+    Listening,
     dht_prefix_option,
-    initial_peers_option,
+    examples,
     json_flag,
     listen_options,
     log_option,
+    needed_initial_peers_option,
 )
 from swarm_ft.cli.running import on_stop_signal, run_async
+from swarm_ft.errors import BadOption
 
 if TYPE_CHECKING:
+    from swarm_ft.discovery import Directory
+    from swarm_ft.ids import PeerId
     from swarm_ft.peer.host import EngineMaker
+    from swarm_ft.peer.node import PeerNode, PeerOptions
 
 
-@click.command()
+@click.command(
+    short_help="Lend this machine to a swarm.",
+    epilog=examples(
+        "swarm-ft serve-stage --layers 12-24 --initial-peers /ip4/203.0.113.7/tcp/31337/p2p/...",
+        "swarm-ft serve-stage --layers auto --device cuda:0 --initial-peers @swarm.txt",
+    ),
+)
 @click.option(
     "--layers",
     default="auto",
@@ -34,7 +46,7 @@ if TYPE_CHECKING:
     metavar="START-STOP|auto",
     help="Blocks to host: 12-24 means blocks 12 to 23; auto lets the coordinator choose.",
 )
-@initial_peers_option
+@needed_initial_peers_option
 @dht_prefix_option
 @listen_options
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
@@ -54,11 +66,12 @@ if TYPE_CHECKING:
 @click.option(
     "--memory",
     "memory_gib",
+    metavar="GIB",
     type=click.FloatRange(min=0, min_open=True),
     help="GiB lent at most, for --layers auto.  [default: 80 % of what is free]",
 )
 @click.option("--threads", type=click.IntRange(1), help="CPU threads to compute with.")
-@click.option("--peer-id", help="Name of this peer; a random one by default.")
+@click.option("--peer-id", metavar="NAME", help="Name of this peer; a random one by default.")
 @json_flag
 @log_option
 def serve_stage(
@@ -68,78 +81,30 @@ def serve_stage(
     host: str,
     port: int,
     announce: str | None,
-    device: str,
-    dtype: str,
-    model: str | None,
-    memory_gib: float | None,
-    threads: int | None,
-    peer_id: str | None,
     as_json: bool,
+    **given: Any,
 ) -> None:
-    r"""Host one stage of whatever run the swarm trains, until Ctrl-C.
-
-    \b
-    Examples:
-      swarm-ft serve-stage --layers 12-24 --initial-peers /ip4/203.0.113.7/tcp/31337/p2p/...
-      swarm-ft serve-stage --layers auto --device cuda:0 --initial-peers @swarm.txt
-    """
-    from swarm_ft.errors import BadOption
-    from swarm_ft.ids import PeerId
-    from swarm_ft.protocol.checks import MAX_ID_CHARS
+    """Host one stage of whatever run the swarm trains, until Ctrl-C."""
     from swarm_ft.protocol.layers import parse_layers
 
     layer_range = parse_layers(layers)
-    check_announce(host, announce)
-    if not initial_peers:
-        raise BadOption("--initial-peers is missing: the address that 'swarm-ft dht' printed")
-    name = PeerId(peer_id or f"peer-{secrets.token_hex(4)}")
-    if not name.isprintable() or len(name) > MAX_ID_CHARS:
-        raise BadOption(f"--peer-id: expected at most {MAX_ID_CHARS} printable characters")
-    make_engine = _engine_maker(device, dtype, model, threads)
-    memory_bytes = _memory_bytes(memory_gib, device)
+    listening = Listening(host, port, announce)
+    peer_id = _peer_id(given["peer_id"])
+    make_engine = _engine_maker(given["device"], given["dtype"], given["model"], given["threads"])
+    memory_bytes = _memory_bytes(given["memory_gib"], given["device"])
     shard_dir = Path(tempfile.mkdtemp(prefix="swarm-ft-"))
 
     async def work() -> None:
-        from swarm_ft.clock import SystemClock
-        from swarm_ft.discovery import Role, expand_initial_peers
         from swarm_ft.discovery.dht import DhtDirectory, DhtOptions
-        from swarm_ft.peer.node import PeerNode, PeerOptions
-        from swarm_ft.transport.grpc_transport import GrpcTransport
+        from swarm_ft.peer.node import PeerOptions
 
-        options = DhtOptions(
-            initial_peers=expand_initial_peers(initial_peers), prefix=dht_prefix, client_mode=True
-        )
+        options = DhtOptions(initial_peers=initial_peers, prefix=dht_prefix, client_mode=True)
         directory = await DhtDirectory.open(options)
+        offer = PeerOptions(
+            peer_id=peer_id, layers=layer_range, memory_bytes=memory_bytes, shard_dir=shard_dir
+        )
         try:
-            transport = GrpcTransport()
-            node = PeerNode(
-                PeerOptions(
-                    peer_id=name,
-                    layers=layer_range,
-                    memory_bytes=memory_bytes,
-                    shard_dir=shard_dir,
-                ),
-                directory=directory,
-                transport=transport,
-                clock=SystemClock(),
-                make_engine=make_engine,
-            )
-            server = await transport.serve(host, port, node.handlers())
-            bound_port = int(server.endpoint.rpartition(":")[2])
-            endpoint = announced_endpoint(host, bound_port, announce)
-            on_stop_signal(node.leave)
-            try:
-                await directory.announce(Role.PEER, name, endpoint)
-                shown = {"peer": name, "layers": layers, "endpoint": endpoint}
-                click.echo(
-                    json.dumps(shown)
-                    if as_json
-                    else f"peer {name} at {endpoint} offers layers {layers}; Ctrl-C leaves"
-                )
-                await node.run()
-            finally:
-                await server.stop()
-                await directory.withdraw(Role.PEER, name)
+            await _serve(directory, listening, offer, make_engine, as_json=as_json)
         finally:
             await directory.close()
 
@@ -147,6 +112,68 @@ def serve_stage(
         run_async(work)
     finally:
         shutil.rmtree(shard_dir, ignore_errors=True)
+
+
+async def _serve(
+    directory: Directory,
+    listening: Listening,
+    offer: PeerOptions,
+    make_engine: EngineMaker,
+    *,
+    as_json: bool,
+) -> None:
+    from swarm_ft.clock import SystemClock
+    from swarm_ft.discovery import Role
+    from swarm_ft.peer.node import PeerNode
+    from swarm_ft.transport.grpc_transport import GrpcTransport
+
+    transport = GrpcTransport()
+    node = PeerNode(
+        offer,
+        directory=directory,
+        transport=transport,
+        clock=SystemClock(),
+        make_engine=make_engine,
+    )
+    server = await transport.serve(listening.host, listening.port, node.handlers())
+    endpoint = listening.endpoint(int(server.endpoint.rpartition(":")[2]))
+    on_stop_signal(_politely_first(node))
+    try:
+        await directory.announce(Role.PEER, offer.peer_id, endpoint)
+        _show(offer, endpoint, as_json=as_json)
+        await node.run()
+    finally:
+        await server.stop()
+        await directory.withdraw(Role.PEER, offer.peer_id)
+
+
+def _politely_first(node: PeerNode) -> Callable[[], object]:
+    """Say goodbye at the first stop signal; at the next one, let go of whatever is here."""
+    task = asyncio.current_task()
+    if task is None:
+        return node.leave
+    steps = iter((node.leave,))
+    return lambda: next(steps, task.cancel)()
+
+
+def _show(offer: PeerOptions, endpoint: str, *, as_json: bool) -> None:
+    layers = str(offer.layers or "auto")
+    if as_json:
+        click.echo(json.dumps({"peer": offer.peer_id, "layers": layers, "endpoint": endpoint}))
+    else:
+        click.echo(f"peer {offer.peer_id} at {endpoint} offers layers {layers}; Ctrl-C leaves")
+
+
+def _peer_id(given: str | None) -> PeerId:
+    from swarm_ft.discovery.records import checked_record
+    from swarm_ft.ids import PeerId
+    from swarm_ft.protocol.checks import MAX_ID_CHARS
+
+    name = given or f"peer-{secrets.token_hex(4)}"
+    checked_record(name, "localhost:1")
+    if len(name) > MAX_ID_CHARS:
+        raise BadOption(f"--peer-id: expected at most {MAX_ID_CHARS} characters, got {len(name)}")
+    return PeerId(name)
 
 
 def _engine_maker(device: str, dtype: str, model: str | None, threads: int | None) -> EngineMaker:

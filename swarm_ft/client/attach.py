@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from swarm_ft.client.job import EvalData, read_tokens
 from swarm_ft.client.progress import RunProgress
-from swarm_ft.client.report import RunReport
 from swarm_ft.client.swarm import SwarmClient
-from swarm_ft.client.train import finish, measure_baseline
+from swarm_ft.client.train import Baseline, check_not_ended, measure_baseline
 from swarm_ft.errors import NotFound, RunMismatch
 from swarm_ft.protocol.messages import RunStatus
 from swarm_ft.stage.checkpoint import Checkpoint, open_checkpoint
@@ -24,20 +23,11 @@ class Attached:
     checkpoint: Checkpoint
     eval_data: EvalData | None
 
-    async def finish(self, client: SwarmClient, out_dir: Path) -> RunReport:
-        """Watch the run to its end and report, as if this client had never left."""
-        progress = RunProgress(self.status.spec.train)
-        baseline = None
-        if self.eval_data is not None:
-            baseline = await measure_baseline(self.checkpoint.reference, self.eval_data, progress)
-        return await finish(
-            client,
-            self.status.run_id,
-            checkpoint=self.checkpoint,
-            baseline=baseline,
-            progress=progress,
-            out_dir=out_dir,
-        )
+    async def baseline(self, progress: RunProgress) -> Baseline | None:
+        """How the model did before training, as if this client had never left."""
+        if self.eval_data is None:
+            return None
+        return await measure_baseline(self.checkpoint.reference, self.eval_data, progress)
 
 
 async def attach_to(
@@ -52,19 +42,31 @@ async def attach_to(
 
     Raises:
         NotFound: the coordinator knows no such run.
+        RunFailed: the run ended without a result, or its result was collected.
         RunMismatch: `model` has other weights than the run began with.
     """
-    runs = (await client.status()).runs
-    status = next((run for run in reversed(runs) if run_name in (None, run.run_id)), None)
-    if status is None:
-        raise NotFound(f"run {run_name or ''}: not known to the coordinator")
+    status = _named(run_name, (await client.status()).runs)
+    check_not_ended(status)
     checkpoint = await asyncio.to_thread(open_checkpoint, model or status.spec.model.reference)
     described = await asyncio.to_thread(checkpoint.describe)
-    if described.block_digests != status.spec.model.block_digests:
-        raise RunMismatch(f"model {checkpoint.reference}: not the weights that the run began with")
+    if replace(described, reference=status.spec.model.reference) != status.spec.model:
+        raise RunMismatch(
+            f"model '{checkpoint.reference}': not the model that run {status.run_id} began with; "
+            "give that one with --model"
+        )
     eval_data = None
     if eval_dataset is not None:
         seq_length = status.spec.train.seq_length
         tokens = await asyncio.to_thread(read_tokens, eval_dataset, checkpoint, seq_length)
         eval_data = EvalData(samples=tokens[:max_eval_samples], source=eval_dataset)
     return Attached(status=status, checkpoint=checkpoint, eval_data=eval_data)
+
+
+def _named(run_name: str | None, runs: Sequence[RunStatus]) -> RunStatus:
+    if not runs:
+        raise NotFound("the coordinator knows no run yet; submit one with 'swarm-ft client train'")
+    for run in reversed(runs):
+        if run_name in (None, run.run_id):
+            return run
+    known = ", ".join(run.run_id for run in runs)
+    raise NotFound(f"run {run_name}: not known to the coordinator; it knows {known}")

@@ -12,7 +12,6 @@ from swarm_ft.client.dataset import read_text, tokenise, tokens_to_bytes
 from swarm_ft.client.export import check_out_dir
 from swarm_ft.client.options import TrainOptions
 from swarm_ft.errors import BadDataset, BadOption
-from swarm_ft.protocol.codec_spec import Direction, parse_codec_spec
 from swarm_ft.protocol.run_spec import LrSchedule, RunSpec, TrainSpec
 from swarm_ft.stage.architecture import check_seq_length
 from swarm_ft.stage.checkpoint import Checkpoint, open_checkpoint
@@ -56,10 +55,8 @@ def prepare_job(options: TrainOptions) -> Job:
     Raises:
         BadInput: the first thing that is wrong with the options, the model or the data.
     """
-    parse_codec_spec(options.fw, Direction.FORWARD)
-    parse_codec_spec(options.bw, Direction.BACKWARD)
-    check_outputs(options.out, options.json_file)
-    checkpoint = open_checkpoint(options.model)
+    check_options(options)
+    checkpoint = open_checkpoint(_reference(options.model))
     check_seq_length(checkpoint.config, options.seq_length)
     tokens = read_tokens(options.dataset, checkpoint, options.seq_length)
     eval_data = read_eval_data(options, checkpoint, tokens)
@@ -70,6 +67,21 @@ def prepare_job(options: TrainOptions) -> Job:
         samples=[tokens_to_bytes(row) for row in tokens],
         eval_data=eval_data,
     )
+
+
+def check_options(options: TrainOptions) -> None:
+    """Refuse what is wrong whatever the model and the data are.
+
+    Raises:
+        BadInput: an option is out of range, or an output cannot be written.
+    """
+    check_outputs(options.out, options.json_file)
+    _train_spec(options, num_samples=1)
+
+
+def _reference(model: str) -> str:
+    """A directory by its whole path: a peer may have been started in another place."""
+    return str(Path(model).absolute()) if Path(model).is_dir() else model
 
 
 def check_outputs(out: Path, json_file: Path | None) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
+from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +21,7 @@ from swarm_ft.client.swarm import SwarmClient
 from swarm_ft.errors import RunFailed
 from swarm_ft.ids import RunId
 from swarm_ft.protocol.messages import RunEvent, RunPhase, RunStatus
+from swarm_ft.protocol.run_spec import RunSpec
 from swarm_ft.stage.checkpoint import Checkpoint
 
 
@@ -30,15 +33,37 @@ class Baseline:
     before: Evaluation
 
 
+def note_untied(spec: RunSpec, progress: RunProgress) -> None:
+    """Say so where training changes what the model is: two weights where there was one."""
+    if spec.model.tied_embeddings and not spec.train.sync_tied_embeddings:
+        progress.message(
+            "the model ties its head to its embeddings; they are trained apart, and the result is "
+            "untied (--tied-embeddings sync keeps them tied)"
+        )
+
+
 async def measure_baseline(model: str, data: EvalData, progress: RunProgress) -> Baseline:
-    """Evaluate the model as it is, beside the event loop."""
+    """Evaluate the model as it is."""
     progress.message(f"evaluating the model on {data.source}")
-    return Baseline(data, await asyncio.to_thread(_evaluate, model, data))
+    return Baseline(data, await _evaluate(model, data))
 
 
-def _evaluate(model: str, data: EvalData) -> Evaluation:
-    torch.set_num_threads(os.cpu_count() or 1)
-    return evaluate(model, data.samples)
+async def _evaluate(model: str, data: EvalData) -> Evaluation:
+    """Evaluate in a thread, which ends at its next batch if this is cancelled."""
+    is_over = threading.Event()
+
+    def work() -> Evaluation:
+        torch.set_num_threads(os.cpu_count() or 1)
+        return evaluate(model, data.samples, on_progress=go_on)
+
+    def go_on(_num_done: int, _num_samples: int) -> None:
+        if is_over.is_set():
+            raise asyncio.CancelledError
+
+    try:
+        return await asyncio.to_thread(work)
+    finally:
+        is_over.set()
 
 
 async def watch_to_end(
@@ -61,11 +86,22 @@ async def watch_to_end(
                 progress.show_step(event)
     if status is None:
         raise RunFailed("the coordinator told nothing of the run")
+    check_not_ended(status)
+    if status.phase is not RunPhase.FINISHED:
+        raise RunFailed(f"run {status.run_id}: the coordinator stopped telling of it")
+    return status, events
+
+
+def check_not_ended(status: RunStatus) -> None:
+    """Refuse a run that gives no result any more.
+
+    Raises:
+        RunFailed: it was cancelled or failed, or its result was collected.
+    """
     if status.phase is RunPhase.COLLECTED:
         raise RunFailed(f"run {status.run_id}: its result was collected already")
-    if status.phase is not RunPhase.FINISHED:
+    if status.phase in (RunPhase.CANCELLED, RunPhase.FAILED):
         raise RunFailed(f"run {status.run_id} {status.phase.name.lower()}: {status.detail}")
-    return status, events
 
 
 async def collect(
@@ -88,16 +124,16 @@ async def collect(
     await client.collected(status.run_id)
 
 
-async def finish(
+async def fetch_result(
     client: SwarmClient,
-    run_id: RunId | None,
-    *,
+    run_id: RunId,
     checkpoint: Checkpoint,
-    baseline: Baseline | None,
     progress: RunProgress,
     out_dir: Path,
-) -> RunReport:
-    """Watch a run to its end, collect its result, evaluate it and report.
+) -> list[RunEvent]:
+    """Watch a run to its end and collect its result into `out_dir`; all its events.
+
+    Cancelling this leaves the run as it is, and `out_dir` too.
 
     Raises:
         RunFailed: there is no result.
@@ -106,13 +142,24 @@ async def finish(
         status, events = await watch_to_end(client, run_id, progress)
         progress.message("collecting the result")
         await collect(client, status, checkpoint, out_dir)
-        after = None
-        if baseline is not None:
-            progress.message(f"evaluating it on {baseline.data.source}")
-            after = await asyncio.to_thread(_evaluate, str(out_dir), baseline.data)
+    return events
+
+
+async def report_on(
+    events: Sequence[RunEvent],
+    run_id: RunId,
+    baseline: Baseline | None,
+    progress: RunProgress,
+    out_dir: Path,
+) -> RunReport:
+    """Evaluate the result in `out_dir`, uncompressed, and say what came of the run."""
+    after = None
+    if baseline is not None:
+        progress.message(f"evaluating the result on {baseline.data.source}")
+        after = await _evaluate(str(out_dir), baseline.data)
     return RunReport.build(
         events,
-        run_id=status.run_id,
+        run_id=run_id,
         eval_before=baseline.before if baseline else None,
         eval_after=after,
         model_dir=str(out_dir),

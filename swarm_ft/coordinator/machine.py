@@ -72,8 +72,10 @@ from swarm_ft.protocol.messages import (
     ToPeer,
 )
 
-GRACE_S = 10.0
+GRACE_S = 30.0
 """How long a peer whose stream broke may take to come back with its weights."""
+RETRY_S = 2.0
+"""Rest after an attempt that a peer could not go on with, before the next one."""
 
 
 def decide(state: SwarmState, event: Event, now_s: float) -> tuple[SwarmState, list[Effect]]:
@@ -229,7 +231,13 @@ class _Turn:
             self._interrupt(replace(run, holds=MappingProxyType(holds)))
         else:
             # The peer's own trouble (a neighbour it cannot reach): try again, all together.
-            self._interrupt(replace(run, detail=f"peer {peer_id}: {error.message}"))
+            self._interrupt(
+                replace(
+                    run,
+                    detail=f"peer {peer_id}: {error.message}",
+                    not_before_s=self.now_s + RETRY_S,
+                )
+            )
 
     def _stage_exported(self, run: Run, peer_id: PeerId) -> None:
         if run.phase is not RunPhase.EXPORTING:
@@ -267,7 +275,7 @@ class _Turn:
     def advance(self) -> None:
         """Bring the active run forward if everything it waits for is there."""
         run = self.state.active_run
-        if run is None or run.phase > RunPhase.WAITING:
+        if run is None or run.phase > RunPhase.WAITING or self.now_s < run.not_before_s:
             return
         self._dismiss_misfits(run)
         if run.stages and self._is_lost(run):
@@ -365,6 +373,7 @@ class _Turn:
                     stages=run.stages,
                     committed_steps=run.committed_steps,
                     fresh=fresh,
+                    spec_digest=run.spec.digest(),
                 ),
             )
 

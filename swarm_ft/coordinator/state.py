@@ -56,6 +56,7 @@ class Run:
         exported: peers that wrote down their trained stage.
         last_commit: repeated to a peer that may have missed it.
         step_began_s: when the step under way was planned.
+        not_before_s: no new attempt begins earlier.
     """
 
     run_id: RunId
@@ -72,6 +73,7 @@ class Run:
     committed_steps: int = 0
     last_commit: CommitStep | None = None
     step_began_s: float = 0.0
+    not_before_s: float = 0.0
 
     @property
     def peers(self) -> tuple[PeerId, ...]:

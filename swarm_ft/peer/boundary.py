@@ -14,7 +14,7 @@ from functools import partial
 
 from torch import Tensor
 
-from swarm_ft.errors import BadFrame, ProtocolError, SwarmError, Unavailable
+from swarm_ft.errors import BadFrame, OutOfTurn, ProtocolError, SwarmError, Unavailable
 from swarm_ft.ids import BlockIndex, StepNumber
 from swarm_ft.log import get_logger
 from swarm_ft.peer.coder import FrameCoder, Refusal, uncompressed_bytes
@@ -28,6 +28,7 @@ from swarm_ft.protocol.codec_spec import Direction
 from swarm_ft.protocol.frame import Frame, FrameKey, FrameKind
 from swarm_ft.protocol.messages import Ack, BoundaryHello, KeyFrameRequest, Traffic
 from swarm_ft.protocol.session import (
+    WINDOW_FRAMES,
     BoundarySession,
     Deliver,
     Reencode,
@@ -42,6 +43,7 @@ MAX_BROKEN_STREAMS = 3
 """A neighbour that breaks the protocol again and again fails the attempt, with its error."""
 
 BoundaryStream = MessageStream[pb.BoundaryMessage, pb.BoundaryMessage]
+Outgoing = asyncio.Queue[Frame | Ack | KeyFrameRequest]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +83,13 @@ class Boundary:
         self._deliver = deliver
         self._encode_jobs: asyncio.Queue[_Job] = asyncio.Queue()
         self._decode_jobs: asyncio.Queue[Frame] = asyncio.Queue()
-        self._outgoing: asyncio.Queue[Frame | Ack | KeyFrameRequest] | None = None
+        self._outgoing: Outgoing | None = None
         self._one_at_a_time = asyncio.Lock()
+        self._newest: BoundaryStream | None = None
         self._break: asyncio.Future[None] | None = None
-        self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._expected: frozenset[FrameKey] = frozenset()
-        self._sent: dict[FrameKey, Tensor] = {}
+        self._delta_inputs: dict[FrameKey, Tensor] = {}
         self._pending_encodes = 0
         self._changed = asyncio.Event()
         self._step = StepNumber(-1)
@@ -104,13 +107,12 @@ class Boundary:
         """Start a step in which exactly the `expected` frames may arrive."""
         self._step = step
         self._expected = expected
-        self._sent.clear()
+        self._delta_inputs.clear()
         self._pending_encodes = 0
         self._apply(self._session.begin(step))
 
     def send(self, key: FrameKey, x: Tensor) -> None:
         """Encode and send one sample's tensor, float32 [tokens, channels], soon."""
-        self._sent[key] = x
         self._pending_encodes += 1
         self._encode_jobs.put_nowait(_Job(key, x))
 
@@ -131,13 +133,17 @@ class Boundary:
         """Encode and decode until cancelled.
 
         Raises:
-            NonFinite: a tensor to send is not finite.
-            ProtocolError: the neighbour's streams were broken off too often.
+            ExceptionGroup: of NonFinite, if a tensor to send is not finite; of ProtocolError, if
+                the neighbour's streams were broken off too often.
         """
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._encode())
-            group.create_task(self._decode())
-            await self._failed
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._encode())
+                group.create_task(self._decode())
+                await self._over
+        finally:
+            self._over.cancel()
+            self._break_off(Unavailable("the attempt is over here"))
 
     async def _encode(self) -> None:
         loop = asyncio.get_running_loop()
@@ -149,6 +155,8 @@ class Boundary:
             frame = await loop.run_in_executor(self._pool, encode)
             if job.key.step == self._step:
                 self._pending_encodes -= 0 if job.as_key else 1
+                if frame.kind is FrameKind.DELTA:  # a key frame may be asked for in its place
+                    self._delta_inputs[job.key] = job.x
                 self._apply(self._session.send(frame))
 
     async def _decode(self) -> None:
@@ -172,16 +180,25 @@ class Boundary:
         for effect in effects:
             match effect:
                 case Transmit(message):
-                    if self._outgoing is not None:
-                        self._outgoing.put_nowait(message)
-                case Deliver(frame):
-                    if frame.key not in self._expected:
-                        raise BadFrame(f"frame {frame.key} is not part of the step's plan")
+                    self._transmit(message)
+                case Deliver(frame) if frame.key in self._expected:
                     self._decode_jobs.put_nowait(frame)
+                case Deliver(frame):
+                    # Not raised: it may have come before its step, and `begin` must not fail.
+                    self._session.dropped(frame.key)
+                    self._break_off(BadFrame(f"frame {frame.key} is not part of the step's plan"))
                 case Reencode(key, reason):
                     logger.warning("boundary %d: key frame for %s", self._hello.boundary, reason)
-                    self._encode_jobs.put_nowait(_Job(key, self._sent[key], as_key=True))
+                    self._encode_jobs.put_nowait(_Job(key, self._delta_inputs[key], as_key=True))
         self._changed.set()
+
+    def _transmit(self, message: Frame | Ack | KeyFrameRequest) -> None:
+        if self._outgoing is None:
+            return  # the hellos of the next stream make up for it
+        try:
+            self._outgoing.put_nowait(message)
+        except asyncio.QueueFull:
+            self._break_off(OutOfTurn("the neighbour sends, but does not read what it is answered"))
 
     # ---- streams
 
@@ -191,12 +208,18 @@ class Boundary:
         Raises:
             SwarmError: why the stream ended.
         """
+        self._newest = stream
         self._break_off(Unavailable("a newer stream took over"))
         async with self._one_at_a_time:
+            if self._newest is not stream:
+                raise Unavailable("a newer stream took over")
+            if self._over.done():
+                raise Unavailable("the attempt is over here")
             await self._pump(stream, hello)
 
     async def _pump(self, stream: BoundaryStream, hello: BoundaryHello) -> None:
-        outgoing: asyncio.Queue[Frame | Ack | KeyFrameRequest] = asyncio.Queue()
+        # What one side has in flight and the other's answers to it; more means it does not read.
+        outgoing: Outgoing = asyncio.Queue(hello.window_frames + WINDOW_FRAMES)
         self._outgoing = outgoing
         self._break = asyncio.get_running_loop().create_future()
         tasks: tuple[asyncio.Future[None], ...] = (
@@ -210,7 +233,9 @@ class Boundary:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
-        except ProtocolError as error:
+        except Unavailable:
+            raise
+        except SwarmError as error:
             self._count_broken(error)
             raise
         finally:
@@ -222,9 +247,7 @@ class Boundary:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _write(
-        self, stream: BoundaryStream, outgoing: asyncio.Queue[Frame | Ack | KeyFrameRequest]
-    ) -> None:
+    async def _write(self, stream: BoundaryStream, outgoing: Outgoing) -> None:
         while True:
             message = await outgoing.get()
             await stream.send(boundary_to_wire(message))
@@ -234,19 +257,27 @@ class Boundary:
     async def _read(self, stream: BoundaryStream) -> None:
         while (message := await stream.receive()) is not None:
             said = boundary_from_wire(message)
+            if isinstance(said, Frame):
+                self._coder.check(said)  # before the session holds it: that bounds its memory
             self._apply(self._session.receive(said))
             if isinstance(said, Ack):
-                self._sent.pop(said.key, None)
+                self._delta_inputs.pop(said.key, None)
 
     def _break_off(self, error: SwarmError) -> None:
         if self._break is not None and not self._break.done():
             self._break.set_exception(error)
 
-    def _count_broken(self, error: ProtocolError) -> None:
+    def _count_broken(self, error: SwarmError) -> None:
         logger.warning("boundary %d: %s", self._hello.boundary, error.message)
         self._broken_streams += 1
-        if self._broken_streams >= MAX_BROKEN_STREAMS and not self._failed.done():
-            self._failed.set_exception(error)
+        if self._broken_streams >= MAX_BROKEN_STREAMS and not self._over.done():
+            # In our own words: an error that the neighbour sent must not pass for one of ours.
+            self._over.set_exception(
+                ProtocolError(
+                    f"boundary {self._hello.boundary}: {self._broken_streams} streams were broken "
+                    f"off, at last by {error.code}: {error.message}"
+                )
+            )
 
 
 def count_frame(boundary: BlockIndex, frame: Frame) -> Traffic:

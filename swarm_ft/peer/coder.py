@@ -76,7 +76,7 @@ class FrameCoder:
         Raises:
             BadFrame: the frame does not fit the run, or its payload its header.
         """
-        self._check(frame)
+        self.check(frame)
         tensor, sample = frame.tensor, frame.key.sample
         codec = self._codecs[frame.key.direction]
         if frame.kind is FrameKind.DIRECT:
@@ -94,24 +94,32 @@ class FrameCoder:
         self._stage(End.RECEIVED, sample, payload)
         return value
 
+    def check(self, frame: Frame) -> None:
+        """Whether the frame's header and size fit the run; its payload is not read.
+
+        Raises:
+            BadFrame: another shape, kind, codec or number of bytes.
+        """
+        codec, tensor = self._codecs[frame.key.direction], frame.tensor
+        if (tensor.tokens, tensor.channels) != self._shape:
+            got = f"{tensor.tokens} x {tensor.channels}"
+            raise BadFrame(f"frame {frame.key}: expected {self._shape} values, got {got}")
+        expected = KEY_CODEC if frame.kind is FrameKind.KEY else codec
+        is_direct = frame.kind is FrameKind.DIRECT
+        if is_direct == codec.spec.is_delta or tensor.codec != expected.spec:
+            raise BadFrame(
+                f"frame {frame.key}: {frame.kind.name} of {tensor.codec} in a run whose "
+                f"{frame.key.direction.name.lower()} codec is {codec.spec}"
+            )
+        size = expected.payload_bytes(*self._shape)
+        if len(tensor.payload) != size:
+            raise BadFrame(f"frame {frame.key}: expected {size} bytes, got {len(tensor.payload)}")
+
     def _differs(self, frame: Frame) -> Refusal:
         reason = f"sample {frame.key.sample}: the frame makes another buffer here than its digest"
         if frame.kind is FrameKind.KEY:
             raise BadFrame(f"{reason}, and it was a key frame")
         return Refusal(reason)
-
-    def _check(self, frame: Frame) -> None:
-        spec, tensor = self._codecs[frame.key.direction].spec, frame.tensor
-        if (tensor.tokens, tensor.channels) != self._shape:
-            got = f"{tensor.tokens} x {tensor.channels}"
-            raise BadFrame(f"frame {frame.key}: expected {self._shape} values, got {got}")
-        is_direct = frame.kind is FrameKind.DIRECT
-        expected = KEY_CODEC.spec if frame.kind is FrameKind.KEY else spec
-        if is_direct == spec.is_delta or tensor.codec != expected:
-            raise BadFrame(
-                f"frame {frame.key}: {frame.kind.name} of {tensor.codec} in a run whose "
-                f"{frame.key.direction.name.lower()} codec is {spec}"
-            )
 
     def _stage(self, end: End, sample: SampleId, payload: bytes) -> bytes:
         digest = digest_of(payload)

@@ -12,9 +12,11 @@ from functools import partial
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
+from safetensors import SafetensorError
+
 from swarm_ft.buffers import BufferStore
 from swarm_ft.errors import InternalError, NotFound, OutOfTurn, SwarmError, Unavailable
-from swarm_ft.ids import RunId
+from swarm_ft.ids import Attempt, RunId
 from swarm_ft.log import get_logger
 from swarm_ft.peer.attempt import PeerContext, StageAttempt
 from swarm_ft.peer.boundary import BoundaryStream
@@ -39,7 +41,8 @@ from swarm_ft.transport.blob import BlobName, send_file
 logger = get_logger(__name__)
 
 NEIGHBOUR_PATIENCE_S = 60.0
-"""How long an upstream neighbour that was told of an attempt sooner waits for this peer."""
+"""How long an upstream neighbour that was told of an attempt sooner waits for this peer to hear
+of it; then it waits as long as the stage takes to load."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -72,6 +75,8 @@ class StageHost:
         self._engine: StageEngine | None = None
         self._attempt: StageAttempt | None = None
         self._task: asyncio.Task[None] | None = None
+        self._assigned = Attempt(-1)
+        self._one_commit = asyncio.Lock()
         self._attempt_changed = asyncio.Event()
         self._committed_steps = 0
         self._shard: Path | None = None
@@ -104,6 +109,8 @@ class StageHost:
     async def assign(self, assign: Assign) -> None:
         """Drop the present attempt and start another."""
         await self.stop()
+        self._assigned = assign.attempt
+        self._attempt_changed.set()
         self._task = asyncio.create_task(self._work(assign))
 
     def plan(self, plan: PlanStep) -> None:
@@ -112,27 +119,39 @@ class StageHost:
             self._attempt.plan(plan)
 
     async def commit(self, commit: CommitStep) -> None:
-        """Apply the step's gradients, once.
+        """Apply the step's gradients, once. Cancelled, it still goes on to its end.
 
         Raises:
             OutOfTurn: the step is not the next one, or its gradients are not here.
         """
-        if commit.step < self._committed_steps:
-            return
-        if commit.step > self._committed_steps or self._engine is None:
-            raise OutOfTurn(f"commit of step {commit.step}, {self._committed_steps} are committed")
-        await self._compute(self._engine.apply, commit.clip_factor, commit.learning_rate)
-        self._store.commit()
-        self._committed_steps += 1
+        # Weights, buffers and the count of steps move together, also when the stream breaks.
+        await asyncio.shield(self._commit(commit))
+
+    async def _commit(self, commit: CommitStep) -> None:
+        async with self._one_commit:
+            if commit.step < self._committed_steps:
+                return
+            if commit.step > self._committed_steps or self._engine is None:
+                raise OutOfTurn(
+                    f"commit of step {commit.step}, {self._committed_steps} are committed"
+                )
+            await self._compute(self._engine.apply, commit.clip_factor, commit.learning_rate)
+            self._store.commit()
+            self._committed_steps += 1
 
     async def export(self) -> None:
-        """Write the trained stage down, and say so."""
+        """Write the trained stage down, and say so.
+
+        Raises:
+            OutOfTurn: nothing is loaded.
+            Unavailable: the disk does not take it (now).
+        """
         if self._engine is None:
             raise OutOfTurn(f"run {self.run_id}: nothing is loaded that could be written down")
         path = self._shard_dir / f"{self.run_id}-{self._engine.layers}.safetensors"
         try:
             shard_bytes = await self._compute(self._engine.export, path)
-        except OSError as error:
+        except (OSError, SafetensorError) as error:
             raise Unavailable(f"{path} cannot be written: {error}") from error
         self._shard = path
         self._context.say(StageExported(run_id=self.run_id, shard_bytes=shard_bytes))
@@ -150,7 +169,7 @@ class StageHost:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        self._task = self._attempt = None
+        self._task = None
 
     # ---- an attempt
 
@@ -163,6 +182,8 @@ class StageHost:
         except* Exception:
             logger.exception("run %s: a bug ended the attempt", self.run_id)
             self._fail(assign, InternalError("a bug; the peer's log has the details"))
+        finally:
+            self._attempt = None
 
     async def _prepare(self, assign: Assign) -> None:
         if self._engine is None or assign.fresh:
@@ -219,8 +240,10 @@ class StageHost:
 
     async def _wait_for_attempt(self, hello: BoundaryHello) -> StageAttempt:
         try:
-            async with asyncio.timeout(NEIGHBOUR_PATIENCE_S):
+            async with asyncio.timeout(NEIGHBOUR_PATIENCE_S) as patience:
                 while self._attempt is None or self._attempt.assign.attempt < hello.attempt:
+                    if self._assigned >= hello.attempt:
+                        patience.reschedule(None)
                     self._attempt_changed.clear()
                     await self._attempt_changed.wait()
         except TimeoutError:

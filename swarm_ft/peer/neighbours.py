@@ -6,7 +6,7 @@ import asyncio
 
 from swarm_ft.clock import Clock
 from swarm_ft.discovery.base import Directory, Role
-from swarm_ft.errors import OutOfTurn, ProtocolError, RunMismatch, SwarmError, Unavailable
+from swarm_ft.errors import OutOfTurn, RunMismatch, SwarmError, Unavailable
 from swarm_ft.ids import PeerId
 from swarm_ft.log import get_logger
 from swarm_ft.peer.boundary import Boundary, BoundaryStream
@@ -101,12 +101,13 @@ class Dialer:
         while True:
             try:
                 await self._connect_once()
-            except (Unavailable, ProtocolError) as error:
+            except RunMismatch:
+                raise
+            except SwarmError as error:  # whatever ails the neighbour, it may get over it
                 self._give_up_late(error)
                 logger.debug("peer %s: %s", self._peer_id, error.message)
-            backoff_s = (
-                min(2 * backoff_s, MAX_BACKOFF_S) if self._failing_since_s else MIN_BACKOFF_S
-            )
+            is_failing = self._failing_since_s is not None
+            backoff_s = min(2 * backoff_s, MAX_BACKOFF_S) if is_failing else MIN_BACKOFF_S
             await asyncio.sleep(backoff_s)
 
     async def _connect_once(self) -> None:
@@ -129,6 +130,7 @@ class Dialer:
 
     def _give_up_late(self, error: SwarmError) -> None:
         now_s = self._clock.now_s()
-        self._failing_since_s = self._failing_since_s or now_s
+        if self._failing_since_s is None:
+            self._failing_since_s = now_s
         if now_s - self._failing_since_s >= UNREACHABLE_AFTER_S:
             raise Unavailable(f"peer {self._peer_id} cannot be reached: {error.message}") from error

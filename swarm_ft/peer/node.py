@@ -16,7 +16,15 @@ from typing import Any
 from swarm_ft.buffers import BufferStore
 from swarm_ft.clock import Clock
 from swarm_ft.discovery.base import Directory, Role
-from swarm_ft.errors import MalformedMessage, NotFound, OutOfTurn, Unavailable
+from swarm_ft.errors import (
+    BadInput,
+    MalformedMessage,
+    NotFound,
+    OutOfTurn,
+    RunMismatch,
+    SwarmError,
+    Unavailable,
+)
 from swarm_ft.ids import PeerId, RunId
 from swarm_ft.log import get_logger
 from swarm_ft.peer.attempt import PeerContext
@@ -141,12 +149,13 @@ class PeerNode:
 
     async def _left(self) -> None:
         await self._leaving.wait()
-        if self._host is not None and self._host.has_result:
+        while self._host is not None and self._host.has_result:
             logger.warning(
                 "run %s: its result lies here and was not collected yet; leaving once it is "
                 "(Ctrl-C again leaves now, and loses it)",
                 self._host.run_id,
             )
+            self._released.clear()  # it may be set since an earlier run
             await self._released.wait()
         self._context.say(PeerGoodbye())
         with contextlib.suppress(TimeoutError):
@@ -160,7 +169,9 @@ class PeerNode:
             try:
                 await self._join_once()
                 reason = ""
-            except (Unavailable, NotFound, OutOfTurn) as error:
+            except BadInput:
+                raise
+            except SwarmError as error:  # its trouble may pass, and the weights here are kept
                 if error.message != reason:
                     logger.warning("coordinator: %s; trying on", error.message)
                 reason = error.message
@@ -229,6 +240,7 @@ class PeerNode:
     async def _assign(self, assign: Assign) -> None:
         if self._options.peer_id not in {stage.peer_id for stage in assign.stages}:
             raise MalformedMessage("the coordinator assigned a run without a stage for this peer")
+        check_spec(assign)
         if self._host is None or self._host.run_id != assign.run_id:
             if self._host is not None:
                 await self._host.release()
@@ -270,4 +282,21 @@ class PeerNode:
         request = await stream.receive()
         if request is None:
             raise MalformedMessage(f"{stream.remote}: expected a request for weights")
-        await self._hosting(run_id_from_wire(request.run_id)).on_weights(stream)
+        run_id = run_id_from_wire(request.run_id)
+        if self._host is None or self._host.run_id != run_id:
+            raise NotFound(f"run {run_id}: this peer has no result of it")
+        await self._host.on_weights(stream)
+
+
+def check_spec(assign: Assign) -> None:
+    """Whether the coordinator means the RunSpec that arrived here.
+
+    Raises:
+        RunMismatch: it does not; the two speak different versions.
+    """
+    digest = assign.spec.digest()
+    if digest != assign.spec_digest:
+        raise RunMismatch(
+            f"run {assign.run_id}: RunSpec digest {digest.hex()} here, "
+            f"{assign.spec_digest.hex()} at the coordinator; install the same version of swarm-ft"
+        )

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from swarm_ft.discovery.base import Directory
-from swarm_ft.errors import OutOfTurn, Unavailable
+from swarm_ft.errors import BadFrame, NonFinite, OutOfTurn, Unavailable
 from swarm_ft.ids import PeerId
 from swarm_ft.peer.neighbours import MAX_BACKOFF_S, find_peer
 from swarm_ft.proto import peer_pb2 as pb
@@ -34,7 +34,11 @@ class TiedExchange:
         self._last: asyncio.Future[bytes] = loop.create_future()
 
     async def sum(self, first: Tensor) -> Tensor:
-        """First stage: the sum, once the last stage's gradient is here."""
+        """First stage: the sum, once the last stage's gradient is here.
+
+        Raises:
+            NonFinite: this stage's gradient is inf or NaN.
+        """
         self._first.set_result(_to_bytes(first))
         return first.cpu() + _from_bytes(await self._last, self._shape)
 
@@ -43,6 +47,7 @@ class TiedExchange:
 
         Raises:
             OutOfTurn: it speaks of another step or attempt.
+            BadFrame: what it sends is not a gradient.
         """
         blob = await receive_header(stream, max_bytes=4 * self._shape.numel())
         if blob.name != self.name:
@@ -51,7 +56,8 @@ class TiedExchange:
         _from_bytes(data, self._shape)
         if not self._last.done():
             self._last.set_result(data)
-        await send_bytes(stream, self.name, await self._first)
+        # Shielded: the loss of one call must not cancel what the next one waits for.
+        await send_bytes(stream, self.name, await asyncio.shield(self._first))
 
 
 async def exchange_from_last(
@@ -65,6 +71,10 @@ async def exchange_from_last(
     """Last stage: send the head's gradient, get the embeddings', return the sum.
 
     Tries again while the first stage cannot be reached; the coordinator notices if it is gone.
+
+    Raises:
+        NonFinite: this stage's gradient is inf or NaN.
+        BadFrame: what the first stage sends is not a gradient.
     """
     while True:
         try:
@@ -89,10 +99,15 @@ async def _exchange_once(
 
 
 def _to_bytes(gradient: Tensor) -> bytes:
+    if not bool(torch.isfinite(gradient).all()):
+        raise NonFinite("the gradient of the tied embeddings is inf or NaN; try a smaller --lr")
     return gradient.detach().cpu().float().contiguous().numpy().tobytes()
 
 
 def _from_bytes(data: bytes, shape: torch.Size) -> Tensor:
     if len(data) != 4 * shape.numel():
-        raise OutOfTurn(f"tied gradient: expected {4 * shape.numel()} bytes, got {len(data)}")
-    return torch.frombuffer(bytearray(data), dtype=torch.float32).reshape(shape)
+        raise BadFrame(f"tied gradient: expected {4 * shape.numel()} bytes, got {len(data)}")
+    gradient = torch.frombuffer(bytearray(data), dtype=torch.float32).reshape(shape)
+    if not bool(torch.isfinite(gradient).all()):
+        raise BadFrame("tied gradient: expected finite numbers")
+    return gradient

@@ -44,6 +44,8 @@ from swarm_ft.protocol.run_wire import (
 from swarm_ft.protocol.training_plan import Microbatch
 
 BYTES_PER_TOKEN = 4
+MAX_TRAFFIC_BYTES, MAX_TRAFFIC_FRAMES = 1 << 50, 1 << 26
+"""Of one step over one boundary; sums over peers and steps must stay in their fields."""
 
 
 def run_id_from_wire(text: str) -> RunId:
@@ -195,8 +197,15 @@ def _step_ready_from_wire(ready: pb.StepReady) -> StepReady:
             "squared gradient norm", ready.squared_grad_norm, high=MAX_PEER_NUMBER
         ),
         loss_sum=finite("loss", ready.loss_sum, high=MAX_PEER_NUMBER),
-        traffic=tuple(traffic_from_wire(t) for t in ready.traffic),
+        traffic=tuple(_reported_traffic(t) for t in ready.traffic),
     )
+
+
+def _reported_traffic(traffic: pb.Traffic) -> Traffic:
+    for name in Traffic.__dataclass_fields__.keys() - {"boundary"}:
+        high = MAX_TRAFFIC_FRAMES if name.endswith("frames") else MAX_TRAFFIC_BYTES
+        bounded(name, getattr(traffic, name), 0, high)
+    return traffic_from_wire(traffic)
 
 
 # ---- coordinator to peer
@@ -280,6 +289,7 @@ def _assign_to_wire(assign: Assign) -> pb.Assign:
         stages=stages_to_wire(assign.stages),
         committed_steps=assign.committed_steps,
         fresh=assign.fresh,
+        spec_digest=assign.spec_digest,
     )
 
 
@@ -292,6 +302,7 @@ def _assign_from_wire(assign: pb.Assign) -> Assign:
         stages=tuple(stage_from_wire(stage) for stage in assign.stages),
         committed_steps=assign.committed_steps,
         fresh=assign.fresh,
+        spec_digest=checked_digest("RunSpec digest", assign.spec_digest),
     )
 
 

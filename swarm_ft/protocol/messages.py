@@ -162,6 +162,7 @@ class Assign:
     Attributes:
         stages: all stages of the run, first to last.
         fresh: load the weights the run began with, whatever is held.
+        spec_digest: of the spec, as the coordinator computes it; the peer computes its own.
     """
 
     run_id: RunId
@@ -170,6 +171,7 @@ class Assign:
     stages: tuple[StageAssignment, ...]
     committed_steps: int
     fresh: bool
+    spec_digest: bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 from swarm_ft.ids import MicrobatchIndex, SampleId, StepNumber
 from swarm_ft.protocol.digest import digest_of
@@ -18,13 +19,14 @@ class Microbatch:
     samples: tuple[SampleId, ...]
 
 
-def epoch_order(spec: TrainSpec, epoch: int) -> list[SampleId]:
+@lru_cache(maxsize=2)
+def epoch_order(spec: TrainSpec, epoch: int) -> tuple[SampleId, ...]:
     """All samples in the order of one epoch: file order, or a permutation drawn from the seed."""
     samples = [SampleId(i) for i in range(spec.num_samples)]
     if spec.shuffle:
         salt = f"{spec.seed}/{epoch}".encode()
         samples.sort(key=lambda i: digest_of(salt, i.to_bytes(4, "little")))
-    return samples
+    return tuple(samples)
 
 
 def step_samples(spec: TrainSpec, step: StepNumber) -> tuple[SampleId, ...]:
@@ -34,7 +36,7 @@ def step_samples(spec: TrainSpec, step: StepNumber) -> tuple[SampleId, ...]:
     if not spec.shuffle:
         stop = min(start + spec.batch_size, spec.num_samples)
         return tuple(SampleId(i) for i in range(start, stop))
-    return tuple(epoch_order(spec, epoch)[start : start + spec.batch_size])
+    return epoch_order(spec, epoch)[start : start + spec.batch_size]
 
 
 def step_microbatches(spec: TrainSpec, step: StepNumber) -> tuple[Microbatch, ...]:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from swarm_ft.coordinator.machine import GRACE_S
+from swarm_ft.coordinator.machine import GRACE_S, RETRY_S
 from swarm_ft.coordinator.placement import SETTLE_S
 from swarm_ft.coordinator.state import (
     PeerSaid,
@@ -340,6 +340,7 @@ def test_a_peer_that_holds_a_run_that_is_over_is_released(swarm, spec, a, b, pha
             stages=(StageAssignment(peer_id=b.peer_id, layers=LayerRange(2, 4)),),
             committed_steps=0,
             fresh=True,
+            spec_digest=spec.digest(),
         )
     assert b.assign is not None
     swarm.join(b)
@@ -632,6 +633,8 @@ def test_an_unreachable_neighbour_is_tried_again(swarm, spec, a, b):
     swarm.join(a, b)
     until_commits(swarm, 1)
     fail(swarm, a, "unavailable")
+    assert swarm.run().attempt == 1, "after a rest, not in a tight loop"
+    swarm.wait(RETRY_S)
     assert swarm.run().attempt == 2
     assert swarm.run().committed_steps == 1
     swarm.settle()
@@ -663,6 +666,7 @@ def test_a_neighbour_out_of_turn_does_not_cost_the_weights(swarm, spec, a, b):
     swarm.join(a, b)
     until_commits(swarm, 2)
     fail(swarm, a, "out-of-turn")
+    swarm.wait(RETRY_S)
     swarm.settle()
     assert swarm.run().phase is RunPhase.FINISHED
     assert swarm.num_rollbacks == 0
@@ -672,6 +676,7 @@ def test_a_code_that_nobody_knows_is_tried_again(swarm, spec, a, b):
     swarm.submit(spec)
     swarm.join(a, b)
     fail(swarm, a, "of-a-later-version")
+    swarm.wait(RETRY_S)
     assert swarm.run().attempt == 2
     assert swarm.run().phase is RunPhase.LOADING
 

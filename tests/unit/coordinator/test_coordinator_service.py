@@ -52,6 +52,12 @@ NO_STEP = StepNumber(1 << 30)
 pytestmark = pytest.mark.timeout(30)
 
 
+@pytest.fixture(autouse=True)
+def attempts_without_rest(monkeypatch):
+    """A peer that fails is given work again at once, so that messages to it pile up."""
+    monkeypatch.setattr("swarm_ft.coordinator.machine.RETRY_S", 0.0)
+
+
 class ManualClock:
     def __init__(self):
         self.time_s = 100.0

@@ -162,6 +162,12 @@ READY = StepReady(
     (READY, "step_ready.loss_sum", 1.7e308, "loss: expected a finite number from 0 to 1e"),
     (READY, "step_ready.traffic[0].boundary", 0, "boundary: expected 1 to 4096"),
     (READY, "step_ready.traffic", [coordinator_pb2.Traffic(boundary=1)] * 3, "boundaries of a"),
+    (
+        READY,
+        "step_ready.traffic",
+        [coordinator_pb2.Traffic(boundary=1, forward_bytes=1 << 60)],
+        "forward_bytes: expected 0 to",
+    ),
 )
 def test_refuses_hostile_fields_from_a_peer(message, change, complaint):
     wire = from_peer_to_wire(message)
@@ -229,7 +235,13 @@ def test_refuses_hostile_fields_from_a_coordinator(message, change, complaint):
 def test_refuses_hostile_fields_of_an_assignment(run_spec, path, value, complaint):
     stages = (StageAssignment(peer_id="peer", layers=LayerRange(0, 3)),)
     assign = Assign(
-        run_id="run", spec=run_spec, attempt=1, stages=stages, committed_steps=0, fresh=True
+        run_id="run",
+        spec=run_spec,
+        attempt=1,
+        stages=stages,
+        committed_steps=0,
+        fresh=True,
+        spec_digest=run_spec.digest(),
     )
     wire = to_peer_to_wire(assign)
     put(f"assign.{path}", value)(wire)

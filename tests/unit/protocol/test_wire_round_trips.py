@@ -121,15 +121,16 @@ def train_specs(draw):
 specs = st.builds(RunSpec, model=model_specs(), train=train_specs())
 stages = st.builds(StageAssignment, peer_id=names, layers=layers)
 some_stages = st.lists(stages, min_size=1, max_size=3).map(tuple)
+byte_counts, frame_counts = st.integers(0, 1 << 50), st.integers(0, 1 << 26)
 traffic = st.builds(
     Traffic,
     boundary=st.integers(1, 4096),
-    forward_bytes=u64,
-    backward_bytes=u64,
-    forward_uncompressed_bytes=u64,
-    backward_uncompressed_bytes=u64,
-    key_frames=u32,
-    delta_frames=u32,
+    forward_bytes=byte_counts,
+    backward_bytes=byte_counts,
+    forward_uncompressed_bytes=byte_counts,
+    backward_uncompressed_bytes=byte_counts,
+    key_frames=frame_counts,
+    delta_frames=frame_counts,
 )
 held_stages = st.builds(
     HeldStage,
@@ -187,6 +188,7 @@ to_peer_messages = st.one_of(
         stages=some_stages,
         committed_steps=u32,
         fresh=st.booleans(),
+        spec_digest=st.binary(min_size=16, max_size=16),
     ),
     plans(),
     st.builds(CommitStep, run_id=names, step=u32, clip_factor=numbers, learning_rate=numbers),

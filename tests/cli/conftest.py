@@ -1,0 +1,203 @@
+"""What the tests of commands share: a command line in this process, or processes of their own."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+
+import swarm_ft
+
+PACKAGE_DIR = str(Path(swarm_ft.__file__).parents[1])
+START_TIMEOUT_S = 60
+MARK = "SWARM_FT_TEST"
+"""An environment variable that all processes of a test have, and their children with them."""
+
+
+class Spawned:
+    """One `swarm-ft` process; its standard error is read line by line as it comes."""
+
+    def __init__(self, arguments, cwd, env):
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "swarm_ft", *map(str, arguments)],
+            cwd=cwd,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self._changed = threading.Condition()
+        self._lines = {"out": [], "err": []}
+        self._readers = [
+            threading.Thread(target=self._read, args=(name, pipe), daemon=True)
+            for name, pipe in (("out", self.process.stdout), ("err", self.process.stderr))
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    def _read(self, name, pipe):
+        for line in pipe:
+            with self._changed:
+                self._lines[name].append(line.rstrip("\n"))
+                self._changed.notify_all()
+        pipe.close()
+        with self._changed:
+            self._lines[name].append(None)
+            self._changed.notify_all()
+
+    def _said(self, name):
+        return [line for line in self._lines[name] if line is not None]
+
+    @property
+    def out(self):
+        return self._said("out")
+
+    @property
+    def err(self):
+        return self._said("err")
+
+    def wait_for(self, name, text, timeout_s=START_TIMEOUT_S):
+        """The first line of `out` or `err` that has `text` in it."""
+
+        def found():
+            return next((line for line in self._said(name) if text in line), None)
+
+        with self._changed:
+            is_there = self._changed.wait_for(
+                lambda: found() is not None or None in self._lines[name], timeout_s
+            )
+            line = found()
+        assert line is not None, f"no {text!r} ({is_there=}) in {self.out} {self.err}"
+        return line
+
+    def first_words(self):
+        return json.loads(self.wait_for("out", "{"))
+
+    def signal(self, number):
+        self.process.send_signal(number)
+
+    def ends(self, timeout_s=START_TIMEOUT_S):
+        """Its exit code, once it and all its output have ended."""
+        code = self.process.wait(timeout_s)
+        for reader in self._readers:
+            reader.join(10)
+        return code
+
+    def interrupted(self, timeout_s=15):
+        self.signal(signal.SIGINT)
+        return self.ends(timeout_s)
+
+
+class Shell:
+    """Starts commands, and ends what is left of them."""
+
+    def __init__(self, cwd):
+        self.cwd = cwd
+        self.mark = uuid.uuid4().hex
+        self.env = {
+            **os.environ,
+            MARK: self.mark,
+            # Also where the package is not installed, but only lies on this process's path.
+            "PYTHONPATH": os.pathsep.join((PACKAGE_DIR, os.environ.get("PYTHONPATH", ""))),
+            "OMP_NUM_THREADS": "1",
+            "HF_HUB_OFFLINE": "1",
+            "HF_HOME": str(cwd / "hf"),
+        }
+        self._spawned = []
+
+    def spawn(self, *arguments):
+        spawned = Spawned(arguments, self.cwd, self.env)
+        self._spawned.append(spawned)
+        return spawned
+
+    def up(self, *arguments):
+        """A command that serves, once it is up."""
+        spawned = self.spawn(*arguments, "--json")
+        spawned.first_words()
+        return spawned
+
+    def close(self):
+        for spawned in self._spawned:
+            if spawned.process.poll() is None:
+                spawned.process.kill()
+            spawned.ends()
+
+    def alive(self):
+        """Command lines, by pid, of all processes that this shell's commands started and left."""
+        found = {}
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdigit() or int(entry.name) == os.getpid():
+                continue
+            try:
+                if f"{MARK}={self.mark}".encode() in (entry / "environ").read_bytes():
+                    command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                    if command:  # a zombie has none
+                        found[int(entry.name)] = command
+            except OSError:
+                continue
+        return found
+
+    def kill(self, words):
+        """Kill the one process whose command line has these words in it."""
+        (pid,) = (pid for pid, command in self.alive().items() if words in command)
+        os.kill(pid, signal.SIGKILL)
+
+    def all_gone(self, timeout_s=5):
+        """Whether nothing is alive, now or soon: daemons end a moment after their masters."""
+        deadline = time.monotonic() + timeout_s
+        while self.alive() and time.monotonic() < deadline:
+            threading.Event().wait(0.1)
+        return not self.alive()
+
+
+@pytest.fixture
+def shell(tmp_path):
+    made = Shell(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def module_shell(tmp_path_factory):
+    made = Shell(tmp_path_factory.mktemp("shell"))
+    yield made
+    made.close()
+
+
+class Result:
+    """What a command of this process came to."""
+
+    def __init__(self, code, captured):
+        self.code = code
+        self.out = captured.out
+        self.err = captured.err
+
+
+@pytest.fixture
+def run_here(capfd):
+    """`run_here("demo", "--steps", 3)`: the command in this process."""
+    from swarm_ft.cli.main import run
+
+    def call(*arguments) -> Result:
+        capfd.readouterr()
+        return Result(run([str(argument) for argument in arguments]), capfd.readouterr())
+
+    return call
+
+
+@pytest.fixture(scope="session")
+def sample(tmp_path_factory):
+    """A three-layer GPT-2-type model with its tokenizer, and text."""
+    from swarm_ft.client.sample import write_sample
+
+    return write_sample(
+        tmp_path_factory.mktemp("sample"), seed=1, num_layers=3, hidden_size=32, vocab_size=300
+    )

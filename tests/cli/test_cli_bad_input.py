@@ -1,0 +1,278 @@
+"""Bad input gets one clear line on standard error, exit code 2, and leaves nothing behind."""
+
+import socket
+
+import pytest
+
+DEAD_PEER = "/ip4/127.0.0.1/tcp/9/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
+
+
+@pytest.fixture
+def place(tmp_path, sample, monkeypatch):
+    """A directory to work in, with a good model, good text, and what may be wrong with them."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "model").symlink_to(sample.model_dir)
+    (tmp_path / "good.txt").symlink_to(sample.train_file)
+    (tmp_path / "empty.txt").touch()
+    (tmp_path / "blank.txt").write_text(" \n\n\t\n")
+    (tmp_path / "short.txt").write_text("too short")
+    (tmp_path / "latin1.txt").write_bytes("Übermut".encode("latin-1"))
+    (tmp_path / "no-txt").mkdir()
+    (tmp_path / "no-txt" / "a.csv").write_text("1,2")
+    (tmp_path / "no-config").mkdir()
+    (tmp_path / "bert").mkdir()
+    (tmp_path / "bert" / "config.json").write_text('{"model_type": "bert"}')
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "config.json").write_text('{"model_type": ')
+    (tmp_path / "no-weights").mkdir()
+    config = (tmp_path / "model" / "config.json").read_text()
+    (tmp_path / "no-weights" / "config.json").write_text(config)
+    (tmp_path / "not-a.db").write_bytes(b"this is no database " * 99)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.txt").write_text("do not touch")
+    (tmp_path / "no-peers").touch()
+    return tmp_path
+
+
+def tree(directory):
+    return sorted(str(path.relative_to(directory)) for path in directory.rglob("*"))
+
+
+def refused(run_here, place, *arguments) -> str:
+    """The one line of a command that was refused, and that changed nothing."""
+    before = tree(place)
+    result = run_here(*arguments)
+    assert result.code == 2, result.err
+    assert result.out == ""
+    (line,) = result.err.splitlines()
+    assert line.startswith("swarm-ft: ")
+    assert tree(place) == before
+    return line
+
+
+JOB = ("--model", "model", "--dataset", "good.txt")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--model", "./missing", "--dataset", "good.txt"), ("./missing", "no such directory")),
+        (("--model", "no-config", "--dataset", "good.txt"), ("no-config", "config.json")),
+        (("--model", "broken", "--dataset", "good.txt"), ("broken", "config.json", "unreadable")),
+        (("--model", "no-weights", "--dataset", "good.txt"), ("no-weights", "safetensors")),
+        (("--model", "bert", "--dataset", "good.txt"), ("bert", "gpt2, llama")),
+        (("--model", "good.txt", "--dataset", "good.txt"), ("good.txt", "directory")),
+        (("--model", "model", "--dataset", "missing.txt"), ("missing.txt", "no such file")),
+        (("--model", "model", "--dataset", "empty.txt"), ("empty.txt", "empty")),
+        (("--model", "model", "--dataset", "blank.txt"), ("blank.txt", "empty")),
+        (("--model", "model", "--dataset", "short.txt"), ("128 tokens", "--seq-length")),
+        (("--model", "model", "--dataset", "latin1.txt"), ("latin1.txt", "UTF-8")),
+        (("--model", "model", "--dataset", "no-txt"), ("no-txt", ".txt files")),
+        ((*JOB, "--eval-dataset", "missing.txt"), ("missing.txt", "no such file")),
+        ((*JOB, "--fw", "zip"), ("zip", "none, fp16, qB or aqB")),
+        ((*JOB, "--fw", "q"), ("codec 'q'", "none, fp16, qB or aqB")),
+        ((*JOB, "--fw", "aq9"), ("aq9", "2 to 8")),
+        ((*JOB, "--fw", "aq1"), ("aq1", "2 to 8")),
+        ((*JOB, "--bw", "q16"), ("q16", "2 to 8")),
+        ((*JOB, "--bw", "aq4"), ("aq4", "forward only", "q4")),
+        ((*JOB, "--batch-size", "6", "--micro-batch-size", "4"), ("6", "not divisible", "4")),
+        ((*JOB, "--batch-size", "0"), ("--batch-size", "0")),
+        ((*JOB, "--steps", "many"), ("--steps", "many")),
+        ((*JOB, "--epochs", "0"), ("--epochs", "0")),
+        ((*JOB, "--lr", "nan"), ("--lr", "nan")),
+        ((*JOB, "--lr-schedule", "square"), ("--lr-schedule", "cosine")),
+        ((*JOB, "--seed", "-1"), ("--seed", "-1")),
+        ((*JOB, "--seq-length", "1"), ("--seq-length", "1")),
+        ((*JOB, "--seq-length", "257"), ("--seq-length 257", "256 positions")),
+        ((*JOB, "--tied-embeddings", "sync"), ("--tied-embeddings sync", "untied")),
+        ((*JOB, "--json", "missing/report.json"), ("--json", "missing")),
+        ((*JOB, "--out", "full"), ("full", "thesis.txt", "another directory")),
+        ((*JOB, "--out", "empty.txt"), ("empty.txt", "directory")),
+        ((*JOB, "--frobnicate"), ("--frobnicate",)),
+    ],
+    ids=lambda value: " ".join(value[-2:]) if isinstance(value, tuple) else None,
+)
+def test_a_job_that_cannot_be_done_is_refused(run_here, place, arguments, words):
+    line = refused(run_here, place, "demo", *arguments)
+    assert all(word in line for word in words), line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--stages", "7"), ("--stages 7", "6 layers")),
+        (("--stages", "0"), ("--stages", "0")),
+        (("--seq-length", "1000"), ("--seq-length 1000", "256 positions")),
+        (("--batch-size", "7"), ("7", "not divisible", "2")),
+        (("--dataset", "empty.txt"), ("empty.txt",)),
+        (("--model", "./missing"), ("./missing",)),
+        (("--fw", "zip", "--out", "deep/in/the/tree"), ("zip",)),
+        (("--stages", "7", "--out", "deep/in/the/tree"), ("--stages 7",)),
+    ],
+)
+def test_a_demo_of_its_own_input_that_is_refused_leaves_no_input(run_here, place, arguments, words):
+    line = refused(run_here, place, "demo", *arguments)
+    assert all(word in line for word in words), line
+
+
+def test_a_refused_demo_keeps_what_an_earlier_one_left(run_here, place):
+    kept = place / "swarm-ft-output-demo" / "logs" / "dht.log"
+    kept.parent.mkdir(parents=True)
+    kept.write_text("kept")
+    assert run_here("demo", "--stages", "7").code == 2
+    assert kept.read_text() == "kept"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("serve-stage", "--layers", "0-1"),
+        ("client", "train", *JOB),
+        ("client", "attach"),
+        ("client", "cancel"),
+        ("status",),
+    ],
+    ids=" ".join,
+)
+def test_a_command_that_needs_a_swarm_says_so(run_here, place, command):
+    line = refused(run_here, place, *command)
+    assert "--initial-peers is missing" in line
+    assert "swarm-ft dht" in line
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("serve-stage", "--layers", "0-1"),
+        ("client", "train", *JOB),
+        ("client", "attach"),
+        ("client", "cancel"),
+        ("status",),
+        ("coordinator",),
+        ("dht",),
+    ],
+    ids=" ".join,
+)
+@pytest.mark.parametrize(
+    ("peers", "words"),
+    [
+        ("nonsense", ("'nonsense'",)),
+        ("/ip4/127.0.0.1/tcp/9", ("/p2p/",)),
+        ("@missing", ("@missing", "No such file")),
+        ("@no-peers", ("@no-peers", "empty")),
+        (DEAD_PEER, ("cannot join the DHT", DEAD_PEER)),
+    ],
+    ids=["malformed", "without an id", "missing file", "empty file", "dead"],
+)
+def test_addresses_that_lead_nowhere_are_refused(run_here, place, command, peers, words):
+    line = refused(run_here, place, *command, "--initial-peers", peers)
+    assert all(word in line for word in words), line
+
+
+@pytest.mark.parametrize("layers", ["2", "a-b", "3-3", "5-2", "0-99999", "-1-2", "everything"])
+def test_layers_that_do_not_parse_are_refused(run_here, place, layers):
+    line = refused(
+        run_here, place, "serve-stage", f"--layers={layers}", "--initial-peers", DEAD_PEER
+    )
+    assert "12-24" in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--host", "0.0.0.0"), ("--host 0.0.0.0", "--announce")),
+        (("--host", "::"), ("--host ::", "--announce")),
+        (("--announce", "two words"), ("two words", "HOST:PORT")),
+        (("--announce", "here:99999"), ("here:99999", "HOST:PORT")),
+        (("--port", "99999"), ("--port", "99999")),
+    ],
+    ids=" ".join,
+)
+@pytest.mark.parametrize("command", ["coordinator", "serve-stage"])
+def test_listeners_that_nobody_could_reach_are_refused(run_here, place, command, arguments, words):
+    line = refused(run_here, place, command, "--initial-peers", DEAD_PEER, *arguments)
+    assert all(word in line for word in words), line
+
+
+def test_a_coordinator_cannot_listen_on_a_port_in_use_or_on_another_machine(run_here, place):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        line = refused(run_here, place, "coordinator", "--port", port)
+    assert f"127.0.0.1:{port}" in line
+    assert "taken" in line
+    line = refused(run_here, place, "coordinator", "--host", "203.0.113.9")
+    assert "203.0.113.9" in line
+
+
+@pytest.mark.parametrize("journal", ["not-a.db", "missing/journal.db", "no-txt"])
+def test_a_journal_that_cannot_be_used_is_refused(run_here, place, journal):
+    line = refused(run_here, place, "coordinator", "--journal", journal)
+    assert f"--journal {journal}" in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--device", "abacus"), ("--device 'abacus'", "cuda:N")),
+        (("--model", "./missing"), ("./missing", "no such directory")),
+        (("--memory", "0"), ("--memory",)),
+        (("--threads", "0"), ("--threads",)),
+        (("--peer-id", "two words"), ("two words",)),
+        (("--peer-id", "x" * 65), ("--peer-id", "64", "65")),
+        (("--dtype", "int8"), ("--dtype", "bfloat16")),
+    ],
+    ids=str,
+)
+def test_a_peer_that_cannot_serve_is_refused(run_here, place, arguments, words):
+    line = refused(run_here, place, "serve-stage", "--initial-peers", DEAD_PEER, *arguments)
+    assert all(word in line for word in words), line
+
+
+def test_a_gpu_that_is_not_there_is_refused(run_here, place, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    line = refused(run_here, place, "serve-stage", "--initial-peers", DEAD_PEER, "--device", "cuda")
+    assert "--device 'cuda'" in line
+    assert "cpu" in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--host-maddrs", "nonsense"), ("'nonsense'",)),
+        (("--announce-maddrs", "nonsense"), ("'nonsense'",)),
+        (("--identity-path", "missing/key"), ("missing/key",)),
+        (("--identity-path", "good.txt"), ("good.txt", "private key")),
+        (("--write-addresses", "missing/addresses"), ("--write-addresses", "missing")),
+    ],
+    ids=" ".join,
+)
+def test_a_dht_node_that_cannot_start_is_refused(run_here, place, arguments, words):
+    line = refused(run_here, place, "dht", *arguments)
+    assert all(word in line for word in words), line
+
+
+def test_a_dht_node_cannot_listen_on_a_port_in_use(run_here, place):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        maddr = f"/ip4/127.0.0.1/tcp/{taken.getsockname()[1]}"
+        line = refused(run_here, place, "dht", "--host-maddrs", maddr)
+    assert "in use" in line
+
+
+def test_a_command_that_there_is_not_is_refused(run_here, place):
+    assert "frobnicate" in refused(run_here, place, "frobnicate")
+
+
+def test_a_file_that_the_system_refuses_is_told_in_one_line(run_here, place):
+    result = run_here("sample", "good.txt/below-a-file")
+    assert result.code == 1
+    (line,) = result.err.splitlines()
+    assert "good.txt/below-a-file" in line
+
+
+def test_an_offline_hub_id_is_told_in_one_line(run_here, place, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    line = refused(run_here, place, "demo", "--model", "nobody/nothing", "--dataset", "good.txt")
+    assert "nobody/nothing" in line

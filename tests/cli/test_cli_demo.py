@@ -1,0 +1,139 @@
+"""`swarm-ft demo` as a newcomer runs it: one command, a report, a checkpoint that loads."""
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180), pytest.mark.xdist_group("swarm")]
+
+SEQ_LENGTH = 128
+TRAFFIC = (
+    "forward",
+    "backward",
+    "forward_uncompressed",
+    "backward_uncompressed",
+    "key_frames",
+    "delta_frames",
+)
+
+
+def perplexity(model_dir, text_file, seq_length) -> float:
+    """As anybody would compute it with transformers alone."""
+    tokenizer = AutoTokenizer.from_pretrained(model_dir)
+    model = AutoModelForCausalLM.from_pretrained(model_dir).eval()
+    text = Path(text_file).read_text(encoding="utf-8")
+    ids = tokenizer(text, add_special_tokens=False, verbose=False).input_ids
+    ids = torch.tensor(ids[: len(ids) // seq_length * seq_length]).view(-1, seq_length)
+    with torch.no_grad():
+        logits = model(ids).logits[:, :-1]
+    return cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten()).exp().item()
+
+
+def assert_documented(report, *, steps, boundaries) -> None:
+    assert report["steps"] == steps == len(report["losses"])
+    assert all(isinstance(loss, float) for loss in report["losses"])
+    for name in ("eval", "eval_before"):
+        assert set(report[name]) == {"loss", "perplexity"}
+    assert set(report["bytes"]) == set(boundaries)
+    for counts in report["bytes"].values():
+        assert set(counts) == set(TRAFFIC)
+        assert all(isinstance(count, int) for count in counts.values())
+    assert report["seconds"] > 0
+    assert report["samples_per_second"] == pytest.approx(report["samples"] / report["seconds"])
+    assert Path(report["model_dir"]).name == "swarm-ft-output"
+
+
+def test_the_demo_trains_its_own_model_and_tells_what_came_of_it(shell):
+    demo = shell.spawn("demo", "--steps", 6, "--json", "report.json")
+    assert demo.ends(120) == 0, demo.err
+    report = json.loads((shell.cwd / "report.json").read_text())
+    assert_documented(report, steps=6, boundaries=["2", "4"])
+    assert report["samples"] == 48
+    assert report["losses"][-1] < report["losses"][0]
+    assert report["eval"]["loss"] < report["eval_before"]["loss"]
+    for counts in report["bytes"].values():
+        assert (counts["key_frames"], counts["delta_frames"]) == (48, 0)
+        assert counts["forward_uncompressed"] == 48 * SEQ_LENGTH * 128 * 4
+        assert counts["backward"] < counts["backward_uncompressed"] / 3.8
+    held_out = shell.cwd / "swarm-ft-output-demo" / "input" / "heldout.txt"
+    own = perplexity(shell.cwd / "swarm-ft-output", held_out, SEQ_LENGTH)
+    assert report["eval"]["perplexity"] == pytest.approx(own, rel=1e-3)
+    logs = sorted(path.name for path in (shell.cwd / "swarm-ft-output-demo" / "logs").iterdir())
+    assert logs == [f"{name}.log" for name in ("coordinator", "dht", *stages("0-2", "2-4", "4-6"))]
+    summary = "\n".join(demo.out)
+    assert "held-out perplexity" in summary
+    assert "swarm-ft-output" in summary
+    assert shell.all_gone(), shell.alive()
+
+
+def stages(*layers):
+    return [f"stage-{part}" for part in layers]
+
+
+@pytest.fixture
+def llama(shell, sample):
+    """A Llama-type model directory, a directory of texts and a held-out text, beside `shell`."""
+    AutoTokenizer.from_pretrained(sample.model_dir).save_pretrained(shell.cwd / "llama")
+    config = LlamaConfig(
+        vocab_size=300,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+    )
+    torch.manual_seed(1)
+    AutoModelForCausalLM.from_config(config).save_pretrained(shell.cwd / "llama")
+    text = Path(sample.train_file).read_text(encoding="utf-8")
+    (shell.cwd / "texts").mkdir()
+    (shell.cwd / "texts" / "a.txt").write_text(text[:2000])
+    (shell.cwd / "texts" / "b.txt").write_text(text[2000:4000])
+    (shell.cwd / "texts" / "notes.md").write_text("not read")
+    (shell.cwd / "held-out.txt").write_text(text[4000:6000])
+    return "llama"
+
+
+def test_the_demo_takes_a_llama_a_directory_of_texts_and_other_codecs(shell, llama):
+    demo = shell.spawn(
+        *("demo", "--model", llama, "--dataset", "texts", "--eval-dataset", "held-out.txt"),
+        *("--stages", 2, "--fw", "aq3", "--bw", "q6", "--seq-length", 32, "--lr", "3e-3"),
+        *("--epochs", 2, "--batch-size", 4, "--shuffle", "--lr-schedule", "cosine"),
+        *("--warmup-steps", 2, "--weight-decay", 0.1, "--json", "report.json"),
+    )
+    assert demo.ends(120) == 0, demo.err
+    report = json.loads((shell.cwd / "report.json").read_text())
+    (boundary,) = report["bytes"].values()
+    distinct = boundary["key_frames"]
+    assert boundary["delta_frames"] == distinct
+    assert_documented(report, steps=2 * -(-distinct // 4), boundaries=["1"])
+    own = perplexity(shell.cwd / "swarm-ft-output", shell.cwd / "held-out.txt", 32)
+    assert report["eval"]["perplexity"] == pytest.approx(own, rel=1e-3)
+    assert report["eval"]["loss"] < report["eval_before"]["loss"]
+
+
+def test_ctrl_c_takes_the_whole_swarm_down(shell):
+    demo = shell.spawn("demo", "--steps", 100_000, "--max-eval-samples", 4)
+    demo.wait_for("err", "step 1/", timeout_s=90)
+    demo.signal(signal.SIGINT)
+    assert demo.ends(20) == 130
+    assert demo.err[-1] == "swarm-ft: interrupted"
+    assert "Traceback" not in "\n".join(demo.err)
+    assert shell.all_gone(), shell.alive()
+    assert not (shell.cwd / "swarm-ft-output").exists()
+    for log in (shell.cwd / "swarm-ft-output-demo" / "logs").iterdir():
+        assert "Traceback" not in log.read_text(), log
+
+
+def test_a_stage_that_dies_ends_the_demo_with_its_last_words(shell):
+    demo = shell.spawn("demo", "--steps", 100_000, "--max-eval-samples", 4)
+    demo.wait_for("err", "step 1/", timeout_s=90)
+    shell.kill("serve-stage --layers 2-4")
+    assert demo.ends(30) == 1
+    assert "stage-2-4 ended with" in demo.err[-1]
+    assert shell.all_gone(), shell.alive()

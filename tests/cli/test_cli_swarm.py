@@ -1,0 +1,265 @@
+"""Commands as processes that find each other in a real DHT: what their users see, come what may."""
+
+import json
+import shlex
+import shutil
+import signal
+from dataclasses import dataclass
+
+import pytest
+from transformers import AutoConfig, AutoTokenizer
+
+from swarm_ft.cli.main import run
+from swarm_ft.client.sample import write_sample
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180), pytest.mark.xdist_group("swarm")]
+
+SEQ_LENGTH, BATCH_SIZE, NUM_STEPS = 32, 4, 80
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@dataclass
+class Swarm:
+    """A DHT node, a coordinator and three peers, idle between the tests."""
+
+    shell: object
+    address: str
+    coordinator: object
+    peers: list
+
+    @property
+    def journal(self):
+        return self.shell.cwd / "journal.db"
+
+    @property
+    def peers_option(self):
+        return ("--initial-peers", self.address)
+
+    def start_coordinator(self):
+        self.coordinator = self.shell.up(
+            "coordinator", "--journal", self.journal, *self.peers_option
+        )
+
+
+@pytest.fixture(scope="module")
+def dht_address(module_shell):
+    return module_shell.up("dht").first_words()["addresses"][0]
+
+
+@pytest.fixture(scope="module")
+def swarm(module_shell, dht_address):
+    made = Swarm(module_shell, dht_address, None, [])
+    made.start_coordinator()
+    made.peers = [
+        module_shell.spawn("serve-stage", "--peer-id", f"auto-{i}", "--json", *made.peers_option)
+        for i in range(3)
+    ]
+    for peer in made.peers:
+        assert peer.first_words()["layers"] == "auto"
+    return made
+
+
+@pytest.fixture(scope="module")
+def text(module_shell, sample):
+    """A short file of text; its number of samples is `num_samples(...)`."""
+    file = module_shell.cwd / "text.txt"
+    with open(sample.train_file, encoding="utf-8") as whole:
+        file.write_text(whole.read(1500), encoding="utf-8")
+    return file
+
+
+def num_samples(text, model_dir) -> int:
+    tokenizer = AutoTokenizer.from_pretrained(model_dir)
+    return len(tokenizer(text.read_text(), add_special_tokens=False).input_ids) // SEQ_LENGTH
+
+
+def job_options(text, steps):
+    return (
+        *("--dataset", text, "--eval-dataset", text, "--steps", steps),
+        *("--batch-size", BATCH_SIZE, "--seq-length", SEQ_LENGTH, "--lr", "1e-2"),
+    )
+
+
+@pytest.fixture
+def train(swarm, sample, text):
+    """`train("name", steps)`: the arguments of a job whose result and report get that name."""
+
+    def arguments(name, steps=NUM_STEPS, model=sample.model_dir):
+        return (
+            *("client", "train", "--model", model, *job_options(text, steps)),
+            *("--out", swarm.shell.cwd / name, "--json", swarm.shell.cwd / f"{name}.json"),
+            *swarm.peers_option,
+        )
+
+    return arguments
+
+
+@pytest.fixture(scope="module")
+def quiet_report(swarm, sample, text):
+    """Of a run that nothing disturbed."""
+    out = swarm.shell.cwd / "quiet"
+    arguments = ("client", "train", "--model", sample.model_dir, *job_options(text, NUM_STEPS))
+    more = ("--out", out, "--json", f"{out}.json", *swarm.peers_option)
+    assert run([str(argument) for argument in (*arguments, *more)]) == 0
+    return json.loads((swarm.shell.cwd / "quiet.json").read_text())
+
+
+def assert_no_traceback(*processes):
+    for process in processes:
+        assert "Traceback" not in "\n".join(process.err)
+
+
+def test_peers_that_leave_the_choice_of_layers_train_together(quiet_report, sample, text):
+    assert quiet_report["steps"] == NUM_STEPS
+    assert quiet_report["losses"][-1] < 0.8 * quiet_report["losses"][0]
+    assert set(quiet_report["bytes"]) == {"1", "2"}
+
+
+def test_a_second_visit_of_a_sample_sends_a_delta(quiet_report, sample, text):
+    distinct = num_samples(text, sample.model_dir)
+    assert 0 < distinct < NUM_STEPS
+    for boundary in quiet_report["bytes"].values():
+        assert boundary["key_frames"] == distinct
+        assert boundary["key_frames"] + boundary["delta_frames"] == quiet_report["samples"]
+
+
+def test_a_killed_coordinator_and_a_client_that_left_change_nothing(
+    swarm, train, quiet_report, run_here
+):
+    client = swarm.shell.spawn(*train("detached"))
+    client.wait_for("err", f"step {NUM_STEPS // 10}/{NUM_STEPS}")
+    swarm.coordinator.signal(signal.SIGKILL)
+    client.wait_for("err", "waiting for the coordinator")
+    assert client.interrupted() == 0
+    assert_no_traceback(client)
+    swarm.start_coordinator()
+    assert "detached; the run goes on" in client.out[0]
+    command = shlex.split(client.out[1])
+    assert command[0] == "swarm-ft"
+    out = swarm.shell.cwd / "attached"
+    result = run_here(*command[1:], "--out", out, "--json", f"{out}.json")
+    assert result.code == 0, result.err
+    report = json.loads((swarm.shell.cwd / "attached.json").read_text())
+    assert report["losses"] == pytest.approx(quiet_report["losses"], rel=1e-6)
+    assert report["steps"] == NUM_STEPS
+    assert report["eval"] is None, "no --eval-dataset was given"
+    again = run_here(*command[1:])
+    assert again.code == 1
+    assert "collected already" in again.err
+
+
+def test_a_run_under_way_can_be_looked_at_joined_only_where_it_fits_and_cancelled(
+    swarm, train, run_here
+):
+    client = swarm.shell.spawn(*train("endless", steps=1_000_000))
+    run_id = client.wait_for("err", "submitted as ").split("submitted as ")[1].split(";")[0]
+    client.wait_for("err", "step 1/")
+    for layers, words in (("2-9", ("2-9", "outside", "0-3")), ("0-2", ("0-2", "no stage"))):
+        refused = run_here("serve-stage", "--layers", layers, *swarm.peers_option)
+        assert refused.code == 2
+        assert "Traceback" not in refused.err
+        assert all(word in refused.err.splitlines()[-1] for word in words), refused.err
+    shown = json.loads(run_here("status", "--json", *swarm.peers_option).out)
+    assert {peer["peer"] for peer in shown["peers"]} == {"auto-0", "auto-1", "auto-2"}
+    newest = shown["runs"][-1]
+    assert (newest["run"], newest["phase"]) == (run_id, "training")
+    assert sorted(stage["layers"] for stage in newest["stages"]) == ["0-1", "1-2", "2-3"]
+    told = run_here("status", *swarm.peers_option).out
+    assert f"run {run_id}  training  step " in told
+    cancelled = run_here("client", "cancel", "--run", run_id, *swarm.peers_option)
+    assert (cancelled.code, cancelled.out.split()[1]) == (0, "cancelled,")
+    assert client.ends() == 1
+    assert "cancelled" in client.err[-1]
+    assert not (swarm.shell.cwd / "endless").exists()
+
+
+def test_commands_about_runs_that_are_not_there_fail_in_one_line(swarm, quiet_report, run_here):
+    for command in ("attach", "cancel"):
+        result = run_here("client", command, "--run", "run-none", *swarm.peers_option)
+        assert result.code == 1
+        (line,) = result.err.splitlines()
+        assert "run-none" in line
+        assert quiet_report["run_id"] in line, "it names those there are"
+
+
+def test_a_port_in_use_is_refused(swarm, run_here):
+    port = swarm.coordinator.first_words()["endpoint"].rpartition(":")[2]
+    for command in ("coordinator", "serve-stage"):
+        result = run_here(command, "--port", port, *swarm.peers_option)
+        assert result.code == 2
+        assert f"127.0.0.1:{port}" in result.err.splitlines()[-1]
+
+
+def test_a_journal_in_use_is_refused(swarm, run_here):
+    result = run_here("coordinator", "--journal", swarm.journal, *swarm.peers_option)
+    assert result.code == 2
+    (line,) = result.err.splitlines()
+    assert "another coordinator" in line
+
+
+@pytest.mark.parametrize("choice", ["untie", "sync"])
+def test_tied_embeddings_are_untied_or_kept_tied(swarm, train, run_here, tmp_path_factory, choice):
+    tied = write_sample(
+        tmp_path_factory.mktemp("tied"),
+        seed=1,
+        num_layers=3,
+        hidden_size=32,
+        vocab_size=300,
+        tied_embeddings=True,
+    )
+    name = f"tied-{choice}"
+    result = run_here(*train(name, steps=12, model=tied.model_dir), *("--tied-embeddings", choice))
+    assert result.code == 0, result.err
+    exported = AutoConfig.from_pretrained(swarm.shell.cwd / name)
+    assert exported.tie_word_embeddings is (choice == "sync")
+    assert ("trained apart" in result.err) is (choice == "untie")
+    logs = [line for peer in swarm.peers for line in peer.err if "embeddings-untied" in line]
+    assert bool(logs) is (choice == "untie") or choice == "sync"
+    report = json.loads((swarm.shell.cwd / f"{name}.json").read_text())
+    assert report["eval"]["loss"] < report["eval_before"]["loss"]
+
+
+def test_a_hub_id_is_found_in_the_cache_by_everybody(swarm, train, sample):
+    cached = swarm.shell.cwd / "hf" / "hub" / "models--tiny--gpt2"
+    shutil.copytree(sample.model_dir, cached / "snapshots" / COMMIT)
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text(COMMIT)
+    client = swarm.shell.spawn(*train("from-hub", steps=8, model="tiny/gpt2"))
+    assert client.ends() == 0, client.err
+    assert (swarm.shell.cwd / "from-hub" / "model.safetensors.index.json").exists()
+
+
+def test_a_stage_waits_for_the_right_peer_and_everybody_leaves_cleanly(
+    shell, sample, text, run_here
+):
+    address = (dht := shell.up("dht")).first_words()["addresses"][0]
+    join = ("--initial-peers", address, "--dht-prefix", "careful")
+    coordinator = shell.up("coordinator", *join)
+    first, second = (
+        shell.spawn("serve-stage", "--layers", layers, "--json", *join) for layers in ("0-1", "1-2")
+    )
+    job = ("--model", sample.model_dir, *job_options(text, 20), *join)
+    client = shell.spawn("client", "train", *job)
+    client.wait_for("err", "waiting for layers 2-3")
+
+    other = write_sample(shell.cwd / "other", seed=2, num_layers=3, hidden_size=32, vocab_size=300)
+    wrong = run_here("serve-stage", "--layers", "2-3", "--model", other.model_dir, *join)
+    assert wrong.code == 2
+    assert "Traceback" not in wrong.err
+    assert "weights" in wrong.err.splitlines()[-1]
+    assert "digest" in wrong.err.splitlines()[-1]
+
+    shutil.copytree(sample.model_dir, shell.cwd / "copy")
+    right = shell.up("serve-stage", "--layers", "2-3", "--model", shell.cwd / "copy", *join)
+    assert client.ends() == 0, client.err
+
+    endless = shell.spawn("client", "train", *job, "--steps", "1000000", "--out", "second")
+    endless.wait_for("err", "step 1/")
+    assert second.interrupted() == 0
+    coordinator.wait_for("err", "waiting for layers 1-2")
+    endless.wait_for("err", "waiting for layers 1-2")
+    assert endless.interrupted() == 0
+    for process in (first, right, coordinator, dht):
+        assert process.interrupted() == 0, process.err
+    assert_no_traceback(second, first, right, coordinator, dht, client, endless)
+    assert shell.all_gone(), shell.alive()

@@ -1,0 +1,525 @@
+"""One stage of a run on a peer: steps, commits, results; a real engine over a whole small model."""
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from swarm_ft.discovery.base import Role
+from swarm_ft.discovery.static import Board, StaticDirectory
+from swarm_ft.errors import NotFound, OutOfTurn, RunMismatch, Unavailable
+from swarm_ft.ids import PeerId, RunId
+from swarm_ft.peer.attempt import PeerContext
+from swarm_ft.peer.host import StageHost
+from swarm_ft.peer.neighbours import receive_hello
+from swarm_ft.proto.peer_pb2 import WeightsRequest
+from swarm_ft.protocol.boundary_wire import boundary_from_wire, boundary_to_wire
+from swarm_ft.protocol.layers import LayerRange
+from swarm_ft.protocol.messages import (
+    Assign,
+    BoundaryHello,
+    CommitStep,
+    PlanStep,
+    StageAssignment,
+    StageExported,
+    StageFailed,
+    StageReady,
+    StepReady,
+)
+from swarm_ft.protocol.run_spec import RunSpec
+from swarm_ft.protocol.training_plan import step_microbatches
+from swarm_ft.stage.checkpoint import open_checkpoint
+from swarm_ft.stage.engine import StageEngine
+from swarm_ft.testing.clock import ManualClock
+from swarm_ft.transport.blob import receive_file, receive_header
+from swarm_ft.transport.memory import MemoryTransport
+from swarm_ft.transport.methods import BOUNDARY, WEIGHTS
+
+RUN, ME = RunId("run"), PeerId("me")
+SEQ_LENGTH = 6
+
+
+@pytest.fixture(scope="session")
+def spec(model_dir, make_train):
+    return RunSpec(model=open_checkpoint(str(model_dir)).describe(), train=make_train())
+
+
+class Peer:
+    """A host on a transport of its own, and what it says to the coordinator."""
+
+    def __init__(self, spec, shard_dir, *, make_engine=None):
+        self.spec = spec
+        self.said = asyncio.Queue()
+        self.engines = []
+        self.transport = MemoryTransport()
+        self.compute, self.codecs = ThreadPoolExecutor(1), ThreadPoolExecutor(2)
+        self.directory = StaticDirectory(Board(), ManualClock())
+        context = PeerContext(
+            peer_id=ME,
+            directory=self.directory,
+            transport=self.transport,
+            clock=ManualClock(),
+            compute=self.compute,
+            codecs=self.codecs,
+            say=self.said.put_nowait,
+        )
+        self.host = StageHost(
+            context, RUN, spec, make_engine=make_engine or self._make_engine, shard_dir=shard_dir
+        )
+
+    def _make_engine(self, spec, layers):
+        checkpoint = open_checkpoint(spec.model.reference)
+        device = torch.device("cpu")
+        engine = StageEngine(checkpoint, spec, layers, device=device, dtype=torch.float32)
+        self.engines.append(engine)
+        return engine
+
+    async def assign(self, *, attempt=1, stages=((ME, 0, 2),), committed_steps=0, fresh=True):
+        stages = tuple(StageAssignment(peer_id=p, layers=LayerRange(a, b)) for p, a, b in stages)
+        await self.host.assign(
+            Assign(
+                run_id=RUN,
+                spec=self.spec,
+                attempt=attempt,
+                stages=stages,
+                committed_steps=committed_steps,
+                fresh=fresh,
+                spec_digest=self.spec.digest(),
+            )
+        )
+
+    async def ready(self, **assign):
+        """Assigned, and loaded."""
+        await self.assign(**assign)
+        assert isinstance(await self.said.get(), StageReady)
+
+    async def step(self, step=0, *, attempt=1):
+        self.host.plan(plan_of(self.spec, step, attempt=attempt))
+        ready = await self.said.get()
+        assert isinstance(ready, StepReady), ready
+        return ready
+
+    async def weights(self):
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self.compute, self.engines[-1].weights_digest)
+
+    @asynccontextmanager
+    async def busy(self):
+        """The compute thread has other things to do meanwhile."""
+        gate = threading.Event()
+        try:
+            self.compute.submit(gate.wait)
+            yield
+        finally:
+            gate.set()
+
+    @asynccontextmanager
+    async def serving(self):
+        """A channel to this peer's handlers."""
+
+        async def on_boundary(stream):
+            await self.host.on_boundary(stream, await receive_hello(stream))
+
+        async def on_weights(stream):
+            await stream.receive()
+            await self.host.on_weights(stream)
+
+        server = await self.transport.serve("me", 1, {BOUNDARY: on_boundary, WEIGHTS: on_weights})
+        channel = self.transport.connect(server.endpoint)
+        try:
+            yield channel
+        finally:
+            await channel.close()
+            await server.stop()
+
+    async def close(self):
+        await self.host.stop()
+        self.compute.shutdown()
+        self.codecs.shutdown()
+
+
+def plan_of(spec, step, *, attempt=1):
+    batches = step_microbatches(spec.train, step)
+    tokens = {
+        sample: (np.arange(SEQ_LENGTH, dtype="<u4") + sample).tobytes()
+        for batch in batches
+        for sample in batch.samples
+    }
+    return PlanStep(run_id=RUN, attempt=attempt, step=step, microbatches=batches, tokens=tokens)
+
+
+def commit_of(step):
+    return CommitStep(run_id=RUN, step=step, clip_factor=1.0, learning_rate=0.05)
+
+
+@pytest.fixture
+async def make_peer(spec, tmp_path):
+    made = []
+
+    def make(*, run_spec=spec, **changes):
+        made.append(Peer(run_spec, tmp_path, **changes))
+        return made[-1]
+
+    yield make
+    for peer in made:
+        await peer.close()
+
+
+@pytest.fixture
+async def peer(make_peer):
+    return make_peer()
+
+
+# ---- commits
+
+
+async def test_a_committed_step_changes_the_weights_and_the_next_one_runs(peer):
+    await peer.ready()
+    before = await peer.weights()
+    first = await peer.step(0)
+    assert first.squared_grad_norm > 0
+    assert await peer.weights() == before, "gradients wait for their commit"
+    await peer.host.commit(commit_of(0))
+    assert await peer.weights() != before
+    assert peer.host.held.committed_steps == 1
+    assert (await peer.step(1)).step == 1
+
+
+async def test_a_commit_that_comes_twice_changes_nothing(peer):
+    await peer.ready()
+    await peer.step(0)
+    await peer.host.commit(commit_of(0))
+    once = await peer.weights()
+    await peer.host.commit(commit_of(0))
+    assert await peer.weights() == once
+    await peer.step(1)
+    await peer.host.commit(commit_of(0))
+    assert await peer.weights() == once
+    assert peer.host.held.committed_steps == 1
+
+
+async def test_a_commit_of_another_step_is_refused_and_changes_nothing(peer):
+    await peer.ready()
+    before = await peer.weights()
+    await peer.step(0)
+    with pytest.raises(OutOfTurn, match="commit of step 1, 0 are committed"):
+        await peer.host.commit(commit_of(1))
+    assert await peer.weights() == before
+    await peer.host.commit(commit_of(0))
+    assert peer.host.held.committed_steps == 1
+
+
+async def test_a_commit_without_gradients_is_refused(peer):
+    with pytest.raises(OutOfTurn):
+        await peer.host.commit(commit_of(0))
+    await peer.ready()
+    with pytest.raises(OutOfTurn, match="no step has begun"):
+        await peer.host.commit(commit_of(0))
+    assert peer.host.held.committed_steps == 0
+
+
+async def test_a_commit_that_is_cancelled_still_counts_once_and_wholly(peer):
+    await peer.ready()
+    await peer.step(0)
+    async with peer.busy():
+        commit = asyncio.create_task(peer.host.commit(commit_of(0)))
+        for _ in range(3):  # on its way to the compute thread, which is busy
+            await asyncio.sleep(0)
+        commit.cancel()
+        assert isinstance(
+            (await asyncio.gather(commit, return_exceptions=True))[0], asyncio.CancelledError
+        )
+        again = asyncio.create_task(peer.host.commit(commit_of(0)))
+    await again
+    assert peer.host.held.committed_steps == 1
+    once = await peer.weights()
+    await peer.ready(attempt=2, committed_steps=1, fresh=False)
+    assert await peer.weights() == once
+    await peer.step(1, attempt=2)
+
+
+async def test_gradients_outlive_an_attempt_that_ends_before_their_commit(peer):
+    await peer.ready()
+    await peer.step(0)
+    await peer.host.stop()
+    await peer.host.commit(commit_of(0))
+    await peer.ready(attempt=2, committed_steps=1, fresh=False)
+    assert (await peer.step(1, attempt=2)).step == 1
+
+
+async def test_a_step_that_is_planned_again_gives_the_same_gradients(peer):
+    await peer.ready()
+    first = await peer.step(0)
+    await peer.ready(attempt=2, fresh=False)
+    again = await peer.step(0, attempt=2)
+    assert (again.squared_grad_norm, again.loss_sum) == (first.squared_grad_norm, first.loss_sum)
+
+
+# ---- plans
+
+
+async def test_a_plan_of_an_older_attempt_is_void(peer):
+    await peer.ready(attempt=1)
+    await peer.ready(attempt=2, fresh=False)
+    peer.host.plan(plan_of(peer.spec, 0, attempt=1))
+    assert (await peer.step(0, attempt=2)).attempt == 2
+    assert peer.said.empty()
+
+
+async def test_plans_before_and_after_an_attempt_are_void(peer):
+    peer.host.plan(plan_of(peer.spec, 0))
+    await peer.ready()
+    await peer.host.stop()
+    peer.host.plan(plan_of(peer.spec, 0))
+    assert peer.said.empty()
+
+
+async def test_a_plan_while_another_waits_is_out_of_turn(peer):
+    await peer.ready()
+    peer.host.plan(plan_of(peer.spec, 0))
+    with pytest.raises(OutOfTurn, match="step 1 was planned while another one waits"):
+        peer.host.plan(plan_of(peer.spec, 1))
+
+
+async def test_a_plan_without_tokens_fails_the_attempt(peer):
+    await peer.ready()
+    whole = plan_of(peer.spec, 0)
+    peer.host.plan(PlanStep(run_id=RUN, attempt=1, step=0, microbatches=whole.microbatches))
+    failed = await peer.said.get()
+    assert isinstance(failed, StageFailed)
+    assert failed.code == "malformed-message"
+    await peer.ready(attempt=2, fresh=False)
+    await peer.step(0, attempt=2)
+
+
+# ---- assignments
+
+
+async def test_nothing_is_held_until_the_stage_is_loaded(peer):
+    assert peer.host.held is None
+    await peer.ready()
+    held = peer.host.held
+    assert (str(held.layers), held.committed_steps, held.exported) == ("0-2", 0, False)
+    assert held.spec_digest == peer.spec.digest()
+
+
+async def test_a_fresh_assignment_goes_back_to_the_first_weights(peer):
+    await peer.ready()
+    first = await peer.weights()
+    await peer.step(0)
+    await peer.host.commit(commit_of(0))
+    await peer.ready(attempt=2, fresh=True)
+    assert await peer.weights() == first
+    assert peer.host.held.committed_steps == 0
+    assert len(peer.engines) == 2
+
+
+async def test_an_assignment_that_counts_other_steps_than_are_here_fails(peer):
+    await peer.ready()
+    await peer.assign(attempt=2, committed_steps=3, fresh=False)
+    failed = await peer.said.get()
+    assert (failed.code, failed.attempt) == ("out-of-turn", 2)
+    assert "3 steps are committed, 0 of them here" in failed.message
+
+
+async def test_a_model_that_is_not_there_is_told(make_peer, tmp_path):
+    missing = tmp_path / "nowhere"
+    peer = make_peer(make_engine=lambda spec, layers: open_checkpoint(str(missing)))
+    await peer.assign()
+    failed = await peer.said.get()
+    assert isinstance(failed, StageFailed)
+    assert failed.code == "bad-model"
+    assert str(missing) in failed.message
+    assert peer.host.held is None
+
+
+async def test_other_weights_than_the_runs_are_told(make_peer, spec):
+    other = replace(spec, model=replace(spec.model, block_digests=(bytes(16),) * 2))
+    peer = make_peer(run_spec=other)
+    await peer.assign()
+    assert (await peer.said.get()).code == "run-mismatch"
+
+
+async def test_a_bug_is_told_without_its_detail_and_logged_with_it(make_peer, caplog):
+    def broken(spec, layers):
+        raise KeyError("secret detail")
+
+    peer = make_peer(make_engine=broken)
+    await peer.assign()
+    failed = await peer.said.get()
+    assert failed.code == "internal"
+    assert "secret" not in failed.message
+    assert "secret detail" in caplog.text
+
+
+# ---- neighbours
+
+
+def hello(peer, **changes):
+    fields = {
+        "run_id": RUN,
+        "spec_digest": peer.spec.digest(),
+        "boundary": 1,
+        "peer_id": PeerId("up"),
+        "attempt": 1,
+        "window_frames": 8,
+    }
+    return boundary_to_wire(BoundaryHello(**fields | changes))
+
+
+BEHIND = (("up", 0, 1), (ME, 1, 2))
+
+
+async def test_a_neighbour_that_hears_of_an_attempt_first_is_kept_waiting(peer):
+    async with peer.serving() as channel:
+        stream = channel.open(BOUNDARY)
+        await stream.send(hello(peer, attempt=2))
+        answer = asyncio.create_task(stream.receive())
+        await peer.assign(attempt=1, stages=BEHIND)
+        await peer.assign(attempt=2, stages=BEHIND)
+        assert boundary_from_wire(await answer).attempt == 2
+        assert isinstance(await peer.said.get(), StageReady)
+
+
+async def test_a_neighbour_waits_only_so_long_for_a_peer_to_hear_of_an_attempt(peer, monkeypatch):
+    monkeypatch.setattr("swarm_ft.peer.host.NEIGHBOUR_PATIENCE_S", 0.0)
+    async with peer.serving() as channel:
+        stream = channel.open(BOUNDARY)
+        await stream.send(hello(peer))
+        with pytest.raises(OutOfTurn, match="attempt 1 did not begin"):
+            await stream.receive()
+
+
+async def test_a_neighbour_waits_as_long_as_the_stage_takes_to_load(peer, monkeypatch):
+    monkeypatch.setattr("swarm_ft.peer.host.NEIGHBOUR_PATIENCE_S", 0.0)
+    async with peer.serving() as channel:
+        async with peer.busy():
+            await peer.assign(stages=BEHIND)
+            stream = channel.open(BOUNDARY)
+            await stream.send(hello(peer))
+            answer = asyncio.create_task(stream.receive())
+            await asyncio.wait({answer}, timeout=0.05)
+            assert not answer.done()
+        assert boundary_from_wire(await answer).peer_id == ME
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"spec_digest": bytes(16)}, RunMismatch),
+        ({"peer_id": "stranger"}, OutOfTurn),
+        ({"attempt": 0}, OutOfTurn),
+        ({"boundary": 2}, OutOfTurn),
+    ],
+    ids=str,
+)
+async def test_a_stranger_is_not_let_in(peer, changes, error):
+    await peer.assign(stages=BEHIND)
+    async with peer.serving() as channel:
+        stranger = channel.open(BOUNDARY)
+        await stranger.send(hello(peer, **changes))
+        with pytest.raises(error):
+            await stranger.receive()
+        neighbour = channel.open(BOUNDARY)
+        await neighbour.send(hello(peer))
+        assert boundary_from_wire(await neighbour.receive()).peer_id == ME
+
+
+async def test_the_first_stage_has_nobody_in_front_of_it(peer):
+    await peer.ready()
+    async with peer.serving() as channel:
+        stream = channel.open(BOUNDARY)
+        await stream.send(hello(peer))
+        with pytest.raises(OutOfTurn, match="no boundary in front"):
+            await stream.receive()
+
+
+async def test_the_end_of_an_attempt_hangs_up_on_its_neighbours(peer):
+    await peer.assign(stages=BEHIND)
+    async with peer.serving() as channel:
+        stream = channel.open(BOUNDARY)
+        await stream.send(hello(peer))
+        await stream.receive()
+        await peer.host.stop()
+        with pytest.raises(Unavailable, match="the attempt is over"):
+            await stream.receive()
+
+
+async def test_a_neighbour_that_is_nowhere_fails_the_attempt(peer, monkeypatch):
+    monkeypatch.setattr("swarm_ft.peer.neighbours.UNREACHABLE_AFTER_S", 0.0)
+    await peer.assign(stages=((ME, 0, 1), ("down", 1, 2)))
+    failed = await peer.said.get()
+    assert failed.code == "unavailable"
+    assert "peer down cannot be reached" in failed.message
+
+
+async def test_another_spec_at_the_neighbour_behind_fails_the_attempt(peer):
+    async def refuse(stream):
+        await stream.receive()
+        raise RunMismatch("digests differ")
+
+    server = await peer.transport.serve("down", 1, {BOUNDARY: refuse})
+    await peer.directory.announce(Role.PEER, "down", server.endpoint)
+    await peer.assign(stages=((ME, 0, 1), ("down", 1, 2)))
+    assert (await peer.said.get()).code == "run-mismatch"
+    await server.stop()
+
+
+# ---- results
+
+
+async def fetch(channel, path):
+    stream = channel.open(WEIGHTS)
+    await stream.send(WeightsRequest(run_id=RUN))
+    await stream.finish()
+    blob = await receive_header(stream, max_bytes=1 << 20)
+    await receive_file(stream, blob, path)
+
+
+async def test_weights_are_not_there_before_the_export(peer, tmp_path):
+    await peer.ready()
+    async with peer.serving() as channel:
+        with pytest.raises(NotFound, match="has no result of it"):
+            await fetch(channel, tmp_path / "fetched")
+
+
+async def test_an_export_without_a_stage_is_out_of_turn(peer):
+    with pytest.raises(OutOfTurn, match="nothing is loaded"):
+        await peer.host.export()
+
+
+async def test_exported_weights_can_be_fetched_until_the_run_is_released(peer, tmp_path):
+    await peer.ready()
+    await peer.host.export()
+    exported = await peer.said.get()
+    assert isinstance(exported, StageExported)
+    assert peer.host.has_result
+    assert peer.host.held.exported
+    async with peer.serving() as channel:
+        for copy in ("one", "two"):
+            await fetch(channel, tmp_path / copy)
+            assert (tmp_path / copy).stat().st_size == exported.shard_bytes
+        assert "transformer.h.1.ln_1.weight" in load_file(tmp_path / "one")
+        (shard,) = tmp_path.glob("run-*.safetensors")
+        await peer.host.release()
+        assert not shard.exists()
+        assert not peer.host.has_result
+        assert peer.host.held is None
+        with pytest.raises(NotFound):
+            await fetch(channel, tmp_path / "three")
+    await peer.host.release()
+
+
+async def test_a_disk_that_cannot_be_written_is_unavailable(make_peer, tmp_path):
+    peer = make_peer()
+    await peer.ready()
+    peer.host._shard_dir = tmp_path / "missing"
+    with pytest.raises(Unavailable, match="cannot be written"):
+        await peer.host.export()
+    assert not peer.host.has_result

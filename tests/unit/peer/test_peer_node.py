@@ -1,0 +1,455 @@
+"""A peer's process against a coordinator driven by hand: joins, obeys, leaves, and comes back."""
+
+import asyncio
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from swarm_ft.discovery.base import Role
+from swarm_ft.discovery.static import Board, StaticDirectory
+from swarm_ft.errors import (
+    BadLayers,
+    JournalError,
+    NotFound,
+    OutOfTurn,
+    RunMismatch,
+    Unavailable,
+)
+from swarm_ft.ids import PeerId, RunId
+from swarm_ft.peer.node import PeerNode, PeerOptions
+from swarm_ft.proto.coordinator_pb2 import ToPeer
+from swarm_ft.proto.peer_pb2 import BlobPart, WeightsRequest
+from swarm_ft.protocol.boundary_wire import boundary_to_wire
+from swarm_ft.protocol.control_wire import from_peer_from_wire, to_peer_to_wire
+from swarm_ft.protocol.layers import LayerRange
+from swarm_ft.protocol.messages import (
+    Assign,
+    BoundaryHello,
+    CommitStep,
+    ExportStage,
+    PeerGoodbye,
+    PeerHello,
+    PlanStep,
+    ReleaseStage,
+    StageAssignment,
+    StageExported,
+    StageFailed,
+    StageReady,
+    StepReady,
+)
+from swarm_ft.protocol.run_spec import RunSpec
+from swarm_ft.protocol.training_plan import step_microbatches
+from swarm_ft.stage.checkpoint import open_checkpoint
+from swarm_ft.stage.engine import StageEngine
+from swarm_ft.testing.clock import ManualClock
+from swarm_ft.transport.memory import MemoryTransport
+from swarm_ft.transport.methods import BOUNDARY, JOIN, TIED_GRADIENT, WEIGHTS
+
+RUN = RunId("run")
+
+
+class Joined:
+    """One stream of one peer, as the coordinator sees it."""
+
+    def __init__(self, stream, hello):
+        self.hello = hello
+        self.over = asyncio.get_running_loop().create_future()
+        self._stream = stream
+
+    async def say(self, message):
+        await self._stream.send(to_peer_to_wire(message))
+
+    async def say_raw(self, message):
+        await self._stream.send(message)
+
+    async def hear(self):
+        return from_peer_from_wire(await self._stream.receive())
+
+    def end(self, error=None):
+        """Hang up, with a reason or without one."""
+        if not self.over.done():
+            self.over.set_result(error)
+
+    async def hang_up(self):
+        self.end()
+
+
+class Swarm:
+    """The coordinator, by hand, and the network around it."""
+
+    def __init__(self, shard_dir):
+        self.transport = MemoryTransport()
+        self.directory = StaticDirectory(Board(), ManualClock())
+        self._joins = {}
+        self._shard_dir = shard_dir
+        self._peers = []
+        self._closing = []
+
+    async def open(self):
+        server = await self.transport.serve("coordinator", 1, {JOIN: self._join})
+        self._closing.append(server.stop)
+        await self.directory.announce(Role.COORDINATOR, "coordinator", server.endpoint)
+
+    async def _join(self, stream):
+        hello = from_peer_from_wire(await stream.receive())
+        assert isinstance(hello, PeerHello)
+        joined = Joined(stream, hello)
+        self._closing.insert(0, joined.hang_up)
+        self._queue(hello.peer_id).put_nowait(joined)
+        error = await joined.over
+        if error is not None:
+            raise error
+
+    def _queue(self, name):
+        return self._joins.setdefault(name, asyncio.Queue())
+
+    async def joined(self, name="peer"):
+        """The next time that this peer joins."""
+        return await self._queue(name).get()
+
+    async def peer(self, name="peer", layers="0-2"):
+        """A node at work, and the task it runs in."""
+        start, stop = layers.split("-")
+        options = PeerOptions(
+            peer_id=PeerId(name),
+            layers=LayerRange(int(start), int(stop)),
+            memory_bytes=1 << 30,
+            shard_dir=self._shard_dir,
+        )
+        node = PeerNode(
+            options,
+            directory=self.directory,
+            transport=self.transport,
+            clock=ManualClock(),
+            make_engine=cpu_engine,
+        )
+        server = await self.transport.serve(name, 1, node.handlers())
+        await self.directory.announce(Role.PEER, name, server.endpoint)
+        running = asyncio.create_task(node.run())
+        self._peers.append(running)
+        self._closing.append(server.stop)
+        return node, running
+
+    def channel(self, name="peer"):
+        channel = self.transport.connect(f"{name}:1")
+        self._closing.insert(0, channel.close)
+        return channel
+
+    async def close(self):
+        for running in self._peers:
+            running.cancel()
+        await asyncio.gather(*self._peers, return_exceptions=True)
+        for close in self._closing:
+            await close()
+
+
+def cpu_engine(spec, layers):
+    checkpoint = open_checkpoint(spec.model.reference)
+    return StageEngine(checkpoint, spec, layers, device=torch.device("cpu"), dtype=torch.float32)
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch):
+    monkeypatch.setattr("swarm_ft.peer.node.RECONNECT_S", 0.0)
+    monkeypatch.setattr("swarm_ft.peer.neighbours.MIN_BACKOFF_S", 0.0)
+
+
+@pytest.fixture
+async def swarm(tmp_path):
+    swarm = Swarm(tmp_path)
+    await swarm.open()
+    yield swarm
+    await swarm.close()
+
+
+@pytest.fixture(scope="session")
+def spec(model_dir, make_train):
+    return RunSpec(model=open_checkpoint(str(model_dir)).describe(), train=make_train())
+
+
+@pytest.fixture
+def assign_of(spec):
+    def make(*, run_id=RUN, attempt=1, stages=(("peer", 0, 2),), fresh=True, committed_steps=0):
+        return Assign(
+            run_id=run_id,
+            spec=spec,
+            attempt=attempt,
+            stages=tuple(
+                StageAssignment(peer_id=PeerId(p), layers=LayerRange(a, b)) for p, a, b in stages
+            ),
+            committed_steps=committed_steps,
+            fresh=fresh,
+            spec_digest=spec.digest(),
+        )
+
+    return make
+
+
+@pytest.fixture
+def plan_of(spec):
+    def make(step, *, run_id=RUN, attempt=1):
+        batches = step_microbatches(spec.train, step)
+        tokens = {
+            sample: (np.arange(spec.train.seq_length, dtype="<u4") + sample).tobytes()
+            for batch in batches
+            for sample in batch.samples
+        }
+        return PlanStep(
+            run_id=run_id, attempt=attempt, step=step, microbatches=batches, tokens=tokens
+        )
+
+    return make
+
+
+def commit_of(step):
+    return CommitStep(run_id=RUN, step=step, clip_factor=1.0, learning_rate=0.05)
+
+
+async def ready(joined, assign):
+    await joined.say(assign)
+    assert isinstance(await joined.hear(), StageReady)
+
+
+async def exported(swarm, assign, joined):
+    """A peer with a result of the run."""
+    await ready(joined, assign)
+    await joined.say(ExportStage(run_id=assign.run_id))
+    assert isinstance(await joined.hear(), StageExported)
+
+
+# ---- obeying
+
+
+async def test_a_peer_offers_itself_and_trains_what_it_is_told(swarm, assign_of, plan_of):
+    await swarm.peer()
+    joined = await swarm.joined()
+    assert (joined.hello.peer_id, str(joined.hello.layers)) == ("peer", "0-2")
+    assert joined.hello.held is None
+    await ready(joined, assign_of())
+    losses = []
+    for step in range(3):
+        await joined.say(plan_of(step))
+        done = await joined.hear()
+        assert isinstance(done, StepReady)
+        losses.append(done.loss_sum)
+        await joined.say(commit_of(step))
+    assert len(set(losses)) == 3
+    await joined.say(ReleaseStage(run_id=RUN, reason="over"))
+
+
+@pytest.mark.parametrize("error", [BadLayers("no such layers"), RunMismatch("digests aa, bb")])
+async def test_a_peer_that_is_refused_for_what_it_offers_ends_with_that_error(swarm, error):
+    _, running = await swarm.peer()
+    (await swarm.joined()).end(error)
+    with pytest.raises(type(error), match=error.message):
+        await running
+
+
+@pytest.mark.parametrize(
+    "error", [None, Unavailable("gone"), OutOfTurn("not now"), JournalError("disk full")], ids=repr
+)
+async def test_a_peer_whose_coordinator_ails_comes_back_with_its_weights(
+    swarm, assign_of, plan_of, error
+):
+    _, running = await swarm.peer()
+    joined = await swarm.joined()
+    await ready(joined, assign_of())
+    await joined.say(plan_of(0))
+    await joined.hear()
+    await joined.say(commit_of(0))
+    await joined.say(plan_of(1))
+    await joined.hear()
+    joined.end(error)
+    again = await swarm.joined()
+    assert again.hello.held.committed_steps == 1
+    await again.say(commit_of(1))
+    await ready(again, assign_of(attempt=2, fresh=False, committed_steps=2))
+    assert not running.done()
+
+
+async def test_a_coordinator_that_is_nowhere_is_waited_for(swarm, tmp_path):
+    await swarm.directory.withdraw(Role.COORDINATOR, "coordinator")
+    _, running = await swarm.peer()
+    await swarm.directory.announce(Role.COORDINATOR, "coordinator", "nobody:1")
+    await asyncio.sleep(0)
+    await swarm.directory.announce(Role.COORDINATOR, "coordinator", "coordinator:1")
+    await swarm.joined()
+    assert not running.done()
+
+
+async def test_what_makes_no_sense_costs_the_stream_and_not_the_stage(swarm, assign_of, plan_of):
+    _, running = await swarm.peer()
+    joined = await swarm.joined()
+    await ready(joined, assign_of())
+    nonsense = (
+        plan_of(0, run_id=RunId("other")),
+        commit_of(7),
+        ExportStage(run_id=RunId("other")),
+        assign_of(stages=(("somebody-else", 0, 2),)),
+    )
+    for message in nonsense:
+        await joined.say(message)
+        joined = await swarm.joined()
+        assert joined.hello.held is not None
+    await joined.say_raw(ToPeer())
+    joined = await swarm.joined()
+    await ready(joined, assign_of(attempt=2, fresh=False))
+    assert not running.done()
+
+
+async def test_a_coordinator_with_another_digest_of_the_spec_ends_the_peer(swarm, assign_of):
+    _, running = await swarm.peer()
+    joined = await swarm.joined()
+    await joined.say(replace(assign_of(), spec_digest=bytes(16)))
+    with pytest.raises(RunMismatch, match="00000000"):
+        await running
+
+
+async def test_a_model_that_is_not_there_is_told_to_the_coordinator(swarm, assign_of, spec):
+    _, running = await swarm.peer()
+    joined = await swarm.joined()
+    elsewhere = replace(spec, model=replace(spec.model, reference="/nowhere/at/all"))
+    await joined.say(replace(assign_of(), spec=elsewhere, spec_digest=elsewhere.digest()))
+    failed = await joined.hear()
+    assert isinstance(failed, StageFailed)
+    assert failed.code == "bad-model"
+    assert not running.done()
+
+
+# ---- leaving
+
+
+async def test_a_peer_that_leaves_says_goodbye(swarm, assign_of):
+    node, running = await swarm.peer()
+    joined = await swarm.joined()
+    await ready(joined, assign_of())
+    node.leave()
+    assert isinstance(await joined.hear(), PeerGoodbye)
+    await running
+
+
+async def test_a_peer_leaves_although_nobody_hears_its_goodbye(swarm, monkeypatch):
+    monkeypatch.setattr("swarm_ft.peer.node.GOODBYE_S", 0.0)
+    await swarm.directory.withdraw(Role.COORDINATOR, "coordinator")
+    node, running = await swarm.peer()
+    node.leave()
+    await running
+
+
+async def test_a_peer_with_a_result_leaves_once_it_is_collected(swarm, assign_of):
+    node, running = await swarm.peer()
+    joined = await swarm.joined()
+    await exported(swarm, assign_of(), joined)
+    node.leave()
+    goodbye = asyncio.create_task(joined.hear())
+    stream = swarm.channel().open(WEIGHTS)
+    await stream.send(WeightsRequest(run_id=RUN))
+    assert (await stream.receive()).header.run_id == RUN, "its client is still served"
+    assert not goodbye.done()
+    await joined.say(ReleaseStage(run_id=RUN, reason="collected"))
+    assert isinstance(await goodbye, PeerGoodbye)
+    await running
+
+
+async def test_a_second_result_is_waited_for_as_the_first_was(swarm, assign_of):
+    node, running = await swarm.peer()
+    joined = await swarm.joined()
+    await exported(swarm, assign_of(), joined)
+    await joined.say(ReleaseStage(run_id=RUN, reason="collected"))
+    second = RunId("second")
+    await exported(swarm, assign_of(run_id=second), joined)
+    node.leave()
+    goodbye = asyncio.create_task(joined.hear())
+    stream = swarm.channel().open(WEIGHTS)
+    await stream.send(WeightsRequest(run_id=second))
+    assert (await stream.receive()).header.run_id == second
+    assert not goodbye.done()
+    await joined.say(ReleaseStage(run_id=second, reason="collected"))
+    assert isinstance(await goodbye, PeerGoodbye)
+    await running
+
+
+async def test_a_release_of_another_run_changes_nothing(swarm, assign_of, plan_of):
+    await swarm.peer()
+    joined = await swarm.joined()
+    await ready(joined, assign_of())
+    await joined.say(ReleaseStage(run_id=RunId("other"), reason="over"))
+    await joined.say(plan_of(0))
+    assert isinstance(await joined.hear(), StepReady)
+
+
+# ---- neighbours and clients
+
+
+@pytest.mark.parametrize("hosts", [False, True], ids=["hosts nothing", "hosts another run"])
+async def test_who_asks_for_a_run_that_is_not_here_is_told_so(swarm, assign_of, spec, hosts):
+    await swarm.peer()
+    joined = await swarm.joined()
+    if hosts:
+        await ready(joined, assign_of(run_id=RunId("other")))
+    hello = BoundaryHello(
+        run_id=RUN,
+        spec_digest=spec.digest(),
+        boundary=1,
+        peer_id=PeerId("up"),
+        attempt=1,
+        window_frames=8,
+    )
+    asked = (
+        (BOUNDARY, boundary_to_wire(hello), OutOfTurn),
+        (WEIGHTS, WeightsRequest(run_id=RUN), NotFound),
+        (TIED_GRADIENT, BlobPart(), OutOfTurn),
+    )
+    for method, message, error in asked:
+        stream = swarm.channel().open(method)
+        await stream.send(message)
+        with pytest.raises(error):
+            await stream.receive()
+
+
+STAGES = (("up", 0, 1), ("down", 1, 2))
+
+
+@pytest.mark.parametrize("first", ["up", "down"])
+async def test_neighbours_meet_whoever_hears_of_the_run_first(swarm, assign_of, plan_of, first):
+    peers = {name: await swarm.peer(name, f"{a}-{b}") for name, a, b in STAGES}
+    joined = {name: await swarm.joined(name) for name in peers}
+    second = "down" if first == "up" else "up"
+    await joined[first].say(assign_of(stages=STAGES))
+    stream = swarm.channel(first).open(WEIGHTS)
+    await stream.send(WeightsRequest(run_id=RUN))
+    with pytest.raises(NotFound):  # by now it hosts the run
+        await stream.receive()
+    await joined[second].say(assign_of(stages=STAGES))
+    for name in peers:
+        assert isinstance(await joined[name].hear(), StageReady)
+    for step in range(3):
+        ready_of = {}
+        for name in peers:
+            await joined[name].say(plan_of(step))
+        for name in peers:
+            ready_of[name] = await joined[name].hear()
+            assert isinstance(ready_of[name], StepReady)
+            await joined[name].say(commit_of(step))
+        assert ready_of["down"].loss_sum > 0
+        (traffic,) = ready_of["up"].traffic
+        num_samples = len(plan_of(step).tokens)
+        kind = traffic.key_frames if step < 2 else traffic.delta_frames
+        assert kind == num_samples
+
+
+async def test_a_peer_that_is_assigned_again_and_again_ends_where_it_was_last(
+    swarm, assign_of, plan_of
+):
+    await swarm.peer()
+    joined = await swarm.joined()
+    for attempt in range(1, 6):
+        await joined.say(assign_of(attempt=attempt))
+    said = await joined.hear()
+    while said.attempt != 5:
+        said = await joined.hear()
+    assert isinstance(said, StageReady)
+    await joined.say(plan_of(0, attempt=5))
+    assert isinstance(await joined.hear(), StepReady)

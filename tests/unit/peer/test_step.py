@@ -1,0 +1,217 @@
+"""One step at one stage: tasks in order, tensors by sample, plans checked."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+import torch
+
+from swarm_ft.errors import MalformedMessage, NonFinite
+from swarm_ft.peer.step import StageStep
+from swarm_ft.protocol.codec_spec import Direction
+from swarm_ft.protocol.frame import FrameKey
+from swarm_ft.protocol.messages import PlanStep
+from swarm_ft.protocol.pipeline import StageSchedule
+from swarm_ft.protocol.training_plan import Microbatch
+from swarm_ft.stage.engine import LossAndGradient
+
+TOKENS, CHANNELS = 3, 2
+
+
+@dataclass
+class CountingEngine:
+    """An engine whose arithmetic is plain: outputs are x + 1, gradients g * 2."""
+
+    is_first: bool = False
+    is_last: bool = False
+    done: list = field(default_factory=list)
+    after: Callable = lambda: None
+
+    def _did(self, kind, microbatch):
+        self.done.append((kind, microbatch))
+        self.after()
+
+    def forward(self, microbatch, x):
+        self._did("forward", microbatch)
+        return x.float() + 1 if x.dim() == 3 else x.float()[..., None].expand(-1, -1, CHANNELS)
+
+    def backward(self, microbatch, gradient):
+        self._did("backward", microbatch)
+        return None if self.is_first else gradient * 2
+
+    def forward_backward(self, microbatch, x, tokens):
+        self._did("both", microbatch)
+        if not torch.isfinite(x.float()).all():
+            raise NonFinite("an input is not finite")
+        gradient = None if self.is_first else x * 2
+        return LossAndGradient(loss_sum=float(tokens.sum()), input_gradient=gradient)
+
+
+@dataclass
+class Outbox:
+    """What a stage gives to one of its boundaries."""
+
+    sent: list = field(default_factory=list)
+
+    def send(self, key, x):
+        self.sent.append((key, x))
+
+    @property
+    def samples(self) -> Sequence[int]:
+        return [key.sample for key, _ in self.sent]
+
+
+def token_bytes(sample, *, count=TOKENS):
+    return np.full(count, sample, "<u4").tobytes()
+
+
+def make_plan(num_microbatches, *, with_tokens):
+    batches = tuple(Microbatch(i, (10 * i, 10 * i + 1)) for i in range(num_microbatches))
+    samples = [sample for batch in batches for sample in batch.samples]
+    tokens = {sample: token_bytes(sample) for sample in samples} if with_tokens else {}
+    return PlanStep(run_id="run", attempt=1, step=5, microbatches=batches, tokens=tokens)
+
+
+def key(sample, direction):
+    return FrameKey(1, 5, sample // 10, sample, direction)
+
+
+def value(sample):
+    return torch.full((TOKENS, CHANNELS), float(sample))
+
+
+@pytest.fixture
+def make_step():
+    """`make_step(1, of=3, microbatches=4)`: the second of three stages."""
+    with ThreadPoolExecutor(1) as compute:
+
+        def make(index, *, of, microbatches, plan=None, with_tokens=None):
+            engine = CountingEngine(is_first=index == 0, is_last=index == of - 1)
+            needs = engine.is_first or engine.is_last
+            plan = plan or make_plan(
+                microbatches, with_tokens=needs if with_tokens is None else with_tokens
+            )
+            up, down = None if engine.is_first else Outbox(), None if engine.is_last else Outbox()
+            schedule = StageSchedule(
+                num_stages=of, stage_index=index, num_microbatches=microbatches
+            )
+            step = StageStep(
+                plan, engine=engine, pool=compute, upstream=up, downstream=down, schedule=schedule
+            )
+            return step, engine, up, down
+
+        yield make
+
+
+def arrive(step, samples, direction):
+    for sample in samples:
+        step.arrived(key(sample, direction), value(sample))
+
+
+async def test_a_single_stage_computes_everything_itself(make_step):
+    step, engine, _, _ = make_step(0, of=1, microbatches=3)
+    await step.run()
+    assert engine.done == [("both", 0), ("both", 1), ("both", 2)]
+    assert step.loss_sum == TOKENS * (0 + 1 + 10 + 11 + 20 + 21)
+
+
+async def test_the_first_stage_sends_each_sample_under_its_own_name(make_step):
+    step, engine, _, down = make_step(0, of=2, microbatches=2)
+    running = asyncio.create_task(step.run())
+    arrive(step, [0, 1, 10, 11], Direction.BACKWARD)
+    await running
+    assert [k for k, _ in down.sent] == [key(s, Direction.FORWARD) for s in (0, 1, 10, 11)]
+    for k, x in down.sent:
+        assert torch.equal(x, value(k.sample))
+    assert sorted(engine.done) == [
+        ("backward", 0),
+        ("backward", 1),
+        ("forward", 0),
+        ("forward", 1),
+    ]
+
+
+async def test_the_last_stage_sums_losses_and_sends_gradients(make_step):
+    step, engine, up, _ = make_step(1, of=2, microbatches=2)
+    arrive(step, [0, 1, 10, 11], Direction.FORWARD)
+    await step.run()
+    assert engine.done == [("both", 0), ("both", 1)]
+    assert step.loss_sum == TOKENS * (0 + 1 + 10 + 11)
+    assert [k for k, _ in up.sent] == [key(s, Direction.BACKWARD) for s in (0, 1, 10, 11)]
+    assert all(torch.equal(x, 2 * value(k.sample)) for k, x in up.sent)
+
+
+async def test_a_middle_stage_passes_both_ways_and_needs_no_tokens(make_step):
+    step, engine, up, down = make_step(1, of=3, microbatches=2)
+    arrive(step, [0, 1, 10, 11], Direction.FORWARD)
+    arrive(step, [0, 1, 10, 11], Direction.BACKWARD)
+    await step.run()
+    assert engine.done == [("forward", 0), ("backward", 0), ("forward", 1), ("backward", 1)]
+    assert up.samples == down.samples == [0, 1, 10, 11]
+    assert all(torch.equal(x, value(k.sample) + 1) for k, x in down.sent)
+    assert all(torch.equal(x, 2 * value(k.sample)) for k, x in up.sent)
+
+
+async def test_microbatches_are_computed_in_order_however_samples_arrive(make_step):
+    step, engine, up, _ = make_step(1, of=2, microbatches=3)
+    running = asyncio.create_task(step.run())
+    for sample in (21, 1, 11, 20, 10, 0):
+        arrive(step, [sample], Direction.FORWARD)
+    await running
+    assert [index for _, index in engine.done] == [0, 1, 2]
+    assert up.samples == [0, 1, 10, 11, 20, 21]
+
+
+async def test_only_so_many_forwards_run_ahead_of_the_first_backward(make_step):
+    step, engine, _, down = make_step(0, of=2, microbatches=9)
+    ahead = []
+
+    def answer_the_oldest():
+        """What the last stage does, which gets a microbatch behind when two are on their way."""
+        num_forwards = sum(done == "forward" for done, _ in engine.done)
+        num_backwards = len(engine.done) - num_forwards
+        ahead.append(num_forwards - num_backwards)
+        if ahead[-1] == 3 or (num_forwards == 9 and num_backwards < 9):
+            oldest = [10 * num_backwards, 10 * num_backwards + 1]
+            loop.call_soon_threadsafe(arrive, step, oldest, Direction.BACKWARD)
+
+    loop = asyncio.get_running_loop()
+    engine.after = answer_the_oldest
+    await step.run()
+    assert max(ahead) == 3, "twice the stages behind, links counted as stages, and one"
+    assert [i for kind, i in engine.done if kind == "backward"] == list(range(9))
+    assert down.samples == [s for i in range(9) for s in (10 * i, 10 * i + 1)]
+
+
+def test_a_step_expects_every_sample_once_each_way(make_step):
+    step, *_ = make_step(1, of=3, microbatches=2)
+    for way in Direction:
+        assert step.expected(way) == {key(sample, way) for sample in (0, 1, 10, 11)}
+
+
+@pytest.mark.parametrize("index", [0, 1])
+@pytest.mark.parametrize("tokens", [{}, {0: token_bytes(0)}], ids=["none", "too few"])
+def test_a_plan_without_tokens_is_malformed_at_both_ends(make_step, index, tokens):
+    whole = make_plan(1, with_tokens=False)
+    plan = PlanStep(run_id="run", attempt=1, step=5, microbatches=whole.microbatches, tokens=tokens)
+    with pytest.raises(MalformedMessage, match="plan of step 5: tokens missing or uneven"):
+        make_step(index, of=2, microbatches=1, plan=plan)
+
+
+def test_a_plan_with_samples_of_different_lengths_is_malformed(make_step):
+    whole = make_plan(1, with_tokens=True)
+    tokens = whole.tokens | {1: token_bytes(1, count=TOKENS + 1)}
+    plan = PlanStep(run_id="run", attempt=1, step=5, microbatches=whole.microbatches, tokens=tokens)
+    with pytest.raises(MalformedMessage, match="uneven"):
+        make_step(0, of=2, microbatches=1, plan=plan)
+
+
+async def test_what_the_engine_raises_ends_the_step(make_step):
+    step, *_ = make_step(1, of=2, microbatches=1)
+    step.arrived(key(0, Direction.FORWARD), value(float("nan")))
+    arrive(step, [1], Direction.FORWARD)
+    with pytest.raises(NonFinite):
+        await step.run()

@@ -1,0 +1,172 @@
+"""The fault injector breaks what its script says, there, then, and nothing else."""
+
+import asyncio
+
+import pytest
+
+from swarm_ft.errors import SwarmError, Unavailable
+from swarm_ft.proto.peer_pb2 import BlobPart, WeightsRequest
+from swarm_ft.testing.faults import FaultyTransport
+from swarm_ft.transport.grpc_transport import GrpcTransport
+from swarm_ft.transport.memory import MemoryTransport
+from swarm_ft.transport.methods import TIED_GRADIENT, WEIGHTS
+
+
+def part(number):
+    return BlobPart(data=bytes([number]))
+
+
+class Service:
+    """Echoes parts; remembers what it read and how its calls ended."""
+
+    def __init__(self):
+        self.read = []
+        self.ends = asyncio.Queue()
+
+    async def echo(self, stream):
+        end = None
+        try:
+            while (message := await stream.receive()) is not None:
+                self.read.append(message.data[0])
+                await stream.send(message)
+        except SwarmError as error:
+            end = error
+            raise
+        finally:
+            self.ends.put_nowait(end)
+
+    async def weights(self, stream):
+        await stream.receive()
+        await stream.send(part(42))
+
+
+@pytest.fixture(params=["memory", "grpc"])
+def inner(request):
+    return MemoryTransport() if request.param == "memory" else GrpcTransport()
+
+
+@pytest.fixture
+async def faulty(inner):
+    """`faulty(cut_sends={TIED_GRADIENT: [2]})`: the transport, the service, a channel to it."""
+    closing = []
+
+    async def make(**cuts):
+        transport, service = FaultyTransport(inner, **cuts), Service()
+        handlers = {TIED_GRADIENT: service.echo, WEIGHTS: service.weights}
+        server = await transport.serve("127.0.0.1", 0, handlers)
+        channel = transport.connect(server.endpoint)
+        closing.extend((channel.close, server.stop))
+        return transport, service, channel
+
+    yield make
+    for close in closing:
+        await close()
+
+
+async def echoed(stream, number):
+    await stream.send(part(number))
+    message = await stream.receive()
+    return message.data[0]
+
+
+async def test_without_a_script_everything_passes(faulty):
+    transport, service, channel = await faulty()
+    stream = channel.open(TIED_GRADIENT)
+    assert [await echoed(stream, i) for i in range(5)] == list(range(5))
+    await stream.finish()
+    assert await stream.receive() is None
+    assert await service.ends.get() is None
+    assert transport.num_cuts == 0
+
+
+async def test_a_cut_send_loses_its_message_and_breaks_both_ends(faulty):
+    transport, service, channel = await faulty(cut_sends={TIED_GRADIENT: [3]})
+    stream = channel.open(TIED_GRADIENT)
+    assert [await echoed(stream, i) for i in range(2)] == [0, 1]
+    with pytest.raises(Unavailable, match="the script broke the stream"):
+        await stream.send(part(2))
+    assert isinstance(await service.ends.get(), Unavailable)
+    assert service.read == [0, 1]
+    for dead in (stream.send(part(3)), stream.receive()):
+        with pytest.raises(Unavailable):
+            await dead
+    assert transport.num_cuts == 1
+
+
+async def test_a_cut_receive_loses_a_message_that_the_other_side_did_send(faulty):
+    transport, service, channel = await faulty(cut_receives={TIED_GRADIENT: [2]})
+    stream = channel.open(TIED_GRADIENT)
+    assert await echoed(stream, 0) == 0
+    await stream.send(part(1))
+    with pytest.raises(Unavailable, match="the script broke the stream"):
+        await stream.receive()
+    assert isinstance(await service.ends.get(), Unavailable)
+    assert service.read == [0, 1]
+    assert transport.num_cuts == 1
+
+
+async def test_messages_are_counted_over_all_streams_of_a_method(faulty):
+    transport, service, channel = await faulty(cut_sends={TIED_GRADIENT: [2, 4]})
+    for number in (0, 1):
+        stream = channel.open(TIED_GRADIENT)
+        assert await echoed(stream, number) == number
+        with pytest.raises(Unavailable):
+            await stream.send(part(9))
+    stream = channel.open(TIED_GRADIENT)
+    assert [await echoed(stream, i) for i in (2, 3, 4)] == [2, 3, 4]
+    assert service.read == [0, 1, 2, 3, 4]
+    assert transport.num_cuts == 2
+
+
+async def test_other_methods_and_other_streams_are_left_alone(faulty):
+    transport, _, channel = await faulty(
+        cut_sends={TIED_GRADIENT: [2]}, cut_receives={TIED_GRADIENT: [9]}
+    )
+    broken, other = channel.open(TIED_GRADIENT), channel.open(WEIGHTS)
+    assert await echoed(broken, 0) == 0
+    with pytest.raises(Unavailable):
+        await broken.send(part(1))
+    await other.send(WeightsRequest(run_id="run"))
+    assert (await other.receive()).data[0] == 42
+    assert transport.num_cuts == 1
+
+
+async def test_the_end_of_a_stream_counts_as_something_received(faulty):
+    transport, _, channel = await faulty(cut_receives={TIED_GRADIENT: [2]})
+    stream = channel.open(TIED_GRADIENT)
+    assert await echoed(stream, 0) == 0
+    await stream.finish()
+    with pytest.raises(Unavailable):
+        await stream.receive()
+    assert transport.num_cuts == 1
+
+
+async def test_a_receive_that_was_cancelled_is_not_counted(faulty):
+    transport, _, channel = await faulty(cut_receives={TIED_GRADIENT: [2]})
+    stream = channel.open(TIED_GRADIENT)
+    waiting = asyncio.create_task(stream.receive())
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    assert await echoed(stream, 0) == 0
+    assert transport.num_cuts == 0
+
+
+async def test_what_fails_by_itself_is_no_cut(faulty):
+    transport, service, channel = await faulty(cut_receives={TIED_GRADIENT: [1]})
+    stream = channel.open(TIED_GRADIENT)
+    await stream.send(part(0))
+    await stream.cancel()
+    with pytest.raises(Unavailable):
+        await stream.receive()
+    await service.ends.get()
+    assert transport.num_cuts == 0
+
+
+async def test_a_script_that_names_no_message_that_comes_does_nothing(faulty):
+    transport, _, channel = await faulty(
+        cut_sends={TIED_GRADIENT: [0, 99]}, cut_receives={WEIGHTS: [1]}
+    )
+    stream = channel.open(TIED_GRADIENT)
+    assert [await echoed(stream, i) for i in range(4)] == list(range(4))
+    assert transport.num_cuts == 0
