@@ -22,6 +22,13 @@ import math
 from dataclasses import replace
 from types import MappingProxyType
 
+from swarm_ft.coordinator.membership import (
+    is_lost,
+    is_wanted,
+    layers_refusal,
+    refusal_of,
+    with_exports_of,
+)
 from swarm_ft.coordinator.placement import place
 from swarm_ft.coordinator.state import (
     CommitRecord,
@@ -48,10 +55,8 @@ from swarm_ft.coordinator.state import (
 from swarm_ft.coordinator.steps import commit_step, plan_step
 from swarm_ft.errors import (
     BadInput,
-    BadLayers,
     NonFinite,
     OutOfTurn,
-    RunMismatch,
     SwarmError,
     from_code,
 )
@@ -64,7 +69,6 @@ from swarm_ft.protocol.messages import (
     PeerHello,
     ReleaseStage,
     RunPhase,
-    StageAssignment,
     StageExported,
     StageFailed,
     StageReady,
@@ -72,8 +76,6 @@ from swarm_ft.protocol.messages import (
     ToPeer,
 )
 
-GRACE_S = 30.0
-"""How long a peer whose stream broke may take to come back with its weights."""
 RETRY_S = 2.0
 """Rest after an attempt that a peer could not go on with, before the next one."""
 
@@ -140,50 +142,19 @@ class _Turn:
         return named == (run.run_id, run.attempt) and peer_id in run.peers
 
     def _joined(self, hello: PeerHello) -> None:
-        self._note_exports(hello)
-        refusal = self._refusal(hello)
+        self.state = with_exports_of(self.state, hello)
+        refusal = refusal_of(self.state, hello)
         if refusal is not None:
             self.effects.append(Dismiss(hello.peer_id, refusal))
             return
         self.state = self.state.with_member(Member(hello=hello, joined_at_s=self.now_s))
         self.effects.append(Write(MemberRecord(hello, joined=True)))
-        if hello.held and not self._is_wanted(hello.peer_id, hello.held.run_id):
+        if hello.held and not is_wanted(self.state, hello.peer_id, hello.held.run_id):
             release = ReleaseStage(run_id=hello.held.run_id, reason="the run needs it no more")
             self._say(hello.peer_id, release)
         run = self.state.active_run
         if run is not None and hello.peer_id in run.peers:
             self._came_back(run, hello)
-
-    def _note_exports(self, hello: PeerHello) -> None:
-        """Whether a run's part of the result lies with this peer is for the peer to say."""
-        held = hello.held
-        for run in self.state.runs.values():
-            if hello.peer_id in run.peers:
-                has = held is not None and held.run_id == run.run_id and held.exported
-                others = run.exported - {hello.peer_id}
-                exported = others | {hello.peer_id} if has else others
-                self.state = self.state.with_run(replace(run, exported=exported))
-
-    def _is_wanted(self, peer_id: PeerId, run_id: RunId) -> bool:
-        """Whether what this peer holds of a run is of any use."""
-        run = self.state.runs.get(run_id)
-        return run is not None and run.phase <= RunPhase.FINISHED and peer_id in run.peers
-
-    def _refusal(self, hello: PeerHello) -> SwarmError | None:
-        run = self.state.active_run
-        if run is None:
-            return None
-        held, digest = hello.held, run.spec.digest()
-        if held and held.run_id == run.run_id and held.spec_digest != digest:
-            return RunMismatch(
-                f"run {run.run_id}: RunSpec digest {digest.hex()} expected, "
-                f"{held.spec_digest.hex()} held by peer {hello.peer_id}"
-            )
-        return self._layers_refusal(run, hello)
-
-    def _layers_refusal(self, run: Run, hello: PeerHello) -> BadLayers | None:
-        keeps_result = self.state.keeps_result(hello.peer_id)
-        return None if keeps_result else _layers_refusal(run, hello)
 
     def _came_back(self, run: Run, hello: PeerHello) -> None:
         holds = dict(run.holds)
@@ -278,7 +249,7 @@ class _Turn:
         if run is None or run.phase > RunPhase.WAITING or self.now_s < run.not_before_s:
             return
         self._dismiss_misfits(run)
-        if run.stages and self._is_lost(run):
+        if run.stages and is_lost(self.state, run, self.now_s):
             run = self._abandon(run)
         if run.stages:
             self._resume(run)
@@ -288,25 +259,11 @@ class _Turn:
     def _dismiss_misfits(self, run: Run) -> None:
         """Send away peers whose layers this run has no use for, rather than let them wait."""
         for peer_id, member in self.state.members.items():
-            refusal = self._layers_refusal(run, member.hello)
+            refusal = layers_refusal(self.state, run, member.hello)
             if refusal is not None:
                 self.state = self.state.without_member(peer_id)
                 self.effects.append(Write(MemberRecord(member.hello, joined=False)))
                 self.effects.append(Dismiss(peer_id, refusal))
-
-    def _is_lost(self, run: Run) -> bool:
-        """Whether weights are gone for good."""
-        return any(self._is_stage_lost(run, stage) for stage in run.stages)
-
-    def _is_stage_lost(self, run: Run, stage: StageAssignment) -> bool:
-        """Whether its peer stayed away, or came back without the stage."""
-        peer, steps = stage.peer_id, run.committed_steps
-        member = self.state.members.get(peer)
-        if member is None:
-            return self.now_s - run.away_since_s.get(peer, -math.inf) >= GRACE_S
-        if member.hello.layers not in (None, stage.layers):
-            return True
-        return steps > 0 and run.holds.get(peer) not in (steps, steps - 1)
 
     def _abandon(self, run: Run) -> Run:
         """Go back to the weights the run began with, with whoever is there."""
@@ -435,19 +392,3 @@ class _Turn:
 
     def _say(self, peer_id: PeerId, message: ToPeer) -> None:
         self.effects.append(Say(peer_id, message))
-
-
-def _layers_refusal(run: Run, hello: PeerHello) -> BadLayers | None:
-    layers, model = hello.layers, run.spec.model
-    if layers is None or hello.peer_id in run.peers:
-        return None
-    if layers.stop > model.num_blocks:
-        return BadLayers(
-            f"layers {layers}: outside the model of run {run.run_id}, "
-            f"{model.reference}, which has layers {model.layers}"
-        )
-    taken = [stage.layers for stage in run.stages]
-    if taken and layers not in taken:
-        listed = ", ".join(str(part) for part in taken)
-        return BadLayers(f"layers {layers}: match no stage of run {run.run_id} ({listed})")
-    return None

@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from swarm_ft.coordinator.machine import GRACE_S, RETRY_S
+from swarm_ft.coordinator.machine import RETRY_S
+from swarm_ft.coordinator.membership import GRACE_S
 from swarm_ft.coordinator.placement import SETTLE_S
 from swarm_ft.coordinator.state import (
     PeerSaid,
