@@ -40,6 +40,8 @@ from swarm_ft.transport.blob import BlobName, send_file
 
 logger = get_logger(__name__)
 
+PROGRESS_LINES = 10
+"""A run's steps that a peer's log tells of, about."""
 NEIGHBOUR_PATIENCE_S = 60.0
 """How long an upstream neighbour that was told of an attempt sooner waits for this peer to hear
 of it; then it waits as long as the stage takes to load."""
@@ -138,6 +140,12 @@ class StageHost:
             await self._compute(self._engine.apply, commit.clip_factor, commit.learning_rate)
             self._store.commit()
             self._committed_steps += 1
+            self._tell_progress()
+
+    def _tell_progress(self) -> None:
+        done, whole = self._committed_steps, self._spec.train.num_steps
+        if done == 1 or done * PROGRESS_LINES // whole > (done - 1) * PROGRESS_LINES // whole:
+            logger.info("run %s: step %d of %d", self.run_id, done, whole)
 
     async def export(self) -> None:
         """Write the trained stage down, and say so.
@@ -154,6 +162,7 @@ class StageHost:
         except (OSError, SafetensorError) as error:
             raise Unavailable(f"{path} cannot be written: {error}") from error
         self._shard = path
+        logger.info("run %s: trained; the result waits for its client", self.run_id)
         self._context.say(StageExported(run_id=self.run_id, shard_bytes=shard_bytes))
 
     async def release(self) -> None:
@@ -192,6 +201,7 @@ class StageHost:
             engine = await self._compute(self._make_engine, self._spec, layers)
             await self._compute(engine.load)
             self._engine, self._store, self._committed_steps = engine, BufferStore(), 0
+            logger.info("run %s: loaded layers %s", self.run_id, layers)
             self._shard = None
         if self._committed_steps != assign.committed_steps:
             raise OutOfTurn(

@@ -94,15 +94,16 @@ class Dialer:
         """Connect, and connect again whenever the stream breaks, until cancelled.
 
         Raises:
-            RunMismatch: the neighbour works by another RunSpec.
-            Unavailable: it could not be reached for UNREACHABLE_AFTER_S.
+            Unavailable: the neighbour works by another RunSpec, or could not be reached for
+                UNREACHABLE_AFTER_S.
         """
         backoff_s = MIN_BACKOFF_S
         while True:
             try:
                 await self._connect_once()
-            except RunMismatch:
-                raise
+            except RunMismatch as error:
+                # This side checked its spec against the coordinator's, so the fault lies there.
+                raise Unavailable(f"peer {self._peer_id}: {error.message}") from error
             except SwarmError as error:  # whatever ails the neighbour, it may get over it
                 self._give_up_late(error)
                 logger.debug("peer %s: %s", self._peer_id, error.message)

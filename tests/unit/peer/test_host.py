@@ -224,24 +224,51 @@ async def test_a_commit_without_gradients_is_refused(peer):
     assert peer.host.held.committed_steps == 0
 
 
-async def test_a_commit_that_is_cancelled_still_counts_once_and_wholly(peer):
-    await peer.ready()
-    await peer.step(0)
-    async with peer.busy():
-        commit = asyncio.create_task(peer.host.commit(commit_of(0)))
-        for _ in range(3):  # on its way to the compute thread, which is busy
-            await asyncio.sleep(0)
-        commit.cancel()
-        assert isinstance(
-            (await asyncio.gather(commit, return_exceptions=True))[0], asyncio.CancelledError
-        )
-        again = asyncio.create_task(peer.host.commit(commit_of(0)))
-    await again
+async def cancelled(task):
+    task.cancel()
+    (outcome,) = await asyncio.gather(task, return_exceptions=True)
+    assert isinstance(outcome, asyncio.CancelledError)
+
+
+async def assert_counted_once(peer):
     assert peer.host.held.committed_steps == 1
     once = await peer.weights()
     await peer.ready(attempt=2, committed_steps=1, fresh=False)
     assert await peer.weights() == once
     await peer.step(1, attempt=2)
+
+
+async def test_a_commit_that_is_cancelled_in_the_queue_still_counts_once(peer):
+    await peer.ready()
+    await peer.step(0)
+    async with peer.busy():
+        commit = asyncio.create_task(peer.host.commit(commit_of(0)))
+        await asyncio.sleep(0)
+        await cancelled(commit)
+        again = asyncio.create_task(peer.host.commit(commit_of(0)))
+    await again
+    await assert_counted_once(peer)
+
+
+async def test_a_commit_that_is_cancelled_at_work_still_counts_once(peer):
+    await peer.ready()
+    await peer.step(0)
+    (engine,) = peer.engines
+    apply, begun, gate = engine.apply, threading.Event(), threading.Event()
+
+    def slowly(*args):
+        begun.set()
+        gate.wait()
+        apply(*args)
+
+    engine.apply = slowly
+    commit = asyncio.create_task(peer.host.commit(commit_of(0)))
+    await asyncio.get_running_loop().run_in_executor(peer.codecs, begun.wait)
+    await cancelled(commit)
+    again = asyncio.create_task(peer.host.commit(commit_of(0)))
+    gate.set()
+    await again
+    await assert_counted_once(peer)
 
 
 async def test_gradients_outlive_an_attempt_that_ends_before_their_commit(peer):
