@@ -61,16 +61,13 @@ def demo(stages: int, model: str | None, dataset: str | None, **given: Any) -> N
 
     Needs no GPU and no network. The processes' logs are kept beside the result.
     """
-
-    def prepare() -> tuple[Job, TrainOptions]:
-        return _prepare(stages, model, dataset, given)
+    with spinner("reading the model and the text"):
+        job, options = _prepare(stages, model, dataset, given)
 
     async def work() -> None:
         command = asyncio.current_task()
         if command is not None:
             on_stop_signal(command.cancel)
-        with spinner("reading the model and the text"):
-            job, options = await asyncio.to_thread(prepare)
         await _train_here(stages, job, options)
 
     run_async(work)
@@ -87,7 +84,7 @@ def _work_dir(out: Path) -> Path:
 def _prepare(
     stages: int, model: str | None, dataset: str | None, given: dict[str, Any]
 ) -> tuple[Job, TrainOptions]:
-    """Make what is missing, and check everything; bad input leaves no files behind."""
+    """Make what is missing, and check everything; no files are left if it comes to nothing."""
     from swarm_ft.client.job import check_outputs, prepare_job
 
     out, json_file = Path(given["out"]), given["json_file"]
@@ -97,7 +94,7 @@ def _prepare(
         options = _options(model, dataset, given)
         job = prepare_job(options)
         _check_stages(stages, job.spec.model.num_blocks)
-    except BadInput:
+    except (BadInput, KeyboardInterrupt):
         if made is not None:
             shutil.rmtree(made, ignore_errors=True)
         raise

@@ -64,6 +64,7 @@ class SwarmClient:
         Raises:
             NotFound: there is no such run.
         """
+        told = ""
         while True:
             try:
                 async with self._coordinator() as channel:
@@ -71,10 +72,13 @@ class SwarmClient:
                     await stream.send(pb.WatchRequest(run_id=run_id or ""))
                     await stream.finish()
                     while (message := await stream.receive()) is not None:
+                        told = ""
                         yield event_from_wire(message)
                     return
             except Unavailable as error:
-                on_trouble(f"waiting for the coordinator: {error.message}")
+                if error.message != told:  # once, not at every try
+                    on_trouble(f"waiting for the coordinator: {error.message}")
+                told = error.message
                 await asyncio.sleep(RETRY_S)
 
     async def cancel(self, run_id: RunId | None) -> RunStatus:

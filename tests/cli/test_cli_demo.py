@@ -12,6 +12,18 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180), pytest.mark.xdist_group("swarm")]
 
 SEQ_LENGTH = 128
+KEYS = {
+    "run_id",
+    "model_dir",
+    "losses",
+    "eval",
+    "eval_before",
+    "bytes",
+    "steps",
+    "samples",
+    "seconds",
+    "samples_per_second",
+}
 TRAFFIC = (
     "forward",
     "backward",
@@ -35,6 +47,7 @@ def perplexity(model_dir, text_file, seq_length) -> float:
 
 
 def assert_documented(report, *, steps, boundaries) -> None:
+    assert set(report) == KEYS
     assert report["steps"] == steps == len(report["losses"])
     assert all(isinstance(loss, float) for loss in report["losses"])
     for name in ("eval", "eval_before"):

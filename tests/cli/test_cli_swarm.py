@@ -1,6 +1,7 @@
 """Commands as processes that find each other in a real DHT: what their users see, come what may."""
 
 import json
+import re
 import shlex
 import shutil
 import signal
@@ -49,11 +50,11 @@ def dht_address(module_shell):
 @pytest.fixture(scope="module")
 def swarm(module_shell, dht_address):
     made = Swarm(module_shell, dht_address, None, [])
-    made.start_coordinator()
     made.peers = [
         module_shell.spawn("serve-stage", "--peer-id", f"auto-{i}", "--json", *made.peers_option)
         for i in range(3)
     ]
+    made.start_coordinator()
     for peer in made.peers:
         assert peer.first_words()["layers"] == "auto"
     return made
@@ -104,6 +105,12 @@ def quiet_report(swarm, sample, text):
     return json.loads((swarm.shell.cwd / "quiet.json").read_text())
 
 
+def submitted(client) -> str:
+    """The id of the run that a `client train` submitted."""
+    line = client.wait_for("err", "submitted as ")
+    return re.search(r"run-[0-9a-f]+", line)[0]
+
+
 def assert_no_traceback(*processes):
     for process in processes:
         assert "Traceback" not in "\n".join(process.err)
@@ -149,16 +156,21 @@ def test_a_killed_coordinator_and_a_client_that_left_change_nothing(
 
 
 def test_a_run_under_way_can_be_looked_at_joined_only_where_it_fits_and_cancelled(
-    swarm, train, run_here
+    swarm, train, run_here, tmp_path
 ):
     client = swarm.shell.spawn(*train("endless", steps=1_000_000))
-    run_id = client.wait_for("err", "submitted as ").split("submitted as ")[1].split(";")[0]
+    run_id = submitted(client)
     client.wait_for("err", "step 1/")
     for layers, words in (("2-9", ("2-9", "outside", "0-3")), ("0-2", ("0-2", "no stage"))):
         refused = run_here("serve-stage", "--layers", layers, *swarm.peers_option)
         assert refused.code == 2
         assert "Traceback" not in refused.err
         assert all(word in refused.err.splitlines()[-1] for word in words), refused.err
+    write_sample(tmp_path, seed=2, num_layers=3, hidden_size=32, vocab_size=300)
+    attach = ("client", "attach", "--model", tmp_path / "model", "--out", tmp_path / "out")
+    mismatch = run_here(*attach, *swarm.peers_option)
+    assert mismatch.code == 2
+    assert run_id in mismatch.err.splitlines()[-1]
     shown = json.loads(run_here("status", "--json", *swarm.peers_option).out)
     assert {peer["peer"] for peer in shown["peers"]} == {"auto-0", "auto-1", "auto-2"}
     newest = shown["runs"][-1]
@@ -197,6 +209,10 @@ def test_a_journal_in_use_is_refused(swarm, run_here):
     assert "another coordinator" in line
 
 
+def untied_lines(swarm):
+    return [line for peer in swarm.peers for line in peer.err if "embeddings-untied" in line]
+
+
 @pytest.mark.parametrize("choice", ["untie", "sync"])
 def test_tied_embeddings_are_untied_or_kept_tied(swarm, train, run_here, tmp_path_factory, choice):
     tied = write_sample(
@@ -207,14 +223,13 @@ def test_tied_embeddings_are_untied_or_kept_tied(swarm, train, run_here, tmp_pat
         vocab_size=300,
         tied_embeddings=True,
     )
-    name = f"tied-{choice}"
+    name, lines_before = f"tied-{choice}", len(untied_lines(swarm))
     result = run_here(*train(name, steps=12, model=tied.model_dir), *("--tied-embeddings", choice))
     assert result.code == 0, result.err
     exported = AutoConfig.from_pretrained(swarm.shell.cwd / name)
     assert exported.tie_word_embeddings is (choice == "sync")
     assert ("trained apart" in result.err) is (choice == "untie")
-    logs = [line for peer in swarm.peers for line in peer.err if "embeddings-untied" in line]
-    assert bool(logs) is (choice == "untie") or choice == "sync"
+    assert (len(untied_lines(swarm)) > lines_before) is (choice == "untie")
     report = json.loads((swarm.shell.cwd / f"{name}.json").read_text())
     assert report["eval"]["loss"] < report["eval_before"]["loss"]
 
@@ -229,18 +244,31 @@ def test_a_hub_id_is_found_in_the_cache_by_everybody(swarm, train, sample):
     assert (swarm.shell.cwd / "from-hub" / "model.safetensors.index.json").exists()
 
 
+def test_a_coordinator_alone_is_a_swarm_that_others_join_by_the_announced_name(shell, run_here):
+    listening = ("--host", "0.0.0.0", "--announce", "localhost")
+    words = shell.up("coordinator", *listening, "--journal", "own.db").first_words()
+    assert re.fullmatch(r"localhost:\d+", words["endpoint"])
+    (address,) = words["addresses"]
+    assert address.startswith("/dns/localhost/tcp/")
+    result = run_here("status", "--initial-peers", address)
+    assert (result.code, result.out) == (
+        0,
+        "no peer is there; start some with 'swarm-ft serve-stage'\n",
+    )
+
+
 def test_a_stage_waits_for_the_right_peer_and_everybody_leaves_cleanly(
     shell, sample, text, run_here
 ):
     address = (dht := shell.up("dht")).first_words()["addresses"][0]
     join = ("--initial-peers", address, "--dht-prefix", "careful")
-    coordinator = shell.up("coordinator", *join)
-    first, second = (
-        shell.spawn("serve-stage", "--layers", layers, "--json", *join) for layers in ("0-1", "1-2")
-    )
-    job = ("--model", sample.model_dir, *job_options(text, 20), *join)
-    client = shell.spawn("client", "train", *job)
+    job = ("client", "train", "--model", sample.model_dir, *job_options(text, 20), *join)
+    coordinator = shell.spawn("coordinator", *join)
+    first = shell.spawn("serve-stage", "--layers", "0-1", *join)
+    second = shell.spawn("serve-stage", "--layers", "1-2", *join)
+    client = shell.spawn(*job)
     client.wait_for("err", "waiting for layers 2-3")
+    endless = shell.spawn(*job, "--steps", "1000000", "--out", "second")  # is queued
 
     other = write_sample(shell.cwd / "other", seed=2, num_layers=3, hidden_size=32, vocab_size=300)
     wrong = run_here("serve-stage", "--layers", "2-3", "--model", other.model_dir, *join)
@@ -250,16 +278,27 @@ def test_a_stage_waits_for_the_right_peer_and_everybody_leaves_cleanly(
     assert "digest" in wrong.err.splitlines()[-1]
 
     shutil.copytree(sample.model_dir, shell.cwd / "copy")
-    right = shell.up("serve-stage", "--layers", "2-3", "--model", shell.cwd / "copy", *join)
+    right = shell.spawn("serve-stage", "--layers", "2-3", "--model", shell.cwd / "copy", *join)
     assert client.ends() == 0, client.err
 
-    endless = shell.spawn("client", "train", *job, "--steps", "1000000", "--out", "second")
     endless.wait_for("err", "step 1/")
     assert second.interrupted() == 0
     coordinator.wait_for("err", "waiting for layers 1-2")
     endless.wait_for("err", "waiting for layers 1-2")
-    assert endless.interrupted() == 0
-    for process in (first, right, coordinator, dht):
+    for process in (endless, first, right, coordinator, dht):
         assert process.interrupted() == 0, process.err
     assert_no_traceback(second, first, right, coordinator, dht, client, endless)
     assert shell.all_gone(), shell.alive()
+
+
+def test_a_result_that_nobody_fetched_outlives_one_ctrl_c_but_not_two(swarm, train):
+    client = swarm.shell.spawn(*train("never-fetched", steps=NUM_STEPS))
+    run_id = submitted(client)
+    assert client.interrupted() == 0
+    swarm.coordinator.wait_for("err", f"run {run_id}: finished")
+    peer = swarm.peers.pop()
+    peer.signal(signal.SIGINT)
+    peer.wait_for("err", "was not collected yet; leaving once it is")
+    assert peer.interrupted() == 130
+    assert peer.err[-1] == "swarm-ft: interrupted"
+    assert_no_traceback(peer)
