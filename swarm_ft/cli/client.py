@@ -87,7 +87,6 @@ def train(
             note_untied(job.spec, progress)
             baseline = await measure_baseline(options.model, job.eval_data, progress)
             status = await swarm.submit(job.spec, job.samples)
-            progress.message(f"submitted as {status.run_id}; Ctrl-C detaches, the run goes on")
             watch = _Watch(swarm, status.run_id, job.checkpoint, baseline, progress)
             report = await watch.to_report(options.out)
         if report is None:
@@ -195,6 +194,7 @@ class _Watch:
             fetch_result(self.swarm, self.run_id, self.checkpoint, self.progress, out)
         )
         on_stop_signal(fetching.cancel)
+        self.progress.message(f"watching {self.run_id}; Ctrl-C detaches, and the run goes on")
         await asyncio.wait([fetching])
         if fetching.cancelled():
             return None

@@ -9,6 +9,7 @@ control connection closes.
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 import tempfile
 from contextlib import suppress
@@ -19,6 +20,8 @@ from swarm_ft.errors import BadOption, DirectoryUnreachable, InternalError, Port
 from swarm_ft.log import get_logger
 
 STOP_TIMEOUT_S = 2.0
+MAX_SOCKET_PATH_BYTES = 103
+"""What every system takes; Linux takes 107."""
 READY_LINE = b"Peer ID:"
 
 _REFUSALS: tuple[tuple[str, type[SwarmError]], ...] = (
@@ -70,7 +73,7 @@ class P2pd:
             InternalError: it does not start, for another reason.
         """
         # The daemon removes its socket when it ends, even if nobody is left to tell it to.
-        control = Path(tempfile.gettempdir()) / f"swarm-ft-p2pd-{secrets.token_hex(8)}.sock"
+        control = _socket_path()
         process = await asyncio.create_subprocess_exec(
             *_command(options, control),
             stdin=asyncio.subprocess.DEVNULL,
@@ -166,3 +169,10 @@ def _refusal(last_line: str) -> SwarmError:
         if words in said:
             return error(f"the DHT node cannot start: {said}")
     return InternalError(f"the DHT node's libp2p daemon did not start: {said or 'no output'}")
+
+
+def _socket_path() -> Path:
+    """A new name for a socket; in /tmp where that of temporary files is too long for one."""
+    name = f"swarm-ft-p2pd-{secrets.token_hex(8)}.sock"
+    path = Path(tempfile.gettempdir()) / name
+    return path if len(os.fsencode(path)) <= MAX_SOCKET_PATH_BYTES else Path("/tmp") / name

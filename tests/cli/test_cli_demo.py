@@ -131,7 +131,7 @@ def test_the_demo_takes_a_llama_a_directory_of_texts_and_other_codecs(shell, lla
 
 
 def test_ctrl_c_takes_the_whole_swarm_down(shell):
-    demo = shell.spawn("demo", "--steps", 100_000, "--max-eval-samples", 4)
+    demo = shell.spawn("demo", "--stages", 2, "--steps", 100_000, "--max-eval-samples", 4)
     demo.wait_for("err", "step 1/", timeout_s=90)
     demo.signal(signal.SIGINT)
     assert demo.ends(20) == 130
@@ -144,9 +144,9 @@ def test_ctrl_c_takes_the_whole_swarm_down(shell):
 
 
 def test_a_stage_that_dies_ends_the_demo_with_its_last_words(shell):
-    demo = shell.spawn("demo", "--steps", 100_000, "--max-eval-samples", 4)
+    demo = shell.spawn("demo", "--stages", 2, "--steps", 100_000, "--max-eval-samples", 4)
     demo.wait_for("err", "step 1/", timeout_s=90)
-    shell.kill("serve-stage --layers 2-4")
+    shell.kill("serve-stage --layers 3-6")
     assert demo.ends(30) == 1
-    assert "stage-2-4 ended with" in demo.err[-1]
+    assert "stage-3-6 ended with" in demo.err[-1]
     assert shell.all_gone(), shell.alive()

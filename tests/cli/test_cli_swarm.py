@@ -107,7 +107,7 @@ def quiet_report(swarm, sample, text):
 
 def submitted(client) -> str:
     """The id of the run that a `client train` submitted."""
-    line = client.wait_for("err", "submitted as ")
+    line = client.wait_for("err", "watching run-")
     return re.search(r"run-[0-9a-f]+", line)[0]
 
 

@@ -27,6 +27,12 @@ pytestmark = pytest.mark.timeout(60)
 SOME_ID = "12D3KooWK38Yo4EajL8RupdpahpJUx1RKTXHFUuSNPyNZgzY95H2"
 
 
+@pytest.fixture
+def tmp_path(tmp_path_factory):
+    """A short one: the daemon's socket lies in it, and sockets' paths are bounded."""
+    return tmp_path_factory.mktemp("d")
+
+
 @asynccontextmanager
 async def opened(**options) -> AsyncIterator[DhtDirectory]:
     directory = await DhtDirectory.open(DhtOptions(**options))
