@@ -14,7 +14,7 @@ from pathlib import Path
 from swarm_ft.errors import RunFailed
 
 START_TIMEOUT_S = 60.0
-STOP_SIGNALS = (signal.SIGINT, signal.SIGINT, signal.SIGKILL)
+ENDING_SIGNALS = (signal.SIGINT, signal.SIGINT, signal.SIGKILL)
 """Politely; then for those that keep a result for its client; then for good."""
 STOP_TIMEOUT_S = 5.0
 """After each of them."""
@@ -111,7 +111,7 @@ class ProcessSwarm:
 
     async def stop(self) -> None:
         """End all children, last started first: politely, and at last for good."""
-        for number in STOP_SIGNALS:
+        for number in ENDING_SIGNALS:
             alive = [child.process for child in self._children if child.process.returncode is None]
             for process in reversed(alive):
                 process.send_signal(number)

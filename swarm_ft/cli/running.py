@@ -6,9 +6,8 @@ import asyncio
 import signal
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
-T = TypeVar("T")
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Ctrl-C, the polite kill, and a terminal that was closed."""
 
@@ -26,8 +25,8 @@ def run_until_stopped(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
     run_async(supervised)
 
 
-def run_async(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run `work` on uvloop, and return what it returns.
+def run_async(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run `work` on uvloop.
 
     Raises:
         KeyboardInterrupt: a signal cancelled it.
@@ -35,10 +34,9 @@ def run_async(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
     import uvloop
 
     try:
-        result: T = uvloop.run(work())
+        uvloop.run(work())
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
-    return result
 
 
 @contextmanager

@@ -119,8 +119,8 @@ class RunReport:
             )
         if self.eval_before and self.eval_after:
             before, after = self.eval_before, self.eval_after
-            lines.append(f"held-out loss        {before.loss:.3f} -> {after.loss:.3f}")
-            lines.append(f"held-out perplexity  {before.perplexity:.1f} -> {after.perplexity:.1f}")
+            lines.append(f"evaluation loss      {before.loss:.3f} -> {after.loss:.3f}")
+            lines.append(f"perplexity           {before.perplexity:.1f} -> {after.perplexity:.1f}")
         lines.append(f"result               {self.model_dir}")
         return lines
 

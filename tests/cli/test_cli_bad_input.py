@@ -127,6 +127,27 @@ def test_a_refused_demo_keeps_what_an_earlier_one_left(run_here, place):
 
 
 @pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (("--fw", "zip"), "zip"),
+        (("--bw", "aq4"), "aq4"),
+        (("--batch-size", "6", "--micro-batch-size", "4"), "not divisible"),
+        (("--out", "full"), "thesis.txt"),
+        (("--json", "missing/report.json"), "--json"),
+        (("--stages", "3"), "--stages"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
+)
+def test_client_train_checks_its_options_before_it_looks_for_a_swarm(
+    run_here, place, arguments, word
+):
+    line = refused(
+        run_here, place, "client", "train", *JOB, "--initial-peers", DEAD_PEER, *arguments
+    )
+    assert word in line
+
+
+@pytest.mark.parametrize(
     "command",
     [
         ("serve-stage", "--layers", "0-1"),

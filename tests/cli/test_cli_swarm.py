@@ -194,6 +194,24 @@ def test_commands_about_runs_that_are_not_there_fail_in_one_line(swarm, quiet_re
         assert quiet_report["run_id"] in line, "it names those there are"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--model", "./missing"), ("./missing", "no such directory")),
+        (("--dataset", "missing.txt"), ("missing.txt", "no such file")),
+        (("--seq-length", "257"), ("--seq-length 257", "256 positions")),
+        (("--tied-embeddings", "sync"), ("--tied-embeddings sync", "untied")),
+    ],
+    ids=str,
+)
+def test_a_job_that_cannot_be_done_is_not_submitted(swarm, train, run_here, arguments, words):
+    result = run_here(*train("refused"), *arguments)
+    assert result.code == 2
+    (line,) = result.err.splitlines()
+    assert all(word in line for word in words)
+    assert not (swarm.shell.cwd / "refused").exists()
+
+
 def test_a_port_in_use_is_refused(swarm, run_here):
     port = swarm.coordinator.first_words()["endpoint"].rpartition(":")[2]
     for command in ("coordinator", "serve-stage"):

@@ -144,7 +144,7 @@ def test_the_summary_tells_loss_perplexity_bytes_and_where_the_result_lies():
     assert isinstance(console.file, io.StringIO)
     text = console.file.getvalue()
     assert "training loss        3.500 -> 2.500" in text
-    assert f"held-out perplexity  {math.exp(3):.1f} -> {math.e:.1f}" in text
+    assert f"perplexity           {math.exp(3):.1f} -> {math.e:.1f}" in text
     rows = [" ".join(line.split()) for line in text.splitlines() if " of 160 bytes" in line]
     assert rows == [
         f"{boundary} 20 bytes of 160 bytes 8.0x 40 bytes of 160 bytes 4.0x 4 / 4"
