@@ -22,7 +22,7 @@ from swarm_ft.proto import boundary_pb2 as pb
 from swarm_ft.protocol.boundary_wire import (
     boundary_from_wire,
     boundary_to_wire,
-    frame_wire_bytes,
+    message_wire_bytes,
 )
 from swarm_ft.protocol.codec_spec import Direction
 from swarm_ft.protocol.frame import Frame, FrameKey, FrameKind
@@ -250,9 +250,11 @@ class Boundary:
     async def _write(self, stream: BoundaryStream, outgoing: Outgoing) -> None:
         while True:
             message = await outgoing.get()
-            await stream.send(boundary_to_wire(message))
+            wire = boundary_to_wire(message)
+            await stream.send(wire)
             if isinstance(message, Frame):
-                self._traffic = self._traffic + count_frame(self._hello.boundary, message)
+                counted = count_frame(self._hello.boundary, message, message_wire_bytes(wire))
+                self._traffic = self._traffic + counted
 
     async def _read(self, stream: BoundaryStream) -> None:
         while (message := await stream.receive()) is not None:
@@ -280,15 +282,17 @@ class Boundary:
             )
 
 
-def count_frame(boundary: BlockIndex, frame: Frame) -> Traffic:
-    """One sent frame as traffic; every byte of the message counts."""
-    wire, plain = frame_wire_bytes(frame), uncompressed_bytes(frame.tensor)
+def count_frame(boundary: BlockIndex, frame: Frame, wire_bytes: int) -> Traffic:
+    """One sent frame as traffic; `wire_bytes` are all of its message."""
+    plain = uncompressed_bytes(frame.tensor)
     if frame.key.direction is Direction.BACKWARD:
-        return Traffic(boundary=boundary, backward_bytes=wire, backward_uncompressed_bytes=plain)
+        return Traffic(
+            boundary=boundary, backward_bytes=wire_bytes, backward_uncompressed_bytes=plain
+        )
     is_delta = frame.kind is FrameKind.DELTA
     return Traffic(
         boundary=boundary,
-        forward_bytes=wire,
+        forward_bytes=wire_bytes,
         forward_uncompressed_bytes=plain,
         key_frames=0 if is_delta else 1,
         delta_frames=1 if is_delta else 0,

@@ -27,7 +27,12 @@ GRPC_PREFIX_BYTES = 5
 
 def frame_wire_bytes(frame: Frame) -> int:
     """Bytes that a frame takes on the stream, all headers of message and gRPC included."""
-    return boundary_to_wire(frame).ByteSize() + GRPC_PREFIX_BYTES
+    return message_wire_bytes(boundary_to_wire(frame))
+
+
+def message_wire_bytes(message: pb.BoundaryMessage) -> int:
+    """Bytes that a message takes on the stream, gRPC's own included."""
+    return message.ByteSize() + GRPC_PREFIX_BYTES
 
 
 def boundary_to_wire(message: BoundaryMessage) -> pb.BoundaryMessage:
