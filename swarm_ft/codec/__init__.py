@@ -1,41 +1,84 @@
-"""Tensors to bytes and back, by codec spec. Knows no frames' order, no buffers' place, no clock."""
+"""Tensors to bytes and back, by codec spec. Knows no frames' order, no buffers' place, no clock.
+
+    spec ──from_spec──► Codec ──encode──► EncodedTensor ──to_bytes──► frame
+
+| module | codecs |
+|---|---|
+| `raw` | none, fp16, bf16 |
+| `narrow` | qB, aqB: codes of B bits |
+| `wide` | qB+z, aqB+z, qcS, aqcS: codes as wide as need be, entropy-coded |
+| `hadamard` | hqB |
+| `topk`, `lowrank` | topK, lowrankR |
+| `delta` | aqtopK, and +ef21 of whatever builds on nothing |
+| `feedback` | +ef, +efmix |
+| `entropy.lossless` | +z of whatever writes bytes |
+
+Their arithmetic is in `kernels`, three times: plain torch, Numba, Triton.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import Tensor
 
-from swarm_ft.codec.aqsgd import DeltaCodec
 from swarm_ft.codec.base import Codec
-from swarm_ft.codec.quantize import QuantizingCodec
-from swarm_ft.codec.raw import Float32Codec, HalfCodec
-from swarm_ft.protocol.codec_spec import CodecName, CodecSpec, Direction, parse_codec_spec
+from swarm_ft.codec.delta import DeltaCodec
+from swarm_ft.codec.entropy.lossless import LosslessCodec
+from swarm_ft.codec.feedback import encode_with_feedback
+from swarm_ft.codec.hadamard import HadamardCodec
+from swarm_ft.codec.kernels import Kernels
+from swarm_ft.codec.lowrank import LowRankCodec
+from swarm_ft.codec.narrow import NarrowCodec
+from swarm_ft.codec.raw import BFloat16Codec, Float32Codec, HalfCodec
+from swarm_ft.codec.topk import TopKCodec
+from swarm_ft.codec.wide import WideCodec
+from swarm_ft.protocol.codec_spec import (
+    Axis,
+    CodecName,
+    CodecSpec,
+    Direction,
+    Feedback,
+    parse_codec_spec,
+)
 from swarm_ft.protocol.frame import EncodedTensor
 
-__all__ = ["KEY_CODEC", "Codec", "from_spec", "pack_buffer", "parse", "unpack_buffer"]
+__all__ = ["Codec", "encode_with_feedback", "from_spec", "pack_buffer", "parse", "unpack_buffer"]
 
-KEY_CODEC: Codec = HalfCodec(CodecSpec(CodecName.FP16, 16))
-"""The codec of key frames. Its payload is also a buffer's stored form, so a key frame's payload
-is the buffer that it makes."""
+_GRIDS = (CodecName.Q, CodecName.AQ, CodecName.QC, CodecName.AQC)
+_BYTE_CODECS = {
+    CodecName.NONE: Float32Codec,
+    CodecName.FP16: HalfCodec,
+    CodecName.BF16: BFloat16Codec,
+    CodecName.TOP: TopKCodec,
+    CodecName.LOWRANK: LowRankCodec,
+}
+_STORED = HalfCodec(CodecSpec(CodecName.FP16, 1600))
 
 
-def from_spec(spec: CodecSpec) -> Codec:
-    """The codec that `spec` names."""
-    match spec.name:
-        case CodecName.NONE:
-            return Float32Codec(spec)
-        case CodecName.FP16:
-            return HalfCodec(spec)
-        case CodecName.Q:
-            return QuantizingCodec(spec)
-        case CodecName.AQ:
-            return DeltaCodec(spec)
+def from_spec(spec: CodecSpec, kernels: Kernels | None = None) -> Codec:
+    """The codec that `spec` names.
+
+    Args:
+        kernels: the backend of its arithmetic; by default the fastest for each tensor's device.
+    """
+    if spec.name in _GRIDS:
+        return WideCodec(spec, kernels) if spec.entropy else NarrowCodec(spec, kernels)
+    if spec.name is CodecName.AQTOP:
+        return DeltaCodec(spec, from_spec(replace(spec, name=CodecName.TOP), kernels))
+    if spec.feedback is Feedback.EF21:
+        return DeltaCodec(spec, from_spec(replace(spec, feedback=Feedback.NONE), kernels))
+    if spec.name is CodecName.HQ:
+        return HadamardCodec(spec, from_spec(_of_tiles(spec), kernels), kernels)
+    plain = _BYTE_CODECS[spec.name](replace(spec, entropy=False))
+    return LosslessCodec(spec, plain, kernels) if spec.entropy else plain
 
 
 def parse(text: str, direction: Direction = Direction.FORWARD) -> Codec:
-    """The codec of a text such as `aq4`.
+    """The codec of a text such as `aq4`; see `protocol.codec_spec` for all of them.
 
     Raises:
-        BadCodec: unknown name, bits out of 2..8, or `aq` for gradients.
+        BadCodec: see `parse_codec_spec`.
     """
     return from_spec(parse_codec_spec(text, direction))
 
@@ -50,7 +93,7 @@ def pack_buffer(y: Tensor) -> bytes:
         BadFrame: y is of another shape or type.
         NonFinite: y holds an infinity or NaN.
     """
-    return KEY_CODEC.encode(y).payload
+    return _STORED.encode(y).payload
 
 
 def unpack_buffer(payload: bytes, tokens: int, channels: int) -> Tensor:
@@ -59,4 +102,11 @@ def unpack_buffer(payload: bytes, tokens: int, channels: int) -> Tensor:
     Raises:
         BadFrame: `payload` is not a stored buffer of that shape.
     """
-    return KEY_CODEC.decode(EncodedTensor(KEY_CODEC.spec, tokens, channels, payload))
+    return _STORED.decode(EncodedTensor(_STORED.spec, tokens, channels, payload))
+
+
+def _of_tiles(spec: CodecSpec) -> CodecSpec:
+    # A row is a tile: with codes of a fixed width it has its own step. With an entropy stage one
+    # step for all errs less, and contexts tell wide tiles from narrow ones.
+    axis = Axis.FRAME if spec.entropy else Axis.TOKEN
+    return CodecSpec(CodecName.Q, spec.hundredths, axis, entropy=spec.entropy)

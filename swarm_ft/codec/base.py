@@ -54,8 +54,8 @@ class Codec(Protocol):
         """
         ...
 
-    def payload_bytes(self, tokens: int, channels: int) -> int:
-        """Exact size of every payload of that shape."""
+    def max_payload_bytes(self, tokens: int, channels: int) -> int:
+        """No payload of that shape is larger, whatever its values."""
         ...
 
 
@@ -77,17 +77,31 @@ def check_encoded(codec: Codec, encoded: EncodedTensor) -> None:
     """Refuse a tensor whose header does not fit this codec or its payload.
 
     Raises:
-        BadFrame: another codec, a shape that is not positive, or a payload of another size.
+        BadFrame: another codec, a shape that is not positive, or a payload that is too large.
     """
     if encoded.codec != codec.spec:
         raise BadFrame(f"frame: expected codec {codec.spec}, got {encoded.codec}")
     shape = f"[{encoded.tokens}, {encoded.channels}]"
     if encoded.tokens < 1 or encoded.channels < 1:
         raise BadFrame(f"frame: expected a positive number of tokens and channels, got {shape}")
-    expected = codec.payload_bytes(encoded.tokens, encoded.channels)
-    if len(encoded.payload) != expected:
+    largest = codec.max_payload_bytes(encoded.tokens, encoded.channels)
+    if len(encoded.payload) > largest:
         raise BadFrame(
-            f"frame: {codec.spec} of {shape} takes {expected} bytes, got {len(encoded.payload)}"
+            f"frame: {codec.spec} of {shape} takes at most {largest} bytes, "
+            f"got {len(encoded.payload)}"
+        )
+
+
+def check_size(encoded: EncodedTensor, expected: int) -> None:
+    """Refuse a payload that is not of the one size that its header implies.
+
+    Raises:
+        BadFrame: another size.
+    """
+    if len(encoded.payload) != expected:
+        shape = f"[{encoded.tokens}, {encoded.channels}]"
+        raise BadFrame(
+            f"frame: {encoded.codec} of {shape} takes {expected} bytes, got {len(encoded.payload)}"
         )
 
 
@@ -98,7 +112,38 @@ def refuse_base(spec: CodecSpec, base: Tensor | None) -> None:
         BadFrame: there is one.
     """
     if base is not None:
-        raise BadFrame(f"codec {spec} builds on no base, got one; only aq codecs take a base")
+        raise BadFrame(f"codec {spec} builds on no base, got one; only aq and ef21 codecs take a base")
+
+
+def checked_base(
+    spec: CodecSpec, base: Tensor | None, tokens: int, channels: int
+) -> Tensor | None:
+    """`base`, if the codec builds on one and it is of that shape; None if it builds on nothing.
+
+    Raises:
+        BadFrame: it is missing, superfluous, or of another shape or type.
+    """
+    if not spec.is_delta:
+        refuse_base(spec, base)
+        return None
+    if base is None:
+        raise BadFrame(f"codec {spec} needs the sample's buffer as base; send a key frame")
+    base = checked_sample(base, "base")
+    if base.shape != (tokens, channels):
+        raise BadFrame(f"base: expected [{tokens}, {channels}], got {list(base.shape)}")
+    return base
+
+
+def check_finite(x: Tensor) -> Tensor:
+    """`x`, what a decoder made of a payload, if all of it is finite.
+
+    Raises:
+        BadFrame: it is not.
+    """
+    # A finite sum has finite terms; a sum that overflows by itself is looked at again.
+    if not math.isfinite(x.sum().item()) and not math.isfinite(peak := peak_of(x)):
+        raise BadFrame(f"frame: expected finite values, its codes and steps make {peak}")
+    return x
 
 
 def peak_of(x: Tensor) -> float:

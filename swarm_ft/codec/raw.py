@@ -12,7 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from swarm_ft.codec.base import check_encoded, checked_peak, checked_sample, peak_of, refuse_base
+from swarm_ft.codec.base import (
+    check_encoded,
+    check_finite,
+    check_size,
+    checked_peak,
+    checked_sample,
+    peak_of,
+    refuse_base,
+)
 from swarm_ft.errors import BadFrame
 from swarm_ft.protocol.codec_spec import CodecSpec
 from swarm_ft.protocol.frame import EncodedTensor
@@ -22,6 +30,7 @@ _PEAK_BITS = 15
 """A sample's largest half lies in [2^14, 2^15): as high as halves go, and room to round up."""
 _MAX_HALF = 32752.0
 """The largest half below 2^15."""
+_MAX_BFLOAT16 = torch.finfo(torch.bfloat16).max
 _MAX_EXPONENT = 128 - _PEAK_BITS
 """Of the largest float32; with it, even the largest half decodes to a finite value."""
 _MIN_EXPONENT = -148 - _PEAK_BITS
@@ -46,15 +55,42 @@ class Float32Codec:
         """See `Codec.decode`; refuses values that are not finite."""
         refuse_base(self.spec, base)
         check_encoded(self, encoded)
+        check_size(encoded, self.max_payload_bytes(encoded.tokens, encoded.channels))
         values = np.frombuffer(encoded.payload, "<f4").astype(np.float32)
-        x = torch.from_numpy(values).view(encoded.tokens, encoded.channels)
-        if not math.isfinite(peak := peak_of(x)):
-            raise BadFrame(f"frame: expected finite values, got {peak}")
-        return x
+        return check_finite(torch.from_numpy(values).view(encoded.tokens, encoded.channels))
 
-    def payload_bytes(self, tokens: int, channels: int) -> int:
-        """See `Codec.payload_bytes`."""
+    def max_payload_bytes(self, tokens: int, channels: int) -> int:
+        """See `Codec.max_payload_bytes`; every payload has that size."""
         return 4 * tokens * channels
+
+
+@dataclass(frozen=True, slots=True)
+class BFloat16Codec:
+    """`bf16`: little-endian bfloat16, in C order; float32's range, 8 bits of mantissa."""
+
+    spec: CodecSpec
+
+    def encode(self, x: Tensor, base: Tensor | None = None) -> EncodedTensor:
+        """See `Codec.encode`; rounds to nearest even, and never up to infinity."""
+        refuse_base(self.spec, base)
+        x = checked_sample(x)
+        checked_peak(peak_of(x))
+        patterns = x.clamp(-_MAX_BFLOAT16, _MAX_BFLOAT16).to(torch.bfloat16).view(torch.int16)
+        tokens, channels = x.shape
+        return EncodedTensor(self.spec, tokens, channels, _little_endian(patterns, "<i2"))
+
+    def decode(self, encoded: EncodedTensor, base: Tensor | None = None) -> Tensor:
+        """See `Codec.decode`; refuses values that are not finite."""
+        refuse_base(self.spec, base)
+        check_encoded(self, encoded)
+        check_size(encoded, self.max_payload_bytes(encoded.tokens, encoded.channels))
+        patterns = torch.from_numpy(np.frombuffer(encoded.payload, "<i2").astype(np.int16))
+        x = patterns.view(torch.bfloat16).float().view(encoded.tokens, encoded.channels)
+        return check_finite(x)
+
+    def max_payload_bytes(self, tokens: int, channels: int) -> int:
+        """See `Codec.max_payload_bytes`; every payload has that size."""
+        return 2 * tokens * channels
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +119,15 @@ class HalfCodec:
         """See `Codec.decode`; refuses an exponent that is not the one of the halves."""
         refuse_base(self.spec, base)
         check_encoded(self, encoded)
+        check_size(encoded, self.max_payload_bytes(encoded.tokens, encoded.channels))
         exponent = int.from_bytes(encoded.payload[:_HEADER_BYTES], "little", signed=True)
         body = np.frombuffer(encoded.payload, "<f2", offset=_HEADER_BYTES).astype(np.float16)
         halves = torch.from_numpy(body).float()
         _check_normalised(halves, exponent)
         return _times_power(halves, exponent).view(encoded.tokens, encoded.channels)
 
-    def payload_bytes(self, tokens: int, channels: int) -> int:
-        """See `Codec.payload_bytes`."""
+    def max_payload_bytes(self, tokens: int, channels: int) -> int:
+        """See `Codec.max_payload_bytes`; every payload has that size."""
         return _HEADER_BYTES + 2 * tokens * channels
 
 

@@ -42,24 +42,18 @@ class FrameKey(_message.Message):
     def __init__(self, attempt: _Optional[int] = ..., step: _Optional[int] = ..., microbatch: _Optional[int] = ..., sample: _Optional[int] = ..., direction: _Optional[_Union[Direction, str]] = ...) -> None: ...
 
 class Frame(_message.Message):
-    __slots__ = ("key", "kind", "codec", "tokens", "channels", "base_digest", "result_digest", "payload")
+    __slots__ = ("key", "kind", "base_digest", "result_digest", "tensor")
     KEY_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
-    CODEC_FIELD_NUMBER: _ClassVar[int]
-    TOKENS_FIELD_NUMBER: _ClassVar[int]
-    CHANNELS_FIELD_NUMBER: _ClassVar[int]
     BASE_DIGEST_FIELD_NUMBER: _ClassVar[int]
     RESULT_DIGEST_FIELD_NUMBER: _ClassVar[int]
-    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    TENSOR_FIELD_NUMBER: _ClassVar[int]
     key: FrameKey
     kind: FrameKind
-    codec: int
-    tokens: int
-    channels: int
     base_digest: bytes
     result_digest: bytes
-    payload: bytes
-    def __init__(self, key: _Optional[_Union[FrameKey, _Mapping]] = ..., kind: _Optional[_Union[FrameKind, str]] = ..., codec: _Optional[int] = ..., tokens: _Optional[int] = ..., channels: _Optional[int] = ..., base_digest: _Optional[bytes] = ..., result_digest: _Optional[bytes] = ..., payload: _Optional[bytes] = ...) -> None: ...
+    tensor: bytes
+    def __init__(self, key: _Optional[_Union[FrameKey, _Mapping]] = ..., kind: _Optional[_Union[FrameKind, str]] = ..., base_digest: _Optional[bytes] = ..., result_digest: _Optional[bytes] = ..., tensor: _Optional[bytes] = ...) -> None: ...
 
 class BoundaryHello(_message.Message):
     __slots__ = ("run_id", "spec_digest", "boundary", "peer_id", "attempt", "window_frames", "received")

@@ -24,21 +24,21 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18swarm_ft/proto/run.proto\x12\x0bswarm_ft.v1\")\n\nLayerRange\x12\r\n\x05start\x18\x01 \x01(\r\x12\x0c\n\x04stop\x18\x02 \x01(\r\"\xe1\x01\n\tModelSpec\x12\x11\n\treference\x18\x01 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x02 \x01(\t\x12\x12\n\nnum_blocks\x18\x03 \x01(\r\x12\x13\n\x0bhidden_size\x18\x04 \x01(\r\x12\x12\n\nvocab_size\x18\x05 \x01(\r\x12\x13\n\x0b\x62lock_bytes\x18\x06 \x01(\x04\x12\x14\n\x0c\x65mbed_digest\x18\x07 \x01(\x0c\x12\x15\n\rblock_digests\x18\x08 \x03(\x0c\x12\x13\n\x0bhead_digest\x18\t \x01(\x0c\x12\x17\n\x0ftied_embeddings\x18\n \x01(\x08\"\xfb\x02\n\tTrainSpec\x12\x13\n\x0bnum_samples\x18\x01 \x01(\r\x12\x12\n\nseq_length\x18\x02 \x01(\r\x12\x12\n\nbatch_size\x18\x03 \x01(\r\x12\x18\n\x10micro_batch_size\x18\x04 \x01(\r\x12\x11\n\tnum_steps\x18\x05 \x01(\r\x12\x15\n\rlearning_rate\x18\x06 \x01(\x01\x12,\n\x0blr_schedule\x18\x07 \x01(\x0e\x32\x17.swarm_ft.v1.LrSchedule\x12\x14\n\x0cwarmup_steps\x18\x08 \x01(\r\x12\x14\n\x0cweight_decay\x18\t \x01(\x01\x12\x16\n\x0e\x63lip_grad_norm\x18\n \x01(\x01\x12\x0c\n\x04seed\x18\x0b \x01(\x04\x12\x0f\n\x07shuffle\x18\x0c \x01(\x08\x12\x0f\n\x07\x64ropout\x18\r \x01(\x08\x12\x1c\n\x14sync_tied_embeddings\x18\x0e \x01(\x08\x12\x15\n\rforward_codec\x18\x0f \x01(\t\x12\x16\n\x0e\x62\x61\x63kward_codec\x18\x10 \x01(\t\"h\n\x07RunSpec\x12\x0f\n\x07version\x18\x01 \x01(\r\x12%\n\x05model\x18\x02 \x01(\x0b\x32\x16.swarm_ft.v1.ModelSpec\x12%\n\x05train\x18\x03 \x01(\x0b\x32\x16.swarm_ft.v1.TrainSpec*s\n\nLrSchedule\x12\x1b\n\x17LR_SCHEDULE_UNSPECIFIED\x10\x00\x12\x18\n\x14LR_SCHEDULE_CONSTANT\x10\x01\x12\x16\n\x12LR_SCHEDULE_LINEAR\x10\x02\x12\x16\n\x12LR_SCHEDULE_COSINE\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18swarm_ft/proto/run.proto\x12\x0bswarm_ft.v1\")\n\nLayerRange\x12\r\n\x05start\x18\x01 \x01(\r\x12\x0c\n\x04stop\x18\x02 \x01(\r\"\xe1\x01\n\tModelSpec\x12\x11\n\treference\x18\x01 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x02 \x01(\t\x12\x12\n\nnum_blocks\x18\x03 \x01(\r\x12\x13\n\x0bhidden_size\x18\x04 \x01(\r\x12\x12\n\nvocab_size\x18\x05 \x01(\r\x12\x13\n\x0b\x62lock_bytes\x18\x06 \x01(\x04\x12\x14\n\x0c\x65mbed_digest\x18\x07 \x01(\x0c\x12\x15\n\rblock_digests\x18\x08 \x03(\x0c\x12\x13\n\x0bhead_digest\x18\t \x01(\x0c\x12\x17\n\x0ftied_embeddings\x18\n \x01(\x08\"\x8e\x03\n\tTrainSpec\x12\x13\n\x0bnum_samples\x18\x01 \x01(\r\x12\x12\n\nseq_length\x18\x02 \x01(\r\x12\x12\n\nbatch_size\x18\x03 \x01(\r\x12\x18\n\x10micro_batch_size\x18\x04 \x01(\r\x12\x11\n\tnum_steps\x18\x05 \x01(\r\x12\x15\n\rlearning_rate\x18\x06 \x01(\x01\x12,\n\x0blr_schedule\x18\x07 \x01(\x0e\x32\x17.swarm_ft.v1.LrSchedule\x12\x14\n\x0cwarmup_steps\x18\x08 \x01(\r\x12\x14\n\x0cweight_decay\x18\t \x01(\x01\x12\x16\n\x0e\x63lip_grad_norm\x18\n \x01(\x01\x12\x0c\n\x04seed\x18\x0b \x01(\x04\x12\x0f\n\x07shuffle\x18\x0c \x01(\x08\x12\x0f\n\x07\x64ropout\x18\r \x01(\x08\x12\x1c\n\x14sync_tied_embeddings\x18\x0e \x01(\x08\x12\x15\n\rforward_codec\x18\x0f \x01(\t\x12\x16\n\x0e\x62\x61\x63kward_codec\x18\x10 \x01(\t\x12\x11\n\tkey_codec\x18\x11 \x01(\t\"h\n\x07RunSpec\x12\x0f\n\x07version\x18\x01 \x01(\r\x12%\n\x05model\x18\x02 \x01(\x0b\x32\x16.swarm_ft.v1.ModelSpec\x12%\n\x05train\x18\x03 \x01(\x0b\x32\x16.swarm_ft.v1.TrainSpec*s\n\nLrSchedule\x12\x1b\n\x17LR_SCHEDULE_UNSPECIFIED\x10\x00\x12\x18\n\x14LR_SCHEDULE_CONSTANT\x10\x01\x12\x16\n\x12LR_SCHEDULE_LINEAR\x10\x02\x12\x16\n\x12LR_SCHEDULE_COSINE\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'swarm_ft.proto.run_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_LRSCHEDULE']._serialized_start=800
-  _globals['_LRSCHEDULE']._serialized_end=915
+  _globals['_LRSCHEDULE']._serialized_start=819
+  _globals['_LRSCHEDULE']._serialized_end=934
   _globals['_LAYERRANGE']._serialized_start=41
   _globals['_LAYERRANGE']._serialized_end=82
   _globals['_MODELSPEC']._serialized_start=85
   _globals['_MODELSPEC']._serialized_end=310
   _globals['_TRAINSPEC']._serialized_start=313
-  _globals['_TRAINSPEC']._serialized_end=692
-  _globals['_RUNSPEC']._serialized_start=694
-  _globals['_RUNSPEC']._serialized_end=798
+  _globals['_TRAINSPEC']._serialized_end=711
+  _globals['_RUNSPEC']._serialized_start=713
+  _globals['_RUNSPEC']._serialized_end=817
 # @@protoc_insertion_point(module_scope)

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from swarm_ft.errors import BadCodec, MalformedMessage
+from swarm_ft.errors import MalformedMessage
 from swarm_ft.ids import Attempt, BlockIndex, MicrobatchIndex, PeerId, RunId, SampleId, StepNumber
 from swarm_ft.proto import boundary_pb2 as pb
 from swarm_ft.protocol.checks import bounded, checked_digest, checked_id, checked_text
-from swarm_ft.protocol.codec_spec import CodecName, CodecSpec, Direction, parse_codec_spec
+from swarm_ft.protocol.codec_spec import Direction
 from swarm_ft.protocol.frame import EncodedTensor, Frame, FrameKey, FrameKind
 from swarm_ft.protocol.layers import MAX_BLOCKS
 from swarm_ft.protocol.messages import Ack, BoundaryHello, BoundaryMessage, KeyFrameRequest
-from swarm_ft.protocol.run_spec import MAX_HIDDEN_SIZE, MAX_SEQ_LENGTH
 
 MAX_RECEIVED_KEYS = 1 << 16
 """Frames of one step over one boundary; a hello with more is an attack on memory."""
@@ -92,47 +91,27 @@ def _key_from_wire(key: pb.FrameKey) -> FrameKey:
 
 
 def _frame_to_wire(frame: Frame) -> pb.Frame:
-    tensor = frame.tensor
     return pb.Frame(
         key=_key_to_wire(frame.key),
         kind=pb.FrameKind.Name(frame.kind),
-        codec=tensor.codec.name << 8 | tensor.codec.bits,
-        tokens=tensor.tokens,
-        channels=tensor.channels,
         base_digest=frame.base_digest,
         result_digest=frame.result_digest,
-        payload=tensor.payload,
+        tensor=frame.tensor.to_bytes(),
     )
 
 
 def _frame_from_wire(frame: pb.Frame) -> Frame:
     kind = FrameKind(bounded("frame kind", frame.kind, 1, 3))
-    tensor = EncodedTensor(
-        codec=_codec_from_wire(frame.codec),
-        tokens=bounded("tokens", frame.tokens, 1, MAX_SEQ_LENGTH),
-        channels=bounded("channels", frame.channels, 1, MAX_HIDDEN_SIZE),
-        payload=frame.payload,
-    )
     is_direct, is_delta = kind is FrameKind.DIRECT, kind is FrameKind.DELTA
     if (is_direct and frame.result_digest) or (not is_delta and frame.base_digest):
         raise MalformedMessage(f"{kind.name} frame: has a digest that its kind does not have")
     return Frame(
         key=_key_from_wire(frame.key),
         kind=kind,
-        tensor=tensor,
+        tensor=EncodedTensor.from_bytes(frame.tensor),
         base_digest=checked_digest("base digest", frame.base_digest, optional=not is_delta),
         result_digest=checked_digest("result digest", frame.result_digest, optional=is_direct),
     )
-
-
-def _codec_from_wire(number: int) -> CodecSpec:
-    try:
-        claimed = CodecSpec(CodecName(number >> 8), number & 0xFF)
-        spec = parse_codec_spec(str(claimed), Direction.FORWARD)
-    except (ValueError, BadCodec) as error:
-        raise MalformedMessage(f"frame codec: {number} names none") from error
-    bounded(f"bits of {spec}", claimed.bits, spec.bits, spec.bits)
-    return spec
 
 
 def _hello_to_wire(hello: BoundaryHello) -> pb.BoundaryHello:

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
+from swarm_ft.errors import BadCodec, MalformedMessage
 from swarm_ft.ids import Attempt, MicrobatchIndex, SampleId, StepNumber
-from swarm_ft.protocol.codec_spec import CodecSpec, Direction
+from swarm_ft.protocol.checks import bounded
+from swarm_ft.protocol.codec_spec import HEADER_BYTES as CODEC_HEADER_BYTES
+from swarm_ft.protocol.codec_spec import CodecSpec, Direction, spec_from_header
+
+MAX_TOKENS = 1 << 17
+MAX_CHANNELS = 1 << 16
+_SHAPE = struct.Struct("<II")
+TENSOR_HEADER_BYTES = CODEC_HEADER_BYTES + _SHAPE.size
 
 
 class FrameKind(IntEnum):
@@ -39,13 +48,37 @@ class EncodedTensor:
         codec: the codec that wrote it, and the only one that can read it.
         tokens: rows of the tensor.
         channels: columns of the tensor.
-        payload: codes and scales, in the codec's own layout.
+        payload: steps and codes, in the codec's own layout.
     """
 
     codec: CodecSpec
     tokens: int
     channels: int
     payload: bytes
+
+    def to_bytes(self) -> bytes:
+        """Header and payload: exactly what a frame carries of the tensor."""
+        return self.codec.to_header() + _SHAPE.pack(self.tokens, self.channels) + self.payload
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> EncodedTensor:
+        """What `to_bytes` wrote; only its header is checked, the payload is for the codec.
+
+        Raises:
+            MalformedMessage: too short, no codec there is, or a shape out of bounds.
+        """
+        if len(data) < TENSOR_HEADER_BYTES:
+            raise MalformedMessage(
+                f"tensor: expected a header of {TENSOR_HEADER_BYTES} bytes, got {len(data)}"
+            )
+        try:
+            codec = spec_from_header(data[:CODEC_HEADER_BYTES])
+        except BadCodec as error:
+            raise MalformedMessage(f"tensor: {error.message}") from error
+        tokens, channels = _SHAPE.unpack_from(data, CODEC_HEADER_BYTES)
+        bounded("tokens", tokens, 1, MAX_TOKENS)
+        bounded("channels", channels, 1, MAX_CHANNELS)
+        return cls(codec, tokens, channels, data[TENSOR_HEADER_BYTES:])
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,14 +9,15 @@ from enum import IntEnum
 from typing import NoReturn
 
 from swarm_ft.errors import BadModel, BadOption
-from swarm_ft.protocol.codec_spec import CodecSpec, Direction, parse_codec_spec
+from swarm_ft.protocol.codec_spec import CodecSpec, Direction, parse_codec_spec, parse_key_spec
 from swarm_ft.protocol.digest import digest_of
+from swarm_ft.protocol.frame import MAX_CHANNELS, MAX_TOKENS
 from swarm_ft.protocol.layers import LayerRange
 
-VERSION = 1
+VERSION = 2
 MAX_SAMPLES = 1 << 24
-MAX_SEQ_LENGTH = 1 << 17
-MAX_HIDDEN_SIZE = 1 << 16
+MAX_SEQ_LENGTH = MAX_TOKENS
+MAX_HIDDEN_SIZE = MAX_CHANNELS
 MAX_VOCAB_SIZE = 1 << 24
 MAX_STEPS = 1 << 31
 MAX_BATCH_SIZE = 1 << 16
@@ -81,6 +82,7 @@ class TrainSpec:
         clip_grad_norm: bound of the global gradient norm, over all stages; 0 is off.
         dropout: train with the model's own dropout rates; off by default, since dropout
             noise is a floor under every delta.
+        key_codec: of frames that begin a buffer.
         sync_tied_embeddings: keep tied embeddings tied across first and last stage.
     """
 
@@ -100,6 +102,7 @@ class TrainSpec:
     sync_tied_embeddings: bool
     forward_codec: str
     backward_codec: str
+    key_codec: str = "fp16"
 
     def __post_init__(self) -> None:
         _check_counts(self)
@@ -109,11 +112,17 @@ class TrainSpec:
             object.__setattr__(self, name, float(getattr(self, name)) + 0.0)
         parse_codec_spec(self.forward_codec, Direction.FORWARD)
         parse_codec_spec(self.backward_codec, Direction.BACKWARD)
+        parse_key_spec(self.key_codec)
 
     def codec(self, direction: Direction) -> CodecSpec:
         """The codec of one direction."""
         text = self.forward_codec if direction is Direction.FORWARD else self.backward_codec
         return parse_codec_spec(text, direction)
+
+    @property
+    def first_visit_codec(self) -> CodecSpec:
+        """The codec of key frames."""
+        return parse_key_spec(self.key_codec)
 
     @property
     def steps_per_epoch(self) -> int:

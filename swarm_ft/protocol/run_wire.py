@@ -101,4 +101,5 @@ def _train_from_wire(train: pb.TrainSpec) -> TrainSpec:
         # An unknown name ends in the error's message, so it is made fit for logs.
         forward_codec=checked_text(train.forward_codec),
         backward_codec=checked_text(train.backward_codec),
+        key_codec=checked_text(train.key_codec),
     )

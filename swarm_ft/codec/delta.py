@@ -1,4 +1,4 @@
-"""The codec `aqB` of AQ-SGD: what changed since the sample's last visit, quantised.
+"""The change against a base, by any codec that builds on nothing: `aqtopK`, `q4t+ef21`, ...
 
 Knows a base as a tensor; where it is kept, and whether the other end has it, is others' work.
 """
@@ -6,13 +6,11 @@ Knows a base as a tensor; where it is kept, and whether the other end has it, is
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
-from swarm_ft.codec.base import check_encoded, checked_sample, peak_of
-from swarm_ft.codec.quantize import grid_bytes, quantize, read_grid
+from swarm_ft.codec.base import Codec, check_encoded, checked_sample, peak_of
 from swarm_ft.errors import BadFrame
 from swarm_ft.protocol.codec_spec import CodecSpec
 from swarm_ft.protocol.frame import EncodedTensor
@@ -20,33 +18,39 @@ from swarm_ft.protocol.frame import EncodedTensor
 
 @dataclass(frozen=True, slots=True)
 class DeltaCodec:
-    """`aqB`: m + Q(a - m) for a value a and a base m (arXiv 2206.01299, algorithm 1).
+    """m + C(a - m) for a value a, a base m and a codec C.
 
-    The error is Q's relative to the change alone, so it shrinks from visit to visit as training
-    settles.
+    AQ-SGD for activations (arXiv 2206.01299, algorithm 1); for gradients the same sum is EF21
+    (arXiv 2106.05203). The error is C's relative to the change alone, so it shrinks from visit
+    to visit as training settles.
+
+    Attributes:
+        spec: what frames carry.
+        inner: C. Its spec is its own: without the delta or the feedback that `spec` names.
     """
 
     spec: CodecSpec
+    inner: Codec
 
     def encode(self, x: Tensor, base: Tensor | None = None) -> EncodedTensor:
         """See `Codec.encode`; base may be on another device than x."""
         x = checked_sample(x)
         base = self._checked_base(base, *x.shape)
-        return quantize(x - base.to(x.device), self.spec)
+        return replace(self.inner.encode(x - base.to(x.device)), codec=self.spec)
 
     def decode(self, encoded: EncodedTensor, base: Tensor | None = None) -> Tensor:
-        """See `Codec.decode`; base + code * scale, with the one rounding of the sum."""
+        """See `Codec.decode`; base + delta, with the one rounding of the sum."""
         check_encoded(self, encoded)
         base = self._checked_base(base, encoded.tokens, encoded.channels)
-        codes, scales = read_grid(encoded)
-        x = torch.addcmul(base, codes.to(base.device), scales.to(base.device))
+        delta = self.inner.decode(replace(encoded, codec=self.inner.spec))
+        x = base + delta.to(base.device)
         if not math.isfinite(peak := peak_of(x)):
             raise BadFrame(f"frame: expected a finite base + delta, got {peak}")
         return x
 
-    def payload_bytes(self, tokens: int, channels: int) -> int:
-        """See `Codec.payload_bytes`."""
-        return grid_bytes(tokens, channels, self.spec.bits)
+    def max_payload_bytes(self, tokens: int, channels: int) -> int:
+        """See `Codec.max_payload_bytes`; the delta's."""
+        return self.inner.max_payload_bytes(tokens, channels)
 
     def _checked_base(self, base: Tensor | None, tokens: int, channels: int) -> Tensor:
         if base is None:

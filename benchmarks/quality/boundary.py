@@ -1,0 +1,197 @@
+"""A cut between two stages, in process: what goes through it is encoded, counted and decoded.
+
+Does for each sample what the two ends of a boundary do, with the project's own codecs, buffers and
+feedback. Both ends hold the same buffers, so here they are kept once. Knows no model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from benchmarks.quality.configs import Config
+from benchmarks.quality.published import parse_published
+from swarm_ft.codec import pack_buffer, parse, unpack_buffer
+from swarm_ft.codec.feedback import encode_with_feedback
+from swarm_ft.protocol.codec_spec import Direction
+
+
+class _Codec(Protocol):
+    def encode(self, x: Tensor, base: Tensor | None = None) -> Any: ...  # noqa: ANN401
+    def decode(self, encoded: Any, base: Tensor | None = None) -> Tensor: ...  # noqa: ANN401
+
+
+@dataclass(slots=True)
+class Tally:
+    """Values sent and the bits they took, headers included."""
+
+    bits: int = 0
+    values: int = 0
+
+    def add(self, encoded: Any) -> None:  # noqa: ANN401
+        """Count one encoded tensor."""
+        self.bits += 8 * len(encoded.to_bytes())
+        self.values += encoded.tokens * encoded.channels
+
+    @property
+    def rate(self) -> float:
+        """Bits a value."""
+        return self.bits / max(1, self.values)
+
+
+@dataclass(slots=True)
+class Channel:
+    """One direction of one boundary, with what its ends remember of each sample.
+
+    Attributes:
+        codec: of all visits, or of all but the first.
+        first: of a sample's first visit; None if that is as all others.
+    """
+
+    codec: _Codec
+    first: _Codec | None
+    is_delta: bool
+    has_residual: bool
+    tally: Tally = field(default_factory=Tally)
+    seen: set[int] = field(default_factory=set)
+    buffers: dict[int, bytes] = field(default_factory=dict)
+    residuals: dict[int, Tensor] = field(default_factory=dict)
+
+    def send(self, sample: int, x: Tensor) -> Tensor:
+        """What the other side computes on, for float32 [tokens, channels] of that sample.
+
+        Raises:
+            NonFinite: the tensor holds an infinity or NaN.
+        """
+        if self.first is not None and sample not in self.seen:
+            encoded = self.first.encode(x)
+            y = self.first.decode(encoded)
+        else:
+            encoded, y = self._send_later(sample, x)
+        self.seen.add(sample)
+        if self.is_delta:
+            self.buffers[sample] = pack_buffer(y)
+        self.tally.add(encoded)
+        return y
+
+    def _send_later(self, sample: int, x: Tensor) -> tuple[Any, Tensor]:
+        if self.has_residual:
+            residual = self.residuals.get(sample)
+            encoded, self.residuals[sample] = encode_with_feedback(self.codec, x, residual)
+            return encoded, self.codec.decode(encoded)
+        base = unpack_buffer(self.buffers[sample], *x.shape) if self.is_delta else None
+        encoded = self.codec.encode(x, base)
+        return encoded, self.codec.decode(encoded, base)
+
+
+@dataclass(slots=True)
+class Boundary:
+    """Both directions of one cut.
+
+    Attributes:
+        at_inference: forward channels, by name, that evaluation may switch on: `compressed`, as a
+            new sample is sent, by the key codec if later visits send deltas; and then `direct`,
+            the codec of deltas without its buffers.
+        changes_inference: whether `compressed` loses anything.
+    """
+
+    forward: Channel
+    backward: Channel
+    at_inference: dict[str, Channel]
+    changes_inference: bool
+
+
+class Cuts:
+    """All boundaries of a model. `cut` is called by the model, between its blocks."""
+
+    def __init__(self, config: Config, count: int) -> None:
+        self.boundaries = [_boundary_of(config) for _ in range(count)]
+        self.mode = "off"
+        self.ids: list[int] = []
+        self.lengths: list[int] = []
+
+    def begin(self, mode: str, ids: Tensor, lengths: Tensor) -> None:
+        """These samples go through the cuts next, and their gradients back.
+
+        `mode` is `train`, `off` or a name of at_inference.
+        """
+        self.mode, self.ids, self.lengths = mode, ids.tolist(), lengths.tolist()
+
+    def cut(self, index: int, x: Tensor) -> Tensor:
+        """`x`, [samples, tokens, channels], as the next stage gets it."""
+        boundary = self.boundaries[index]
+        if self.mode == "train":
+            return _Cut.apply(x, self, boundary)
+        if self.mode != "off":
+            return self.through(boundary.at_inference[self.mode], x)
+        return x
+
+    def through(self, channel: Channel, x: Tensor, scale: float = 1.0) -> Tensor:
+        """Every sample of `x` times `scale` through `channel`; padding becomes zero."""
+        y = torch.zeros_like(x)
+        for row, (sample, length) in enumerate(zip(self.ids, self.lengths, strict=True)):
+            sent = x[row, :length].detach().contiguous()
+            y[row, :length] = channel.send(sample, sent * scale) / scale
+        return y
+
+    def rates(self) -> tuple[float, float]:
+        """Bits a value since the last call, forward and backward."""
+        return self._rate("forward"), self._rate("backward")
+
+    def _rate(self, direction: str) -> float:
+        total = Tally()
+        for boundary in self.boundaries:
+            channel: Channel = getattr(boundary, direction)
+            total.bits += channel.tally.bits
+            total.values += channel.tally.values
+            channel.tally = Tally()
+        return total.rate
+
+
+class _Cut(torch.autograd.Function):
+    """Activations through the forward channel, gradients through the backward one."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cuts: Cuts, boundary: Boundary) -> Tensor:  # noqa: ANN401
+        ctx.cuts, ctx.boundary = cuts, boundary
+        return cuts.through(boundary.forward, x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # noqa: ANN401
+        # Times the samples in the batch: a sample's gradient is then that of its own mean loss,
+        # as with one sample a microbatch. The published quantiser is not scale-free.
+        scale = float(len(gradient))
+        return ctx.cuts.through(ctx.boundary.backward, gradient, scale), None, None
+
+
+def _boundary_of(config: Config) -> Boundary:
+    forward = _channel(config.fw, config.key, Direction.FORWARD)
+    backward = _channel(config.bw, config.first or config.key, Direction.BACKWARD)
+    if config.first:
+        backward.first = _codec(config.first, Direction.FORWARD)
+    compressed = config.key if forward.is_delta else config.fw
+    at_inference = {"compressed": compressed}
+    if forward.is_delta:
+        at_inference["direct"] = _direct(config.fw)
+    channels = {k: _channel(v, "", Direction.FORWARD) for k, v in at_inference.items()}
+    return Boundary(forward, backward, channels, compressed != "none")
+
+
+def _direct(fw: str) -> str:
+    """The direct counterpart of a codec of deltas: q2+z of aq2+z, top10 of aqtop10."""
+    return fw.replace("aqtop", "top").replace("aq", "q")
+
+
+def _codec(text: str, direction: Direction) -> _Codec:
+    return parse_published(text) or parse(text, direction)
+
+
+def _channel(text: str, key: str, direction: Direction) -> Channel:
+    codec = _codec(text, direction)
+    spec = getattr(codec, "spec", None)
+    is_delta = bool(getattr(spec or codec, "is_delta", False))
+    first = _codec(key, Direction.FORWARD) if is_delta else None
+    return Channel(codec, first, is_delta, bool(getattr(spec, "has_residual", False)))

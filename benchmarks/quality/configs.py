@@ -1,0 +1,128 @@
+"""The codec configurations of the study, as a table of texts. Knows no arithmetic.
+
+    config = fw "/" bw ["@" key ["@" first]] [":" epochs]
+
+`fw` and `bw` are codec specs, or `pubqB`, `pubaqB` of `published.py`. `key` is the codec of a
+sample's first frame, for codecs that send deltas. `first` is that of a sample's first gradient; if
+it is not given, gradients are sent by `bw` from the start. `none` alone is `none/none`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+DEFAULT_KEY = "fp16"
+DEFAULT_EPOCHS = 6
+_PATTERN = re.compile(
+    r"(?P<fw>[^/@:]+)/(?P<bw>[^/@:]+)(@(?P<key>[^/@:]+))?(@(?P<first>[^/@:]+))?(:(?P<epochs>\d+))?"
+)
+
+GROUPS: dict[str, str] = {
+    "none": "none",
+    "main": """
+        none
+        pubq2/pubq4   pubq3/pubq6   pubq4/pubq8
+        pubaq2/pubq4  pubaq3/pubq6  pubaq4/pubq8
+        q2/q4    q3/q6    q4/q8      q2+z/q4+z   q3+z/q6+z   q4+z/q8+z
+        aq2/q4   aq3/q6   aq4/q8     aq2+z/q4+z  aq3+z/q6+z  aq4+z/q8+z
+        aq3+z/q4t
+        hq3/hq3  hq3/hq6
+        top50/top50  top30/top30  top10/top10
+        aqtop30/top30  aqtop10/top10
+    """,
+    # As published: the whole first epoch in float32, gradients too.
+    "published": "none  pubaq2/pubq4@none@none  pubaq3/pubq6@none@none  pubaq4/pubq8@none@none",
+    "ef": """
+        none
+        none/top10  none/top10+ef  none/top10+ef21  none/top10+efmix
+        none/q2t    none/q2t+ef    none/q2t+ef21
+        top10/none  top10/top10+ef
+    """,
+    # Who shares a step, and does dither help: gradients, then activations.
+    "axes": """
+        none
+        none/q2c+z  none/q2t+z  none/q2f+z  none/q2tc+z  none/q2t+d+z
+        none/q1c+z  none/q1t+z  none/q1f+z  none/q1t+d+z  none/q1f+d+z
+        none/q2c  none/q2t  none/q2tc  none/q3c  none/q3t
+        aq2c+z/none  aq2f+z/none  aq2t+z/none
+        aq1c+z/none  aq1f+z/none  aq1t+z/none
+        aq2c/none  aq2t/none  aq2tc/none
+        aqc0.5/none  aqc1/none  aqc0.5f/none
+    """,
+    "key": """
+        none
+        aqc0.5/q2t+d+z@none   aqc0.5/q2t+d+z@fp16   aqc0.5/q2t+d+z@q8
+        aqc0.5/q2t+d+z@hq4    aqc0.5/q2t+d+z@q4     aqc0.5/q2t+d+z@q4+z
+        aqc0.5/q2t+d+z@qc0.25 aqc0.5/q2t+d+z@qc0.5
+        aqc0.5/q2t+d+z@q3+z   aqc0.5/q2t+d+z@q2+z
+    """,
+    # The smallest pair of rates within 1 % of none.
+    "rates": """
+        none
+        aq3+z/q3+z@q4+z    aq3+z/q2+z@q4+z    aq3+z/q1.5+z@q4+z    aq3+z/q1+z@q4+z
+        aq2+z/q3+z@q4+z    aq2+z/q2+z@q4+z    aq2+z/q1.5+z@q4+z    aq2+z/q1+z@q4+z
+        aq1.5+z/q3+z@q4+z  aq1.5+z/q2+z@q4+z  aq1.5+z/q1.5+z@q4+z  aq1.5+z/q1+z@q4+z
+        aq1+z/q3+z@q4+z    aq1+z/q2+z@q4+z    aq1+z/q1.5+z@q4+z    aq1+z/q1+z@q4+z
+    """,
+    "epochs": """
+        none:1   aq4/q8@fp16:1   aq2+z/q2+z@q4+z:1   q2+z/q2+z:1
+        none:2   aq4/q8@fp16:2   aq2+z/q2+z@q4+z:2   q2+z/q2+z:2
+        none:3   aq4/q8@fp16:3   aq2+z/q2+z@q4+z:3   q2+z/q2+z:3
+        none:10  aq4/q8@fp16:10  aq2+z/q2+z@q4+z:10  q2+z/q2+z:10
+    """,
+    # Sentences to classify; `--group cola` sets the task.
+    "cola": """
+        none
+        pubq2/pubq4  pubaq2/pubq4
+        q2/q4        aq2/q4
+        q4+z/q4+z    aq2+z/q4+z
+        top10/top10  aqtop30/top30
+    """,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """One way to send tensors over every boundary of a run."""
+
+    fw: str
+    bw: str
+    key: str = DEFAULT_KEY
+    first: str = ""
+    epochs: int = DEFAULT_EPOCHS
+
+    @property
+    def has_key(self) -> bool:
+        """Whether a first forward frame or first gradient differs from later ones."""
+        return self.fw.startswith(("aq", "pubaq")) or "+ef21" in self.bw
+
+    def __str__(self) -> str:
+        if self.fw == self.bw == "none":
+            return "none"
+        text = f"{self.fw}/{self.bw}" + f"@{self.key}" * self.has_key
+        return text + f"@{self.first}" * bool(self.first)
+
+
+def parse_config(text: str, default_epochs: int = DEFAULT_EPOCHS) -> Config:
+    """The Config of a text such as `aq2+z/q2+z@q4+z:10`.
+
+    Raises:
+        ValueError: the text is no config.
+    """
+    match = _PATTERN.fullmatch("none/none" + text[4:] if text.split(":")[0] == "none" else text)
+    if match is None:
+        raise ValueError(f"config '{text}': expected fw/bw[@key[@first]][:epochs]")
+    return Config(
+        match["fw"],
+        match["bw"],
+        match["key"] or DEFAULT_KEY,
+        match["first"] or "",
+        int(match["epochs"] or default_epochs),
+    )
+
+
+def configs_of(texts: str, default_epochs: int) -> list[Config]:
+    """The configs of a group's table or of the `--configs` option, without repeats."""
+    parts = texts.replace(",", " ").split()
+    return list(dict.fromkeys(parse_config(part, default_epochs) for part in parts))

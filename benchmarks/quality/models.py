@@ -1,0 +1,161 @@
+"""The small GPT-2-type model of the study, cut in stages, and its pre-training. Knows no codecs."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import GPT2Config, GPT2Model
+
+from benchmarks.quality.boundary import Cuts
+from benchmarks.quality.data import Batch, Dataset
+
+
+@dataclass(frozen=True, slots=True)
+class Regime:
+    """Everything that a run depends on, apart from its config, seed, rate and epochs.
+
+    Attributes:
+        cuts: a boundary lies after each of these blocks, counted from 1.
+    """
+
+    layers: int = 4
+    width: int = 128
+    heads: int = 4
+    vocabulary: int = 1024
+    tokens: int = 128
+    cuts: tuple[int, ...] = (1, 3)
+    pretrain_epochs: int = 2
+    pretrain_rate: float = 2e-3
+    train_samples: int = 256
+    batch: int = 8
+    cola_sentences: int = 2000
+    cola_tokens: int = 32
+
+    def backbone(self) -> Regime:
+        """With only what pre-training depends on."""
+        return replace(self, cuts=(), train_samples=0, cola_sentences=0, cola_tokens=0)
+
+    def digest(self) -> str:
+        """A short name that differs where any field does."""
+        return hashlib.sha256(repr(sorted(asdict(self).items())).encode()).hexdigest()[:8]
+
+
+class CutModel(nn.Module):
+    """GPT-2 with boundaries between blocks and a head: next tokens, or two classes."""
+
+    def __init__(self, regime: Regime, classes: int = 0) -> None:
+        super().__init__()
+        self.body = GPT2Model(
+            GPT2Config(
+                vocab_size=regime.vocabulary,
+                n_positions=regime.tokens,
+                n_embd=regime.width,
+                n_layer=regime.layers,
+                n_head=regime.heads,
+                resid_pdrop=0.0,
+                embd_pdrop=0.0,
+                attn_pdrop=0.0,
+                use_cache=False,
+                bos_token_id=0,
+                eos_token_id=0,
+            )
+        )
+        self.head = nn.Linear(regime.width, classes) if classes else None
+        self.cuts: Cuts | None = None  # None while the backbone is pre-trained, uncut
+        for index, block in enumerate(regime.cuts):
+            self.body.h[block - 1].register_forward_hook(self._hook(index))
+
+    def loss(self, batch: Batch, mode: str = "off") -> tuple[Tensor, Tensor]:
+        """Mean loss over the batch, and the logits: of tokens, or of classes."""
+        if self.cuts is not None:
+            self.cuts.begin(mode, batch.ids, batch.lengths)
+        hidden = self.body(input_ids=batch.tokens).last_hidden_state
+        if self.head is not None:
+            real = torch.arange(hidden.shape[1]) < batch.lengths[:, None]
+            mean = (hidden * real[..., None]).sum(1) / batch.lengths[:, None]
+            logits = self.head(mean)
+            return functional.cross_entropy(logits, batch.labels), logits
+        logits = hidden @ self.body.wte.weight.T
+        targets = batch.tokens[:, 1:].flatten()
+        return functional.cross_entropy(logits[:, :-1].flatten(0, 1), targets), logits
+
+    def _hook(self, index: int) -> Callable[..., object]:
+        def cut(_block: nn.Module, _args: object, output: object) -> object:
+            if self.cuts is None:
+                return output
+            if isinstance(output, Tensor):
+                return self.cuts.cut(index, output)
+            return (self.cuts.cut(index, output[0]), *output[1:])  # type: ignore[index]
+
+        return cut
+
+
+def steps(
+    model: CutModel, dataset: Dataset, batch: int, epochs: int, rate: float, seed: int
+) -> Iterator[tuple[int, Tensor]]:
+    """Train: AdamW, linear decay, norm clipped at 1; yields (epoch, loss) after each backward."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.01)
+    generator = torch.Generator().manual_seed(seed)
+    total, step = epochs * (len(dataset) // batch), 0
+    for epoch in range(epochs):
+        for part in dataset.batches(batch, torch.randperm(len(dataset), generator=generator)):
+            for group in optimizer.param_groups:
+                group["lr"] = rate * (1 - step / total)
+            optimizer.zero_grad()
+            loss, _ = model.loss(part, "train")
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            step += 1
+            yield epoch, loss.detach()
+
+
+@torch.no_grad()
+def evaluate(
+    model: CutModel, dataset: Dataset, batch: int, mode: str = "off"
+) -> tuple[float, Tensor]:
+    """Mean loss over all samples, and the logits of all of them if they are classes."""
+    losses, logits = [], []
+    for part in dataset.batches(batch, keep_rest=True):
+        loss, out = model.loss(part, mode)
+        losses.append(loss.item() * len(part.ids))
+        logits.append(out if model.head is not None else torch.empty(0))
+    return math.fsum(losses) / len(dataset), torch.cat(logits)
+
+
+def pretrained(
+    regime: Regime, text: str, dataset: Dataset, seed: int, cache: Path
+) -> dict[str, Tensor]:
+    """The pre-trained weights of the backbone; computed once for a seed and kept in `cache`."""
+    digest = hashlib.sha256((regime.backbone().digest() + text).encode()).hexdigest()[:12]
+    path = cache / f"pretrained-{digest}-{seed}.safetensors"
+    if not path.exists():
+        torch.manual_seed(seed)
+        model = CutModel(regime)
+        epochs, rate = regime.pretrain_epochs, regime.pretrain_rate
+        for _ in steps(model, dataset, regime.batch, epochs, rate, seed):
+            pass
+        cache.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(f".{os.getpid()}")
+        save_file(model.body.state_dict(), partial)
+        partial.replace(path)  # whole or not at all, whoever else computes it
+    return load_file(path)
+
+
+def fine_tunable(
+    regime: Regime, weights: dict[str, Tensor], seed: int, classes: int = 0
+) -> CutModel:
+    """The model that a run begins with: pre-trained backbone, new classifier head if any."""
+    torch.manual_seed(seed)
+    model = CutModel(regime, classes)
+    model.body.load_state_dict(weights)
+    return model

@@ -1,0 +1,150 @@
+"""Results as Markdown tables: means and spreads over seeds, against the uncompressed runs."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.quality.configs import DEFAULT_EPOCHS, GROUPS, Config, configs_of
+from benchmarks.quality.train import RATES, Record
+
+Rows = dict[tuple[str, int], list[Record]]
+"""Records of each (config, epochs), one a seed, at the task's rate."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A heading, and what of a finished record stands under it; None where it has no such thing."""
+
+    heading: str
+    of: Callable[[Record], float | None]
+    form: str = ".2f"
+
+
+def _last(name: str) -> Callable[[Record], float | None]:
+    return lambda record: record["epochs"][-1][name]
+
+
+def _direct(name: str) -> Callable[[Record], float | None]:
+    return lambda record: record.get("direct", {}).get(name)
+
+
+_BITS = [
+    Column("bits forward", lambda record: record["bits_fw"]),
+    Column("bits backward", lambda record: record["bits_bw"]),
+]
+_PERPLEXITY = [
+    Column("uncompressed", _last("ppl")),
+    Column("compressed", _last("ppl_compressed")),
+    Column("direct", _direct("ppl")),
+]
+_CLASSES = [
+    Column("accuracy", _last("accuracy"), ".4f"),
+    Column("Matthews", _last("matthews"), ".3f"),
+    Column("held-out loss", _last("held_out_loss"), ".4f"),
+    Column("accuracy, compressed", _last("accuracy_compressed"), ".4f"),
+    Column("Matthews, compressed", _last("matthews_compressed"), ".3f"),
+    Column("train loss", _last("loss"), ".4f"),
+]
+
+
+def read_records(path: Path) -> list[Record]:
+    """All finished runs in a results file."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def rows_of(records: Iterable[Record], task: str) -> Rows:
+    """Runs of a task at its rate, by config; of a repeated run the last."""
+    runs = {}
+    for record in records:
+        if record["task"] == task and record["rate"] == RATES[task]:
+            runs[record["config"], record["planned_epochs"], record["seed"]] = record
+    rows: Rows = defaultdict(list)
+    for (config, epochs, _), record in sorted(runs.items()):
+        rows[config, epochs].append(record)
+    return rows
+
+
+def wanted(records: list[Record], group: str | None, configs: list[Config] | None) -> list[Config]:
+    """The configs to show: those asked for, else a group's, else all there are."""
+    if configs is not None:
+        return configs
+    if group is not None:
+        return configs_of(GROUPS[group], DEFAULT_EPOCHS)
+    texts = {f"{record['config']}:{record['planned_epochs']}": None for record in records}
+    return configs_of(" ".join(texts), DEFAULT_EPOCHS)
+
+
+def print_tables(records: list[Record], group: str | None, configs: list[Config] | None) -> None:
+    """The learning rates tried, then one table for each task that has runs."""
+    for task in RATES:
+        if any(record["task"] == task for record in records):
+            _print_rates(records, task)
+            _print_runs(rows_of(records, task), task, wanted(records, group, configs))
+
+
+def change(record: Record, rows: Rows) -> float | None:
+    """Final perplexity against the uncompressed run of the same seed, in percent."""
+    for none in rows.get(("none", record["planned_epochs"]), []):
+        if none["seed"] == record["seed"] and not none["diverged"] and "ppl" in none["start"]:
+            return 100 * (record["epochs"][-1]["ppl"] / none["epochs"][-1]["ppl"] - 1)
+    return None
+
+
+def _print_rates(records: list[Record], task: str) -> None:
+    name = "ppl" if task != "cola" else "held_out_loss"
+    tried = [
+        record
+        for record in records
+        if record["task"] == task
+        and record["config"] == "none"
+        and record["planned_epochs"] == DEFAULT_EPOCHS
+    ]
+    _say(f"\n### {task}: learning rates, uncompressed (used: {RATES[task]:g})\n")
+    _row(["rate", "seed", "start", "end", "change"], header=True)
+    for record in sorted(tried, key=lambda r: (r["rate"], r["seed"])):
+        start, end = record["start"][name], record["epochs"][-1][name]
+        cells = [f"{record['rate']:g}", str(record["seed"]), f"{start:.2f}", f"{end:.2f}"]
+        _row([*cells, f"{100 * (end / start - 1):+.1f} %"])
+
+
+def _print_runs(rows: Rows, task: str, configs: list[Config]) -> None:
+    against = Column("vs none, %", lambda record: change(record, rows), "+.2f")
+    scores = _CLASSES if task == "cola" else [_PERPLEXITY[0], against, *_PERPLEXITY[1:]]
+    columns = [*scores, *_BITS]
+    _say(f"\n### {task}: runs\n")
+    _row(["config", "epochs", "seeds", *(column.heading for column in columns)], header=True)
+    for config in configs:
+        runs = rows.get((str(config), config.epochs), [])
+        finished = [run for run in runs if not run["diverged"]]
+        if not runs:
+            continue
+        seeds = str(len(runs)) + f", {len(runs) - len(finished)} diverged" * (runs != finished)
+        cells = [_spread([column.of(run) for run in finished], column.form) for column in columns]
+        _row([f"`{config}`", str(config.epochs), seeds, *cells])
+
+
+def _spread(found: list[float | None], form: str) -> str:
+    """Mean and standard deviation; a spread of less than the last digit is left out."""
+    values = [value for value in found if value is not None]
+    if not values:
+        return "-"
+    mean = f"{statistics.fmean(values):{form}}"
+    if len(values) < 2 or statistics.stdev(values) < 0.005:
+        return mean
+    return f"{mean} ± {statistics.stdev(values):{form.removeprefix('+')}}"
+
+
+def _row(cells: list[str], header: bool = False) -> None:
+    _say("| " + " | ".join(cells) + " |")
+    if header:
+        _say("|" + "---|" * len(cells))
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")

@@ -1,0 +1,105 @@
+"""Symbols in contexts as bytes: the tables, then each segment's states and words.
+
+Layout: the number of contexts (a byte), the tables, for more than one segment each segment's
+number of words (4 bytes), then all states (4 bytes each) and all words (2 bytes each),
+little-endian. Nothing follows.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from swarm_ft.codec.entropy.tables import Tables
+from swarm_ft.codec.kernels import Coded, Kernels, segment_lengths
+from swarm_ft.errors import BadFrame
+
+MAX_CONTEXTS = 16
+_MAX_LANES = 32
+_SYMBOLS_A_LANE = 2048
+"""A lane costs two bytes beyond what it codes: a thousandth of a stream of 8-bit symbols."""
+
+
+def write_symbols(
+    symbols: Tensor, contexts: Tensor, counts: NDArray[np.int64], kernels: Kernels
+) -> bytes:
+    """`symbols`, uint8 [n], in `contexts`, uint8 [n].
+
+    Args:
+        counts: int64 [contexts, 256], their histogram.
+    """
+    tables = Tables.of_counts(counts)
+    frequencies = torch.from_numpy(tables.frequencies()).to(symbols.device)
+    coded = kernels.encode_symbols(symbols, contexts, frequencies, lanes_for(len(symbols)))
+    counted = b"" if len(coded.counts) == 1 else _to_bytes(coded.counts, "<u4")
+    body = counted + _to_bytes(coded.states, "<u4") + _to_bytes(coded.words, "<u2")
+    return bytes([len(counts)]) + tables.to_bytes() + body
+
+
+def read_symbols(data: bytes, contexts: Tensor, kernels: Kernels) -> Tensor:
+    """The symbols of `contexts` that `data` holds, uint8 [n], on the contexts' device.
+
+    Raises:
+        BadFrame: it was not written by `write_symbols` for these contexts.
+    """
+    if not data or not 1 <= data[0] <= MAX_CONTEXTS or int(contexts.max()) >= data[0]:
+        raise BadFrame("frame: expected as many tables as there are contexts")
+    tables, size = Tables.from_bytes(data[1:], data[0])
+    used = torch.from_numpy(tables.weights.any(1)).to(contexts.device)
+    if not bool(used[contexts.long()].all()):
+        raise BadFrame("frame: a context of values has no table")
+    coded = _read_coded(data[1 + size :], len(contexts))
+    coded = Coded(*(part.to(contexts.device) for part in (coded.states, coded.counts, coded.words)))
+    frequencies = torch.from_numpy(tables.frequencies()).to(contexts.device)
+    symbols, is_intact = kernels.decode_symbols(coded, contexts, frequencies)
+    if not is_intact:
+        raise BadFrame("frame: its entropy-coded part is damaged")
+    return symbols
+
+
+def stream_bytes(counts: NDArray[np.int64]) -> float:
+    """About what `write_symbols` takes for symbols with these counts; a few bytes off."""
+    tables = Tables.of_counts(counts)
+    count = int(counts.sum())
+    lanes, segments = lanes_for(count), len(segment_lengths(count))
+    # Of a state's four bytes two carry symbols.
+    fixed = 1 + tables.size_bytes() + segments * (2 * lanes + 4 * (segments > 1))
+    return fixed + tables.cost_bits(counts) / 8
+
+
+def max_stream_bytes(count: int) -> int:
+    """No stream of `count` symbols is larger."""
+    segments = len(segment_lengths(count))
+    tables = 1 + MAX_CONTEXTS * (2 + 192) + 8
+    return tables + segments * (4 + 4 * _MAX_LANES) + 2 * count
+
+
+def lanes_for(count: int) -> int:
+    """Interleaved states for that many symbols: more are faster, fewer are smaller."""
+    return min(_MAX_LANES, 1 << max(0, count // _SYMBOLS_A_LANE).bit_length() >> 1 or 1)
+
+
+def _read_coded(data: bytes, count: int) -> Coded:
+    segments, lanes = len(segment_lengths(count)), lanes_for(count)
+    counts_bytes = 4 * segments if segments > 1 else 0
+    head = counts_bytes + 4 * segments * lanes
+    if len(data) < head or (len(data) - head) % 2:
+        raise BadFrame(f"frame: expected {head} bytes of states and whole words, got {len(data)}")
+    words = np.frombuffer(data, "<u2", offset=head).astype(np.int32)
+    states = np.frombuffer(data, "<u4", segments * lanes, offset=counts_bytes).astype(np.int64)
+    counts = np.array([len(words)], np.int64)
+    if counts_bytes:
+        counts = np.frombuffer(data, "<u4", segments).astype(np.int64)
+    if counts.sum() != len(words):
+        raise BadFrame(f"frame: expected {counts.sum()} words, got {len(words)}")
+    return Coded(
+        torch.from_numpy(states).view(segments, lanes),
+        torch.from_numpy(counts),
+        torch.from_numpy(words),
+    )
+
+
+def _to_bytes(numbers: Tensor, dtype: str) -> bytes:
+    return numbers.cpu().numpy().astype(dtype).tobytes()

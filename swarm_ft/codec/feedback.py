@@ -1,0 +1,83 @@
+"""Error feedback at the sender: what a codec lost of a gradient goes into the sample's next one.
+
+Knows residuals as tensors, passed in and out; which sample's they are, and for how long they are
+kept, is the caller's to know. The receiver has no part in it and decodes as ever. `+ef21` is not
+here: it sends the change against a base, see `delta`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from swarm_ft.codec.base import Codec, checked_peak, checked_sample, peak_of
+from swarm_ft.codec.topk import kept_entries, largest
+from swarm_ft.errors import BadFrame
+from swarm_ft.protocol.codec_spec import Feedback
+from swarm_ft.protocol.frame import EncodedTensor
+
+
+def encode_with_feedback(
+    codec: Codec, x: Tensor, residual: Tensor | None
+) -> tuple[EncodedTensor, Tensor]:
+    """Encode one sample with the error that its earlier messages made.
+
+    With a message c that decodes to d, the new residual is x + residual - d, so what was sent and
+    the last residual add up to all inputs, but for rounding. `+ef` sends c(x + residual);
+    `+efmix` half of its entries for x and half for the residual (arXiv 2401.07788, section 2).
+    The code published with that paper keeps one residual of a batch's shape, so a sample gets the
+    error of whichever sample had its place in the batch before. Here a call is about one sample:
+    keep residuals by sample, and drop them when the sample's messages are lost.
+
+    Args:
+        codec: builds on nothing; its spec says which feedback. `+efmix` needs `topK`, with or
+            without a lossless stage around it.
+        x: float32 [tokens, channels], the gradient, on any device.
+        residual: float32 of x's shape, from this sample's last call; None for zeros.
+
+    Returns:
+        The message, and the new residual: float32 of x's shape, on x's device.
+
+    Raises:
+        BadFrame: x or residual is of another shape or type.
+        NonFinite: x, the residual or their sum holds an infinity or NaN.
+    """
+    x = checked_sample(x)
+    residual = _checked_residual(residual, x)
+    total = x + residual
+    checked_peak(peak_of(total))
+    message = total
+    if codec.spec.feedback is Feedback.EFMIX:
+        message = _mixed(x, residual, total, kept_entries(codec.spec, x.numel()))
+    encoded = codec.encode(message)
+    return encoded, total - codec.decode(encoded).to(x.device)
+
+
+def _mixed(x: Tensor, residual: Tensor, total: Tensor, count: int) -> Tensor:
+    """What `topK` of `count` entries is to send: a tensor with no more than these.
+
+    The larger half of `count` for the largest entries of x, the other half for the residual's;
+    where both are at one place, their sum. Entries that are left (halves that share places, a
+    residual of zeros) are the largest others of x + residual.
+    """
+    message = torch.zeros(x.numel(), device=x.device)
+    _add_largest(message, x, count - count // 2)
+    _add_largest(message, residual, count // 2)
+    others = torch.where(message == 0, total.reshape(-1), 0)
+    _add_largest(message, others, count - int(message.count_nonzero()))
+    return message.view_as(total)
+
+
+def _add_largest(message: Tensor, part: Tensor, count: int) -> None:
+    if count:
+        places = largest(part, count)
+        message[places] += part.reshape(-1)[places]
+
+
+def _checked_residual(residual: Tensor | None, x: Tensor) -> Tensor:
+    if residual is None:
+        return torch.zeros_like(x)
+    residual = checked_sample(residual, "residual").to(x.device)
+    if residual.shape != x.shape:
+        raise BadFrame(f"residual: expected {list(x.shape)}, got {list(residual.shape)}")
+    return residual

@@ -1,0 +1,54 @@
+"""Backends of the codecs' arithmetic: Triton on CUDA, Numba on CPUs, plain torch as the judge."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+
+import torch
+
+from swarm_ft.codec.kernels.base import (
+    MAX_CODE,
+    UNITS,
+    Coded,
+    Grid,
+    Kernels,
+    NarrowGrid,
+    Steps,
+    WideGrid,
+    packed_bytes,
+    segment_lengths,
+)
+from swarm_ft.codec.kernels.reference import ReferenceKernels
+
+__all__ = [
+    "MAX_CODE",
+    "UNITS",
+    "Coded",
+    "Grid",
+    "Kernels",
+    "NarrowGrid",
+    "ReferenceKernels",
+    "Steps",
+    "WideGrid",
+    "kernels_for",
+    "packed_bytes",
+    "segment_lengths",
+]
+
+
+@functools.cache
+def kernels_for(device_type: str) -> Kernels:
+    """The fastest backend for tensors on such a device.
+
+    Its modules are imported now: compilers take seconds, and a control plane needs none.
+    """
+    if device_type == "cuda" and torch.cuda.is_available() and importlib.util.find_spec("triton"):
+        from swarm_ft.codec.kernels.cuda import TritonKernels
+
+        return TritonKernels()
+    if device_type == "cpu":
+        from swarm_ft.codec.kernels.cpu import NumbaKernels
+
+        return NumbaKernels()
+    return ReferenceKernels()

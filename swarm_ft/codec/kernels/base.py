@@ -1,0 +1,240 @@
+"""The arithmetic that every backend does alike: what a backend is, and what its words mean.
+
+`reference` says in plain torch what each function returns; `cpu` (Numba) and `cuda` (Triton)
+return the same from the same input: to the bit where a decoder calls it, and up to float rounding
+where only encoders do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+UNITS = 32
+"""A step has so many units; a code's value is a whole number of them, times step / UNITS."""
+EXACT_CODE = 2047
+"""Wide codes up to this keep every bit. Larger ones are multiples of COARSE, so that units keep
+16 bits, which is what makes units * step exact in float32 for a bfloat16 step."""
+COARSE = 16
+MAX_CODE = 32752
+"""Of wide codes: the largest multiple of COARSE in an int16."""
+PROBABILITY_BITS = 12
+"""Frequencies of a context's symbols add up to 2^12."""
+MIN_STATE = 1 << 16
+"""rANS states are 32-bit numbers of at least this; 16-bit words refill them."""
+SEGMENT = 1 << 16
+"""Symbols that are coded together. Segments are independent: a GPU decodes them side by side."""
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """The step of value (t, c) is bfloat16(rows[t] * cols[c]), rounded to nearest even.
+
+    Attributes:
+        rows: float32 [tokens] or [1], each exactly a bfloat16.
+        cols: float32 [channels] or [1], each exactly a bfloat16.
+    """
+
+    rows: Tensor
+    cols: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class NarrowGrid:
+    """2^bits codes from 0, a byte each before they are packed.
+
+    A positive step has its grid half a step beside zero: code * 32 - 16 * (2^bits - 1) units. A
+    negative one has zero on its grid: code * 32 - 32 * (2^(bits - 1) - 1) units of its magnitude.
+
+    Attributes:
+        bits: 1 to 8.
+        seed: of the dither, a 32-bit number; None for none.
+    """
+
+    bits: int
+    seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WideGrid:
+    """Signed 16-bit codes with zero on the grid: code * 32 - shrink * sign(code) units.
+
+    Codes beyond EXACT_CODE are cut to multiples of COARSE, toward minus infinity, and have neither
+    shrink nor dither.
+
+    Attributes:
+        shrink: 0 to 15 units by which values lie nearer to zero than the middle of their cell,
+            because most of the values that fall into a cell do.
+        seed: of the dither, a 32-bit number; None for none. With dither there is no shrink.
+    """
+
+    shrink: int = 0
+    seed: int | None = None
+
+
+Grid = NarrowGrid | WideGrid
+
+
+@dataclass(frozen=True, slots=True)
+class Coded:
+    """What a rANS coder wrote.
+
+    Segment s codes the symbols from s * SEGMENT on; symbol i of a segment belongs to lane
+    i mod lanes. A lane's state begins, for the encoder, and ends, for the decoder, at MIN_STATE.
+
+    Attributes:
+        states: int64 [segments, lanes], what the decoder begins with.
+        counts: int64 [segments], words of each segment.
+        words: int32 [sum of counts], 16-bit words in the order in which the decoder reads them:
+            symbol after symbol of a segment, at most one word each.
+    """
+
+    states: Tensor
+    counts: Tensor
+    words: Tensor
+
+
+class Kernels(Protocol):
+    """A backend. Tensors are on its device, and what it returns is too."""
+
+    def pack(self, codes: Tensor, bits: int) -> Tensor:
+        """Codes as bytes, in planes: of each of 4, 2 and 1 that is in `bits`, from the code's
+        upper bits down, a plane of so many bits of every code (8 bits are one plane of bytes).
+
+        A plane of w bits of N codes, N rounded up to a multiple of 8 with zeros, has N w / 8
+        bytes. Byte j holds codes j, j + N w / 8, j + 2 N w / 8 and so on, the first in its upper
+        bits.
+
+        Args:
+            codes: uint8 [n], each below 2^bits.
+            bits: 1 to 8.
+
+        Returns:
+            uint8 [packed_bytes(n, bits)].
+        """
+        ...
+
+    def unpack(self, packed: Tensor, count: int, bits: int) -> Tensor:
+        """The `count` codes that `pack` was given, uint8 [count]; any bytes are some codes."""
+        ...
+
+    def quantize(self, x: Tensor, base: Tensor | None, steps: Steps, grid: Grid) -> Tensor:
+        """The nearest codes of x, or of x - base; the ends of the grid for what lies beyond.
+
+        A step of zero gives code 0. An encoder's function: rounding is free.
+
+        Args:
+            x: float32 [tokens, channels].
+            base: of x's shape, or None.
+
+        Returns:
+            uint8 [tokens, channels] for a narrow grid, int16 for a wide one.
+        """
+        ...
+
+    def dequantize(self, codes: Tensor, base: Tensor | None, steps: Steps, grid: Grid) -> Tensor:
+        """units * (step / 32), plus base where there is one: one rounding, of the sum.
+
+        Dither adds 2 r - 15 units, r the upper 4 bits of `mix(flat index, seed)`, see `reference`.
+
+        Args:
+            codes: uint8 or int16 [tokens, channels].
+
+        Returns:
+            float32 [tokens, channels].
+        """
+        ...
+
+    def moments(self, x: Tensor, base: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Sums of squares and peaks of x, or of x - base. An encoder's function.
+
+        Returns:
+            Sum of squares by token, float64 [tokens], and by channel, float64 [channels]; the
+            largest magnitude by token, float32 [tokens], and by channel, float32 [channels];
+            not finite where x is not.
+        """
+        ...
+
+    def grid_errors(
+        self, x: Tensor, base: Tensor | None, covering: Tensor, multiples: Tensor, bits: int
+    ) -> Tensor:
+        """Squared errors by channel of narrow grids, for the choice of steps.
+
+        Args:
+            covering: float32 [channels], positive steps.
+            multiples: float32 [m]; grid k of channel c has step covering[c] * multiples[k], zero
+                on it where that is negative.
+
+        Returns:
+            float32 [m, channels], in squared covering steps.
+        """
+        ...
+
+    def histogram(self, codes: Tensor, contexts: Tensor, num_contexts: int) -> Tensor:
+        """How often each symbol is in each context.
+
+        Args:
+            codes: uint8 [n], symbols.
+            contexts: uint8 [n], each below num_contexts.
+
+        Returns:
+            int64 [num_contexts, 256].
+        """
+        ...
+
+    def encode_symbols(
+        self, symbols: Tensor, contexts: Tensor, frequencies: Tensor, lanes: int
+    ) -> Coded:
+        """Symbols as interleaved rANS (Duda 2013, arXiv 1311.2540; Giesen 2014, 1402.3392).
+
+        Args:
+            symbols: uint8 [n].
+            contexts: uint8 [n].
+            frequencies: int32 [contexts, 256]; each row of a context in use adds up to 4096, and
+                each symbol in use has at least 1.
+            lanes: a power of two up to 32.
+        """
+        ...
+
+    def decode_symbols(
+        self, coded: Coded, contexts: Tensor, frequencies: Tensor
+    ) -> tuple[Tensor, bool]:
+        """The symbols, uint8 [n], of `contexts`, uint8 [n]; and whether the coded form was intact.
+
+        It is intact if each segment reads exactly its words and each lane ends at MIN_STATE.
+        Words beyond a segment's end read as 0.
+        """
+        ...
+
+    def hadamard(self, x: Tensor, tile: int) -> Tensor:
+        """Each run of `tile` values, tile a power of two, times the Hadamard matrix of +-1.
+
+        Butterflies in the order of strides 1, 2, 4, ...; exact for whole numbers below 2^24.
+
+        Args:
+            x: float32 [rows, n tile].
+        """
+        ...
+
+
+def packed_bytes(count: int, bits: int) -> int:
+    """Bytes that `pack` makes of `count` codes."""
+    return -(-count // 8) * bits
+
+
+def segment_lengths(count: int) -> list[int]:
+    """Symbols of each segment of `count` symbols."""
+    full, rest = divmod(count, SEGMENT)
+    return [SEGMENT] * full + [rest] * bool(rest)
+
+
+def planes_of(bits: int) -> list[tuple[int, int]]:
+    """The planes of `bits`-bit codes, upper bits first: (width, shift of its lowest bit)."""
+    planes, above = [], bits
+    for width in (8, 4, 2, 1):
+        if bits & width:
+            above -= width
+            planes.append((width, above))
+    return planes

@@ -1,0 +1,194 @@
+"""The kernels on one thread of a CPU, by Numba: tensors in, tensors out.
+
+Knows shapes and checks them, since compiled loops look at no bounds; the loops are in `cpu_*`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from swarm_ft.codec.kernels import cpu_grid, cpu_layout, cpu_rans, cpu_stats
+from swarm_ft.codec.kernels.base import (
+    PROBABILITY_BITS,
+    Coded,
+    Grid,
+    NarrowGrid,
+    Steps,
+    packed_bytes,
+    planes_of,
+    segment_lengths,
+)
+
+_MAX_LANES = 32
+_SYMBOLS = 256
+
+
+class NumbaKernels:
+    """See `Kernels`; sizes that do not fit each other raise ValueError."""
+
+    def pack(self, codes: Tensor, bits: int) -> Tensor:
+        """See `Kernels.pack`."""
+        packed = torch.empty(packed_bytes(len(codes), bits), dtype=torch.uint8)
+        start, source, target = 0, _array(codes), packed.numpy()
+        for width, shift in planes_of(bits):
+            end = start + packed_bytes(len(codes), width)
+            cpu_layout.pack_plane(source, width, shift, target[start:end])
+            start = end
+        return packed
+
+    def unpack(self, packed: Tensor, count: int, bits: int) -> Tensor:
+        """See `Kernels.unpack`."""
+        _check_shape("packed", packed, (packed_bytes(count, bits),))
+        codes = torch.zeros(count, dtype=torch.uint8)
+        start, source, target = 0, _array(packed), codes.numpy()
+        for width, shift in planes_of(bits):
+            end = start + packed_bytes(count, width)
+            cpu_layout.unpack_plane(source[start:end], width, shift, target)
+            start = end
+        return codes
+
+    def quantize(self, x: Tensor, base: Tensor | None, steps: Steps, grid: Grid) -> Tensor:
+        """See `Kernels.quantize`."""
+        vectors, values, other = _vectors(steps, x.shape), _array(x), _base(base, x.shape)
+        if isinstance(grid, NarrowGrid):
+            codes = torch.empty(x.shape, dtype=torch.uint8)
+            cpu_grid.quantize_narrow(values, other, vectors, grid.bits, grid.seed, codes.numpy())
+            return codes
+        codes = torch.empty(x.shape, dtype=torch.int16)
+        cpu_grid.quantize_wide(values, other, vectors, grid.seed, codes.numpy())
+        return codes
+
+    def dequantize(self, codes: Tensor, base: Tensor | None, steps: Steps, grid: Grid) -> Tensor:
+        """See `Kernels.dequantize`."""
+        vectors, whole = _vectors(steps, codes.shape), _array(codes)
+        other, x = _base(base, codes.shape), torch.empty(codes.shape)
+        if isinstance(grid, NarrowGrid):
+            cpu_grid.dequantize_narrow(whole, other, vectors, grid.bits, grid.seed, x.numpy())
+        else:
+            cpu_grid.dequantize_wide(whole, other, vectors, grid.shrink, grid.seed, x.numpy())
+        return x
+
+    def moments(self, x: Tensor, base: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """See `Kernels.moments`."""
+        tokens, channels = x.shape
+        squares = [torch.empty(n, dtype=torch.float64) for n in (tokens, channels)]
+        peaks = [torch.empty(n) for n in (tokens, channels)]
+        cpu_stats.moments(
+            _array(x),
+            _base(base, x.shape),
+            *(sums.numpy() for sums in squares),
+            *(sizes.numpy().view(np.int32) for sizes in peaks),
+        )
+        return squares[0], squares[1], peaks[0], peaks[1]
+
+    def grid_errors(
+        self, x: Tensor, base: Tensor | None, covering: Tensor, multiples: Tensor, bits: int
+    ) -> Tensor:
+        """See `Kernels.grid_errors`."""
+        _check_shape("covering", covering, x.shape[1:])
+        errors = torch.empty(len(multiples), x.shape[1])
+        other = _base(base, x.shape)
+        cpu_stats.grid_errors(
+            _array(x), other, _array(covering), _array(multiples), bits, errors.numpy()
+        )
+        return errors
+
+    def histogram(self, codes: Tensor, contexts: Tensor, num_contexts: int) -> Tensor:
+        """See `Kernels.histogram`."""
+        counts = torch.empty(num_contexts, _SYMBOLS, dtype=torch.int64)
+        of = _contexts(contexts, len(codes), num_contexts)
+        cpu_stats.histogram(_array(codes), of, counts.view(-1).numpy())
+        return counts
+
+    def encode_symbols(
+        self, symbols: Tensor, contexts: Tensor, frequencies: Tensor, lanes: int
+    ) -> Coded:
+        """See `Kernels.encode_symbols`."""
+        if lanes < 1 or lanes > _MAX_LANES or lanes & (lanes - 1):
+            raise ValueError(f"lanes: expected a power of two up to {_MAX_LANES}, got {lanes}")
+        of, table = _tables(contexts, len(symbols), frequencies)
+        segments = len(segment_lengths(len(symbols)))
+        states = torch.empty(segments, lanes, dtype=torch.int64)
+        counts = torch.empty(segments, dtype=torch.int64)
+        words = torch.empty(len(symbols), dtype=torch.int32)  # pages that stay unused cost nothing
+        total = cpu_rans.encode(
+            _array(symbols),
+            of,
+            cpu_rans.symbol_table(table),
+            states.numpy(),
+            counts.numpy(),
+            words.numpy(),
+        )
+        return Coded(states, counts, words[:total].clone())
+
+    def decode_symbols(
+        self, coded: Coded, contexts: Tensor, frequencies: Tensor
+    ) -> tuple[Tensor, bool]:
+        """See `Kernels.decode_symbols`."""
+        segments = len(segment_lengths(len(contexts)))
+        _check_shape("states", coded.states, (segments, coded.states.shape[1]))
+        _check_shape("counts", coded.counts, (segments,))
+        of, table = _tables(contexts, len(contexts), frequencies)
+        slots = np.zeros(len(table) << PROBABILITY_BITS, np.uint32)
+        cpu_rans.slot_table(table, slots)
+        symbols = torch.empty(len(contexts), dtype=torch.uint8)
+        is_intact = cpu_rans.decode(
+            of,
+            slots,
+            _array(coded.states.clone()),  # decoding uses them up
+            _array(coded.counts),
+            _array(coded.words),
+            symbols.numpy(),
+        )
+        return symbols, bool(is_intact)
+
+    def hadamard(self, x: Tensor, tile: int) -> Tensor:
+        """See `Kernels.hadamard`."""
+        y = torch.empty(x.shape)
+        cpu_layout.hadamard(_array(x).reshape(-1, tile), y.view(-1, tile).numpy())
+        return y
+
+
+def _array(x: Tensor) -> NDArray[Any]:
+    """x's values in C order; its own memory where they lie so."""
+    return x.detach().contiguous().numpy()
+
+
+def _base(base: Tensor | None, shape: torch.Size) -> NDArray[Any] | None:
+    if base is None:
+        return None
+    _check_shape("base", base, shape)
+    return _array(base)
+
+
+def _vectors(steps: Steps, shape: torch.Size) -> cpu_grid.StepVectors:
+    tokens, channels = shape
+    if len(steps.rows) not in (1, tokens) or len(steps.cols) not in (1, channels):
+        got = f"{len(steps.rows)} rows and {len(steps.cols)} columns"
+        raise ValueError(f"steps: {got} do not fit values of [{tokens}, {channels}]")
+    return _array(steps.rows), _array(steps.cols.expand(channels))
+
+
+def _contexts(contexts: Tensor, count: int, num_contexts: int) -> NDArray[np.uint8]:
+    _check_shape("contexts", contexts, (count,))
+    of = _array(contexts)
+    if count and of.max() >= num_contexts:
+        raise ValueError(f"contexts: expected less than {num_contexts}, got {of.max()}")
+    return of
+
+
+def _tables(
+    contexts: Tensor, count: int, frequencies: Tensor
+) -> tuple[NDArray[np.uint8], NDArray[np.int32]]:
+    _check_shape("frequencies", frequencies, (len(frequencies), _SYMBOLS))
+    return _contexts(contexts, count, len(frequencies)), _array(frequencies)
+
+
+def _check_shape(name: str, x: Tensor, shape: tuple[int, ...]) -> None:
+    if x.shape != shape:
+        raise ValueError(f"{name}: expected {list(shape)}, got {list(x.shape)}")

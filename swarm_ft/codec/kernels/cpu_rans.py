@@ -1,0 +1,148 @@
+"""Loops of interleaved rANS, for one thread of a CPU. Knows arrays; knows no tensors.
+
+A lane waits for its last symbol, but no lane for another, so the CPU works on several at once.
+Indices are unsigned: Numba would look at each for a negative one, and that takes longer than the
+arithmetic.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swarm_ft.codec.kernels.base import MIN_STATE, PROBABILITY_BITS, SEGMENT
+from swarm_ft.codec.kernels.cpu_jit import compiled, part
+
+Bytes = NDArray[np.uint8]
+Table = NDArray[np.uint32]
+Words = NDArray[np.int32]
+Buffer = NDArray[np.uint16]
+States = NDArray[np.int64]
+Frequencies = NDArray[np.int32]
+
+_U32, _U64 = np.uint32, np.uint64
+_TOTAL = 1 << PROBABILITY_BITS
+_WORD_BITS = 16
+_START_SHIFT = PROBABILITY_BITS + 1
+_FREQUENCY_SHIFT, _OFFSET_SHIFT = 8, 8 + PROBABILITY_BITS
+
+
+def symbol_table(frequencies: Frequencies) -> Table:
+    """For the encoder: a symbol's start * 2^13 + frequency, flat [contexts * 256]."""
+    starts = frequencies.cumsum(1) - frequencies
+    entries = starts << _START_SHIFT | frequencies.clip(1, _TOTAL)
+    return entries.astype(np.uint32).ravel()
+
+
+@compiled
+def slot_table(frequencies: Frequencies, table: Table) -> None:
+    """For the decoder: offset * 2^20 + (frequency - 1) * 2^8 + symbol of a context's 4096 slots.
+
+    Stays within the table whatever the frequencies; slots without a symbol are left alone.
+    """
+    for k in range(frequencies.shape[0]):
+        start = 0
+        for symbol in range(frequencies.shape[1]):
+            frequency = min(max(frequencies[k, symbol], 0), _TOTAL - start)
+            entry = _U32((frequency - 1) << _FREQUENCY_SHIFT | symbol)
+            for offset in range(frequency):
+                slot = _U64(k * _TOTAL + start + offset)
+                table[slot] = _U32(entry | _U32(offset) << _U32(_OFFSET_SHIFT))
+            start += frequency
+
+
+@part
+def _encode_segment(
+    symbols: Bytes, contexts: Bytes, table: Table, states: Table, buffer: Buffer
+) -> int:
+    """Write words from the buffer's end down; where the last one is."""
+    at, lanes = SEGMENT, states.size
+    for i in range(symbols.size - 1, -1, -1):
+        lane = _U64(i & (lanes - 1))
+        symbol = _U32(contexts[_U64(i)]) << _U32(8) | _U32(symbols[_U64(i)])
+        entry = table[_U64(symbol)]
+        frequency = _U32(entry & _U32(2 * _TOTAL - 1))
+        state = states[lane]
+        emits = _U32(state >> _U32(32 - PROBABILITY_BITS)) >= frequency
+        buffer[_U64(at - 1)] = state  # stays only if the next one is written below it
+        at -= emits
+        state = _U32(state >> _U32(_WORD_BITS)) if emits else state
+        # quotient * 4096 + remainder + start
+        quotient = _U32(state // frequency)
+        start = _U32(entry >> _U32(_START_SHIFT))
+        states[lane] = _U32(state + start + quotient * _U32(_U32(_TOTAL) - frequency))
+    return at
+
+
+@compiled
+def encode(
+    symbols: Bytes, contexts: Bytes, table: Table, states: States, counts: States, words: Words
+) -> int:
+    """Fill states, counts and words, see `Coded`; how many words there are."""
+    buffer, lane_states = np.empty(SEGMENT, np.uint16), np.empty(states.shape[1], np.uint32)
+    total = 0
+    for s in range(states.shape[0]):
+        first = s * SEGMENT
+        lane_states[:] = MIN_STATE
+        at = _encode_segment(
+            symbols[first : first + SEGMENT],
+            contexts[first : first + SEGMENT],
+            table,
+            lane_states,
+            buffer,
+        )
+        states[s] = lane_states
+        counts[s] = SEGMENT - at
+        words[total : total + SEGMENT - at] = buffer[at:]
+        total += SEGMENT - at
+    return total
+
+
+@part
+def _decode_row(contexts: Bytes, table: Table, states: States, words: Words, out: Bytes) -> int:
+    """A symbol of each lane; how many of the words were read, at most one a symbol."""
+    at = 0
+    for i in range(contexts.size):
+        lane = _U64(i)
+        state = states[lane]
+        slot = np.int64(contexts[lane]) << PROBABILITY_BITS | (state & (_TOTAL - 1))
+        entry = np.int64(table[_U64(slot)])
+        out[lane] = entry & 0xFF
+        frequency = (entry >> _FREQUENCY_SHIFT & (_TOTAL - 1)) + 1
+        state = frequency * (state >> PROBABILITY_BITS) + (entry >> _OFFSET_SHIFT)
+        reads = state < MIN_STATE
+        filled = state << _WORD_BITS | np.int64(words[_U64(at)])
+        states[lane] = filled if reads else state
+        at += np.int64(reads)
+    return at
+
+
+@part
+def _decode_segment(contexts: Bytes, table: Table, states: States, words: Words, out: Bytes) -> int:
+    """As `_decode_row`, of all rows; words beyond the last are 0."""
+    at, lanes = 0, states.size
+    last_words = np.empty(lanes, np.int32)
+    for first in range(0, contexts.size, lanes):
+        ahead = words[at : at + lanes]
+        if ahead.size < lanes:
+            last_words[:] = 0
+            last_words[: ahead.size] = ahead
+            ahead = last_words
+        row = slice(first, first + lanes)
+        at += _decode_row(contexts[row], table, states, ahead, out[row])
+    return at
+
+
+@compiled
+def decode(
+    contexts: Bytes, table: Table, states: States, counts: States, words: Words, out: Bytes
+) -> bool:
+    """Fill out and use up states; whether what was coded was intact, see `Kernels`."""
+    is_intact, start = True, 0
+    for s in range(states.shape[0]):
+        segment = slice(s * SEGMENT, (s + 1) * SEGMENT)
+        own = words[start : start + max(counts[s], 0)]
+        reads = _decode_segment(contexts[segment], table, states[s], own, out[segment])
+        start += own.size
+        is_intact = is_intact and reads == counts[s] and bool((states[s] == MIN_STATE).all())
+    return is_intact

@@ -1,0 +1,207 @@
+"""The specification of all kernels, in plain torch: clear before fast; any device, but slow."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from swarm_ft.codec.kernels.base import (
+    COARSE,
+    EXACT_CODE,
+    MAX_CODE,
+    MIN_STATE,
+    PROBABILITY_BITS,
+    SEGMENT,
+    UNITS,
+    Coded,
+    Grid,
+    NarrowGrid,
+    Steps,
+    WideGrid,
+    planes_of,
+    segment_lengths,
+)
+
+_MASK = 0xFFFFFFFF
+_TOTAL = 1 << PROBABILITY_BITS
+
+
+def mix(index: Tensor, seed: int) -> Tensor:
+    """32 well-mixed bits of an index below 2^32, as int64 (the finaliser of MurmurHash3)."""
+    h = ((index * 0x9E3779B1) & _MASK) ^ seed
+    h = ((h ^ (h >> 16)) * 0x85EBCA6B) & _MASK
+    h = ((h ^ (h >> 13)) * 0xC2B2AE35) & _MASK
+    return h ^ (h >> 16)
+
+
+def step_table(steps: Steps) -> Tensor:
+    """The step of each value, float32, of a shape that broadcasts to [tokens, channels]."""
+    return (steps.rows[:, None] * steps.cols[None, :]).to(torch.bfloat16).float()
+
+
+def grid_limits(bits: int, on_zero: Tensor) -> tuple[Tensor, Tensor]:
+    """Units of code 0 and of the last code of narrow grids, with and without zero on them."""
+    half, side = UNITS // 2 * ((1 << bits) - 1), UNITS * ((1 << bits - 1) - 1)
+    lowest = torch.where(on_zero, -side, -half)
+    return lowest, -lowest
+
+
+class ReferenceKernels:
+    """See `Kernels`."""
+
+    def pack(self, codes: Tensor, bits: int) -> Tensor:
+        """See `Kernels.pack`."""
+        padded = torch.nn.functional.pad(codes, (0, -len(codes) % 8))
+        planes = []
+        for width, shift in planes_of(bits):
+            parts = ((padded >> shift) & ((1 << width) - 1)).view(8 // width, -1)
+            plane = torch.zeros_like(parts[0])
+            for part in parts:
+                plane = (plane << width if width < 8 else plane) | part
+            planes.append(plane)
+        return torch.cat(planes)
+
+    def unpack(self, packed: Tensor, count: int, bits: int) -> Tensor:
+        """See `Kernels.unpack`."""
+        padded = -(-count // 8) * 8
+        codes = torch.zeros(padded, dtype=torch.uint8, device=packed.device)
+        start = 0
+        for width, shift in planes_of(bits):
+            plane = packed[start : start + padded * width // 8]
+            start += len(plane)
+            parts = [plane >> (8 - width * (k + 1)) for k in range(8 // width)]
+            codes |= (torch.cat(parts) & ((1 << width) - 1)) << shift
+        return codes[:count]
+
+    def quantize(self, x: Tensor, base: Tensor | None, steps: Steps, grid: Grid) -> Tensor:
+        """See `Kernels.quantize`."""
+        change = x if base is None else x - base
+        table = step_table(steps)
+        size = torch.where(table == 0, torch.inf, table.abs())
+        units = change / size * UNITS - self._dither(x.shape, grid.seed, x.device)
+        if isinstance(grid, NarrowGrid):
+            lowest, _ = grid_limits(grid.bits, table < 0)
+            codes = ((units - lowest) / UNITS).round().clamp(0, (1 << grid.bits) - 1)
+            codes = torch.minimum(codes, -2 * torch.where(table < 0, lowest, -2**20) / UNITS)
+            return torch.where(table == 0, 0, codes).to(torch.uint8)
+        nearest = (units / UNITS).round()
+        coarse = ((change / size) / COARSE).round() * COARSE
+        codes = torch.where(nearest.abs() > EXACT_CODE, coarse, nearest)
+        return codes.clamp(-MAX_CODE, MAX_CODE).to(torch.int16)
+
+    def dequantize(self, codes: Tensor, base: Tensor | None, steps: Steps, grid: Grid) -> Tensor:
+        """See `Kernels.dequantize`."""
+        table = step_table(steps)
+        whole = codes.to(torch.int32)
+        dither = self._dither(codes.shape, grid.seed, codes.device).to(torch.int32)
+        if isinstance(grid, NarrowGrid):
+            lowest, _ = grid_limits(grid.bits, table < 0)
+            units = whole * UNITS + lowest.to(torch.int32) + dither
+        else:
+            units = whole * UNITS - grid.shrink * whole.sign() + dither
+            coarse = UNITS * (whole & -COARSE)
+            units = torch.where(whole.abs() > EXACT_CODE, coarse, units)
+        values = units.float() * (table.abs() / UNITS)
+        return values if base is None else base + values
+
+    def moments(self, x: Tensor, base: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """See `Kernels.moments`."""
+        change = x if base is None else x - base
+        squares, sizes = change.double().square(), change.abs()
+        return squares.sum(1), squares.sum(0), sizes.amax(1), sizes.amax(0)
+
+    def grid_errors(
+        self, x: Tensor, base: Tensor | None, covering: Tensor, multiples: Tensor, bits: int
+    ) -> Tensor:
+        """See `Kernels.grid_errors`."""
+        change = (x if base is None else x - base) / covering
+        errors = []
+        for multiple in multiples:
+            lowest, _ = grid_limits(bits, multiple < 0)
+            low, size = lowest / UNITS, multiple.abs()
+            codes = (change / size - low).round().clamp(torch.zeros_like(low), -2 * low)
+            errors.append((((codes + low) * size) - change).square().sum(0))
+        return torch.stack(errors)
+
+    def histogram(self, codes: Tensor, contexts: Tensor, num_contexts: int) -> Tensor:
+        """See `Kernels.histogram`."""
+        bins = contexts.long() * 256 + codes
+        return torch.bincount(bins, minlength=num_contexts * 256).view(num_contexts, 256)
+
+    def encode_symbols(
+        self, symbols: Tensor, contexts: Tensor, frequencies: Tensor, lanes: int
+    ) -> Coded:
+        """See `Kernels.encode_symbols`; all segments at once, a row of lanes at a time."""
+        starts = frequencies.cumsum(1) - frequencies
+        rows, is_there = _rows(symbols, lanes), _is_there(len(symbols), lanes, symbols.device)
+        of = (_rows(contexts, lanes), rows)
+        frequency, start = frequencies[of].long(), starts[of].long()
+        states = torch.full_like(frequency[:, 0], MIN_STATE)
+        words, emits = torch.zeros_like(frequency), torch.zeros_like(is_there)
+        for row in reversed(range(rows.shape[1])):
+            f, here = frequency[:, row].clamp(min=1), is_there[:, row]
+            emits[:, row] = here & (states >= f << (32 - PROBABILITY_BITS))
+            words[:, row] = states & 0xFFFF
+            states = torch.where(emits[:, row], states >> 16, states)
+            coded = (states // f << PROBABILITY_BITS) + states % f + start[:, row]
+            states = torch.where(here, coded, states)
+        return Coded(states, emits.sum((1, 2)), words[emits].to(torch.int32))
+
+    def decode_symbols(
+        self, coded: Coded, contexts: Tensor, frequencies: Tensor
+    ) -> tuple[Tensor, bool]:
+        """See `Kernels.decode_symbols`; all segments at once, a row of lanes at a time."""
+        lanes = coded.states.shape[1]
+        ends, states = coded.counts.cumsum(0)[:, None], coded.states
+        at, words = ends - coded.counts[:, None], torch.cat([coded.words, coded.words.new_zeros(1)])
+        rows, is_there = _rows(contexts, lanes), _is_there(len(contexts), lanes, contexts.device)
+        starts, symbol_of = (frequencies.cumsum(1) - frequencies).long(), _slots(frequencies)
+        symbols = torch.zeros_like(rows)
+        for row in range(rows.shape[1]):
+            context, here = rows[:, row], is_there[:, row]
+            slot = states & (_TOTAL - 1)
+            symbol = symbol_of[context, slot]
+            symbols[:, row] = symbol
+            f, start = frequencies[context, symbol].long(), starts[context, symbol]
+            states = torch.where(here, f * (states >> PROBABILITY_BITS) + slot - start, states)
+            reads = here & (states < MIN_STATE)
+            position = at + reads.cumsum(1) - reads.long()
+            word = words[position.where(position < ends, len(words) - 1)].long()
+            states = torch.where(reads, states << 16 | word, states)
+            at = at + reads.sum(1, keepdim=True)
+        is_intact = bool((at == ends).all()) and bool((states == MIN_STATE).all())
+        return symbols[is_there].to(torch.uint8), is_intact
+
+    def hadamard(self, x: Tensor, tile: int) -> Tensor:
+        """See `Kernels.hadamard`."""
+        shape, stride = x.shape, 1
+        while stride < tile:
+            pairs = x.reshape(-1, 2, stride)
+            x = torch.stack([pairs[:, 0] + pairs[:, 1], pairs[:, 0] - pairs[:, 1]], 1)
+            stride *= 2
+        return x.reshape(shape)
+
+    def _dither(self, shape: torch.Size, seed: int | None, device: torch.device) -> Tensor:
+        if seed is None:
+            return torch.zeros((1, 1), device=device)
+        index = torch.arange(shape.numel(), device=device).view(shape)
+        return ((mix(index, seed) >> 28) * 2 - 15).float()
+
+
+def _rows(symbols: Tensor, lanes: int) -> Tensor:
+    """Symbols as int64 [segments, rows, lanes], zeros after the last."""
+    segments = len(segment_lengths(len(symbols)))
+    length = min(SEGMENT, -(-len(symbols) // lanes) * lanes)
+    padded = torch.nn.functional.pad(symbols, (0, segments * length - len(symbols)))
+    return padded.view(segments, -1, lanes).long()
+
+
+def _is_there(count: int, lanes: int, device: torch.device) -> Tensor:
+    return _rows(torch.ones(count, dtype=torch.uint8, device=device), lanes).bool()
+
+
+def _slots(frequencies: Tensor) -> Tensor:
+    """The symbol of each of the 4096 slots: int64 [contexts, 4096]."""
+    ends = frequencies.cumsum(1)
+    slots = torch.arange(_TOTAL, device=frequencies.device).expand(len(ends), -1).contiguous()
+    return torch.searchsorted(ends.long(), slots, right=True).clamp(max=255)

@@ -1,0 +1,99 @@
+"""The quality study on a tiny model: runs, rates, resumption, tables; the published quantiser."""
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.quality.configs import GROUPS, Config, configs_of, parse_config
+from benchmarks.quality.published import parse_published
+from swarm_ft.codec import parse
+from swarm_ft.protocol.codec_spec import Direction, parse_key_spec
+
+ROOT = Path(__file__).parents[3]
+TINY = (
+    "layers=2 width=32 heads=2 vocabulary=300 tokens=16 cuts=1 pretrain_epochs=1 train_samples=16"
+)
+HEADER = 12 * 8 / (16 * 32)
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("texts")
+    words = ["the", "a", "cat", "dog", "saw", "liked", "old", "young", "that", "and"]
+    chance = random.Random(0)
+    lines = [" ".join(chance.choices(words, k=12)) for _ in range(60)]
+    (folder / "wikitext2-valid.txt").write_text("\n".join(lines))
+    for part in ("train", "dev"):
+        rows = [f"x\t1\t\t{' '.join(chance.choices(words[2:], k=9))}." for _ in range(40)]
+        (folder / f"cola-{part}.tsv").write_text("\n".join(rows) + "\n")
+    return folder
+
+
+def study(*options: str) -> str:
+    command = [sys.executable, "-m", "benchmarks.quality", *options]
+    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    return done.stdout
+
+
+def test_runs_once_and_prints_a_table(texts: Path) -> None:
+    out = texts / "results.jsonl"
+    options = [f"--set={setting}" for setting in TINY.split()]
+    options += ["--data", str(texts), "--cache", str(texts), "--out", str(out), "--seeds", "0"]
+    study(*options, "--epochs", "2", "--configs", "none,none/none@fp16@fp16,aq4/pubq2@fp16")
+    none, halves, aq4 = (json.loads(line) for line in out.read_text().splitlines())
+    assert none["bits_fw"] == none["bits_bw"] == 32 + HEADER
+    assert none["epochs"][1]["ppl"] < none["start"]["ppl"]
+    assert none["epochs"][0]["ppl"] != halves["epochs"][0]["ppl"]  # its gradients were rounded
+    first, second = aq4["epochs"]
+    assert 16 < first["bits_fw"] < 16.5
+    assert 4 < second["bits_fw"] < 5.5
+    assert first["bits_bw"] == 2 + 16 / 16  # a float16 for each channel of 16 tokens
+    assert not aq4["diverged"]
+    study(*options, "--epochs", "2", "--configs", "none")
+    assert len(out.read_text().splitlines()) == 3
+    assert "| `aq4/pubq2@fp16` | 2 | 1 |" in study("--table", str(out))
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_every_config_of_a_group_can_be_parsed(group: str) -> None:
+    for config in configs_of(GROUPS[group], 6):
+        _ = parse_published(config.fw) or parse(config.fw, Direction.FORWARD)
+        _ = parse_published(config.bw) or parse(config.bw, Direction.BACKWARD)
+        parse_key_spec(config.key)
+
+
+def test_config_texts() -> None:
+    assert parse_config("none:3") == Config("none", "none", epochs=3)
+    assert parse_config("aq2+z/q2+z@q4+z@fp16:10") == Config("aq2+z", "q2+z", "q4+z", "fp16", 10)
+    assert str(parse_config("aq2/q4")) == "aq2/q4@fp16"
+    assert str(parse_config("q2/q4@q8")) == "q2/q4"
+    with pytest.raises(ValueError, match="expected fw/bw"):
+        parse_config("aq2")
+
+
+@pytest.mark.parametrize(("bits", "largest"), [(2, 0.5), (3, 0.75), (4, 0.875)])
+def test_published_quantiser_loses_a_step_at_its_largest_value(bits: int, largest: float) -> None:
+    codec = parse_published(f"pubq{bits}")
+    x = torch.tensor([[-1.0, 1.0], [0.0, -1.0]])
+    encoded = codec.encode(x)
+    torch.testing.assert_close(codec.decode(encoded), torch.tensor([[-1, largest], [0, -1]]))
+    assert len(encoded.to_bytes()) == (4 * bits + 7) // 8 + 2 * 2
+
+
+def test_published_codes_are_packed_high_bits_first() -> None:
+    codes = torch.arange(13.0) % 8 - 4
+    encoded = parse_published("pubq3").encode(codes[:, None] / 4)
+    assert encoded.codes.hex() == "0539770538"
+
+
+def test_published_delta_builds_on_its_base() -> None:
+    codec = parse_published("pubaq4")
+    base = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
+    x = base + 0.01
+    y = codec.decode(codec.encode(x, base), base)
+    assert (y - x).abs().max() < 0.0025
