@@ -98,9 +98,9 @@ class Config:
         return self.fw.startswith(("aq", "pubaq")) or "+ef21" in self.bw
 
     def __str__(self) -> str:
-        if self.fw == self.bw == "none":
+        if self.fw == self.bw == "none" and not self.first:
             return "none"
-        text = f"{self.fw}/{self.bw}" + f"@{self.key}" * self.has_key
+        text = f"{self.fw}/{self.bw}" + f"@{self.key}" * (self.has_key or bool(self.first))
         return text + f"@{self.first}" * bool(self.first)
 
 

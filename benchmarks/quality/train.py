@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -113,12 +113,19 @@ def key_of(task: Task, config: Config, seed: int, rate: float) -> Record:
     """What a run is known by: two runs with the same key give the same numbers."""
     return {
         "task": task.name,
-        "regime": task.regime.digest(),
+        "regime": _relevant(task).digest(),
         "config": str(config),
         "planned_epochs": config.epochs,
         "seed": seed,
         "rate": rate,
     }
+
+
+def _relevant(task: Task) -> Regime:
+    """The regime without what this task does not use."""
+    if task.name == "cola":
+        return replace(task.regime, train_samples=0)
+    return replace(task.regime, cola_sentences=0, cola_tokens=0)
 
 
 def _epochs(

@@ -14,10 +14,14 @@ from swarm_ft.ids import BlockIndex, RunId, SampleId
 
 
 class End(IntEnum):
-    """Which end of the boundary this peer holds."""
+    """What this peer's end of the boundary keeps of a sample."""
 
     SENT = 1
+    """The buffer that it sends changes against."""
     RECEIVED = 2
+    """The buffer that it receives changes against."""
+    RESIDUAL = 3
+    """What it still owes of the gradients that it sent; nobody else has it."""
 
 
 class BufferKey(NamedTuple):

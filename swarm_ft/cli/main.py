@@ -23,6 +23,7 @@ _COMMANDS = {
     "coordinator": "swarm_ft.cli.coordinator:coordinator",
     "dht": "swarm_ft.cli.dht:dht",
     "status": "swarm_ft.cli.status:status",
+    "bench": "swarm_ft.cli.bench:bench",
     "sample": "swarm_ft.cli.sample:sample",
 }
 

@@ -29,6 +29,13 @@ def _codec(direction: str) -> Callable[[click.Context, click.Parameter, str], st
     return check
 
 
+def _key_codec(_context: click.Context, _option: click.Parameter, text: str) -> str:
+    from swarm_ft.protocol.codec_spec import parse_key_spec
+
+    parse_key_spec(text)
+    return text
+
+
 result_options = stack(
     click.option(
         "--out",
@@ -122,7 +129,8 @@ train_options = stack(
         show_default=True,
         callback=_codec("FORWARD"),
         metavar="SPEC",
-        help="Codec of activations: none, fp16, qB or aqB, B from 2 to 8.",
+        help="Codec of activations: none, fp16, aq4 (changes in 4 bits), aq2+z (2 bits a value, "
+        "entropy-coded), q4, hq4, aqc0.5, top10 ...",
     ),
     click.option(
         "--bw",
@@ -130,7 +138,15 @@ train_options = stack(
         show_default=True,
         callback=_codec("BACKWARD"),
         metavar="SPEC",
-        help="Codec of gradients: none, fp16 or qB.",
+        help="Codec of gradients: none, fp16, q4, q2+z, top10+ef ...",
+    ),
+    click.option(
+        "--key",
+        default="fp16",
+        show_default=True,
+        callback=_key_codec,
+        metavar="SPEC",
+        help="Codec of a sample's first activation, where --fw sends changes: fp16, q8, q4+z ...",
     ),
     result_options,
 )

@@ -143,4 +143,5 @@ def _train_spec(options: TrainOptions, *, num_samples: int) -> TrainSpec:
         sync_tied_embeddings=options.sync_tied_embeddings,
         forward_codec=options.fw,
         backward_codec=options.bw,
+        key_codec=options.key,
     )

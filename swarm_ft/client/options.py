@@ -41,6 +41,7 @@ class TrainOptions:
     sync_tied_embeddings: bool
     fw: str
     bw: str
+    key: str
     max_eval_samples: int | None
     out: Path
     json_file: Path | None

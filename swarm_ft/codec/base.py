@@ -112,12 +112,12 @@ def refuse_base(spec: CodecSpec, base: Tensor | None) -> None:
         BadFrame: there is one.
     """
     if base is not None:
-        raise BadFrame(f"codec {spec} builds on no base, got one; only aq and ef21 codecs take a base")
+        raise BadFrame(
+            f"codec {spec} builds on no base, got one; only aq and ef21 codecs take a base"
+        )
 
 
-def checked_base(
-    spec: CodecSpec, base: Tensor | None, tokens: int, channels: int
-) -> Tensor | None:
+def checked_base(spec: CodecSpec, base: Tensor | None, tokens: int, channels: int) -> Tensor | None:
     """`base`, if the codec builds on one and it is of that shape; None if it builds on nothing.
 
     Raises:

@@ -30,13 +30,11 @@ _FINE_MULTIPLES = (0.14, 0.11, 0.08, 0.06, 0.04, 0.025)
 """At one and two bits, where the best step follows the spread alone, however far values reach."""
 _ZERO_MULTIPLES = (-1.25, -1.0, -0.75, -0.55, -0.4)
 """Grids with zero on them, for groups that are mostly zeros or have rare large values."""
-_FIT_VALUES = 256
+_FIT_VALUES = 128
 """Of each group: enough to tell good steps from bad ones, few enough to cost no time."""
 
 
-def choose_steps(
-    x: Tensor, base: Tensor | None, spec: CodecSpec, kernels: Kernels
-) -> Steps:
+def choose_steps(x: Tensor, base: Tensor | None, spec: CodecSpec, kernels: Kernels) -> Steps:
     """Steps with little squared error for narrow grids over x, or x - base.
 
     Args:
@@ -103,9 +101,7 @@ def nearest_step(steps: Tensor) -> Tensor:
     return torch.where(rounded.abs() < MIN_STEP, 0.0, rounded)
 
 
-def _fit(
-    sample: Tensor, peaks: Tensor, count: int, *, spec: CodecSpec, kernels: Kernels
-) -> Tensor:
+def _fit(sample: Tensor, peaks: Tensor, count: int, *, spec: CodecSpec, kernels: Kernels) -> Tensor:
     """The step of each group: of some multiples of the covering one, the one that errs least.
 
     Args:

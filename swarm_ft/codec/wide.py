@@ -6,6 +6,7 @@ are too large for a symbol (int16, in order), and the symbols of all others.
 
 from __future__ import annotations
 
+import math
 import zlib
 from dataclasses import dataclass, replace
 
@@ -22,7 +23,9 @@ from swarm_ft.codec.base import (
 )
 from swarm_ft.codec.entropy.header import WideHeader, max_header_bytes
 from swarm_ft.codec.entropy.plan import (
+    FIRST_SYMBOL,
     LAST_SYMBOL,
+    OCTAVE_BITS,
     SYMBOL_ZERO,
     Sample,
     Spreads,
@@ -42,11 +45,9 @@ from swarm_ft.protocol.frame import TENSOR_HEADER_BYTES, EncodedTensor
 
 _FRAME_BYTES = TENSOR_HEADER_BYTES + 80
 """What a frame has beside its payload: the rate is one of bytes on the wire."""
-_TRIES = 4
-_UNDER, _OVER = 0.994, 1.0
-"""Of the budget: sizes between them are taken as they are."""
-_OCTAVE_BITS = 0.85
-"""About what a value costs more when the step halves; a little less at low rates."""
+_TRIES = 6
+_UNDER, _AIM = 0.993, 0.9975
+"""Of the budget: sizes from UNDER on are taken as they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +100,7 @@ class WideCodec:
 class _Encoder:
     """One sample on its way to a payload."""
 
-    def __init__(
-        self, spec: CodecSpec, x: Tensor, base: Tensor | None, kernels: Kernels
-    ) -> None:
+    def __init__(self, spec: CodecSpec, x: Tensor, base: Tensor | None, kernels: Kernels) -> None:
         self._spec, self._x, self._base, self._kernels = spec, x, base, kernels
         row_squares, col_squares, row_peaks, _ = kernels.moments(x, base)
         self._peak = checked_peak(row_peaks.max().item())
@@ -145,26 +144,33 @@ class _Encoder:
         return self._kernels.quantize(self._x, self._base, steps, grid), header
 
     def _at_rate(self, codes: Tensor, header: WideHeader) -> tuple[Tensor, WideHeader]:
-        """Codes and header at the step that meets the budget; the sample said about where."""
-        budget = self._budget_bytes()
+        """Codes and header of the largest frame within the budget; the sample said about where."""
+        budget, slope = self._budget_bytes(), OCTAVE_BITS * self._x.numel() / 8
+        best, size = (codes, header, math.inf), self._size(codes, header)
         for _ in range(_TRIES):
-            size = self._size(codes, header)
-            if _UNDER * budget <= size <= _OVER * budget:
+            if best[2] > budget or budget >= size > best[2]:
+                best = codes, header, size
+            if _UNDER * budget <= size <= budget:
                 break
-            excess_bits = (size - (_UNDER + _OVER) / 2 * budget) * 8 / self._x.numel()
-            step = header.step * 2.0 ** (excess_bits / _OCTAVE_BITS)
-            moved = with_step(header, step, self._peak)
+            octaves = (size - _AIM * budget) / slope
+            moved = with_step(header, header.step * 2.0**octaves, self._peak)
             if moved.step == header.step:
                 break
-            codes, header = self._quantized(moved)
-        return codes, header
+            codes, moved = self._quantized(moved)
+            size, before = self._size(codes, moved), size
+            octaves = math.log2(moved.step / header.step)
+            slope = min(max((before - size) / octaves, slope / 4), slope * 2)
+            header = moved
+        return best[:2]
 
     def _size(self, codes: Tensor, header: WideHeader) -> float:
         symbols, _ = to_symbols(codes, header.low_bits)
         counts = self._counts(symbols, header)
-        return codes_bytes(counts, header.low_bits) + len(header.to_bytes())
+        return codes_bytes(counts, header.low_bits) + header.size_bytes
 
-    def _counts(self, symbols: Tensor, header: WideHeader) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
+    def _counts(
+        self, symbols: Tensor, header: WideHeader
+    ) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
         contexts = header.contexts(*symbols.shape).to(symbols.device)
         counts = self._kernels.histogram(symbols.reshape(-1), contexts, header.num_contexts)
         return counts.cpu().numpy()
@@ -173,8 +179,8 @@ class _Encoder:
         symbols, upper = to_symbols(codes, header.low_bits)
         counts = self._counts(symbols, header)
         escaped = b""
-        if counts[:, 1].any() or counts[:, LAST_SYMBOL].any():
-            escapes = upper[upper.abs() >= SYMBOL_ZERO - 1].cpu().numpy()
+        if counts[:, FIRST_SYMBOL].any() or counts[:, LAST_SYMBOL].any():
+            escapes = upper[upper.abs() >= SYMBOL_ZERO - FIRST_SYMBOL].cpu().numpy()
             header = replace(header, escapes=len(escapes))
             escaped = escapes.astype("<i2").tobytes()
         low = b""
@@ -201,17 +207,29 @@ def _read_codes(
         raise BadFrame(f"frame: expected {stream_at} bytes of codes, got {len(data)}")
     contexts = header.contexts(*shape).to(device)
     symbols = read_symbols(data[stream_at:], contexts, kernels)
-    codes = symbols.to(torch.int16) - SYMBOL_ZERO
-    is_apart = codes.abs() >= SYMBOL_ZERO - 1
     escapes = np.frombuffer(data, "<i2", header.escapes, low_bytes).astype(np.int16)
-    if int(is_apart.sum()) != header.escapes or (np.abs(escapes.astype(int)) < 127).any():
-        raise BadFrame(f"frame: expected {int(is_apart.sum())} codes apart from the symbols")
-    codes[is_apart] = torch.from_numpy(escapes).to(device)
+    codes = _with_escapes(symbols, torch.from_numpy(escapes))
     if header.low_bits:
         low = torch.frombuffer(bytearray(data[:low_bytes]), dtype=torch.uint8).to(device)
         lower = kernels.unpack(low, count, header.low_bits)
         codes = (codes << header.low_bits) | lower
     return codes.view(shape)
+
+
+def _with_escapes(symbols: Tensor, escapes: Tensor) -> Tensor:
+    """Symbols as int16 codes, with `escapes` in place of those that stand for such."""
+    codes = symbols.to(torch.int16) - SYMBOL_ZERO
+    low, high = (int(end) for end in symbols.aminmax())
+    expected = 0
+    if low <= FIRST_SYMBOL or high == LAST_SYMBOL:
+        is_apart = codes.abs() >= SYMBOL_ZERO - FIRST_SYMBOL
+        expected = int(is_apart.sum())
+        if expected == len(escapes):
+            codes[is_apart] = escapes.to(codes.device)
+    sizes = escapes.int().abs()
+    if expected != len(escapes) or bool((sizes < SYMBOL_ZERO - FIRST_SYMBOL).any()):
+        raise BadFrame(f"frame: expected {expected} large codes apart from the symbols")
+    return codes
 
 
 def _grid(spec: CodecSpec, header: WideHeader) -> WideGrid:

@@ -3,7 +3,8 @@
 AQ-SGD (arXiv 2206.01299, algorithm 1): a sample's first visit sends a key frame; afterwards the
 quantised change against the buffer is sent, and both ends move their buffer by it. Here buffers
 are named by content: a delta says which buffer it builds on and which it makes, so ends that
-differ notice at once. Synchronous; runs in a codec thread.
+differ notice at once. Residuals of error feedback are buffers of the sender alone. Synchronous;
+runs in a codec thread.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from swarm_ft.buffers import BufferKey, BufferRecord, BufferStore, End
-from swarm_ft.codec import KEY_CODEC, from_spec, pack_buffer, unpack_buffer
-from swarm_ft.errors import BadFrame
+from swarm_ft.codec import encode_with_feedback, from_spec, pack_buffer, unpack_buffer
+from swarm_ft.errors import BadFrame, NonFinite
 from swarm_ft.ids import BlockIndex, RunId, SampleId
 from swarm_ft.protocol.codec_spec import Direction
 from swarm_ft.protocol.digest import digest_of
@@ -43,9 +44,10 @@ class FrameCoder:
         self._store = store
         self._shape = (spec.train.seq_length, spec.model.hidden_size)
         self._codecs = {way: from_spec(spec.train.codec(way)) for way in Direction}
+        self._key_codecs = {way: from_spec(spec.train.key_frame_codec(way)) for way in Direction}
 
     def encode(self, key: FrameKey, x: Tensor, *, as_key: bool = False) -> Frame:
-        """One sample's tensor as a frame; with a buffered codec, stage the buffer it makes.
+        """One sample's tensor as a frame; stage the buffer or the residual that it makes.
 
         Args:
             key: the frame's name.
@@ -53,15 +55,23 @@ class FrameCoder:
             as_key: build on nothing even if there is a buffer.
 
         Raises:
-            NonFinite: x holds an infinity or NaN.
+            NonFinite: x holds an infinity or NaN; the message names the sample.
         """
+        try:
+            return self._encode(key, x, as_key)
+        except NonFinite as error:
+            where = f"sample {key.sample}, step {key.step}, {key.direction.name.lower()}"
+            raise NonFinite(f"{where}: {error.message}") from error
+
+    def _encode(self, key: FrameKey, x: Tensor, as_key: bool) -> Frame:
         codec = self._codecs[key.direction]
         if not codec.spec.is_delta:
-            return Frame(key, FrameKind.DIRECT, codec.encode(x))
+            return Frame(key, FrameKind.DIRECT, self._encode_direct(key, x))
         record = None if as_key else self._store.get(self._buffer_key(End.SENT, key.sample))
         if record is None:
-            tensor = KEY_CODEC.encode(x)
-            digest = self._stage(End.SENT, key.sample, tensor.payload)
+            key_codec = self._key_codecs[key.direction]
+            tensor = key_codec.encode(x)
+            digest = self._stage(End.SENT, key.sample, pack_buffer(key_codec.decode(tensor)))
             return Frame(key, FrameKind.KEY, tensor, result_digest=digest)
         base = unpack_buffer(record.payload, *self._shape)
         tensor = codec.encode(x, base)
@@ -82,7 +92,8 @@ class FrameCoder:
         if frame.kind is FrameKind.DIRECT:
             return codec.decode(tensor)
         if frame.kind is FrameKind.KEY:
-            value, payload = KEY_CODEC.decode(tensor), tensor.payload
+            value = self._key_codecs[frame.key.direction].decode(tensor)
+            payload = pack_buffer(value)
         else:
             record = self._store.get(self._buffer_key(End.RECEIVED, sample))
             if record is None or record.digest != frame.base_digest:
@@ -104,16 +115,28 @@ class FrameCoder:
         if (tensor.tokens, tensor.channels) != self._shape:
             got = f"{tensor.tokens} x {tensor.channels}"
             raise BadFrame(f"frame {frame.key}: expected {self._shape} values, got {got}")
-        expected = KEY_CODEC if frame.kind is FrameKind.KEY else codec
+        is_key = frame.kind is FrameKind.KEY
+        expected = self._key_codecs[frame.key.direction] if is_key else codec
         is_direct = frame.kind is FrameKind.DIRECT
         if is_direct == codec.spec.is_delta or tensor.codec != expected.spec:
             raise BadFrame(
                 f"frame {frame.key}: {frame.kind.name} of {tensor.codec} in a run whose "
                 f"{frame.key.direction.name.lower()} codec is {codec.spec}"
             )
-        size = expected.payload_bytes(*self._shape)
-        if len(tensor.payload) != size:
-            raise BadFrame(f"frame {frame.key}: expected {size} bytes, got {len(tensor.payload)}")
+        size = expected.max_payload_bytes(*self._shape)
+        if len(tensor.payload) > size:
+            got = len(tensor.payload)
+            raise BadFrame(f"frame {frame.key}: expected at most {size} bytes, got {got}")
+
+    def _encode_direct(self, key: FrameKey, x: Tensor) -> EncodedTensor:
+        codec = self._codecs[key.direction]
+        if not codec.spec.has_residual:
+            return codec.encode(x)
+        record = self._store.get(self._buffer_key(End.RESIDUAL, key.sample))
+        residual = unpack_buffer(record.payload, *self._shape) if record else None
+        tensor, residual = encode_with_feedback(codec, x, residual)
+        self._stage(End.RESIDUAL, key.sample, pack_buffer(residual))
+        return tensor
 
     def _differs(self, frame: Frame) -> Refusal:
         reason = f"sample {frame.key.sample}: the frame makes another buffer here than its digest"

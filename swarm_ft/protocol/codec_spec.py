@@ -1,9 +1,9 @@
 """Codec specs such as `aq4`, `q2t+d+z`, `top10+ef`: names and rules; the arithmetic is in `codec`.
 
-    spec     = name [number] [axis] {"+" modifier}
-    name     = none | fp16 | bf16 | q | aq | hq | top | aqtop | qc | aqc | lowrank
-    axis     = f | c | t | tc          who shares a step: the frame, a channel, a token, both
-    modifier = d | z | ef | ef21 | efmix
+spec     = name [number] [axis] {"+" modifier}
+name     = none | fp16 | bf16 | q | aq | hq | top | aqtop | qc | aqc | lowrank
+axis     = f | c | t | tc          who shares a step: the frame, a channel, a token, both
+modifier = d | z | ef | ef21 | efmix
 """
 
 from __future__ import annotations

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import IntEnum
 from typing import NoReturn
 
 from swarm_ft.errors import BadModel, BadOption
-from swarm_ft.protocol.codec_spec import CodecSpec, Direction, parse_codec_spec, parse_key_spec
+from swarm_ft.protocol.codec_spec import (
+    CodecSpec,
+    Direction,
+    Feedback,
+    parse_codec_spec,
+    parse_key_spec,
+)
 from swarm_ft.protocol.digest import digest_of
 from swarm_ft.protocol.frame import MAX_CHANNELS, MAX_TOKENS
 from swarm_ft.protocol.layers import LayerRange
@@ -119,10 +125,14 @@ class TrainSpec:
         text = self.forward_codec if direction is Direction.FORWARD else self.backward_codec
         return parse_codec_spec(text, direction)
 
-    @property
-    def first_visit_codec(self) -> CodecSpec:
-        """The codec of key frames."""
-        return parse_key_spec(self.key_codec)
+    def key_frame_codec(self, direction: Direction) -> CodecSpec:
+        """The codec of the frames that begin a buffer.
+
+        The buffer of gradients begins with a gradient by their own codec (EF21, arXiv 2106.05203).
+        """
+        if direction is Direction.FORWARD:
+            return parse_key_spec(self.key_codec)
+        return replace(self.codec(direction), feedback=Feedback.NONE)
 
     @property
     def steps_per_epoch(self) -> int:

@@ -29,6 +29,9 @@ MAX_STEP = 2.0**112
 _HALF_OCTAVE = 181 / 256  # a bfloat16
 _MAX_LEVEL_BITS = 6
 _MAX_CLASS_BITS = 3
+_FACTORS = torch.tensor(
+    [(_HALF_OCTAVE if n % 2 else 1.0) / (1 << n // 2) for n in range(MAX_LEVEL + 1)]
+)
 _FIXED = struct.Struct("<HBBHI")
 _PACKING = ReferenceKernels()
 
@@ -76,8 +79,7 @@ class WideHeader:
 
     def to_bytes(self) -> bytes:
         """Ten bytes, then the groups' numbers, packed in as many bits as the largest needs."""
-        parts = (self.row_levels, self.col_levels, self.row_classes, self.col_classes)
-        widths = [int(numbers.max(initial=0)).bit_length() for numbers in parts]
+        parts, widths = self._parts(), self._widths()
         four = sum(width << 4 * place for place, width in enumerate(widths))
         pattern = torch.tensor(self.step).to(torch.bfloat16).view(torch.int16).item() & 0xFFFF
         fixed = _FIXED.pack(pattern, self.shrink, self.low_bits, four, self.escapes)
@@ -112,6 +114,18 @@ class WideHeader:
         header._check_steps()
         return header, ends[-1]
 
+    @property
+    def size_bytes(self) -> int:
+        """Of `to_bytes`."""
+        parts = zip(self._parts(), self._widths(), strict=True)
+        return _FIXED.size + sum(packed_bytes(len(numbers), width) for numbers, width in parts)
+
+    def _parts(self) -> tuple[Numbers, ...]:
+        return self.row_levels, self.col_levels, self.row_classes, self.col_classes
+
+    def _widths(self) -> list[int]:
+        return [int(numbers.max(initial=0)).bit_length() for numbers in self._parts()]
+
     def _check_steps(self) -> None:
         deepest = sum(int(n.max()) for n in (self.row_levels, self.col_levels) if len(n))
         if not MIN_STEP * 2.0 ** (deepest / LEVELS_AN_OCTAVE + 1) <= self.step <= MAX_STEP:
@@ -126,9 +140,7 @@ def max_header_bytes(tokens: int, channels: int) -> int:
 
 def _factors(levels: Numbers) -> Tensor:
     """The step of each level over that of level 0: float32 [groups], or [1]."""
-    numbers = _or_zeros(levels).int()
-    odd = torch.where(numbers % LEVELS_AN_OCTAVE == 1, _HALF_OCTAVE, 1.0)
-    return torch.ldexp(odd, -(numbers // LEVELS_AN_OCTAVE))
+    return _FACTORS[_or_zeros(levels).int()]
 
 
 def _or_zeros(numbers: Numbers) -> Tensor:

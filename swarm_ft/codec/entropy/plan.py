@@ -29,10 +29,15 @@ from swarm_ft.protocol.codec_spec import Axis
 Floats = NDArray[np.float64]
 
 SYMBOL_ZERO = 128
-LAST_SYMBOL = 255
-"""It and 1 stand for codes that are sent apart."""
+FIRST_SYMBOL, LAST_SYMBOL = 1, 255
+"""They stand for codes that are sent apart, being too large."""
 _SAMPLE_VALUES = 16_384
-_SEARCHES = 9
+_SEARCHES = 8
+_CLASSES_AN_OCTAVE = 2
+_MAX_OCTAVES = 3.0
+_CLOSE_OCTAVES = 0.01
+OCTAVE_BITS = 0.9
+"""About what a value costs more when its step halves; less than 1 at low rates."""
 _TINY = 1e-75  # squares of the smallest floats are larger, or zero
 
 
@@ -87,6 +92,7 @@ class Sample:
 
     def __init__(self, change: Tensor, header: WideHeader, kernels: Kernels) -> None:
         tokens, channels = change.shape
+        self.count = change.numel()
         self.every = max(1, change.numel() // _SAMPLE_VALUES)
         self.every = min(self.every, tokens)
         self.share = len(range(0, tokens, self.every)) / tokens
@@ -110,7 +116,7 @@ class Sample:
         codes = (self._scaled / header.step).round_().clamp_(-MAX_CODE, MAX_CODE)
         symbols, _ = to_symbols(codes.to(torch.int16), low_bits)
         counts = self._kernels.histogram(symbols.reshape(-1), contexts, header.num_contexts)
-        return codes_bytes(counts.cpu().numpy(), low_bits, self.share) + len(header.to_bytes())
+        return codes_bytes(counts.cpu().numpy(), low_bits, self.share) + header.size_bytes
 
     def shrink(self, header: WideHeader) -> int:
         """How many units nearer to zero the values of a cell are than its middle, on average."""
@@ -133,9 +139,8 @@ def to_symbols(codes: Tensor, low_bits: int) -> tuple[Tensor, Tensor]:
 def codes_bytes(counts: NDArray[np.int64], low_bits: int, share: float = 1.0) -> float:
     """About what codes with these counts of symbols take; of a frame of which they are a share."""
     values = counts.sum() / share
-    escapes = (counts[:, 1].sum() + counts[:, LAST_SYMBOL].sum()) / share
-    coded = stream_bytes((counts / share).astype(np.int64)) if share < 1 else stream_bytes(counts)
-    return coded + 2 * escapes + values * low_bits / 8
+    escapes = (counts[:, FIRST_SYMBOL].sum() + counts[:, LAST_SYMBOL].sum()) / share
+    return stream_bytes(counts, share) + 2 * escapes + values * low_bits / 8
 
 
 def low_bits_for(spread: float) -> int:
@@ -147,29 +152,28 @@ def with_contexts(header: WideHeader, spreads: Spreads, sample: Sample) -> WideH
     """The header with the classes that make the sample smallest, if any do."""
     rows = np.log2(np.maximum(spreads.rows, _TINY)) + _octaves(header.row_levels)
     cols = np.log2(np.maximum(spreads.cols, _TINY)) + _octaves(header.col_levels)
-    options = [header]
-    for an_octave in (1, 2):
-        by_channel = replace(header, col_classes=_classes(cols, an_octave))
-        options += [by_channel, replace(by_channel, row_classes=_classes(rows, an_octave))]
-    return min(options, key=sample.frame_bytes)
+    by_channel = replace(header, col_classes=_classes(cols))
+    by_both = replace(by_channel, row_classes=_classes(rows))
+    return min(header, by_channel, by_both, key=sample.frame_bytes)
 
 
 def step_for_rate(header: WideHeader, sample: Sample, budget_bytes: float) -> float:
-    """The step at which the frame takes about `budget_bytes`, by bisection of its logarithm."""
-    low, high = math.log2(header.step) - 6.0, math.log2(header.step) + 6.0
+    """The step at which the frame takes about `budget_bytes`; `sample` says what it takes."""
+    step = header.step
     for _ in range(_SEARCHES):
-        middle = (low + high) / 2
-        tried = replace(header, step=2.0**middle)
-        spread = sample.code_spread(tried)
-        if sample.frame_bytes(tried, low_bits_for(spread)) > budget_bytes:
-            low = middle
-        else:
-            high = middle
-    return 2.0 ** ((low + high) / 2)
+        tried = replace(header, step=step)
+        size = sample.frame_bytes(tried, low_bits_for(sample.code_spread(tried)))
+        octaves = (size - budget_bytes) * 8 / sample.count / OCTAVE_BITS
+        step *= 2.0 ** min(max(octaves, -_MAX_OCTAVES), _MAX_OCTAVES)
+        if abs(octaves) < _CLOSE_OCTAVES:
+            break
+    return step
 
 
 def _levels(spreads: Floats) -> Numbers:
-    below = np.log2(spreads.max() / np.maximum(spreads, _TINY)) if spreads.max() > 0 else 0 * spreads
+    below = (
+        np.log2(spreads.max() / np.maximum(spreads, _TINY)) if spreads.max() > 0 else 0 * spreads
+    )
     return np.rint(below * LEVELS_AN_OCTAVE).clip(0, MAX_LEVEL).astype(np.uint8)
 
 
@@ -177,8 +181,9 @@ def _octaves(levels: Numbers) -> Floats | float:
     return levels / LEVELS_AN_OCTAVE if len(levels) else 0.0
 
 
-def _classes(octaves: Floats, an_octave: int) -> Numbers:
+def _classes(octaves: Floats) -> Numbers:
     """Classes that tell wide groups apart; all that are narrower than the lowest are in it."""
-    top = np.quantile(octaves, 0.98)
-    lowest = max(top - (CLASSES - 1) / an_octave, np.quantile(octaves, 0.02))
-    return np.rint((octaves - lowest) * an_octave).clip(0, CLASSES - 1).astype(np.uint8)
+    ordered = np.sort(octaves)
+    low, high = ordered[len(ordered) // 50], ordered[-1 - len(ordered) // 50]
+    lowest = max(high - (CLASSES - 1) / _CLASSES_AN_OCTAVE, low)
+    return np.rint((octaves - lowest) * _CLASSES_AN_OCTAVE).clip(0, CLASSES - 1).astype(np.uint8)

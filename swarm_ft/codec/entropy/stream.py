@@ -12,14 +12,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from swarm_ft.codec.entropy.tables import Tables
-from swarm_ft.codec.kernels import Coded, Kernels, segment_lengths
+from swarm_ft.codec.entropy.tables import WEIGHT_BITS, Tables, first_and_last
+from swarm_ft.codec.kernels import Coded, Kernels, packed_bytes, segment_lengths
+from swarm_ft.codec.kernels.base import PROBABILITY_BITS
 from swarm_ft.errors import BadFrame
 
 MAX_CONTEXTS = 16
 _MAX_LANES = 32
 _SYMBOLS_A_LANE = 2048
 """A lane costs two bytes beyond what it codes: a thousandth of a stream of 8-bit symbols."""
+_LOSS_BITS = 0.004
+"""A symbol: what rounded frequencies cost over the entropy, as measured."""
 
 
 def write_symbols(
@@ -47,8 +50,8 @@ def read_symbols(data: bytes, contexts: Tensor, kernels: Kernels) -> Tensor:
     if not data or not 1 <= data[0] <= MAX_CONTEXTS or int(contexts.max()) >= data[0]:
         raise BadFrame("frame: expected as many tables as there are contexts")
     tables, size = Tables.from_bytes(data[1:], data[0])
-    used = torch.from_numpy(tables.weights.any(1)).to(contexts.device)
-    if not bool(used[contexts.long()].all()):
+    unused = [k for k in range(data[0]) if not tables.weights[k].any()]
+    if any(bool((contexts == k).any()) for k in unused):
         raise BadFrame("frame: a context of values has no table")
     coded = _read_coded(data[1 + size :], len(contexts))
     coded = Coded(*(part.to(contexts.device) for part in (coded.states, coded.counts, coded.words)))
@@ -59,14 +62,30 @@ def read_symbols(data: bytes, contexts: Tensor, kernels: Kernels) -> Tensor:
     return symbols
 
 
-def stream_bytes(counts: NDArray[np.int64]) -> float:
-    """About what `write_symbols` takes for symbols with these counts; a few bytes off."""
-    tables = Tables.of_counts(counts)
-    count = int(counts.sum())
+def stream_bytes(counts: NDArray[np.int64], share: float = 1.0) -> float:
+    """About what `write_symbols` takes for symbols with these counts.
+
+    Args:
+        share: the counts are of so much of the symbols.
+    """
+    totals = counts.sum(1)
+    if share < 1:
+        coded_bits = _sum_of_logs(totals) - _sum_of_logs(counts) + _LOSS_BITS * totals.sum()
+    else:
+        frequencies = Tables.of_counts(counts).frequencies()
+        coded_bits = (counts * (PROBABILITY_BITS - np.log2(frequencies.clip(min=1)))).sum()
+    firsts, lasts = first_and_last(counts > 0)
+    tables = 2 * len(counts) + packed_bytes(int((lasts - firsts + 1).sum()), WEIGHT_BITS)
+    count = round(totals.sum() / share)
     lanes, segments = lanes_for(count), len(segment_lengths(count))
     # Of a state's four bytes two carry symbols.
-    fixed = 1 + tables.size_bytes() + segments * (2 * lanes + 4 * (segments > 1))
-    return fixed + tables.cost_bits(counts) / 8
+    fixed = 1 + tables + segments * (2 * lanes + 4 * (segments > 1))
+    return float(fixed + coded_bits / share / 8)
+
+
+def _sum_of_logs(counts: NDArray[np.int64]) -> float:
+    used = counts[counts > 0].astype(np.float64)
+    return float((used * np.log2(used)).sum())
 
 
 def max_stream_bytes(count: int) -> int:

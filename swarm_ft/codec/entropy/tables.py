@@ -18,7 +18,7 @@ from swarm_ft.errors import BadFrame
 
 SYMBOLS = 256
 _TOTAL = 1 << PROBABILITY_BITS
-_WEIGHT_BITS = 6
+WEIGHT_BITS = 6
 _STEPS = 4
 _TOP = 13 * _STEPS
 """The weight number of the most frequent symbol; 13 octaves below it is less than 1 in 4096."""
@@ -62,7 +62,7 @@ class Tables:
         ends, inside = self._ranges(), []
         for weights, (first, last) in zip(self.weights, ends, strict=True):
             inside.append(weights[first : last + 1])
-        packed = _PACKING.pack(torch.from_numpy(np.concatenate(inside)), _WEIGHT_BITS)
+        packed = _PACKING.pack(torch.from_numpy(np.concatenate(inside)), WEIGHT_BITS)
         return bytes(x for pair in ends for x in pair) + packed.numpy().tobytes()
 
     @staticmethod
@@ -75,13 +75,15 @@ class Tables:
         ends = np.frombuffer(data[: 2 * contexts].ljust(2 * contexts, b"\0"), np.uint8)
         firsts, lasts = ends.reshape(-1, 2).T.astype(int)
         lengths = np.maximum(lasts - firsts + 1, 0)
-        size = 2 * contexts + packed_bytes(int(lengths.sum()), _WEIGHT_BITS)
+        size = 2 * contexts + packed_bytes(int(lengths.sum()), WEIGHT_BITS)
         if len(data) < size:
             raise BadFrame(f"frame: expected {size} bytes of symbol tables, got {len(data)}")
-        packed = torch.frombuffer(bytearray(data[2 * contexts : size]), dtype=torch.uint8) if (
-            size > 2 * contexts
-        ) else torch.zeros(0, dtype=torch.uint8)
-        inside = _PACKING.unpack(packed, int(lengths.sum()), _WEIGHT_BITS).numpy()
+        packed = (
+            torch.frombuffer(bytearray(data[2 * contexts : size]), dtype=torch.uint8)
+            if (size > 2 * contexts)
+            else torch.zeros(0, dtype=torch.uint8)
+        )
+        inside = _PACKING.unpack(packed, int(lengths.sum()), WEIGHT_BITS).numpy()
         weights = np.zeros((contexts, SYMBOLS), np.uint8)
         for row, first, part in zip(
             weights, firsts, np.split(inside, lengths.cumsum()[:-1]), strict=True
@@ -91,20 +93,13 @@ class Tables:
             raise BadFrame("frame: a table of symbols that no encoder writes")
         return Tables(weights), size
 
-    def cost_bits(self, counts: NDArray[np.int64]) -> float:
-        """Bits that symbols with these counts take by these tables."""
-        frequencies = self.frequencies()
-        used = counts > 0
-        return float((counts[used] * (PROBABILITY_BITS - np.log2(frequencies[used]))).sum())
-
-    def size_bytes(self) -> int:
-        """Bytes of `to_bytes`."""
-        inside = sum(max(0, last - first + 1) for first, last in self._ranges())
-        return 2 * len(self.weights) + packed_bytes(inside, _WEIGHT_BITS)
-
     def _ranges(self) -> list[tuple[int, int]]:
-        ranges = []
-        for weights in self.weights:
-            used = np.flatnonzero(weights)
-            ranges.append((int(used[0]), int(used[-1])) if len(used) else (1, 0))
-        return ranges
+        firsts, lasts = first_and_last(self.weights > 0)
+        return list(zip(firsts.tolist(), lasts.tolist(), strict=True))
+
+
+def first_and_last(is_used: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Of each row of [contexts, 256], the first and the last symbol; 1 and 0 if there is none."""
+    some = is_used.any(1)
+    last = SYMBOLS - 1 - is_used[:, ::-1].argmax(1)
+    return np.where(some, is_used.argmax(1), 1), np.where(some, last, 0)

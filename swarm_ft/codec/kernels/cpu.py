@@ -26,6 +26,7 @@ from swarm_ft.codec.kernels.base import (
 
 _MAX_LANES = 32
 _SYMBOLS = 256
+_FOLD = 512
 
 
 class NumbaKernels:
@@ -91,12 +92,31 @@ class NumbaKernels:
     ) -> Tensor:
         """See `Kernels.grid_errors`."""
         _check_shape("covering", covering, x.shape[1:])
-        errors = torch.empty(len(multiples), x.shape[1])
         other = _base(base, x.shape)
+        if x.shape[1] == 1 and len(x) > _FOLD:  # one long channel, and loops run along channels
+            return self._folded_errors(x, base, covering, multiples, bits)
+        errors = torch.empty(len(multiples), x.shape[1])
         cpu_stats.grid_errors(
             _array(x), other, _array(covering), _array(multiples), bits, errors.numpy()
         )
         return errors
+
+    def _folded_errors(
+        self, x: Tensor, base: Tensor | None, covering: Tensor, multiples: Tensor, bits: int
+    ) -> Tensor:
+        rows = len(x) // _FOLD
+        folded, rest = slice(rows * _FOLD), slice(rows * _FOLD, None)
+        wide = self.grid_errors(
+            x[folded].reshape(rows, _FOLD),
+            None if base is None else base[folded].reshape(rows, _FOLD),
+            covering.expand(_FOLD),
+            multiples,
+            bits,
+        )
+        last = self.grid_errors(
+            x[rest], None if base is None else base[rest], covering, multiples, bits
+        )
+        return wide.sum(1, keepdim=True) + last
 
     def histogram(self, codes: Tensor, contexts: Tensor, num_contexts: int) -> Tensor:
         """See `Kernels.histogram`."""
@@ -149,13 +169,15 @@ class NumbaKernels:
 
     def hadamard(self, x: Tensor, tile: int) -> Tensor:
         """See `Kernels.hadamard`."""
+        if tile < 1 or tile & (tile - 1) or x.shape[1] % tile:
+            raise ValueError(f"tile: expected a power of two that divides rows, got {tile}")
         y = torch.empty(x.shape)
         cpu_layout.hadamard(_array(x).reshape(-1, tile), y.view(-1, tile).numpy())
         return y
 
 
 def _array(x: Tensor) -> NDArray[Any]:
-    """x's values in C order; its own memory where they lie so."""
+    """The values of x in C order: x's own memory where they lie so."""
     return x.detach().contiguous().numpy()
 
 

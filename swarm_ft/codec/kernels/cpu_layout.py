@@ -13,11 +13,9 @@ from swarm_ft.codec.kernels.cpu_jit import compiled, part
 
 Bytes = NDArray[np.uint8]
 
-_U8 = np.uint8
+_U8, _U64 = np.uint8, np.uint64
 _BLOCK = 4096
 """Bytes of a plane that stay in the first-level cache while their codes come one part at a time."""
-_TILES = 16
-"""Tiles side by side: a vector's worth."""
 
 
 @compiled
@@ -52,29 +50,32 @@ def unpack_plane(plane: Bytes, width: int, shift: int, codes: Bytes) -> None:
 
 
 @part
-def _butterflies(tiles: Floats) -> None:
-    """All strides, in place, of float32 [tile, _TILES]: a tile is a column."""
-    stride = 1
-    while stride < tiles.shape[0]:
-        for first in range(0, tiles.shape[0], 2 * stride):
-            for i in range(first, first + stride):
-                for lane in range(_TILES):
-                    upper, lower = tiles[i, lane], tiles[i + stride, lane]
-                    tiles[i, lane] = upper + lower
-                    tiles[i + stride, lane] = upper - lower
-        stride *= 2
+def _butterflies(source: Floats, target: Floats) -> None:
+    """Neighbours to their sum, in the first half, and their difference, in the second.
+
+    That moves an index's lowest bit to the top, so the next pass meets the next stride, and after
+    all of them each value is in its place: every pass is the same long loop.
+    """
+    half = source.size // 2
+    sums, differences = target[:half], target[half:]
+    for i in range(half):
+        first, second = source[_U64(2 * i)], source[_U64(2 * i + 1)]
+        sums[i] = first + second
+        differences[i] = first - second
 
 
 @compiled
 def hadamard(x: Floats, y: Floats) -> None:
-    """See `Kernels.hadamard`; float32 [tiles, tile] into y, _TILES of them at a time."""
-    tiles = np.zeros((x.shape[1], _TILES), np.float32)
-    for first in range(0, x.shape[0], _TILES):
-        here = min(_TILES, x.shape[0] - first)
-        for lane in range(here):
-            for i in range(x.shape[1]):
-                tiles[i, lane] = x[first + lane, i]
-        _butterflies(tiles)
-        for lane in range(here):
-            for i in range(x.shape[1]):
-                y[first + lane, i] = tiles[i, lane]
+    """See `Kernels.hadamard`; float32 [tiles, tile] into y."""
+    tile, passes = x.shape[1], 0
+    while 1 << passes < tile:
+        passes += 1
+    buffers = np.empty((2, tile), np.float32)
+    for t in range(x.shape[0]):
+        source = x[t]
+        for k in range(passes):
+            target = y[t] if k == passes - 1 else buffers[k & 1]
+            _butterflies(source, target)
+            source = target
+        if passes == 0:
+            y[t] = source

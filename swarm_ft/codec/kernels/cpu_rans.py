@@ -30,8 +30,8 @@ _FREQUENCY_SHIFT, _OFFSET_SHIFT = 8, 8 + PROBABILITY_BITS
 def symbol_table(frequencies: Frequencies) -> Table:
     """For the encoder: a symbol's start * 2^13 + frequency, flat [contexts * 256]."""
     starts = frequencies.cumsum(1) - frequencies
-    entries = starts << _START_SHIFT | frequencies.clip(1, _TOTAL)
-    return entries.astype(np.uint32).ravel()
+    entries: Table = (starts << _START_SHIFT | frequencies.clip(1, _TOTAL)).astype(np.uint32)
+    return entries.ravel()
 
 
 @compiled
@@ -65,7 +65,7 @@ def _encode_segment(
         state = states[lane]
         emits = _U32(state >> _U32(32 - PROBABILITY_BITS)) >= frequency
         buffer[_U64(at - 1)] = state  # stays only if the next one is written below it
-        at -= emits
+        at -= int(emits)
         state = _U32(state >> _U32(_WORD_BITS)) if emits else state
         # quotient * 4096 + remainder + start
         quotient = _U32(state // frequency)
@@ -113,7 +113,7 @@ def _decode_row(contexts: Bytes, table: Table, states: States, words: Words, out
         reads = state < MIN_STATE
         filled = state << _WORD_BITS | np.int64(words[_U64(at)])
         states[lane] = filled if reads else state
-        at += np.int64(reads)
+        at += int(reads)
     return at
 
 

@@ -25,17 +25,17 @@ from swarm_ft.codec.kernels.base import (
 _UNITS = tl.constexpr(UNITS)
 _EXACT_CODE = tl.constexpr(EXACT_CODE)
 _COARSE = tl.constexpr(COARSE)
-_MAX_COARSE = tl.constexpr(MAX_CODE // COARSE)
+_MAX_SIXTEENTH = tl.constexpr(MAX_CODE // COARSE)
 _TILE = 2048
 _WIDEST = 256
 """Columns of a tile at most: enough for whole cache lines, few enough to fit most tensors."""
 
 EXACT = {"enable_fp_fusion": False}
-"""Launches whose bits matter: a sum fused with a product that overflows would stay finite."""
+"""For launches whose bits matter: a sum fused with a product that overflows would stay finite."""
 
 
 def tile_of(tokens: int, channels: int, size: int) -> dict[str, int]:
-    """Rows and columns, both powers of two, of tiles of at most `size` values."""
+    """Height and width, both powers of two, of tiles of at most `size` values."""
     width = min(triton.next_power_of_2(channels), _WIDEST)
     return {"height": min(triton.next_power_of_2(tokens), size // width), "width": width}
 
@@ -72,11 +72,12 @@ def nearest(x: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def step_at(
-    steps: tuple[tl.tensor, tl.tensor],
+    steps: tl.tuple,
     axes: tl.constexpr,
     t: tl.tensor,
     c: tl.tensor,
-    is_there: tl.tensor,
+    tokens: int,
+    channels: int,
 ) -> tl.tensor:
     """bfloat16(rows[t] * cols[c]) as float32, as small as can be: [height or 1, width or 1].
 
@@ -86,4 +87,152 @@ def step_at(
     """
     first = tl.zeros([1, 1], tl.int32)
     if axes[0]:
-        t_is_there = tl.max(is_there.to(tl.int32), axis=1, keep_dims=True) > 0
+        row = tl.load(steps[0] + t, mask=t < tokens, other=0.0)
+    else:
+        row = tl.load(steps[0] + first)
+    if axes[1]:
+        col = tl.load(steps[1] + c, mask=c < channels, other=0.0)
+    else:
+        col = tl.load(steps[1] + first)
+    product = row * col
+    # By hand: not every card converts to the nearest with ties to even, nor does the interpreter.
+    bits = product.to(tl.uint32, bitcast=True)
+    bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
+    return tl.where(product == product, bits.to(tl.float32, bitcast=True), product)
+
+
+@triton.jit
+def _dither(at: tl.tensor, seed: int) -> tl.tensor:
+    """Units to add, int32; see `reference.mix`. Only the lower 32 bits of the index matter."""
+    h = (at.to(tl.uint32) * 0x9E3779B1) ^ seed.to(tl.uint32)
+    h = (h ^ (h >> 16)) * 0x85EBCA6B
+    h = (h ^ (h >> 13)) * 0xC2B2AE35
+    h = h ^ (h >> 16)
+    return (h >> 28).to(tl.int32) * 2 - 15
+
+
+@triton.jit
+def lowest_of(step: tl.tensor, bits: tl.constexpr) -> tl.tensor:
+    """Units of a narrow grid's code 0, int32."""
+    half: tl.constexpr = _UNITS // 2 * ((1 << bits) - 1)
+    side: tl.constexpr = _UNITS * ((1 << (bits - 1)) - 1)
+    return tl.where(step < 0, -side, -half)
+
+
+@triton.jit
+def to_codes(
+    change: tl.tensor, step: tl.tensor, at: tl.tensor, seed: int, bits: tl.constexpr
+) -> tl.tensor:
+    """Codes, int32, of a grid of `bits` bits, or of a wide one for 0 bits."""
+    size = tl.where(step == 0, float("inf"), tl.abs(step))
+    ratio = tl.div_rn(change, size)
+    units = ratio * _UNITS
+    if seed is not None:
+        units -= _dither(at, seed).to(tl.float32)
+    if bits > 0:
+        lowest = lowest_of(step, bits).to(tl.float32)
+        above = tl.minimum((units - lowest) * (1.0 / _UNITS), lowest * (-2.0 / _UNITS))
+        return tl.where(step == 0, 0, nearest(tl.maximum(above, 0.0)))
+    codes = nearest(tl.clamp(units * (1.0 / _UNITS), -32768.0, 32768.0))
+    sixteenths = tl.clamp(ratio * (1.0 / _COARSE), -1.0 * _MAX_SIXTEENTH, 1.0 * _MAX_SIXTEENTH)
+    return tl.where(tl.abs(codes) > _EXACT_CODE, nearest(sixteenths) * _COARSE, codes)
+
+
+@triton.jit
+def to_values(
+    codes: tl.tensor, step: tl.tensor, at: tl.tensor, seed: int, shrink: int, bits: tl.constexpr
+) -> tl.tensor:
+    """What int32 codes stand for: units * (step / 32), exact. For `bits`, see `to_codes`."""
+    units = codes * _UNITS
+    if bits > 0:
+        units += lowest_of(step, bits)
+    else:
+        units -= tl.where(codes > 0, shrink, tl.where(codes < 0, -shrink, 0))
+    if seed is not None:
+        units += _dither(at, seed)
+    if bits == 0:
+        units = tl.where(tl.abs(codes) > _EXACT_CODE, (codes & -_COARSE) * _UNITS, units)
+    return units.to(tl.float32) * (tl.abs(step) * (1.0 / _UNITS))
+
+
+@triton.jit(do_not_specialize=["seed"])
+def _quantize(
+    codes: tl.tensor,
+    x: tl.tensor,
+    base: tl.tensor,
+    steps: tl.tuple,
+    seed: int,
+    tokens: int,
+    channels: int,
+    axes: tl.constexpr,
+    bits: tl.constexpr,
+    height: tl.constexpr,
+    width: tl.constexpr,
+) -> None:
+    t, c = tile_place(height, width)
+    at, is_there = t * channels + c, (t < tokens) & (c < channels)
+    step = step_at(steps, axes, t, c, tokens, channels)
+    code = to_codes(load_change(x, base, at, is_there), step, at, seed, bits)
+    tl.store(codes + at, code.to(codes.dtype.element_ty), mask=is_there)
+
+
+@triton.jit(do_not_specialize=["seed", "shrink"])
+def _dequantize(
+    values: tl.tensor,
+    codes: tl.tensor,
+    base: tl.tensor,
+    steps: tl.tuple,
+    seed: int,
+    shrink: int,
+    tokens: int,
+    channels: int,
+    axes: tl.constexpr,
+    bits: tl.constexpr,
+    height: tl.constexpr,
+    width: tl.constexpr,
+) -> None:
+    t, c = tile_place(height, width)
+    at, is_there = t * channels + c, (t < tokens) & (c < channels)
+    step = step_at(steps, axes, t, c, tokens, channels)
+    code = tl.load(codes + at, mask=is_there, other=0).to(tl.int32)
+    value = to_values(code, step, at, seed, shrink, bits)
+    if base is not None:
+        value = tl.load(base + at, mask=is_there, other=0.0) + value
+    tl.store(values + at, value, mask=is_there)
+
+
+def steps_of(steps: Steps) -> tuple[tuple[Tensor, Tensor], tuple[bool, bool]]:
+    """`steps` and `axes` of `step_at`."""
+    rows, cols = steps.rows.contiguous(), steps.cols.contiguous()
+    return (rows, cols), (len(rows) > 1, len(cols) > 1)
+
+
+def seed_of(grid: Grid) -> int | None:
+    """The grid's seed as a signed 32-bit number, as all of them then compile to one kernel."""
+    return None if grid.seed is None else (grid.seed ^ 1 << 31) - (1 << 31)
+
+
+def quantize(x: Tensor, base: Tensor | None, steps: Steps, grid: Grid) -> Tensor:
+    """See `Kernels.quantize`."""
+    is_narrow = isinstance(grid, NarrowGrid)
+    x, base = x.contiguous(), None if base is None else base.contiguous()
+    codes = torch.empty(x.shape, dtype=torch.uint8 if is_narrow else torch.int16, device=x.device)
+    tile, (table, axes) = tile_of(*x.shape, _TILE), steps_of(steps)
+    bits = grid.bits if isinstance(grid, NarrowGrid) else 0
+    launch = _quantize[tiles(*x.shape, tile)]
+    launch(codes, x, base, table, seed_of(grid), *x.shape, axes, bits, **tile, **EXACT)
+    return codes
+
+
+def dequantize(codes: Tensor, base: Tensor | None, steps: Steps, grid: Grid) -> Tensor:
+    """See `Kernels.dequantize`."""
+    codes, base = codes.contiguous(), None if base is None else base.contiguous()
+    values = torch.empty(codes.shape, device=codes.device)
+    tile, (table, axes) = tile_of(*codes.shape, _TILE), steps_of(steps)
+    bits = grid.bits if isinstance(grid, NarrowGrid) else 0
+    shrink = grid.shrink if isinstance(grid, WideGrid) else 0
+    launch = _dequantize[tiles(*codes.shape, tile)]
+    launch(
+        values, codes, base, table, seed_of(grid), shrink, *codes.shape, axes, bits, **tile, **EXACT
+    )
+    return values

@@ -82,7 +82,7 @@ class ReferenceKernels:
         if isinstance(grid, NarrowGrid):
             lowest, _ = grid_limits(grid.bits, table < 0)
             codes = ((units - lowest) / UNITS).round().clamp(0, (1 << grid.bits) - 1)
-            codes = torch.minimum(codes, -2 * torch.where(table < 0, lowest, -2**20) / UNITS)
+            codes = torch.minimum(codes, -2 * torch.where(table < 0, lowest, -(2**20)) / UNITS)
             return torch.where(table == 0, 0, codes).to(torch.uint8)
         nearest = (units / UNITS).round()
         coarse = ((change / size) / COARSE).round() * COARSE

@@ -25,7 +25,7 @@ from swarm_ft.peer.coder import FrameCoder
 from swarm_ft.peer.neighbours import Dialer
 from swarm_ft.proto.peer_pb2 import BlobPart
 from swarm_ft.protocol.boundary_wire import boundary_to_wire, frame_wire_bytes
-from swarm_ft.protocol.codec_spec import CodecName, CodecSpec, Direction
+from swarm_ft.protocol.codec_spec import Direction, parse_codec_spec
 from swarm_ft.protocol.frame import EncodedTensor, Frame, FrameKey, FrameKind
 from swarm_ft.protocol.messages import Ack, KeyFrameRequest, Traffic
 from swarm_ft.protocol.session import WINDOW_FRAMES
@@ -352,7 +352,12 @@ def noise(frame, byte):
 DIRECT = Frame(
     backward(0),
     FrameKind.DIRECT,
-    EncodedTensor(CodecSpec(CodecName.Q, 8), TOKENS, CHANNELS, b"\1" * (2 + TOKENS) * CHANNELS),
+    EncodedTensor(
+        parse_codec_spec("q8", Direction.BACKWARD),
+        TOKENS,
+        CHANNELS,
+        b"\1" * TOKENS * (2 + CHANNELS),
+    ),
 )
 ATTACKS = {
     "a frame that no plan has": (lambda f: [replace(f, key=forward(9))], BadFrame, "plan"),
@@ -365,7 +370,12 @@ ATTACKS = {
     "a payload of another size": (
         lambda f: [replace(f, tensor=replace(f.tensor, payload=b"x"))],
         BadFrame,
-        "expected 98 bytes, got 1",
+        "takes 98 bytes, got 1",
+    ),
+    "a payload beyond any": (
+        lambda f: [replace(f, tensor=replace(f.tensor, payload=bytes(99)))],
+        BadFrame,
+        "expected at most 98 bytes, got 99",
     ),
     "another shape": (
         lambda f: [replace(f, tensor=replace(f.tensor, tokens=99))],

@@ -55,8 +55,9 @@ def test_a_real_q8_gradient_takes_at_most_a_3_8th_of_float32():
 @given(tokens=st.integers(128, 1024), channels=st.integers(64, 1024))
 @settings(derandomize=True, deadline=None, max_examples=30)
 def test_every_larger_frame_keeps_the_ratio(codec, make_frame, ratio, tokens, channels):
-    codec = parse(codec)
-    payload = bytes(codec.payload_bytes(tokens, channels))
+    direction = Direction.BACKWARD if make_frame is direct_frame else Direction.FORWARD
+    codec = parse(codec, direction)
+    payload = bytes(codec.max_payload_bytes(tokens, channels))
     frame = make_frame(EncodedTensor(codec.spec, tokens, channels, payload))
     assert frame_wire_bytes(frame) <= FLOAT32_BYTES * tokens * channels / ratio
 

@@ -5,11 +5,11 @@ from dataclasses import fields, replace
 import pytest
 
 from swarm_ft.errors import BadCodec, BadModel, BadOption
-from swarm_ft.protocol.codec_spec import CodecName, CodecSpec, Direction
+from swarm_ft.protocol.codec_spec import Axis, CodecName, CodecSpec, Direction, Feedback
 from swarm_ft.protocol.layers import LayerRange
 from swarm_ft.protocol.run_spec import LrSchedule, ModelSpec, RunSpec, TrainSpec
 
-PINNED_DIGEST = "81e4362c3c0579c103035e1af78266da"
+PINNED_DIGEST = "1ce1e4f1462fe71cea9e38d73e1c66c1"
 
 OTHER_MODEL = {
     "reference": "other",
@@ -40,6 +40,7 @@ OTHER_TRAIN = {
     "sync_tied_embeddings": True,
     "forward_codec": "aq3",
     "backward_codec": "none",
+    "key_codec": "q8",
 }
 
 
@@ -73,11 +74,21 @@ def test_equal_specs_share_a_digest(run_spec):
     assert len(digests) == 1
 
 
+def test_a_buffer_begins_with_the_key_codec_or_with_the_gradients_own(train_spec):
+    assert train_spec.key_frame_codec(Direction.FORWARD) == CodecSpec(CodecName.FP16, 1600)
+    other = replace(train_spec, key_codec="qc0.25", backward_codec="top10+ef21+z")
+    forward, backward = (other.key_frame_codec(way) for way in Direction)
+    assert forward == CodecSpec(CodecName.QC, 25, Axis.CHANNEL, entropy=True)
+    assert other.codec(Direction.BACKWARD).feedback is Feedback.EF21
+    assert backward == CodecSpec(CodecName.TOP, 1000, entropy=True)
+    assert not backward.is_delta
+
+
 def test_properties(run_spec):
     assert run_spec.model.layers == LayerRange(0, 3)
     assert run_spec.train.steps_per_epoch == 3
-    assert run_spec.train.codec(Direction.FORWARD) == CodecSpec(CodecName.AQ, 4)
-    assert run_spec.train.codec(Direction.BACKWARD) == CodecSpec(CodecName.Q, 8)
+    assert run_spec.train.codec(Direction.FORWARD) == CodecSpec(CodecName.AQ, 400, Axis.CHANNEL)
+    assert run_spec.train.codec(Direction.BACKWARD) == CodecSpec(CodecName.Q, 800, Axis.TOKEN)
 
 
 @pytest.mark.parametrize(
@@ -110,6 +121,12 @@ def test_codecs_are_checked_for_their_direction(train_spec):
         replace(train_spec, forward_codec="zip")
     with pytest.raises(BadCodec, match="forward only"):
         replace(train_spec, backward_codec="aq4")
+    with pytest.raises(BadCodec, match="error feedback is for gradients"):
+        replace(train_spec, forward_codec="q4+ef")
+    with pytest.raises(BadCodec, match="key frame builds on nothing"):
+        replace(train_spec, key_codec="aq4")
+    with pytest.raises(BadCodec, match="zip"):
+        replace(train_spec, key_codec="zip")
 
 
 def test_only_tied_embeddings_can_be_kept_tied(model_spec, train_spec):

@@ -3,7 +3,7 @@
 import pytest
 
 from swarm_ft.errors import OutOfTurn
-from swarm_ft.protocol.codec_spec import CodecName, CodecSpec, Direction
+from swarm_ft.protocol.codec_spec import Axis, CodecName, CodecSpec, Direction
 from swarm_ft.protocol.frame import EncodedTensor, Frame, FrameKey, FrameKind
 from swarm_ft.protocol.messages import Ack, BoundaryHello, KeyFrameRequest
 from swarm_ft.protocol.session import (
@@ -14,7 +14,7 @@ from swarm_ft.protocol.session import (
     Transmit,
 )
 
-TENSOR = EncodedTensor(CodecSpec(CodecName.AQ, 4), 1, 1, b"")
+TENSOR = EncodedTensor(CodecSpec(CodecName.AQ, 400, Axis.CHANNEL), 1, 1, b"")
 
 
 def frame(sample, *, step=0, attempt=1, direction=Direction.FORWARD, kind=FrameKind.DELTA):

@@ -11,7 +11,7 @@ from itertools import chain, repeat
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarm_ft.protocol.codec_spec import CodecName, CodecSpec, Direction
+from swarm_ft.protocol.codec_spec import Axis, CodecName, CodecSpec, Direction
 from swarm_ft.protocol.frame import EncodedTensor, Frame, FrameKey, FrameKind
 from swarm_ft.protocol.messages import Ack, BoundaryHello, KeyFrameRequest
 from swarm_ft.protocol.session import BoundarySession, Deliver, Reencode, Transmit
@@ -20,7 +20,7 @@ ATTEMPT = 3
 WINDOW = 3
 FRAMES_A_STEP = 5
 EVENTS = 300
-TENSOR = EncodedTensor(CodecSpec(CodecName.Q, 4), 1, 1, b"")
+TENSOR = EncodedTensor(CodecSpec(CodecName.Q, 400, Axis.CHANNEL), 1, 1, b"")
 
 
 class Stream:

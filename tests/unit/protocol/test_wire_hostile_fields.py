@@ -1,5 +1,7 @@
 """One hostile field at a time: each is refused, and the error says what was expected."""
 
+import struct
+
 import pytest
 
 from swarm_ft.errors import MalformedMessage
@@ -10,7 +12,7 @@ from swarm_ft.protocol.boundary_wire import (
     boundary_to_wire,
 )
 from swarm_ft.protocol.client_wire import event_from_wire, event_to_wire
-from swarm_ft.protocol.codec_spec import CodecName, CodecSpec, Direction
+from swarm_ft.protocol.codec_spec import Axis, CodecName, CodecSpec, Direction
 from swarm_ft.protocol.control_wire import (
     from_peer_from_wire,
     from_peer_to_wire,
@@ -42,7 +44,9 @@ from swarm_ft.protocol.training_plan import Microbatch
 
 NAN, INF = float("nan"), float("inf")
 KEY = FrameKey(1, 2, 0, 5, Direction.FORWARD)
-TENSOR = EncodedTensor(CodecSpec(CodecName.AQ, 4), 128, 64, b"payload")
+AQ4 = CodecSpec(CodecName.AQ, 400, Axis.CHANNEL)
+TENSOR = EncodedTensor(AQ4, 128, 64, b"payload")
+HEADER = TENSOR.to_bytes()[:12]
 DELTA = Frame(KEY, FrameKind.DELTA, TENSOR, b"b" * 16, b"r" * 16)
 KEY_FRAME = Frame(KEY, FrameKind.KEY, TENSOR, b"", b"r" * 16)
 DIRECT = Frame(KEY, FrameKind.DIRECT, TENSOR)
@@ -55,6 +59,15 @@ HELLO = BoundaryHello(
     window_frames=8,
     received=frozenset({KEY}),
 )
+
+
+def tensor_of(name=CodecName.AQ, flags=2, hundredths=400, tokens=128, channels=64):
+    """A tensor's bytes with whatever its header claims."""
+    return struct.pack("<BBHII", name, flags, hundredths, tokens, channels) + TENSOR.payload
+
+
+def test_the_header_that_is_spoilt_below_is_a_good_one():
+    assert tensor_of() == TENSOR.to_bytes()
 
 
 def put(path, value):
@@ -107,16 +120,26 @@ def cases(*rows):
     (DELTA, "frame.key", None, "direction"),
     (DELTA, "frame.kind", 0, "frame kind: expected 1 to 3, got 0"),
     (DELTA, "frame.kind", 9, "frame kind: expected 1 to 3, got 9"),
-    (DELTA, "frame.tokens", 0, "tokens: expected 1 to"),
-    (DELTA, "frame.tokens", MAX_SEQ_LENGTH + 1, "tokens: expected 1 to"),
-    (DELTA, "frame.channels", 0, "channels: expected 1 to"),
-    (DELTA, "frame.channels", MAX_HIDDEN_SIZE + 1, "channels: expected 1 to"),
-    (DELTA, "frame.codec", 0, "names none"),
-    (DELTA, "frame.codec", 9 << 8 | 4, "names none"),
-    (DELTA, "frame.codec", CodecName.AQ << 8 | 9, "names none"),
-    (DELTA, "frame.codec", CodecName.Q << 8 | 1, "names none"),
-    (DELTA, "frame.codec", CodecName.FP16 << 8 | 8, "bits of fp16: expected 16 to 16, got 8"),
-    (DELTA, "frame.codec", 2**32 - 1, "names none"),
+    (DELTA, "frame.tensor", b"", "tensor: expected a header of 12 bytes, got 0"),
+    (DELTA, "frame.tensor", HEADER[:11], "tensor: expected a header of 12 bytes, got 11"),
+    (DELTA, "frame.tensor", tensor_of(tokens=0), "tokens: expected 1 to"),
+    (DELTA, "frame.tensor", tensor_of(tokens=MAX_SEQ_LENGTH + 1), "tokens: expected 1 to"),
+    (DELTA, "frame.tensor", tensor_of(tokens=2**32 - 1), "tokens: expected 1 to"),
+    (DELTA, "frame.tensor", tensor_of(channels=0), "channels: expected 1 to"),
+    (DELTA, "frame.tensor", tensor_of(channels=MAX_HIDDEN_SIZE + 1), "channels: expected 1 to"),
+    (DELTA, "frame.tensor", tensor_of(channels=2**32 - 1), "channels: expected 1 to"),
+    (DELTA, "frame.tensor", tensor_of(name=0), "tensor: .* names none"),
+    (DELTA, "frame.tensor", tensor_of(name=12), "tensor: .* names none"),
+    (DELTA, "frame.tensor", tensor_of(flags=0), "tensor: .* q, aq, qc and aqc have them"),
+    (DELTA, "frame.tensor", tensor_of(flags=5), "tensor: .* names none"),
+    (DELTA, "frame.tensor", tensor_of(flags=4 << 5 | 2), "tensor: .* names none"),
+    (DELTA, "frame.tensor", tensor_of(flags=2 << 5 | 2), "tensor: .* feeds its error back"),
+    (DELTA, "frame.tensor", tensor_of(hundredths=900), "9 bits is outside 1 to 8"),
+    (DELTA, "frame.tensor", tensor_of(CodecName.Q, hundredths=0), "0 bits is outside 1 to 8"),
+    (DELTA, "frame.tensor", tensor_of(hundredths=150), "1.5 bits is no whole number"),
+    (DELTA, "frame.tensor", tensor_of(CodecName.FP16, 0, 800), "8 bits is outside 16 to 16"),
+    (DELTA, "frame.tensor", tensor_of(CodecName.QC, 2, 50), "needs an entropy stage"),
+    (DELTA, "frame.tensor", b"\xff" * 20, "tensor: .* names none"),
     (DELTA, "frame.base_digest", b"", "base digest: expected 16 bytes, got 0"),
     (DELTA, "frame.base_digest", b"b" * 15, "base digest: expected 16 bytes, got 15"),
     (DELTA, "frame.result_digest", b"", "result digest: expected 16 bytes, got 0"),
@@ -209,8 +232,9 @@ def test_refuses_hostile_fields_from_a_coordinator(message, change, complaint):
     [
         ("stages", [], "stages: expected 1 to"),
         ("stages[0].layers", None, "layers' stop"),
-        ("spec", None, "RunSpec: expected version 1, got 0"),
-        ("spec.version", 2, "RunSpec: expected version 1, got 2"),
+        ("spec", None, "RunSpec: expected version 2, got 0"),
+        ("spec.version", 1, "RunSpec: expected version 2, got 1"),
+        ("spec.version", 3, "RunSpec: expected version 2, got 3"),
         ("spec.model", None, "number of blocks: expected 1 to"),
         ("spec.model.num_blocks", 2**32 - 1, "number of blocks: expected 1 to"),
         ("spec.model.num_blocks", 2, "block digests: expected 2 to 2, got 3"),
@@ -228,8 +252,12 @@ def test_refuses_hostile_fields_from_a_coordinator(message, change, complaint):
         ("spec.train.weight_decay", INF, "RunSpec: --weight-decay: expected a finite"),
         ("spec.train.clip_grad_norm", -1.0, "RunSpec: --clip-grad-norm: expected a finite"),
         ("spec.train.forward_codec", "aq9", "RunSpec: codec 'aq9'"),
-        ("spec.train.forward_codec", "\x1b" * 9000, "RunSpec: codec ' {1000}'"),
+        ("spec.train.forward_codec", "\x1b" * 9000, "RunSpec: codec ' {40}'"),
         ("spec.train.backward_codec", "aq4", "RunSpec: codec 'aq4': .* forward only"),
+        ("spec.train.backward_codec", "\x1b[2J+ef", r"RunSpec: codec ' \[2J\+ef'"),
+        ("spec.train.key_codec", "", "RunSpec: codec ''"),
+        ("spec.train.key_codec", "\x1b" * 9000, "RunSpec: codec ' {40}'"),
+        ("spec.train.key_codec", "aq4", "RunSpec: codec 'aq4': a key frame builds on nothing"),
     ],
 )
 def test_refuses_hostile_fields_of_an_assignment(run_spec, path, value, complaint):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from swarm_ft.errors import MalformedMessage
 from swarm_ft.proto import boundary_pb2, coordinator_pb2, run_pb2
 from swarm_ft.protocol import boundary_wire, client_wire, control_wire, run_wire
-from swarm_ft.protocol.codec_spec import CodecName, CodecSpec, Direction
+from swarm_ft.protocol.codec_spec import Direction, parse_codec_spec
 from swarm_ft.protocol.frame import EncodedTensor, Frame, FrameKey, FrameKind
 from swarm_ft.protocol.layers import LayerRange
 from swarm_ft.protocol.messages import (
@@ -47,9 +47,18 @@ printable = st.characters(categories=("L", "M", "N", "P", "S"), include_characte
 names = st.text(printable.filter(lambda c: c not in "/\\"), min_size=1, max_size=64)
 texts = st.text(printable, max_size=40)
 digests = st.binary(min_size=16, max_size=16)
-codecs = st.sampled_from(
-    [CodecSpec(CodecName.NONE, 32), CodecSpec(CodecName.FP16, 16)]
-    + [CodecSpec(name, bits) for name in (CodecName.Q, CodecName.AQ) for bits in range(2, 9)]
+# fmt: off
+FORWARD = [
+    "none", "fp16", "bf16", "q1", "q8f", "q4tc+d", "aq2", "aq1.5t+z", "hq3", "top0.01", "aqtop30",
+    "qc0.02", "aqc8+d", "lowrank256+z",
+]
+BACKWARD = ["none", "fp16+ef", "q8", "q2+d+z", "top10+efmix", "lowrank4+ef21+z", "qc0.5+ef"]
+# fmt: on
+forward_texts, backward_texts = st.sampled_from(FORWARD), st.sampled_from(BACKWARD)
+key_texts = forward_texts.filter(lambda text: not text.startswith("aq"))
+codecs = st.one_of(
+    forward_texts.map(lambda text: parse_codec_spec(text, Direction.FORWARD)),
+    backward_texts.map(lambda text: parse_codec_spec(text, Direction.BACKWARD)),
 )
 layers = st.tuples(st.integers(0, 4095), st.integers(1, 4096)).map(
     lambda ends: LayerRange(min(*ends, ends[1] - 1), max(ends))
@@ -113,8 +122,9 @@ def train_specs(draw):
         shuffle=draw(st.booleans()),
         dropout=draw(st.booleans()),
         sync_tied_embeddings=False,
-        forward_codec=str(draw(codecs)),
-        backward_codec=str(draw(codecs.filter(lambda codec: not codec.is_delta))),
+        forward_codec=draw(forward_texts),
+        backward_codec=draw(backward_texts),
+        key_codec=draw(key_texts),
     )
 
 
@@ -279,6 +289,14 @@ def test_a_spec_keeps_its_digest_over_the_wire(spec):
     assert arrived.digest() == spec.digest()
 
 
+@given(codec=codecs, tokens=st.integers(1, 2**17), channels=st.integers(1, 2**16))
+@few
+def test_a_tensor_takes_twelve_bytes_beside_its_payload(codec, tokens, channels):
+    tensor = EncodedTensor(codec, tokens, channels, b"payload")
+    assert len(tensor.to_bytes()) == 12 + len(b"payload")
+    assert EncodedTensor.from_bytes(tensor.to_bytes()) == tensor
+
+
 def fields_of(message):
     """Every (message, field) that is set, at any depth."""
     for field, value in message.ListFields():
@@ -290,7 +308,9 @@ def fields_of(message):
 
 hostile_numbers = st.sampled_from([0, 1, 2, 3, 7, 255, 2**16, 2**17 + 1, 2**31 - 1, 2**31, 2**32])
 hostile_values = {
-    "string": st.sampled_from(["", "\x1b[2J", "\0", "x" * 2000, "../../etc", "aq99", "q\u0664"]),
+    "string": st.sampled_from(
+        ["", "\x1b[2J", "\0", "x" * 2000, "../../etc", "aq99", "q4+ef", "q\u0664"]
+    ),
     "bytes": st.binary(max_size=18),
     "double": st.sampled_from([float("nan"), float("inf"), -1.0, -0.0, 1.8e308, 5e-324]),
     "whole": hostile_numbers | st.just(2**64 - 1) | st.just(-1),

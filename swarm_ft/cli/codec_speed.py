@@ -1,0 +1,149 @@
+"""How fast codecs are on this machine, against a copy of the same tensor in the same run.
+
+Knows the clock and what a row is; knows no options and no output.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from swarm_ft.codec import from_spec
+from swarm_ft.codec.base import Codec
+from swarm_ft.codec.kernels import Kernels, ReferenceKernels, kernels_for
+from swarm_ft.protocol.codec_spec import CodecSpec
+from swarm_ft.protocol.frame import EncodedTensor
+
+DEFAULT_CODECS = (
+    "none fp16 bf16 q2 q4 q8 aq2 aq3 aq4 aq4tc hq4 top10 aqtop10 lowrank16 "
+    "q2+z q4+z aq2+z aq4+z aqc0.5 fp16+z"
+).split()
+_GIGA = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedRow:
+    """One codec on one backend at one shape.
+
+    Attributes:
+        encode_gb_s, decode_gb_s: gigabytes of float32 tensor a second, the median of the repeats.
+        encode_ratio, decode_ratio: of the speed at which the same tensor is copied.
+        bits_a_value: of the encoded tensor with its header.
+        error: of what is decoded, relative to what was encoded or, for deltas, to the change.
+    """
+
+    codec: str
+    backend: str
+    tokens: int
+    channels: int
+    encode_gb_s: float
+    decode_gb_s: float
+    encode_ratio: float
+    decode_ratio: float
+    bits_a_value: float
+    error: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Timer:
+    """Medians of seconds; on a GPU, of the time until its work is done."""
+
+    repeats: int
+    device: torch.device
+
+    def seconds(self, *works: Callable[[], object]) -> list[float]:
+        """Of each work, all of them in turn in every repeat, so that noise meets all alike."""
+        taken: list[list[float]] = [[] for _ in works]
+        for _ in range(self.repeats):
+            for work, seconds in zip(works, taken, strict=True):
+                self._wait()
+                start = time.perf_counter()
+                work()
+                self._wait()
+                seconds.append(time.perf_counter() - start)
+        return [statistics.median(seconds) for seconds in taken]
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+def measure(
+    specs: list[CodecSpec], shapes: list[tuple[int, int]], *, repeats: int, reference: bool
+) -> Iterator[SpeedRow]:
+    """Rows for all of these, on one thread; on the CPU, and on a GPU if there is one.
+
+    Args:
+        shapes: of (tokens, channels).
+        reference: time the plain torch specification of the kernels too.
+    """
+    torch.set_num_threads(1)
+    for device in _devices():
+        timer = _Timer(repeats, device)
+        for tokens, channels in shapes:
+            x, base = _sample(tokens, channels, device)
+            for spec in specs:
+                for kernels in _backends(device, reference):
+                    yield _row(from_spec(spec, kernels), kernels, x, base, timer)
+
+
+def cuda_name() -> str | None:
+    """The GPU that `measure` uses, if there is one."""
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else None
+
+
+def _devices() -> list[torch.device]:
+    return [torch.device("cpu")] + [torch.device("cuda")] * torch.cuda.is_available()
+
+
+def _backends(device: torch.device, reference: bool) -> list[Kernels]:
+    fast = kernels_for(device.type)
+    return [fast, ReferenceKernels()] if reference else [fast]
+
+
+def _sample(tokens: int, channels: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """A tensor whose channels spread over three octaves, and one that is a tenth away from it."""
+    generator = torch.Generator().manual_seed(0)
+    widths = torch.exp2(torch.randn(channels, generator=generator))
+    x = torch.randn(tokens, channels, generator=generator) * widths
+    base = x + 0.1 * widths * torch.randn(tokens, channels, generator=generator)
+    return x.to(device), base.to(device)
+
+
+def _row(codec: Codec, kernels: Kernels, x: Tensor, base: Tensor, timer: _Timer) -> SpeedRow:
+    against = base if codec.spec.is_delta else None
+    encoded = codec.encode(x, against)  # compiles what is not compiled yet
+    decoded = codec.decode(encoded, against)
+    copy = torch.empty_like(x)
+    encode_s, decode_s, copy_s = timer.seconds(
+        lambda: codec.encode(x, against),
+        lambda: codec.decode(encoded, against),
+        lambda: copy.copy_(x),
+    )
+    tensor_bytes = x.numel() * x.element_size()
+    return SpeedRow(
+        codec=str(codec.spec),
+        backend=type(kernels).__name__.removesuffix("Kernels").lower(),
+        tokens=x.shape[0],
+        channels=x.shape[1],
+        encode_gb_s=tensor_bytes / encode_s / _GIGA,
+        decode_gb_s=tensor_bytes / decode_s / _GIGA,
+        encode_ratio=copy_s / encode_s,
+        decode_ratio=copy_s / decode_s,
+        bits_a_value=_bits_a_value(encoded),
+        error=_error(decoded, x, against),
+    )
+
+
+def _bits_a_value(encoded: EncodedTensor) -> float:
+    return 8 * len(encoded.to_bytes()) / (encoded.tokens * encoded.channels)
+
+
+def _error(decoded: Tensor, x: Tensor, base: Tensor | None) -> float:
+    target = x if base is None else x - base
+    return ((decoded.to(x.device) - x).norm() / target.norm()).item()

@@ -1,0 +1,195 @@
+"""Triton kernels of the rANS coder: a program, of one warp, for each segment; a lane for each state.
+
+Knows symbols and frequencies; knows nothing of grids. What bounds it is the chain from a state to
+the lane's next, so each row's symbols and tables are loaded while the row before is worked on.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from swarm_ft.codec.kernels.base import MIN_STATE, PROBABILITY_BITS, SEGMENT, Coded
+
+_MIN_STATE = tl.constexpr(MIN_STATE)
+_PROBABILITY_BITS = tl.constexpr(PROBABILITY_BITS)
+_SLOT_MASK = tl.constexpr((1 << PROBABILITY_BITS) - 1)
+_SEGMENT = tl.constexpr(SEGMENT)
+_COPIED = 4096
+"""Words that a program moves when words are brought together."""
+
+
+@triton.jit
+def _frequency_at(
+    symbols: tl.tensor,
+    contexts: tl.tensor,
+    tables: tl.tuple,
+    at: tl.tensor,
+    is_there: tl.tensor,
+) -> tuple[tl.tensor, tl.tensor]:
+    """Frequency, at least 1, and start of the symbols at `at`, uint32; tables has both."""
+    symbol = tl.load(symbols + at, mask=is_there, other=0).to(tl.int32)
+    entry = tl.load(contexts + at, mask=is_there, other=0).to(tl.int32) * 256 + symbol
+    frequency = tl.load(tables[0] + entry, mask=is_there, other=1)
+    start = tl.load(tables[1] + entry, mask=is_there, other=0)
+    return tl.maximum(frequency, 1).to(tl.uint32), start.to(tl.uint32)
+
+
+@triton.jit
+def _encode(
+    states: tl.tensor,
+    counts: tl.tensor,
+    scratch: tl.tensor,
+    symbols: tl.tensor,
+    contexts: tl.tensor,
+    tables: tl.tuple,
+    count: int,
+    lanes: tl.constexpr,
+) -> None:
+    """Code a segment from its end; its words fill its part of the scratch from the end, too."""
+    lane = tl.arange(0, lanes)
+    first = tl.program_id(0).to(tl.int64) * _SEGMENT
+    end = tl.minimum(first + _SEGMENT, count)
+    row = first + tl.cdiv(end - first, lanes) * lanes - lanes
+    at, state = end, tl.full([lanes], _MIN_STATE, tl.uint32)
+    f, start = _frequency_at(symbols, contexts, tables, row + lane, row + lane < end)
+    while row >= first:
+        before = row - lanes + lane
+        next_f, next_start = _frequency_at(symbols, contexts, tables, before, before >= first)
+        is_there = row + lane < end
+        emits = is_there & ((state >> (32 - _PROBABILITY_BITS)) >= f)
+        ones = emits.to(tl.int32)
+        at -= tl.sum(ones, axis=0)
+        word = (state & 0xFFFF).to(tl.uint16).to(tl.int16, bitcast=True)
+        tl.store(scratch + at + tl.cumsum(ones, axis=0) - ones, word, mask=emits)
+        state = tl.where(emits, state >> 16, state)
+        coded = ((state // f) << _PROBABILITY_BITS) + state % f + start
+        state = tl.where(is_there, coded, state)
+        f, start = next_f, next_start
+        row -= lanes
+    tl.store(states + tl.program_id(0) * lanes + lane, state.to(tl.int64))
+    tl.store(counts + tl.program_id(0), end - at)
+
+
+@triton.jit
+def _gather(
+    words: tl.tensor,
+    scratch: tl.tensor,
+    ends: tl.tensor,
+    counts: tl.tensor,
+    count: int,
+    block: tl.constexpr,
+) -> None:
+    """Move a block of a segment's words from its part of the scratch to their place."""
+    segment = tl.program_id(0)
+    size, end = tl.load(counts + segment), tl.load(ends + segment)
+    source = tl.minimum((segment.to(tl.int64) + 1) * _SEGMENT, count) - size
+    i = tl.program_id(1) * block + tl.arange(0, block)
+    word = tl.load(scratch + source + i, mask=i < size, other=0)
+    tl.store(words + end - size + i, word.to(tl.int32) & 0xFFFF, mask=i < size)
+
+
+@triton.jit
+def _decode(
+    symbols: tl.tensor,
+    is_intact: tl.tensor,
+    states: tl.tensor,
+    counts: tl.tensor,
+    ends: tl.tensor,
+    words: tl.tensor,
+    num_words: int,
+    contexts: tl.tensor,
+    tables: tl.tuple,
+    count: int,
+    lanes: tl.constexpr,
+) -> None:
+    """Decode a segment. States are a stranger's, so they have 64 bits, as in the reference.
+
+    Args:
+        tables: frequencies and starts [contexts, 256], and the symbols of slots [contexts, 4096].
+    """
+    lane = tl.arange(0, lanes)
+    first = tl.program_id(0).to(tl.int64) * _SEGMENT
+    last = tl.minimum(first + _SEGMENT, count)
+    end = tl.load(ends + tl.program_id(0))
+    at, limit = end - tl.load(counts + tl.program_id(0)), tl.minimum(end, num_words)
+    state = tl.load(states + tl.program_id(0) * lanes + lane)
+    row = first
+    context = tl.load(contexts + row + lane, mask=row + lane < last, other=0).to(tl.int32)
+    while row < last:
+        is_there, after = row + lane < last, row + lanes + lane
+        next_context = tl.load(contexts + after, mask=after < last, other=0).to(tl.int32)
+        slot = state & _SLOT_MASK
+        symbol = tl.load(tables[2] + (context << _PROBABILITY_BITS) + slot)
+        tl.store(symbols + row + lane, symbol, mask=is_there)
+        entry = context * 256 + symbol
+        f = tl.load(tables[0] + entry).to(tl.int64)
+        decoded = f * (state >> _PROBABILITY_BITS) + slot - tl.load(tables[1] + entry)
+        state = tl.where(is_there, decoded, state)
+        reads = is_there & (state < _MIN_STATE)
+        ones = reads.to(tl.int32)
+        place = at + tl.cumsum(ones, axis=0) - ones
+        is_word = reads & (place >= 0) & (place < limit)
+        word = tl.load(words + place, mask=is_word, other=0).to(tl.int64)
+        state = tl.where(reads, (state << 16) | word, state)
+        at += tl.sum(ones, axis=0)
+        context = next_context
+        row += lanes
+    strays = tl.sum((state != _MIN_STATE).to(tl.int32), axis=0)
+    tl.store(is_intact + tl.program_id(0), ((at == end) & (strays == 0)).to(tl.int8))
+
+
+def encode_symbols(symbols: Tensor, contexts: Tensor, frequencies: Tensor, lanes: int) -> Coded:
+    """See `Kernels.encode_symbols`; waits for the device once, to know how many words there are."""
+    count, device = len(symbols), symbols.device
+    segments = triton.cdiv(count, SEGMENT)
+    states = torch.empty((segments, lanes), dtype=torch.int64, device=device)
+    counts = torch.empty(segments, dtype=torch.int64, device=device)
+    scratch = torch.empty(count, dtype=torch.int16, device=device)  # a word a symbol at most
+    symbols, contexts, tables = symbols.contiguous(), contexts.contiguous(), _tables(frequencies)
+    _encode[(segments,)](
+        states, counts, scratch, symbols, contexts, tables, count, lanes, num_warps=1
+    )
+    ends = counts.cumsum(0)
+    words = torch.empty(int(ends[-1]), dtype=torch.int32, device=device)
+    blocks = triton.cdiv(min(count, SEGMENT), _COPIED)
+    _gather[(segments, blocks)](words, scratch, ends, counts, count, _COPIED)
+    return Coded(states, counts, words)
+
+
+def decode_symbols(coded: Coded, contexts: Tensor, frequencies: Tensor) -> tuple[Tensor, bool]:
+    """See `Kernels.decode_symbols`; waits for the device once, for the verdict."""
+    segments, lanes = coded.states.shape
+    symbols = torch.empty(len(contexts), dtype=torch.uint8, device=contexts.device)
+    is_intact = torch.empty(segments, dtype=torch.int8, device=contexts.device)
+    _decode[(segments,)](
+        symbols,
+        is_intact,
+        coded.states.contiguous(),
+        coded.counts,
+        coded.counts.cumsum(0),
+        coded.words.contiguous(),
+        len(coded.words),
+        contexts.contiguous(),
+        (*_tables(frequencies), _slots(frequencies)),
+        len(contexts),
+        lanes,
+        num_warps=1,
+    )
+    return symbols, bool(is_intact.all())
+
+
+def _tables(frequencies: Tensor) -> tuple[Tensor, Tensor]:
+    """Frequencies and starts, int32 [contexts, 256]."""
+    starts = frequencies.cumsum(1, dtype=torch.int32) - frequencies
+    return frequencies.contiguous(), starts
+
+
+def _slots(frequencies: Tensor) -> Tensor:
+    """The symbol of each slot, uint8 [contexts, 4096]."""
+    ends = frequencies.cumsum(1, dtype=torch.int32)
+    slots = torch.arange(1 << PROBABILITY_BITS, dtype=torch.int32, device=ends.device)
+    slots = slots.expand(len(ends), -1).contiguous()
+    return torch.searchsorted(ends, slots, right=True).clamp_(max=255).to(torch.uint8)

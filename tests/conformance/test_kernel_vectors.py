@@ -1,0 +1,140 @@
+"""A committed table of what decoders' kernels return, to the bit: no backend may ever change it.
+
+`python tests/conformance/test_kernel_vectors.py` writes `vectors.json` from the reference. That is
+for a new kernel; a changed line means that frames of one version decode differently in another.
+"""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from swarm_ft.codec.kernels.base import Coded, NarrowGrid, Steps, WideGrid
+from swarm_ft.codec.kernels.reference import ReferenceKernels
+
+TABLE = Path(__file__).with_name("vectors.json")
+BITS = {1: "u1", 2: "<u2", 4: "<u4", 8: "<u8"}
+RECORDS = {kind.__name__: kind for kind in (Coded, NarrowGrid, Steps, WideGrid)}
+
+
+def to_json(x):
+    """Tensors as shape, type and the bits of each value in hex; records by name."""
+    if isinstance(x, torch.Tensor):
+        bits = x.contiguous().numpy().reshape(-1).view(BITS[x.element_size()])
+        digits = 2 * x.element_size()
+        text = " ".join(f"{int(value):0{digits}x}" for value in bits)
+        return {"tensor": str(x.dtype).removeprefix("torch."), "shape": list(x.shape), "bits": text}
+    if type(x).__name__ in RECORDS:
+        names = type(x).__dataclass_fields__
+        return {type(x).__name__: {name: to_json(getattr(x, name)) for name in names}}
+    return [to_json(part) for part in x] if isinstance(x, tuple) else x
+
+
+def from_json(x):
+    if isinstance(x, list):
+        return tuple(from_json(part) for part in x)
+    if isinstance(x, dict) and "tensor" in x:
+        dtype = np.dtype(x["tensor"])
+        bits = np.array([int(value, 16) for value in x["bits"].split()], BITS[dtype.itemsize])
+        return torch.from_numpy(bits.view(dtype)).view(x["shape"])
+    if isinstance(x, dict):
+        ((name, values),) = x.items()
+        return RECORDS[name](**{key: from_json(value) for key, value in values.items()})
+    return x
+
+
+def rows_of(text):
+    return json.loads(text)["vectors"]
+
+
+def line(row):
+    return f"{row['kernel']} {row['case']}"
+
+
+@pytest.mark.parametrize("row", rows_of(TABLE.read_text()) if TABLE.exists() else [], ids=line)
+def test_backends_return_what_is_in_the_table(backend, row):
+    result = backend(row["kernel"], *from_json(row["args"]))
+    assert to_json(result) == row["result"]
+
+
+def test_table_covers_what_decoders_call():
+    kernels = {row["kernel"] for row in rows_of(TABLE.read_text())}
+    assert kernels == {"unpack", "dequantize", "decode_symbols", "hadamard"}
+
+
+def cases():
+    """Kernel, name and arguments of each line, made anew."""
+    generator = torch.Generator().manual_seed(20240607)
+    for bits in range(1, 9):
+        packed = torch.randint(0, 256, (2 * bits,), generator=generator).to(torch.uint8)
+        yield "unpack", f"{bits} bits", (packed, 13, bits)
+    yield from narrow_cases(generator)
+    yield from wide_cases(generator)
+    yield from coded_cases(generator)
+    for tile in (1, 4, 32):
+        yield "hadamard", f"tile {tile}", (torch.randn(2, 32, generator=generator), tile)
+
+
+def some_steps(generator, rows, cols):
+    """Of all magnitudes and both signs; the last column's is 0."""
+    powers = 2.0 ** torch.randint(-30, 31, (cols,), generator=generator)
+    steps = (torch.randn(cols, generator=generator) * powers).bfloat16().float()
+    if cols > 1:
+        steps[-1] = 0.0
+    return Steps(torch.randn(rows, generator=generator).bfloat16().float(), steps)
+
+
+def narrow_cases(generator):
+    for bits in range(1, 9):
+        codes = torch.randint(0, 1 << bits, (3, 7), generator=generator).to(torch.uint8)
+        base = torch.randn(3, 7, generator=generator)
+        for rows, cols in ((1, 7), (3, 1), (3, 7)):
+            steps = some_steps(generator, rows, cols)
+            name = f"{bits} bits, {rows} x {cols} steps"
+            yield "dequantize", name, (codes, None, steps, NarrowGrid(bits))
+            dithered = NarrowGrid(bits, 0x9ABCDEF0 + bits)
+            yield "dequantize", f"{name}, base, dither", (codes, base, steps, dithered)
+
+
+def wide_cases(generator):
+    codes = torch.tensor(
+        [0, 1, -1, 2, 2047, -2047, 2048, -2048, 2063, -2063, 32752, -32752, -32768]
+    )
+    codes = torch.stack([codes, codes.flip(0)]).to(torch.int16)
+    base = torch.randn(codes.shape, generator=generator)
+    steps = some_steps(generator, 2, codes.shape[1])
+    for shrink in range(16):
+        yield "dequantize", f"wide, shrink {shrink}", (codes, None, steps, WideGrid(shrink))
+    yield "dequantize", "wide, base", (codes, base, steps, WideGrid(5))
+    yield "dequantize", "wide, base, dither", (codes, base, steps, WideGrid(seed=77))
+
+
+def coded_cases(generator):
+    frequencies = torch.zeros(2, 256, dtype=torch.int32)
+    frequencies[0, torch.tensor([0, 3, 128, 255])] = torch.tensor([1, 3000, 95, 1000]).int()
+    frequencies[1, torch.tensor([5, 6])] = torch.tensor([4095, 1]).int()
+    for count, lanes in ((1, 1), (13, 4), (75, 32)):
+        contexts = torch.randint(0, 2, (count,), generator=generator).to(torch.uint8)
+        picks = torch.randint(0, 4, (count,), generator=generator)
+        options = torch.tensor([[0, 3, 128, 255], [5, 5, 5, 6]])
+        symbols = options[contexts.long(), picks].to(torch.uint8)
+        coded = ReferenceKernels().encode_symbols(symbols, contexts, frequencies, lanes)
+        yield "decode_symbols", f"{count} in {lanes} lanes", (coded, contexts, frequencies)
+        short = Coded(coded.states, coded.counts.clamp(max=1), coded.words[:1])
+        if count > 1:
+            yield "decode_symbols", f"{count} cut short", (short, contexts, frequencies)
+
+
+def written():
+    rows = []
+    for kernel, case, args in cases():
+        result = getattr(ReferenceKernels(), kernel)(*args)
+        row = {"kernel": kernel, "case": case, "args": to_json(args), "result": to_json(result)}
+        rows.append(json.dumps(row))
+    return '{"vectors": [\n' + ",\n".join(rows) + "\n]}\n"
+
+
+if __name__ == "__main__":
+    TABLE.write_text(written())

@@ -1,0 +1,431 @@
+"""What `Kernels` promises, asked of every backend; and the fast ones held to the reference.
+
+Where a decoder calls a kernel, or both ends must agree, "held" is to the bit.
+"""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swarm_ft.codec.kernels.base import (
+    EXACT_CODE,
+    MAX_CODE,
+    MIN_STATE,
+    SEGMENT,
+    UNITS,
+    Coded,
+    NarrowGrid,
+    Steps,
+    WideGrid,
+    packed_bytes,
+    segment_lengths,
+)
+from swarm_ft.codec.kernels.reference import grid_limits, mix, step_table
+
+# Triton's interpreter computes with numpy, which warns of what is meant to become infinite.
+pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+
+FEW = settings(max_examples=25, deadline=None, derandomize=True)
+
+BITS = st.integers(1, 8)
+SEEDS = st.integers(0, 2**32 - 1)
+SHAPES = st.tuples(st.integers(1, 9), st.sampled_from([1, 2, 3, 7, 16, 33, 130]))
+DITHERS = st.none() | SEEDS
+CODED = st.tuples(st.sampled_from([1, 2, 4, 8, 16, 32]), st.integers(0, 9), st.integers(1, 32))
+"""Lanes, full rows of them, and symbols of the last row, if lanes are so many."""
+AXES = st.sampled_from(["rows", "cols", "both", "frame"])
+
+
+def bits_of(x):
+    return x.view({4: torch.int32, 8: torch.int64}[x.element_size()])
+
+
+def drawn(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+def some_steps(axis, shape, exponent, generator):
+    """Of any sign and some of them zero, around 2^exponent."""
+
+    def vector(n, scale):
+        spread = torch.randn(n, generator=generator)
+        kept = torch.rand(n, generator=generator) > 0.15
+        return (spread * kept * 2.0**scale).bfloat16().float()
+
+    tokens, channels = shape
+    one = torch.ones(1)
+    if axis == "both":
+        return Steps(vector(tokens, exponent // 2), vector(channels, exponent // 2))
+    if axis == "frame":
+        return Steps(one, vector(1, exponent))
+    return (
+        Steps(vector(tokens, exponent), one)
+        if axis == "rows"
+        else Steps(one, vector(channels, exponent))
+    )
+
+
+def some_values(steps, shape, generator, reach):
+    """Around the steps' own size, so that codes are of all kinds; some of them zero."""
+    size = step_table(steps).abs().max().item() or 1.0
+    values = torch.randn(shape, generator=generator) * reach
+    return values * (torch.rand(shape, generator=generator) > 0.1) * size
+
+
+def some_frequencies(contexts, generator):
+    """4096 a row over 1 to 256 symbols, often a few that dominate."""
+    rows = []
+    for _ in range(contexts):
+        used = 1 << int(torch.randint(0, 9, (), generator=generator))
+        weights = torch.rand(used, generator=generator).pow(4) + 1e-3
+        shares = 1 + (weights / weights.sum() * (4096 - used)).floor().int()
+        shares[shares.argmax()] += 4096 - int(shares.sum())
+        row = torch.zeros(256, dtype=torch.int32)
+        row[torch.randperm(256, generator=generator)[:used]] = shares
+        rows.append(row)
+    return torch.stack(rows)
+
+
+def some_symbols(count, frequencies, generator):
+    """Symbols as likely as their frequencies say, and their contexts."""
+    num = len(frequencies)
+    contexts = torch.randint(0, num, (count,), generator=generator).to(torch.uint8)
+    ends = frequencies.cumsum(1)[contexts.long()]
+    slots = torch.randint(0, 4096, (count, 1), generator=generator).int()
+    return torch.searchsorted(ends, slots, right=True)[:, 0].to(torch.uint8), contexts
+
+
+def some_stream(seed, layout, num_contexts, coder):
+    generator, (lanes, rows, rest) = drawn(seed), layout
+    count = lanes * rows + min(lanes, rest)
+    frequencies = some_frequencies(num_contexts, generator)
+    symbols, contexts = some_symbols(count, frequencies, generator)
+    return (
+        symbols,
+        contexts,
+        frequencies,
+        coder("encode_symbols", symbols, contexts, frequencies, lanes),
+    )
+
+
+# --- codes and bytes
+
+
+@FEW
+@given(st.integers(1, 300), BITS, SEEDS)
+def test_unpack_reads_what_pack_wrote(backend, count, bits, seed):
+    codes = torch.randint(0, 1 << bits, (count,), generator=drawn(seed)).to(torch.uint8)
+    packed = backend("pack", codes, bits)
+    assert packed.dtype == torch.uint8
+    assert packed.shape == (packed_bytes(count, bits),)
+    assert torch.equal(backend("unpack", packed, count, bits), codes)
+
+
+def test_planes_hold_upper_bits_first(backend):
+    codes = torch.tensor([7, 1, 2, 3, 4, 5, 6, 0, 4], dtype=torch.uint8)
+    # Two upper bits of codes 0, 4, 8 and 12, then of 1, 5, ...; then the lowest bits.
+    planes = [0b11_10_10_00, 0b00_10_00_00, 0b01_11_00_00, 0b01_00_00_00, 0b10000000, 0b10000000]
+    packed = backend("pack", codes, 3)
+    assert packed[:4].tolist() == planes[:4]
+    bits = [int(code) & 1 for code in codes] + [0] * 7
+    lowest = [sum(bits[j + 2 * k] << (7 - k) for k in range(8)) for j in range(2)]
+    assert packed[4:].tolist() == lowest
+
+
+@FEW
+@given(st.integers(1, 300), BITS, SEEDS)
+def test_any_bytes_are_the_same_codes(fast, reference, count, bits, seed):
+    size = (packed_bytes(count, bits),)
+    packed = torch.randint(0, 256, size, generator=drawn(seed)).to(torch.uint8)
+    codes = reference("unpack", packed, count, bits)
+    assert torch.equal(fast("unpack", packed, count, bits), codes)
+    assert torch.equal(fast("pack", codes, bits), reference("pack", codes, bits))
+
+
+# --- values and codes
+
+
+@FEW
+@given(SHAPES, AXES, st.integers(-110, 100), BITS, DITHERS, st.booleans(), SEEDS)
+def test_narrow_codes_are_the_same_values(
+    fast, reference, shape, axis, exponent, bits, dither, has_base, seed
+):
+    generator = drawn(seed)
+    steps = some_steps(axis, shape, exponent, generator)
+    base = some_values(steps, shape, generator, 5.0) if has_base else None
+    codes = torch.randint(0, 1 << bits, shape, generator=generator).to(torch.uint8)
+    args = (codes, base, steps, NarrowGrid(bits, dither))
+    values = fast("dequantize", *args)
+    assert torch.equal(bits_of(values), bits_of(reference("dequantize", *args)))
+
+
+@FEW
+@given(SHAPES, AXES, st.integers(-110, 100), st.integers(0, 15), DITHERS, st.booleans(), SEEDS)
+def test_wide_codes_are_the_same_values(
+    fast, reference, shape, axis, exponent, shrink, dither, has_base, seed
+):
+    generator = drawn(seed)
+    steps = some_steps(axis, shape, exponent, generator)
+    base = some_values(steps, shape, generator, 5.0) if has_base else None
+    edges = torch.tensor(
+        [0, 1, -1, EXACT_CODE, -EXACT_CODE, 2048, -2048, 2049, -2049, MAX_CODE, -MAX_CODE, -32768]
+    )
+    picks = torch.randint(0, len(edges), shape, generator=generator)
+    small = torch.randint(-40, 41, shape, generator=generator)
+    codes = torch.where(torch.rand(shape, generator=generator) < 0.5, edges[picks], small)
+    args = (codes.to(torch.int16), base, steps, WideGrid(0 if dither else shrink, dither))
+    values = fast("dequantize", *args)
+    assert torch.equal(bits_of(values), bits_of(reference("dequantize", *args)))
+
+
+def positions(x, base, steps, shape, seed):
+    """Where values lie, in steps, dither taken off; exact enough to tell cells apart."""
+    change = (x if base is None else x - base).double()
+    dither = 0.0
+    if seed is not None:
+        index = torch.arange(shape[0] * shape[1]).view(shape)
+        dither = ((mix(index, seed) >> 28) * 2 - 15) / UNITS
+    return change / step_table(steps).abs().double() - dither
+
+
+@FEW
+@given(SHAPES, AXES, st.integers(-110, 100), BITS, DITHERS, st.booleans(), SEEDS)
+def test_narrow_codes_are_the_nearest(backend, shape, axis, exponent, bits, dither, has_base, seed):
+    generator = drawn(seed)
+    steps = some_steps(axis, shape, exponent, generator)
+    x = some_values(steps, shape, generator, 2.0**bits)
+    base = some_values(steps, shape, generator, 1.0) if has_base else None
+    codes = backend("quantize", x, base, steps, NarrowGrid(bits, dither))
+    table = step_table(steps)
+    lowest, highest = grid_limits(bits, table < 0)
+    top = (highest - lowest).double() / UNITS
+    at = positions(x, base, steps, shape, dither) - lowest / UNITS
+    error = (at.maximum(torch.zeros(())).minimum(top) - codes).abs()
+    assert codes.dtype == torch.uint8
+    assert (codes[(table == 0).expand(shape)] == 0).all()
+    assert ((error <= 0.5 + 1e-5) | (table == 0)).all()
+    assert ((codes <= top) | (table == 0)).all()
+
+
+@FEW
+@given(SHAPES, AXES, st.integers(-110, 100), DITHERS, st.booleans(), SEEDS)
+def test_wide_codes_are_the_nearest(backend, shape, axis, exponent, dither, has_base, seed):
+    generator = drawn(seed)
+    steps = some_steps(axis, shape, exponent, generator)
+    reach = 10.0 ** float(torch.rand((), generator=generator) * 5)
+    x = some_values(steps, shape, generator, reach)
+    base = some_values(steps, shape, generator, 1.0) if has_base else None
+    codes = backend("quantize", x, base, steps, WideGrid(seed=dither))
+    table = step_table(steps)
+    at = positions(x, base, steps, shape, dither).clamp(-MAX_CODE, MAX_CODE)
+    is_coarse = codes.abs() > EXACT_CODE
+    # A coarse code stands for the value without dither, which is below half a step.
+    allowed = torch.where(is_coarse, 8.5, 0.5) + 1e-5 + at.abs() * 1e-6
+    assert codes.dtype == torch.int16
+    assert (((at - codes).abs() <= allowed) | (table == 0)).all()
+    assert (codes[is_coarse] % 16 == 0).all()
+    assert (codes[(table == 0).expand(shape)] == 0).all()
+
+
+@pytest.mark.parametrize("grid", [NarrowGrid(3), NarrowGrid(8, 5), WideGrid(), WideGrid(seed=5)])
+def test_what_lies_beyond_the_grid_gets_its_ends(backend, grid):
+    steps = Steps(torch.ones(1), torch.tensor([2.0**-120, -(2.0**-120), 1.0]))
+    x = torch.tensor([[3e38, 3e38, 3e38], [-3e38, -3e38, -3e38]])
+    codes = backend("quantize", x, None, steps, grid)
+    if isinstance(grid, WideGrid):
+        assert codes.tolist() == [[MAX_CODE] * 3, [-MAX_CODE] * 3]
+    else:
+        last = (1 << grid.bits) - 1
+        assert codes.tolist() == [[last, last - 1, last], [0, 0, 0]]
+
+
+def test_quantize_takes_values_in_any_order_of_memory(backend):
+    x = torch.randn(6, 10, generator=drawn(1))
+    steps, grid = Steps(torch.ones(1), torch.full((6,), 0.25)), NarrowGrid(4)
+    codes = backend("quantize", x.T, x.T * 0.5, steps, grid)
+    in_order = backend("quantize", x.T.contiguous(), x.T.contiguous() * 0.5, steps, grid)
+    assert torch.equal(codes, in_order)
+    values = backend("dequantize", codes.T, x, Steps(torch.full((6,), 0.25), torch.ones(1)), grid)
+    assert values.shape == x.shape
+    assert (values - (x + x * 0.5)).abs().max() <= 0.125 + 1e-6
+
+
+# --- what encoders measure
+
+
+@FEW
+@given(SHAPES, st.sampled_from([1e-40, 1e-30, 1.0, 1e30]), st.booleans(), SEEDS)
+def test_moments_hold_for_all_magnitudes(backend, shape, size, has_base, seed):
+    generator = drawn(seed)
+    x = torch.randn(shape, generator=generator) * size
+    base = torch.randn(shape, generator=generator) * size if has_base else None
+    change = (x - base if has_base else x).double()
+    by_token, by_channel, token_peaks, channel_peaks = backend("moments", x, base)
+    torch.testing.assert_close(by_token, (change**2).sum(1), rtol=1e-6, atol=0)
+    torch.testing.assert_close(by_channel, (change**2).sum(0), rtol=1e-6, atol=0)
+    assert torch.equal(token_peaks, change.abs().amax(1).float())
+    assert torch.equal(channel_peaks, change.abs().amax(0).float())
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("has_base", [False, True])
+def test_moments_show_what_is_not_finite(backend, value, has_base):
+    x = torch.ones(5, 40)
+    x[3, 37] = value
+    base = torch.zeros(5, 40) if has_base else None
+    for by_token, by_channel in zip(*[iter(backend("moments", x, base))] * 2, strict=True):
+        assert torch.isfinite(by_token).tolist() == [True, True, True, False, True]
+        assert torch.isfinite(by_channel).tolist() == [True] * 37 + [False] + [True] * 2
+
+
+@FEW
+@given(SHAPES, BITS, st.sampled_from([1e-30, 1.0, 1e30]), st.booleans(), SEEDS)
+def test_grid_errors_are_those_of_the_grids(backend, shape, bits, size, has_base, seed):
+    generator = drawn(seed)
+    x = torch.randn(shape, generator=generator) * size
+    base = torch.randn(shape, generator=generator) * size if has_base else None
+    change = (x - base if has_base else x).double()
+    covering = ((torch.rand(shape[1], generator=generator) + 0.5) * size).bfloat16().float()
+    multiples = torch.tensor([1.0, 0.5, -1.0, -0.625])
+    errors = backend("grid_errors", x, base, covering, multiples, bits)
+    for multiple, of_grid in zip(multiples, errors, strict=True):
+        step = covering.double() * multiple.abs()
+        lowest, highest = grid_limits(bits, multiple < 0)
+        codes = ((change / step - lowest / UNITS).round()).clamp(0, int(highest - lowest) // UNITS)
+        distances = (codes + lowest / UNITS) * step - change
+        expected = (distances / covering).square().sum(0).float()
+        torch.testing.assert_close(of_grid, expected, rtol=1e-3, atol=1e-5)
+
+
+def test_grid_errors_of_one_long_channel(backend):
+    x = torch.randn(3001, 1, generator=drawn(2))
+    base = torch.randn(3001, 1, generator=drawn(3))
+    multiples = torch.tensor([1.0, -0.5])
+    covering = torch.tensor([0.5])
+    errors = backend("grid_errors", x, base, covering, multiples, 2)
+    many = backend("grid_errors", x[:1500], base[:1500], covering, multiples, 2)
+    many = many + backend("grid_errors", x[1500:], base[1500:], covering, multiples, 2)
+    assert errors.shape == (2, 1)
+    torch.testing.assert_close(errors, many, rtol=1e-3, atol=0)
+
+
+@FEW
+@given(st.integers(1, 2000), st.integers(1, 16), SEEDS)
+def test_histogram_counts(backend, count, num_contexts, seed):
+    generator = drawn(seed)
+    codes = torch.randint(0, 256, (count,), generator=generator).to(torch.uint8)
+    contexts = torch.randint(0, num_contexts, (count,), generator=generator).to(torch.uint8)
+    counts = backend("histogram", codes, contexts, num_contexts)
+    expected = torch.zeros(num_contexts, 256, dtype=torch.int64)
+    for context, code in zip(contexts.tolist(), codes.tolist(), strict=True):
+        expected[context, code] += 1
+    assert torch.equal(counts, expected)
+
+
+# --- the entropy stage
+
+
+@FEW
+@given(CODED, st.integers(1, 5), SEEDS)
+def test_decode_reads_what_encode_wrote(backend, layout, num_contexts, seed):
+    symbols, contexts, frequencies, coded = some_stream(seed, layout, num_contexts, backend)
+    decoded, is_intact = backend("decode_symbols", coded, contexts, frequencies)
+    assert is_intact
+    assert torch.equal(decoded, symbols)
+
+
+@FEW
+@given(CODED, st.integers(1, 5), SEEDS)
+def test_symbols_are_coded_alike(fast, reference, layout, num_contexts, seed):
+    *_, expected = some_stream(seed, layout, num_contexts, reference)
+    *_, coded = some_stream(seed, layout, num_contexts, fast)
+    assert torch.equal(coded.states, expected.states)
+    assert torch.equal(coded.counts, expected.counts)
+    assert torch.equal(coded.words, expected.words)
+
+
+INTERPRETED = pytest.param("triton", marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("fast", ["numba", INTERPRETED], indirect=True)
+def test_segments_are_coded_alike(fast, reference):
+    layout = (32, SEGMENT // 32 + 2, 13)
+    symbols, contexts, frequencies, expected = some_stream(4, layout, 3, reference)
+    coded = fast("encode_symbols", symbols, contexts, frequencies, 32)
+    assert coded.counts.tolist() == expected.counts.tolist()
+    assert torch.equal(coded.states, expected.states)
+    assert torch.equal(coded.words, expected.words)
+    decoded, is_intact = fast("decode_symbols", coded, contexts, frequencies)
+    assert is_intact
+    assert torch.equal(decoded, symbols)
+    moved = coded.counts + torch.tensor([-1, 1])
+    hostile = Coded(coded.states, moved, coded.words)
+    assert not fast("decode_symbols", hostile, contexts, frequencies)[1]
+
+
+DAMAGES = ["word", "state", "fewer words", "more words", "no words", "all random"]
+
+
+def damaged(coded, damage, generator):
+    """The coded form as a stranger might send it; its sizes still fit each other."""
+    states, words = coded.states.clone(), coded.words.clone()
+    if damage == "word" and len(words):
+        words[torch.randint(0, len(words), (), generator=generator)] ^= 1 << int(
+            torch.randint(0, 16, (), generator=generator)
+        )
+    if damage in ("state", "all random"):
+        states = torch.randint(0, 2**32, states.shape, generator=generator)
+        states[0, 0] = [0, 1, MIN_STATE, 2**32 - 1][int(states[0, 0]) % 4]
+    if damage == "all random":
+        words = torch.randint(0, 2**16, (len(words),), generator=generator).int()
+    kept = {"fewer words": len(words) // 2, "no words": 0}.get(damage, len(words))
+    words = words[:kept]
+    if damage == "more words":
+        words = torch.cat([words, torch.zeros(3, dtype=torch.int32)])
+    return Coded(states, torch.tensor([len(words)]), words)
+
+
+@settings(FEW, max_examples=40)
+@given(CODED, st.sampled_from(DAMAGES), SEEDS)
+def test_damage_gets_one_verdict(fast, reference, layout, damage, seed):
+    _, contexts, frequencies, coded = some_stream(seed, layout, 2, reference)
+    hostile = damaged(coded, damage, drawn(seed))
+    expected, was_intact = reference("decode_symbols", hostile, contexts, frequencies)
+    decoded, is_intact = fast("decode_symbols", hostile, contexts, frequencies)
+    assert is_intact == was_intact
+    assert torch.equal(decoded, expected)
+    assert not (is_intact and damage == "more words")
+
+
+# --- Hadamard tiles
+
+
+@FEW
+@given(st.integers(1, 5), st.integers(1, 4), st.integers(0, 8), SEEDS)
+def test_hadamard_is_the_matrix(backend, rows, tiles, log_tile, seed):
+    tile = 1 << log_tile
+    x = torch.randint(-9, 10, (rows, tiles * tile), generator=drawn(seed)).float()
+    matrix = torch.ones(1, 1)
+    for _ in range(log_tile):
+        matrix = torch.kron(torch.tensor([[1.0, 1.0], [1.0, -1.0]]), matrix)
+    expected = (x.view(-1, tile) @ matrix).view(x.shape)
+    assert torch.equal(backend("hadamard", x, tile), expected)
+
+
+@FEW
+@given(st.integers(1, 20), st.integers(1, 3), st.integers(0, 8), SEEDS)
+def test_hadamard_adds_in_one_order(fast, reference, rows, tiles, log_tile, seed):
+    x = torch.randn(rows, tiles << log_tile, generator=drawn(seed)) * 1e3
+    rotated = fast("hadamard", x, 1 << log_tile)
+    assert torch.equal(bits_of(rotated), bits_of(reference("hadamard", x, 1 << log_tile)))
+
+
+# --- sizes
+
+
+def test_segments_and_bytes_add_up():
+    assert segment_lengths(2 * SEGMENT + 5) == [SEGMENT, SEGMENT, 5]
+    assert [packed_bytes(9, bits) for bits in (1, 3, 8)] == [2, 6, 16]
