@@ -60,6 +60,7 @@ def _plot_bits(axes: Any, rows: Rows, configs: list[Config]) -> None:  # noqa: A
     axes.axhline(0, color="black", linewidth=0.8)
     axes.axhline(1, color="grey", linewidth=0.8, linestyle="--")
     axes.set_yscale("symlog", linthresh=1)
+    axes.margins(x=0.15, y=0.1)  # room for names
     axes.set(
         xlabel="bits a value over the whole run, mean of both directions",
         ylabel="final perplexity against uncompressed, %",

@@ -72,10 +72,10 @@ def _specs(codecs: str | None) -> list[CodecSpec]:
     from swarm_ft.protocol.codec_spec import Direction, parse_codec_spec
 
     if codecs is None:
-        from swarm_ft.cli.codec_speed import DEFAULT_CODECS as names
-    else:
-        names = codecs.split(",")
-    return [parse_codec_spec(name, Direction.FORWARD) for name in names]
+        from swarm_ft.cli.codec_speed import DEFAULT_CODECS
+
+        codecs = DEFAULT_CODECS
+    return [parse_codec_spec(name, Direction.FORWARD) for name in codecs.split(",")]
 
 
 def _shapes(text: str) -> list[tuple[int, int]]:

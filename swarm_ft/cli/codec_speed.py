@@ -20,9 +20,9 @@ from swarm_ft.protocol.codec_spec import CodecSpec
 from swarm_ft.protocol.frame import EncodedTensor
 
 DEFAULT_CODECS = (
-    "none fp16 bf16 q2 q4 q8 aq2 aq3 aq4 aq4tc hq4 top10 aqtop10 lowrank16 "
-    "q2+z q4+z aq2+z aq4+z aqc0.5 fp16+z"
-).split()
+    "none,fp16,bf16,q2,q4,q8,aq2,aq3,aq4,aq4tc,hq4,top10,aqtop10,lowrank16,"
+    "q2+z,q4+z,aq2+z,aq4+z,aqc0.5,fp16+z"
+)
 _GIGA = 1e9
 
 
@@ -146,4 +146,4 @@ def _bits_a_value(encoded: EncodedTensor) -> float:
 
 def _error(decoded: Tensor, x: Tensor, base: Tensor | None) -> float:
     target = x if base is None else x - base
-    return ((decoded.to(x.device) - x).norm() / target.norm()).item()
+    return float((decoded.to(x.device) - x).norm() / target.norm())

@@ -18,6 +18,7 @@ Their arithmetic is in `kernels`, three times: plain torch, Numba, Triton.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from torch import Tensor
@@ -46,7 +47,7 @@ from swarm_ft.protocol.frame import EncodedTensor
 __all__ = ["Codec", "encode_with_feedback", "from_spec", "pack_buffer", "parse", "unpack_buffer"]
 
 _GRIDS = (CodecName.Q, CodecName.AQ, CodecName.QC, CodecName.AQC)
-_BYTE_CODECS = {
+_BYTE_CODECS: dict[CodecName, Callable[[CodecSpec], Codec]] = {
     CodecName.NONE: Float32Codec,
     CodecName.FP16: HalfCodec,
     CodecName.BF16: BFloat16Codec,

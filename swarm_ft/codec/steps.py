@@ -124,7 +124,7 @@ def _fit(sample: Tensor, peaks: Tensor, count: int, *, spec: CodecSpec, kernels:
 def _multiples(spec: CodecSpec) -> Tensor:
     multiples = _MULTIPLES + (_FINE_MULTIPLES if spec.bits <= 2 else ())
     # Dither moves all values off the grid, so that zero on it is worth nothing.
-    return torch.tensor(multiples + (_ZERO_MULTIPLES if 1 < spec.bits and not spec.dither else ()))
+    return torch.tensor(multiples + (_ZERO_MULTIPLES if spec.bits > 1 and not spec.dither else ()))
 
 
 def _clipped_peak(multiples: Tensor, bits: int, reach: float) -> Tensor:

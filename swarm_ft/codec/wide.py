@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from swarm_ft.codec.base import (
@@ -40,7 +41,7 @@ from swarm_ft.codec.entropy.plan import (
 from swarm_ft.codec.entropy.stream import max_stream_bytes, read_symbols, write_symbols
 from swarm_ft.codec.kernels import Kernels, Steps, WideGrid, kernels_for, packed_bytes
 from swarm_ft.errors import BadFrame
-from swarm_ft.protocol.codec_spec import CodecName, CodecSpec
+from swarm_ft.protocol.codec_spec import CodecSpec
 from swarm_ft.protocol.frame import TENSOR_HEADER_BYTES, EncodedTensor
 
 _FRAME_BYTES = TENSOR_HEADER_BYTES + 80
@@ -73,7 +74,7 @@ class WideCodec:
         base = None if base is None else base.to(x.device)
         kernels = self.kernels or kernels_for(x.device.type)
         payload = _Encoder(self.spec, x, base, kernels).payload()
-        return EncodedTensor(self.spec, *x.shape, payload)
+        return EncodedTensor(self.spec, x.shape[0], x.shape[1], payload)
 
     def decode(self, encoded: EncodedTensor, base: Tensor | None = None) -> Tensor:
         """See `Codec.decode`; base + units * step, with the one rounding of the sum."""
@@ -168,9 +169,7 @@ class _Encoder:
         counts = self._counts(symbols, header)
         return codes_bytes(counts, header.low_bits) + header.size_bytes
 
-    def _counts(
-        self, symbols: Tensor, header: WideHeader
-    ) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
+    def _counts(self, symbols: Tensor, header: WideHeader) -> NDArray[np.int64]:
         contexts = header.contexts(*symbols.shape).to(symbols.device)
         counts = self._kernels.histogram(symbols.reshape(-1), contexts, header.num_contexts)
         return counts.cpu().numpy()

@@ -125,8 +125,8 @@ class FrameCoder:
             )
         size = expected.max_payload_bytes(*self._shape)
         if len(tensor.payload) > size:
-            got = len(tensor.payload)
-            raise BadFrame(f"frame {frame.key}: expected at most {size} bytes, got {got}")
+            sizes = f"at most {size} bytes, got {len(tensor.payload)}"
+            raise BadFrame(f"frame {frame.key}: expected {sizes}")
 
     def _encode_direct(self, key: FrameKey, x: Tensor) -> EncodedTensor:
         codec = self._codecs[key.direction]

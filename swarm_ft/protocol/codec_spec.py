@@ -246,7 +246,7 @@ def _modified(text: str, spec: CodecSpec, modifier: str) -> CodecSpec:
         return replace(spec, entropy=True)
     if modifier in _FEEDBACKS and spec.feedback is Feedback.NONE:
         return replace(spec, feedback=_FEEDBACKS[modifier])
-    _refuse(text, f"'+{modifier}' is none of +d, +z, +ef, +ef21, +efmix, or is there twice")
+    return _refuse(text, f"'+{modifier}' is none of +d, +z, +ef, +ef21, +efmix, or is there twice")
 
 
 def _check(spec: CodecSpec, text: str) -> None:

@@ -81,7 +81,7 @@ class WideHeader:
         """Ten bytes, then the groups' numbers, packed in as many bits as the largest needs."""
         parts, widths = self._parts(), self._widths()
         four = sum(width << 4 * place for place, width in enumerate(widths))
-        pattern = torch.tensor(self.step).to(torch.bfloat16).view(torch.int16).item() & 0xFFFF
+        pattern = int(torch.tensor(self.step).to(torch.bfloat16).view(torch.int16)) & 0xFFFF
         fixed = _FIXED.pack(pattern, self.shrink, self.low_bits, four, self.escapes)
         return fixed + b"".join(_pack(n, width) for n, width in zip(parts, widths, strict=True))
 

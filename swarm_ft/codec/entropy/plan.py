@@ -91,7 +91,7 @@ class Sample:
     """
 
     def __init__(self, change: Tensor, header: WideHeader, kernels: Kernels) -> None:
-        tokens, channels = change.shape
+        tokens = len(change)
         self.count = change.numel()
         self.every = max(1, change.numel() // _SAMPLE_VALUES)
         self.every = min(self.every, tokens)
@@ -138,8 +138,8 @@ def to_symbols(codes: Tensor, low_bits: int) -> tuple[Tensor, Tensor]:
 
 def codes_bytes(counts: NDArray[np.int64], low_bits: int, share: float = 1.0) -> float:
     """About what codes with these counts of symbols take; of a frame of which they are a share."""
-    values = counts.sum() / share
-    escapes = (counts[:, FIRST_SYMBOL].sum() + counts[:, LAST_SYMBOL].sum()) / share
+    values = int(counts.sum()) / share
+    escapes = int(counts[:, (FIRST_SYMBOL, LAST_SYMBOL)].sum()) / share
     return stream_bytes(counts, share) + 2 * escapes + values * low_bits / 8
 
 
@@ -174,7 +174,7 @@ def _levels(spreads: Floats) -> Numbers:
     below = (
         np.log2(spreads.max() / np.maximum(spreads, _TINY)) if spreads.max() > 0 else 0 * spreads
     )
-    return np.rint(below * LEVELS_AN_OCTAVE).clip(0, MAX_LEVEL).astype(np.uint8)
+    return _numbers(np.rint(below * LEVELS_AN_OCTAVE), MAX_LEVEL)
 
 
 def _octaves(levels: Numbers) -> Floats | float:
@@ -186,4 +186,9 @@ def _classes(octaves: Floats) -> Numbers:
     ordered = np.sort(octaves)
     low, high = ordered[len(ordered) // 50], ordered[-1 - len(ordered) // 50]
     lowest = max(high - (CLASSES - 1) / _CLASSES_AN_OCTAVE, low)
-    return np.rint((octaves - lowest) * _CLASSES_AN_OCTAVE).clip(0, CLASSES - 1).astype(np.uint8)
+    classes = np.rint((octaves - lowest) * _CLASSES_AN_OCTAVE)
+    return _numbers(classes, CLASSES - 1)
+
+
+def _numbers(values: Floats, most: int) -> Numbers:
+    return np.clip(values, 0, most).astype(np.uint8)

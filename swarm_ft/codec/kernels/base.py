@@ -100,10 +100,10 @@ class Kernels(Protocol):
     """A backend. Tensors are on its device, and what it returns is too."""
 
     def pack(self, codes: Tensor, bits: int) -> Tensor:
-        """Codes as bytes, in planes: of each of 4, 2 and 1 that is in `bits`, from the code's
-        upper bits down, a plane of so many bits of every code (8 bits are one plane of bytes).
+        """Codes as bytes, in planes.
 
-        A plane of w bits of N codes, N rounded up to a multiple of 8 with zeros, has N w / 8
+        Of each of 4, 2 and 1 that is in `bits`, from a code's upper bits down, there is a plane of
+        so many bits of every code; 8 bits are one plane of bytes. A plane of w bits of N codes, N rounded up to a multiple of 8 with zeros, has N w / 8
         bytes. Byte j holds codes j, j + N w / 8, j + 2 N w / 8 and so on, the first in its upper
         bits.
 
@@ -135,7 +135,7 @@ class Kernels(Protocol):
         ...
 
     def dequantize(self, codes: Tensor, base: Tensor | None, steps: Steps, grid: Grid) -> Tensor:
-        """units * (step / 32), plus base where there is one: one rounding, of the sum.
+        """Units * (step / 32), plus base where there is one: one rounding, of the sum.
 
         Dither adds 2 r - 15 units, r the upper 4 bits of `mix(flat index, seed)`, see `reference`.
 

@@ -1,6 +1,8 @@
 """The kernels on one thread of a CPU, by Numba: tensors in, tensors out.
 
 Knows shapes and checks them, since compiled loops look at no bounds; the loops are in `cpu_*`.
+Large results lie in numpy's memory, which asks for huge pages: faulting in torch's, page by page,
+takes several times as long as computing them.
 """
 
 from __future__ import annotations
@@ -34,45 +36,45 @@ class NumbaKernels:
 
     def pack(self, codes: Tensor, bits: int) -> Tensor:
         """See `Kernels.pack`."""
-        packed = torch.empty(packed_bytes(len(codes), bits), dtype=torch.uint8)
-        start, source, target = 0, _array(codes), packed.numpy()
+        packed = np.empty(packed_bytes(len(codes), bits), np.uint8)
+        start, source = 0, _array(codes)
         for width, shift in planes_of(bits):
             end = start + packed_bytes(len(codes), width)
-            cpu_layout.pack_plane(source, width, shift, target[start:end])
+            cpu_layout.pack_plane(source, width, shift, packed[start:end])
             start = end
-        return packed
+        return torch.from_numpy(packed)
 
     def unpack(self, packed: Tensor, count: int, bits: int) -> Tensor:
         """See `Kernels.unpack`."""
         _check_shape("packed", packed, (packed_bytes(count, bits),))
-        codes = torch.zeros(count, dtype=torch.uint8)
-        start, source, target = 0, _array(packed), codes.numpy()
+        codes = np.zeros(count, np.uint8)
+        start, source = 0, _array(packed)
         for width, shift in planes_of(bits):
             end = start + packed_bytes(count, width)
-            cpu_layout.unpack_plane(source[start:end], width, shift, target)
+            cpu_layout.unpack_plane(source[start:end], width, shift, codes)
             start = end
-        return codes
+        return torch.from_numpy(codes)
 
     def quantize(self, x: Tensor, base: Tensor | None, steps: Steps, grid: Grid) -> Tensor:
         """See `Kernels.quantize`."""
         vectors, values, other = _vectors(steps, x.shape), _array(x), _base(base, x.shape)
         if isinstance(grid, NarrowGrid):
-            codes = torch.empty(x.shape, dtype=torch.uint8)
-            cpu_grid.quantize_narrow(values, other, vectors, grid.bits, grid.seed, codes.numpy())
-            return codes
-        codes = torch.empty(x.shape, dtype=torch.int16)
-        cpu_grid.quantize_wide(values, other, vectors, grid.seed, codes.numpy())
-        return codes
+            codes = np.empty(x.shape, np.uint8)
+            cpu_grid.quantize_narrow(values, other, vectors, grid.bits, grid.seed, codes)
+            return torch.from_numpy(codes)
+        wide = np.empty(x.shape, np.int16)
+        cpu_grid.quantize_wide(values, other, vectors, grid.seed, wide)
+        return torch.from_numpy(wide)
 
     def dequantize(self, codes: Tensor, base: Tensor | None, steps: Steps, grid: Grid) -> Tensor:
         """See `Kernels.dequantize`."""
         vectors, whole = _vectors(steps, codes.shape), _array(codes)
-        other, x = _base(base, codes.shape), torch.empty(codes.shape)
+        other, x = _base(base, codes.shape), np.empty(codes.shape, np.float32)
         if isinstance(grid, NarrowGrid):
-            cpu_grid.dequantize_narrow(whole, other, vectors, grid.bits, grid.seed, x.numpy())
+            cpu_grid.dequantize_narrow(whole, other, vectors, grid.bits, grid.seed, x)
         else:
-            cpu_grid.dequantize_wide(whole, other, vectors, grid.shrink, grid.seed, x.numpy())
-        return x
+            cpu_grid.dequantize_wide(whole, other, vectors, grid.shrink, grid.seed, x)
+        return torch.from_numpy(x)
 
     def moments(self, x: Tensor, base: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """See `Kernels.moments`."""
@@ -156,24 +158,24 @@ class NumbaKernels:
         of, table = _tables(contexts, len(contexts), frequencies)
         slots = np.zeros(len(table) << PROBABILITY_BITS, np.uint32)
         cpu_rans.slot_table(table, slots)
-        symbols = torch.empty(len(contexts), dtype=torch.uint8)
+        symbols = np.empty(len(contexts), np.uint8)
         is_intact = cpu_rans.decode(
             of,
             slots,
             _array(coded.states.clone()),  # decoding uses them up
             _array(coded.counts),
             _array(coded.words),
-            symbols.numpy(),
+            symbols,
         )
-        return symbols, bool(is_intact)
+        return torch.from_numpy(symbols), bool(is_intact)
 
     def hadamard(self, x: Tensor, tile: int) -> Tensor:
         """See `Kernels.hadamard`."""
         if tile < 1 or tile & (tile - 1) or x.shape[1] % tile:
             raise ValueError(f"tile: expected a power of two that divides rows, got {tile}")
-        y = torch.empty(x.shape)
-        cpu_layout.hadamard(_array(x).reshape(-1, tile), y.view(-1, tile).numpy())
-        return y
+        y = np.empty(x.shape, np.float32)
+        cpu_layout.hadamard(_array(x).reshape(-1, tile), y.reshape(-1, tile))
+        return torch.from_numpy(y)
 
 
 def _array(x: Tensor) -> NDArray[Any]:

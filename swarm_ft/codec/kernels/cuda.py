@@ -5,6 +5,8 @@ Knows which module has which kernel, and that kernels run on the device of their
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from torch import Tensor
 
@@ -12,27 +14,32 @@ from swarm_ft.codec.kernels import cuda_grid, cuda_pack, cuda_rans, cuda_stats
 from swarm_ft.codec.kernels.base import Coded, Grid, NarrowGrid, Steps
 
 
+def _device_of(x: Tensor) -> AbstractContextManager[object]:
+    """Kernels are launched on the current device, whatever their tensors': make it x's."""
+    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
+
+
 class TritonKernels:
     """See `Kernels`. Two methods beyond it fuse what narrow codecs do one after the other."""
 
     def pack(self, codes: Tensor, bits: int) -> Tensor:
         """See `Kernels.pack`."""
-        with torch.cuda.device_of(codes):
+        with _device_of(codes):
             return cuda_pack.pack(codes, bits)
 
     def unpack(self, packed: Tensor, count: int, bits: int) -> Tensor:
         """See `Kernels.unpack`."""
-        with torch.cuda.device_of(packed):
+        with _device_of(packed):
             return cuda_pack.unpack(packed, count, bits)
 
     def quantize(self, x: Tensor, base: Tensor | None, steps: Steps, grid: Grid) -> Tensor:
         """See `Kernels.quantize`."""
-        with torch.cuda.device_of(x):
+        with _device_of(x):
             return cuda_grid.quantize(x, base, steps, grid)
 
     def dequantize(self, codes: Tensor, base: Tensor | None, steps: Steps, grid: Grid) -> Tensor:
         """See `Kernels.dequantize`."""
-        with torch.cuda.device_of(codes):
+        with _device_of(codes):
             return cuda_grid.dequantize(codes, base, steps, grid)
 
     def quantize_pack(
@@ -43,7 +50,7 @@ class TritonKernels:
         Returns:
             uint8 [packed_bytes(tokens * channels, grid.bits)].
         """
-        with torch.cuda.device_of(x):
+        with _device_of(x):
             return cuda_pack.quantize_pack(x, base, steps, grid)
 
     def unpack_dequantize(
@@ -63,41 +70,41 @@ class TritonKernels:
         Returns:
             float32 [tokens, channels].
         """
-        with torch.cuda.device_of(packed):
+        with _device_of(packed):
             return cuda_pack.unpack_dequantize(packed, shape, base, steps, grid)
 
     def moments(self, x: Tensor, base: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """See `Kernels.moments`."""
-        with torch.cuda.device_of(x):
+        with _device_of(x):
             return cuda_stats.moments(x, base)
 
     def grid_errors(
         self, x: Tensor, base: Tensor | None, covering: Tensor, multiples: Tensor, bits: int
     ) -> Tensor:
         """See `Kernels.grid_errors`."""
-        with torch.cuda.device_of(x):
+        with _device_of(x):
             return cuda_stats.grid_errors(x, base, covering, multiples, bits)
 
     def histogram(self, codes: Tensor, contexts: Tensor, num_contexts: int) -> Tensor:
         """See `Kernels.histogram`."""
-        with torch.cuda.device_of(codes):
+        with _device_of(codes):
             return cuda_stats.histogram(codes, contexts, num_contexts)
 
     def encode_symbols(
         self, symbols: Tensor, contexts: Tensor, frequencies: Tensor, lanes: int
     ) -> Coded:
         """See `Kernels.encode_symbols`."""
-        with torch.cuda.device_of(symbols):
+        with _device_of(symbols):
             return cuda_rans.encode_symbols(symbols, contexts, frequencies, lanes)
 
     def decode_symbols(
         self, coded: Coded, contexts: Tensor, frequencies: Tensor
     ) -> tuple[Tensor, bool]:
         """See `Kernels.decode_symbols`."""
-        with torch.cuda.device_of(contexts):
+        with _device_of(contexts):
             return cuda_rans.decode_symbols(coded, contexts, frequencies)
 
     def hadamard(self, x: Tensor, tile: int) -> Tensor:
         """See `Kernels.hadamard`."""
-        with torch.cuda.device_of(x):
+        with _device_of(x):
             return cuda_stats.hadamard(x, tile)

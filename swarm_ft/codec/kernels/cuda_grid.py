@@ -6,6 +6,8 @@ by memory: a kernel touches each value once, and works out a tile's steps beside
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
@@ -34,14 +36,16 @@ EXACT = {"enable_fp_fusion": False}
 """For launches whose bits matter: a sum fused with a product that overflows would stay finite."""
 
 
-def tile_of(tokens: int, channels: int, size: int) -> dict[str, int]:
+def tile_of(shape: Sequence[int], size: int) -> dict[str, int]:
     """Height and width, both powers of two, of tiles of at most `size` values."""
+    tokens, channels = shape
     width = min(triton.next_power_of_2(channels), _WIDEST)
     return {"height": min(triton.next_power_of_2(tokens), size // width), "width": width}
 
 
-def tiles(tokens: int, channels: int, tile: dict[str, int]) -> tuple[int, int]:
+def tiles(shape: Sequence[int], tile: dict[str, int]) -> tuple[int, int]:
     """How many tiles cover a tensor, downward and across."""
+    tokens, channels = shape
     return triton.cdiv(tokens, tile["height"]), triton.cdiv(channels, tile["width"])
 
 
@@ -71,29 +75,18 @@ def nearest(x: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def step_at(
-    steps: tl.tuple,
-    axes: tl.constexpr,
-    t: tl.tensor,
-    c: tl.tensor,
-    tokens: int,
-    channels: int,
+def load_factor(
+    factors: tl.tensor, at: tl.tensor, count: tl.tensor, is_one: tl.constexpr
 ) -> tl.tensor:
-    """bfloat16(rows[t] * cols[c]) as float32, as small as can be: [height or 1, width or 1].
+    """Rows or cols of `Steps` in the shape of `at`; [1, 1] where one stands for all."""
+    if is_one:
+        return tl.load(factors + tl.zeros([1, 1], tl.int32))
+    return tl.load(factors + at, mask=at < count, other=0.0)
 
-    Args:
-        steps: rows and cols.
-        axes: whether rows has a value for each token, and cols one for each channel.
-    """
-    first = tl.zeros([1, 1], tl.int32)
-    if axes[0]:
-        row = tl.load(steps[0] + t, mask=t < tokens, other=0.0)
-    else:
-        row = tl.load(steps[0] + first)
-    if axes[1]:
-        col = tl.load(steps[1] + c, mask=c < channels, other=0.0)
-    else:
-        col = tl.load(steps[1] + first)
+
+@triton.jit
+def step_from(row: tl.tensor, col: tl.tensor) -> tl.tensor:
+    """bfloat16(row * col) as float32, of no larger a shape than it needs."""
     product = row * col
     # By hand: not every card converts to the nearest with ties to even, nor does the interpreter.
     bits = product.to(tl.uint32, bitcast=True)
@@ -102,7 +95,7 @@ def step_at(
 
 
 @triton.jit
-def _dither(at: tl.tensor, seed: int) -> tl.tensor:
+def _dither(at: tl.tensor, seed: tl.tensor) -> tl.tensor:
     """Units to add, int32; see `reference.mix`. Only the lower 32 bits of the index matter."""
     h = (at.to(tl.uint32) * 0x9E3779B1) ^ seed.to(tl.uint32)
     h = (h ^ (h >> 16)) * 0x85EBCA6B
@@ -121,7 +114,7 @@ def lowest_of(step: tl.tensor, bits: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def to_codes(
-    change: tl.tensor, step: tl.tensor, at: tl.tensor, seed: int, bits: tl.constexpr
+    change: tl.tensor, step: tl.tensor, at: tl.tensor, seed: tl.tensor, bits: tl.constexpr
 ) -> tl.tensor:
     """Codes, int32, of a grid of `bits` bits, or of a wide one for 0 bits."""
     size = tl.where(step == 0, float("inf"), tl.abs(step))
@@ -140,7 +133,12 @@ def to_codes(
 
 @triton.jit
 def to_values(
-    codes: tl.tensor, step: tl.tensor, at: tl.tensor, seed: int, shrink: int, bits: tl.constexpr
+    codes: tl.tensor,
+    step: tl.tensor,
+    at: tl.tensor,
+    seed: tl.tensor,
+    shrink: tl.tensor,
+    bits: tl.constexpr,
 ) -> tl.tensor:
     """What int32 codes stand for: units * (step / 32), exact. For `bits`, see `to_codes`."""
     units = codes * _UNITS
@@ -160,19 +158,21 @@ def _quantize(
     codes: tl.tensor,
     x: tl.tensor,
     base: tl.tensor,
-    steps: tl.tuple,
-    seed: int,
-    tokens: int,
-    channels: int,
-    axes: tl.constexpr,
+    rows: tl.tensor,
+    cols: tl.tensor,
+    seed: tl.tensor,
+    tokens: tl.tensor,
+    channels: tl.tensor,
+    one_row: tl.constexpr,
+    one_col: tl.constexpr,
     bits: tl.constexpr,
     height: tl.constexpr,
     width: tl.constexpr,
 ) -> None:
     t, c = tile_place(height, width)
     at, is_there = t * channels + c, (t < tokens) & (c < channels)
-    step = step_at(steps, axes, t, c, tokens, channels)
-    code = to_codes(load_change(x, base, at, is_there), step, at, seed, bits)
+    row, col = load_factor(rows, t, tokens, one_row), load_factor(cols, c, channels, one_col)
+    code = to_codes(load_change(x, base, at, is_there), step_from(row, col), at, seed, bits)
     tl.store(codes + at, code.to(codes.dtype.element_ty), mask=is_there)
 
 
@@ -181,58 +181,57 @@ def _dequantize(
     values: tl.tensor,
     codes: tl.tensor,
     base: tl.tensor,
-    steps: tl.tuple,
-    seed: int,
-    shrink: int,
-    tokens: int,
-    channels: int,
-    axes: tl.constexpr,
+    rows: tl.tensor,
+    cols: tl.tensor,
+    seed: tl.tensor,
+    shrink: tl.tensor,
+    tokens: tl.tensor,
+    channels: tl.tensor,
+    one_row: tl.constexpr,
+    one_col: tl.constexpr,
     bits: tl.constexpr,
     height: tl.constexpr,
     width: tl.constexpr,
 ) -> None:
     t, c = tile_place(height, width)
     at, is_there = t * channels + c, (t < tokens) & (c < channels)
-    step = step_at(steps, axes, t, c, tokens, channels)
+    row, col = load_factor(rows, t, tokens, one_row), load_factor(cols, c, channels, one_col)
     code = tl.load(codes + at, mask=is_there, other=0).to(tl.int32)
-    value = to_values(code, step, at, seed, shrink, bits)
+    value = to_values(code, step_from(row, col), at, seed, shrink, bits)
     if base is not None:
         value = tl.load(base + at, mask=is_there, other=0.0) + value
     tl.store(values + at, value, mask=is_there)
 
 
-def steps_of(steps: Steps) -> tuple[tuple[Tensor, Tensor], tuple[bool, bool]]:
-    """`steps` and `axes` of `step_at`."""
+def factors_of(steps: Steps) -> tuple[tuple[Tensor, Tensor], tuple[bool, bool]]:
+    """Rows and cols, and whether one of them stands for all."""
     rows, cols = steps.rows.contiguous(), steps.cols.contiguous()
-    return (rows, cols), (len(rows) > 1, len(cols) > 1)
+    return (rows, cols), (len(rows) == 1, len(cols) == 1)
 
 
 def seed_of(grid: Grid) -> int | None:
-    """The grid's seed as a signed 32-bit number, as all of them then compile to one kernel."""
+    """The grid's seed as a signed 32-bit number: they all have one type, and so one kernel."""
     return None if grid.seed is None else (grid.seed ^ 1 << 31) - (1 << 31)
 
 
 def quantize(x: Tensor, base: Tensor | None, steps: Steps, grid: Grid) -> Tensor:
     """See `Kernels.quantize`."""
-    is_narrow = isinstance(grid, NarrowGrid)
-    x, base = x.contiguous(), None if base is None else base.contiguous()
-    codes = torch.empty(x.shape, dtype=torch.uint8 if is_narrow else torch.int16, device=x.device)
-    tile, (table, axes) = tile_of(*x.shape, _TILE), steps_of(steps)
     bits = grid.bits if isinstance(grid, NarrowGrid) else 0
-    launch = _quantize[tiles(*x.shape, tile)]
-    launch(codes, x, base, table, seed_of(grid), *x.shape, axes, bits, **tile, **EXACT)
+    codes = torch.empty(x.shape, dtype=torch.uint8 if bits else torch.int16, device=x.device)
+    tensors = codes, x.contiguous(), None if base is None else base.contiguous()
+    tile, (factors, are_one) = tile_of(x.shape, _TILE), factors_of(steps)
+    launch = _quantize[tiles(x.shape, tile)]
+    launch(*tensors, *factors, seed_of(grid), *x.shape, *are_one, bits, **tile, **EXACT)
     return codes
 
 
 def dequantize(codes: Tensor, base: Tensor | None, steps: Steps, grid: Grid) -> Tensor:
     """See `Kernels.dequantize`."""
-    codes, base = codes.contiguous(), None if base is None else base.contiguous()
-    values = torch.empty(codes.shape, device=codes.device)
-    tile, (table, axes) = tile_of(*codes.shape, _TILE), steps_of(steps)
     bits = grid.bits if isinstance(grid, NarrowGrid) else 0
-    shrink = grid.shrink if isinstance(grid, WideGrid) else 0
-    launch = _dequantize[tiles(*codes.shape, tile)]
-    launch(
-        values, codes, base, table, seed_of(grid), shrink, *codes.shape, axes, bits, **tile, **EXACT
-    )
+    units = seed_of(grid), grid.shrink if isinstance(grid, WideGrid) else 0
+    values = torch.empty(codes.shape, device=codes.device)
+    tensors = values, codes.contiguous(), None if base is None else base.contiguous()
+    tile, (factors, are_one) = tile_of(codes.shape, _TILE), factors_of(steps)
+    launch = _dequantize[tiles(codes.shape, tile)]
+    launch(*tensors, *factors, *units, *codes.shape, *are_one, bits, **tile, **EXACT)
     return values

@@ -16,11 +16,12 @@ from swarm_ft.codec.kernels.base import NarrowGrid, Steps, packed_bytes
 from swarm_ft.codec.kernels.cuda_grid import (
     EXACT,
     dequantize,
+    factors_of,
     load_change,
+    load_factor,
     quantize,
     seed_of,
-    step_at,
-    steps_of,
+    step_from,
     tile_of,
     tile_place,
     tiles,
@@ -73,10 +74,10 @@ def _load_rows(
     packed: tl.tensor, at: tl.tensor, is_there: tl.tensor, stride: tl.tensor, bits: tl.constexpr
 ) -> tuple[tl.tensor, ...]:
     """The rows of bytes, as int32."""
-    rows = ()
+    rows: tl.tuple = ()
     for r in tl.static_range(bits):
         row = tl.load(packed + r * stride + at, mask=is_there, other=0)
-        rows = rows + (row.to(tl.int32),)  # noqa: RUF005: Triton knows no starred element
+        rows += (row.to(tl.int32),)
     return rows
 
 
@@ -101,17 +102,17 @@ def _code_of(rows: tl.tuple, k: tl.constexpr, bits: tl.constexpr) -> tl.tensor:
 def _pack(
     packed: tl.tensor,
     codes: tl.tensor,
-    count: int,
-    stride: int,
+    count: tl.tensor,
+    stride: tl.tensor,
     bits: tl.constexpr,
     block: tl.constexpr,
 ) -> None:
     at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
-    streams = ()
+    streams: tl.tuple = ()
     for k in tl.static_range(8):
         place = k * stride.to(tl.int64) + at
         code = tl.load(codes + place, mask=place < count, other=0)
-        streams = streams + (code.to(tl.int32),)  # noqa: RUF005: see above
+        streams += (code.to(tl.int32),)
     _store_rows(packed, streams, at, at < stride, stride.to(tl.int64), bits)
 
 
@@ -119,8 +120,8 @@ def _pack(
 def _unpack(
     codes: tl.tensor,
     packed: tl.tensor,
-    count: int,
-    stride: int,
+    count: tl.tensor,
+    stride: tl.tensor,
     bits: tl.constexpr,
     block: tl.constexpr,
 ) -> None:
@@ -137,11 +138,13 @@ def _quantize_pack(
     packed: tl.tensor,
     x: tl.tensor,
     base: tl.tensor,
-    steps: tl.tuple,
-    seed: int,
-    tokens: int,
-    channels: int,
-    axes: tl.constexpr,
+    rows: tl.tensor,
+    cols: tl.tensor,
+    seed: tl.tensor,
+    tokens: tl.tensor,
+    channels: tl.tensor,
+    one_row: tl.constexpr,
+    one_col: tl.constexpr,
     bits: tl.constexpr,
     height: tl.constexpr,
     width: tl.constexpr,
@@ -149,13 +152,14 @@ def _quantize_pack(
     t, c = tile_place(height, width)
     tokens_each = tokens // 8
     is_there = (t < tokens_each) & (c < channels)
-    streams = ()
+    streams: tl.tuple = ()
+    col = load_factor(cols, c, channels, one_col)
     for k in tl.static_range(8):
         token = t + k * tokens_each
         at = token * channels + c
-        step = step_at(steps, axes, token, c, tokens, channels)
+        step = step_from(load_factor(rows, token, tokens, one_row), col)
         code = to_codes(load_change(x, base, at, is_there), step, at, seed, bits)
-        streams = streams + (code,)  # noqa: RUF005: see above
+        streams += (code,)
     stride = tokens_each.to(tl.int64) * channels
     _store_rows(packed, streams, t * channels + c, is_there, stride, bits)
 
@@ -165,11 +169,13 @@ def _unpack_dequantize(
     values: tl.tensor,
     packed: tl.tensor,
     base: tl.tensor,
-    steps: tl.tuple,
-    seed: int,
-    tokens: int,
-    channels: int,
-    axes: tl.constexpr,
+    rows: tl.tensor,
+    cols: tl.tensor,
+    seed: tl.tensor,
+    tokens: tl.tensor,
+    channels: tl.tensor,
+    one_row: tl.constexpr,
+    one_col: tl.constexpr,
     bits: tl.constexpr,
     height: tl.constexpr,
     width: tl.constexpr,
@@ -178,12 +184,13 @@ def _unpack_dequantize(
     tokens_each = tokens // 8
     is_there = (t < tokens_each) & (c < channels)
     stride = tokens_each.to(tl.int64) * channels
-    rows = _load_rows(packed, t * channels + c, is_there, stride, bits)
+    col = load_factor(cols, c, channels, one_col)
+    lines = _load_rows(packed, t * channels + c, is_there, stride, bits)
     for k in tl.static_range(8):
         token = t + k * tokens_each
         at = token * channels + c
-        step = step_at(steps, axes, token, c, tokens, channels)
-        value = to_values(_code_of(rows, k, bits), step, at, seed, 0, bits)
+        step = step_from(load_factor(rows, token, tokens, one_row), col)
+        value = to_values(_code_of(lines, k, bits), step, at, seed, 0, bits)
         if base is not None:
             value = tl.load(base + at, mask=is_there, other=0.0) + value
         tl.store(values + at, value, mask=is_there)
@@ -192,18 +199,18 @@ def _unpack_dequantize(
 def pack(codes: Tensor, bits: int) -> Tensor:
     """See `Kernels.pack`."""
     packed = torch.empty(packed_bytes(len(codes), bits), dtype=torch.uint8, device=codes.device)
-    stride = len(packed) // bits
-    _pack[(triton.cdiv(stride, _BLOCK),)](
-        packed, codes.contiguous(), len(codes), stride, bits, _BLOCK
-    )
+    sizes = len(codes), len(packed) // bits
+    launch = _pack[(triton.cdiv(sizes[1], _BLOCK),)]
+    launch(packed, codes.contiguous(), *sizes, bits, _BLOCK, **EXACT)
     return packed
 
 
 def unpack(packed: Tensor, count: int, bits: int) -> Tensor:
     """See `Kernels.unpack`."""
     codes = torch.empty(count, dtype=torch.uint8, device=packed.device)
-    stride = packed_bytes(count, bits) // bits
-    _unpack[(triton.cdiv(stride, _BLOCK),)](codes, packed.contiguous(), count, stride, bits, _BLOCK)
+    sizes = count, packed_bytes(count, bits) // bits
+    launch = _unpack[(triton.cdiv(sizes[1], _BLOCK),)]
+    launch(codes, packed.contiguous(), *sizes, bits, _BLOCK, **EXACT)
     return codes
 
 
@@ -212,12 +219,13 @@ def quantize_pack(x: Tensor, base: Tensor | None, steps: Steps, grid: NarrowGrid
     tokens, channels = x.shape
     if tokens % _STREAMS:
         return pack(quantize(x, base, steps, grid).view(-1), grid.bits)
-    x, base = x.contiguous(), None if base is None else base.contiguous()
     size = packed_bytes(x.numel(), grid.bits)
     packed = torch.empty(size, dtype=torch.uint8, device=x.device)
-    tile, (table, axes) = tile_of(tokens // _STREAMS, channels, _BLOCK), steps_of(steps)
-    launch = _quantize_pack[tiles(tokens // _STREAMS, channels, tile)]
-    launch(packed, x, base, table, seed_of(grid), *x.shape, axes, grid.bits, **tile, **EXACT)
+    tensors = packed, x.contiguous(), None if base is None else base.contiguous()
+    each, (factors, are_one) = (tokens // _STREAMS, channels), factors_of(steps)
+    tile = tile_of(each, _BLOCK)
+    launch = _quantize_pack[tiles(each, tile)]
+    launch(*tensors, *factors, seed_of(grid), *x.shape, *are_one, grid.bits, **tile, **EXACT)
     return packed
 
 
@@ -229,9 +237,10 @@ def unpack_dequantize(
     if tokens % _STREAMS:
         codes = unpack(packed, tokens * channels, grid.bits).view(shape)
         return dequantize(codes, base, steps, grid)
-    packed, base = packed.contiguous(), None if base is None else base.contiguous()
     values = torch.empty(shape, device=packed.device)
-    tile, (table, axes) = tile_of(tokens // _STREAMS, channels, _BLOCK), steps_of(steps)
-    launch = _unpack_dequantize[tiles(tokens // _STREAMS, channels, tile)]
-    launch(values, packed, base, table, seed_of(grid), *shape, axes, grid.bits, **tile, **EXACT)
+    tensors = values, packed.contiguous(), None if base is None else base.contiguous()
+    each, (factors, are_one) = (tokens // _STREAMS, channels), factors_of(steps)
+    tile = tile_of(each, _BLOCK)
+    launch = _unpack_dequantize[tiles(each, tile)]
+    launch(*tensors, *factors, seed_of(grid), *shape, *are_one, grid.bits, **tile, **EXACT)
     return values

@@ -1,4 +1,4 @@
-"""Triton kernels of the rANS coder: a program, of one warp, for each segment; a lane for each state.
+"""Triton kernels of the rANS coder: a program of one warp for each segment, a thread for a lane.
 
 Knows symbols and frequencies; knows nothing of grids. What bounds it is the chain from a state to
 the lane's next, so each row's symbols and tables are loaded while the row before is worked on.
@@ -12,29 +12,30 @@ import triton.language as tl
 from torch import Tensor
 
 from swarm_ft.codec.kernels.base import MIN_STATE, PROBABILITY_BITS, SEGMENT, Coded
+from swarm_ft.codec.kernels.cuda_grid import EXACT
 
 _MIN_STATE = tl.constexpr(MIN_STATE)
 _PROBABILITY_BITS = tl.constexpr(PROBABILITY_BITS)
 _SLOT_MASK = tl.constexpr((1 << PROBABILITY_BITS) - 1)
 _SEGMENT = tl.constexpr(SEGMENT)
-_COPIED = 4096
-"""Words that a program moves when words are brought together."""
+_BLOCK = 1024
 
 
 @triton.jit
-def _frequency_at(
+def _look_up(
+    pairs: tl.tensor,
     symbols: tl.tensor,
     contexts: tl.tensor,
     tables: tl.tuple,
-    at: tl.tensor,
-    is_there: tl.tensor,
-) -> tuple[tl.tensor, tl.tensor]:
-    """Frequency, at least 1, and start of the symbols at `at`, uint32; tables has both."""
-    symbol = tl.load(symbols + at, mask=is_there, other=0).to(tl.int32)
-    entry = tl.load(contexts + at, mask=is_there, other=0).to(tl.int32) * 256 + symbol
-    frequency = tl.load(tables[0] + entry, mask=is_there, other=1)
-    start = tl.load(tables[1] + entry, mask=is_there, other=0)
-    return tl.maximum(frequency, 1).to(tl.uint32), start.to(tl.uint32)
+    count: tl.tensor,
+    block: tl.constexpr,
+) -> None:
+    """Of each symbol, frequency and, in the upper half, start: what can be done side by side."""
+    at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+    symbol = tl.load(symbols + at, mask=at < count, other=0).to(tl.int32)
+    entry = tl.load(contexts + at, mask=at < count, other=0).to(tl.int32) * 256 + symbol
+    frequency, start = tl.load(tables[0] + entry), tl.load(tables[1] + entry)
+    tl.store(pairs + at, start << 16 | tl.maximum(frequency, 1), mask=at < count)
 
 
 @triton.jit
@@ -42,33 +43,30 @@ def _encode(
     states: tl.tensor,
     counts: tl.tensor,
     scratch: tl.tensor,
-    symbols: tl.tensor,
-    contexts: tl.tensor,
-    tables: tl.tuple,
-    count: int,
+    pairs: tl.tensor,
+    count: tl.tensor,
     lanes: tl.constexpr,
 ) -> None:
     """Code a segment from its end; its words fill its part of the scratch from the end, too."""
-    lane = tl.arange(0, lanes)
     first = tl.program_id(0).to(tl.int64) * _SEGMENT
     end = tl.minimum(first + _SEGMENT, count)
-    row = first + tl.cdiv(end - first, lanes) * lanes - lanes
     at, state = end, tl.full([lanes], _MIN_STATE, tl.uint32)
-    f, start = _frequency_at(symbols, contexts, tables, row + lane, row + lane < end)
-    while row >= first:
-        before = row - lanes + lane
-        next_f, next_start = _frequency_at(symbols, contexts, tables, before, before >= first)
-        is_there = row + lane < end
+    lane = tl.arange(0, lanes)
+    place = first + tl.cdiv(end - first, lanes) * lanes - lanes + lane
+    next_pair = tl.load(pairs + place, mask=place < end, other=1)
+    for _ in range(tl.cdiv(end - first, lanes)):
+        is_there, pair = place < end, next_pair.to(tl.uint32)
+        place -= lanes
+        next_pair = tl.load(pairs + place, mask=place >= first, other=1)
+        f = pair & 0xFFFF
         emits = is_there & ((state >> (32 - _PROBABILITY_BITS)) >= f)
         ones = emits.to(tl.int32)
         at -= tl.sum(ones, axis=0)
-        word = (state & 0xFFFF).to(tl.uint16).to(tl.int16, bitcast=True)
+        word = state.to(tl.int16)  # the lower half
         tl.store(scratch + at + tl.cumsum(ones, axis=0) - ones, word, mask=emits)
         state = tl.where(emits, state >> 16, state)
-        coded = ((state // f) << _PROBABILITY_BITS) + state % f + start
+        coded = ((state // f) << _PROBABILITY_BITS) + state % f + (pair >> 16)
         state = tl.where(is_there, coded, state)
-        f, start = next_f, next_start
-        row -= lanes
     tl.store(states + tl.program_id(0) * lanes + lane, state.to(tl.int64))
     tl.store(counts + tl.program_id(0), end - at)
 
@@ -79,7 +77,7 @@ def _gather(
     scratch: tl.tensor,
     ends: tl.tensor,
     counts: tl.tensor,
-    count: int,
+    count: tl.tensor,
     block: tl.constexpr,
 ) -> None:
     """Move a block of a segment's words from its part of the scratch to their place."""
@@ -99,10 +97,10 @@ def _decode(
     counts: tl.tensor,
     ends: tl.tensor,
     words: tl.tensor,
-    num_words: int,
+    num_words: tl.tensor,
     contexts: tl.tensor,
     tables: tl.tuple,
-    count: int,
+    count: tl.tensor,
     lanes: tl.constexpr,
 ) -> None:
     """Decode a segment. States are a stranger's, so they have 64 bits, as in the reference.
@@ -110,33 +108,32 @@ def _decode(
     Args:
         tables: frequencies and starts [contexts, 256], and the symbols of slots [contexts, 4096].
     """
-    lane = tl.arange(0, lanes)
     first = tl.program_id(0).to(tl.int64) * _SEGMENT
     last = tl.minimum(first + _SEGMENT, count)
     end = tl.load(ends + tl.program_id(0))
     at, limit = end - tl.load(counts + tl.program_id(0)), tl.minimum(end, num_words)
+    lane = tl.arange(0, lanes)
     state = tl.load(states + tl.program_id(0) * lanes + lane)
-    row = first
-    context = tl.load(contexts + row + lane, mask=row + lane < last, other=0).to(tl.int32)
-    while row < last:
-        is_there, after = row + lane < last, row + lanes + lane
-        next_context = tl.load(contexts + after, mask=after < last, other=0).to(tl.int32)
+    place = first + lane
+    next_context = tl.load(contexts + place, mask=place < last, other=0).to(tl.int32)
+    for _ in range(tl.cdiv(last - first, lanes)):
+        is_there, context, here = place < last, next_context, symbols + place
+        place += lanes
+        next_context = tl.load(contexts + place, mask=place < last, other=0).to(tl.int32)
         slot = state & _SLOT_MASK
         symbol = tl.load(tables[2] + (context << _PROBABILITY_BITS) + slot)
-        tl.store(symbols + row + lane, symbol, mask=is_there)
+        tl.store(here, symbol, mask=is_there)
         entry = context * 256 + symbol
         f = tl.load(tables[0] + entry).to(tl.int64)
         decoded = f * (state >> _PROBABILITY_BITS) + slot - tl.load(tables[1] + entry)
         state = tl.where(is_there, decoded, state)
         reads = is_there & (state < _MIN_STATE)
         ones = reads.to(tl.int32)
-        place = at + tl.cumsum(ones, axis=0) - ones
-        is_word = reads & (place >= 0) & (place < limit)
-        word = tl.load(words + place, mask=is_word, other=0).to(tl.int64)
+        source = at + tl.cumsum(ones, axis=0) - ones
+        is_word = reads & (source >= 0) & (source < limit)
+        word = tl.load(words + source, mask=is_word, other=0).to(tl.int64)
         state = tl.where(reads, (state << 16) | word, state)
         at += tl.sum(ones, axis=0)
-        context = next_context
-        row += lanes
     strays = tl.sum((state != _MIN_STATE).to(tl.int32), axis=0)
     tl.store(is_intact + tl.program_id(0), ((at == end) & (strays == 0)).to(tl.int8))
 
@@ -148,14 +145,14 @@ def encode_symbols(symbols: Tensor, contexts: Tensor, frequencies: Tensor, lanes
     states = torch.empty((segments, lanes), dtype=torch.int64, device=device)
     counts = torch.empty(segments, dtype=torch.int64, device=device)
     scratch = torch.empty(count, dtype=torch.int16, device=device)  # a word a symbol at most
-    symbols, contexts, tables = symbols.contiguous(), contexts.contiguous(), _tables(frequencies)
-    _encode[(segments,)](
-        states, counts, scratch, symbols, contexts, tables, count, lanes, num_warps=1
-    )
+    pairs = torch.empty(count, dtype=torch.int32, device=device)
+    read = symbols.contiguous(), contexts.contiguous(), _tables(frequencies)
+    _look_up[(triton.cdiv(count, _BLOCK),)](pairs, *read, count, _BLOCK, **EXACT)
+    _encode[(segments,)](states, counts, scratch, pairs, count, lanes, num_warps=1, **EXACT)
     ends = counts.cumsum(0)
     words = torch.empty(int(ends[-1]), dtype=torch.int32, device=device)
-    blocks = triton.cdiv(min(count, SEGMENT), _COPIED)
-    _gather[(segments, blocks)](words, scratch, ends, counts, count, _COPIED)
+    blocks = triton.cdiv(min(count, SEGMENT), _BLOCK)
+    _gather[(segments, blocks)](words, scratch, ends, counts, count, _BLOCK, **EXACT)
     return Coded(states, counts, words)
 
 

@@ -6,8 +6,6 @@ not change from run to run. Knows no codes and no bytes.
 
 from __future__ import annotations
 
-import math
-
 import torch
 import triton
 import triton.language as tl
@@ -46,8 +44,8 @@ def _moments(
     base: tl.tensor,
     by_token: tl.tuple,
     by_channel: tl.tuple,
-    tokens: int,
-    channels: int,
+    tokens: tl.tensor,
+    channels: tl.tensor,
     height: tl.constexpr,
     width: tl.constexpr,
 ) -> None:
@@ -74,9 +72,9 @@ def _grid_errors(
     base: tl.tensor,
     covering: tl.tensor,
     multiples: tl.tensor,
-    num_multiples: int,
-    tokens: int,
-    channels: int,
+    num_multiples: tl.tensor,
+    tokens: tl.tensor,
+    channels: tl.tensor,
     bits: tl.constexpr,
     height: tl.constexpr,
     width: tl.constexpr,
@@ -103,8 +101,8 @@ def _histogram(
     counts: tl.tensor,
     codes: tl.tensor,
     contexts: tl.tensor,
-    count: int,
-    num_contexts: int,
+    count: tl.tensor,
+    num_contexts: tl.tensor,
     bins: tl.constexpr,
     chunk: tl.constexpr,
     chunks: tl.constexpr,
@@ -125,7 +123,7 @@ def _histogram(
 
 @triton.jit
 def _hadamard(
-    y: tl.tensor, x: tl.tensor, count: int, stages: tl.constexpr, log_block: tl.constexpr
+    y: tl.tensor, x: tl.tensor, count: tl.tensor, stages: tl.constexpr, log_block: tl.constexpr
 ) -> None:
     """Butterflies of strides 1 to 2^(stages - 1), in a block seen as a cube of two each way."""
     block: tl.constexpr = 1 << log_block
@@ -143,14 +141,14 @@ def _hadamard(
 def moments(x: Tensor, base: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """See `Kernels.moments`."""
     tokens, channels = x.shape
-    tile = tile_of(tokens, channels, _MOMENTS_TILE)
-    grid = downward, across = tiles(tokens, channels, tile)
+    tile = tile_of(x.shape, _MOMENTS_TILE)
+    grid = downward, across = tiles(x.shape, tile)
     shapes = (across, tokens), (downward, channels)
     sums = [torch.empty(shape, dtype=torch.float64, device=x.device) for shape in shapes]
     peaks = [torch.empty(shape, device=x.device) for shape in shapes]
     by_token, by_channel = zip(sums, peaks, strict=True)
     base = None if base is None else base.contiguous()
-    _moments[grid](x.contiguous(), base, by_token, by_channel, tokens, channels, **tile)
+    _moments[grid](x.contiguous(), base, by_token, by_channel, tokens, channels, **tile, **EXACT)
     return sums[0].sum(0), sums[1].sum(0), peaks[0].amax(0), peaks[1].amax(0)
 
 
@@ -158,12 +156,12 @@ def grid_errors(
     x: Tensor, base: Tensor | None, covering: Tensor, multiples: Tensor, bits: int
 ) -> Tensor:
     """See `Kernels.grid_errors`."""
-    tile = tile_of(*x.shape, _ERRORS_TILE)
-    grid = tiles(*x.shape, tile)
+    tile = tile_of(x.shape, _ERRORS_TILE)
+    grid = tiles(x.shape, tile)
     errors = torch.empty((grid[0], len(multiples), x.shape[1]), device=x.device)
     x, base = x.contiguous(), None if base is None else base.contiguous()
     table = covering.contiguous(), multiples.contiguous(), len(multiples)
-    _grid_errors[grid](errors, x, base, *table, *x.shape, bits, **tile)
+    _grid_errors[grid](errors, x, base, *table, *x.shape, bits, **tile, **EXACT)
     return errors.sum(0)
 
 

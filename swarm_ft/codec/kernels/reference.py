@@ -17,7 +17,6 @@ from swarm_ft.codec.kernels.base import (
     Grid,
     NarrowGrid,
     Steps,
-    WideGrid,
     planes_of,
     segment_lengths,
 )
