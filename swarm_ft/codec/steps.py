@@ -27,7 +27,8 @@ _FIT_BITS = 6
 _MULTIPLES = (1.0, 0.87, 0.75, 0.65, 0.56, 0.48, 0.41, 0.35, 0.29, 0.23, 0.18)
 """Of the covering step. At few bits a finer grid that clips beats one that covers all."""
 _FINE_MULTIPLES = (0.14, 0.11, 0.08, 0.06, 0.04, 0.025)
-"""At one and two bits, where the best step follows the spread alone, however far values reach."""
+"""Where the best step follows the spread alone, however far values reach: at one and two bits,
+and for a whole frame, whose largest value is far from most."""
 _ZERO_MULTIPLES = (-1.25, -1.0, -0.75, -0.55, -0.4)
 """Grids with zero on them, for groups that are mostly zeros or have rare large values."""
 _FIT_VALUES = 128
@@ -112,7 +113,10 @@ def _fit(sample: Tensor, peaks: Tensor, count: int, *, spec: CodecSpec, kernels:
     reach = ((1 << spec.bits) - 1) / 2
     covering = (peaks / reach).clamp(min=MIN_STEP)
     steps = covering
-    if spec.bits <= _FIT_BITS:
+    if spec.dither:
+        # Only values that are never clipped have an error that is not theirs.
+        steps = peaks.clamp(min=MIN_STEP) / max(reach - 0.5, 0.5)
+    elif spec.bits <= _FIT_BITS:
         multiples = _multiples(spec).to(sample.device)
         errors = kernels.grid_errors(sample, None, covering, multiples, spec.bits)
         if len(sample) < count:
@@ -122,9 +126,9 @@ def _fit(sample: Tensor, peaks: Tensor, count: int, *, spec: CodecSpec, kernels:
 
 
 def _multiples(spec: CodecSpec) -> Tensor:
-    multiples = _MULTIPLES + (_FINE_MULTIPLES if spec.bits <= 2 else ())
-    # Dither moves all values off the grid, so that zero on it is worth nothing.
-    return torch.tensor(multiples + (_ZERO_MULTIPLES if spec.bits > 1 and not spec.dither else ()))
+    is_far_reaching = spec.bits <= 2 or spec.axis is Axis.FRAME
+    multiples = _MULTIPLES + (_FINE_MULTIPLES if is_far_reaching else ())
+    return torch.tensor(multiples + (_ZERO_MULTIPLES if spec.bits > 1 else ()))
 
 
 def _clipped_peak(multiples: Tensor, bits: int, reach: float) -> Tensor:

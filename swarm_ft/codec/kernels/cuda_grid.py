@@ -27,7 +27,7 @@ from swarm_ft.codec.kernels.base import (
 _UNITS = tl.constexpr(UNITS)
 _EXACT_CODE = tl.constexpr(EXACT_CODE)
 _COARSE = tl.constexpr(COARSE)
-_MAX_SIXTEENTH = tl.constexpr(MAX_CODE // COARSE)
+_MOST = tl.constexpr(MAX_CODE // COARSE)
 _TILE = 2048
 _WIDEST = 256
 """Columns of a tile at most: enough for whole cache lines, few enough to fit most tensors."""
@@ -80,8 +80,10 @@ def load_factor(
 ) -> tl.tensor:
     """Rows or cols of `Steps` in the shape of `at`; [1, 1] where one stands for all."""
     if is_one:
-        return tl.load(factors + tl.zeros([1, 1], tl.int32))
-    return tl.load(factors + at, mask=at < count, other=0.0)
+        factor = tl.load(factors + tl.zeros([1, 1], tl.int32))
+    else:
+        factor = tl.load(factors + at, mask=at < count, other=0.0)
+    return factor
 
 
 @triton.jit
@@ -125,10 +127,12 @@ def to_codes(
     if bits > 0:
         lowest = lowest_of(step, bits).to(tl.float32)
         above = tl.minimum((units - lowest) * (1.0 / _UNITS), lowest * (-2.0 / _UNITS))
-        return tl.where(step == 0, 0, nearest(tl.maximum(above, 0.0)))
-    codes = nearest(tl.clamp(units * (1.0 / _UNITS), -32768.0, 32768.0))
-    sixteenths = tl.clamp(ratio * (1.0 / _COARSE), -1.0 * _MAX_SIXTEENTH, 1.0 * _MAX_SIXTEENTH)
-    return tl.where(tl.abs(codes) > _EXACT_CODE, nearest(sixteenths) * _COARSE, codes)
+        codes = tl.where(step == 0, 0, nearest(tl.maximum(above, 0.0)))
+    else:
+        fine = nearest(tl.clamp(units * (1.0 / _UNITS), -32768.0, 32768.0))
+        coarse = nearest(tl.clamp(ratio * (1.0 / _COARSE), -1.0 * _MOST, 1.0 * _MOST)) * _COARSE
+        codes = tl.where(tl.abs(fine) > _EXACT_CODE, coarse, fine)
+    return codes
 
 
 @triton.jit

@@ -72,7 +72,7 @@ def _store_rows(
 @triton.jit
 def _load_rows(
     packed: tl.tensor, at: tl.tensor, is_there: tl.tensor, stride: tl.tensor, bits: tl.constexpr
-) -> tuple[tl.tensor, ...]:
+) -> tl.tuple:
     """The rows of bytes, as int32."""
     rows: tl.tuple = ()
     for r in tl.static_range(bits):
@@ -110,10 +110,10 @@ def _pack(
     at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     streams: tl.tuple = ()
     for k in tl.static_range(8):
-        place = k * stride.to(tl.int64) + at
+        place = k * tl.cast(stride, tl.int64) + at
         code = tl.load(codes + place, mask=place < count, other=0)
         streams += (code.to(tl.int32),)
-    _store_rows(packed, streams, at, at < stride, stride.to(tl.int64), bits)
+    _store_rows(packed, streams, at, at < stride, tl.cast(stride, tl.int64), bits)
 
 
 @triton.jit
@@ -126,9 +126,9 @@ def _unpack(
     block: tl.constexpr,
 ) -> None:
     at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
-    rows = _load_rows(packed, at, at < stride, stride.to(tl.int64), bits)
+    rows = _load_rows(packed, at, at < stride, tl.cast(stride, tl.int64), bits)
     for k in tl.static_range(8):
-        place = k * stride.to(tl.int64) + at
+        place = k * tl.cast(stride, tl.int64) + at
         is_there = (at < stride) & (place < count)
         tl.store(codes + place, _code_of(rows, k, bits).to(tl.uint8), mask=is_there)
 
@@ -160,7 +160,7 @@ def _quantize_pack(
         step = step_from(load_factor(rows, token, tokens, one_row), col)
         code = to_codes(load_change(x, base, at, is_there), step, at, seed, bits)
         streams += (code,)
-    stride = tokens_each.to(tl.int64) * channels
+    stride = tl.cast(tokens_each, tl.int64) * channels
     _store_rows(packed, streams, t * channels + c, is_there, stride, bits)
 
 
@@ -183,7 +183,7 @@ def _unpack_dequantize(
     t, c = tile_place(height, width)
     tokens_each = tokens // 8
     is_there = (t < tokens_each) & (c < channels)
-    stride = tokens_each.to(tl.int64) * channels
+    stride = tl.cast(tokens_each, tl.int64) * channels
     col = load_factor(cols, c, channels, one_col)
     lines = _load_rows(packed, t * channels + c, is_there, stride, bits)
     for k in tl.static_range(8):

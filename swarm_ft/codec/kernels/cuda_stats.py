@@ -55,10 +55,10 @@ def _moments(
     sizes = change.to(tl.int32, bitcast=True) & 0x7FFFFFFF
     wide = change.to(tl.float64)
     squares = wide * wide
-    row = tl.program_id(1) * tokens.to(tl.int64) + tl.program_id(0) * height + tl.arange(0, height)
-    is_token = tl.program_id(0) * height + tl.arange(0, height) < tokens
-    tl.store(by_token[0] + row, tl.sum(squares, axis=1), mask=is_token)
-    tl.store(by_token[1] + row, _peaks(sizes, 1), mask=is_token)
+    row = tl.program_id(0).to(tl.int64) * height + tl.arange(0, height)
+    place = tl.program_id(1) * tl.cast(tokens, tl.int64) + row
+    tl.store(by_token[0] + place, tl.sum(squares, axis=1), mask=row < tokens)
+    tl.store(by_token[1] + place, _peaks(sizes, 1), mask=row < tokens)
     col = tl.program_id(1) * width + tl.arange(0, width)
     place = tl.program_id(0).to(tl.int64) * channels + col
     tl.store(by_channel[0] + place, tl.sum(squares, axis=0), mask=col < channels)
