@@ -59,8 +59,8 @@ def choose_steps(x: Tensor, base: Tensor | None, spec: CodecSpec, kernels: Kerne
         some = _some_columns(x, base).T.contiguous()
         return Steps(fit(some, row_peaks, x.shape[1]), one)
     rows = _relative_spread(row_squares)
-    scaled = (x if base is None else x - base) / rows[:, None]
-    return Steps(rows, fit(scaled[::every].contiguous(), scaled.abs().amax(0), len(x)))
+    scaled = (x if base is None else x - base) * (1 / rows)[:, None]
+    return Steps(rows, fit(scaled[::every].contiguous(), kernels.moments(scaled, None)[3], len(x)))
 
 
 def steps_for(axis: Axis, tokens: int, channels: int) -> tuple[int, int]:

@@ -203,7 +203,7 @@ def parse_codec_spec(text: str, direction: Direction) -> CodecSpec:
     if name in _CONSTANT_QUALITY:
         spec = replace(spec, entropy=True)
     if name in _GRIDS and spec.axis is Axis.NONE:
-        spec = replace(spec, axis=_default_axis(spec, direction))
+        spec = _at_its_best(spec, direction)
     _check(spec, text)
     _check_direction(spec, text, direction)
     return spec
@@ -221,11 +221,13 @@ def parse_key_spec(text: str) -> CodecSpec:
     return spec
 
 
-def _default_axis(spec: CodecSpec, direction: Direction) -> Axis:
-    # What the study in docs/quality.md found best.
+def _at_its_best(spec: CodecSpec, direction: Direction) -> CodecSpec:
+    """A spec that names no axis stands for what the study in docs/quality.md found best."""
     if direction is Direction.BACKWARD:
-        return Axis.TOKEN
-    return Axis.CHANNEL
+        return replace(spec, axis=Axis.TOKEN, dither=spec.dither or spec.entropy)
+    if spec.is_constant_quality:
+        return replace(spec, axis=Axis.CHANNEL)
+    return replace(spec, axis=Axis.FRAME if spec.entropy else Axis.BOTH)
 
 
 def _hundredths(text: str, name: CodecName, digits: str | None) -> int:

@@ -161,20 +161,10 @@ def decode_symbols(coded: Coded, contexts: Tensor, frequencies: Tensor) -> tuple
     segments, lanes = coded.states.shape
     symbols = torch.empty(len(contexts), dtype=torch.uint8, device=contexts.device)
     is_intact = torch.empty(segments, dtype=torch.int8, device=contexts.device)
-    _decode[(segments,)](
-        symbols,
-        is_intact,
-        coded.states.contiguous(),
-        coded.counts,
-        coded.counts.cumsum(0),
-        coded.words.contiguous(),
-        len(coded.words),
-        contexts.contiguous(),
-        (*_tables(frequencies), _slots(frequencies)),
-        len(contexts),
-        lanes,
-        num_warps=1,
-    )
+    read = coded.states.contiguous(), coded.counts.contiguous(), coded.counts.cumsum(0)
+    words, tables = coded.words.contiguous(), (*_tables(frequencies), _slots(frequencies))
+    rest = words, len(words), contexts.contiguous(), tables, len(contexts), lanes
+    _decode[(segments,)](symbols, is_intact, *read, *rest, num_warps=1, **EXACT)
     return symbols, bool(is_intact.all())
 
 

@@ -23,8 +23,8 @@ from swarm_ft.codec.kernels.cuda_grid import (
 
 _MOMENTS_TILE = 4096
 _ERRORS_TILE = 2048
-_CHUNK = 1024
-_CHUNKS = 16
+_CHUNK = 4096
+_CHUNKS = 4
 _CONTEXTS_AT_ONCE = 16
 """Contexts whose counts fit into a program's registers."""
 _ROTATED = 1024
@@ -170,16 +170,8 @@ def histogram(codes: Tensor, contexts: Tensor, num_contexts: int) -> Tensor:
     counts = torch.zeros((num_contexts, 256), dtype=torch.int64, device=codes.device)
     at_once = min(triton.next_power_of_2(num_contexts), _CONTEXTS_AT_ONCE)
     grid = triton.cdiv(len(codes), _CHUNK * _CHUNKS), triton.cdiv(num_contexts, at_once)
-    _histogram[grid](
-        counts,
-        codes.contiguous(),
-        contexts.contiguous(),
-        len(codes),
-        num_contexts,
-        at_once * 256,
-        _CHUNK,
-        _CHUNKS,
-    )
+    read = codes.contiguous(), contexts.contiguous(), len(codes), num_contexts
+    _histogram[grid](counts, *read, at_once * 256, _CHUNK, _CHUNKS, **EXACT)
     return counts
 
 
