@@ -4,7 +4,7 @@ import sys
 
 import torch
 
-from swarm_ft.codec import KEY_CODEC, parse
+from swarm_ft.codec import parse
 from swarm_ft.protocol.boundary_wire import frame_wire_bytes
 from swarm_ft.protocol.codec_spec import Direction
 from swarm_ft.protocol.digest import DIGEST_BYTES
@@ -17,23 +17,28 @@ DIGEST = bytes(DIGEST_BYTES)
 def frames(x: torch.Tensor) -> dict[str, Frame]:
     """One frame of each kind, late in a long run, where numbers take the most bytes."""
     forward, backward = (FrameKey(3, 1000, 30, 100_000, way) for way in Direction)
-    delta = parse("aq4").encode(x, 0.9 * x)
-    gradient = parse("q8", Direction.BACKWARD).encode(x)
-    return {
-        "aq4 delta": Frame(forward, FrameKind.DELTA, delta, DIGEST, DIGEST),
-        "q8 gradient": Frame(backward, FrameKind.DIRECT, gradient),
-        "key frame": Frame(forward, FrameKind.KEY, KEY_CODEC.encode(x), result_digest=DIGEST),
-    }
+    made = {}
+    for codec in ("aq4", "aq2+z"):
+        delta = parse(codec).encode(x, 0.9 * x)
+        made[f"{codec} delta"] = Frame(forward, FrameKind.DELTA, delta, DIGEST, DIGEST)
+    for codec in ("fp16", "q4+z"):
+        first = parse(codec).encode(x)
+        made[f"{codec} key"] = Frame(forward, FrameKind.KEY, first, result_digest=DIGEST)
+    for codec in ("q8", "q2+z"):
+        gradient = parse(codec, Direction.BACKWARD).encode(x)
+        made[f"{codec} gradient"] = Frame(backward, FrameKind.DIRECT, gradient)
+    return made
 
 
 def main() -> None:
     """One line a shape and kind: bytes, and how many times less than float32."""
     for tokens, channels in SHAPES:
-        for name, frame in frames(torch.randn(tokens, channels)).items():
+        x = torch.randn(tokens, channels, generator=torch.Generator().manual_seed(0))
+        for name, frame in frames(x).items():
             wire_bytes = frame_wire_bytes(frame)
             ratio = 4 * tokens * channels / wire_bytes
             sys.stdout.write(
-                f"{tokens:5} x {channels:<5} {name:12} {wire_bytes:9,} {ratio:5.1f}x\n"
+                f"{tokens:5} x {channels:<5} {name:14} {wire_bytes:9,} {ratio:5.1f}x\n"
             )
 
 

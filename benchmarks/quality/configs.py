@@ -22,14 +22,13 @@ GROUPS: dict[str, str] = {
     "none": "none",
     "main": """
         none
-        pubq2/pubq4   pubq3/pubq6   pubq4/pubq8
+        aq2+z/q2+z@q4+z  aq2+z/q1.5+z@q3+z  aq1.5+z/q1.5+z@q3+z
+        aq2/q4   aq3/q6   aq4/q8    aq2+z/q4+z  aq3+z/q6+z  aq4+z/q8+z  aq3+z/q4t
+        q2/q4    q3/q6    q4/q8     q2+z/q4+z   q3+z/q6+z   q4+z/q8+z
         pubaq2/pubq4  pubaq3/pubq6  pubaq4/pubq8
-        q2/q4    q3/q6    q4/q8      q2+z/q4+z   q3+z/q6+z   q4+z/q8+z
-        aq2/q4   aq3/q6   aq4/q8     aq2+z/q4+z  aq3+z/q6+z  aq4+z/q8+z
-        aq3+z/q4t
-        hq3/hq3  hq3/hq6
-        top50/top50  top30/top30  top10/top10
-        aqtop30/top30  aqtop10/top10
+        pubq2/pubq4   pubq3/pubq6   pubq4/pubq8
+        hq3/hq3
+        top50/top50  top30/top30  top10/top10  aqtop30/top30  aqtop10/top10
     """,
     # As published: the whole first epoch in float32, gradients too.
     "published": "none  pubaq2/pubq4@none@none  pubaq3/pubq6@none@none  pubaq4/pubq8@none@none",
@@ -42,28 +41,29 @@ GROUPS: dict[str, str] = {
     # Who shares a step, and does dither help: gradients, then activations.
     "axes": """
         none
-        none/q2c+z  none/q2t+z  none/q2f+z  none/q2tc+z  none/q2t+d+z
-        none/q1c+z  none/q1t+z  none/q1f+z  none/q1t+d+z  none/q1f+d+z
-        none/q2c  none/q2t  none/q2tc  none/q3c  none/q3t
-        aq2c+z/none  aq2f+z/none  aq2t+z/none
-        aq1c+z/none  aq1f+z/none  aq1t+z/none
+        none/q2c+z  none/q2t+z  none/q2f+z
+        none/q2c+d+z  none/q2t+d+z  none/q2f+d+z  none/q2tc+d+z
+        none/q1t+z  none/q1f+z  none/q1t+d+z  none/q1f+d+z  none/q1.5t+d+z
+        none/q2c  none/q2t  none/q2tc  none/q2t+d  none/q4t  none/q4t+d
+        aq2c+z/none  aq2f+z/none  aq2t+z/none  aq2f+d+z/none
+        aq1c+z/none  aq1f+z/none  aq1t+z/none  aq1f+d+z/none
         aq2c/none  aq2t/none  aq2tc/none
-        aqc0.5/none  aqc1/none  aqc0.5f/none
+        aqc0.5/none  aqc1/none  aqc0.5f/none  aqc1f/none
     """,
     "key": """
         none
-        aqc0.5/q2t+d+z@none   aqc0.5/q2t+d+z@fp16   aqc0.5/q2t+d+z@q8
-        aqc0.5/q2t+d+z@hq4    aqc0.5/q2t+d+z@q4     aqc0.5/q2t+d+z@q4+z
-        aqc0.5/q2t+d+z@qc0.25 aqc0.5/q2t+d+z@qc0.5
-        aqc0.5/q2t+d+z@q3+z   aqc0.5/q2t+d+z@q2+z
+        aq2+z/q2+z@none  aq2+z/q2+z@fp16  aq2+z/q2+z@q8  aq2+z/q2+z@hq4  aq2+z/q2+z@q4
+        aq2+z/q2+z@q4+z  aq2+z/q2+z@q3+z  aq2+z/q2+z@q2+z
+        aq2+z/q2+z@qc0.25  aq2+z/q2+z@qc0.5
     """,
     # The smallest pair of rates within 1 % of none.
     "rates": """
         none
-        aq3+z/q3+z@q4+z    aq3+z/q2+z@q4+z    aq3+z/q1.5+z@q4+z    aq3+z/q1+z@q4+z
-        aq2+z/q3+z@q4+z    aq2+z/q2+z@q4+z    aq2+z/q1.5+z@q4+z    aq2+z/q1+z@q4+z
-        aq1.5+z/q3+z@q4+z  aq1.5+z/q2+z@q4+z  aq1.5+z/q1.5+z@q4+z  aq1.5+z/q1+z@q4+z
-        aq1+z/q3+z@q4+z    aq1+z/q2+z@q4+z    aq1+z/q1.5+z@q4+z    aq1+z/q1+z@q4+z
+        aq3+z/q2+z@q3+z    aq2+z/q2+z@q3+z    aq1.5+z/q2+z@q3+z    aq1+z/q2+z@q3+z
+        aq2+z/q1.5+z@q3+z  aq1.5+z/q1.5+z@q3+z  aq1+z/q1.5+z@q3+z
+        aq2+z/q1.25+z@q3+z aq2+z/q1+z@q3+z  aq1.5+z/q1+z@q3+z  aq1+z/q1+z@q3+z
+        aq1.5+z/q1.5+z@q2.5+z  aq1.5+z/q1.25+z@q2.5+z  aq1.25+z/q1.5+z@q2.5+z
+        aqc0.5/q1.5+z@q3+z  aqc1/q1.5+z@q3+z
     """,
     "epochs": """
         none:1   aq4/q8@fp16:1   aq2+z/q2+z@q4+z:1   q2+z/q2+z:1

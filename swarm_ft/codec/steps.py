@@ -59,7 +59,8 @@ def choose_steps(x: Tensor, base: Tensor | None, spec: CodecSpec, kernels: Kerne
         some = _some_columns(x, base).T.contiguous()
         return Steps(fit(some, row_peaks, x.shape[1]), one)
     rows = _relative_spread(row_squares)
-    scaled = (x if base is None else x - base) * (1 / rows)[:, None]
+    factors = (1 / rows)[:, None]
+    scaled = x * factors if base is None else (x - base).mul_(factors)
     return Steps(rows, fit(scaled[::every].contiguous(), kernels.moments(scaled, None)[3], len(x)))
 
 

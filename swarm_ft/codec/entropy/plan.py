@@ -21,7 +21,7 @@ from swarm_ft.codec.entropy.header import (
     Numbers,
     WideHeader,
 )
-from swarm_ft.codec.entropy.stream import stream_bytes
+from swarm_ft.codec.entropy.stream import estimated_stream_bytes, stream_bytes
 from swarm_ft.codec.kernels import MAX_CODE, UNITS, Kernels
 from swarm_ft.codec.steps import MIN_STEP
 from swarm_ft.protocol.codec_spec import Axis
@@ -116,7 +116,9 @@ class Sample:
         codes = (self._scaled / header.step).round_().clamp_(-MAX_CODE, MAX_CODE)
         symbols, _ = to_symbols(codes.to(torch.int16), low_bits)
         counts = self._kernels.histogram(symbols.reshape(-1), contexts, header.num_contexts)
-        return codes_bytes(counts.cpu().numpy(), low_bits, self.share) + header.size_bytes
+        numbers = counts.cpu().numpy()
+        coded = estimated_stream_bytes(numbers, self.share)
+        return coded + _apart_bytes(numbers, low_bits) / self.share + header.size_bytes
 
     def shrink(self, header: WideHeader) -> int:
         """How many units nearer to zero the values of a cell are than its middle, on average."""
@@ -136,11 +138,15 @@ def to_symbols(codes: Tensor, low_bits: int) -> tuple[Tensor, Tensor]:
     return (upper.clamp(-127, 127) + SYMBOL_ZERO).to(torch.uint8), upper
 
 
-def codes_bytes(counts: NDArray[np.int64], low_bits: int, share: float = 1.0) -> float:
-    """About what codes with these counts of symbols take; of a frame of which they are a share."""
-    values = int(counts.sum()) / share
-    escapes = int(counts[:, (FIRST_SYMBOL, LAST_SYMBOL)].sum()) / share
-    return stream_bytes(counts, share) + 2 * escapes + values * low_bits / 8
+def codes_bytes(counts: NDArray[np.int64], low_bits: int) -> float:
+    """What codes with these counts of symbols take, to a few bytes."""
+    return stream_bytes(counts) + _apart_bytes(counts, low_bits)
+
+
+def _apart_bytes(counts: NDArray[np.int64], low_bits: int) -> float:
+    """Of codes that are too large for a symbol, and of all codes' lower bits."""
+    escapes = int(counts[:, (FIRST_SYMBOL, LAST_SYMBOL)].sum())
+    return 2 * escapes + int(counts.sum()) * low_bits / 8
 
 
 def low_bits_for(spread: float) -> int:

@@ -62,25 +62,33 @@ def read_symbols(data: bytes, contexts: Tensor, kernels: Kernels) -> Tensor:
     return symbols
 
 
-def stream_bytes(counts: NDArray[np.int64], share: float = 1.0) -> float:
-    """About what `write_symbols` takes for symbols with these counts.
+def stream_bytes(counts: NDArray[np.int64]) -> float:
+    """What `write_symbols` takes for symbols with these counts, to a few bytes."""
+    frequencies = Tables.of_counts(counts).frequencies()
+    used = counts > 0
+    coded_bits = counts[used] @ (PROBABILITY_BITS - np.log2(frequencies[used]))
+    return _fixed_bytes(used, int(counts.sum())) + float(coded_bits) / 8
+
+
+def estimated_stream_bytes(counts: NDArray[np.int64], share: float) -> float:
+    """The same from the entropy alone, in a third of the time, to half a percent.
 
     Args:
+        counts: int64 [contexts, 256].
         share: the counts are of so much of the symbols.
     """
     totals = counts.sum(1)
-    if share < 1:
-        coded_bits = _sum_of_logs(totals) - _sum_of_logs(counts) + _LOSS_BITS * totals.sum()
-    else:
-        frequencies = Tables.of_counts(counts).frequencies()
-        coded_bits = (counts * (PROBABILITY_BITS - np.log2(frequencies.clip(min=1)))).sum()
-    firsts, lasts = first_and_last(counts > 0)
-    tables = 2 * len(counts) + packed_bytes(int((lasts - firsts + 1).sum()), WEIGHT_BITS)
-    count = round(totals.sum() / share)
+    count = int(totals.sum())
+    coded_bits = _sum_of_logs(totals) - _sum_of_logs(counts) + _LOSS_BITS * count
+    return _fixed_bytes(counts > 0, round(count / share)) + coded_bits / share / 8
+
+
+def _fixed_bytes(is_used: NDArray[np.bool_], count: int) -> float:
+    firsts, lasts = first_and_last(is_used)
+    tables = 2 * len(is_used) + packed_bytes(int((lasts - firsts + 1).sum()), WEIGHT_BITS)
     lanes, segments = lanes_for(count), len(segment_lengths(count))
     # Of a state's four bytes two carry symbols.
-    fixed = 1 + tables + segments * (2 * lanes + 4 * (segments > 1))
-    return float(fixed + coded_bits / share / 8)
+    return 1 + tables + segments * (2 * lanes + 4 * (segments > 1))
 
 
 def _sum_of_logs(counts: NDArray[np.int64]) -> float:

@@ -368,7 +368,7 @@ def test_with_dither_errors_are_uniform_and_say_nothing_about_the_value(bits, ax
     assert error.abs().max() < 0.501
     assert error.double().square().mean() == pytest.approx(1 / 12, rel=0.02)
     assert abs(error.double().mean()) < 0.01
-    assert abs(correlation(error, x[inside])) < 0.01
+    assert abs(correlation(error, x[inside])) < 0.02
     assert abs(correlation(error, plain[inside])) < 0.05
 
 
@@ -437,7 +437,7 @@ def visit(sender, receiver, x):
     return relative_error(y, x)
 
 
-@pytest.mark.parametrize("name", [*(f"aq{bits}" for bits in WIDTHS), "aq3t+d", "aq4tc", "aq2f"])
+@pytest.mark.parametrize("name", [*(f"aq{bits}c" for bits in WIDTHS), "aq3t+d", "aq4tc", "aq2f"])
 @given(
     shape=st.tuples(st.integers(1, 40), st.integers(1, 12)),
     seed=st.integers(0, 1000),
@@ -452,14 +452,14 @@ def test_both_ends_hold_the_same_bytes_after_every_visit(name, shape, seed, magn
 
 
 CONTRACTIONS = {
-    "aq2": 0.6,
+    "aq2c": 0.6,
     "aq2t": 0.4,
-    "aq3": 0.42,
+    "aq3c": 0.42,
     "aq3t+d": 0.2,
-    "aq4": 0.24,
+    "aq4c": 0.24,
     "aq4t": 0.1,
     "aq4f": 0.6,
-    "aq8": 0.03,
+    "aq8c": 0.03,
 }
 
 
@@ -480,22 +480,22 @@ def test_error_on_a_fixed_value_contracts_to_the_buffers_precision(name, contrac
 
 
 def test_even_one_bit_brings_a_fixed_value_nearer_at_every_visit():
-    errors = errors_on_a_fixed_value("aq1", visits=40)
+    errors = errors_on_a_fixed_value("aq1c", visits=40)
     assert all(after < before for before, after in pairwise(errors))
     assert errors[-1] < errors[0] / 20
 
 
 @pytest.mark.parametrize("bits", [1, 2, 3, 4])
 def test_error_follows_a_drift_that_shrinks(bits):
-    sender, receiver = BoundaryEnd(f"aq{bits}"), BoundaryEnd(f"aq{bits}")
+    sender, receiver = BoundaryEnd(f"aq{bits}c"), BoundaryEnd(f"aq{bits}c")
     x, errors = gaussian(64, 16), []
     for step in range(8):
         x = x + gaussian(64, 16, seed=step + 1) * 0.2 * 0.5**step
         errors.append(visit(sender, receiver, x))
-    assert errors[-1] < relative_error(roundtrip(x, f"q{bits}"), x) / 8
+    assert errors[-1] < relative_error(roundtrip(x, f"q{bits}c"), x) / 8
 
 
-@pytest.mark.parametrize("name", ["aq4", "aq1", "aq3t+d", "aq2tc"])
+@pytest.mark.parametrize("name", ["aq4c", "aq1f", "aq3t+d", "aq2tc"])
 def test_a_fixed_point_stays(name):
     codec, base = parse(name), unpack_buffer(pack_buffer(gaussian(9, 5)), 9, 5)
     assert torch.equal(codec.decode(codec.encode(base, base), base), base)
@@ -524,5 +524,5 @@ def test_a_change_is_encoded_as_if_it_were_a_value():
 def test_error_is_relative_to_the_change_not_to_the_value():
     base = gaussian(64, 16) * 1000
     x = base + gaussian(64, 16, seed=1) * 0.01
-    codec = parse("aq4")
+    codec = parse("aq4c")
     assert (codec.decode(codec.encode(x, base), base) - x).norm() < 0.2 * (x - base).norm()

@@ -174,7 +174,8 @@ def test_a_first_visit_sends_half_precision_and_later_ones_the_change(make_coder
     assert torch.allclose(value, x, rtol=2**-11)
     ends.commit()
     second, _ = ends.visit(0, x + 0.1)
-    assert (second.kind, str(second.tensor.codec)) == (FrameKind.DELTA, "aq4c")
+    assert second.kind is FrameKind.DELTA
+    assert second.tensor.codec == parse_codec_spec("aq4", Direction.FORWARD)
     assert second.base_digest == first.result_digest
     assert second.result_digest == ends.here.staged[sent(0)].digest
 
@@ -307,11 +308,11 @@ BROKEN = {
     "more tokens": lambda f: of(f, tokens=TOKENS + 1),
     "fewer channels": lambda f: of(f, channels=CHANNELS - 1),
     "swapped shape": lambda f: of(f, tokens=CHANNELS, channels=TOKENS),
-    "other bits": lambda f: of_codec(f, "aq8"),
-    "other codec": lambda f: of_codec(f, "q4"),
+    "other bits": lambda f: of_codec(f, "aq8tc"),
+    "other codec": lambda f: of_codec(f, "q4tc"),
     "other axis": lambda f: of_codec(f, "aq4t"),
-    "dithered": lambda f: of_codec(f, "aq4+d"),
-    "entropy-coded": lambda f: of_codec(f, "aq4+z"),
+    "dithered": lambda f: of_codec(f, "aq4tc+d"),
+    "entropy-coded": lambda f: of_codec(f, "aq4tc+z"),
     "long payload": lambda f: of(f, payload=f.tensor.payload + b"\0"),
     "a delta as a key": lambda f: replace(f, kind=FrameKind.KEY, base_digest=b""),
     "a delta as direct": lambda f: replace(f, kind=FrameKind.DIRECT),
@@ -331,7 +332,7 @@ def assert_broken(ends, frame, looks):
 
 @pytest.mark.parametrize("change", BROKEN.values(), ids=BROKEN)
 def test_a_frame_that_does_not_fit_the_run_is_broken(make_coders, change):
-    ends = make_coders()
+    ends = make_coders(forward_codec="aq4tc")
     warm(ends)
     frame = change(ends.sender.encode(key(0), torch.ones(TOKENS, CHANNELS)))
     assert_broken(ends, frame, (ends.receiver.check, ends.receiver.decode))
@@ -347,10 +348,10 @@ def test_a_payload_that_does_not_fit_its_header_is_broken_once_it_is_read(make_c
 
 
 def test_a_direct_frame_is_broken_in_a_run_with_buffers(make_coders):
-    direct = make_coders(forward_codec="q4").sender.encode(key(0), torch.ones(TOKENS, CHANNELS))
+    direct = make_coders(forward_codec="q4c").sender.encode(key(0), torch.ones(TOKENS, CHANNELS))
     assert direct.kind is FrameKind.DIRECT
-    with pytest.raises(BadFrame, match="DIRECT of q4c in a run whose forward codec is aq4c"):
-        make_coders().receiver.decode(direct)
+    with pytest.raises(BadFrame, match="DIRECT of q4c in a run whose forward codec is aq4t"):
+        make_coders(forward_codec="aq4t").receiver.decode(direct)
 
 
 @pytest.mark.parametrize("codec", ["q4", "fp16", "none"])

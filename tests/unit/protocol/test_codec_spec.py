@@ -96,21 +96,21 @@ def test_every_legal_spec_prints_as_a_text_that_parses_to_it(spec):
         ("none", FORWARD, CodecSpec(CodecName.NONE, 3200)),
         ("fp16", BACKWARD, CodecSpec(CodecName.FP16, 1600)),
         ("bf16", FORWARD, CodecSpec(CodecName.BF16, 1600)),
-        ("q4", FORWARD, CodecSpec(CodecName.Q, 400, Axis.CHANNEL)),
-        ("q4", BACKWARD, CodecSpec(CodecName.Q, 400, Axis.TOKEN)),
+        ("q4c", FORWARD, CodecSpec(CodecName.Q, 400, Axis.CHANNEL)),
+        ("q4t", FORWARD, CodecSpec(CodecName.Q, 400, Axis.TOKEN)),
         ("q4f", BACKWARD, CodecSpec(CodecName.Q, 400, Axis.FRAME)),
         ("aq3tc", FORWARD, CodecSpec(CodecName.AQ, 300, Axis.BOTH)),
         ("hq3", FORWARD, CodecSpec(CodecName.HQ, 300)),
         ("top0.5", FORWARD, CodecSpec(CodecName.TOP, 50)),
         ("aqtop10", FORWARD, CodecSpec(CodecName.AQTOP, 1000)),
         ("lowrank16", FORWARD, CodecSpec(CodecName.LOWRANK, 1600)),
-        ("aq1.5+z", FORWARD, CodecSpec(CodecName.AQ, 150, Axis.CHANNEL, entropy=True)),
-        ("qc0.25", FORWARD, CodecSpec(CodecName.QC, 25, Axis.CHANNEL, entropy=True)),
-        ("qc0.25+z", FORWARD, CodecSpec(CodecName.QC, 25, Axis.CHANNEL, entropy=True)),
+        ("aq1.5c+z", FORWARD, CodecSpec(CodecName.AQ, 150, Axis.CHANNEL, entropy=True)),
+        ("qc0.25c", FORWARD, CodecSpec(CodecName.QC, 25, Axis.CHANNEL, entropy=True)),
+        ("qc0.25c+z", FORWARD, CodecSpec(CodecName.QC, 25, Axis.CHANNEL, entropy=True)),
         ("q2t+d+z", FORWARD, CodecSpec(CodecName.Q, 200, Axis.TOKEN, dither=True, entropy=True)),
         ("q2t+z+d", FORWARD, CodecSpec(CodecName.Q, 200, Axis.TOKEN, dither=True, entropy=True)),
         ("top10+ef", BACKWARD, CodecSpec(CodecName.TOP, 1000, feedback=Feedback.EF)),
-        ("q4+ef21", BACKWARD, CodecSpec(CodecName.Q, 400, Axis.TOKEN, feedback=Feedback.EF21)),
+        ("q4t+ef21", BACKWARD, CodecSpec(CodecName.Q, 400, Axis.TOKEN, feedback=Feedback.EF21)),
         (
             "top10+z+efmix",
             BACKWARD,
@@ -122,11 +122,31 @@ def test_texts_mean_what_they_say(text, direction, spec):
     assert parse_codec_spec(text, direction) == spec
 
 
-@pytest.mark.parametrize("bits", range(1, 9))
-def test_steps_are_shared_by_channel_forward_and_by_token_backward(bits):
-    assert str(parse_codec_spec(f"aq{bits}", FORWARD)) == f"aq{bits}c"
-    assert str(parse_codec_spec(f"q{bits}", FORWARD)) == f"q{bits}c"
-    assert str(parse_codec_spec(f"q{bits}", BACKWARD)) == f"q{bits}t"
+@pytest.mark.parametrize(
+    ("text", "forward", "backward"),
+    [
+        ("q4", "q4tc", "q4t"),
+        ("q4+d", "q4tc+d", "q4t+d"),
+        ("q2+z", "q2f+z", "q2t+d+z"),
+        ("qc0.5", "qc0.5c", "qc0.5t+d"),
+        ("aq4", "aq4tc", None),
+        ("aq1.5+z", "aq1.5f+z", None),
+        ("aqc0.5", "aqc0.5c", None),
+        ("q4+ef", None, "q4t+ef"),
+        ("q2+ef21+z", None, "q2t+d+ef21+z"),
+    ],
+)
+def test_a_spec_without_an_axis_stands_for_the_best_of_its_direction(text, forward, backward):
+    for direction, stands_for in ((FORWARD, forward), (BACKWARD, backward)):
+        if stands_for is not None:
+            assert str(parse_codec_spec(text, direction)) == stands_for
+
+
+@pytest.mark.parametrize("axis", ["f", "c", "t", "tc"])
+@pytest.mark.parametrize("text", ["q4{}", "q2{}+z", "q3{}+d", "qc0.5{}"])
+@pytest.mark.parametrize("direction", Direction)
+def test_a_spec_with_an_axis_is_taken_at_its_word(text, axis, direction):
+    assert str(parse_codec_spec(text.format(axis), direction)) == text.format(axis)
 
 
 @given(spec=legal_specs())

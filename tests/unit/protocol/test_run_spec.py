@@ -87,7 +87,7 @@ def test_a_buffer_begins_with_the_key_codec_or_with_the_gradients_own(train_spec
 def test_properties(run_spec):
     assert run_spec.model.layers == LayerRange(0, 3)
     assert run_spec.train.steps_per_epoch == 3
-    assert run_spec.train.codec(Direction.FORWARD) == CodecSpec(CodecName.AQ, 400, Axis.CHANNEL)
+    assert run_spec.train.codec(Direction.FORWARD) == CodecSpec(CodecName.AQ, 400, Axis.BOTH)
     assert run_spec.train.codec(Direction.BACKWARD) == CodecSpec(CodecName.Q, 800, Axis.TOKEN)
 
 
