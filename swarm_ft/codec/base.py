@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from swarm_ft.errors import BadFrame, NonFinite
@@ -164,3 +165,14 @@ def checked_peak(peak: float) -> float:
             "the model diverged, a lower learning rate may help"
         )
     return peak
+
+
+def to_host(*tensors: Tensor) -> list[NDArray[Any]]:
+    """The tensors as arrays on the CPU; from a GPU by pinned memory, side by side, waited for once."""
+    if not tensors[0].is_cuda:
+        return [tensor.numpy() for tensor in tensors]
+    copies = [torch.empty(x.shape, dtype=x.dtype, pin_memory=True) for x in tensors]
+    for copy, tensor in zip(copies, tensors, strict=True):
+        copy.copy_(tensor, non_blocking=True)
+    torch.cuda.current_stream(tensors[0].device).synchronize()
+    return [copy.numpy() for copy in copies]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from swarm_ft.codec.base import (
@@ -17,10 +18,12 @@ from swarm_ft.codec.base import (
     check_finite,
     check_size,
     checked_base,
+    checked_peak,
     checked_sample,
+    to_host,
 )
 from swarm_ft.codec.kernels import Kernels, NarrowGrid, Steps, kernels_for, packed_bytes
-from swarm_ft.codec.steps import STEP_BYTES, choose_steps, read_steps, steps_for, write_steps
+from swarm_ft.codec.steps import STEP_BYTES, choose_steps, read_steps, step_patterns, steps_for
 from swarm_ft.protocol.codec_spec import CodecSpec
 from swarm_ft.protocol.frame import EncodedTensor
 
@@ -46,12 +49,15 @@ class NarrowCodec:
         base = checked_base(self.spec, base, *x.shape)
         base = None if base is None else base.to(x.device)
         kernels = self.kernels or kernels_for(x.device.type)
-        steps = choose_steps(x, base, self.spec, kernels)
-        header = write_steps(steps, self.spec.axis)
-        codes = kernels.quantize(x, base, steps, self._grid(header))
-        packed = kernels.pack(codes.reshape(-1), self.spec.bits)
-        tokens, channels = x.shape
-        return EncodedTensor(self.spec, tokens, channels, header + packed.cpu().numpy().tobytes())
+        steps, peak = choose_steps(x, base, self.spec, kernels)
+        patterns = step_patterns(steps, self.spec.axis)
+        grid = self._grid(_bytes_of(*to_host(patterns))) if self.spec.dither else self._grid()
+        packed = kernels.quantize_pack(x, base, steps, grid)
+        # All that a GPU has to say comes at once, so that it is waited for once.
+        header, body, largest = to_host(patterns, packed, peak)
+        checked_peak(float(largest[0]))
+        payload = _bytes_of(header) + body.tobytes()
+        return EncodedTensor(self.spec, x.shape[0], x.shape[1], payload)
 
     def decode(self, encoded: EncodedTensor, base: Tensor | None = None) -> Tensor:
         """See `Codec.decode`; base + units * step, with the one rounding of the sum."""
@@ -65,10 +71,10 @@ class NarrowCodec:
         header_bytes = self._header_bytes(tokens, channels)
         stream = np.frombuffer(encoded.payload, np.uint8, offset=header_bytes)
         packed = torch.from_numpy(stream.copy()).to(device)
-        codes = kernels.unpack(packed, tokens * channels, self.spec.bits).view(tokens, channels)
         steps = Steps(steps.rows.to(device), steps.cols.to(device))
         grid = self._grid(encoded.payload[:header_bytes])
-        return check_finite(kernels.dequantize(codes, base, steps, grid))
+        shape = tokens, channels
+        return check_finite(kernels.unpack_dequantize(packed, shape, base, steps, grid))
 
     def max_payload_bytes(self, tokens: int, channels: int) -> int:
         """See `Codec.max_payload_bytes`; every payload has that size."""
@@ -78,6 +84,10 @@ class NarrowCodec:
     def _header_bytes(self, tokens: int, channels: int) -> int:
         return STEP_BYTES * sum(steps_for(self.spec.axis, tokens, channels))
 
-    def _grid(self, header: bytes) -> NarrowGrid:
+    def _grid(self, header: bytes = b"") -> NarrowGrid:
         # Both ends have the steps, so a seed made of them needs no room on the wire.
         return NarrowGrid(self.spec.bits, zlib.crc32(header) if self.spec.dither else None)
+
+
+def _bytes_of(patterns: NDArray[np.int16]) -> bytes:
+    return patterns.astype("<i2", copy=False).tobytes()

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from swarm_ft.codec.base import checked_peak
 from swarm_ft.codec.kernels import Kernels, Steps
 from swarm_ft.errors import BadFrame
 from swarm_ft.protocol.codec_spec import Axis, CodecSpec
@@ -35,18 +34,32 @@ _FIT_VALUES = 128
 """Of each group: enough to tell good steps from bad ones, few enough to cost no time."""
 
 
-def choose_steps(x: Tensor, base: Tensor | None, spec: CodecSpec, kernels: Kernels) -> Steps:
-    """Steps with little squared error for narrow grids over x, or x - base.
+def choose_steps(
+    x: Tensor, base: Tensor | None, spec: CodecSpec, kernels: Kernels
+) -> tuple[Steps, Tensor]:
+    """Steps with little squared error for narrow grids over x, or x - base; and its peak.
 
     Args:
         x: float32 [tokens, channels].
         spec: of 1 to 8 bits, with its axis.
 
-    Raises:
-        NonFinite: x, or its distance from base, holds an infinity or NaN.
+    Returns:
+        The steps, and the largest magnitude, float32 [1]: not finite where x is not. It stays on
+        x's device: whoever looks at it waits for all that the device has to do.
     """
     row_squares, _, row_peaks, col_peaks = kernels.moments(x, base)
-    checked_peak(row_peaks.max().item())
+    peak = row_peaks.amax(0, keepdim=True)
+    return _steps(x, base, spec, kernels, (row_squares, row_peaks, col_peaks)), peak
+
+
+def _steps(
+    x: Tensor,
+    base: Tensor | None,
+    spec: CodecSpec,
+    kernels: Kernels,
+    moments: tuple[Tensor, Tensor, Tensor],
+) -> Steps:
+    row_squares, row_peaks, col_peaks = moments
     one, axis = torch.ones(1, device=x.device), spec.axis
     fit = functools.partial(_fit, spec=spec, kernels=kernels)
     every = max(1, len(x) // _FIT_VALUES)
@@ -71,12 +84,11 @@ def steps_for(axis: Axis, tokens: int, channels: int) -> tuple[int, int]:
     return rows, cols
 
 
-def write_steps(steps: Steps, axis: Axis) -> bytes:
-    """The steps that the axis has, little-endian bfloat16, by token and then by channel."""
+def step_patterns(steps: Steps, axis: Axis) -> Tensor:
+    """The steps that the axis has as bfloat16 patterns, int16, by token and then by channel."""
     rows, cols = steps_for(axis, len(steps.rows), len(steps.cols))
     kept = torch.cat([steps.rows[:rows], steps.cols[:cols]])
-    patterns = kept.to(torch.bfloat16).view(torch.int16).cpu().numpy()
-    return patterns.astype("<i2", copy=False).tobytes()
+    return kept.to(torch.bfloat16).view(torch.int16)
 
 
 def read_steps(payload: bytes, axis: Axis, tokens: int, channels: int) -> Steps:

@@ -21,6 +21,8 @@ COMMANDS = (
     ("coordinator",),
     ("dht",),
     ("status",),
+    ("bench",),
+    ("bench", "codec"),
     ("sample",),
 )
 HEAVY = {"torch", "grpc", "hivemind", "transformers", "safetensors", "sqlite3", "rich", "numpy"}
@@ -49,6 +51,7 @@ JOB = {
     "--tied-embeddings",
     "--fw",
     "--bw",
+    "--key",
     "--out",
     "--json",
 }
@@ -83,6 +86,7 @@ OPTIONS = {
         "--log-level",
     },
     ("status",): SWARM | {"--json"},
+    ("bench", "codec"): {"--codecs", "--shapes", "--repeats", "--reference", "--json"},
     ("sample",): {"--seed", "--json"},
 }
 

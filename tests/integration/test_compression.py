@@ -71,10 +71,23 @@ async def test_compressed_training_stays_close_to_uncompressed(make_job, aq_job,
 
 
 @pytest.mark.parametrize(
-    ("fw", "bw"), [("fp16", "fp16"), ("q2", "q2"), ("aq2", "q4"), ("aq8", "none")]
+    ("fw", "bw", "key"),
+    [
+        ("fp16", "bf16", "fp16"),
+        ("q2", "q2", "fp16"),
+        ("aq2", "q4", "q8"),
+        ("aq8", "none", "none"),
+        ("aq2+z", "q2+z", "q4+z"),
+        ("aqc0.5", "q4+ef", "qc0.25"),
+        ("aqtop30", "top10+efmix+z", "hq4"),
+        ("aq1.5c+z", "q3+ef21", "lowrank8"),
+        ("hq3+z", "top30+ef21", "fp16"),
+    ],
 )
-async def test_every_pair_of_codecs_trains(make_job, tmp_path, fw, bw):
-    job = make_job(num_samples=8, num_steps=4, forward_codec=fw, backward_codec=bw)
+async def test_every_family_of_codecs_trains(make_job, tmp_path, fw, bw, key):
+    job = make_job(
+        num_samples=8, num_steps=4, forward_codec=fw, backward_codec=bw, key_codec=key
+    )
     async with LocalSwarm(tmp_path, ["0-3", "3-6"]) as swarm:
         events = await swarm.train(job.spec, job.samples)
     assert len(steps_of(events)) == 4

@@ -147,6 +147,26 @@ class Kernels(Protocol):
         """
         ...
 
+    def quantize_pack(
+        self, x: Tensor, base: Tensor | None, steps: Steps, grid: NarrowGrid
+    ) -> Tensor:
+        """`pack` of what `quantize` returns, uint8 [packed_bytes(tokens * channels, bits)].
+
+        One function so that a GPU can do both in one pass.
+        """
+        ...
+
+    def unpack_dequantize(
+        self,
+        packed: Tensor,
+        shape: tuple[int, int],
+        base: Tensor | None,
+        steps: Steps,
+        grid: NarrowGrid,
+    ) -> Tensor:
+        """`dequantize` of what `unpack` returns, float32 of shape [tokens, channels]."""
+        ...
+
     def moments(self, x: Tensor, base: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Sums of squares and peaks of x, or of x - base. An encoder's function.
 

@@ -20,7 +20,7 @@ def _device_of(x: Tensor) -> AbstractContextManager[object]:
 
 
 class TritonKernels:
-    """See `Kernels`. Two methods beyond it fuse what narrow codecs do one after the other."""
+    """See `Kernels`."""
 
     def pack(self, codes: Tensor, bits: int) -> Tensor:
         """See `Kernels.pack`."""
@@ -45,11 +45,7 @@ class TritonKernels:
     def quantize_pack(
         self, x: Tensor, base: Tensor | None, steps: Steps, grid: NarrowGrid
     ) -> Tensor:
-        """`pack` of what `quantize` returns, in one pass where tokens come in eights.
-
-        Returns:
-            uint8 [packed_bytes(tokens * channels, grid.bits)].
-        """
+        """See `Kernels.quantize_pack`; one pass where tokens come in eights."""
         with _device_of(x):
             return cuda_pack.quantize_pack(x, base, steps, grid)
 
@@ -61,15 +57,7 @@ class TritonKernels:
         steps: Steps,
         grid: NarrowGrid,
     ) -> Tensor:
-        """`dequantize` of what `unpack` returns, in one pass where tokens come in eights.
-
-        Args:
-            packed: uint8 [packed_bytes(tokens * channels, grid.bits)].
-            shape: tokens and channels.
-
-        Returns:
-            float32 [tokens, channels].
-        """
+        """See `Kernels.unpack_dequantize`; one pass where tokens come in eights."""
         with _device_of(packed):
             return cuda_pack.unpack_dequantize(packed, shape, base, steps, grid)
 

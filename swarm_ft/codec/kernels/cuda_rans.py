@@ -1,7 +1,7 @@
 """Triton kernels of the rANS coder: a program of one warp for each segment, a thread for a lane.
 
 Knows symbols and frequencies; knows nothing of grids. What bounds it is the chain from a state to
-the lane's next, so each row's symbols and tables are loaded while the row before is worked on.
+the lane's next, so whatever does not hang on the state is done before, or loaded a row ahead.
 """
 
 from __future__ import annotations

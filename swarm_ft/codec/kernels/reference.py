@@ -103,6 +103,24 @@ class ReferenceKernels:
         values = units.float() * (table.abs() / UNITS)
         return values if base is None else base + values
 
+    def quantize_pack(
+        self, x: Tensor, base: Tensor | None, steps: Steps, grid: NarrowGrid
+    ) -> Tensor:
+        """See `Kernels.quantize_pack`."""
+        return self.pack(self.quantize(x, base, steps, grid).reshape(-1), grid.bits)
+
+    def unpack_dequantize(
+        self,
+        packed: Tensor,
+        shape: tuple[int, int],
+        base: Tensor | None,
+        steps: Steps,
+        grid: NarrowGrid,
+    ) -> Tensor:
+        """See `Kernels.unpack_dequantize`."""
+        codes = self.unpack(packed, shape[0] * shape[1], grid.bits)
+        return self.dequantize(codes.view(shape), base, steps, grid)
+
     def moments(self, x: Tensor, base: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """See `Kernels.moments`."""
         change = x if base is None else x - base

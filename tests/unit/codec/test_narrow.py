@@ -256,6 +256,30 @@ def test_an_outlier_stays_in_its_group(bits, axis):
     assert not same.all()
 
 
+@pytest.mark.parametrize("axis", ["c", "tc"])
+@pytest.mark.parametrize("bits", [2, 4])
+@pytest.mark.parametrize("height", [30, 1000])
+def test_a_channel_of_huge_values_costs_the_others_little(axis, bits, height):
+    x = gaussian(512, 256)
+    x[:, [7, 100]] *= height
+    others = [c for c in range(256) if c not in (7, 100)]
+    y = roundtrip(x, f"q{bits}{axis}")
+    assert relative_error(y[:, others], x[:, others]) < 1.12 * MAX_1960[bits]
+    assert relative_error(y[:, 7], x[:, 7]) < 1.12 * MAX_1960[bits]
+
+
+@pytest.mark.parametrize("axis", ["t", "tc"])
+@pytest.mark.parametrize("bits", [2, 4])
+@pytest.mark.parametrize("height", [30, 1000])
+def test_a_token_of_huge_values_costs_the_others_little(axis, bits, height):
+    x = gaussian(512, 256)
+    x[[0, 5]] *= height
+    others = [t for t in range(512) if t not in (0, 5)]
+    y = roundtrip(x, f"q{bits}{axis}")
+    assert relative_error(y[others], x[others]) < 1.12 * MAX_1960[bits]
+    assert relative_error(y[5], x[5]) < 1.12 * MAX_1960[bits]
+
+
 @every_width
 @every_axis
 @given(tokens=st.integers(1, 300), channels=st.integers(1, 300))
