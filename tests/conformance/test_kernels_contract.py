@@ -139,6 +139,27 @@ def test_wide_codes_are_the_same_values(
     assert torch.equal(bits_of(values), bits_of(reference("dequantize", *args)))
 
 
+@FEW
+@given(
+    st.tuples(st.sampled_from([1, 5, 8, 16]), st.sampled_from([1, 7, 33])),
+    AXES,
+    BITS,
+    DITHERS,
+    st.booleans(),
+    SEEDS,
+)
+def test_both_at_once_is_one_after_the_other(backend, shape, axis, bits, dither, has_base, seed):
+    generator, grid = drawn(seed), NarrowGrid(bits, dither)
+    steps = some_steps(axis, shape, 0, generator)
+    x = some_values(steps, shape, generator, 3)
+    base = torch.randn(shape, generator=generator) if has_base else None
+    codes = backend("quantize", x, base, steps, grid)
+    packed = backend("quantize_pack", x, base, steps, grid)
+    assert torch.equal(packed, backend("pack", codes.reshape(-1), bits))
+    values = backend("unpack_dequantize", packed, shape, base, steps, grid)
+    assert torch.equal(bits_of(values), bits_of(backend("dequantize", codes, base, steps, grid)))
+
+
 def positions(x, base, steps, shape, seed):
     """Where values lie, in steps, dither taken off; exact enough to tell cells apart."""
     change = (x if base is None else x - base).double()

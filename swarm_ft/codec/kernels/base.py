@@ -103,9 +103,9 @@ class Kernels(Protocol):
         """Codes as bytes, in planes.
 
         Of each of 4, 2 and 1 that is in `bits`, from a code's upper bits down, there is a plane of
-        so many bits of every code; 8 bits are one plane of bytes. A plane of w bits of N codes, N rounded up to a multiple of 8 with zeros, has N w / 8
-        bytes. Byte j holds codes j, j + N w / 8, j + 2 N w / 8 and so on, the first in its upper
-        bits.
+        so many bits of every code; 8 bits are one plane of bytes. A plane of w bits of N codes, N
+        rounded up to a multiple of 8 with zeros, has N w / 8 bytes. Byte j holds codes j,
+        j + N w / 8, j + 2 N w / 8 and so on, the first in its upper bits.
 
         Args:
             codes: uint8 [n], each below 2^bits.

@@ -1,0 +1,89 @@
+"""Compiles every Triton kernel for one GPU architecture, on a machine that has no GPU.
+
+Run as a process of its own: `python compile_triton.py 90`. The wrappers of `TritonKernels` get CPU
+tensors, and Triton's own binder and compiler do all but the launch. Prints what was compiled.
+"""
+
+import json
+import sys
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from swarm_ft.codec.kernels.base import NarrowGrid, Steps, WideGrid
+from swarm_ft.codec.kernels.cuda import TritonKernels
+
+ARCHITECTURE = int(sys.argv[1])
+compiled = {}
+
+
+class GpuThatIsNotThere:
+    """What Triton asks a driver before it compiles."""
+
+    def get_current_target(self):
+        return GPUTarget("cuda", ARCHITECTURE, 32)
+
+    def get_current_device(self):
+        return 0
+
+    def get_current_stream(self, _device):
+        return 0
+
+    def get_active_torch_device(self):
+        return torch.device("cpu")
+
+    def map_python_to_cpp_type(self, name):
+        return name
+
+
+def compile_only(kernel, grid):
+    def launch(*args, **options):
+        if min(grid) < 1 or (len(grid) > 1 and grid[1] >= 1 << 16):
+            raise ValueError(f"{kernel.__name__}: a grid of {grid} cannot be launched")
+        compiled[kernel.__name__] = kernel.run(*args, grid=grid, warmup=True, **options)
+
+    return launch
+
+
+def launch_grids(kernels, tokens, channels):
+    x = torch.zeros(tokens, channels)
+    one, rows, cols = torch.ones(1), torch.ones(tokens), torch.ones(channels)
+    for base in (None, x):
+        for steps in (Steps(rows, cols), Steps(one, cols), Steps(rows, one)):
+            for grid in (NarrowGrid(4), NarrowGrid(3, seed=1), WideGrid(15), WideGrid(seed=2)):
+                kernels.dequantize(kernels.quantize(x, base, steps, grid), base, steps, grid)
+                if isinstance(grid, NarrowGrid):
+                    packed = kernels.quantize_pack(x, base, steps, grid)
+                    kernels.unpack_dequantize(packed, (tokens, channels), base, steps, grid)
+        kernels.moments(x, base)
+        kernels.grid_errors(x, base, cols, torch.ones(5), 3)
+
+
+def launch_symbols(kernels, count):
+    symbols = torch.zeros(count, dtype=torch.uint8)
+    frequencies = torch.ones(3, 256, dtype=torch.int32)
+    kernels.histogram(symbols, symbols, 3)
+    for lanes in (1, 32):
+        coded = kernels.encode_symbols(symbols, symbols, frequencies, lanes)
+        kernels.decode_symbols(coded, symbols, frequencies)
+
+
+def main():
+    driver.set_active(GpuThatIsNotThere())
+    JITFunction.__getitem__ = compile_only
+    torch.empty = torch.zeros  # what no kernel fills is read all the same
+    kernels = TritonKernels()
+    for shape in ((1024, 1600), (1, 1)):
+        launch_grids(kernels, *shape)
+    for bits in range(1, 9):
+        kernels.unpack(kernels.pack(torch.zeros(4096, dtype=torch.uint8), bits), 4096, bits)
+    launch_symbols(kernels, 100_001)
+    for tile in (1, 64, 4096):
+        kernels.hadamard(torch.zeros(3, tile), tile)
+    fused = [name for name, kernel in compiled.items() if "fma" in kernel.asm["ptx"]]
+    sys.stdout.write(json.dumps({"compiled": sorted(compiled), "fused": fused}))
+
+
+main()
