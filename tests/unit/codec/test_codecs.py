@@ -36,7 +36,7 @@ DIRECT = [name for name in NAMES if name not in DELTAS]
 CODED = [n for n in NAMES if "+z" in n or n.startswith(("qc", "aqc"))]
 """Their payloads vary in size."""
 MAX_FLOAT = torch.finfo(torch.float32).max
-property_test = settings(derandomize=True, deadline=None, max_examples=8)
+property_test = settings(derandomize=True, deadline=None, max_examples=6)
 every_codec = pytest.mark.parametrize("name", NAMES)
 
 
@@ -266,22 +266,22 @@ def test_values_that_are_not_finite_are_not_encoded(name, bad):
         CODECS[name].encode(x, base_for(name, gaussian(7, 3)))
 
 
+NO_SAMPLES = [
+    torch.zeros(3),
+    torch.zeros(2, 3, 4),
+    torch.zeros(0, 4),
+    torch.zeros(4, 0),
+    torch.zeros(2, 2, dtype=torch.float64),
+    torch.zeros(2, 2, dtype=torch.float16),
+    torch.zeros(2, 2, dtype=torch.int32),
+]
+
+
 @every_codec
-@pytest.mark.parametrize(
-    "x",
-    [
-        torch.zeros(3),
-        torch.zeros(2, 3, 4),
-        torch.zeros(0, 4),
-        torch.zeros(4, 0),
-        torch.zeros(2, 2, dtype=torch.float64),
-        torch.zeros(2, 2, dtype=torch.float16),
-        torch.zeros(2, 2, dtype=torch.int32),
-    ],
-)
-def test_anything_but_one_float32_sample_is_not_encoded(name, x):
-    with pytest.raises(BadFrame, match="one at a time"):
-        CODECS[name].encode(x)
+def test_anything_but_one_float32_sample_is_not_encoded(name):
+    for x in NO_SAMPLES:
+        with pytest.raises(BadFrame, match="one at a time"):
+            CODECS[name].encode(x)
 
 
 # ---- bases
@@ -305,14 +305,15 @@ def test_a_missing_base_is_refused_at_both_ends(name):
         codec.decode(codec.encode(x, x))
 
 
-@pytest.mark.parametrize("base", [torch.zeros(2, 3), torch.zeros(6), torch.zeros(3, 2).double()])
 @pytest.mark.parametrize("name", DELTAS)
-def test_a_base_of_another_shape_or_type_is_refused_at_both_ends(name, base):
+def test_a_base_of_another_shape_or_type_is_refused_at_both_ends(name):
     codec, x = CODECS[name], gaussian(3, 2)
-    with pytest.raises(BadFrame, match="base: expected"):
-        codec.encode(x, base)
-    with pytest.raises(BadFrame, match="base: expected"):
-        codec.decode(codec.encode(x, x), base)
+    encoded = codec.encode(x, x)
+    for base in (torch.zeros(2, 3), torch.zeros(6), torch.zeros(3, 2).double()):
+        with pytest.raises(BadFrame, match="base: expected"):
+            codec.encode(x, base)
+        with pytest.raises(BadFrame, match="base: expected"):
+            codec.decode(encoded, base)
 
 
 @pytest.mark.parametrize("name", DELTAS)
