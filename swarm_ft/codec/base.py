@@ -168,7 +168,7 @@ def checked_peak(peak: float) -> float:
 
 
 def to_host(*tensors: Tensor) -> list[NDArray[Any]]:
-    """The tensors as arrays on the CPU; from a GPU by pinned memory, side by side, waited for once."""
+    """The tensors as arrays on the CPU; from a GPU through pinned memory, waited for once."""
     if not tensors[0].is_cuda:
         return [tensor.numpy() for tensor in tensors]
     copies = [torch.empty(x.shape, dtype=x.dtype, pin_memory=True) for x in tensors]

@@ -30,6 +30,8 @@ _FINE_MULTIPLES = (0.14, 0.11, 0.08, 0.06, 0.04, 0.025)
 and for a whole frame, whose largest value is far from most."""
 _ZERO_MULTIPLES = (-1.25, -1.0, -0.75, -0.55, -0.4)
 """Grids with zero on them, for groups that are mostly zeros or have rare large values."""
+_SPREAD_VALUES = 256
+_TINY_SQUARE = 1e-300
 _FIT_VALUES = 128
 """Of each group: enough to tell good steps from bad ones, few enough to cost no time."""
 
@@ -47,9 +49,9 @@ def choose_steps(
         The steps, and the largest magnitude, float32 [1]: not finite where x is not. It stays on
         x's device: whoever looks at it waits for all that the device has to do.
     """
-    row_squares, _, row_peaks, col_peaks = kernels.moments(x, base)
+    _, _, row_peaks, col_peaks = kernels.moments(x, base)
     peak = row_peaks.amax(0, keepdim=True)
-    return _steps(x, base, spec, kernels, (row_squares, row_peaks, col_peaks)), peak
+    return _steps(x, base, spec, kernels, (row_peaks, col_peaks)), peak
 
 
 def _steps(
@@ -57,9 +59,9 @@ def _steps(
     base: Tensor | None,
     spec: CodecSpec,
     kernels: Kernels,
-    moments: tuple[Tensor, Tensor, Tensor],
+    peaks: tuple[Tensor, Tensor],
 ) -> Steps:
-    row_squares, row_peaks, col_peaks = moments
+    row_peaks, col_peaks = peaks
     one, axis = torch.ones(1, device=x.device), spec.axis
     fit = functools.partial(_fit, spec=spec, kernels=kernels)
     every = max(1, len(x) // _FIT_VALUES)
@@ -71,10 +73,31 @@ def _steps(
     if axis is Axis.TOKEN:
         some = _some_columns(x, base).T.contiguous()
         return Steps(fit(some, row_peaks, x.shape[1]), one)
-    rows = _relative_spread(row_squares)
+    rows = _relative_spread(relative_row_squares(x, base))
     factors = (1 / rows)[:, None]
     scaled = x * factors if base is None else (x - base).mul_(factors)
     return Steps(rows, fit(scaled[::every].contiguous(), kernels.moments(scaled, None)[3], len(x)))
+
+
+def relative_row_squares(x: Tensor, base: Tensor | None) -> Tensor:
+    """Each token's mean square once channels are brought to one spread, float64 [tokens].
+
+    Otherwise one channel that sticks out would be all that a token's spread tells of. Tokens and
+    channels are brought to one spread in turn, twice, so that neither hides the other; over some
+    of the channels, which tell as much as all do.
+    """
+    every = max(1, x.shape[1] // _SPREAD_VALUES)
+    some = x[:, ::every] if base is None else x[:, ::every] - base[:, ::every]
+    squares = some.double().square_()
+    rows = torch.ones_like(squares[:, 0])
+    for _ in range(2):
+        cols = _inverse(rows) @ squares / len(squares)
+        rows = squares @ _inverse(cols) / squares.shape[1]
+    return rows
+
+
+def _inverse(squares: Tensor) -> Tensor:
+    return torch.where(squares > _TINY_SQUARE, 1 / squares.clamp(min=_TINY_SQUARE), 0.0)
 
 
 def steps_for(axis: Axis, tokens: int, channels: int) -> tuple[int, int]:
@@ -164,6 +187,6 @@ def _some_columns(x: Tensor, base: Tensor | None) -> Tensor:
 
 def _relative_spread(squares: Tensor) -> Tensor:
     """Each token's spread over that of the whole, as bfloat16 values near 1."""
-    spread = (squares / squares.mean().clamp(min=1e-300)).sqrt()
+    spread = (squares / squares.mean().clamp(min=_TINY_SQUARE)).sqrt()
     rounded = spread.clamp(2.0**-20, 2.0**20).float().to(torch.bfloat16).float()
     return torch.where(squares == 0, 1.0, rounded)

@@ -26,26 +26,31 @@ from swarm_ft.codec.entropy.header import WideHeader, max_header_bytes
 from swarm_ft.codec.entropy.plan import (
     FIRST_SYMBOL,
     LAST_SYMBOL,
+    MAX_OCTAVES,
     OCTAVE_BITS,
     SYMBOL_ZERO,
     Sample,
     Spreads,
+    balanced,
     codes_bytes,
     levels_for,
-    low_bits_for,
+    reach_of,
     step_for_rate,
     to_symbols,
     with_contexts,
+    with_low_bits,
     with_step,
 )
 from swarm_ft.codec.entropy.stream import max_stream_bytes, read_symbols, write_symbols
 from swarm_ft.codec.kernels import Kernels, Steps, WideGrid, kernels_for, packed_bytes
 from swarm_ft.errors import BadFrame
-from swarm_ft.protocol.codec_spec import CodecSpec
+from swarm_ft.protocol.codec_spec import Axis, CodecSpec
 from swarm_ft.protocol.frame import TENSOR_HEADER_BYTES, EncodedTensor
 
 _FRAME_BYTES = TENSOR_HEADER_BYTES + 80
 """What a frame has beside its payload: the rate is one of bytes on the wire."""
+_SMALLEST_BYTES = 64
+"""Of small frames, beside half of their budget: less would leave nothing for the codes."""
 _TRIES = 6
 _UNDER, _AIM = 0.993, 0.9975
 """Of the budget: sizes from UNDER on are taken as they are."""
@@ -103,61 +108,65 @@ class _Encoder:
 
     def __init__(self, spec: CodecSpec, x: Tensor, base: Tensor | None, kernels: Kernels) -> None:
         self._spec, self._x, self._base, self._kernels = spec, x, base, kernels
-        row_squares, col_squares, row_peaks, _ = kernels.moments(x, base)
-        self._peak = checked_peak(row_peaks.max().item())
-        self._spreads = Spreads.of_squares(row_squares, col_squares)
+        self._moments = kernels.moments(x, base)
+        self._peak = checked_peak(self._moments[2].max().item())
+        self._reach = self._peak
+        whole_bytes = x.numel() * spec.number / 8
+        self._budget_bytes = max(whole_bytes - _FRAME_BYTES, whole_bytes / 2 + _SMALLEST_BYTES)
 
     def payload(self) -> bytes:
         """The frame's payload."""
+        if self._peak == 0:
+            header = WideHeader(0.0, 0, 0, 0)
+            return self._written(self._quantized(header), header)
         header = self._plan()
-        codes, header = self._quantized(header)
+        codes = self._quantized(header)
         if not self._spec.is_constant_quality:
             codes, header = self._at_rate(codes, header)
         return self._written(codes, header)
 
     def _plan(self) -> WideHeader:
-        spec, budget = self._spec, self._budget_bytes()
-        groups = self._spreads
+        """What the header is to be, from a sample of the values."""
+        row_squares, col_squares, row_peaks, col_peaks = self._moments
+        spreads = Spreads.of(self._x, self._base, row_squares, col_squares)
+        spec, groups = self._spec, spreads
         if spec.is_constant_quality and self._base is not None:
-            groups = Spreads.of_squares(*self._kernels.moments(self._x, None)[:2])
+            groups = Spreads.of(self._x, None, *self._kernels.moments(self._x, None)[:2])
+        if spec.axis is Axis.BOTH:
+            change_of = None if spec.is_constant_quality else self._base
+            groups = balanced(self._x, change_of, groups, self._kernels)
         header = levels_for(groups, spec.axis)
-        change = self._x if self._base is None else self._x - self._base
-        sample = Sample(change, header, self._kernels)
+        self._reach = reach_of(header, row_peaks, col_peaks)
+        sample = Sample(self._x, self._base, header, self._kernels)
         scale = spec.number if spec.is_constant_quality else 4.1 * 2.0**-spec.number
-        header = with_step(header, header.step * scale, self._peak)
-        header = with_contexts(header, self._spreads, sample)
-        if not spec.is_constant_quality:
-            step = step_for_rate(header, sample, budget)
-            header = with_step(header, step, self._peak)
-        if spec.dither:
-            return header
-        return replace(header, shrink=sample.shrink(header))
+        header = with_step(header, header.step * scale, self._reach)
+        header = with_contexts(header, spreads, sample)
+        if spec.is_constant_quality:
+            header = with_low_bits(header, sample)
+        else:
+            header = step_for_rate(header, sample, self._budget_bytes)
+            header = with_step(header, header.step, self._reach)
+        return header if spec.dither else replace(header, shrink=sample.shrink(header))
 
-    def _budget_bytes(self) -> float:
-        return max(self._x.numel() * self._spec.number / 8 - _FRAME_BYTES, 0)
-
-    def _quantized(self, header: WideHeader) -> tuple[Tensor, WideHeader]:
-        spread = self._spreads.whole / max(header.step, 1e-300)
-        header = replace(header, low_bits=low_bits_for(spread))
-        grid = _grid(self._spec, header)
-        steps = header.steps()
-        steps = Steps(steps.rows.to(self._x.device), steps.cols.to(self._x.device))
-        return self._kernels.quantize(self._x, self._base, steps, grid), header
+    def _quantized(self, header: WideHeader) -> Tensor:
+        steps, device = header.steps(), self._x.device
+        steps = Steps(steps.rows.to(device), steps.cols.to(device))
+        return self._kernels.quantize(self._x, self._base, steps, _grid(self._spec, header))
 
     def _at_rate(self, codes: Tensor, header: WideHeader) -> tuple[Tensor, WideHeader]:
         """Codes and header of the largest frame within the budget; the sample said about where."""
-        budget, slope = self._budget_bytes(), OCTAVE_BITS * self._x.numel() / 8
+        budget, slope = self._budget_bytes, OCTAVE_BITS * self._x.numel() / 8
         best, size = (codes, header, math.inf), self._size(codes, header)
         for _ in range(_TRIES):
             if best[2] > budget or budget >= size > best[2]:
                 best = codes, header, size
             if _UNDER * budget <= size <= budget:
                 break
-            octaves = (size - _AIM * budget) / slope
-            moved = with_step(header, header.step * 2.0**octaves, self._peak)
+            octaves = min(max((size - _AIM * budget) / slope, -MAX_OCTAVES), MAX_OCTAVES)
+            moved = with_step(header, header.step * 2.0**octaves, self._reach)
             if moved.step == header.step:
                 break
-            codes, moved = self._quantized(moved)
+            codes = self._quantized(moved)
             size, before = self._size(codes, moved), size
             octaves = math.log2(moved.step / header.step)
             slope = min(max((before - size) / octaves, slope / 4), slope * 2)

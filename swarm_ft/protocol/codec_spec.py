@@ -217,7 +217,7 @@ def parse_key_spec(text: str) -> CodecSpec:
     """
     spec = parse_codec_spec(text, Direction.FORWARD)
     if spec.is_delta:
-        _refuse(text, f"a key frame builds on nothing; use {text.removeprefix('aq') or 'fp16'!a}")
+        _refuse(text, f"a key frame builds on nothing; use {_without_buffer(text)}")
     return spec
 
 
@@ -256,10 +256,10 @@ def _check(spec: CodecSpec, text: str) -> None:
     if not family.low <= spec.number <= family.high:
         expected = f"{family.low:g} to {family.high:g}"
         _refuse(text, f"{spec.number:g} {family.unit} is outside {expected}")
-    if family.whole and not spec.entropy and spec.hundredths % 100:
-        _refuse(text, f"{spec.number:g} {family.unit} is no whole number; with +z it may be")
     if spec.name is CodecName.LOWRANK and spec.hundredths % 100:
         _refuse(text, "a rank is a whole number")
+    if family.whole and not spec.entropy and spec.hundredths % 100:
+        _refuse(text, f"{spec.number:g} {family.unit} is no whole number; with +z it may be")
     if (spec.axis is not Axis.NONE) != (spec.name in _GRIDS):
         _refuse(text, "steps shared by frame, channel or token: q, aq, qc and aqc have them")
     if spec.dither and spec.name not in _GRIDS:
@@ -282,8 +282,7 @@ def _check_feedback(spec: CodecSpec, text: str) -> None:
 
 def _check_direction(spec: CodecSpec, text: str, direction: Direction) -> None:
     if direction is Direction.BACKWARD and spec.name in _DELTAS:
-        direct = text.removeprefix("aq")
-        direct = direct if direct.startswith("top") else f"q{direct}"
+        direct = _without_buffer(text)
         _refuse(
             text,
             "aq keeps the last activation of a sample and works forward only; "
@@ -295,6 +294,12 @@ def _check_direction(spec: CodecSpec, text: str, direction: Direction) -> None:
             "error feedback is for gradients, where errors add up over steps; an activation "
             "with another visit's error in it is no activation; aq corrects its error by itself",
         )
+
+
+def _without_buffer(text: str) -> str:
+    """`q4` for `aq4`, `top10` for `aqtop10`."""
+    rest = text.removeprefix("aq")
+    return rest if rest.startswith("top") else f"q{rest}"
 
 
 def _refuse(text: str, reason: str) -> NoReturn:

@@ -45,7 +45,7 @@ class WideHeader:
     """The head of a payload.
 
     Attributes:
-        step: of level 0; exactly a bfloat16.
+        step: of level 0; exactly a bfloat16. 0 if all values are.
         shrink: see `WideGrid`.
         low_bits: lower bits of every code that are sent as they are, 0 to 8.
         escapes: codes that are too large for a symbol.
@@ -128,7 +128,10 @@ class WideHeader:
 
     def _check_steps(self) -> None:
         deepest = sum(int(n.max()) for n in (self.row_levels, self.col_levels) if len(n))
-        if not MIN_STEP * 2.0 ** (deepest / LEVELS_AN_OCTAVE + 1) <= self.step <= MAX_STEP:
+        if (
+            self.step != 0
+            and not MIN_STEP * 2.0 ** (deepest / LEVELS_AN_OCTAVE + 1) <= self.step <= MAX_STEP
+        ):
             raise BadFrame(f"frame: a step of {self.step:.4g} at level 0 is out of range")
 
 

@@ -23,7 +23,7 @@ from swarm_ft.codec.entropy.header import (
 )
 from swarm_ft.codec.entropy.stream import estimated_stream_bytes, stream_bytes
 from swarm_ft.codec.kernels import MAX_CODE, UNITS, Kernels
-from swarm_ft.codec.steps import MIN_STEP
+from swarm_ft.codec.steps import MIN_STEP, relative_row_squares
 from swarm_ft.protocol.codec_spec import Axis
 
 Floats = NDArray[np.float64]
@@ -33,8 +33,11 @@ FIRST_SYMBOL, LAST_SYMBOL = 1, 255
 """They stand for codes that are sent apart, being too large."""
 _SAMPLE_VALUES = 16_384
 _SEARCHES = 8
-_CLASSES_AN_OCTAVE = 2
-_MAX_OCTAVES = 3.0
+_MOST_AN_OCTAVE, _FEWEST_AN_OCTAVE = 2.0, 0.75
+"""Classes: finer ones tell apart what differs little, coarser ones reach further."""
+_SPARE_OCTAVES = 14.0
+_SPREAD_OF_SYMBOLS = 8
+MAX_OCTAVES = 3.0
 _CLOSE_OCTAVES = 0.01
 OCTAVE_BITS = 0.9
 """About what a value costs more when its step halves; less than 1 at low rates."""
@@ -43,43 +46,70 @@ _TINY = 1e-75  # squares of the smallest floats are larger, or zero
 
 @dataclass(frozen=True, slots=True)
 class Spreads:
-    """Root mean squares of the groups of a tensor, and what they are of.
+    """Root mean squares of the groups of a tensor.
 
     Attributes:
         rows, cols: float64 [tokens], [channels].
-        whole: of all values.
+        relative_rows: of tokens once channels are brought to one spread; see
+            `relative_row_squares`. With `cols` it tells what spread to expect of a value.
     """
 
     rows: Floats
     cols: Floats
-    whole: float
+    relative_rows: Floats
 
     @staticmethod
-    def of_squares(row_squares: Tensor, col_squares: Tensor) -> Spreads:
-        """Spreads from the groups' sums of squares."""
-        rows, cols = row_squares.cpu().double().numpy(), col_squares.cpu().double().numpy()
-        whole = math.sqrt(rows.sum() / (len(rows) * len(cols)))
-        return Spreads(np.sqrt(rows / len(cols)), np.sqrt(cols / len(rows)), whole)
+    def of(x: Tensor, base: Tensor | None, row_squares: Tensor, col_squares: Tensor) -> Spreads:
+        """Spreads from the groups' sums of squares, of x or of x - base."""
+        relative = relative_row_squares(x, base)
+        roots = [
+            np.sqrt(squares.cpu().double().numpy() / max(1, count))
+            for squares, count in (
+                (row_squares, len(col_squares)),
+                (col_squares, len(row_squares)),
+                (relative, 1),
+            )
+        ]
+        return Spreads(*roots)
+
+
+def balanced(x: Tensor, base: Tensor | None, spreads: Spreads, kernels: Kernels) -> Spreads:
+    """The spreads with those of channels once tokens are brought to one spread."""
+    rows = torch.from_numpy(np.maximum(spreads.relative_rows, _TINY)).to(x.device)
+    scaled = ((x if base is None else x - base) / rows[:, None]).float()
+    col_squares = kernels.moments(scaled, None)[1].cpu().numpy()
+    return replace(spreads, cols=np.sqrt(col_squares / len(x)))
 
 
 def levels_for(spreads: Spreads, axis: Axis) -> WideHeader:
     """A header whose steps follow the spreads along the axis; its step is the largest spread."""
-    row_levels = col_levels = np.zeros(0, np.uint8)
-    step = spreads.whole
-    if axis in (Axis.TOKEN, Axis.BOTH):
-        row_levels = _levels(spreads.rows)
-        step *= spreads.rows.max() / max(spreads.whole, _TINY)
-    if axis in (Axis.CHANNEL, Axis.BOTH):
-        col_levels = _levels(spreads.cols)
-        step *= spreads.cols.max() / max(spreads.whole, _TINY)
-    return WideHeader(max(step, MIN_STEP), 0, 0, 0, row_levels, col_levels)
+    none = np.zeros(0, np.uint8)
+    if axis is Axis.FRAME:
+        return WideHeader(_root_mean_square(spreads.rows), 0, 0, 0, none, none)
+    if axis is Axis.TOKEN:
+        step = spreads.rows.max()
+        return WideHeader(step, 0, 0, 0, _levels(spreads.rows, step), none)
+    step = spreads.cols.max()
+    if axis is Axis.CHANNEL:
+        return WideHeader(step, 0, 0, 0, none, _levels(spreads.cols, step))
+    step *= spreads.relative_rows.max()
+    rows, cols = (_levels(group, step) // 2 for group in (spreads.relative_rows, spreads.cols))
+    return WideHeader(step, 0, 0, 0, 2 * rows, 2 * cols)
 
 
-def with_step(header: WideHeader, step: float, peak: float) -> WideHeader:
+def reach_of(header: WideHeader, row_peaks: Tensor, col_peaks: Tensor) -> float:
+    """The largest value there is, in steps of level 0 where its own step is finer."""
+    rows, cols = (peaks.cpu().double().numpy() for peaks in (row_peaks, col_peaks))
+    by_row = rows * 2.0 ** _octaves(header.row_levels)
+    by_col = cols * 2.0 ** _octaves(header.col_levels)
+    return float(max(by_row.max(), by_col.max()))
+
+
+def with_step(header: WideHeader, step: float, reach: float) -> WideHeader:
     """The header with that step, as a bfloat16 within the range that codes and floats allow."""
     deepest = sum(int(n.max()) for n in (header.row_levels, header.col_levels) if len(n))
     lowest = MIN_STEP * 2.0 ** (deepest / LEVELS_AN_OCTAVE + 1.5)
-    bounded = min(max(step, lowest, peak / MAX_CODE), MAX_STEP / 2)
+    bounded = min(max(step, lowest, reach / MAX_CODE), MAX_STEP / 2)
     return replace(header, step=torch.tensor(bounded).to(torch.bfloat16).item())
 
 
@@ -87,38 +117,41 @@ class Sample:
     """A few tokens of a frame, to try steps and contexts on.
 
     Args:
-        change: float32 [tokens, channels], what is to be coded, of all tokens.
+        x, base: what is to be coded is x, or x - base.
+        header: its levels count, its step does not.
     """
 
-    def __init__(self, change: Tensor, header: WideHeader, kernels: Kernels) -> None:
-        tokens = len(change)
-        self.count = change.numel()
-        self.every = max(1, change.numel() // _SAMPLE_VALUES)
-        self.every = min(self.every, tokens)
+    def __init__(
+        self, x: Tensor, base: Tensor | None, header: WideHeader, kernels: Kernels
+    ) -> None:
+        tokens, self.count = len(x), x.numel()
+        self.every = min(max(1, self.count // _SAMPLE_VALUES), tokens)
         self.share = len(range(0, tokens, self.every)) / tokens
         self._kernels = kernels
         steps = replace(header, step=1.0).steps()
         rows = steps.rows[:: self.every] if len(steps.rows) > 1 else steps.rows
-        table = (rows[:, None] * steps.cols[None, :]).to(change.device)
-        self._scaled = change[:: self.every] / table
-        self._weights = table.square()
-        self._spread = self._scaled.double().square().mean().sqrt().item()
+        table = (rows[:, None] * steps.cols[None, :]).to(x.device)
+        change = x[:: self.every] if base is None else x[:: self.every] - base[:: self.every]
+        # In float64, as a step may be far smaller than the largest value.
+        self._scaled = change.double() / table
+        self._weights = table.double().square()
+        self._spread = self._scaled.square().mean().sqrt().item()
 
     def code_spread(self, header: WideHeader) -> float:
         """Root mean square of the codes at the header's step."""
         return self._spread / header.step
 
-    def frame_bytes(self, header: WideHeader, low_bits: int = 0) -> float:
-        """About what the whole frame takes with that header's step and classes."""
+    def frame_bytes(self, header: WideHeader) -> float:
+        """About what the whole frame takes with that header."""
         some = header.row_classes[:: self.every]
         sampled = replace(header, row_classes=some)
         contexts = sampled.contexts(*self._scaled.shape).to(self._scaled.device)
         codes = (self._scaled / header.step).round_().clamp_(-MAX_CODE, MAX_CODE)
-        symbols, _ = to_symbols(codes.to(torch.int16), low_bits)
+        symbols, _ = to_symbols(codes.to(torch.int16), header.low_bits)
         counts = self._kernels.histogram(symbols.reshape(-1), contexts, header.num_contexts)
         numbers = counts.cpu().numpy()
         coded = estimated_stream_bytes(numbers, self.share)
-        return coded + _apart_bytes(numbers, low_bits) / self.share + header.size_bytes
+        return coded + _apart_bytes(numbers, header.low_bits) / self.share + header.size_bytes
 
     def shrink(self, header: WideHeader) -> int:
         """How many units nearer to zero the values of a cell are than its middle, on average."""
@@ -126,9 +159,9 @@ class Sample:
         codes = exact.round()
         weights = self._weights * (codes > 0) * (codes < 64)
         total = weights.expand_as(codes).sum().item()
-        if not total:
+        if not 0 < total < math.inf:
             return 0
-        offset = ((codes - exact).double() * weights).sum().item() / total
+        offset = ((codes - exact) * weights).sum().item() / total
         return min(max(round(offset * UNITS), 0), 15)
 
 
@@ -149,52 +182,89 @@ def _apart_bytes(counts: NDArray[np.int64], low_bits: int) -> float:
     return 2 * escapes + int(counts.sum()) * low_bits / 8
 
 
-def low_bits_for(spread: float) -> int:
-    """How many lower bits of codes of that spread to send as they are: next to none is lost."""
-    return min(max(0, math.floor(math.log2(max(spread, 1.0) / 8))), 8)
+def with_low_bits(header: WideHeader, sample: Sample) -> WideHeader:
+    """The header with as many lower bits sent as they are as makes the sample smallest.
+
+    None at low rates; at high ones the lower bits are noise, and symbol tables that know them cost
+    more than they save.
+    """
+    spread = min(max(sample.code_spread(header), 1.0), float(MAX_CODE))
+    most = max(0, math.ceil(math.log2(spread / _SPREAD_OF_SYMBOLS)))
+    options = [replace(header, low_bits=low_bits) for low_bits in range(min(most, 8) + 1)]
+    return min(options, key=sample.frame_bytes) if most else options[0]
 
 
 def with_contexts(header: WideHeader, spreads: Spreads, sample: Sample) -> WideHeader:
-    """The header with the classes that make the sample smallest, if any do."""
-    rows = np.log2(np.maximum(spreads.rows, _TINY)) + _octaves(header.row_levels)
-    cols = np.log2(np.maximum(spreads.cols, _TINY)) + _octaves(header.col_levels)
-    by_channel = replace(header, col_classes=_classes(cols))
-    by_both = replace(by_channel, row_classes=_classes(rows))
-    return min(header, by_channel, by_both, key=sample.frame_bytes)
+    """The header with the classes that make the sample smallest, if any do.
+
+    A token's spread is that of all its channels alike, or that of its widest ones; which of them
+    tells more depends on the model.
+    """
+    groups = [
+        np.log2(np.maximum(spread, _TINY)) + _octaves(levels)
+        for spread, levels in (
+            (spreads.cols, header.col_levels),
+            (spreads.relative_rows, header.row_levels),
+            (spreads.rows, header.row_levels),
+        )
+    ]
+    widest = max(high - low for low, high in map(_bulk, groups))
+    an_octave = max((CLASSES - 1) / max(widest, _TINY), _FEWEST_AN_OCTAVE)
+    cols, relative, plain = (_classes(group, min(an_octave, _MOST_AN_OCTAVE)) for group in groups)
+    by_channel = replace(header, col_classes=cols)
+    by_both = [replace(by_channel, row_classes=rows) for rows in (relative, plain)]
+    return min(header, by_channel, *by_both, key=sample.frame_bytes)
 
 
-def step_for_rate(header: WideHeader, sample: Sample, budget_bytes: float) -> float:
-    """The step at which the frame takes about `budget_bytes`; `sample` says what it takes."""
-    step = header.step
+def step_for_rate(header: WideHeader, sample: Sample, budget_bytes: float) -> WideHeader:
+    """The header with the step at which the sample says that the frame takes `budget_bytes`."""
     for _ in range(_SEARCHES):
-        tried = replace(header, step=step)
-        size = sample.frame_bytes(tried, low_bits_for(sample.code_spread(tried)))
+        header = with_low_bits(header, sample)
+        size = sample.frame_bytes(header)
         octaves = (size - budget_bytes) * 8 / sample.count / OCTAVE_BITS
-        step *= 2.0 ** min(max(octaves, -_MAX_OCTAVES), _MAX_OCTAVES)
+        step = header.step * 2.0 ** min(max(octaves, -MAX_OCTAVES), MAX_OCTAVES)
+        header = replace(header, step=step)
         if abs(octaves) < _CLOSE_OCTAVES:
             break
-    return step
+    return header
 
 
-def _levels(spreads: Floats) -> Numbers:
-    below = (
-        np.log2(spreads.max() / np.maximum(spreads, _TINY)) if spreads.max() > 0 else 0 * spreads
-    )
-    return _numbers(np.rint(below * LEVELS_AN_OCTAVE), MAX_LEVEL)
+def _root_mean_square(spreads: Floats) -> float:
+    # Scaled first: squares of the smallest spreads are no numbers.
+    largest = max(float(spreads.max()), _TINY)
+    return largest * math.sqrt(np.mean((spreads / largest) ** 2))
+
+
+def _levels(spreads: Floats, step: float) -> Numbers:
+    """How far below the largest each spread is; a silent group is as low as the lowest other.
+
+    No deeper than what is left of floats' range below `step` and the rate's own share of it.
+    """
+    spare = math.log2(max(step, MIN_STEP) / MIN_STEP) - _SPARE_OCTAVES
+    deepest = min(max(spare * LEVELS_AN_OCTAVE, 0), MAX_LEVEL)
+    largest = max(float(spreads.max()), _TINY)
+    lowest = spreads.min(where=spreads > _TINY, initial=largest)
+    below = np.log2(largest / np.maximum(spreads, lowest))
+    return _numbers(np.rint(below * LEVELS_AN_OCTAVE), deepest)
 
 
 def _octaves(levels: Numbers) -> Floats | float:
     return levels / LEVELS_AN_OCTAVE if len(levels) else 0.0
 
 
-def _classes(octaves: Floats) -> Numbers:
-    """Classes that tell wide groups apart; all that are narrower than the lowest are in it."""
+def _bulk(octaves: Floats) -> tuple[float, float]:
+    """Between which values nearly all groups are."""
     ordered = np.sort(octaves)
-    low, high = ordered[len(ordered) // 50], ordered[-1 - len(ordered) // 50]
-    lowest = max(high - (CLASSES - 1) / _CLASSES_AN_OCTAVE, low)
-    classes = np.rint((octaves - lowest) * _CLASSES_AN_OCTAVE)
-    return _numbers(classes, CLASSES - 1)
+    aside = len(ordered) // 50
+    return float(ordered[aside]), float(ordered[-1 - aside])
 
 
-def _numbers(values: Floats, most: int) -> Numbers:
+def _classes(octaves: Floats, an_octave: float) -> Numbers:
+    """Classes that tell wide groups apart; all that are narrower than the lowest are in it."""
+    low, high = _bulk(octaves)
+    lowest = max(high - (CLASSES - 1) / an_octave, low)
+    return _numbers(np.rint((octaves - lowest) * an_octave), CLASSES - 1)
+
+
+def _numbers(values: Floats, most: float) -> Numbers:
     return np.clip(values, 0, most).astype(np.uint8)

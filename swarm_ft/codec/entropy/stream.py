@@ -87,8 +87,8 @@ def _fixed_bytes(is_used: NDArray[np.bool_], count: int) -> float:
     firsts, lasts = first_and_last(is_used)
     tables = 2 * len(is_used) + packed_bytes(int((lasts - firsts + 1).sum()), WEIGHT_BITS)
     lanes, segments = lanes_for(count), len(segment_lengths(count))
-    # Of a state's four bytes two carry symbols.
-    return 1 + tables + segments * (2 * lanes + 4 * (segments > 1))
+    # Of a state's four bytes about one carries symbols.
+    return 1 + tables + segments * (3 * lanes + 4 * (segments > 1))
 
 
 def _sum_of_logs(counts: NDArray[np.int64]) -> float:

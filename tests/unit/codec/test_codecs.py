@@ -111,7 +111,7 @@ def test_a_tensor_is_the_same_after_its_way_over_the_wire(name, x):
 
 @every_codec
 @given(x=samples(), other=samples())
-@settings(property_test, max_examples=6)
+@settings(property_test, max_examples=3)
 def test_a_codec_remembers_nothing(name, x, other):
     codec, base = CODECS[name], base_for(name, x)
     before = codec.encode(x, base)

@@ -244,7 +244,7 @@ REFUSED = {
     "lowrank257": "257 ranks is outside 1 to 256",
     "q1.5": r"1.5 bits is no whole number; with \+z it may be",
     "hq2.5": r"2.5 bits is no whole number; with \+z it may be",
-    "lowrank1.5": "1.5 ranks is no whole number",
+    "lowrank1.5": "a rank is a whole number",
     "lowrank1.5+z": "a rank is a whole number",
     "fp16c": "q, aq, qc and aqc have them",
     "top10t": "q, aq, qc and aqc have them",
