@@ -22,7 +22,7 @@ GROUPS: dict[str, str] = {
     "none": "none",
     "main": """
         none
-        aq2+z/q2+z@q4+z  aq2+z/q1.5+z@q3+z  aq1.5+z/q1.5+z@q3+z
+        aq3+z/q3+z@q4+z  aq2+z/q2+z@q4+z  aq2+z/q1.5+z@q3+z  aq1.5+z/q1.5+z@q3+z
         aq2/q4   aq3/q6   aq4/q8    aq2+z/q4+z  aq3+z/q6+z  aq4+z/q8+z  aq3+z/q4t
         q2/q4    q3/q6    q4/q8     q2+z/q4+z   q3+z/q6+z   q4+z/q8+z
         pubaq2/pubq4  pubaq3/pubq6  pubaq4/pubq8
@@ -48,6 +48,7 @@ GROUPS: dict[str, str] = {
         aq2c+z/none  aq2f+z/none  aq2t+z/none  aq2f+d+z/none
         aq1c+z/none  aq1f+z/none  aq1t+z/none  aq1f+d+z/none
         aq2c/none  aq2t/none  aq2tc/none
+        q2c+z/none  q2t+z/none  q2f+z/none  q2c/none  q2tc/none
         aqc0.5/none  aqc1/none  aqc0.5f/none  aqc1f/none
     """,
     "key": """

@@ -125,7 +125,7 @@ train_options = stack(
     ),
     click.option(
         "--fw",
-        default="aq4",
+        default="aq3+z",
         show_default=True,
         callback=_codec("FORWARD"),
         metavar="SPEC",
@@ -134,7 +134,7 @@ train_options = stack(
     ),
     click.option(
         "--bw",
-        default="q8",
+        default="q3+z",
         show_default=True,
         callback=_codec("BACKWARD"),
         metavar="SPEC",
@@ -142,7 +142,7 @@ train_options = stack(
     ),
     click.option(
         "--key",
-        default="fp16",
+        default="q4+z",
         show_default=True,
         callback=_key_codec,
         metavar="SPEC",

@@ -116,8 +116,9 @@ def test_demo_and_client_train_take_the_same_job():
 
 
 def test_the_defaults_of_a_job():
-    defaults = {name: option_of(("demo",), name).default for name in ("--fw", "--bw", "--epochs")}
-    assert defaults == {"--fw": "aq4", "--bw": "q8", "--epochs": 3}
+    names = ("--fw", "--bw", "--key", "--epochs")
+    defaults = {name: option_of(("demo",), name).default for name in names}
+    assert defaults == {"--fw": "aq3+z", "--bw": "q3+z", "--key": "q4+z", "--epochs": 3}
     assert option_of(("demo",), "--shuffle").default is False
     assert list(option_of(("demo",), "--lr-schedule").type.choices) == [
         "constant",

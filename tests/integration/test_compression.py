@@ -85,9 +85,7 @@ async def test_compressed_training_stays_close_to_uncompressed(make_job, aq_job,
     ],
 )
 async def test_every_family_of_codecs_trains(make_job, tmp_path, fw, bw, key):
-    job = make_job(
-        num_samples=8, num_steps=4, forward_codec=fw, backward_codec=bw, key_codec=key
-    )
+    job = make_job(num_samples=8, num_steps=4, forward_codec=fw, backward_codec=bw, key_codec=key)
     async with LocalSwarm(tmp_path, ["0-3", "3-6"]) as swarm:
         events = await swarm.train(job.spec, job.samples)
     assert len(steps_of(events)) == 4
