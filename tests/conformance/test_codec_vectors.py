@@ -1,0 +1,79 @@
+"""Whole encoded tensors, written down: every backend decodes them to the bits written beside them.
+
+Run as a script, `python tests/conformance/test_codec_vectors.py`, it writes the table anew, by the
+reference. That is for a new wire version; a backend that fails here is wrong, not the table.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from swarm_ft.codec import from_spec
+from swarm_ft.codec.kernels import ReferenceKernels
+from swarm_ft.protocol.codec_spec import Direction, parse_codec_spec
+from swarm_ft.protocol.frame import EncodedTensor
+
+TABLE = Path(__file__).with_name("codec_vectors.json")
+FORWARD = (
+    "none none+z fp16 fp16+z bf16 q1c q2 q3t q4f q5tc q8 q3c+d aq1 aq2c aq4 aq8t aq3tc+d hq2 hq5 "
+    "hq3+z top10 top30+z aqtop20 lowrank3 lowrank2+z q1+z q2.5+z q8c+z q3t+d+z aq2+z aq3tc+z "
+    "aq6c+z aq2t+d+z qc0.25 qc0.5t aqc0.5 aqc0.1f aqc1tc+d"
+).split()
+BACKWARD = ["q4+ef21", "top20+ef21+z", "q2+z", "hq4+ef21"]
+SHAPES = ((9, 20), (1, 1), (130, 3))
+
+
+def sample(shape, seed):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(shape, generator=generator)
+    return x * torch.exp2(torch.randn(shape[1], generator=generator).round())
+
+
+def bits_of(x):
+    return x.contiguous().view(torch.int32).numpy().astype("<i4").tobytes().hex()
+
+
+def base_of(codec, shape):
+    return sample(shape, 2) if codec.spec.is_delta else None
+
+
+def rows():
+    for direction, names in ((Direction.FORWARD, FORWARD), (Direction.BACKWARD, BACKWARD)):
+        for name in names:
+            codec = from_spec(parse_codec_spec(name, direction), ReferenceKernels())
+            for shape in SHAPES:
+                base = base_of(codec, shape)
+                encoded = codec.encode(sample(shape, 1), base)
+                y = codec.decode(encoded, base)
+                yield {
+                    "codec": name,
+                    "shape": shape,
+                    "encoded": encoded.to_bytes().hex(),
+                    "decoded": bits_of(y),
+                }
+
+
+def table():
+    return json.loads(TABLE.read_text()) if TABLE.exists() else []
+
+
+# Triton's interpreter computes with numpy, which warns of what is meant to become infinite.
+@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+@pytest.mark.parametrize("row", table(), ids=lambda row: f"{row['codec']}-{row['shape']}")
+def test_decodes_to_the_bits_of_the_table(backend, row):
+    if backend.device != "cpu":
+        pytest.skip("payloads of codecs without a base are decoded on the CPU")
+    encoded = EncodedTensor.from_bytes(bytes.fromhex(row["encoded"]))
+    codec = from_spec(encoded.codec, backend.kernels)
+    y = codec.decode(encoded, base_of(codec, tuple(row["shape"])))
+    assert bits_of(y) == row["decoded"]
+
+
+def test_the_table_is_there():
+    assert len(table()) == len(SHAPES) * (len(FORWARD) + len(BACKWARD))
+
+
+if __name__ == "__main__":
+    TABLE.write_text("[\n" + ",\n".join(json.dumps(row) for row in rows()) + "\n]\n")
