@@ -57,7 +57,7 @@ def test_runs_each_config_once_and_prints_a_table(
     assert late["epochs"][1]["bits_bw"] == 4 + 16 / 16  # a float16 for each channel of 16 tokens
     first, second = aq4["epochs"]
     assert 16 < first["bits_fw"] < 16.5
-    assert 4 < second["bits_fw"] < 5.5
+    assert 4 < second["bits_fw"] < 6
     assert first["bits_bw"] == second["bits_bw"] == 2 + 16 / 16
     assert not aq4["diverged"]
     print_tables(read_records(out), None, None)
