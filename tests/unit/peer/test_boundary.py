@@ -481,9 +481,18 @@ async def test_an_unplanned_frame_that_came_early_does_not_fail_the_step(
 
 
 async def test_an_ack_ahead_of_its_frame_and_a_key_frame_request_after_it(
-    make_spec, make_ends, at_work
+    make_spec, make_ends, at_work, monkeypatch
 ):
     up, down = make_ends(make_spec())
+    asked, receive = asyncio.Event(), BoundarySession.receive
+
+    def receive_and_tell(session, said):
+        effects = receive(session, said)
+        if isinstance(said, KeyFrameRequest):
+            asked.set()
+        return effects
+
+    monkeypatch.setattr(BoundarySession, "receive", receive_and_tell)
     async with at_work(up, down) as site:
         hand = await site.call()
         up.begin(0, (0,))
@@ -496,6 +505,7 @@ async def test_an_ack_ahead_of_its_frame_and_a_key_frame_request_after_it(
         up.begin(1, (0,))
         await hand.say(Ack(forward(0, 1)))
         await hand.say(KeyFrameRequest(forward(0, 1), "too early"))
+        await asked.wait()
         up.send(1, tensors(1, samples=(0,)))
         assert (await hand.hear()).kind is FrameKind.DELTA
         await hand.say(KeyFrameRequest(forward(0, 1), "really"))
