@@ -20,7 +20,7 @@ from swarm_ft.protocol.codec_spec import CodecSpec
 from swarm_ft.protocol.frame import EncodedTensor
 
 DEFAULT_CODECS = (
-    "none,fp16,bf16,q2,q4,q8,aq2,aq3,aq4,aq4tc,hq4,top10,aqtop10,lowrank16,"
+    "none,fp16,bf16,q2,q4,q8,aq2,aq3,aq4,aq4c,hq4,top10,aqtop10,lowrank16,"
     "q2+z,q4+z,aq2+z,aq4+z,aqc0.5,fp16+z"
 )
 _GIGA = 1e9

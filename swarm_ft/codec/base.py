@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -127,6 +128,15 @@ def checked_base(spec: CodecSpec, base: Tensor | None, tokens: int, channels: in
     if not spec.is_delta:
         refuse_base(spec, base)
         return None
+    return needed_base(spec, base, tokens, channels)
+
+
+def needed_base(spec: CodecSpec, base: Tensor | None, tokens: int, channels: int) -> Tensor:
+    """`base`, if it is there and of that shape.
+
+    Raises:
+        BadFrame: it is missing, or of another shape or type.
+    """
     if base is None:
         raise BadFrame(f"codec {spec} needs the sample's buffer as base; send a key frame")
     base = checked_sample(base, "base")
@@ -165,6 +175,11 @@ def checked_peak(peak: float) -> float:
             "the model diverged, a lower learning rate may help"
         )
     return peak
+
+
+def as_tensor(data: bytes) -> Tensor:
+    """Bytes as uint8 [n] on the CPU, in memory of its own."""
+    return torch.from_numpy(np.frombuffer(data, np.uint8).copy())
 
 
 def to_host(*tensors: Tensor) -> list[NDArray[Any]]:

@@ -5,13 +5,17 @@ Knows a base as a tensor; where it is kept, and whether the other end has it, is
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from swarm_ft.codec.base import Codec, check_encoded, checked_sample, peak_of
-from swarm_ft.errors import BadFrame
+from swarm_ft.codec.base import (
+    Codec,
+    check_encoded,
+    check_finite,
+    checked_sample,
+    needed_base,
+)
 from swarm_ft.protocol.codec_spec import CodecSpec
 from swarm_ft.protocol.frame import EncodedTensor
 
@@ -35,27 +39,16 @@ class DeltaCodec:
     def encode(self, x: Tensor, base: Tensor | None = None) -> EncodedTensor:
         """See `Codec.encode`; base may be on another device than x."""
         x = checked_sample(x)
-        base = self._checked_base(base, *x.shape)
+        base = needed_base(self.spec, base, *x.shape)
         return replace(self.inner.encode(x - base.to(x.device)), codec=self.spec)
 
     def decode(self, encoded: EncodedTensor, base: Tensor | None = None) -> Tensor:
         """See `Codec.decode`; base + delta, with the one rounding of the sum."""
         check_encoded(self, encoded)
-        base = self._checked_base(base, encoded.tokens, encoded.channels)
+        base = needed_base(self.spec, base, encoded.tokens, encoded.channels)
         delta = self.inner.decode(replace(encoded, codec=self.inner.spec))
-        x = base + delta.to(base.device)
-        if not math.isfinite(peak := peak_of(x)):
-            raise BadFrame(f"frame: expected a finite base + delta, got {peak}")
-        return x
+        return check_finite(base + delta.to(base.device))
 
     def max_payload_bytes(self, tokens: int, channels: int) -> int:
         """See `Codec.max_payload_bytes`; the delta's."""
         return self.inner.max_payload_bytes(tokens, channels)
-
-    def _checked_base(self, base: Tensor | None, tokens: int, channels: int) -> Tensor:
-        if base is None:
-            raise BadFrame(f"codec {self.spec} needs the sample's buffer as base; send a key frame")
-        base = checked_sample(base, "base")
-        if base.shape != (tokens, channels):
-            raise BadFrame(f"base: expected [{tokens}, {channels}], got {list(base.shape)}")
-        return base

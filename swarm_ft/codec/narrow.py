@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from swarm_ft.codec.base import (
+    as_tensor,
     check_encoded,
     check_finite,
     check_size,
@@ -22,7 +23,7 @@ from swarm_ft.codec.base import (
     checked_sample,
     to_host,
 )
-from swarm_ft.codec.kernels import Kernels, NarrowGrid, Steps, kernels_for, packed_bytes
+from swarm_ft.codec.kernels import Kernels, NarrowGrid, kernels_for, packed_bytes
 from swarm_ft.codec.steps import STEP_BYTES, choose_steps, read_steps, step_patterns, steps_for
 from swarm_ft.protocol.codec_spec import CodecSpec
 from swarm_ft.protocol.frame import EncodedTensor
@@ -69,9 +70,8 @@ class NarrowCodec:
         kernels = self.kernels or kernels_for(device.type)
         steps = read_steps(encoded.payload, self.spec.axis, tokens, channels)
         header_bytes = self._header_bytes(tokens, channels)
-        stream = np.frombuffer(encoded.payload, np.uint8, offset=header_bytes)
-        packed = torch.from_numpy(stream.copy()).to(device)
-        steps = Steps(steps.rows.to(device), steps.cols.to(device))
+        packed = as_tensor(encoded.payload[header_bytes:]).to(device)
+        steps = steps.to(device)
         grid = self._grid(encoded.payload[:header_bytes])
         shape = tokens, channels
         return check_finite(kernels.unpack_dequantize(packed, shape, base, steps, grid))

@@ -72,7 +72,7 @@ def _steps(
     if axis is Axis.FRAME:
         return Steps(one, fit(sample.reshape(-1, 1), row_peaks.max()[None], x.numel()))
     if axis is Axis.TOKEN:
-        some = _some_columns(x, base).T.contiguous()
+        some = _some_columns(x, base, _FIT_VALUES).T.contiguous()
         return Steps(fit(some, row_peaks, x.shape[1]), one)
     rows = _relative_spread(relative_row_squares(x, base))
     factors = (1 / rows)[:, None]
@@ -103,9 +103,7 @@ def relative_row_squares(x: Tensor, base: Tensor | None) -> Tensor:
     channels are brought to one spread in turn, twice, so that neither hides the other; over some
     of the channels, which tell as much as all do.
     """
-    every = max(1, x.shape[1] // _SPREAD_VALUES)
-    some = x[:, ::every] if base is None else x[:, ::every] - base[:, ::every]
-    squares = some.double().square_()
+    squares = _some_columns(x, base, _SPREAD_VALUES).double().square_()
     rows = torch.ones_like(squares[:, 0])
     for _ in range(2):
         cols = _inverse(rows) @ squares / len(squares)
@@ -197,8 +195,8 @@ def _within_range(steps: Tensor, reach: float) -> Tensor:
     return steps.clamp(-limit.item(), limit.item())
 
 
-def _some_columns(x: Tensor, base: Tensor | None) -> Tensor:
-    every = max(1, x.shape[1] // _FIT_VALUES)
+def _some_columns(x: Tensor, base: Tensor | None, about: int) -> Tensor:
+    every = max(1, x.shape[1] // about)
     return x[:, ::every] if base is None else x[:, ::every] - base[:, ::every]
 
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from swarm_ft.codec.base import (
+    as_tensor,
     check_encoded,
     check_finite,
     checked_base,
@@ -42,7 +43,7 @@ from swarm_ft.codec.entropy.plan import (
     with_step,
 )
 from swarm_ft.codec.entropy.stream import max_stream_bytes, read_symbols, write_symbols
-from swarm_ft.codec.kernels import Kernels, Steps, WideGrid, kernels_for, packed_bytes
+from swarm_ft.codec.kernels import Kernels, WideGrid, kernels_for, packed_bytes
 from swarm_ft.errors import BadFrame
 from swarm_ft.protocol.codec_spec import Axis, CodecSpec
 from swarm_ft.protocol.frame import TENSOR_HEADER_BYTES, EncodedTensor
@@ -90,8 +91,7 @@ class WideCodec:
         kernels = self.kernels or kernels_for(device.type)
         header, at = WideHeader.from_bytes(encoded.payload, tokens, channels)
         codes = _read_codes(encoded.payload[at:], header, (tokens, channels), device, kernels)
-        steps = header.steps()
-        steps = Steps(steps.rows.to(device), steps.cols.to(device))
+        steps = header.steps().to(device)
         grid = _grid(self.spec, header)
         return check_finite(kernels.dequantize(codes, base, steps, grid))
 
@@ -116,12 +116,11 @@ class _Encoder:
 
     def payload(self) -> bytes:
         """The frame's payload."""
-        if self._peak == 0:
-            header = WideHeader(0.0, 0, 0, 0)
-            return self._written(self._quantized(header), header)
-        header = self._plan()
+        header = WideHeader(0.0, 0, 0, 0) if self._peak == 0 else self._plan()
+        # The classes are settled: from here on only the step moves.
+        self._contexts = header.contexts(*self._x.shape).to(self._x.device)
         codes = self._quantized(header)
-        if not self._spec.is_constant_quality:
+        if self._peak and not self._spec.is_constant_quality:
             codes, header = self._at_rate(codes, header)
         return self._written(codes, header)
 
@@ -149,8 +148,7 @@ class _Encoder:
         return header if spec.dither else replace(header, shrink=sample.shrink(header))
 
     def _quantized(self, header: WideHeader) -> Tensor:
-        steps, device = header.steps(), self._x.device
-        steps = Steps(steps.rows.to(device), steps.cols.to(device))
+        steps = header.steps().to(self._x.device)
         return self._kernels.quantize(self._x, self._base, steps, _grid(self._spec, header))
 
     def _at_rate(self, codes: Tensor, header: WideHeader) -> tuple[Tensor, WideHeader]:
@@ -179,9 +177,8 @@ class _Encoder:
         return codes_bytes(counts, header.low_bits) + header.size_bytes
 
     def _counts(self, symbols: Tensor, header: WideHeader) -> NDArray[np.int64]:
-        contexts = header.contexts(*symbols.shape).to(symbols.device)
-        counts = self._kernels.histogram(symbols.reshape(-1), contexts, header.num_contexts)
-        return counts.cpu().numpy()
+        flat, contexts = symbols.reshape(-1), self._contexts
+        return self._kernels.histogram(flat, contexts, header.num_contexts).cpu().numpy()
 
     def _written(self, codes: Tensor, header: WideHeader) -> bytes:
         symbols, upper = to_symbols(codes, header.low_bits)
@@ -195,8 +192,7 @@ class _Encoder:
         if header.low_bits:
             lower = (codes & ((1 << header.low_bits) - 1)).to(torch.uint8).reshape(-1)
             low = self._kernels.pack(lower, header.low_bits).cpu().numpy().tobytes()
-        contexts = header.contexts(*symbols.shape).to(symbols.device)
-        stream = write_symbols(symbols.reshape(-1), contexts, counts, self._kernels)
+        stream = write_symbols(symbols.reshape(-1), self._contexts, counts, self._kernels)
         return header.to_bytes() + low + escaped + stream
 
 
@@ -218,7 +214,7 @@ def _read_codes(
     escapes = np.frombuffer(data, "<i2", header.escapes, low_bytes).astype(np.int16)
     codes = _with_escapes(symbols, torch.from_numpy(escapes))
     if header.low_bits:
-        low = torch.frombuffer(bytearray(data[:low_bytes]), dtype=torch.uint8).to(device)
+        low = as_tensor(data[:low_bytes]).to(device)
         lower = kernels.unpack(low, count, header.low_bits)
         codes = (codes << header.low_bits) | lower
     return codes.view(shape)

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from swarm_ft.codec.base import as_tensor
 from swarm_ft.codec.kernels import ReferenceKernels, Steps, packed_bytes
 from swarm_ft.codec.steps import MIN_STEP
 from swarm_ft.errors import BadFrame
@@ -159,5 +160,4 @@ def _pack(numbers: Numbers, bits: int) -> bytes:
 def _unpack(data: bytes, count: int, bits: int) -> Numbers:
     if not bits:
         return _no_numbers()
-    packed = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-    return _PACKING.unpack(packed, count, bits).numpy()
+    return _PACKING.unpack(as_tensor(data), count, bits).numpy()

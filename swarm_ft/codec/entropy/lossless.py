@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from swarm_ft.codec.base import Codec, check_encoded
+from swarm_ft.codec.base import Codec, as_tensor, check_encoded
 from swarm_ft.codec.entropy.stream import read_symbols, write_symbols
 from swarm_ft.codec.kernels import Kernels, kernels_for
 from swarm_ft.errors import BadFrame
@@ -60,7 +60,7 @@ class LosslessCodec:
         return 1 + self.inner.max_payload_bytes(tokens, channels)
 
     def _compressed(self, payload: bytes) -> bytes:
-        symbols = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
+        symbols = as_tensor(payload)
         stride = _ELEMENT_BYTES.get(self.spec.name, 2)
         contexts = (torch.arange(len(symbols)) % stride).to(torch.uint8)
         kernels = self._kernels()

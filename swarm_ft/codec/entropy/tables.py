@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from swarm_ft.codec.base import as_tensor
 from swarm_ft.codec.kernels import ReferenceKernels, packed_bytes
 from swarm_ft.codec.kernels.base import PROBABILITY_BITS
 from swarm_ft.errors import BadFrame
@@ -78,11 +79,7 @@ class Tables:
         size = 2 * contexts + packed_bytes(int(lengths.sum()), WEIGHT_BITS)
         if len(data) < size:
             raise BadFrame(f"frame: expected {size} bytes of symbol tables, got {len(data)}")
-        packed = (
-            torch.frombuffer(bytearray(data[2 * contexts : size]), dtype=torch.uint8)
-            if (size > 2 * contexts)
-            else torch.zeros(0, dtype=torch.uint8)
-        )
+        packed = as_tensor(data[2 * contexts : size])
         inside = _PACKING.unpack(packed, int(lengths.sum()), WEIGHT_BITS).numpy()
         weights = np.zeros((contexts, SYMBOLS), np.uint8)
         for row, first, part in zip(

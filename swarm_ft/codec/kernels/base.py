@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 UNITS = 32
@@ -39,6 +40,10 @@ class Steps:
 
     rows: Tensor
     cols: Tensor
+
+    def to(self, device: torch.device) -> Steps:
+        """The same on that device."""
+        return Steps(self.rows.to(device), self.cols.to(device))
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +159,7 @@ class Kernels(Protocol):
 
         One function so that a GPU can do both in one pass.
         """
-        ...
+        return self.pack(self.quantize(x, base, steps, grid).reshape(-1), grid.bits)
 
     def unpack_dequantize(
         self,
@@ -165,7 +170,8 @@ class Kernels(Protocol):
         grid: NarrowGrid,
     ) -> Tensor:
         """`dequantize` of what `unpack` returns, float32 of shape [tokens, channels]."""
-        ...
+        codes = self.unpack(packed, shape[0] * shape[1], grid.bits)
+        return self.dequantize(codes.view(shape), base, steps, grid)
 
     def moments(self, x: Tensor, base: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Sums of squares and peaks of x, or of x - base. An encoder's function.

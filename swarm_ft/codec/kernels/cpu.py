@@ -19,6 +19,7 @@ from swarm_ft.codec.kernels.base import (
     PROBABILITY_BITS,
     Coded,
     Grid,
+    Kernels,
     NarrowGrid,
     Steps,
     packed_bytes,
@@ -31,7 +32,7 @@ _SYMBOLS = 256
 _FOLD = 512
 
 
-class NumbaKernels:
+class NumbaKernels(Kernels):
     """See `Kernels`; sizes that do not fit each other raise ValueError."""
 
     def pack(self, codes: Tensor, bits: int) -> Tensor:
@@ -75,24 +76,6 @@ class NumbaKernels:
         else:
             cpu_grid.dequantize_wide(whole, other, vectors, grid.shrink, grid.seed, x)
         return torch.from_numpy(x)
-
-    def quantize_pack(
-        self, x: Tensor, base: Tensor | None, steps: Steps, grid: NarrowGrid
-    ) -> Tensor:
-        """See `Kernels.quantize_pack`."""
-        return self.pack(self.quantize(x, base, steps, grid).reshape(-1), grid.bits)
-
-    def unpack_dequantize(
-        self,
-        packed: Tensor,
-        shape: tuple[int, int],
-        base: Tensor | None,
-        steps: Steps,
-        grid: NarrowGrid,
-    ) -> Tensor:
-        """See `Kernels.unpack_dequantize`."""
-        codes = self.unpack(packed, shape[0] * shape[1], grid.bits)
-        return self.dequantize(codes.view(shape), base, steps, grid)
 
     def moments(self, x: Tensor, base: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """See `Kernels.moments`."""

@@ -15,6 +15,7 @@ from swarm_ft.codec.kernels.base import (
     UNITS,
     Coded,
     Grid,
+    Kernels,
     NarrowGrid,
     Steps,
     planes_of,
@@ -45,7 +46,7 @@ def grid_limits(bits: int, on_zero: Tensor) -> tuple[Tensor, Tensor]:
     return lowest, -lowest
 
 
-class ReferenceKernels:
+class ReferenceKernels(Kernels):
     """See `Kernels`."""
 
     def pack(self, codes: Tensor, bits: int) -> Tensor:
@@ -102,24 +103,6 @@ class ReferenceKernels:
             units = torch.where(whole.abs() > EXACT_CODE, coarse, units)
         values = units.float() * (table.abs() / UNITS)
         return values if base is None else base + values
-
-    def quantize_pack(
-        self, x: Tensor, base: Tensor | None, steps: Steps, grid: NarrowGrid
-    ) -> Tensor:
-        """See `Kernels.quantize_pack`."""
-        return self.pack(self.quantize(x, base, steps, grid).reshape(-1), grid.bits)
-
-    def unpack_dequantize(
-        self,
-        packed: Tensor,
-        shape: tuple[int, int],
-        base: Tensor | None,
-        steps: Steps,
-        grid: NarrowGrid,
-    ) -> Tensor:
-        """See `Kernels.unpack_dequantize`."""
-        codes = self.unpack(packed, shape[0] * shape[1], grid.bits)
-        return self.dequantize(codes.view(shape), base, steps, grid)
 
     def moments(self, x: Tensor, base: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """See `Kernels.moments`."""
