@@ -17,6 +17,7 @@ SwarmError
 ├── NotFound                a run, peer or result that is not there
 ├── Unavailable             the other side cannot be reached now (retryable)
 ├── JournalError            the coordinator's database cannot be read or written
+├── BadSnapshot             a saved state that is torn, altered, or of another run, stage or step
 ├── NonFinite               a loss, activation or gradient is inf or NaN
 ├── RunFailed               the run ended without a result
 └── InternalError           our bug; peers learn no detail
@@ -131,6 +132,12 @@ class JournalError(SwarmError):
     """The coordinator's journal cannot be read or written."""
 
     code = "journal-error"
+
+
+class BadSnapshot(SwarmError):
+    """A saved state is torn, altered, or not that of the run, stage or step asked for."""
+
+    code = "bad-snapshot"
 
 
 class NonFinite(SwarmError):

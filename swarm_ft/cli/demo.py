@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,12 +20,14 @@ from swarm_ft.errors import BadInput, BadOption, RunFailed
 if TYPE_CHECKING:
     from swarm_ft.client.job import Job
     from swarm_ft.client.options import TrainOptions
+    from swarm_ft.client.progress import RunProgress
     from swarm_ft.client.report import RunReport
     from swarm_ft.client.swarm import SwarmClient
 
 SAMPLE_LR = 2e-3
 """For the demo's own model, which starts from random weights; a trained one wants far less."""
 DHT_PREFIX = "swarm-ft"
+JOIN_TIMEOUT_S, JOIN_POLL_S = 60.0, 0.2
 
 
 @click.command(
@@ -33,6 +35,7 @@ DHT_PREFIX = "swarm-ft"
     epilog=examples(
         "swarm-ft demo",
         "swarm-ft demo --stages 4 --fw aq3 --bw q6 --epochs 5",
+        "swarm-ft demo --stages 2 --replicas 2 --dp q4",
         "swarm-ft demo --model ./gpt2 --dataset train.txt --eval-dataset test.txt --steps 100",
     ),
 )
@@ -41,7 +44,14 @@ DHT_PREFIX = "swarm-ft"
     default=3,
     show_default=True,
     type=click.IntRange(1),
-    help="Peers that share the model's layers.",
+    help="Parts that the model's layers are shared out in.",
+)
+@click.option(
+    "--replicas",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Peers that host each stage; with more than one, any of them may die.",
 )
 @click.option(
     "--model",
@@ -56,7 +66,7 @@ DHT_PREFIX = "swarm-ft"
 )
 @train_options
 @log_option
-def demo(stages: int, model: str | None, dataset: str | None, **given: Any) -> None:
+def demo(stages: int, replicas: int, model: str | None, dataset: str | None, **given: Any) -> None:
     """Start a DHT node, a coordinator and stage peers here, and fine-tune a model with them.
 
     Needs no GPU and no network. The processes' logs are kept beside the result.
@@ -68,7 +78,7 @@ def demo(stages: int, model: str | None, dataset: str | None, **given: Any) -> N
         command = asyncio.current_task()
         if command is not None:
             on_stop_signal(command.cancel)
-        await _train_here(stages, job, options)
+        await _train_here(stages, replicas, job, options)
 
     run_async(work)
 
@@ -131,21 +141,28 @@ def _first_missing(path: Path) -> Path | None:
 # ---- the swarm
 
 
-async def _train_here(stages: int, job: Job, options: TrainOptions) -> None:
+async def _train_here(stages: int, replicas: int, job: Job, options: TrainOptions) -> None:
     """Start everybody, train, report, and end everybody, whatever happens."""
     from swarm_ft.protocol.layers import split_evenly
 
     work_dir = _work_dir(options.out)
     swarm = ProcessSwarm(work_dir / "logs")
     layers = [str(part) for part in split_evenly(job.spec.model.layers, stages)]
+    peers = {
+        f"stage-{part}" + f".{number}" * (replicas > 1): part
+        for number in range(1, replicas + 1)
+        for part in layers
+    }
     click.echo(
-        f"starting a DHT node, a coordinator and {stages} peers; logs: {work_dir / 'logs'}",
+        f"starting a DHT node, a coordinator and {len(peers)} peers; logs: {work_dir / 'logs'}",
         err=True,
     )
     try:
         with spinner("waiting for them to find each other"):
-            address = await _start(swarm, layers, work_dir)
+            address = await _start(swarm, peers, work_dir)
         async with connected((address,), DHT_PREFIX) as client:
+            with spinner("waiting for them to join the coordinator"):
+                await _joined(client, len(peers))
             report = await _train(swarm, client, job, options)
         conclude(report, options.json_file)
     except asyncio.CancelledError:
@@ -156,7 +173,17 @@ async def _train_here(stages: int, job: Job, options: TrainOptions) -> None:
         await swarm.stop()
 
 
-async def _start(swarm: ProcessSwarm, layers: Sequence[str], work_dir: Path) -> str:
+async def _joined(client: SwarmClient, num_peers: int) -> None:
+    """Wait for all peers: whoever comes after the first step has to fetch what others learnt."""
+    try:
+        async with asyncio.timeout(JOIN_TIMEOUT_S):
+            while len((await client.status()).members) < num_peers:
+                await asyncio.sleep(JOIN_POLL_S)
+    except TimeoutError:
+        raise RunFailed("the peers did not all join the coordinator; see their logs") from None
+
+
+async def _start(swarm: ProcessSwarm, peers: Mapping[str, str], work_dir: Path) -> str:
     """Start everybody; the DHT address that others start from."""
     addresses = (await swarm.start("dht", ["dht"])).get("addresses")
     if not isinstance(addresses, list):
@@ -165,8 +192,8 @@ async def _start(swarm: ProcessSwarm, layers: Sequence[str], work_dir: Path) -> 
     common = ("--initial-peers", address, "--dht-prefix", DHT_PREFIX)
     journal = _fresh_journal(work_dir)
     commands = {"coordinator": ["coordinator", "--journal", str(journal), *common]}
-    for part in layers:
-        commands[f"stage-{part}"] = ["serve-stage", "--layers", part, "--threads", "1", *common]
+    for name, part in peers.items():
+        commands[name] = ["serve-stage", "--layers", part, "--threads", "1", *common]
     await swarm.start_all(commands)
     return address
 
@@ -182,8 +209,11 @@ async def _train(
     swarm: ProcessSwarm, client: SwarmClient, job: Job, options: TrainOptions
 ) -> RunReport:
     """Submit the job and see it through, unless a process of the swarm ends first."""
-    watching = asyncio.ensure_future(swarm.first_end())
-    training = asyncio.ensure_future(_see_through(client, job, options))
+    from swarm_ft.client.progress import RunProgress
+
+    progress = RunProgress(job.spec.train)
+    watching = asyncio.ensure_future(swarm.first_loss(progress.message))
+    training = asyncio.ensure_future(_see_through(client, job, options, progress))
     try:
         await asyncio.wait((watching, training), return_when=asyncio.FIRST_COMPLETED)
         if not training.done():
@@ -195,11 +225,11 @@ async def _train(
         await asyncio.gather(watching, training, return_exceptions=True)
 
 
-async def _see_through(client: SwarmClient, job: Job, options: TrainOptions) -> RunReport:
-    from swarm_ft.client.progress import RunProgress
+async def _see_through(
+    client: SwarmClient, job: Job, options: TrainOptions, progress: RunProgress
+) -> RunReport:
     from swarm_ft.client.train import fetch_result, measure_baseline, note_untied, report_on
 
-    progress = RunProgress(job.spec.train)
     note_untied(job.spec, progress)
     baseline = await measure_baseline(options.model, job.eval_data, progress)
     run_id = (await client.submit(job.spec, job.samples)).run_id

@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,11 +22,16 @@ STOP_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """One running command of ours."""
+    """One running command of ours; those named ROLE.1, ROLE.2, ... stand in for each other."""
 
     name: str
     process: asyncio.subprocess.Process
     log_file: Path
+
+    @property
+    def role(self) -> str:
+        """What the run needs at least one of."""
+        return self.name.partition(".")[0]
 
 
 class ProcessSwarm:
@@ -92,22 +97,27 @@ class ProcessSwarm:
         words: dict[str, object] = json.loads(line)
         return words
 
-    async def first_end(self) -> None:
-        """Wait until any child ends, which none should before it is told to.
+    async def first_loss(self, on_end: Callable[[str], None]) -> None:
+        """Wait until a child ends that no other can stand in for.
+
+        Args:
+            on_end: told in words of a child that ended and whose replicas go on.
 
         Raises:
             RunFailed: always; it says which and why.
         """
         waits = {asyncio.ensure_future(c.process.wait()): c for c in self._children}
         try:
-            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            while True:
+                done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+                for child in [waits.pop(wait) for wait in done]:
+                    ended = f"{child.name} ended with {child.process.returncode}"
+                    if child.role not in {other.role for other in waits.values()}:
+                        raise RunFailed(f"{ended}: {_last_line(child.log_file)}")
+                    on_end(f"{ended}; others host its layers, and the run goes on")
         finally:
             for wait in waits:
                 wait.cancel()
-        child = waits[done.pop()]
-        raise RunFailed(
-            f"{child.name} ended with {child.process.returncode}: {_last_line(child.log_file)}"
-        )
 
     async def stop(self) -> None:
         """End all children, last started first: politely, and at last for good."""

@@ -36,6 +36,13 @@ def _key_codec(_context: click.Context, _option: click.Parameter, text: str) -> 
     return text
 
 
+def _dp_codec(_context: click.Context, _option: click.Parameter, text: str) -> str:
+    from swarm_ft.protocol.codec_spec import parse_dp_spec
+
+    parse_dp_spec(text)
+    return text
+
+
 result_options = stack(
     click.option(
         "--out",
@@ -147,6 +154,14 @@ train_options = stack(
         callback=_key_codec,
         metavar="SPEC",
         help="Codec of a sample's first activation, where --fw sends changes: fp16, q8, q4+z ...",
+    ),
+    click.option(
+        "--dp",
+        default="none",
+        show_default=True,
+        callback=_dp_codec,
+        metavar="SPEC",
+        help="Codec of the gradients that replicas of a stage sum: none, fp16, bf16, q4, q2+z ...",
     ),
     result_options,
 )

@@ -144,4 +144,5 @@ def _train_spec(options: TrainOptions, *, num_samples: int) -> TrainSpec:
         forward_codec=options.fw,
         backward_codec=options.bw,
         key_codec=options.key,
+        dp_codec=options.dp,
     )

@@ -42,6 +42,7 @@ class TrainOptions:
     fw: str
     bw: str
     key: str
+    dp: str
     max_eval_samples: int | None
     out: Path
     json_file: Path | None

@@ -14,7 +14,7 @@ from swarm_ft.proto import coordinator_pb2 as pb
 from swarm_ft.proto import peer_pb2
 from swarm_ft.protocol.client_wire import event_from_wire, status_from_wire, swarm_from_wire
 from swarm_ft.protocol.control_wire import tokens_to_wire
-from swarm_ft.protocol.messages import RunEvent, RunStatus, SwarmStatus
+from swarm_ft.protocol.messages import RunEvent, RunStatus, SwarmStatus, stages_of
 from swarm_ft.protocol.run_spec import RunSpec
 from swarm_ft.protocol.run_wire import spec_to_wire
 from swarm_ft.transport.base import Channel, Transport, call
@@ -104,22 +104,33 @@ class SwarmClient:
         """The trained stages of a finished run, first to last, as files in `directory`.
 
         Raises:
-            RunFailed: a peer that holds a stage of the result is gone.
+            RunFailed: all peers that hold a stage of the result are gone.
         """
         endpoints = await self._directory.find(Role.PEER)
         paths = []
-        for index, stage in enumerate(status.stages):
+        for index, stage in enumerate(stages_of(status.stages)):
             path = directory / f"stage-{index}.safetensors"
-            try:
-                endpoint = endpoints[stage.peer_id]
-                await self._fetch_shard(endpoint, status.run_id, path, on_bytes)
-            except (KeyError, NotFound, Unavailable) as error:
+            known = [endpoints[peer] for peer in stage.peers if peer in endpoints]
+            if not await self._fetch_from_any(known, status.run_id, path, on_bytes):
                 raise RunFailed(
-                    f"layers {stage.layers} of the result: peer {stage.peer_id} does not answer; "
-                    f"try 'swarm-ft client attach --run {status.run_id}' when it is back"
-                ) from error
+                    f"layers {stage.layers} of the result: peer {' or '.join(stage.peers)} does "
+                    f"not answer; try 'swarm-ft client attach --run {status.run_id}' when it is "
+                    f"back"
+                )
             paths.append(path)
         return tuple(paths)
+
+    async def _fetch_from_any(
+        self, endpoints: list[str], run_id: RunId, path: Path, on_bytes: Callable[[int], None]
+    ) -> bool:
+        """Whether one of a stage's replicas, which all hold the same weights, gave them."""
+        for endpoint in endpoints:
+            try:
+                await self._fetch_shard(endpoint, run_id, path, on_bytes)
+            except (NotFound, Unavailable):
+                continue
+            return True
+        return False
 
     async def _fetch_shard(
         self, endpoint: str, run_id: RunId, path: Path, on_bytes: Callable[[int], None]

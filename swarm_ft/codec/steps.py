@@ -30,9 +30,7 @@ _FINE_MULTIPLES = (0.14, 0.11, 0.08, 0.06, 0.04, 0.025)
 and for a whole frame, whose largest value is far from most."""
 _ZERO_MULTIPLES = (-1.25, -1.0, -0.75, -0.55, -0.4)
 """Grids with zero on them, for groups that are mostly zeros or have rare large values."""
-_SPREAD_VALUES = 256
-_TINY_SQUARE = 1e-300
-_BLOCK_ROWS = 64
+_SPREAD_VALUES, _SPREAD_TOKENS = 256, 512
 _FIT_VALUES = 128
 """Of each group: enough to tell good steps from bad ones, few enough to cost no time."""
 
@@ -50,69 +48,55 @@ def choose_steps(
         The steps, and the largest magnitude, float32 [1]: not finite where x is not. It stays on
         x's device: whoever looks at it waits for all that the device has to do.
     """
-    _, _, row_peaks, col_peaks = kernels.moments(x, base)
-    peak = row_peaks.amax(0, keepdim=True)
-    return _steps(x, base, spec, kernels, (row_peaks, col_peaks)), peak
+    steps, row_peaks = _steps(x, base, spec, kernels)
+    return steps, row_peaks.amax(0, keepdim=True)
 
 
 def _steps(
-    x: Tensor,
-    base: Tensor | None,
-    spec: CodecSpec,
-    kernels: Kernels,
-    peaks: tuple[Tensor, Tensor],
-) -> Steps:
-    row_peaks, col_peaks = peaks
-    one, axis = torch.ones(1, device=x.device), spec.axis
+    x: Tensor, base: Tensor | None, spec: CodecSpec, kernels: Kernels
+) -> tuple[Steps, Tensor]:
+    """The steps, and the tokens' peaks."""
     fit = functools.partial(_fit, spec=spec, kernels=kernels)
-    every = max(1, len(x) // _FIT_VALUES)
-    sample = x[::every] if base is None else x[::every] - base[::every]
-    if axis is Axis.CHANNEL:
-        return Steps(one, fit(sample, col_peaks, len(x)))
-    if axis is Axis.FRAME:
-        return Steps(one, fit(sample.reshape(-1, 1), row_peaks.max()[None], x.numel()))
-    if axis is Axis.TOKEN:
-        some = _some_columns(x, base, _FIT_VALUES).T.contiguous()
-        return Steps(fit(some, row_peaks, x.shape[1]), one)
-    rows = _relative_spread(relative_row_squares(x, base))
-    factors = (1 / rows)[:, None]
-    scaled_peaks = _scaled_peaks(x, base, factors, kernels)
-    return Steps(rows, fit(sample * factors[::every], scaled_peaks, len(x)))
+    if spec.axis is Axis.BOTH:
+        inverse = _inverse_spreads(x, base, spec, kernels)
+        rows, row_peaks, col_peaks = kernels.balance(x, base, inverse)
+        sample = _some_tokens(x, base) / _some_tokens(rows[:, None], None)
+        return Steps(rows, fit(sample, col_peaks, len(x))), row_peaks
+    _, _, row_peaks, col_peaks = kernels.moments(x, base)
+    one = torch.ones(1, device=x.device)
+    if spec.axis is Axis.CHANNEL:
+        steps = Steps(one, fit(_some_tokens(x, base), col_peaks, len(x)))
+    elif spec.axis is Axis.FRAME:
+        sample = _some_tokens(x, base).reshape(-1, 1)
+        steps = Steps(one, fit(sample, row_peaks.amax(0, keepdim=True), x.numel()))
+    else:
+        sample = _some_columns(x, base).T.contiguous()
+        steps = Steps(fit(sample, row_peaks, x.shape[1]), one)
+    return steps, row_peaks
 
 
-def _scaled_peaks(x: Tensor, base: Tensor | None, factors: Tensor, kernels: Kernels) -> Tensor:
-    """Each channel's largest magnitude once tokens are brought to one spread, float32 [channels].
+def _inverse_spreads(x: Tensor, base: Tensor | None, spec: CodecSpec, kernels: Kernels) -> Tensor:
+    """One over each channel's spread once tokens are brought to one, float32 [channels].
 
-    On a CPU a few tokens at a time, which stay in its cache; a GPU takes all at once.
+    Otherwise one token that sticks out would be all that a channel's spread tells of. Channels
+    and tokens are brought to one spread in turn, so that neither hides the other; over some of the
+    tokens, which tell as much as all do. Where a grid may clip, only some channels count, others
+    are 0: a token's rare large values are to be clipped, not to widen its step.
     """
-    rows = len(x) if x.is_cuda else _BLOCK_ROWS
-    peaks = torch.zeros_like(x[0])
-    for start in range(0, len(x), rows):
-        part = slice(start, start + rows)
-        scaled = (
-            x[part] * factors[part] if base is None else (x[part] - base[part]).mul_(factors[part])
-        )
-        peaks = torch.maximum(peaks, kernels.moments(scaled, None)[3])
-    return peaks
+    across = max(1, x.shape[1] // _SPREAD_VALUES) if spec.bits <= _FIT_BITS else 1
+    down = max(1, len(x) // (_SPREAD_TOKENS if across > 1 else _FIT_VALUES))
+    part = slice(None, None, down), slice(None, None, across)
+    some = x[part].contiguous() if base is None else x[part] - base[part]
+    by_channel = _inverse_roots(kernels.moments(some, None)[1] / len(some))
+    rows, _, _ = kernels.balance(some, None, by_channel)
+    squares = kernels.moments(some / rows[:, None], None)[1] / len(some)
+    inverse = torch.zeros_like(x[0])
+    inverse[::across] = _inverse_roots(squares * across)
+    return inverse
 
 
-def relative_row_squares(x: Tensor, base: Tensor | None) -> Tensor:
-    """Each token's mean square once channels are brought to one spread, float64 [tokens].
-
-    Otherwise one channel that sticks out would be all that a token's spread tells of. Tokens and
-    channels are brought to one spread in turn, twice, so that neither hides the other; over some
-    of the channels, which tell as much as all do.
-    """
-    squares = _some_columns(x, base, _SPREAD_VALUES).double().square_()
-    rows = torch.ones_like(squares[:, 0])
-    for _ in range(2):
-        cols = _inverse(rows) @ squares / len(squares)
-        rows = squares @ _inverse(cols) / squares.shape[1]
-    return rows
-
-
-def _inverse(squares: Tensor) -> Tensor:
-    return torch.where(squares > _TINY_SQUARE, 1 / squares.clamp(min=_TINY_SQUARE), 0.0)
+def _inverse_roots(squares: Tensor) -> Tensor:
+    return torch.where(squares > 0, squares.rsqrt().clamp(max=_MAX_FLOAT), 0.0).float()
 
 
 def steps_for(axis: Axis, tokens: int, channels: int) -> tuple[int, int]:
@@ -195,13 +179,11 @@ def _within_range(steps: Tensor, reach: float) -> Tensor:
     return steps.clamp(-limit.item(), limit.item())
 
 
-def _some_columns(x: Tensor, base: Tensor | None, about: int) -> Tensor:
-    every = max(1, x.shape[1] // about)
+def _some_tokens(x: Tensor, base: Tensor | None) -> Tensor:
+    every = max(1, len(x) // _FIT_VALUES)
+    return x[::every] if base is None else x[::every] - base[::every]
+
+
+def _some_columns(x: Tensor, base: Tensor | None) -> Tensor:
+    every = max(1, x.shape[1] // _FIT_VALUES)
     return x[:, ::every] if base is None else x[:, ::every] - base[:, ::every]
-
-
-def _relative_spread(squares: Tensor) -> Tensor:
-    """Each token's spread over that of the whole, as bfloat16 values near 1."""
-    spread = (squares / squares.mean().clamp(min=_TINY_SQUARE)).sqrt()
-    rounded = spread.clamp(2.0**-20, 2.0**20).float().to(torch.bfloat16).float()
-    return torch.where(squares == 0, 1.0, rounded)

@@ -16,6 +16,7 @@ from types import MappingProxyType
 
 from google.protobuf.message import DecodeError
 
+from swarm_ft.coordinator.membership import GATHER_S
 from swarm_ft.coordinator.state import (
     CommitRecord,
     MemberRecord,
@@ -31,6 +32,7 @@ from swarm_ft.proto import run_pb2
 from swarm_ft.protocol.layers import LayerRange
 from swarm_ft.protocol.messages import (
     CommitStep,
+    GradientTraffic,
     RunPhase,
     StageAssignment,
     StepCommitted,
@@ -54,9 +56,10 @@ CREATE TABLE IF NOT EXISTS plans (
     run_id TEXT NOT NULL, step INTEGER NOT NULL, attempt INTEGER NOT NULL, samples TEXT NOT NULL,
     PRIMARY KEY (run_id, step, attempt)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS commits (
-    run_id TEXT NOT NULL, step INTEGER NOT NULL, loss REAL NOT NULL, learning_rate REAL NOT NULL,
-    clip_factor REAL NOT NULL, grad_norm REAL NOT NULL, num_samples INTEGER NOT NULL,
-    seconds REAL NOT NULL, traffic TEXT NOT NULL,
+    run_id TEXT NOT NULL, step INTEGER NOT NULL, attempt INTEGER NOT NULL,
+    loss REAL NOT NULL, learning_rate REAL NOT NULL, clip_factor REAL NOT NULL,
+    grad_norm REAL NOT NULL, num_samples INTEGER NOT NULL,
+    seconds REAL NOT NULL, traffic TEXT NOT NULL, gradients TEXT NOT NULL,
     PRIMARY KEY (run_id, step)) WITHOUT ROWID;
 """
 
@@ -140,6 +143,7 @@ class Journal:
         row = (
             record.run_id,
             step.step,
+            commit.attempt,
             step.loss,
             step.learning_rate,
             commit.clip_factor,
@@ -147,8 +151,9 @@ class Journal:
             step.num_samples,
             step.seconds,
             json.dumps([asdict(traffic) for traffic in step.traffic]),
+            json.dumps(asdict(step.gradients)),
         )
-        self._db.execute("INSERT INTO commits VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+        self._db.execute("INSERT INTO commits VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
         self._db.execute(
             "UPDATE runs SET committed_steps=? WHERE run_id=?", (step.step + 1, record.run_id)
         )
@@ -182,7 +187,9 @@ class Journal:
             detail="the coordinator was restarted" if under_way else detail,
             attempt=Attempt(attempt),
             stages=assignments,
+            committers=frozenset(stage.peer_id for stage in assignments),
             away_since_s=MappingProxyType({stage.peer_id: now_s for stage in assignments}),
+            gather_until_s=now_s + GATHER_S,
             committed_steps=committed_steps,
             last_commit=self._last_commit(RunId(run_id), committed_steps),
         )
@@ -190,34 +197,30 @@ class Journal:
     def _last_commit(self, run_id: RunId, committed_steps: int) -> CommitStep | None:
         with self._errors_named():
             row = self._db.execute(
-                "SELECT clip_factor, learning_rate FROM commits WHERE run_id=? AND step=?",
+                "SELECT attempt, clip_factor, learning_rate FROM commits WHERE run_id=? AND step=?",
                 (run_id, committed_steps - 1),
             ).fetchone()
         if row is None:
             return None
         step = StepNumber(committed_steps - 1)
-        return CommitStep(run_id=run_id, step=step, clip_factor=row[0], learning_rate=row[1])
+        attempt, clip_factor, learning_rate = row
+        return CommitStep(
+            run_id=run_id,
+            attempt=Attempt(attempt),
+            step=step,
+            clip_factor=clip_factor,
+            learning_rate=learning_rate,
+        )
 
     def steps(self, run_id: RunId) -> tuple[StepCommitted, ...]:
         """Every committed step of a run, first to last."""
         with self._errors_named():
             rows = self._db.execute(
-                "SELECT step, loss, learning_rate, grad_norm, num_samples, seconds, traffic"
-                " FROM commits WHERE run_id=? ORDER BY step",
+                "SELECT step, loss, learning_rate, grad_norm, num_samples, seconds, traffic,"
+                " gradients FROM commits WHERE run_id=? ORDER BY step",
                 (run_id,),
             ).fetchall()
-        return tuple(
-            StepCommitted(
-                step=StepNumber(step),
-                loss=loss,
-                learning_rate=learning_rate,
-                grad_norm=grad_norm,
-                num_samples=num_samples,
-                seconds=seconds,
-                traffic=tuple(Traffic(**fields) for fields in json.loads(traffic)),
-            )
-            for step, loss, learning_rate, grad_norm, num_samples, seconds, traffic in rows
-        )
+        return tuple(_committed(row) for row in rows)
 
     def tokens(self, run_id: RunId, samples: Iterable[SampleId]) -> dict[SampleId, bytes]:
         """Token ids of samples, little-endian uint32.
@@ -248,6 +251,20 @@ class Journal:
 def _run_row(run: Run) -> tuple[int, str, int, int, str]:
     stages = json.dumps([(s.peer_id, s.layers.start, s.layers.stop) for s in run.stages])
     return run.phase, run.detail, run.attempt, run.committed_steps, stages
+
+
+def _committed(row: tuple[int, float, float, float, int, float, str, str]) -> StepCommitted:
+    step, loss, learning_rate, grad_norm, num_samples, seconds, traffic, gradients = row
+    return StepCommitted(
+        step=StepNumber(step),
+        loss=loss,
+        learning_rate=learning_rate,
+        grad_norm=grad_norm,
+        num_samples=num_samples,
+        seconds=seconds,
+        traffic=tuple(Traffic(**fields) for fields in json.loads(traffic)),
+        gradients=GradientTraffic(**json.loads(gradients)),
+    )
 
 
 def _spec(data: bytes) -> RunSpec:

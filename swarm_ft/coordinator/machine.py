@@ -10,8 +10,9 @@ end as CANCELLED or FAILED. Inside TRAINING every step is plan -> run -> ready -
     StepReady from all         commit: global clip factor, learning rate; plan the next
     last step committed        ExportStage to all                                    -> EXPORTING
     StageExported from all     the result can be fetched                             -> FINISHED
-    a stage's peer is lost     wait for it; then go back to the weights the run began with
-    it comes back              attempt + 1; the step that did not commit runs again
+    a replica is lost          attempt + 1 without it; the step that did not commit runs again
+    a stage's last one is lost wait for it; then go back to the weights the run began with
+    a peer comes (back)        while others load, or when the next step begins: attempt + 1 with it
 
 Whatever an event makes true is written (Write) before it is said (Say, Publish).
 """
@@ -23,11 +24,15 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from swarm_ft.coordinator.membership import (
-    is_lost,
+    SILENT_S,
+    holds_last_commit,
     is_wanted,
     layers_refusal,
+    missed_last_commit,
     refusal_of,
+    settled,
     with_exports_of,
+    with_newcomers,
 )
 from swarm_ft.coordinator.placement import place
 from swarm_ft.coordinator.state import (
@@ -52,12 +57,13 @@ from swarm_ft.coordinator.state import (
     Tick,
     Write,
 )
-from swarm_ft.coordinator.steps import commit_step, plan_step
+from swarm_ft.coordinator.steps import commit_step, plan_step, tokens_for
 from swarm_ft.errors import (
     BadInput,
     NonFinite,
     OutOfTurn,
     SwarmError,
+    Unavailable,
     from_code,
 )
 from swarm_ft.ids import Attempt, PeerId, RunId, StepNumber
@@ -101,7 +107,7 @@ def decide(state: SwarmState, event: Event, now_s: float) -> tuple[SwarmState, l
         case ResultCollected(run_id):
             turn.collected(run_id)
         case Tick():
-            pass
+            turn.dismiss_silent()
     turn.advance()
     return turn.state, turn.effects
 
@@ -117,6 +123,7 @@ class _Turn:
     # ---- what peers say
 
     def peer_said(self, peer_id: PeerId, message: FromPeer) -> None:
+        self.state = self.state.with_heard(peer_id, self.now_s)
         run = self.state.active_run
         match message:
             case PeerHello():
@@ -147,28 +154,33 @@ class _Turn:
         if refusal is not None:
             self.effects.append(Dismiss(hello.peer_id, refusal))
             return
-        self.state = self.state.with_member(Member(hello=hello, joined_at_s=self.now_s))
+        self.state = self.state.with_member(
+            Member(hello=hello, joined_at_s=self.now_s, heard_at_s=self.now_s)
+        )
         self.effects.append(Write(MemberRecord(hello, joined=True)))
-        if hello.held and not is_wanted(self.state, hello.peer_id, hello.held.run_id):
+        run = self.state.active_run
+        if run is not None:
+            self._came(run, hello)
+        if hello.held and not is_wanted(self.state, hello.peer_id, hello.held):
             release = ReleaseStage(run_id=hello.held.run_id, reason="the run needs it no more")
             self._say(hello.peer_id, release)
-        run = self.state.active_run
-        if run is not None and hello.peer_id in run.peers:
-            self._came_back(run, hello)
 
-    def _came_back(self, run: Run, hello: PeerHello) -> None:
-        holds = dict(run.holds)
-        holds.pop(hello.peer_id, None)
-        if hello.held and hello.held.run_id == run.run_id:
-            holds[hello.peer_id] = hello.held.committed_steps
-        away = {peer: since for peer, since in run.away_since_s.items() if peer != hello.peer_id}
-        self._interrupt(
-            replace(
-                run,
-                holds=MappingProxyType(holds),
-                away_since_s=MappingProxyType(away),
-            )
-        )
+    def _came(self, run: Run, hello: PeerHello) -> None:
+        """A peer came, or came back: what it holds decides what can be done with it."""
+        peer = hello.peer_id
+        holds = {name: steps for name, steps in run.holds.items() if name != peer}
+        if hello.held and missed_last_commit(run, hello.held, peer) and run.last_commit:
+            self._say(peer, run.last_commit)
+            holds[peer] = run.committed_steps
+        elif hello.held and holds_last_commit(run, hello.held):
+            holds[peer] = run.committed_steps
+        away = {name: since for name, since in run.away_since_s.items() if name != peer}
+        run = replace(run, holds=MappingProxyType(holds), away_since_s=MappingProxyType(away))
+        is_loading = run.phase is RunPhase.LOADING
+        if peer in run.peers or (is_loading and with_newcomers(self.state, run) is not run):
+            self._interrupt(run)
+        else:
+            self.state = self.state.with_run(run)
 
     def _stage_ready(self, run: Run, peer_id: PeerId) -> None:
         if run.phase is not RunPhase.LOADING:
@@ -221,6 +233,15 @@ class _Turn:
 
     # ---- who comes and goes
 
+    def dismiss_silent(self) -> None:
+        """Do without peers of which nothing was heard for too long."""
+        for peer_id, member in self.state.members.items():
+            silent_s = self.now_s - member.heard_at_s
+            if silent_s >= SILENT_S:
+                self.peer_gone(peer_id, away_since_s=self.now_s)
+                reason = f"peer {peer_id}: nothing was heard of it for {silent_s:.0f} s"
+                self.effects.append(Dismiss(peer_id, Unavailable(reason)))
+
     def peer_gone(self, peer_id: PeerId, *, away_since_s: float) -> None:
         member = self.state.members.get(peer_id)
         if member is None:
@@ -249,8 +270,6 @@ class _Turn:
         if run is None or run.phase > RunPhase.WAITING or self.now_s < run.not_before_s:
             return
         self._dismiss_misfits(run)
-        if run.stages and is_lost(self.state, run, self.now_s):
-            run = self._abandon(run)
         if run.stages:
             self._resume(run)
         else:
@@ -276,6 +295,7 @@ class _Turn:
             away_since_s=MappingProxyType({}),
             exported=frozenset(),
             committed_steps=0,
+            committers=frozenset(),
             last_commit=None,
         )
         self.put(run)
@@ -283,15 +303,16 @@ class _Turn:
         return run
 
     def _resume(self, run: Run) -> None:
-        away = [s for s in run.stages if s.peer_id not in self.state.members]
-        if away:
-            layers = ", ".join(str(stage.layers) for stage in away)
-            self._wait(run, f"waiting for layers {layers}: their peer may come back")
+        kept = settled(self.state, run, self.now_s)
+        if kept is None:
+            self._place(self._abandon(run))
             return
-        for peer in run.peers:
-            if run.last_commit and run.holds.get(peer) == run.committed_steps - 1:
-                self._say(peer, run.last_commit)
-        self._assign(run, fresh=not run.committed_steps)
+        away = [stage for stage in kept.stages if stage.peer_id not in self.state.members]
+        if away:
+            layers = ", ".join(dict.fromkeys(str(stage.layers) for stage in away))
+            self._wait(kept, f"waiting for layers {layers}: their peer may come back")
+        else:
+            self._assign(with_newcomers(self.state, kept), fresh=not kept.committed_steps)
 
     def _place(self, run: Run) -> None:
         members = self.state.members.items()
@@ -349,8 +370,7 @@ class _Turn:
         samples = tuple(sample for batch in plan.microbatches for sample in batch.samples)
         self.effects.append(Write(PlanRecord(run.run_id, plan.step, run.attempt, samples)))
         for peer in run.peers:
-            with_tokens = peer in (run.peers[0], run.peers[-1])
-            self.effects.append(Say(peer, plan, with_tokens=with_tokens))
+            self.effects.append(Say(peer, plan, tokens_for(run, plan, peer)))
 
     def _commit(self, run: Run) -> None:
         run, committed, commit = commit_step(run, self.now_s)
@@ -359,7 +379,11 @@ class _Turn:
         for peer in run.peers:
             self._say(peer, commit)
         self.effects.append(Publish(run.run_id, committed))
-        self._plan_or_export(run)
+        goes_on = run.committed_steps < run.spec.train.num_steps
+        if goes_on and with_newcomers(self.state, run) is not run:
+            self._interrupt(run)
+        else:
+            self._plan_or_export(run)
 
     # ---- ends
 

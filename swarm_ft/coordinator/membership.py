@@ -5,13 +5,19 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from swarm_ft.coordinator.state import Run, SwarmState
+from swarm_ft.coordinator.placement import fits
+from swarm_ft.coordinator.state import Member, Run, SwarmState
 from swarm_ft.errors import BadLayers, RunMismatch, SwarmError
-from swarm_ft.ids import PeerId, RunId
-from swarm_ft.protocol.messages import PeerHello, RunPhase, StageAssignment
+from swarm_ft.ids import PeerId
+from swarm_ft.protocol.layers import LayerRange
+from swarm_ft.protocol.messages import HeldStage, PeerHello, RunPhase, StageAssignment
 
 GRACE_S = 30.0
-"""How long a peer whose stream broke may take to come back with its weights."""
+"""How long a peer whose stream broke may take to come back with weights that nobody else has."""
+GATHER_S = 3.0
+"""How long a coordinator that was restarted waits for peers that replicas could stand in for."""
+SILENT_S = 8.0
+"""A peer that says nothing for so long is gone, whatever its connection looks like."""
 
 
 def refusal_of(state: SwarmState, hello: PeerHello) -> SwarmError | None:
@@ -48,10 +54,26 @@ def layers_refusal(state: SwarmState, run: Run, hello: PeerHello) -> BadLayers |
     return None
 
 
-def is_wanted(state: SwarmState, peer_id: PeerId, run_id: RunId) -> bool:
-    """Whether what this peer holds of a run is of any use."""
-    run = state.runs.get(run_id)
-    return run is not None and run.phase <= RunPhase.FINISHED and peer_id in run.peers
+def is_wanted(state: SwarmState, peer_id: PeerId, held: HeldStage) -> bool:
+    """Whether what this peer holds of a run is of any use: to the run, or to its client."""
+    run = state.runs.get(held.run_id)
+    if run is None or run.phase > RunPhase.FINISHED:
+        return False
+    is_current = not run.phase.is_over and run.holds.get(peer_id) == run.committed_steps
+    return is_current or peer_id in run.peers
+
+
+def holds_last_commit(run: Run, held: HeldStage) -> bool:
+    """Whether the weights are those of the run's last commit, and not of a void one."""
+    if held.run_id != run.run_id or held.committed_steps != run.committed_steps:
+        return False
+    return run.last_commit is None or held.last_attempt == run.last_commit.attempt
+
+
+def missed_last_commit(run: Run, held: HeldStage, peer_id: PeerId) -> bool:
+    """Whether all that the peer lacks is to hear of the last commit, in which it took part."""
+    is_behind = held.run_id == run.run_id and held.committed_steps == run.committed_steps - 1
+    return is_behind and run.last_commit is not None and peer_id in run.committers
 
 
 def with_exports_of(state: SwarmState, hello: PeerHello) -> SwarmState:
@@ -66,17 +88,54 @@ def with_exports_of(state: SwarmState, hello: PeerHello) -> SwarmState:
     return state
 
 
-def is_lost(state: SwarmState, run: Run, now_s: float) -> bool:
-    """Whether weights of the run are gone for good."""
-    return any(_is_stage_lost(state, run, stage, now_s) for stage in run.stages)
+def settled(state: SwarmState, run: Run, now_s: float) -> Run | None:
+    """The run without peers that nobody needs to wait for: replicas stand in for them.
+
+    A peer that is away stays if it may come back and no replica of its stage is there, or as long
+    as peers are gathered. None if a stage has nobody left: its weights are gone.
+    """
+    kept: list[StageAssignment] = []
+    for stage in run.pipeline:
+        able = {peer for peer in stage.peers if _is_able(state, run, peer, stage.layers)}
+        patience_s = run.gather_until_s - now_s if able else math.inf
+        expected = {p for p in stage.peers if _may_return(state, run, p, now_s) and patience_s > 0}
+        if not able | expected:
+            return None
+        kept += [a for a in run.stages if a.layers == stage.layers and a.peer_id in able | expected]
+    return run if tuple(kept) == run.stages else replace(run, stages=tuple(kept))
 
 
-def _is_stage_lost(state: SwarmState, run: Run, stage: StageAssignment, now_s: float) -> bool:
-    """Whether its peer stayed away, or came back without the stage."""
-    peer, steps = stage.peer_id, run.committed_steps
+def _is_able(state: SwarmState, run: Run, peer: PeerId, layers: LayerRange) -> bool:
+    """Whether a peer is there and has the stage as of the last commit, or can load it."""
     member = state.members.get(peer)
-    if member is None:
-        return now_s - run.away_since_s.get(peer, -math.inf) >= GRACE_S
-    if member.hello.layers not in (None, stage.layers):
-        return True
-    return steps > 0 and run.holds.get(peer) not in (steps, steps - 1)
+    if member is None or member.hello.layers not in (None, layers):
+        return False
+    return not run.committed_steps or run.holds.get(peer) == run.committed_steps
+
+
+def _may_return(state: SwarmState, run: Run, peer: PeerId, now_s: float) -> bool:
+    return peer not in state.members and now_s - run.away_since_s.get(peer, -math.inf) < GRACE_S
+
+
+def with_newcomers(state: SwarmState, run: Run) -> Run:
+    """The run with members that can join its stages now, each beside the stage's replicas."""
+    stages = list(run.stages)
+    for peer, member in state.members.items():
+        layers = _wanted_layers(state, replace(run, stages=tuple(stages)), member)
+        if layers is not None and _is_able(state, run, peer, layers):
+            last = max(i for i, stage in enumerate(stages) if stage.layers == layers)
+            stages.insert(last + 1, StageAssignment(peer_id=peer, layers=layers))
+    return run if len(stages) == len(run.stages) else replace(run, stages=tuple(stages))
+
+
+def _wanted_layers(state: SwarmState, run: Run, member: Member) -> LayerRange | None:
+    """The stage that a newcomer is to host: its own, what it holds, or where it helps most."""
+    hello = member.hello
+    if hello.peer_id in run.peers or state.keeps_result(hello.peer_id):
+        return None
+    held = hello.held.layers if hello.held and hello.held.run_id == run.run_id else None
+    choice = hello.layers or held
+    fitting = [stage for stage in run.pipeline if choice in (None, stage.layers)]
+    affordable = [s for s in fitting if choice or fits(run.spec.model, s.layers, hello)]
+    busiest = max(affordable, key=lambda s: len(s.layers) / len(s.peers), default=None)
+    return busiest.layers if busiest else None

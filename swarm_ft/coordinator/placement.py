@@ -1,19 +1,19 @@
 """Which peer hosts which blocks, and why nobody does yet. Pure.
 
 Peers that name their layers keep them; peers that leave the choice (`--layers auto`) share what
-is left, as evenly as their memory allows.
+is left, as evenly as their memory allows. Whoever is left over then is a replica of a stage.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
 
 from swarm_ft.coordinator.state import Member
 from swarm_ft.protocol.layers import LayerRange, split_evenly
-from swarm_ft.protocol.messages import StageAssignment
+from swarm_ft.protocol.messages import PeerHello, StageAssignment
 from swarm_ft.protocol.run_spec import ModelSpec
 
 SETTLE_S = 2.0
@@ -24,7 +24,7 @@ MEMORY_PER_WEIGHT = 4
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Stages, first to last; or none, and the reason."""
+    """Stages, first to last, replicas beside each other; or none, and the reason."""
 
     stages: tuple[StageAssignment, ...]
     reason: str
@@ -36,18 +36,52 @@ def place(model: ModelSpec, members: Sequence[Member], now_s: float) -> Placemen
     free = [m for m in members if m.hello.layers is None]
     parts = _cover(model.num_blocks, fixed)
     gaps = [part for part in parts if isinstance(part, LayerRange)]
+    if gaps and not free:
+        return Placement((), f"waiting for layers {_listed(gaps)}")
+    if free and now_s - max(m.joined_at_s for m in free) < SETTLE_S:
+        return Placement((), "gathering peers")
+    filled = _filled(model, parts, gaps, free)
+    return replace(filled, stages=_with_replicas(model, filled.stages, members))
+
+
+def _filled(
+    model: ModelSpec,
+    parts: Sequence[Member | LayerRange],
+    gaps: Sequence[LayerRange],
+    free: Sequence[Member],
+) -> Placement:
     if not gaps:
         return Placement(tuple(_stage(part) for part in parts if isinstance(part, Member)), "")
-    if not free:
-        return Placement((), f"waiting for layers {_listed(gaps)}")
-    if now_s - max(m.joined_at_s for m in free) < SETTLE_S:
-        return Placement((), "gathering peers")
     # All of them if their memory allows; else the larger ones, for an even share may be too much.
     by_memory = sorted(free, key=lambda m: (-m.hello.memory_bytes, m.joined_at_s))
     most = min(len(free), sum(len(gap) for gap in gaps))
     tries = (_fill(model, parts, gaps, by_memory[:n]) for n in range(most, 0, -1))
     refused = next(tries)
     return next((fit for fit in (refused, *tries) if fit.stages), refused)
+
+
+def fits(model: ModelSpec, layers: LayerRange, hello: PeerHello) -> bool:
+    """Whether blocks fit into the memory that a peer lends."""
+    return len(layers) * model.block_bytes * MEMORY_PER_WEIGHT <= hello.memory_bytes
+
+
+def _with_replicas(
+    model: ModelSpec, stages: tuple[StageAssignment, ...], members: Sequence[Member]
+) -> tuple[StageAssignment, ...]:
+    """The stages with every other member that can host one of them too."""
+    hosts = {stage.layers: [stage] for stage in stages}
+    named = {stage.peer_id for stage in stages}
+    for member in members if stages else ():
+        hello = member.hello
+        if hello.peer_id in named:
+            continue
+        open_to = [r for r in hosts if hello.layers == r]
+        if hello.layers is None:
+            open_to = [r for r in hosts if fits(model, r, hello)]
+        if open_to:
+            busiest = max(open_to, key=lambda r: len(r) / len(hosts[r]))
+            hosts[busiest].append(StageAssignment(peer_id=hello.peer_id, layers=busiest))
+    return tuple(stage for replicas in hosts.values() for stage in replicas)
 
 
 class _Tail(NamedTuple):
@@ -110,8 +144,7 @@ def _fill(
     ranges = [r for gap in gaps for r in split_evenly(gap, shares[gap])]
     hosts = dict(zip(sorted(ranges, key=len, reverse=True), by_memory, strict=False))
     for layers, member in hosts.items():
-        needed = len(layers) * model.block_bytes * MEMORY_PER_WEIGHT
-        if needed > member.hello.memory_bytes:
+        if not fits(model, layers, member.hello):
             return Placement(
                 (), f"waiting for more peers: layers {layers} fit into nobody's memory"
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -30,7 +30,7 @@ from swarm_ft.coordinator.state import (
 )
 from swarm_ft.coordinator.submission import receive_submission
 from swarm_ft.errors import NotFound, OutOfTurn, SwarmError, Unavailable
-from swarm_ft.ids import PeerId, RunId
+from swarm_ft.ids import PeerId, RunId, SampleId
 from swarm_ft.log import get_logger
 from swarm_ft.proto import coordinator_pb2 as pb
 from swarm_ft.protocol.client_wire import event_to_wire, status_to_wire, swarm_to_wire
@@ -142,8 +142,8 @@ class CoordinatorService:
 
     def _perform(self, effect: Effect) -> None:
         match effect:
-            case Say(peer_id, message, with_tokens):
-                self._say(peer_id, message, with_tokens=with_tokens)
+            case Say(peer_id, message, tokens_of):
+                self._say(peer_id, message, tokens_of)
             case Dismiss(peer_id, refusal):
                 logger.warning("peer %s is sent away: %s", peer_id, refusal.message)
                 self._put(peer_id, refusal)
@@ -152,10 +152,9 @@ class CoordinatorService:
             case Write():
                 pass  # is in the journal already
 
-    def _say(self, peer_id: PeerId, message: ToPeer, *, with_tokens: bool) -> None:
-        if with_tokens and isinstance(message, PlanStep):
-            samples = (s for batch in message.microbatches for s in batch.samples)
-            message = replace(message, tokens=self._journal.tokens(message.run_id, samples))
+    def _say(self, peer_id: PeerId, message: ToPeer, tokens_of: Sequence[SampleId]) -> None:
+        if tokens_of and isinstance(message, PlanStep):
+            message = replace(message, tokens=self._journal.tokens(message.run_id, tokens_of))
         self._put(peer_id, message)
 
     def _put(self, peer_id: PeerId, item: ToPeer | SwarmError) -> None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
@@ -18,11 +19,13 @@ from swarm_ft.protocol.messages import (
     RunEvent,
     RunPhase,
     RunStatus,
+    Stage,
     StageAssignment,
     StepCommitted,
     StepReady,
     SwarmStatus,
     ToPeer,
+    stages_of,
 )
 from swarm_ft.protocol.run_spec import RunSpec
 
@@ -36,10 +39,11 @@ _NO_ATTEMPT: Final = Attempt(0)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Member:
-    """A peer whose control stream is up."""
+    """A peer whose control stream is up, and when it last said something."""
 
     hello: PeerHello
     joined_at_s: float
+    heard_at_s: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,13 +52,17 @@ class Run:
 
     Attributes:
         attempt: rises with every assignment; messages of older ones are void.
-        stages: who hosts what; kept while its peers are away and may come back.
-        holds: steps that each stage's weights contain, as far as is known.
+        stages: who hosts what, replicas beside each other; a peer that no replica stands in for
+            is kept while it is away and may come back.
+        holds: steps that each peer's weights contain, as far as is known.
+        committers: peers whose gradients are in the last commit.
         away_since_s: stages' peers that are away, and since when.
+        gather_until_s: until then peers that are away are waited for, replicas or not.
         loaded: peers that said StageReady in this attempt.
         ready: peers that said StepReady in this attempt and step.
         exported: peers that wrote down their trained stage.
         last_commit: repeated to a peer that may have missed it.
+        seconds: how long a microbatch took each peer to compute in its last steps.
         step_began_s: when the step under way was planned.
         not_before_s: no new attempt begins earlier.
     """
@@ -66,12 +74,17 @@ class Run:
     attempt: Attempt = _NO_ATTEMPT
     stages: tuple[StageAssignment, ...] = ()
     holds: Mapping[PeerId, int] = field(default_factory=lambda: MappingProxyType({}))
+    committers: frozenset[PeerId] = frozenset()
     away_since_s: Mapping[PeerId, float] = field(default_factory=lambda: MappingProxyType({}))
+    gather_until_s: float = -math.inf
     loaded: frozenset[PeerId] = frozenset()
     ready: Mapping[PeerId, StepReady] = field(default_factory=lambda: MappingProxyType({}))
     exported: frozenset[PeerId] = frozenset()
     committed_steps: int = 0
     last_commit: CommitStep | None = None
+    seconds: Mapping[PeerId, tuple[float, ...]] = field(
+        default_factory=lambda: MappingProxyType({})
+    )
     step_began_s: float = 0.0
     not_before_s: float = 0.0
 
@@ -79,6 +92,11 @@ class Run:
     def peers(self) -> tuple[PeerId, ...]:
         """Peers of the stages, first to last."""
         return tuple(stage.peer_id for stage in self.stages)
+
+    @property
+    def pipeline(self) -> tuple[Stage, ...]:
+        """Stages with their replicas, first to last."""
+        return stages_of(self.stages)
 
     @property
     def status(self) -> RunStatus:
@@ -129,6 +147,11 @@ class SwarmState:
         """The same state with this member put in place."""
         members = {**self.members, member.hello.peer_id: member}
         return replace(self, members=MappingProxyType(members))
+
+    def with_heard(self, peer_id: PeerId, now_s: float) -> SwarmState:
+        """The same state, in which something was heard of this peer just now."""
+        member = self.members.get(peer_id)
+        return self.with_member(replace(member, heard_at_s=now_s)) if member else self
 
     def without_member(self, peer_id: PeerId) -> SwarmState:
         """The same state with this member gone."""
@@ -242,11 +265,11 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Say:
-    """Send a message to a peer; a plan gets its samples' tokens if `with_tokens`."""
+    """Send a message to a peer; a plan goes with the tokens of these samples."""
 
     peer_id: PeerId
     message: ToPeer
-    with_tokens: bool = False
+    tokens_of: tuple[SampleId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

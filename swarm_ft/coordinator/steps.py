@@ -6,15 +6,21 @@ import math
 from dataclasses import replace
 from types import MappingProxyType
 
+from swarm_ft.coordinator.routes import plan_microbatches
 from swarm_ft.coordinator.state import Run
-from swarm_ft.ids import StepNumber
-from swarm_ft.protocol.messages import CommitStep, PlanStep, StepCommitted, StepReady, Traffic
-from swarm_ft.protocol.training_plan import (
-    clip_factor,
-    learning_rate_at,
-    step_microbatches,
-    step_samples,
+from swarm_ft.ids import PeerId, SampleId, StepNumber
+from swarm_ft.protocol.messages import (
+    CommitStep,
+    GradientTraffic,
+    PlanStep,
+    StepCommitted,
+    StepReady,
+    Traffic,
 )
+from swarm_ft.protocol.training_plan import clip_factor, learning_rate_at, step_samples
+
+MEASURED_STEPS = 5
+"""A peer's speed is the median over so many: one stutter is no trend."""
 
 
 def plan_step(run: Run) -> PlanStep:
@@ -24,7 +30,21 @@ def plan_step(run: Run) -> PlanStep:
         run_id=run.run_id,
         attempt=run.attempt,
         step=step,
-        microbatches=step_microbatches(run.spec.train, step),
+        microbatches=plan_microbatches(run.spec.train, step, run.pipeline, run.seconds),
+    )
+
+
+def tokens_for(run: Run, plan: PlanStep, peer: PeerId) -> tuple[SampleId, ...]:
+    """Samples whose tokens a peer needs: inputs at the first stage, targets at the last."""
+    pipeline = run.pipeline
+    ends = {0: pipeline[0], len(pipeline) - 1: pipeline[-1]}
+    return tuple(
+        sample
+        for index, stage in ends.items()
+        if peer in stage.peers
+        for batch in plan.microbatches
+        if stage.peers[batch.replica_at(index)] == peer
+        for sample in batch.samples
     )
 
 
@@ -36,36 +56,57 @@ def commit_step(run: Run, now_s: float) -> tuple[Run, StepCommitted, CommitStep]
     """
     train, step = run.spec.train, StepNumber(run.committed_steps)
     reports = [run.ready[peer] for peer in run.peers]
-    grad_norm = math.sqrt(math.fsum(report.squared_grad_norm for report in reports))
+    pipeline = run.pipeline
+    # Replicas of a stage have one gradient, so any of them can tell its norm.
+    norms = [run.ready[stage.peers[0]].squared_grad_norm for stage in pipeline]
+    grad_norm = math.sqrt(math.fsum(norms))
+    loss_sum = math.fsum(run.ready[peer].loss_sum for peer in pipeline[-1].peers)
     num_samples = len(step_samples(train, step))
     commit = CommitStep(
         run_id=run.run_id,
+        attempt=run.attempt,
         step=step,
         clip_factor=clip_factor(train, grad_norm),
         learning_rate=learning_rate_at(train, step),
     )
     committed = StepCommitted(
         step=step,
-        loss=reports[-1].loss_sum / (num_samples * (train.seq_length - 1)),
+        loss=loss_sum / (num_samples * (train.seq_length - 1)),
         learning_rate=commit.learning_rate,
         grad_norm=grad_norm,
         num_samples=num_samples,
         seconds=now_s - run.step_began_s,
         traffic=merge_traffic(reports),
+        gradients=sum((report.gradients for report in reports), GradientTraffic()),
     )
     after = replace(
         run,
         ready=MappingProxyType({}),
         committed_steps=step + 1,
         holds=MappingProxyType(dict.fromkeys(run.peers, step + 1)),
+        committers=frozenset(run.peers),
+        seconds=MappingProxyType(_measured(run)),
         last_commit=commit,
         step_began_s=now_s,
     )
     return after, committed, commit
 
 
+def _measured(run: Run) -> dict[PeerId, tuple[float, ...]]:
+    """Seconds a microbatch of each peer's last steps, this one included."""
+    microbatches = plan_step(run).microbatches
+    measured = {}
+    for index, stage in enumerate(run.pipeline):
+        for replica, peer in enumerate(stage.peers):
+            count = sum(batch.replica_at(index) == replica for batch in microbatches)
+            seconds = run.ready[peer].compute_s / count if count else 0.0
+            lately = (*run.seconds.get(peer, ()), seconds) if seconds else run.seconds.get(peer, ())
+            measured[peer] = lately[-MEASURED_STEPS:]
+    return measured
+
+
 def merge_traffic(reports: list[StepReady]) -> tuple[Traffic, ...]:
-    """Both sides' counts of every boundary, added up, in the order of the boundaries."""
+    """All peers' counts of every boundary, added up, in the order of the boundaries."""
     merged: dict[int, Traffic] = {}
     for traffic in (t for report in reports for t in report.traffic):
         known = merged.get(traffic.boundary)

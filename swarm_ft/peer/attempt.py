@@ -3,87 +3,101 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from concurrent.futures import Executor
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import ParamSpec, TypeVar
 
 from torch import Tensor
 
 from swarm_ft.buffers import BufferStore
-from swarm_ft.clock import Clock
-from swarm_ft.discovery.base import Directory
-from swarm_ft.errors import OutOfTurn
-from swarm_ft.ids import BlockIndex, PeerId
+from swarm_ft.errors import MalformedMessage, OutOfTurn
+from swarm_ft.ids import Attempt, BlockIndex, MicrobatchIndex, PeerId, StepNumber
+from swarm_ft.peer.all_reduce import GradientReducer, Residuals
 from swarm_ft.peer.boundary import Boundary
 from swarm_ft.peer.coder import FrameCoder
+from swarm_ft.peer.context import PeerContext
 from swarm_ft.peer.neighbours import Dialer
-from swarm_ft.peer.step import StageStep
+from swarm_ft.peer.step import Passing, StageStep
 from swarm_ft.peer.tied_embeddings import TiedExchange, exchange_from_last
 from swarm_ft.protocol.codec_spec import Direction
 from swarm_ft.protocol.frame import FrameKey
 from swarm_ft.protocol.messages import (
     Assign,
     BoundaryHello,
-    FromPeer,
+    GradientTraffic,
     PlanStep,
+    Stage,
     StageReady,
     StepReady,
+    Traffic,
+    stages_of,
 )
 from swarm_ft.protocol.pipeline import StageSchedule
 from swarm_ft.protocol.session import WINDOW_FRAMES, BoundarySession
+from swarm_ft.protocol.training_plan import Microbatch
 from swarm_ft.stage.engine import StageEngine
-from swarm_ft.transport.base import Transport
 from swarm_ft.transport.blob import BlobName
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PeerContext:
-    """What a peer's parts share.
-
-    Attributes:
-        compute: one thread, in which the engine lives.
-        codecs: threads that encode and decode.
-        say: gives a message to the coordinator's stream.
-    """
-
-    peer_id: PeerId
-    directory: Directory
-    transport: Transport
-    clock: Clock
-    compute: Executor
-    codecs: Executor
-    say: Callable[[FromPeer], None]
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class StageAttempt:
-    """See the module's docstring; `run` until cancelled, plans come in through `plan`."""
+    """See the module's docstring; `run` until cancelled, plans come in through `plan`.
+
+    Args:
+        store: this stage's buffers.
+        residuals: what error feedback left over of this stage's gradients.
+        summed_in: told the attempt whose gradients the engine holds, complete; None while it
+            sums them.
+
+    Attributes:
+        upstream: boundaries to the replicas of the stage in front, by peer; none at the first.
+        reducer: sums gradients with the other replicas of this stage; None if there are none.
+        tied: the open step's exchange of tied gradients.
+    """
 
     def __init__(
-        self, context: PeerContext, assign: Assign, *, engine: StageEngine, store: BufferStore
+        self,
+        context: PeerContext,
+        assign: Assign,
+        *,
+        engine: StageEngine,
+        store: BufferStore,
+        residuals: Residuals,
+        summed_in: Callable[[Attempt | None], None],
     ) -> None:
         self.assign = assign
+        self._summed_in = summed_in
         self._context = context
         self._engine = engine
         self._store = store
-        self._index = next(i for i, s in enumerate(assign.stages) if s.peer_id == context.peer_id)
+        self._residuals = residuals
+        self._pipeline = stages_of(assign.stages)
+        self._index = next(
+            i for i, stage in enumerate(self._pipeline) if context.peer_id in stage.peers
+        )
+        self._replica = self._pipeline[self._index].peers.index(context.peer_id)
         self._plans: asyncio.Queue[PlanStep] = asyncio.Queue(1)
         self._step: StageStep | None = None
         self.tied: TiedExchange | None = None
-        self.upstream = self._boundary(Direction.BACKWARD) if self._index else None
-        is_last = self._index == len(assign.stages) - 1
-        self._downstream = None if is_last else self._boundary(Direction.FORWARD)
+        self.upstream = self._boundaries(self._index - 1, Direction.BACKWARD)
+        self._downstream = self._boundaries(self._index + 1, Direction.FORWARD)
+        self.reducer = self._make_reducer()
 
     @property
-    def upstream_peer(self) -> PeerId:
-        """The peer in front of this stage, which is not the first."""
-        return self.assign.stages[self._index - 1].peer_id
+    def tasks_done(self) -> int:
+        """Forwards and backwards of the open step that are computed."""
+        return self._step.tasks_done if self._step is not None else 0
 
     def plan(self, plan: PlanStep) -> None:
         """Run this step next.
 
         Raises:
             OutOfTurn: a step is waiting already.
+            MalformedMessage: a route names a replica that there is not.
         """
+        check_routes(plan, self._pipeline)
         if self._plans.full():
             raise OutOfTurn(f"step {plan.step} was planned while another one waits")
         self._plans.put_nowait(plan)
@@ -95,17 +109,19 @@ class StageAttempt:
             ExceptionGroup: of the `SwarmError`s that ended the attempt.
         """
         async with asyncio.TaskGroup() as group:
-            for boundary in (self.upstream, self._downstream):
-                if boundary is not None:
-                    group.create_task(boundary.run())
-            if self._downstream is not None:
-                group.create_task(self._dialer(self._downstream).run())
+            for boundary in self._all_boundaries():
+                group.create_task(boundary.run())
+            for peer, boundary in self._downstream.items():
+                group.create_task(self._dialer(peer, boundary).run())
+            if self.reducer is not None:
+                group.create_task(self.reducer.run())
             group.create_task(self._work())
 
     async def _work(self) -> None:
-        for boundary in (self.upstream, self._downstream):
-            if boundary is not None:
-                await boundary.connected.wait()
+        for boundary in self._all_boundaries():
+            await boundary.connected.wait()
+        if self.reducer is not None:
+            await self.reducer.connected.wait()
         run_id, attempt = self.assign.run_id, self.assign.attempt
         self._context.say(StageReady(run_id=run_id, attempt=attempt))
         while True:
@@ -113,49 +129,113 @@ class StageAttempt:
             self._context.say(await self._run_step(plan))
 
     async def _run_step(self, plan: PlanStep) -> StepReady:
-        loop, compute = asyncio.get_running_loop(), self._context.compute
-        step = self._make_step(plan)
-        num_samples = sum(len(batch.samples) for batch in plan.microbatches)
-        num_targets = num_samples * (self.assign.spec.train.seq_length - 1)
-        await loop.run_in_executor(compute, self._engine.begin_step, plan.step, num_targets)
-        self._store.rollback()
-        self._step = step
-        self._open_exchange(plan)
-        for boundary, direction in self._incoming():
-            boundary.begin(plan.step, step.expected(direction))
+        step = await self._begin(plan)
         await step.run()
+        gradients = await self._reduce(plan.step)
         await self._synchronise_tied(plan)
-        for boundary, _ in self._incoming():
+        for boundary in self._all_boundaries():
             await boundary.settled()
-        norm = await loop.run_in_executor(compute, self._engine.squared_grad_norm)
+        norm = await self._compute(self._engine.squared_grad_norm)
+        self._summed_in(plan.attempt)
         return StepReady(
             run_id=plan.run_id,
             attempt=plan.attempt,
             step=plan.step,
             squared_grad_norm=norm,
             loss_sum=step.loss_sum,
-            traffic=tuple(boundary.take_traffic() for boundary, _ in self._incoming()),
+            compute_s=step.compute_s,
+            traffic=tuple(self._take_traffic()),
+            gradients=gradients,
         )
+
+    async def _begin(self, plan: PlanStep) -> StageStep:
+        """Open the step here: nothing of an earlier try at it is left."""
+        step = self._make_step(plan)
+        num_samples = sum(len(batch.samples) for batch in plan.microbatches)
+        num_targets = num_samples * (self.assign.spec.train.seq_length - 1)
+        self._summed_in(None)
+        await self._compute(self._engine.begin_step, plan.step, num_targets)
+        self._store.rollback()
+        self._residuals.rollback()
+        self._step = step
+        self._open_exchange(plan)
+        for boundaries, direction in (
+            (self.upstream, Direction.FORWARD),
+            (self._downstream, Direction.BACKWARD),
+        ):
+            for boundary in boundaries.values():
+                boundary.begin(plan.step, step.expected(boundary, direction))
+        return step
 
     def _make_step(self, plan: PlanStep) -> StageStep:
+        own = [
+            batch for batch in plan.microbatches if batch.replica_at(self._index) == self._replica
+        ]
+        passing = Passing(
+            batches={batch.index: batch for batch in own},
+            upstream=self._routed(own, self._index - 1, self.upstream),
+            downstream=self._routed(own, self._index + 1, self._downstream),
+        )
         schedule = StageSchedule(
-            num_stages=len(self.assign.stages),
+            num_stages=len(self._pipeline),
             stage_index=self._index,
-            num_microbatches=len(plan.microbatches),
+            microbatches=[batch.index for batch in own],
         )
         return StageStep(
-            plan,
-            engine=self._engine,
-            pool=self._context.compute,
-            upstream=self.upstream,
-            downstream=self._downstream,
-            schedule=schedule,
+            plan, passing, engine=self._engine, context=self._context, schedule=schedule
         )
 
-    def _incoming(self) -> list[tuple[Boundary, Direction]]:
-        """This stage's boundaries, and which way the frames go that it receives there."""
-        both = ((self.upstream, Direction.FORWARD), (self._downstream, Direction.BACKWARD))
-        return [(boundary, way) for boundary, way in both if boundary is not None]
+    def _routed(
+        self, batches: list[Microbatch], index: int, boundaries: Mapping[PeerId, Boundary]
+    ) -> dict[MicrobatchIndex, Boundary]:
+        """The boundary that each microbatch passes on its way to or from stage `index`."""
+        if not boundaries:
+            return {}
+        peers = self._pipeline[index].peers
+        return {batch.index: boundaries[peers[batch.replica_at(index)]] for batch in batches}
+
+    def _all_boundaries(self) -> tuple[Boundary, ...]:
+        return (*self.upstream.values(), *self._downstream.values())
+
+    def _take_traffic(self) -> Iterator[Traffic]:
+        """What was sent upstream and downstream, each over all boundaries together."""
+        for boundaries in (self.upstream, self._downstream):
+            sent = [boundary.take_traffic() for boundary in boundaries.values()]
+            if sent:
+                yield sum(sent[1:], sent[0])
+
+    async def _compute(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._context.compute, partial(function, *args, **kwargs))
+
+    # ---- replicas
+
+    def _make_reducer(self) -> GradientReducer | None:
+        stage = self._pipeline[self._index]
+        if len(stage.peers) == 1:
+            return None
+        return GradientReducer(
+            run_id=self.assign.run_id,
+            attempt=self.assign.attempt,
+            spec=self.assign.spec,
+            layers=stage.layers,
+            members=stage.peers,
+            own=self._context.peer_id,
+            residuals=self._residuals,
+            pool=self._context.codecs,
+            directory=self._context.directory,
+            transport=self._context.transport,
+            clock=self._context.clock,
+        )
+
+    async def _reduce(self, step: StepNumber) -> GradientTraffic:
+        """Sum this stage's gradients over its replicas, all of which end with the same bits."""
+        if self.reducer is None:
+            return GradientTraffic()
+        own = await self._compute(self._engine.flat_gradient)
+        total = await self.reducer.reduce(step, own)
+        await self._compute(self._engine.set_flat_gradient, total)
+        return self.reducer.take_traffic()
 
     # ---- tied embeddings
 
@@ -168,38 +248,54 @@ class StageAttempt:
     async def _synchronise_tied(self, plan: PlanStep) -> None:
         if not self._engine.exchanges_tied_gradient:
             return
-        loop, compute = asyncio.get_running_loop(), self._context.compute
-        own = await loop.run_in_executor(compute, self._engine.tied_gradient)
+        own = await self._compute(self._engine.tied_gradient)
         if self.tied is not None:
             total = await self.tied.sum(own)
         else:
-            total = await exchange_from_last(
-                own,
-                _blob_name(plan),
-                self.assign.stages[0].peer_id,
-                directory=self._context.directory,
-                transport=self._context.transport,
-            )
-        await loop.run_in_executor(compute, self._engine.set_tied_gradient, total)
+            totals = [
+                exchange_from_last(
+                    own,
+                    _blob_name(plan),
+                    first,
+                    directory=self._context.directory,
+                    transport=self._context.transport,
+                )
+                for first in self._tied_to()
+            ]
+            total = (await asyncio.gather(*totals))[0]  # all have the same bits
+        await self._compute(self._engine.set_tied_gradient, total)
+
+    def _tied_to(self) -> list[PeerId]:
+        """First-stage replicas that this last-stage replica dials; somebody dials each."""
+        firsts, num_lasts = self._pipeline[0].peers, len(self._pipeline[-1].peers)
+        own = [peer for i, peer in enumerate(firsts) if i % num_lasts == self._replica]
+        return own or [firsts[self._replica % len(firsts)]]
 
     # ---- boundaries
 
-    def _boundary(self, sends: Direction) -> Boundary:
-        assign, stages = self.assign, self.assign.stages
-        behind = self._index if sends is Direction.BACKWARD else self._index + 1
-        block = BlockIndex(stages[behind].layers.start)
+    def _boundaries(self, index: int, sends: Direction) -> dict[PeerId, Boundary]:
+        """This peer's ends of the boundaries to all replicas of stage `index`, if there is one."""
+        if not 0 <= index < len(self._pipeline):
+            return {}
+        behind = self._pipeline[max(index, self._index)]
+        block = BlockIndex(behind.layers.start)
+        coder = FrameCoder(
+            self.assign.spec, run_id=self.assign.run_id, boundary=block, store=self._store
+        )
+        return {peer: self._boundary(block, sends, coder) for peer in self._pipeline[index].peers}
+
+    def _boundary(self, block: BlockIndex, sends: Direction, coder: FrameCoder) -> Boundary:
         hello = BoundaryHello(
-            run_id=assign.run_id,
-            spec_digest=assign.spec.digest(),
+            run_id=self.assign.run_id,
+            spec_digest=self.assign.spec.digest(),
             boundary=block,
             peer_id=self._context.peer_id,
-            attempt=assign.attempt,
+            attempt=self.assign.attempt,
             window_frames=WINDOW_FRAMES,
         )
-        coder = FrameCoder(assign.spec, run_id=assign.run_id, boundary=block, store=self._store)
         return Boundary(
             hello,
-            session=BoundarySession(attempt=assign.attempt, sends=sends),
+            session=BoundarySession(attempt=self.assign.attempt, sends=sends),
             coder=coder,
             pool=self._context.codecs,
             deliver=self._deliver,
@@ -209,15 +305,31 @@ class StageAttempt:
         if self._step is not None:
             self._step.arrived(key, value)
 
-    def _dialer(self, boundary: Boundary) -> Dialer:
+    def _dialer(self, peer: PeerId, boundary: Boundary) -> Dialer:
         context = self._context
         return Dialer(
             boundary,
-            self.assign.stages[self._index + 1].peer_id,
+            peer,
             directory=context.directory,
             transport=context.transport,
             clock=context.clock,
         )
+
+
+def check_routes(plan: PlanStep, pipeline: Sequence[Stage]) -> None:
+    """Whether every microbatch passes a replica of every stage.
+
+    Raises:
+        MalformedMessage: one does not.
+    """
+    for batch in plan.microbatches:
+        route = batch.route or (0,) * len(pipeline)
+        counts = [len(stage.peers) for stage in pipeline]
+        if len(route) != len(counts) or any(r >= n for r, n in zip(route, counts, strict=True)):
+            raise MalformedMessage(
+                f"plan of step {plan.step}: expected routes over stages of {counts} replicas, "
+                f"got {list(route)}"
+            )
 
 
 def _blob_name(plan: PlanStep) -> BlobName:

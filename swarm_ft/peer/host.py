@@ -18,11 +18,15 @@ from swarm_ft.buffers import BufferStore
 from swarm_ft.errors import InternalError, NotFound, OutOfTurn, SwarmError, Unavailable
 from swarm_ft.ids import Attempt, RunId
 from swarm_ft.log import get_logger
-from swarm_ft.peer.attempt import PeerContext, StageAttempt
+from swarm_ft.peer.all_reduce import Residuals
+from swarm_ft.peer.attempt import StageAttempt
 from swarm_ft.peer.boundary import BoundaryStream
+from swarm_ft.peer.context import PeerContext
+from swarm_ft.peer.member_link import ReduceStream
 from swarm_ft.peer.neighbours import answer, check_hello
 from swarm_ft.peer.tied_embeddings import TiedStream
 from swarm_ft.proto import peer_pb2 as pb
+from swarm_ft.protocol.gradient_piece import ReduceHello
 from swarm_ft.protocol.layers import LayerRange
 from swarm_ft.protocol.messages import (
     Assign,
@@ -74,6 +78,8 @@ class StageHost:
         self._make_engine = make_engine
         self._shard_dir = shard_dir
         self._store = BufferStore()
+        self._residuals = Residuals()
+        self._summed_in: Attempt | None = None
         self._engine: StageEngine | None = None
         self._attempt: StageAttempt | None = None
         self._task: asyncio.Task[None] | None = None
@@ -81,6 +87,7 @@ class StageHost:
         self._one_commit = asyncio.Lock()
         self._attempt_changed = asyncio.Event()
         self._committed_steps = 0
+        self._last_attempt = Attempt(0)
         self._shard: Path | None = None
 
     @property
@@ -94,6 +101,11 @@ class StageHost:
         return self._store
 
     @property
+    def tasks_done(self) -> int:
+        """Forwards and backwards of the open step that are computed."""
+        return self._attempt.tasks_done if self._attempt is not None else 0
+
+    @property
     def held(self) -> HeldStage | None:
         """What to tell a coordinator that does not know; None before the stage is loaded."""
         if self._engine is None:
@@ -103,6 +115,7 @@ class StageHost:
             spec_digest=self._spec.digest(),
             layers=self._engine.layers,
             committed_steps=self._committed_steps,
+            last_attempt=self._last_attempt,
             exported=self._shard is not None,
         )
 
@@ -137,9 +150,16 @@ class StageHost:
                 raise OutOfTurn(
                     f"commit of step {commit.step}, {self._committed_steps} are committed"
                 )
+            if commit.attempt != self._summed_in:
+                raise OutOfTurn(
+                    f"commit of step {commit.step} by attempt {commit.attempt}, gradients here "
+                    f"are of {'none' if self._summed_in is None else self._summed_in}"
+                )
             await self._compute(self._engine.apply, commit.clip_factor, commit.learning_rate)
             self._store.commit()
+            self._residuals.commit()
             self._committed_steps += 1
+            self._last_attempt = commit.attempt
             self._tell_progress()
 
     def _tell_progress(self) -> None:
@@ -195,12 +215,13 @@ class StageHost:
             self._attempt = None
 
     async def _prepare(self, assign: Assign) -> None:
-        if self._engine is None or assign.fresh:
+        if self._engine is None or (assign.fresh and self._committed_steps):
             layers = next(s.layers for s in assign.stages if s.peer_id == self._context.peer_id)
             self._engine = None
             engine = await self._compute(self._make_engine, self._spec, layers)
             await self._compute(engine.load)
-            self._engine, self._store, self._committed_steps = engine, BufferStore(), 0
+            self._engine, self._store, self._residuals = engine, BufferStore(), Residuals()
+            self._committed_steps, self._last_attempt = 0, Attempt(0)
             logger.info("run %s: loaded layers %s", self.run_id, layers)
             self._shard = None
         if self._committed_steps != assign.committed_steps:
@@ -212,9 +233,19 @@ class StageHost:
     def _attempt_of(self, assign: Assign) -> StageAttempt:
         if self._engine is None:
             raise OutOfTurn(f"run {self.run_id}: nothing is loaded")
-        self._attempt = StageAttempt(self._context, assign, engine=self._engine, store=self._store)
+        self._attempt = StageAttempt(
+            self._context,
+            assign,
+            engine=self._engine,
+            store=self._store,
+            residuals=self._residuals,
+            summed_in=self._note_summed,
+        )
         self._attempt_changed.set()
         return self._attempt
+
+    def _note_summed(self, attempt: Attempt | None) -> None:
+        self._summed_in = attempt
 
     def _fail(self, assign: Assign, error: SwarmError) -> None:
         logger.error("run %s: %s", self.run_id, error.message)
@@ -243,12 +274,26 @@ class StageHost:
             RunMismatch: the neighbour works by another RunSpec.
         """
         attempt = await self._wait_for_attempt(hello)
-        if attempt.upstream is None:
-            raise OutOfTurn(f"run {self.run_id}: the first stage has no boundary in front of it")
-        check_hello(attempt.upstream.hello, hello, attempt.upstream_peer)
-        await answer(attempt.upstream, stream, hello)
+        boundary = attempt.upstream.get(hello.peer_id)
+        if boundary is None:
+            raise OutOfTurn(
+                f"run {self.run_id}: peer {hello.peer_id} hosts no stage in front of this one"
+            )
+        check_hello(boundary.hello, hello, hello.peer_id)
+        await answer(boundary, stream, hello)
 
-    async def _wait_for_attempt(self, hello: BoundaryHello) -> StageAttempt:
+    async def on_reduce(self, stream: ReduceStream, hello: ReduceHello) -> None:
+        """Another replica of this stage wants to sum gradients.
+
+        Raises:
+            OutOfTurn: the attempt is over, or does not begin here in time, or it is no replica.
+        """
+        attempt = await self._wait_for_attempt(hello)
+        if attempt.reducer is None:
+            raise OutOfTurn(f"run {self.run_id}: this stage has no other replica")
+        await attempt.reducer.serve(stream, hello)
+
+    async def _wait_for_attempt(self, hello: BoundaryHello | ReduceHello) -> StageAttempt:
         try:
             async with asyncio.timeout(NEIGHBOUR_PATIENCE_S) as patience:
                 while self._attempt is None or self._attempt.assign.attempt < hello.attempt:

@@ -27,9 +27,11 @@ from swarm_ft.errors import (
 )
 from swarm_ft.ids import PeerId, RunId
 from swarm_ft.log import get_logger
-from swarm_ft.peer.attempt import PeerContext
+from swarm_ft.peer.all_reduce import receive_reduce_hello
 from swarm_ft.peer.boundary import BoundaryStream
+from swarm_ft.peer.context import PeerContext
 from swarm_ft.peer.host import EngineMaker, StageHost
+from swarm_ft.peer.member_link import ReduceStream
 from swarm_ft.peer.neighbours import receive_hello
 from swarm_ft.peer.tied_embeddings import TiedStream
 from swarm_ft.proto import coordinator_pb2, peer_pb2
@@ -40,6 +42,7 @@ from swarm_ft.protocol.messages import (
     CommitStep,
     ExportStage,
     FromPeer,
+    PeerAlive,
     PeerGoodbye,
     PeerHello,
     PlanStep,
@@ -47,11 +50,13 @@ from swarm_ft.protocol.messages import (
     ToPeer,
 )
 from swarm_ft.transport.base import Handler, MessageStream, Method, Transport
-from swarm_ft.transport.methods import BOUNDARY, JOIN, TIED_GRADIENT, WEIGHTS
+from swarm_ft.transport.methods import ALL_REDUCE, BOUNDARY, JOIN, TIED_GRADIENT, WEIGHTS
 
 logger = get_logger(__name__)
 
 RECONNECT_S = 0.5
+ALIVE_EVERY_S = 2.0
+"""How often the coordinator hears from this peer at least; it gives up after some silence."""
 GOODBYE_S = 2.0
 """How long a goodbye may take to be sent, when the coordinator may be gone too."""
 NUM_CODEC_THREADS = 2
@@ -113,6 +118,7 @@ class PeerNode:
         """What a peer answers, for `Transport.serve`."""
         return {
             BOUNDARY: self._on_boundary,
+            ALL_REDUCE: self._on_reduce,
             TIED_GRADIENT: self._on_tied_gradient,
             WEIGHTS: self._on_weights,
         }
@@ -202,16 +208,21 @@ class PeerNode:
         )
 
     async def _converse(self, stream: ControlStream) -> None:
-        writer = asyncio.create_task(self._write(stream))
-        reader = asyncio.create_task(self._read(stream))
+        parts = (self._write(stream), self._read(stream), self._stay_alive())
+        tasks = [asyncio.create_task(part) for part in parts]
         try:
-            done, _ = await asyncio.wait((writer, reader), return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
         finally:
-            writer.cancel()
-            reader.cancel()
-            await asyncio.gather(writer, reader, return_exceptions=True)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _stay_alive(self) -> None:
+        while True:
+            await asyncio.sleep(ALIVE_EVERY_S)
+            self._context.say(PeerAlive(self._host.tasks_done if self._host is not None else 0))
 
     async def _write(self, stream: ControlStream) -> None:
         while True:
@@ -270,6 +281,10 @@ class PeerNode:
     async def _on_boundary(self, stream: BoundaryStream) -> None:
         hello = await receive_hello(stream)
         await self._hosting(hello.run_id).on_boundary(stream, hello)
+
+    async def _on_reduce(self, stream: ReduceStream) -> None:
+        hello = await receive_reduce_hello(stream)
+        await self._hosting(hello.run_id).on_reduce(stream, hello)
 
     async def _on_tied_gradient(self, stream: TiedStream) -> None:
         if self._host is None:

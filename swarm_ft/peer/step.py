@@ -7,8 +7,8 @@ between them and the boundaries.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from concurrent.futures import Executor
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import ParamSpec, TypeVar
 
@@ -19,6 +19,7 @@ from torch import Tensor
 from swarm_ft.errors import MalformedMessage
 from swarm_ft.ids import MicrobatchIndex, SampleId
 from swarm_ft.peer.boundary import Boundary
+from swarm_ft.peer.context import PeerContext
 from swarm_ft.protocol.codec_spec import Direction
 from swarm_ft.protocol.frame import FrameKey
 from swarm_ft.protocol.messages import PlanStep
@@ -30,16 +31,35 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Passing:
+    """The microbatches of a step that pass this peer.
+
+    Attributes:
+        batches: all of them, in the order in which they are computed.
+        upstream: the boundary that each comes through; empty at the first stage.
+        downstream: the boundary that each leaves through; empty at the last.
+    """
+
+    batches: Mapping[MicrobatchIndex, Microbatch]
+    upstream: Mapping[MicrobatchIndex, Boundary]
+    downstream: Mapping[MicrobatchIndex, Boundary]
+
+
 class StageStep:
-    """State of one step at this stage.
+    """State of one step at this peer.
 
     Args:
-        plan: the step's microbatches, and tokens at the first and the last stage.
+        plan: the step, with tokens at the first and the last stage.
+        passing: what of it passes here.
         engine: what computes; touched in the compute thread only.
-        pool: the compute thread.
-        upstream: the boundary in front of the stage; None at the first.
-        downstream: the boundary behind it; None at the last.
+        context: the compute thread, the clock.
         schedule: a new one, for this step.
+
+    Attributes:
+        loss_sum: over all microbatches so far, at the last stage.
+        compute_s: seconds that forwards and backwards took so far.
+        tasks_done: how many of them there were.
 
     Raises:
         MalformedMessage: the plan lacks tokens that this stage needs.
@@ -48,32 +68,37 @@ class StageStep:
     def __init__(
         self,
         plan: PlanStep,
+        passing: Passing,
         *,
         engine: StageEngine,
-        pool: Executor,
-        upstream: Boundary | None,
-        downstream: Boundary | None,
+        context: PeerContext,
         schedule: StageSchedule,
     ) -> None:
         self._plan = plan
+        self._passing = passing
         self._engine = engine
-        self._pool = pool
-        self._upstream = upstream
-        self._downstream = downstream
+        self._context = context
         self._schedule = schedule
         self._arrivals: asyncio.Queue[tuple[FrameKey, Tensor]] = asyncio.Queue()
         self._samples: dict[FrameKey, Tensor] = {}
         self._inputs: dict[MicrobatchIndex, Tensor] = {}
         self._gradients: dict[MicrobatchIndex, Tensor] = {}
-        self._tokens = _stack_tokens(plan) if engine.is_first or engine.is_last else {}
+        needs_tokens = engine.is_first or engine.is_last
+        self._tokens = _stack_tokens(plan, passing.batches.values()) if needs_tokens else {}
         self.loss_sum = 0.0
+        self.compute_s = 0.0
+        self.tasks_done = 0
 
-    def expected(self, direction: Direction) -> frozenset[FrameKey]:
-        """Keys of all frames of this step that go one way over one boundary."""
+    def expected(self, boundary: Boundary, direction: Direction) -> frozenset[FrameKey]:
+        """Keys of all frames of this step that come over a boundary."""
+        routes = (
+            self._passing.upstream if direction is Direction.FORWARD else self._passing.downstream
+        )
         return frozenset(
-            self._key(batch, sample, direction)
-            for batch in self._plan.microbatches
-            for sample in batch.samples
+            self._key(self._passing.batches[index], sample, direction)
+            for index, passed in routes.items()
+            if passed is boundary
+            for sample in self._passing.batches[index].samples
         )
 
     def arrived(self, key: FrameKey, value: Tensor) -> None:
@@ -86,7 +111,7 @@ class StageStep:
         Raises:
             NonFinite: an activation, a loss or a gradient is inf or NaN.
         """
-        pending = self._first_inputs()
+        pending = self._schedule.begin() or self._first_inputs()
         while True:
             while isinstance(pending, Task):
                 await self._compute(pending)
@@ -108,7 +133,7 @@ class StageStep:
     def _assemble(self, key: FrameKey, value: Tensor) -> Task | StepDone | None:
         """Keep a sample; when its microbatch is complete, tell the schedule."""
         self._samples[key] = value
-        batch = self._plan.microbatches[key.microbatch]
+        batch = self._passing.batches[key.microbatch]
         keys = [self._key(batch, sample, key.direction) for sample in batch.samples]
         if any(k not in self._samples for k in keys):
             return None
@@ -120,36 +145,36 @@ class StageStep:
         return self._schedule.gradient_ready(batch.index)
 
     async def _compute(self, task: Task) -> None:
-        index = task.microbatch
+        index, began_s = task.microbatch, self._context.clock.now_s()
         match task.kind:
             case TaskKind.FORWARD:
                 x = self._inputs.pop(index)
                 output = await self._in_thread(self._engine.forward, index, x)
-                self._send(self._downstream, index, output, Direction.FORWARD)
+                self._send(index, output, Direction.FORWARD)
             case TaskKind.BACKWARD:
                 gradient = self._gradients.pop(index)
                 result = await self._in_thread(self._engine.backward, index, gradient)
-                self._send(self._upstream, index, result, Direction.BACKWARD)
+                self._send(index, result, Direction.BACKWARD)
             case TaskKind.FORWARD_BACKWARD:
                 x, tokens = self._inputs.pop(index), self._tokens[index]
                 last = await self._in_thread(self._engine.forward_backward, index, x, tokens)
                 self.loss_sum += last.loss_sum
-                self._send(self._upstream, index, last.input_gradient, Direction.BACKWARD)
+                self._send(index, last.input_gradient, Direction.BACKWARD)
+        self.compute_s += self._context.clock.now_s() - began_s
+        self.tasks_done += 1
 
     async def _in_thread(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._pool, partial(function, *args, **kwargs))
+        return await loop.run_in_executor(self._context.compute, partial(function, *args, **kwargs))
 
-    def _send(
-        self,
-        boundary: Boundary | None,
-        index: MicrobatchIndex,
-        values: Tensor | None,
-        direction: Direction,
-    ) -> None:
+    def _send(self, index: MicrobatchIndex, values: Tensor | None, direction: Direction) -> None:
+        routes = (
+            self._passing.downstream if direction is Direction.FORWARD else self._passing.upstream
+        )
+        boundary = routes.get(index)
         if boundary is None or values is None:
             return
-        batch = self._plan.microbatches[index]
+        batch = self._passing.batches[index]
         for row, sample in enumerate(batch.samples):
             boundary.send(self._key(batch, sample, direction), values[row])
 
@@ -157,12 +182,14 @@ class StageStep:
         return FrameKey(self._plan.attempt, self._plan.step, batch.index, sample, direction)
 
 
-def _stack_tokens(plan: PlanStep) -> Mapping[MicrobatchIndex, Tensor]:
-    """Tokens of every microbatch, int64 [samples, tokens]."""
+def _stack_tokens(
+    plan: PlanStep, batches: Iterable[Microbatch]
+) -> Mapping[MicrobatchIndex, Tensor]:
+    """Tokens of these microbatches, int64 [samples, tokens]."""
     try:
         return {
             batch.index: torch.stack([_tokens(plan.tokens[sample]) for sample in batch.samples])
-            for batch in plan.microbatches
+            for batch in batches
         }
     except (KeyError, RuntimeError) as error:
         raise MalformedMessage(f"plan of step {plan.step}: tokens missing or uneven") from error

@@ -32,18 +32,20 @@ RUN_PHASE_CANCELLED: RunPhase
 RUN_PHASE_FAILED: RunPhase
 
 class HeldStage(_message.Message):
-    __slots__ = ("run_id", "spec_digest", "layers", "committed_steps", "exported")
+    __slots__ = ("run_id", "spec_digest", "layers", "committed_steps", "exported", "last_attempt")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     SPEC_DIGEST_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_STEPS_FIELD_NUMBER: _ClassVar[int]
     EXPORTED_FIELD_NUMBER: _ClassVar[int]
+    LAST_ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     spec_digest: bytes
     layers: _run_pb2.LayerRange
     committed_steps: int
     exported: bool
-    def __init__(self, run_id: _Optional[str] = ..., spec_digest: _Optional[bytes] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., committed_steps: _Optional[int] = ..., exported: _Optional[bool] = ...) -> None: ...
+    last_attempt: int
+    def __init__(self, run_id: _Optional[str] = ..., spec_digest: _Optional[bytes] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., committed_steps: _Optional[int] = ..., exported: _Optional[bool] = ..., last_attempt: _Optional[int] = ...) -> None: ...
 
 class PeerHello(_message.Message):
     __slots__ = ("peer_id", "layers", "memory_bytes", "held")
@@ -83,21 +85,39 @@ class Traffic(_message.Message):
     delta_frames: int
     def __init__(self, boundary: _Optional[int] = ..., forward_bytes: _Optional[int] = ..., backward_bytes: _Optional[int] = ..., forward_uncompressed_bytes: _Optional[int] = ..., backward_uncompressed_bytes: _Optional[int] = ..., key_frames: _Optional[int] = ..., delta_frames: _Optional[int] = ...) -> None: ...
 
+class GradientTraffic(_message.Message):
+    __slots__ = ("sent_bytes", "uncompressed_bytes")
+    SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    UNCOMPRESSED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    sent_bytes: int
+    uncompressed_bytes: int
+    def __init__(self, sent_bytes: _Optional[int] = ..., uncompressed_bytes: _Optional[int] = ...) -> None: ...
+
 class StepReady(_message.Message):
-    __slots__ = ("run_id", "attempt", "step", "squared_grad_norm", "loss_sum", "traffic")
+    __slots__ = ("run_id", "attempt", "step", "squared_grad_norm", "loss_sum", "traffic", "gradients", "compute_s")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     SQUARED_GRAD_NORM_FIELD_NUMBER: _ClassVar[int]
     LOSS_SUM_FIELD_NUMBER: _ClassVar[int]
     TRAFFIC_FIELD_NUMBER: _ClassVar[int]
+    GRADIENTS_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_S_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     attempt: int
     step: int
     squared_grad_norm: float
     loss_sum: float
     traffic: _containers.RepeatedCompositeFieldContainer[Traffic]
-    def __init__(self, run_id: _Optional[str] = ..., attempt: _Optional[int] = ..., step: _Optional[int] = ..., squared_grad_norm: _Optional[float] = ..., loss_sum: _Optional[float] = ..., traffic: _Optional[_Iterable[_Union[Traffic, _Mapping]]] = ...) -> None: ...
+    gradients: GradientTraffic
+    compute_s: float
+    def __init__(self, run_id: _Optional[str] = ..., attempt: _Optional[int] = ..., step: _Optional[int] = ..., squared_grad_norm: _Optional[float] = ..., loss_sum: _Optional[float] = ..., traffic: _Optional[_Iterable[_Union[Traffic, _Mapping]]] = ..., gradients: _Optional[_Union[GradientTraffic, _Mapping]] = ..., compute_s: _Optional[float] = ...) -> None: ...
+
+class PeerAlive(_message.Message):
+    __slots__ = ("tasks_done",)
+    TASKS_DONE_FIELD_NUMBER: _ClassVar[int]
+    tasks_done: int
+    def __init__(self, tasks_done: _Optional[int] = ...) -> None: ...
 
 class StageExported(_message.Message):
     __slots__ = ("run_id", "shard_bytes")
@@ -124,20 +144,22 @@ class PeerGoodbye(_message.Message):
     def __init__(self) -> None: ...
 
 class FromPeer(_message.Message):
-    __slots__ = ("hello", "stage_ready", "step_ready", "exported", "failed", "goodbye")
+    __slots__ = ("hello", "stage_ready", "step_ready", "exported", "failed", "goodbye", "alive")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     STAGE_READY_FIELD_NUMBER: _ClassVar[int]
     STEP_READY_FIELD_NUMBER: _ClassVar[int]
     EXPORTED_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
+    ALIVE_FIELD_NUMBER: _ClassVar[int]
     hello: PeerHello
     stage_ready: StageReady
     step_ready: StepReady
     exported: StageExported
     failed: StageFailed
     goodbye: PeerGoodbye
-    def __init__(self, hello: _Optional[_Union[PeerHello, _Mapping]] = ..., stage_ready: _Optional[_Union[StageReady, _Mapping]] = ..., step_ready: _Optional[_Union[StepReady, _Mapping]] = ..., exported: _Optional[_Union[StageExported, _Mapping]] = ..., failed: _Optional[_Union[StageFailed, _Mapping]] = ..., goodbye: _Optional[_Union[PeerGoodbye, _Mapping]] = ...) -> None: ...
+    alive: PeerAlive
+    def __init__(self, hello: _Optional[_Union[PeerHello, _Mapping]] = ..., stage_ready: _Optional[_Union[StageReady, _Mapping]] = ..., step_ready: _Optional[_Union[StepReady, _Mapping]] = ..., exported: _Optional[_Union[StageExported, _Mapping]] = ..., failed: _Optional[_Union[StageFailed, _Mapping]] = ..., goodbye: _Optional[_Union[PeerGoodbye, _Mapping]] = ..., alive: _Optional[_Union[PeerAlive, _Mapping]] = ...) -> None: ...
 
 class StageAssignment(_message.Message):
     __slots__ = ("peer_id", "layers")
@@ -166,12 +188,14 @@ class Assign(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., spec: _Optional[_Union[_run_pb2.RunSpec, _Mapping]] = ..., attempt: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[StageAssignment, _Mapping]]] = ..., committed_steps: _Optional[int] = ..., fresh: _Optional[bool] = ..., spec_digest: _Optional[bytes] = ...) -> None: ...
 
 class Microbatch(_message.Message):
-    __slots__ = ("index", "samples")
+    __slots__ = ("index", "samples", "route")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    ROUTE_FIELD_NUMBER: _ClassVar[int]
     index: int
     samples: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, index: _Optional[int] = ..., samples: _Optional[_Iterable[int]] = ...) -> None: ...
+    route: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, index: _Optional[int] = ..., samples: _Optional[_Iterable[int]] = ..., route: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SampleTokens(_message.Message):
     __slots__ = ("sample", "token_ids")
@@ -196,16 +220,18 @@ class PlanStep(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., attempt: _Optional[int] = ..., step: _Optional[int] = ..., microbatches: _Optional[_Iterable[_Union[Microbatch, _Mapping]]] = ..., tokens: _Optional[_Iterable[_Union[SampleTokens, _Mapping]]] = ...) -> None: ...
 
 class CommitStep(_message.Message):
-    __slots__ = ("run_id", "step", "clip_factor", "learning_rate")
+    __slots__ = ("run_id", "step", "clip_factor", "learning_rate", "attempt")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     CLIP_FACTOR_FIELD_NUMBER: _ClassVar[int]
     LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     step: int
     clip_factor: float
     learning_rate: float
-    def __init__(self, run_id: _Optional[str] = ..., step: _Optional[int] = ..., clip_factor: _Optional[float] = ..., learning_rate: _Optional[float] = ...) -> None: ...
+    attempt: int
+    def __init__(self, run_id: _Optional[str] = ..., step: _Optional[int] = ..., clip_factor: _Optional[float] = ..., learning_rate: _Optional[float] = ..., attempt: _Optional[int] = ...) -> None: ...
 
 class ExportStage(_message.Message):
     __slots__ = ("run_id",)
@@ -306,7 +332,7 @@ class SwarmStatus(_message.Message):
     def __init__(self, members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., runs: _Optional[_Iterable[_Union[RunStatus, _Mapping]]] = ...) -> None: ...
 
 class StepCommitted(_message.Message):
-    __slots__ = ("step", "loss", "learning_rate", "grad_norm", "num_samples", "seconds", "traffic")
+    __slots__ = ("step", "loss", "learning_rate", "grad_norm", "num_samples", "seconds", "traffic", "gradients")
     STEP_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
     LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
@@ -314,6 +340,7 @@ class StepCommitted(_message.Message):
     NUM_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     TRAFFIC_FIELD_NUMBER: _ClassVar[int]
+    GRADIENTS_FIELD_NUMBER: _ClassVar[int]
     step: int
     loss: float
     learning_rate: float
@@ -321,7 +348,8 @@ class StepCommitted(_message.Message):
     num_samples: int
     seconds: float
     traffic: _containers.RepeatedCompositeFieldContainer[Traffic]
-    def __init__(self, step: _Optional[int] = ..., loss: _Optional[float] = ..., learning_rate: _Optional[float] = ..., grad_norm: _Optional[float] = ..., num_samples: _Optional[int] = ..., seconds: _Optional[float] = ..., traffic: _Optional[_Iterable[_Union[Traffic, _Mapping]]] = ...) -> None: ...
+    gradients: GradientTraffic
+    def __init__(self, step: _Optional[int] = ..., loss: _Optional[float] = ..., learning_rate: _Optional[float] = ..., grad_norm: _Optional[float] = ..., num_samples: _Optional[int] = ..., seconds: _Optional[float] = ..., traffic: _Optional[_Iterable[_Union[Traffic, _Mapping]]] = ..., gradients: _Optional[_Union[GradientTraffic, _Mapping]] = ...) -> None: ...
 
 class RunEvent(_message.Message):
     __slots__ = ("status", "step")

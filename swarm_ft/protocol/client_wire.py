@@ -7,6 +7,8 @@ from swarm_ft.ids import StepNumber
 from swarm_ft.proto import coordinator_pb2 as pb
 from swarm_ft.protocol.checks import bounded, checked_text, finite
 from swarm_ft.protocol.control_wire import (
+    gradients_from_wire,
+    gradients_to_wire,
     peer_id_from_wire,
     run_id_from_wire,
     stage_from_wire,
@@ -71,6 +73,7 @@ def event_to_wire(event: RunEvent) -> pb.RunEvent:
             num_samples=event.num_samples,
             seconds=event.seconds,
             traffic=[traffic_to_wire(t) for t in event.traffic],
+            gradients=gradients_to_wire(event.gradients),
         )
     )
 
@@ -99,6 +102,7 @@ def _step_from_wire(step: pb.StepCommitted) -> StepCommitted:
         num_samples=step.num_samples,
         seconds=finite("seconds", step.seconds),
         traffic=tuple(traffic_from_wire(t) for t in step.traffic),
+        gradients=gradients_from_wire(step.gradients),
     )
 
 

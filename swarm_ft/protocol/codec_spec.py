@@ -99,6 +99,7 @@ _PATTERN = re.compile(
     r"(?P<name>none|fp16|bf16|hq|top|aqtop|lowrank|qc|aqc|q|aq)"
     r"(?P<number>[0-9]+(?:\.[0-9]{1,2})?)?(?P<axis>tc|f|c|t)?(?P<modifiers>(?:\+[a-z0-9]+)*)"
 )
+_DP_PATTERN = re.compile(r"none|fp16|bf16|q[0-9.]+(?:\+z)?")
 _MAX_CHARS = 40
 _HEADER = struct.Struct("<BBH")
 
@@ -219,6 +220,23 @@ def parse_key_spec(text: str) -> CodecSpec:
     if spec.is_delta:
         _refuse(text, f"a key frame builds on nothing; use {_without_buffer(text)}")
     return spec
+
+
+def parse_dp_spec(text: str) -> CodecSpec:
+    """The codec of the gradients that replicas of a stage sum, such as `none`, `fp16`, `q4`.
+
+    Each row of values has its own step, and nothing is dithered: the error is fed back anyway.
+
+    Raises:
+        BadCodec: anything else.
+    """
+    if _DP_PATTERN.fullmatch(text) is None:
+        _refuse(
+            text[:_MAX_CHARS],
+            "replicas' gradients take none, fp16, bf16, or q1 to q8 with or without +z",
+        )
+    spec = parse_codec_spec(text, Direction.BACKWARD)
+    return replace(spec, dither=False)
 
 
 def _at_its_best(spec: CodecSpec, direction: Direction) -> CodecSpec:

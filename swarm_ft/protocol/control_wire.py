@@ -21,7 +21,9 @@ from swarm_ft.protocol.messages import (
     CommitStep,
     ExportStage,
     FromPeer,
+    GradientTraffic,
     HeldStage,
+    PeerAlive,
     PeerGoodbye,
     PeerHello,
     PlanStep,
@@ -44,6 +46,7 @@ from swarm_ft.protocol.run_wire import (
 from swarm_ft.protocol.training_plan import Microbatch
 
 BYTES_PER_TOKEN = 4
+MAX_RUN_PEERS = 1 << 14
 MAX_TRAFFIC_BYTES, MAX_TRAFFIC_FRAMES = 1 << 50, 1 << 26
 """Of one step over one boundary; sums over peers and steps must stay in their fields."""
 
@@ -85,6 +88,8 @@ def from_peer_to_wire(message: FromPeer) -> pb.FromPeer:
             )
         case PeerGoodbye():
             return pb.FromPeer(goodbye=pb.PeerGoodbye())
+        case PeerAlive():
+            return pb.FromPeer(alive=pb.PeerAlive(tasks_done=message.tasks_done))
         case _:
             assert_never(message)
 
@@ -118,6 +123,8 @@ def from_peer_from_wire(message: pb.FromPeer) -> FromPeer:
             )
         case "goodbye":
             return PeerGoodbye()
+        case "alive":
+            return PeerAlive(tasks_done=message.alive.tasks_done)
         case _:
             raise MalformedMessage("message from a peer: expected a body, got none we know")
 
@@ -133,6 +140,7 @@ def _hello_to_wire(hello: PeerHello) -> pb.PeerHello:
             spec_digest=held.spec_digest,
             layers=layers_to_wire(held.layers),
             committed_steps=held.committed_steps,
+            last_attempt=held.last_attempt,
             exported=held.exported,
         )
         if held
@@ -148,6 +156,7 @@ def _hello_from_wire(hello: pb.PeerHello) -> PeerHello:
             spec_digest=checked_digest("RunSpec digest", hello.held.spec_digest),
             layers=layers_from_wire(hello.held.layers),
             committed_steps=hello.held.committed_steps,
+            last_attempt=Attempt(hello.held.last_attempt),
             exported=hello.held.exported,
         )
     return PeerHello(
@@ -176,6 +185,20 @@ def traffic_from_wire(traffic: pb.Traffic) -> Traffic:
     )
 
 
+def gradients_to_wire(traffic: GradientTraffic) -> pb.GradientTraffic:
+    """Counters of what replicas sent each other as protobuf."""
+    return pb.GradientTraffic(
+        sent_bytes=traffic.sent_bytes, uncompressed_bytes=traffic.uncompressed_bytes
+    )
+
+
+def gradients_from_wire(traffic: pb.GradientTraffic) -> GradientTraffic:
+    """Counters of what replicas sent each other from protobuf."""
+    return GradientTraffic(
+        sent_bytes=traffic.sent_bytes, uncompressed_bytes=traffic.uncompressed_bytes
+    )
+
+
 def _step_ready_to_wire(ready: StepReady) -> pb.StepReady:
     return pb.StepReady(
         run_id=ready.run_id,
@@ -184,6 +207,8 @@ def _step_ready_to_wire(ready: StepReady) -> pb.StepReady:
         squared_grad_norm=ready.squared_grad_norm,
         loss_sum=ready.loss_sum,
         traffic=[traffic_to_wire(t) for t in ready.traffic],
+        gradients=gradients_to_wire(ready.gradients),
+        compute_s=ready.compute_s,
     )
 
 
@@ -197,7 +222,9 @@ def _step_ready_from_wire(ready: pb.StepReady) -> StepReady:
             "squared gradient norm", ready.squared_grad_norm, high=MAX_PEER_NUMBER
         ),
         loss_sum=finite("loss", ready.loss_sum, high=MAX_PEER_NUMBER),
+        compute_s=finite("seconds of compute", ready.compute_s, high=MAX_PEER_NUMBER),
         traffic=tuple(_reported_traffic(t) for t in ready.traffic),
+        gradients=_reported_gradients(ready.gradients),
     )
 
 
@@ -206,6 +233,12 @@ def _reported_traffic(traffic: pb.Traffic) -> Traffic:
         high = MAX_TRAFFIC_FRAMES if name.endswith("frames") else MAX_TRAFFIC_BYTES
         bounded(name, getattr(traffic, name), 0, high)
     return traffic_from_wire(traffic)
+
+
+def _reported_gradients(traffic: pb.GradientTraffic) -> GradientTraffic:
+    for name in GradientTraffic.__dataclass_fields__:
+        bounded(f"{name} of gradients", getattr(traffic, name), 0, MAX_TRAFFIC_BYTES)
+    return gradients_from_wire(traffic)
 
 
 # ---- coordinator to peer
@@ -222,6 +255,7 @@ def to_peer_to_wire(message: ToPeer) -> pb.ToPeer:
             return pb.ToPeer(
                 commit=pb.CommitStep(
                     run_id=message.run_id,
+                    attempt=message.attempt,
                     step=message.step,
                     clip_factor=message.clip_factor,
                     learning_rate=message.learning_rate,
@@ -251,6 +285,7 @@ def to_peer_from_wire(message: pb.ToPeer) -> ToPeer:
             commit = message.commit
             return CommitStep(
                 run_id=run_id_from_wire(commit.run_id),
+                attempt=Attempt(commit.attempt),
                 step=StepNumber(commit.step),
                 clip_factor=finite("clip factor", commit.clip_factor),
                 learning_rate=finite("learning rate", commit.learning_rate),
@@ -294,7 +329,7 @@ def _assign_to_wire(assign: Assign) -> pb.Assign:
 
 
 def _assign_from_wire(assign: pb.Assign) -> Assign:
-    bounded("stages", len(assign.stages), 1, MAX_BLOCKS)
+    bounded("peers of a run", len(assign.stages), 1, MAX_RUN_PEERS)
     return Assign(
         run_id=run_id_from_wire(assign.run_id),
         spec=spec_from_wire(assign.spec),
@@ -325,7 +360,8 @@ def _plan_to_wire(plan: PlanStep) -> pb.PlanStep:
         attempt=plan.attempt,
         step=plan.step,
         microbatches=[
-            pb.Microbatch(index=batch.index, samples=batch.samples) for batch in plan.microbatches
+            pb.Microbatch(index=batch.index, samples=batch.samples, route=batch.route)
+            for batch in plan.microbatches
         ],
         tokens=[tokens_to_wire(sample, ids) for sample, ids in plan.tokens.items()],
     )
@@ -342,7 +378,11 @@ def _check_samples(plan: pb.PlanStep) -> None:
 def _plan_from_wire(plan: pb.PlanStep) -> PlanStep:
     _check_samples(plan)
     microbatches = tuple(
-        Microbatch(MicrobatchIndex(batch.index), tuple(SampleId(s) for s in batch.samples))
+        Microbatch(
+            MicrobatchIndex(batch.index),
+            tuple(SampleId(sample) for sample in batch.samples),
+            tuple(batch.route),
+        )
         for batch in plan.microbatches
     )
     if [batch.index for batch in microbatches] != list(range(len(microbatches))):

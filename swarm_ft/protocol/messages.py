@@ -5,8 +5,10 @@ Tokens travel as little-endian uint32 bytes, so that the coordinator can pass th
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum
+from itertools import groupby
 
 from swarm_ft.ids import Attempt, BlockIndex, PeerId, RunId, SampleId, StepNumber
 from swarm_ft.protocol.frame import Frame, FrameKey
@@ -52,12 +54,17 @@ BoundaryMessage = BoundaryHello | Frame | Ack | KeyFrameRequest
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeldStage:
-    """What a peer still holds of a run, so that a restarted coordinator can go on with it."""
+    """What a peer still holds of a run, so that a restarted coordinator can go on with it.
+
+    Attributes:
+        last_attempt: whose commit was applied last, 0 if none was: tells apart two histories.
+    """
 
     run_id: RunId
     spec_digest: bytes
     layers: LayerRange
     committed_steps: int
+    last_attempt: Attempt = Attempt(0)
     exported: bool = False
 
 
@@ -108,15 +115,38 @@ class Traffic:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class GradientTraffic:
+    """Bytes of gradients that replicas of a stage sent each other, and what float32 would take."""
+
+    sent_bytes: int = 0
+    uncompressed_bytes: int = 0
+
+    def __add__(self, other: GradientTraffic) -> GradientTraffic:
+        return GradientTraffic(
+            sent_bytes=self.sent_bytes + other.sent_bytes,
+            uncompressed_bytes=self.uncompressed_bytes + other.uncompressed_bytes,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StepReady:
-    """This stage did its part of the step: all gradients are summed, none is applied."""
+    """This peer did its part of the step: all gradients are summed, none is applied.
+
+    Attributes:
+        squared_grad_norm: of the stage's gradient, over all of its replicas.
+        loss_sum: of this peer's microbatches, at the last stage.
+        compute_s: seconds that forwards and backwards took.
+        traffic: what it sent over its boundaries; all replicas behind one count as one.
+    """
 
     run_id: RunId
     attempt: Attempt
     step: StepNumber
     squared_grad_norm: float
     loss_sum: float = 0.0
+    compute_s: float = 0.0
     traffic: tuple[Traffic, ...] = ()
+    gradients: GradientTraffic = GradientTraffic()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -142,17 +172,40 @@ class PeerGoodbye:
     """The peer leaves on purpose."""
 
 
-FromPeer = PeerHello | StageReady | StepReady | StageExported | StageFailed | PeerGoodbye
+@dataclass(frozen=True, slots=True)
+class PeerAlive:
+    """The peer is there; `tasks_done` forwards and backwards of the open step are computed."""
+
+    tasks_done: int = 0
+
+
+FromPeer = (
+    PeerHello | StageReady | StepReady | StageExported | StageFailed | PeerGoodbye | PeerAlive
+)
 
 # ---- coordinator to peer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageAssignment:
-    """Which peer hosts which blocks."""
+    """Which peer hosts which blocks. Replicas of a stage follow each other, in a fixed order."""
 
     peer_id: PeerId
     layers: LayerRange
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stage:
+    """A stage and its replicas."""
+
+    layers: LayerRange
+    peers: tuple[PeerId, ...]
+
+
+def stages_of(assignments: Iterable[StageAssignment]) -> tuple[Stage, ...]:
+    """The pipeline that assignments make, first stage to last."""
+    groups = groupby(assignments, key=lambda assignment: assignment.layers)
+    return tuple(Stage(layers=r, peers=tuple(a.peer_id for a in group)) for r, group in groups)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -160,7 +213,7 @@ class Assign:
     """Host a stage, connect to the neighbours, say StageReady.
 
     Attributes:
-        stages: all stages of the run, first to last.
+        stages: all peers of the run, first stage to last, replicas beside each other.
         fresh: load the weights the run began with, whatever is held.
         spec_digest: of the spec, as the coordinator computes it; the peer computes its own.
     """
@@ -176,7 +229,11 @@ class Assign:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanStep:
-    """Run one step. `tokens` (sample to little-endian uint32 ids) only for first and last stage."""
+    """Run one step: of all microbatches, those whose route passes this peer.
+
+    Attributes:
+        tokens: sample to little-endian uint32 ids, at the first and the last stage.
+    """
 
     run_id: RunId
     attempt: Attempt
@@ -187,9 +244,14 @@ class PlanStep:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CommitStep:
-    """The step counts: scale the gradients, step the optimizer, make staged buffers real."""
+    """The step counts: scale the gradients, step the optimizer, make staged buffers real.
+
+    Attributes:
+        attempt: the one whose gradients count.
+    """
 
     run_id: RunId
+    attempt: Attempt
     step: StepNumber
     clip_factor: float
     learning_rate: float
@@ -253,7 +315,8 @@ class StepCommitted:
     Attributes:
         loss: mean over the step's target tokens.
         seconds: from its plan to its commit.
-        traffic: of this step, both sides of each boundary together.
+        traffic: of this step, all peers at a boundary together.
+        gradients: of this step, all stages together.
     """
 
     step: StepNumber
@@ -263,6 +326,7 @@ class StepCommitted:
     num_samples: int
     seconds: float
     traffic: tuple[Traffic, ...] = ()
+    gradients: GradientTraffic = GradientTraffic()
 
 
 RunEvent = RunStatus | StepCommitted

@@ -9,6 +9,7 @@ arXiv 2104.04473, section 2.2, with links).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -39,18 +40,30 @@ class StepDone:
 
 
 class StageSchedule:
-    """What one stage computes during one step; at most one task is out at a time."""
+    """What one peer computes during one step; at most one task is out at a time.
 
-    def __init__(self, *, num_stages: int, stage_index: int, num_microbatches: int) -> None:
+    Args:
+        num_stages: of the pipeline.
+        stage_index: this peer's stage, counted from 0.
+        microbatches: those that pass this peer, in the order in which they are computed.
+    """
+
+    def __init__(
+        self, *, num_stages: int, stage_index: int, microbatches: Sequence[MicrobatchIndex]
+    ) -> None:
         stages_behind = num_stages - 1 - stage_index
         self._is_last = stages_behind == 0
         self._max_in_flight = 2 * stages_behind + 1
-        self._num_microbatches = num_microbatches
+        self._microbatches = microbatches
         self._inputs: set[MicrobatchIndex] = set()
         self._gradients: set[MicrobatchIndex] = set()
         self._next_forward = 0
         self._next_backward = 0
         self._running: Task | None = None
+
+    def begin(self) -> Task | StepDone | None:
+        """The step begins; it is done at once if no microbatch passes this peer."""
+        return self._next()
 
     def input_ready(self, microbatch: MicrobatchIndex) -> Task | StepDone | None:
         """All samples of a microbatch's input are here."""
@@ -80,25 +93,29 @@ class StageSchedule:
         return self._next()
 
     def _check(self, microbatch: MicrobatchIndex) -> None:
-        if not 0 <= microbatch < self._num_microbatches:
-            raise OutOfTurn(f"microbatch {microbatch} of a step that has {self._num_microbatches}")
+        if microbatch not in self._microbatches:
+            raise OutOfTurn(f"microbatch {microbatch} does not pass here in this step")
 
     def _next(self) -> Task | StepDone | None:
         if self._running is not None:
             return None
-        if self._next_backward == self._num_microbatches:
+        if self._next_backward == len(self._microbatches):
             return StepDone()
         kind = self._choose()
         if kind is None:
             return None
-        index = self._next_backward if kind is TaskKind.BACKWARD else self._next_forward
-        self._running = Task(kind, MicrobatchIndex(index))
+        position = self._next_backward if kind is TaskKind.BACKWARD else self._next_forward
+        self._running = Task(kind, self._microbatches[position])
         return self._running
 
     def _choose(self) -> TaskKind | None:
         in_flight = self._next_forward - self._next_backward
-        if in_flight and self._next_backward in self._gradients:
+        if in_flight and self._microbatches[self._next_backward] in self._gradients:
             return TaskKind.BACKWARD
-        if self._next_forward in self._inputs and in_flight < self._max_in_flight:
+        is_input_here = (
+            self._next_forward < len(self._microbatches)
+            and self._microbatches[self._next_forward] in self._inputs
+        )
+        if is_input_here and in_flight < self._max_in_flight:
             return TaskKind.FORWARD_BACKWARD if self._is_last else TaskKind.FORWARD
         return None

@@ -14,13 +14,14 @@ from swarm_ft.protocol.codec_spec import (
     Direction,
     Feedback,
     parse_codec_spec,
+    parse_dp_spec,
     parse_key_spec,
 )
 from swarm_ft.protocol.digest import digest_of
 from swarm_ft.protocol.frame import MAX_CHANNELS, MAX_TOKENS
 from swarm_ft.protocol.layers import LayerRange
 
-VERSION = 2
+VERSION = 3
 MAX_SAMPLES = 1 << 24
 MAX_SEQ_LENGTH = MAX_TOKENS
 MAX_HIDDEN_SIZE = MAX_CHANNELS
@@ -89,6 +90,7 @@ class TrainSpec:
         dropout: train with the model's own dropout rates; off by default, since dropout
             noise is a floor under every delta.
         key_codec: of frames that begin a buffer.
+        dp_codec: of the gradients that replicas of a stage sum.
         sync_tied_embeddings: keep tied embeddings tied across first and last stage.
     """
 
@@ -109,6 +111,7 @@ class TrainSpec:
     forward_codec: str
     backward_codec: str
     key_codec: str = "fp16"
+    dp_codec: str = "none"
 
     def __post_init__(self) -> None:
         _check_counts(self)
@@ -119,6 +122,7 @@ class TrainSpec:
         parse_codec_spec(self.forward_codec, Direction.FORWARD)
         parse_codec_spec(self.backward_codec, Direction.BACKWARD)
         parse_key_spec(self.key_codec)
+        parse_dp_spec(self.dp_codec)
 
     def codec(self, direction: Direction) -> CodecSpec:
         """The codec of one direction."""
@@ -133,6 +137,11 @@ class TrainSpec:
         if direction is Direction.FORWARD:
             return parse_key_spec(self.key_codec)
         return replace(self.codec(direction), feedback=Feedback.NONE)
+
+    @property
+    def reduction_codec(self) -> CodecSpec:
+        """The codec of the gradients that replicas of a stage sum."""
+        return parse_dp_spec(self.dp_codec)
 
     @property
     def steps_per_epoch(self) -> int:

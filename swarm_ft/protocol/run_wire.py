@@ -102,4 +102,5 @@ def _train_from_wire(train: pb.TrainSpec) -> TrainSpec:
         forward_codec=checked_text(train.forward_codec),
         backward_codec=checked_text(train.backward_codec),
         key_codec=checked_text(train.key_codec),
+        dp_codec=checked_text(train.dp_codec),
     )

@@ -13,10 +13,20 @@ from swarm_ft.protocol.run_spec import LrSchedule, TrainSpec
 
 @dataclass(frozen=True, slots=True)
 class Microbatch:
-    """A few samples that travel together through all stages."""
+    """A few samples that travel together through all stages.
+
+    Attributes:
+        route: the replica of each stage that it passes, first stage to last, counted from 0;
+            empty where every stage has one.
+    """
 
     index: MicrobatchIndex
     samples: tuple[SampleId, ...]
+    route: tuple[int, ...] = ()
+
+    def replica_at(self, stage_index: int) -> int:
+        """Which replica of a stage it passes."""
+        return self.route[stage_index] if self.route else 0
 
 
 @lru_cache(maxsize=2)

@@ -7,6 +7,7 @@ to one compute thread. Tensors come and go on the CPU.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -242,6 +243,21 @@ class StageEngine:
             )
         return total
 
+    def flat_gradient(self) -> Tensor:
+        """All gradients of this stage, float32 [n], parameters by name; zeros where there is none.
+
+        Replicas of a stage sum it, and each takes the sum with `set_flat_gradient`.
+        """
+        return self._loaded().flat_gradient()
+
+    def set_flat_gradient(self, gradient: Tensor) -> None:
+        """Take gradients [n] in the place of this stage's own.
+
+        Raises:
+            MalformedMessage: of another length or dtype.
+        """
+        self._loaded().set_flat_gradient(gradient)
+
     def tied_gradient(self) -> Tensor:
         """Gradient [V, C] of this end's tied tensor; zeros if there is none.
 
@@ -280,6 +296,20 @@ class StageEngine:
             The file's size in bytes.
         """
         return self._loaded().export(path)
+
+    def state(self) -> dict[str, Tensor]:
+        """Copies of all that training goes on from, see `stage.state`; best between two steps."""
+        return self._loaded().state()
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from `state` as if this stage had come to it; an open step is dropped.
+
+        Raises:
+            BadSnapshot: it is not a state of this stage; nothing was changed.
+            OutOfTurn: not loaded.
+        """
+        self._loaded().load_state(state)
+        self._step = None
 
     def weights_digest(self) -> bytes:
         """Digest of all weights of this stage, by name: equal weights, equal digest."""

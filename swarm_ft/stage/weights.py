@@ -6,6 +6,7 @@ Tensors come and go on the CPU.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -16,6 +17,7 @@ from swarm_ft.errors import MalformedMessage
 from swarm_ft.protocol.digest import digest_of
 from swarm_ft.stage.architecture import HEAD_WEIGHT
 from swarm_ft.stage.module import StageModule
+from swarm_ft.stage.state import put_state, take_state
 from swarm_ft.stage.tensor_files import tensor_digest
 
 
@@ -50,6 +52,31 @@ class StageWeights:
             if parameter.grad is not None
         ]
         return float(torch.stack(norms).square().sum()) if norms else 0.0
+
+    def flat_gradient(self) -> Tensor:
+        """All gradients, float32 [n], parameters in the order of their names; zeros for none."""
+        parameters = self._by_name()
+        flat = torch.zeros(sum(p.numel() for p in parameters))
+        for part, parameter in zip(_parts(flat, parameters), parameters, strict=True):
+            if parameter.grad is not None:
+                part.copy_(parameter.grad)
+        return flat
+
+    def set_flat_gradient(self, gradient: Tensor) -> None:
+        """Take gradients [n] in the place of the present ones.
+
+        Raises:
+            MalformedMessage: of another length or dtype.
+        """
+        parameters = self._by_name()
+        count = sum(p.numel() for p in parameters)
+        if gradient.shape != (count,) or gradient.dtype != torch.float32:
+            raise MalformedMessage(
+                f"stage: expected a float32 gradient [{count}], "
+                f"got {gradient.dtype} {list(gradient.shape)}"
+            )
+        for part, parameter in zip(_parts(gradient, parameters), parameters, strict=True):
+            parameter.grad = part.to(parameter.device, copy=True)
 
     def tied_gradient(self) -> Tensor:
         """Gradient [V, C] of this end's tied tensor, zeros if it has none; not to be written to."""
@@ -98,14 +125,37 @@ class StageWeights:
         os.replace(partial, path)
         return path.stat().st_size
 
+    def state(self) -> dict[str, Tensor]:
+        """Copies of weights and moments, see `stage.state`."""
+        return take_state(self.module, self._optimizer)
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from `state`, without gradients.
+
+        Raises:
+            BadSnapshot: it is not a state of this stage; nothing was changed.
+        """
+        put_state(self.module, self._optimizer, state)
+        self.zero_grad()
+
     def digest(self) -> bytes:
         """Digest of all weights, by name: equal weights, equal digest."""
         weights = self.module.state_dict()
         pieces = ((name.encode(), tensor_digest(weights[name])) for name in sorted(weights))
         return digest_of(*(piece for pair in pieces for piece in pair))
 
+    def _by_name(self) -> list[nn.Parameter]:
+        own = dict(self.module.named_parameters())
+        return [own[name] for name in sorted(own)]
+
     def _tied_weight(self) -> nn.Parameter:
         return self.module.embedding_weight if self.module.is_first else self.module.head_weight
+
+
+def _parts(flat: Tensor, parameters: list[nn.Parameter]) -> list[Tensor]:
+    """Views of `flat`, one of each parameter's shape."""
+    pieces = torch.split(flat, [p.numel() for p in parameters])
+    return [piece.view(p.shape) for piece, p in zip(pieces, parameters, strict=True)]
 
 
 def _adamw(module: nn.Module, weight_decay: float) -> torch.optim.AdamW:

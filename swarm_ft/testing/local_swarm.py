@@ -41,6 +41,9 @@ class LocalPeer:
     task: asyncio.Task[None]
 
 
+POLL_S = 0.02
+
+
 class LocalSwarm:
     """Use it in an `async with`.
 
@@ -141,8 +144,14 @@ class LocalSwarm:
 
     # ---- runs
 
+    async def all_joined(self) -> None:
+        """Wait until all peers are members."""
+        while len((await self.client.status()).members) < len(self.peers):
+            await asyncio.sleep(POLL_S)
+
     async def train(self, spec: RunSpec, samples: Sequence[bytes]) -> list[RunEvent]:
-        """Submit a run and watch it to its end; all its events."""
+        """Submit a run once all peers are there and watch it to its end; all its events."""
+        await self.all_joined()
         status = await self.client.submit(spec, samples)
         return await self.watch(status.run_id)
 

@@ -9,7 +9,9 @@ from google.protobuf.message_factory import GetMessageClass
 
 from swarm_ft.proto import coordinator_pb2 as coordinator
 from swarm_ft.proto import peer_pb2 as peer
+from swarm_ft.proto import snapshot_pb2 as snapshot
 from swarm_ft.proto.boundary_pb2 import BoundaryMessage
+from swarm_ft.proto.reduce_pb2 import ReduceMessage
 from swarm_ft.transport.base import Method
 
 
@@ -29,6 +31,7 @@ def _method(service: ServiceDescriptor, name: str) -> Method[Any, Any]:
 
 _COORDINATOR: ServiceDescriptor = coordinator.DESCRIPTOR.services_by_name["Coordinator"]
 _PEER: ServiceDescriptor = peer.DESCRIPTOR.services_by_name["Peer"]
+_SNAPSHOTS: ServiceDescriptor = snapshot.DESCRIPTOR.services_by_name["Snapshots"]
 
 JOIN: Method[coordinator.FromPeer, coordinator.ToPeer] = _method(_COORDINATOR, "Join")
 SUBMIT: Method[coordinator.SubmitPart, coordinator.RunStatus] = _method(_COORDINATOR, "Submit")
@@ -40,5 +43,9 @@ COLLECTED: Method[coordinator.CollectedRequest, coordinator.RunStatus] = _method
 STATUS: Method[coordinator.StatusRequest, coordinator.SwarmStatus] = _method(_COORDINATOR, "Status")
 
 BOUNDARY: Method[BoundaryMessage, BoundaryMessage] = _method(_PEER, "Boundary")
+ALL_REDUCE: Method[ReduceMessage, ReduceMessage] = _method(_PEER, "AllReduce")
 TIED_GRADIENT: Method[peer.BlobPart, peer.BlobPart] = _method(_PEER, "TiedGradient")
 WEIGHTS: Method[peer.WeightsRequest, peer.BlobPart] = _method(_PEER, "Weights")
+
+LIST_CHUNKS: Method[snapshot.ShardName, snapshot.ChunkList] = _method(_SNAPSHOTS, "ListChunks")
+FETCH_CHUNKS: Method[snapshot.FetchRequest, snapshot.ChunkPart] = _method(_SNAPSHOTS, "FetchChunks")

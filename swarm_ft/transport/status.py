@@ -37,6 +37,7 @@ STATUS: dict[str, grpc.StatusCode] = {
     "not-found": grpc.StatusCode.NOT_FOUND,
     "unavailable": grpc.StatusCode.UNAVAILABLE,
     "journal-error": grpc.StatusCode.INTERNAL,
+    "bad-snapshot": grpc.StatusCode.DATA_LOSS,
     "non-finite": grpc.StatusCode.ABORTED,
     "run-failed": grpc.StatusCode.ABORTED,
     "internal": grpc.StatusCode.INTERNAL,

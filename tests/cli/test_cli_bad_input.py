@@ -80,6 +80,8 @@ JOB = ("--model", "model", "--dataset", "good.txt")
         ((*JOB, "--bw", "aq4"), ("aq4", "forward only", "q4+ef21")),
         ((*JOB, "--key", "aq4"), ("aq4", "key frame", "q4")),
         ((*JOB, "--key", "zip"), ("zip", "such as")),
+        ((*JOB, "--dp", "top10"), ("top10", "fp16", "q1 to q8")),
+        ((*JOB, "--dp", "q9"), ("q9", "1 to 8")),
         ((*JOB, "--batch-size", "6", "--micro-batch-size", "4"), ("6", "not divisible", "4")),
         ((*JOB, "--batch-size", "0"), ("--batch-size", "0")),
         ((*JOB, "--steps", "many"), ("--steps", "many")),

@@ -52,6 +52,7 @@ JOB = {
     "--fw",
     "--bw",
     "--key",
+    "--dp",
     "--out",
     "--json",
 }
@@ -116,9 +117,10 @@ def test_demo_and_client_train_take_the_same_job():
 
 
 def test_the_defaults_of_a_job():
-    names = ("--fw", "--bw", "--key", "--epochs")
+    names = ("--fw", "--bw", "--key", "--dp", "--epochs")
     defaults = {name: option_of(("demo",), name).default for name in names}
-    assert defaults == {"--fw": "aq3+z", "--bw": "q3+z", "--key": "q4+z", "--epochs": 3}
+    codecs = {"--fw": "aq3+z", "--bw": "q3+z", "--key": "q4+z", "--dp": "none"}
+    assert defaults == {**codecs, "--epochs": 3}
     assert option_of(("demo",), "--shuffle").default is False
     assert list(option_of(("demo",), "--lr-schedule").type.choices) == [
         "constant",

@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from swarm_ft.codec.kernels.base import (
     EXACT_CODE,
     MAX_CODE,
+    NARROWEST,
     SEGMENT,
     UNITS,
+    WIDEST,
     NarrowGrid,
     Steps,
     WideGrid,
@@ -258,6 +260,44 @@ def test_moments_show_what_is_not_finite(backend, value, has_base):
     for by_token, by_channel in zip(*[iter(backend("moments", x, base))] * 2, strict=True):
         assert torch.isfinite(by_token).tolist() == [True, True, True, False, True]
         assert torch.isfinite(by_channel).tolist() == [True] * 37 + [False] + [True] * 2
+
+
+@FEW
+@given(SHAPES, st.sampled_from([1e-40, 1e-30, 1.0, 1e30]), st.booleans(), SEEDS)
+def test_balance_tells_tokens_spreads_and_what_is_left(backend, shape, size, has_base, seed):
+    generator = drawn(seed)
+    tokens, channels = shape
+    widths = torch.exp2(4 * torch.randn(channels, generator=generator))
+    heights = torch.exp2(4 * torch.randn(tokens, 1, generator=generator))
+    x = torch.randn(shape, generator=generator) * widths * heights * size
+    base = torch.randn(shape, generator=generator) * size if has_base else None
+    change = (x - base if has_base else x).double()
+    inverse = (1 / (widths.double() * size)).clamp(max=3e38).float()
+    inverse[torch.rand(channels, generator=generator) < 0.3] = 0  # silent ones
+    spreads, token_peaks, channel_peaks = backend("balance", x, base, inverse)
+    expected = (change * inverse.double()).square().mean(1).sqrt()
+    expected = torch.where(expected == 0, 1.0, expected.clamp(NARROWEST, WIDEST))
+    assert torch.equal(spreads, spreads.bfloat16().float())
+    torch.testing.assert_close(spreads.double(), expected, rtol=2**-8, atol=0)
+    assert torch.equal(token_peaks, change.abs().amax(1).float())
+    left = (change / spreads.double()[:, None]).abs().amax(0).float()
+    torch.testing.assert_close(channel_peaks, left, rtol=1e-6, atol=1e-44)
+
+
+def test_balance_keeps_spreads_within_range_and_silent_tokens_at_one(backend):
+    x = torch.tensor([[1e-9] * 3, [0.0] * 3, [1e9] * 3, [3e38] * 3, [4.0] * 3])
+    spreads, peaks, _ = backend("balance", x, None, torch.ones(3))
+    assert spreads.tolist() == [NARROWEST, 1.0, WIDEST, WIDEST, 4.0]
+    assert torch.equal(peaks, x[:, 0])
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("counts", [0.0, 1.0])
+def test_balance_shows_what_is_not_finite(backend, value, counts):
+    x = torch.ones(5, 40)
+    x[3, 37] = value
+    _, peaks, _ = backend("balance", x, torch.zeros(5, 40), torch.full((40,), counts))
+    assert torch.isfinite(peaks).tolist() == [True, True, True, False, True]
 
 
 @FEW

@@ -23,7 +23,7 @@ from swarm_ft.codec.entropy.header import (
 )
 from swarm_ft.codec.entropy.stream import estimated_stream_bytes, stream_bytes
 from swarm_ft.codec.kernels import MAX_CODE, UNITS, Kernels
-from swarm_ft.codec.steps import MIN_STEP, relative_row_squares
+from swarm_ft.codec.steps import MIN_STEP
 from swarm_ft.protocol.codec_spec import Axis
 
 Floats = NDArray[np.float64]
@@ -32,6 +32,8 @@ SYMBOL_ZERO = 128
 FIRST_SYMBOL, LAST_SYMBOL = 1, 255
 """They stand for codes that are sent apart, being too large."""
 _SAMPLE_VALUES = 16_384
+_SPREAD_VALUES = 256
+_TINY_SQUARE = 1e-300
 _SEARCHES = 8
 _MOST_AN_OCTAVE, _FEWEST_AN_OCTAVE = 2.0, 0.75
 """Classes: finer ones tell apart what differs little, coarser ones reach further."""
@@ -51,7 +53,7 @@ class Spreads:
     Attributes:
         rows, cols: float64 [tokens], [channels].
         relative_rows: of tokens once channels are brought to one spread; see
-            `relative_row_squares`. With `cols` it tells what spread to expect of a value.
+            `_relative_row_squares`. With `cols` it tells what spread to expect of a value.
     """
 
     rows: Floats
@@ -59,18 +61,32 @@ class Spreads:
     relative_rows: Floats
 
     @staticmethod
-    def of(x: Tensor, base: Tensor | None, row_squares: Tensor, col_squares: Tensor) -> Spreads:
-        """Spreads from the groups' sums of squares, of x or of x - base."""
-        relative = relative_row_squares(x, base)
-        roots = [
-            np.sqrt(squares.cpu().double().numpy() / max(1, count))
-            for squares, count in (
-                (row_squares, len(col_squares)),
-                (col_squares, len(row_squares)),
-                (relative, 1),
-            )
-        ]
-        return Spreads(*roots)
+    def of(x: Tensor, base: Tensor | None, sums: tuple[Tensor, ...]) -> Spreads:
+        """Spreads of x, or of x - base, from the groups' sums of squares: `moments`' first two."""
+        rows, cols = (part.cpu().double().numpy() for part in sums[:2])
+        relative = _relative_row_squares(x, base).cpu().numpy()
+        return Spreads(np.sqrt(rows / len(cols)), np.sqrt(cols / len(rows)), np.sqrt(relative))
+
+
+def _relative_row_squares(x: Tensor, base: Tensor | None) -> Tensor:
+    """Each token's mean square once channels are brought to one spread, float64 [tokens].
+
+    Otherwise one channel that sticks out would be all that a token's spread tells of. Tokens and
+    channels are brought to one spread in turn, twice, so that neither hides the other; over some
+    of the channels, which tell as much as all do.
+    """
+    every = max(1, x.shape[1] // _SPREAD_VALUES)
+    some = x[:, ::every] if base is None else x[:, ::every] - base[:, ::every]
+    squares = some.double().square_()
+    rows = torch.ones_like(squares[:, 0])
+    for _ in range(2):
+        cols = _inverse(rows) @ squares / len(squares)
+        rows = squares @ _inverse(cols) / squares.shape[1]
+    return rows
+
+
+def _inverse(squares: Tensor) -> Tensor:
+    return torch.where(squares > _TINY_SQUARE, 1 / squares.clamp(min=_TINY_SQUARE), 0.0)
 
 
 def balanced(x: Tensor, base: Tensor | None, spreads: Spreads, kernels: Kernels) -> Spreads:

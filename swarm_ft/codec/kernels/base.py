@@ -27,6 +27,8 @@ MIN_STATE = 1 << 16
 """rANS states are 32-bit numbers of at least this; 16-bit words refill them."""
 SEGMENT = 1 << 16
 """Symbols that are coded together. Segments are independent: a GPU decodes them side by side."""
+NARROWEST, WIDEST = 2.0**-20, 2.0**20
+"""Spreads of tokens, over that of the whole, that `balance` tells apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +184,29 @@ class Kernels(Protocol):
             not finite where x is not.
         """
         ...
+
+    def balance(
+        self, x: Tensor, base: Tensor | None, inverse: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Spreads of tokens whose channels are brought to one, and what is left to channels.
+
+        An encoder's function, to be done in one pass.
+
+        Args:
+            inverse: float32 [channels], finite, by which x, or x - base, is multiplied.
+
+        Returns:
+            Root mean squares of the products by token, float32 [tokens]: as bfloat16, between
+            NARROWEST and WIDEST, 1 for 0; the largest magnitude by token, float32 [tokens], not
+            finite where x is not; the largest magnitude by channel once tokens are divided by
+            their spread, float32 [channels].
+        """
+        change = x if base is None else x - base
+        squares = (change * inverse).square().mean(1)
+        spreads = squares.sqrt().clamp(NARROWEST, WIDEST).to(torch.bfloat16).float()
+        spreads = torch.where(squares == 0, 1.0, spreads)
+        by_channel = (change / spreads[:, None]).abs().amax(0)
+        return spreads, change.abs().amax(1), by_channel
 
     def grid_errors(
         self, x: Tensor, base: Tensor | None, covering: Tensor, multiples: Tensor, bits: int

@@ -90,6 +90,22 @@ class NumbaKernels(Kernels):
         )
         return squares[0], squares[1], peaks[0], peaks[1]
 
+    def balance(
+        self, x: Tensor, base: Tensor | None, inverse: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """See `Kernels.balance`."""
+        tokens, channels = x.shape
+        _check_shape("inverse", inverse, (channels,))
+        spreads, row_peaks, col_peaks = (torch.empty(n) for n in (tokens, tokens, channels))
+        cpu_stats.balance(
+            _array(x),
+            _base(base, x.shape),
+            _array(inverse),
+            spreads.numpy(),
+            *(sizes.numpy().view(np.int32) for sizes in (row_peaks, col_peaks)),
+        )
+        return spreads, row_peaks, col_peaks
+
     def grid_errors(
         self, x: Tensor, base: Tensor | None, covering: Tensor, multiples: Tensor, bits: int
     ) -> Tensor:

@@ -31,7 +31,7 @@ _I32 = np.int32
 
 
 @part
-def _step(row: np.float32, col: np.float32) -> np.float32:
+def step_of(row: np.float32, col: np.float32) -> np.float32:
     """bfloat16(row * col) of a finite product, rounded to nearest even."""
     bits = np.float32(row * col).view(np.uint32)
     is_odd = _U32(_U32(bits >> _U32(16)) & _U32(1))
@@ -63,7 +63,7 @@ def _prepare_quantize(
     """Of min(max(0, x inverse + offset), top), the whole part is the code: offset has the 0.5."""
     last = np.float32((1 << bits) - 1)
     for c in range(cols.size):
-        step = _step(row, cols[c])
+        step = step_of(row, cols[c])
         largest = last - _ONE if step < _ZERO else last
         inverse[c] = _inverse(step)
         offset[c] = largest * _HALF + _HALF
@@ -99,7 +99,7 @@ def _prepare_dequantize(
     half = np.float32(UNITS // 2 * ((1 << bits) - 1))
     side = np.float32(UNITS * ((1 << bits - 1) - 1))
     for c in range(cols.size):
-        step = _step(row, cols[c])
+        step = step_of(row, cols[c])
         unit[c] = np.float32(abs(step)) * _PER_UNITS
         lowest[c] = -side if step < _ZERO else -half
 
@@ -134,7 +134,7 @@ def quantize_wide(
     for t in range(tokens):
         if t < steps[0].size:
             for c in range(channels):
-                inverse[c] = _inverse(_step(steps[0][t], steps[1][c]))
+                inverse[c] = _inverse(step_of(steps[0][t], steps[1][c]))
         for c in range(channels):
             change = x[t, c]
             if base is not None:
@@ -160,7 +160,7 @@ def dequantize_wide(
     for t in range(tokens):
         if t < steps[0].size:
             for c in range(channels):
-                unit[c] = np.float32(abs(_step(steps[0][t], steps[1][c]))) * _PER_UNITS
+                unit[c] = np.float32(abs(step_of(steps[0][t], steps[1][c]))) * _PER_UNITS
         for c in range(channels):
             code = _I32(codes[t, c])
             toward_zero = less if code > _I32(0) else (-less if code < _I32(0) else _ZERO)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from swarm_ft.codec.kernels.base import UNITS
-from swarm_ft.codec.kernels.cpu_grid import Floats
-from swarm_ft.codec.kernels.cpu_jit import compiled, compiled_loosely
+from swarm_ft.codec.kernels.base import NARROWEST, UNITS, WIDEST
+from swarm_ft.codec.kernels.cpu_grid import Floats, step_of
+from swarm_ft.codec.kernels.cpu_jit import compiled, compiled_loosely, part
 
 Doubles = NDArray[np.float64]
 Sizes = NDArray[np.int32]
@@ -17,9 +17,15 @@ Counts = NDArray[np.int64]
 
 _I32 = np.int32
 _ZERO, _ONE = np.float32(0), np.float32(1)
+_NARROWEST, _WIDEST = np.float32(NARROWEST), np.float32(WIDEST)
 _BLOCK = 512
 """Channels whose errors, on eight grids, are in the first-level cache."""
 _TABLES = 4
+
+
+@part
+def _size(x: np.float32) -> np.int32:
+    return _I32(np.float32(x).view(np.int32) & _I32(0x7FFFFFFF))
 
 
 @compiled_loosely
@@ -42,13 +48,57 @@ def moments(
             if base is not None:
                 change = change - base[t, c]
             square = np.float64(change) * np.float64(change)
-            size = _I32(np.float32(change).view(np.int32) & _I32(0x7FFFFFFF))
+            size = _size(change)
             total += square
             col_squares[c] += square
             largest = max(largest, size)
             col_sizes[c] = max(col_sizes[c], size)
         row_squares[t] = total
         row_sizes[t] = largest
+
+
+@part
+def _spread(square: np.float32) -> np.float32:
+    """Its root as a bfloat16, see `Kernels.balance`."""
+    spread = np.float32(min(max(np.sqrt(square), _NARROWEST), _WIDEST))
+    return step_of(spread, _ONE) if square != _ZERO else _ONE
+
+
+@compiled_loosely
+def balance(
+    x: Floats,
+    base: Floats | None,
+    inverse: Floats,
+    spreads: Floats,
+    row_sizes: Sizes,
+    col_sizes: Sizes,
+) -> None:
+    """See `Kernels.balance`.
+
+    A token waits in the first-level cache for its spread; its channels' sizes are taken while the
+    next one comes from memory.
+    """
+    tokens, channels = x.shape
+    col_sizes[:] = 0
+    changes, factor = np.zeros((2, channels), np.float32), _ONE
+    for t in range(tokens):
+        now, before = changes[t & 1], changes[~t & 1]
+        total, largest = _ZERO, _I32(0)
+        for c in range(channels):
+            change = x[t, c]
+            if base is not None:
+                change = change - base[t, c]
+            now[c] = change
+            scaled = change * inverse[c]
+            total += scaled * scaled
+            largest = max(largest, _size(change))
+            col_sizes[c] = max(col_sizes[c], _size(before[c] * factor))
+        row_sizes[t] = largest
+        spreads[t] = _spread(total / np.float32(channels))
+        factor = _ONE / spreads[t]
+    last = changes[~tokens & 1]
+    for c in range(channels):
+        col_sizes[c] = max(col_sizes[c], _size(last[c] * factor))
 
 
 @compiled_loosely

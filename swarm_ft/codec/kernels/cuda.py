@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from swarm_ft.codec.kernels import cuda_grid, cuda_pack, cuda_rans, cuda_stats
-from swarm_ft.codec.kernels.base import Coded, Grid, NarrowGrid, Steps
+from swarm_ft.codec.kernels.base import Coded, Grid, Kernels, NarrowGrid, Steps
 
 
 def _device_of(x: Tensor) -> AbstractContextManager[object]:
@@ -19,7 +19,7 @@ def _device_of(x: Tensor) -> AbstractContextManager[object]:
     return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
 
 
-class TritonKernels:
+class TritonKernels(Kernels):
     """See `Kernels`."""
 
     def pack(self, codes: Tensor, bits: int) -> Tensor:

@@ -30,7 +30,7 @@ from swarm_ft.coordinator.state import (
     Tick,
     Write,
 )
-from swarm_ft.ids import BlockIndex, PeerId, RunId
+from swarm_ft.ids import Attempt, BlockIndex, PeerId, RunId
 from swarm_ft.protocol.layers import parse_layers
 from swarm_ft.protocol.messages import (
     Assign,
@@ -38,6 +38,7 @@ from swarm_ft.protocol.messages import (
     ExportStage,
     FromPeer,
     HeldStage,
+    PeerAlive,
     PeerGoodbye,
     PeerHello,
     PlanStep,
@@ -113,6 +114,7 @@ class FakePeer:
         """As after a restart of its process, or a release."""
         self.assign: Assign | None = None
         self.applied: list[int] = []
+        self.last_attempt = Attempt(0)
         self.gradients_of_step: int | None = None
         self.exported = False
 
@@ -124,6 +126,7 @@ class FakePeer:
                 spec_digest=self.assign.spec.digest(),
                 layers=self._stage.layers,
                 committed_steps=len(self.applied),
+                last_attempt=self.last_attempt,
                 exported=self.exported,
             )
         return PeerHello(
@@ -161,7 +164,8 @@ class FakePeer:
         return None
 
     def _take(self, assign: Assign) -> FromPeer:
-        if assign.fresh or self.assign is None or self.assign.run_id != assign.run_id:
+        is_new = self.assign is None or self.assign.run_id != assign.run_id
+        if is_new or (assign.fresh and self.applied):
             assert not self.exported, "a result that nobody collected would be lost"
             self.forget()
         self.assign = assign
@@ -181,7 +185,7 @@ class FakePeer:
         assert self.assign is not None
         assert (plan.run_id, plan.attempt) == (self.assign.run_id, self.assign.attempt)
         assert plan.step == len(self.applied)
-        self.gradients_of_step = plan.step
+        self.gradients_of_step, self.gradients_of_attempt = plan.step, plan.attempt
         return self.step_ready(plan.step)
 
     def step_ready(self, step: int) -> StepReady:
@@ -189,9 +193,9 @@ class FakePeer:
         assert self.assign is not None
         train, stages = self.assign.spec.train, self.assign.stages
         num_samples = train.batch_size if step % 2 == 0 else train.num_samples - train.batch_size
-        is_last = self._index == len(stages) - 1
+        is_last = self._stage.layers == stages[-1].layers
         traffic = []
-        if self._index:
+        if self._stage.layers != stages[0].layers:
             boundary = BlockIndex(self._stage.layers.start)
             traffic.append(
                 Traffic(boundary=boundary, backward_bytes=30, backward_uncompressed_bytes=120)
@@ -212,8 +216,10 @@ class FakePeer:
         if commit.step < len(self.applied):
             return
         assert commit.step == len(self.applied) == self.gradients_of_step
+        assert commit.attempt == self.gradients_of_attempt
         self.gradients_of_step = None
         self.applied.append(commit.step)
+        self.last_attempt = commit.attempt
 
 
 class Swarm:
@@ -267,7 +273,10 @@ class Swarm:
         return self.handle(PeerSaid(peer.peer_id, message))
 
     def wait(self, seconds: float) -> None:
+        """Time passes, in which all who are connected say that they are there."""
         self.now_s += seconds
+        for peer_id in self.connected.keys() - self.deaf:
+            self.handle(PeerSaid(peer_id, PeerAlive()))
         self.handle(Tick())
 
     def step(self) -> None:
@@ -424,7 +433,7 @@ class Swarm:
         for run in self.state.runs.values():
             assert run.committed_steps == len(self.history[run.run_id])
             if run.stages:
-                cuts = [(s.layers.start, s.layers.stop) for s in run.stages]
+                cuts = [(s.layers.start, s.layers.stop) for s in run.pipeline]
                 edges = [0, *(stop for _, stop in cuts)]
                 assert [start for start, _ in cuts] == edges[:-1]
                 assert edges[-1] == run.spec.model.num_blocks

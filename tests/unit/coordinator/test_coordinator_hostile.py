@@ -94,6 +94,7 @@ class Mob:
             spec_digest=run.spec.digest() if run else bytes(16),
             layers=layers or LayerRange(0, 4),
             committed_steps=max(0, step + steps_off),
+            last_attempt=self._last_attempt(run),
             exported=steps_off == 0,
         )
         hello = PeerHello(
@@ -103,6 +104,9 @@ class Mob:
             held=held if holds else None,
         )
         self._said(peer_id, hello)
+
+    def _last_attempt(self, run):
+        return run.last_commit.attempt if run and run.last_commit else Attempt(0)
 
     def lost(self, peer_id):
         self.swarm.handle(PeerLost(peer_id))

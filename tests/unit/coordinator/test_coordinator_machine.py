@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from swarm_ft.coordinator.journal import Journal
 from swarm_ft.coordinator.machine import RETRY_S
-from swarm_ft.coordinator.membership import GRACE_S
+from swarm_ft.coordinator.membership import GATHER_S, GRACE_S, SILENT_S
 from swarm_ft.coordinator.placement import SETTLE_S
 from swarm_ft.coordinator.state import (
     PeerSaid,
@@ -96,7 +97,7 @@ def test_only_first_and_last_stage_are_sent_tokens(swarm, make_peer, make_spec):
     )
     swarm.settle()
     plans = [e for e in swarm.effects if isinstance(e, Say) and isinstance(e.message, PlanStep)]
-    assert {p.peer_id: p.with_tokens for p in plans} == {"a": True, "b": False, "c": True}
+    assert {p.peer_id: bool(p.tokens_of) for p in plans} == {"a": True, "b": False, "c": True}
 
 
 def test_a_step_plans_the_samples_of_its_batch(swarm, spec, a, b):
@@ -348,7 +349,7 @@ def test_a_peer_that_holds_a_run_that_is_over_is_released(swarm, spec, a, b, pha
     assert b.assign is None
 
 
-def test_a_peer_that_another_replaced_is_released(swarm, spec, a, b, make_peer):
+def test_a_peer_that_holds_a_void_history_begins_anew(swarm, spec, a, b, make_peer):
     swarm.submit(spec)
     swarm.join(a, b)
     until_commits(swarm, 1)
@@ -357,8 +358,26 @@ def test_a_peer_that_another_replaced_is_released(swarm, spec, a, b, make_peer):
     swarm.wait(GRACE_S)
     assert swarm.run().peers == ("a", "c")
     swarm.join(b)
+    assert swarm.run().peers == ("a", "c", "b")
+    assert b.applied == []
+    swarm.settle()
+    assert swarm.run().phase is RunPhase.FINISHED
+    assert b.applied == [0, 1, 2]
+
+
+def test_a_void_history_of_equal_length_is_not_taken_for_the_runs_own(swarm, spec, a, b, make_peer):
+    swarm.submit(spec)
+    swarm.join(a, b)
+    until_commits(swarm, 1)
+    swarm.lose(b)
+    swarm.join(make_peer("c", "2-4"))
+    swarm.wait(GRACE_S)
+    until_commits(swarm, 1)
+    assert b.applied == [0]
+    swarm.join(b)
     assert b.assign is None
     swarm.settle()
+    assert swarm.run().peers == ("a", "c")
     assert swarm.run().phase is RunPhase.FINISHED
 
 
@@ -504,8 +523,9 @@ def test_a_peer_that_comes_back_with_other_layers_is_placed_anew(swarm, make_pee
 
 def test_a_goodbye_needs_no_grace(swarm, spec, a, b, make_peer):
     swarm.submit(spec)
-    swarm.join(a, b, make_peer("spare", "2-4"))
+    swarm.join(a, b)
     until_commits(swarm, 1)
+    swarm.join(make_peer("spare", "2-4"))
     swarm.leave(b)
     assert swarm.run().peers == ("a", "spare")
     swarm.settle()
@@ -516,7 +536,9 @@ def test_a_goodbye_needs_no_grace(swarm, spec, a, b, make_peer):
 def test_a_goodbye_of_a_stranger_or_a_spare_changes_no_run(swarm, spec, a, b, make_peer):
     spare = make_peer("spare", "2-4")
     swarm.submit(spec)
-    swarm.join(a, b, spare)
+    swarm.join(a, b)
+    until_commits(swarm, 1)
+    swarm.join(spare)
     run = swarm.run()
     swarm.handle(PeerSaid(PeerId("stranger"), PeerGoodbye()))
     swarm.leave(spare)
@@ -594,10 +616,12 @@ def test_one_peer_cannot_be_ready_for_all(swarm, spec, a, b):
 def test_a_spare_has_no_say(swarm, spec, a, b, make_peer):
     spare = make_peer("spare", "2-4")
     swarm.submit(spec)
-    swarm.join(a, spare, b)
+    swarm.join(a, b)
+    until_commits(swarm, 1)
+    swarm.join(spare)
     run = swarm.run()
-    assert set(run.peers) == {"a", "spare"}
-    assert swarm.say(b, StageReady(run_id=RUN, attempt=run.attempt)) == []
+    assert set(run.peers) == {"a", "b"}
+    assert swarm.say(spare, StageReady(run_id=RUN, attempt=run.attempt)) == []
     assert swarm.run() == run
 
 
@@ -747,8 +771,8 @@ def test_export_and_release_go_to_every_stage(swarm, spec, a, b, make_peer):
     swarm.join(a, b, make_peer("spare", "0-2"))
     swarm.settle()
     swarm.handle(ResultCollected(RUN))
-    assert [peer for peer, _ in swarm.said(ExportStage)] == ["a", "b"]
-    assert [peer for peer, _ in swarm.said(ReleaseStage)] == ["a", "b"]
+    assert [peer for peer, _ in swarm.said(ExportStage)] == ["a", "spare", "b"]
+    assert [peer for peer, _ in swarm.said(ReleaseStage)] == ["a", "spare", "b"]
 
 
 def test_status_lists_members_and_runs(swarm, spec, a, make_peer):
@@ -777,3 +801,143 @@ def test_the_grace_is_counted_from_the_loss(swarm, spec, a, b):
     swarm.wait(GRACE_S / 2)
     assert swarm.run().stages
     assert math.isfinite(swarm.run().away_since_s[b.peer_id])
+
+
+# ---- replicas
+
+
+@pytest.fixture
+def twin(make_peer):
+    """Another peer with the layers of b."""
+    return make_peer("twin", "2-4")
+
+
+def test_all_replicas_take_part_and_one_norm_counts_a_stage(swarm, make_spec, a, b, twin):
+    swarm.join(a, b, twin)
+    swarm.submit(make_spec(micro_batch_size=1))
+    swarm.settle()
+    assert swarm.run().peers == ("a", "b", "twin")
+    assert a.applied == b.applied == twin.applied == [0, 1, 2]
+    assert swarm.steps()[0].grad_norm == pytest.approx((4.0 + 4.0) ** 0.5)
+    routes = [batch.route for _, plan in swarm.said(PlanStep) for batch in plan.microbatches]
+    assert {route[1] for route in routes} == {0, 1}
+
+
+def test_each_last_replica_gets_the_tokens_of_its_own_microbatches(swarm, make_spec, a, b, twin):
+    swarm.join(a, b, twin)
+    swarm.submit(make_spec(micro_batch_size=1))
+    swarm.settle()
+    plans = [e for e in swarm.effects if isinstance(e, Say) and isinstance(e.message, PlanStep)]
+    first = {e.peer_id: set(e.tokens_of) for e in plans if e.message.step == 0}
+    assert first["b"] | first["twin"] == first["a"]
+    assert first["b"] & first["twin"] == set()
+    assert first["b"]
+    assert first["twin"]
+
+
+def test_a_lost_replica_costs_an_attempt_and_no_step(swarm, spec, a, b, twin):
+    swarm.join(a, b, twin)
+    swarm.submit(spec)
+    until_commits(swarm, 1)
+    swarm.lose(b)
+    assert swarm.run().phase is RunPhase.LOADING
+    assert swarm.run().peers == ("a", "twin")
+    swarm.settle()
+    assert swarm.run().phase is RunPhase.FINISHED
+    assert a.applied == twin.applied == [0, 1, 2]
+    assert swarm.num_rollbacks == 0
+
+
+def test_a_replica_that_comes_back_at_once_takes_part_in_the_new_attempt(
+    swarm, make_spec, a, b, twin
+):
+    swarm.join(a, b, twin)
+    swarm.submit(make_spec(num_steps=6))
+    until_commits(swarm, 1)
+    swarm.lose(b)
+    assert swarm.run().peers == ("a", "twin")
+    swarm.join(b)
+    assert swarm.run().peers == ("a", "twin", "b")
+    swarm.settle()
+    assert a.applied == b.applied == twin.applied == list(range(6))
+
+
+def test_a_replica_that_missed_a_step_has_no_part_in_the_next(swarm, make_spec, a, b, twin):
+    swarm.join(a, b, twin)
+    swarm.submit(make_spec(num_steps=6))
+    until_commits(swarm, 1)
+    swarm.lose(b)
+    until_commits(swarm, 2)
+    swarm.join(b)
+    assert b.assign is None
+    swarm.settle()
+    assert swarm.run().peers == ("a", "twin")
+    assert swarm.run().phase is RunPhase.FINISHED
+
+
+def test_a_replica_that_missed_only_the_last_commit_hears_it_and_joins(
+    swarm, make_spec, a, b, twin
+):
+    swarm.join(a, b, twin)
+    swarm.submit(make_spec(num_steps=6))
+    until_commits(swarm, 1)
+    swarm.settle_until(lambda: len(swarm.run().ready) == 2)
+    swarm.deafen(b)
+    swarm.settle_until(lambda: swarm.run().committed_steps == 2)
+    assert b.applied == [0]
+    swarm.lose(b)
+    swarm.join(b)
+    assert b.applied == [0, 1]
+    assert swarm.run().peers == ("a", "twin", "b")
+    swarm.settle()
+    assert set(swarm.run().peers) == {"a", "b", "twin"}
+    assert a.applied == b.applied == twin.applied == list(range(6))
+
+
+def test_a_replica_that_joins_before_the_first_commit_takes_part(swarm, spec, a, b, twin):
+    swarm.submit(spec)
+    swarm.join(a, b)
+    swarm.lose(a)
+    swarm.join(twin)
+    swarm.join(a)
+    swarm.settle()
+    assert swarm.run().peers == ("a", "b", "twin")
+    assert twin.applied == [0, 1, 2]
+
+
+def test_a_stage_is_waited_for_only_when_its_last_replica_is_gone(swarm, spec, a, b, twin):
+    swarm.join(a, b, twin)
+    swarm.submit(spec)
+    until_commits(swarm, 1)
+    swarm.lose(b, twin)
+    assert swarm.run().detail == "waiting for layers 2-4: their peer may come back"
+    swarm.join(twin)
+    swarm.settle()
+    assert swarm.run().phase is RunPhase.FINISHED
+    assert swarm.num_rollbacks == 0
+
+
+def test_a_silent_peer_is_given_up(swarm, spec, a, b, twin):
+    swarm.join(a, b, twin)
+    swarm.submit(spec)
+    until_commits(swarm, 1)
+    swarm.deafen(b)
+    swarm.wait(SILENT_S - 1.0)
+    assert "b" in swarm.run().peers
+    swarm.wait(1.0)
+    assert swarm.run().peers == ("a", "twin")
+    assert swarm.dismissals() == {"b": "unavailable"}
+
+
+def test_after_a_restart_replicas_are_gathered_before_the_run_goes_on(make_swarm, spec, a, b, twin):
+    swarm = make_swarm(Journal(":memory:"))
+    swarm.join(a, b, twin)
+    swarm.submit(spec)
+    until_commits(swarm, 1)
+    swarm.restart()
+    swarm.join(a, b)
+    assert swarm.run().phase is RunPhase.WAITING
+    swarm.wait(GATHER_S)
+    swarm.settle()
+    assert swarm.run().phase is RunPhase.FINISHED
+    assert swarm.run().peers == ("a", "b")

@@ -9,6 +9,7 @@ from itertools import count
 import pytest
 
 from swarm_ft.coordinator.journal import Journal
+from swarm_ft.coordinator.placement import SETTLE_S
 from swarm_ft.coordinator.service import CoordinatorService
 from swarm_ft.errors import (
     BadDataset,
@@ -627,6 +628,6 @@ async def test_time_passes_while_it_runs(spec, make_peer):
         watcher = events(office.channel)
         while (await anext(watcher)).detail != "gathering peers":
             pass
-        office.clock.time_s += 60.0
+        office.clock.time_s += SETTLE_S
         assert isinstance(await joined.hear(), Assign)
         running.cancel()

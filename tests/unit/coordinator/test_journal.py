@@ -7,6 +7,7 @@ from types import MappingProxyType
 import pytest
 
 from swarm_ft.coordinator.journal import Journal
+from swarm_ft.coordinator.membership import GATHER_S
 from swarm_ft.coordinator.state import (
     CommitRecord,
     MemberRecord,
@@ -85,7 +86,13 @@ def commit_record(step, *, loss=2.5):
         seconds=0.7,
         traffic=(Traffic(boundary=BlockIndex(2), forward_bytes=2**63, key_frames=4),),
     )
-    commit = CommitStep(run_id=RUN, step=StepNumber(step), clip_factor=0.3, learning_rate=0.1)
+    commit = CommitStep(
+        run_id=RUN,
+        attempt=Attempt(1),
+        step=StepNumber(step),
+        clip_factor=0.3,
+        learning_rate=0.1,
+    )
     return CommitRecord(RUN, committed, commit)
 
 
@@ -96,7 +103,7 @@ def test_a_new_journal_knows_no_run(journal):
 def test_a_new_run_comes_back_queued_with_its_spec(journal, reopen, run, samples):
     journal.write_run(run, samples)
     (loaded,) = reopen().load(NOW_S)
-    assert loaded == run
+    assert loaded == replace(run, gather_until_s=NOW_S + GATHER_S)
     assert loaded.spec.digest() == run.spec.digest()
 
 
@@ -109,7 +116,9 @@ def test_a_run_under_way_waits_for_its_peers(journal, reopen, run, samples):
         working,
         phase=RunPhase.WAITING,
         detail="the coordinator was restarted",
+        committers=frozenset((PeerId("a"), PeerId("b"))),
         away_since_s=MappingProxyType({PeerId("a"): NOW_S, PeerId("b"): NOW_S}),
+        gather_until_s=NOW_S + GATHER_S,
     )
 
 
@@ -260,7 +269,7 @@ def test_a_closed_journal_can_be_opened_again(journal, path, run, samples):
     journal.write_run(run, samples)
     journal.close()
     again = Journal(str(path))
-    assert again.load(NOW_S) == (run,)
+    assert again.load(NOW_S) == (replace(run, gather_until_s=NOW_S + GATHER_S),)
     again.close()
 
 

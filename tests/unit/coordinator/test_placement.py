@@ -8,7 +8,7 @@ from swarm_ft.coordinator.placement import MEMORY_PER_WEIGHT, SETTLE_S, place
 from swarm_ft.coordinator.state import Member
 from swarm_ft.ids import PeerId
 from swarm_ft.protocol.layers import LayerRange, parse_layers
-from swarm_ft.protocol.messages import PeerHello
+from swarm_ft.protocol.messages import PeerHello, stages_of
 
 LATER_S = 1000.0
 PLENTY = 1 << 60
@@ -16,7 +16,7 @@ PLENTY = 1 << 60
 
 def member(name, layers, *, memory_bytes=PLENTY, joined_at_s=0.0):
     hello = PeerHello(peer_id=PeerId(name), layers=parse_layers(layers), memory_bytes=memory_bytes)
-    return Member(hello=hello, joined_at_s=joined_at_s)
+    return Member(hello=hello, joined_at_s=joined_at_s, heard_at_s=joined_at_s)
 
 
 @pytest.fixture(scope="module")
@@ -46,8 +46,9 @@ def test_one_peer_may_host_all(model):
     assert placed(model(4), member("a", "0-4")) == "a:0-4"
 
 
-def test_of_two_replicas_the_first_that_came_is_taken(model):
-    assert placed(model(2), member("a", "0-2"), member("b", "0-2")) == "a:0-2"
+def test_peers_with_the_same_layers_are_replicas_side_by_side(model):
+    members = member("a", "0-1"), member("b", "1-2"), member("c", "0-1")
+    assert placed(model(2), *members) == "a:0-1 c:0-1 b:1-2"
 
 
 def test_peers_that_overlap_are_left_out_of_a_tiling(model):
@@ -107,14 +108,24 @@ def test_the_longest_part_goes_to_the_largest_memory(model):
     assert placed(model(5), small, large) == "s:0-2 l:2-5"
 
 
-def test_more_peers_than_blocks_leave_some_out(model):
-    stages = place(model(2), [member(name, "auto") for name in "abc"], LATER_S).stages
-    assert [stage.layers for stage in stages] == [LayerRange(0, 1), LayerRange(1, 2)]
+def test_automatic_peers_that_are_left_over_are_replicas(model):
+    autos = [member(name, "auto") for name in "abcde"]
+    assert placed(model(2), *autos) == "a:0-1 c:0-1 e:0-1 b:1-2 d:1-2"
 
 
-def test_automatic_peers_are_not_needed_where_others_tile(model):
+def test_automatic_peers_help_where_most_blocks_fall_to_a_peer(model):
+    members = member("a", "0-1"), member("b", "1-4"), member("x", "auto"), member("y", "auto")
+    assert placed(model(4), *members) == "a:0-1 b:1-4 x:1-4 y:1-4"
+
+
+def test_a_peer_without_the_memory_is_no_replica(model):
+    small = member("x", "auto", memory_bytes=3 * 1000 * MEMORY_PER_WEIGHT - 1)
+    assert placed(model(4), member("a", "0-1"), member("b", "1-4"), small) == "a:0-1 x:0-1 b:1-4"
+
+
+def test_automatic_peers_are_gathered_before_they_are_replicas(model):
     members = member("any", "auto", joined_at_s=LATER_S), member("a", "0-4")
-    assert placed(model(4), *members) == "a:0-4"
+    assert placed(model(4), *members) == "gathering peers"
 
 
 def test_fewer_peers_than_gaps_wait(model):
@@ -166,6 +177,7 @@ def members_of(offered, memories):
                 memory_bytes=memories[i % len(memories)],
             ),
             joined_at_s=float(i),
+            heard_at_s=float(i),
         )
         for i, ends in enumerate(offered)
     ]
@@ -206,7 +218,7 @@ def test_stages_tile_the_model_and_use_each_peer_once(model, offered, memories):
     if not placement.stages:
         assert placement.reason
         return
-    edges = [(0, 0), *((s.layers.start, s.layers.stop) for s in placement.stages)]
+    edges = [(0, 0), *((s.layers.start, s.layers.stop) for s in stages_of(placement.stages))]
     assert all(left[1] == right[0] for left, right in pairwise(edges))
     assert edges[-1][1] == NUM_BLOCKS
     assert len({stage.peer_id for stage in placement.stages}) == len(placement.stages)
@@ -223,7 +235,9 @@ def test_stages_tile_the_model_and_use_each_peer_once(model, offered, memories):
 @given(num_blocks=st.integers(1, 40), num_peers=st.integers(1, 12))
 def test_shares_of_equal_peers_differ_by_one_block_at_most(model, num_blocks, num_peers):
     members = members_of([None] * num_peers, [PLENTY])
-    sizes = [len(s.layers) for s in place(model(num_blocks), members, LATER_S).stages]
+    placement = place(model(num_blocks), members, LATER_S)
+    sizes = [len(stage.layers) for stage in stages_of(placement.stages)]
     assert sum(sizes) == num_blocks
     assert max(sizes) - min(sizes) <= 1
     assert len(sizes) == min(num_blocks, num_peers)
+    assert len(placement.stages) == num_peers

@@ -15,7 +15,7 @@ from swarm_ft.discovery.base import Role
 from swarm_ft.discovery.static import Board, StaticDirectory
 from swarm_ft.errors import NotFound, OutOfTurn, RunMismatch, Unavailable
 from swarm_ft.ids import PeerId, RunId
-from swarm_ft.peer.attempt import PeerContext
+from swarm_ft.peer.context import PeerContext
 from swarm_ft.peer.host import StageHost
 from swarm_ft.peer.neighbours import receive_hello
 from swarm_ft.proto.peer_pb2 import WeightsRequest
@@ -154,8 +154,8 @@ def plan_of(spec, step, *, attempt=1):
     return PlanStep(run_id=RUN, attempt=attempt, step=step, microbatches=batches, tokens=tokens)
 
 
-def commit_of(step):
-    return CommitStep(run_id=RUN, step=step, clip_factor=1.0, learning_rate=0.05)
+def commit_of(step, *, attempt=1):
+    return CommitStep(run_id=RUN, attempt=attempt, step=step, clip_factor=1.0, learning_rate=0.05)
 
 
 @pytest.fixture
@@ -219,7 +219,7 @@ async def test_a_commit_without_gradients_is_refused(peer):
     with pytest.raises(OutOfTurn):
         await peer.host.commit(commit_of(0))
     await peer.ready()
-    with pytest.raises(OutOfTurn, match="no step has begun"):
+    with pytest.raises(OutOfTurn, match="gradients here are of none"):
         await peer.host.commit(commit_of(0))
     assert peer.host.held.committed_steps == 0
 
@@ -355,6 +355,19 @@ async def test_an_assignment_that_counts_other_steps_than_are_here_fails(peer):
     assert "3 steps are committed, 0 of them here" in failed.message
 
 
+async def test_gradients_of_another_attempt_are_not_applied(peer):
+    await peer.ready()
+    await peer.step(0)
+    await peer.ready(attempt=2, fresh=False)
+    await peer.step(0, attempt=2)
+    before = await peer.weights()
+    with pytest.raises(OutOfTurn, match="by attempt 1, gradients here are of 2"):
+        await peer.host.commit(commit_of(0, attempt=1))
+    assert await peer.weights() == before
+    await peer.host.commit(commit_of(0, attempt=2))
+    assert peer.host.held.committed_steps == 1
+
+
 async def test_a_model_that_is_not_there_is_told(make_peer, tmp_path):
     missing = tmp_path / "nowhere"
     peer = make_peer(make_engine=lambda spec, layers: open_checkpoint(str(missing)))
@@ -463,7 +476,7 @@ async def test_the_first_stage_has_nobody_in_front_of_it(peer):
     async with peer.serving() as channel:
         stream = channel.open(BOUNDARY)
         await stream.send(hello(peer))
-        with pytest.raises(OutOfTurn, match="no boundary in front"):
+        with pytest.raises(OutOfTurn, match="hosts no stage in front"):
             await stream.receive()
 
 

@@ -29,6 +29,7 @@ from swarm_ft.protocol.messages import (
     BoundaryHello,
     CommitStep,
     ExportStage,
+    PeerAlive,
     PeerGoodbye,
     PeerHello,
     PlanStep,
@@ -65,7 +66,10 @@ class Joined:
         await self._stream.send(message)
 
     async def hear(self):
-        return from_peer_from_wire(await self._stream.receive())
+        """What the peer says next, but that it is there."""
+        while isinstance(said := from_peer_from_wire(await self._stream.receive()), PeerAlive):
+            pass
+        return said
 
     def end(self, error=None):
         """Hang up, with a reason or without one."""
@@ -203,8 +207,8 @@ def plan_of(spec):
     return make
 
 
-def commit_of(step):
-    return CommitStep(run_id=RUN, step=step, clip_factor=1.0, learning_rate=0.05)
+def commit_of(step, *, attempt=1):
+    return CommitStep(run_id=RUN, attempt=attempt, step=step, clip_factor=1.0, learning_rate=0.05)
 
 
 async def ready(joined, assign):

@@ -4,13 +4,15 @@ import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+from swarm_ft.clock import SystemClock
 from swarm_ft.errors import MalformedMessage, NonFinite
-from swarm_ft.peer.step import StageStep
+from swarm_ft.peer.step import Passing, StageStep
 from swarm_ft.protocol.codec_spec import Direction
 from swarm_ft.protocol.frame import FrameKey
 from swarm_ft.protocol.messages import PlanStep
@@ -95,12 +97,15 @@ def make_step():
                 microbatches, with_tokens=needs if with_tokens is None else with_tokens
             )
             up, down = None if engine.is_first else Outbox(), None if engine.is_last else Outbox()
-            schedule = StageSchedule(
-                num_stages=of, stage_index=index, num_microbatches=microbatches
+            indices = range(microbatches)
+            schedule = StageSchedule(num_stages=of, stage_index=index, microbatches=indices)
+            passing = Passing(
+                batches={batch.index: batch for batch in plan.microbatches},
+                upstream=dict.fromkeys(indices, up) if up else {},
+                downstream=dict.fromkeys(indices, down) if down else {},
             )
-            step = StageStep(
-                plan, engine=engine, pool=compute, upstream=up, downstream=down, schedule=schedule
-            )
+            context = SimpleNamespace(compute=compute, clock=SystemClock())
+            step = StageStep(plan, passing, engine=engine, context=context, schedule=schedule)
             return step, engine, up, down
 
         yield make
@@ -187,9 +192,10 @@ async def test_only_so_many_forwards_run_ahead_of_the_first_backward(make_step):
 
 
 def test_a_step_expects_every_sample_once_each_way(make_step):
-    step, *_ = make_step(1, of=3, microbatches=2)
-    for way in Direction:
-        assert step.expected(way) == {key(sample, way) for sample in (0, 1, 10, 11)}
+    step, _, up, down = make_step(1, of=3, microbatches=2)
+    for boundary, way in ((up, Direction.FORWARD), (down, Direction.BACKWARD)):
+        assert step.expected(boundary, way) == {key(sample, way) for sample in (0, 1, 10, 11)}
+        assert not step.expected(Outbox(), way)
 
 
 @pytest.mark.parametrize("index", [0, 1])

@@ -16,6 +16,7 @@ from swarm_ft.protocol.codec_spec import (
     Direction,
     Feedback,
     parse_codec_spec,
+    parse_dp_spec,
     parse_key_spec,
     spec_from_header,
 )
@@ -367,3 +368,39 @@ def test_what_needs_a_buffer_cannot_begin_one(text, instead):
 def test_a_key_codec_is_checked_as_any(text):
     with pytest.raises(BadCodec, match=re.escape(f"codec '{text}'")):
         parse_key_spec(text)
+
+
+# ---- replicas' gradients
+
+DP = {"none": "none", "fp16": "fp16", "bf16": "bf16", "q1": "q1t", "q8": "q8t", "q2.5+z": "q2.5t+z"}
+
+
+@pytest.mark.parametrize(("text", "stands_for"), DP.items())
+def test_replicas_gradients_have_a_step_a_row_and_no_dither(text, stands_for):
+    spec = parse_dp_spec(text)
+    assert str(spec) == stands_for
+    assert not spec.dither
+    assert not spec.is_delta
+    assert spec_from_header(spec.to_header()) == spec
+
+
+# fmt: off
+NOT_DP = [
+    "", "zip", "q", "q4c", "q4tc", "q4t+d", "q4+d", "q4+ef", "q4+ef21", "q4+z+z", "fp16+z",
+    "none+z", "aq4", "hq4", "top10", "qc0.5", "lowrank8", "q4 ", "q" * 9000,
+]
+# fmt: on
+
+
+@pytest.mark.parametrize("text", NOT_DP)
+def test_other_codecs_of_replicas_gradients_are_refused_with_what_is_possible(text):
+    with pytest.raises(BadCodec, match="none, fp16, bf16, or q1 to q8") as raised:
+        parse_dp_spec(text)
+    assert f"codec '{text[:40]}'" in raised.value.message
+    assert len(raised.value.message) < 200
+
+
+@pytest.mark.parametrize("text", ["q0", "q9", "q2.5", "q0.5+z", "q8.5+z", "q4.123+z", "q1..2"])
+def test_bits_of_replicas_gradients_are_checked_as_any(text):
+    with pytest.raises(BadCodec, match=re.escape(f"codec '{text}'")):
+        parse_dp_spec(text)

@@ -44,6 +44,7 @@ def test_codes_are_frozen():
         "bad-layers",
         "bad-model",
         "bad-option",
+        "bad-snapshot",
         "dht-unreachable",
         "internal",
         "journal-error",

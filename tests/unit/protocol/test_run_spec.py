@@ -9,7 +9,7 @@ from swarm_ft.protocol.codec_spec import Axis, CodecName, CodecSpec, Direction, 
 from swarm_ft.protocol.layers import LayerRange
 from swarm_ft.protocol.run_spec import LrSchedule, ModelSpec, RunSpec, TrainSpec
 
-PINNED_DIGEST = "1ce1e4f1462fe71cea9e38d73e1c66c1"
+PINNED_DIGEST = "ff3d2a1205b864614729149108c41f59"
 
 OTHER_MODEL = {
     "reference": "other",
@@ -41,6 +41,7 @@ OTHER_TRAIN = {
     "forward_codec": "aq3",
     "backward_codec": "none",
     "key_codec": "q8",
+    "dp_codec": "q4",
 }
 
 
@@ -127,6 +128,14 @@ def test_codecs_are_checked_for_their_direction(train_spec):
         replace(train_spec, key_codec="aq4")
     with pytest.raises(BadCodec, match="zip"):
         replace(train_spec, key_codec="zip")
+    with pytest.raises(BadCodec, match="replicas' gradients take none"):
+        replace(train_spec, dp_codec="top10")
+
+
+def test_replicas_gradients_have_a_codec_of_their_own(train_spec):
+    assert train_spec.reduction_codec == CodecSpec(CodecName.NONE, 3200)
+    other = replace(train_spec, dp_codec="q4").reduction_codec
+    assert other == CodecSpec(CodecName.Q, 400, Axis.TOKEN)
 
 
 def test_only_tied_embeddings_can_be_kept_tied(model_spec, train_spec):

@@ -23,7 +23,9 @@ class Pipeline:
         self.num_microbatches = num_microbatches
         self.duration_of = duration_of
         self.stages = [
-            StageSchedule(num_stages=num_stages, stage_index=i, num_microbatches=num_microbatches)
+            StageSchedule(
+                num_stages=num_stages, stage_index=i, microbatches=range(num_microbatches)
+            )
             for i in range(num_stages)
         ]
         self.events = []
@@ -96,7 +98,7 @@ def test_links_as_slow_as_a_forward_leave_the_last_stage_no_gap(num_stages):
 
 def schedule(num_stages=2, stage_index=0, num_microbatches=3):
     return StageSchedule(
-        num_stages=num_stages, stage_index=stage_index, num_microbatches=num_microbatches
+        num_stages=num_stages, stage_index=stage_index, microbatches=range(num_microbatches)
     )
 
 
@@ -160,7 +162,22 @@ def test_a_task_is_finished_once():
 
 @pytest.mark.parametrize("microbatch", [-1, 3])
 def test_a_microbatch_outside_the_step_is_out_of_turn(microbatch):
-    with pytest.raises(OutOfTurn, match="a step that has 3"):
+    with pytest.raises(OutOfTurn, match="does not pass here"):
         schedule().input_ready(microbatch)
-    with pytest.raises(OutOfTurn, match="a step that has 3"):
+    with pytest.raises(OutOfTurn, match="does not pass here"):
         schedule().gradient_ready(microbatch)
+
+
+def test_microbatches_of_other_replicas_do_not_pass():
+    stage = StageSchedule(num_stages=1, stage_index=0, microbatches=[1, 4])
+    assert stage.begin() is None
+    with pytest.raises(OutOfTurn, match="microbatch 0 does not pass"):
+        stage.input_ready(0)
+    assert stage.input_ready(4) is None
+    first = stage.input_ready(1)
+    assert first == Task(TaskKind.FORWARD_BACKWARD, 1)
+    assert stage.computed(first) == Task(TaskKind.FORWARD_BACKWARD, 4)
+
+
+def test_a_step_in_which_nothing_passes_is_done_when_it_begins():
+    assert StageSchedule(num_stages=3, stage_index=1, microbatches=[]).begin() == StepDone()

@@ -200,7 +200,7 @@ def test_refuses_hostile_fields_from_a_peer(message, change, complaint):
 
 
 PLAN = PlanStep(run_id="run", attempt=1, step=0, microbatches=(Microbatch(0, (1, 2)),))
-COMMIT = CommitStep(run_id="run", step=0, clip_factor=1.0, learning_rate=1e-3)
+COMMIT = CommitStep(run_id="run", attempt=1, step=0, clip_factor=1.0, learning_rate=1e-3)
 
 
 def microbatches(*batches):
@@ -230,11 +230,11 @@ def test_refuses_hostile_fields_from_a_coordinator(message, change, complaint):
 @pytest.mark.parametrize(
     ("path", "value", "complaint"),
     [
-        ("stages", [], "stages: expected 1 to"),
+        ("stages", [], "peers of a run: expected 1 to"),
         ("stages[0].layers", None, "layers' stop"),
-        ("spec", None, "RunSpec: expected version 2, got 0"),
-        ("spec.version", 1, "RunSpec: expected version 2, got 1"),
-        ("spec.version", 3, "RunSpec: expected version 2, got 3"),
+        ("spec", None, "RunSpec: expected version 3, got 0"),
+        ("spec.version", 2, "RunSpec: expected version 3, got 2"),
+        ("spec.version", 4, "RunSpec: expected version 3, got 4"),
         ("spec.model", None, "number of blocks: expected 1 to"),
         ("spec.model.num_blocks", 2**32 - 1, "number of blocks: expected 1 to"),
         ("spec.model.num_blocks", 2, "block digests: expected 2 to 2, got 3"),
@@ -258,6 +258,9 @@ def test_refuses_hostile_fields_from_a_coordinator(message, change, complaint):
         ("spec.train.key_codec", "", "RunSpec: codec ''"),
         ("spec.train.key_codec", "\x1b" * 9000, "RunSpec: codec ' {40}'"),
         ("spec.train.key_codec", "aq4", "RunSpec: codec 'aq4': a key frame builds on nothing"),
+        ("spec.train.dp_codec", "", "RunSpec: codec '': replicas' gradients take none, fp16"),
+        ("spec.train.dp_codec", "\x1b" * 9000, "RunSpec: codec ' {40}'"),
+        ("spec.train.dp_codec", "aq4", "RunSpec: codec 'aq4': replicas' gradients"),
     ],
 )
 def test_refuses_hostile_fields_of_an_assignment(run_spec, path, value, complaint):

@@ -17,9 +17,11 @@ from swarm_ft.protocol.messages import (
     BoundaryHello,
     CommitStep,
     ExportStage,
+    GradientTraffic,
     HeldStage,
     KeyFrameRequest,
     MemberStatus,
+    PeerAlive,
     PeerGoodbye,
     PeerHello,
     PlanStep,
@@ -125,6 +127,7 @@ def train_specs(draw):
         forward_codec=draw(forward_texts),
         backward_codec=draw(backward_texts),
         key_codec=draw(key_texts),
+        dp_codec=draw(st.sampled_from(["none", "fp16", "q4", "q2.5+z"])),
     )
 
 
@@ -148,6 +151,7 @@ held_stages = st.builds(
     spec_digest=digests,
     layers=layers,
     committed_steps=u32,
+    last_attempt=u32,
     exported=st.booleans(),
 )
 from_peer_messages = st.one_of(
@@ -166,11 +170,16 @@ from_peer_messages = st.one_of(
         step=u32,
         squared_grad_norm=numbers,
         loss_sum=numbers,
+        compute_s=numbers,
+        gradients=st.builds(
+            GradientTraffic, sent_bytes=byte_counts, uncompressed_bytes=byte_counts
+        ),
         traffic=st.lists(traffic, max_size=2).map(tuple),
     ),
     st.builds(StageExported, run_id=names, shard_bytes=u64),
     st.builds(StageFailed, run_id=names, attempt=u32, code=names, message=texts),
     st.just(PeerGoodbye()),
+    st.builds(PeerAlive, tasks_done=u32),
 )
 
 
@@ -184,7 +193,10 @@ def plans(draw):
         run_id=draw(names),
         attempt=draw(u32),
         step=draw(u32),
-        microbatches=tuple(Microbatch(i, piece) for i, piece in enumerate(pieces)),
+        microbatches=tuple(
+            Microbatch(i, piece, draw(st.lists(u32, max_size=3).map(tuple)))
+            for i, piece in enumerate(pieces)
+        ),
         tokens={s: draw(token_ids) for s in samples if draw(st.booleans())},
     )
 
@@ -201,7 +213,9 @@ to_peer_messages = st.one_of(
         spec_digest=st.binary(min_size=16, max_size=16),
     ),
     plans(),
-    st.builds(CommitStep, run_id=names, step=u32, clip_factor=numbers, learning_rate=numbers),
+    st.builds(
+        CommitStep, run_id=names, attempt=u32, step=u32, clip_factor=numbers, learning_rate=numbers
+    ),
     st.builds(ExportStage, run_id=names),
     st.builds(ReleaseStage, run_id=names, reason=texts),
 )

@@ -2,7 +2,7 @@ import typing
 
 import pytest
 
-from swarm_ft.proto import coordinator_pb2, peer_pb2
+from swarm_ft.proto import coordinator_pb2, peer_pb2, snapshot_pb2
 from swarm_ft.transport import methods
 from swarm_ft.transport.base import Method
 
@@ -13,6 +13,7 @@ def test_every_rpc_of_the_protos_has_a_constant():
     services = {
         **coordinator_pb2.DESCRIPTOR.services_by_name,
         **peer_pb2.DESCRIPTOR.services_by_name,
+        **snapshot_pb2.DESCRIPTOR.services_by_name,
     }
     rpcs = {
         f"/{service.full_name}/{rpc.name}"
@@ -31,9 +32,11 @@ def test_the_types_written_down_are_those_of_the_proto(name):
 
 def test_streaming_is_as_the_proto_says():
     kinds = {name: (m.client_streaming, m.server_streaming) for name, m in METHODS.items()}
-    assert kinds["JOIN"] == kinds["BOUNDARY"] == kinds["TIED_GRADIENT"] == (True, True)
+    both_ways = ("JOIN", "BOUNDARY", "ALL_REDUCE", "TIED_GRADIENT")
+    assert all(kinds[name] == (True, True) for name in both_ways)
     assert kinds["SUBMIT"] == (True, False)
-    assert kinds["WATCH"] == kinds["WEIGHTS"] == (False, True)
+    assert kinds["WATCH"] == kinds["WEIGHTS"] == kinds["FETCH_CHUNKS"] == (False, True)
+    assert kinds["LIST_CHUNKS"] == (False, False)
     assert kinds["CANCEL"] == kinds["COLLECTED"] == kinds["STATUS"] == (False, False)
 
 

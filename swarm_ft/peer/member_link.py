@@ -1,0 +1,158 @@
+"""The stream between this replica and another one: one at a time, replaced when a newer one comes.
+
+Knows messages and how streams end; what messages mean is the all-reduce's to know.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import count
+
+from swarm_ft.errors import OutOfTurn, ProtocolError, SwarmError, Unavailable
+from swarm_ft.ids import PeerId
+from swarm_ft.log import get_logger
+from swarm_ft.peer.boundary import MAX_BROKEN_STREAMS
+from swarm_ft.proto import reduce_pb2 as pb
+from swarm_ft.protocol.all_reduce import WINDOW_PIECES
+from swarm_ft.protocol.gradient_piece import GradientPiece, PieceAck, ReduceMessage
+from swarm_ft.protocol.reduce_wire import reduce_from_wire, reduce_to_wire, reduce_wire_bytes
+from swarm_ft.transport.base import MessageStream
+
+logger = get_logger(__name__)
+
+ReduceStream = MessageStream[pb.ReduceMessage, pb.ReduceMessage]
+_Outgoing = asyncio.PriorityQueue[tuple[bool, int, GradientPiece | PieceAck]]
+
+_MAX_OUTGOING = 4 * WINDOW_PIECES
+"""Shares and sums on their way, and acknowledgements of the other side's."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LinkEvents:
+    """What a link tells of.
+
+    Attributes:
+        connected: a stream is up.
+        disconnected: it is gone.
+        received: a message came in; a SwarmError that this raises ends the stream.
+        sent: a piece goes out, in a message of so many bytes.
+    """
+
+    connected: Callable[[], None]
+    disconnected: Callable[[], None]
+    received: Callable[[ReduceMessage], None]
+    sent: Callable[[GradientPiece, int], None]
+
+
+class MemberLink:
+    """See the module's docstring."""
+
+    def __init__(self, peer_id: PeerId, events: LinkEvents) -> None:
+        self._peer_id = peer_id
+        self._events = events
+        self._order = count()
+        self._outgoing: _Outgoing | None = None
+        self._one_at_a_time = asyncio.Lock()
+        self._newest: ReduceStream | None = None
+        self._break: asyncio.Future[None] | None = None
+        self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._broken_streams = 0
+
+    @property
+    def is_up(self) -> bool:
+        """Whether a stream is up."""
+        return self._outgoing is not None
+
+    async def watch(self) -> None:
+        """Wait until cancelled; then no stream is served any more.
+
+        Raises:
+            ProtocolError: the other member's streams were broken off too often.
+        """
+        try:
+            await self._over
+        finally:
+            self._over.cancel()
+            self.break_off(Unavailable("the attempt is over here"))
+
+    async def serve(self, stream: ReduceStream) -> None:
+        """Work on a stream whose hellos were exchanged, until it ends; replaces an older one.
+
+        Raises:
+            SwarmError: why the stream ended.
+        """
+        self._newest = stream
+        self.break_off(Unavailable("a newer stream took over"))
+        async with self._one_at_a_time:
+            if self._newest is not stream:
+                raise Unavailable("a newer stream took over")
+            if self._over.done():
+                raise Unavailable("the attempt is over here")
+            await self._pump(stream)
+
+    def say(self, message: GradientPiece | PieceAck) -> None:
+        """Send soon, acknowledgements first; lost if no stream is up."""
+        if self._outgoing is None:
+            return
+        try:
+            is_piece = isinstance(message, GradientPiece)
+            self._outgoing.put_nowait((is_piece, next(self._order), message))
+        except asyncio.QueueFull:
+            self.break_off(OutOfTurn("the member sends, but does not read what it is answered"))
+
+    def break_off(self, error: SwarmError) -> None:
+        """End the present stream, if there is one."""
+        if self._break is not None and not self._break.done():
+            self._break.set_exception(error)
+
+    async def _pump(self, stream: ReduceStream) -> None:
+        self._outgoing = asyncio.PriorityQueue(_MAX_OUTGOING)
+        self._break = asyncio.get_running_loop().create_future()
+        tasks: tuple[asyncio.Future[None], ...] = (
+            asyncio.create_task(self._write(stream, self._outgoing)),
+            asyncio.create_task(self._read(stream)),
+            self._break,
+        )
+        try:
+            self._events.connected()
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        except Unavailable:
+            raise
+        except SwarmError as error:
+            self._count_broken(error)
+            raise
+        finally:
+            self._break = None
+            self._outgoing = None
+            self._events.disconnected()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _write(self, stream: ReduceStream, outgoing: _Outgoing) -> None:
+        while True:
+            _, _, message = await outgoing.get()
+            wire = reduce_to_wire(message)
+            if isinstance(message, GradientPiece):  # told first: its answer may come at once
+                self._events.sent(message, reduce_wire_bytes(wire))
+            await stream.send(wire)
+
+    async def _read(self, stream: ReduceStream) -> None:
+        while (message := await stream.receive()) is not None:
+            self._events.received(reduce_from_wire(message))
+
+    def _count_broken(self, error: SwarmError) -> None:
+        logger.warning("replica %s: %s", self._peer_id, error.message)
+        self._broken_streams += 1
+        if self._broken_streams >= MAX_BROKEN_STREAMS and not self._over.done():
+            # In our own words: an error that the other sent must not pass for one of ours.
+            self._over.set_exception(
+                ProtocolError(
+                    f"replica {self._peer_id}: {self._broken_streams} streams were broken off, "
+                    f"at last by {error.code}: {error.message}"
+                )
+            )

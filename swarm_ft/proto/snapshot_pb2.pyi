@@ -1,0 +1,43 @@
+from swarm_ft.proto import run_pb2 as _run_pb2
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class ShardName(_message.Message):
+    __slots__ = ("run_id", "step", "layers")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    step: int
+    layers: _run_pb2.LayerRange
+    def __init__(self, run_id: _Optional[str] = ..., step: _Optional[int] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ...) -> None: ...
+
+class ChunkList(_message.Message):
+    __slots__ = ("total_bytes", "digests")
+    TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    total_bytes: int
+    digests: bytes
+    def __init__(self, total_bytes: _Optional[int] = ..., digests: _Optional[bytes] = ...) -> None: ...
+
+class FetchRequest(_message.Message):
+    __slots__ = ("name", "first_chunk", "num_chunks")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    FIRST_CHUNK_FIELD_NUMBER: _ClassVar[int]
+    NUM_CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    name: ShardName
+    first_chunk: int
+    num_chunks: int
+    def __init__(self, name: _Optional[_Union[ShardName, _Mapping]] = ..., first_chunk: _Optional[int] = ..., num_chunks: _Optional[int] = ...) -> None: ...
+
+class ChunkPart(_message.Message):
+    __slots__ = ("chunk", "data")
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    chunk: int
+    data: bytes
+    def __init__(self, chunk: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...

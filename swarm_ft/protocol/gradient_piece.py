@@ -1,0 +1,126 @@
+"""A piece of a stage's gradient on its way between replicas, and who sums which. No torch, no I/O.
+
+The flat gradient of n values is cut into rows of 256, the rows are shared out evenly among the
+members in their order, and each member's share of them, its shard, is cut into pieces. Everybody
+computes the same division from n and the number of members.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple
+
+from swarm_ft.ids import Attempt, PeerId, RunId, StepNumber
+from swarm_ft.protocol.frame import EncodedTensor
+from swarm_ft.protocol.layers import LayerRange
+
+ROW_VALUES = 256
+"""Values that share a step."""
+PIECE_ROWS = 1024
+"""Of a piece at most: a megabyte of float32, so that coding, sending and summing overlap, and a
+frame on another stream is not held up."""
+
+
+class Phase(IntEnum):
+    """What a piece holds; the numbers are those of the wire."""
+
+    SHARE = 1
+    """One member's values, for the member that sums them."""
+    SUM = 2
+    """The sum of all members' values, for each of them."""
+
+
+class PieceKey(NamedTuple):
+    """Names a piece for ever between two members; a second arrival changes nothing."""
+
+    attempt: Attempt
+    step: StepNumber
+    phase: Phase
+    piece: int
+
+
+@dataclass(frozen=True, slots=True)
+class GradientPiece:
+    """An encoded piece; its tensor is [rows, 256], the last row filled up with its own values."""
+
+    key: PieceKey
+    tensor: EncodedTensor
+
+
+@dataclass(frozen=True, slots=True)
+class PieceAck:
+    """The piece of this key was summed, or taken in; its sender need not send it again."""
+
+    key: PieceKey
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReduceHello:
+    """First message of either side."""
+
+    run_id: RunId
+    spec_digest: bytes
+    attempt: Attempt
+    peer_id: PeerId
+    layers: LayerRange
+
+
+ReduceMessage = ReduceHello | GradientPiece | PieceAck
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Where a piece lies in the flat gradient.
+
+    Attributes:
+        index: of the piece, counted over the whole gradient.
+        owner: the member that sums it.
+        start: its first value.
+        stop: one after its last value.
+    """
+
+    index: int
+    owner: int
+    start: int
+    stop: int
+
+    @property
+    def num_values(self) -> int:
+        """Its length, at least 1."""
+        return self.stop - self.start
+
+    @property
+    def rows(self) -> int:
+        """Rows of its tensor."""
+        return -(-self.num_values // ROW_VALUES)
+
+
+class Division:
+    """Shards and pieces of a gradient.
+
+    Attributes:
+        num_values: of the whole gradient, at least 1.
+        spans: of all pieces, in order.
+    """
+
+    def __init__(self, num_values: int, num_members: int) -> None:
+        self.num_values = num_values
+        self._num_members = num_members
+        self.spans: tuple[Span, ...] = ()
+        for owner in range(num_members):
+            self.spans += _pieces(*self.shard(owner), owner, len(self.spans))
+
+    def shard(self, member: int) -> tuple[int, int]:
+        """The values that a member sums, start and stop; empty where there are few."""
+        rows = -(-self.num_values // ROW_VALUES)
+        start, stop = (rows * i // self._num_members * ROW_VALUES for i in (member, member + 1))
+        return min(start, self.num_values), min(stop, self.num_values)
+
+
+def _pieces(start: int, stop: int, owner: int, first_index: int) -> tuple[Span, ...]:
+    size = PIECE_ROWS * ROW_VALUES
+    return tuple(
+        Span(first_index + i, owner, at, min(at + size, stop))
+        for i, at in enumerate(range(start, stop, size))
+    )

@@ -1,0 +1,198 @@
+"""Files below one fsspec url. Knows names and bytes, no snapshot.
+
+On a local file system a file is there whole or not at all; elsewhere that is up to the service
+(object stores keep it: an upload is there once it is complete).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from fsspec.core import url_to_fs
+from fsspec.implementations.local import LocalFileSystem
+
+from swarm_ft.errors import BadOption, Unavailable
+from swarm_ft.protocol.shard import CHUNK_BYTES, ChunkList, list_chunks
+
+
+class StoredFiles:
+    """Paths are relative to the url, with slashes."""
+
+    def __init__(self, url: str) -> None:
+        """Reach no further than the url's syntax.
+
+        Raises:
+            BadOption: fsspec knows no such url, or lacks the package that serves it.
+        """
+        self.url = url
+        try:
+            self._fs, self._root = url_to_fs(url)
+        except (ValueError, ImportError) as error:
+            raise BadOption(f"snapshots at '{url}': {error}") from error
+        self.is_local = isinstance(self._fs, LocalFileSystem)
+
+    def local_path(self, path: str) -> Path:
+        """Where a file lies; only where `is_local`."""
+        return Path(self._full(path))
+
+    def move_in(self, source: Path, path: str) -> None:
+        """Put a local file here, in place of what is there; `source` is gone then.
+
+        Raises:
+            Unavailable: it cannot be written (now).
+        """
+        with self._told(f"{path} cannot be written"):
+            self._make_folder(path)
+            if self.is_local:
+                _move(source, self.local_path(path))
+            else:
+                self._fs.put_file(str(source), self._full(path))
+                source.unlink()
+
+    def write(self, path: str, data: bytes) -> None:
+        """Put a small file here, in place of what is there.
+
+        Raises:
+            Unavailable: it cannot be written (now).
+        """
+        with self._told(f"{path} cannot be written"):
+            self._make_folder(path)
+            if self.is_local:
+                target = self.local_path(path)
+                source = target.with_name(f"{target.name}.new")
+                source.write_bytes(data)
+                _move(source, target)
+            else:
+                self._fs.pipe_file(self._full(path), data)
+
+    def read(self, path: str, max_bytes: int) -> bytes | None:
+        """A file's first bytes; None where there is none.
+
+        Raises:
+            Unavailable: it cannot be read (now).
+        """
+        with self._told(f"{path} cannot be read"):
+            try:
+                with self._fs.open(self._full(path), "rb") as file:
+                    return bytes(file.read(max_bytes))
+            except FileNotFoundError:
+                return None
+
+    def copy_out(self, path: str, target: Path) -> None:
+        """Copy a file to a local path.
+
+        Raises:
+            Unavailable: it cannot be read (now).
+        """
+        with self._told(f"{path} cannot be read"):
+            self._fs.get_file(self._full(path), str(target))
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        """Bytes of each file in a folder, by name; none where there is no folder.
+
+        Raises:
+            Unavailable: it cannot be read (now).
+        """
+        entries = self._entries(folder)
+        return {_name(entry): int(entry["size"]) for entry in entries if entry["type"] == "file"}
+
+    def folders(self, folder: str) -> list[str]:
+        """Names of the folders in a folder; none where there is no folder.
+
+        Raises:
+            Unavailable: it cannot be read (now).
+        """
+        return [_name(entry) for entry in self._entries(folder) if entry["type"] == "directory"]
+
+    def chunks(self, path: str) -> ChunkList:
+        """Read a file once, and digest it.
+
+        Raises:
+            Unavailable: it cannot be read (now), or is not there.
+        """
+        with self._told(f"{path} cannot be read"), self._fs.open(self._full(path), "rb") as file:
+            return list_chunks(iter(lambda: file.read(CHUNK_BYTES), b""))
+
+    def remove(self, path: str) -> None:
+        """Remove a file, if it is there.
+
+        Raises:
+            Unavailable: it cannot be removed (now).
+        """
+        with self._told(f"{path} cannot be removed"):
+            try:
+                self._fs.rm_file(self._full(path))
+            except FileNotFoundError:
+                return
+
+    def remove_folder(self, folder: str) -> None:
+        """Remove a folder and all in it, if it is there.
+
+        Raises:
+            Unavailable: it cannot be removed (now).
+        """
+        with self._told(f"{folder} cannot be removed"):
+            try:
+                self._fs.rm(self._full(folder), recursive=True)
+            except FileNotFoundError:
+                return
+
+    def _entries(self, folder: str) -> list[dict[str, str]]:
+        with self._told(f"{folder} cannot be read"):
+            self._fs.invalidate_cache()  # others write here too
+            try:
+                entries: list[dict[str, str]] = self._fs.ls(self._full(folder), detail=True)
+            except FileNotFoundError:
+                return []
+            return entries
+
+    def _make_folder(self, path: str) -> None:
+        self._fs.makedirs(self._full(path).rpartition("/")[0], exist_ok=True)
+
+    def _full(self, path: str) -> str:
+        return f"{self._root.rstrip('/')}/{path}"
+
+    @contextmanager
+    def _told(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise Unavailable(f"snapshots at '{self.url}': {what}: {error}") from error
+
+
+def chunks_of(path: Path) -> ChunkList:
+    """Read a local file once, and digest it.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        return list_chunks(iter(lambda: file.read(CHUNK_BYTES), b""))
+
+
+def _name(entry: dict[str, str]) -> str:
+    return entry["name"].rstrip("/").rpartition("/")[2]
+
+
+def _move(source: Path, target: Path) -> None:
+    """Rename `source` into place once its bytes are on the disk, from another disk too."""
+    partial = target.with_name(f"{target.name}.partial")
+    shutil.move(source, partial)
+    # safetensors writes for the owner alone; who shares the folder is to read it.
+    partial.chmod(target.parent.stat().st_mode & 0o666)
+    _flush(partial)
+    os.replace(partial, target)
+    _flush(target.parent)
+
+
+def _flush(path: Path) -> None:
+    """Wait until a file's bytes, or a folder's entries, would outlive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

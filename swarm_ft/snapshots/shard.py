@@ -1,0 +1,172 @@
+"""One stage's shard: a safetensors file that says what it is and proves what it holds.
+
+Tensors keep the names that the caller gives them; extra ones lie under `extra/`, the digests of
+the per-sample buffers under `buffers/`. The file's one metadata entry names run, spec, layers and
+step, with a digest of that and of all tensors. (One entry: safetensors writes several in a
+different order each time, and equal states are to be equal files.)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from swarm_ft.errors import BadSnapshot, Unavailable
+from swarm_ft.protocol.digest import DIGEST_BYTES, digest_of
+from swarm_ft.protocol.shard import ShardName
+
+VERSION = 1
+BufferName = tuple[int, int, int]
+"""Boundary, end and sample: what names a buffer inside its run."""
+
+_METADATA = "swarm_ft"
+_EXTRA = "extra/"
+_BUFFERS = "buffers/"
+_BUFFER_NAMES = f"{_BUFFERS}names"
+_BUFFER_DIGESTS = f"{_BUFFERS}digests"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardContents:
+    """What a stage saves.
+
+    Attributes:
+        state: weights and moments, see `StageEngine.state`; contiguous tensors on the CPU.
+        extras: whatever else the step's outcome follows from, as residuals of error feedback.
+        buffer_digests: which per-sample buffers belong to it, 16 bytes each.
+    """
+
+    state: Mapping[str, Tensor]
+    extras: Mapping[str, Tensor] = field(default_factory=dict)
+    buffer_digests: Mapping[BufferName, bytes] = field(default_factory=dict)
+
+
+def write_shard(folder: Path, name: ShardName, spec_digest: bytes, contents: ShardContents) -> Path:
+    """Write a shard and rename it into place; equal contents make equal files.
+
+    Returns:
+        Its path, in `folder`, under a name that no other shard there has.
+
+    Raises:
+        Unavailable: the disk does not take it (now).
+    """
+    tensors = _flat(contents)
+    identity = _identity(name, spec_digest)
+    document = {**identity, "digest": _digest(identity, tensors).hex()}
+    path = folder / f"{name.run_id}-step-{name.step:08}-layers-{name.layers}.safetensors"
+    partial = path.with_name(f"{path.name}.partial")
+    try:
+        save_file(tensors, partial, metadata={_METADATA: json.dumps(document)})
+        os.replace(partial, path)
+    except (OSError, SafetensorError) as error:
+        partial.unlink(missing_ok=True)
+        raise Unavailable(f"{path} cannot be written: {error}") from error
+    return path
+
+
+def read_shard(path: Path, name: ShardName, spec_digest: bytes) -> ShardContents:
+    """What `write_shard` wrote; its tensors hang on the mapped file, which must not be written to.
+
+    Raises:
+        BadSnapshot: torn, altered, or of another run, spec, stage or step. What the tensors mean
+            is for their users to check.
+    """
+    try:
+        with safe_open(path, framework="pt") as handle:
+            metadata = handle.metadata() or {}
+            tensors = {key: handle.get_tensor(key) for key in handle.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise BadSnapshot(
+            f"{path}: not a whole safetensors file ({error}); take it from another peer, or an "
+            f"earlier snapshot"
+        ) from error
+    _check_metadata(path, metadata, _identity(name, spec_digest), tensors)
+    return _contents(path, tensors)
+
+
+def _identity(name: ShardName, spec_digest: bytes) -> dict[str, object]:
+    return {
+        "version": VERSION,
+        "run": name.run_id,
+        "spec": spec_digest.hex(),
+        "layers": str(name.layers),
+        "step": name.step,
+    }
+
+
+def _digest(identity: Mapping[str, object], tensors: Mapping[str, Tensor]) -> bytes:
+    names = sorted(tensors)
+    with ThreadPoolExecutor() as pool:
+        digests = pool.map(_tensor_digest, names, [tensors[name] for name in names])
+        return digest_of(json.dumps(identity).encode(), *digests)
+
+
+def _tensor_digest(name: str, tensor: Tensor) -> bytes:
+    header = f"{name} {tensor.dtype} {list(tensor.shape)}".encode()
+    return digest_of(header, tensor.reshape(-1).view(torch.uint8).numpy().data)
+
+
+def _flat(contents: ShardContents) -> dict[str, Tensor]:
+    names = sorted(contents.buffer_digests)
+    digests = b"".join(contents.buffer_digests[name] for name in names)
+    return {
+        **contents.state,
+        **{f"{_EXTRA}{name}": tensor.contiguous() for name, tensor in contents.extras.items()},
+        _BUFFER_NAMES: torch.tensor(names, dtype=torch.int64).reshape(-1, 3),
+        _BUFFER_DIGESTS: torch.tensor(list(digests), dtype=torch.uint8).reshape(-1, DIGEST_BYTES),
+    }
+
+
+def _check_metadata(
+    path: Path,
+    metadata: Mapping[str, str],
+    expected: Mapping[str, object],
+    tensors: Mapping[str, Tensor],
+) -> None:
+    try:
+        document = json.loads(metadata[_METADATA])
+        got = {key: document[key] for key in expected}
+        digest = document["digest"]
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise BadSnapshot(f"{path}: not a shard of a snapshot") from error
+    for key, value in expected.items():
+        if got[key] != value:
+            raise BadSnapshot(
+                f"{path}: expected {key} {value}, got {got[key]!r:.80}; name the snapshot of this "
+                f"run and stage"
+            )
+    if digest != _digest(expected, tensors).hex():
+        raise BadSnapshot(
+            f"{path}: its tensors are not those that were written; take it from another peer, or "
+            f"an earlier snapshot"
+        )
+
+
+def _contents(path: Path, tensors: dict[str, Tensor]) -> ShardContents:
+    names, digests = tensors.pop(_BUFFER_NAMES, None), tensors.pop(_BUFFER_DIGESTS, None)
+    if names is None or digests is None or not _fit(names, digests):
+        raise BadSnapshot(f"{path}: expected a table of buffers, int64 [n, 3] and uint8 [n, 16]")
+    keys = ((boundary, end, sample) for boundary, end, sample in names.tolist())
+    return ShardContents(
+        state={key: t for key, t in tensors.items() if not key.startswith(_EXTRA)},
+        extras={k.removeprefix(_EXTRA): t for k, t in tensors.items() if k.startswith(_EXTRA)},
+        buffer_digests=dict(zip(keys, map(bytes, digests.numpy()), strict=True)),
+    )
+
+
+def _fit(names: Tensor, digests: Tensor) -> bool:
+    return (
+        names.dtype == torch.int64
+        and digests.dtype == torch.uint8
+        and names.shape[1:] == (3,)
+        and digests.shape == (len(names), DIGEST_BYTES)
+    )

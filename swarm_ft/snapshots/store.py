@@ -1,0 +1,217 @@
+"""Snapshots of runs in one place: a folder, or any other url that fsspec knows.
+
+    RUN/step-00000042/layers-0-12.safetensors
+    RUN/step-00000042/layers-12-24.safetensors
+    RUN/step-00000042/manifest.json
+
+A snapshot is there from the moment its manifest is; shards without one are a snapshot that is
+being written, or never was. A shard is replaced only after its manifest is gone. Everything here
+blocks: call it in a thread.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from urllib.parse import quote
+
+from swarm_ft.errors import BadOption, BadSnapshot
+from swarm_ft.ids import RunId, StepNumber
+from swarm_ft.log import get_logger
+from swarm_ft.protocol.layers import LayerRange
+from swarm_ft.protocol.shard import ShardName
+from swarm_ft.snapshots.files import StoredFiles, chunks_of
+from swarm_ft.snapshots.manifest import (
+    MAX_MANIFEST_BYTES,
+    Manifest,
+    ShardEntry,
+    manifest_from_json,
+)
+
+MANIFEST = "manifest.json"
+KEEP = 2
+"""The newest, and one to go back to should its files be spoiled."""
+
+logger = get_logger(__name__)
+
+
+class SnapshotStore:
+    """See the module's docstring. All methods raise `Unavailable` when the place does not answer.
+
+    Of one run, one process at a time may call `commit` and `prune`; any may read, and any put
+    shards of its own layers.
+    """
+
+    def __init__(self, url: str) -> None:
+        """Name the place; it is made when the first shard comes.
+
+        Args:
+            url: a folder, or what fsspec takes, for example `s3://bucket/snapshots`.
+
+        Raises:
+            BadOption: fsspec knows no such url, or lacks the package that serves it.
+        """
+        self._files = StoredFiles(url)
+
+    # ---- writing
+
+    def put_shard(self, name: ShardName, path: Path) -> ShardEntry:
+        """Take a shard that `write_shard` wrote: `path` is moved here, or uploaded and removed.
+
+        If these layers of this step belong to a snapshot already, with other bytes, that snapshot
+        is gone: its steps were redone.
+
+        Returns:
+            What the manifest is to say of it.
+        """
+        chunks = chunks_of(path)
+        entry = ShardEntry(
+            layers=name.layers, digest=chunks.digest(), total_bytes=chunks.total_bytes
+        )
+        earlier = self._manifest(name.run_id, name.step)
+        if earlier is not None and entry not in earlier.shards:
+            self._files.remove(f"{_folder(name.run_id, name.step)}/{MANIFEST}")
+        self._files.move_in(path, _shard_path(name))
+        return entry
+
+    def commit(self, manifest: Manifest) -> None:
+        """All shards are here: make them a snapshot.
+
+        Raises:
+            BadSnapshot: a shard is missing or of another size.
+        """
+        folder = _folder(manifest.run_id, manifest.step)
+        missing = self._missing(manifest)
+        if missing:
+            raise BadSnapshot(
+                f"{self._files.url}/{folder}: expected shards of layers "
+                f"{', '.join(map(str, missing))}; put them there first"
+            )
+        self._files.write(f"{folder}/{MANIFEST}", manifest.to_json())
+
+    def prune(self, run_id: RunId, keep: int = KEEP) -> None:
+        """Remove all but the `keep` newest snapshots of a run, and what never became one.
+
+        What is newer than the newest snapshot stays: it may be about to become one.
+
+        Raises:
+            BadOption: `keep` is less than 1.
+        """
+        if keep < 1:
+            raise BadOption(f"snapshots to keep: expected 1 or more, got {keep}")
+        steps = self._steps(run_id)
+        complete = [step for step in steps if self._whole(run_id, step) is not None]
+        for step in steps:
+            if complete and step < complete[-1] and step not in complete[-keep:]:
+                # The manifest first: a half-removed snapshot is none.
+                self._files.remove(f"{_folder(run_id, step)}/{MANIFEST}")
+                self._files.remove_folder(_folder(run_id, step))
+
+    # ---- reading
+
+    def list_snapshots(self, run_id: RunId, spec_digest: bytes) -> tuple[Manifest, ...]:
+        """All snapshots of the run, oldest first; torn ones and those of another spec are none."""
+        found = (self._whole(run_id, step) for step in self._steps(run_id))
+        return tuple(m for m in found if m is not None and m.spec_digest == spec_digest)
+
+    def latest(self, run_id: RunId, spec_digest: bytes) -> Manifest | None:
+        """The newest snapshot of the run; None where there is none."""
+        for step in reversed(self._steps(run_id)):
+            manifest = self._whole(run_id, step)
+            if manifest is not None and manifest.spec_digest == spec_digest:
+                return manifest
+        return None
+
+    def fetch_shard(self, manifest: Manifest, layers: LayerRange, folder: Path) -> Path:
+        """A stage's shard as a local file, checked: the stored one, else a copy in `folder`.
+
+        It is for reading only.
+
+        Raises:
+            BadSnapshot: the snapshot has no such stage, or its file was altered.
+        """
+        entry = manifest.shard(layers)
+        name = manifest.name_of(entry)
+        if self._files.is_local:
+            self._check(manifest, entry)
+            return self._files.local_path(_shard_path(name))
+        path = folder / _shard_path(name).replace("/", "-")
+        partial = path.with_name(f"{path.name}.partial")
+        self._files.copy_out(_shard_path(name), partial)
+        if chunks_of(partial).digest() != entry.digest:
+            partial.unlink()
+            raise self._altered(name)
+        os.replace(partial, path)
+        return path
+
+    def check(self, manifest: Manifest) -> None:
+        """Read every shard.
+
+        Raises:
+            BadSnapshot: one was altered.
+        """
+        for entry in manifest.shards:
+            self._check(manifest, entry)
+
+    def _check(self, manifest: Manifest, entry: ShardEntry) -> None:
+        name = manifest.name_of(entry)
+        if self._files.chunks(_shard_path(name)).digest() != entry.digest:
+            raise self._altered(name)
+
+    def _altered(self, name: ShardName) -> BadSnapshot:
+        return BadSnapshot(
+            f"{self._files.url}/{_shard_path(name)}: its bytes are not those of the manifest; "
+            f"remove {_folder(name.run_id, name.step)} to go on from an earlier snapshot"
+        )
+
+    def _steps(self, run_id: RunId) -> list[StepNumber]:
+        """Steps that have a folder, snapshot or not, oldest first."""
+        matches = (_STEP.fullmatch(name) for name in self._files.folders(_run_folder(run_id)))
+        return sorted(StepNumber(int(match[1])) for match in matches if match)
+
+    def _whole(self, run_id: RunId, step: StepNumber) -> Manifest | None:
+        """The step's manifest, if all its shards are there; they are not read."""
+        manifest = self._manifest(run_id, step)
+        return None if manifest is None or self._missing(manifest) else manifest
+
+    def _manifest(self, run_id: RunId, step: StepNumber) -> Manifest | None:
+        path = f"{_folder(run_id, step)}/{MANIFEST}"
+        data = self._files.read(path, MAX_MANIFEST_BYTES)
+        if data is None:
+            return None
+        try:
+            manifest = manifest_from_json(data)
+        except BadSnapshot as error:
+            logger.warning("%s/%s: %s; ignored", self._files.url, path, error.message)
+            return None
+        return manifest if (manifest.run_id, manifest.step) == (run_id, step) else None
+
+    def _missing(self, manifest: Manifest) -> list[LayerRange]:
+        sizes = self._files.sizes(_folder(manifest.run_id, manifest.step))
+        return [
+            shard.layers
+            for shard in manifest.shards
+            if sizes.get(_shard_file(shard.layers)) != shard.total_bytes
+        ]
+
+
+_STEP = re.compile(r"step-([0-9]{8,10})")
+
+
+def _run_folder(run_id: RunId) -> str:
+    """A folder's name that no file system takes for anything else, as `..` or `*`."""
+    name = quote(run_id, safe="")
+    return f"%2E{name[1:]}" if name.startswith(".") else name
+
+
+def _folder(run_id: RunId, step: StepNumber) -> str:
+    return f"{_run_folder(run_id)}/step-{step:08}"
+
+
+def _shard_file(layers: LayerRange) -> str:
+    return f"layers-{layers}.safetensors"
+
+
+def _shard_path(name: ShardName) -> str:
+    return f"{_folder(name.run_id, name.step)}/{_shard_file(name.layers)}"

@@ -1,0 +1,77 @@
+"""Several peers a stage train as one does, and any of them may die."""
+
+import asyncio
+
+import pytest
+
+from swarm_ft.ids import PeerId
+from swarm_ft.protocol.messages import RunPhase, RunStatus, StepCommitted
+from swarm_ft.testing.local_swarm import LocalSwarm
+
+LAYERS = ["0-3", "3-6"]
+RTOL = 1e-4
+
+
+def final_losses(events) -> list[float]:
+    losses = {event.step: event.loss for event in events if isinstance(event, StepCommitted)}
+    return [losses[step] for step in sorted(losses)]
+
+
+def last_status(events) -> RunStatus:
+    return [event for event in events if isinstance(event, RunStatus)][-1]
+
+
+async def trained(job, directory, layers) -> list:
+    directory.mkdir()
+    async with LocalSwarm(directory, layers) as swarm:
+        return await swarm.train(job.spec, job.samples)
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [["0-3", "0-3", "3-6", "3-6"], ["0-3", "3-6", "3-6", "3-6"], ["0-2", "2-4", "2-4", "4-6"]],
+)
+async def test_replicas_train_as_one_peer_does(make_job, tmp_path, layers):
+    job = make_job(num_samples=16, batch_size=8, num_steps=8)
+    alone = final_losses(await trained(job, tmp_path / "alone", LAYERS))
+    events = await trained(job, tmp_path / "replicas", layers)
+    assert final_losses(events) == pytest.approx(alone, rel=RTOL)
+    assert len(last_status(events).stages) == len(layers)
+
+
+@pytest.mark.parametrize("layers", [["0-3", "0-3", "3-6"], ["0-3", "3-6", "3-6"]])
+async def test_tied_embeddings_stay_tied_over_uneven_replicas(make_job, tmp_path, layers):
+    job = make_job(num_samples=16, batch_size=8, num_steps=4, sync_tied_embeddings=True)
+    alone = final_losses(await trained(job, tmp_path / "alone", LAYERS))
+    events = await trained(job, tmp_path / "replicas", layers)
+    assert final_losses(events) == pytest.approx(alone, rel=RTOL)
+
+
+async def test_compressed_gradients_train_nearly_as_well(make_job, tmp_path):
+    job = make_job(num_samples=16, batch_size=8, num_steps=24)
+    compressed = make_job(num_samples=16, batch_size=8, num_steps=24, dp_codec="q4")
+    plain = final_losses(await trained(job, tmp_path / "plain", LAYERS * 2))
+    events = await trained(compressed, tmp_path / "compressed", LAYERS * 2)
+    losses = final_losses(events)
+    assert losses[-1] == pytest.approx(plain[-1], rel=0.01)
+    assert losses != pytest.approx(plain, rel=1e-6)
+    sent = [event.gradients for event in events if isinstance(event, StepCommitted)]
+    assert all(0 < 7 * t.sent_bytes < t.uncompressed_bytes for t in sent)
+
+
+async def test_a_replica_of_every_stage_dies_in_the_middle_of_a_step(make_job, tmp_path):
+    job = make_job(num_samples=16, batch_size=8, num_steps=8)
+    quiet = final_losses(await trained(job, tmp_path / "quiet", LAYERS * 2))
+    (tmp_path / "faulty").mkdir()
+    async with LocalSwarm(tmp_path / "faulty", LAYERS * 2) as swarm:
+        await swarm.all_joined()
+        status = await swarm.client.submit(job.spec, job.samples)
+        events = []
+        async for event in swarm.client.watch(status.run_id, lambda _trouble: None):
+            events.append(event)
+            if isinstance(event, StepCommitted) and event.step == 2:
+                await asyncio.gather(*(swarm.kill_peer(PeerId(f"peer-{i}")) for i in (1, 2)))
+    assert last_status(events).phase is RunPhase.FINISHED
+    assert final_losses(events) == pytest.approx(quiet, rel=RTOL)
+    steps = [event.step for event in events if isinstance(event, StepCommitted)]
+    assert steps == list(range(8))

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from swarm_ft.ids import RunId, StepNumber
+from swarm_ft.protocol.layers import LayerRange
+from swarm_ft.protocol.shard import ShardName
+from swarm_ft.snapshots.manifest import Manifest
+from swarm_ft.snapshots.shard import ShardContents, write_shard
+
+SPEC = bytes(range(16))
+CUTS = (LayerRange(0, 12), LayerRange(12, 24))
+
+
+def shard_name(step: int, layers: LayerRange = CUTS[0], run: str = "run-1") -> ShardName:
+    return ShardName(run_id=RunId(run), step=StepNumber(step), layers=layers)
+
+
+def contents(seed: int) -> ShardContents:
+    """Random weights and all that may lie beside them."""
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(40, 30, generator=generator)
+    return ShardContents(
+        state={"h.0.weight": weight, "adamw/step/h.0.weight": torch.tensor(float(seed))},
+        extras={"dp/worker": weight.half(), "dp/server": weight[:, ::2].bfloat16()},
+        buffer_digests={(12, 2, 7): seed.to_bytes(16), (0, 1, 3): b"0123456789abcdef"},
+    )
+
+
+def manifest_of(name: ShardName, shards, **changes) -> Manifest:
+    made = Manifest(
+        run_id=name.run_id,
+        spec_digest=SPEC,
+        step=name.step,
+        epoch=name.step // 3,
+        step_in_epoch=name.step % 3,
+        seed=11,
+        shards=tuple(shards),
+    )
+    return replace(made, **changes)
+
+
+@pytest.fixture
+def save(tmp_path):
+    """`save(store, 42)`: a complete snapshot of two stages."""
+
+    def make(store, step, run="run-1", seed=None) -> Manifest:
+        entries = []
+        for layers in CUTS:
+            name = shard_name(step, layers, run)
+            what = contents(step if seed is None else seed)
+            entries.append(store.put_shard(name, write_shard(tmp_path, name, SPEC, what)))
+        manifest = manifest_of(name, entries)
+        store.commit(manifest)
+        return manifest
+
+    return make

@@ -1,0 +1,119 @@
+"""Whenever the writer is killed, the newest snapshot is a whole one and no older than before."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from swarm_ft.ids import RunId, StepNumber
+from swarm_ft.snapshots.shard import read_shard, write_shard
+from swarm_ft.snapshots.store import SnapshotStore
+
+from .conftest import CUTS, SPEC, contents, manifest_of, shard_name
+
+RUN = RunId("run-1")
+NUM_KILLS = 30
+FILE_EVENTS = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.chmod", "os.truncate"}
+
+
+@pytest.fixture(scope="module")
+def forks():
+    """Processes that begin with everything imported, in milliseconds."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__, "swarm_ft.snapshots.shard", "fsspec"])
+    return context
+
+
+def save_next(folder: Path) -> None:
+    """As a resumed run does: one snapshot more than the newest there is, then prune."""
+    store = SnapshotStore(str(folder / "snapshots"))
+    latest = store.latest(RUN, SPEC)
+    step = latest.step + 1 if latest else 1
+    entries = []
+    for layers in CUTS:
+        name = shard_name(step, layers)
+        # Another content at each attempt, as steps that were redone on another machine have.
+        path = write_shard(folder, name, SPEC, contents(time.monotonic_ns() % 1000))
+        entries.append(store.put_shard(name, path))
+    store.commit(manifest_of(name, entries))
+    store.prune(RUN, keep=2)
+
+
+def save_until_killed(folder: Path, ready) -> None:
+    ready.set()
+    while True:
+        save_next(folder)
+
+
+def save_and_die_at(folder: Path, fatal: int) -> None:
+    """Die by SIGKILL in front of the `fatal`-th operation on a file below `folder`."""
+    seen = 0
+
+    def on_event(event: str, args: tuple) -> None:
+        nonlocal seen
+        if event in FILE_EVENTS and str(folder) in str(args[0]):
+            if seen == fatal:
+                os.kill(os.getpid(), signal.SIGKILL)
+            seen += 1
+
+    sys.addaudithook(on_event)
+    save_next(folder)
+
+
+def newest_whole_step(folder: Path) -> StepNumber:
+    """Every manifest that shows, holds; the step of the newest."""
+    store = SnapshotStore(str(folder / "snapshots"))
+    snapshots = store.list_snapshots(RUN, SPEC)
+    for manifest in snapshots:
+        store.check(manifest)
+        for entry in manifest.shards:
+            path = store.fetch_shard(manifest, entry.layers, folder)
+            read_shard(path, manifest.name_of(entry), SPEC)
+    return snapshots[-1].step if snapshots else StepNumber(0)
+
+
+def test_killed_at_any_time_the_newest_snapshot_is_whole(tmp_path, forks):
+    draw, newest = random.Random(4), 0
+    for _ in range(NUM_KILLS):
+        ready = forks.Event()
+        writer = forks.Process(target=save_until_killed, args=(tmp_path, ready))
+        writer.start()
+        assert ready.wait(timeout=60)
+        time.sleep(draw.random() * 0.05)  # the fault's moment, not a wait for anything
+        writer.kill()
+        writer.join()
+        assert writer.exitcode == -signal.SIGKILL
+        assert newest_whole_step(tmp_path) >= newest
+        newest = newest_whole_step(tmp_path)
+    assert newest > 0
+
+
+def test_killed_before_any_of_its_file_operations_the_newest_snapshot_is_whole(tmp_path, forks):
+    base, folder, fatal = tmp_path / "base", tmp_path / "at work", 0
+    base.mkdir()
+    for _ in range(3):
+        save_next(base)
+    exitcode = -signal.SIGKILL
+    while exitcode == -signal.SIGKILL:
+        shutil.copytree(base, folder)
+        writer = forks.Process(target=save_and_die_at, args=(folder, fatal))
+        writer.start()
+        writer.join()
+        exitcode = writer.exitcode
+        assert newest_whole_step(folder) in (3, 4)
+        # Whoever comes next goes on, over whatever was left, and leaves two whole ones.
+        save_next(folder)
+        assert newest_whole_step(folder) in (4, 5)
+        assert len([path for path in folder.rglob("snapshots/**/*") if path.is_file()]) == 2 * 3
+        shutil.rmtree(folder)
+        fatal += 1
+    assert exitcode == 0
+    assert fatal > 20

@@ -1,0 +1,301 @@
+"""A snapshot is there when its manifest is, in a folder and elsewhere."""
+
+from __future__ import annotations
+
+import json
+
+import fsspec
+import pytest
+
+from swarm_ft.errors import BadOption, BadSnapshot, Unavailable
+from swarm_ft.ids import RunId
+from swarm_ft.protocol.layers import LayerRange
+from swarm_ft.snapshots.manifest import manifest_from_json
+from swarm_ft.snapshots.shard import read_shard, write_shard
+from swarm_ft.snapshots.store import SnapshotStore
+
+from .conftest import CUTS, SPEC, contents, manifest_of, shard_name
+
+RUN = RunId("run-1")
+
+
+class Place:
+    """A store, and a way to meddle with its files."""
+
+    def __init__(self, url):
+        self.url = url
+        self.store = SnapshotStore(url)
+        self.fs, self.root = fsspec.core.url_to_fs(url)
+
+    def files(self):
+        return sorted(path.removeprefix(f"{self.root}/") for path in self.fs.find(self.root))
+
+    def alter(self, path, change):
+        path = f"{self.root}/{path}"
+        self.fs.pipe_file(path, change(self.fs.cat_file(path)))
+
+    def remove(self, path):
+        self.fs.rm(f"{self.root}/{path}", recursive=True)
+
+
+@pytest.fixture(params=["folder", "file url", "elsewhere"])
+def place(request, tmp_path):
+    urls = {
+        "folder": str(tmp_path / "snapshots"),
+        "file url": f"file://{tmp_path}/snapshots",
+        "elsewhere": "memory://bucket/snapshots",
+    }
+    made = Place(urls[request.param])
+    yield made
+    if made.fs.exists(made.root):
+        made.fs.rm(made.root, recursive=True)
+
+
+def steps(store, run=RUN):
+    return [manifest.step for manifest in store.list_snapshots(run, SPEC)]
+
+
+def test_files_lie_where_the_docs_say(place, save):
+    save(place.store, 42)
+    assert place.files() == [
+        "run-1/step-00000042/layers-0-12.safetensors",
+        "run-1/step-00000042/layers-12-24.safetensors",
+        "run-1/step-00000042/manifest.json",
+    ]
+
+
+def test_a_snapshot_is_found_as_it_was_committed(place, save, tmp_path):
+    made = [save(place.store, step) for step in (2, 7, 100_000_000)]
+    reopened = SnapshotStore(place.url)
+    assert reopened.list_snapshots(RUN, SPEC) == tuple(made)
+    assert reopened.latest(RUN, SPEC) == made[-1]
+    reopened.check(made[0])
+    path = reopened.fetch_shard(made[1], CUTS[1], tmp_path)
+    read = read_shard(path, shard_name(7, CUTS[1]), SPEC)
+    assert read.buffer_digests == contents(7).buffer_digests
+
+
+def test_a_manifest_is_readable_json(place, save):
+    made = save(place.store, 7)
+    data = place.fs.cat_file(f"{place.root}/run-1/step-00000007/manifest.json")
+    assert manifest_from_json(data) == made
+    document = json.loads(data)
+    entry = document["shards"][1]
+    assert (entry["layers"], entry["digest"]) == ([12, 24], made.shards[1].digest.hex())
+    position = {key: document[key] for key in ("step", "epoch", "step_in_epoch", "seed")}
+    assert position == {"step": 7, "epoch": 2, "step_in_epoch": 1, "seed": 11}
+
+
+def test_nothing_is_there_before_anything_was_put(place):
+    assert place.store.list_snapshots(RUN, SPEC) == ()
+    assert place.store.latest(RUN, SPEC) is None
+    place.store.prune(RUN)
+
+
+def test_a_shard_is_moved_in_not_copied(place, tmp_path):
+    path = write_shard(tmp_path, shard_name(1), SPEC, contents(1))
+    size = path.stat().st_size
+    entry = place.store.put_shard(shard_name(1), path)
+    assert (entry.total_bytes, entry.layers) == (size, CUTS[0])
+    assert not path.exists()
+
+
+def test_shards_without_a_manifest_are_no_snapshot(place, save, tmp_path):
+    save(place.store, 1)
+    name = shard_name(2)
+    entry = place.store.put_shard(name, write_shard(tmp_path, name, SPEC, contents(2)))
+    assert steps(place.store) == [1]
+    place.store.commit(manifest_of(name, [entry]))
+    assert steps(place.store) == [1, 2]
+
+
+def test_a_manifest_waits_for_its_shards(place, tmp_path):
+    name = shard_name(2)
+    entry = place.store.put_shard(name, write_shard(tmp_path, name, SPEC, contents(2)))
+    place.remove("run-1/step-00000002")
+    with pytest.raises(BadSnapshot, match="expected shards of layers 0-12; put them there first"):
+        place.store.commit(manifest_of(name, [entry]))
+    assert place.store.latest(RUN, SPEC) is None
+
+
+TEARS = {
+    "no manifest": lambda place, folder: place.remove(f"{folder}/manifest.json"),
+    "half a manifest": lambda place, folder: place.alter(
+        f"{folder}/manifest.json", lambda data: data[: len(data) // 2]
+    ),
+    "an empty manifest": lambda place, folder: place.alter(
+        f"{folder}/manifest.json", lambda data: b""
+    ),
+    "no shard": lambda place, folder: place.remove(f"{folder}/layers-12-24.safetensors"),
+    "half a shard": lambda place, folder: place.alter(
+        f"{folder}/layers-0-12.safetensors", lambda data: data[:-1]
+    ),
+    "another step's manifest": lambda place, folder: place.alter(
+        f"{folder}/manifest.json", lambda data: data.replace(b'"step": 7', b'"step": 8')
+    ),
+}
+
+
+@pytest.mark.parametrize("tear", TEARS.values(), ids=TEARS)
+def test_a_torn_snapshot_is_none_and_the_one_before_it_counts(place, save, tear):
+    for step in (3, 7):
+        save(place.store, step)
+    tear(place, "run-1/step-00000007")
+    assert steps(place.store) == [3]
+    assert place.store.latest(RUN, SPEC).step == 3
+    place.store.prune(RUN, keep=1)
+    assert steps(place.store) == [3]
+    assert save(place.store, 7) == place.store.latest(RUN, SPEC)
+
+
+def test_runs_and_specs_are_kept_apart(place, save):
+    for run, step in (("run-1", 5), ("run-2", 9), ("..", 3), ("a b*?[x]", 4)):
+        save(place.store, step, run=run)
+    assert steps(place.store, RUN) == [5]
+    assert steps(place.store, RunId("..")) == [3]
+    assert steps(place.store, RunId("a b*?[x]")) == [4]
+    assert steps(place.store, RunId("*")) == []
+    assert place.store.latest(RUN, bytes(16)) is None
+    assert place.store.list_snapshots(RUN, bytes(16)) == ()
+    place.store.prune(RunId(".."), keep=1)
+    assert len(place.files()) == 4 * 3
+
+
+@pytest.mark.parametrize(("keep", "left"), [(1, [9]), (2, [7, 9]), (9, [3, 5, 7, 9])])
+def test_prune_keeps_the_newest(place, save, keep, left):
+    for step in (3, 5, 7, 9):
+        save(place.store, step)
+    place.store.prune(RUN, keep)
+    assert steps(place.store) == left
+    assert len(place.files()) == 3 * len(left)
+    for manifest in place.store.list_snapshots(RUN, SPEC):
+        place.store.check(manifest)
+
+
+def test_prune_removes_what_never_became_a_snapshot_but_not_what_may_become_one(
+    place, save, tmp_path
+):
+    for step in (1, 5):
+        name = shard_name(step)
+        place.store.put_shard(name, write_shard(tmp_path, name, SPEC, contents(step)))
+    place.store.prune(RUN)
+    assert len(place.files()) == 2
+    save(place.store, 3)
+    place.store.prune(RUN, keep=2)
+    assert {path.split("/")[1] for path in place.files()} == {"step-00000003", "step-00000005"}
+
+
+def test_to_keep_none_is_refused(place, save):
+    save(place.store, 1)
+    with pytest.raises(BadOption, match="expected 1 or more, got 0"):
+        place.store.prune(RUN, keep=0)
+    assert steps(place.store) == [1]
+
+
+def test_an_altered_shard_is_told_with_what_to_do(place, save, tmp_path):
+    manifest = save(place.store, 7)
+    place.alter(
+        "run-1/step-00000007/layers-12-24.safetensors",
+        lambda data: data[:-1] + bytes([data[-1] ^ 1]),
+    )
+    for use in (
+        lambda: place.store.check(manifest),
+        lambda: place.store.fetch_shard(manifest, CUTS[1], tmp_path),
+    ):
+        with pytest.raises(BadSnapshot, match="remove run-1/step-00000007 to go on"):
+            use()
+    place.store.fetch_shard(manifest, CUTS[0], tmp_path)
+    assert [path for path in tmp_path.iterdir() if path.suffix == ".partial"] == []
+
+
+def test_a_stage_that_the_snapshot_does_not_have_is_refused(place, save, tmp_path):
+    manifest = save(place.store, 7)
+    with pytest.raises(BadSnapshot, match="has layers 0-12, 12-24, not 0-24"):
+        place.store.fetch_shard(manifest, LayerRange(0, 24), tmp_path)
+
+
+def test_a_step_that_was_redone_to_other_bits_is_another_snapshot(place, save, tmp_path):
+    """Its shards come one after the other: in between there must be no snapshot of mixed ones."""
+    save(place.store, 3)
+    save(place.store, 7)
+    name = shard_name(7)
+    place.store.put_shard(name, write_shard(tmp_path, name, SPEC, contents(99)))
+    assert steps(place.store) == [3]
+    manifest = save(place.store, 7, seed=99)
+    place.store.check(manifest)
+    assert steps(place.store) == [3, 7]
+
+
+def test_a_step_that_was_redone_to_the_same_bits_is_the_same_snapshot(place, save, tmp_path):
+    manifest = save(place.store, 7)
+    name = shard_name(7)
+    place.store.put_shard(name, write_shard(tmp_path, name, SPEC, contents(7)))
+    assert place.store.latest(RUN, SPEC) == manifest
+    place.store.check(manifest)
+
+
+def test_a_place_that_cannot_be_written_is_told(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    store = SnapshotStore(str(tmp_path / "file"))
+    path = write_shard(tmp_path, shard_name(1), SPEC, contents(1))
+    with pytest.raises(Unavailable, match=f"snapshots at '{tmp_path}/file'"):
+        store.put_shard(shard_name(1), path)
+    assert path.exists()
+
+
+@pytest.mark.parametrize("url", ["no-such-scheme://bucket", "gdrive://x"])
+def test_a_url_that_nobody_serves_is_refused_at_once(url):
+    with pytest.raises(BadOption, match="snapshots at"):
+        SnapshotStore(url)
+
+
+def test_who_shares_the_folder_may_read_the_shards(tmp_path, save):
+    store = SnapshotStore(str(tmp_path / "snapshots"))
+    save(store, 1)
+    folder = tmp_path / "snapshots" / "run-1" / "step-00000001"
+    mode = folder.stat().st_mode & 0o666
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {mode}
+
+
+def altered_json(**changes):
+    def change(document):
+        return {**document, **changes}
+
+    return change
+
+
+ENTRY = {"layers": [0, 12], "digest": "00" * 16, "bytes": 10}
+NONSENSE = {
+    "not an object": lambda _: [],
+    "another version": altered_json(version=2),
+    "a version that is true": altered_json(version=True),
+    "no run": altered_json(run=""),
+    "a run with a slash": altered_json(run="../x"),
+    "a run that is no text": altered_json(run=7),
+    "half a digest": altered_json(spec="00"),
+    "a digest that is no hex": altered_json(spec="zz" * 16),
+    "a step of 1.0": altered_json(step=1.0),
+    "a negative step": altered_json(step=-1),
+    "an endless step": altered_json(step=1 << 40),
+    "no shards": altered_json(shards=[]),
+    "shards that are none": altered_json(shards=[7]),
+    "a hole between the layers": altered_json(shards=[ENTRY, {**ENTRY, "layers": [13, 24]}]),
+    "layers that overlap": altered_json(shards=[ENTRY, ENTRY]),
+    "layers from 1 on": altered_json(shards=[{**ENTRY, "layers": [1, 12]}]),
+    "layers in reverse": altered_json(shards=[{**ENTRY, "layers": [12, 0]}]),
+    "three layers": altered_json(shards=[{**ENTRY, "layers": [0, 1, 2]}]),
+    "negative bytes": altered_json(shards=[{**ENTRY, "bytes": -1}]),
+}
+
+
+@pytest.mark.parametrize("change", NONSENSE.values(), ids=NONSENSE)
+def test_a_manifest_of_nonsense_is_refused(tmp_path, save, change):
+    document = json.loads(save(SnapshotStore(str(tmp_path / "s")), 7).to_json())
+    with pytest.raises(BadSnapshot):
+        manifest_from_json(json.dumps(change(document)).encode())
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff", b"[" * 100_000, b"NaN"])
+def test_what_is_no_json_is_no_manifest(data):
+    with pytest.raises(BadSnapshot):
+        manifest_from_json(data)

@@ -1,0 +1,109 @@
+"""A stage's gradients as one vector, for replicas to sum."""
+
+import pytest
+import torch
+
+from swarm_ft.errors import MalformedMessage, OutOfTurn
+from swarm_ft.protocol.training_plan import step_microbatches
+from swarm_ft.stage.engine import StageEngine
+
+
+def sizes(stage):
+    parameters = dict(stage._weights.module.named_parameters())
+    return {name: parameters[name].numel() for name in sorted(parameters)}
+
+
+def of(stage, gradient, name):
+    """One parameter's part of a flat gradient."""
+    parts = sizes(stage)
+    names = list(parts)
+    start = sum(parts[n] for n in names[: names.index(name)])
+    return gradient[start : start + parts[name]]
+
+
+@pytest.fixture
+def pipeline(make_pipeline, samples):
+    pipeline = make_pipeline("gpt2-tied", 2)
+    pipeline.gradients(0, samples)
+    return pipeline
+
+
+def test_it_holds_every_parameters_gradient_in_the_order_of_the_names(pipeline):
+    for stage in pipeline.stages:
+        gradient = stage.flat_gradient()
+        assert gradient.dtype == torch.float32
+        assert gradient.shape == (sum(sizes(stage).values()),)
+        for name, parameter in stage._weights.module.named_parameters():
+            assert torch.equal(of(stage, gradient, name), parameter.grad.reshape(-1)), name
+
+
+def test_a_parameter_without_a_gradient_has_zeros(pipeline):
+    stage = pipeline.stages[0]
+    name, parameter = next(iter(stage._weights.module.named_parameters()))
+    parameter.grad = None
+    gradient = stage.flat_gradient()
+    assert not of(stage, gradient, name).any()
+    assert gradient.any()
+    stage.begin_step(1, 10)
+    assert not stage.flat_gradient().any()
+    assert len(stage.flat_gradient()) == len(gradient)
+
+
+def test_what_is_set_takes_the_place_of_the_gradients_and_is_copied(pipeline):
+    stage = pipeline.stages[1]
+    other = torch.arange(len(stage.flat_gradient()), dtype=torch.float32)
+    stage.set_flat_gradient(other)
+    other.neg_()
+    assert torch.equal(stage.flat_gradient(), -other)
+    assert stage.squared_grad_norm() == pytest.approx(other.double().square().sum().item())
+
+
+@pytest.mark.parametrize("name", ["gpt2-tied", "llama"])
+def test_replicas_that_add_up_their_halves_train_as_one(make_pipeline, samples, name):
+    """Two replicas of every stage, a microbatch each; all uncompressed."""
+    one, left, right = (make_pipeline(name, 2) for _ in range(3))
+    for step in range(3):
+        one.gradients(step, samples)
+        batches = step_microbatches(one.spec.train, step)
+        assert len(batches) == 2
+        num_targets = sum(len(b.samples) for b in batches) * (one.spec.train.seq_length - 1)
+        for replica, batch in zip((left, right), batches, strict=True):
+            for stage in replica.stages:
+                stage.begin_step(step, num_targets)
+            replica.microbatch(batch.index, samples[list(batch.samples)])
+        for mine, theirs, whole in zip(left.stages, right.stages, one.stages, strict=True):
+            total = mine.flat_gradient() + theirs.flat_gradient()
+            torch.testing.assert_close(total, whole.flat_gradient(), rtol=1e-4, atol=1e-6)
+            mine.set_flat_gradient(total)
+            theirs.set_flat_gradient(total)
+        for pipeline in (one, left, right):
+            pipeline.commit(step)
+        assert left.digests() == right.digests()
+        assert left.grad_norms[-1] == pytest.approx(one.grad_norms[-1], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [torch.zeros(3), torch.zeros(1, 3), torch.zeros(0)],
+    ids=["short", "two dimensions", "empty"],
+)
+def test_a_gradient_of_another_shape_is_refused(pipeline, bad):
+    before = pipeline.stages[0].flat_gradient()
+    with pytest.raises(MalformedMessage, match=rf"float32 gradient \[{len(before)}\], got"):
+        pipeline.stages[0].set_flat_gradient(bad)
+    with pytest.raises(MalformedMessage, match="float64"):
+        pipeline.stages[0].set_flat_gradient(before.double())
+    assert torch.equal(pipeline.stages[0].flat_gradient(), before)
+
+
+def test_nothing_is_there_before_the_stage_is_loaded(pipeline):
+    stage = pipeline.stages[0]
+    engine = StageEngine(
+        stage._checkpoint,
+        pipeline.spec,
+        stage.layers,
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+    )
+    with pytest.raises(OutOfTurn, match="load the stage first"):
+        engine.flat_gradient()
