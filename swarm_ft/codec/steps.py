@@ -83,8 +83,9 @@ def _inverse_spreads(x: Tensor, base: Tensor | None, spec: CodecSpec, kernels: K
     tokens, which tell as much as all do. Where a grid may clip, only some channels count, others
     are 0: a token's rare large values are to be clipped, not to widen its step.
     """
-    across = max(1, x.shape[1] // _SPREAD_VALUES) if spec.bits <= _FIT_BITS else 1
-    down = max(1, len(x) // (_SPREAD_TOKENS if across > 1 else _FIT_VALUES))
+    may_clip = spec.bits <= _FIT_BITS
+    across = max(1, x.shape[1] // _SPREAD_VALUES) if may_clip else 1
+    down = max(1, len(x) // (_SPREAD_TOKENS if may_clip else _FIT_VALUES))
     part = slice(None, None, down), slice(None, None, across)
     some = x[part].contiguous() if base is None else x[part] - base[part]
     by_channel = _inverse_roots(kernels.moments(some, None)[1] / len(some))

@@ -126,12 +126,11 @@ class _Encoder:
 
     def _plan(self) -> WideHeader:
         """What the header is to be, from a sample of the values."""
-        _, _, row_peaks, col_peaks = self._moments
-        spreads = Spreads.of(self._x, self._base, self._moments)
+        row_squares, col_squares, row_peaks, col_peaks = self._moments
+        spreads = Spreads.of(self._x, self._base, row_squares, col_squares)
         spec, groups = self._spec, spreads
         if spec.is_constant_quality and self._base is not None:
-            moments = self._kernels.moments(self._x, None)
-            groups = Spreads.of(self._x, None, moments)
+            groups = Spreads.of(self._x, None, *self._kernels.moments(self._x, None)[:2])
         if spec.axis is Axis.BOTH:
             change_of = None if spec.is_constant_quality else self._base
             groups = balanced(self._x, change_of, groups, self._kernels)

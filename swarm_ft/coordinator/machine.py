@@ -31,6 +31,7 @@ from swarm_ft.coordinator.membership import (
     missed_last_commit,
     refusal_of,
     settled,
+    takers_of,
     with_exports_of,
     with_newcomers,
 )
@@ -68,6 +69,7 @@ from swarm_ft.errors import (
 )
 from swarm_ft.ids import Attempt, PeerId, RunId, StepNumber
 from swarm_ft.protocol.messages import (
+    NO_ATTEMPT,
     Assign,
     ExportStage,
     FromPeer,
@@ -77,8 +79,10 @@ from swarm_ft.protocol.messages import (
     RunPhase,
     StageExported,
     StageFailed,
+    StageOffered,
     StageReady,
     StepReady,
+    TakeStage,
     ToPeer,
 )
 
@@ -132,6 +136,8 @@ class _Turn:
                 self.peer_gone(peer_id, away_since_s=-math.inf)
             case StageReady() if run and self._is_current(run, peer_id, message):
                 self._stage_ready(run, peer_id)
+            case StageOffered() if run and self._is_current(run, peer_id, message):
+                self._stage_offered(run, peer_id, message)
             case StepReady() if run and self._is_current(run, peer_id, message):
                 self._step_ready(run, peer_id, message)
             case StageFailed() if run and self._is_current(run, peer_id, message):
@@ -143,7 +149,7 @@ class _Turn:
 
     @staticmethod
     def _is_current(
-        run: Run, peer_id: PeerId, message: StageReady | StepReady | StageFailed
+        run: Run, peer_id: PeerId, message: StageReady | StepReady | StageFailed | StageOffered
     ) -> bool:
         named = (message.run_id, message.attempt)
         return named == (run.run_id, run.attempt) and peer_id in run.peers
@@ -193,6 +199,23 @@ class _Turn:
             self._plan_or_export(run)
         else:
             self.state = self.state.with_run(run)
+
+    def _stage_offered(self, run: Run, peer_id: PeerId, offer: StageOffered) -> None:
+        """Pass the first offer on to the stage's takers; the other donors have the same bytes."""
+        stage = next(stage for stage in run.pipeline if peer_id in stage.peers)
+        takers = set(takers_of(self.state, run)) & set(stage.peers)
+        is_first = run.phase is RunPhase.LOADING and stage.layers not in run.offered
+        if peer_id in takers or not is_first:
+            return
+        self.state = self.state.with_run(replace(run, offered=run.offered | {stage.layers}))
+        donors = tuple(peer for peer in stage.peers if peer not in takers)
+        first_donors = (peer_id, *(donor for donor in donors if donor != peer_id))
+        take = TakeStage(
+            run_id=run.run_id, attempt=run.attempt, digest=offer.digest, donors=first_donors
+        )
+        for taker in stage.peers:
+            if taker in takers:
+                self._say(taker, take)
 
     def _step_ready(self, run: Run, peer_id: PeerId, message: StepReady) -> None:
         if run.phase is not RunPhase.TRAINING or message.step != run.committed_steps:
@@ -336,24 +359,25 @@ class _Turn:
             detail="peers load their stages",
             attempt=Attempt(run.attempt + 1),
             loaded=frozenset(),
+            offered=frozenset(),
             ready=MappingProxyType({}),
             away_since_s=MappingProxyType({}),
         )
         self.put(run)
         self._dismiss_misfits(run)
+        assign = Assign(
+            run_id=run.run_id,
+            spec=run.spec,
+            attempt=run.attempt,
+            stages=run.stages,
+            committed_steps=run.committed_steps,
+            fresh=fresh,
+            spec_digest=run.spec.digest(),
+            takers=takers_of(self.state, run),
+            last_attempt=run.last_commit.attempt if run.last_commit else NO_ATTEMPT,
+        )
         for peer in run.peers:
-            self._say(
-                peer,
-                Assign(
-                    run_id=run.run_id,
-                    spec=run.spec,
-                    attempt=run.attempt,
-                    stages=run.stages,
-                    committed_steps=run.committed_steps,
-                    fresh=fresh,
-                    spec_digest=run.spec.digest(),
-                ),
-            )
+            self._say(peer, assign)
 
     # ---- steps
 

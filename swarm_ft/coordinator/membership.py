@@ -118,14 +118,23 @@ def _may_return(state: SwarmState, run: Run, peer: PeerId, now_s: float) -> bool
 
 
 def with_newcomers(state: SwarmState, run: Run) -> Run:
-    """The run with members that can join its stages now, each beside the stage's replicas."""
+    """The run with members that can join its stages, each beside the stage's replicas."""
     stages = list(run.stages)
     for peer, member in state.members.items():
         layers = _wanted_layers(state, replace(run, stages=tuple(stages)), member)
-        if layers is not None and _is_able(state, run, peer, layers):
+        if layers is not None:
             last = max(i for i, stage in enumerate(stages) if stage.layers == layers)
             stages.insert(last + 1, StageAssignment(peer_id=peer, layers=layers))
     return run if len(stages) == len(run.stages) else replace(run, stages=tuple(stages))
+
+
+def takers_of(state: SwarmState, run: Run) -> tuple[PeerId, ...]:
+    """Peers of the run that have to take their stage's state from its other replicas."""
+    return tuple(
+        stage.peer_id
+        for stage in run.stages
+        if not _is_able(state, run, stage.peer_id, stage.layers)
+    )
 
 
 def _wanted_layers(state: SwarmState, run: Run, member: Member) -> LayerRange | None:

@@ -8,10 +8,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from swarm_ft.ids import Attempt, PeerId, RunId, SampleId, StepNumber
 from swarm_ft.protocol.messages import (
+    NO_ATTEMPT,
     CommitStep,
     FromPeer,
     MemberStatus,
@@ -33,8 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from swarm_ft.errors import SwarmError
-
-_NO_ATTEMPT: Final = Attempt(0)
+    from swarm_ft.protocol.layers import LayerRange
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,6 +59,7 @@ class Run:
         away_since_s: stages' peers that are away, and since when.
         gather_until_s: until then peers that are away are waited for, replicas or not.
         loaded: peers that said StageReady in this attempt.
+        offered: stages whose state newcomers were told to take in this attempt.
         ready: peers that said StepReady in this attempt and step.
         exported: peers that wrote down their trained stage.
         last_commit: repeated to a peer that may have missed it.
@@ -71,13 +72,14 @@ class Run:
     spec: RunSpec
     phase: RunPhase = RunPhase.QUEUED
     detail: str = ""
-    attempt: Attempt = _NO_ATTEMPT
+    attempt: Attempt = NO_ATTEMPT
     stages: tuple[StageAssignment, ...] = ()
     holds: Mapping[PeerId, int] = field(default_factory=lambda: MappingProxyType({}))
     committers: frozenset[PeerId] = frozenset()
     away_since_s: Mapping[PeerId, float] = field(default_factory=lambda: MappingProxyType({}))
     gather_until_s: float = -math.inf
     loaded: frozenset[PeerId] = frozenset()
+    offered: frozenset[LayerRange] = frozenset()
     ready: Mapping[PeerId, StepReady] = field(default_factory=lambda: MappingProxyType({}))
     exported: frozenset[PeerId] = frozenset()
     committed_steps: int = 0

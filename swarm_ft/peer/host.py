@@ -16,12 +16,14 @@ from safetensors import SafetensorError
 
 from swarm_ft.buffers import BufferStore
 from swarm_ft.errors import InternalError, NotFound, OutOfTurn, SwarmError, Unavailable
-from swarm_ft.ids import Attempt, RunId
+from swarm_ft.ids import Attempt, RunId, StepNumber
 from swarm_ft.log import get_logger
 from swarm_ft.peer.all_reduce import Residuals
 from swarm_ft.peer.attempt import StageAttempt
 from swarm_ft.peer.boundary import BoundaryStream
 from swarm_ft.peer.context import PeerContext
+from swarm_ft.peer.donor import OfferedShard
+from swarm_ft.peer.handover import Handover
 from swarm_ft.peer.member_link import ReduceStream
 from swarm_ft.peer.neighbours import answer, check_hello
 from swarm_ft.peer.tied_embeddings import TiedStream
@@ -29,6 +31,7 @@ from swarm_ft.proto import peer_pb2 as pb
 from swarm_ft.protocol.gradient_piece import ReduceHello
 from swarm_ft.protocol.layers import LayerRange
 from swarm_ft.protocol.messages import (
+    NO_ATTEMPT,
     Assign,
     BoundaryHello,
     CommitStep,
@@ -36,8 +39,11 @@ from swarm_ft.protocol.messages import (
     PlanStep,
     StageExported,
     StageFailed,
+    StageOffered,
+    TakeStage,
 )
 from swarm_ft.protocol.run_spec import RunSpec
+from swarm_ft.protocol.shard import ShardName
 from swarm_ft.stage.engine import StageEngine
 from swarm_ft.transport.base import MessageStream
 from swarm_ft.transport.blob import BlobName, send_file
@@ -86,8 +92,10 @@ class StageHost:
         self._assigned = Attempt(-1)
         self._one_commit = asyncio.Lock()
         self._attempt_changed = asyncio.Event()
+        self._handover = Handover(context, shard_dir, spec.digest())
+        self._take: asyncio.Future[TakeStage] = asyncio.get_running_loop().create_future()
         self._committed_steps = 0
-        self._last_attempt = Attempt(0)
+        self._last_attempt = NO_ATTEMPT
         self._shard: Path | None = None
 
     @property
@@ -124,9 +132,19 @@ class StageHost:
     async def assign(self, assign: Assign) -> None:
         """Drop the present attempt and start another."""
         await self.stop()
+        self._take = asyncio.get_running_loop().create_future()
         self._assigned = assign.attempt
         self._attempt_changed.set()
         self._task = asyncio.create_task(self._work(assign))
+
+    def take(self, take: TakeStage) -> None:
+        """The state that this assignment waits for is there to be fetched."""
+        if take.attempt == self._assigned and not self._take.done():
+            self._take.set_result(take)
+
+    def find_shard(self, name: ShardName) -> OfferedShard | None:
+        """A shard that newcomers may have from here."""
+        return self._handover.find(name)
 
     def plan(self, plan: PlanStep) -> None:
         """Run a step of the present attempt; one of an older attempt is void."""
@@ -188,6 +206,7 @@ class StageHost:
     async def release(self) -> None:
         """Let go of everything."""
         await self.stop()
+        self._handover.close()
         self._engine = None
         if self._shard is not None:
             self._shard.unlink(missing_ok=True)
@@ -215,20 +234,51 @@ class StageHost:
             self._attempt = None
 
     async def _prepare(self, assign: Assign) -> None:
-        if self._engine is None or (assign.fresh and self._committed_steps):
-            layers = next(s.layers for s in assign.stages if s.peer_id == self._context.peer_id)
-            self._engine = None
-            engine = await self._compute(self._make_engine, self._spec, layers)
-            await self._compute(engine.load)
-            self._engine, self._store, self._residuals = engine, BufferStore(), Residuals()
-            self._committed_steps, self._last_attempt = 0, Attempt(0)
-            logger.info("run %s: loaded layers %s", self.run_id, layers)
-            self._shard = None
-        if self._committed_steps != assign.committed_steps:
+        layers = next(s.layers for s in assign.stages if s.peer_id == self._context.peer_id)
+        name = ShardName(run_id=self.run_id, step=StepNumber(assign.committed_steps), layers=layers)
+        is_taker = self._context.peer_id in assign.takers
+        if self._engine is None or is_taker or (assign.fresh and self._committed_steps):
+            await self._load(layers)
+        if is_taker:
+            await self._take_over(assign, name)
+        if self._engine is None or self._committed_steps != assign.committed_steps:
             raise OutOfTurn(
                 f"run {self.run_id}: {assign.committed_steps} steps are committed, "
                 f"{self._committed_steps} of them here"
             )
+        if not is_taker and any(
+            s.peer_id in assign.takers for s in assign.stages if s.layers == layers
+        ):
+            state = await self._compute(self._engine.state)
+            shard = (await self._handover.offer(name, state)).chunks
+            self._context.say(
+                StageOffered(
+                    run_id=self.run_id,
+                    attempt=assign.attempt,
+                    digest=shard.digest(),
+                    total_bytes=shard.total_bytes,
+                )
+            )
+
+    async def _load(self, layers: LayerRange) -> None:
+        """The stage as the run began with it."""
+        self._engine = None
+        engine = await self._compute(self._make_engine, self._spec, layers)
+        await self._compute(engine.load)
+        self._engine, self._store, self._residuals = engine, BufferStore(), Residuals()
+        self._committed_steps, self._last_attempt = 0, NO_ATTEMPT
+        self._shard = None
+        logger.info("run %s: loaded layers %s", self.run_id, layers)
+
+    async def _take_over(self, assign: Assign, name: ShardName) -> None:
+        """The stage as its other replicas have it."""
+        take = await self._take
+        state = await self._handover.fetch(name, take.digest, take.donors)
+        if self._engine is None:
+            raise OutOfTurn(f"run {self.run_id}: nothing is loaded")
+        await self._compute(self._engine.load_state, state)
+        self._committed_steps, self._last_attempt = assign.committed_steps, assign.last_attempt
+        logger.info("run %s: took layers %s over at step %d", self.run_id, name.layers, name.step)
 
     def _attempt_of(self, assign: Assign) -> StageAttempt:
         if self._engine is None:

@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from swarm_ft.log import get_logger
 from swarm_ft.peer.all_reduce import receive_reduce_hello
 from swarm_ft.peer.boundary import BoundaryStream
 from swarm_ft.peer.context import PeerContext
+from swarm_ft.peer.donor import OfferedShard, serve_chunk_list, serve_chunks
 from swarm_ft.peer.host import EngineMaker, StageHost
 from swarm_ft.peer.member_link import ReduceStream
 from swarm_ft.peer.neighbours import receive_hello
@@ -47,10 +49,20 @@ from swarm_ft.protocol.messages import (
     PeerHello,
     PlanStep,
     ReleaseStage,
+    TakeStage,
     ToPeer,
 )
+from swarm_ft.protocol.shard import ShardName
 from swarm_ft.transport.base import Handler, MessageStream, Method, Transport
-from swarm_ft.transport.methods import ALL_REDUCE, BOUNDARY, JOIN, TIED_GRADIENT, WEIGHTS
+from swarm_ft.transport.methods import (
+    ALL_REDUCE,
+    BOUNDARY,
+    FETCH_CHUNKS,
+    JOIN,
+    LIST_CHUNKS,
+    TIED_GRADIENT,
+    WEIGHTS,
+)
 
 logger = get_logger(__name__)
 
@@ -119,6 +131,8 @@ class PeerNode:
         return {
             BOUNDARY: self._on_boundary,
             ALL_REDUCE: self._on_reduce,
+            FETCH_CHUNKS: partial(serve_chunks, offers=self._find_shard),
+            LIST_CHUNKS: partial(serve_chunk_list, offers=self._find_shard),
             TIED_GRADIENT: self._on_tied_gradient,
             WEIGHTS: self._on_weights,
         }
@@ -241,6 +255,8 @@ class PeerNode:
                 await self._assign(message)
             case PlanStep():
                 self._hosting(message.run_id).plan(message)
+            case TakeStage():
+                self._hosting(message.run_id).take(message)
             case CommitStep():
                 await self._hosting(message.run_id).commit(message)
             case ExportStage():
@@ -285,6 +301,9 @@ class PeerNode:
     async def _on_reduce(self, stream: ReduceStream) -> None:
         hello = await receive_reduce_hello(stream)
         await self._hosting(hello.run_id).on_reduce(stream, hello)
+
+    def _find_shard(self, name: ShardName) -> OfferedShard | None:
+        return self._host.find_shard(name) if self._host is not None else None
 
     async def _on_tied_gradient(self, stream: TiedStream) -> None:
         if self._host is None:

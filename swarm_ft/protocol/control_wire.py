@@ -31,8 +31,10 @@ from swarm_ft.protocol.messages import (
     StageAssignment,
     StageExported,
     StageFailed,
+    StageOffered,
     StageReady,
     StepReady,
+    TakeStage,
     ToPeer,
     Traffic,
 )
@@ -90,6 +92,14 @@ def from_peer_to_wire(message: FromPeer) -> pb.FromPeer:
             return pb.FromPeer(goodbye=pb.PeerGoodbye())
         case PeerAlive():
             return pb.FromPeer(alive=pb.PeerAlive(tasks_done=message.tasks_done))
+        case StageOffered():
+            offered = pb.StageOffered(
+                run_id=message.run_id,
+                attempt=message.attempt,
+                digest=message.digest,
+                total_bytes=message.total_bytes,
+            )
+            return pb.FromPeer(offered=offered)
         case _:
             assert_never(message)
 
@@ -125,6 +135,14 @@ def from_peer_from_wire(message: pb.FromPeer) -> FromPeer:
             return PeerGoodbye()
         case "alive":
             return PeerAlive(tasks_done=message.alive.tasks_done)
+        case "offered":
+            offered = message.offered
+            return StageOffered(
+                run_id=run_id_from_wire(offered.run_id),
+                attempt=Attempt(offered.attempt),
+                digest=checked_digest("digest of a shard", offered.digest),
+                total_bytes=offered.total_bytes,
+            )
         case _:
             raise MalformedMessage("message from a peer: expected a body, got none we know")
 
@@ -263,6 +281,14 @@ def to_peer_to_wire(message: ToPeer) -> pb.ToPeer:
             )
         case ExportStage():
             return pb.ToPeer(export=pb.ExportStage(run_id=message.run_id))
+        case TakeStage():
+            take = pb.TakeStage(
+                run_id=message.run_id,
+                attempt=message.attempt,
+                digest=message.digest,
+                donors=message.donors,
+            )
+            return pb.ToPeer(take=take)
         case ReleaseStage():
             release = pb.ReleaseStage(run_id=message.run_id, reason=message.reason)
             return pb.ToPeer(release=release)
@@ -297,6 +323,14 @@ def to_peer_from_wire(message: pb.ToPeer) -> ToPeer:
                 run_id=run_id_from_wire(message.release.run_id),
                 reason=checked_text(message.release.reason),
             )
+        case "take":
+            bounded("donors", len(message.take.donors), 1, MAX_RUN_PEERS)
+            return TakeStage(
+                run_id=run_id_from_wire(message.take.run_id),
+                attempt=Attempt(message.take.attempt),
+                digest=checked_digest("digest of a shard", message.take.digest),
+                donors=tuple(peer_id_from_wire(donor) for donor in message.take.donors),
+            )
         case _:
             raise MalformedMessage("message from the coordinator: expected a body we know")
 
@@ -325,6 +359,8 @@ def _assign_to_wire(assign: Assign) -> pb.Assign:
         committed_steps=assign.committed_steps,
         fresh=assign.fresh,
         spec_digest=assign.spec_digest,
+        takers=assign.takers,
+        last_attempt=assign.last_attempt,
     )
 
 
@@ -338,6 +374,8 @@ def _assign_from_wire(assign: pb.Assign) -> Assign:
         committed_steps=assign.committed_steps,
         fresh=assign.fresh,
         spec_digest=checked_digest("RunSpec digest", assign.spec_digest),
+        takers=tuple(peer_id_from_wire(taker) for taker in assign.takers),
+        last_attempt=Attempt(assign.last_attempt),
     )
 
 

@@ -16,6 +16,9 @@ from swarm_ft.protocol.layers import LayerRange
 from swarm_ft.protocol.run_spec import RunSpec
 from swarm_ft.protocol.training_plan import Microbatch
 
+NO_ATTEMPT = Attempt(0)
+"""Of a commit that never was; attempts count from 1."""
+
 # ---- over a boundary, both ways
 
 
@@ -64,7 +67,7 @@ class HeldStage:
     spec_digest: bytes
     layers: LayerRange
     committed_steps: int
-    last_attempt: Attempt = Attempt(0)
+    last_attempt: Attempt = NO_ATTEMPT
     exported: bool = False
 
 
@@ -179,8 +182,30 @@ class PeerAlive:
     tasks_done: int = 0
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageOffered:
+    """A newcomer may have this stage's state, as of the assignment, from this peer.
+
+    Attributes:
+        digest: of the shard that it is offered as, see `ChunkList.digest`.
+        total_bytes: of the shard.
+    """
+
+    run_id: RunId
+    attempt: Attempt
+    digest: bytes
+    total_bytes: int
+
+
 FromPeer = (
-    PeerHello | StageReady | StepReady | StageExported | StageFailed | PeerGoodbye | PeerAlive
+    PeerHello
+    | StageReady
+    | StepReady
+    | StageExported
+    | StageFailed
+    | PeerGoodbye
+    | PeerAlive
+    | StageOffered
 )
 
 # ---- coordinator to peer
@@ -216,6 +241,9 @@ class Assign:
         stages: all peers of the run, first stage to last, replicas beside each other.
         fresh: load the weights the run began with, whatever is held.
         spec_digest: of the spec, as the coordinator computes it; the peer computes its own.
+        takers: peers that do not hold their stage's state yet; its other replicas offer it, and a
+            taker is told to `TakeStage`.
+        last_attempt: whose commit is the last.
     """
 
     run_id: RunId
@@ -225,6 +253,18 @@ class Assign:
     committed_steps: int
     fresh: bool
     spec_digest: bytes
+    takers: tuple[PeerId, ...] = ()
+    last_attempt: Attempt = NO_ATTEMPT
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TakeStage:
+    """To a taker of the assignment: these peers offer the stage's state, with this digest."""
+
+    run_id: RunId
+    attempt: Attempt
+    digest: bytes
+    donors: tuple[PeerId, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -272,7 +312,7 @@ class ReleaseStage:
     reason: str
 
 
-ToPeer = Assign | PlanStep | CommitStep | ExportStage | ReleaseStage
+ToPeer = Assign | TakeStage | PlanStep | CommitStep | ExportStage | ReleaseStage
 
 # ---- client and coordinator
 

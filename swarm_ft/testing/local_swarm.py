@@ -146,7 +146,7 @@ class LocalSwarm:
 
     async def all_joined(self) -> None:
         """Wait until all peers are members."""
-        while len((await self.client.status()).members) < len(self.peers):
+        while len((await self.client.status()).members) < len(self.peers):  # noqa: ASYNC110
             await asyncio.sleep(POLL_S)
 
     async def train(self, spec: RunSpec, samples: Sequence[bytes]) -> list[RunEvent]:

@@ -61,11 +61,18 @@ class Spreads:
     relative_rows: Floats
 
     @staticmethod
-    def of(x: Tensor, base: Tensor | None, sums: tuple[Tensor, ...]) -> Spreads:
-        """Spreads of x, or of x - base, from the groups' sums of squares: `moments`' first two."""
-        rows, cols = (part.cpu().double().numpy() for part in sums[:2])
-        relative = _relative_row_squares(x, base).cpu().numpy()
-        return Spreads(np.sqrt(rows / len(cols)), np.sqrt(cols / len(rows)), np.sqrt(relative))
+    def of(x: Tensor, base: Tensor | None, row_squares: Tensor, col_squares: Tensor) -> Spreads:
+        """Spreads from the groups' sums of squares, of x or of x - base."""
+        relative = _relative_row_squares(x, base)
+        roots = [
+            np.sqrt(squares.cpu().double().numpy() / max(1, count))
+            for squares, count in (
+                (row_squares, len(col_squares)),
+                (col_squares, len(row_squares)),
+                (relative, 1),
+            )
+        ]
+        return Spreads(*roots)
 
 
 def _relative_row_squares(x: Tensor, base: Tensor | None) -> Tensor:

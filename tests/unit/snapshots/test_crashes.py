@@ -47,10 +47,10 @@ def save_next(folder: Path) -> None:
     store.prune(RUN, keep=2)
 
 
-def save_until_killed(folder: Path, ready) -> None:
-    ready.set()
+def save_until_killed(folder: Path, saved) -> None:
     while True:
         save_next(folder)
+        saved.release()
 
 
 def save_and_die_at(folder: Path, fatal: int) -> None:
@@ -83,17 +83,20 @@ def newest_whole_step(folder: Path) -> StepNumber:
 def test_killed_at_any_time_the_newest_snapshot_is_whole(tmp_path, forks):
     draw, newest = random.Random(4), 0
     for _ in range(NUM_KILLS):
-        ready = forks.Event()
-        writer = forks.Process(target=save_until_killed, args=(tmp_path, ready))
+        saved = forks.Semaphore(0)
+        writer = forks.Process(target=save_until_killed, args=(tmp_path, saved))
         writer.start()
-        assert ready.wait(timeout=60)
-        time.sleep(draw.random() * 0.05)  # the fault's moment, not a wait for anything
+        assert saved.acquire(timeout=60)
+        begun_s = time.monotonic()
+        assert saved.acquire(timeout=60)
+        # Not a wait for anything: the fault's moment, somewhere in the next one.
+        time.sleep(draw.random() * (time.monotonic() - begun_s))
         writer.kill()
         writer.join()
         assert writer.exitcode == -signal.SIGKILL
-        assert newest_whole_step(tmp_path) >= newest
-        newest = newest_whole_step(tmp_path)
-    assert newest > 0
+        step = newest_whole_step(tmp_path)
+        assert step >= newest + 2
+        newest = step
 
 
 def test_killed_before_any_of_its_file_operations_the_newest_snapshot_is_whole(tmp_path, forks):
