@@ -86,6 +86,11 @@ class BufferStore:
         with self._lock:
             self._staged.clear()
 
+    def records(self) -> dict[BufferKey, BufferRecord]:
+        """All committed records."""
+        with self._lock:
+            return dict(self._committed)
+
     def forget(self, run_id: RunId) -> None:
         """Drop all records of a run, committed and staged."""
         with self._lock:

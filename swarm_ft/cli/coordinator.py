@@ -20,6 +20,7 @@ from swarm_ft.cli.options import (
     json_flag,
     listen_options,
     log_option,
+    snapshots_option,
 )
 from swarm_ft.cli.running import run_until_stopped
 from swarm_ft.errors import BadOption, JournalError
@@ -27,6 +28,7 @@ from swarm_ft.errors import BadOption, JournalError
 if TYPE_CHECKING:
     from swarm_ft.coordinator.journal import Journal
     from swarm_ft.discovery import Directory
+    from swarm_ft.snapshots.store import SnapshotStore
 
 NAME = "coordinator"
 """Of its record in the DHT; a swarm has one."""
@@ -48,6 +50,7 @@ NAME = "coordinator"
     metavar="FILE",
     help="SQLite file that holds all runs; start again with the same one to go on with them.",
 )
+@snapshots_option
 @json_flag
 @log_option
 def coordinator(
@@ -57,6 +60,7 @@ def coordinator(
     port: int,
     announce: str | None,
     journal: str,
+    snapshots: str | None,
     as_json: bool,
 ) -> None:
     """Run the coordinator of a swarm, until Ctrl-C.
@@ -64,6 +68,8 @@ def coordinator(
     Without --initial-peers it starts a DHT of its own and prints its address.
     """
     listening = Listening(host, port, announce)
+
+    store = _open_snapshots(snapshots)
 
     async def work() -> None:
         from swarm_ft.discovery.dht import DhtDirectory, DhtOptions
@@ -80,7 +86,8 @@ def coordinator(
         directory = await DhtDirectory.open(options)
         addresses = _announced(directory.addresses, listening.announced_host)
         try:
-            await _coordinate(directory, listening, journal, _Words(addresses, as_json))
+            words = _Words(addresses, as_json)
+            await _coordinate(directory, listening, (journal, store), words)
         finally:
             await directory.close()
 
@@ -104,16 +111,20 @@ class _Words:
 
 
 async def _coordinate(
-    directory: Directory, listening: Listening, journal_file: str, words: _Words
+    directory: Directory,
+    listening: Listening,
+    memory: tuple[str, SnapshotStore | None],
+    words: _Words,
 ) -> None:
     from swarm_ft.clock import SystemClock
     from swarm_ft.coordinator.service import CoordinatorService
     from swarm_ft.discovery import Role
     from swarm_ft.transport.grpc_transport import GrpcTransport
 
+    journal_file, snapshots = memory
     journal = _open_journal(journal_file)
     try:
-        service = CoordinatorService(journal, SystemClock())
+        service = CoordinatorService(journal, SystemClock(), snapshots)
         server = await GrpcTransport().serve(listening.host, listening.port, service.handlers())
         endpoint = listening.endpoint(int(server.endpoint.rpartition(":")[2]))
         try:
@@ -134,6 +145,12 @@ def _open_journal(path: str) -> Journal:
         return Journal(path)
     except JournalError as error:
         raise BadOption(f"--{error.message}") from error  # it begins with "journal PATH:"
+
+
+def _open_snapshots(url: str | None) -> SnapshotStore | None:
+    from swarm_ft.snapshots.store import SnapshotStore
+
+    return SnapshotStore(url) if url else None
 
 
 async def _listening_maddr(host: str) -> str:

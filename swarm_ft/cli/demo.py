@@ -177,7 +177,7 @@ async def _joined(client: SwarmClient, num_peers: int) -> None:
     """Wait for all peers: whoever comes after the first step has to fetch what others learnt."""
     try:
         async with asyncio.timeout(JOIN_TIMEOUT_S):
-            while len((await client.status()).members) < num_peers:
+            while len((await client.status()).members) < num_peers:  # noqa: ASYNC110
                 await asyncio.sleep(JOIN_POLL_S)
     except TimeoutError:
         raise RunFailed("the peers did not all join the coordinator; see their logs") from None
@@ -189,7 +189,9 @@ async def _start(swarm: ProcessSwarm, peers: Mapping[str, str], work_dir: Path) 
     if not isinstance(addresses, list):
         raise RunFailed("dht: told no addresses")
     address = str(addresses[0])
-    common = ("--initial-peers", address, "--dht-prefix", DHT_PREFIX)
+    snapshots = str((work_dir / "snapshots").resolve())
+    swarm_of = ("--initial-peers", address, "--dht-prefix", DHT_PREFIX)
+    common = (*swarm_of, "--snapshots", snapshots)
     journal = _fresh_journal(work_dir)
     commands = {"coordinator": ["coordinator", "--journal", str(journal), *common]}
     for name, part in peers.items():

@@ -84,6 +84,12 @@ listen_options = stack(
         help="Address that others should use, where it differs. A bare HOST gets the port.",
     ),
 )
+snapshots_option = click.option(
+    "--snapshots",
+    metavar="URL",
+    help="Where snapshots of runs lie: a directory, or what fsspec takes, as s3://...; the same "
+    "for the coordinator and all peers.  [default: none are kept]",
+)
 log_option = click.option(
     "--log-level",
     default="INFO",

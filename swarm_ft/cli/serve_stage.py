@@ -21,6 +21,7 @@ from swarm_ft.cli.options import (
     listen_options,
     log_option,
     needed_initial_peers_option,
+    snapshots_option,
 )
 from swarm_ft.cli.running import on_stop_signal, run_async
 from swarm_ft.errors import BadOption
@@ -28,7 +29,7 @@ from swarm_ft.errors import BadOption
 if TYPE_CHECKING:
     from swarm_ft.discovery import Directory
     from swarm_ft.ids import PeerId
-    from swarm_ft.peer.host import EngineMaker
+    from swarm_ft.peer.stage_state import EngineMaker
     from swarm_ft.peer.node import PeerNode, PeerOptions
 
 
@@ -71,6 +72,7 @@ if TYPE_CHECKING:
     help="GiB lent at most, for --layers auto.  [default: 80 % of what is free]",
 )
 @click.option("--threads", type=click.IntRange(1), help="CPU threads to compute with.")
+@snapshots_option
 @click.option("--peer-id", metavar="NAME", help="Name of this peer; a random one by default.")
 @json_flag
 @log_option
@@ -101,7 +103,11 @@ def serve_stage(
         options = DhtOptions(initial_peers=initial_peers, prefix=dht_prefix, client_mode=True)
         directory = await DhtDirectory.open(options)
         offer = PeerOptions(
-            peer_id=peer_id, layers=layer_range, memory_bytes=memory_bytes, shard_dir=shard_dir
+            peer_id=peer_id,
+            layers=layer_range,
+            memory_bytes=memory_bytes,
+            shard_dir=shard_dir,
+            snapshots_url=given["snapshots"] or "",
         )
         try:
             await _serve(directory, listening, offer, make_engine, as_json=as_json)

@@ -163,6 +163,14 @@ train_options = stack(
         metavar="SPEC",
         help="Codec of the gradients that replicas of a stage sum: none, fp16, bf16, q4, q2+z ...",
     ),
+    click.option(
+        "--save-steps",
+        default=0,
+        show_default="never",
+        type=click.IntRange(0),
+        help="Steps from one snapshot of the run to the next; the coordinator and the peers must "
+        "be told where, with --snapshots.",
+    ),
     result_options,
 )
 

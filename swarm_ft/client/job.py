@@ -145,4 +145,5 @@ def _train_spec(options: TrainOptions, *, num_samples: int) -> TrainSpec:
         backward_codec=options.bw,
         key_codec=options.key,
         dp_codec=options.dp,
+        save_steps=options.save_steps,
     )

@@ -43,6 +43,7 @@ class TrainOptions:
     bw: str
     key: str
     dp: str
+    save_steps: int
     max_eval_samples: int | None
     out: Path
     json_file: Path | None

@@ -25,6 +25,8 @@ from swarm_ft.coordinator.state import (
     RollbackRecord,
     Run,
     RunRecord,
+    Snapshot,
+    SnapshotRecord,
 )
 from swarm_ft.errors import JournalError, NotFound, SwarmError
 from swarm_ft.ids import Attempt, PeerId, RunId, SampleId, StepNumber
@@ -34,6 +36,7 @@ from swarm_ft.protocol.messages import (
     CommitStep,
     GradientTraffic,
     RunPhase,
+    SavedStage,
     StageAssignment,
     StepCommitted,
     Traffic,
@@ -60,6 +63,9 @@ CREATE TABLE IF NOT EXISTS commits (
     loss REAL NOT NULL, learning_rate REAL NOT NULL, clip_factor REAL NOT NULL,
     grad_norm REAL NOT NULL, num_samples INTEGER NOT NULL,
     seconds REAL NOT NULL, traffic TEXT NOT NULL, gradients TEXT NOT NULL,
+    PRIMARY KEY (run_id, step)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS snapshots (
+    run_id TEXT NOT NULL, step INTEGER NOT NULL, stages TEXT NOT NULL,
     PRIMARY KEY (run_id, step)) WITHOUT ROWID;
 """
 
@@ -133,10 +139,18 @@ class Journal:
                 execute("INSERT OR REPLACE INTO plans VALUES (?, ?, ?, ?)", row)
             case CommitRecord():
                 self._write_commit(record)
+            case SnapshotRecord(run_id, snapshot):
+                stages = [
+                    (s.layers.start, s.layers.stop, s.digest.hex(), s.total_bytes)
+                    for s in snapshot.stages
+                ]
+                saved = (run_id, snapshot.step, json.dumps(stages))
+                execute("INSERT OR REPLACE INTO snapshots VALUES (?, ?, ?)", saved)
             case RollbackRecord(run_id, first_void_step):
                 void = (run_id, first_void_step)
                 execute("DELETE FROM commits WHERE run_id=? AND step>=?", void)
                 execute("DELETE FROM plans WHERE run_id=? AND step>=?", void)
+                execute("DELETE FROM snapshots WHERE run_id=? AND step>?", void)
 
     def _write_commit(self, record: CommitRecord) -> None:
         step, commit = record.step, record.commit
@@ -192,6 +206,7 @@ class Journal:
             gather_until_s=now_s + GATHER_S,
             committed_steps=committed_steps,
             last_commit=self._last_commit(RunId(run_id), committed_steps),
+            snapshot=self._snapshot(RunId(run_id)),
         )
 
     def _last_commit(self, run_id: RunId, committed_steps: int) -> CommitStep | None:
@@ -211,6 +226,26 @@ class Journal:
             clip_factor=clip_factor,
             learning_rate=learning_rate,
         )
+
+    def _snapshot(self, run_id: RunId) -> Snapshot | None:
+        """The newest."""
+        with self._errors_named():
+            row = self._db.execute(
+                "SELECT step, stages FROM snapshots WHERE run_id=? ORDER BY step DESC LIMIT 1",
+                (run_id,),
+            ).fetchone()
+        last_commit = self._last_commit(run_id, row[0]) if row else None
+        if last_commit is None:
+            return None
+        stages = tuple(
+            SavedStage(
+                layers=LayerRange(start, stop),
+                digest=bytes.fromhex(digest),
+                total_bytes=total_bytes,
+            )
+            for start, stop, digest, total_bytes in json.loads(row[1])
+        )
+        return Snapshot(last_commit=last_commit, stages=stages)
 
     def steps(self, run_id: RunId) -> tuple[StepCommitted, ...]:
         """Every committed step of a run, first to last."""

@@ -35,7 +35,7 @@ from swarm_ft.coordinator.membership import (
     with_exports_of,
     with_newcomers,
 )
-from swarm_ft.coordinator.placement import place
+from swarm_ft.coordinator.placement import place, place_on
 from swarm_ft.coordinator.state import (
     CommitRecord,
     Dismiss,
@@ -54,9 +54,13 @@ from swarm_ft.coordinator.state import (
     RunRecord,
     RunSubmitted,
     Say,
+    Snapshot,
+    SnapshotRecord,
+    SnapshotWritten,
     SwarmState,
     Tick,
     Write,
+    WriteSnapshot,
 )
 from swarm_ft.coordinator.steps import commit_step, plan_step, tokens_for
 from swarm_ft.errors import (
@@ -77,10 +81,13 @@ from swarm_ft.protocol.messages import (
     PeerHello,
     ReleaseStage,
     RunPhase,
+    SavedStage,
+    SaveStage,
     StageExported,
     StageFailed,
     StageOffered,
     StageReady,
+    StageSaved,
     StepReady,
     TakeStage,
     ToPeer,
@@ -110,6 +117,8 @@ def decide(state: SwarmState, event: Event, now_s: float) -> tuple[SwarmState, l
             turn.end(run_id, RunPhase.CANCELLED, "cancelled by a client")
         case ResultCollected(run_id):
             turn.collected(run_id)
+        case SnapshotWritten(run_id, snapshot):
+            turn.snapshot_written(run_id, snapshot)
         case Tick():
             turn.dismiss_silent()
     turn.advance()
@@ -142,6 +151,8 @@ class _Turn:
                 self._step_ready(run, peer_id, message)
             case StageFailed() if run and self._is_current(run, peer_id, message):
                 self._stage_failed(run, peer_id, from_code(message.code, message.message))
+            case StageSaved() if run and run.run_id == message.name.run_id and peer_id in run.peers:
+                self._stage_saved(run, message)
             case StageExported() if run and run.run_id == message.run_id and peer_id in run.peers:
                 self._stage_exported(run, peer_id)
             case _:
@@ -245,6 +256,39 @@ class _Turn:
                 )
             )
 
+    # ---- snapshots
+
+    def _save(self, run: Run) -> None:
+        """Ask one replica of each stage to save the state as of the last commit."""
+        if run.last_commit is None:
+            return
+        self.state = self.state.with_run(replace(run, saving=Snapshot(last_commit=run.last_commit)))
+        step = StepNumber(run.committed_steps)
+        for stage in run.pipeline:
+            self._say(stage.peers[0], SaveStage(run_id=run.run_id, step=step))
+
+    def _stage_saved(self, run: Run, message: StageSaved) -> None:
+        saving = run.saving
+        if saving is None or message.name.step != saving.step:
+            return  # a later snapshot took its place
+        saved = SavedStage(
+            layers=message.name.layers, digest=message.digest, total_bytes=message.total_bytes
+        )
+        others = [stage for stage in saving.stages if stage.layers != saved.layers]
+        stages = tuple(sorted((*others, saved), key=lambda stage: stage.layers))
+        saving = replace(saving, stages=stages)
+        is_whole = [s.layers for s in stages] == [s.layers for s in run.pipeline]
+        self.state = self.state.with_run(replace(run, saving=None if is_whole else saving))
+        if is_whole:
+            self.effects.append(WriteSnapshot(run.run_id, run.spec, saving))
+
+    def snapshot_written(self, run_id: RunId, snapshot: Snapshot) -> None:
+        run = self.state.runs.get(run_id)
+        if run is None or run.phase.is_over or snapshot.step > run.committed_steps:
+            return
+        self.state = self.state.with_run(replace(run, snapshot=snapshot))
+        self.effects.append(Write(SnapshotRecord(run_id, snapshot)))
+
     def _stage_exported(self, run: Run, peer_id: PeerId) -> None:
         if run.phase is not RunPhase.EXPORTING:
             return
@@ -308,8 +352,10 @@ class _Turn:
                 self.effects.append(Dismiss(peer_id, refusal))
 
     def _abandon(self, run: Run) -> Run:
-        """Go back to the weights the run began with, with whoever is there."""
-        self.effects.append(Write(RollbackRecord(run.run_id, StepNumber(0))))
+        """Go back to the newest snapshot, or the beginning, with whoever is there."""
+        kept = run.snapshot
+        step = kept.step if kept else StepNumber(0)
+        self.effects.append(Write(RollbackRecord(run.run_id, step)))
         before = run
         run = replace(
             run,
@@ -317,12 +363,14 @@ class _Turn:
             holds=MappingProxyType({}),
             away_since_s=MappingProxyType({}),
             exported=frozenset(),
-            committed_steps=0,
+            committed_steps=step,
             committers=frozenset(),
-            last_commit=None,
+            last_commit=kept.last_commit if kept else None,
+            saving=None,
         )
         self.put(run)
-        self._release(before, "the run goes back to its beginning")
+        if kept is None:
+            self._release(before, "the run goes back to its beginning")
         return run
 
     def _resume(self, run: Run) -> None:
@@ -340,7 +388,12 @@ class _Turn:
     def _place(self, run: Run) -> None:
         members = self.state.members.items()
         free = tuple(member for peer, member in members if not self.state.keeps_result(peer))
-        placement = place(run.spec.model, free, self.now_s)
+        cuts = [stage.layers for stage in run.snapshot.stages] if run.snapshot else []
+        placement = (
+            place_on(cuts, run.spec.model, free, self.now_s)
+            if cuts
+            else place(run.spec.model, free, self.now_s)
+        )
         if placement.stages:
             self._assign(replace(run, stages=placement.stages), fresh=True)
         else:
@@ -365,6 +418,7 @@ class _Turn:
         )
         self.put(run)
         self._dismiss_misfits(run)
+        went_back = fresh and run.committed_steps and run.snapshot
         assign = Assign(
             run_id=run.run_id,
             spec=run.spec,
@@ -373,7 +427,8 @@ class _Turn:
             committed_steps=run.committed_steps,
             fresh=fresh,
             spec_digest=run.spec.digest(),
-            takers=takers_of(self.state, run),
+            takers=() if went_back else takers_of(self.state, run),
+            saved=run.snapshot.stages if went_back and run.snapshot else (),
             last_attempt=run.last_commit.attempt if run.last_commit else NO_ATTEMPT,
         )
         for peer in run.peers:
@@ -404,6 +459,10 @@ class _Turn:
             self._say(peer, commit)
         self.effects.append(Publish(run.run_id, committed))
         goes_on = run.committed_steps < run.spec.train.num_steps
+        save_steps = run.spec.train.save_steps
+        if goes_on and save_steps and run.committed_steps % save_steps == 0:
+            self._save(run)
+            run = self.state.runs[run.run_id]
         if goes_on and with_newcomers(self.state, run) is not run:
             self._interrupt(run)
         else:

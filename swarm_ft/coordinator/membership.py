@@ -48,6 +48,8 @@ def layers_refusal(state: SwarmState, run: Run, hello: PeerHello) -> BadLayers |
             f"{model.reference}, which has layers {model.layers}"
         )
     taken = [stage.layers for stage in run.stages]
+    if not taken and run.snapshot:
+        taken = [stage.layers for stage in run.snapshot.stages]
     if taken and layers not in taken:
         listed = ", ".join(str(part) for part in taken)
         return BadLayers(f"layers {layers}: match no stage of run {run.run_id} ({listed})")

@@ -44,6 +44,25 @@ def place(model: ModelSpec, members: Sequence[Member], now_s: float) -> Placemen
     return replace(filled, stages=_with_replicas(model, filled.stages, members))
 
 
+def place_on(
+    cuts: Sequence[LayerRange], model: ModelSpec, members: Sequence[Member], now_s: float
+) -> Placement:
+    """As `place`, on stages that are given: those of a snapshot."""
+    autos = [m for m in members if m.hello.layers is None]
+    if autos and now_s - max(m.joined_at_s for m in autos) < SETTLE_S:
+        return Placement((), "gathering peers")
+    autos.sort(key=lambda m: (-m.hello.memory_bytes, m.joined_at_s))
+    hosts = {m.hello.layers: m.hello.peer_id for m in reversed(members) if m.hello.layers}
+    for layers in sorted(cuts, key=len, reverse=True):
+        if layers not in hosts and autos and fits(model, layers, autos[0].hello):
+            hosts[layers] = autos.pop(0).hello.peer_id
+    missing = [layers for layers in cuts if layers not in hosts]
+    if missing:
+        return Placement((), f"waiting for layers {_listed(missing)}")
+    stages = tuple(StageAssignment(peer_id=hosts[layers], layers=layers) for layers in cuts)
+    return Placement(_with_replicas(model, stages, members), "")
+
+
 def _filled(
     model: ModelSpec,
     parts: Sequence[Member | LayerRange],

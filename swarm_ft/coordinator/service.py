@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -24,9 +24,11 @@ from swarm_ft.coordinator.state import (
     RunCancelled,
     RunSubmitted,
     Say,
+    SnapshotWritten,
     SwarmState,
     Tick,
     Write,
+    WriteSnapshot,
 )
 from swarm_ft.coordinator.submission import receive_submission
 from swarm_ft.errors import NotFound, OutOfTurn, SwarmError, Unavailable
@@ -40,6 +42,8 @@ from swarm_ft.protocol.control_wire import (
     to_peer_to_wire,
 )
 from swarm_ft.protocol.messages import PeerHello, PlanStep, RunEvent, RunStatus, ToPeer
+from swarm_ft.snapshots.manifest import Manifest, ShardEntry
+from swarm_ft.snapshots.store import SnapshotStore
 from swarm_ft.transport.base import Handler, MessageStream, Method
 from swarm_ft.transport.methods import CANCEL, COLLECTED, JOIN, STATUS, SUBMIT, WATCH
 
@@ -88,12 +92,21 @@ class _Outbox:
 class CoordinatorService:
     """Owns the state, the journal and everybody's streams.
 
+    Args:
+        journal: what it knows, and is to know after a restart.
+        clock: the time.
+        snapshots: where peers save stages; None if none are to be kept.
+
     A failing journal ends `run`: what cannot be made durable must not be said.
     """
 
-    def __init__(self, journal: Journal, clock: Clock) -> None:
+    def __init__(
+        self, journal: Journal, clock: Clock, snapshots: SnapshotStore | None = None
+    ) -> None:
         self._journal = journal
         self._clock = clock
+        self._snapshots = snapshots
+        self._tasks: set[asyncio.Task[None]] = set()
         self._outboxes: dict[PeerId, _Outbox] = {}
         self._watchers: dict[RunId, set[asyncio.Queue[RunEvent]]] = {}
         self._broken = asyncio.get_running_loop().create_future()
@@ -149,8 +162,34 @@ class CoordinatorService:
                 self._put(peer_id, refusal)
             case Publish(run_id, run_event):
                 self._publish(run_id, run_event)
+            case WriteSnapshot():
+                self._start(self._write_snapshot(effect))
             case Write():
                 pass  # is in the journal already
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _write_snapshot(self, effect: WriteSnapshot) -> None:
+        run_id, snapshot = effect.run_id, effect.snapshot
+        if self._snapshots is None:
+            logger.warning("run %s: start the coordinator with --snapshots to keep any", run_id)
+            return
+        shards = tuple(
+            ShardEntry(layers=stage.layers, digest=stage.digest, total_bytes=stage.total_bytes)
+            for stage in snapshot.stages
+        )
+        manifest = Manifest.of_run(run_id, effect.spec, snapshot.step, shards)
+        try:
+            await asyncio.to_thread(self._snapshots.commit, manifest)
+            await asyncio.to_thread(self._snapshots.prune, run_id)
+        except SwarmError as error:
+            logger.warning("run %s: snapshot of step %d: %s", run_id, snapshot.step, error.message)
+            return
+        logger.info("run %s: snapshot of step %d is whole", run_id, snapshot.step)
+        self._handle(SnapshotWritten(run_id, snapshot))
 
     def _say(self, peer_id: PeerId, message: ToPeer, tokens_of: Sequence[SampleId]) -> None:
         if tokens_of and isinstance(message, PlanStep):

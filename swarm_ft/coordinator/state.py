@@ -20,6 +20,7 @@ from swarm_ft.protocol.messages import (
     RunEvent,
     RunPhase,
     RunStatus,
+    SavedStage,
     Stage,
     StageAssignment,
     StepCommitted,
@@ -47,6 +48,24 @@ class Member:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Snapshot:
+    """A run's state at a step that all its stages saved, or are saving.
+
+    Attributes:
+        last_commit: the last one that is in it; as many steps are in it.
+        stages: those that are saved, first to last once all are.
+    """
+
+    last_commit: CommitStep
+    stages: tuple[SavedStage, ...] = ()
+
+    @property
+    def step(self) -> StepNumber:
+        """How many steps are in it."""
+        return StepNumber(self.last_commit.step + 1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
     """A run and where it stands.
 
@@ -64,6 +83,8 @@ class Run:
         exported: peers that wrote down their trained stage.
         last_commit: repeated to a peer that may have missed it.
         seconds: how long a microbatch took each peer to compute in its last steps.
+        saving: the snapshot that peers were asked for last.
+        snapshot: the newest that is whole.
         step_began_s: when the step under way was planned.
         not_before_s: no new attempt begins earlier.
     """
@@ -87,6 +108,8 @@ class Run:
     seconds: Mapping[PeerId, tuple[float, ...]] = field(
         default_factory=lambda: MappingProxyType({})
     )
+    saving: Snapshot | None = None
+    snapshot: Snapshot | None = None
     step_began_s: float = 0.0
     not_before_s: float = 0.0
 
@@ -202,11 +225,19 @@ class ResultCollected:
 
 
 @dataclass(frozen=True, slots=True)
+class SnapshotWritten:
+    """The snapshot's manifest is where the snapshots lie: it can be gone back to."""
+
+    run_id: RunId
+    snapshot: Snapshot
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time passed."""
 
 
-Event = PeerSaid | PeerLost | RunSubmitted | RunCancelled | ResultCollected | Tick
+Event = PeerSaid | PeerLost | RunSubmitted | RunCancelled | ResultCollected | SnapshotWritten | Tick
 
 # ---- what to write down, before anything is said
 
@@ -253,7 +284,15 @@ class RollbackRecord:
     first_void_step: StepNumber
 
 
-Record = MemberRecord | RunRecord | PlanRecord | CommitRecord | RollbackRecord
+@dataclass(frozen=True, slots=True)
+class SnapshotRecord:
+    """A snapshot is whole."""
+
+    run_id: RunId
+    snapshot: Snapshot
+
+
+Record = MemberRecord | RunRecord | PlanRecord | CommitRecord | RollbackRecord | SnapshotRecord
 
 # ---- what to do
 
@@ -290,4 +329,13 @@ class Publish:
     event: RunEvent
 
 
-Effect = Write | Say | Dismiss | Publish
+@dataclass(frozen=True, slots=True)
+class WriteSnapshot:
+    """All stages are saved: write the snapshot's manifest, then say `SnapshotWritten`."""
+
+    run_id: RunId
+    spec: RunSpec
+    snapshot: Snapshot
+
+
+Effect = Write | Say | Dismiss | Publish | WriteSnapshot

@@ -18,31 +18,38 @@ from torch import Tensor
 from swarm_ft.clock import Clock
 from swarm_ft.codec.gradient_pieces import PieceCodec
 from swarm_ft.discovery.base import Directory
-from swarm_ft.errors import MalformedMessage, NonFinite, OutOfTurn, RunMismatch
+from swarm_ft.errors import MalformedMessage, NonFinite, OutOfTurn
 from swarm_ft.ids import Attempt, PeerId, RunId, StepNumber
 from swarm_ft.peer.dialling import Redialler
-from swarm_ft.peer.gradient_coder import BadPiece, GradientCoder, Task
-from swarm_ft.peer.member_link import LinkEvents, MemberLink, ReduceStream
+from swarm_ft.peer.gradient_coder import BadPiece, GradientCoder
+from swarm_ft.peer.member_link import (
+    LinkEvents,
+    MemberLink,
+    ReduceStream,
+    check_reduce_hello,
+    receive_reduce_hello,
+)
 from swarm_ft.peer.residuals import Residuals
 from swarm_ft.protocol.all_reduce import (
     AllReduce,
     BreakOff,
-    EncodeShare,
     ReduceEffect,
-    SumShares,
-    TakeSum,
     Transmit,
 )
 from swarm_ft.protocol.frame import EncodedTensor
 from swarm_ft.protocol.gradient_piece import (
     Division,
+    EncodeShare,
     GradientPiece,
+    PieceTask,
     ReduceHello,
     ReduceMessage,
+    SumShares,
+    TakeSum,
 )
 from swarm_ft.protocol.layers import LayerRange
 from swarm_ft.protocol.messages import GradientTraffic
-from swarm_ft.protocol.reduce_wire import reduce_from_wire, reduce_to_wire
+from swarm_ft.protocol.reduce_wire import reduce_to_wire
 from swarm_ft.protocol.run_spec import RunSpec
 from swarm_ft.transport.base import Channel, Transport
 from swarm_ft.transport.methods import ALL_REDUCE
@@ -51,19 +58,6 @@ __all__ = ["GradientReducer", "Residuals", "receive_reduce_hello"]
 
 _TASKS_AT_WORK = 2
 """Beside each other in the codec threads."""
-
-
-async def receive_reduce_hello(stream: ReduceStream) -> ReduceHello:
-    """The other side's first message.
-
-    Raises:
-        OutOfTurn: it is something else.
-    """
-    first = await stream.receive()
-    hello = reduce_from_wire(first) if first is not None else None
-    if not isinstance(hello, ReduceHello):
-        raise OutOfTurn(f"{stream.remote}: expected a hello as the first message")
-    return hello
 
 
 class GradientReducer:
@@ -118,7 +112,7 @@ class GradientReducer:
         self._redialler = partial(Redialler, directory=directory, transport=transport, clock=clock)
         self._division = Division(1, len(members))
         self._coder: GradientCoder | None = None
-        self._tasks: asyncio.PriorityQueue[tuple[bool, int, GradientCoder, Task]] = (
+        self._tasks: asyncio.PriorityQueue[tuple[bool, int, GradientCoder, PieceTask]] = (
             asyncio.PriorityQueue()
         )
         self._order = count()
@@ -208,7 +202,7 @@ class GradientReducer:
             if coder is self._coder:
                 self._apply(self._done(task, made))
 
-    def _done(self, task: Task, made: EncodedTensor | BadPiece | None) -> list[ReduceEffect]:
+    def _done(self, task: PieceTask, made: EncodedTensor | BadPiece | None) -> list[ReduceEffect]:
         match task, made:
             case EncodeShare(span), EncodedTensor():
                 return self._machine.encoded(span, made)
@@ -252,28 +246,17 @@ class GradientReducer:
                 f"all-reduce of layers {self._hello.layers}: {self._hello.peer_id} expected a call "
                 f"of a replica before it, got one of {hello.peer_id}"
             )
-        self._check(hello, hello.peer_id)
+        check_reduce_hello(self._hello, hello, hello.peer_id)
         await stream.send(reduce_to_wire(self._hello))
         await self._links[self._members.index(hello.peer_id)].serve(stream)
 
     async def _converse(self, member: int, channel: Channel, greeted: Callable[[], None]) -> None:
         stream = channel.open(ALL_REDUCE)
         await stream.send(reduce_to_wire(self._hello))
-        self._check(await receive_reduce_hello(stream), self._members[member])
+        theirs = await receive_reduce_hello(stream)
+        check_reduce_hello(self._hello, theirs, self._members[member])
         greeted()
         await self._links[member].serve(stream)
-
-    def _check(self, theirs: ReduceHello, expected_peer: PeerId) -> None:
-        ours = self._hello
-        if theirs.spec_digest != ours.spec_digest:
-            raise RunMismatch(
-                f"run {ours.run_id}: RunSpec digest {ours.spec_digest.hex()} here, "
-                f"{theirs.spec_digest.hex()} at peer {theirs.peer_id}"
-            )
-        mine = (ours.run_id, str(ours.layers), ours.attempt, expected_peer)
-        got = (theirs.run_id, str(theirs.layers), theirs.attempt, theirs.peer_id)
-        if mine != got:
-            raise OutOfTurn(f"all-reduce: expected run, layers, attempt, peer {mine}, got {got}")
 
     def _events(self, member: int) -> LinkEvents:
         return LinkEvents(

@@ -9,14 +9,14 @@ from typing import ParamSpec, TypeVar
 
 from torch import Tensor
 
-from swarm_ft.buffers import BufferStore
 from swarm_ft.errors import MalformedMessage, OutOfTurn
-from swarm_ft.ids import Attempt, BlockIndex, MicrobatchIndex, PeerId, StepNumber
-from swarm_ft.peer.all_reduce import GradientReducer, Residuals
+from swarm_ft.ids import BlockIndex, MicrobatchIndex, PeerId, StepNumber
+from swarm_ft.peer.all_reduce import GradientReducer
 from swarm_ft.peer.boundary import Boundary
 from swarm_ft.peer.coder import FrameCoder
 from swarm_ft.peer.context import PeerContext
 from swarm_ft.peer.neighbours import Dialer
+from swarm_ft.peer.stage_state import StageState
 from swarm_ft.peer.step import Passing, StageStep
 from swarm_ft.peer.tied_embeddings import TiedExchange, exchange_from_last
 from swarm_ft.protocol.codec_spec import Direction
@@ -35,7 +35,6 @@ from swarm_ft.protocol.messages import (
 from swarm_ft.protocol.pipeline import StageSchedule
 from swarm_ft.protocol.session import WINDOW_FRAMES, BoundarySession
 from swarm_ft.protocol.training_plan import Microbatch
-from swarm_ft.stage.engine import StageEngine
 from swarm_ft.transport.blob import BlobName
 
 P = ParamSpec("P")
@@ -45,34 +44,17 @@ R = TypeVar("R")
 class StageAttempt:
     """See the module's docstring; `run` until cancelled, plans come in through `plan`.
 
-    Args:
-        store: this stage's buffers.
-        residuals: what error feedback left over of this stage's gradients.
-        summed_in: told the attempt whose gradients the engine holds, complete; None while it
-            sums them.
-
     Attributes:
         upstream: boundaries to the replicas of the stage in front, by peer; none at the first.
         reducer: sums gradients with the other replicas of this stage; None if there are none.
         tied: the open step's exchange of tied gradients.
     """
 
-    def __init__(
-        self,
-        context: PeerContext,
-        assign: Assign,
-        *,
-        engine: StageEngine,
-        store: BufferStore,
-        residuals: Residuals,
-        summed_in: Callable[[Attempt | None], None],
-    ) -> None:
+    def __init__(self, context: PeerContext, assign: Assign, state: StageState) -> None:
         self.assign = assign
-        self._summed_in = summed_in
         self._context = context
-        self._engine = engine
-        self._store = store
-        self._residuals = residuals
+        self._state = state
+        self._engine = state.engine
         self._pipeline = stages_of(assign.stages)
         self._index = next(
             i for i, stage in enumerate(self._pipeline) if context.peer_id in stage.peers
@@ -136,7 +118,7 @@ class StageAttempt:
         for boundary in self._all_boundaries():
             await boundary.settled()
         norm = await self._compute(self._engine.squared_grad_norm)
-        self._summed_in(plan.attempt)
+        self._state.summed_in = plan.attempt
         return StepReady(
             run_id=plan.run_id,
             attempt=plan.attempt,
@@ -153,10 +135,10 @@ class StageAttempt:
         step = self._make_step(plan)
         num_samples = sum(len(batch.samples) for batch in plan.microbatches)
         num_targets = num_samples * (self.assign.spec.train.seq_length - 1)
-        self._summed_in(None)
+        self._state.summed_in = None
         await self._compute(self._engine.begin_step, plan.step, num_targets)
-        self._store.rollback()
-        self._residuals.rollback()
+        self._state.store.rollback()
+        self._state.residuals.rollback()
         self._step = step
         self._open_exchange(plan)
         for boundaries, direction in (
@@ -221,7 +203,7 @@ class StageAttempt:
             layers=stage.layers,
             members=stage.peers,
             own=self._context.peer_id,
-            residuals=self._residuals,
+            residuals=self._state.residuals,
             pool=self._context.codecs,
             directory=self._context.directory,
             transport=self._context.transport,
@@ -280,7 +262,7 @@ class StageAttempt:
         behind = self._pipeline[max(index, self._index)]
         block = BlockIndex(behind.layers.start)
         coder = FrameCoder(
-            self.assign.spec, run_id=self.assign.run_id, boundary=block, store=self._store
+            self.assign.spec, run_id=self.assign.run_id, boundary=block, store=self._state.store
         )
         return {peer: self._boundary(block, sends, coder) for peer in self._pipeline[index].peers}
 

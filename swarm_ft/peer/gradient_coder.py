@@ -7,20 +7,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from swarm_ft.codec.base import peak_of
 from swarm_ft.codec.gradient_pieces import PieceCodec
 from swarm_ft.errors import BadFrame, NonFinite
 from swarm_ft.ids import StepNumber
 from swarm_ft.peer.residuals import StepResiduals
-from swarm_ft.protocol.all_reduce import EncodeShare, SumShares, TakeSum
 from swarm_ft.protocol.frame import EncodedTensor
-from swarm_ft.protocol.gradient_piece import Span
+from swarm_ft.protocol.gradient_piece import EncodeShare, PieceTask, Span, SumShares, TakeSum
 
 MAX_GRADIENT = 1e30
 """A larger one is a model that diverged; below it, sums over all members are finite."""
 _MAX_SHARE, _MAX_SUM = 1e32, 1e36
 """What error feedback and hundreds of members can make of gradients below that."""
-
-Task = EncodeShare | SumShares | TakeSum
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +57,7 @@ class GradientCoder:
         self._residuals = residuals
         self.result = torch.empty_like(gradient)
 
-    def work(self, task: Task) -> EncodedTensor | BadPiece | None:
+    def work(self, task: PieceTask) -> EncodedTensor | BadPiece | None:
         """Do what the protocol asks for: a share or a sum to send, or nothing for a sum taken in.
 
         Raises:
@@ -76,7 +74,7 @@ class GradientCoder:
     def _share(self, span: Span) -> EncodedTensor:
         where = span.start, span.stop
         values = self._gradient[slice(*where)]
-        if not float(values.abs().max()) <= MAX_GRADIENT:
+        if not peak_of(values) <= MAX_GRADIENT:  # NaN is no number to compare with
             raise NonFinite(
                 f"step {self._step}: a gradient is larger than {MAX_GRADIENT:g}, inf or NaN; "
                 f"a smaller --lr may help"
@@ -112,7 +110,7 @@ class GradientCoder:
 
     def _decoded(self, span: Span, tensor: EncodedTensor, limit: float) -> Tensor:
         values = self._codec.decode(tensor, span.num_values)
-        peak = float(values.abs().max())
+        peak = peak_of(values)
         if peak > limit:
             raise BadFrame(f"piece {span.index}: expected gradients up to {limit:g}, got {peak:g}")
         return values

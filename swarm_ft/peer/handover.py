@@ -1,23 +1,24 @@
-"""A stage's state passes from its replicas to a newcomer: saved and offered, fetched and loaded.
+"""A stage's state passes from peer to peer, and to and from the run's snapshots. Knows files.
 
-What the donors offer is named by its digest; the coordinator passes on which, so that a donor
-that lies is found out. Knows files and downloads; no engine.
+What donors offer is named by its digest; the coordinator passes on which, so that a donor that
+lies is found out. So it is with snapshots, whose digests the coordinator keeps.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from torch import Tensor
-
+from swarm_ft.errors import BadSnapshot, Unavailable
 from swarm_ft.ids import PeerId
 from swarm_ft.peer.context import PeerContext
 from swarm_ft.peer.donor import OfferedShard, offer
 from swarm_ft.peer.download import Downloader
 from swarm_ft.protocol.shard import ShardName
+from swarm_ft.snapshots.manifest import ShardEntry
 from swarm_ft.snapshots.shard import ShardContents, read_shard, write_shard
+from swarm_ft.snapshots.store import SnapshotStore
 
 
 class Handover:
@@ -25,12 +26,20 @@ class Handover:
 
     Args:
         folder: for files that lie there only meanwhile.
+        snapshots: where the run's snapshots lie; None if this peer was not told.
     """
 
-    def __init__(self, context: PeerContext, folder: Path, spec_digest: bytes) -> None:
+    def __init__(
+        self,
+        context: PeerContext,
+        folder: Path,
+        spec_digest: bytes,
+        snapshots: SnapshotStore | None,
+    ) -> None:
         self._downloader = Downloader(context.directory, context.transport)
         self._folder = folder
         self._spec_digest = spec_digest
+        self._snapshots = snapshots
         self._offered: tuple[ShardName, OfferedShard] | None = None
 
     def find(self, name: ShardName) -> OfferedShard | None:
@@ -39,26 +48,21 @@ class Handover:
             return None
         return self._offered[1]
 
-    async def offer(self, name: ShardName, state: Mapping[str, Tensor]) -> OfferedShard:
+    async def offer(self, name: ShardName, contents: ShardContents) -> OfferedShard:
         """Save a state, and give it to whoever asks, until `close` or the next offer.
 
         Raises:
             Unavailable: the disk does not take it (now).
         """
-        found = self.find(name)
-        if found is None:
-            self.close()
-            contents = ShardContents(state=state)
-            path = await asyncio.to_thread(
-                write_shard, self._folder, name, self._spec_digest, contents
-            )
-            found = await asyncio.to_thread(offer, path)
-            self._offered = name, found
-        return found
+        self.close()
+        path = await asyncio.to_thread(write_shard, self._folder, name, self._spec_digest, contents)
+        offered = await asyncio.to_thread(offer, path)
+        self._offered = name, offered
+        return offered
 
     async def fetch(
         self, name: ShardName, digest: bytes, donors: Sequence[PeerId]
-    ) -> Mapping[str, Tensor]:
+    ) -> ShardContents:
         """The state of that name from all donors at once.
 
         Args:
@@ -74,13 +78,47 @@ class Handover:
         try:
             chunks = await self._downloader.list_chunks(name, digest, donors)
             await self._downloader.download(name, chunks, donors, path)
-            contents = await asyncio.to_thread(read_shard, path, name, self._spec_digest)
-            return contents.state
+            return await asyncio.to_thread(read_shard, path, name, self._spec_digest)
         finally:
             path.unlink(missing_ok=True)  # what was read stays mapped until it is let go of
+
+    async def save(self, name: ShardName, contents: ShardContents) -> ShardEntry:
+        """Put a state into the run's snapshots.
+
+        Raises:
+            Unavailable: this peer was not told where, or the place does not take it (now).
+        """
+        store = self._store()
+        path = await asyncio.to_thread(write_shard, self._folder, name, self._spec_digest, contents)
+        return await asyncio.to_thread(store.put_shard, name, path)
+
+    async def read(self, name: ShardName, digest: bytes) -> ShardContents:
+        """A state from the run's snapshots.
+
+        Raises:
+            Unavailable: this peer was not told where they are, or the place does not answer.
+            BadSnapshot: there is none with this digest, or it was altered.
+        """
+        store = self._store()
+        found = await asyncio.to_thread(store.list_snapshots, name.run_id, self._spec_digest)
+        manifest = next((manifest for manifest in found if manifest.step == name.step), None)
+        if manifest is None or manifest.shard(name.layers).digest != digest:
+            raise BadSnapshot(
+                f"{name}: the snapshots here have no such state; start this peer with the same "
+                f"--snapshots as the coordinator"
+            )
+        path = await asyncio.to_thread(store.fetch_shard, manifest, name.layers, self._folder)
+        return await asyncio.to_thread(read_shard, path, name, self._spec_digest)
 
     def close(self) -> None:
         """Offer nothing any more."""
         if self._offered is not None:
             self._offered[1].path.unlink(missing_ok=True)
             self._offered = None
+
+    def _store(self) -> SnapshotStore:
+        if self._snapshots is None:
+            raise Unavailable(
+                "this peer was not told where snapshots lie; start it with --snapshots URL"
+            )
+        return self._snapshots

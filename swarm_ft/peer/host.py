@@ -7,18 +7,12 @@ its commit comes; a commit that comes twice changes nothing.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import ParamSpec, TypeVar
-
-from safetensors import SafetensorError
 
 from swarm_ft.buffers import BufferStore
-from swarm_ft.errors import InternalError, NotFound, OutOfTurn, SwarmError, Unavailable
+from swarm_ft.errors import InternalError, NotFound, OutOfTurn, SwarmError
 from swarm_ft.ids import Attempt, RunId, StepNumber
 from swarm_ft.log import get_logger
-from swarm_ft.peer.all_reduce import Residuals
 from swarm_ft.peer.attempt import StageAttempt
 from swarm_ft.peer.boundary import BoundaryStream
 from swarm_ft.peer.context import PeerContext
@@ -26,25 +20,28 @@ from swarm_ft.peer.donor import OfferedShard
 from swarm_ft.peer.handover import Handover
 from swarm_ft.peer.member_link import ReduceStream
 from swarm_ft.peer.neighbours import answer, check_hello
+from swarm_ft.peer.stage_state import EngineMaker, StageState
 from swarm_ft.peer.tied_embeddings import TiedStream
 from swarm_ft.proto import peer_pb2 as pb
 from swarm_ft.protocol.gradient_piece import ReduceHello
 from swarm_ft.protocol.layers import LayerRange
 from swarm_ft.protocol.messages import (
-    NO_ATTEMPT,
     Assign,
     BoundaryHello,
     CommitStep,
     HeldStage,
     PlanStep,
+    SaveStage,
     StageExported,
     StageFailed,
     StageOffered,
+    StageSaved,
     TakeStage,
 )
 from swarm_ft.protocol.run_spec import RunSpec
 from swarm_ft.protocol.shard import ShardName
-from swarm_ft.stage.engine import StageEngine
+from swarm_ft.snapshots.shard import ShardContents
+from swarm_ft.snapshots.store import SnapshotStore
 from swarm_ft.transport.base import MessageStream
 from swarm_ft.transport.blob import BlobName, send_file
 
@@ -56,10 +53,6 @@ NEIGHBOUR_PATIENCE_S = 60.0
 """How long an upstream neighbour that was told of an attempt sooner waits for this peer to hear
 of it; then it waits as long as the stage takes to load."""
 
-P = ParamSpec("P")
-R = TypeVar("R")
-EngineMaker = Callable[[RunSpec, LayerRange], StageEngine]
-
 
 class StageHost:
     """See the module's docstring.
@@ -67,6 +60,7 @@ class StageHost:
     Args:
         make_engine: an engine for this peer's device, not yet loaded.
         shard_dir: where the trained stage is written.
+        snapshots: where the run's snapshots lie; None if this peer was not told.
     """
 
     def __init__(
@@ -77,25 +71,20 @@ class StageHost:
         *,
         make_engine: EngineMaker,
         shard_dir: Path,
+        snapshots: SnapshotStore | None = None,
     ) -> None:
         self.run_id = run_id
         self._context = context
         self._spec = spec
-        self._make_engine = make_engine
         self._shard_dir = shard_dir
-        self._store = BufferStore()
-        self._residuals = Residuals()
-        self._summed_in: Attempt | None = None
-        self._engine: StageEngine | None = None
+        self._state = StageState(context, run_id, spec, make_engine)
+        self._handover = Handover(context, shard_dir, spec.digest(), snapshots)
+        self._saves: set[asyncio.Task[None]] = set()
         self._attempt: StageAttempt | None = None
         self._task: asyncio.Task[None] | None = None
         self._assigned = Attempt(-1)
-        self._one_commit = asyncio.Lock()
         self._attempt_changed = asyncio.Event()
-        self._handover = Handover(context, shard_dir, spec.digest())
         self._take: asyncio.Future[TakeStage] = asyncio.get_running_loop().create_future()
-        self._committed_steps = 0
-        self._last_attempt = NO_ATTEMPT
         self._shard: Path | None = None
 
     @property
@@ -106,7 +95,7 @@ class StageHost:
     @property
     def buffers(self) -> BufferStore:
         """This stage's ends of the per-sample buffers."""
-        return self._store
+        return self._state.store
 
     @property
     def tasks_done(self) -> int:
@@ -116,16 +105,7 @@ class StageHost:
     @property
     def held(self) -> HeldStage | None:
         """What to tell a coordinator that does not know; None before the stage is loaded."""
-        if self._engine is None:
-            return None
-        return HeldStage(
-            run_id=self.run_id,
-            spec_digest=self._spec.digest(),
-            layers=self._engine.layers,
-            committed_steps=self._committed_steps,
-            last_attempt=self._last_attempt,
-            exported=self._shard is not None,
-        )
+        return self._state.held(exported=self.has_result)
 
     # ---- what the coordinator says
 
@@ -157,33 +137,37 @@ class StageHost:
         Raises:
             OutOfTurn: the step is not the next one, or its gradients are not here.
         """
-        # Weights, buffers and the count of steps move together, also when the stream breaks.
-        await asyncio.shield(self._commit(commit))
-
-    async def _commit(self, commit: CommitStep) -> None:
-        async with self._one_commit:
-            if commit.step < self._committed_steps:
-                return
-            if commit.step > self._committed_steps or self._engine is None:
-                raise OutOfTurn(
-                    f"commit of step {commit.step}, {self._committed_steps} are committed"
-                )
-            if commit.attempt != self._summed_in:
-                raise OutOfTurn(
-                    f"commit of step {commit.step} by attempt {commit.attempt}, gradients here "
-                    f"are of {'none' if self._summed_in is None else self._summed_in}"
-                )
-            await self._compute(self._engine.apply, commit.clip_factor, commit.learning_rate)
-            self._store.commit()
-            self._residuals.commit()
-            self._committed_steps += 1
-            self._last_attempt = commit.attempt
+        before = self._state.committed_steps
+        await self._state.commit(commit)
+        if self._state.committed_steps > before:
             self._tell_progress()
 
     def _tell_progress(self) -> None:
-        done, whole = self._committed_steps, self._spec.train.num_steps
+        done, whole = self._state.committed_steps, self._spec.train.num_steps
         if done == 1 or done * PROGRESS_LINES // whole > (done - 1) * PROGRESS_LINES // whole:
             logger.info("run %s: step %d of %d", self.run_id, done, whole)
+
+    async def save(self, save: SaveStage) -> None:
+        """Put the state into the run's snapshots; only copying it keeps the next step waiting.
+
+        Raises:
+            OutOfTurn: nothing is loaded, or other steps are committed here.
+        """
+        if self._state.committed_steps != save.step:
+            here = self._state.committed_steps
+            raise OutOfTurn(f"snapshot of step {save.step}, {here} are committed")
+        contents = await self._state.everything()
+        task = asyncio.create_task(self._save(self._state.name, contents))
+        self._saves.add(task)
+        task.add_done_callback(self._saves.discard)
+
+    async def _save(self, name: ShardName, contents: ShardContents) -> None:
+        try:
+            entry = await self._handover.save(name, contents)
+        except SwarmError as error:
+            logger.warning("%s: cannot be saved: %s", name, error.message)
+            return
+        self._context.say(StageSaved(name=name, digest=entry.digest, total_bytes=entry.total_bytes))
 
     async def export(self) -> None:
         """Write the trained stage down, and say so.
@@ -192,13 +176,9 @@ class StageHost:
             OutOfTurn: nothing is loaded.
             Unavailable: the disk does not take it (now).
         """
-        if self._engine is None:
-            raise OutOfTurn(f"run {self.run_id}: nothing is loaded that could be written down")
-        path = self._shard_dir / f"{self.run_id}-{self._engine.layers}.safetensors"
-        try:
-            shard_bytes = await self._compute(self._engine.export, path)
-        except (OSError, SafetensorError) as error:
-            raise Unavailable(f"{path} cannot be written: {error}") from error
+        layers = self._state.engine.layers
+        path = self._shard_dir / f"{self.run_id}-{layers}.safetensors"
+        shard_bytes = await self._state.export(path)
         self._shard = path
         logger.info("run %s: trained; the result waits for its client", self.run_id)
         self._context.say(StageExported(run_id=self.run_id, shard_bytes=shard_bytes))
@@ -207,7 +187,7 @@ class StageHost:
         """Let go of everything."""
         await self.stop()
         self._handover.close()
-        self._engine = None
+        self._state.drop()
         if self._shard is not None:
             self._shard.unlink(missing_ok=True)
             self._shard = None
@@ -234,68 +214,55 @@ class StageHost:
             self._attempt = None
 
     async def _prepare(self, assign: Assign) -> None:
+        """Have the stage as of the last commit, and offer it to those who have not."""
         layers = next(s.layers for s in assign.stages if s.peer_id == self._context.peer_id)
-        name = ShardName(run_id=self.run_id, step=StepNumber(assign.committed_steps), layers=layers)
         is_taker = self._context.peer_id in assign.takers
-        if self._engine is None or is_taker or (assign.fresh and self._committed_steps):
-            await self._load(layers)
-        if is_taker:
-            await self._take_over(assign, name)
-        if self._engine is None or self._committed_steps != assign.committed_steps:
+        mine = (self._state.committed_steps, self._state.last_attempt)
+        is_other = assign.fresh and mine != (assign.committed_steps, assign.last_attempt)
+        if not self._state.is_loaded or is_taker or is_other:
+            await self._state.load(layers)
+            self._shard = None
+            if assign.committed_steps:
+                await self._take_up(assign, layers, from_peers=is_taker)
+        if self._state.committed_steps != assign.committed_steps:
             raise OutOfTurn(
                 f"run {self.run_id}: {assign.committed_steps} steps are committed, "
-                f"{self._committed_steps} of them here"
+                f"{self._state.committed_steps} of them here"
             )
-        if not is_taker and any(
-            s.peer_id in assign.takers for s in assign.stages if s.layers == layers
-        ):
-            state = await self._compute(self._engine.state)
-            shard = (await self._handover.offer(name, state)).chunks
-            self._context.say(
-                StageOffered(
-                    run_id=self.run_id,
-                    attempt=assign.attempt,
-                    digest=shard.digest(),
-                    total_bytes=shard.total_bytes,
-                )
+        replicas = {s.peer_id for s in assign.stages if s.layers == layers}
+        if not is_taker and replicas & set(assign.takers):
+            await self._offer(assign)
+
+    async def _take_up(self, assign: Assign, layers: LayerRange, *, from_peers: bool) -> None:
+        """Become the stage as its other replicas, or the run's snapshot, have it."""
+        step = StepNumber(assign.committed_steps)
+        name = ShardName(run_id=self.run_id, step=step, layers=layers)
+        saved = {stage.layers: stage.digest for stage in assign.saved}
+        if from_peers:
+            take = await self._take
+            contents = await self._handover.fetch(name, take.digest, take.donors)
+        elif layers in saved:
+            contents = await self._handover.read(name, saved[layers])
+        else:
+            return
+        await self._state.restore(contents, step, assign.last_attempt)
+
+    async def _offer(self, assign: Assign) -> None:
+        contents = await self._state.weights()
+        shard = (await self._handover.offer(self._state.name, contents)).chunks
+        self._context.say(
+            StageOffered(
+                run_id=self.run_id,
+                attempt=assign.attempt,
+                digest=shard.digest(),
+                total_bytes=shard.total_bytes,
             )
-
-    async def _load(self, layers: LayerRange) -> None:
-        """The stage as the run began with it."""
-        self._engine = None
-        engine = await self._compute(self._make_engine, self._spec, layers)
-        await self._compute(engine.load)
-        self._engine, self._store, self._residuals = engine, BufferStore(), Residuals()
-        self._committed_steps, self._last_attempt = 0, NO_ATTEMPT
-        self._shard = None
-        logger.info("run %s: loaded layers %s", self.run_id, layers)
-
-    async def _take_over(self, assign: Assign, name: ShardName) -> None:
-        """The stage as its other replicas have it."""
-        take = await self._take
-        state = await self._handover.fetch(name, take.digest, take.donors)
-        if self._engine is None:
-            raise OutOfTurn(f"run {self.run_id}: nothing is loaded")
-        await self._compute(self._engine.load_state, state)
-        self._committed_steps, self._last_attempt = assign.committed_steps, assign.last_attempt
-        logger.info("run %s: took layers %s over at step %d", self.run_id, name.layers, name.step)
+        )
 
     def _attempt_of(self, assign: Assign) -> StageAttempt:
-        if self._engine is None:
-            raise OutOfTurn(f"run {self.run_id}: nothing is loaded")
-        self._attempt = StageAttempt(
-            self._context,
-            assign,
-            engine=self._engine,
-            store=self._store,
-            residuals=self._residuals,
-            summed_in=self._note_summed,
-        )
+        self._attempt = StageAttempt(self._context, assign, self._state)
         self._attempt_changed.set()
         return self._attempt
-
-    def _note_summed(self, attempt: Attempt | None) -> None:
-        self._summed_in = attempt
 
     def _fail(self, assign: Assign, error: SwarmError) -> None:
         logger.error("run %s: %s", self.run_id, error.message)
@@ -307,10 +274,6 @@ class StageHost:
                 message=error.message,
             )
         )
-
-    async def _compute(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._context.compute, partial(function, *args, **kwargs))
 
     # ---- what neighbours and clients ask
 

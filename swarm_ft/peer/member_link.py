@@ -10,13 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 
-from swarm_ft.errors import OutOfTurn, ProtocolError, SwarmError, Unavailable
+from swarm_ft.errors import OutOfTurn, ProtocolError, RunMismatch, SwarmError, Unavailable
 from swarm_ft.ids import PeerId
 from swarm_ft.log import get_logger
 from swarm_ft.peer.boundary import MAX_BROKEN_STREAMS
 from swarm_ft.proto import reduce_pb2 as pb
 from swarm_ft.protocol.all_reduce import WINDOW_PIECES
-from swarm_ft.protocol.gradient_piece import GradientPiece, PieceAck, ReduceMessage
+from swarm_ft.protocol.gradient_piece import GradientPiece, PieceAck, ReduceHello, ReduceMessage
 from swarm_ft.protocol.reduce_wire import reduce_from_wire, reduce_to_wire, reduce_wire_bytes
 from swarm_ft.transport.base import MessageStream
 
@@ -27,6 +27,37 @@ _Outgoing = asyncio.PriorityQueue[tuple[bool, int, GradientPiece | PieceAck]]
 
 _MAX_OUTGOING = 4 * WINDOW_PIECES
 """Shares and sums on their way, and acknowledgements of the other side's."""
+
+
+async def receive_reduce_hello(stream: ReduceStream) -> ReduceHello:
+    """The other side's first message.
+
+    Raises:
+        OutOfTurn: it is something else.
+    """
+    first = await stream.receive()
+    hello = reduce_from_wire(first) if first is not None else None
+    if not isinstance(hello, ReduceHello):
+        raise OutOfTurn(f"{stream.remote}: expected a hello as the first message")
+    return hello
+
+
+def check_reduce_hello(ours: ReduceHello, theirs: ReduceHello, expected_peer: PeerId) -> None:
+    """Whether the other side is that replica, of the same stage in the same attempt of the run.
+
+    Raises:
+        RunMismatch: it works by another RunSpec.
+        OutOfTurn: it is another peer, or at another stage or attempt.
+    """
+    if theirs.spec_digest != ours.spec_digest:
+        raise RunMismatch(
+            f"run {ours.run_id}: RunSpec digest {ours.spec_digest.hex()} here, "
+            f"{theirs.spec_digest.hex()} at peer {theirs.peer_id}"
+        )
+    mine = (ours.run_id, str(ours.layers), ours.attempt, expected_peer)
+    got = (theirs.run_id, str(theirs.layers), theirs.attempt, theirs.peer_id)
+    if mine != got:
+        raise OutOfTurn(f"all-reduce: expected run, layers, attempt, peer {mine}, got {got}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -32,9 +32,10 @@ from swarm_ft.peer.all_reduce import receive_reduce_hello
 from swarm_ft.peer.boundary import BoundaryStream
 from swarm_ft.peer.context import PeerContext
 from swarm_ft.peer.donor import OfferedShard, serve_chunk_list, serve_chunks
-from swarm_ft.peer.host import EngineMaker, StageHost
+from swarm_ft.peer.host import StageHost
 from swarm_ft.peer.member_link import ReduceStream
 from swarm_ft.peer.neighbours import receive_hello
+from swarm_ft.peer.stage_state import EngineMaker
 from swarm_ft.peer.tied_embeddings import TiedStream
 from swarm_ft.proto import coordinator_pb2, peer_pb2
 from swarm_ft.protocol.control_wire import from_peer_to_wire, run_id_from_wire, to_peer_from_wire
@@ -49,10 +50,12 @@ from swarm_ft.protocol.messages import (
     PeerHello,
     PlanStep,
     ReleaseStage,
+    SaveStage,
     TakeStage,
     ToPeer,
 )
 from swarm_ft.protocol.shard import ShardName
+from swarm_ft.snapshots.store import SnapshotStore
 from swarm_ft.transport.base import Handler, MessageStream, Method, Transport
 from swarm_ft.transport.methods import (
     ALL_REDUCE,
@@ -85,12 +88,14 @@ class PeerOptions:
         layers: blocks to host; None lets the coordinator choose.
         memory_bytes: lent at most, bounds an automatic choice.
         shard_dir: where the trained stage is kept until it is collected.
+        snapshots_url: where the swarm's snapshots lie; empty if this peer is to have no part.
     """
 
     peer_id: PeerId
     layers: LayerRange | None
     memory_bytes: int
     shard_dir: Path
+    snapshots_url: str = ""
 
 
 class PeerNode:
@@ -109,6 +114,7 @@ class PeerNode:
         self._directory = directory
         self._transport = transport
         self._make_engine = make_engine
+        self._snapshots = SnapshotStore(options.snapshots_url) if options.snapshots_url else None
         self._compute = ThreadPoolExecutor(1, "compute")
         self._codecs = ThreadPoolExecutor(NUM_CODEC_THREADS, "codec")
         self._outbox: asyncio.Queue[FromPeer] = asyncio.Queue()
@@ -259,6 +265,8 @@ class PeerNode:
                 self._hosting(message.run_id).take(message)
             case CommitStep():
                 await self._hosting(message.run_id).commit(message)
+            case SaveStage():
+                await self._hosting(message.run_id).save(message)
             case ExportStage():
                 await self._hosting(message.run_id).export()
             case ReleaseStage(run_id=run_id, reason=reason):
@@ -277,6 +285,7 @@ class PeerNode:
                 assign.spec,
                 make_engine=self._make_engine,
                 shard_dir=self._options.shard_dir,
+                snapshots=self._snapshots,
             )
         await self._host.assign(assign)
 

@@ -26,6 +26,7 @@ from swarm_ft.protocol.frame import EncodedTensor
 from swarm_ft.protocol.gradient_piece import (
     ROW_VALUES,
     Division,
+    EncodeShare,
     GradientPiece,
     Phase,
     PieceAck,
@@ -33,35 +34,14 @@ from swarm_ft.protocol.gradient_piece import (
     ReduceHello,
     ReduceMessage,
     Span,
+    SumShares,
+    TakeSum,
 )
 from swarm_ft.protocol.outbox import Outbox
 
 WINDOW_PIECES = 32
 """Unacknowledged shares or sums on their way from one member to another: 4 MiB at 4 bits, enough
 for 250 Mbps at 130 ms."""
-
-
-@dataclass(frozen=True, slots=True)
-class EncodeShare:
-    """Encode this member's values of a piece, then say `encoded`."""
-
-    span: Span
-
-
-@dataclass(frozen=True, slots=True)
-class SumShares:
-    """Add up the shares in this order and encode the sum; then say `summed` or `share_refused`."""
-
-    span: Span
-    shares: tuple[EncodedTensor, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class TakeSum:
-    """Decode the sum of a piece into the result, then say `taken` or `sum_refused`."""
-
-    span: Span
-    tensor: EncodedTensor
 
 
 @dataclass(frozen=True, slots=True)

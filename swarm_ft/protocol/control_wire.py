@@ -28,11 +28,14 @@ from swarm_ft.protocol.messages import (
     PeerHello,
     PlanStep,
     ReleaseStage,
+    SavedStage,
+    SaveStage,
     StageAssignment,
     StageExported,
     StageFailed,
     StageOffered,
     StageReady,
+    StageSaved,
     StepReady,
     TakeStage,
     ToPeer,
@@ -45,6 +48,7 @@ from swarm_ft.protocol.run_wire import (
     spec_from_wire,
     spec_to_wire,
 )
+from swarm_ft.protocol.shard import ShardName
 from swarm_ft.protocol.training_plan import Microbatch
 
 BYTES_PER_TOKEN = 4
@@ -100,6 +104,8 @@ def from_peer_to_wire(message: FromPeer) -> pb.FromPeer:
                 total_bytes=message.total_bytes,
             )
             return pb.FromPeer(offered=offered)
+        case StageSaved():
+            return pb.FromPeer(saved=_saved_to_wire(message))
         case _:
             assert_never(message)
 
@@ -143,8 +149,30 @@ def from_peer_from_wire(message: pb.FromPeer) -> FromPeer:
                 digest=checked_digest("digest of a shard", offered.digest),
                 total_bytes=offered.total_bytes,
             )
+        case "saved":
+            return _saved_from_wire(message.saved)
         case _:
             raise MalformedMessage("message from a peer: expected a body, got none we know")
+
+
+def _saved_to_wire(saved: StageSaved) -> pb.StageSaved:
+    return pb.StageSaved(
+        run_id=saved.name.run_id,
+        step=saved.name.step,
+        layers=layers_to_wire(saved.name.layers),
+        digest=saved.digest,
+        total_bytes=saved.total_bytes,
+    )
+
+
+def _saved_from_wire(saved: pb.StageSaved) -> StageSaved:
+    name = ShardName(
+        run_id=run_id_from_wire(saved.run_id),
+        step=StepNumber(saved.step),
+        layers=layers_from_wire(saved.layers),
+    )
+    digest = checked_digest("digest of a shard", saved.digest)
+    return StageSaved(name=name, digest=digest, total_bytes=saved.total_bytes)
 
 
 def _hello_to_wire(hello: PeerHello) -> pb.PeerHello:
@@ -289,6 +317,8 @@ def to_peer_to_wire(message: ToPeer) -> pb.ToPeer:
                 donors=message.donors,
             )
             return pb.ToPeer(take=take)
+        case SaveStage():
+            return pb.ToPeer(save=pb.SaveStage(run_id=message.run_id, step=message.step))
         case ReleaseStage():
             release = pb.ReleaseStage(run_id=message.run_id, reason=message.reason)
             return pb.ToPeer(release=release)
@@ -323,6 +353,9 @@ def to_peer_from_wire(message: pb.ToPeer) -> ToPeer:
                 run_id=run_id_from_wire(message.release.run_id),
                 reason=checked_text(message.release.reason),
             )
+        case "save":
+            run_id = run_id_from_wire(message.save.run_id)
+            return SaveStage(run_id=run_id, step=StepNumber(message.save.step))
         case "take":
             bounded("donors", len(message.take.donors), 1, MAX_RUN_PEERS)
             return TakeStage(
@@ -361,6 +394,14 @@ def _assign_to_wire(assign: Assign) -> pb.Assign:
         spec_digest=assign.spec_digest,
         takers=assign.takers,
         last_attempt=assign.last_attempt,
+        saved=[
+            pb.SavedStage(
+                layers=layers_to_wire(stage.layers),
+                digest=stage.digest,
+                total_bytes=stage.total_bytes,
+            )
+            for stage in assign.saved
+        ],
     )
 
 
@@ -376,6 +417,14 @@ def _assign_from_wire(assign: pb.Assign) -> Assign:
         spec_digest=checked_digest("RunSpec digest", assign.spec_digest),
         takers=tuple(peer_id_from_wire(taker) for taker in assign.takers),
         last_attempt=Attempt(assign.last_attempt),
+        saved=tuple(
+            SavedStage(
+                layers=layers_from_wire(stage.layers),
+                digest=checked_digest("digest of a shard", stage.digest),
+                total_bytes=stage.total_bytes,
+            )
+            for stage in assign.saved
+        ),
     )
 
 

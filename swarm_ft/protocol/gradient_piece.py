@@ -96,6 +96,33 @@ class Span:
         return -(-self.num_values // ROW_VALUES)
 
 
+@dataclass(frozen=True, slots=True)
+class EncodeShare:
+    """Encode this member's values of a piece, then say `encoded`."""
+
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class SumShares:
+    """Add up the shares in this order and encode the sum; then say `summed` or `share_refused`."""
+
+    span: Span
+    shares: tuple[EncodedTensor, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TakeSum:
+    """Decode the sum of a piece into the result, then say `taken` or `sum_refused`."""
+
+    span: Span
+    tensor: EncodedTensor
+
+
+PieceTask = EncodeShare | SumShares | TakeSum
+"""What the all-reduce wants computed."""
+
+
 class Division:
     """Shards and pieces of a gradient.
 

@@ -14,6 +14,7 @@ from swarm_ft.ids import Attempt, BlockIndex, PeerId, RunId, SampleId, StepNumbe
 from swarm_ft.protocol.frame import Frame, FrameKey
 from swarm_ft.protocol.layers import LayerRange
 from swarm_ft.protocol.run_spec import RunSpec
+from swarm_ft.protocol.shard import ShardName
 from swarm_ft.protocol.training_plan import Microbatch
 
 NO_ATTEMPT = Attempt(0)
@@ -197,6 +198,15 @@ class StageOffered:
     total_bytes: int
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageSaved:
+    """A stage's state lies among the run's snapshots, as a file of that digest."""
+
+    name: ShardName
+    digest: bytes
+    total_bytes: int
+
+
 FromPeer = (
     PeerHello
     | StageReady
@@ -206,6 +216,7 @@ FromPeer = (
     | PeerGoodbye
     | PeerAlive
     | StageOffered
+    | StageSaved
 )
 
 # ---- coordinator to peer
@@ -234,16 +245,26 @@ def stages_of(assignments: Iterable[StageAssignment]) -> tuple[Stage, ...]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SavedStage:
+    """A stage of a snapshot: a file of that digest and length."""
+
+    layers: LayerRange
+    digest: bytes
+    total_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Assign:
     """Host a stage, connect to the neighbours, say StageReady.
 
     Attributes:
         stages: all peers of the run, first stage to last, replicas beside each other.
-        fresh: load the weights the run began with, whatever is held.
+        fresh: load the snapshot, or the weights that the run began with, whatever is held.
         spec_digest: of the spec, as the coordinator computes it; the peer computes its own.
         takers: peers that do not hold their stage's state yet; its other replicas offer it, and a
             taker is told to `TakeStage`.
         last_attempt: whose commit is the last.
+        saved: the snapshot of the committed steps, if the run went back to it.
     """
 
     run_id: RunId
@@ -255,6 +276,15 @@ class Assign:
     spec_digest: bytes
     takers: tuple[PeerId, ...] = ()
     last_attempt: Attempt = NO_ATTEMPT
+    saved: tuple[SavedStage, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SaveStage:
+    """Put the stage's state, which has so many steps in it, into the run's snapshots."""
+
+    run_id: RunId
+    step: StepNumber
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -312,7 +342,7 @@ class ReleaseStage:
     reason: str
 
 
-ToPeer = Assign | TakeStage | PlanStep | CommitStep | ExportStage | ReleaseStage
+ToPeer = Assign | TakeStage | SaveStage | PlanStep | CommitStep | ExportStage | ReleaseStage
 
 # ---- client and coordinator
 

@@ -91,6 +91,7 @@ class TrainSpec:
             noise is a floor under every delta.
         key_codec: of frames that begin a buffer.
         dp_codec: of the gradients that replicas of a stage sum.
+        save_steps: steps from one snapshot to the next; 0 makes none.
         sync_tied_embeddings: keep tied embeddings tied across first and last stage.
     """
 
@@ -112,6 +113,7 @@ class TrainSpec:
     backward_codec: str
     key_codec: str = "fp16"
     dp_codec: str = "none"
+    save_steps: int = 0
 
     def __post_init__(self) -> None:
         _check_counts(self)
@@ -179,6 +181,7 @@ def _check_counts(spec: TrainSpec) -> None:
         ("--micro-batch-size", spec.micro_batch_size, 1, MAX_BATCH_SIZE),
         ("--steps", spec.num_steps, 1, MAX_STEPS),
         ("--warmup-steps", spec.warmup_steps, 0, MAX_STEPS),
+        ("--save-steps", spec.save_steps, 0, MAX_STEPS),
         ("--seed", spec.seed, 0, (1 << 63) - 1),
     )
     for option, value, low, high in bounds:

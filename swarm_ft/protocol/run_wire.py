@@ -103,4 +103,5 @@ def _train_from_wire(train: pb.TrainSpec) -> TrainSpec:
         backward_codec=checked_text(train.backward_codec),
         key_codec=checked_text(train.key_codec),
         dp_codec=checked_text(train.dp_codec),
+        save_steps=train.save_steps,
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -26,6 +27,7 @@ from swarm_ft.peer.node import PeerNode, PeerOptions
 from swarm_ft.protocol.layers import LayerRange, parse_layers
 from swarm_ft.protocol.messages import RunEvent
 from swarm_ft.protocol.run_spec import RunSpec
+from swarm_ft.snapshots.store import SnapshotStore
 from swarm_ft.stage.checkpoint import open_checkpoint
 from swarm_ft.stage.engine import StageEngine
 from swarm_ft.transport.base import Server, Transport
@@ -66,6 +68,7 @@ class LocalSwarm:
         self._layers = layers
         self._transport = transport or GrpcTransport()
         self._memory_bytes = memory_bytes
+        self._snapshots_url = str(work_dir / "snapshots")
         self._clock = SystemClock()
         self._directory = StaticDirectory(Board(), self._clock)
         self._coordinator: tuple[Journal, Server, asyncio.Task[None]] | None = None
@@ -94,7 +97,7 @@ class LocalSwarm:
     async def start_coordinator(self) -> None:
         """Start it, or start it again from its journal."""
         journal = Journal(str(self._work_dir / "journal.db"))
-        service = CoordinatorService(journal, self._clock)
+        service = CoordinatorService(journal, self._clock, SnapshotStore(self._snapshots_url))
         server = await self._transport.serve("127.0.0.1", 0, service.handlers())
         await self._directory.announce(Role.COORDINATOR, "coordinator", server.endpoint)
         self._coordinator = journal, server, asyncio.create_task(service.run())
@@ -121,6 +124,7 @@ class LocalSwarm:
             layers=parse_layers(layers),
             memory_bytes=self._memory_bytes,
             shard_dir=shard_dir,
+            snapshots_url=self._snapshots_url,
         )
         node = PeerNode(
             options,
@@ -143,6 +147,13 @@ class LocalSwarm:
         await self._directory.withdraw(Role.PEER, name)
 
     # ---- runs
+
+    async def snapshot_of(self, run_id: RunId, spec: RunSpec, *, step: int) -> None:
+        """Wait until there is a snapshot of so many steps, or of more."""
+        store = SnapshotStore(self._snapshots_url)
+        newest = partial(store.latest, run_id, spec.digest())
+        while (found := newest()) is None or found.step < step:  # noqa: ASYNC110
+            await asyncio.sleep(POLL_S)
 
     async def all_joined(self) -> None:
         """Wait until all peers are members."""

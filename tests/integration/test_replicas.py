@@ -21,6 +21,10 @@ def last_status(events) -> RunStatus:
     return [event for event in events if isinstance(event, RunStatus)][-1]
 
 
+def is_training(event) -> bool:
+    return isinstance(event, RunStatus) and event.phase is RunPhase.TRAINING
+
+
 async def trained(job, directory, layers) -> list:
     directory.mkdir()
     async with LocalSwarm(directory, layers) as swarm:
@@ -90,11 +94,10 @@ async def test_a_newcomer_takes_over_from_its_replica_and_then_stands_in_for_it(
             if isinstance(event, StepCommitted) and event.step == 1:
                 await swarm.add_peer(PeerId("newcomer-0"), "0-3")
                 await swarm.add_peer(PeerId("newcomer-1"), "3-6")
-            if isinstance(event, RunStatus) and event.phase is RunPhase.TRAINING:
-                if len(event.stages) == 4 and not has_joined:
-                    has_joined = True
-                    await swarm.kill_peer(PeerId("peer-0"))
-                    await swarm.kill_peer(PeerId("peer-1"))
+            if is_training(event) and len(event.stages) == 4 and not has_joined:
+                has_joined = True
+                await swarm.kill_peer(PeerId("peer-0"))
+                await swarm.kill_peer(PeerId("peer-1"))
     assert has_joined
     assert last_status(events).phase is RunPhase.FINISHED
     assert {s.peer_id for s in last_status(events).stages} == {"newcomer-0", "newcomer-1"}

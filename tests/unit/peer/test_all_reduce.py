@@ -1,6 +1,7 @@
 """Replicas on real streams: the same bits everywhere, whoever breaks what, whoever says what."""
 
 import asyncio
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
@@ -538,6 +539,55 @@ async def test_a_second_arrival_changes_nothing(site, division):
                 sums.add(key)
                 await hand.say(PieceAck(key))
     assert torch.equal(await summing, one + other)
+
+
+@pytest.mark.parametrize("phase", Phase)
+async def test_a_piece_that_could_not_be_read_may_come_again_over_the_next_stream(
+    site, division, phase
+):
+    one, other = gradients(2)
+    summing = asyncio.create_task(site.reducer.reduce(0, other))
+    shares = [piece(Phase.SHARE, span, one) for span in division.spans[3:]]
+    sums = [piece(Phase.SUM, span, one + other) for span in division.spans[:3]]
+    good = shares[0] if phase is Phase.SHARE else sums[0]
+    hand = await site.call()
+    for _ in range(3):
+        await hand.hear()
+    with pytest.raises(BadFrame):
+        await hand.fails(replace(good, tensor=replace(good.tensor, payload=b"short")))
+    hand = await site.call()
+    for _ in range(3):
+        await hand.say(PieceAck((await hand.hear()).key))
+    await hand.say(*shares, *sums)
+    for _ in range(3 + 3 + 3):
+        if isinstance(heard := await hand.hear(), GradientPiece):
+            await hand.say(PieceAck(heard.key))
+    assert torch.equal(await summing, one + other)
+
+
+class GatedPool(ThreadPoolExecutor):
+    """Computes nothing before the gate is open."""
+
+    def __init__(self):
+        super().__init__(4)
+        self.gate = threading.Event()
+        self.entered = asyncio.Event()
+
+    def submit(self, work, /, *args):
+        self.entered.set()
+        return super().submit(lambda: self.gate.wait() and work(*args))
+
+
+async def test_what_was_computed_for_a_step_that_was_given_up_does_not_reach_the_next(site):
+    with GatedPool() as pool:
+        site.reducer._pool = pool
+        summing = asyncio.create_task(site.reducer.reduce(0, torch.ones(N)))
+        await pool.entered.wait()
+        summing.cancel()
+        after = asyncio.create_task(site.assert_unharmed(step=1))
+        await site.reducer.connected.wait()
+        pool.gate.set()
+        await after
 
 
 # ---- hostile members

@@ -16,9 +16,6 @@ from swarm_ft.protocol.all_reduce import (
     WINDOW_PIECES,
     AllReduce,
     BreakOff,
-    EncodeShare,
-    SumShares,
-    TakeSum,
     Transmit,
 )
 from swarm_ft.protocol.codec_spec import CodecName, CodecSpec
@@ -27,11 +24,14 @@ from swarm_ft.protocol.gradient_piece import (
     PIECE_ROWS,
     ROW_VALUES,
     Division,
+    EncodeShare,
     GradientPiece,
     Phase,
     PieceAck,
     PieceKey,
     ReduceHello,
+    SumShares,
+    TakeSum,
 )
 from swarm_ft.protocol.layers import LayerRange
 

@@ -1,0 +1,241 @@
+"""All that a stage at this peer consists of: weights and optimizer, buffers, residuals, its step.
+
+They move together: `commit` and `restore` change all of them or none. The engine is touched in
+the compute thread only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from swarm_ft.buffers import BufferKey, BufferRecord, BufferStore, End
+from swarm_ft.errors import BadSnapshot, MalformedMessage, OutOfTurn, Unavailable
+from swarm_ft.ids import Attempt, BlockIndex, RunId, SampleId, StepNumber
+from swarm_ft.log import get_logger
+from swarm_ft.peer.all_reduce import Residuals
+from swarm_ft.peer.context import PeerContext
+from swarm_ft.protocol.digest import digest_of
+from swarm_ft.protocol.layers import LayerRange
+from swarm_ft.protocol.messages import NO_ATTEMPT, CommitStep, HeldStage
+from swarm_ft.protocol.run_spec import RunSpec
+from swarm_ft.protocol.shard import ShardName
+from swarm_ft.snapshots.shard import ShardContents
+from swarm_ft.stage.engine import StageEngine
+
+logger = get_logger(__name__)
+
+P = ParamSpec("P")
+R = TypeVar("R")
+EngineMaker = Callable[[RunSpec, LayerRange], StageEngine]
+
+_BUFFERS = "buffers"
+"""Prefix of the extra tensors that hold the payloads of the buffers."""
+
+
+class StageState:
+    """See the module's docstring.
+
+    Args:
+        make_engine: an engine for this peer's device, not yet loaded.
+
+    Attributes:
+        store: this stage's ends of the per-sample buffers.
+        residuals: what error feedback left over of this stage's gradients.
+        committed_steps: how many steps are in it.
+        last_attempt: whose commit was the last of them.
+        summed_in: the attempt whose gradients the engine holds, complete; None if it holds none.
+    """
+
+    def __init__(
+        self, context: PeerContext, run_id: RunId, spec: RunSpec, make_engine: EngineMaker
+    ) -> None:
+        self._context = context
+        self._run_id = run_id
+        self._spec = spec
+        self._make_engine = make_engine
+        self._engine: StageEngine | None = None
+        self._one_change = asyncio.Lock()
+        self._reset()
+
+    def _reset(self) -> None:
+        self.store, self.residuals = BufferStore(), Residuals()
+        self.committed_steps, self.last_attempt = 0, NO_ATTEMPT
+        self.summed_in: Attempt | None = None
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether there are weights."""
+        return self._engine is not None
+
+    @property
+    def engine(self) -> StageEngine:
+        """What trains the weights.
+
+        Raises:
+            OutOfTurn: nothing is loaded.
+        """
+        if self._engine is None:
+            raise OutOfTurn(f"run {self._run_id}: nothing is loaded")
+        return self._engine
+
+    @property
+    def name(self) -> ShardName:
+        """What the state as it is now is called.
+
+        Raises:
+            OutOfTurn: nothing is loaded.
+        """
+        step = StepNumber(self.committed_steps)
+        return ShardName(run_id=self._run_id, step=step, layers=self.engine.layers)
+
+    def held(self, *, exported: bool) -> HeldStage | None:
+        """What to tell a coordinator that does not know; None if nothing is loaded."""
+        if self._engine is None:
+            return None
+        return HeldStage(
+            run_id=self._run_id,
+            spec_digest=self._spec.digest(),
+            layers=self._engine.layers,
+            committed_steps=self.committed_steps,
+            last_attempt=self.last_attempt,
+            exported=exported,
+        )
+
+    async def load(self, layers: LayerRange) -> None:
+        """Make it the stage as the run began with it."""
+        async with self._one_change:
+            self._engine = None
+            engine = await self._compute(self._make_engine, self._spec, layers)
+            await self._compute(engine.load)
+            self._engine = engine
+            self._reset()
+        logger.info("run %s: loaded layers %s", self._run_id, layers)
+
+    def drop(self) -> None:
+        """Let go of everything."""
+        self._engine = None
+
+    async def commit(self, commit: CommitStep) -> None:
+        """Apply the step's gradients, once. Cancelled, it still goes on to its end.
+
+        Raises:
+            OutOfTurn: the step is not the next one, or its gradients are not here.
+        """
+        await asyncio.shield(self._commit(commit))
+
+    async def _commit(self, commit: CommitStep) -> None:
+        async with self._one_change:
+            if commit.step < self.committed_steps:
+                return
+            self._check_turn(commit)
+            await self._compute(self.engine.apply, commit.clip_factor, commit.learning_rate)
+            self.store.commit()
+            self.residuals.commit()
+            self.committed_steps += 1
+            self.last_attempt = commit.attempt
+
+    def _check_turn(self, commit: CommitStep) -> None:
+        if commit.step > self.committed_steps or self._engine is None:
+            raise OutOfTurn(f"commit of step {commit.step}, {self.committed_steps} are committed")
+        if commit.attempt != self.summed_in:
+            raise OutOfTurn(
+                f"commit of step {commit.step} by attempt {commit.attempt}, gradients here are of "
+                f"{'none' if self.summed_in is None else self.summed_in}"
+            )
+
+    async def export(self, path: Path) -> int:
+        """Write the trained weights down; the file's bytes.
+
+        Raises:
+            OutOfTurn: nothing is loaded.
+            Unavailable: the disk does not take it (now).
+        """
+        try:
+            return await self._compute(self.engine.export, path)
+        except (OSError, SafetensorError) as error:
+            raise Unavailable(f"{path} cannot be written: {error}") from error
+
+    # ---- as tensors
+
+    async def weights(self) -> ShardContents:
+        """Copies of weights and optimizer: what all replicas of the stage have alike.
+
+        Raises:
+            OutOfTurn: nothing is loaded.
+        """
+        return ShardContents(state=await self._compute(self.engine.state))
+
+    async def everything(self) -> ShardContents:
+        """Copies of all that the next steps follow from, at this peer.
+
+        Raises:
+            OutOfTurn: nothing is loaded.
+        """
+        records = self.store.records()
+        names = {(k.boundary, int(k.end), k.sample): record for k, record in records.items()}
+        owed = {f"residuals/{name}": x.clone() for name, x in self.residuals.export().items()}
+        return ShardContents(
+            state=await self._compute(self.engine.state),
+            extras={**owed, **_payloads([names[name] for name in sorted(names)])},
+            buffer_digests={name: record.digest for name, record in names.items()},
+        )
+
+    async def restore(self, contents: ShardContents, step: int, attempt: Attempt) -> None:
+        """Become what `weights` or `everything` gave at a peer with the same layers.
+
+        Raises:
+            BadSnapshot: it does not fit this stage.
+            OutOfTurn: nothing is loaded that could take it.
+        """
+        async with self._one_change:
+            await self._compute(self.engine.load_state, contents.state)
+            self._reset()
+            self.committed_steps, self.last_attempt = step, attempt
+            self._restore_residuals(contents.extras)
+            for key, record in self._records(contents):
+                self.store.stage(key, record)
+            self.store.commit()
+        layers = self.engine.layers
+        logger.info("run %s: took up layers %s at step %d", self._run_id, layers, step)
+
+    def _restore_residuals(self, extras: Mapping[str, Tensor]) -> None:
+        prefix = "residuals/"
+        owed = {k.removeprefix(prefix): x for k, x in extras.items() if k.startswith(prefix)}
+        try:
+            self.residuals.restore(owed)
+        except MalformedMessage as error:
+            raise BadSnapshot(f"run {self._run_id}: {error.message}; begin anew") from error
+
+    def _records(self, contents: ShardContents) -> list[tuple[BufferKey, BufferRecord]]:
+        """The buffers whose payloads are there and are those of their digests; others are lost."""
+        shape = self._spec.train.seq_length, self._spec.model.hidden_size
+        payloads = contents.extras.get(_BUFFERS, torch.empty(0, 0, dtype=torch.uint8))
+        found = []
+        names = sorted(contents.buffer_digests)
+        for (boundary, end, sample), row in zip(names, payloads, strict=False):
+            payload = row.numpy().tobytes()
+            digest = contents.buffer_digests[boundary, end, sample]
+            if digest_of(payload) == digest:
+                key = BufferKey(self._run_id, BlockIndex(boundary), End(end), SampleId(sample))
+                found.append((key, BufferRecord(digest, *shape, payload)))
+        return found
+
+    async def _compute(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._context.compute, partial(function, *args, **kwargs))
+
+
+def _payloads(records: list[BufferRecord]) -> dict[str, Tensor]:
+    """All payloads, uint8 [buffers, bytes]; all buffers of a run have one size."""
+    if not records:
+        return {}
+    rows = [torch.frombuffer(bytearray(record.payload), dtype=torch.uint8) for record in records]
+    return {_BUFFERS: torch.stack(rows)}

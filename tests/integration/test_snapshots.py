@@ -1,0 +1,72 @@
+"""A run goes on from its newest snapshot, bit for bit, when weights are lost."""
+
+import pytest
+
+from swarm_ft.ids import PeerId
+from swarm_ft.protocol.messages import RunPhase, RunStatus, StepCommitted
+from swarm_ft.testing.local_swarm import LocalSwarm
+
+LAYERS = ["0-2", "2-4", "4-6"]
+
+
+def losses_by_step(events) -> dict[int, float]:
+    return {event.step: event.loss for event in events if isinstance(event, StepCommitted)}
+
+
+def committed(events) -> list[int]:
+    return [event.step for event in events if isinstance(event, StepCommitted)]
+
+
+@pytest.fixture
+def job(make_job):
+    return make_job(
+        num_samples=8,
+        num_steps=9,
+        save_steps=2,
+        forward_codec="aq4",
+        backward_codec="q4t+ef",
+    )
+
+
+@pytest.fixture
+async def quiet(job, tmp_path_factory):
+    async with LocalSwarm(tmp_path_factory.mktemp("quiet"), LAYERS) as swarm:
+        return losses_by_step(await swarm.train(job.spec, job.samples))
+
+
+async def test_a_lost_stage_goes_back_to_the_newest_snapshot(job, quiet, tmp_path, monkeypatch):
+    monkeypatch.setattr("swarm_ft.coordinator.membership.GRACE_S", 0.0)
+    async with LocalSwarm(tmp_path, LAYERS) as swarm:
+        await swarm.all_joined()
+        status = await swarm.client.submit(job.spec, job.samples)
+        events, killed = [], False
+        async for event in swarm.client.watch(status.run_id, lambda _trouble: None):
+            events.append(event)
+            if isinstance(event, StepCommitted) and event.step >= 4 and not killed:
+                killed = True
+                await swarm.snapshot_of(status.run_id, job.spec, step=2)
+                await swarm.kill_peer(PeerId("peer-1"))
+            if isinstance(event, RunStatus) and event.detail == "waiting for layers 2-4":
+                await swarm.add_peer(PeerId("newcomer"), "2-4")
+    assert killed
+    assert events[-1].phase is RunPhase.FINISHED
+    assert losses_by_step(events) == quiet
+    steps = committed(events)
+    assert len(steps) > 9, "some were voided and done again"
+    assert steps.count(0) == steps.count(1) == 1, "those of the snapshot were not"
+
+
+async def test_a_run_whose_processes_all_died_goes_on_from_its_snapshot(job, quiet, tmp_path):
+    async with LocalSwarm(tmp_path, LAYERS) as swarm:
+        await swarm.all_joined()
+        status = await swarm.client.submit(job.spec, job.samples)
+        watching = swarm.client.watch(status.run_id, lambda _trouble: None)
+        async for event in watching:
+            if isinstance(event, StepCommitted) and event.step == 5:
+                break
+        await watching.aclose()
+        await swarm.snapshot_of(status.run_id, job.spec, step=4)
+    async with LocalSwarm(tmp_path, LAYERS) as swarm:
+        events = await swarm.watch(status.run_id)
+    assert events[-1].phase is RunPhase.FINISHED
+    assert losses_by_step(events) == quiet
