@@ -1,9 +1,9 @@
 """`--help` is instant, and the options are those that were promised."""
 
 import json
+import resource
 import subprocess
 import sys
-import time
 
 import click
 import pytest
@@ -26,7 +26,7 @@ COMMANDS = (
     ("sample",),
 )
 HEAVY = {"torch", "grpc", "hivemind", "transformers", "safetensors", "sqlite3", "rich", "numpy"}
-HELP_TIMEOUT_S = 0.5
+HELP_CPU_S = 0.5
 
 JOB = {
     "--model",
@@ -53,13 +53,14 @@ JOB = {
     "--bw",
     "--key",
     "--dp",
+    "--save-steps",
     "--out",
     "--json",
 }
 SWARM = {"--initial-peers", "--dht-prefix", "--log-level"}
 LISTENING = {"--host", "--port", "--announce"}
 OPTIONS = {
-    ("demo",): JOB | {"--stages", "--log-level"},
+    ("demo",): JOB | {"--stages", "--replicas", "--log-level"},
     ("client", "train"): JOB | SWARM,
     ("client", "attach"): SWARM
     | {"--run", "--model", "--eval-dataset", "--max-eval-samples", "--out", "--json"},
@@ -74,9 +75,10 @@ OPTIONS = {
         "--memory",
         "--threads",
         "--peer-id",
+        "--snapshots",
         "--json",
     },
-    ("coordinator",): SWARM | LISTENING | {"--journal", "--json"},
+    ("coordinator",): SWARM | LISTENING | {"--journal", "--snapshots", "--json"},
     ("dht",): {
         "--initial-peers",
         "--host-maddrs",
@@ -90,6 +92,11 @@ OPTIONS = {
     ("bench", "codec"): {"--codecs", "--shapes", "--repeats", "--reference", "--json"},
     ("sample",): {"--seed", "--json"},
 }
+
+
+def cpu_seconds_of_children() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def command_of(words) -> click.Command:
@@ -143,15 +150,11 @@ def test_help_comes_at_once_and_imports_nothing_heavy(words):
         f"code = run({[*words, '--help']!r}); "
         "print(json.dumps([code, sorted({m.partition('.')[0] for m in sys.modules})]))"
     )
-    seconds = []
-    for _ in range(3):  # the best of three: others use this machine too
-        began_s = time.monotonic()
-        done = subprocess.run(
-            [sys.executable, "-c", script], capture_output=True, text=True, check=True
-        )
-        seconds.append(time.monotonic() - began_s)
-        if seconds[-1] < HELP_TIMEOUT_S:
-            break
+    began_s = cpu_seconds_of_children()
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    spent_s = cpu_seconds_of_children() - began_s  # however busy the machine is
     *shown, last = done.stdout.splitlines()
     code, modules = json.loads(last)
     assert code == 0
@@ -159,7 +162,7 @@ def test_help_comes_at_once_and_imports_nothing_heavy(words):
     assert "\b" not in done.stdout
     assert "\\b" not in done.stdout
     assert not HEAVY & set(modules)
-    assert min(seconds) < HELP_TIMEOUT_S
+    assert spent_s < HELP_CPU_S
 
 
 def test_examples_stand_in_help_line_by_line(run_here):

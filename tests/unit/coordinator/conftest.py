@@ -26,9 +26,11 @@ from swarm_ft.coordinator.state import (
     RunRecord,
     RunSubmitted,
     Say,
+    SnapshotWritten,
     SwarmState,
     Tick,
     Write,
+    WriteSnapshot,
 )
 from swarm_ft.ids import Attempt, BlockIndex, PeerId, RunId
 from swarm_ft.protocol.layers import parse_layers
@@ -45,16 +47,21 @@ from swarm_ft.protocol.messages import (
     ReleaseStage,
     RunPhase,
     RunStatus,
+    SaveStage,
     StageAssignment,
     StageExported,
     StageFailed,
+    StageOffered,
     StageReady,
+    StageSaved,
     StepCommitted,
     StepReady,
+    TakeStage,
     ToPeer,
     Traffic,
 )
 from swarm_ft.protocol.run_spec import LrSchedule, ModelSpec, RunSpec, TrainSpec
+from swarm_ft.protocol.shard import ShardName
 
 RUN = RunId("run-1")
 EVENT_S = 0.125
@@ -143,37 +150,73 @@ class FakePeer:
         assert self.assign is not None
         return self.assign.stages[self._index]
 
-    def hear(self, message: ToPeer) -> FromPeer | None:
-        """What it answers; a coordinator that breaks the protocol fails the test."""
+    def hear(self, message: ToPeer) -> list[FromPeer]:
+        """What it answers, if anything; a coordinator that breaks the protocol fails the test."""
         self.heard.append(message)
         match message:
             case Assign():
                 return self._take(message)
+            case TakeStage():
+                return self._take_over(message)
+            case SaveStage():
+                return [self._save(message)]
             case PlanStep():
-                return self._run_step(message)
+                return [self._run_step(message)]
             case CommitStep():
                 self._apply(message)
             case ExportStage():
                 assert self.assign is not None
                 assert len(self.applied) == self.assign.spec.train.num_steps
                 self.exported = True
-                return StageExported(run_id=message.run_id, shard_bytes=1)
+                return [StageExported(run_id=message.run_id, shard_bytes=1)]
             case ReleaseStage(run_id=run_id):
                 if self.assign is not None and self.assign.run_id == run_id:
                     self.forget()
-        return None
+        return []
 
-    def _take(self, assign: Assign) -> FromPeer:
+    def _take(self, assign: Assign) -> list[FromPeer]:
         is_new = self.assign is None or self.assign.run_id != assign.run_id
-        if is_new or (assign.fresh and self.applied):
+        is_taker = self.peer_id in assign.takers
+        mine = (len(self.applied), self.last_attempt)
+        if is_new or is_taker or (assign.fresh and mine != _last_of(assign)):
             assert not self.exported, "a result that nobody collected would be lost"
             self.forget()
         self.assign = assign
         assert self.layers in (None, self._stage.layers)
+        if is_taker:
+            return []
+        if assign.saved and assign.fresh:
+            assert self._stage.layers in {stage.layers for stage in assign.saved}
+            self._become(assign)
         if len(self.applied) != assign.committed_steps:
             text = f"{assign.committed_steps} steps expected, {len(self.applied)} here"
-            return self.failed("out-of-turn", text)
-        return StageReady(run_id=assign.run_id, attempt=assign.attempt)
+            return [self.failed("out-of-turn", text)]
+        replicas = {s.peer_id for s in assign.stages if s.layers == self._stage.layers}
+        offers = [self._offer(assign)] if replicas & set(assign.takers) else []
+        return [*offers, StageReady(run_id=assign.run_id, attempt=assign.attempt)]
+
+    def _offer(self, assign: Assign) -> StageOffered:
+        return StageOffered(
+            run_id=assign.run_id, attempt=assign.attempt, digest=bytes(16), total_bytes=1
+        )
+
+    def _take_over(self, take: TakeStage) -> list[FromPeer]:
+        assert self.assign is not None
+        assert take.attempt == self.assign.attempt
+        assert self.peer_id not in take.donors
+        assert not set(take.donors) & set(self.assign.takers)
+        self._become(self.assign)
+        return [StageReady(run_id=take.run_id, attempt=take.attempt)]
+
+    def _become(self, assign: Assign) -> None:
+        """As all who applied the run's commits are."""
+        self.applied = list(range(assign.committed_steps))
+        self.last_attempt = assign.last_attempt
+
+    def _save(self, save: SaveStage) -> StageSaved:
+        assert save.step == len(self.applied)
+        name = ShardName(run_id=save.run_id, step=save.step, layers=self._stage.layers)
+        return StageSaved(name=name, digest=bytes(16), total_bytes=1)
 
     def failed(self, code: str, message: str = "oh") -> StageFailed:
         assert self.assign is not None
@@ -220,6 +263,10 @@ class FakePeer:
         self.gradients_of_step = None
         self.applied.append(commit.step)
         self.last_attempt = commit.attempt
+
+
+def _last_of(assign: Assign) -> tuple[int, Attempt]:
+    return assign.committed_steps, assign.last_attempt
 
 
 class Swarm:
@@ -356,14 +403,14 @@ class Swarm:
             if isinstance(effect, Dismiss):
                 self._cut(effect.peer_id)
                 self.handle(PeerLost(effect.peer_id))
+            if isinstance(effect, WriteSnapshot):
+                self.handle(SnapshotWritten(effect.run_id, effect.snapshot))
         return effects
 
     def _deliver(self, say: Say) -> None:
         peer = self.connected.get(say.peer_id)
         if peer is not None and say.peer_id not in self.deaf:
-            answer = peer.hear(say.message)
-            if answer is not None:
-                self.pending.append((say.peer_id, answer))
+            self.pending.extend((say.peer_id, answer) for answer in peer.hear(say.message))
 
     def _cut(self, peer_id: PeerId) -> None:
         self.connected.pop(peer_id, None)
@@ -415,7 +462,8 @@ class Swarm:
                 assert run is not None
                 assert (run.attempt, run.stages) == (message.attempt, message.stages)
                 assert message.committed_steps == len(self.history[message.run_id])
-                assert not (message.fresh and message.committed_steps)
+                assert bool(message.saved) == bool(message.fresh and message.committed_steps)
+                assert set(message.takers) < set(run.peers)
             case PlanStep():
                 named = (message.run_id, message.step, message.attempt)
                 assert any(named == (p.run_id, p.step, p.attempt) for p in self.plans)

@@ -29,9 +29,11 @@ from swarm_ft.protocol.messages import (
     PlanStep,
     ReleaseStage,
     RunPhase,
+    SaveStage,
     StageAssignment,
     StageReady,
     StepCommitted,
+    TakeStage,
 )
 
 RUN, SECOND = RunId("run-1"), RunId("run-2")
@@ -365,8 +367,10 @@ def test_a_peer_that_holds_a_void_history_begins_anew(swarm, spec, a, b, make_pe
     assert b.applied == [0, 1, 2]
 
 
-def test_a_void_history_of_equal_length_is_not_taken_for_the_runs_own(swarm, spec, a, b, make_peer):
-    swarm.submit(spec)
+def test_a_void_history_of_equal_length_is_not_taken_for_the_runs_own(
+    swarm, make_spec, a, b, make_peer
+):
+    swarm.submit(make_spec(num_steps=4))
     swarm.join(a, b)
     until_commits(swarm, 1)
     swarm.lose(b)
@@ -375,10 +379,14 @@ def test_a_void_history_of_equal_length_is_not_taken_for_the_runs_own(swarm, spe
     until_commits(swarm, 1)
     assert b.applied == [0]
     swarm.join(b)
-    assert b.assign is None
+    assert b.assign is None, "what it holds is of no use"
+    until_commits(swarm, 2)
+    assert swarm.run().peers == ("a", "c", "b")
+    assert [take.donors for _, take in swarm.said(TakeStage)] == []
     swarm.settle()
-    assert swarm.run().peers == ("a", "c")
+    assert [take.donors for _, take in swarm.said(TakeStage)] == [("c",)]
     assert swarm.run().phase is RunPhase.FINISHED
+    assert b.applied == [0, 1, 2, 3]
 
 
 # ---- peers that come and go
@@ -862,7 +870,7 @@ def test_a_replica_that_comes_back_at_once_takes_part_in_the_new_attempt(
     assert a.applied == b.applied == twin.applied == list(range(6))
 
 
-def test_a_replica_that_missed_a_step_has_no_part_in_the_next(swarm, make_spec, a, b, twin):
+def test_a_replica_that_missed_a_step_takes_the_state_from_the_others(swarm, make_spec, a, b, twin):
     swarm.join(a, b, twin)
     swarm.submit(make_spec(num_steps=6))
     until_commits(swarm, 1)
@@ -871,8 +879,102 @@ def test_a_replica_that_missed_a_step_has_no_part_in_the_next(swarm, make_spec, 
     swarm.join(b)
     assert b.assign is None
     swarm.settle()
-    assert swarm.run().peers == ("a", "twin")
+    assert [(peer, take.donors) for peer, take in swarm.said(TakeStage)] == [("b", ("twin",))]
+    assert swarm.run().peers == ("a", "twin", "b")
+    assert a.applied == b.applied == twin.applied == list(range(6))
+
+
+def test_a_newcomer_that_dies_while_it_takes_over_costs_an_attempt(
+    swarm, make_spec, a, b, make_peer
+):
+    swarm.submit(make_spec(num_steps=6))
+    swarm.join(a, b)
+    until_commits(swarm, 1)
+    newcomer = make_peer("newcomer", "2-4")
+    swarm.join(newcomer)
+    swarm.settle_until(lambda: swarm.said(TakeStage))
+    swarm.lose(newcomer)
+    swarm.settle()
     assert swarm.run().phase is RunPhase.FINISHED
+    assert swarm.run().peers == ("a", "b")
+    assert a.applied == b.applied == list(range(6))
+
+
+def test_a_stage_whose_donors_die_while_they_give_goes_back(swarm, make_spec, a, b, make_peer):
+    swarm.submit(make_spec(num_steps=6, save_steps=2))
+    swarm.join(a, b)
+    until_commits(swarm, 3)
+    newcomer = make_peer("newcomer", "2-4")
+    swarm.join(newcomer)
+    swarm.settle_until(lambda: swarm.said(Assign)[-1][1].takers)
+    swarm.leave(b)
+    swarm.settle()
+    assert swarm.run().phase is RunPhase.FINISHED
+    assert swarm.run().peers == ("a", "newcomer")
+    assert newcomer.applied == list(range(6))
+    assert swarm.num_rollbacks == 1
+
+
+# ---- snapshots
+
+
+def test_every_stage_is_saved_every_few_steps_and_not_at_the_end(swarm, make_spec, a, b, twin):
+    swarm.join(a, b, twin)
+    swarm.submit(make_spec(num_steps=6, save_steps=2))
+    swarm.settle()
+    assert [(peer, save.step) for peer, save in swarm.said(SaveStage)] == [
+        ("a", 2),
+        ("b", 2),
+        ("a", 4),
+        ("b", 4),
+    ]
+    snapshot = swarm.run().snapshot
+    assert snapshot is not None
+    assert snapshot.step == 4
+    assert [str(stage.layers) for stage in snapshot.stages] == ["0-2", "2-4"]
+
+
+def test_a_lost_stage_is_taken_up_from_the_newest_snapshot(swarm, make_spec, a, b, make_peer):
+    swarm.submit(make_spec(num_steps=6, save_steps=2))
+    swarm.join(a, b)
+    until_commits(swarm, 5)
+    swarm.lose(b)
+    swarm.wait(GRACE_S)
+    assert swarm.run().detail == "waiting for layers 2-4"
+    assert swarm.run().committed_steps == 4
+    newcomer = make_peer("newcomer", "2-4")
+    swarm.join(newcomer)
+    swarm.settle()
+    assert swarm.run().phase is RunPhase.FINISHED
+    assert a.applied == newcomer.applied == list(range(6))
+    assert swarm.num_rollbacks == 1
+
+
+def test_peers_with_other_layers_than_the_snapshots_are_sent_away(
+    swarm, make_spec, a, b, make_peer
+):
+    swarm.submit(make_spec(num_steps=6, save_steps=2))
+    swarm.join(a, b)
+    until_commits(swarm, 3)
+    swarm.lose(b)
+    swarm.wait(GRACE_S)
+    swarm.join(make_peer("other", "1-4"))
+    assert swarm.dismissals() == {"other": "bad-layers"}
+
+
+def test_after_a_restart_the_newest_snapshot_is_known(make_swarm, make_spec, a, b, make_peer):
+    swarm = make_swarm(Journal(":memory:"))
+    swarm.submit(make_spec(num_steps=6, save_steps=2))
+    swarm.join(a, b)
+    until_commits(swarm, 3)
+    before = swarm.run().snapshot
+    swarm.restart()
+    assert swarm.run().snapshot == before
+    swarm.join(a, make_peer("newcomer", "2-4"))
+    swarm.wait(GRACE_S)
+    swarm.settle()
+    assert swarm.run().phase is RunPhase.FINISHED
+    assert a.applied == list(range(6))
 
 
 def test_a_replica_that_missed_only_the_last_commit_hears_it_and_joins(

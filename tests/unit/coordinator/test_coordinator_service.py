@@ -136,8 +136,7 @@ class JoinedPeer:
         while (message := await self.hear()) is not None:
             if isinstance(message, PlanStep) and message.step == stop_at:
                 return
-            answer = self.fake.hear(message)
-            if answer is not None:
+            for answer in self.fake.hear(message):
                 await self.say(answer)
             if isinstance(message, ReleaseStage):
                 return

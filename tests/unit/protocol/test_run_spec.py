@@ -9,7 +9,7 @@ from swarm_ft.protocol.codec_spec import Axis, CodecName, CodecSpec, Direction, 
 from swarm_ft.protocol.layers import LayerRange
 from swarm_ft.protocol.run_spec import LrSchedule, ModelSpec, RunSpec, TrainSpec
 
-PINNED_DIGEST = "ff3d2a1205b864614729149108c41f59"
+PINNED_DIGEST = "e4ba6e09bc29fde00c96259af45522ef"
 
 OTHER_MODEL = {
     "reference": "other",
@@ -42,6 +42,7 @@ OTHER_TRAIN = {
     "backward_codec": "none",
     "key_codec": "q8",
     "dp_codec": "q4",
+    "save_steps": 100,
 }
 
 
