@@ -29,8 +29,8 @@ from swarm_ft.errors import BadOption
 if TYPE_CHECKING:
     from swarm_ft.discovery import Directory
     from swarm_ft.ids import PeerId
-    from swarm_ft.peer.stage_state import EngineMaker
     from swarm_ft.peer.node import PeerNode, PeerOptions
+    from swarm_ft.peer.stage_state import EngineMaker
 
 
 @click.command(

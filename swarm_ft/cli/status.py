@@ -35,6 +35,8 @@ def status(initial_peers: tuple[str, ...], dht_prefix: str, as_json: bool) -> No
 
 
 def _document(found: SwarmStatus) -> dict[str, object]:
+    from swarm_ft.client.report import kind_fields
+
     peers = [{"peer": m.peer_id, "layers": str(m.layers or "auto")} for m in found.members]
     runs = [
         {
@@ -43,6 +45,7 @@ def _document(found: SwarmStatus) -> dict[str, object]:
             "detail": run.detail,
             "steps": run.committed_steps,
             "num_steps": run.spec.train.num_steps,
+            "bytes": kind_fields(run.sent),
             "stages": [{"peer": s.peer_id, "layers": str(s.layers)} for s in run.stages],
         }
         for run in found.runs
@@ -51,6 +54,9 @@ def _document(found: SwarmStatus) -> dict[str, object]:
 
 
 def _lines(found: SwarmStatus) -> Iterator[str]:
+    from swarm_ft.client.report import kind_lines
+    from swarm_ft.protocol.messages import stages_of
+
     for member in found.members:
         yield f"peer {member.peer_id}  layers {member.layers or 'auto'}"
     if not found.members:
@@ -58,3 +64,6 @@ def _lines(found: SwarmStatus) -> Iterator[str]:
     for run in found.runs:
         counted = f"step {run.committed_steps}/{run.spec.train.num_steps}"
         yield f"run {run.run_id}  {run.phase.name.lower()}  {counted}  {run.detail}".rstrip()
+        for stage in stages_of(run.stages):
+            yield f"  layers {stage.layers}  {', '.join(stage.peers)}"
+        yield from (f"  {line}" for line in kind_lines(run.sent))

@@ -88,17 +88,13 @@ class ProgressState:
         return self.totals[:stop]
 
     def _add(self, before: StepTotals, event: StepCommitted) -> StepTotals:
-        sent = sum(t.forward_bytes + t.backward_bytes for t in event.traffic)
-        uncompressed = sum(
-            t.forward_uncompressed_bytes + t.backward_uncompressed_bytes for t in event.traffic
-        )
         return StepTotals(
             step=event.step,
             loss=event.loss,
             tokens=before.tokens + event.num_samples * self.seq_length,
             seconds=before.seconds + event.seconds,
-            sent_bytes=before.sent_bytes + sent,
-            uncompressed_bytes=before.uncompressed_bytes + uncompressed,
+            sent_bytes=before.sent_bytes + event.sent.sent_bytes,
+            uncompressed_bytes=before.uncompressed_bytes + event.sent.uncompressed_bytes,
         )
 
     @property
@@ -192,11 +188,14 @@ class RunProgress:
     def show_status(self, status: RunStatus) -> None:
         """The run moved to another phase, or waits for something else."""
         self.state = self.state.after(status)
-        if self._is_live:
-            self._draw()
-        elif (line := self.state.line()) != self._last_line:
+        line = self.state.line()
+        # Who is gone, or waited for, stays to be read when the bar tells of other things.
+        is_told = not self._is_live or status.phase is RunPhase.WAITING
+        if is_told and line != self._last_line:
             self._last_line = line
             self.message(line)
+        if self._is_live:
+            self._draw()
 
     def show_step(self, step: StepCommitted) -> None:
         """A step counts. Without a terminal, about every tenth part of the run is told."""

@@ -14,7 +14,7 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from swarm_ft.errors import BadOption, ProtocolError
-from swarm_ft.protocol.messages import RunEvent, StepCommitted, Traffic
+from swarm_ft.protocol.messages import ByteCounts, RunEvent, StepCommitted, Traffic
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,6 +32,7 @@ class RunReport:
         samples: samples visited, over all steps.
         seconds: of all steps that count; waiting between them is not in it.
         traffic: both sides of each boundary together, boundaries rising.
+        sent: everything that peers sent each other, by kind.
         eval_before: of the held-out text before training; None where there was none.
         eval_after: the same on the exported weights, uncompressed.
         model_dir: the exported checkpoint.
@@ -42,6 +43,7 @@ class RunReport:
     samples: int
     seconds: float
     traffic: tuple[Traffic, ...]
+    sent: ByteCounts
     eval_before: Evaluation | None
     eval_after: Evaluation | None
     model_dir: str
@@ -68,6 +70,7 @@ class RunReport:
             samples=sum(step.num_samples for step in steps),
             seconds=sum(step.seconds for step in steps),
             traffic=_sum_traffic(steps),
+            sent=sum((step.sent for step in steps), ByteCounts()),
             eval_before=eval_before,
             eval_after=eval_after,
             model_dir=model_dir,
@@ -89,6 +92,7 @@ class RunReport:
             "samples_per_second": self.samples_per_second,
             "eval_before": _eval_fields(self.eval_before),
             "eval": _eval_fields(self.eval_after),
+            "bytes_by_kind": kind_fields(self.sent),
             "bytes": {str(t.boundary): _byte_fields(t) for t in self.traffic},
             "losses": [_finite(loss) for loss in self.losses],
         }
@@ -125,9 +129,11 @@ class RunReport:
         return lines
 
     def print_summary(self, console: Console) -> None:
-        """The summary for people: bytes per boundary as a table, then the lines."""
+        """The summary for people: bytes by boundary and by kind as tables, then the lines."""
         if self.traffic:
             console.print(_traffic_table(self.traffic))
+        for line in kind_lines(self.sent):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
         for line in self.summary_lines():
             console.print(line, markup=False, highlight=False, soft_wrap=True)
 
@@ -170,6 +176,31 @@ def _byte_fields(traffic: Traffic) -> dict[str, int]:
         "key_frames": traffic.key_frames,
         "delta_frames": traffic.delta_frames,
     }
+
+
+def kind_fields(sent: ByteCounts) -> dict[str, dict[str, int]]:
+    """Sent and uncompressed bytes of each kind, for JSON."""
+    return {
+        name: {"sent": sent_bytes, "uncompressed": uncompressed_bytes}
+        for name, sent_bytes, uncompressed_bytes in _kinds(sent)
+    }
+
+
+def kind_lines(sent: ByteCounts) -> list[str]:
+    """A line for each kind of bytes of which there were any, and one for all if several."""
+    kinds = [kind for kind in _kinds(sent) if kind[2]]
+    if len(kinds) > 1:
+        kinds.append(("everything", sent.sent_bytes, sent.uncompressed_bytes))
+    return [f"{name:<20} {_sent(own, plain)}" for name, own, plain in kinds]
+
+
+def _kinds(sent: ByteCounts) -> tuple[tuple[str, int, int], ...]:
+    return (
+        ("forward", sent.forward_bytes, sent.forward_uncompressed_bytes),
+        ("backward", sent.backward_bytes, sent.backward_uncompressed_bytes),
+        ("gradients", sent.gradient_bytes, sent.gradient_uncompressed_bytes),
+        ("state", sent.state_bytes, sent.state_bytes),
+    )
 
 
 def _eval_fields(evaluation: Evaluation | None) -> dict[str, float | None] | None:

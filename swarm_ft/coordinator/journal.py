@@ -33,6 +33,7 @@ from swarm_ft.ids import Attempt, PeerId, RunId, SampleId, StepNumber
 from swarm_ft.proto import run_pb2
 from swarm_ft.protocol.layers import LayerRange
 from swarm_ft.protocol.messages import (
+    ByteCounts,
     CommitStep,
     GradientTraffic,
     RunPhase,
@@ -63,6 +64,7 @@ CREATE TABLE IF NOT EXISTS commits (
     loss REAL NOT NULL, learning_rate REAL NOT NULL, clip_factor REAL NOT NULL,
     grad_norm REAL NOT NULL, num_samples INTEGER NOT NULL,
     seconds REAL NOT NULL, traffic TEXT NOT NULL, gradients TEXT NOT NULL,
+    state_bytes INTEGER NOT NULL,
     PRIMARY KEY (run_id, step)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS snapshots (
     run_id TEXT NOT NULL, step INTEGER NOT NULL, stages TEXT NOT NULL,
@@ -166,8 +168,9 @@ class Journal:
             step.seconds,
             json.dumps([asdict(traffic) for traffic in step.traffic]),
             json.dumps(asdict(step.gradients)),
+            step.state_bytes,
         )
-        self._db.execute("INSERT INTO commits VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+        self._db.execute("INSERT INTO commits VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
         self._db.execute(
             "UPDATE runs SET committed_steps=? WHERE run_id=?", (step.step + 1, record.run_id)
         )
@@ -206,6 +209,7 @@ class Journal:
             gather_until_s=now_s + GATHER_S,
             committed_steps=committed_steps,
             last_commit=self._last_commit(RunId(run_id), committed_steps),
+            sent=sum((step.sent for step in self.steps(RunId(run_id))), ByteCounts()),
             snapshot=self._snapshot(RunId(run_id)),
         )
 
@@ -252,7 +256,7 @@ class Journal:
         with self._errors_named():
             rows = self._db.execute(
                 "SELECT step, loss, learning_rate, grad_norm, num_samples, seconds, traffic,"
-                " gradients FROM commits WHERE run_id=? ORDER BY step",
+                " gradients, state_bytes FROM commits WHERE run_id=? ORDER BY step",
                 (run_id,),
             ).fetchall()
         return tuple(_committed(row) for row in rows)
@@ -288,8 +292,8 @@ def _run_row(run: Run) -> tuple[int, str, int, int, str]:
     return run.phase, run.detail, run.attempt, run.committed_steps, stages
 
 
-def _committed(row: tuple[int, float, float, float, int, float, str, str]) -> StepCommitted:
-    step, loss, learning_rate, grad_norm, num_samples, seconds, traffic, gradients = row
+def _committed(row: tuple[int, float, float, float, int, float, str, str, int]) -> StepCommitted:
+    step, loss, learning_rate, grad_norm, num_samples, seconds, traffic, gradients, state = row
     return StepCommitted(
         step=StepNumber(step),
         loss=loss,
@@ -299,6 +303,7 @@ def _committed(row: tuple[int, float, float, float, int, float, str, str]) -> St
         seconds=seconds,
         traffic=tuple(Traffic(**fields) for fields in json.loads(traffic)),
         gradients=GradientTraffic(**json.loads(gradients)),
+        state_bytes=state,
     )
 
 

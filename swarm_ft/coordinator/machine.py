@@ -28,6 +28,7 @@ from swarm_ft.coordinator.membership import (
     holds_last_commit,
     is_wanted,
     layers_refusal,
+    loss_in_words,
     missed_last_commit,
     refusal_of,
     settled,
@@ -110,7 +111,7 @@ def decide(state: SwarmState, event: Event, now_s: float) -> tuple[SwarmState, l
         case PeerSaid(peer_id, message):
             turn.peer_said(peer_id, message)
         case PeerLost(peer_id):
-            turn.peer_gone(peer_id, away_since_s=now_s)
+            turn.peer_gone(peer_id, "is gone", away_since_s=now_s)
         case RunSubmitted(run_id, spec):
             turn.put(Run(run_id=run_id, spec=spec))
         case RunCancelled(run_id):
@@ -142,9 +143,9 @@ class _Turn:
             case PeerHello():
                 self._joined(message)
             case PeerGoodbye():
-                self.peer_gone(peer_id, away_since_s=-math.inf)
+                self.peer_gone(peer_id, "left", away_since_s=-math.inf)
             case StageReady() if run and self._is_current(run, peer_id, message):
-                self._stage_ready(run, peer_id)
+                self._stage_ready(run, peer_id, message)
             case StageOffered() if run and self._is_current(run, peer_id, message):
                 self._stage_offered(run, peer_id, message)
             case StepReady() if run and self._is_current(run, peer_id, message):
@@ -199,11 +200,16 @@ class _Turn:
         else:
             self.state = self.state.with_run(run)
 
-    def _stage_ready(self, run: Run, peer_id: PeerId) -> None:
+    def _stage_ready(self, run: Run, peer_id: PeerId, ready: StageReady) -> None:
         if run.phase is not RunPhase.LOADING:
             return
         holds = {**run.holds, peer_id: run.committed_steps}
-        run = replace(run, loaded=run.loaded | {peer_id}, holds=MappingProxyType(holds))
+        run = replace(
+            run,
+            loaded=run.loaded | {peer_id},
+            holds=MappingProxyType(holds),
+            state_bytes=run.state_bytes + (ready.state_bytes if peer_id not in run.loaded else 0),
+        )
         if run.loaded >= set(run.peers):
             run = replace(run, phase=RunPhase.TRAINING, detail="", step_began_s=self.now_s)
             self.put(run)
@@ -240,7 +246,7 @@ class _Turn:
         if isinstance(error, NonFinite):
             self.end(run.run_id, RunPhase.FAILED, f"peer {peer_id}: {error.message}")
         elif isinstance(error, BadInput):
-            self.peer_gone(peer_id, away_since_s=-math.inf)
+            self.peer_gone(peer_id, f"cannot host them: {error.message}", away_since_s=-math.inf)
             self.effects.append(Dismiss(peer_id, error))
         elif isinstance(error, OutOfTurn) and run.phase is RunPhase.LOADING:
             # What it holds is not what is known here; start from what is known.
@@ -305,11 +311,11 @@ class _Turn:
         for peer_id, member in self.state.members.items():
             silent_s = self.now_s - member.heard_at_s
             if silent_s >= SILENT_S:
-                self.peer_gone(peer_id, away_since_s=self.now_s)
-                reason = f"peer {peer_id}: nothing was heard of it for {silent_s:.0f} s"
-                self.effects.append(Dismiss(peer_id, Unavailable(reason)))
+                why = f"said nothing for {silent_s:.0f} s"
+                self.peer_gone(peer_id, why, away_since_s=self.now_s)
+                self.effects.append(Dismiss(peer_id, Unavailable(f"peer {peer_id} {why}")))
 
-    def peer_gone(self, peer_id: PeerId, *, away_since_s: float) -> None:
+    def peer_gone(self, peer_id: PeerId, why: str, *, away_since_s: float) -> None:
         member = self.state.members.get(peer_id)
         if member is None:
             return
@@ -318,7 +324,8 @@ class _Turn:
         run = self.state.active_run
         if run is not None and peer_id in run.peers:
             away = {**run.away_since_s, peer_id: away_since_s}
-            self._interrupt(replace(run, away_since_s=MappingProxyType(away)))
+            detail = loss_in_words(self.state, run, peer_id, why)
+            self._interrupt(replace(run, detail=detail, away_since_s=MappingProxyType(away)))
 
     def _interrupt(self, run: Run) -> None:
         """The present attempt cannot go on; `advance` starts the next when it can."""

@@ -65,6 +65,14 @@ def is_wanted(state: SwarmState, peer_id: PeerId, held: HeldStage) -> bool:
     return is_current or peer_id in run.peers
 
 
+def loss_in_words(state: SwarmState, run: Run, peer_id: PeerId, why: str) -> str:
+    """Who of the run is lost, and what happens now if that depends on nobody else."""
+    stage = next(stage for stage in run.pipeline if peer_id in stage.peers)
+    others = [peer for peer in stage.peers if peer in state.members and peer != peer_id]
+    told = f"peer {peer_id} (layers {stage.layers}) {why}"
+    return f"{told}; its part goes to {' and '.join(others)}" if others else told
+
+
 def holds_last_commit(run: Run, held: HeldStage) -> bool:
     """Whether the weights are those of the run's last commit, and not of a void one."""
     if held.run_id != run.run_id or held.committed_steps != run.committed_steps:

@@ -9,10 +9,12 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
+from swarm_ft import failpoints
 from swarm_ft.clock import Clock
 from swarm_ft.coordinator.journal import Journal
 from swarm_ft.coordinator.machine import decide
 from swarm_ft.coordinator.state import (
+    CommitRecord,
     Dismiss,
     Effect,
     Event,
@@ -41,7 +43,7 @@ from swarm_ft.protocol.control_wire import (
     run_id_from_wire,
     to_peer_to_wire,
 )
-from swarm_ft.protocol.messages import PeerHello, PlanStep, RunEvent, RunStatus, ToPeer
+from swarm_ft.protocol.messages import CommitStep, PeerHello, PlanStep, RunEvent, RunStatus, ToPeer
 from swarm_ft.snapshots.manifest import Manifest, ShardEntry
 from swarm_ft.snapshots.store import SnapshotStore
 from swarm_ft.transport.base import Handler, MessageStream, Method
@@ -83,6 +85,8 @@ class _Outbox:
             if isinstance(item, SwarmError):
                 raise item
             await stream.send(to_peer_to_wire(item))
+            if isinstance(item, CommitStep):
+                failpoints.reached("commit-said")
 
     async def dropped(self) -> None:
         """Raise the reason once there is one."""
@@ -146,7 +150,10 @@ class CoordinatorService:
             self._broken.result()
         self._state, effects = decide(self._state, event, self._clock.now_s())
         try:
-            self._journal.write(e.record for e in effects if isinstance(e, Write))
+            records = [effect.record for effect in effects if isinstance(effect, Write)]
+            self._journal.write(records)
+            if any(isinstance(record, CommitRecord) for record in records):
+                failpoints.reached("commit-written")
             for effect in effects:
                 self._perform(effect)
         except SwarmError as error:
@@ -182,6 +189,7 @@ class CoordinatorService:
             for stage in snapshot.stages
         )
         manifest = Manifest.of_run(run_id, effect.spec, snapshot.step, shards)
+        failpoints.reached_meanwhile("snapshot-saved")
         try:
             await asyncio.to_thread(self._snapshots.commit, manifest)
             await asyncio.to_thread(self._snapshots.prune, run_id)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from swarm_ft.ids import Attempt, PeerId, RunId, SampleId, StepNumber
 from swarm_ft.protocol.messages import (
     NO_ATTEMPT,
+    ByteCounts,
     CommitStep,
     FromPeer,
     MemberStatus,
@@ -83,6 +84,8 @@ class Run:
         exported: peers that wrote down their trained stage.
         last_commit: repeated to a peer that may have missed it.
         seconds: how long a microbatch took each peer to compute in its last steps.
+        sent: what peers sent each other in the steps that count.
+        state_bytes: of state that newcomers took since the last commit.
         saving: the snapshot that peers were asked for last.
         snapshot: the newest that is whole.
         step_began_s: when the step under way was planned.
@@ -108,6 +111,8 @@ class Run:
     seconds: Mapping[PeerId, tuple[float, ...]] = field(
         default_factory=lambda: MappingProxyType({})
     )
+    sent: ByteCounts = field(default_factory=ByteCounts)
+    state_bytes: int = 0
     saving: Snapshot | None = None
     snapshot: Snapshot | None = None
     step_began_s: float = 0.0
@@ -133,6 +138,7 @@ class Run:
             committed_steps=self.committed_steps,
             spec=self.spec,
             stages=self.stages,
+            sent=self.sent,
         )
 
 

@@ -78,6 +78,7 @@ def commit_step(run: Run, now_s: float) -> tuple[Run, StepCommitted, CommitStep]
         seconds=now_s - run.step_began_s,
         traffic=merge_traffic(reports),
         gradients=sum((report.gradients for report in reports), GradientTraffic()),
+        state_bytes=run.state_bytes,
     )
     after = replace(
         run,
@@ -85,6 +86,8 @@ def commit_step(run: Run, now_s: float) -> tuple[Run, StepCommitted, CommitStep]
         committed_steps=step + 1,
         holds=MappingProxyType(dict.fromkeys(run.peers, step + 1)),
         committers=frozenset(run.peers),
+        sent=run.sent + committed.sent,
+        state_bytes=0,
         seconds=MappingProxyType(_measured(run)),
         last_commit=commit,
         step_began_s=now_s,

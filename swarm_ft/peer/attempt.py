@@ -9,6 +9,7 @@ from typing import ParamSpec, TypeVar
 
 from torch import Tensor
 
+from swarm_ft import failpoints
 from swarm_ft.errors import MalformedMessage, OutOfTurn
 from swarm_ft.ids import BlockIndex, MicrobatchIndex, PeerId, StepNumber
 from swarm_ft.peer.all_reduce import GradientReducer
@@ -50,8 +51,11 @@ class StageAttempt:
         tied: the open step's exchange of tied gradients.
     """
 
-    def __init__(self, context: PeerContext, assign: Assign, state: StageState) -> None:
+    def __init__(
+        self, context: PeerContext, assign: Assign, state: StageState, *, taken_bytes: int = 0
+    ) -> None:
         self.assign = assign
+        self._taken_bytes = taken_bytes
         self._context = context
         self._state = state
         self._engine = state.engine
@@ -105,7 +109,7 @@ class StageAttempt:
         if self.reducer is not None:
             await self.reducer.connected.wait()
         run_id, attempt = self.assign.run_id, self.assign.attempt
-        self._context.say(StageReady(run_id=run_id, attempt=attempt))
+        self._context.say(StageReady(run_id=run_id, attempt=attempt, state_bytes=self._taken_bytes))
         while True:
             plan = await self._plans.get()
             self._context.say(await self._run_step(plan))
@@ -113,12 +117,14 @@ class StageAttempt:
     async def _run_step(self, plan: PlanStep) -> StepReady:
         step = await self._begin(plan)
         await step.run()
+        failpoints.reached("after-backward")
         gradients = await self._reduce(plan.step)
         await self._synchronise_tied(plan)
         for boundary in self._all_boundaries():
             await boundary.settled()
         norm = await self._compute(self._engine.squared_grad_norm)
         self._state.summed_in = plan.attempt
+        failpoints.reached("before-ready")
         return StepReady(
             run_id=plan.run_id,
             attempt=plan.attempt,

@@ -14,6 +14,7 @@ from functools import partial
 
 from torch import Tensor
 
+from swarm_ft import failpoints
 from swarm_ft.errors import BadFrame, OutOfTurn, ProtocolError, SwarmError, Unavailable
 from swarm_ft.ids import BlockIndex, StepNumber
 from swarm_ft.log import get_logger
@@ -251,8 +252,11 @@ class Boundary:
         while True:
             message = await outgoing.get()
             wire = boundary_to_wire(message)
+            if isinstance(message, Frame):
+                failpoints.reached_meanwhile("mid-frame")
             await stream.send(wire)
             if isinstance(message, Frame):
+                failpoints.reached("before-ack")
                 counted = count_frame(self._hello.boundary, message, message_wire_bytes(wire))
                 self._traffic = self._traffic + counted
 

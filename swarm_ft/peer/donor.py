@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from swarm_ft import failpoints
 from swarm_ft.errors import MalformedMessage, NotFound, Unavailable
 from swarm_ft.proto import snapshot_pb2 as pb
 from swarm_ft.protocol.shard import CHUNK_BYTES, ChunkList, ShardName
@@ -85,6 +86,7 @@ async def serve_chunks(
     for index in wanted:
         chunk = await asyncio.to_thread(_read, offered.path, index)
         for start in range(0, len(chunk), PART_BYTES):
+            failpoints.reached("handing-over")
             await stream.send(pb.ChunkPart(chunk=index, data=chunk[start : start + PART_BYTES]))
 
 

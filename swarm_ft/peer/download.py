@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from swarm_ft import failpoints
 from swarm_ft.discovery.base import Directory
 from swarm_ft.errors import BadFrame, SwarmError, Unavailable
 from swarm_ft.ids import PeerId
@@ -168,6 +169,7 @@ class Downloader:
                 return
             chunk = await self._receive_chunk(stream, fetch, index)
             await fetch.keep(donor, index, chunk)
+            failpoints.reached("joining")
 
     async def _receive_chunk(self, stream: Parts, fetch: _Fetch, index: int) -> bytearray:
         size, chunk = fetch.chunks.size_of(index), bytearray()

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
+from swarm_ft import failpoints
 from swarm_ft.errors import BadSnapshot, Unavailable
 from swarm_ft.ids import PeerId
 from swarm_ft.peer.context import PeerContext
@@ -62,8 +63,8 @@ class Handover:
 
     async def fetch(
         self, name: ShardName, digest: bytes, donors: Sequence[PeerId]
-    ) -> ShardContents:
-        """The state of that name from all donors at once.
+    ) -> tuple[ShardContents, int]:
+        """The state of that name from all donors at once, and the bytes that they sent.
 
         Args:
             name: of the shard.
@@ -77,8 +78,9 @@ class Handover:
         path = self._folder / f"handed-{name.run_id}-{name.layers}.safetensors"
         try:
             chunks = await self._downloader.list_chunks(name, digest, donors)
-            await self._downloader.download(name, chunks, donors, path)
-            return await asyncio.to_thread(read_shard, path, name, self._spec_digest)
+            brought = await self._downloader.download(name, chunks, donors, path)
+            contents = await asyncio.to_thread(read_shard, path, name, self._spec_digest)
+            return contents, sum(brought.values())
         finally:
             path.unlink(missing_ok=True)  # what was read stays mapped until it is let go of
 
@@ -89,6 +91,7 @@ class Handover:
             Unavailable: this peer was not told where, or the place does not take it (now).
         """
         store = self._store()
+        failpoints.reached_meanwhile("saving")
         path = await asyncio.to_thread(write_shard, self._folder, name, self._spec_digest, contents)
         return await asyncio.to_thread(store.put_shard, name, path)
 

@@ -85,6 +85,7 @@ class StageHost:
         self._assigned = Attempt(-1)
         self._attempt_changed = asyncio.Event()
         self._take: asyncio.Future[TakeStage] = asyncio.get_running_loop().create_future()
+        self._taken_bytes = 0
         self._shard: Path | None = None
 
     @property
@@ -240,7 +241,7 @@ class StageHost:
         saved = {stage.layers: stage.digest for stage in assign.saved}
         if from_peers:
             take = await self._take
-            contents = await self._handover.fetch(name, take.digest, take.donors)
+            contents, self._taken_bytes = await self._handover.fetch(name, take.digest, take.donors)
         elif layers in saved:
             contents = await self._handover.read(name, saved[layers])
         else:
@@ -260,7 +261,8 @@ class StageHost:
         )
 
     def _attempt_of(self, assign: Assign) -> StageAttempt:
-        self._attempt = StageAttempt(self._context, assign, self._state)
+        taken_bytes, self._taken_bytes = self._taken_bytes, 0
+        self._attempt = StageAttempt(self._context, assign, self._state, taken_bytes=taken_bytes)
         self._attempt_changed.set()
         return self._attempt
 

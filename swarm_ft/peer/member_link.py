@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 
+from swarm_ft import failpoints
 from swarm_ft.errors import OutOfTurn, ProtocolError, RunMismatch, SwarmError, Unavailable
 from swarm_ft.ids import PeerId
 from swarm_ft.log import get_logger
@@ -171,6 +172,8 @@ class MemberLink:
             if isinstance(message, GradientPiece):  # told first: its answer may come at once
                 self._events.sent(message, reduce_wire_bytes(wire))
             await stream.send(wire)
+            if isinstance(message, GradientPiece):
+                failpoints.reached("mid-reduce")
 
     async def _read(self, stream: ReduceStream) -> None:
         while (message := await stream.receive()) is not None:

@@ -16,6 +16,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from swarm_ft import failpoints
 from swarm_ft.buffers import BufferKey, BufferRecord, BufferStore, End
 from swarm_ft.errors import BadSnapshot, MalformedMessage, OutOfTurn, Unavailable
 from swarm_ft.ids import Attempt, BlockIndex, RunId, SampleId, StepNumber
@@ -136,6 +137,7 @@ class StageState:
             if commit.step < self.committed_steps:
                 return
             self._check_turn(commit)
+            failpoints.reached("commit-heard")
             await self._compute(self.engine.apply, commit.clip_factor, commit.learning_rate)
             self.store.commit()
             self.residuals.commit()

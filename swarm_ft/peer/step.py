@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from swarm_ft import failpoints
 from swarm_ft.errors import MalformedMessage
 from swarm_ft.ids import MicrobatchIndex, SampleId
 from swarm_ft.peer.boundary import Boundary
@@ -148,15 +149,20 @@ class StageStep:
         index, began_s = task.microbatch, self._context.clock.now_s()
         match task.kind:
             case TaskKind.FORWARD:
+                failpoints.reached("before-forward")
                 x = self._inputs.pop(index)
                 output = await self._in_thread(self._engine.forward, index, x)
                 self._send(index, output, Direction.FORWARD)
             case TaskKind.BACKWARD:
+                failpoints.reached("before-backward")
                 gradient = self._gradients.pop(index)
+                failpoints.reached_meanwhile("mid-backward")
                 result = await self._in_thread(self._engine.backward, index, gradient)
                 self._send(index, result, Direction.BACKWARD)
             case TaskKind.FORWARD_BACKWARD:
+                failpoints.reached("before-forward")
                 x, tokens = self._inputs.pop(index), self._tokens[index]
+                failpoints.reached_meanwhile("mid-backward")
                 last = await self._in_thread(self._engine.forward_backward, index, x, tokens)
                 self.loss_sum += last.loss_sum
                 self._send(index, last.input_gradient, Direction.BACKWARD)

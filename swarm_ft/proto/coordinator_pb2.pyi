@@ -60,12 +60,14 @@ class PeerHello(_message.Message):
     def __init__(self, peer_id: _Optional[str] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., memory_bytes: _Optional[int] = ..., held: _Optional[_Union[HeldStage, _Mapping]] = ...) -> None: ...
 
 class StageReady(_message.Message):
-    __slots__ = ("run_id", "attempt")
+    __slots__ = ("run_id", "attempt", "state_bytes")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    STATE_BYTES_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     attempt: int
-    def __init__(self, run_id: _Optional[str] = ..., attempt: _Optional[int] = ...) -> None: ...
+    state_bytes: int
+    def __init__(self, run_id: _Optional[str] = ..., attempt: _Optional[int] = ..., state_bytes: _Optional[int] = ...) -> None: ...
 
 class Traffic(_message.Message):
     __slots__ = ("boundary", "forward_bytes", "backward_bytes", "forward_uncompressed_bytes", "backward_uncompressed_bytes", "key_frames", "delta_frames")
@@ -370,20 +372,40 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class RunStatus(_message.Message):
-    __slots__ = ("run_id", "phase", "detail", "committed_steps", "spec", "stages")
+    __slots__ = ("run_id", "phase", "detail", "committed_steps", "spec", "stages", "bytes")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_STEPS_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     phase: RunPhase
     detail: str
     committed_steps: int
     spec: _run_pb2.RunSpec
     stages: _containers.RepeatedCompositeFieldContainer[StageAssignment]
-    def __init__(self, run_id: _Optional[str] = ..., phase: _Optional[_Union[RunPhase, str]] = ..., detail: _Optional[str] = ..., committed_steps: _Optional[int] = ..., spec: _Optional[_Union[_run_pb2.RunSpec, _Mapping]] = ..., stages: _Optional[_Iterable[_Union[StageAssignment, _Mapping]]] = ...) -> None: ...
+    bytes: ByteCounts
+    def __init__(self, run_id: _Optional[str] = ..., phase: _Optional[_Union[RunPhase, str]] = ..., detail: _Optional[str] = ..., committed_steps: _Optional[int] = ..., spec: _Optional[_Union[_run_pb2.RunSpec, _Mapping]] = ..., stages: _Optional[_Iterable[_Union[StageAssignment, _Mapping]]] = ..., bytes: _Optional[_Union[ByteCounts, _Mapping]] = ...) -> None: ...
+
+class ByteCounts(_message.Message):
+    __slots__ = ("forward_bytes", "forward_uncompressed_bytes", "backward_bytes", "backward_uncompressed_bytes", "gradient_bytes", "gradient_uncompressed_bytes", "state_bytes")
+    FORWARD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FORWARD_UNCOMPRESSED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BACKWARD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BACKWARD_UNCOMPRESSED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    GRADIENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    GRADIENT_UNCOMPRESSED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    STATE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    forward_bytes: int
+    forward_uncompressed_bytes: int
+    backward_bytes: int
+    backward_uncompressed_bytes: int
+    gradient_bytes: int
+    gradient_uncompressed_bytes: int
+    state_bytes: int
+    def __init__(self, forward_bytes: _Optional[int] = ..., forward_uncompressed_bytes: _Optional[int] = ..., backward_bytes: _Optional[int] = ..., backward_uncompressed_bytes: _Optional[int] = ..., gradient_bytes: _Optional[int] = ..., gradient_uncompressed_bytes: _Optional[int] = ..., state_bytes: _Optional[int] = ...) -> None: ...
 
 class MemberStatus(_message.Message):
     __slots__ = ("peer_id", "layers")
@@ -402,7 +424,7 @@ class SwarmStatus(_message.Message):
     def __init__(self, members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., runs: _Optional[_Iterable[_Union[RunStatus, _Mapping]]] = ...) -> None: ...
 
 class StepCommitted(_message.Message):
-    __slots__ = ("step", "loss", "learning_rate", "grad_norm", "num_samples", "seconds", "traffic", "gradients")
+    __slots__ = ("step", "loss", "learning_rate", "grad_norm", "num_samples", "seconds", "traffic", "gradients", "state_bytes")
     STEP_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
     LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
@@ -411,6 +433,7 @@ class StepCommitted(_message.Message):
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     TRAFFIC_FIELD_NUMBER: _ClassVar[int]
     GRADIENTS_FIELD_NUMBER: _ClassVar[int]
+    STATE_BYTES_FIELD_NUMBER: _ClassVar[int]
     step: int
     loss: float
     learning_rate: float
@@ -419,7 +442,8 @@ class StepCommitted(_message.Message):
     seconds: float
     traffic: _containers.RepeatedCompositeFieldContainer[Traffic]
     gradients: GradientTraffic
-    def __init__(self, step: _Optional[int] = ..., loss: _Optional[float] = ..., learning_rate: _Optional[float] = ..., grad_norm: _Optional[float] = ..., num_samples: _Optional[int] = ..., seconds: _Optional[float] = ..., traffic: _Optional[_Iterable[_Union[Traffic, _Mapping]]] = ..., gradients: _Optional[_Union[GradientTraffic, _Mapping]] = ...) -> None: ...
+    state_bytes: int
+    def __init__(self, step: _Optional[int] = ..., loss: _Optional[float] = ..., learning_rate: _Optional[float] = ..., grad_norm: _Optional[float] = ..., num_samples: _Optional[int] = ..., seconds: _Optional[float] = ..., traffic: _Optional[_Iterable[_Union[Traffic, _Mapping]]] = ..., gradients: _Optional[_Union[GradientTraffic, _Mapping]] = ..., state_bytes: _Optional[int] = ...) -> None: ...
 
 class RunEvent(_message.Message):
     __slots__ = ("status", "step")

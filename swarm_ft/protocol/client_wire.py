@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from swarm_ft.errors import MalformedMessage
 from swarm_ft.ids import StepNumber
 from swarm_ft.proto import coordinator_pb2 as pb
@@ -17,6 +19,7 @@ from swarm_ft.protocol.control_wire import (
     traffic_to_wire,
 )
 from swarm_ft.protocol.messages import (
+    ByteCounts,
     MemberStatus,
     RunEvent,
     RunPhase,
@@ -41,6 +44,7 @@ def status_to_wire(status: RunStatus) -> pb.RunStatus:
         committed_steps=status.committed_steps,
         spec=spec_to_wire(status.spec),
         stages=stages_to_wire(status.stages),
+        bytes=pb.ByteCounts(**asdict(status.sent)),
     )
 
 
@@ -57,6 +61,9 @@ def status_from_wire(status: pb.RunStatus) -> RunStatus:
         committed_steps=status.committed_steps,
         spec=spec_from_wire(status.spec),
         stages=tuple(stage_from_wire(stage) for stage in status.stages),
+        sent=ByteCounts(
+            **{name: getattr(status.bytes, name) for name in ByteCounts.__dataclass_fields__}
+        ),
     )
 
 
@@ -74,6 +81,7 @@ def event_to_wire(event: RunEvent) -> pb.RunEvent:
             seconds=event.seconds,
             traffic=[traffic_to_wire(t) for t in event.traffic],
             gradients=gradients_to_wire(event.gradients),
+            state_bytes=event.state_bytes,
         )
     )
 
@@ -103,6 +111,7 @@ def _step_from_wire(step: pb.StepCommitted) -> StepCommitted:
         seconds=finite("seconds", step.seconds),
         traffic=tuple(traffic_from_wire(t) for t in step.traffic),
         gradients=gradients_from_wire(step.gradients),
+        state_bytes=step.state_bytes,
     )
 
 

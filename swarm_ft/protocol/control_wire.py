@@ -76,7 +76,9 @@ def from_peer_to_wire(message: FromPeer) -> pb.FromPeer:
         case PeerHello():
             return pb.FromPeer(hello=_hello_to_wire(message))
         case StageReady():
-            ready = pb.StageReady(run_id=message.run_id, attempt=message.attempt)
+            ready = pb.StageReady(
+                run_id=message.run_id, attempt=message.attempt, state_bytes=message.state_bytes
+            )
             return pb.FromPeer(stage_ready=ready)
         case StepReady():
             return pb.FromPeer(step_ready=_step_ready_to_wire(message))
@@ -121,7 +123,11 @@ def from_peer_from_wire(message: pb.FromPeer) -> FromPeer:
             return _hello_from_wire(message.hello)
         case "stage_ready":
             ready = message.stage_ready
-            return StageReady(run_id=run_id_from_wire(ready.run_id), attempt=Attempt(ready.attempt))
+            return StageReady(
+                run_id=run_id_from_wire(ready.run_id),
+                attempt=Attempt(ready.attempt),
+                state_bytes=bounded("state's bytes", ready.state_bytes, 0, MAX_TRAFFIC_BYTES),
+            )
         case "step_ready":
             return _step_ready_from_wire(message.step_ready)
         case "exported":

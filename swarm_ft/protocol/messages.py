@@ -84,10 +84,15 @@ class PeerHello:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageReady:
-    """Weights are loaded and both neighbours are connected."""
+    """Weights are loaded and all neighbours are connected.
+
+    Attributes:
+        state_bytes: of the stage's state, if it was fetched from the other replicas.
+    """
 
     run_id: RunId
     attempt: Attempt
+    state_bytes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -367,6 +372,43 @@ class RunPhase(IntEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ByteCounts:
+    """What peers sent each other, by kind, and what it would be as plain float32.
+
+    Attributes:
+        gradient_bytes: of gradients that replicas of a stage summed.
+        state_bytes: of weights and optimizer that newcomers took; never compressed.
+    """
+
+    forward_bytes: int = 0
+    forward_uncompressed_bytes: int = 0
+    backward_bytes: int = 0
+    backward_uncompressed_bytes: int = 0
+    gradient_bytes: int = 0
+    gradient_uncompressed_bytes: int = 0
+    state_bytes: int = 0
+
+    def __add__(self, other: ByteCounts) -> ByteCounts:
+        names = ByteCounts.__dataclass_fields__
+        return ByteCounts(**{name: getattr(self, name) + getattr(other, name) for name in names})
+
+    @property
+    def sent_bytes(self) -> int:
+        """Of all kinds."""
+        return self.forward_bytes + self.backward_bytes + self.gradient_bytes + self.state_bytes
+
+    @property
+    def uncompressed_bytes(self) -> int:
+        """Of all kinds, had nothing been compressed."""
+        return (
+            self.forward_uncompressed_bytes
+            + self.backward_uncompressed_bytes
+            + self.gradient_uncompressed_bytes
+            + self.state_bytes
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RunStatus:
     """A run as others see it; `detail` says what it waits for, or why it ended."""
 
@@ -376,6 +418,7 @@ class RunStatus:
     committed_steps: int
     spec: RunSpec
     stages: tuple[StageAssignment, ...] = ()
+    sent: ByteCounts = ByteCounts()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -387,6 +430,7 @@ class StepCommitted:
         seconds: from its plan to its commit.
         traffic: of this step, all peers at a boundary together.
         gradients: of this step, all stages together.
+        state_bytes: of state that newcomers took since the step before.
     """
 
     step: StepNumber
@@ -397,6 +441,20 @@ class StepCommitted:
     seconds: float
     traffic: tuple[Traffic, ...] = ()
     gradients: GradientTraffic = GradientTraffic()
+    state_bytes: int = 0
+
+    @property
+    def sent(self) -> ByteCounts:
+        """All that was sent for this step, by kind."""
+        return ByteCounts(
+            forward_bytes=sum(t.forward_bytes for t in self.traffic),
+            forward_uncompressed_bytes=sum(t.forward_uncompressed_bytes for t in self.traffic),
+            backward_bytes=sum(t.backward_bytes for t in self.traffic),
+            backward_uncompressed_bytes=sum(t.backward_uncompressed_bytes for t in self.traffic),
+            gradient_bytes=self.gradients.sent_bytes,
+            gradient_uncompressed_bytes=self.gradients.uncompressed_bytes,
+            state_bytes=self.state_bytes,
+        )
 
 
 RunEvent = RunStatus | StepCommitted

@@ -9,10 +9,10 @@ import pytest
 from rich.console import Console
 
 from swarm_ft.client.evaluate import Evaluation
-from swarm_ft.client.report import RunReport, counted_steps
+from swarm_ft.client.report import RunReport, counted_steps, kind_lines
 from swarm_ft.errors import BadOption, ProtocolError
 from swarm_ft.ids import BlockIndex, RunId, StepNumber
-from swarm_ft.protocol.messages import StepCommitted, Traffic
+from swarm_ft.protocol.messages import ByteCounts, GradientTraffic, StepCommitted, Traffic
 
 
 def _evaluation(loss: float) -> Evaluation:
@@ -42,6 +42,8 @@ def _step(number: int, *, loss: float = 2.0, keys: int = 4) -> StepCommitted:
         num_samples=4,
         seconds=0.5,
         traffic=(*sent(10), *sent(2)),
+        gradients=GradientTraffic(sent_bytes=7, uncompressed_bytes=56),
+        state_bytes=3,
     )
 
 
@@ -67,6 +69,12 @@ def test_the_document_has_the_promised_fields():
         "samples_per_second": 8.0,
         "eval_before": {"loss": 3.0, "perplexity": pytest.approx(math.exp(3))},
         "eval": {"loss": 1.0, "perplexity": pytest.approx(math.e)},
+        "bytes_by_kind": {
+            "forward": {"sent": 40, "uncompressed": 320},
+            "backward": {"sent": 80, "uncompressed": 320},
+            "gradients": {"sent": 14, "uncompressed": 112},
+            "state": {"sent": 6, "uncompressed": 6},
+        },
         "bytes": {
             boundary: {
                 "forward": 20,
@@ -151,3 +159,16 @@ def test_the_summary_tells_loss_perplexity_bytes_and_where_the_result_lies():
         for boundary in (2, 10)
     ]
     assert "out/model" in text
+
+
+def test_kinds_that_were_sent_have_a_line_each_and_one_together():
+    lines = kind_lines(_report(_step(0)).sent)
+    assert [line.split()[0] for line in lines] == [
+        "forward",
+        "backward",
+        "gradients",
+        "state",
+        "everything",
+    ]
+    assert kind_lines(ByteCounts()) == []
+    assert len(kind_lines(ByteCounts(forward_bytes=1, forward_uncompressed_bytes=8))) == 1

@@ -1,0 +1,44 @@
+"""Real processes die, freeze and lose their links; the run ends with the quiet run's losses.
+
+A tenth of the matrix: every role, every phase and every fault is met. `make faults` runs it all.
+"""
+
+import pytest
+
+from swarm_ft.testing.fault_matrix.cells import PHASES, Fault, Role, chosen_cells
+from swarm_ft.testing.fault_matrix.matrix import run_matrix
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(480), pytest.mark.xdist_group("swarm")]
+
+CELLS = chosen_cells(
+    (
+        "first:before-forward:kill",
+        "first:mid-frame:drop",
+        "first:before-ack:kill",
+        "middle:before-backward:kill",
+        "middle:mid-backward:stop",
+        "middle:commit-heard:kill",
+        "last:after-backward:kill",
+        "last:mid-reduce:kill",
+        "last:before-ready:drop",
+        "lone:mid-backward:drop",
+        "newcomer:joining:kill",
+        "donor:handing-over:kill",
+        "coordinator:commit-written:drop",
+        "coordinator:commit-said:kill",
+        "client:mid-backward:kill",
+        "dht:mid-backward:kill",
+    )
+)
+
+
+def test_the_cells_that_are_run_are_of_every_kind():
+    assert {cell.role for cell in CELLS} == set(Role)
+    assert {cell.fault for cell in CELLS} == set(Fault)
+    assert {cell.phase for cell in CELLS} == set(PHASES)
+
+
+async def test_a_fault_anywhere_changes_no_loss(tmp_path):
+    outcomes = [outcome async for outcome in run_matrix(CELLS, tmp_path)]
+    assert len(outcomes) == len(CELLS)
+    assert [(str(o.cell), o.problem) for o in outcomes if o.problem] == []
