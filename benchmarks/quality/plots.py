@@ -29,7 +29,9 @@ _PANELS = {
 }
 _CLOSE, _BELOW = 2.5, 0.7
 """Percent: what is labelled in the close-up, and room under zero."""
-_OFFSETS = [(x, y) for y in (4, -10, 13, -19, 22, -28, 31, -37, 40, -46) for x in (4, -60, -28)]
+_OFFSETS = [
+    (x, y) for ys in ((4, -12, 16, -24), (28, -36, 40, -48)) for x in (4, -45, -90) for y in ys
+]
 """Of a name from its point, in dots, by preference."""
 
 
@@ -78,7 +80,7 @@ def _plot_epochs(panels: Iterable[Any], rows: Rows, configs: list[Config]) -> No
             if str(config) == "none":
                 _plot_curve(axes, rows, config, color="black", linestyle="--", linewidth=2)
         axes.set(title=title, xlabel="epoch", ylabel="held-out loss, nats a token")
-        axes.margins(y=0.15)
+        axes.margins(y=0.2)
         axes.legend(fontsize=8, ncols=2, loc="upper right")
 
 
@@ -120,6 +122,7 @@ def _scatter(axes: Any, points: list[_Point], colour: str, label: str) -> None: 
 def _label(axes: Any, points: list[_Point]) -> None:  # noqa: ANN401
     """Names beside their points, where none covers another name or a point."""
     axes.figure.canvas.draw()
+    renderer = axes.figure.canvas.get_renderer()
     taken = [Bbox.from_bounds(x - 4, y - 4, 8, 8) for x, y in _places(axes, points)]
     for point in sorted(points):
         text = axes.annotate(
@@ -132,8 +135,10 @@ def _label(axes: Any, points: list[_Point]) -> None:  # noqa: ANN401
         )
         for offset in _OFFSETS:
             text.set_position(offset)
+            text.update_positions(renderer)
             box = Text.get_window_extent(text)  # without the line to its point
-            if box.count_overlaps(taken) == 0:
+            inside = axes.bbox.containsx(box.x0) and axes.bbox.containsx(box.x1)
+            if inside and box.count_overlaps(taken) == 0:
                 break
         taken.append(box)
 

@@ -19,6 +19,11 @@ from swarm_ft.protocol.messages import Stage
 from swarm_ft.protocol.run_spec import TrainSpec
 from swarm_ft.protocol.training_plan import Microbatch, step_microbatches, step_samples
 
+MANY_SPREADS = 4.0
+"""Median absolute deviations; of normal noise, less than one in a hundred lies so far out."""
+LEAST_SPREAD = 0.1
+"""Of the median: a peer that was steady so far is not held to less."""
+
 Seconds = Mapping[PeerId, Sequence[float]]
 """Of peers, how long a microbatch took to compute, lately."""
 
@@ -63,10 +68,21 @@ def _shares(num_microbatches: int, stage: Stage, seconds: Seconds) -> list[int]:
 
 
 def _seconds_each(stage: Stage, seconds: Seconds) -> list[float]:
-    """Median seconds a microbatch of each replica; a newcomer counts as fast as the others."""
-    medians = {p: statistics.median(seconds[p]) for p in stage.peers if seconds.get(p)}
-    usual = statistics.median(medians.values()) if medians else 1.0
-    return [max(medians.get(peer, usual), math.ulp(1.0)) for peer in stage.peers]
+    """Seconds a microbatch of each replica; a newcomer counts as fast as the others."""
+    known = {peer: _expected(seconds[peer]) for peer in stage.peers if seconds.get(peer)}
+    usual = statistics.median(known.values()) if known else 1.0
+    return [max(known.get(peer, usual), math.ulp(1.0)) for peer in stage.peers]
+
+
+def _expected(measured: Sequence[float]) -> float:
+    """What the next microbatch will take: the median, or the last one if it is out of all bounds.
+
+    So noise does not move microbatches about, and a peer that slows down is relieved at once.
+    """
+    usual = statistics.median(measured)
+    spread = statistics.median(abs(seconds - usual) for seconds in measured)
+    bound = MANY_SPREADS * max(spread, LEAST_SPREAD * usual)
+    return measured[-1] if abs(measured[-1] - usual) > bound else usual
 
 
 def _interleaved(count: int, lanes: int) -> list[int]:

@@ -20,7 +20,8 @@ from swarm_ft.protocol.messages import (
 from swarm_ft.protocol.training_plan import clip_factor, learning_rate_at, step_samples
 
 MEASURED_STEPS = 5
-"""A peer's speed is the median over so many: one stutter is no trend."""
+"""How many a peer's speed is told from."""
+FORGIVEN = 0.9
 
 
 def plan_step(run: Run) -> PlanStep:
@@ -102,10 +103,16 @@ def _measured(run: Run) -> dict[PeerId, tuple[float, ...]]:
     for index, stage in enumerate(run.pipeline):
         for replica, peer in enumerate(stage.peers):
             count = sum(batch.replica_at(index) == replica for batch in microbatches)
-            seconds = run.ready[peer].compute_s / count if count else 0.0
-            lately = (*run.seconds.get(peer, ()), seconds) if seconds else run.seconds.get(peer, ())
-            measured[peer] = lately[-MEASURED_STEPS:]
+            before = run.seconds.get(peer, ())
+            measured[peer] = (*before, *_newest(before, run.ready[peer], count))[-MEASURED_STEPS:]
     return measured
+
+
+def _newest(before: tuple[float, ...], ready: StepReady, count: int) -> tuple[float, ...]:
+    if count:
+        return (ready.compute_s / count,) if ready.compute_s else ()
+    # Who was too slow to get any is thought a little faster, until it is tried again.
+    return (before[-1] * FORGIVEN,) if before else ()
 
 
 def merge_traffic(reports: list[StepReady]) -> tuple[Traffic, ...]:

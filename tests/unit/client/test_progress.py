@@ -181,6 +181,18 @@ def test_on_a_terminal_one_bar_shows_step_and_numbers():
         assert part in text
 
 
+def test_who_is_gone_stays_to_be_read_above_the_bar():
+    console = Console(file=io.StringIO(), force_terminal=True, width=80, _environ={})
+    with RunProgress(_spec(num_steps=40).train, console) as progress:
+        progress.show_status(_status(RunPhase.WAITING, "peer b is gone", committed=9))
+        progress.show_status(_status(RunPhase.WAITING, "peer b is gone", committed=9))
+        progress.show_status(_status(RunPhase.LOADING, "peers load their stages", committed=9))
+        progress.show_step(_step(9))
+    lines = [line.rstrip() for line in _written(console).replace("\r", "\n").splitlines()]
+    assert sum(line.endswith("peer b is gone") and "step" not in line for line in lines) == 1
+    assert any("step 9/40" in line and "peers load their stages" in line for line in lines)
+
+
 def test_the_display_goes_to_standard_error(capsys: pytest.CaptureFixture[str]):
     with RunProgress(_spec().train) as progress:
         progress.message("hello")

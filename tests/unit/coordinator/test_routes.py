@@ -63,8 +63,20 @@ def test_every_sample_has_one_route_and_replicas_share_evenly(train, sizes, size
 def test_a_peer_half_as_fast_gets_half(train):
     spec = train(num_samples=12, batch_size=12, micro_batch_size=1)
     stages = stages_of_sizes(2, 1)
-    seconds = {"s0r0": (1.0, 1.0, 40.0), "s0r1": (2.0,)}
+    seconds = {"s0r0": (1.0, 1.3, 0.9), "s0r1": (2.0,)}
     assert loads(plan_microbatches(spec, 0, stages, seconds), 0) == {0: 8, 1: 4}
+
+
+def test_noise_moves_nothing(train):
+    spec = train(num_samples=12, batch_size=12, micro_batch_size=1)
+    seconds = {"s0r0": (1.0, 0.8, 1.2, 1.0, 1.3), "s0r1": (1.0, 1.1, 0.9, 1.0, 0.7)}
+    assert loads(plan_microbatches(spec, 0, stages_of_sizes(2), seconds), 0) == {0: 6, 1: 6}
+
+
+def test_a_peer_that_slows_down_is_relieved_in_the_next_step(train):
+    spec = train(num_samples=12, batch_size=12, micro_batch_size=1)
+    seconds = {"s0r0": (1.0, 1.0, 1.0, 1.0, 3.0), "s0r1": (1.0,)}
+    assert loads(plan_microbatches(spec, 0, stages_of_sizes(2), seconds), 0) == {0: 3, 1: 9}
 
 
 def test_a_newcomer_counts_as_fast_as_the_others(train):
