@@ -19,7 +19,7 @@ PACKAGE := $(VENV)/.package-installed
 TOOLS := $(VENV)/.tools-installed
 
 .DELETE_ON_ERROR:
-.PHONY: help demo install test test-slow check format proto compose clean
+.PHONY: help demo install test test-slow faults sim check format proto compose clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -34,6 +34,12 @@ test: $(TOOLS) ## run the tests, but for the slow ones
 
 test-slow: $(TOOLS) ## run the tests that start whole swarms of processes
 	$(BIN)/python -m pytest -q -m slow $(ARGS)
+
+faults: $(TOOLS) ## kill, freeze and cut off real processes in every phase; half an hour
+	$(BIN)/python -m swarm_ft.testing.fault_matrix $(ARGS)
+
+sim: $(PACKAGE) ## run 2,000 simulated swarms with faults drawn from their seeds
+	$(BIN)/python -m swarm_ft.testing.simulation --seeds 2000 $(ARGS)
 
 check: $(TOOLS) ## check form, types, imports and generated code
 	$(BIN)/ruff format --check .

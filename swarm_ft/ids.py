@@ -14,5 +14,7 @@ MicrobatchIndex = NewType("MicrobatchIndex", int)
 """A microbatch inside its step, from 0."""
 Attempt = NewType("Attempt", int)
 """Fence: rises each time a run is assigned or planned anew; older messages are void."""
+NO_ATTEMPT = Attempt(0)
+"""Of a commit that never was; attempts count from 1."""
 BlockIndex = NewType("BlockIndex", int)
 """A transformer layer; as a boundary, the cut in front of it."""

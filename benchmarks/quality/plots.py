@@ -80,7 +80,7 @@ def _plot_epochs(panels: Iterable[Any], rows: Rows, configs: list[Config]) -> No
             if str(config) == "none":
                 _plot_curve(axes, rows, config, color="black", linestyle="--", linewidth=2)
         axes.set(title=title, xlabel="epoch", ylabel="held-out loss, nats a token")
-        axes.margins(y=0.2)
+        axes.margins(y=0.25)
         axes.legend(fontsize=8, ncols=2, loc="upper right")
 
 
@@ -103,7 +103,7 @@ def _plot_bits(panels: Iterable[Any], points: list[_Point]) -> None:
             xlabel="bits a value over the whole run, mean of both directions",
             ylabel="final perplexity against uncompressed, %",
         )
-        axes.legend()
+        axes.legend(loc="upper right")
     whole.set_yscale("symlog", linthresh=1)
     whole.set(xlim=(0, 12), ylim=(-_BELOW, 2e4), title="all")
     near = [point for point in points if abs(point.loss) < _CLOSE]

@@ -30,6 +30,10 @@ def _last(name: str) -> Callable[[Record], float | None]:
     return lambda record: record["epochs"][-1][name]
 
 
+def _least(name: str) -> Callable[[Record], float | None]:
+    return lambda record: min(epoch[name] for epoch in record["epochs"])
+
+
 def _direct(name: str) -> Callable[[Record], float | None]:
     return lambda record: record.get("direct", {}).get(name)
 
@@ -40,6 +44,7 @@ _BITS = [
 ]
 _PERPLEXITY = [
     Column("uncompressed", _last("ppl")),
+    Column("best epoch", _least("ppl")),
     Column("compressed", _last("ppl_compressed")),
     Column("direct", _direct("ppl")),
 ]
@@ -71,21 +76,25 @@ def rows_of(records: Iterable[Record], task: str) -> Rows:
 
 
 def wanted(records: list[Record], group: str | None, configs: list[Config] | None) -> list[Config]:
-    """The configs to show: those asked for, else a group's, else all there are."""
-    if configs is not None:
-        return configs
-    if group is not None:
-        return configs_of(GROUPS[group], DEFAULT_EPOCHS)
-    texts = {f"{record['config']}:{record['planned_epochs']}": None for record in records}
-    return configs_of(" ".join(texts), DEFAULT_EPOCHS)
+    """The configs to show: those asked for, else a group's, else all there are; each name once.
+
+    Two configs may differ in a key codec that neither uses; runs are known by their names alone.
+    """
+    if configs is None and group is not None:
+        configs = configs_of(GROUPS[group], DEFAULT_EPOCHS)
+    if configs is None:
+        texts = (f"{record['config']}:{record['planned_epochs']}" for record in records)
+        configs = configs_of(" ".join(texts), DEFAULT_EPOCHS)
+    return list({(str(config), config.epochs): config for config in configs}.values())
 
 
 def print_tables(records: list[Record], group: str | None, configs: list[Config] | None) -> None:
-    """The learning rates tried, then one table for each task that has runs."""
+    """The learning rates tried, then the runs, of each task that has some, or of a group's task."""
     for task in RATES:
-        if any(record["task"] == task for record in records):
-            _print_rates(records, task)
-            _print_runs(rows_of(records, task), task, wanted(records, group, configs))
+        of_task = [record for record in records if record["task"] == task]
+        if of_task and (group is None or (task == "cola") == (group == "cola")):
+            _print_rates(of_task, task)
+            _print_runs(rows_of(of_task, task), task, wanted(of_task, group, configs))
 
 
 def change(record: Record, rows: Rows) -> float | None:
@@ -101,9 +110,7 @@ def _print_rates(records: list[Record], task: str) -> None:
     tried = [
         record
         for record in records
-        if record["task"] == task
-        and record["config"] == "none"
-        and record["planned_epochs"] == DEFAULT_EPOCHS
+        if record["config"] == "none" and record["planned_epochs"] == DEFAULT_EPOCHS
     ]
     _say(f"\n### {task}: learning rates, uncompressed (used: {RATES[task]:g})\n")
     _row(["rate", "seed", "start", "end", "change"], header=True)

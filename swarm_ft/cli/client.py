@@ -77,7 +77,7 @@ def train(
     async def work() -> None:
         from swarm_ft.client.job import check_options, prepare_job
         from swarm_ft.client.progress import RunProgress
-        from swarm_ft.client.train import measure_baseline, note_untied
+        from swarm_ft.client.train import begin, measure_baseline, note_untied
 
         check_options(options)
         async with connected(initial_peers, dht_prefix) as swarm:
@@ -86,11 +86,11 @@ def train(
             progress = RunProgress(job.spec.train)
             note_untied(job.spec, progress)
             baseline = await measure_baseline(options.model, job.eval_data, progress)
-            status = await swarm.submit(job.spec, job.samples)
-            watch = _Watch(swarm, status.run_id, job.checkpoint, baseline, progress)
+            run_id = await begin(swarm, job, resume=options.resume, progress=progress)
+            watch = _Watch(swarm, run_id, job.checkpoint, baseline, progress)
             report = await watch.to_report(options.out)
         if report is None:
-            _tell_way_back(status.run_id, initial_peers)
+            _tell_way_back(run_id, initial_peers)
         else:
             conclude(report, options.json_file)
 

@@ -159,7 +159,7 @@ async def _train_here(stages: int, replicas: int, job: Job, options: TrainOption
     )
     try:
         with spinner("waiting for them to find each other"):
-            address = await _start(swarm, peers, work_dir)
+            address = await _start(swarm, peers, work_dir, resume=options.resume)
         async with connected((address,), DHT_PREFIX) as client:
             with spinner("waiting for them to join the coordinator"):
                 await _joined(client, len(peers))
@@ -183,7 +183,9 @@ async def _joined(client: SwarmClient, num_peers: int) -> None:
         raise RunFailed("the peers did not all join the coordinator; see their logs") from None
 
 
-async def _start(swarm: ProcessSwarm, peers: Mapping[str, str], work_dir: Path) -> str:
+async def _start(
+    swarm: ProcessSwarm, peers: Mapping[str, str], work_dir: Path, *, resume: bool
+) -> str:
     """Start everybody; the DHT address that others start from."""
     addresses = (await swarm.start("dht", ["dht"])).get("addresses")
     if not isinstance(addresses, list):
@@ -192,19 +194,21 @@ async def _start(swarm: ProcessSwarm, peers: Mapping[str, str], work_dir: Path) 
     snapshots = str((work_dir / "snapshots").resolve())
     swarm_of = ("--initial-peers", address, "--dht-prefix", DHT_PREFIX)
     common = (*swarm_of, "--snapshots", snapshots)
-    journal = _fresh_journal(work_dir)
+    journal = work_dir / "coordinator.db"
+    if not resume:
+        _forget(journal)
     commands = {"coordinator": ["coordinator", "--journal", str(journal), *common]}
     for name, part in peers.items():
-        commands[name] = ["serve-stage", "--layers", part, "--threads", "1", *common]
+        offer = ("--layers", part, "--threads", "1", "--peer-id", name)
+        commands[name] = ["serve-stage", *offer, *common]
     await swarm.start_all(commands)
     return address
 
 
-def _fresh_journal(work_dir: Path) -> Path:
-    """Every demo is a new swarm; the journal of the last one would take up its run."""
-    for leftover in work_dir.glob("coordinator.db*"):
+def _forget(journal: Path) -> None:
+    """A demo is a new swarm; the journal of the last one would take up its run."""
+    for leftover in journal.parent.glob(f"{journal.name}*"):
         leftover.unlink()
-    return work_dir / "coordinator.db"
 
 
 async def _train(
@@ -230,10 +234,10 @@ async def _train(
 async def _see_through(
     client: SwarmClient, job: Job, options: TrainOptions, progress: RunProgress
 ) -> RunReport:
-    from swarm_ft.client.train import fetch_result, measure_baseline, note_untied, report_on
+    from swarm_ft.client.train import begin, fetch_result, measure_baseline, note_untied, report_on
 
     note_untied(job.spec, progress)
     baseline = await measure_baseline(options.model, job.eval_data, progress)
-    run_id = (await client.submit(job.spec, job.samples)).run_id
+    run_id = await begin(client, job, resume=options.resume, progress=progress)
     events = await fetch_result(client, run_id, job.checkpoint, progress, options.out)
     return await report_on(events, run_id, baseline, progress, options.out)

@@ -171,6 +171,11 @@ train_options = stack(
         help="Steps from one snapshot of the run to the next; the coordinator and the peers must "
         "be told where, with --snapshots.",
     ),
+    click.option(
+        "--resume",
+        is_flag=True,
+        help="Go on with the unfinished run of this very job, from its newest snapshot if need be.",
+    ),
     result_options,
 )
 

@@ -11,7 +11,7 @@ from swarm_ft.client.progress import RunProgress
 from swarm_ft.client.swarm import SwarmClient
 from swarm_ft.client.train import Baseline, check_not_ended, measure_baseline
 from swarm_ft.errors import NotFound, RunMismatch
-from swarm_ft.protocol.messages import RunStatus
+from swarm_ft.protocol.status import RunStatus
 from swarm_ft.stage.checkpoint import Checkpoint, open_checkpoint
 
 

@@ -44,6 +44,7 @@ class TrainOptions:
     key: str
     dp: str
     save_steps: int
+    resume: bool
     max_eval_samples: int | None
     out: Path
     json_file: Path | None

@@ -14,7 +14,7 @@ from rich.filesize import decimal
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Column
 
-from swarm_ft.protocol.messages import RunEvent, RunPhase, RunStatus, StepCommitted
+from swarm_ft.protocol.status import RunEvent, RunPhase, RunStatus, StepCommitted
 
 if TYPE_CHECKING:
     from swarm_ft.protocol.run_spec import TrainSpec

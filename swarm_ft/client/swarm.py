@@ -13,10 +13,11 @@ from swarm_ft.ids import RunId, SampleId
 from swarm_ft.proto import coordinator_pb2 as pb
 from swarm_ft.proto import peer_pb2
 from swarm_ft.protocol.client_wire import event_from_wire, status_from_wire, swarm_from_wire
-from swarm_ft.protocol.control_wire import tokens_to_wire
-from swarm_ft.protocol.messages import RunEvent, RunStatus, SwarmStatus, stages_of
+from swarm_ft.protocol.coordinator_messages import stages_of
+from swarm_ft.protocol.coordinator_wire import tokens_to_wire
 from swarm_ft.protocol.run_spec import RunSpec
 from swarm_ft.protocol.run_wire import spec_to_wire
+from swarm_ft.protocol.status import RunEvent, RunStatus, SwarmStatus
 from swarm_ft.transport.base import Channel, Transport, call
 from swarm_ft.transport.blob import receive_file, receive_header
 from swarm_ft.transport.methods import CANCEL, COLLECTED, STATUS, SUBMIT, WATCH, WEIGHTS

@@ -14,14 +14,14 @@ import torch
 
 from swarm_ft.client.evaluate import Evaluation, evaluate
 from swarm_ft.client.export import assemble, shard_dir
-from swarm_ft.client.job import EvalData
+from swarm_ft.client.job import EvalData, Job
 from swarm_ft.client.progress import RunProgress
 from swarm_ft.client.report import RunReport
 from swarm_ft.client.swarm import SwarmClient
-from swarm_ft.errors import RunFailed
+from swarm_ft.errors import NotFound, RunFailed
 from swarm_ft.ids import RunId
-from swarm_ft.protocol.messages import RunEvent, RunPhase, RunStatus
 from swarm_ft.protocol.run_spec import RunSpec
+from swarm_ft.protocol.status import RunEvent, RunPhase, RunStatus
 from swarm_ft.stage.checkpoint import Checkpoint
 
 
@@ -40,6 +40,25 @@ def note_untied(spec: RunSpec, progress: RunProgress) -> None:
             "the model ties its head to its embeddings; they are trained apart, and the result is "
             "untied (--tied-embeddings sync keeps them tied)"
         )
+
+
+async def begin(client: SwarmClient, job: Job, *, resume: bool, progress: RunProgress) -> RunId:
+    """Submit a job; or find its run, if that is to be gone on with and is not over.
+
+    Raises:
+        NotFound: there is no run of the same model, data and options that could be resumed.
+    """
+    if not resume:
+        return (await client.submit(job.spec, job.samples)).run_id
+    digest = job.spec.digest()
+    for run in reversed((await client.status()).runs):
+        if run.spec.digest() == digest and run.phase <= RunPhase.FINISHED:
+            progress.message(f"run {run.run_id}: resumed at step {run.committed_steps}")
+            return run.run_id
+    raise NotFound(
+        "--resume: the coordinator has no unfinished run of this model with these options; "
+        "start it with the journal of the run, or submit the job without --resume"
+    )
 
 
 async def measure_baseline(model: str, data: EvalData, progress: RunProgress) -> Baseline:

@@ -16,34 +16,26 @@ from types import MappingProxyType
 
 from google.protobuf.message import DecodeError
 
-from swarm_ft.coordinator.membership import GATHER_S
-from swarm_ft.coordinator.state import (
+from swarm_ft.coordinator.effects import (
     CommitRecord,
     MemberRecord,
     PlanRecord,
     Record,
     RollbackRecord,
-    Run,
     RunRecord,
-    Snapshot,
     SnapshotRecord,
 )
+from swarm_ft.coordinator.membership import GATHER_S
+from swarm_ft.coordinator.state import Run, Snapshot
 from swarm_ft.errors import JournalError, NotFound, SwarmError
 from swarm_ft.ids import Attempt, PeerId, RunId, SampleId, StepNumber
 from swarm_ft.proto import run_pb2
+from swarm_ft.protocol.coordinator_messages import CommitStep, SavedStage, StageAssignment
 from swarm_ft.protocol.layers import LayerRange
-from swarm_ft.protocol.messages import (
-    ByteCounts,
-    CommitStep,
-    GradientTraffic,
-    RunPhase,
-    SavedStage,
-    StageAssignment,
-    StepCommitted,
-    Traffic,
-)
 from swarm_ft.protocol.run_spec import RunSpec
 from swarm_ft.protocol.run_wire import spec_from_wire, spec_to_wire
+from swarm_ft.protocol.status import RunPhase, StepCommitted
+from swarm_ft.protocol.traffic import ByteCounts, GradientTraffic, Traffic
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS runs (

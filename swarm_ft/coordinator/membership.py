@@ -9,8 +9,10 @@ from swarm_ft.coordinator.placement import fits
 from swarm_ft.coordinator.state import Member, Run, SwarmState
 from swarm_ft.errors import BadLayers, RunMismatch, SwarmError
 from swarm_ft.ids import PeerId
+from swarm_ft.protocol.coordinator_messages import StageAssignment
 from swarm_ft.protocol.layers import LayerRange
-from swarm_ft.protocol.messages import HeldStage, PeerHello, RunPhase, StageAssignment
+from swarm_ft.protocol.peer_messages import HeldStage, PeerHello
+from swarm_ft.protocol.status import RunPhase
 
 GRACE_S = 30.0
 """How long a peer whose stream broke may take to come back with weights that nobody else has."""

@@ -12,8 +12,9 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from swarm_ft.coordinator.state import Member
+from swarm_ft.protocol.coordinator_messages import StageAssignment
 from swarm_ft.protocol.layers import LayerRange, split_evenly
-from swarm_ft.protocol.messages import PeerHello, StageAssignment
+from swarm_ft.protocol.peer_messages import PeerHello
 from swarm_ft.protocol.run_spec import ModelSpec
 
 SETTLE_S = 2.0

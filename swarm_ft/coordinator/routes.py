@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from itertools import chain, zip_longest
 
 from swarm_ft.ids import MicrobatchIndex, PeerId, SampleId, StepNumber
+from swarm_ft.protocol.coordinator_messages import Stage
 from swarm_ft.protocol.digest import digest_of
-from swarm_ft.protocol.messages import Stage
 from swarm_ft.protocol.run_spec import TrainSpec
 from swarm_ft.protocol.training_plan import Microbatch, step_microbatches, step_samples
 

@@ -11,39 +11,40 @@ from typing import Any
 
 from swarm_ft import failpoints
 from swarm_ft.clock import Clock
-from swarm_ft.coordinator.journal import Journal
-from swarm_ft.coordinator.machine import decide
-from swarm_ft.coordinator.state import (
+from swarm_ft.coordinator.effects import (
     CommitRecord,
     Dismiss,
     Effect,
-    Event,
-    PeerLost,
-    PeerSaid,
     Publish,
-    ResultCollected,
-    Run,
-    RunCancelled,
-    RunSubmitted,
     Say,
-    SnapshotWritten,
-    SwarmState,
-    Tick,
     Write,
     WriteSnapshot,
 )
+from swarm_ft.coordinator.events import (
+    Event,
+    PeerLost,
+    PeerSaid,
+    ResultCollected,
+    RunCancelled,
+    RunSubmitted,
+    SnapshotWritten,
+    Tick,
+)
+from swarm_ft.coordinator.journal import Journal
+from swarm_ft.coordinator.machine import decide
+from swarm_ft.coordinator.state import Run, SwarmState
 from swarm_ft.coordinator.submission import receive_submission
 from swarm_ft.errors import NotFound, OutOfTurn, SwarmError, Unavailable
 from swarm_ft.ids import PeerId, RunId, SampleId
 from swarm_ft.log import get_logger
 from swarm_ft.proto import coordinator_pb2 as pb
+from swarm_ft.protocol.checks import checked_run_id
 from swarm_ft.protocol.client_wire import event_to_wire, status_to_wire, swarm_to_wire
-from swarm_ft.protocol.control_wire import (
-    from_peer_from_wire,
-    run_id_from_wire,
-    to_peer_to_wire,
-)
-from swarm_ft.protocol.messages import CommitStep, PeerHello, PlanStep, RunEvent, RunStatus, ToPeer
+from swarm_ft.protocol.coordinator_messages import CommitStep, PlanStep, ToPeer
+from swarm_ft.protocol.coordinator_wire import to_peer_to_wire
+from swarm_ft.protocol.peer_messages import PeerHello
+from swarm_ft.protocol.peer_wire import from_peer_from_wire
+from swarm_ft.protocol.status import RunEvent, RunStatus
 from swarm_ft.snapshots.manifest import Manifest, ShardEntry
 from swarm_ft.snapshots.store import SnapshotStore
 from swarm_ft.transport.base import Handler, MessageStream, Method
@@ -309,7 +310,7 @@ class CoordinatorService:
             return runs[-1]
         if not name:
             raise NotFound("the coordinator knows no run yet; submit one with 'client train'")
-        run = self._state.runs.get(run_id_from_wire(name))
+        run = self._state.runs.get(checked_run_id(name))
         if run is None:
             known = ", ".join(r.run_id for r in runs) or "none"
             raise NotFound(f"run {name} is not known here; known: {known}")

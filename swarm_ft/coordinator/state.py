@@ -1,6 +1,6 @@
-"""What the coordinator knows, what can happen, and what it can do about it. Values only.
+"""What the coordinator knows. Values only.
 
-`machine.decide` maps (state, event, now) to (state, effects); `service` performs the effects.
+`machine.decide` maps (state, event, now) to (state, effects); see `events` and `effects`.
 """
 
 from __future__ import annotations
@@ -10,32 +10,22 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from swarm_ft.ids import Attempt, PeerId, RunId, SampleId, StepNumber
-from swarm_ft.protocol.messages import (
-    NO_ATTEMPT,
-    ByteCounts,
+from swarm_ft.ids import NO_ATTEMPT, Attempt, PeerId, RunId, StepNumber
+from swarm_ft.protocol.coordinator_messages import (
     CommitStep,
-    FromPeer,
-    MemberStatus,
-    PeerHello,
-    RunEvent,
-    RunPhase,
-    RunStatus,
     SavedStage,
     Stage,
     StageAssignment,
-    StepCommitted,
-    StepReady,
-    SwarmStatus,
-    ToPeer,
     stages_of,
 )
+from swarm_ft.protocol.peer_messages import PeerHello, StepReady
 from swarm_ft.protocol.run_spec import RunSpec
+from swarm_ft.protocol.status import MemberStatus, RunPhase, RunStatus, SwarmStatus
+from swarm_ft.protocol.traffic import ByteCounts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from swarm_ft.errors import SwarmError
     from swarm_ft.protocol.layers import LayerRange
 
 
@@ -188,160 +178,3 @@ class SwarmState:
         """The same state with this member gone."""
         members = {name: m for name, m in self.members.items() if name != peer_id}
         return replace(self, members=MappingProxyType(members))
-
-
-# ---- what can happen
-
-
-@dataclass(frozen=True, slots=True)
-class PeerSaid:
-    """A peer's message; PeerHello makes it a member."""
-
-    peer_id: PeerId
-    message: FromPeer
-
-
-@dataclass(frozen=True, slots=True)
-class PeerLost:
-    """A peer's control stream broke; it may come back."""
-
-    peer_id: PeerId
-
-
-@dataclass(frozen=True, slots=True)
-class RunSubmitted:
-    """A client's job is in the journal."""
-
-    run_id: RunId
-    spec: RunSpec
-
-
-@dataclass(frozen=True, slots=True)
-class RunCancelled:
-    """A client wants no more of a run."""
-
-    run_id: RunId
-
-
-@dataclass(frozen=True, slots=True)
-class ResultCollected:
-    """A client has the result of a run."""
-
-    run_id: RunId
-
-
-@dataclass(frozen=True, slots=True)
-class SnapshotWritten:
-    """The snapshot's manifest is where the snapshots lie: it can be gone back to."""
-
-    run_id: RunId
-    snapshot: Snapshot
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """Time passed."""
-
-
-Event = PeerSaid | PeerLost | RunSubmitted | RunCancelled | ResultCollected | SnapshotWritten | Tick
-
-# ---- what to write down, before anything is said
-
-
-@dataclass(frozen=True, slots=True)
-class MemberRecord:
-    """A peer came, or went."""
-
-    hello: PeerHello
-    joined: bool
-
-
-@dataclass(frozen=True, slots=True)
-class RunRecord:
-    """A run's phase, attempt, stages or committed steps changed."""
-
-    run: Run
-
-
-@dataclass(frozen=True, slots=True)
-class PlanRecord:
-    """A step was planned."""
-
-    run_id: RunId
-    step: StepNumber
-    attempt: Attempt
-    samples: tuple[SampleId, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class CommitRecord:
-    """A step was committed."""
-
-    run_id: RunId
-    step: StepCommitted
-    commit: CommitStep
-
-
-@dataclass(frozen=True, slots=True)
-class RollbackRecord:
-    """Steps from `first_void_step` on do not count any more."""
-
-    run_id: RunId
-    first_void_step: StepNumber
-
-
-@dataclass(frozen=True, slots=True)
-class SnapshotRecord:
-    """A snapshot is whole."""
-
-    run_id: RunId
-    snapshot: Snapshot
-
-
-Record = MemberRecord | RunRecord | PlanRecord | CommitRecord | RollbackRecord | SnapshotRecord
-
-# ---- what to do
-
-
-@dataclass(frozen=True, slots=True)
-class Write:
-    """Put a record into the journal; comes before whatever is said about it."""
-
-    record: Record
-
-
-@dataclass(frozen=True, slots=True)
-class Say:
-    """Send a message to a peer; a plan goes with the tokens of these samples."""
-
-    peer_id: PeerId
-    message: ToPeer
-    tokens_of: tuple[SampleId, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Dismiss:
-    """End a peer's membership with an error."""
-
-    peer_id: PeerId
-    error: SwarmError
-
-
-@dataclass(frozen=True, slots=True)
-class Publish:
-    """Tell everybody who watches the run."""
-
-    run_id: RunId
-    event: RunEvent
-
-
-@dataclass(frozen=True, slots=True)
-class WriteSnapshot:
-    """All stages are saved: write the snapshot's manifest, then say `SnapshotWritten`."""
-
-    run_id: RunId
-    spec: RunSpec
-    snapshot: Snapshot
-
-
-Effect = Write | Say | Dismiss | Publish | WriteSnapshot

@@ -9,14 +9,10 @@ from types import MappingProxyType
 from swarm_ft.coordinator.routes import plan_microbatches
 from swarm_ft.coordinator.state import Run
 from swarm_ft.ids import PeerId, SampleId, StepNumber
-from swarm_ft.protocol.messages import (
-    CommitStep,
-    GradientTraffic,
-    PlanStep,
-    StepCommitted,
-    StepReady,
-    Traffic,
-)
+from swarm_ft.protocol.coordinator_messages import CommitStep, PlanStep
+from swarm_ft.protocol.peer_messages import StepReady
+from swarm_ft.protocol.status import StepCommitted
+from swarm_ft.protocol.traffic import GradientTraffic, Traffic
 from swarm_ft.protocol.training_plan import clip_factor, learning_rate_at, step_samples
 
 MEASURED_STEPS = 5

@@ -6,7 +6,7 @@ import numpy as np
 
 from swarm_ft.errors import BadDataset, MalformedMessage, OutOfTurn, RunMismatch
 from swarm_ft.proto import coordinator_pb2 as pb
-from swarm_ft.protocol.control_wire import BYTES_PER_TOKEN, tokens_from_wire
+from swarm_ft.protocol.coordinator_wire import BYTES_PER_TOKEN, tokens_from_wire
 from swarm_ft.protocol.run_spec import RunSpec
 from swarm_ft.protocol.run_wire import spec_from_wire
 from swarm_ft.transport.base import MessageStream

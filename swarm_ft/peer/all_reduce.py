@@ -30,12 +30,7 @@ from swarm_ft.peer.member_link import (
     receive_reduce_hello,
 )
 from swarm_ft.peer.residuals import Residuals
-from swarm_ft.protocol.all_reduce import (
-    AllReduce,
-    BreakOff,
-    ReduceEffect,
-    Transmit,
-)
+from swarm_ft.protocol.all_reduce import AllReduce, BreakOff, ReduceEffect, Transmit
 from swarm_ft.protocol.frame import EncodedTensor
 from swarm_ft.protocol.gradient_piece import (
     Division,
@@ -48,9 +43,9 @@ from swarm_ft.protocol.gradient_piece import (
     TakeSum,
 )
 from swarm_ft.protocol.layers import LayerRange
-from swarm_ft.protocol.messages import GradientTraffic
 from swarm_ft.protocol.reduce_wire import reduce_to_wire
 from swarm_ft.protocol.run_spec import RunSpec
+from swarm_ft.protocol.traffic import GradientTraffic
 from swarm_ft.transport.base import Channel, Transport
 from swarm_ft.transport.methods import ALL_REDUCE
 

@@ -20,21 +20,14 @@ from swarm_ft.peer.neighbours import Dialer
 from swarm_ft.peer.stage_state import StageState
 from swarm_ft.peer.step import Passing, StageStep
 from swarm_ft.peer.tied_embeddings import TiedExchange, exchange_from_last
+from swarm_ft.protocol.boundary_messages import BoundaryHello
 from swarm_ft.protocol.codec_spec import Direction
+from swarm_ft.protocol.coordinator_messages import Assign, PlanStep, Stage, stages_of
 from swarm_ft.protocol.frame import FrameKey
-from swarm_ft.protocol.messages import (
-    Assign,
-    BoundaryHello,
-    GradientTraffic,
-    PlanStep,
-    Stage,
-    StageReady,
-    StepReady,
-    Traffic,
-    stages_of,
-)
+from swarm_ft.protocol.peer_messages import StageReady, StepReady
 from swarm_ft.protocol.pipeline import StageSchedule
 from swarm_ft.protocol.session import WINDOW_FRAMES, BoundarySession
+from swarm_ft.protocol.traffic import GradientTraffic, Traffic
 from swarm_ft.protocol.training_plan import Microbatch
 from swarm_ft.transport.blob import BlobName
 

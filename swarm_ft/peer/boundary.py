@@ -20,14 +20,10 @@ from swarm_ft.ids import BlockIndex, StepNumber
 from swarm_ft.log import get_logger
 from swarm_ft.peer.coder import FrameCoder, Refusal, uncompressed_bytes
 from swarm_ft.proto import boundary_pb2 as pb
-from swarm_ft.protocol.boundary_wire import (
-    boundary_from_wire,
-    boundary_to_wire,
-    message_wire_bytes,
-)
+from swarm_ft.protocol.boundary_messages import Ack, BoundaryHello, KeyFrameRequest
+from swarm_ft.protocol.boundary_wire import boundary_from_wire, boundary_to_wire, message_wire_bytes
 from swarm_ft.protocol.codec_spec import Direction
 from swarm_ft.protocol.frame import Frame, FrameKey, FrameKind
-from swarm_ft.protocol.messages import Ack, BoundaryHello, KeyFrameRequest, Traffic
 from swarm_ft.protocol.session import (
     WINDOW_FRAMES,
     BoundarySession,
@@ -36,6 +32,7 @@ from swarm_ft.protocol.session import (
     SessionEffect,
     Transmit,
 )
+from swarm_ft.protocol.traffic import Traffic
 from swarm_ft.transport.base import MessageStream
 
 logger = get_logger(__name__)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from swarm_ft.clock import Clock
 from swarm_ft.discovery.base import Directory
 from swarm_ft.ids import PeerId
-from swarm_ft.protocol.messages import FromPeer
+from swarm_ft.protocol.peer_messages import FromPeer
 from swarm_ft.transport.base import Transport
 
 

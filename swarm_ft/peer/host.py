@@ -11,7 +11,7 @@ from pathlib import Path
 
 from swarm_ft.buffers import BufferStore
 from swarm_ft.errors import InternalError, NotFound, OutOfTurn, SwarmError
-from swarm_ft.ids import Attempt, RunId, StepNumber
+from swarm_ft.ids import Attempt, RunId
 from swarm_ft.log import get_logger
 from swarm_ft.peer.attempt import StageAttempt
 from swarm_ft.peer.boundary import BoundaryStream
@@ -21,26 +21,25 @@ from swarm_ft.peer.handover import Handover
 from swarm_ft.peer.member_link import ReduceStream
 from swarm_ft.peer.neighbours import answer, check_hello
 from swarm_ft.peer.stage_state import EngineMaker, StageState
+from swarm_ft.peer.state_exchange import StateExchange
 from swarm_ft.peer.tied_embeddings import TiedStream
 from swarm_ft.proto import peer_pb2 as pb
-from swarm_ft.protocol.gradient_piece import ReduceHello
-from swarm_ft.protocol.layers import LayerRange
-from swarm_ft.protocol.messages import (
+from swarm_ft.protocol.boundary_messages import BoundaryHello
+from swarm_ft.protocol.coordinator_messages import (
     Assign,
-    BoundaryHello,
     CommitStep,
-    HeldStage,
     PlanStep,
     SaveStage,
+    TakeStage,
+)
+from swarm_ft.protocol.gradient_piece import ReduceHello
+from swarm_ft.protocol.peer_messages import (
+    HeldStage,
     StageExported,
     StageFailed,
-    StageOffered,
-    StageSaved,
-    TakeStage,
 )
 from swarm_ft.protocol.run_spec import RunSpec
 from swarm_ft.protocol.shard import ShardName
-from swarm_ft.snapshots.shard import ShardContents
 from swarm_ft.snapshots.store import SnapshotStore
 from swarm_ft.transport.base import MessageStream
 from swarm_ft.transport.blob import BlobName, send_file
@@ -78,14 +77,12 @@ class StageHost:
         self._spec = spec
         self._shard_dir = shard_dir
         self._state = StageState(context, run_id, spec, make_engine)
-        self._handover = Handover(context, shard_dir, spec.digest(), snapshots)
-        self._saves: set[asyncio.Task[None]] = set()
+        handover = Handover(context, shard_dir, spec.digest(), snapshots)
+        self._exchange = StateExchange(context, self._state, handover)
         self._attempt: StageAttempt | None = None
         self._task: asyncio.Task[None] | None = None
         self._assigned = Attempt(-1)
         self._attempt_changed = asyncio.Event()
-        self._take: asyncio.Future[TakeStage] = asyncio.get_running_loop().create_future()
-        self._taken_bytes = 0
         self._shard: Path | None = None
 
     @property
@@ -113,19 +110,18 @@ class StageHost:
     async def assign(self, assign: Assign) -> None:
         """Drop the present attempt and start another."""
         await self.stop()
-        self._take = asyncio.get_running_loop().create_future()
+        self._exchange.expect(assign.attempt)
         self._assigned = assign.attempt
         self._attempt_changed.set()
         self._task = asyncio.create_task(self._work(assign))
 
     def take(self, take: TakeStage) -> None:
         """The state that this assignment waits for is there to be fetched."""
-        if take.attempt == self._assigned and not self._take.done():
-            self._take.set_result(take)
+        self._exchange.take(take)
 
     def find_shard(self, name: ShardName) -> OfferedShard | None:
         """A shard that newcomers may have from here."""
-        return self._handover.find(name)
+        return self._exchange.find(name)
 
     def plan(self, plan: PlanStep) -> None:
         """Run a step of the present attempt; one of an older attempt is void."""
@@ -154,21 +150,7 @@ class StageHost:
         Raises:
             OutOfTurn: nothing is loaded, or other steps are committed here.
         """
-        if self._state.committed_steps != save.step:
-            here = self._state.committed_steps
-            raise OutOfTurn(f"snapshot of step {save.step}, {here} are committed")
-        contents = await self._state.everything()
-        task = asyncio.create_task(self._save(self._state.name, contents))
-        self._saves.add(task)
-        task.add_done_callback(self._saves.discard)
-
-    async def _save(self, name: ShardName, contents: ShardContents) -> None:
-        try:
-            entry = await self._handover.save(name, contents)
-        except SwarmError as error:
-            logger.warning("%s: cannot be saved: %s", name, error.message)
-            return
-        self._context.say(StageSaved(name=name, digest=entry.digest, total_bytes=entry.total_bytes))
+        await self._exchange.save(save)
 
     async def export(self) -> None:
         """Write the trained stage down, and say so.
@@ -187,7 +169,7 @@ class StageHost:
     async def release(self) -> None:
         """Let go of everything."""
         await self.stop()
-        self._handover.close()
+        self._exchange.close()
         self._state.drop()
         if self._shard is not None:
             self._shard.unlink(missing_ok=True)
@@ -217,51 +199,19 @@ class StageHost:
     async def _prepare(self, assign: Assign) -> None:
         """Have the stage as of the last commit, and offer it to those who have not."""
         layers = next(s.layers for s in assign.stages if s.peer_id == self._context.peer_id)
-        is_taker = self._context.peer_id in assign.takers
-        mine = (self._state.committed_steps, self._state.last_attempt)
-        is_other = assign.fresh and mine != (assign.committed_steps, assign.last_attempt)
-        if not self._state.is_loaded or is_taker or is_other:
+        if self._exchange.is_outdated(assign):
             await self._state.load(layers)
             self._shard = None
-            if assign.committed_steps:
-                await self._take_up(assign, layers, from_peers=is_taker)
+            await self._exchange.take_up(assign, layers)
         if self._state.committed_steps != assign.committed_steps:
             raise OutOfTurn(
                 f"run {self.run_id}: {assign.committed_steps} steps are committed, "
                 f"{self._state.committed_steps} of them here"
             )
-        replicas = {s.peer_id for s in assign.stages if s.layers == layers}
-        if not is_taker and replicas & set(assign.takers):
-            await self._offer(assign)
-
-    async def _take_up(self, assign: Assign, layers: LayerRange, *, from_peers: bool) -> None:
-        """Become the stage as its other replicas, or the run's snapshot, have it."""
-        step = StepNumber(assign.committed_steps)
-        name = ShardName(run_id=self.run_id, step=step, layers=layers)
-        saved = {stage.layers: stage.digest for stage in assign.saved}
-        if from_peers:
-            take = await self._take
-            contents, self._taken_bytes = await self._handover.fetch(name, take.digest, take.donors)
-        elif layers in saved:
-            contents = await self._handover.read(name, saved[layers])
-        else:
-            return
-        await self._state.restore(contents, step, assign.last_attempt)
-
-    async def _offer(self, assign: Assign) -> None:
-        contents = await self._state.weights()
-        shard = (await self._handover.offer(self._state.name, contents)).chunks
-        self._context.say(
-            StageOffered(
-                run_id=self.run_id,
-                attempt=assign.attempt,
-                digest=shard.digest(),
-                total_bytes=shard.total_bytes,
-            )
-        )
+        await self._exchange.offer(assign, layers)
 
     def _attempt_of(self, assign: Assign) -> StageAttempt:
-        taken_bytes, self._taken_bytes = self._taken_bytes, 0
+        taken_bytes = self._exchange.pop_taken_bytes()
         self._attempt = StageAttempt(self._context, assign, self._state, taken_bytes=taken_bytes)
         self._attempt_changed.set()
         return self._attempt

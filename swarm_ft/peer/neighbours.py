@@ -10,8 +10,8 @@ from swarm_ft.errors import OutOfTurn, RunMismatch, SwarmError, Unavailable
 from swarm_ft.ids import PeerId
 from swarm_ft.log import get_logger
 from swarm_ft.peer.boundary import Boundary, BoundaryStream
+from swarm_ft.protocol.boundary_messages import BoundaryHello
 from swarm_ft.protocol.boundary_wire import boundary_from_wire, boundary_to_wire
-from swarm_ft.protocol.messages import BoundaryHello
 from swarm_ft.transport.base import Channel, Transport
 from swarm_ft.transport.methods import BOUNDARY
 

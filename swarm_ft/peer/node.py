@@ -6,7 +6,6 @@ Connections come and go; what is hosted stays until the coordinator lets go of i
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -16,44 +15,34 @@ from typing import Any
 
 from swarm_ft.buffers import BufferStore
 from swarm_ft.clock import Clock
-from swarm_ft.discovery.base import Directory, Role
-from swarm_ft.errors import (
-    BadInput,
-    MalformedMessage,
-    NotFound,
-    OutOfTurn,
-    RunMismatch,
-    SwarmError,
-    Unavailable,
-)
+from swarm_ft.discovery.base import Directory
+from swarm_ft.errors import MalformedMessage, NotFound, OutOfTurn, RunMismatch
 from swarm_ft.ids import PeerId, RunId
 from swarm_ft.log import get_logger
 from swarm_ft.peer.all_reduce import receive_reduce_hello
 from swarm_ft.peer.boundary import BoundaryStream
 from swarm_ft.peer.context import PeerContext
+from swarm_ft.peer.coordinator_link import CoordinatorLink
 from swarm_ft.peer.donor import OfferedShard, serve_chunk_list, serve_chunks
 from swarm_ft.peer.host import StageHost
 from swarm_ft.peer.member_link import ReduceStream
 from swarm_ft.peer.neighbours import receive_hello
 from swarm_ft.peer.stage_state import EngineMaker
 from swarm_ft.peer.tied_embeddings import TiedStream
-from swarm_ft.proto import coordinator_pb2, peer_pb2
-from swarm_ft.protocol.control_wire import from_peer_to_wire, run_id_from_wire, to_peer_from_wire
-from swarm_ft.protocol.layers import LayerRange
-from swarm_ft.protocol.messages import (
+from swarm_ft.proto import peer_pb2
+from swarm_ft.protocol.checks import checked_run_id
+from swarm_ft.protocol.coordinator_messages import (
     Assign,
     CommitStep,
     ExportStage,
-    FromPeer,
-    PeerAlive,
-    PeerGoodbye,
-    PeerHello,
     PlanStep,
     ReleaseStage,
     SaveStage,
     TakeStage,
     ToPeer,
 )
+from swarm_ft.protocol.layers import LayerRange
+from swarm_ft.protocol.peer_messages import PeerAlive, PeerHello
 from swarm_ft.protocol.shard import ShardName
 from swarm_ft.snapshots.store import SnapshotStore
 from swarm_ft.transport.base import Handler, MessageStream, Method, Transport
@@ -61,7 +50,6 @@ from swarm_ft.transport.methods import (
     ALL_REDUCE,
     BOUNDARY,
     FETCH_CHUNKS,
-    JOIN,
     LIST_CHUNKS,
     TIED_GRADIENT,
     WEIGHTS,
@@ -69,15 +57,8 @@ from swarm_ft.transport.methods import (
 
 logger = get_logger(__name__)
 
-RECONNECT_S = 0.5
-ALIVE_EVERY_S = 2.0
-"""How often the coordinator hears from this peer at least; it gives up after some silence."""
-GOODBYE_S = 2.0
-"""How long a goodbye may take to be sent, when the coordinator may be gone too."""
 NUM_CODEC_THREADS = 2
 """One for each direction, so that encoding and decoding overlap each other and the compute."""
-
-ControlStream = MessageStream[coordinator_pb2.FromPeer, coordinator_pb2.ToPeer]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,17 +92,16 @@ class PeerNode:
         make_engine: EngineMaker,
     ) -> None:
         self._options = options
-        self._directory = directory
-        self._transport = transport
         self._make_engine = make_engine
         self._snapshots = SnapshotStore(options.snapshots_url) if options.snapshots_url else None
         self._compute = ThreadPoolExecutor(1, "compute")
         self._codecs = ThreadPoolExecutor(NUM_CODEC_THREADS, "codec")
-        self._outbox: asyncio.Queue[FromPeer] = asyncio.Queue()
         self._host: StageHost | None = None
         self._leaving = asyncio.Event()
         self._released = asyncio.Event()
-        self._said_goodbye = asyncio.Event()
+        self._link = CoordinatorLink(
+            directory, transport, hello=self._hello, alive=self._alive, obey=self._obey
+        )
         self._context = PeerContext(
             peer_id=options.peer_id,
             directory=directory,
@@ -129,7 +109,7 @@ class PeerNode:
             clock=clock,
             compute=self._compute,
             codecs=self._codecs,
-            say=self._outbox.put_nowait,
+            say=self._link.say,
         )
 
     def handlers(self) -> Mapping[Method[Any, Any], Handler]:
@@ -158,7 +138,7 @@ class PeerNode:
         Raises:
             BadInput: the coordinator refuses this peer for what it offers.
         """
-        serving = asyncio.create_task(self._stay_joined())
+        serving = asyncio.create_task(self._link.stay_joined())
         leaving = asyncio.create_task(self._left())
         try:
             await asyncio.wait((serving, leaving), return_when=asyncio.FIRST_COMPLETED)
@@ -183,41 +163,9 @@ class PeerNode:
             )
             self._released.clear()  # it may be set since an earlier run
             await self._released.wait()
-        self._context.say(PeerGoodbye())
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._said_goodbye.wait(), GOODBYE_S)
+        await self._link.say_goodbye()
 
     # ---- the coordinator
-
-    async def _stay_joined(self) -> None:
-        reason = ""
-        while True:
-            try:
-                await self._join_once()
-                reason = ""
-            except BadInput:
-                raise
-            except SwarmError as error:  # its trouble may pass, and the weights here are kept
-                if error.message != reason:
-                    logger.warning("coordinator: %s; trying on", error.message)
-                reason = error.message
-            await asyncio.sleep(RECONNECT_S)
-
-    async def _join_once(self) -> None:
-        coordinators = await self._directory.find(Role.COORDINATOR)
-        if not coordinators:
-            raise Unavailable("no coordinator is in the DHT")
-        endpoint = next(iter(coordinators.values()))
-        channel = self._transport.connect(endpoint)
-        try:
-            stream = channel.open(JOIN)
-            while not self._outbox.empty():
-                self._outbox.get_nowait()  # said to a coordinator that is gone; hello tells anew
-            await stream.send(from_peer_to_wire(self._hello()))
-            logger.info("joined the coordinator at %s", endpoint)
-            await self._converse(stream)
-        finally:
-            await channel.close()
 
     def _hello(self) -> PeerHello:
         return PeerHello(
@@ -227,33 +175,8 @@ class PeerNode:
             held=self._host.held if self._host is not None else None,
         )
 
-    async def _converse(self, stream: ControlStream) -> None:
-        parts = (self._write(stream), self._read(stream), self._stay_alive())
-        tasks = [asyncio.create_task(part) for part in parts]
-        try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _stay_alive(self) -> None:
-        while True:
-            await asyncio.sleep(ALIVE_EVERY_S)
-            self._context.say(PeerAlive(self._host.tasks_done if self._host is not None else 0))
-
-    async def _write(self, stream: ControlStream) -> None:
-        while True:
-            message = await self._outbox.get()
-            await stream.send(from_peer_to_wire(message))
-            if isinstance(message, PeerGoodbye):
-                self._said_goodbye.set()
-
-    async def _read(self, stream: ControlStream) -> None:
-        while (message := await stream.receive()) is not None:
-            await self._obey(to_peer_from_wire(message))
+    def _alive(self) -> PeerAlive:
+        return PeerAlive(self._host.tasks_done if self._host is not None else 0)
 
     async def _obey(self, message: ToPeer) -> None:
         match message:
@@ -325,7 +248,7 @@ class PeerNode:
         request = await stream.receive()
         if request is None:
             raise MalformedMessage(f"{stream.remote}: expected a request for weights")
-        run_id = run_id_from_wire(request.run_id)
+        run_id = checked_run_id(request.run_id)
         if self._host is None or self._host.run_id != run_id:
             raise NotFound(f"run {run_id}: this peer has no result of it")
         await self._host.on_weights(stream)

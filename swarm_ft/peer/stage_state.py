@@ -19,13 +19,14 @@ from torch import Tensor
 from swarm_ft import failpoints
 from swarm_ft.buffers import BufferKey, BufferRecord, BufferStore, End
 from swarm_ft.errors import BadSnapshot, MalformedMessage, OutOfTurn, Unavailable
-from swarm_ft.ids import Attempt, BlockIndex, RunId, SampleId, StepNumber
+from swarm_ft.ids import NO_ATTEMPT, Attempt, BlockIndex, RunId, SampleId, StepNumber
 from swarm_ft.log import get_logger
 from swarm_ft.peer.all_reduce import Residuals
 from swarm_ft.peer.context import PeerContext
+from swarm_ft.protocol.coordinator_messages import CommitStep
 from swarm_ft.protocol.digest import digest_of
 from swarm_ft.protocol.layers import LayerRange
-from swarm_ft.protocol.messages import NO_ATTEMPT, CommitStep, HeldStage
+from swarm_ft.protocol.peer_messages import HeldStage
 from swarm_ft.protocol.run_spec import RunSpec
 from swarm_ft.protocol.shard import ShardName
 from swarm_ft.snapshots.shard import ShardContents

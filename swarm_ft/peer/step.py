@@ -22,8 +22,8 @@ from swarm_ft.ids import MicrobatchIndex, SampleId
 from swarm_ft.peer.boundary import Boundary
 from swarm_ft.peer.context import PeerContext
 from swarm_ft.protocol.codec_spec import Direction
+from swarm_ft.protocol.coordinator_messages import PlanStep
 from swarm_ft.protocol.frame import FrameKey
-from swarm_ft.protocol.messages import PlanStep
 from swarm_ft.protocol.pipeline import StageSchedule, StepDone, Task, TaskKind
 from swarm_ft.protocol.training_plan import Microbatch
 from swarm_ft.stage.engine import StageEngine

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from swarm_ft.errors import MalformedMessage
+from swarm_ft.ids import PeerId, RunId
 from swarm_ft.protocol.digest import DIGEST_BYTES
 
 MAX_ID_CHARS = 64
@@ -38,6 +39,24 @@ def checked_id(name: str, value: str, *, optional: bool = False) -> str:
             f"{name}: expected 1 to {MAX_ID_CHARS} printable characters and no slash"
         )
     return value
+
+
+def checked_run_id(text: str) -> RunId:
+    """A run's name, if it is one.
+
+    Raises:
+        MalformedMessage: see `checked_id`.
+    """
+    return RunId(checked_id("run id", text))
+
+
+def checked_peer_id(text: str) -> PeerId:
+    """A peer's name, if it is one.
+
+    Raises:
+        MalformedMessage: see `checked_id`.
+    """
+    return PeerId(checked_id("peer id", text))
 
 
 def checked_text(value: str) -> str:

@@ -7,19 +7,15 @@ from dataclasses import asdict
 from swarm_ft.errors import MalformedMessage
 from swarm_ft.ids import StepNumber
 from swarm_ft.proto import coordinator_pb2 as pb
-from swarm_ft.protocol.checks import bounded, checked_text, finite
-from swarm_ft.protocol.control_wire import (
-    gradients_from_wire,
-    gradients_to_wire,
-    peer_id_from_wire,
-    run_id_from_wire,
-    stage_from_wire,
-    stages_to_wire,
-    traffic_from_wire,
-    traffic_to_wire,
+from swarm_ft.protocol.checks import bounded, checked_peer_id, checked_run_id, checked_text, finite
+from swarm_ft.protocol.coordinator_wire import stage_from_wire, stages_to_wire
+from swarm_ft.protocol.run_wire import (
+    layers_from_wire,
+    layers_to_wire,
+    spec_from_wire,
+    spec_to_wire,
 )
-from swarm_ft.protocol.messages import (
-    ByteCounts,
+from swarm_ft.protocol.status import (
     MemberStatus,
     RunEvent,
     RunPhase,
@@ -27,11 +23,12 @@ from swarm_ft.protocol.messages import (
     StepCommitted,
     SwarmStatus,
 )
-from swarm_ft.protocol.run_wire import (
-    layers_from_wire,
-    layers_to_wire,
-    spec_from_wire,
-    spec_to_wire,
+from swarm_ft.protocol.traffic import ByteCounts
+from swarm_ft.protocol.traffic_wire import (
+    gradients_from_wire,
+    gradients_to_wire,
+    traffic_from_wire,
+    traffic_to_wire,
 )
 
 
@@ -55,7 +52,7 @@ def status_from_wire(status: pb.RunStatus) -> RunStatus:
         MalformedMessage: any field is out of its bounds.
     """
     return RunStatus(
-        run_id=run_id_from_wire(status.run_id),
+        run_id=checked_run_id(status.run_id),
         phase=RunPhase(bounded("phase", status.phase, min(RunPhase), max(RunPhase))),
         detail=checked_text(status.detail),
         committed_steps=status.committed_steps,
@@ -134,7 +131,7 @@ def swarm_from_wire(swarm: pb.SwarmStatus) -> SwarmStatus:
     return SwarmStatus(
         members=tuple(
             MemberStatus(
-                peer_id=peer_id_from_wire(member.peer_id),
+                peer_id=checked_peer_id(member.peer_id),
                 layers=layers_from_wire(member.layers) if member.HasField("layers") else None,
             )
             for member in swarm.members

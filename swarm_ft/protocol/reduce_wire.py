@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import assert_never
 
 from swarm_ft.errors import MalformedMessage
-from swarm_ft.ids import Attempt, PeerId, RunId, StepNumber
+from swarm_ft.ids import Attempt, StepNumber
 from swarm_ft.proto import reduce_pb2 as pb
 from swarm_ft.protocol.boundary_wire import GRPC_PREFIX_BYTES
-from swarm_ft.protocol.checks import bounded, checked_digest, checked_id
+from swarm_ft.protocol.checks import bounded, checked_digest, checked_peer_id, checked_run_id
 from swarm_ft.protocol.frame import EncodedTensor
 from swarm_ft.protocol.gradient_piece import (
     GradientPiece,
@@ -92,9 +92,9 @@ def _hello_to_wire(hello: ReduceHello) -> pb.ReduceHello:
 
 def _hello_from_wire(hello: pb.ReduceHello) -> ReduceHello:
     return ReduceHello(
-        run_id=RunId(checked_id("run id", hello.run_id)),
+        run_id=checked_run_id(hello.run_id),
         spec_digest=checked_digest("RunSpec digest", hello.spec_digest),
         attempt=Attempt(hello.attempt),
-        peer_id=PeerId(checked_id("peer id", hello.peer_id)),
+        peer_id=checked_peer_id(hello.peer_id),
         layers=layers_from_wire(hello.layers),
     )

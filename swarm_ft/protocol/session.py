@@ -18,9 +18,9 @@ from dataclasses import dataclass
 
 from swarm_ft.errors import OutOfTurn
 from swarm_ft.ids import Attempt, StepNumber
+from swarm_ft.protocol.boundary_messages import Ack, BoundaryHello, BoundaryMessage, KeyFrameRequest
 from swarm_ft.protocol.codec_spec import Direction
 from swarm_ft.protocol.frame import Frame, FrameKey, FrameKind
-from swarm_ft.protocol.messages import Ack, BoundaryHello, BoundaryMessage, KeyFrameRequest
 
 WINDOW_FRAMES = 256
 """Frames the other side may have unacknowledged; bounds what a hostile peer makes us hold."""

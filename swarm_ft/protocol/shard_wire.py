@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from swarm_ft.errors import MalformedMessage
-from swarm_ft.ids import RunId, StepNumber
+from swarm_ft.ids import StepNumber
 from swarm_ft.proto import snapshot_pb2 as pb
-from swarm_ft.protocol.checks import bounded, checked_id
+from swarm_ft.protocol.checks import bounded, checked_run_id
 from swarm_ft.protocol.digest import DIGEST_BYTES
 from swarm_ft.protocol.run_spec import MAX_STEPS
 from swarm_ft.protocol.run_wire import layers_from_wire, layers_to_wire
@@ -24,7 +24,7 @@ def shard_from_wire(name: pb.ShardName) -> ShardName:
         MalformedMessage: any field is out of its bounds.
     """
     return ShardName(
-        run_id=RunId(checked_id("run id", name.run_id)),
+        run_id=checked_run_id(name.run_id),
         step=StepNumber(bounded("step", name.step, 0, MAX_STEPS)),
         layers=layers_from_wire(name.layers),
     )

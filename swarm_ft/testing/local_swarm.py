@@ -25,8 +25,8 @@ from swarm_ft.discovery.static import Board, StaticDirectory
 from swarm_ft.ids import PeerId, RunId
 from swarm_ft.peer.node import PeerNode, PeerOptions
 from swarm_ft.protocol.layers import LayerRange, parse_layers
-from swarm_ft.protocol.messages import RunEvent
 from swarm_ft.protocol.run_spec import RunSpec
+from swarm_ft.protocol.status import RunEvent
 from swarm_ft.snapshots.store import SnapshotStore
 from swarm_ft.stage.checkpoint import open_checkpoint
 from swarm_ft.stage.engine import StageEngine

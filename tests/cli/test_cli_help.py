@@ -54,6 +54,7 @@ JOB = {
     "--key",
     "--dp",
     "--save-steps",
+    "--resume",
     "--out",
     "--json",
 }

@@ -5,7 +5,7 @@ import pytest
 
 from swarm_ft.buffers import BufferKey, End
 from swarm_ft.ids import BlockIndex, PeerId, SampleId
-from swarm_ft.protocol.messages import StepCommitted
+from swarm_ft.protocol.status import StepCommitted
 from swarm_ft.testing.local_swarm import LocalSwarm
 
 NUM_SAMPLES, EPOCHS = 12, 3

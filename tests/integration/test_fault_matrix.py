@@ -1,6 +1,6 @@
 """Real processes die, freeze and lose their links; the run ends with the quiet run's losses.
 
-A tenth of the matrix: every role, every phase and every fault is met. `make faults` runs it all.
+An eighth of the matrix: every role, every phase and every fault is met. `make faults` runs it all.
 """
 
 import pytest
@@ -21,11 +21,12 @@ CELLS = chosen_cells(
         "last:after-backward:kill",
         "last:mid-reduce:kill",
         "last:before-ready:drop",
-        "lone:mid-backward:drop",
+        "lone:saving:drop",
         "newcomer:joining:kill",
         "donor:handing-over:kill",
         "coordinator:commit-written:drop",
         "coordinator:commit-said:kill",
+        "coordinator:snapshot-saved:drop",
         "client:mid-backward:kill",
         "dht:mid-backward:kill",
     )

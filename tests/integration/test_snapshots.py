@@ -3,7 +3,7 @@
 import pytest
 
 from swarm_ft.ids import PeerId
-from swarm_ft.protocol.messages import RunPhase, RunStatus, StepCommitted
+from swarm_ft.protocol.status import RunPhase, RunStatus, StepCommitted
 from swarm_ft.testing.local_swarm import LocalSwarm
 
 LAYERS = ["0-2", "2-4", "4-6"]

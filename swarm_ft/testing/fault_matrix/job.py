@@ -53,6 +53,7 @@ def make_job(sample: SampleInput, work_dir: Path) -> Job:
             key=NO_CODEC,
             dp=NO_CODEC,
             save_steps=SAVE_STEPS,
+            resume=False,
             max_eval_samples=1,
             out=work_dir / "unused",
             json_file=None,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from swarm_ft.client.job import Job
 from swarm_ft.client.report import counted_steps
-from swarm_ft.protocol.messages import RunEvent
+from swarm_ft.protocol.status import RunEvent
 from swarm_ft.testing.fault_matrix.cells import Cell
 from swarm_ft.testing.fault_matrix.job import make_input, make_job
 from swarm_ft.testing.fault_matrix.swarm import TWO_OF_EACH, Swarm

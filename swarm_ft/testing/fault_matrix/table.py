@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import groupby
 
+from swarm_ft.testing.fault_matrix.cells import Fault, Role
 from swarm_ft.testing.fault_matrix.trial import Outcome
 
+_SUMMARY_HEAD = (
+    "| who | fault | cells | in order | detection s, at most | recovery s, at most "
+    "| losses differ by, at most |\n" + "|---" * 7 + "|"
+)
 _HEAD = (
     "| who | phase | fault | detection s | recovery s | losses differ by | |\n" + "|---" * 7 + "|"
 )
@@ -18,8 +24,11 @@ def as_line(outcome: Outcome) -> str:
 
 
 def as_markdown(outcomes: Sequence[Outcome]) -> str:
-    """All of them as a table."""
-    return "\n".join((_HEAD, *map(_row, outcomes)))
+    """A table of roles and faults, and one of all outcomes."""
+    by_kind = sorted(outcomes, key=lambda o: (list(Role).index(o.cell.role), o.cell.fault))
+    groups = groupby(by_kind, key=lambda o: (o.cell.role, o.cell.fault))
+    summary = [_summary_row(role, fault, list(group)) for (role, fault), group in groups]
+    return "\n".join((_SUMMARY_HEAD, *summary, "", _HEAD, *map(_row, outcomes)))
 
 
 def as_dict(outcome: Outcome) -> dict[str, object]:
@@ -34,6 +43,20 @@ def as_dict(outcome: Outcome) -> dict[str, object]:
         "losses_differ_by": outcome.difference if has_losses else None,
         "problem": outcome.problem,
     }
+
+
+def _summary_row(role: Role, fault: Fault, outcomes: Sequence[Outcome]) -> str:
+    columns = (
+        *(role, fault, str(len(outcomes)), str(sum(not o.problem for o in outcomes))),
+        _seconds(_largest(o.detection_s for o in outcomes)),
+        _seconds(_largest(o.recovery_s for o in outcomes)),
+        f"{max(o.difference for o in outcomes):.0e}",
+    )
+    return "| " + " | ".join(columns) + " |"
+
+
+def _largest(seconds: Iterable[float | None]) -> float | None:
+    return max((s for s in seconds if s is not None), default=None)
 
 
 def _row(outcome: Outcome) -> str:

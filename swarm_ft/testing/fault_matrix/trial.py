@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 from swarm_ft.client.job import Job
 from swarm_ft.errors import RunFailed, SwarmError
 from swarm_ft.ids import RunId
-from swarm_ft.protocol.messages import RunEvent, RunPhase, RunStatus, StepCommitted
 from swarm_ft.protocol.run_spec import RunSpec
+from swarm_ft.protocol.status import RunEvent, RunPhase, RunStatus, StepCommitted
 from swarm_ft.testing.fault_matrix.cells import PHASES, Cell, Fault, Role
 from swarm_ft.testing.fault_matrix.processes import Command
 from swarm_ft.testing.fault_matrix.swarm import STAGES, TWO_OF_EACH, Swarm

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from swarm_ft.client.report import counted_steps
-from swarm_ft.protocol.messages import RunEvent, StepCommitted
+from swarm_ft.protocol.status import RunEvent, StepCommitted
 from swarm_ft.testing.fault_matrix.cells import Cell, Fault, Role
 
 RTOL = 1e-4

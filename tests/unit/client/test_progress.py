@@ -7,8 +7,9 @@ from rich.console import Console
 
 from swarm_ft.client.progress import WINDOW_STEPS, ProgressState, RunProgress
 from swarm_ft.ids import BlockIndex, RunId, StepNumber
-from swarm_ft.protocol.messages import RunPhase, RunStatus, StepCommitted, Traffic
 from swarm_ft.protocol.run_spec import LrSchedule, ModelSpec, RunSpec, TrainSpec
+from swarm_ft.protocol.status import RunPhase, RunStatus, StepCommitted
+from swarm_ft.protocol.traffic import Traffic
 
 
 def _spec(num_steps: int = 40) -> RunSpec:

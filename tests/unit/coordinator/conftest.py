@@ -9,59 +9,60 @@ from types import MappingProxyType
 
 import pytest
 
-from swarm_ft.coordinator.journal import Journal
-from swarm_ft.coordinator.machine import decide
-from swarm_ft.coordinator.state import (
+from swarm_ft.coordinator.effects import (
     CommitRecord,
     Dismiss,
     Effect,
-    Event,
     MemberRecord,
-    PeerLost,
-    PeerSaid,
     PlanRecord,
     Publish,
     RollbackRecord,
-    Run,
     RunRecord,
-    RunSubmitted,
     Say,
-    SnapshotWritten,
-    SwarmState,
-    Tick,
     Write,
     WriteSnapshot,
 )
+from swarm_ft.coordinator.events import (
+    Event,
+    PeerLost,
+    PeerSaid,
+    RunSubmitted,
+    SnapshotWritten,
+    Tick,
+)
+from swarm_ft.coordinator.journal import Journal
+from swarm_ft.coordinator.machine import decide
+from swarm_ft.coordinator.state import Run, SwarmState
 from swarm_ft.ids import Attempt, BlockIndex, PeerId, RunId
-from swarm_ft.protocol.layers import parse_layers
-from swarm_ft.protocol.messages import (
+from swarm_ft.protocol.coordinator_messages import (
     Assign,
     CommitStep,
     ExportStage,
+    PlanStep,
+    ReleaseStage,
+    SaveStage,
+    StageAssignment,
+    TakeStage,
+    ToPeer,
+)
+from swarm_ft.protocol.layers import parse_layers
+from swarm_ft.protocol.peer_messages import (
     FromPeer,
     HeldStage,
     PeerAlive,
     PeerGoodbye,
     PeerHello,
-    PlanStep,
-    ReleaseStage,
-    RunPhase,
-    RunStatus,
-    SaveStage,
-    StageAssignment,
     StageExported,
     StageFailed,
     StageOffered,
     StageReady,
     StageSaved,
-    StepCommitted,
     StepReady,
-    TakeStage,
-    ToPeer,
-    Traffic,
 )
 from swarm_ft.protocol.run_spec import LrSchedule, ModelSpec, RunSpec, TrainSpec
 from swarm_ft.protocol.shard import ShardName
+from swarm_ft.protocol.status import RunPhase, RunStatus, StepCommitted
+from swarm_ft.protocol.traffic import Traffic
 
 RUN = RunId("run-1")
 EVENT_S = 0.125

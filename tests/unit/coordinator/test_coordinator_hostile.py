@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarm_ft.coordinator.state import (
+from swarm_ft.coordinator.events import (
     PeerLost,
     PeerSaid,
     ResultCollected,
@@ -15,17 +15,17 @@ from swarm_ft.coordinator.state import (
 from swarm_ft.errors import BY_CODE
 from swarm_ft.ids import Attempt, PeerId, RunId, StepNumber
 from swarm_ft.protocol.layers import LayerRange
-from swarm_ft.protocol.messages import (
+from swarm_ft.protocol.peer_messages import (
     HeldStage,
     PeerGoodbye,
     PeerHello,
-    RunPhase,
     StageExported,
     StageFailed,
     StageReady,
     StepReady,
-    Traffic,
 )
+from swarm_ft.protocol.status import RunPhase
+from swarm_ft.protocol.traffic import Traffic
 
 RUNS = (RunId("run-1"), RunId("run-2"))
 OFFERS = {

@@ -5,36 +5,26 @@ from dataclasses import replace
 
 import pytest
 
+from swarm_ft.coordinator.effects import Publish, RollbackRecord, Say, Write
+from swarm_ft.coordinator.events import PeerSaid, ResultCollected, RunCancelled
 from swarm_ft.coordinator.journal import Journal
 from swarm_ft.coordinator.machine import RETRY_S
 from swarm_ft.coordinator.membership import GATHER_S, GRACE_S, SILENT_S
 from swarm_ft.coordinator.placement import SETTLE_S
-from swarm_ft.coordinator.state import (
-    PeerSaid,
-    Publish,
-    ResultCollected,
-    RollbackRecord,
-    RunCancelled,
-    Say,
-    Write,
-)
 from swarm_ft.ids import Attempt, PeerId, RunId
-from swarm_ft.protocol.layers import LayerRange
-from swarm_ft.protocol.messages import (
+from swarm_ft.protocol.coordinator_messages import (
     Assign,
     CommitStep,
     ExportStage,
-    HeldStage,
-    PeerGoodbye,
     PlanStep,
     ReleaseStage,
-    RunPhase,
     SaveStage,
     StageAssignment,
-    StageReady,
-    StepCommitted,
     TakeStage,
 )
+from swarm_ft.protocol.layers import LayerRange
+from swarm_ft.protocol.peer_messages import HeldStage, PeerGoodbye, StageReady
+from swarm_ft.protocol.status import RunPhase, StepCommitted
 
 RUN, SECOND = RunId("run-1"), RunId("run-2")
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from swarm_ft.coordinator.events import PeerSaid, ResultCollected
 from swarm_ft.coordinator.journal import Journal
-from swarm_ft.coordinator.state import PeerSaid, ResultCollected
 from swarm_ft.ids import RunId
-from swarm_ft.protocol.messages import RunPhase
+from swarm_ft.protocol.status import RunPhase
 
 RUN = RunId("run-1")
 LAYERS = {"a": "0-1", "b": "1-3", "c": "3-4"}

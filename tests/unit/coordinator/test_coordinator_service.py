@@ -25,24 +25,13 @@ from swarm_ft.errors import (
 from swarm_ft.ids import Attempt, RunId, StepNumber
 from swarm_ft.proto import coordinator_pb2 as pb
 from swarm_ft.protocol.client_wire import event_from_wire, status_from_wire
-from swarm_ft.protocol.control_wire import (
-    from_peer_to_wire,
-    to_peer_from_wire,
-    tokens_to_wire,
-)
+from swarm_ft.protocol.coordinator_messages import Assign, PlanStep, ReleaseStage
+from swarm_ft.protocol.coordinator_wire import to_peer_from_wire, tokens_to_wire
 from swarm_ft.protocol.layers import LayerRange
-from swarm_ft.protocol.messages import (
-    Assign,
-    HeldStage,
-    PeerGoodbye,
-    PlanStep,
-    ReleaseStage,
-    RunPhase,
-    RunStatus,
-    StageFailed,
-    StepCommitted,
-)
+from swarm_ft.protocol.peer_messages import HeldStage, PeerGoodbye, StageFailed
+from swarm_ft.protocol.peer_wire import from_peer_to_wire
 from swarm_ft.protocol.run_wire import spec_to_wire
+from swarm_ft.protocol.status import RunPhase, RunStatus, StepCommitted
 from swarm_ft.transport.base import call
 from swarm_ft.transport.memory import MemoryChannel, MemoryTransport
 from swarm_ft.transport.methods import CANCEL, COLLECTED, JOIN, STATUS, SUBMIT, WATCH

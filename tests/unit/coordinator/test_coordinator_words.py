@@ -2,10 +2,11 @@
 
 import pytest
 
+from swarm_ft.coordinator.effects import Publish
 from swarm_ft.coordinator.membership import SILENT_S
-from swarm_ft.coordinator.state import Publish
 from swarm_ft.errors import BadLayers
-from swarm_ft.protocol.messages import RunPhase, RunStatus, StageFailed
+from swarm_ft.protocol.peer_messages import StageFailed
+from swarm_ft.protocol.status import RunPhase, RunStatus
 
 A_STEP = 1
 
@@ -64,3 +65,13 @@ def test_a_peer_that_cannot_host_its_layers_is_named_with_the_reason(trained, pe
     trained.say(peers[1], failed)
     first = "peer b (layers 2-4) cannot host them: too little memory; its part goes to twin"
     assert told(trained) == [first]
+
+
+def test_who_joins_is_named(trained, peers, make_peer):
+    trained.join(make_peer("late", "2-4"))
+    trained.settle_until(lambda: trained.run().committed_steps == A_STEP + 1)
+    assert told(trained) == ["joined by late"]
+    trained.lose(peers[2])
+    trained.effects.clear()
+    trained.join(peers[2])
+    assert told(trained) == ["joined by twin"]

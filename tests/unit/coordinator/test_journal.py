@@ -6,27 +6,23 @@ from types import MappingProxyType
 
 import pytest
 
-from swarm_ft.coordinator.journal import Journal
-from swarm_ft.coordinator.membership import GATHER_S
-from swarm_ft.coordinator.state import (
+from swarm_ft.coordinator.effects import (
     CommitRecord,
     MemberRecord,
     PlanRecord,
     RollbackRecord,
-    Run,
     RunRecord,
 )
+from swarm_ft.coordinator.journal import Journal
+from swarm_ft.coordinator.membership import GATHER_S
+from swarm_ft.coordinator.state import Run
 from swarm_ft.errors import JournalError, NotFound
 from swarm_ft.ids import Attempt, BlockIndex, PeerId, RunId, SampleId, StepNumber
+from swarm_ft.protocol.coordinator_messages import CommitStep, StageAssignment
 from swarm_ft.protocol.layers import LayerRange
-from swarm_ft.protocol.messages import (
-    CommitStep,
-    PeerHello,
-    RunPhase,
-    StageAssignment,
-    StepCommitted,
-    Traffic,
-)
+from swarm_ft.protocol.peer_messages import PeerHello
+from swarm_ft.protocol.status import RunPhase, StepCommitted
+from swarm_ft.protocol.traffic import Traffic
 
 RUN = RunId("run-1")
 NOW_S = 50.0

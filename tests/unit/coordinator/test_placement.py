@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from swarm_ft.coordinator.placement import MEMORY_PER_WEIGHT, SETTLE_S, place
 from swarm_ft.coordinator.state import Member
 from swarm_ft.ids import PeerId
+from swarm_ft.protocol.coordinator_messages import stages_of
 from swarm_ft.protocol.layers import LayerRange, parse_layers
-from swarm_ft.protocol.messages import PeerHello, stages_of
+from swarm_ft.protocol.peer_messages import PeerHello
 
 LATER_S = 1000.0
 PLENTY = 1 << 60

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from swarm_ft.coordinator.routes import plan_microbatches
 from swarm_ft.ids import PeerId
+from swarm_ft.protocol.coordinator_messages import Stage
 from swarm_ft.protocol.layers import LayerRange
-from swarm_ft.protocol.messages import Stage
 from swarm_ft.protocol.training_plan import step_microbatches, step_samples
 
 

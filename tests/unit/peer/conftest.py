@@ -13,10 +13,10 @@ from swarm_ft.ids import PeerId, RunId
 from swarm_ft.peer.boundary import Boundary
 from swarm_ft.peer.coder import FrameCoder
 from swarm_ft.peer.neighbours import answer, check_hello, receive_hello
+from swarm_ft.protocol.boundary_messages import BoundaryHello
 from swarm_ft.protocol.boundary_wire import boundary_from_wire, boundary_to_wire
 from swarm_ft.protocol.codec_spec import Direction
 from swarm_ft.protocol.frame import FrameKey
-from swarm_ft.protocol.messages import BoundaryHello
 from swarm_ft.protocol.run_spec import LrSchedule, ModelSpec, RunSpec, TrainSpec
 from swarm_ft.protocol.session import WINDOW_FRAMES, BoundarySession
 from swarm_ft.transport.grpc_transport import GrpcTransport

@@ -37,8 +37,8 @@ from swarm_ft.protocol.gradient_piece import (
     ReduceHello,
 )
 from swarm_ft.protocol.layers import LayerRange
-from swarm_ft.protocol.messages import GradientTraffic
 from swarm_ft.protocol.reduce_wire import reduce_from_wire, reduce_to_wire, reduce_wire_bytes
+from swarm_ft.protocol.traffic import GradientTraffic
 from swarm_ft.testing.clock import ManualClock
 from swarm_ft.testing.faults import FaultyTransport
 from swarm_ft.transport.methods import ALL_REDUCE

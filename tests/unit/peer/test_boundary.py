@@ -24,11 +24,12 @@ from swarm_ft.peer.boundary import MAX_BROKEN_STREAMS
 from swarm_ft.peer.coder import FrameCoder
 from swarm_ft.peer.neighbours import Dialer
 from swarm_ft.proto.peer_pb2 import BlobPart
+from swarm_ft.protocol.boundary_messages import Ack, KeyFrameRequest
 from swarm_ft.protocol.boundary_wire import boundary_to_wire, frame_wire_bytes
 from swarm_ft.protocol.codec_spec import Direction, parse_codec_spec
 from swarm_ft.protocol.frame import EncodedTensor, Frame, FrameKey, FrameKind
-from swarm_ft.protocol.messages import Ack, KeyFrameRequest, Traffic
 from swarm_ft.protocol.session import WINDOW_FRAMES, BoundarySession
+from swarm_ft.protocol.traffic import Traffic
 from swarm_ft.testing.clock import ManualClock
 from swarm_ft.testing.faults import FaultyTransport
 from swarm_ft.transport.methods import BOUNDARY

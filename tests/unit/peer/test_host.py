@@ -19,19 +19,11 @@ from swarm_ft.peer.context import PeerContext
 from swarm_ft.peer.host import StageHost
 from swarm_ft.peer.neighbours import receive_hello
 from swarm_ft.proto.peer_pb2 import WeightsRequest
+from swarm_ft.protocol.boundary_messages import BoundaryHello
 from swarm_ft.protocol.boundary_wire import boundary_from_wire, boundary_to_wire
+from swarm_ft.protocol.coordinator_messages import Assign, CommitStep, PlanStep, StageAssignment
 from swarm_ft.protocol.layers import LayerRange
-from swarm_ft.protocol.messages import (
-    Assign,
-    BoundaryHello,
-    CommitStep,
-    PlanStep,
-    StageAssignment,
-    StageExported,
-    StageFailed,
-    StageReady,
-    StepReady,
-)
+from swarm_ft.protocol.peer_messages import StageExported, StageFailed, StageReady, StepReady
 from swarm_ft.protocol.run_spec import RunSpec
 from swarm_ft.protocol.training_plan import step_microbatches
 from swarm_ft.stage.checkpoint import open_checkpoint

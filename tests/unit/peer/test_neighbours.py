@@ -24,10 +24,10 @@ from swarm_ft.peer.neighbours import (
     find_peer,
     receive_hello,
 )
+from swarm_ft.protocol.boundary_messages import Ack, BoundaryHello
 from swarm_ft.protocol.boundary_wire import boundary_to_wire
 from swarm_ft.protocol.codec_spec import Direction
 from swarm_ft.protocol.frame import FrameKey
-from swarm_ft.protocol.messages import Ack, BoundaryHello
 from swarm_ft.testing.clock import ManualClock
 from swarm_ft.transport.memory import MemoryTransport
 from swarm_ft.transport.methods import BOUNDARY

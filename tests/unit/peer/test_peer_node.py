@@ -9,37 +9,33 @@ import torch
 
 from swarm_ft.discovery.base import Role
 from swarm_ft.discovery.static import Board, StaticDirectory
-from swarm_ft.errors import (
-    BadLayers,
-    JournalError,
-    NotFound,
-    OutOfTurn,
-    RunMismatch,
-    Unavailable,
-)
+from swarm_ft.errors import BadLayers, JournalError, NotFound, OutOfTurn, RunMismatch, Unavailable
 from swarm_ft.ids import PeerId, RunId
 from swarm_ft.peer.node import PeerNode, PeerOptions
 from swarm_ft.proto.coordinator_pb2 import ToPeer
 from swarm_ft.proto.peer_pb2 import BlobPart, WeightsRequest
+from swarm_ft.protocol.boundary_messages import BoundaryHello
 from swarm_ft.protocol.boundary_wire import boundary_to_wire
-from swarm_ft.protocol.control_wire import from_peer_from_wire, to_peer_to_wire
-from swarm_ft.protocol.layers import LayerRange
-from swarm_ft.protocol.messages import (
+from swarm_ft.protocol.coordinator_messages import (
     Assign,
-    BoundaryHello,
     CommitStep,
     ExportStage,
-    PeerAlive,
-    PeerGoodbye,
-    PeerHello,
     PlanStep,
     ReleaseStage,
     StageAssignment,
+)
+from swarm_ft.protocol.coordinator_wire import to_peer_to_wire
+from swarm_ft.protocol.layers import LayerRange
+from swarm_ft.protocol.peer_messages import (
+    PeerAlive,
+    PeerGoodbye,
+    PeerHello,
     StageExported,
     StageFailed,
     StageReady,
     StepReady,
 )
+from swarm_ft.protocol.peer_wire import from_peer_from_wire
 from swarm_ft.protocol.run_spec import RunSpec
 from swarm_ft.protocol.training_plan import step_microbatches
 from swarm_ft.stage.checkpoint import open_checkpoint
@@ -156,7 +152,7 @@ def cpu_engine(spec, layers):
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch):
-    monkeypatch.setattr("swarm_ft.peer.node.RECONNECT_S", 0.0)
+    monkeypatch.setattr("swarm_ft.peer.coordinator_link.RECONNECT_S", 0.0)
     monkeypatch.setattr("swarm_ft.peer.neighbours.MIN_BACKOFF_S", 0.0)
 
 
@@ -335,7 +331,7 @@ async def test_a_peer_that_leaves_says_goodbye(swarm, assign_of):
 
 
 async def test_a_peer_leaves_although_nobody_hears_its_goodbye(swarm, monkeypatch):
-    monkeypatch.setattr("swarm_ft.peer.node.GOODBYE_S", 0.0)
+    monkeypatch.setattr("swarm_ft.peer.coordinator_link.GOODBYE_S", 0.0)
     await swarm.directory.withdraw(Role.COORDINATOR, "coordinator")
     node, running = await swarm.peer()
     node.leave()

@@ -14,8 +14,8 @@ from swarm_ft.clock import SystemClock
 from swarm_ft.errors import MalformedMessage, NonFinite
 from swarm_ft.peer.step import Passing, StageStep
 from swarm_ft.protocol.codec_spec import Direction
+from swarm_ft.protocol.coordinator_messages import PlanStep
 from swarm_ft.protocol.frame import FrameKey
-from swarm_ft.protocol.messages import PlanStep
 from swarm_ft.protocol.pipeline import StageSchedule
 from swarm_ft.protocol.training_plan import Microbatch
 from swarm_ft.stage.engine import LossAndGradient

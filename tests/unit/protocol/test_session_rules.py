@@ -3,16 +3,10 @@
 import pytest
 
 from swarm_ft.errors import OutOfTurn
+from swarm_ft.protocol.boundary_messages import Ack, BoundaryHello, KeyFrameRequest
 from swarm_ft.protocol.codec_spec import Axis, CodecName, CodecSpec, Direction
 from swarm_ft.protocol.frame import EncodedTensor, Frame, FrameKey, FrameKind
-from swarm_ft.protocol.messages import Ack, BoundaryHello, KeyFrameRequest
-from swarm_ft.protocol.session import (
-    WINDOW_FRAMES,
-    BoundarySession,
-    Deliver,
-    Reencode,
-    Transmit,
-)
+from swarm_ft.protocol.session import WINDOW_FRAMES, BoundarySession, Deliver, Reencode, Transmit
 
 TENSOR = EncodedTensor(CodecSpec(CodecName.AQ, 400, Axis.CHANNEL), 1, 1, b"")
 

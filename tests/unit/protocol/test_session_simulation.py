@@ -11,9 +11,9 @@ from itertools import chain, repeat
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from swarm_ft.protocol.boundary_messages import Ack, BoundaryHello, KeyFrameRequest
 from swarm_ft.protocol.codec_spec import Axis, CodecName, CodecSpec, Direction
 from swarm_ft.protocol.frame import EncodedTensor, Frame, FrameKey, FrameKind
-from swarm_ft.protocol.messages import Ack, BoundaryHello, KeyFrameRequest
 from swarm_ft.protocol.session import BoundarySession, Deliver, Reencode, Transmit
 
 ATTEMPT = 3

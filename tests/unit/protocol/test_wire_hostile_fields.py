@@ -6,40 +6,19 @@ import pytest
 
 from swarm_ft.errors import MalformedMessage
 from swarm_ft.proto import boundary_pb2, coordinator_pb2
-from swarm_ft.protocol.boundary_wire import (
-    MAX_RECEIVED_KEYS,
-    boundary_from_wire,
-    boundary_to_wire,
-)
+from swarm_ft.protocol.boundary_messages import Ack, BoundaryHello, KeyFrameRequest
+from swarm_ft.protocol.boundary_wire import MAX_RECEIVED_KEYS, boundary_from_wire, boundary_to_wire
 from swarm_ft.protocol.client_wire import event_from_wire, event_to_wire
 from swarm_ft.protocol.codec_spec import Axis, CodecName, CodecSpec, Direction
-from swarm_ft.protocol.control_wire import (
-    from_peer_from_wire,
-    from_peer_to_wire,
-    to_peer_from_wire,
-    to_peer_to_wire,
-    tokens_from_wire,
-)
+from swarm_ft.protocol.coordinator_messages import Assign, CommitStep, PlanStep, StageAssignment
+from swarm_ft.protocol.coordinator_wire import to_peer_from_wire, to_peer_to_wire, tokens_from_wire
 from swarm_ft.protocol.frame import EncodedTensor, Frame, FrameKey, FrameKind
 from swarm_ft.protocol.layers import LayerRange
-from swarm_ft.protocol.messages import (
-    Ack,
-    Assign,
-    BoundaryHello,
-    CommitStep,
-    HeldStage,
-    KeyFrameRequest,
-    PeerHello,
-    PlanStep,
-    RunPhase,
-    RunStatus,
-    StageAssignment,
-    StageFailed,
-    StepCommitted,
-    StepReady,
-    Traffic,
-)
+from swarm_ft.protocol.peer_messages import HeldStage, PeerHello, StageFailed, StepReady
+from swarm_ft.protocol.peer_wire import from_peer_from_wire, from_peer_to_wire
 from swarm_ft.protocol.run_spec import MAX_HIDDEN_SIZE, MAX_SEQ_LENGTH
+from swarm_ft.protocol.status import RunPhase, RunStatus, StepCommitted
+from swarm_ft.protocol.traffic import Traffic
 from swarm_ft.protocol.training_plan import Microbatch
 
 NAN, INF = float("nan"), float("inf")

@@ -7,37 +7,32 @@ from hypothesis import strategies as st
 
 from swarm_ft.errors import MalformedMessage
 from swarm_ft.proto import boundary_pb2, coordinator_pb2, run_pb2
-from swarm_ft.protocol import boundary_wire, client_wire, control_wire, run_wire
+from swarm_ft.protocol import boundary_wire, client_wire, coordinator_wire, peer_wire, run_wire
+from swarm_ft.protocol.boundary_messages import Ack, BoundaryHello, KeyFrameRequest
 from swarm_ft.protocol.codec_spec import Direction, parse_codec_spec
-from swarm_ft.protocol.frame import EncodedTensor, Frame, FrameKey, FrameKind
-from swarm_ft.protocol.layers import LayerRange
-from swarm_ft.protocol.messages import (
-    Ack,
+from swarm_ft.protocol.coordinator_messages import (
     Assign,
-    BoundaryHello,
     CommitStep,
     ExportStage,
-    GradientTraffic,
+    PlanStep,
+    ReleaseStage,
+    StageAssignment,
+)
+from swarm_ft.protocol.frame import EncodedTensor, Frame, FrameKey, FrameKind
+from swarm_ft.protocol.layers import LayerRange
+from swarm_ft.protocol.peer_messages import (
     HeldStage,
-    KeyFrameRequest,
-    MemberStatus,
     PeerAlive,
     PeerGoodbye,
     PeerHello,
-    PlanStep,
-    ReleaseStage,
-    RunPhase,
-    RunStatus,
-    StageAssignment,
     StageExported,
     StageFailed,
     StageReady,
-    StepCommitted,
     StepReady,
-    SwarmStatus,
-    Traffic,
 )
 from swarm_ft.protocol.run_spec import LrSchedule, ModelSpec, RunSpec, TrainSpec
+from swarm_ft.protocol.status import MemberStatus, RunPhase, RunStatus, StepCommitted, SwarmStatus
+from swarm_ft.protocol.traffic import GradientTraffic, Traffic
 from swarm_ft.protocol.training_plan import Microbatch
 
 # ---- strategies: any message that our own side may send
@@ -255,15 +250,15 @@ WIRES = {
     ),
     "from-peer": (
         from_peer_messages,
-        control_wire.from_peer_to_wire,
+        peer_wire.from_peer_to_wire,
         coordinator_pb2.FromPeer,
-        control_wire.from_peer_from_wire,
+        peer_wire.from_peer_from_wire,
     ),
     "to-peer": (
         to_peer_messages,
-        control_wire.to_peer_to_wire,
+        coordinator_wire.to_peer_to_wire,
         coordinator_pb2.ToPeer,
-        control_wire.to_peer_from_wire,
+        coordinator_wire.to_peer_from_wire,
     ),
     "event": (
         run_events,

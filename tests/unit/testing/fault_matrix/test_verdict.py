@@ -4,7 +4,7 @@ import pytest
 
 from swarm_ft.errors import BadOption, ProtocolError
 from swarm_ft.ids import StepNumber
-from swarm_ft.protocol.messages import StepCommitted
+from swarm_ft.protocol.status import StepCommitted
 from swarm_ft.testing.fault_matrix.cells import Cell, Fault, Role, all_cells, chosen_cells
 from swarm_ft.testing.fault_matrix.verdict import Observed, problems_of, relative_difference
 

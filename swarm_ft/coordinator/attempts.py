@@ -1,0 +1,162 @@
+"""Attempts: who hosts what, from the first assignment to the one without the peers that left.
+
+An attempt ends with `interrupt`; `advance` starts the next as soon as all it needs is there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import MappingProxyType
+
+from swarm_ft.coordinator.effects import RollbackRecord
+from swarm_ft.coordinator.membership import layers_refusal, settled, takers_of, with_newcomers
+from swarm_ft.coordinator.placement import place, place_on
+from swarm_ft.coordinator.state import Run
+from swarm_ft.coordinator.turn import Turn
+from swarm_ft.ids import NO_ATTEMPT, Attempt, PeerId, StepNumber
+from swarm_ft.protocol.coordinator_messages import Assign, ReleaseStage, TakeStage
+from swarm_ft.protocol.peer_messages import StageOffered
+from swarm_ft.protocol.status import RunPhase
+
+
+def interrupt(turn: Turn, run: Run) -> None:
+    """The present attempt cannot go on; `advance` starts the next when it can."""
+    turn.put(replace(run, phase=RunPhase.WAITING, loaded=frozenset(), ready=MappingProxyType({})))
+
+
+def advance(turn: Turn) -> None:
+    """Bring the active run forward if everything it waits for is there."""
+    run = turn.state.active_run
+    if run is None or run.phase > RunPhase.WAITING or turn.now_s < run.not_before_s:
+        return
+    _dismiss_misfits(turn, run)
+    if run.stages:
+        _resume(turn, run)
+    else:
+        _place(turn, run)
+
+
+def release(turn: Turn, run: Run, reason: str) -> None:
+    """Let all peers of the run go."""
+    for peer in run.peers:
+        if peer in turn.state.members:
+            turn.say(peer, ReleaseStage(run_id=run.run_id, reason=reason))
+
+
+def stage_offered(turn: Turn, run: Run, peer_id: PeerId, offer: StageOffered) -> None:
+    """Pass the first offer on to the stage's takers; the other donors have the same bytes."""
+    stage = next(stage for stage in run.pipeline if peer_id in stage.peers)
+    takers = set(takers_of(turn.state, run)) & set(stage.peers)
+    is_first = run.phase is RunPhase.LOADING and stage.layers not in run.offered
+    if peer_id in takers or not is_first:
+        return
+    turn.keep(replace(run, offered=run.offered | {stage.layers}))
+    donors = tuple(peer for peer in stage.peers if peer not in takers)
+    first_donors = (peer_id, *(donor for donor in donors if donor != peer_id))
+    take = TakeStage(
+        run_id=run.run_id, attempt=run.attempt, digest=offer.digest, donors=first_donors
+    )
+    for taker in stage.peers:
+        if taker in takers:
+            turn.say(taker, take)
+
+
+def _dismiss_misfits(turn: Turn, run: Run) -> None:
+    """Send away peers whose layers this run has no use for, rather than let them wait."""
+    for peer_id, member in turn.state.members.items():
+        refusal = layers_refusal(turn.state, run, member.hello)
+        if refusal is not None:
+            turn.drop_member(member)
+            turn.dismiss(peer_id, refusal)
+
+
+def _resume(turn: Turn, run: Run) -> None:
+    kept = settled(turn.state, run, turn.now_s)
+    if kept is None:
+        _place(turn, _abandon(turn, run))
+        return
+    away = [stage for stage in kept.stages if stage.peer_id not in turn.state.members]
+    if away:
+        layers = ", ".join(dict.fromkeys(str(stage.layers) for stage in away))
+        _wait(turn, kept, f"waiting for layers {layers}: their peer may come back")
+    else:
+        _assign(turn, with_newcomers(turn.state, kept), fresh=not kept.committed_steps)
+
+
+def _abandon(turn: Turn, run: Run) -> Run:
+    """Go back to the newest snapshot, or the beginning, with whoever is there."""
+    kept = run.snapshot
+    step = kept.step if kept else StepNumber(0)
+    turn.write(RollbackRecord(run.run_id, step))
+    before = run
+    run = replace(
+        run,
+        stages=(),
+        holds=MappingProxyType({}),
+        away_since_s=MappingProxyType({}),
+        exported=frozenset(),
+        committed_steps=step,
+        committers=frozenset(),
+        last_commit=kept.last_commit if kept else None,
+        saving=None,
+    )
+    turn.put(run)
+    if kept is None:
+        release(turn, before, "the run goes back to its beginning")
+    return run
+
+
+def _place(turn: Turn, run: Run) -> None:
+    state = turn.state
+    free = tuple(member for peer, member in state.members.items() if not state.keeps_result(peer))
+    cuts = [stage.layers for stage in run.snapshot.stages] if run.snapshot else []
+    placement = (
+        place_on(cuts, run.spec.model, free, turn.now_s)
+        if cuts
+        else place(run.spec.model, free, turn.now_s)
+    )
+    if placement.stages:
+        _assign(turn, replace(run, stages=placement.stages), fresh=True)
+    else:
+        busy = len(state.members) - len(free)
+        keep = f"; {busy} peers keep a result until it is collected" if busy else ""
+        _wait(turn, run, placement.reason + keep)
+
+
+def _wait(turn: Turn, run: Run, detail: str) -> None:
+    if (run.phase, run.detail) != (RunPhase.WAITING, detail):
+        turn.put(replace(run, phase=RunPhase.WAITING, detail=detail))
+
+
+def _assign(turn: Turn, run: Run, *, fresh: bool) -> None:
+    run = replace(
+        run,
+        phase=RunPhase.LOADING,
+        detail="peers load their stages",
+        attempt=Attempt(run.attempt + 1),
+        loaded=frozenset(),
+        offered=frozenset(),
+        ready=MappingProxyType({}),
+        away_since_s=MappingProxyType({}),
+    )
+    turn.put(run)
+    _dismiss_misfits(turn, run)
+    assign = _assignment(turn, run, fresh=fresh)
+    for peer in run.peers:
+        turn.say(peer, assign)
+
+
+def _assignment(turn: Turn, run: Run, *, fresh: bool) -> Assign:
+    went_back = fresh and run.committed_steps and run.snapshot
+    return Assign(
+        run_id=run.run_id,
+        spec=run.spec,
+        attempt=run.attempt,
+        stages=run.stages,
+        committed_steps=run.committed_steps,
+        fresh=fresh,
+        spec_digest=run.spec.digest(),
+        takers=() if went_back else takers_of(turn.state, run),
+        saved=run.snapshot.stages if went_back and run.snapshot else (),
+        last_attempt=run.last_commit.attempt if run.last_commit else NO_ATTEMPT,
+    )

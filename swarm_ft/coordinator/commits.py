@@ -1,0 +1,100 @@
+"""What a run does while its peers are there: plan a step, commit it, and export after the last.
+
+What is in a plan and in a commit is computed in `steps`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import MappingProxyType
+
+from swarm_ft.coordinator import attempts, saving
+from swarm_ft.coordinator.effects import CommitRecord, PlanRecord
+from swarm_ft.coordinator.membership import with_newcomers
+from swarm_ft.coordinator.state import Run
+from swarm_ft.coordinator.steps import commit_step, plan_step, tokens_for
+from swarm_ft.coordinator.turn import Turn
+from swarm_ft.ids import PeerId
+from swarm_ft.protocol.coordinator_messages import ExportStage
+from swarm_ft.protocol.peer_messages import StageReady, StepReady
+from swarm_ft.protocol.status import RunPhase
+
+
+def stage_ready(turn: Turn, run: Run, peer_id: PeerId, ready: StageReady) -> None:
+    """A peer has its stage; with the last one the first uncommitted step begins."""
+    if run.phase is not RunPhase.LOADING:
+        return
+    holds = {**run.holds, peer_id: run.committed_steps}
+    run = replace(
+        run,
+        loaded=run.loaded | {peer_id},
+        holds=MappingProxyType(holds),
+        state_bytes=run.state_bytes + (ready.state_bytes if peer_id not in run.loaded else 0),
+    )
+    if run.loaded >= set(run.peers):
+        run = replace(run, phase=RunPhase.TRAINING, detail="", step_began_s=turn.now_s)
+        turn.put(run)
+        _plan_or_export(turn, run)
+    else:
+        turn.keep(run)
+
+
+def step_ready(turn: Turn, run: Run, peer_id: PeerId, message: StepReady) -> None:
+    """A peer did its part of the step; with the last one the step is committed."""
+    if run.phase is not RunPhase.TRAINING or message.step != run.committed_steps:
+        return
+    run = replace(run, ready=MappingProxyType({**run.ready, peer_id: message}))
+    turn.keep(run)
+    if run.ready.keys() >= set(run.peers):
+        _go_on(turn, _commit(turn, run))
+
+
+def stage_exported(turn: Turn, run: Run, peer_id: PeerId) -> None:
+    """A peer wrote its stage down; with the last one the result can be fetched."""
+    if run.phase is not RunPhase.EXPORTING:
+        return
+    run = replace(run, exported=run.exported | {peer_id})
+    if run.exported >= set(run.peers):
+        turn.put(replace(run, phase=RunPhase.FINISHED, detail="the result can be fetched"))
+    else:
+        turn.keep(run)
+
+
+def _plan_or_export(turn: Turn, run: Run) -> None:
+    if run.committed_steps < run.spec.train.num_steps:
+        _plan(turn, run)
+        return
+    turn.put(replace(run, phase=RunPhase.EXPORTING, detail="peers write their stages down"))
+    for peer in run.peers:
+        turn.say(peer, ExportStage(run_id=run.run_id))
+
+
+def _plan(turn: Turn, run: Run) -> None:
+    plan = plan_step(run)
+    samples = tuple(sample for batch in plan.microbatches for sample in batch.samples)
+    turn.write(PlanRecord(run.run_id, plan.step, run.attempt, samples))
+    for peer in run.peers:
+        turn.say(peer, plan, tokens_for(run, plan, peer))
+
+
+def _commit(turn: Turn, run: Run) -> Run:
+    run, committed, commit = commit_step(run, turn.now_s)
+    turn.keep(run)
+    turn.write(CommitRecord(run.run_id, committed, commit))
+    for peer in run.peers:
+        turn.say(peer, commit)
+    turn.publish(run.run_id, committed)
+    return run
+
+
+def _go_on(turn: Turn, run: Run) -> None:
+    """After a commit: save if it is time, take newcomers in, and on to what is next."""
+    is_last = run.committed_steps >= run.spec.train.num_steps
+    if not is_last and saving.is_due(run):
+        run = saving.save(turn, run)
+    grown = with_newcomers(turn.state, run)
+    if not is_last and grown is not run:
+        newcomers = ", ".join(peer for peer in grown.peers if peer not in run.peers)
+        attempts.interrupt(turn, replace(run, detail=f"joined by {newcomers}"))
+    else:
+        _plan_or_export(turn, run)

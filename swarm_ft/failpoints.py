@@ -1,0 +1,105 @@
+"""Named points at which a fault test has this process die, freeze, lose its links, or wait.
+
+Does nothing unless the environment names a file: SWARM_FT_FAILPOINT=FILE. While that file holds
+`FAULT POINT COUNT`, the COUNT-th time that POINT is reached FAULT happens: `kill` and `stop` are
+SIGKILL and SIGSTOP, `drop` shuts all TCP connections of the process, and `hold` blocks it until
+FILE.reached, which tells when (monotonic seconds), is removed. An order is obeyed once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import stat
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+VARIABLE = "SWARM_FT_FAILPOINT"
+HOLD_AT_MOST_S, HOLD_POLL_S = 10.0, 0.002
+
+
+class Failpoints:
+    """The orders of one file; see the module's docstring."""
+
+    def __init__(self, orders: Path) -> None:
+        self._orders = orders
+        self._order = ""
+        self._count = 0
+
+    def reached(self, name: str) -> None:
+        """Count this, and do what is ordered if it is time."""
+        order = self._read()
+        if order != self._order:
+            self._order, self._count = order, 0
+        fault, _, point_and_count = order.partition(" ")
+        point, _, count = point_and_count.partition(" ")
+        if point != name:
+            return
+        self._count += 1
+        if self._count >= int(count):
+            self._obey(fault)
+
+    def _read(self) -> str:
+        try:
+            return self._orders.read_text(encoding="utf-8").strip()
+        except FileNotFoundError:
+            return ""
+
+    def _obey(self, fault: str) -> None:
+        self._orders.unlink()
+        partial = self._orders.with_suffix(".partial")
+        partial.write_text(str(time.monotonic()), encoding="utf-8")
+        reached = partial.replace(reached_file(self._orders))
+        FAULTS[fault](reached)
+
+
+def reached_file(orders: Path) -> Path:
+    """What appears when an order is obeyed."""
+    return orders.with_suffix(".reached")
+
+
+def _drop_connections(_reached: Path) -> None:
+    """Shut every TCP connection, as a router does that starts again; listening sockets stay."""
+    for name in os.listdir("/dev/fd"):
+        with suppress(OSError):  # closed meanwhile, or not connected
+            if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                with socket.socket(fileno=os.dup(int(name))) as duplicate:
+                    _shut(duplicate)
+
+
+def _shut(connection: socket.socket) -> None:
+    if connection.family in (socket.AF_INET, socket.AF_INET6):
+        connection.getpeername()
+        connection.shutdown(socket.SHUT_RDWR)
+
+
+def _hold(reached: Path) -> None:
+    deadline_s = time.monotonic() + HOLD_AT_MOST_S
+    while reached.exists() and time.monotonic() < deadline_s:
+        time.sleep(HOLD_POLL_S)
+
+
+FAULTS: Mapping[str, Callable[[Path], None]] = {
+    "kill": lambda _reached: os.kill(os.getpid(), signal.SIGKILL),
+    "stop": lambda _reached: os.kill(os.getpid(), signal.SIGSTOP),
+    "drop": _drop_connections,
+    "hold": _hold,
+}
+
+_failpoints = Failpoints(Path(os.environ[VARIABLE])) if VARIABLE in os.environ else None
+
+
+def reached(name: str) -> None:
+    """This process is at a point of that name."""
+    if _failpoints is not None:
+        _failpoints.reached(name)
+
+
+def reached_meanwhile(name: str) -> None:
+    """This process is at a point of that name as soon as the task at work waits for something."""
+    if _failpoints is not None:
+        asyncio.get_running_loop().call_soon(_failpoints.reached, name)

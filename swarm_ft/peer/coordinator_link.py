@@ -1,0 +1,130 @@
+"""A peer's side of the conversation with the coordinator; it is begun anew whenever it breaks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+
+from swarm_ft.discovery.base import Directory, Role
+from swarm_ft.errors import BadInput, SwarmError, Unavailable
+from swarm_ft.log import get_logger
+from swarm_ft.proto import coordinator_pb2 as pb
+from swarm_ft.protocol.coordinator_messages import ToPeer
+from swarm_ft.protocol.coordinator_wire import to_peer_from_wire
+from swarm_ft.protocol.peer_messages import FromPeer, PeerAlive, PeerGoodbye, PeerHello
+from swarm_ft.protocol.peer_wire import from_peer_to_wire
+from swarm_ft.transport.base import MessageStream, Transport
+from swarm_ft.transport.methods import JOIN
+
+logger = get_logger(__name__)
+
+RECONNECT_S = 0.5
+ALIVE_EVERY_S = 2.0
+"""How often the coordinator hears from this peer at least; it gives up after some silence."""
+GOODBYE_S = 2.0
+"""How long a goodbye may take to be sent, when the coordinator may be gone too."""
+
+ControlStream = MessageStream[pb.FromPeer, pb.ToPeer]
+
+
+class CoordinatorLink:
+    """See the module's docstring.
+
+    Args:
+        directory: where the coordinator is found.
+        transport: how it is reached.
+        hello: what this peer says first, every time.
+        alive: what it says from time to time.
+        obey: does what the coordinator says, one message after the other.
+    """
+
+    def __init__(
+        self,
+        directory: Directory,
+        transport: Transport,
+        *,
+        hello: Callable[[], PeerHello],
+        alive: Callable[[], PeerAlive],
+        obey: Callable[[ToPeer], Awaitable[None]],
+    ) -> None:
+        self._directory = directory
+        self._transport = transport
+        self._hello = hello
+        self._alive = alive
+        self._obey = obey
+        self._outbox: asyncio.Queue[FromPeer] = asyncio.Queue()
+        self._said_goodbye = asyncio.Event()
+
+    def say(self, message: FromPeer) -> None:
+        """Say this soon; it is forgotten if the conversation breaks before."""
+        self._outbox.put_nowait(message)
+
+    async def say_goodbye(self) -> None:
+        """Tell the coordinator that this peer leaves, if that can be done soon."""
+        self.say(PeerGoodbye())
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._said_goodbye.wait(), GOODBYE_S)
+
+    async def stay_joined(self) -> None:
+        """Find the coordinator and do as it says, again and again, until cancelled.
+
+        Raises:
+            BadInput: the coordinator refuses this peer for what it offers.
+        """
+        reason = ""
+        while True:
+            try:
+                await self._join_once()
+                reason = ""
+            except BadInput:
+                raise
+            except SwarmError as error:  # its trouble may pass, and the weights here are kept
+                if error.message != reason:
+                    logger.warning("coordinator: %s; trying on", error.message)
+                reason = error.message
+            await asyncio.sleep(RECONNECT_S)
+
+    async def _join_once(self) -> None:
+        coordinators = await self._directory.find(Role.COORDINATOR)
+        if not coordinators:
+            raise Unavailable("no coordinator is in the DHT")
+        endpoint = next(iter(coordinators.values()))
+        channel = self._transport.connect(endpoint)
+        try:
+            stream = channel.open(JOIN)
+            while not self._outbox.empty():
+                self._outbox.get_nowait()  # said to a coordinator that is gone; hello tells anew
+            await stream.send(from_peer_to_wire(self._hello()))
+            logger.info("joined the coordinator at %s", endpoint)
+            await self._converse(stream)
+        finally:
+            await channel.close()
+
+    async def _converse(self, stream: ControlStream) -> None:
+        parts = (self._write(stream), self._read(stream), self._stay_alive())
+        tasks = [asyncio.create_task(part) for part in parts]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _stay_alive(self) -> None:
+        while True:
+            await asyncio.sleep(ALIVE_EVERY_S)
+            self.say(self._alive())
+
+    async def _write(self, stream: ControlStream) -> None:
+        while True:
+            message = await self._outbox.get()
+            await stream.send(from_peer_to_wire(message))
+            if isinstance(message, PeerGoodbye):
+                self._said_goodbye.set()
+
+    async def _read(self, stream: ControlStream) -> None:
+        while (message := await stream.receive()) is not None:
+            await self._obey(to_peer_from_wire(message))

@@ -1,0 +1,137 @@
+"""What peers say to the coordinator, as frozen values. Protobuf is met only in `peer_wire`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from swarm_ft.ids import NO_ATTEMPT, Attempt, PeerId, RunId, StepNumber
+from swarm_ft.protocol.layers import LayerRange
+from swarm_ft.protocol.shard import ShardName
+from swarm_ft.protocol.traffic import GradientTraffic, Traffic
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeldStage:
+    """What a peer still holds of a run, so that a restarted coordinator can go on with it.
+
+    Attributes:
+        last_attempt: whose commit was applied last, 0 if none was: tells apart two histories.
+    """
+
+    run_id: RunId
+    spec_digest: bytes
+    layers: LayerRange
+    committed_steps: int
+    last_attempt: Attempt = NO_ATTEMPT
+    exported: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PeerHello:
+    """A peer offers itself. `layers` None: the coordinator chooses, within `memory_bytes`."""
+
+    peer_id: PeerId
+    layers: LayerRange | None
+    memory_bytes: int
+    held: HeldStage | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageReady:
+    """Weights are loaded and all neighbours are connected.
+
+    Attributes:
+        state_bytes: of the stage's state, if it was fetched from the other replicas.
+    """
+
+    run_id: RunId
+    attempt: Attempt
+    state_bytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepReady:
+    """This peer did its part of the step: all gradients are summed, none is applied.
+
+    Attributes:
+        squared_grad_norm: of the stage's gradient, over all of its replicas.
+        loss_sum: of this peer's microbatches, at the last stage.
+        compute_s: seconds that forwards and backwards took.
+        traffic: what it sent over its boundaries; all replicas behind one count as one.
+    """
+
+    run_id: RunId
+    attempt: Attempt
+    step: StepNumber
+    squared_grad_norm: float
+    loss_sum: float = 0.0
+    compute_s: float = 0.0
+    traffic: tuple[Traffic, ...] = ()
+    gradients: GradientTraffic = field(default_factory=GradientTraffic)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageExported:
+    """The trained stage is written down and can be fetched from this peer."""
+
+    run_id: RunId
+    shard_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageFailed:
+    """This peer cannot go on with the run; `code` is that of a `SwarmError`."""
+
+    run_id: RunId
+    attempt: Attempt
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class PeerGoodbye:
+    """The peer leaves on purpose."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerAlive:
+    """The peer is there; `tasks_done` forwards and backwards of the open step are computed."""
+
+    tasks_done: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageOffered:
+    """A newcomer may have this stage's state, as of the assignment, from this peer.
+
+    Attributes:
+        digest: of the shard that it is offered as, see `ChunkList.digest`.
+        total_bytes: of the shard.
+    """
+
+    run_id: RunId
+    attempt: Attempt
+    digest: bytes
+    total_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageSaved:
+    """A stage's state lies among the run's snapshots, as a file of that digest."""
+
+    name: ShardName
+    digest: bytes
+    total_bytes: int
+
+
+FromPeer = (
+    PeerHello
+    | StageReady
+    | StepReady
+    | StageExported
+    | StageFailed
+    | PeerGoodbye
+    | PeerAlive
+    | StageOffered
+    | StageSaved
+)

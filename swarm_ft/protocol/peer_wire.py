@@ -1,0 +1,219 @@
+"""What peers say to the coordinator, to and from protobuf, checked."""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from swarm_ft.errors import MalformedMessage
+from swarm_ft.ids import Attempt, StepNumber
+from swarm_ft.proto import coordinator_pb2 as pb
+from swarm_ft.protocol.checks import (
+    MAX_PEER_NUMBER,
+    bounded,
+    checked_digest,
+    checked_id,
+    checked_peer_id,
+    checked_run_id,
+    checked_text,
+    finite,
+)
+from swarm_ft.protocol.peer_messages import (
+    FromPeer,
+    HeldStage,
+    PeerAlive,
+    PeerGoodbye,
+    PeerHello,
+    StageExported,
+    StageFailed,
+    StageOffered,
+    StageReady,
+    StageSaved,
+    StepReady,
+)
+from swarm_ft.protocol.run_wire import layers_from_wire, layers_to_wire
+from swarm_ft.protocol.shard import ShardName
+from swarm_ft.protocol.traffic_wire import (
+    MAX_TRAFFIC_BYTES,
+    gradients_to_wire,
+    reported_gradients_from_wire,
+    reported_traffic_from_wire,
+    traffic_to_wire,
+)
+
+
+def from_peer_to_wire(message: FromPeer) -> pb.FromPeer:
+    """What a peer says, as protobuf."""
+    match message:
+        case PeerHello():
+            return pb.FromPeer(hello=_hello_to_wire(message))
+        case StageReady():
+            ready = pb.StageReady(
+                run_id=message.run_id, attempt=message.attempt, state_bytes=message.state_bytes
+            )
+            return pb.FromPeer(stage_ready=ready)
+        case StepReady():
+            return pb.FromPeer(step_ready=_step_ready_to_wire(message))
+        case StageExported():
+            exported = pb.StageExported(run_id=message.run_id, shard_bytes=message.shard_bytes)
+            return pb.FromPeer(exported=exported)
+        case StageFailed():
+            return pb.FromPeer(
+                failed=pb.StageFailed(
+                    run_id=message.run_id,
+                    attempt=message.attempt,
+                    code=message.code,
+                    message=message.message,
+                )
+            )
+        case PeerGoodbye():
+            return pb.FromPeer(goodbye=pb.PeerGoodbye())
+        case PeerAlive():
+            return pb.FromPeer(alive=pb.PeerAlive(tasks_done=message.tasks_done))
+        case StageOffered():
+            offered = pb.StageOffered(
+                run_id=message.run_id,
+                attempt=message.attempt,
+                digest=message.digest,
+                total_bytes=message.total_bytes,
+            )
+            return pb.FromPeer(offered=offered)
+        case StageSaved():
+            return pb.FromPeer(saved=_saved_to_wire(message))
+        case _:
+            assert_never(message)
+
+
+def from_peer_from_wire(message: pb.FromPeer) -> FromPeer:
+    """What a peer says, from protobuf.
+
+    Raises:
+        MalformedMessage: any field is out of its bounds.
+    """
+    match message.WhichOneof("body"):
+        case "hello":
+            return _hello_from_wire(message.hello)
+        case "stage_ready":
+            ready = message.stage_ready
+            return StageReady(
+                run_id=checked_run_id(ready.run_id),
+                attempt=Attempt(ready.attempt),
+                state_bytes=bounded("state's bytes", ready.state_bytes, 0, MAX_TRAFFIC_BYTES),
+            )
+        case "step_ready":
+            return _step_ready_from_wire(message.step_ready)
+        case "exported":
+            exported = message.exported
+            return StageExported(
+                run_id=checked_run_id(exported.run_id), shard_bytes=exported.shard_bytes
+            )
+        case "failed":
+            failed = message.failed
+            return StageFailed(
+                run_id=checked_run_id(failed.run_id),
+                attempt=Attempt(failed.attempt),
+                code=checked_id("error code", failed.code),
+                message=checked_text(failed.message),
+            )
+        case "goodbye":
+            return PeerGoodbye()
+        case "alive":
+            return PeerAlive(tasks_done=message.alive.tasks_done)
+        case "offered":
+            offered = message.offered
+            return StageOffered(
+                run_id=checked_run_id(offered.run_id),
+                attempt=Attempt(offered.attempt),
+                digest=checked_digest("digest of a shard", offered.digest),
+                total_bytes=offered.total_bytes,
+            )
+        case "saved":
+            return _saved_from_wire(message.saved)
+        case _:
+            raise MalformedMessage("message from a peer: expected a body, got none we know")
+
+
+def _hello_to_wire(hello: PeerHello) -> pb.PeerHello:
+    held = hello.held
+    return pb.PeerHello(
+        peer_id=hello.peer_id,
+        layers=layers_to_wire(hello.layers) if hello.layers else None,
+        memory_bytes=hello.memory_bytes,
+        held=pb.HeldStage(
+            run_id=held.run_id,
+            spec_digest=held.spec_digest,
+            layers=layers_to_wire(held.layers),
+            committed_steps=held.committed_steps,
+            last_attempt=held.last_attempt,
+            exported=held.exported,
+        )
+        if held
+        else None,
+    )
+
+
+def _hello_from_wire(hello: pb.PeerHello) -> PeerHello:
+    held = None
+    if hello.HasField("held"):
+        held = HeldStage(
+            run_id=checked_run_id(hello.held.run_id),
+            spec_digest=checked_digest("RunSpec digest", hello.held.spec_digest),
+            layers=layers_from_wire(hello.held.layers),
+            committed_steps=hello.held.committed_steps,
+            last_attempt=Attempt(hello.held.last_attempt),
+            exported=hello.held.exported,
+        )
+    return PeerHello(
+        peer_id=checked_peer_id(hello.peer_id),
+        layers=layers_from_wire(hello.layers) if hello.HasField("layers") else None,
+        memory_bytes=hello.memory_bytes,
+        held=held,
+    )
+
+
+def _step_ready_to_wire(ready: StepReady) -> pb.StepReady:
+    return pb.StepReady(
+        run_id=ready.run_id,
+        attempt=ready.attempt,
+        step=ready.step,
+        squared_grad_norm=ready.squared_grad_norm,
+        loss_sum=ready.loss_sum,
+        traffic=[traffic_to_wire(t) for t in ready.traffic],
+        gradients=gradients_to_wire(ready.gradients),
+        compute_s=ready.compute_s,
+    )
+
+
+def _step_ready_from_wire(ready: pb.StepReady) -> StepReady:
+    bounded("boundaries of a peer", len(ready.traffic), 0, 2)
+    return StepReady(
+        run_id=checked_run_id(ready.run_id),
+        attempt=Attempt(ready.attempt),
+        step=StepNumber(ready.step),
+        squared_grad_norm=finite(
+            "squared gradient norm", ready.squared_grad_norm, high=MAX_PEER_NUMBER
+        ),
+        loss_sum=finite("loss", ready.loss_sum, high=MAX_PEER_NUMBER),
+        compute_s=finite("seconds of compute", ready.compute_s, high=MAX_PEER_NUMBER),
+        traffic=tuple(reported_traffic_from_wire(t) for t in ready.traffic),
+        gradients=reported_gradients_from_wire(ready.gradients),
+    )
+
+
+def _saved_to_wire(saved: StageSaved) -> pb.StageSaved:
+    return pb.StageSaved(
+        run_id=saved.name.run_id,
+        step=saved.name.step,
+        layers=layers_to_wire(saved.name.layers),
+        digest=saved.digest,
+        total_bytes=saved.total_bytes,
+    )
+
+
+def _saved_from_wire(saved: pb.StageSaved) -> StageSaved:
+    name = ShardName(
+        run_id=checked_run_id(saved.run_id),
+        step=StepNumber(saved.step),
+        layers=layers_from_wire(saved.layers),
+    )
+    digest = checked_digest("digest of a shard", saved.digest)
+    return StageSaved(name=name, digest=digest, total_bytes=saved.total_bytes)

@@ -1,0 +1,99 @@
+"""What clients are told of runs, their steps and the swarm, as frozen values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from swarm_ft.ids import PeerId, RunId, StepNumber
+from swarm_ft.protocol.coordinator_messages import StageAssignment
+from swarm_ft.protocol.layers import LayerRange
+from swarm_ft.protocol.run_spec import RunSpec
+from swarm_ft.protocol.traffic import ByteCounts, GradientTraffic, Traffic
+
+
+class RunPhase(IntEnum):
+    """Where a run stands; the numbers are those of the wire."""
+
+    QUEUED = 1
+    WAITING = 2
+    LOADING = 3
+    TRAINING = 4
+    EXPORTING = 5
+    FINISHED = 6
+    COLLECTED = 7
+    CANCELLED = 8
+    FAILED = 9
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no step will follow."""
+        return self >= RunPhase.FINISHED
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunStatus:
+    """A run as others see it; `detail` says what it waits for, or why it ended."""
+
+    run_id: RunId
+    phase: RunPhase
+    detail: str
+    committed_steps: int
+    spec: RunSpec
+    stages: tuple[StageAssignment, ...] = ()
+    sent: ByteCounts = field(default_factory=ByteCounts)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepCommitted:
+    """A step that counts.
+
+    Attributes:
+        loss: mean over the step's target tokens.
+        seconds: from its plan to its commit.
+        traffic: of this step, all peers at a boundary together.
+        gradients: of this step, all stages together.
+        state_bytes: of state that newcomers took since the step before.
+    """
+
+    step: StepNumber
+    loss: float
+    learning_rate: float
+    grad_norm: float
+    num_samples: int
+    seconds: float
+    traffic: tuple[Traffic, ...] = ()
+    gradients: GradientTraffic = field(default_factory=GradientTraffic)
+    state_bytes: int = 0
+
+    @property
+    def sent(self) -> ByteCounts:
+        """All that was sent for this step, by kind."""
+        return ByteCounts(
+            forward_bytes=sum(t.forward_bytes for t in self.traffic),
+            forward_uncompressed_bytes=sum(t.forward_uncompressed_bytes for t in self.traffic),
+            backward_bytes=sum(t.backward_bytes for t in self.traffic),
+            backward_uncompressed_bytes=sum(t.backward_uncompressed_bytes for t in self.traffic),
+            gradient_bytes=self.gradients.sent_bytes,
+            gradient_uncompressed_bytes=self.gradients.uncompressed_bytes,
+            state_bytes=self.state_bytes,
+        )
+
+
+RunEvent = RunStatus | StepCommitted
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemberStatus:
+    """A peer as the coordinator knows it; `layers` None: it takes what it is given."""
+
+    peer_id: PeerId
+    layers: LayerRange | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SwarmStatus:
+    """Everybody and everything the coordinator knows."""
+
+    members: tuple[MemberStatus, ...]
+    runs: tuple[RunStatus, ...]

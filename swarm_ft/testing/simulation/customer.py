@@ -1,0 +1,67 @@
+"""The client's machine: hands in a job, watches it, fetches the result and compares it."""
+
+from __future__ import annotations
+
+import asyncio
+
+from swarm_ft.client.swarm import SwarmClient
+from swarm_ft.errors import SwarmError
+from swarm_ft.ids import RunId
+from swarm_ft.protocol.run_spec import RunSpec
+from swarm_ft.protocol.status import RunPhase, RunStatus
+from swarm_ft.testing.simulation.machines import Machine
+from swarm_ft.testing.simulation.quiet_run import sample_tokens
+
+PATIENCE_S = 1.0
+"""After which it tries again what did not work."""
+
+
+class Customer:
+    """See the module's docstring; `has_result` once it is there and right."""
+
+    def __init__(self, spec: RunSpec) -> None:
+        self.has_result = False
+        self._spec = spec
+
+    async def __call__(self, machine: Machine) -> None:
+        """Go on until the result is there, whatever happens."""
+        client = SwarmClient(machine.directory, machine.transport)
+        while not self.has_result:
+            try:
+                await self._try(client, machine)
+            except SwarmError as error:
+                machine.world.trace.say(f"client: {error.code}: {error.message}")
+                await asyncio.sleep(PATIENCE_S)
+        machine.is_over = True
+
+    async def _try(self, client: SwarmClient, machine: Machine) -> None:
+        run_id = await self._known(client) or await self._submit(client)
+        status = await self._watch(client, machine, run_id)
+        if status.phase is not RunPhase.FINISHED:
+            machine.world.invariants.fail(f"the run ended as {status.phase.name}: {status.detail}")
+            return
+        folder = machine.disk.root
+        paths = await client.fetch_shards(status, folder, lambda _bytes: None)
+        machine.world.invariants.fetched(b"".join(path.read_bytes() for path in paths))
+        self.has_result = True
+        await client.collected(run_id)
+
+    async def _known(self, client: SwarmClient) -> RunId | None:
+        """The run; the first, if more than one submission arrived though no answer did."""
+        runs = (await client.status()).runs
+        return runs[0].run_id if runs else None
+
+    async def _submit(self, client: SwarmClient) -> RunId:
+        train = self._spec.train
+        samples = [sample_tokens(s, train.seq_length) for s in range(train.num_samples)]
+        return (await client.submit(self._spec, samples)).run_id
+
+    async def _watch(self, client: SwarmClient, machine: Machine, run_id: RunId) -> RunStatus:
+        last: RunStatus | None = None
+        events = client.watch(run_id, lambda trouble: machine.world.trace.say(f"client: {trouble}"))
+        async for event in events:
+            if isinstance(event, RunStatus):
+                last = event
+        if last is None:
+            raise SwarmError("the coordinator told nothing of the run")
+        return last

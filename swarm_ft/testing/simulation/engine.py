@@ -1,0 +1,282 @@
+"""A stage engine whose arithmetic is exact, so that one sample counted twice shows in the result.
+
+Values are integers modulo MODULUS, sent as multiples of SCALE: a codec's error is rounded away,
+so weights do not depend on where the model is cut nor on what was sent as key or as delta. Weights
+follow from all they have seen, as a hash does. Entry [0, 0] of every activation and gradient is
+the sample's id, and each backward adds one to the sample's tally, which is part of the gradient.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from swarm_ft.errors import MalformedMessage, OutOfTurn
+from swarm_ft.ids import MicrobatchIndex, StepNumber
+from swarm_ft.protocol.layers import LayerRange
+from swarm_ft.protocol.run_spec import RunSpec
+from swarm_ft.stage.engine import LossAndGradient
+
+MODULUS = 16
+"""More samples than this cannot be told apart."""
+SCALE = 16
+"""Eight bits over SCALE * MODULUS values err by less than half of it."""
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """A step that an engine applied.
+
+    Attributes:
+        tallies: per block, how often each sample's gradient was in it.
+        weights: per block, after the step.
+    """
+
+    engine: TinyEngine
+    step: StepNumber
+    tallies: Mapping[int, tuple[int, ...]]
+    weights: Mapping[int, bytes]
+
+
+class EngineWatcher(Protocol):
+    """Sees what engines do."""
+
+    def began(self, engine: TinyEngine, step: StepNumber) -> None:
+        """A step begins, perhaps again; all before it are applied."""
+        ...
+
+    def applied(self, applied: Applied) -> None:
+        """A step was applied."""
+        ...
+
+    def happened(self, what: str) -> None:
+        """It computed something else: loaded, forward, backward, exported."""
+        ...
+
+
+@dataclass(slots=True)
+class _Block:
+    """One block: C weights, their gradient, and how often each sample is in it."""
+
+    weights: Ints
+    gradient: Ints
+    tally: Ints
+
+
+@dataclass(slots=True)
+class _Step:
+    """One attempt at a step; per microbatch the input of each block."""
+
+    number: StepNumber
+    inputs: dict[MicrobatchIndex, list[Ints]] = field(default_factory=dict)
+    counted: set[MicrobatchIndex] = field(default_factory=set)
+
+
+class TinyEngine:
+    """See `stage.engine.StageEngine`, whose interface it has.
+
+    Args:
+        watcher: told of every step that begins and of every step that is applied.
+        check_disk: raises OSError if the disk is full.
+    """
+
+    exchanges_tied_gradient = False
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        layers: LayerRange,
+        *,
+        watcher: EngineWatcher | None = None,
+        check_disk: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.layers = layers
+        self.is_first = layers.start == 0
+        self.is_last = layers.stop == spec.model.num_blocks
+        self._spec = spec
+        self._watcher = watcher
+        self._check_disk = check_disk
+        self._blocks: dict[int, _Block] = {}
+        self._step: _Step | None = None
+
+    def load(self) -> None:
+        """The weights that the run begins with."""
+        channels, samples = self._spec.model.hidden_size, self._spec.train.num_samples
+        for b in range(self.layers.start, self.layers.stop):
+            weights = (np.arange(channels) * 7 + 3 * b + 1) % MODULUS
+            zeros = np.zeros(channels, np.int64), np.zeros(samples, np.int64)
+            self._blocks[b] = _Block(weights, *zeros)
+        self._tell("loaded")
+
+    # ---- a step
+
+    def begin_step(self, step: StepNumber, num_targets: int) -> None:
+        """See `StageEngine`."""
+        if num_targets < 1:
+            raise MalformedMessage(f"step {step}: expected 1 target or more, got {num_targets}")
+        for block in self._loaded().values():
+            block.gradient[:] = 0
+            block.tally[:] = 0
+        self._step = _Step(step)
+        if self._watcher is not None:
+            self._watcher.began(self, step)
+
+    def forward(self, microbatch: MicrobatchIndex, x: Tensor) -> Tensor:
+        """See `StageEngine`."""
+        output = self._forward(self._uncounted(microbatch), microbatch, x)
+        self._tell("forward")
+        return _sent(output)
+
+    def forward_backward(
+        self, microbatch: MicrobatchIndex, x: Tensor, tokens: Tensor
+    ) -> LossAndGradient:
+        """See `StageEngine`."""
+        step = self._uncounted(microbatch)
+        output = self._forward(step, microbatch, x)
+        gradient = (output * 5 + tokens.numpy()[..., None]) % MODULUS
+        gradient[:, 0, 0] = output[:, 0, 0]
+        back = self._backward(step, microbatch, gradient)
+        self._tell("backward")
+        return LossAndGradient(
+            loss_sum=float(output.sum()), input_gradient=None if self.is_first else _sent(back)
+        )
+
+    def backward(self, microbatch: MicrobatchIndex, gradient: Tensor) -> Tensor | None:
+        """See `StageEngine`."""
+        step = self._uncounted(microbatch)
+        if microbatch not in step.inputs:
+            raise OutOfTurn(f"step {step.number}: backward of microbatch {microbatch} came first")
+        back = self._backward(step, microbatch, _received(gradient))
+        self._tell("backward")
+        return None if self.is_first else _sent(back)
+
+    def squared_grad_norm(self) -> float:
+        """See `StageEngine`."""
+        self._current()
+        return float(sum((block.gradient**2).sum() for block in self._loaded().values()))
+
+    def apply(self, clip_factor: float, learning_rate: float) -> None:
+        """See `StageEngine`; both numbers go into the weights."""
+        step = self._current()
+        salt = hashlib.blake2b(f"{clip_factor!r} {learning_rate!r}".encode()).digest()[0]
+        for block in self._loaded().values():
+            block.weights = (block.weights * 3 + block.gradient + salt) % MODULUS
+        self._step = None
+        if self._watcher is not None:
+            tallies = {b: tuple(block.tally.tolist()) for b, block in self._blocks.items()}
+            self._watcher.applied(Applied(self, step.number, tallies, self.weights()))
+
+    # ---- what is exchanged, and the result
+
+    def flat_gradient(self) -> Tensor:
+        """See `StageEngine`; every block's gradient and tally."""
+        blocks = self._loaded().values()
+        parts = [part for block in blocks for part in (block.gradient, block.tally)]
+        return torch.from_numpy(np.concatenate(parts).astype(np.float32))
+
+    def set_flat_gradient(self, gradient: Tensor) -> None:
+        """See `StageEngine`."""
+        values, at = np.rint(gradient.numpy()).astype(np.int64), 0
+        for block in self._loaded().values():
+            for part in (block.gradient, block.tally):
+                part[:] = values[at : at + len(part)]
+                at += len(part)
+
+    def state(self) -> dict[str, Tensor]:
+        """See `StageEngine`."""
+        blocks = self._loaded().items()
+        self._tell("copied")
+        return {f"block.{b}": torch.from_numpy(x.weights.astype(np.float32)) for b, x in blocks}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """See `StageEngine`."""
+        for b, block in self._loaded().items():
+            block.weights = np.rint(state[f"block.{b}"].numpy()).astype(np.int64)
+        self._step = None
+        self._tell("taken-over")
+
+    def weights(self) -> dict[int, bytes]:
+        """Every block's weights."""
+        return {b: block.weights.tobytes() for b, block in self._loaded().items()}
+
+    def weights_digest(self) -> bytes:
+        """See `StageEngine`."""
+        joined = b"".join(self.weights().values())
+        return hashlib.blake2b(joined, digest_size=16).digest()
+
+    def export(self, path: Path) -> int:
+        """See `StageEngine`; the file holds the blocks' weights, first to last."""
+        self._check_disk()
+        num_bytes = path.write_bytes(b"".join(self.weights().values()))
+        self._tell("exported")
+        return num_bytes
+
+    def _tell(self, what: str) -> None:
+        if self._watcher is not None:
+            self._watcher.happened(what)
+
+    # ---- arithmetic
+
+    def _forward(self, step: _Step, microbatch: MicrobatchIndex, x: Tensor) -> Ints:
+        value = _embedded(x, self._spec.model.hidden_size) if self.is_first else _received(x)
+        inputs = step.inputs[microbatch] = []
+        for b, block in self._loaded().items():
+            inputs.append(value)
+            value = _mixed(value * 3 + block.weights + b, value)
+        return value
+
+    def _backward(self, step: _Step, microbatch: MicrobatchIndex, gradient: Ints) -> Ints:
+        inputs = step.inputs.pop(microbatch)
+        for block, x in zip(reversed(self._blocks.values()), reversed(inputs), strict=True):
+            block.gradient += ((x + gradient) % MODULUS).sum(axis=(0, 1))
+            np.add.at(block.tally, gradient[:, 0, 0] % len(block.tally), 1)
+            gradient = _mixed(gradient * 3 + x + block.weights, gradient)
+        step.counted.add(microbatch)
+        return gradient
+
+    def _current(self) -> _Step:
+        if self._step is None:
+            raise OutOfTurn(f"layers {self.layers}: no step has begun")
+        return self._step
+
+    def _uncounted(self, microbatch: MicrobatchIndex) -> _Step:
+        step = self._current()
+        if microbatch in step.counted:
+            raise OutOfTurn(f"step {step.number}: microbatch {microbatch} is counted already")
+        return step
+
+    def _loaded(self) -> dict[int, _Block]:
+        if not self._blocks:
+            raise OutOfTurn(f"layers {self.layers}: load the stage first")
+        return self._blocks
+
+
+def _embedded(tokens: Tensor, channels: int) -> Ints:
+    value: Ints = tokens.numpy()[..., None] + np.arange(channels) * 5
+    return _mixed(value, value)
+
+
+def _mixed(value: Ints, named: Ints) -> Ints:
+    """Modulo MODULUS, with the sample's id as in `named`."""
+    mixed: Ints = value % MODULUS
+    mixed[:, 0, 0] = named[:, 0, 0]
+    return mixed
+
+
+def _sent(value: Ints) -> Tensor:
+    return torch.from_numpy((value * SCALE).astype(np.float32))
+
+
+def _received(x: Tensor) -> Ints:
+    value: Ints = np.rint(x.numpy() / SCALE).astype(np.int64)
+    return value
