@@ -22,7 +22,8 @@ GROUPS: dict[str, str] = {
     "none": "none",
     "main": """
         none
-        aq3+z/q3+z@q4+z  aq2+z/q2+z@q4+z  aq2+z/q1.5+z@q3+z  aq1.5+z/q1.5+z@q3+z
+        aq3+z/q3+z@q4+z  aq2+z/q2+z@q4+z  aq1.8+z/q2+z@q3+z
+        aq2+z/q1.5+z@q3+z  aq1.5+z/q1.5+z@q3+z
         aq2/q4   aq3/q6   aq4/q8    aq2+z/q4+z  aq3+z/q6+z  aq4+z/q8+z  aq3+z/q4t
         q2/q4    q3/q6    q4/q8     q2+z/q4+z   q3+z/q6+z   q4+z/q8+z
         pubaq2/pubq4  pubaq3/pubq6  pubaq4/pubq8

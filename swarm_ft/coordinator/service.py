@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
@@ -113,7 +114,7 @@ class CoordinatorService:
         self._snapshots = snapshots
         self._tasks: set[asyncio.Task[None]] = set()
         self._outboxes: dict[PeerId, _Outbox] = {}
-        self._watchers: dict[RunId, set[asyncio.Queue[RunEvent]]] = {}
+        self._watchers: dict[RunId, dict[asyncio.Queue[RunEvent], None]] = {}
         self._broken = asyncio.get_running_loop().create_future()
         runs = {run.run_id: run for run in journal.load(clock.now_s())}
         self._state = SwarmState(runs=MappingProxyType(runs))
@@ -198,7 +199,8 @@ class CoordinatorService:
             logger.warning("run %s: snapshot of step %d: %s", run_id, snapshot.step, error.message)
             return
         logger.info("run %s: snapshot of step %d is whole", run_id, snapshot.step)
-        self._handle(SnapshotWritten(run_id, snapshot))
+        with contextlib.suppress(SwarmError):  # a journal that fails ends `run`, which tells why
+            self._handle(SnapshotWritten(run_id, snapshot))
 
     def _say(self, peer_id: PeerId, message: ToPeer, tokens_of: Sequence[SampleId]) -> None:
         if tokens_of and isinstance(message, PlanStep):
@@ -269,7 +271,7 @@ class CoordinatorService:
     async def _watch(self, stream: MessageStream[pb.RunEvent, pb.WatchRequest]) -> None:
         run = self._named(await stream.receive())
         queue: asyncio.Queue[RunEvent] = asyncio.Queue(MAX_QUEUED_TO_WATCHER)
-        self._watchers.setdefault(run.run_id, set()).add(queue)
+        self._watchers.setdefault(run.run_id, {})[queue] = None
         try:
             status = run.status
             await stream.send(event_to_wire(status))
@@ -284,7 +286,7 @@ class CoordinatorService:
                 event = await queue.get()
                 await stream.send(event_to_wire(event))
         finally:
-            self._watchers[run.run_id].discard(queue)
+            self._watchers[run.run_id].pop(queue, None)
 
     async def _cancel(self, stream: MessageStream[pb.RunStatus, pb.CancelRequest]) -> None:
         run = self._named(await stream.receive())

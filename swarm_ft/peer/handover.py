@@ -92,7 +92,10 @@ class Handover:
         """
         store = self._store()
         failpoints.reached_meanwhile("saving")
-        path = await asyncio.to_thread(write_shard, self._folder, name, self._spec_digest, contents)
+        # Beside it the same state may be offered to newcomers, without what is this peer's alone.
+        folder = self._folder / "saved"
+        folder.mkdir(exist_ok=True)
+        path = await asyncio.to_thread(write_shard, folder, name, self._spec_digest, contents)
         return await asyncio.to_thread(store.put_shard, name, path)
 
     async def read(self, name: ShardName, digest: bytes) -> ShardContents:

@@ -199,7 +199,7 @@ class StageHost:
     async def _prepare(self, assign: Assign) -> None:
         """Have the stage as of the last commit, and offer it to those who have not."""
         layers = next(s.layers for s in assign.stages if s.peer_id == self._context.peer_id)
-        if self._exchange.is_outdated(assign):
+        if self._exchange.is_outdated(assign, layers):
             await self._state.load(layers)
             self._shard = None
             await self._exchange.take_up(assign, layers)

@@ -60,11 +60,14 @@ class StateExchange:
 
     # ---- what an assignment asks for
 
-    def is_outdated(self, assign: Assign) -> bool:
+    def is_outdated(self, assign: Assign, layers: LayerRange) -> bool:
         """Whether the state that is here, if any, is not the one to go on with."""
+        if not self._state.is_loaded or self._is_taker(assign):
+            return True
+        if self._state.engine.layers != layers:  # before the run went back it had another stage
+            return True
         mine = (self._state.committed_steps, self._state.last_attempt)
-        is_other = assign.fresh and mine != (assign.committed_steps, assign.last_attempt)
-        return not self._state.is_loaded or self._is_taker(assign) or is_other
+        return assign.fresh and mine != (assign.committed_steps, assign.last_attempt)
 
     async def take_up(self, assign: Assign, layers: LayerRange) -> None:
         """Become the stage as its other replicas, or the run's snapshot, have it.
