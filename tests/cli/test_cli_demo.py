@@ -19,6 +19,7 @@ KEYS = {
     "eval",
     "eval_before",
     "bytes",
+    "bytes_by_kind",
     "steps",
     "samples",
     "seconds",
@@ -56,6 +57,11 @@ def assert_documented(report, *, steps, boundaries) -> None:
     for counts in report["bytes"].values():
         assert set(counts) == set(TRAFFIC)
         assert all(isinstance(count, int) for count in counts.values())
+    assert set(report["bytes_by_kind"]) == {"forward", "backward", "gradients", "state"}
+    assert report["bytes_by_kind"]["gradients"] == {"sent": 0, "uncompressed": 0}
+    for way in ("forward", "backward"):
+        sent = sum(counts[way] for counts in report["bytes"].values())
+        assert report["bytes_by_kind"][way]["sent"] == sent
     assert report["seconds"] > 0
     assert report["samples_per_second"] == pytest.approx(report["samples"] / report["seconds"])
     assert Path(report["model_dir"]).name == "swarm-ft-output"
