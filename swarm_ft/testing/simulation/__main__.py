@@ -69,7 +69,7 @@ def _tell(summary: Summary) -> None:
         f"{summary.events} events, {summary.commits} commits, {summary.rollbacks} rollbacks"
     )
     for kind, count in sorted(summary.faults.items()):
-        click.echo(f"  {kind:12} {count:8}")
+        click.echo(f"  {kind:20} {count:8}")
     click.echo(f"{len(summary.failed_seeds)} failed")
 
 

@@ -171,7 +171,8 @@ class _Simulation:
             num_events=self._loop.num_events,
             num_commits=self._invariants.num_commits,
             num_rollbacks=self._invariants.num_rollbacks,
-            faults=self._happened + Counter({f"{k}d": n for k, n in self._tamperer.counts.items()}),
+            faults=self._happened
+            + Counter({f"messages: {k}": n for k, n in self._tamperer.counts.items()}),
             trace_digest=self._trace.digest,
             lines=tuple(self._trace.lines),
         )
