@@ -37,6 +37,8 @@ from swarm_ft.protocol.run_wire import spec_from_wire, spec_to_wire
 from swarm_ft.protocol.status import RunPhase, StepCommitted
 from swarm_ft.protocol.traffic import ByteCounts, GradientTraffic, Traffic
 
+_VERSION = 3
+"""Of the tables; a journal of another one is not touched."""
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS runs (
     position INTEGER PRIMARY KEY, run_id TEXT UNIQUE NOT NULL, spec BLOB NOT NULL,
@@ -68,7 +70,8 @@ class Journal:
     """The database at `path`; `:memory:` keeps nothing. One owner at a time.
 
     Raises:
-        JournalError: the file cannot be opened, read or written, or another process has it.
+        JournalError: the file cannot be opened, read or written, another process has it, or
+            another version wrote it.
     """
 
     def __init__(self, path: str) -> None:
@@ -80,10 +83,22 @@ class Journal:
             self._db.execute("PRAGMA locking_mode=EXCLUSIVE")
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
+            self._check_version()
             self._db.executescript(_SCHEMA)
+            self._db.execute(f"PRAGMA user_version={_VERSION}")
             # A write takes the exclusive lock now, so that a second coordinator learns it at once.
             self._db.execute("BEGIN IMMEDIATE")
             self._db.commit()
+
+    def _check_version(self) -> None:
+        (version,) = self._db.execute("PRAGMA user_version").fetchone()
+        (num_tables,) = self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        if num_tables and version != _VERSION:
+            self._db.close()
+            raise JournalError(
+                f"journal {self._path}: expected tables of version {_VERSION}, found {version}; "
+                "end its runs with the swarm-ft that wrote it, or name another file"
+            )
 
     def close(self) -> None:
         """Close the file; nothing is lost by not calling it."""

@@ -1,6 +1,7 @@
 import shutil
 import sqlite3
 import threading
+from contextlib import closing
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -325,3 +326,14 @@ def test_a_closed_journal_writes_nothing(journal, run, samples):
         journal.write_run(run, samples)
     with pytest.raises(JournalError):
         journal.write([RunRecord(run)])
+
+
+def test_a_journal_of_another_version_is_refused_and_left_as_it_is(tmp_path):
+    path = tmp_path / "old.db"
+    with closing(sqlite3.connect(path)) as old:
+        old.execute("CREATE TABLE runs (position INTEGER PRIMARY KEY)")
+        old.commit()
+    with pytest.raises(JournalError, match="expected tables of version 3, found 0; end its runs"):
+        Journal(str(path))
+    with closing(sqlite3.connect(path)) as old:
+        assert old.execute("SELECT name FROM sqlite_master").fetchall() == [("runs",)]
