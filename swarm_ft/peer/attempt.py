@@ -16,7 +16,7 @@ from swarm_ft.peer.all_reduce import GradientReducer
 from swarm_ft.peer.boundary import Boundary
 from swarm_ft.peer.coder import FrameCoder
 from swarm_ft.peer.context import PeerContext
-from swarm_ft.peer.neighbours import Dialer
+from swarm_ft.peer.neighbours import dialler
 from swarm_ft.peer.stage_state import StageState
 from swarm_ft.peer.step import Passing, StageStep
 from swarm_ft.peer.tied_embeddings import TiedExchange, exchange_from_last
@@ -91,7 +91,14 @@ class StageAttempt:
             for boundary in self._all_boundaries():
                 group.create_task(boundary.run())
             for peer, boundary in self._downstream.items():
-                group.create_task(self._dialer(peer, boundary).run())
+                dialled = dialler(
+                    boundary,
+                    peer,
+                    directory=self._context.directory,
+                    transport=self._context.transport,
+                    clock=self._context.clock,
+                )
+                group.create_task(dialled.run())
             if self.reducer is not None:
                 group.create_task(self.reducer.run())
             group.create_task(self._work())
@@ -285,16 +292,6 @@ class StageAttempt:
     def _deliver(self, key: FrameKey, value: Tensor) -> None:
         if self._step is not None:
             self._step.arrived(key, value)
-
-    def _dialer(self, peer: PeerId, boundary: Boundary) -> Dialer:
-        context = self._context
-        return Dialer(
-            boundary,
-            peer,
-            directory=context.directory,
-            transport=context.transport,
-            clock=context.clock,
-        )
 
 
 def check_routes(plan: PlanStep, pipeline: Sequence[Stage]) -> None:

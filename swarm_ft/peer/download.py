@@ -18,7 +18,7 @@ from swarm_ft.discovery.base import Directory
 from swarm_ft.errors import BadFrame, SwarmError, Unavailable
 from swarm_ft.ids import PeerId
 from swarm_ft.log import get_logger
-from swarm_ft.peer.neighbours import find_peer
+from swarm_ft.peer.dialling import find_peer
 from swarm_ft.proto import snapshot_pb2 as pb
 from swarm_ft.protocol.download import DownloadPlan
 from swarm_ft.protocol.shard import CHUNK_BYTES, ChunkList, ShardName

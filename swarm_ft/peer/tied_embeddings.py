@@ -14,7 +14,7 @@ from torch import Tensor
 from swarm_ft.discovery.base import Directory
 from swarm_ft.errors import BadFrame, NonFinite, OutOfTurn, Unavailable
 from swarm_ft.ids import PeerId
-from swarm_ft.peer.neighbours import MAX_BACKOFF_S, find_peer
+from swarm_ft.peer.dialling import MAX_BACKOFF_S, find_peer
 from swarm_ft.proto import peer_pb2 as pb
 from swarm_ft.transport.base import MessageStream, Transport
 from swarm_ft.transport.blob import BlobName, receive_bytes, receive_header, send_bytes

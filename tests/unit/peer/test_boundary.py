@@ -22,7 +22,7 @@ from swarm_ft.errors import (
 from swarm_ft.ids import RunId
 from swarm_ft.peer.boundary import MAX_BROKEN_STREAMS
 from swarm_ft.peer.coder import FrameCoder
-from swarm_ft.peer.neighbours import Dialer
+from swarm_ft.peer.neighbours import dialler
 from swarm_ft.proto.peer_pb2 import BlobPart
 from swarm_ft.protocol.boundary_messages import Ack, KeyFrameRequest
 from swarm_ft.protocol.boundary_wire import boundary_to_wire, frame_wire_bytes
@@ -53,7 +53,7 @@ def backward(sample, step=0):
 
 @pytest.fixture(autouse=True)
 def no_backoff(monkeypatch):
-    monkeypatch.setattr("swarm_ft.peer.neighbours.MIN_BACKOFF_S", 0.0)
+    monkeypatch.setattr("swarm_ft.peer.dialling.MIN_BACKOFF_S", 0.0)
 
 
 @asynccontextmanager
@@ -61,7 +61,7 @@ async def dialled(up, site, transport):
     """`up` at work and connected to the end that is served at `site`."""
     directory = StaticDirectory(Board(), ManualClock())
     await directory.announce(Role.PEER, "down", site.endpoint)
-    dialer = Dialer(
+    dialer = dialler(
         up.boundary, "down", directory=directory, transport=transport, clock=ManualClock()
     )
     tasks = [asyncio.create_task(up.boundary.run()), asyncio.create_task(dialer.run())]

@@ -7,8 +7,7 @@ import pytest
 from swarm_ft.discovery.base import Role
 from swarm_ft.discovery.static import Board, StaticDirectory
 from swarm_ft.errors import InternalError, NonFinite, OutOfTurn, RunMismatch, Unavailable
-from swarm_ft.peer.dialling import Redialler
-from swarm_ft.peer.neighbours import UNREACHABLE_AFTER_S
+from swarm_ft.peer.dialling import UNREACHABLE_AFTER_S, Redialler
 from swarm_ft.testing.clock import ManualClock
 from swarm_ft.transport.memory import MemoryTransport
 

@@ -484,7 +484,7 @@ async def test_the_end_of_an_attempt_hangs_up_on_its_neighbours(peer):
 
 
 async def test_a_neighbour_that_is_nowhere_fails_the_attempt(peer, monkeypatch):
-    monkeypatch.setattr("swarm_ft.peer.neighbours.UNREACHABLE_AFTER_S", 0.0)
+    monkeypatch.setattr("swarm_ft.peer.dialling.UNREACHABLE_AFTER_S", 0.0)
     await peer.assign(stages=((ME, 0, 1), ("down", 1, 2)))
     failed = await peer.said.get()
     assert failed.code == "unavailable"

@@ -16,12 +16,11 @@ from swarm_ft.errors import (
     Unavailable,
 )
 from swarm_ft.ids import PeerId, RunId
+from swarm_ft.peer.dialling import UNREACHABLE_AFTER_S, find_peer
 from swarm_ft.peer.neighbours import (
-    UNREACHABLE_AFTER_S,
-    Dialer,
     answer,
     check_hello,
-    find_peer,
+    dialler,
     receive_hello,
 )
 from swarm_ft.protocol.boundary_messages import Ack, BoundaryHello
@@ -45,7 +44,7 @@ THEIRS = replace(HELLO, peer_id=PeerId("down"), window_frames=99)
 
 @pytest.fixture(autouse=True)
 def no_backoff(monkeypatch):
-    monkeypatch.setattr("swarm_ft.peer.neighbours.MIN_BACKOFF_S", 0.0)
+    monkeypatch.setattr("swarm_ft.peer.dialling.MIN_BACKOFF_S", 0.0)
 
 
 # ---- hellos
@@ -172,7 +171,7 @@ class Dialling:
         await self.directory.announce(Role.PEER, "down", "down:1")
 
     def start(self):
-        dialer = Dialer(
+        dialer = dialler(
             self.up.boundary,
             PeerId("down"),
             directory=self.directory,

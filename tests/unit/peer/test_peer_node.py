@@ -153,7 +153,7 @@ def cpu_engine(spec, layers):
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch):
     monkeypatch.setattr("swarm_ft.peer.coordinator_link.RECONNECT_S", 0.0)
-    monkeypatch.setattr("swarm_ft.peer.neighbours.MIN_BACKOFF_S", 0.0)
+    monkeypatch.setattr("swarm_ft.peer.dialling.MIN_BACKOFF_S", 0.0)
 
 
 @pytest.fixture
