@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
-from typing import ParamSpec, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
 
 from torch import Tensor
 
@@ -15,7 +13,7 @@ from swarm_ft.ids import BlockIndex, MicrobatchIndex, PeerId, StepNumber
 from swarm_ft.peer.all_reduce import GradientReducer
 from swarm_ft.peer.boundary import Boundary
 from swarm_ft.peer.coder import FrameCoder
-from swarm_ft.peer.context import PeerContext
+from swarm_ft.peer.context import PeerContext, run_in
 from swarm_ft.peer.neighbours import dialler
 from swarm_ft.peer.stage_state import StageState
 from swarm_ft.peer.step import Passing, StageStep
@@ -30,9 +28,6 @@ from swarm_ft.protocol.session import WINDOW_FRAMES, BoundarySession
 from swarm_ft.protocol.traffic import GradientTraffic, Traffic
 from swarm_ft.protocol.training_plan import Microbatch
 from swarm_ft.transport.blob import BlobName
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 class StageAttempt:
@@ -122,7 +117,7 @@ class StageAttempt:
         await self._synchronise_tied(plan)
         for boundary in self._all_boundaries():
             await boundary.settled()
-        norm = await self._compute(self._engine.squared_grad_norm)
+        norm = await run_in(self._context.compute, self._engine.squared_grad_norm)
         self._state.summed_in = plan.attempt
         failpoints.reached("before-ready")
         return StepReady(
@@ -142,7 +137,7 @@ class StageAttempt:
         num_samples = sum(len(batch.samples) for batch in plan.microbatches)
         num_targets = num_samples * (self.assign.spec.train.seq_length - 1)
         self._state.summed_in = None
-        await self._compute(self._engine.begin_step, plan.step, num_targets)
+        await run_in(self._context.compute, self._engine.begin_step, plan.step, num_targets)
         self._state.store.rollback()
         self._state.residuals.rollback()
         self._step = step
@@ -192,10 +187,6 @@ class StageAttempt:
             if sent:
                 yield sum(sent[1:], sent[0])
 
-    async def _compute(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._context.compute, partial(function, *args, **kwargs))
-
     # ---- replicas
 
     def _make_reducer(self) -> GradientReducer | None:
@@ -220,9 +211,9 @@ class StageAttempt:
         """Sum this stage's gradients over its replicas, all of which end with the same bits."""
         if self.reducer is None:
             return GradientTraffic()
-        own = await self._compute(self._engine.flat_gradient)
+        own = await run_in(self._context.compute, self._engine.flat_gradient)
         total = await self.reducer.reduce(step, own)
-        await self._compute(self._engine.set_flat_gradient, total)
+        await run_in(self._context.compute, self._engine.set_flat_gradient, total)
         return self.reducer.take_traffic()
 
     # ---- tied embeddings
@@ -236,7 +227,7 @@ class StageAttempt:
     async def _synchronise_tied(self, plan: PlanStep) -> None:
         if not self._engine.exchanges_tied_gradient:
             return
-        own = await self._compute(self._engine.tied_gradient)
+        own = await run_in(self._context.compute, self._engine.tied_gradient)
         if self.tied is not None:
             total = await self.tied.sum(own)
         else:
@@ -251,7 +242,7 @@ class StageAttempt:
                 for first in self._tied_to()
             ]
             total = (await asyncio.gather(*totals))[0]  # all have the same bits
-        await self._compute(self._engine.set_tied_gradient, total)
+        await run_in(self._context.compute, self._engine.set_tied_gradient, total)
 
     def _tied_to(self) -> list[PeerId]:
         """First-stage replicas that this last-stage replica dials; somebody dials each."""

@@ -1,16 +1,28 @@
-"""What the parts of one peer share: its name, its threads, its ways to others. Values only."""
+"""What the parts of one peer share: its name, its threads, its ways to others."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
+from typing import ParamSpec, TypeVar
 
 from swarm_ft.clock import Clock
 from swarm_ft.discovery.base import Directory
 from swarm_ft.ids import PeerId
 from swarm_ft.protocol.peer_messages import FromPeer
 from swarm_ft.transport.base import Transport
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+async def run_in(pool: Executor, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """What the function returns, called in one of the pool's threads."""
+    loop = asyncio.get_running_loop()
+    return await loop.run_in_executor(pool, partial(function, *args, **kwargs))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
-from typing import ParamSpec, TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -22,7 +20,7 @@ from swarm_ft.errors import BadSnapshot, MalformedMessage, OutOfTurn, Unavailabl
 from swarm_ft.ids import NO_ATTEMPT, Attempt, BlockIndex, RunId, SampleId, StepNumber
 from swarm_ft.log import get_logger
 from swarm_ft.peer.all_reduce import Residuals
-from swarm_ft.peer.context import PeerContext
+from swarm_ft.peer.context import PeerContext, run_in
 from swarm_ft.protocol.coordinator_messages import CommitStep
 from swarm_ft.protocol.digest import digest_of
 from swarm_ft.protocol.layers import LayerRange
@@ -34,8 +32,6 @@ from swarm_ft.stage.engine import StageEngine
 
 logger = get_logger(__name__)
 
-P = ParamSpec("P")
-R = TypeVar("R")
 EngineMaker = Callable[[RunSpec, LayerRange], StageEngine]
 
 _BUFFERS = "buffers"
@@ -115,8 +111,8 @@ class StageState:
         """Make it the stage as the run began with it."""
         async with self._one_change:
             self._engine = None
-            engine = await self._compute(self._make_engine, self._spec, layers)
-            await self._compute(engine.load)
+            engine = await run_in(self._context.compute, self._make_engine, self._spec, layers)
+            await run_in(self._context.compute, engine.load)
             self._engine = engine
             self._reset()
         logger.info("run %s: loaded layers %s", self._run_id, layers)
@@ -139,7 +135,9 @@ class StageState:
                 return
             self._check_turn(commit)
             failpoints.reached("commit-heard")
-            await self._compute(self.engine.apply, commit.clip_factor, commit.learning_rate)
+            await run_in(
+                self._context.compute, self.engine.apply, commit.clip_factor, commit.learning_rate
+            )
             self.store.commit()
             self.residuals.commit()
             self.committed_steps += 1
@@ -162,7 +160,7 @@ class StageState:
             Unavailable: the disk does not take it (now).
         """
         try:
-            return await self._compute(self.engine.export, path)
+            return await run_in(self._context.compute, self.engine.export, path)
         except (OSError, SafetensorError) as error:
             raise Unavailable(f"{path} cannot be written: {error}") from error
 
@@ -174,7 +172,7 @@ class StageState:
         Raises:
             OutOfTurn: nothing is loaded.
         """
-        return ShardContents(state=await self._compute(self.engine.state))
+        return ShardContents(state=await run_in(self._context.compute, self.engine.state))
 
     async def everything(self) -> ShardContents:
         """Copies of all that the next steps follow from, at this peer.
@@ -186,7 +184,7 @@ class StageState:
         names = {(k.boundary, int(k.end), k.sample): record for k, record in records.items()}
         owed = {f"residuals/{name}": x.clone() for name, x in self.residuals.export().items()}
         return ShardContents(
-            state=await self._compute(self.engine.state),
+            state=await run_in(self._context.compute, self.engine.state),
             extras={**owed, **_payloads([names[name] for name in sorted(names)])},
             buffer_digests={name: record.digest for name, record in names.items()},
         )
@@ -199,7 +197,7 @@ class StageState:
             OutOfTurn: nothing is loaded that could take it.
         """
         async with self._one_change:
-            await self._compute(self.engine.load_state, contents.state)
+            await run_in(self._context.compute, self.engine.load_state, contents.state)
             self._reset()
             self.committed_steps, self.last_attempt = step, attempt
             self._restore_residuals(contents.extras)
@@ -230,10 +228,6 @@ class StageState:
                 key = BufferKey(self._run_id, BlockIndex(boundary), End(end), SampleId(sample))
                 found.append((key, BufferRecord(digest, *shape, payload)))
         return found
-
-    async def _compute(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._context.compute, partial(function, *args, **kwargs))
 
 
 def _payloads(records: list[BufferRecord]) -> dict[str, Tensor]:

@@ -7,10 +7,8 @@ between them and the boundaries.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
-from typing import ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -20,16 +18,13 @@ from swarm_ft import failpoints
 from swarm_ft.errors import MalformedMessage
 from swarm_ft.ids import MicrobatchIndex, SampleId
 from swarm_ft.peer.boundary import Boundary
-from swarm_ft.peer.context import PeerContext
+from swarm_ft.peer.context import PeerContext, run_in
 from swarm_ft.protocol.codec_spec import Direction
 from swarm_ft.protocol.coordinator_messages import PlanStep
 from swarm_ft.protocol.frame import FrameKey
 from swarm_ft.protocol.pipeline import StageSchedule, StepDone, Task, TaskKind
 from swarm_ft.protocol.training_plan import Microbatch
 from swarm_ft.stage.engine import StageEngine
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -151,27 +146,25 @@ class StageStep:
             case TaskKind.FORWARD:
                 failpoints.reached("before-forward")
                 x = self._inputs.pop(index)
-                output = await self._in_thread(self._engine.forward, index, x)
+                output = await run_in(self._context.compute, self._engine.forward, index, x)
                 self._send(index, output, Direction.FORWARD)
             case TaskKind.BACKWARD:
                 failpoints.reached("before-backward")
                 gradient = self._gradients.pop(index)
                 failpoints.reached_meanwhile("mid-backward")
-                result = await self._in_thread(self._engine.backward, index, gradient)
+                result = await run_in(self._context.compute, self._engine.backward, index, gradient)
                 self._send(index, result, Direction.BACKWARD)
             case TaskKind.FORWARD_BACKWARD:
                 failpoints.reached("before-forward")
                 x, tokens = self._inputs.pop(index), self._tokens[index]
                 failpoints.reached_meanwhile("mid-backward")
-                last = await self._in_thread(self._engine.forward_backward, index, x, tokens)
+                last = await run_in(
+                    self._context.compute, self._engine.forward_backward, index, x, tokens
+                )
                 self.loss_sum += last.loss_sum
                 self._send(index, last.input_gradient, Direction.BACKWARD)
         self.compute_s += self._context.clock.now_s() - began_s
         self.tasks_done += 1
-
-    async def _in_thread(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._context.compute, partial(function, *args, **kwargs))
 
     def _send(self, index: MicrobatchIndex, values: Tensor | None, direction: Direction) -> None:
         routes = (
