@@ -17,6 +17,7 @@ from swarm_ft.ids import NO_ATTEMPT, Attempt, PeerId, StepNumber
 from swarm_ft.protocol.coordinator_messages import Assign, ReleaseStage, TakeStage
 from swarm_ft.protocol.peer_messages import StageOffered
 from swarm_ft.protocol.status import RunPhase
+from swarm_ft.protocol.traffic import ByteCounts
 
 
 def interrupt(turn: Turn, run: Run) -> None:
@@ -98,6 +99,7 @@ def _abandon(turn: Turn, run: Run) -> Run:
         committed_steps=step,
         committers=frozenset(),
         last_commit=kept.last_commit if kept else None,
+        sent=kept.sent if kept else ByteCounts(),
         saving=None,
     )
     turn.put(run)

@@ -80,7 +80,7 @@ def _plan(turn: Turn, run: Run) -> None:
 def _commit(turn: Turn, run: Run) -> Run:
     run, committed, commit = commit_step(run, turn.now_s)
     turn.keep(run)
-    turn.write(CommitRecord(run.run_id, committed, commit))
+    turn.write(CommitRecord(run.run_id, committed, commit, run.sent))
     for peer in run.peers:
         turn.say(peer, commit)
     turn.publish(run.run_id, committed)

@@ -14,6 +14,7 @@ from swarm_ft.protocol.coordinator_messages import CommitStep, ToPeer
 from swarm_ft.protocol.peer_messages import PeerHello
 from swarm_ft.protocol.run_spec import RunSpec
 from swarm_ft.protocol.status import RunEvent, StepCommitted
+from swarm_ft.protocol.traffic import ByteCounts
 
 if TYPE_CHECKING:
     from swarm_ft.errors import SwarmError
@@ -48,11 +49,16 @@ class PlanRecord:
 
 @dataclass(frozen=True, slots=True)
 class CommitRecord:
-    """A step was committed."""
+    """A step was committed.
+
+    Attributes:
+        sent: what peers sent each other in all steps up to and with this one.
+    """
 
     run_id: RunId
     step: StepCommitted
     commit: CommitStep
+    sent: ByteCounts
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,7 +58,7 @@ CREATE TABLE IF NOT EXISTS commits (
     loss REAL NOT NULL, learning_rate REAL NOT NULL, clip_factor REAL NOT NULL,
     grad_norm REAL NOT NULL, num_samples INTEGER NOT NULL,
     seconds REAL NOT NULL, traffic TEXT NOT NULL, gradients TEXT NOT NULL,
-    state_bytes INTEGER NOT NULL,
+    state_bytes INTEGER NOT NULL, sent TEXT NOT NULL,
     PRIMARY KEY (run_id, step)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS snapshots (
     run_id TEXT NOT NULL, step INTEGER NOT NULL, stages TEXT NOT NULL,
@@ -176,8 +176,9 @@ class Journal:
             json.dumps([asdict(traffic) for traffic in step.traffic]),
             json.dumps(asdict(step.gradients)),
             step.state_bytes,
+            json.dumps(asdict(record.sent)),
         )
-        self._db.execute("INSERT INTO commits VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+        self._db.execute("INSERT INTO commits VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
         self._db.execute(
             "UPDATE runs SET committed_steps=? WHERE run_id=?", (step.step + 1, record.run_id)
         )
@@ -216,7 +217,7 @@ class Journal:
             gather_until_s=now_s + GATHER_S,
             committed_steps=committed_steps,
             last_commit=self._last_commit(RunId(run_id), committed_steps),
-            sent=sum((step.sent for step in self.steps(RunId(run_id))), ByteCounts()),
+            sent=self._sent(RunId(run_id), committed_steps),
             snapshot=self._snapshot(RunId(run_id)),
         )
 
@@ -238,6 +239,14 @@ class Journal:
             learning_rate=learning_rate,
         )
 
+    def _sent(self, run_id: RunId, committed_steps: int) -> ByteCounts:
+        """What peers sent each other in so many steps."""
+        with self._errors_named():
+            row = self._db.execute(
+                "SELECT sent FROM commits WHERE run_id=? AND step=?", (run_id, committed_steps - 1)
+            ).fetchone()
+        return ByteCounts(**json.loads(row[0])) if row else ByteCounts()
+
     def _snapshot(self, run_id: RunId) -> Snapshot | None:
         """The newest."""
         with self._errors_named():
@@ -256,7 +265,7 @@ class Journal:
             )
             for start, stop, digest, total_bytes in json.loads(row[1])
         )
-        return Snapshot(last_commit=last_commit, stages=stages)
+        return Snapshot(last_commit=last_commit, sent=self._sent(run_id, row[0]), stages=stages)
 
     def steps(self, run_id: RunId) -> tuple[StepCommitted, ...]:
         """Every committed step of a run, first to last."""

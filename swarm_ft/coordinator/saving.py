@@ -22,7 +22,7 @@ def save(turn: Turn, run: Run) -> Run:
     """Ask one replica of each stage to save the state as of the last commit."""
     if run.last_commit is None:
         return run
-    run = replace(run, saving=Snapshot(last_commit=run.last_commit))
+    run = replace(run, saving=Snapshot(last_commit=run.last_commit, sent=run.sent))
     turn.keep(run)
     step = StepNumber(run.committed_steps)
     for stage in run.pipeline:

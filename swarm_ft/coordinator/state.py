@@ -44,10 +44,12 @@ class Snapshot:
 
     Attributes:
         last_commit: the last one that is in it; as many steps are in it.
+        sent: what peers sent each other in these steps.
         stages: those that are saved, first to last once all are.
     """
 
     last_commit: CommitStep
+    sent: ByteCounts
     stages: tuple[SavedStage, ...] = ()
 
     @property

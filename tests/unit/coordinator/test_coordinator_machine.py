@@ -25,6 +25,7 @@ from swarm_ft.protocol.coordinator_messages import (
 from swarm_ft.protocol.layers import LayerRange
 from swarm_ft.protocol.peer_messages import HeldStage, PeerGoodbye, StageReady
 from swarm_ft.protocol.status import RunPhase, StepCommitted
+from swarm_ft.protocol.traffic import ByteCounts
 
 RUN, SECOND = RunId("run-1"), RunId("run-2")
 
@@ -938,6 +939,8 @@ def test_a_lost_stage_is_taken_up_from_the_newest_snapshot(swarm, make_spec, a, 
     assert swarm.run().phase is RunPhase.FINISHED
     assert a.applied == newcomer.applied == list(range(6))
     assert swarm.num_rollbacks == 1
+    counted = (step.sent for step in swarm.history[RUN])
+    assert swarm.run().sent == sum(counted, ByteCounts()), "what was voided does not count"
 
 
 def test_peers_with_other_layers_than_the_snapshots_are_sent_away(

@@ -90,7 +90,7 @@ def commit_record(step, *, loss=2.5):
         clip_factor=0.3,
         learning_rate=0.1,
     )
-    return CommitRecord(RUN, committed, commit)
+    return CommitRecord(RUN, committed, commit, committed.sent)
 
 
 def test_a_new_journal_knows_no_run(journal):
