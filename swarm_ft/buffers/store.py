@@ -6,6 +6,7 @@ All of it is in memory; a disk tier is later work.
 from __future__ import annotations
 
 import threading
+from collections.abc import Container
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
@@ -81,10 +82,10 @@ class BufferStore:
                 self._committed[key] = record
             self._staged.clear()
 
-    def rollback(self) -> None:
-        """The step is to be redone: all staged records vanish."""
+    def rollback(self, but: Container[SampleId] = ()) -> None:
+        """The step is to be redone, but for these samples: all other staged records vanish."""
         with self._lock:
-            self._staged.clear()
+            self._staged = {key: r for key, r in self._staged.items() if key.sample in but}
 
     def records(self) -> dict[BufferKey, BufferRecord]:
         """All committed records."""

@@ -101,6 +101,7 @@ def _abandon(turn: Turn, run: Run) -> Run:
         last_commit=kept.last_commit if kept else None,
         sent=kept.sent if kept else ByteCounts(),
         saving=None,
+        open_step=None,
     )
     turn.put(run)
     if kept is None:
@@ -139,6 +140,7 @@ def _assign(turn: Turn, run: Run, *, fresh: bool) -> None:
         loaded=frozenset(),
         offered=frozenset(),
         ready=MappingProxyType({}),
+        done=MappingProxyType({}),
         away_since_s=MappingProxyType({}),
     )
     turn.put(run)

@@ -28,6 +28,7 @@ def stage_ready(turn: Turn, run: Run, peer_id: PeerId, ready: StageReady) -> Non
     run = replace(
         run,
         loaded=run.loaded | {peer_id},
+        done=MappingProxyType({**run.done, peer_id: ready.done}),
         holds=MappingProxyType(holds),
         state_bytes=run.state_bytes + (ready.state_bytes if peer_id not in run.loaded else 0),
     )
@@ -70,9 +71,9 @@ def _plan_or_export(turn: Turn, run: Run) -> None:
 
 
 def _plan(turn: Turn, run: Run) -> None:
-    plan = plan_step(run)
-    samples = tuple(sample for batch in plan.microbatches for sample in batch.samples)
-    turn.write(PlanRecord(run.run_id, plan.step, run.attempt, samples))
+    run, plan = plan_step(run)
+    turn.keep(run)
+    turn.write(PlanRecord(run.run_id, plan.step, run.attempt, plan.microbatches))
     for peer in run.peers:
         turn.say(peer, plan, tokens_for(run, plan, peer))
 

@@ -15,6 +15,7 @@ from swarm_ft.protocol.peer_messages import PeerHello
 from swarm_ft.protocol.run_spec import RunSpec
 from swarm_ft.protocol.status import RunEvent, StepCommitted
 from swarm_ft.protocol.traffic import ByteCounts
+from swarm_ft.protocol.training_plan import Microbatch
 
 if TYPE_CHECKING:
     from swarm_ft.errors import SwarmError
@@ -39,12 +40,12 @@ class RunRecord:
 
 @dataclass(frozen=True, slots=True)
 class PlanRecord:
-    """A step was planned."""
+    """A step was planned, perhaps again: then with the same microbatches."""
 
     run_id: RunId
     step: StepNumber
     attempt: Attempt
-    samples: tuple[SampleId, ...]
+    microbatches: tuple[Microbatch, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,9 +26,9 @@ from swarm_ft.coordinator.effects import (
     SnapshotRecord,
 )
 from swarm_ft.coordinator.membership import GATHER_S
-from swarm_ft.coordinator.state import Run, Snapshot
+from swarm_ft.coordinator.state import OpenStep, Run, Snapshot
 from swarm_ft.errors import JournalError, NotFound, SwarmError
-from swarm_ft.ids import Attempt, PeerId, RunId, SampleId, StepNumber
+from swarm_ft.ids import Attempt, MicrobatchIndex, PeerId, RunId, SampleId, StepNumber
 from swarm_ft.proto import run_pb2
 from swarm_ft.protocol.coordinator_messages import CommitStep, SavedStage, StageAssignment
 from swarm_ft.protocol.layers import LayerRange
@@ -36,8 +36,9 @@ from swarm_ft.protocol.run_spec import RunSpec
 from swarm_ft.protocol.run_wire import spec_from_wire, spec_to_wire
 from swarm_ft.protocol.status import RunPhase, StepCommitted
 from swarm_ft.protocol.traffic import ByteCounts, GradientTraffic, Traffic
+from swarm_ft.protocol.training_plan import Microbatch
 
-_VERSION = 3
+_VERSION = 4
 """Of the tables; a journal of another one is not touched."""
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS runs (
@@ -51,7 +52,8 @@ CREATE TABLE IF NOT EXISTS members (
     number INTEGER PRIMARY KEY, peer_id TEXT NOT NULL, layers TEXT, memory_bytes INTEGER NOT NULL,
     joined INTEGER NOT NULL, at TEXT NOT NULL DEFAULT CURRENT_TIMESTAMP);
 CREATE TABLE IF NOT EXISTS plans (
-    run_id TEXT NOT NULL, step INTEGER NOT NULL, attempt INTEGER NOT NULL, samples TEXT NOT NULL,
+    run_id TEXT NOT NULL, step INTEGER NOT NULL, attempt INTEGER NOT NULL,
+    microbatches TEXT NOT NULL,
     PRIMARY KEY (run_id, step, attempt)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS commits (
     run_id TEXT NOT NULL, step INTEGER NOT NULL, attempt INTEGER NOT NULL,
@@ -143,8 +145,9 @@ class Journal:
                     " VALUES (?, ?, ?, ?)",
                     (hello.peer_id, layers, min(hello.memory_bytes, 2**63 - 1), joined),
                 )
-            case PlanRecord(run_id, step, attempt, samples):
-                row = (run_id, step, attempt, json.dumps(samples))
+            case PlanRecord(run_id, step, attempt, microbatches):
+                samples = json.dumps([batch.samples for batch in microbatches])
+                row = (run_id, step, attempt, samples)
                 execute("INSERT OR REPLACE INTO plans VALUES (?, ?, ?, ?)", row)
             case CommitRecord():
                 self._write_commit(record)
@@ -215,6 +218,7 @@ class Journal:
             committers=frozenset(stage.peer_id for stage in assignments),
             away_since_s=MappingProxyType({stage.peer_id: now_s for stage in assignments}),
             gather_until_s=now_s + GATHER_S,
+            open_step=self._open_step(RunId(run_id), committed_steps),
             committed_steps=committed_steps,
             last_commit=self._last_commit(RunId(run_id), committed_steps),
             sent=self._sent(RunId(run_id), committed_steps),
@@ -237,6 +241,20 @@ class Journal:
             step=step,
             clip_factor=clip_factor,
             learning_rate=learning_rate,
+        )
+
+    def _open_step(self, run_id: RunId, committed_steps: int) -> OpenStep | None:
+        """The microbatches of the step under way; which peers they were to pass is not kept."""
+        with self._errors_named():
+            row = self._db.execute(
+                "SELECT microbatches FROM plans WHERE run_id=? AND step=? LIMIT 1",
+                (run_id, committed_steps),
+            ).fetchone()
+        if row is None:
+            return None
+        planned = enumerate(json.loads(row[0]))
+        return OpenStep(
+            microbatches=tuple(Microbatch(MicrobatchIndex(i), tuple(s)) for i, s in planned)
         )
 
     def _sent(self, run_id: RunId, committed_steps: int) -> ByteCounts:

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import chain, zip_longest
 
+from swarm_ft.coordinator.state import OpenStep
 from swarm_ft.ids import MicrobatchIndex, PeerId, SampleId, StepNumber
 from swarm_ft.protocol.coordinator_messages import Stage
 from swarm_ft.protocol.digest import digest_of
@@ -45,6 +47,85 @@ def plan_microbatches(
     )
 
 
+def plan_again(
+    before: OpenStep,
+    stages: Sequence[Stage],
+    done: Mapping[PeerId, frozenset[MicrobatchIndex]],
+    seconds: Seconds,
+) -> tuple[Microbatch, ...]:
+    """The microbatches of a step that was planned before, on the way that costs the least now.
+
+    At each stage a microbatch stays with the peer that is done with it, or else with the one it
+    was to pass; those whose peer is gone go to whoever has the least to do.
+
+    Args:
+        before: the step as it was planned.
+        stages: the pipeline by now; the same stages, other peers.
+        done: what peers say they are done with.
+        seconds: how fast peers are.
+    """
+    planned = before.microbatches
+    accepted = [_accepted(stage, done, len(planned)) for stage in stages]
+    routes = [
+        _kept_routes(before, index, stage, accepted[index], seconds)
+        for index, stage in enumerate(stages)
+    ]
+    is_plain = all(len(stage.peers) == 1 for stage in stages)
+    return tuple(
+        Microbatch(
+            batch.index,
+            batch.samples,
+            () if is_plain else tuple(route[batch.index] for route in routes),
+            frozenset(i for i, claims in enumerate(accepted) if batch.index in claims),
+        )
+        for batch in planned
+    )
+
+
+def _accepted(
+    stage: Stage, done: Mapping[PeerId, frozenset[MicrobatchIndex]], num_microbatches: int
+) -> dict[MicrobatchIndex, int]:
+    """Microbatches that are done at a stage, and at which replica of it.
+
+    Where two say so of one, because one of them was thought dead for a while, one of the two has
+    to begin anew: a sum cannot be taken apart.
+    """
+    accepted: dict[MicrobatchIndex, int] = {}
+    claims = [(replica, done.get(peer, frozenset())) for replica, peer in enumerate(stage.peers)]
+    for replica, claimed in sorted(claims, key=lambda claim: -len(claim[1])):
+        is_known = all(index < num_microbatches for index in claimed)
+        if is_known and not claimed & accepted.keys():
+            accepted.update(dict.fromkeys(claimed, replica))
+    return accepted
+
+
+def _kept_routes(
+    before: OpenStep,
+    stage_index: int,
+    stage: Stage,
+    accepted: dict[MicrobatchIndex, int],
+    seconds: Seconds,
+) -> list[int]:
+    """The replica of each microbatch at one stage."""
+    hosts = [before.host(batch, stage_index) for batch in before.microbatches]
+    kept: dict[int, int] = {
+        index: stage.peers.index(host) for index, host in enumerate(hosts) if host in stage.peers
+    }
+    kept.update((int(index), replica) for index, replica in accepted.items())
+    to_do = Counter(replica for index, replica in kept.items() if index not in accepted)
+    taken = _seconds_each(stage, seconds)
+    for index in range(len(hosts)):
+        if index not in kept:
+            kept[index] = _soonest(to_do, taken)
+            to_do[kept[index]] += 1
+    return [kept[index] for index in range(len(hosts))]
+
+
+def _soonest(to_do: Mapping[int, int], taken: Sequence[float]) -> int:
+    """The replica that would be done first with one microbatch more."""
+    return min(range(len(taken)), key=lambda replica: (to_do[replica] + 1) * taken[replica])
+
+
 def _in_order_of_places(train: TrainSpec, step: StepNumber) -> list[tuple[SampleId, ...]]:
     samples = sorted(step_samples(train, step), key=lambda sample: _place(train.seed, sample))
     size = train.micro_batch_size
@@ -58,13 +139,10 @@ def _place(seed: int, sample: SampleId) -> bytes:
 def _shares(num_microbatches: int, stage: Stage, seconds: Seconds) -> list[int]:
     """The replica of each microbatch, replicas rising: each has what it computes in equal time."""
     taken = _seconds_each(stage, seconds)
-    counts = [0] * len(stage.peers)
+    counts: Counter[int] = Counter()
     for _ in range(num_microbatches):
-        soonest = min(
-            range(len(counts)), key=lambda replica: (counts[replica] + 1) * taken[replica]
-        )
-        counts[soonest] += 1
-    return [replica for replica, count in enumerate(counts) for _ in range(count)]
+        counts[_soonest(counts, taken)] += 1
+    return [replica for replica in range(len(taken)) for _ in range(counts[replica])]
 
 
 def _seconds_each(stage: Stage, seconds: Seconds) -> list[float]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from swarm_ft.ids import NO_ATTEMPT, Attempt, PeerId, RunId, StepNumber
+from swarm_ft.ids import NO_ATTEMPT, Attempt, MicrobatchIndex, PeerId, RunId, StepNumber
 from swarm_ft.protocol.coordinator_messages import (
     CommitStep,
     SavedStage,
@@ -22,6 +22,7 @@ from swarm_ft.protocol.peer_messages import PeerHello, StepReady
 from swarm_ft.protocol.run_spec import RunSpec
 from swarm_ft.protocol.status import MemberStatus, RunPhase, RunStatus, SwarmStatus
 from swarm_ft.protocol.traffic import ByteCounts
+from swarm_ft.protocol.training_plan import Microbatch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -59,6 +60,27 @@ class Snapshot:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class OpenStep:
+    """The first uncommitted step as it was planned last.
+
+    Its microbatches stay as they are however often it is planned: gradients of some of them may be
+    summed already.
+
+    Attributes:
+        pipeline: the stages of their routes; empty if these are not known.
+    """
+
+    microbatches: tuple[Microbatch, ...]
+    pipeline: tuple[Stage, ...] = ()
+
+    def host(self, microbatch: Microbatch, stage_index: int) -> PeerId | None:
+        """The peer of a stage that a microbatch was to pass, if that is known."""
+        if not self.pipeline:
+            return None
+        return self.pipeline[stage_index].peers[microbatch.replica_at(stage_index)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
     """A run and where it stands.
 
@@ -73,6 +95,8 @@ class Run:
         loaded: peers that said StageReady in this attempt.
         offered: stages whose state newcomers were told to take in this attempt.
         ready: peers that said StepReady in this attempt and step.
+        open_step: the first uncommitted step, once it was planned.
+        done: microbatches of it that peers said are done there, at the start of this attempt.
         exported: peers that wrote down their trained stage.
         last_commit: repeated to a peer that may have missed it.
         seconds: how long a microbatch took each peer to compute in its last steps.
@@ -97,6 +121,10 @@ class Run:
     loaded: frozenset[PeerId] = frozenset()
     offered: frozenset[LayerRange] = frozenset()
     ready: Mapping[PeerId, StepReady] = field(default_factory=lambda: MappingProxyType({}))
+    open_step: OpenStep | None = None
+    done: Mapping[PeerId, frozenset[MicrobatchIndex]] = field(
+        default_factory=lambda: MappingProxyType({})
+    )
     exported: frozenset[PeerId] = frozenset()
     committed_steps: int = 0
     last_commit: CommitStep | None = None

@@ -6,8 +6,8 @@ import math
 from dataclasses import replace
 from types import MappingProxyType
 
-from swarm_ft.coordinator.routes import plan_microbatches
-from swarm_ft.coordinator.state import Run
+from swarm_ft.coordinator.routes import plan_again, plan_microbatches
+from swarm_ft.coordinator.state import OpenStep, Run
 from swarm_ft.ids import PeerId, SampleId, StepNumber
 from swarm_ft.protocol.coordinator_messages import CommitStep, PlanStep
 from swarm_ft.protocol.peer_messages import StepReady
@@ -20,15 +20,18 @@ MEASURED_STEPS = 5
 FORGIVEN = 0.9
 
 
-def plan_step(run: Run) -> PlanStep:
-    """The first uncommitted step, for everybody."""
-    step = StepNumber(run.committed_steps)
-    return PlanStep(
-        run_id=run.run_id,
-        attempt=run.attempt,
-        step=step,
-        microbatches=plan_microbatches(run.spec.train, step, run.pipeline, run.seconds),
-    )
+def plan_step(run: Run) -> tuple[Run, PlanStep]:
+    """The run with its first uncommitted step planned, and the plan, for everybody.
+
+    What peers have done of it in earlier attempts stays done, and with whom.
+    """
+    step, pipeline = StepNumber(run.committed_steps), run.pipeline
+    if run.open_step is None:
+        microbatches = plan_microbatches(run.spec.train, step, pipeline, run.seconds)
+    else:
+        microbatches = plan_again(run.open_step, pipeline, run.done, run.seconds)
+    plan = PlanStep(run_id=run.run_id, attempt=run.attempt, step=step, microbatches=microbatches)
+    return replace(run, open_step=OpenStep(microbatches=microbatches, pipeline=pipeline)), plan
 
 
 def tokens_for(run: Run, plan: PlanStep, peer: PeerId) -> tuple[SampleId, ...]:
@@ -40,7 +43,7 @@ def tokens_for(run: Run, plan: PlanStep, peer: PeerId) -> tuple[SampleId, ...]:
         for index, stage in ends.items()
         if peer in stage.peers
         for batch in plan.microbatches
-        if stage.peers[batch.replica_at(index)] == peer
+        if stage.peers[batch.replica_at(index)] == peer and index not in batch.done
         for sample in batch.samples
     )
 
@@ -80,6 +83,8 @@ def commit_step(run: Run, now_s: float) -> tuple[Run, StepCommitted, CommitStep]
     after = replace(
         run,
         ready=MappingProxyType({}),
+        open_step=None,
+        done=MappingProxyType({}),
         committed_steps=step + 1,
         holds=MappingProxyType(dict.fromkeys(run.peers, step + 1)),
         committers=frozenset(run.peers),
@@ -94,11 +99,14 @@ def commit_step(run: Run, now_s: float) -> tuple[Run, StepCommitted, CommitStep]
 
 def _measured(run: Run) -> dict[PeerId, tuple[float, ...]]:
     """Seconds a microbatch of each peer's last steps, this one included."""
-    microbatches = plan_step(run).microbatches
+    microbatches = run.open_step.microbatches if run.open_step else ()
     measured = {}
     for index, stage in enumerate(run.pipeline):
         for replica, peer in enumerate(stage.peers):
-            count = sum(batch.replica_at(index) == replica for batch in microbatches)
+            count = sum(
+                batch.replica_at(index) == replica and index not in batch.done
+                for batch in microbatches
+            )
             before = run.seconds.get(peer, ())
             measured[peer] = (*before, *_newest(before, run.ready[peer], count))[-MEASURED_STEPS:]
     return measured

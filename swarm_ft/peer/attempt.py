@@ -15,6 +15,7 @@ from swarm_ft.peer.boundary import Boundary
 from swarm_ft.peer.coder import FrameCoder
 from swarm_ft.peer.context import PeerContext, run_in
 from swarm_ft.peer.neighbours import dialler
+from swarm_ft.peer.progress import StepProgress
 from swarm_ft.peer.stage_state import StageState
 from swarm_ft.peer.step import Passing, StageStep
 from swarm_ft.peer.tied_embeddings import TiedExchange, exchange_from_last
@@ -54,6 +55,7 @@ class StageAttempt:
         self._replica = self._pipeline[self._index].peers.index(context.peer_id)
         self._plans: asyncio.Queue[PlanStep] = asyncio.Queue(1)
         self._step: StageStep | None = None
+        self._progress: StepProgress | None = None
         self.tied: TiedExchange | None = None
         self.upstream = self._boundaries(self._index - 1, Direction.BACKWARD)
         self._downstream = self._boundaries(self._index + 1, Direction.FORWARD)
@@ -82,6 +84,12 @@ class StageAttempt:
         Raises:
             ExceptionGroup: of the `SwarmError`s that ended the attempt.
         """
+        try:
+            await self._run()
+        finally:
+            self._keep_progress()
+
+    async def _run(self) -> None:
         async with asyncio.TaskGroup() as group:
             for boundary in self._all_boundaries():
                 group.create_task(boundary.run())
@@ -103,17 +111,37 @@ class StageAttempt:
             await boundary.connected.wait()
         if self.reducer is not None:
             await self.reducer.connected.wait()
-        run_id, attempt = self.assign.run_id, self.assign.attempt
-        self._context.say(StageReady(run_id=run_id, attempt=attempt, state_bytes=self._taken_bytes))
+        self._context.say(self._stage_ready())
         while True:
             plan = await self._plans.get()
             self._context.say(await self._run_step(plan))
 
+    def _stage_ready(self) -> StageReady:
+        progress = self._state.progress
+        is_open = progress is not None and progress.step == self.assign.committed_steps
+        return StageReady(
+            run_id=self.assign.run_id,
+            attempt=self.assign.attempt,
+            state_bytes=self._taken_bytes,
+            done=frozenset(progress.done if progress is not None and is_open else ()),
+        )
+
+    def _keep_progress(self) -> None:
+        """The attempt is over: the next one goes on with the open step from here."""
+        progress = self._progress
+        if progress is None or progress is not self._state.progress:
+            return  # its step was committed, or its gradients are not what they should be
+        for boundary in self._all_boundaries():
+            progress.keep(boundary.sent())
+        progress.count(self._take_traffic())
+
     async def _run_step(self, plan: PlanStep) -> StepReady:
-        step = await self._begin(plan)
+        step, progress = await self._begin(plan)
         await step.run()
         failpoints.reached("after-backward")
-        gradients = await self._reduce(plan.step)
+        if self.reducer is not None or self._engine.exchanges_tied_gradient:
+            progress.gradient = await run_in(self._context.compute, self._engine.flat_gradient)
+        gradients = await self._reduce(plan.step, progress)
         await self._synchronise_tied(plan)
         for boundary in self._all_boundaries():
             await boundary.settled()
@@ -125,21 +153,18 @@ class StageAttempt:
             attempt=plan.attempt,
             step=plan.step,
             squared_grad_norm=norm,
-            loss_sum=step.loss_sum,
+            loss_sum=progress.loss_sum,
             compute_s=step.compute_s,
-            traffic=tuple(self._take_traffic()),
+            traffic=progress.count(self._take_traffic()),
             gradients=gradients,
         )
 
-    async def _begin(self, plan: PlanStep) -> StageStep:
-        """Open the step here: nothing of an earlier try at it is left."""
-        step = self._make_step(plan)
-        num_samples = sum(len(batch.samples) for batch in plan.microbatches)
-        num_targets = num_samples * (self.assign.spec.train.seq_length - 1)
-        self._state.summed_in = None
-        await run_in(self._context.compute, self._engine.begin_step, plan.step, num_targets)
-        self._state.store.rollback()
-        self._state.residuals.rollback()
+    async def _begin(self, plan: PlanStep) -> tuple[StageStep, StepProgress]:
+        """Open the step here, with what of it is done by the plan, or nothing."""
+        own = [b for b in plan.microbatches if b.replica_at(self._index) == self._replica]
+        done = [batch for batch in own if self._index in batch.done]
+        progress = self._progress = await self._open(plan, done)
+        step = self._make_step(plan, [batch for batch in own if batch not in done], progress)
         self._step = step
         self._open_exchange(plan)
         for boundaries, direction in (
@@ -148,25 +173,49 @@ class StageAttempt:
         ):
             for boundary in boundaries.values():
                 boundary.begin(plan.step, step.expected(boundary, direction))
-        return step
+        self._send_again(plan, done, progress)
+        return step, progress
 
-    def _make_step(self, plan: PlanStep) -> StageStep:
-        own = [
-            batch for batch in plan.microbatches if batch.replica_at(self._index) == self._replica
-        ]
+    async def _open(self, plan: PlanStep, done: list[Microbatch]) -> StepProgress:
+        progress = self._state.progress
+        if done and progress is not None and progress.step == plan.step:
+            progress.check(done)
+            return await self._state.resume_step(progress)
+        if done:
+            raise OutOfTurn(f"step {plan.step}: by the plan, some of it is done here; nothing is")
+        num_samples = sum(len(batch.samples) for batch in plan.microbatches)
+        num_targets = num_samples * (self.assign.spec.train.seq_length - 1)
+        return await self._state.begin_step(plan.step, num_targets)
+
+    def _make_step(
+        self, plan: PlanStep, batches: list[Microbatch], progress: StepProgress
+    ) -> StageStep:
         passing = Passing(
-            batches={batch.index: batch for batch in own},
-            upstream=self._routed(own, self._index - 1, self.upstream),
-            downstream=self._routed(own, self._index + 1, self._downstream),
+            stage_index=self._index,
+            batches={batch.index: batch for batch in batches},
+            upstream=self._routed(batches, self._index - 1, self.upstream),
+            downstream=self._routed(batches, self._index + 1, self._downstream),
         )
         schedule = StageSchedule(
             num_stages=len(self._pipeline),
             stage_index=self._index,
-            microbatches=[batch.index for batch in own],
+            microbatches=[batch.index for batch in batches],
         )
         return StageStep(
-            plan, passing, engine=self._engine, context=self._context, schedule=schedule
+            plan, passing, progress, engine=self._engine, context=self._context, schedule=schedule
         )
+
+    def _send_again(self, plan: PlanStep, done: list[Microbatch], progress: StepProgress) -> None:
+        """Give what is done here to neighbours that are not done with it."""
+        for index, boundaries, direction in (
+            (self._index - 1, self.upstream, Direction.BACKWARD),
+            (self._index + 1, self._downstream, Direction.FORWARD),
+        ):
+            wanted = [batch for batch in done if index not in batch.done]
+            for microbatch, boundary in self._routed(wanted, index, boundaries).items():
+                for sample in progress.done[microbatch]:
+                    key = FrameKey(plan.attempt, plan.step, microbatch, sample, direction)
+                    boundary.send(key, progress.sent(key))
 
     def _routed(
         self, batches: list[Microbatch], index: int, boundaries: Mapping[PeerId, Boundary]
@@ -207,12 +256,11 @@ class StageAttempt:
             clock=self._context.clock,
         )
 
-    async def _reduce(self, step: StepNumber) -> GradientTraffic:
+    async def _reduce(self, step: StepNumber, progress: StepProgress) -> GradientTraffic:
         """Sum this stage's gradients over its replicas, all of which end with the same bits."""
-        if self.reducer is None:
+        if self.reducer is None or progress.gradient is None:
             return GradientTraffic()
-        own = await run_in(self._context.compute, self._engine.flat_gradient)
-        total = await self.reducer.reduce(step, own)
+        total = await self.reducer.reduce(step, progress.gradient)
         await run_in(self._context.compute, self._engine.set_flat_gradient, total)
         return self.reducer.take_traffic()
 

@@ -7,9 +7,9 @@ break and be replaced under it; what belongs to an older step is dropped on the 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from torch import Tensor
@@ -44,15 +44,6 @@ BoundaryStream = MessageStream[pb.BoundaryMessage, pb.BoundaryMessage]
 Outgoing = asyncio.Queue[Frame | Ack | KeyFrameRequest]
 
 
-@dataclass(frozen=True, slots=True)
-class _Job:
-    """A tensor to encode."""
-
-    key: FrameKey
-    x: Tensor
-    as_key: bool = False
-
-
 class Boundary:
     """See the module's docstring.
 
@@ -79,7 +70,7 @@ class Boundary:
         self._coder = coder
         self._pool = pool
         self._deliver = deliver
-        self._encode_jobs: asyncio.Queue[_Job] = asyncio.Queue()
+        self._encode_jobs: asyncio.Queue[FrameKey | Frame] = asyncio.Queue()
         self._decode_jobs: asyncio.Queue[Frame] = asyncio.Queue()
         self._outgoing: Outgoing | None = None
         self._one_at_a_time = asyncio.Lock()
@@ -87,8 +78,7 @@ class Boundary:
         self._break: asyncio.Future[None] | None = None
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._expected: frozenset[FrameKey] = frozenset()
-        self._delta_inputs: dict[FrameKey, Tensor] = {}
-        self._pending_encodes = 0
+        self._unencoded: dict[FrameKey, Tensor] = {}
         self._changed = asyncio.Event()
         self._step = StepNumber(-1)
         self._broken_streams = 0
@@ -105,18 +95,30 @@ class Boundary:
         """Start a step in which exactly the `expected` frames may arrive."""
         self._step = step
         self._expected = expected
-        self._delta_inputs.clear()
-        self._pending_encodes = 0
+        self._unencoded.clear()
         self._apply(self._session.begin(step))
 
-    def send(self, key: FrameKey, x: Tensor) -> None:
-        """Encode and send one sample's tensor, float32 [tokens, channels], soon."""
-        self._pending_encodes += 1
-        self._encode_jobs.put_nowait(_Job(key, x))
+    def send(self, key: FrameKey, x: Tensor | Frame) -> None:
+        """Encode and send one sample's tensor, float32 [tokens, channels], soon.
+
+        Args:
+            key: the frame's name.
+            x: the tensor, or the frame that it became in an earlier attempt at the step.
+        """
+        if isinstance(x, Frame):
+            self._apply(self._session.send(replace(x, key=key)))
+        else:
+            self._unencoded[key] = x
+            self._encode_jobs.put_nowait(key)
+
+    def sent(self) -> Iterator[tuple[FrameKey, Tensor | Frame]]:
+        """What `send` was given in this step, encoded if it is by now."""
+        yield from self._unencoded.items()
+        yield from ((frame.key, frame) for frame in self._session.sent)
 
     async def settled(self) -> None:
         """Wait until the other side has everything that was sent in this step."""
-        while self._pending_encodes or not self._session.is_settled:
+        while self._unencoded or not self._session.is_settled:
             self._changed.clear()
             await self._changed.wait()
 
@@ -147,14 +149,16 @@ class Boundary:
         loop = asyncio.get_running_loop()
         while True:
             job = await self._encode_jobs.get()
-            if job.key.step != self._step:
+            key = job.key if isinstance(job, Frame) else job
+            if key.step != self._step:
                 continue
-            encode = partial(self._coder.encode, job.key, job.x, as_key=job.as_key)
+            if isinstance(job, Frame):
+                encode = partial(self._coder.encode_again, job)
+            else:
+                encode = partial(self._coder.encode, job, self._unencoded[job])
             frame = await loop.run_in_executor(self._pool, encode)
-            if job.key.step == self._step:
-                self._pending_encodes -= 0 if job.as_key else 1
-                if frame.kind is FrameKind.DELTA:  # a key frame may be asked for in its place
-                    self._delta_inputs[job.key] = job.x
+            if key.step == self._step:
+                self._unencoded.pop(key, None)
                 self._apply(self._session.send(frame))
 
     async def _decode(self) -> None:
@@ -185,9 +189,9 @@ class Boundary:
                     # Not raised: it may have come before its step, and `begin` must not fail.
                     self._session.dropped(frame.key)
                     self._break_off(BadFrame(f"frame {frame.key} is not part of the step's plan"))
-                case Reencode(key, reason):
+                case Reencode(frame, reason):
                     logger.warning("boundary %d: key frame for %s", self._hello.boundary, reason)
-                    self._encode_jobs.put_nowait(_Job(key, self._delta_inputs[key], as_key=True))
+                    self._encode_jobs.put_nowait(frame)
         self._changed.set()
 
     def _transmit(self, message: Frame | Ack | KeyFrameRequest) -> None:
@@ -263,8 +267,6 @@ class Boundary:
             if isinstance(said, Frame):
                 self._coder.check(said)  # before the session holds it: that bounds its memory
             self._apply(self._session.receive(said))
-            if isinstance(said, Ack):
-                self._delta_inputs.pop(said.key, None)
 
     def _break_off(self, error: SwarmError) -> None:
         if self._break is not None and not self._break.done():

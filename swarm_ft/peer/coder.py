@@ -46,37 +46,44 @@ class FrameCoder:
         self._codecs = {way: from_spec(spec.train.codec(way)) for way in Direction}
         self._key_codecs = {way: from_spec(spec.train.key_frame_codec(way)) for way in Direction}
 
-    def encode(self, key: FrameKey, x: Tensor, *, as_key: bool = False) -> Frame:
+    def encode(self, key: FrameKey, x: Tensor) -> Frame:
         """One sample's tensor as a frame; stage the buffer or the residual that it makes.
 
         Args:
             key: the frame's name.
             x: float32 [tokens, channels].
-            as_key: build on nothing even if there is a buffer.
 
         Raises:
             NonFinite: x holds an infinity or NaN; the message names the sample.
         """
         try:
-            return self._encode(key, x, as_key)
+            return self._encode(key, x)
         except NonFinite as error:
             where = f"sample {key.sample}, step {key.step}, {key.direction.name.lower()}"
             raise NonFinite(f"{where}: {error.message}") from error
 
-    def _encode(self, key: FrameKey, x: Tensor, as_key: bool) -> Frame:
+    def _encode(self, key: FrameKey, x: Tensor) -> Frame:
         codec = self._codecs[key.direction]
         if not codec.spec.is_delta:
             return Frame(key, FrameKind.DIRECT, self._encode_direct(key, x))
-        record = None if as_key else self._store.get(self._buffer_key(End.SENT, key.sample))
+        record = self._store.get(self._buffer_key(End.SENT, key.sample))
         if record is None:
-            key_codec = self._key_codecs[key.direction]
-            tensor = key_codec.encode(x)
-            digest = self._stage(End.SENT, key.sample, pack_buffer(key_codec.decode(tensor)))
-            return Frame(key, FrameKind.KEY, tensor, result_digest=digest)
+            return self._encode_key(key, x)
         base = unpack_buffer(record.payload, *self._shape)
         tensor = codec.encode(x, base)
         digest = self._stage(End.SENT, key.sample, pack_buffer(codec.decode(tensor, base)))
         return Frame(key, FrameKind.DELTA, tensor, record.digest, digest)
+
+    def encode_again(self, frame: Frame) -> Frame:
+        """A delta frame of this end as a key frame of the same value, near enough.
+
+        For a receiver that lacks the base. The value is what the delta made of the base, so that
+        nothing but frames has to be kept until the step commits.
+        """
+        record = self._store.get(self._buffer_key(End.SENT, frame.key.sample))
+        base = unpack_buffer(record.payload, *self._shape) if record else None
+        value = self._codecs[frame.key.direction].decode(frame.tensor, base)
+        return self._encode_key(frame.key, value)
 
     def decode(self, frame: Frame) -> Tensor | Refusal:
         """The tensor that the next computation uses, float32 [tokens, channels].
@@ -127,6 +134,12 @@ class FrameCoder:
         if len(tensor.payload) > size:
             sizes = f"at most {size} bytes, got {len(tensor.payload)}"
             raise BadFrame(f"frame {frame.key}: expected {sizes}")
+
+    def _encode_key(self, key: FrameKey, x: Tensor) -> Frame:
+        codec = self._key_codecs[key.direction]
+        tensor = codec.encode(x)
+        digest = self._stage(End.SENT, key.sample, pack_buffer(codec.decode(tensor)))
+        return Frame(key, FrameKind.KEY, tensor, result_digest=digest)
 
     def _encode_direct(self, key: FrameKey, x: Tensor) -> EncodedTensor:
         codec = self._codecs[key.direction]

@@ -21,6 +21,7 @@ from swarm_ft.ids import NO_ATTEMPT, Attempt, BlockIndex, RunId, SampleId, StepN
 from swarm_ft.log import get_logger
 from swarm_ft.peer.all_reduce import Residuals
 from swarm_ft.peer.context import PeerContext, run_in
+from swarm_ft.peer.progress import StepProgress
 from swarm_ft.protocol.coordinator_messages import CommitStep
 from swarm_ft.protocol.digest import digest_of
 from swarm_ft.protocol.layers import LayerRange
@@ -50,6 +51,7 @@ class StageState:
         committed_steps: how many steps are in it.
         last_attempt: whose commit was the last of them.
         summed_in: the attempt whose gradients the engine holds, complete; None if it holds none.
+        progress: what the engine holds of the open step; None if that is to begin anew.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class StageState:
         self.store, self.residuals = BufferStore(), Residuals()
         self.committed_steps, self.last_attempt = 0, NO_ATTEMPT
         self.summed_in: Attempt | None = None
+        self.progress: StepProgress | None = None
 
     @property
     def is_loaded(self) -> bool:
@@ -142,6 +145,7 @@ class StageState:
             self.residuals.commit()
             self.committed_steps += 1
             self.last_attempt = commit.attempt
+            self.progress = None
 
     def _check_turn(self, commit: CommitStep) -> None:
         if commit.step > self.committed_steps or self._engine is None:
@@ -151,6 +155,35 @@ class StageState:
                 f"commit of step {commit.step} by attempt {commit.attempt}, gradients here are of "
                 f"{'none' if self.summed_in is None else self.summed_in}"
             )
+
+    async def begin_step(self, step: StepNumber, num_targets: int) -> StepProgress:
+        """Begin the next step, with no trace of an earlier try at it."""
+        self.progress = self.summed_in = None
+        await run_in(self._context.compute, self.engine.begin_step, step, num_targets)
+        self.store.rollback()
+        self.residuals.rollback()
+        self.progress = StepProgress(step)
+        return self.progress
+
+    async def resume_step(self, progress: StepProgress) -> StepProgress:
+        """Go on with the open step as far as an earlier attempt brought it here.
+
+        Raises:
+            OutOfTurn: the engine does not hold that.
+        """
+        self.progress = self.summed_in = None
+        counted = frozenset(progress.done)
+        await run_in(
+            self._context.compute,
+            self.engine.resume_step,
+            progress.step,
+            counted,
+            progress.gradient,
+        )
+        self.store.rollback(but=progress.samples)
+        self.residuals.rollback()
+        self.progress = progress
+        return progress
 
     async def export(self, path: Path) -> int:
         """Write the trained weights down; the file's bytes.

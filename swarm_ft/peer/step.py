@@ -19,6 +19,7 @@ from swarm_ft.errors import MalformedMessage
 from swarm_ft.ids import MicrobatchIndex, SampleId
 from swarm_ft.peer.boundary import Boundary
 from swarm_ft.peer.context import PeerContext, run_in
+from swarm_ft.peer.progress import StepProgress
 from swarm_ft.protocol.codec_spec import Direction
 from swarm_ft.protocol.coordinator_messages import PlanStep
 from swarm_ft.protocol.frame import FrameKey
@@ -29,14 +30,16 @@ from swarm_ft.stage.engine import StageEngine
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Passing:
-    """The microbatches of a step that pass this peer.
+    """The microbatches of a step that pass this peer and are not done here.
 
     Attributes:
+        stage_index: of this peer's stage.
         batches: all of them, in the order in which they are computed.
         upstream: the boundary that each comes through; empty at the first stage.
         downstream: the boundary that each leaves through; empty at the last.
     """
 
+    stage_index: int
     batches: Mapping[MicrobatchIndex, Microbatch]
     upstream: Mapping[MicrobatchIndex, Boundary]
     downstream: Mapping[MicrobatchIndex, Boundary]
@@ -48,12 +51,12 @@ class StageStep:
     Args:
         plan: the step, with tokens at the first and the last stage.
         passing: what of it passes here.
+        progress: what of it is done here; is kept up to date.
         engine: what computes; touched in the compute thread only.
         context: the compute thread, the clock.
         schedule: a new one, for this step.
 
     Attributes:
-        loss_sum: over all microbatches so far, at the last stage.
         compute_s: seconds that forwards and backwards took so far.
         tasks_done: how many of them there were.
 
@@ -65,6 +68,7 @@ class StageStep:
         self,
         plan: PlanStep,
         passing: Passing,
+        progress: StepProgress,
         *,
         engine: StageEngine,
         context: PeerContext,
@@ -72,6 +76,7 @@ class StageStep:
     ) -> None:
         self._plan = plan
         self._passing = passing
+        self._progress = progress
         self._engine = engine
         self._context = context
         self._schedule = schedule
@@ -81,7 +86,6 @@ class StageStep:
         self._gradients: dict[MicrobatchIndex, Tensor] = {}
         needs_tokens = engine.is_first or engine.is_last
         self._tokens = _stack_tokens(plan, passing.batches.values()) if needs_tokens else {}
-        self.loss_sum = 0.0
         self.compute_s = 0.0
         self.tasks_done = 0
 
@@ -110,7 +114,7 @@ class StageStep:
         pending = self._schedule.begin() or self._first_inputs()
         while True:
             while isinstance(pending, Task):
-                await self._compute(pending)
+                await self._finish(pending)
                 while not self._arrivals.empty():
                     self._assemble(*self._arrivals.get_nowait())
                 pending = self._schedule.computed(pending)
@@ -140,6 +144,15 @@ class StageStep:
         self._gradients[batch.index] = stacked
         return self._schedule.gradient_ready(batch.index)
 
+    async def _finish(self, task: Task) -> None:
+        """Compute, to the end even if cancelled: half a gradient is of no use to anybody."""
+        work = asyncio.create_task(self._compute(task))
+        try:
+            await asyncio.shield(work)
+        except asyncio.CancelledError:
+            await asyncio.wait([work])
+            raise
+
     async def _compute(self, task: Task) -> None:
         index, began_s = task.microbatch, self._context.clock.now_s()
         match task.kind:
@@ -153,7 +166,7 @@ class StageStep:
                 gradient = self._gradients.pop(index)
                 failpoints.reached_meanwhile("mid-backward")
                 result = await run_in(self._context.compute, self._engine.backward, index, gradient)
-                self._send(index, result, Direction.BACKWARD)
+                self._count(index, result)
             case TaskKind.FORWARD_BACKWARD:
                 failpoints.reached("before-forward")
                 x, tokens = self._inputs.pop(index), self._tokens[index]
@@ -161,21 +174,27 @@ class StageStep:
                 last = await run_in(
                     self._context.compute, self._engine.forward_backward, index, x, tokens
                 )
-                self.loss_sum += last.loss_sum
-                self._send(index, last.input_gradient, Direction.BACKWARD)
+                self._progress.loss_sum += last.loss_sum
+                self._count(index, last.input_gradient)
         self.compute_s += self._context.clock.now_s() - began_s
         self.tasks_done += 1
 
-    def _send(self, index: MicrobatchIndex, values: Tensor | None, direction: Direction) -> None:
-        routes = (
-            self._passing.downstream if direction is Direction.FORWARD else self._passing.upstream
-        )
-        boundary = routes.get(index)
-        if boundary is None or values is None:
-            return
-        batch = self._passing.batches[index]
+    def _count(self, index: MicrobatchIndex, input_gradient: Tensor | None) -> None:
+        """The microbatch's gradient is summed."""
+        self._progress.done[index] = self._passing.batches[index].samples
+        if input_gradient is not None:
+            self._send(index, input_gradient, Direction.BACKWARD)
+
+    def _send(self, index: MicrobatchIndex, values: Tensor, direction: Direction) -> None:
+        batch, is_forward = self._passing.batches[index], direction is Direction.FORWARD
+        boundary = (self._passing.downstream if is_forward else self._passing.upstream)[index]
+        is_done = self._passing.stage_index + (1 if is_forward else -1) in batch.done
         for row, sample in enumerate(batch.samples):
-            boundary.send(self._key(batch, sample, direction), values[row])
+            key = self._key(batch, sample, direction)
+            if is_done:
+                self._progress.hold(key, values[row])
+            else:
+                boundary.send(key, values[row])
 
     def _key(self, batch: Microbatch, sample: SampleId, direction: Direction) -> FrameKey:
         return FrameKey(self._plan.attempt, self._plan.step, batch.index, sample, direction)

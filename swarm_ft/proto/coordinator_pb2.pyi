@@ -60,14 +60,16 @@ class PeerHello(_message.Message):
     def __init__(self, peer_id: _Optional[str] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., memory_bytes: _Optional[int] = ..., held: _Optional[_Union[HeldStage, _Mapping]] = ...) -> None: ...
 
 class StageReady(_message.Message):
-    __slots__ = ("run_id", "attempt", "state_bytes")
+    __slots__ = ("run_id", "attempt", "state_bytes", "done")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     STATE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     attempt: int
     state_bytes: int
-    def __init__(self, run_id: _Optional[str] = ..., attempt: _Optional[int] = ..., state_bytes: _Optional[int] = ...) -> None: ...
+    done: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, run_id: _Optional[str] = ..., attempt: _Optional[int] = ..., state_bytes: _Optional[int] = ..., done: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Traffic(_message.Message):
     __slots__ = ("boundary", "forward_bytes", "backward_bytes", "forward_uncompressed_bytes", "backward_uncompressed_bytes", "key_frames", "delta_frames")
@@ -256,14 +258,16 @@ class TakeStage(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., attempt: _Optional[int] = ..., digest: _Optional[bytes] = ..., donors: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Microbatch(_message.Message):
-    __slots__ = ("index", "samples", "route")
+    __slots__ = ("index", "samples", "route", "done")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     ROUTE_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
     index: int
     samples: _containers.RepeatedScalarFieldContainer[int]
     route: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, index: _Optional[int] = ..., samples: _Optional[_Iterable[int]] = ..., route: _Optional[_Iterable[int]] = ...) -> None: ...
+    done: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, index: _Optional[int] = ..., samples: _Optional[_Iterable[int]] = ..., route: _Optional[_Iterable[int]] = ..., done: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SampleTokens(_message.Message):
     __slots__ = ("sample", "token_ids")

@@ -188,7 +188,12 @@ def _plan_to_wire(plan: PlanStep) -> pb.PlanStep:
         attempt=plan.attempt,
         step=plan.step,
         microbatches=[
-            pb.Microbatch(index=batch.index, samples=batch.samples, route=batch.route)
+            pb.Microbatch(
+                index=batch.index,
+                samples=batch.samples,
+                route=batch.route,
+                done=sorted(batch.done),
+            )
             for batch in plan.microbatches
         ],
         tokens=[tokens_to_wire(sample, ids) for sample, ids in plan.tokens.items()],
@@ -202,6 +207,7 @@ def _plan_from_wire(plan: pb.PlanStep) -> PlanStep:
             MicrobatchIndex(batch.index),
             tuple(SampleId(sample) for sample in batch.samples),
             tuple(batch.route),
+            frozenset(batch.done),
         )
         for batch in plan.microbatches
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from swarm_ft.ids import NO_ATTEMPT, Attempt, PeerId, RunId, StepNumber
+from swarm_ft.ids import NO_ATTEMPT, Attempt, MicrobatchIndex, PeerId, RunId, StepNumber
 from swarm_ft.protocol.layers import LayerRange
 from swarm_ft.protocol.shard import ShardName
 from swarm_ft.protocol.traffic import GradientTraffic, Traffic
@@ -42,11 +42,14 @@ class StageReady:
 
     Attributes:
         state_bytes: of the stage's state, if it was fetched from the other replicas.
+        done: microbatches of the first uncommitted step whose gradients are summed here already,
+            and whose frames are kept.
     """
 
     run_id: RunId
     attempt: Attempt
     state_bytes: int = 0
+    done: frozenset[MicrobatchIndex] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

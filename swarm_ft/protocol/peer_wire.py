@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import assert_never
 
 from swarm_ft.errors import MalformedMessage
-from swarm_ft.ids import Attempt, StepNumber
+from swarm_ft.ids import Attempt, MicrobatchIndex, StepNumber
 from swarm_ft.proto import coordinator_pb2 as pb
 from swarm_ft.protocol.checks import (
     MAX_PEER_NUMBER,
@@ -30,6 +30,7 @@ from swarm_ft.protocol.peer_messages import (
     StageSaved,
     StepReady,
 )
+from swarm_ft.protocol.run_spec import MAX_BATCH_SIZE
 from swarm_ft.protocol.run_wire import layers_from_wire, layers_to_wire
 from swarm_ft.protocol.shard import ShardName
 from swarm_ft.protocol.traffic_wire import (
@@ -48,7 +49,10 @@ def from_peer_to_wire(message: FromPeer) -> pb.FromPeer:
             return pb.FromPeer(hello=_hello_to_wire(message))
         case StageReady():
             ready = pb.StageReady(
-                run_id=message.run_id, attempt=message.attempt, state_bytes=message.state_bytes
+                run_id=message.run_id,
+                attempt=message.attempt,
+                state_bytes=message.state_bytes,
+                done=sorted(message.done),
             )
             return pb.FromPeer(stage_ready=ready)
         case StepReady():
@@ -94,10 +98,12 @@ def from_peer_from_wire(message: pb.FromPeer) -> FromPeer:
             return _hello_from_wire(message.hello)
         case "stage_ready":
             ready = message.stage_ready
+            bounded("microbatches that are done", len(ready.done), 0, MAX_BATCH_SIZE)
             return StageReady(
                 run_id=checked_run_id(ready.run_id),
                 attempt=Attempt(ready.attempt),
                 state_bytes=bounded("state's bytes", ready.state_bytes, 0, MAX_TRAFFIC_BYTES),
+                done=frozenset(MicrobatchIndex(index) for index in ready.done),
             )
         case "step_ready":
             return _step_ready_from_wire(message.step_ready)

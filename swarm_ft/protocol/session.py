@@ -42,9 +42,9 @@ class Deliver:
 
 @dataclass(frozen=True, slots=True)
 class Reencode:
-    """The other side cannot use this frame: encode the sample again as a key frame."""
+    """The other side cannot use this frame: encode its value again, as a key frame."""
 
-    key: FrameKey
+    frame: Frame
     reason: str
 
 
@@ -74,6 +74,11 @@ class BoundarySession:
     def received(self) -> frozenset[FrameKey]:
         """Keys of this step's frames that were accepted; a hello carries them."""
         return frozenset(self._received)
+
+    @property
+    def sent(self) -> tuple[Frame, ...]:
+        """This step's frames of this side, whether they have arrived or not."""
+        return tuple(self._outbox.values())
 
     @property
     def is_settled(self) -> bool:
@@ -195,7 +200,7 @@ class BoundarySession:
             raise OutOfTurn(f"asked for a key frame of {key}, which builds on nothing: {reason}")
         self._rekeyed.add(key)
         self._in_flight.discard(key)
-        return [Reencode(key, reason)]
+        return [Reencode(frame, reason)]
 
     def _pump(self) -> Effects:
         effects: Effects = []

@@ -18,11 +18,13 @@ class Microbatch:
     Attributes:
         route: the replica of each stage that it passes, first stage to last, counted from 0;
             empty where every stage has one.
+        done: stages that are done with it, as an earlier attempt at the step got so far.
     """
 
     index: MicrobatchIndex
     samples: tuple[SampleId, ...]
     route: tuple[int, ...] = ()
+    done: frozenset[int] = frozenset()
 
     def replica_at(self, stage_index: int) -> int:
         """Which replica of a stage it passes."""

@@ -66,7 +66,8 @@ class StageEngine:
     A step is `begin_step`, then per microbatch `forward` and `backward` (last stage:
     `forward_backward`), then `squared_grad_norm` and `apply`. With synchronised tied embeddings,
     first and last stage exchange `tied_gradient` and both `set_tied_gradient` the sum in between,
-    before `squared_grad_norm`. A step that is begun again keeps no trace of its first attempt.
+    before `squared_grad_norm`. A step that is begun again keeps no trace of its first attempt; one
+    that is resumed keeps the microbatches that were counted.
     """
 
     def __init__(
@@ -150,6 +151,29 @@ class StageEngine:
         self._loaded().zero_grad()
         self._step = _Step(step, num_targets)
 
+    def resume_step(
+        self, step: StepNumber, counted: frozenset[MicrobatchIndex], gradient: Tensor | None
+    ) -> None:
+        """Go on with the step under way: no graphs, the gradients of the counted microbatches.
+
+        Args:
+            step: its number.
+            counted: the microbatches, as the caller knows them.
+            gradient: their sum as `flat_gradient` gave it, if another was set since.
+
+        Raises:
+            OutOfTurn: another step is under way, or others are counted: begin it again.
+        """
+        current = self._current()
+        if (current.number, current.counted) != (step, set(counted)):
+            raise OutOfTurn(
+                f"step {step} cannot be resumed with microbatches {sorted(counted)}: step "
+                f"{current.number} is under way, with {sorted(current.counted)}"
+            )
+        current.graphs.clear()
+        if gradient is not None:
+            self._loaded().set_flat_gradient(gradient)
+
     def forward(self, microbatch: MicrobatchIndex, x: Tensor) -> Tensor:
         """Compute the stage's output and keep the graph until `backward`.
 
@@ -196,8 +220,8 @@ class StageEngine:
         with self._autocast:
             loss = self._loaded().module.loss_sum(graph.output, tokens.to(self._device))
         self._check_finite(loss, microbatch, "loss")
+        step.counted.add(microbatch)  # first: should it fail, nobody resumes the step
         torch.autograd.backward(loss / step.num_targets)
-        step.counted.add(microbatch)
         return LossAndGradient(
             loss_sum=loss.item(), input_gradient=self._input_gradient(microbatch, graph)
         )
@@ -222,8 +246,8 @@ class StageEngine:
         if graph is None:
             raise OutOfTurn(f"step {step.number}: backward of microbatch {microbatch} came first")
         check_gradient(gradient, graph.output)
+        step.counted.add(microbatch)  # first: should it fail, nobody resumes the step
         torch.autograd.backward(graph.output, gradient.to(self._device))
-        step.counted.add(microbatch)
         del step.graphs[microbatch]
         return self._input_gradient(microbatch, graph)
 

@@ -131,6 +131,19 @@ class TinyEngine:
         if self._watcher is not None:
             self._watcher.began(self, step)
 
+    def resume_step(
+        self, step: StepNumber, counted: frozenset[MicrobatchIndex], gradient: Tensor | None
+    ) -> None:
+        """See `StageEngine`."""
+        current = self._current()
+        if (current.number, current.counted) != (step, set(counted)):
+            raise OutOfTurn(f"step {step}: {counted} are not what is counted")
+        current.inputs.clear()
+        if gradient is not None:
+            self.set_flat_gradient(gradient)
+        if self._watcher is not None:
+            self._watcher.began(self, step)
+
     def forward(self, microbatch: MicrobatchIndex, x: Tensor) -> Tensor:
         """See `StageEngine`."""
         output = self._forward(self._uncounted(microbatch), microbatch, x)

@@ -166,7 +166,7 @@ def _draw_layers(rng: Random, num_blocks: int) -> tuple[str, ...]:
 
 def _draw_spec(rng: Random, num_blocks: int) -> RunSpec:
     micro_batch_size = rng.choice((1, 2))
-    num_samples = rng.randint(4, 10)
+    num_samples = rng.randint(4, 14)
     return RunSpec(
         model=ModelSpec(
             reference="tiny",
@@ -183,7 +183,7 @@ def _draw_spec(rng: Random, num_blocks: int) -> RunSpec:
         train=TrainSpec(
             num_samples=num_samples,
             seq_length=2,
-            batch_size=micro_batch_size * rng.randint(1, 3),
+            batch_size=micro_batch_size * rng.randint(1, 5),
             micro_batch_size=micro_batch_size,
             num_steps=rng.randint(2, 8),
             learning_rate=0.5,

@@ -234,7 +234,9 @@ class Boundary:
     def send(self, sample, x, *, microbatch=0, as_key=False):
         """The frame as it arrives, and what the receiver makes of it."""
         name = FrameKey(1, 0, microbatch, sample, Direction.FORWARD)
-        frame = self.sender.encode(name, x, as_key=as_key)
+        frame = self.sender.encode(name, x)
+        if as_key:
+            frame = self.sender.encode_again(frame)
         frame = boundary_from_wire(boundary_to_wire(frame))
         return frame, self.receiver.decode(frame)
 

@@ -97,7 +97,8 @@ def test_a_step_plans_the_samples_of_its_batch(swarm, spec, a, b):
     swarm.submit(spec)
     swarm.join(a, b)
     swarm.settle()
-    assert [plan.samples for plan in swarm.plans] == [(0, 1, 2, 3), (4, 5), (0, 1, 2, 3)]
+    planned = [[batch.samples for batch in plan.microbatches] for plan in swarm.plans]
+    assert planned == [[(0, 1), (2, 3)], [(4, 5)], [(0, 1), (2, 3)]]
     first = next(m for m in a.heard if isinstance(m, PlanStep))
     assert [batch.samples for batch in first.microbatches] == [(0, 1), (2, 3)]
 

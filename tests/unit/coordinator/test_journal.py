@@ -16,14 +16,23 @@ from swarm_ft.coordinator.effects import (
 )
 from swarm_ft.coordinator.journal import Journal
 from swarm_ft.coordinator.membership import GATHER_S
-from swarm_ft.coordinator.state import Run
+from swarm_ft.coordinator.state import OpenStep, Run
 from swarm_ft.errors import JournalError, NotFound
-from swarm_ft.ids import Attempt, BlockIndex, PeerId, RunId, SampleId, StepNumber
+from swarm_ft.ids import (
+    Attempt,
+    BlockIndex,
+    MicrobatchIndex,
+    PeerId,
+    RunId,
+    SampleId,
+    StepNumber,
+)
 from swarm_ft.protocol.coordinator_messages import CommitStep, StageAssignment
 from swarm_ft.protocol.layers import LayerRange
 from swarm_ft.protocol.peer_messages import PeerHello
 from swarm_ft.protocol.status import RunPhase, StepCommitted
 from swarm_ft.protocol.traffic import Traffic
+from swarm_ft.protocol.training_plan import Microbatch
 
 RUN = RunId("run-1")
 NOW_S = 50.0
@@ -167,7 +176,7 @@ def test_records_of_one_decision_are_written_all_or_none(journal, reopen, run, s
 def test_a_rollback_deletes_commits_and_plans(journal, reopen, path, run, samples):
     journal.write_run(run, samples)
     for step in range(3):
-        plan = PlanRecord(RUN, StepNumber(step), Attempt(1), (SampleId(step),))
+        plan = PlanRecord(RUN, StepNumber(step), Attempt(1), (planned(step),))
         journal.write([plan, commit_record(step)])
     journal.write([RollbackRecord(RUN, StepNumber(1)), RunRecord(replace(run, committed_steps=1))])
     book = reopen()
@@ -177,7 +186,7 @@ def test_a_rollback_deletes_commits_and_plans(journal, reopen, path, run, sample
     assert loaded.last_commit == commit_record(0).commit
     journal.write([commit_record(1)])
     journal.close()
-    assert rows(path, "SELECT step, attempt, samples FROM plans") == [(0, 1, "[0]")]
+    assert rows(path, "SELECT step, attempt, microbatches FROM plans") == [(0, 1, "[[0]]")]
 
 
 def test_a_rollback_to_the_start_leaves_no_last_commit(journal, run, samples):
@@ -192,13 +201,28 @@ def test_members_and_plans_are_kept_for_people(journal, path, run, samples):
     journal.write_run(run, samples)
     hello = PeerHello(peer_id=PeerId("a"), layers=LayerRange(0, 2), memory_bytes=2**64 - 1)
     auto = PeerHello(peer_id=PeerId("b"), layers=None, memory_bytes=5)
-    plan = PlanRecord(RUN, StepNumber(0), Attempt(1), (SampleId(3), SampleId(1)))
+    plan = PlanRecord(RUN, StepNumber(0), Attempt(1), (planned(3, 1),))
     journal.write([MemberRecord(hello, joined=True), MemberRecord(auto, joined=False), plan])
     journal.write([plan])
     journal.close()
     members = rows(path, "SELECT peer_id, layers, memory_bytes, joined FROM members")
     assert members == [("a", "0-2", 2**63 - 1, 1), ("b", None, 5, 0)]
-    assert rows(path, "SELECT * FROM plans") == [(RUN, 0, 1, "[3, 1]")]
+    assert rows(path, "SELECT * FROM plans") == [(RUN, 0, 1, "[[3, 1]]")]
+
+
+def planned(*samples, index=0):
+    return Microbatch(MicrobatchIndex(index), tuple(SampleId(sample) for sample in samples))
+
+
+def test_the_step_under_way_keeps_its_microbatches(journal, reopen, run, samples):
+    journal.write_run(run, samples)
+    batches = planned(3, 1), planned(2, index=1)
+    journal.write([PlanRecord(RUN, StepNumber(0), Attempt(1), batches)])
+    (loaded,) = reopen().load(NOW_S)
+    assert loaded.open_step == OpenStep(microbatches=batches)
+    journal.write([commit_record(0)])
+    (loaded,) = reopen().load(NOW_S)
+    assert loaded.open_step is None
 
 
 def rows(path, query):
@@ -333,7 +357,7 @@ def test_a_journal_of_another_version_is_refused_and_left_as_it_is(tmp_path):
     with closing(sqlite3.connect(path)) as old:
         old.execute("CREATE TABLE runs (position INTEGER PRIMARY KEY)")
         old.commit()
-    with pytest.raises(JournalError, match="expected tables of version 3, found 0; end its runs"):
+    with pytest.raises(JournalError, match="expected tables of version 4, found 0; end its runs"):
         Journal(str(path))
     with closing(sqlite3.connect(path)) as old:
         assert old.execute("SELECT name FROM sqlite_master").fetchall() == [("runs",)]

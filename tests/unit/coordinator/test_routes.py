@@ -6,7 +6,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from swarm_ft.coordinator.routes import plan_microbatches
+from swarm_ft.coordinator.routes import plan_again, plan_microbatches
+from swarm_ft.coordinator.state import OpenStep
 from swarm_ft.ids import PeerId
 from swarm_ft.protocol.coordinator_messages import Stage
 from swarm_ft.protocol.layers import LayerRange
@@ -105,3 +106,100 @@ def test_samples_meet_the_same_replicas_again_in_a_shuffled_epoch(train):
     assert same / 512 > 0.9
     by_chance = sum(sample % 2 == met[1][sample] for sample in range(512))
     assert by_chance / 512 < 0.6
+
+
+# ---- a step that is planned again
+
+
+def planned(train, *sizes, count=12, **changes):
+    spec = train(num_samples=4 * count, batch_size=count, micro_batch_size=1, **changes)
+    stages = stages_of_sizes(*sizes)
+    return OpenStep(microbatches=plan_microbatches(spec, 0, stages, {}), pipeline=tuple(stages))
+
+
+def without(stages, *gone):
+    return [
+        Stage(layers=stage.layers, peers=tuple(p for p in stage.peers if p not in gone))
+        for stage in stages
+    ]
+
+
+def hosts(microbatches, stages, index):
+    return [stages[index].peers[batch.replica_at(index)] for batch in microbatches]
+
+
+def test_only_the_microbatches_of_a_lost_peer_change_their_way(train):
+    before = planned(train, 3, 2)
+    stages = without(before.pipeline, "s0r1")
+    again = plan_again(before, stages, {}, {})
+    assert [(b.index, b.samples) for b in again] == [
+        (b.index, b.samples) for b in before.microbatches
+    ]
+    assert hosts(again, stages, 1) == hosts(before.microbatches, before.pipeline, 1)
+    moved = zip(
+        hosts(before.microbatches, before.pipeline, 0), hosts(again, stages, 0), strict=True
+    )
+    assert all(was in (now, "s0r1") for was, now in moved)
+    assert set(loads(again, 0).values()) == {6}
+
+
+def test_what_is_done_stays_done_and_whoever_has_less_to_do_takes_more(train):
+    before = planned(train, 3)
+    of = {peer: [] for peer in before.pipeline[0].peers}
+    for batch in before.microbatches:
+        of[before.host(batch, 0)].append(batch.index)
+    stages = without(before.pipeline, "s0r2")
+    again = plan_again(before, stages, {"s0r0": frozenset(of["s0r0"])}, {})
+    assert [batch.index for batch in again if batch.done == {0}] == of["s0r0"]
+    to_do = Counter(stages[0].peers[batch.replica_at(0)] for batch in again if 0 not in batch.done)
+    assert to_do == {"s0r0": 4, "s0r1": 4}
+
+
+def test_where_two_are_done_with_the_same_one_begins_anew(train):
+    before = planned(train, 2, count=4)
+    claims = {"s0r0": frozenset({0, 1}), "s0r1": frozenset({1, 2, 3})}
+    again = plan_again(before, before.pipeline, claims, {})
+    assert {batch.index for batch in again if batch.done} == {1, 2, 3}
+    assert all(batch.replica_at(0) == 1 for batch in again if batch.done)
+
+
+def test_microbatches_that_there_are_not_cannot_be_done(train):
+    before = planned(train, 1, count=2)
+    again = plan_again(before, before.pipeline, {"s0r0": frozenset({0, 2})}, {})
+    assert not any(batch.done for batch in again)
+
+
+def test_after_a_restart_only_what_is_done_has_a_place(train):
+    before = OpenStep(microbatches=planned(train, 2, count=4).microbatches)
+    stages = stages_of_sizes(2)
+    again = plan_again(before, stages, {"s0r1": frozenset({0})}, {})
+    assert again[0].replica_at(0) == 1
+    assert Counter(b.replica_at(0) for b in again if not b.done) == {0: 2, 1: 1}
+
+
+@settings(
+    derandomize=True,
+    max_examples=200,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(data=st.data(), sizes=st.lists(st.integers(1, 4), min_size=1, max_size=3))
+def test_whoever_goes_each_microbatch_has_one_place_at_each_stage(train, data, sizes):
+    before = planned(train, *sizes, count=data.draw(st.integers(1, 8)))
+    everybody = [peer for stage in before.pipeline for peer in stage.peers]
+    gone = data.draw(st.sets(st.sampled_from(everybody)))
+    stages = without(before.pipeline, *gone)
+    if not all(stage.peers for stage in stages):
+        return
+    indices = st.integers(0, len(before.microbatches) - 1)
+    claims = data.draw(st.dictionaries(st.sampled_from(everybody), st.frozensets(indices)))
+    again = plan_again(before, stages, claims, {})
+    for index, stage in enumerate(stages):
+        assert all(batch.replica_at(index) < len(stage.peers) for batch in again)
+        for peer in stage.peers:
+            done = {
+                batch.index
+                for batch in again
+                if index in batch.done and stage.peers[batch.replica_at(index)] == peer
+            }
+            assert done in (set(), claims.get(peer, frozenset()))

@@ -12,6 +12,7 @@ import torch
 
 from swarm_ft.clock import SystemClock
 from swarm_ft.errors import MalformedMessage, NonFinite
+from swarm_ft.peer.progress import StepProgress
 from swarm_ft.peer.step import Passing, StageStep
 from swarm_ft.protocol.codec_spec import Direction
 from swarm_ft.protocol.coordinator_messages import PlanStep
@@ -100,12 +101,20 @@ def make_step():
             indices = range(microbatches)
             schedule = StageSchedule(num_stages=of, stage_index=index, microbatches=indices)
             passing = Passing(
+                stage_index=index,
                 batches={batch.index: batch for batch in plan.microbatches},
                 upstream=dict.fromkeys(indices, up) if up else {},
                 downstream=dict.fromkeys(indices, down) if down else {},
             )
             context = SimpleNamespace(compute=compute, clock=SystemClock())
-            step = StageStep(plan, passing, engine=engine, context=context, schedule=schedule)
+            step = StageStep(
+                plan,
+                passing,
+                StepProgress(plan.step),
+                engine=engine,
+                context=context,
+                schedule=schedule,
+            )
             return step, engine, up, down
 
         yield make
@@ -120,7 +129,7 @@ async def test_a_single_stage_computes_everything_itself(make_step):
     step, engine, _, _ = make_step(0, of=1, microbatches=3)
     await step.run()
     assert engine.done == [("both", 0), ("both", 1), ("both", 2)]
-    assert step.loss_sum == TOKENS * (0 + 1 + 10 + 11 + 20 + 21)
+    assert step._progress.loss_sum == TOKENS * (0 + 1 + 10 + 11 + 20 + 21)
 
 
 async def test_the_first_stage_sends_each_sample_under_its_own_name(make_step):
@@ -144,7 +153,7 @@ async def test_the_last_stage_sums_losses_and_sends_gradients(make_step):
     arrive(step, [0, 1, 10, 11], Direction.FORWARD)
     await step.run()
     assert engine.done == [("both", 0), ("both", 1)]
-    assert step.loss_sum == TOKENS * (0 + 1 + 10 + 11)
+    assert step._progress.loss_sum == TOKENS * (0 + 1 + 10 + 11)
     assert [k for k, _ in up.sent] == [key(s, Direction.BACKWARD) for s in (0, 1, 10, 11)]
     assert all(torch.equal(x, 2 * value(k.sample)) for k, x in up.sent)
 

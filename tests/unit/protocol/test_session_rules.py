@@ -187,7 +187,7 @@ def test_a_refused_delta_is_asked_for_and_encoded_again(upstream):
     assert upstream.receive(key_frame) == [Deliver(key_frame)]
 
     upstream.send(frame(0))
-    assert upstream.receive(KeyFrameRequest(frame(0).key, "why")) == [Reencode(frame(0).key, "why")]
+    assert upstream.receive(KeyFrameRequest(frame(0).key, "why")) == [Reencode(frame(0), "why")]
     again = frame(0, kind=FrameKind.KEY)
     assert upstream.send(again) == [Transmit(again)]
     assert not upstream.is_settled
@@ -250,7 +250,7 @@ def test_a_delta_that_is_refused_while_it_waits_for_the_window_goes_out_as_a_key
     for sample in range(3):
         session.send(frame(sample))
     session.connected(hello(window_frames=2))
-    assert session.receive(KeyFrameRequest(frame(2).key, "")) == [Reencode(frame(2).key, "")]
+    assert session.receive(KeyFrameRequest(frame(2).key, "")) == [Reencode(frame(2), "")]
     again = frame(2, kind=FrameKind.KEY)
     assert session.send(again) == []
     assert session.receive(Ack(frame(0).key)) == [Transmit(again)]

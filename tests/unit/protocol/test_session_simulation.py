@@ -102,9 +102,9 @@ class End:
             self.apply(self.session.accepted(frame.key))
 
     def reencode(self):
-        key = self.encode_jobs.popleft()
-        if key.step == self.step:
-            self.apply(self.session.send(Frame(key, FrameKind.KEY, TENSOR)))
+        frame = self.encode_jobs.popleft()
+        if frame.key.step == self.step:
+            self.apply(self.session.send(Frame(frame.key, FrameKind.KEY, TENSOR)))
 
     def apply(self, effects):
         for effect in effects:
@@ -113,9 +113,9 @@ class End:
                     self.transmit(message)
                 case Deliver(frame):
                     self.decode_jobs.append(frame)
-                case Reencode(key):
-                    self.reencoded[key] += 1
-                    self.encode_jobs.append(key)
+                case Reencode(frame):
+                    self.reencoded[frame.key] += 1
+                    self.encode_jobs.append(frame)
 
     def transmit(self, message):
         if self.stream is None:

@@ -107,3 +107,29 @@ def test_nothing_is_there_before_the_stage_is_loaded(pipeline):
     )
     with pytest.raises(OutOfTurn, match="load the stage first"):
         engine.flat_gradient()
+
+
+def test_a_step_that_is_resumed_ends_with_the_same_bits(make_pipeline, samples):
+    quiet, resumed = make_pipeline("gpt2-tied", 1), make_pipeline("gpt2-tied", 1)
+    spec = quiet.spec.train
+    first, *others = step_microbatches(spec, 0)
+    stage = resumed.stages[0]
+    quiet.gradients(0, samples)
+    targets = sum(len(batch.samples) for batch in (first, *others)) * (spec.seq_length - 1)
+    stage.begin_step(0, targets)
+
+    def run(batches):
+        for batch in batches:
+            tokens = samples[list(batch.samples)]
+            stage.forward_backward(batch.index, tokens, tokens)
+
+    run([first])
+    own = stage.flat_gradient()
+    stage.set_flat_gradient(torch.ones_like(own))
+    with pytest.raises(OutOfTurn, match="cannot be resumed"):
+        stage.resume_step(0, frozenset(), own)
+    stage.resume_step(0, frozenset({first.index}), own)
+    with pytest.raises(OutOfTurn, match="counted already"):
+        run([first])
+    run(others)
+    assert torch.equal(stage.flat_gradient(), quiet.stages[0].flat_gradient())

@@ -1,0 +1,133 @@
+"""A step that lost a peer goes on where it stood: what was computed is not computed again."""
+
+import asyncio
+import threading
+from collections import Counter
+from dataclasses import dataclass, field
+
+import pytest
+
+from swarm_ft.ids import PeerId
+from swarm_ft.protocol.status import StepCommitted
+from swarm_ft.stage.engine import StageEngine
+from swarm_ft.testing.local_swarm import LocalSwarm
+
+LAYERS = ["0-2", "2-4", "4-6"]
+STEP = 2
+MICROBATCHES = 4
+PATIENCE_S = 60.0
+
+
+@dataclass
+class Watched:
+    """Backward passes by engine and step; stops one of them until it is told to go on.
+
+    Attributes:
+        passes: how often each (stage's first layer, engine, step, microbatch) was computed.
+        reached: the pass is about to begin.
+        go_on: lets it begin.
+    """
+
+    stop_at: tuple[int, int]
+    passes: Counter = field(default_factory=Counter)
+    reached: threading.Event = field(default_factory=threading.Event)
+    go_on: threading.Event = field(default_factory=threading.Event)
+
+    def began(self, engine, microbatch):
+        stage, step = engine.layers.start, engine._step.number
+        count = sum(
+            n for (s, e, t, _), n in self.passes.items() if (s, e, t) == (stage, engine, step)
+        )
+        is_it = (stage, count) == self.stop_at and step == STEP
+        if is_it and not self.reached.is_set():
+            self.reached.set()
+            assert self.go_on.wait(PATIENCE_S)
+        self.passes[stage, engine, step, microbatch] += 1
+
+    def of(self, layers):
+        """Passes of the step at a stage."""
+        stage = int(layers.split("-")[0])
+        return {k: n for k, n in self.passes.items() if k[0] == stage and k[2] == STEP}
+
+
+@pytest.fixture
+def watch(monkeypatch):
+    """`watch(4, 1)`: the second backward pass of the stage at block 4 stops in the step."""
+
+    def make(stage, count):
+        watched = Watched((stage, count))
+        for name in ("backward", "forward_backward"):
+            original = getattr(StageEngine, name)
+
+            def backward(self, microbatch, *args, _original=original):
+                watched.began(self, microbatch)
+                return _original(self, microbatch, *args)
+
+            monkeypatch.setattr(StageEngine, name, backward)
+        return watched
+
+    return make
+
+
+async def losses_of(swarm, job):
+    events = await swarm.train(job.spec, job.samples)
+    losses = {event.step: event.loss for event in events if isinstance(event, StepCommitted)}
+    return [losses[step] for step in sorted(losses)]
+
+
+async def with_a_death(directory, job, victim, watched):
+    """The losses, where a peer dies while another one is in the middle of the step."""
+    directory.mkdir()
+    async with LocalSwarm(directory, LAYERS * 2) as swarm:
+        training = asyncio.create_task(losses_of(swarm, job))
+        await asyncio.to_thread(watched.reached.wait, PATIENCE_S)
+        await swarm.kill_peer(PeerId(f"peer-{victim}"))
+        watched.go_on.set()
+        return await training
+
+
+@pytest.mark.parametrize("codecs", [("none", "none"), ("aq8t", "q8"), ("aq6t", "q8t+ef21")])
+@pytest.mark.parametrize("victim", [0, 1, 2])
+async def test_survivors_compute_no_microbatch_twice(make_job, tmp_path, watch, victim, codecs):
+    forward, backward = codecs
+    job = make_job(
+        num_samples=16,
+        batch_size=2 * MICROBATCHES,
+        num_steps=5,
+        forward_codec=forward,
+        backward_codec=backward,
+    )
+    (tmp_path / "quiet").mkdir()
+    async with LocalSwarm(tmp_path / "quiet", LAYERS * 2) as swarm:
+        quiet = await losses_of(swarm, job)
+    # Replicas of stage i are peers i and i + 3. The first passes at the head of the step stop at
+    # its last stage, those at its tail (a dead last stage) at the first.
+    watched = watch(4 if victim != 2 else 0, 1)
+    losses = await with_a_death(tmp_path / "faulty", job, victim, watched)
+    rtol = 1e-4 if forward == "none" else 0.02
+    assert losses == pytest.approx(quiet, rel=rtol)
+    for index, layers in enumerate(LAYERS):
+        passes = watched.of(layers)
+        assert set(passes.values()) == {1}, layers
+        if index != victim:
+            assert len({key[3] for key in passes}) == len(passes) == MICROBATCHES, layers
+        else:
+            assert len({key[3] for key in passes}) == MICROBATCHES
+
+
+async def test_a_peer_that_only_lost_its_connections_keeps_what_it_did(make_job, tmp_path, watch):
+    job = make_job(num_samples=16, batch_size=2 * MICROBATCHES, num_steps=5)
+    (tmp_path / "quiet").mkdir()
+    async with LocalSwarm(tmp_path / "quiet", LAYERS) as swarm:
+        quiet = await losses_of(swarm, job)
+    watched = watch(0, 2)
+    (tmp_path / "faulty").mkdir()
+    async with LocalSwarm(tmp_path / "faulty", LAYERS) as swarm:
+        training = asyncio.create_task(losses_of(swarm, job))
+        await asyncio.to_thread(watched.reached.wait, PATIENCE_S)
+        await swarm.kill_coordinator()
+        await swarm.start_coordinator()
+        watched.go_on.set()
+        losses = await training
+    assert losses == quiet
+    assert all(set(watched.of(layers).values()) == {1} for layers in LAYERS)

@@ -1,0 +1,59 @@
+"""What of the open step is kept when an attempt ends."""
+
+import pytest
+import torch
+
+from swarm_ft.errors import OutOfTurn
+from swarm_ft.peer.progress import StepProgress
+from swarm_ft.protocol.codec_spec import Direction
+from swarm_ft.protocol.frame import FrameKey
+from swarm_ft.protocol.traffic import Traffic
+from swarm_ft.protocol.training_plan import Microbatch
+
+FIRST, SECOND = Microbatch(0, (4, 5)), Microbatch(1, (6, 7))
+
+
+def key(microbatch, sample, direction=Direction.FORWARD, attempt=1):
+    return FrameKey(attempt, 3, microbatch, sample, direction)
+
+
+@pytest.fixture
+def progress():
+    """The first microbatch is done."""
+    return StepProgress(3, done={0: (4, 5)})
+
+
+def test_what_was_sent_of_a_finished_microbatch_is_kept_for_later_attempts(progress):
+    x = torch.ones(2, 2)
+    progress.keep([(key(0, 4), x), (key(1, 6), x)])
+    assert progress.sent(key(0, 4, attempt=2)) is x
+    for missing in (key(1, 6), key(0, 5), key(0, 4, Direction.BACKWARD)):
+        with pytest.raises(OutOfTurn, match="nothing of it is kept"):
+            progress.sent(missing)
+
+
+def test_a_later_attempt_takes_the_place_of_an_earlier_one(progress):
+    first, second = torch.ones(1), torch.zeros(1)
+    progress.hold(key(0, 4), first)
+    progress.keep([(key(0, 4, attempt=2), second)])
+    assert progress.sent(key(0, 4)) is second
+
+
+def test_a_plan_by_which_something_else_is_done_is_out_of_turn(progress):
+    progress.check([FIRST])
+    for other in ([], [SECOND], [FIRST, SECOND], [Microbatch(0, (4, 6))]):
+        with pytest.raises(OutOfTurn, match=r"step 3: by the plan"):
+            progress.check(other)
+
+
+def test_traffic_of_all_attempts_is_added_up(progress):
+    progress.count([Traffic(boundary=2, forward_bytes=5), Traffic(boundary=4, backward_bytes=1)])
+    total = progress.count([Traffic(boundary=2, forward_bytes=7)])
+    assert total == (
+        Traffic(boundary=2, forward_bytes=12),
+        Traffic(boundary=4, backward_bytes=1),
+    )
+
+
+def test_the_samples_are_those_of_what_is_done(progress):
+    assert progress.samples == {4, 5}
