@@ -11,6 +11,7 @@ end as CANCELLED or FAILED. Inside TRAINING every step is plan -> run -> ready -
     last step committed        ExportStage to all                                    -> EXPORTING
     StageExported from all     the result can be fetched                             -> FINISHED
     a replica is lost          attempt + 1 without it; the step that did not commit runs again
+    a replica gets slow        attempt + 1 in which the others take most of its share
     a stage's last one is lost wait for it; then go back to the weights the run began with
     a peer comes (back)        while others load, or when the next step begins: attempt + 1 with it
 
@@ -23,7 +24,7 @@ import math
 from dataclasses import replace
 from types import MappingProxyType
 
-from swarm_ft.coordinator import attempts, commits, saving
+from swarm_ft.coordinator import attempts, commits, saving, stragglers
 from swarm_ft.coordinator.effects import Effect
 from swarm_ft.coordinator.events import (
     Event,
@@ -52,6 +53,7 @@ from swarm_ft.ids import PeerId, RunId
 from swarm_ft.protocol.coordinator_messages import ReleaseStage
 from swarm_ft.protocol.peer_messages import (
     FromPeer,
+    PeerAlive,
     PeerGoodbye,
     PeerHello,
     StageExported,
@@ -116,6 +118,8 @@ def _peer_said(turn: Turn, peer_id: PeerId, message: FromPeer) -> None:
             _stage_failed(turn, run, peer_id, from_code(message.code, message.message))
         case StageSaved() if run and run.run_id == message.name.run_id and peer_id in run.peers:
             saving.stage_saved(turn, run, message)
+        case PeerAlive() if run and peer_id in run.peers:
+            stragglers.heard(turn, run, peer_id, message)
         case StageExported() if run and run.run_id == message.run_id and peer_id in run.peers:
             commits.stage_exported(turn, run, peer_id)
         case _:

@@ -14,17 +14,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import chain, zip_longest
 
+from swarm_ft.coordinator.speeds import expected_s
 from swarm_ft.coordinator.state import OpenStep
 from swarm_ft.ids import MicrobatchIndex, PeerId, SampleId, StepNumber
 from swarm_ft.protocol.coordinator_messages import Stage
 from swarm_ft.protocol.digest import digest_of
 from swarm_ft.protocol.run_spec import TrainSpec
 from swarm_ft.protocol.training_plan import Microbatch, step_microbatches, step_samples
-
-MANY_SPREADS = 4.0
-"""Median absolute deviations; of normal noise, less than one in a hundred lies so far out."""
-LEAST_SPREAD = 0.1
-"""Of the median: a peer that was steady so far is not held to less."""
 
 Seconds = Mapping[PeerId, Sequence[float]]
 """Of peers, how long a microbatch took to compute, lately."""
@@ -55,8 +51,8 @@ def plan_again(
 ) -> tuple[Microbatch, ...]:
     """The microbatches of a step that was planned before, on the way that costs the least now.
 
-    At each stage a microbatch stays with the peer that is done with it, or else with the one it
-    was to pass; those whose peer is gone go to whoever has the least to do.
+    At each stage a microbatch stays with the peer that is done with it. The others are divided by
+    speed again; as many of them as this allows stay with the peer they were to pass.
 
     Args:
         before: the step as it was planned.
@@ -107,23 +103,20 @@ def _kept_routes(
     seconds: Seconds,
 ) -> list[int]:
     """The replica of each microbatch at one stage."""
-    hosts = [before.host(batch, stage_index) for batch in before.microbatches]
-    kept: dict[int, int] = {
-        index: stage.peers.index(host) for index, host in enumerate(hosts) if host in stage.peers
-    }
-    kept.update((int(index), replica) for index, replica in accepted.items())
-    to_do = Counter(replica for index, replica in kept.items() if index not in accepted)
-    taken = _seconds_each(stage, seconds)
-    for index in range(len(hosts)):
-        if index not in kept:
-            kept[index] = _soonest(to_do, taken)
-            to_do[kept[index]] += 1
-    return [kept[index] for index in range(len(hosts))]
-
-
-def _soonest(to_do: Mapping[int, int], taken: Sequence[float]) -> int:
-    """The replica that would be done first with one microbatch more."""
-    return min(range(len(taken)), key=lambda replica: (to_do[replica] + 1) * taken[replica])
+    routes: dict[int, int] = {int(index): replica for index, replica in accepted.items()}
+    to_do = [batch for batch in before.microbatches if batch.index not in accepted]
+    room = Counter(_shares(len(to_do), stage, seconds))
+    for batch in to_do:
+        host = before.host(batch, stage_index)
+        replica = stage.peers.index(host) if host in stage.peers else None
+        if replica is not None and room[replica]:
+            routes[batch.index] = replica
+            room[replica] -= 1
+    others = room.elements()
+    return [
+        routes[batch.index] if batch.index in routes else next(others)
+        for batch in before.microbatches
+    ]
 
 
 def _in_order_of_places(train: TrainSpec, step: StepNumber) -> list[tuple[SampleId, ...]]:
@@ -139,28 +132,20 @@ def _place(seed: int, sample: SampleId) -> bytes:
 def _shares(num_microbatches: int, stage: Stage, seconds: Seconds) -> list[int]:
     """The replica of each microbatch, replicas rising: each has what it computes in equal time."""
     taken = _seconds_each(stage, seconds)
-    counts: Counter[int] = Counter()
+    counts = [0] * len(stage.peers)
     for _ in range(num_microbatches):
-        counts[_soonest(counts, taken)] += 1
-    return [replica for replica in range(len(taken)) for _ in range(counts[replica])]
+        soonest = min(
+            range(len(counts)), key=lambda replica: (counts[replica] + 1) * taken[replica]
+        )
+        counts[soonest] += 1
+    return [replica for replica, count in enumerate(counts) for _ in range(count)]
 
 
 def _seconds_each(stage: Stage, seconds: Seconds) -> list[float]:
     """Seconds a microbatch of each replica; a newcomer counts as fast as the others."""
-    known = {peer: _expected(seconds[peer]) for peer in stage.peers if seconds.get(peer)}
+    known = {peer: expected_s(seconds[peer]) for peer in stage.peers if seconds.get(peer)}
     usual = statistics.median(known.values()) if known else 1.0
     return [max(known.get(peer, usual), math.ulp(1.0)) for peer in stage.peers]
-
-
-def _expected(measured: Sequence[float]) -> float:
-    """What the next microbatch will take: the median, or the last one if it is out of all bounds.
-
-    So noise does not move microbatches about, and a peer that slows down is relieved at once.
-    """
-    usual = statistics.median(measured)
-    spread = statistics.median(abs(seconds - usual) for seconds in measured)
-    bound = MANY_SPREADS * max(spread, LEAST_SPREAD * usual)
-    return measured[-1] if abs(measured[-1] - usual) > bound else usual
 
 
 def _interleaved(count: int, lanes: int) -> list[int]:

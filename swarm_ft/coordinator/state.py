@@ -148,6 +148,12 @@ class Run:
         """Stages with their replicas, first to last."""
         return stages_of(self.stages)
 
+    def share(self, stage_index: int, replica: int) -> int:
+        """How many microbatches of the open step a replica computes in this attempt."""
+        batches = self.open_step.microbatches if self.open_step else ()
+        own = [batch for batch in batches if batch.replica_at(stage_index) == replica]
+        return sum(stage_index not in batch.done for batch in own)
+
     @property
     def status(self) -> RunStatus:
         """The run as others see it."""

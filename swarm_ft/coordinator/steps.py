@@ -99,14 +99,10 @@ def commit_step(run: Run, now_s: float) -> tuple[Run, StepCommitted, CommitStep]
 
 def _measured(run: Run) -> dict[PeerId, tuple[float, ...]]:
     """Seconds a microbatch of each peer's last steps, this one included."""
-    microbatches = run.open_step.microbatches if run.open_step else ()
     measured = {}
     for index, stage in enumerate(run.pipeline):
         for replica, peer in enumerate(stage.peers):
-            count = sum(
-                batch.replica_at(index) == replica and index not in batch.done
-                for batch in microbatches
-            )
+            count = run.share(index, replica)
             before = run.seconds.get(peer, ())
             measured[peer] = (*before, *_newest(before, run.ready[peer], count))[-MEASURED_STEPS:]
     return measured

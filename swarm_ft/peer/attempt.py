@@ -23,7 +23,7 @@ from swarm_ft.protocol.boundary_messages import BoundaryHello
 from swarm_ft.protocol.codec_spec import Direction
 from swarm_ft.protocol.coordinator_messages import Assign, PlanStep, Stage, stages_of
 from swarm_ft.protocol.frame import FrameKey
-from swarm_ft.protocol.peer_messages import StageReady, StepReady
+from swarm_ft.protocol.peer_messages import PeerAlive, StageReady, StepReady
 from swarm_ft.protocol.pipeline import StageSchedule
 from swarm_ft.protocol.session import WINDOW_FRAMES, BoundarySession
 from swarm_ft.protocol.traffic import GradientTraffic, Traffic
@@ -61,10 +61,17 @@ class StageAttempt:
         self._downstream = self._boundaries(self._index + 1, Direction.FORWARD)
         self.reducer = self._make_reducer()
 
-    @property
-    def tasks_done(self) -> int:
-        """Forwards and backwards of the open step that are computed."""
-        return self._step.tasks_done if self._step is not None else 0
+    def alive(self) -> PeerAlive:
+        """How far this peer is with the step under way."""
+        attempt, step, progress = self.assign.attempt, self._step, self._progress
+        if step is None or progress is None:
+            return PeerAlive(attempt=attempt)
+        return PeerAlive(
+            attempt=attempt,
+            step=progress.step,
+            tasks_begun=step.tasks_begun,
+            compute_s=step.compute_s,
+        )
 
     def plan(self, plan: PlanStep) -> None:
         """Run this step next.

@@ -35,6 +35,7 @@ from swarm_ft.protocol.coordinator_messages import (
 from swarm_ft.protocol.gradient_piece import ReduceHello
 from swarm_ft.protocol.peer_messages import (
     HeldStage,
+    PeerAlive,
     StageExported,
     StageFailed,
 )
@@ -95,10 +96,9 @@ class StageHost:
         """This stage's ends of the per-sample buffers."""
         return self._state.store
 
-    @property
-    def tasks_done(self) -> int:
-        """Forwards and backwards of the open step that are computed."""
-        return self._attempt.tasks_done if self._attempt is not None else 0
+    def alive(self) -> PeerAlive:
+        """What to tell the coordinator from time to time."""
+        return self._attempt.alive() if self._attempt is not None else PeerAlive()
 
     @property
     def held(self) -> HeldStage | None:

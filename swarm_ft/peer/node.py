@@ -176,7 +176,7 @@ class PeerNode:
         )
 
     def _alive(self) -> PeerAlive:
-        return PeerAlive(self._host.tasks_done if self._host is not None else 0)
+        return self._host.alive() if self._host is not None else PeerAlive()
 
     async def _obey(self, message: ToPeer) -> None:
         match message:

@@ -57,8 +57,7 @@ class StageStep:
         schedule: a new one, for this step.
 
     Attributes:
-        compute_s: seconds that forwards and backwards took so far.
-        tasks_done: how many of them there were.
+        tasks_begun: forwards and backwards so far.
 
     Raises:
         MalformedMessage: the plan lacks tokens that this stage needs.
@@ -86,8 +85,16 @@ class StageStep:
         self._gradients: dict[MicrobatchIndex, Tensor] = {}
         needs_tokens = engine.is_first or engine.is_last
         self._tokens = _stack_tokens(plan, passing.batches.values()) if needs_tokens else {}
-        self.compute_s = 0.0
-        self.tasks_done = 0
+        self.tasks_begun = 0
+        self._compute_s = 0.0
+        self._task_began_s: float | None = None
+
+    @property
+    def compute_s(self) -> float:
+        """Seconds that forwards and backwards took so far, the one under way included."""
+        began_s = self._task_began_s
+        under_way_s = self._context.clock.now_s() - began_s if began_s is not None else 0.0
+        return self._compute_s + under_way_s
 
     def expected(self, boundary: Boundary, direction: Direction) -> frozenset[FrameKey]:
         """Keys of all frames of this step that come over a boundary."""
@@ -154,7 +161,9 @@ class StageStep:
             raise
 
     async def _compute(self, task: Task) -> None:
-        index, began_s = task.microbatch, self._context.clock.now_s()
+        index = task.microbatch
+        self.tasks_begun += 1
+        self._task_began_s = self._context.clock.now_s()
         match task.kind:
             case TaskKind.FORWARD:
                 failpoints.reached("before-forward")
@@ -176,8 +185,7 @@ class StageStep:
                 )
                 self._progress.loss_sum += last.loss_sum
                 self._count(index, last.input_gradient)
-        self.compute_s += self._context.clock.now_s() - began_s
-        self.tasks_done += 1
+        self._compute_s, self._task_began_s = self.compute_s, None
 
     def _count(self, index: MicrobatchIndex, input_gradient: Tensor | None) -> None:
         """The microbatch's gradient is summed."""

@@ -118,10 +118,16 @@ class StepReady(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., attempt: _Optional[int] = ..., step: _Optional[int] = ..., squared_grad_norm: _Optional[float] = ..., loss_sum: _Optional[float] = ..., traffic: _Optional[_Iterable[_Union[Traffic, _Mapping]]] = ..., gradients: _Optional[_Union[GradientTraffic, _Mapping]] = ..., compute_s: _Optional[float] = ...) -> None: ...
 
 class PeerAlive(_message.Message):
-    __slots__ = ("tasks_done",)
-    TASKS_DONE_FIELD_NUMBER: _ClassVar[int]
-    tasks_done: int
-    def __init__(self, tasks_done: _Optional[int] = ...) -> None: ...
+    __slots__ = ("tasks_begun", "attempt", "step", "compute_s")
+    TASKS_BEGUN_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_S_FIELD_NUMBER: _ClassVar[int]
+    tasks_begun: int
+    attempt: int
+    step: int
+    compute_s: float
+    def __init__(self, tasks_begun: _Optional[int] = ..., attempt: _Optional[int] = ..., step: _Optional[int] = ..., compute_s: _Optional[float] = ...) -> None: ...
 
 class StageExported(_message.Message):
     __slots__ = ("run_id", "shard_bytes")

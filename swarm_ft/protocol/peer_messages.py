@@ -96,11 +96,24 @@ class PeerGoodbye:
     """The peer leaves on purpose."""
 
 
-@dataclass(frozen=True, slots=True)
-class PeerAlive:
-    """The peer is there; `tasks_done` forwards and backwards of the open step are computed."""
+_FIRST_STEP = StepNumber(0)
 
-    tasks_done: int = 0
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PeerAlive:
+    """The peer is there, and so far with the step under way.
+
+    Attributes:
+        attempt: the one at work; 0 if none is.
+        step: its open step.
+        tasks_begun: forwards and backwards of it, in this attempt.
+        compute_s: seconds that they took until now.
+    """
+
+    attempt: Attempt = NO_ATTEMPT
+    step: StepNumber = _FIRST_STEP
+    tasks_begun: int = 0
+    compute_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

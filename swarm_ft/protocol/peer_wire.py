@@ -72,7 +72,13 @@ def from_peer_to_wire(message: FromPeer) -> pb.FromPeer:
         case PeerGoodbye():
             return pb.FromPeer(goodbye=pb.PeerGoodbye())
         case PeerAlive():
-            return pb.FromPeer(alive=pb.PeerAlive(tasks_done=message.tasks_done))
+            alive = pb.PeerAlive(
+                attempt=message.attempt,
+                step=message.step,
+                tasks_begun=message.tasks_begun,
+                compute_s=message.compute_s,
+            )
+            return pb.FromPeer(alive=alive)
         case StageOffered():
             offered = pb.StageOffered(
                 run_id=message.run_id,
@@ -123,7 +129,13 @@ def from_peer_from_wire(message: pb.FromPeer) -> FromPeer:
         case "goodbye":
             return PeerGoodbye()
         case "alive":
-            return PeerAlive(tasks_done=message.alive.tasks_done)
+            alive = message.alive
+            return PeerAlive(
+                attempt=Attempt(alive.attempt),
+                step=StepNumber(alive.step),
+                tasks_begun=alive.tasks_begun,
+                compute_s=finite("seconds of compute", alive.compute_s, high=MAX_PEER_NUMBER),
+            )
         case "offered":
             offered = message.offered
             return StageOffered(

@@ -115,6 +115,8 @@ class FakePeer:
         self.layers = parse_layers(layers)
         self.memory_bytes = memory_bytes
         self.squared_grad_norm = 4.0
+        self.compute_s = 0.0
+        self.done: frozenset[int] = frozenset()
         self.heard: list[ToPeer] = []
         self.forget()
 
@@ -194,7 +196,7 @@ class FakePeer:
             return [self.failed("out-of-turn", text)]
         replicas = {s.peer_id for s in assign.stages if s.layers == self._stage.layers}
         offers = [self._offer(assign)] if replicas & set(assign.takers) else []
-        return [*offers, StageReady(run_id=assign.run_id, attempt=assign.attempt)]
+        return [*offers, StageReady(run_id=assign.run_id, attempt=assign.attempt, done=self.done)]
 
     def _offer(self, assign: Assign) -> StageOffered:
         return StageOffered(
@@ -253,6 +255,7 @@ class FakePeer:
             step=step,
             squared_grad_norm=self.squared_grad_norm,
             loss_sum=(10.0 - step) * num_samples * (train.seq_length - 1) if is_last else 0.0,
+            compute_s=self.compute_s,
             traffic=tuple(traffic),
         )
 
