@@ -15,10 +15,11 @@ from functools import partial
 from torch import Tensor
 
 from swarm_ft import failpoints
-from swarm_ft.errors import BadFrame, OutOfTurn, ProtocolError, SwarmError, Unavailable
+from swarm_ft.errors import BadFrame, OutOfTurn
 from swarm_ft.ids import BlockIndex, StepNumber
 from swarm_ft.log import get_logger
 from swarm_ft.peer.coder import FrameCoder, Refusal, uncompressed_bytes
+from swarm_ft.peer.stream_slot import StreamSlot, Work
 from swarm_ft.proto import boundary_pb2 as pb
 from swarm_ft.protocol.boundary_messages import Ack, BoundaryHello, KeyFrameRequest
 from swarm_ft.protocol.boundary_wire import boundary_from_wire, boundary_to_wire, message_wire_bytes
@@ -36,9 +37,6 @@ from swarm_ft.protocol.traffic import Traffic
 from swarm_ft.transport.base import MessageStream
 
 logger = get_logger(__name__)
-
-MAX_BROKEN_STREAMS = 3
-"""A neighbour that breaks the protocol again and again fails the attempt, with its error."""
 
 BoundaryStream = MessageStream[pb.BoundaryMessage, pb.BoundaryMessage]
 Outgoing = asyncio.Queue[Frame | Ack | KeyFrameRequest]
@@ -73,15 +71,13 @@ class Boundary:
         self._encode_jobs: asyncio.Queue[FrameKey | Frame] = asyncio.Queue()
         self._decode_jobs: asyncio.Queue[Frame] = asyncio.Queue()
         self._outgoing: Outgoing | None = None
-        self._one_at_a_time = asyncio.Lock()
-        self._newest: BoundaryStream | None = None
-        self._break: asyncio.Future[None] | None = None
-        self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._slot = StreamSlot(
+            f"boundary {hello.boundary}", opened=self.connected.set, closed=self._closed
+        )
         self._expected: frozenset[FrameKey] = frozenset()
         self._unencoded: dict[FrameKey, Tensor] = {}
         self._changed = asyncio.Event()
         self._step = StepNumber(-1)
-        self._broken_streams = 0
         self._traffic = Traffic(boundary=hello.boundary)
 
     @property
@@ -136,14 +132,10 @@ class Boundary:
             ExceptionGroup: of NonFinite, if a tensor to send is not finite; of ProtocolError, if
                 the neighbour's streams were broken off too often.
         """
-        try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._encode())
-                group.create_task(self._decode())
-                await self._over
-        finally:
-            self._over.cancel()
-            self._break_off(Unavailable("the attempt is over here"))
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._encode())
+            group.create_task(self._decode())
+            group.create_task(self._slot.watch())
 
     async def _encode(self) -> None:
         loop = asyncio.get_running_loop()
@@ -169,7 +161,7 @@ class Boundary:
                 value = await loop.run_in_executor(self._pool, self._coder.decode, frame)
             except BadFrame as error:
                 self._session.dropped(frame.key)
-                self._break_off(error)
+                self._slot.break_off(error)
                 continue
             if isinstance(value, Refusal):
                 logger.warning("boundary %d: %s", self._hello.boundary, value.reason)
@@ -188,7 +180,9 @@ class Boundary:
                 case Deliver(frame):
                     # Not raised: it may have come before its step, and `begin` must not fail.
                     self._session.dropped(frame.key)
-                    self._break_off(BadFrame(f"frame {frame.key} is not part of the step's plan"))
+                    self._slot.break_off(
+                        BadFrame(f"frame {frame.key} is not part of the step's plan")
+                    )
                 case Reencode(frame, reason):
                     logger.warning("boundary %d: key frame for %s", self._hello.boundary, reason)
                     self._encode_jobs.put_nowait(frame)
@@ -200,7 +194,9 @@ class Boundary:
         try:
             self._outgoing.put_nowait(message)
         except asyncio.QueueFull:
-            self._break_off(OutOfTurn("the neighbour sends, but does not read what it is answered"))
+            self._slot.break_off(
+                OutOfTurn("the neighbour sends, but does not read what it is answered")
+            )
 
     # ---- streams
 
@@ -210,44 +206,18 @@ class Boundary:
         Raises:
             SwarmError: why the stream ended.
         """
-        self._newest = stream
-        self._break_off(Unavailable("a newer stream took over"))
-        async with self._one_at_a_time:
-            if self._newest is not stream:
-                raise Unavailable("a newer stream took over")
-            if self._over.done():
-                raise Unavailable("the attempt is over here")
-            await self._pump(stream, hello)
+        await self._slot.serve(stream, partial(self._begin, stream, hello))
 
-    async def _pump(self, stream: BoundaryStream, hello: BoundaryHello) -> None:
+    def _begin(self, stream: BoundaryStream, hello: BoundaryHello) -> Work:
         # What one side has in flight and the other's answers to it; more means it does not read.
-        outgoing: Outgoing = asyncio.Queue(hello.window_frames + WINDOW_FRAMES)
-        self._outgoing = outgoing
-        self._break = asyncio.get_running_loop().create_future()
-        tasks: tuple[asyncio.Future[None], ...] = (
-            asyncio.create_task(self._write(stream, outgoing)),
-            asyncio.create_task(self._read(stream)),
-            self._break,
-        )
-        try:
-            self._apply(self._session.connected(hello))
-            self.connected.set()
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-        except Unavailable:
-            raise
-        except SwarmError as error:
-            self._count_broken(error)
-            raise
-        finally:
-            self._break = None
-            self._outgoing = None
-            self.connected.clear()
-            self._session.disconnected()
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        self._outgoing = asyncio.Queue(hello.window_frames + WINDOW_FRAMES)
+        self._apply(self._session.connected(hello))
+        return self._write(stream, self._outgoing), self._read(stream)
+
+    def _closed(self) -> None:
+        self._outgoing = None
+        self.connected.clear()
+        self._session.disconnected()
 
     async def _write(self, stream: BoundaryStream, outgoing: Outgoing) -> None:
         while True:
@@ -267,22 +237,6 @@ class Boundary:
             if isinstance(said, Frame):
                 self._coder.check(said)  # before the session holds it: that bounds its memory
             self._apply(self._session.receive(said))
-
-    def _break_off(self, error: SwarmError) -> None:
-        if self._break is not None and not self._break.done():
-            self._break.set_exception(error)
-
-    def _count_broken(self, error: SwarmError) -> None:
-        logger.warning("boundary %d: %s", self._hello.boundary, error.message)
-        self._broken_streams += 1
-        if self._broken_streams >= MAX_BROKEN_STREAMS and not self._over.done():
-            # In our own words: an error that the neighbour sent must not pass for one of ours.
-            self._over.set_exception(
-                ProtocolError(
-                    f"boundary {self._hello.boundary}: {self._broken_streams} streams were broken "
-                    f"off, at last by {error.code}: {error.message}"
-                )
-            )
 
 
 def count_frame(boundary: BlockIndex, frame: Frame, wire_bytes: int) -> Traffic:

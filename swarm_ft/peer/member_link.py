@@ -8,20 +8,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 
 from swarm_ft import failpoints
-from swarm_ft.errors import OutOfTurn, ProtocolError, RunMismatch, SwarmError, Unavailable
+from swarm_ft.errors import OutOfTurn, RunMismatch, SwarmError
 from swarm_ft.ids import PeerId
-from swarm_ft.log import get_logger
-from swarm_ft.peer.boundary import MAX_BROKEN_STREAMS
+from swarm_ft.peer.stream_slot import StreamSlot, Work
 from swarm_ft.proto import reduce_pb2 as pb
 from swarm_ft.protocol.all_reduce import WINDOW_PIECES
 from swarm_ft.protocol.gradient_piece import GradientPiece, PieceAck, ReduceHello, ReduceMessage
 from swarm_ft.protocol.reduce_wire import reduce_from_wire, reduce_to_wire, reduce_wire_bytes
 from swarm_ft.transport.base import MessageStream
-
-logger = get_logger(__name__)
 
 ReduceStream = MessageStream[pb.ReduceMessage, pb.ReduceMessage]
 _Outgoing = asyncio.PriorityQueue[tuple[bool, int, GradientPiece | PieceAck]]
@@ -82,15 +80,10 @@ class MemberLink:
     """See the module's docstring."""
 
     def __init__(self, peer_id: PeerId, events: LinkEvents) -> None:
-        self._peer_id = peer_id
         self._events = events
         self._order = count()
         self._outgoing: _Outgoing | None = None
-        self._one_at_a_time = asyncio.Lock()
-        self._newest: ReduceStream | None = None
-        self._break: asyncio.Future[None] | None = None
-        self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._broken_streams = 0
+        self._slot = StreamSlot(f"replica {peer_id}", opened=events.connected, closed=self._closed)
 
     @property
     def is_up(self) -> bool:
@@ -103,11 +96,7 @@ class MemberLink:
         Raises:
             ProtocolError: the other member's streams were broken off too often.
         """
-        try:
-            await self._over
-        finally:
-            self._over.cancel()
-            self.break_off(Unavailable("the attempt is over here"))
+        await self._slot.watch()
 
     async def serve(self, stream: ReduceStream) -> None:
         """Work on a stream whose hellos were exchanged, until it ends; replaces an older one.
@@ -115,14 +104,7 @@ class MemberLink:
         Raises:
             SwarmError: why the stream ended.
         """
-        self._newest = stream
-        self.break_off(Unavailable("a newer stream took over"))
-        async with self._one_at_a_time:
-            if self._newest is not stream:
-                raise Unavailable("a newer stream took over")
-            if self._over.done():
-                raise Unavailable("the attempt is over here")
-            await self._pump(stream)
+        await self._slot.serve(stream, partial(self._begin, stream))
 
     def say(self, message: GradientPiece | PieceAck) -> None:
         """Send soon, acknowledgements first; lost if no stream is up."""
@@ -136,34 +118,15 @@ class MemberLink:
 
     def break_off(self, error: SwarmError) -> None:
         """End the present stream, if there is one."""
-        if self._break is not None and not self._break.done():
-            self._break.set_exception(error)
+        self._slot.break_off(error)
 
-    async def _pump(self, stream: ReduceStream) -> None:
+    def _begin(self, stream: ReduceStream) -> Work:
         self._outgoing = asyncio.PriorityQueue(_MAX_OUTGOING)
-        self._break = asyncio.get_running_loop().create_future()
-        tasks: tuple[asyncio.Future[None], ...] = (
-            asyncio.create_task(self._write(stream, self._outgoing)),
-            asyncio.create_task(self._read(stream)),
-            self._break,
-        )
-        try:
-            self._events.connected()
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-        except Unavailable:
-            raise
-        except SwarmError as error:
-            self._count_broken(error)
-            raise
-        finally:
-            self._break = None
-            self._outgoing = None
-            self._events.disconnected()
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        return self._write(stream, self._outgoing), self._read(stream)
+
+    def _closed(self) -> None:
+        self._outgoing = None
+        self._events.disconnected()
 
     async def _write(self, stream: ReduceStream, outgoing: _Outgoing) -> None:
         while True:
@@ -178,15 +141,3 @@ class MemberLink:
     async def _read(self, stream: ReduceStream) -> None:
         while (message := await stream.receive()) is not None:
             self._events.received(reduce_from_wire(message))
-
-    def _count_broken(self, error: SwarmError) -> None:
-        logger.warning("replica %s: %s", self._peer_id, error.message)
-        self._broken_streams += 1
-        if self._broken_streams >= MAX_BROKEN_STREAMS and not self._over.done():
-            # In our own words: an error that the other sent must not pass for one of ours.
-            self._over.set_exception(
-                ProtocolError(
-                    f"replica {self._peer_id}: {self._broken_streams} streams were broken off, "
-                    f"at last by {error.code}: {error.message}"
-                )
-            )

@@ -23,7 +23,7 @@ from swarm_ft.errors import (
     Unavailable,
 )
 from swarm_ft.peer.all_reduce import GradientReducer, Residuals, receive_reduce_hello
-from swarm_ft.peer.boundary import MAX_BROKEN_STREAMS
+from swarm_ft.peer.stream_slot import MAX_BROKEN_STREAMS
 from swarm_ft.proto.peer_pb2 import BlobPart
 from swarm_ft.protocol.all_reduce import WINDOW_PIECES, AllReduce
 from swarm_ft.protocol.codec_spec import parse_dp_spec

@@ -20,9 +20,9 @@ from swarm_ft.errors import (
     Unavailable,
 )
 from swarm_ft.ids import RunId
-from swarm_ft.peer.boundary import MAX_BROKEN_STREAMS
 from swarm_ft.peer.coder import FrameCoder
 from swarm_ft.peer.neighbours import dialler
+from swarm_ft.peer.stream_slot import MAX_BROKEN_STREAMS
 from swarm_ft.proto.peer_pb2 import BlobPart
 from swarm_ft.protocol.boundary_messages import Ack, KeyFrameRequest
 from swarm_ft.protocol.boundary_wire import boundary_to_wire, frame_wire_bytes
