@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from swarm_ft.discovery.base import Directory, Role
-from swarm_ft.errors import NotFound, RunFailed, Unavailable
+from swarm_ft.errors import NotFound, Unavailable
 from swarm_ft.ids import RunId, SampleId
 from swarm_ft.proto import coordinator_pb2 as pb
 from swarm_ft.proto import peer_pb2
@@ -17,7 +17,7 @@ from swarm_ft.protocol.coordinator_messages import stages_of
 from swarm_ft.protocol.coordinator_wire import tokens_to_wire
 from swarm_ft.protocol.run_spec import RunSpec
 from swarm_ft.protocol.run_wire import spec_to_wire
-from swarm_ft.protocol.status import RunEvent, RunStatus, SwarmStatus
+from swarm_ft.protocol.status import RunEvent, RunPhase, RunStatus, SwarmStatus
 from swarm_ft.transport.base import Channel, Transport, call
 from swarm_ft.transport.blob import receive_file, receive_header
 from swarm_ft.transport.methods import CANCEL, COLLECTED, STATUS, SUBMIT, WATCH, WEIGHTS
@@ -99,24 +99,58 @@ class SwarmClient:
             reply = await call(channel, STATUS, pb.StatusRequest(), CALL_TIMEOUT_S)
             return swarm_from_wire(reply)
 
+    async def fetch_result(
+        self, status: RunStatus, directory: Path, on_trouble: Callable[[str], None]
+    ) -> tuple[Path, ...] | None:
+        """As `fetch_shards`; a peer that is away is waited for as long as its part may come back.
+
+        Returns:
+            None once that part, or all of it, is lost: the run is not finished any more.
+        """
+        told = ""
+        while True:
+            try:
+                return await self.fetch_shards(status, directory)
+            except Unavailable as error:
+                if error.message != told:
+                    on_trouble(error.message)
+                told = error.message
+            await asyncio.sleep(RETRY_S)
+            if not await self._is_result_of(status):
+                return None
+
+    async def _is_result_of(self, status: RunStatus) -> bool:
+        """Whether the result is still the one of that status, as far as anybody can tell now."""
+        try:
+            runs = (await self.status()).runs
+        except Unavailable:
+            return True
+        kept = [(run.run_id, run.attempt) for run in runs if run.phase is RunPhase.FINISHED]
+        return (status.run_id, status.attempt) in kept
+
     async def fetch_shards(
-        self, status: RunStatus, directory: Path, on_bytes: Callable[[int], None]
+        self,
+        status: RunStatus,
+        directory: Path,
+        on_bytes: Callable[[int], None] = lambda _num_bytes: None,
     ) -> tuple[Path, ...]:
         """The trained stages of a finished run, first to last, as files in `directory`.
 
+        A stage that is there already, from an earlier call, is not fetched again.
+
         Raises:
-            RunFailed: all peers that hold a stage of the result are gone.
+            Unavailable: nobody who holds a stage of the result gives it now.
         """
         endpoints = await self._directory.find(Role.PEER)
         paths = []
         for index, stage in enumerate(stages_of(status.stages)):
             path = directory / f"stage-{index}.safetensors"
             known = [endpoints[peer] for peer in stage.peers if peer in endpoints]
-            if not await self._fetch_from_any(known, status.run_id, path, on_bytes):
-                raise RunFailed(
+            is_here = path.exists()
+            if not is_here and not await self._fetch_from_any(known, status.run_id, path, on_bytes):
+                raise Unavailable(
                     f"layers {stage.layers} of the result: peer {' or '.join(stage.peers)} does "
-                    f"not answer; try 'swarm-ft client attach --run {status.run_id}' when it is "
-                    f"back"
+                    f"not answer; waiting until it is back, or the result is made again"
                 )
             paths.append(path)
         return tuple(paths)
@@ -142,7 +176,9 @@ class SwarmClient:
             await stream.send(peer_pb2.WeightsRequest(run_id=run_id))
             await stream.finish()
             blob = await receive_header(stream, max_bytes=MAX_SHARD_BYTES)
-            await receive_file(stream, blob, path, on_bytes)
+            partial = path.with_name(f"{path.name}.partial")
+            await receive_file(stream, blob, partial, on_bytes)
+            partial.rename(path)
         finally:
             await channel.close()
 

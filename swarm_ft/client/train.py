@@ -124,12 +124,16 @@ def check_not_ended(status: RunStatus) -> None:
 
 
 async def collect(
-    client: SwarmClient, status: RunStatus, checkpoint: Checkpoint, out_dir: Path
-) -> None:
+    client: SwarmClient,
+    status: RunStatus,
+    checkpoint: Checkpoint,
+    progress: RunProgress,
+    out_dir: Path,
+) -> bool:
     """Fetch the trained stages, make a Hugging Face checkpoint of them, let the peers go.
 
-    Raises:
-        RunFailed: a peer that holds a part of the result is gone.
+    Returns:
+        False if a part of the result was lost before it was here; the run goes on.
     """
     tied = status.spec.model.tied_embeddings and status.spec.train.sync_tied_embeddings
 
@@ -138,9 +142,12 @@ async def collect(
         checkpoint.tokenizer().save_pretrained(directory)
 
     with shard_dir(out_dir) as directory:
-        shards = await client.fetch_shards(status, directory, lambda _num_bytes: None)
+        shards = await client.fetch_result(status, directory, progress.message)
+        if shards is None:
+            return False
         await asyncio.to_thread(assemble, out_dir, shards, write_config)
     await client.collected(status.run_id)
+    return True
 
 
 async def fetch_result(
@@ -152,16 +159,18 @@ async def fetch_result(
 ) -> list[RunEvent]:
     """Watch a run to its end and collect its result into `out_dir`; all its events.
 
+    A result of which a peer took a part along is made again, and this goes on until it is here.
     Cancelling this leaves the run as it is, and `out_dir` too.
 
     Raises:
         RunFailed: there is no result.
     """
     with progress:
-        status, events = await watch_to_end(client, run_id, progress)
-        progress.message("collecting the result")
-        await collect(client, status, checkpoint, out_dir)
-    return events
+        while True:
+            status, events = await watch_to_end(client, run_id, progress)
+            progress.message("collecting the result")
+            if await collect(client, status, checkpoint, progress, out_dir):
+                return events
 
 
 async def report_on(

@@ -74,7 +74,7 @@ def _dismiss_misfits(turn: Turn, run: Run) -> None:
 def _resume(turn: Turn, run: Run) -> None:
     kept = settled(turn.state, run, turn.now_s)
     if kept is None:
-        _place(turn, _abandon(turn, run))
+        _place(turn, go_back(turn, run))
         return
     away = [stage for stage in kept.stages if stage.peer_id not in turn.state.members]
     if away:
@@ -84,7 +84,7 @@ def _resume(turn: Turn, run: Run) -> None:
         _assign(turn, with_newcomers(turn.state, kept), fresh=not kept.committed_steps)
 
 
-def _abandon(turn: Turn, run: Run) -> Run:
+def go_back(turn: Turn, run: Run) -> Run:
     """Go back to the newest snapshot, or the beginning, with whoever is there."""
     kept = run.snapshot
     step = kept.step if kept else StepNumber(0)

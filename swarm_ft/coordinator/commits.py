@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from types import MappingProxyType
 
-from swarm_ft.coordinator import attempts, saving
+from swarm_ft.coordinator import attempts, results, saving
 from swarm_ft.coordinator.effects import CommitRecord, PlanRecord
 from swarm_ft.coordinator.membership import with_newcomers
 from swarm_ft.coordinator.state import Run
@@ -56,7 +56,7 @@ def stage_exported(turn: Turn, run: Run, peer_id: PeerId) -> None:
         return
     run = replace(run, exported=run.exported | {peer_id})
     if run.exported >= set(run.peers):
-        turn.put(replace(run, phase=RunPhase.FINISHED, detail="the result can be fetched"))
+        turn.put(replace(run, phase=RunPhase.FINISHED, detail=results.TO_BE_FETCHED))
     else:
         turn.keep(run)
 
@@ -65,6 +65,8 @@ def _plan_or_export(turn: Turn, run: Run) -> None:
     if run.committed_steps < run.spec.train.num_steps:
         _plan(turn, run)
         return
+    if saving.is_end_due(run):
+        run = saving.save(turn, run)
     turn.put(replace(run, phase=RunPhase.EXPORTING, detail="peers write their stages down"))
     for peer in run.peers:
         turn.say(peer, ExportStage(run_id=run.run_id))

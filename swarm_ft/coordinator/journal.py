@@ -208,6 +208,7 @@ class Journal:
             StageAssignment(peer_id=PeerId(peer), layers=LayerRange(start, stop))
             for peer, start, stop in json.loads(stages)
         )
+        peers = [stage.peer_id for stage in assignments]
         return Run(
             run_id=RunId(run_id),
             spec=_spec(spec_bytes),
@@ -215,10 +216,12 @@ class Journal:
             detail="the coordinator was restarted" if under_way else detail,
             attempt=Attempt(attempt),
             stages=assignments,
-            committers=frozenset(stage.peer_id for stage in assignments),
-            away_since_s=MappingProxyType({stage.peer_id: now_s for stage in assignments}),
+            committers=frozenset(peers),
+            away_since_s=MappingProxyType(dict.fromkeys(peers, now_s)),
             gather_until_s=now_s + GATHER_S,
             open_step=self._open_step(RunId(run_id), committed_steps),
+            # Until their hellos tell otherwise.
+            exported=frozenset(peers if phase is RunPhase.FINISHED else ()),
             committed_steps=committed_steps,
             last_commit=self._last_commit(RunId(run_id), committed_steps),
             sent=self._sent(RunId(run_id), committed_steps),

@@ -10,6 +10,7 @@ end as CANCELLED or FAILED. Inside TRAINING every step is plan -> run -> ready -
     StepReady from all         commit: global clip factor, learning rate; plan the next
     last step committed        ExportStage to all                                    -> EXPORTING
     StageExported from all     the result can be fetched                             -> FINISHED
+    a part of it is lost       back to the newest snapshot, or the beginning, see `results`
     a replica is lost          attempt + 1 without it; the step that did not commit runs again
     a replica gets slow        attempt + 1 in which the others take most of its share
     a stage's last one is lost wait for it; then go back to the weights the run began with
@@ -24,7 +25,7 @@ import math
 from dataclasses import replace
 from types import MappingProxyType
 
-from swarm_ft.coordinator import attempts, commits, saving, stragglers
+from swarm_ft.coordinator import attempts, commits, results, saving, stragglers
 from swarm_ft.coordinator.effects import Effect
 from swarm_ft.coordinator.events import (
     Event,
@@ -93,6 +94,7 @@ def decide(state: SwarmState, event: Event, now_s: float) -> tuple[SwarmState, l
             saving.snapshot_written(turn, run_id, snapshot)
         case Tick():
             _dismiss_silent(turn)
+    results.look_after(turn)
     attempts.advance(turn)
     return turn.state, turn.effects
 
@@ -116,8 +118,8 @@ def _peer_said(turn: Turn, peer_id: PeerId, message: FromPeer) -> None:
             commits.step_ready(turn, run, peer_id, message)
         case StageFailed() if run and _is_current(run, peer_id, message):
             _stage_failed(turn, run, peer_id, from_code(message.code, message.message))
-        case StageSaved() if run and run.run_id == message.name.run_id and peer_id in run.peers:
-            saving.stage_saved(turn, run, message)
+        case StageSaved():
+            saving.stage_saved(turn, peer_id, message)
         case PeerAlive() if run and peer_id in run.peers:
             stragglers.heard(turn, run, peer_id, message)
         case StageExported() if run and run.run_id == message.run_id and peer_id in run.peers:
@@ -202,6 +204,7 @@ def _peer_gone(turn: Turn, peer_id: PeerId, why: str, *, away_since_s: float) ->
     if member is None:
         return
     turn.drop_member(member)
+    results.holder_gone(turn, peer_id, away_since_s=away_since_s)
     run = turn.state.active_run
     if run is not None and peer_id in run.peers:
         away = {**run.away_since_s, peer_id: away_since_s}

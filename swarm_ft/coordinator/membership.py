@@ -93,11 +93,24 @@ def with_exports_of(state: SwarmState, hello: PeerHello) -> SwarmState:
     held = hello.held
     for run in state.runs.values():
         if hello.peer_id in run.peers:
-            has = held is not None and held.run_id == run.run_id and held.exported
+            has = held is not None and held.exported and holds_last_commit(run, held)
             others = run.exported - {hello.peer_id}
             exported = others | {hello.peer_id} if has else others
             state = state.with_run(replace(run, exported=exported))
     return state
+
+
+def lost_parts(state: SwarmState, run: Run, now_s: float) -> tuple[LayerRange, ...]:
+    """Stages of a finished run whose result nobody has who is there, or may come back."""
+    return tuple(
+        stage.layers
+        for stage in run.pipeline
+        if not any(
+            peer in state.members or _may_return(state, run, peer, now_s)
+            for peer in stage.peers
+            if peer in run.exported
+        )
+    )
 
 
 def settled(state: SwarmState, run: Run, now_s: float) -> Run | None:

@@ -7,15 +7,22 @@ from dataclasses import replace
 from swarm_ft.coordinator.effects import SnapshotRecord, WriteSnapshot
 from swarm_ft.coordinator.state import Run, Snapshot
 from swarm_ft.coordinator.turn import Turn
-from swarm_ft.ids import RunId, StepNumber
+from swarm_ft.ids import PeerId, RunId, StepNumber
 from swarm_ft.protocol.coordinator_messages import SavedStage, SaveStage
 from swarm_ft.protocol.peer_messages import StageSaved
+from swarm_ft.protocol.status import RunPhase
 
 
 def is_due(run: Run) -> bool:
     """Whether the state as of the last commit is to be saved."""
     save_steps = run.spec.train.save_steps
     return bool(save_steps) and run.committed_steps % save_steps == 0
+
+
+def is_end_due(run: Run) -> bool:
+    """Whether the trained state is to be saved, so that a lost result costs no training."""
+    saved_steps = run.snapshot.step if run.snapshot else 0
+    return bool(run.spec.train.save_steps) and saved_steps < run.committed_steps
 
 
 def save(turn: Turn, run: Run) -> Run:
@@ -30,8 +37,11 @@ def save(turn: Turn, run: Run) -> Run:
     return run
 
 
-def stage_saved(turn: Turn, run: Run, message: StageSaved) -> None:
+def stage_saved(turn: Turn, peer_id: PeerId, message: StageSaved) -> None:
     """A stage lies among the run's snapshots; with the last one the snapshot is whole."""
+    run = turn.state.runs.get(message.name.run_id)
+    if run is None or peer_id not in run.peers or run.phase > RunPhase.FINISHED:
+        return
     saving = run.saving
     if saving is None or message.name.step != saving.step:
         return  # a later snapshot took its place
@@ -50,7 +60,7 @@ def stage_saved(turn: Turn, run: Run, message: StageSaved) -> None:
 def snapshot_written(turn: Turn, run_id: RunId, snapshot: Snapshot) -> None:
     """The run can go back to the snapshot from now on."""
     run = turn.state.runs.get(run_id)
-    if run is None or run.phase.is_over or snapshot.step > run.committed_steps:
+    if run is None or run.phase > RunPhase.FINISHED or snapshot.step > run.committed_steps:
         return
     turn.keep(replace(run, snapshot=snapshot))
     turn.write(SnapshotRecord(run_id, snapshot))

@@ -97,7 +97,7 @@ class Run:
         ready: peers that said StepReady in this attempt and step.
         open_step: the first uncommitted step, once it was planned.
         done: microbatches of it that peers said are done there, at the start of this attempt.
-        exported: peers that wrote down their trained stage.
+        exported: peers that wrote down their trained stage, and have it as far as is known.
         last_commit: repeated to a peer that may have missed it.
         seconds: how long a microbatch took each peer to compute in its last steps.
         sent: what peers sent each other in the steps that count.
@@ -162,6 +162,7 @@ class Run:
             phase=self.phase,
             detail=self.detail,
             committed_steps=self.committed_steps,
+            attempt=self.attempt,
             spec=self.spec,
             stages=self.stages,
             sent=self.sent,
@@ -177,8 +178,10 @@ class SwarmState:
 
     @property
     def active_run(self) -> Run | None:
-        """The oldest run that is not over."""
-        return next((run for run in self.runs.values() if not run.phase.is_over), None)
+        """The one that is begun and not over; else the oldest that waits for its turn."""
+        going = [run for run in self.runs.values() if not run.phase.is_over]
+        begun = (run for run in going if run.phase is not RunPhase.QUEUED)
+        return next(begun, going[0] if going else None)
 
     def keeps_result(self, peer_id: PeerId) -> bool:
         """Whether a client has yet to collect a result from this peer."""

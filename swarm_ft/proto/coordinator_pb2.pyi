@@ -382,7 +382,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class RunStatus(_message.Message):
-    __slots__ = ("run_id", "phase", "detail", "committed_steps", "spec", "stages", "bytes")
+    __slots__ = ("run_id", "phase", "detail", "committed_steps", "spec", "stages", "bytes", "attempt")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
@@ -390,6 +390,7 @@ class RunStatus(_message.Message):
     SPEC_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     phase: RunPhase
     detail: str
@@ -397,7 +398,8 @@ class RunStatus(_message.Message):
     spec: _run_pb2.RunSpec
     stages: _containers.RepeatedCompositeFieldContainer[StageAssignment]
     bytes: ByteCounts
-    def __init__(self, run_id: _Optional[str] = ..., phase: _Optional[_Union[RunPhase, str]] = ..., detail: _Optional[str] = ..., committed_steps: _Optional[int] = ..., spec: _Optional[_Union[_run_pb2.RunSpec, _Mapping]] = ..., stages: _Optional[_Iterable[_Union[StageAssignment, _Mapping]]] = ..., bytes: _Optional[_Union[ByteCounts, _Mapping]] = ...) -> None: ...
+    attempt: int
+    def __init__(self, run_id: _Optional[str] = ..., phase: _Optional[_Union[RunPhase, str]] = ..., detail: _Optional[str] = ..., committed_steps: _Optional[int] = ..., spec: _Optional[_Union[_run_pb2.RunSpec, _Mapping]] = ..., stages: _Optional[_Iterable[_Union[StageAssignment, _Mapping]]] = ..., bytes: _Optional[_Union[ByteCounts, _Mapping]] = ..., attempt: _Optional[int] = ...) -> None: ...
 
 class ByteCounts(_message.Message):
     __slots__ = ("forward_bytes", "forward_uncompressed_bytes", "backward_bytes", "backward_uncompressed_bytes", "gradient_bytes", "gradient_uncompressed_bytes", "state_bytes")

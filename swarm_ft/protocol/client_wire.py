@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from swarm_ft.errors import MalformedMessage
-from swarm_ft.ids import StepNumber
+from swarm_ft.ids import Attempt, StepNumber
 from swarm_ft.proto import coordinator_pb2 as pb
 from swarm_ft.protocol.checks import bounded, checked_peer_id, checked_run_id, checked_text, finite
 from swarm_ft.protocol.coordinator_wire import stage_from_wire, stages_to_wire
@@ -40,6 +40,7 @@ def status_to_wire(status: RunStatus) -> pb.RunStatus:
         detail=status.detail,
         committed_steps=status.committed_steps,
         spec=spec_to_wire(status.spec),
+        attempt=status.attempt,
         stages=stages_to_wire(status.stages),
         bytes=pb.ByteCounts(**asdict(status.sent)),
     )
@@ -57,6 +58,7 @@ def status_from_wire(status: pb.RunStatus) -> RunStatus:
         detail=checked_text(status.detail),
         committed_steps=status.committed_steps,
         spec=spec_from_wire(status.spec),
+        attempt=Attempt(status.attempt),
         stages=tuple(stage_from_wire(stage) for stage in status.stages),
         sent=ByteCounts(
             **{name: getattr(status.bytes, name) for name in ByteCounts.__dataclass_fields__}

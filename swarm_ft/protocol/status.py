@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from swarm_ft.ids import PeerId, RunId, StepNumber
+from swarm_ft.ids import NO_ATTEMPT, Attempt, PeerId, RunId, StepNumber
 from swarm_ft.protocol.coordinator_messages import StageAssignment
 from swarm_ft.protocol.layers import LayerRange
 from swarm_ft.protocol.run_spec import RunSpec
@@ -33,13 +33,18 @@ class RunPhase(IntEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunStatus:
-    """A run as others see it; `detail` says what it waits for, or why it ended."""
+    """A run as others see it; `detail` says what it waits for, or why it ended.
+
+    Attributes:
+        attempt: of a finished run, tells its result from one that was made before.
+    """
 
     run_id: RunId
     phase: RunPhase
     detail: str
     committed_steps: int
     spec: RunSpec
+    attempt: Attempt = NO_ATTEMPT
     stages: tuple[StageAssignment, ...] = ()
     sent: ByteCounts = field(default_factory=ByteCounts)
 

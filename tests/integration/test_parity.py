@@ -51,7 +51,7 @@ async def exported_weights(swarm, events, directory) -> dict[str, torch.Tensor]:
     status = [event for event in events if isinstance(event, RunStatus)][-1]
     assert status.phase is RunPhase.FINISHED, status.detail
     directory.mkdir()
-    shards = await swarm.client.fetch_shards(status, directory, lambda _num_bytes: None)
+    shards = await swarm.client.fetch_shards(status, directory)
     return {name: tensor for shard in shards for name, tensor in load_file(shard).items()}
 
 

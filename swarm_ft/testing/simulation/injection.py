@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from swarm_ft.testing.simulation.machines import Machine, PeerRole, World
-from swarm_ft.testing.simulation.scenario import DEADLY, TAMPERING, Fault, FaultKind
+from swarm_ft.testing.simulation.scenario import TAMPERING, Fault, FaultKind
 from swarm_ft.testing.simulation.tampering import Habit
 
 MAX_CLOCK_JUMP_S = 90.0
@@ -22,7 +22,6 @@ class Injector:
         machines: by name.
         roles: of the peers' machines.
         add_peer: starts one more peer that offers these layers.
-        spares_results: see `Scenario`.
     """
 
     def __init__(
@@ -31,14 +30,11 @@ class Injector:
         machines: dict[str, Machine],
         roles: dict[str, PeerRole],
         add_peer: Callable[[str], None],
-        *,
-        spares_results: bool,
     ) -> None:
         self._world = world
         self._machines = machines
         self._roles = roles
         self._add_peer = add_peer
-        self._spares_results = spares_results
         self._waiting: dict[str, list[Fault]] = {}
         self.num_active = 0
         self.happened: Counter[str] = Counter()
@@ -60,8 +56,6 @@ class Injector:
             self._world.loop.soon(fault.turns, partial(self._strike, fault))
 
     def _strike(self, fault: Fault) -> None:
-        if self._spares_results and fault.kind in DEADLY and self._world.invariants.result_lies:
-            return
         self.num_active += 1
         self.happened[str(fault.kind)] += 1
         self.begin(fault)

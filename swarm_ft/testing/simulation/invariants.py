@@ -53,8 +53,6 @@ class Invariants:
     def __init__(self, spec: RunSpec, trace: Trace) -> None:
         self.on_moment: Callable[[str], None] = lambda _moment: None
         """Told of every moment that a fault may wait for."""
-        self.result_lies: bool = False
-        """Whether the peers hold a result that nobody else has."""
         self.failures: list[str] = []
         self.num_commits = 0
         self.num_rollbacks = 0
@@ -97,7 +95,6 @@ class Invariants:
                         f"journal: {run.phase.name.lower()}, attempt {run.attempt}, "
                         f"{run.committed_steps} steps; {run.detail}"
                     )
-                    self.result_lies = run.phase in (RunPhase.EXPORTING, RunPhase.FINISHED)
                     if run.phase is RunPhase.FINISHED:
                         self.on_moment("finished")
                 case PlanRecord():

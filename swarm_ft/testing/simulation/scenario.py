@@ -77,7 +77,6 @@ class Moment(StrEnum):
 
 
 PEERS_ONLY = frozenset({FaultKind.REPLACED, FaultKind.LEAVE})
-DEADLY = frozenset({FaultKind.CRASH, FaultKind.POWER_CUT, FaultKind.REPLACED})
 PAIRS = frozenset(
     {FaultKind.PARTITION, FaultKind.ONE_WAY, FaultKind.CUT, FaultKind.STALL, FaultKind.THIN_LINK}
 )
@@ -124,8 +123,6 @@ class Scenario:
         layers: what each peer offers, as `--layers` takes it; peers are `peer-0`, `peer-1`, ...
         window_messages: messages of a call that may be unread.
         mean_compute_s: of a computation.
-        spares_results: whether peers are not killed while the result lies with them alone. The
-            swarm does not survive that yet: it neither notices nor trains the lost stage again.
     """
 
     seed: int
@@ -134,7 +131,6 @@ class Scenario:
     faults: tuple[Fault, ...]
     window_messages: int
     mean_compute_s: float
-    spares_results: bool = True
 
 
 def draw(seed: int) -> Scenario:

@@ -130,7 +130,6 @@ class _Simulation:
             self._machines,
             self._roles,
             lambda layers: self._add_peer(f"peer-{len(self._roles)}", layers),
-            spares_results=self._scenario.spares_results,
         )
         injector.expect(self._scenario.faults)
         await self._until_over(injector)

@@ -372,14 +372,17 @@ class Swarm:
             if isinstance(e, Say) and isinstance(e.message, kind)
         ]
 
+    def told_of(self, run_id: RunId = RUN) -> list[RunStatus]:
+        """What the run's watchers saw but for its steps."""
+        published = (e for e in self.effects if isinstance(e, Publish) and e.run_id == run_id)
+        return [e.event for e in published if isinstance(e.event, RunStatus)]
+
     def phases(self, run_id: RunId = RUN) -> list[RunPhase]:
         """Phases as watchers saw them, repetitions left out."""
         seen: list[RunPhase] = []
-        for effect in self.effects:
-            if isinstance(effect, Publish) and effect.run_id == run_id:
-                event = effect.event
-                if isinstance(event, RunStatus) and seen[-1:] != [event.phase]:
-                    seen.append(event.phase)
+        for status in self.told_of(run_id):
+            if seen[-1:] != [status.phase]:
+                seen.append(status.phase)
         return seen
 
     def dismissals(self) -> dict[str, str]:

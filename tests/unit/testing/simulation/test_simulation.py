@@ -52,7 +52,6 @@ def test_every_kind_of_fault_alone_is_survived(kind):
     assert outcome.faults[kind] == 1
 
 
-@pytest.mark.xfail(reason="a result whose peer dies before it is collected is lost", strict=True)
 def test_a_result_that_its_peer_took_along_is_made_again():
     scenario = with_fault(
         TWO_STAGES,
@@ -62,7 +61,9 @@ def test_a_result_that_its_peer_took_along_is_made_again():
         machine="peer-1",
         moment=Moment.FINISHED,
     )
-    assert simulate(replace(scenario, spares_results=False)).failures == ()
+    outcome = simulate(scenario)
+    assert outcome.failures == ()
+    assert outcome.num_rollbacks == 1
 
 
 SAY_DIGESTS = """
@@ -156,7 +157,7 @@ def test_a_swarm_that_hangs_is_seen(monkeypatch):
     async def never(*_):
         raise RunFailed("a peer does not answer")
 
-    monkeypatch.setattr(SwarmClient, "fetch_shards", never)
+    monkeypatch.setattr(SwarmClient, "fetch_result", never)
     (failure,) = simulate(quiet(TWO_STAGES)).failures
     assert failure.startswith("the run is not finished")
 

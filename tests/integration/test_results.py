@@ -1,0 +1,74 @@
+"""A result whose peers die before a client has it is made again, and the client gets it."""
+
+import asyncio
+
+import pytest
+from safetensors.torch import load_file
+
+from swarm_ft.client.job import Job
+from swarm_ft.client.progress import RunProgress
+from swarm_ft.client.sample import write_sample
+from swarm_ft.client.train import fetch_result
+from swarm_ft.ids import PeerId
+from swarm_ft.protocol.run_spec import RunSpec
+from swarm_ft.protocol.status import RunPhase, StepCommitted
+from swarm_ft.stage.checkpoint import open_checkpoint
+from swarm_ft.testing.local_swarm import LocalSwarm
+
+
+class Told(RunProgress):
+    """Keeps what it tells, and can be waited for."""
+
+    def __init__(self, train) -> None:
+        super().__init__(train)
+        self.lines: list[str] = []
+        self.is_told = asyncio.Event()
+
+    def message(self, text: str) -> None:
+        self.lines.append(text)
+        self.is_told.set()
+
+    async def until(self, words: str) -> None:
+        while not any(words in line for line in self.lines):
+            self.is_told.clear()
+            await self.is_told.wait()
+
+
+@pytest.fixture
+def job(make_job, tmp_path):
+    """A run of a model that has a tokenizer, as a client's result has one."""
+    sizes = {"num_layers": 2, "hidden_size": 32, "vocab_size": 300}
+    made = write_sample(tmp_path / "input", seed=0, **sizes)
+    checkpoint = open_checkpoint(made.model_dir)
+    plain = make_job(num_samples=4, num_steps=3, save_steps=2)
+    spec = RunSpec(model=checkpoint.describe(), train=plain.spec.train)
+    return Job(spec=spec, checkpoint=checkpoint, samples=plain.samples, eval_data=None)
+
+
+def weights_in(paths):
+    return {name: tensor for path in paths for name, tensor in load_file(path).items()}
+
+
+async def test_a_client_whose_result_was_taken_along_gets_it_when_it_is_made_again(
+    job, tmp_path, monkeypatch
+):
+    async with LocalSwarm(tmp_path, ["0-1", "1-2"]) as swarm:
+        first = (await swarm.train(job.spec, job.samples))[-1]
+        (tmp_path / "first").mkdir()
+        expected = weights_in(await swarm.client.fetch_shards(first, tmp_path / "first"))
+        await swarm.kill_peer(PeerId("peer-1"))
+        progress, out = Told(job.spec.train), tmp_path / "out"
+        fetching = asyncio.create_task(
+            fetch_result(swarm.client, first.run_id, job.checkpoint, progress, out)
+        )
+        await progress.until("layers 1-2 of the result: peer peer-1 does not answer")
+        monkeypatch.setattr("swarm_ft.coordinator.membership.GRACE_S", 0.0)
+        await progress.until("waiting for layers 1-2")
+        await swarm.add_peer(PeerId("newcomer"), "1-2")
+        events = await fetching
+        (run,) = (await swarm.client.status()).runs
+    assert run.phase is RunPhase.COLLECTED
+    assert [event.step for event in events if isinstance(event, StepCommitted)] == [0, 1, 2]
+    made = weights_in(out.glob("*.safetensors"))
+    assert made.keys() == expected.keys()
+    assert all((made[name] == weight).all() for name, weight in expected.items())
