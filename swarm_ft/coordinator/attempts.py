@@ -102,6 +102,7 @@ def go_back(turn: Turn, run: Run) -> Run:
         sent=kept.sent if kept else ByteCounts(),
         saving=None,
         open_step=None,
+        unlisted=(),
     )
     turn.put(run)
     if kept is None:

@@ -12,6 +12,9 @@ from swarm_ft.protocol.coordinator_messages import SavedStage, SaveStage
 from swarm_ft.protocol.peer_messages import StageSaved
 from swarm_ft.protocol.status import RunPhase
 
+MAX_UNLISTED = 4
+"""Manifests that are being written; one whose writing fails is never heard of again."""
+
 
 def is_due(run: Run) -> bool:
     """Whether the state as of the last commit is to be saved."""
@@ -52,15 +55,20 @@ def stage_saved(turn: Turn, peer_id: PeerId, message: StageSaved) -> None:
     stages = tuple(sorted((*others, saved), key=lambda stage: stage.layers))
     saving = replace(saving, stages=stages)
     is_whole = [s.layers for s in stages] == [s.layers for s in run.pipeline]
-    turn.keep(replace(run, saving=None if is_whole else saving))
-    if is_whole:
+    if not is_whole:
+        turn.keep(replace(run, saving=saving))
+    else:
+        unlisted = (*run.unlisted, saving)[-MAX_UNLISTED:]
+        turn.keep(replace(run, saving=None, unlisted=unlisted))
         turn.effects.append(WriteSnapshot(run.run_id, run.spec, saving))
 
 
 def snapshot_written(turn: Turn, run_id: RunId, snapshot: Snapshot) -> None:
-    """The run can go back to the snapshot from now on."""
+    """The run can go back to the snapshot from now on, unless its history is void by now."""
     run = turn.state.runs.get(run_id)
-    if run is None or run.phase > RunPhase.FINISHED or snapshot.step > run.committed_steps:
+    if run is None or run.phase > RunPhase.FINISHED or snapshot not in run.unlisted:
         return
-    turn.keep(replace(run, snapshot=snapshot))
+    # An older one's manifest may be there later; the newest counts.
+    unlisted = tuple(other for other in run.unlisted if other.step > snapshot.step)
+    turn.keep(replace(run, snapshot=snapshot, unlisted=unlisted))
     turn.write(SnapshotRecord(run_id, snapshot))

@@ -103,6 +103,7 @@ class Run:
         sent: what peers sent each other in the steps that count.
         state_bytes: of state that newcomers took since the last commit.
         saving: the snapshot that peers were asked for last.
+        unlisted: snapshots that are whole but for their manifests, which are being written.
         snapshot: the newest that is whole.
         step_began_s: when the step under way was planned.
         not_before_s: no new attempt begins earlier.
@@ -134,6 +135,7 @@ class Run:
     sent: ByteCounts = field(default_factory=ByteCounts)
     state_bytes: int = 0
     saving: Snapshot | None = None
+    unlisted: tuple[Snapshot, ...] = ()
     snapshot: Snapshot | None = None
     step_began_s: float = 0.0
     not_before_s: float = 0.0

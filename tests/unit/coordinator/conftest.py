@@ -293,6 +293,8 @@ class Swarm:
         self.plans: list[PlanRecord] = []
         self.history: dict[RunId, list[StepCommitted]] = {}
         self.num_rollbacks = 0
+        self.has_slow_disk = False
+        self.unwritten: list[SnapshotWritten] = []
 
     # ---- what happens
 
@@ -411,7 +413,9 @@ class Swarm:
                 self._cut(effect.peer_id)
                 self.handle(PeerLost(effect.peer_id))
             if isinstance(effect, WriteSnapshot):
-                self.handle(SnapshotWritten(effect.run_id, effect.snapshot))
+                self.unwritten.append(SnapshotWritten(effect.run_id, effect.snapshot))
+        while self.unwritten and not self.has_slow_disk:
+            self.handle(self.unwritten.pop(0))
         return effects
 
     def _deliver(self, say: Say) -> None:

@@ -933,6 +933,36 @@ def test_a_lost_stage_is_taken_up_from_the_newest_snapshot(swarm, make_spec, a, 
     assert swarm.run().sent == sum(counted, ByteCounts()), "what was voided does not count"
 
 
+def test_a_manifest_that_is_written_late_names_no_snapshot_of_a_voided_history(
+    swarm, make_spec, a, b, make_peer
+):
+    swarm.has_slow_disk = True
+    swarm.submit(make_spec(num_steps=6, save_steps=2))
+    swarm.join(a, b)
+    until_commits(swarm, 3)
+    (void,) = swarm.unwritten
+    swarm.leave(b)
+    swarm.join(make_peer("newcomer", "2-4"))
+    swarm.settle_until(lambda: len(swarm.unwritten) == 2)
+    swarm.handle(void)
+    assert swarm.run().snapshot is None
+    own = swarm.unwritten[-1]
+    assert own.snapshot.step == void.snapshot.step == 2
+    swarm.handle(own)
+    assert swarm.run().snapshot == own.snapshot
+
+
+def test_manifests_may_be_written_in_any_order(swarm, make_spec, a, b):
+    swarm.has_slow_disk = True
+    swarm.submit(make_spec(num_steps=6, save_steps=2))
+    swarm.join(a, b)
+    swarm.settle()
+    first, second, third = swarm.unwritten
+    for written in (second, first, third):
+        swarm.handle(written)
+        assert swarm.run().snapshot == max((second, written), key=swarm.unwritten.index).snapshot
+
+
 def test_peers_with_other_layers_than_the_snapshots_are_sent_away(
     swarm, make_spec, a, b, make_peer
 ):
