@@ -9,8 +9,14 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from swarm_ft.coordinator.effects import RollbackRecord
-from swarm_ft.coordinator.membership import layers_refusal, settled, takers_of, with_newcomers
-from swarm_ft.coordinator.placement import place, place_on
+from swarm_ft.coordinator.membership import (
+    arrangement,
+    layers_refusal,
+    patience_s,
+    settled,
+    takers_of,
+    with_newcomers,
+)
 from swarm_ft.coordinator.state import Run
 from swarm_ft.coordinator.turn import Turn
 from swarm_ft.ids import NO_ATTEMPT, Attempt, PeerId, StepNumber
@@ -79,7 +85,10 @@ def _resume(turn: Turn, run: Run) -> None:
     away = [stage for stage in kept.stages if stage.peer_id not in turn.state.members]
     if away:
         layers = ", ".join(dict.fromkeys(str(stage.layers) for stage in away))
-        _wait(turn, kept, f"waiting for layers {layers}: their peer may come back")
+        grace_s = patience_s(turn.state, kept, turn.now_s)
+        _wait(
+            turn, kept, f"waiting for layers {layers}: their peer may come back ({grace_s:.0f} s)"
+        )
     else:
         _assign(turn, with_newcomers(turn.state, kept), fresh=not kept.committed_steps)
 
@@ -112,17 +121,11 @@ def go_back(turn: Turn, run: Run) -> Run:
 
 def _place(turn: Turn, run: Run) -> None:
     state = turn.state
-    free = tuple(member for peer, member in state.members.items() if not state.keeps_result(peer))
-    cuts = [stage.layers for stage in run.snapshot.stages] if run.snapshot else []
-    placement = (
-        place_on(cuts, run.spec.model, free, turn.now_s)
-        if cuts
-        else place(run.spec.model, free, turn.now_s)
-    )
+    placement = arrangement(state, run, turn.now_s)
     if placement.stages:
         _assign(turn, replace(run, stages=placement.stages), fresh=True)
     else:
-        busy = len(state.members) - len(free)
+        busy = sum(state.keeps_result(peer) for peer in state.members)
         keep = f"; {busy} peers keep a result until it is collected" if busy else ""
         _wait(turn, run, placement.reason + keep)
 

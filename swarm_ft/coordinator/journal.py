@@ -27,6 +27,7 @@ from swarm_ft.coordinator.effects import (
 )
 from swarm_ft.coordinator.membership import GATHER_S
 from swarm_ft.coordinator.state import OpenStep, Run, Snapshot
+from swarm_ft.coordinator.steps import MEASURED_STEPS
 from swarm_ft.errors import JournalError, NotFound, SwarmError
 from swarm_ft.ids import Attempt, MicrobatchIndex, PeerId, RunId, SampleId, StepNumber
 from swarm_ft.proto import run_pb2
@@ -224,6 +225,7 @@ class Journal:
             exported=frozenset(peers if phase is RunPhase.FINISHED else ()),
             committed_steps=committed_steps,
             last_commit=self._last_commit(RunId(run_id), committed_steps),
+            step_seconds=self._step_seconds(RunId(run_id)),
             sent=self._sent(RunId(run_id), committed_steps),
             snapshot=self._snapshot(RunId(run_id)),
         )
@@ -259,6 +261,15 @@ class Journal:
         return OpenStep(
             microbatches=tuple(Microbatch(MicrobatchIndex(i), tuple(s)) for i, s in planned)
         )
+
+    def _step_seconds(self, run_id: RunId) -> tuple[float, ...]:
+        """Of the last steps."""
+        with self._errors_named():
+            rows = self._db.execute(
+                "SELECT seconds FROM commits WHERE run_id=? ORDER BY step DESC LIMIT ?",
+                (run_id, MEASURED_STEPS),
+            ).fetchall()
+        return tuple(seconds for (seconds,) in reversed(rows))
 
     def _sent(self, run_id: RunId, committed_steps: int) -> ByteCounts:
         """What peers sent each other in so many steps."""

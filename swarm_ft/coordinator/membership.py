@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from statistics import median
 
-from swarm_ft.coordinator.placement import fits
+from swarm_ft.coordinator.placement import Placement, fits, place, place_on
 from swarm_ft.coordinator.state import Member, Run, SwarmState
 from swarm_ft.errors import BadLayers, RunMismatch, SwarmError
 from swarm_ft.ids import PeerId
@@ -15,7 +16,10 @@ from swarm_ft.protocol.peer_messages import HeldStage, PeerHello
 from swarm_ft.protocol.status import RunPhase
 
 GRACE_S = 30.0
-"""How long a peer whose stream broke may take to come back with weights that nobody else has."""
+"""How long, at most, a peer whose stream broke may take to come back with weights that nobody
+else has."""
+SHORT_GRACE_S = 5.0
+"""How long at least: a peer that is well is back in a second or two."""
 GATHER_S = 3.0
 """How long a coordinator that was restarted waits for peers that replicas could stand in for."""
 SILENT_S = 8.0
@@ -106,24 +110,52 @@ def lost_parts(state: SwarmState, run: Run, now_s: float) -> tuple[LayerRange, .
         stage.layers
         for stage in run.pipeline
         if not any(
-            peer in state.members or _may_return(state, run, peer, now_s)
+            peer in state.members or _may_return(state, run, peer, now_s, GRACE_S)
             for peer in stage.peers
             if peer in run.exported
         )
     )
 
 
+def arrangement(state: SwarmState, run: Run, now_s: float) -> Placement:
+    """Who would host the run if it went back now: on the stages of its snapshot, if it has one."""
+    free = tuple(member for peer, member in state.members.items() if not state.keeps_result(peer))
+    if run.snapshot is None:
+        return place(run.spec.model, free, now_s)
+    cuts = [stage.layers for stage in run.snapshot.stages]
+    return place_on(cuts, run.spec.model, free, now_s)
+
+
+def patience_s(state: SwarmState, run: Run, now_s: float) -> float:
+    """How long a stage's last peer is waited for while it is away.
+
+    Waiting costs time; going back costs the steps since the newest snapshot, and makes sense only
+    where others could host all layers now. Whether the peer comes back is not known, so the run
+    waits as long as going back would cost and then goes back: that never costs more than twice
+    what the better of the two would have (the ski rental problem).
+    """
+    if not arrangement(state, run, now_s).stages:
+        return GRACE_S
+    saved_steps = run.snapshot.step if run.snapshot else 0
+    redone_s = (run.committed_steps - saved_steps) * median(run.step_seconds or (0.0,))
+    return min(GRACE_S, max(SHORT_GRACE_S, redone_s))
+
+
 def settled(state: SwarmState, run: Run, now_s: float) -> Run | None:
     """The run without peers that nobody needs to wait for: replicas stand in for them.
 
     A peer that is away stays if it may come back and no replica of its stage is there, or as long
-    as peers are gathered. None if a stage has nobody left: its weights are gone.
+    as peers are gathered. None if a stage has nobody left: its weights are gone, or nobody waits
+    for them any more (`patience_s`).
     """
+    grace_s = patience_s(state, run, now_s)
     kept: list[StageAssignment] = []
     for stage in run.pipeline:
         able = {peer for peer in stage.peers if _is_able(state, run, peer, stage.layers)}
-        patience_s = run.gather_until_s - now_s if able else math.inf
-        expected = {p for p in stage.peers if _may_return(state, run, p, now_s) and patience_s > 0}
+        is_waited_for = not able or now_s < run.gather_until_s
+        expected = {
+            p for p in stage.peers if is_waited_for and _may_return(state, run, p, now_s, grace_s)
+        }
         if not able | expected:
             return None
         kept += [a for a in run.stages if a.layers == stage.layers and a.peer_id in able | expected]
@@ -138,8 +170,8 @@ def _is_able(state: SwarmState, run: Run, peer: PeerId, layers: LayerRange) -> b
     return not run.committed_steps or run.holds.get(peer) == run.committed_steps
 
 
-def _may_return(state: SwarmState, run: Run, peer: PeerId, now_s: float) -> bool:
-    return peer not in state.members and now_s - run.away_since_s.get(peer, -math.inf) < GRACE_S
+def _may_return(state: SwarmState, run: Run, peer: PeerId, now_s: float, grace_s: float) -> bool:
+    return peer not in state.members and now_s - run.away_since_s.get(peer, -math.inf) < grace_s
 
 
 def with_newcomers(state: SwarmState, run: Run) -> Run:

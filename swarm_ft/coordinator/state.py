@@ -100,6 +100,7 @@ class Run:
         exported: peers that wrote down their trained stage, and have it as far as is known.
         last_commit: repeated to a peer that may have missed it.
         seconds: how long a microbatch took each peer to compute in its last steps.
+        step_seconds: how long each of the last steps took, from its plan to its commit.
         sent: what peers sent each other in the steps that count.
         state_bytes: of state that newcomers took since the last commit.
         saving: the snapshot that peers were asked for last.
@@ -132,6 +133,7 @@ class Run:
     seconds: Mapping[PeerId, tuple[float, ...]] = field(
         default_factory=lambda: MappingProxyType({})
     )
+    step_seconds: tuple[float, ...] = ()
     sent: ByteCounts = field(default_factory=ByteCounts)
     state_bytes: int = 0
     saving: Snapshot | None = None

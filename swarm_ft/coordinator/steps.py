@@ -16,7 +16,7 @@ from swarm_ft.protocol.traffic import GradientTraffic, Traffic
 from swarm_ft.protocol.training_plan import clip_factor, learning_rate_at, step_samples
 
 MEASURED_STEPS = 5
-"""How many a peer's speed is told from."""
+"""How many a peer's speed, and that of a step, is told from."""
 FORGIVEN = 0.9
 
 
@@ -91,6 +91,7 @@ def commit_step(run: Run, now_s: float) -> tuple[Run, StepCommitted, CommitStep]
         sent=run.sent + committed.sent,
         state_bytes=0,
         seconds=MappingProxyType(_measured(run)),
+        step_seconds=(*run.step_seconds, committed.seconds)[-MEASURED_STEPS:],
         last_commit=commit,
         step_began_s=now_s,
     )

@@ -377,7 +377,7 @@ def test_a_broken_stream_repeats_the_step_and_commits_it_once(swarm, spec, a, b)
     until_commits(swarm, 1)
     swarm.lose(b)
     assert swarm.run().phase is RunPhase.WAITING
-    assert swarm.run().detail == "waiting for layers 2-4: their peer may come back"
+    assert swarm.run().detail == "waiting for layers 2-4: their peer may come back (30 s)"
     swarm.join(b)
     swarm.settle()
     assert [(p.step, p.attempt) for p in swarm.plans] == [(0, 1), (1, 1), (1, 2), (2, 2)]
@@ -415,7 +415,7 @@ def test_all_peers_may_be_away_at_once(swarm, spec, a, b):
     swarm.join(a, b)
     until_commits(swarm, 2)
     swarm.lose(a, b)
-    assert swarm.run().detail == "waiting for layers 0-2, 2-4: their peer may come back"
+    assert swarm.run().detail == "waiting for layers 0-2, 2-4: their peer may come back (30 s)"
     swarm.wait(GRACE_S / 2)
     swarm.join(b, a)
     swarm.settle()
@@ -1025,7 +1025,7 @@ def test_a_stage_is_waited_for_only_when_its_last_replica_is_gone(swarm, spec, a
     swarm.submit(spec)
     until_commits(swarm, 1)
     swarm.lose(b, twin)
-    assert swarm.run().detail == "waiting for layers 2-4: their peer may come back"
+    assert swarm.run().detail == "waiting for layers 2-4: their peer may come back (30 s)"
     swarm.join(twin)
     swarm.settle()
     assert swarm.run().phase is RunPhase.FINISHED

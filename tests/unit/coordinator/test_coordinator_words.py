@@ -41,7 +41,7 @@ def test_a_lost_stage_is_waited_for(trained, peers):
     trained.lose(peers[0])
     assert told(trained) == [
         "peer a (layers 0-2) is gone",
-        "waiting for layers 0-2: their peer may come back",
+        "waiting for layers 0-2: their peer may come back (30 s)",
     ]
 
 
