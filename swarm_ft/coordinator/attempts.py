@@ -21,14 +21,15 @@ from swarm_ft.coordinator.state import Run
 from swarm_ft.coordinator.turn import Turn
 from swarm_ft.ids import NO_ATTEMPT, Attempt, PeerId, StepNumber
 from swarm_ft.protocol.coordinator_messages import Assign, ReleaseStage, TakeStage
-from swarm_ft.protocol.peer_messages import StageOffered
+from swarm_ft.protocol.peer_messages import StageOffered, StepReady
 from swarm_ft.protocol.status import RunPhase
 from swarm_ft.protocol.traffic import ByteCounts
 
 
 def interrupt(turn: Turn, run: Run) -> None:
     """The present attempt cannot go on; `advance` starts the next when it can."""
-    turn.put(replace(run, phase=RunPhase.WAITING, loaded=frozenset(), ready=MappingProxyType({})))
+    nothing: MappingProxyType[PeerId, StepReady] = MappingProxyType({})
+    turn.put(replace(run, phase=RunPhase.WAITING, notice="", loaded=frozenset(), ready=nothing))
 
 
 def advance(turn: Turn) -> None:

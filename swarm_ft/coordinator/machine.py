@@ -25,7 +25,7 @@ import math
 from dataclasses import replace
 from types import MappingProxyType
 
-from swarm_ft.coordinator import attempts, commits, results, saving, stragglers
+from swarm_ft.coordinator import attempts, commits, results, saving, silence, stragglers
 from swarm_ft.coordinator.effects import Effect
 from swarm_ft.coordinator.events import (
     Event,
@@ -78,7 +78,7 @@ def decide(state: SwarmState, event: Event, now_s: float) -> tuple[SwarmState, l
         event: what happened.
         now_s: monotonic seconds.
     """
-    turn = Turn(state, now_s)
+    turn = Turn(silence.after_gap(state, now_s), now_s)
     match event:
         case PeerSaid(peer_id, message):
             _peer_said(turn, peer_id, message)
@@ -94,6 +94,7 @@ def decide(state: SwarmState, event: Event, now_s: float) -> tuple[SwarmState, l
             saving.snapshot_written(turn, run_id, snapshot)
         case Tick():
             _dismiss_silent(turn)
+            silence.tell(turn)
     results.look_after(turn)
     attempts.advance(turn)
     return turn.state, turn.effects

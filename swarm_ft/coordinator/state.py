@@ -85,6 +85,7 @@ class Run:
     """A run and where it stands.
 
     Attributes:
+        notice: who of its peers at work is silent just now; of no use after a restart.
         attempt: rises with every assignment; messages of older ones are void.
         stages: who hosts what, replicas beside each other; a peer that no replica stands in for
             is kept while it is away and may come back.
@@ -114,6 +115,7 @@ class Run:
     spec: RunSpec
     phase: RunPhase = RunPhase.QUEUED
     detail: str = ""
+    notice: str = ""
     attempt: Attempt = NO_ATTEMPT
     stages: tuple[StageAssignment, ...] = ()
     holds: Mapping[PeerId, int] = field(default_factory=lambda: MappingProxyType({}))
@@ -164,7 +166,7 @@ class Run:
         return RunStatus(
             run_id=self.run_id,
             phase=self.phase,
-            detail=self.detail,
+            detail=(self.notice if self.phase.is_working else "") or self.detail,
             committed_steps=self.committed_steps,
             attempt=self.attempt,
             spec=self.spec,
@@ -175,10 +177,15 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SwarmState:
-    """Members by name and runs in the order they were submitted; one run trains at a time."""
+    """Members by name and runs in the order they were submitted; one run trains at a time.
+
+    Attributes:
+        seen_at_s: when the last event was; infinite before the first.
+    """
 
     members: Mapping[PeerId, Member] = field(default_factory=lambda: MappingProxyType({}))
     runs: Mapping[RunId, Run] = field(default_factory=lambda: MappingProxyType({}))
+    seen_at_s: float = math.inf
 
     @property
     def active_run(self) -> Run | None:

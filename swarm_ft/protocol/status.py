@@ -26,6 +26,11 @@ class RunPhase(IntEnum):
     FAILED = 9
 
     @property
+    def is_working(self) -> bool:
+        """Whether all of its peers are there and at work."""
+        return RunPhase.LOADING <= self <= RunPhase.EXPORTING
+
+    @property
     def is_over(self) -> bool:
         """Whether no step will follow."""
         return self >= RunPhase.FINISHED

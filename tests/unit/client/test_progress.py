@@ -130,6 +130,13 @@ def test_the_line_says_what_the_run_waits_for_until_it_goes_on():
     assert waiting.after(_step(1)).line() == "loss 2.000  80 tok/s  saved 4.0 kB (6.0x)  ETA 0:19"
 
 
+def test_a_peer_that_a_training_run_hears_nothing_of_is_in_the_line_until_it_speaks():
+    notice = "peer b (layers 2-4) has said nothing for 4 s"
+    silent = _after(_step(0), _status(RunPhase.TRAINING, notice, committed=1))
+    assert silent.line() == notice
+    assert silent.after(_status(RunPhase.TRAINING, committed=1)).line().startswith("loss 2.000")
+
+
 def test_a_long_eta_has_hours():
     assert _after(_step(0, seconds=300.0)).line().endswith("ETA 3:15:00")
 

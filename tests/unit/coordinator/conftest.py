@@ -66,6 +66,7 @@ from swarm_ft.protocol.traffic import Traffic
 
 RUN = RunId("run-1")
 EVENT_S = 0.125
+MAX_PAUSE_S = 1.5
 MAX_EVENTS = 1000
 WORKING = (RunPhase.LOADING, RunPhase.TRAINING, RunPhase.EXPORTING)
 
@@ -327,9 +328,16 @@ class Swarm:
 
     def wait(self, seconds: float) -> None:
         """Time passes, in which all who are connected say that they are there."""
+        end_s = self.now_s + seconds
+        while self.now_s < end_s:
+            self.now_s = min(self.now_s + MAX_PAUSE_S, end_s)
+            for peer_id in sorted(self.connected.keys() - self.deaf):
+                self.handle(PeerSaid(peer_id, PeerAlive()))
+            self.handle(Tick())
+
+    def stand_still(self, seconds: float) -> None:
+        """The coordinator notices nothing, not even the time."""
         self.now_s += seconds
-        for peer_id in self.connected.keys() - self.deaf:
-            self.handle(PeerSaid(peer_id, PeerAlive()))
         self.handle(Tick())
 
     def step(self) -> None:
@@ -439,7 +447,9 @@ class Swarm:
                 assert peer_id in self.written_members
                 self._check_said(peer_id, message)
             case Publish(run_id, RunStatus() as status):
-                assert status == self.written_runs[run_id].status
+                # A notice is nothing that has to last.
+                written = replace(self.written_runs[run_id], notice=self.run(run_id).notice)
+                assert status == written.status
             case Publish(run_id, StepCommitted() as step):
                 assert step == self.history[run_id][-1]
             case Dismiss(peer_id):
@@ -456,9 +466,12 @@ class Swarm:
             case PlanRecord(run_id, step) as plan:
                 assert step == len(self.history[run_id])
                 self.plans.append(plan)
-            case CommitRecord(run_id, step, commit):
+            case CommitRecord(run_id, step, commit, sent):
                 assert step.step == commit.step == len(self.history[run_id])
                 self.history[run_id].append(step)
+                self.written_runs[run_id] = replace(
+                    self.written_runs[run_id], committed_steps=step.step + 1, sent=sent
+                )
             case RollbackRecord(run_id, first_void_step):
                 self.num_rollbacks += 1
                 del self.history[run_id][first_void_step:]

@@ -10,7 +10,7 @@ import pytest
 
 from swarm_ft.coordinator.journal import Journal
 from swarm_ft.coordinator.placement import SETTLE_S
-from swarm_ft.coordinator.service import CoordinatorService
+from swarm_ft.coordinator.service import TICK_S, CoordinatorService
 from swarm_ft.errors import (
     BadDataset,
     BadLayers,
@@ -616,6 +616,9 @@ async def test_time_passes_while_it_runs(spec, make_peer):
         watcher = events(office.channel)
         while (await anext(watcher)).detail != "gathering peers":
             pass
-        office.clock.time_s += SETTLE_S
-        assert isinstance(await joined.hear(), Assign)
+        hearing = asyncio.ensure_future(joined.hear())
+        while not hearing.done():
+            office.clock.time_s += SETTLE_S / 4
+            await asyncio.wait([hearing], timeout=TICK_S)
+        assert isinstance(hearing.result(), Assign)
         running.cancel()
