@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -26,6 +27,8 @@ CALL_TIMEOUT_S = 30.0
 FIND_TIMEOUT_S = 20.0
 """How long a coordinator may take to appear in the DHT."""
 RETRY_S = 0.5
+MAX_RESUBMITS = 40
+"""A coordinator that is started again has 20 s to be there."""
 MAX_SHARD_BYTES = 1 << 42
 
 
@@ -36,15 +39,47 @@ class SwarmClient:
         self._directory = directory
         self._transport = transport
 
-    async def submit(self, spec: RunSpec, samples: Sequence[bytes]) -> RunStatus:
+    async def submit(
+        self,
+        spec: RunSpec,
+        samples: Sequence[bytes],
+        *,
+        run_id: RunId | None = None,
+        on_trouble: Callable[[str], None] = lambda _trouble: None,
+    ) -> RunStatus:
         """Hand in a job; `samples[i]` are sample i's token ids, little-endian uint32.
 
+        A job whose answer was lost is handed in again under the same name, which makes it no
+        second run.
+
+        Args:
+            run_id: the run's name; drawn if None.
+
         Raises:
+            Unavailable: no coordinator is found, or its connections break again and again.
             SwarmError: the coordinator's reason not to take it.
         """
-        async with self._coordinator() as channel:
+        run_id = run_id or RunId(f"run-{secrets.token_hex(4)}")
+        told = ""
+        for _ in range(MAX_RESUBMITS):
+            endpoint = await self._find_coordinator()
+            try:
+                return await self._submit_to(endpoint, run_id, spec, samples)
+            except Unavailable as error:
+                if error.message != told:
+                    on_trouble(f"submitting the job again: {error.message}")
+                told = error.message
+            await asyncio.sleep(RETRY_S)
+        return await self._submit_to(await self._find_coordinator(), run_id, spec, samples)
+
+    async def _submit_to(
+        self, endpoint: str, run_id: RunId, spec: RunSpec, samples: Sequence[bytes]
+    ) -> RunStatus:
+        async with self._connected(endpoint) as channel:
             stream = channel.open(SUBMIT)
-            header = pb.SubmitHeader(spec=spec_to_wire(spec), spec_digest=spec.digest())
+            header = pb.SubmitHeader(
+                spec=spec_to_wire(spec), spec_digest=spec.digest(), run_id=run_id
+            )
             await stream.send(pb.SubmitPart(header=header))
             for sample, tokens in enumerate(samples):
                 part = tokens_to_wire(SampleId(sample), tokens)
@@ -184,7 +219,12 @@ class SwarmClient:
 
     @asynccontextmanager
     async def _coordinator(self) -> AsyncIterator[Channel]:
-        channel = self._transport.connect(await self._find_coordinator())
+        async with self._connected(await self._find_coordinator()) as channel:
+            yield channel
+
+    @asynccontextmanager
+    async def _connected(self, endpoint: str) -> AsyncIterator[Channel]:
+        channel = self._transport.connect(endpoint)
         try:
             yield channel
         finally:

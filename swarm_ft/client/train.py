@@ -49,7 +49,8 @@ async def begin(client: SwarmClient, job: Job, *, resume: bool, progress: RunPro
         NotFound: there is no run of the same model, data and options that could be resumed.
     """
     if not resume:
-        return (await client.submit(job.spec, job.samples)).run_id
+        submitted = client.submit(job.spec, job.samples, on_trouble=progress.message)
+        return (await submitted).run_id
     digest = job.spec.digest()
     for run in reversed((await client.status()).runs):
         if run.spec.digest() == digest and run.phase <= RunPhase.FINISHED:

@@ -326,6 +326,15 @@ class Journal:
                 found[sample] = row[0]
         return found
 
+    def holds_samples(self, run_id: RunId, samples: Sequence[bytes]) -> bool:
+        """Whether the run's data are these; `samples[i]` are the tokens of sample i."""
+        query = "SELECT token_ids FROM samples WHERE run_id=? AND sample=?"
+        with self._errors_named():
+            return all(
+                self._db.execute(query, (run_id, i)).fetchone() == (tokens,)
+                for i, tokens in enumerate(samples)
+            )
+
     @contextmanager
     def _errors_named(self) -> Iterator[None]:
         try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import secrets
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -34,7 +33,7 @@ from swarm_ft.coordinator.events import (
 from swarm_ft.coordinator.journal import Journal
 from swarm_ft.coordinator.machine import decide
 from swarm_ft.coordinator.state import Run, SwarmState
-from swarm_ft.coordinator.submission import receive_submission
+from swarm_ft.coordinator.submission import Submissions, receive_submission
 from swarm_ft.errors import NotFound, OutOfTurn, SwarmError, Unavailable
 from swarm_ft.ids import PeerId, RunId, SampleId
 from swarm_ft.log import get_logger
@@ -112,6 +111,11 @@ class CoordinatorService:
         self._journal = journal
         self._clock = clock
         self._snapshots = snapshots
+        self._submissions = Submissions(
+            journal,
+            known=lambda run_id: self._state.runs.get(run_id),
+            begin=lambda run: self._handle(RunSubmitted(run.run_id, run.spec)),
+        )
         self._tasks: set[asyncio.Task[None]] = set()
         self._outboxes: dict[PeerId, _Outbox] = {}
         self._watchers: dict[RunId, dict[asyncio.Queue[RunEvent], None]] = {}
@@ -262,11 +266,9 @@ class CoordinatorService:
     # ---- clients
 
     async def _submit(self, stream: MessageStream[pb.RunStatus, pb.SubmitPart]) -> None:
-        spec, samples = await receive_submission(stream)
-        run = Run(run_id=RunId(f"run-{secrets.token_hex(4)}"), spec=spec)
-        await asyncio.to_thread(self._journal.write_run, run, samples)
-        self._handle(RunSubmitted(run.run_id, spec))
-        await stream.send(status_to_wire(self._state.runs[run.run_id].status))
+        submission = await receive_submission(stream)
+        await self._submissions.accept(submission)
+        await stream.send(status_to_wire(self._state.runs[submission.run_id].status))
 
     async def _watch(self, stream: MessageStream[pb.RunEvent, pb.WatchRequest]) -> None:
         run = self._named(await stream.receive())

@@ -1,11 +1,23 @@
-"""A client's job as it arrives: one header, then every sample's tokens, all checked."""
+"""A client's job: it arrives as a header and every sample's tokens, is checked, and becomes a run.
+
+The client draws the run's name, so that a job that it submits again, because it heard no answer,
+is the same run.
+"""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import numpy as np
 
+from swarm_ft.coordinator.journal import Journal
+from swarm_ft.coordinator.state import Run
 from swarm_ft.errors import BadDataset, MalformedMessage, OutOfTurn, RunMismatch
+from swarm_ft.ids import RunId
 from swarm_ft.proto import coordinator_pb2 as pb
+from swarm_ft.protocol.checks import checked_run_id
 from swarm_ft.protocol.coordinator_wire import BYTES_PER_TOKEN, tokens_from_wire
 from swarm_ft.protocol.run_spec import RunSpec
 from swarm_ft.protocol.run_wire import spec_from_wire
@@ -15,10 +27,82 @@ MAX_DATA_BYTES = 4 << 30
 """Token ids of one run; more would let one client fill the coordinator's memory."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Submission:
+    """A job, checked.
+
+    Attributes:
+        samples: tokens of sample 0, 1, ... as little-endian uint32.
+    """
+
+    run_id: RunId
+    spec: RunSpec
+    samples: list[bytes]
+
+
+class Submissions:
+    """Makes every submission a run, once.
+
+    Args:
+        journal: where runs and their data are kept.
+        known: the run of that name, if there is one.
+        begin: told of a run that is new, and in the journal.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        *,
+        known: Callable[[RunId], Run | None],
+        begin: Callable[[Run], None],
+    ) -> None:
+        self._journal = journal
+        self._known = known
+        self._begin = begin
+        self._one_at_a_time = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def accept(self, submission: Submission) -> None:
+        """Make it a run, unless it is one already. Cancelled, it still goes on to its end.
+
+        Raises:
+            RunMismatch: a run of that name has another spec, or other data.
+            JournalError: the journal cannot be written.
+        """
+        task = asyncio.create_task(self._accept(submission))
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        await asyncio.shield(task)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # the client that would be told may be gone
+
+    async def _accept(self, submission: Submission) -> None:
+        async with self._one_at_a_time:
+            known = self._known(submission.run_id)
+            if known is None:
+                run = Run(run_id=submission.run_id, spec=submission.spec)
+                await asyncio.to_thread(self._journal.write_run, run, submission.samples)
+                self._begin(run)
+            elif not await self._is_same(known, submission):
+                raise RunMismatch(
+                    f"run {known.run_id}: is here already, with other options or other data; "
+                    "submit the job under another name"
+                )
+
+    async def _is_same(self, run: Run, submission: Submission) -> bool:
+        if run.spec.digest() != submission.spec.digest():
+            return False
+        holds = self._journal.holds_samples
+        return await asyncio.to_thread(holds, run.run_id, submission.samples)
+
+
 async def receive_submission(
     stream: MessageStream[pb.RunStatus, pb.SubmitPart],
-) -> tuple[RunSpec, list[bytes]]:
-    """The RunSpec and the tokens of sample 0, 1, ... as little-endian uint32.
+) -> Submission:
+    """A job as it comes in.
 
     Raises:
         RunMismatch: the client's digest of the RunSpec is not ours.
@@ -28,6 +112,7 @@ async def receive_submission(
     first = await stream.receive()
     if first is None or first.WhichOneof("body") != "header":
         raise OutOfTurn(f"{stream.remote}: expected a header as the first message")
+    run_id = checked_run_id(first.header.run_id)
     spec = spec_from_wire(first.header.spec)
     if first.header.spec_digest != spec.digest():
         raise RunMismatch(
@@ -42,7 +127,7 @@ async def receive_submission(
         samples.append(_sample(part, spec, len(samples)))
     if len(samples) != spec.train.num_samples:
         raise BadDataset(f"data: expected {spec.train.num_samples} samples, got {len(samples)}")
-    return spec, samples
+    return Submission(run_id=run_id, spec=spec, samples=samples)
 
 
 def _sample(part: pb.SubmitPart, spec: RunSpec, expected: int) -> bytes:

@@ -344,12 +344,14 @@ class ToPeer(_message.Message):
     def __init__(self, assign: _Optional[_Union[Assign, _Mapping]] = ..., plan: _Optional[_Union[PlanStep, _Mapping]] = ..., commit: _Optional[_Union[CommitStep, _Mapping]] = ..., export: _Optional[_Union[ExportStage, _Mapping]] = ..., release: _Optional[_Union[ReleaseStage, _Mapping]] = ..., take: _Optional[_Union[TakeStage, _Mapping]] = ..., save: _Optional[_Union[SaveStage, _Mapping]] = ...) -> None: ...
 
 class SubmitHeader(_message.Message):
-    __slots__ = ("spec", "spec_digest")
+    __slots__ = ("spec", "spec_digest", "run_id")
     SPEC_FIELD_NUMBER: _ClassVar[int]
     SPEC_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
     spec: _run_pb2.RunSpec
     spec_digest: bytes
-    def __init__(self, spec: _Optional[_Union[_run_pb2.RunSpec, _Mapping]] = ..., spec_digest: _Optional[bytes] = ...) -> None: ...
+    run_id: str
+    def __init__(self, spec: _Optional[_Union[_run_pb2.RunSpec, _Mapping]] = ..., spec_digest: _Optional[bytes] = ..., run_id: _Optional[str] = ...) -> None: ...
 
 class SubmitPart(_message.Message):
     __slots__ = ("header", "tokens")

@@ -23,6 +23,7 @@ class Customer:
     def __init__(self, spec: RunSpec) -> None:
         self.has_result = False
         self._spec = spec
+        self._run_id = RunId(f"run-{secrets.token_hex(4)}")
 
     async def __call__(self, machine: Machine) -> None:
         """Go on until the result is there, whatever happens."""
@@ -36,7 +37,7 @@ class Customer:
         machine.is_over = True
 
     async def _try(self, client: SwarmClient, machine: Machine) -> None:
-        run_id = await self._known(client) or await self._submit(client)
+        run_id = await self._submit(client)
         status = await self._watch(client, machine, run_id)
         if status.phase is not RunPhase.FINISHED:
             machine.world.invariants.fail(f"the run ended as {status.phase.name}: {status.detail}")
@@ -51,15 +52,11 @@ class Customer:
         self.has_result = True
         await client.collected(run_id)
 
-    async def _known(self, client: SwarmClient) -> RunId | None:
-        """The run; the first, if more than one submission arrived though no answer did."""
-        runs = (await client.status()).runs
-        return runs[0].run_id if runs else None
-
     async def _submit(self, client: SwarmClient) -> RunId:
+        """The run; one that was submitted already is the same run."""
         train = self._spec.train
         samples = [sample_tokens(s, train.seq_length) for s in range(train.num_samples)]
-        return (await client.submit(self._spec, samples)).run_id
+        return (await client.submit(self._spec, samples, run_id=self._run_id)).run_id
 
     async def _watch(self, client: SwarmClient, machine: Machine, run_id: RunId) -> RunStatus:
         last: RunStatus | None = None

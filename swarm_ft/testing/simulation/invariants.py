@@ -7,7 +7,8 @@
 4. Neighbours that are both about to run the next step hold equal buffers of every sample that the
    last step took from one to the other.
 5. Nothing ends with an error that is not of this package's tree.
-6. Once nothing goes wrong any more, the run finishes and the client gets the result.
+6. A job that is submitted again is the same run.
+7. Once nothing goes wrong any more, the run finishes and the client gets the result.
 """
 
 from __future__ import annotations
@@ -91,6 +92,8 @@ class Invariants:
                     self.num_rollbacks += 1
                 case RunRecord(run):
                     self._committed.setdefault(run.run_id, 0)
+                    if len(self._committed) > 1:
+                        self.fail("the job became two runs")
                     self._trace.say(
                         f"journal: {run.phase.name.lower()}, attempt {run.attempt}, "
                         f"{run.committed_steps} steps; {run.detail}"

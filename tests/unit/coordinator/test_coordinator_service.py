@@ -1,6 +1,7 @@
 """The coordinator as others meet it: its own journal, protobuf over a transport, no mocks."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -67,8 +68,10 @@ class Office:
 
 
 @asynccontextmanager
-async def coordinator(path: object = ":memory:") -> AsyncIterator[Office]:
-    journal = Journal(str(path))
+async def coordinator(
+    path: object = ":memory:", *, journal: Journal | None = None
+) -> AsyncIterator[Office]:
+    journal = journal or Journal(str(path))
     clock = ManualClock()
     service = CoordinatorService(journal, clock)
     transport = MemoryTransport()
@@ -87,19 +90,32 @@ def token_ids(spec, sample):
     return bytes([sample, 0, 0, 0]) * spec.train.seq_length
 
 
-async def submit(channel, spec, samples=None, digest=None):
+run_names = (f"run-{number}" for number in count())
+
+
+async def submit(channel, spec, samples=None, digest=None, run_id=None):
     """Submit `samples`, (number, tokens) each; the right ones if None."""
+    stream = await send_submission(channel, spec, samples, digest, run_id)
+    status = status_from_wire(await stream.receive())
+    assert await stream.receive() is None
+    return status
+
+
+async def send_submission(channel, spec, samples=None, digest=None, run_id=None):
+    """As `submit`; the answer is yet to come."""
     if samples is None:
         samples = [(i, token_ids(spec, i)) for i in range(spec.train.num_samples)]
     stream = channel.open(SUBMIT)
-    header = pb.SubmitHeader(spec=spec_to_wire(spec), spec_digest=digest or spec.digest())
+    header = pb.SubmitHeader(
+        spec=spec_to_wire(spec),
+        spec_digest=digest or spec.digest(),
+        run_id=next(run_names) if run_id is None else run_id,
+    )
     await stream.send(pb.SubmitPart(header=header))
     for sample, tokens in samples:
         await stream.send(pb.SubmitPart(tokens=tokens_to_wire(sample, tokens)))
     await stream.finish()
-    status = status_from_wire(await stream.receive())
-    assert await stream.receive() is None
-    return status
+    return stream
 
 
 class JoinedPeer:
@@ -307,7 +323,7 @@ async def test_a_spec_out_of_bounds_is_malformed(spec):
     wire.train.num_samples = 0
     async with coordinator() as office:
         stream = office.channel.open(SUBMIT)
-        header = pb.SubmitHeader(spec=wire, spec_digest=spec.digest())
+        header = pb.SubmitHeader(spec=wire, spec_digest=spec.digest(), run_id="run")
         await stream.send(pb.SubmitPart(header=header))
         with pytest.raises(MalformedMessage, match="number of samples"):
             await stream.receive()
@@ -316,12 +332,82 @@ async def test_a_spec_out_of_bounds_is_malformed(spec):
 async def test_a_client_that_goes_away_halfway_leaves_nothing(spec):
     async with coordinator() as office:
         stream = office.channel.open(SUBMIT)
-        header = pb.SubmitHeader(spec=spec_to_wire(spec), spec_digest=spec.digest())
+        header = pb.SubmitHeader(spec=spec_to_wire(spec), spec_digest=spec.digest(), run_id="run")
         await stream.send(pb.SubmitPart(header=header))
         await stream.send(pb.SubmitPart(tokens=tokens_to_wire(0, TOKENS)))
         await stream.cancel()
         assert not (await swarm_status(office.channel)).runs
         assert office.journal.load(0.0) == ()
+
+
+@pytest.mark.parametrize("run_id", ["", "a/b", "..\\x", "line\nbreak", "x" * 65])
+async def test_a_run_whose_name_is_none_is_malformed(spec, run_id):
+    async with coordinator() as office:
+        with pytest.raises(MalformedMessage, match="run id"):
+            await submit(office.channel, spec, run_id=run_id)
+
+
+# ---- submissions that come again
+
+
+async def test_a_submission_that_comes_again_is_the_run_it_became(spec):
+    async with coordinator() as office:
+        first = await submit(office.channel, spec, run_id="mine")
+        assert await submit(office.channel, spec, run_id="mine") == first
+        (run,) = (await swarm_status(office.channel)).runs
+        assert run.run_id == "mine"
+
+
+async def test_a_submission_that_comes_again_after_a_restart_is_the_same_run(spec, tmp_path):
+    async with coordinator(tmp_path / "journal.db") as office:
+        await submit(office.channel, spec, run_id="mine")
+    async with coordinator(tmp_path / "journal.db") as office:
+        await submit(office.channel, spec, run_id="mine")
+        assert len((await swarm_status(office.channel)).runs) == 1
+
+
+async def test_a_submission_of_a_run_that_is_over_is_told_so(spec):
+    async with coordinator() as office:
+        await submit(office.channel, spec, run_id="mine")
+        await call(office.channel, CANCEL, pb.CancelRequest(run_id="mine"), DEADLINE_S)
+        assert (await submit(office.channel, spec, run_id="mine")).phase is RunPhase.CANCELLED
+
+
+async def test_another_job_cannot_take_the_name_of_a_run(spec, make_spec):
+    others = [(i, TOKENS) for i in range(5)] + [(5, bytes([1, 0, 0, 0]) * 5)]
+    async with coordinator() as office:
+        first = await submit(office.channel, spec, GOOD, run_id="mine")
+        for other_spec, samples in ((make_spec(num_steps=7), GOOD), (spec, others)):
+            with pytest.raises(RunMismatch, match="run mine: is here already"):
+                await submit(office.channel, other_spec, samples, run_id="mine")
+        (run,) = (await swarm_status(office.channel)).runs
+        assert status_from_wire(run) == first
+
+
+class SlowJournal(Journal):
+    """Writes runs once it may."""
+
+    def __init__(self, path):
+        super().__init__(path)
+        self.may_write, self.is_writing = threading.Event(), threading.Event()
+
+    def write_run(self, run, samples):
+        self.is_writing.set()
+        assert self.may_write.wait(DEADLINE_S)
+        super().write_run(run, samples)
+
+
+async def test_a_submission_whose_client_goes_away_while_it_is_written_is_a_run(spec):
+    journal = SlowJournal(":memory:")
+    async with coordinator(journal=journal) as office:
+        stream = await send_submission(office.channel, spec, run_id="mine")
+        await asyncio.to_thread(journal.is_writing.wait, DEADLINE_S)
+        await stream.cancel()
+        again = await send_submission(office.channel, spec, run_id="mine")
+        journal.may_write.set()
+        assert status_from_wire(await again.receive()).run_id == "mine"
+        assert len((await swarm_status(office.channel)).runs) == 1
+        assert len(journal.load(0.0)) == 1
 
 
 # ---- watching

@@ -153,6 +153,17 @@ def test_a_commit_that_is_told_before_it_is_durable_is_seen(monkeypatch):
     assert any("which the journal never committed" in f for f in failures)
 
 
+def test_a_job_that_becomes_two_runs_is_seen(monkeypatch):
+    submit = SwarmClient.submit
+
+    async def twice(self, spec, samples, **named):
+        await submit(self, spec, samples)
+        return await submit(self, spec, samples, **named)
+
+    monkeypatch.setattr(SwarmClient, "submit", twice)
+    assert "the job became two runs" in simulate(quiet(TWO_STAGES)).failures
+
+
 def test_a_swarm_that_hangs_is_seen(monkeypatch):
     async def never(*_):
         raise RunFailed("a peer does not answer")

@@ -1,0 +1,119 @@
+"""The client's calls, to a real coordinator over connections that break where a script says."""
+
+from contextlib import asynccontextmanager
+
+import pytest
+
+from swarm_ft.client.job import check_options, prepare_job
+from swarm_ft.client.options import TrainOptions
+from swarm_ft.client.swarm import MAX_RESUBMITS, SwarmClient
+from swarm_ft.coordinator.journal import Journal
+from swarm_ft.coordinator.service import CoordinatorService
+from swarm_ft.discovery.base import Role
+from swarm_ft.discovery.static import Board, StaticDirectory
+from swarm_ft.errors import RunMismatch, Unavailable
+from swarm_ft.ids import RunId
+from swarm_ft.testing.clock import ManualClock
+from swarm_ft.testing.faults import FaultyTransport
+from swarm_ft.transport.memory import MemoryTransport
+from swarm_ft.transport.methods import SUBMIT
+
+
+@pytest.fixture(scope="module")
+def job(sample, tmp_path_factory):
+    options = TrainOptions(
+        model=sample.model_dir,
+        dataset=sample.eval_file,
+        eval_dataset=None,
+        epochs=1,
+        steps=2,
+        batch_size=4,
+        micro_batch_size=2,
+        seq_length=64,
+        lr=1e-3,
+        lr_schedule="constant",
+        warmup_steps=0,
+        weight_decay=0.0,
+        clip_grad_norm=1.0,
+        seed=0,
+        shuffle=False,
+        dropout=False,
+        sync_tied_embeddings=False,
+        fw="none",
+        bw="none",
+        key="fp16",
+        dp="none",
+        save_steps=0,
+        resume=False,
+        max_eval_samples=1,
+        out=tmp_path_factory.mktemp("out") / "tuned",
+        json_file=None,
+    )
+    check_options(options)
+    return prepare_job(options)
+
+
+@asynccontextmanager
+async def swarm(**cuts):
+    """A coordinator, a client of it, and the script of its connections."""
+    clock, journal = ManualClock(), Journal(":memory:")
+    transport = FaultyTransport(MemoryTransport(), **cuts)
+    service = CoordinatorService(journal, clock)
+    server = await transport.serve("coordinator", 0, service.handlers())
+    directory = StaticDirectory(Board(), clock)
+    await directory.announce(Role.COORDINATOR, "coordinator", server.endpoint)
+    try:
+        yield SwarmClient(directory, transport), transport
+    finally:
+        await server.stop()
+        journal.close()
+
+
+@pytest.fixture(autouse=True)
+def no_rest(monkeypatch):
+    monkeypatch.setattr("swarm_ft.client.swarm.RETRY_S", 0.0)
+
+
+@pytest.mark.parametrize(
+    "cuts",
+    [
+        pytest.param({"cut_receives": {SUBMIT: [1]}}, id="the answer is lost"),
+        pytest.param({"cut_sends": {SUBMIT: [1]}}, id="the header is lost"),
+        pytest.param({"cut_sends": {SUBMIT: [3]}}, id="half of the data is lost"),
+        pytest.param({"cut_receives": {SUBMIT: [1, 2]}}, id="two answers are lost"),
+    ],
+)
+async def test_a_job_whose_connection_breaks_becomes_one_run(job, cuts):
+    told = []
+    async with swarm(**cuts) as (client, transport):
+        status = await client.submit(job.spec, job.samples, on_trouble=told.append)
+        (run,) = (await client.status()).runs
+    assert run.run_id == status.run_id
+    assert transport.num_cuts > 0
+    assert len(told) == 1
+    assert told[0].startswith("submitting the job again: ")
+
+
+async def test_two_jobs_are_two_runs(job):
+    async with swarm() as (client, _):
+        first = await client.submit(job.spec, job.samples)
+        second = await client.submit(job.spec, job.samples)
+        assert [run.run_id for run in (await client.status()).runs] == [
+            first.run_id,
+            second.run_id,
+        ]
+
+
+async def test_a_name_that_another_job_has_is_refused(job):
+    async with swarm() as (client, _):
+        await client.submit(job.spec, job.samples, run_id=RunId("mine"))
+        with pytest.raises(RunMismatch):
+            await client.submit(job.spec, job.samples[::-1], run_id=RunId("mine"))
+
+
+async def test_a_connection_that_breaks_every_time_is_given_up(job):
+    always = range(1, MAX_RESUBMITS + 2)
+    async with swarm(cut_sends={SUBMIT: always}) as (client, transport):
+        with pytest.raises(Unavailable):
+            await client.submit(job.spec, job.samples)
+    assert transport.num_cuts == MAX_RESUBMITS + 1
