@@ -86,10 +86,10 @@ def _resume(turn: Turn, run: Run) -> None:
     away = [stage for stage in kept.stages if stage.peer_id not in turn.state.members]
     if away:
         layers = ", ".join(dict.fromkeys(str(stage.layers) for stage in away))
-        grace_s = patience_s(turn.state, kept, turn.now_s)
-        _wait(
-            turn, kept, f"waiting for layers {layers}: their peer may come back ({grace_s:.0f} s)"
-        )
+        detail = f"waiting for layers {layers}: their peer may come back"
+        if turn.now_s >= kept.gather_until_s:
+            detail += f" ({patience_s(turn.state, kept, turn.now_s):.0f} s)"
+        _wait(turn, kept, detail)
     else:
         _assign(turn, with_newcomers(turn.state, kept), fresh=not kept.committed_steps)
 

@@ -220,6 +220,7 @@ run_statuses = st.builds(
     phase=st.sampled_from(RunPhase),
     detail=texts,
     committed_steps=u32,
+    attempt=u32,
     spec=specs,
     stages=st.just(()) | some_stages,
 )
