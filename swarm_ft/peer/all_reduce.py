@@ -7,7 +7,7 @@ things between them and the streams. Pieces are encoded, sent, received and summ
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from concurrent.futures import Executor
 from functools import partial
 from itertools import count
@@ -21,7 +21,7 @@ from swarm_ft.discovery.base import Directory
 from swarm_ft.errors import MalformedMessage, NonFinite, OutOfTurn
 from swarm_ft.ids import Attempt, PeerId, RunId, StepNumber
 from swarm_ft.peer.dialling import Redialler
-from swarm_ft.peer.gradient_coder import BadPiece, GradientCoder
+from swarm_ft.peer.gradient_coder import BadPiece, EncodedSum, GradientCoder, SumKeeper
 from swarm_ft.peer.member_link import (
     LinkEvents,
     MemberLink,
@@ -53,6 +53,7 @@ __all__ = ["GradientReducer", "Residuals", "receive_reduce_hello"]
 
 _TASKS_AT_WORK = 2
 """Beside each other in the codec threads."""
+_Coder = GradientCoder | SumKeeper
 
 
 class GradientReducer:
@@ -71,6 +72,7 @@ class GradientReducer:
         layers: LayerRange,
         members: tuple[PeerId, ...],
         own: PeerId,
+        num_values: int,
         residuals: Residuals,
         pool: Executor,
         directory: Directory,
@@ -86,6 +88,7 @@ class GradientReducer:
             layers: the stage that the members are replicas of.
             members: all of them, in the order in which their gradients are added up.
             own: which of them this peer is.
+            num_values: of the gradient; 0 if this peer has no weights yet, and only listens.
             residuals: of error feedback; the caller commits them with the step.
             pool: the codec threads.
             directory: where the members' endpoints are found.
@@ -94,7 +97,12 @@ class GradientReducer:
         """
         self.connected = asyncio.Event()
         self._hello = ReduceHello(
-            run_id=run_id, spec_digest=spec.digest(), attempt=attempt, peer_id=own, layers=layers
+            run_id=run_id,
+            spec_digest=spec.digest(),
+            attempt=attempt,
+            peer_id=own,
+            layers=layers,
+            num_values=num_values,
         )
         self._members = members
         self._own = members.index(own)
@@ -105,9 +113,10 @@ class GradientReducer:
         others = (i for i in range(len(members)) if i != self._own)
         self._links = {i: MemberLink(members[i], self._events(i)) for i in others}
         self._redialler = partial(Redialler, directory=directory, transport=transport, clock=clock)
+        self._told_values = {self._own: num_values}
         self._division = Division(1, len(members))
-        self._coder: GradientCoder | None = None
-        self._tasks: asyncio.PriorityQueue[tuple[bool, int, GradientCoder, PieceTask]] = (
+        self._coder: _Coder | None = None
+        self._tasks: asyncio.PriorityQueue[tuple[bool, int, _Coder, PieceTask]] = (
             asyncio.PriorityQueue()
         )
         self._order = count()
@@ -118,7 +127,9 @@ class GradientReducer:
 
     # ---- a step
 
-    async def reduce(self, step: StepNumber, gradient: Tensor) -> Tensor:
+    async def reduce(
+        self, step: StepNumber, gradient: Tensor, listeners: Set[PeerId] = frozenset()
+    ) -> Tensor:
         """The sum of all members' gradients; every member gets the same bits.
 
         Returns once the others have acknowledged all that was sent to them. Residuals are staged.
@@ -127,6 +138,7 @@ class GradientReducer:
             step: its number, higher than that of the last one.
             gradient: float32 [n] on the CPU, n the same at all members; not written to, and the
                 result where there is one member only.
+            listeners: members that have no gradient and get the sum.
 
         Raises:
             MalformedMessage: the gradient has another shape or dtype.
@@ -138,18 +150,39 @@ class GradientReducer:
             raise MalformedMessage(f"gradient: expected float32 [n], got {shape}")
         if len(self._members) == 1:
             return gradient
-        self._failure = None
-        division = self._division = Division(len(gradient), len(self._members))
+        self._divide(len(gradient), listeners)
         residuals = None
         if not self._codec.is_exact:
-            residuals = self._residuals.begin(len(gradient), division.shard(self._own))
-        coder = self._coder = GradientCoder(self._codec, step, gradient, residuals)
+            residuals = self._residuals.begin(len(gradient), self._division.shard(self._own))
+        coder = GradientCoder(self._codec, step, gradient, residuals)
+        await self._run_step(step, coder)
+        return coder.result
+
+    async def listen(self, step: StepNumber, listeners: Set[PeerId]) -> EncodedSum:
+        """What `reduce` gives the others, still encoded; this member is one of the listeners.
+
+        Raises:
+            OutOfTurn: the step is not a later one, or no member said how long a gradient is.
+        """
+        num_values = max(self._told_values.values())
+        if not num_values:
+            raise OutOfTurn(f"all-reduce of step {step}: nobody here has weights")
+        self._divide(num_values, listeners)
+        keeper = SumKeeper(self._codec)
+        await self._run_step(step, keeper)
+        return keeper.result
+
+    def _divide(self, num_values: int, listeners: Set[PeerId]) -> None:
+        listening = {i for i, member in enumerate(self._members) if member in listeners}
+        self._division = Division(num_values, len(self._members), listening)
+
+    async def _run_step(self, step: StepNumber, coder: _Coder) -> None:
+        self._failure, self._coder = None, coder
         try:
-            self._apply(self._machine.begin(step, division))
+            self._apply(self._machine.begin(step, self._division))
             await self._settled()
         finally:
             self._coder = None
-        return coder.result
 
     async def _settled(self) -> None:
         while not self._machine.is_settled:
@@ -243,7 +276,9 @@ class GradientReducer:
             )
         check_reduce_hello(self._hello, hello, hello.peer_id)
         await stream.send(reduce_to_wire(self._hello))
-        await self._links[self._members.index(hello.peer_id)].serve(stream)
+        member = self._members.index(hello.peer_id)
+        self._told_values[member] = hello.num_values
+        await self._links[member].serve(stream)
 
     async def _converse(self, member: int, channel: Channel, greeted: Callable[[], None]) -> None:
         stream = channel.open(ALL_REDUCE)
@@ -251,6 +286,7 @@ class GradientReducer:
         theirs = await receive_reduce_hello(stream)
         check_reduce_hello(self._hello, theirs, self._members[member])
         greeted()
+        self._told_values[member] = theirs.num_values
         await self._links[member].serve(stream)
 
     def _events(self, member: int) -> LinkEvents:

@@ -256,6 +256,7 @@ class StageAttempt:
             layers=stage.layers,
             members=stage.peers,
             own=self._context.peer_id,
+            num_values=self._engine.num_values,
             residuals=self._state.residuals,
             pool=self._context.codecs,
             directory=self._context.directory,

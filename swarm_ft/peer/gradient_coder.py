@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from swarm_ft.codec.base import peak_of
 from swarm_ft.codec.gradient_pieces import PieceCodec
-from swarm_ft.errors import BadFrame, NonFinite
+from swarm_ft.errors import BadFrame, NonFinite, OutOfTurn
 from swarm_ft.ids import StepNumber
 from swarm_ft.peer.residuals import StepResiduals
 from swarm_ft.protocol.frame import EncodedTensor
@@ -27,6 +28,21 @@ class BadPiece:
 
     member: int
     error: BadFrame
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedSum:
+    """The sum of all members' gradients as they encoded it.
+
+    Attributes:
+        pieces: how many values each holds, and the piece; they are known to decode.
+    """
+
+    pieces: tuple[tuple[int, EncodedTensor], ...]
+
+    def decoded(self, codec: PieceCodec) -> Tensor:
+        """What all other members took, bit for bit, float32 [n]."""
+        return torch.cat([codec.decode(tensor, count) for count, tensor in self.pieces])
 
 
 class GradientCoder:
@@ -86,12 +102,12 @@ class GradientCoder:
             self._residuals.set_worker(*where, piece.residual)
         return piece.tensor
 
-    def _sum(self, span: Span, shares: tuple[EncodedTensor, ...]) -> EncodedTensor | BadPiece:
+    def _sum(self, span: Span, shares: Mapping[int, EncodedTensor]) -> EncodedTensor | BadPiece:
         where = span.start, span.stop
         total = torch.zeros(span.num_values)
-        for member, share in enumerate(shares):
+        for member, share in shares.items():
             try:
-                total += self._decoded(span, share, _MAX_SHARE)
+                total += _decoded(self._codec, span, share, _MAX_SHARE)
             except BadFrame as error:
                 return BadPiece(member, error)
         owed = None if self._residuals is None else self._residuals.server(*where)
@@ -103,14 +119,44 @@ class GradientCoder:
 
     def _take(self, span: Span, tensor: EncodedTensor) -> BadPiece | None:
         try:
-            self.result[span.start : span.stop] = self._decoded(span, tensor, _MAX_SUM)
+            self.result[span.start : span.stop] = _decoded(self._codec, span, tensor, _MAX_SUM)
         except BadFrame as error:
             return BadPiece(span.owner, error)
         return None
 
-    def _decoded(self, span: Span, tensor: EncodedTensor, limit: float) -> Tensor:
-        values = self._codec.decode(tensor, span.num_values)
-        peak = peak_of(values)
-        if peak > limit:
-            raise BadFrame(f"piece {span.index}: expected gradients up to {limit:g}, got {peak:g}")
-        return values
+
+class SumKeeper:
+    """One step's sum at a member that listens: checked piece by piece, and kept as it came."""
+
+    def __init__(self, codec: PieceCodec) -> None:
+        self._codec = codec
+        self._kept: dict[int, tuple[int, EncodedTensor]] = {}
+
+    @property
+    def result(self) -> EncodedSum:
+        """The sum, whole once every piece was taken in."""
+        return EncodedSum(tuple(self._kept[index] for index in sorted(self._kept)))
+
+    def work(self, task: PieceTask) -> BadPiece | None:
+        """Take in a sum; whoever listens is asked for nothing else.
+
+        Raises:
+            OutOfTurn: it is.
+        """
+        if not isinstance(task, TakeSum):
+            raise OutOfTurn(f"a member that listens was asked for {task}")
+        span, tensor = task.span, task.tensor
+        try:
+            _decoded(self._codec, span, tensor, _MAX_SUM)
+        except BadFrame as error:
+            return BadPiece(span.owner, error)
+        self._kept[span.index] = span.num_values, tensor
+        return None
+
+
+def _decoded(codec: PieceCodec, span: Span, tensor: EncodedTensor, limit: float) -> Tensor:
+    values = codec.decode(tensor, span.num_values)
+    peak = peak_of(values)
+    if peak > limit:
+        raise BadFrame(f"piece {span.index}: expected gradients up to {limit:g}, got {peak:g}")
+    return values

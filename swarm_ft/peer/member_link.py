@@ -45,7 +45,7 @@ def check_reduce_hello(ours: ReduceHello, theirs: ReduceHello, expected_peer: Pe
     """Whether the other side is that replica, of the same stage in the same attempt of the run.
 
     Raises:
-        RunMismatch: it works by another RunSpec.
+        RunMismatch: it works by another RunSpec, or its gradient has another length.
         OutOfTurn: it is another peer, or at another stage or attempt.
     """
     if theirs.spec_digest != ours.spec_digest:
@@ -57,6 +57,12 @@ def check_reduce_hello(ours: ReduceHello, theirs: ReduceHello, expected_peer: Pe
     got = (theirs.run_id, str(theirs.layers), theirs.attempt, theirs.peer_id)
     if mine != got:
         raise OutOfTurn(f"all-reduce: expected run, layers, attempt, peer {mine}, got {got}")
+    lengths = {hello.num_values for hello in (ours, theirs) if hello.num_values}
+    if len(lengths) > 1:
+        raise RunMismatch(
+            f"run {ours.run_id}, layers {ours.layers}: gradients have {ours.num_values} values "
+            f"here, {theirs.num_values} at peer {theirs.peer_id}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

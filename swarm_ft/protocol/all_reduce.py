@@ -3,6 +3,7 @@
 Member i sums shard i: each other member sends it its share of every piece; once all shares of a
 piece are there they are added up in the order of the members, and the sum goes out to everybody.
 All members, the one that summed included, take the encoded sum, so all end with the same bits.
+Members that listen give no shares and sum nothing; they get every sum.
 
 The machine sees encoded pieces and says what to do; it knows no gRPC, no tensor and no clock. It
 lives as long as one attempt of a run; streams may break and come back under it. Rules:
@@ -11,8 +12,8 @@ lives as long as one attempt of a run; streams may break and come back under it.
 - a share is acknowledged when its piece is summed, a sum when it is taken in;
 - at most a window of each is unacknowledged, so a member holds at most a window of shares from
   each other member, and of its own; encoded sums wait for the slowest, a shard of them at most;
-- shares may come before this member begins the step, and are held; what belongs to an earlier
-  step or attempt is void; anything else ends the stream.
+- shares may come before this member begins the step, and sums where it listens; they are held;
+  what belongs to an earlier step or attempt is void; anything else ends the stream.
 """
 
 from __future__ import annotations
@@ -94,6 +95,7 @@ class AllReduce:
         self._num_members = num_members
         self._step = StepNumber(-1)
         self._spans: tuple[Span, ...] = ()
+        self._givers: tuple[int, ...] = ()
         self._others = {i: _Other() for i in range(num_members) if i != own}
         self._to_encode: dict[int, deque[Span]] = {}
         self._open_shares: dict[int, set[int]] = {}
@@ -107,6 +109,10 @@ class AllReduce:
         outboxes = (box for other in self._others.values() for box in other.outboxes.values())
         return len(self._done) == len(self._spans) and not any(map(len, outboxes))
 
+    @property
+    def _gives(self) -> bool:
+        return self._own in self._givers
+
     # ---- what this member does
 
     def begin(self, step: StepNumber, division: Division) -> Effects:
@@ -117,12 +123,12 @@ class AllReduce:
         """
         if step <= self._step:
             raise OutOfTurn(f"all-reduce of step {step} in this attempt: {self._step} has begun")
-        self._step, self._spans = step, division.spans
+        self._step, self._spans, self._givers = step, division.spans, division.givers
         for held in (self._encoded, self._shares, self._done):
             held.clear()
         self._to_encode = {i: deque() for i in range(self._num_members)}
         self._open_shares = {i: set() for i in range(self._num_members)}
-        for span in self._spans:
+        for span in self._spans if self._gives else ():
             self._to_encode[span.owner].append(span)
         effects: Effects = []
         for member, other in self._others.items():
@@ -145,7 +151,8 @@ class AllReduce:
         effects: Effects = []
         for member, other in self._others.items():
             other.shares.discard(span.index)
-            effects.append(Transmit(member, PieceAck(self._key(Phase.SHARE, span.index))))
+            if member in self._givers:
+                effects.append(Transmit(member, PieceAck(self._key(Phase.SHARE, span.index))))
             effects += self._put(member, Phase.SUM, span.index, tensor)
         return effects + self._encode_more()
 
@@ -199,13 +206,14 @@ class AllReduce:
                 raise OutOfTurn(f"{message.peer_id} said hello twice")
 
     def _hold(self, member: int, piece: GradientPiece) -> Effects:
-        # Another member may hear of a step before we do; its window bounds how far it can go. No
-        # sum can be early, since it takes this member's share.
-        early = self._others[member].early
-        if piece.key.phase is not Phase.SHARE:
-            raise OutOfTurn(f"got a sum of step {piece.key.step} during step {self._step}")
-        if len(early) >= WINDOW_PIECES and piece.key not in early:
-            raise OutOfTurn(f"more than {WINDOW_PIECES} shares arrived before their step began")
+        # Another member may hear of a step before we do; its windows bound how far it can go. A
+        # sum is early only where this member listens, since else it takes this member's share.
+        early, phase = self._others[member].early, piece.key.phase
+        held = sum(key.phase is phase for key in early)
+        if held >= WINDOW_PIECES and piece.key not in early:
+            raise OutOfTurn(
+                f"more than {WINDOW_PIECES} {phase.name.lower()}s arrived before their step began"
+            )
         early[piece.key] = piece
         return []
 
@@ -218,6 +226,8 @@ class AllReduce:
 
     def _share(self, member: int, piece: GradientPiece) -> Effects:
         span, held = self._span(self._own, piece), self._others[member].shares
+        if member not in self._givers:
+            raise OutOfTurn(f"got a share of step {self._step} from a member that listens")
         if span.index in self._done:
             return [Transmit(member, PieceAck(piece.key))]
         if span.index in held:
@@ -229,9 +239,9 @@ class AllReduce:
     def _keep_share(self, member: int, span: Span, tensor: EncodedTensor) -> Effects:
         shares = self._shares.setdefault(span.index, {})
         shares[member] = tensor
-        if len(shares) < self._num_members:
+        if len(shares) < len(self._givers):
             return []
-        return [SumShares(span, tuple(shares[i] for i in range(self._num_members)))]
+        return [SumShares(span, {i: shares[i] for i in self._givers})]
 
     def _sum(self, member: int, piece: GradientPiece) -> Effects:
         span, decoding = self._span(member, piece), self._others[member].sums
@@ -239,7 +249,7 @@ class AllReduce:
             return [Transmit(member, PieceAck(piece.key))]
         if span.index in decoding:
             return []
-        if span.index not in self._encoded:
+        if self._gives and span.index not in self._encoded:
             raise OutOfTurn(f"got the sum of piece {span.index} before this member sent its share")
         _check_window(decoding, "sums")
         decoding.add(span.index)

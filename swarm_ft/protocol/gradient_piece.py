@@ -1,12 +1,14 @@
 """A piece of a stage's gradient on its way between replicas, and who sums which. No torch, no I/O.
 
 The flat gradient of n values is cut into rows of 256, the rows are shared out evenly among the
-members in their order, and each member's share of them, its shard, is cut into pieces. Everybody
-computes the same division from n and the number of members.
+members in their order, and each member's share of them, its shard, is cut into pieces. Members
+that listen, as a newcomer does before it has the weights, sum nothing and have no gradient.
+Everybody computes the same division from n, the number of members and who of them listens.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
@@ -57,13 +59,18 @@ class PieceAck:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReduceHello:
-    """First message of either side."""
+    """First message of either side.
+
+    Attributes:
+        num_values: of the stage's gradient; 0 if this side does not know, since it has no weights.
+    """
 
     run_id: RunId
     spec_digest: bytes
     attempt: Attempt
     peer_id: PeerId
     layers: LayerRange
+    num_values: int = 0
 
 
 ReduceMessage = ReduceHello | GradientPiece | PieceAck
@@ -105,10 +112,14 @@ class EncodeShare:
 
 @dataclass(frozen=True, slots=True)
 class SumShares:
-    """Add up the shares in this order and encode the sum; then say `summed` or `share_refused`."""
+    """Add up the shares in this order and encode the sum; then say `summed` or `share_refused`.
+
+    Attributes:
+        shares: by member.
+    """
 
     span: Span
-    shares: tuple[EncodedTensor, ...]
+    shares: Mapping[int, EncodedTensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,20 +139,25 @@ class Division:
 
     Attributes:
         num_values: of the whole gradient, at least 1.
+        givers: members whose gradients are summed, in order: all that do not listen.
         spans: of all pieces, in order.
     """
 
-    def __init__(self, num_values: int, num_members: int) -> None:
+    def __init__(
+        self, num_values: int, num_members: int, listeners: Set[int] = frozenset()
+    ) -> None:
         self.num_values = num_values
-        self._num_members = num_members
+        self.givers = tuple(i for i in range(num_members) if i not in listeners)
         self.spans: tuple[Span, ...] = ()
-        for owner in range(num_members):
+        for owner in self.givers:
             self.spans += _pieces(*self.shard(owner), owner, len(self.spans))
 
     def shard(self, member: int) -> tuple[int, int]:
-        """The values that a member sums, start and stop; empty where there are few."""
-        rows = -(-self.num_values // ROW_VALUES)
-        start, stop = (rows * i // self._num_members * ROW_VALUES for i in (member, member + 1))
+        """The values that a member sums, start and stop; empty if there are few, or it listens."""
+        if member not in self.givers:
+            return 0, 0
+        rank, rows = self.givers.index(member), -(-self.num_values // ROW_VALUES)
+        start, stop = (rows * i // len(self.givers) * ROW_VALUES for i in (rank, rank + 1))
         return min(start, self.num_values), min(stop, self.num_values)
 
 

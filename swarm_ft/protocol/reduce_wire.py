@@ -24,6 +24,9 @@ from swarm_ft.protocol.gradient_piece import (
 )
 from swarm_ft.protocol.run_wire import layers_from_wire, layers_to_wire
 
+MAX_GRADIENT_VALUES = 1 << 36
+"""Of one stage."""
+
 
 def reduce_wire_bytes(message: pb.ReduceMessage) -> int:
     """Bytes that a message takes on the stream, gRPC's own included."""
@@ -87,6 +90,7 @@ def _hello_to_wire(hello: ReduceHello) -> pb.ReduceHello:
         attempt=hello.attempt,
         peer_id=hello.peer_id,
         layers=layers_to_wire(hello.layers),
+        num_values=hello.num_values,
     )
 
 
@@ -97,4 +101,5 @@ def _hello_from_wire(hello: pb.ReduceHello) -> ReduceHello:
         attempt=Attempt(hello.attempt),
         peer_id=checked_peer_id(hello.peer_id),
         layers=layers_from_wire(hello.layers),
+        num_values=bounded("values of a gradient", hello.num_values, 0, MAX_GRADIENT_VALUES),
     )

@@ -267,6 +267,11 @@ class StageEngine:
             )
         return total
 
+    @property
+    def num_values(self) -> int:
+        """How long `flat_gradient` is."""
+        return self._loaded().num_values
+
     def flat_gradient(self) -> Tensor:
         """All gradients of this stage, float32 [n], parameters by name; zeros where there is none.
 
@@ -310,6 +315,19 @@ class StageEngine:
         self._current()
         self._loaded().apply(clip_factor, learning_rate)
         self._step = None
+
+    def apply_sum(
+        self, step: StepNumber, gradient: Tensor, clip_factor: float, learning_rate: float
+    ) -> None:
+        """Apply a step that others computed, whose flat gradient [n] is known; see `apply`.
+
+        Raises:
+            MalformedMessage: the gradient has another length or dtype.
+            OutOfTurn: not loaded.
+        """
+        self._loaded().set_flat_gradient(gradient)
+        self._step = _Step(step, num_targets=1)
+        self.apply(clip_factor, learning_rate)
 
     def export(self, path: Path) -> int:
         """Write this stage's weights as a safetensors shard, float32, and rename it into place.

@@ -37,6 +37,11 @@ class StageWeights:
         self._synchronised = synchronised
         self._optimizer = _adamw(module, weight_decay)
 
+    @property
+    def num_values(self) -> int:
+        """Of the whole gradient."""
+        return sum(parameter.numel() for parameter in self._by_name())
+
     def zero_grad(self) -> None:
         """Drop all gradients."""
         self._optimizer.zero_grad(set_to_none=True)
@@ -56,7 +61,7 @@ class StageWeights:
     def flat_gradient(self) -> Tensor:
         """All gradients, float32 [n], parameters in the order of their names; zeros for none."""
         parameters = self._by_name()
-        flat = torch.zeros(sum(p.numel() for p in parameters))
+        flat = torch.zeros(self.num_values)
         for part, parameter in zip(_parts(flat, parameters), parameters, strict=True):
             if parameter.grad is not None:
                 part.copy_(parameter.grad)
@@ -69,10 +74,9 @@ class StageWeights:
             MalformedMessage: of another length or dtype.
         """
         parameters = self._by_name()
-        count = sum(p.numel() for p in parameters)
-        if gradient.shape != (count,) or gradient.dtype != torch.float32:
+        if gradient.shape != (self.num_values,) or gradient.dtype != torch.float32:
             raise MalformedMessage(
-                f"stage: expected a float32 gradient [{count}], "
+                f"stage: expected a float32 gradient [{self.num_values}], "
                 f"got {gradient.dtype} {list(gradient.shape)}"
             )
         for part, parameter in zip(_parts(gradient, parameters), parameters, strict=True):

@@ -189,7 +189,20 @@ class TinyEngine:
             tallies = {b: tuple(block.tally.tolist()) for b, block in self._blocks.items()}
             self._watcher.applied(Applied(self, step.number, tallies, self.weights()))
 
+    def apply_sum(
+        self, step: StepNumber, gradient: Tensor, clip_factor: float, learning_rate: float
+    ) -> None:
+        """See `StageEngine`."""
+        self.set_flat_gradient(gradient)
+        self._step = _Step(step)
+        self.apply(clip_factor, learning_rate)
+
     # ---- what is exchanged, and the result
+
+    @property
+    def num_values(self) -> int:
+        """See `StageEngine`."""
+        return sum(len(b.gradient) + len(b.tally) for b in self._loaded().values())
 
     def flat_gradient(self) -> Tensor:
         """See `StageEngine`; every block's gradient and tally."""

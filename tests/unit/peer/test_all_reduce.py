@@ -77,7 +77,7 @@ def error(got, expected):
 class Group:
     """Replicas at work; each is served under its own name."""
 
-    def __init__(self, spec, names, pool, transport, residuals, attempt):
+    def __init__(self, spec, names, pool, transport, residuals, attempt, listeners):
         self.directory = StaticDirectory(Board(), ManualClock())
         self.residuals = residuals or [Residuals() for _ in names]
         self.reducers = [
@@ -88,6 +88,7 @@ class Group:
                 layers=LAYERS,
                 members=names,
                 own=name,
+                num_values=0 if name in listeners else N,
                 residuals=own,
                 pool=pool,
                 directory=self.directory,
@@ -108,6 +109,20 @@ class Group:
             assert torch.equal(result.view(torch.int32), results[0].view(torch.int32))
         return results[0]
 
+    async def reduce_among(self, step, values, listeners, codec):
+        """As `reduce`, while some listen: what they kept is decoded, and checked too."""
+
+        async def work(reducer, value):
+            if reducer._hello.peer_id in listeners:
+                return (await reducer.listen(step, set(listeners))).decoded(codec)
+            return await reducer.reduce(step, value, set(listeners))
+
+        pairs = zip(self.reducers, values, strict=True)
+        results = await asyncio.gather(*(work(*pair) for pair in pairs))
+        for result in results[1:]:
+            assert torch.equal(result.view(torch.int32), results[0].view(torch.int32))
+        return results[0]
+
     def commit(self):
         for residuals in self.residuals:
             residuals.commit()
@@ -118,9 +133,12 @@ def at_work(make_spec, pool, transport):
     """`async with at_work("abc", dp="q4")`: a member a letter."""
 
     @asynccontextmanager
-    async def start(names, *, dp="none", dialling=transport, residuals=None, attempt=1):
+    async def start(
+        names, *, dp="none", dialling=transport, residuals=None, attempt=1, listeners=()
+    ):
         names = tuple(names)
-        group = Group(make_spec(dp_codec=dp), names, pool, dialling, residuals, attempt)
+        spec = make_spec(dp_codec=dp)
+        group = Group(spec, names, pool, dialling, residuals, attempt, listeners)
         servers = []
         for name, reducer in zip(names, group.reducers, strict=True):
 
@@ -412,6 +430,7 @@ class Site:
             layers=LAYERS,
             members=("a", "b"),
             own=own,
+            num_values=N,
             residuals=Residuals(),
             pool=pool,
             directory=self.directory,
@@ -657,10 +676,13 @@ ATTACKS = {
         OutOfTurn,
         "before their step",
     ),
-    "an early sum": (
-        lambda d: [piece(Phase.SUM, d.spans[0], torch.ones(N), step=1)],
+    "more early sums than a window": (
+        lambda d: [
+            GradientPiece(PieceKey(1, 1 + i, Phase.SUM, 0), share_of(d, 0).tensor)
+            for i in range(WINDOW_PIECES + 1)
+        ],
         OutOfTurn,
-        "a sum of step 1",
+        "more than 32 sums arrived before their step",
     ),
 }
 
@@ -825,4 +847,53 @@ def test_the_hello_names_what_both_sides_must_agree_on():
         "attempt",
         "peer_id",
         "layers",
+        "num_values",
     }
+
+
+# ---- members that listen
+
+
+@pytest.mark.parametrize("dp", ["none", "q4"])
+@pytest.mark.parametrize(("names", "listeners"), [("ab", "b"), ("ab", "a"), ("abcd", "ac")])
+async def test_a_listener_keeps_the_bits_that_all_others_take(at_work, names, listeners, dp):
+    values = gradients(len(names))
+    given = [v for name, v in zip(names, values, strict=True) if name not in listeners]
+    codec = PLAIN if dp == "none" else Q4
+    async with at_work(names, dp=dp, listeners=listeners) as group:
+        for step in range(3):
+            total = await group.reduce_among(step, values, listeners, codec)
+            assert error(total, plain_sum(given)) < (1e-6 if dp == "none" else 0.2)
+            group.commit()
+
+
+async def test_who_listened_gives_its_gradient_as_soon_as_it_has_one(at_work):
+    values = gradients(3)
+    async with at_work("abc", listeners="b") as group:
+        first = await group.reduce_among(0, values, "b", PLAIN)
+        assert torch.equal(first, values[0] + values[2])
+        assert torch.equal(await group.reduce(1, values), plain_sum(values))
+
+
+async def test_nobody_can_listen_where_nobody_has_weights(at_work):
+    async with at_work("ab", listeners="ab") as group:
+        await group.connected()
+        with pytest.raises(OutOfTurn, match="nobody here has weights"):
+            await group.reducers[0].listen(0, {"a", "b"})
+
+
+async def test_members_whose_gradients_have_other_lengths_do_not_meet(site):
+    hand = Hand(site.open())
+    await hand.say(replace(site.hello, num_values=N + 1))
+    with pytest.raises(RunMismatch, match=f"{N} values here, {N + 1} at peer a"):
+        await hand.fails()
+
+
+async def test_a_member_that_listens_cannot_give_a_share(site, division):
+    alone = Division(N, 2, {0})
+    summing = asyncio.create_task(site.reducer.reduce(0, gradients(2)[1], {"a"}))
+    hand = await site.call()
+    with pytest.raises(OutOfTurn, match="from a member that listens"):
+        await hand.fails(piece(Phase.SHARE, alone.spans[0], torch.ones(N)))
+    summing.cancel()
+    await asyncio.gather(summing, return_exceptions=True)

@@ -41,3 +41,14 @@ def test_a_shard_is_cut_into_full_pieces_and_a_rest(num_values, pieces):
     sizes = [span.num_values for span in Division(num_values, 1).spans]
     assert len(sizes) == pieces
     assert all(size == PIECE for size in sizes[:-1])
+
+
+def test_members_that_listen_sum_nothing_and_the_others_share_it_out_as_if_alone():
+    division, alone = Division(9 * PIECE + 7, 4, {0, 2}), Division(9 * PIECE + 7, 2)
+    assert division.givers == (1, 3)
+    assert [division.shard(member) for member in (0, 2)] == [(0, 0), (0, 0)]
+    assert [division.shard(member) for member in (1, 3)] == [alone.shard(i) for i in range(2)]
+    owners = {0: 1, 1: 3}
+    for span, other in zip(division.spans, alone.spans, strict=True):
+        assert (span.index, span.start, span.stop) == (other.index, other.start, other.stop)
+        assert span.owner == owners[other.owner]

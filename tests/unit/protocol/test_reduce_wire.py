@@ -16,7 +16,12 @@ from swarm_ft.protocol.gradient_piece import (
     ReduceHello,
 )
 from swarm_ft.protocol.layers import LayerRange
-from swarm_ft.protocol.reduce_wire import reduce_from_wire, reduce_to_wire, reduce_wire_bytes
+from swarm_ft.protocol.reduce_wire import (
+    MAX_GRADIENT_VALUES,
+    reduce_from_wire,
+    reduce_to_wire,
+    reduce_wire_bytes,
+)
 
 property_test = settings(derandomize=True, deadline=None, max_examples=100)
 u32 = st.integers(0, 2**32 - 1)
@@ -36,6 +41,7 @@ hellos = st.builds(
     attempt=u32,
     peer_id=names,
     layers=st.integers(0, 4095).map(lambda start: LayerRange(start, 4096)),
+    num_values=st.integers(0, MAX_GRADIENT_VALUES),
 )
 messages = st.one_of(
     hellos, st.builds(GradientPiece, key=keys, tensor=tensors), st.builds(PieceAck, keys)
@@ -84,6 +90,7 @@ def changed(message, path, value):
         (HELLO, "hello.peer_id", "x" * 65, "peer id: expected 1 to 64"),
         (HELLO, "hello.spec_digest", b"short", "RunSpec digest: expected 16 bytes, got 5"),
         (HELLO, "hello.layers", None, "layers' stop: expected 1 to 4096, got 0"),
+        (HELLO, "hello.num_values", MAX_GRADIENT_VALUES + 1, "values of a gradient: expected 0"),
         (HELLO, "hello.layers.start", 2, "layers' start: expected 0 to 1, got 2"),
         (PIECE, "piece.key", None, "phase of an all-reduce: expected 1 to 2, got 0"),
         (PIECE, "piece.key.phase", 3, "phase of an all-reduce: expected 1 to 2, got 3"),
