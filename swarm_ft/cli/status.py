@@ -46,7 +46,10 @@ def _document(found: SwarmStatus) -> dict[str, object]:
             "steps": run.committed_steps,
             "num_steps": run.spec.train.num_steps,
             "bytes": kind_fields(run.sent),
-            "stages": [{"peer": s.peer_id, "layers": str(s.layers)} for s in run.stages],
+            "stages": [
+                {"peer": s.peer_id, "layers": str(s.layers), "joining": s.peer_id in run.joining}
+                for s in run.stages
+            ],
         }
         for run in found.runs
     ]
@@ -65,5 +68,6 @@ def _lines(found: SwarmStatus) -> Iterator[str]:
         counted = f"step {run.committed_steps}/{run.spec.train.num_steps}"
         yield f"run {run.run_id}  {run.phase.name.lower()}  {counted}  {run.detail}".rstrip()
         for stage in stages_of(run.stages):
-            yield f"  layers {stage.layers}  {', '.join(stage.peers)}"
+            names = (f"{p} (joining)" if p in run.joining else p for p in stage.peers)
+            yield f"  layers {stage.layers}  {', '.join(names)}"
         yield from (f"  {line}" for line in kind_lines(run.sent))

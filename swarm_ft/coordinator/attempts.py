@@ -16,18 +16,20 @@ from swarm_ft.coordinator.membership import (
     settled,
     takers_of,
     with_newcomers,
+    with_taken,
 )
 from swarm_ft.coordinator.state import Run
 from swarm_ft.coordinator.turn import Turn
 from swarm_ft.ids import NO_ATTEMPT, Attempt, PeerId, StepNumber
 from swarm_ft.protocol.coordinator_messages import Assign, ReleaseStage, TakeStage
-from swarm_ft.protocol.peer_messages import StageOffered, StepReady
+from swarm_ft.protocol.peer_messages import StageOffered, StageTaken, StepReady
 from swarm_ft.protocol.status import RunPhase
 from swarm_ft.protocol.traffic import ByteCounts
 
 
 def interrupt(turn: Turn, run: Run) -> None:
     """The present attempt cannot go on; `advance` starts the next when it can."""
+    run = with_taken(run)
     nothing: MappingProxyType[PeerId, StepReady] = MappingProxyType({})
     turn.put(replace(run, phase=RunPhase.WAITING, notice="", loaded=frozenset(), ready=nothing))
 
@@ -51,22 +53,35 @@ def release(turn: Turn, run: Run, reason: str) -> None:
             turn.say(peer, ReleaseStage(run_id=run.run_id, reason=reason))
 
 
-def stage_offered(turn: Turn, run: Run, peer_id: PeerId, offer: StageOffered) -> None:
-    """Pass the first offer on to the stage's takers; the other donors have the same bytes."""
-    stage = next(stage for stage in run.pipeline if peer_id in stage.peers)
-    takers = set(takers_of(turn.state, run)) & set(stage.peers)
-    is_first = run.phase is RunPhase.LOADING and stage.layers not in run.offered
-    if peer_id in takers or not is_first:
+def handed_over(turn: Turn, run: Run, peer_id: PeerId, message: StageOffered | StageTaken) -> None:
+    """A donor offers its stage's state, or a taker has it."""
+    match message:
+        case StageOffered():
+            _offered(turn, run, peer_id, message)
+        case StageTaken():
+            _taken(turn, run, peer_id, message)
+
+
+def _offered(turn: Turn, run: Run, peer_id: PeerId, offer: StageOffered) -> None:
+    """Pass the first offer on to the takers it is for; the other donors have the same bytes."""
+    takers = [t for t in run.takers if t.step == offer.step and peer_id in t.donors]
+    for taker in takers:
+        if taker.peer_id in run.told:
+            continue
+        donors = (peer_id, *(donor for donor in taker.donors if donor != peer_id))
+        turn.say(
+            taker.peer_id,
+            TakeStage(run_id=run.run_id, attempt=run.attempt, digest=offer.digest, donors=donors),
+        )
+    turn.keep(replace(run, told=run.told | {taker.peer_id for taker in takers}))
+
+
+def _taken(turn: Turn, run: Run, peer_id: PeerId, message: StageTaken) -> None:
+    """A taker has its stage, and from the next plan on computes."""
+    if peer_id in run.taken or all(taker.peer_id != peer_id for taker in run.takers):
         return
-    turn.keep(replace(run, offered=run.offered | {stage.layers}))
-    donors = tuple(peer for peer in stage.peers if peer not in takers)
-    first_donors = (peer_id, *(donor for donor in donors if donor != peer_id))
-    take = TakeStage(
-        run_id=run.run_id, attempt=run.attempt, digest=offer.digest, donors=first_donors
-    )
-    for taker in stage.peers:
-        if taker in takers:
-            turn.say(taker, take)
+    taken = run.taken | {peer_id}
+    turn.keep(replace(run, taken=taken, state_bytes=run.state_bytes + message.state_bytes))
 
 
 def _dismiss_misfits(turn: Turn, run: Run) -> None:
@@ -79,6 +94,7 @@ def _dismiss_misfits(turn: Turn, run: Run) -> None:
 
 
 def _resume(turn: Turn, run: Run) -> None:
+    run = with_taken(run)  # somebody may have caught up since the last attempt ended
     kept = settled(turn.state, run, turn.now_s)
     if kept is None:
         _place(turn, go_back(turn, run))
@@ -104,6 +120,7 @@ def go_back(turn: Turn, run: Run) -> Run:
         run,
         stages=(),
         holds=MappingProxyType({}),
+        takers=(),
         away_since_s=MappingProxyType({}),
         exported=frozenset(),
         committed_steps=step,
@@ -142,8 +159,9 @@ def _assign(turn: Turn, run: Run, *, fresh: bool) -> None:
         phase=RunPhase.LOADING,
         detail="peers load their stages",
         attempt=Attempt(run.attempt + 1),
+        takers=() if fresh else tuple(takers_of(turn.state, run)),
         loaded=frozenset(),
-        offered=frozenset(),
+        told=frozenset(),
         ready=MappingProxyType({}),
         done=MappingProxyType({}),
         away_since_s=MappingProxyType({}),
@@ -165,7 +183,7 @@ def _assignment(turn: Turn, run: Run, *, fresh: bool) -> Assign:
         committed_steps=run.committed_steps,
         fresh=fresh,
         spec_digest=run.spec.digest(),
-        takers=() if went_back else takers_of(turn.state, run),
+        takers=run.takers,
         saved=run.snapshot.stages if went_back and run.snapshot else (),
         last_attempt=run.last_commit.attempt if run.last_commit else NO_ATTEMPT,
     )

@@ -10,30 +10,33 @@ from types import MappingProxyType
 
 from swarm_ft.coordinator import attempts, results, saving
 from swarm_ft.coordinator.effects import CommitRecord, PlanRecord
-from swarm_ft.coordinator.membership import with_newcomers
+from swarm_ft.coordinator.membership import (
+    caught_up_in_words,
+    joining_in_words,
+    with_newcomers,
+    with_taken,
+)
 from swarm_ft.coordinator.state import Run
 from swarm_ft.coordinator.steps import commit_step, plan_step, tokens_for
 from swarm_ft.coordinator.turn import Turn
 from swarm_ft.ids import PeerId
-from swarm_ft.protocol.coordinator_messages import ExportStage
+from swarm_ft.protocol.coordinator_messages import ExportStage, ReleaseStage
 from swarm_ft.protocol.peer_messages import StageReady, StepReady
 from swarm_ft.protocol.status import RunPhase
 
 
 def stage_ready(turn: Turn, run: Run, peer_id: PeerId, ready: StageReady) -> None:
-    """A peer has its stage; with the last one the first uncommitted step begins."""
+    """A peer has its stage, or listens; with the last one the first uncommitted step begins."""
     if run.phase is not RunPhase.LOADING:
         return
-    holds = {**run.holds, peer_id: run.committed_steps}
-    run = replace(
-        run,
-        loaded=run.loaded | {peer_id},
-        done=MappingProxyType({**run.done, peer_id: ready.done}),
-        holds=MappingProxyType(holds),
-        state_bytes=run.state_bytes + (ready.state_bytes if peer_id not in run.loaded else 0),
-    )
+    done = MappingProxyType({**run.done, peer_id: ready.done})
+    run = replace(run, loaded=run.loaded | {peer_id}, done=done)
+    if peer_id not in run.listeners:
+        holds = {**run.holds, peer_id: run.committed_steps}
+        run = replace(run, holds=MappingProxyType(holds))
     if run.loaded >= set(run.peers):
-        run = replace(run, phase=RunPhase.TRAINING, detail="", step_began_s=turn.now_s)
+        run = replace(run, phase=RunPhase.TRAINING, step_began_s=turn.now_s)
+        run = replace(run, detail=joining_in_words(run))
         turn.put(run)
         _plan_or_export(turn, run)
     else:
@@ -62,14 +65,31 @@ def stage_exported(turn: Turn, run: Run, peer_id: PeerId) -> None:
 
 
 def _plan_or_export(turn: Turn, run: Run) -> None:
+    run = _admit(turn, run)
     if run.committed_steps < run.spec.train.num_steps:
         _plan(turn, run)
         return
+    late = run.listeners
+    stages = tuple(stage for stage in run.stages if stage.peer_id not in late)
+    run = replace(run, stages=stages, takers=())
     if saving.is_end_due(run):
         run = saving.save(turn, run)
     turn.put(replace(run, phase=RunPhase.EXPORTING, detail="peers write their stages down"))
+    for peer in late:
+        reason = "the run was trained before this peer had caught up"
+        turn.say(peer, ReleaseStage(run_id=run.run_id, reason=reason))
     for peer in run.peers:
         turn.say(peer, ExportStage(run_id=run.run_id))
+
+
+def _admit(turn: Turn, run: Run) -> Run:
+    """Let takers that have caught up compute from the next plan on."""
+    told = caught_up_in_words(run)
+    run = with_taken(run)
+    if told:
+        run = replace(run, detail=told)
+        turn.put(run)
+    return run
 
 
 def _plan(turn: Turn, run: Run) -> None:

@@ -15,6 +15,7 @@ end as CANCELLED or FAILED. Inside TRAINING every step is plan -> run -> ready -
     a replica gets slow        attempt + 1 in which the others take most of its share
     a stage's last one is lost wait for it; then go back to the weights the run began with
     a peer comes (back)        while others load, or when the next step begins: attempt + 1 with it
+    ... and lacks the state    it listens until StageTaken; then the next plan is over it too
 
 Whatever an event makes true is written (Write) before it is said (Say, Publish).
 """
@@ -46,6 +47,7 @@ from swarm_ft.coordinator.membership import (
     refusal_of,
     with_exports_of,
     with_newcomers,
+    without_state,
 )
 from swarm_ft.coordinator.state import Member, Run, SwarmState
 from swarm_ft.coordinator.turn import Turn
@@ -62,6 +64,7 @@ from swarm_ft.protocol.peer_messages import (
     StageOffered,
     StageReady,
     StageSaved,
+    StageTaken,
     StepReady,
 )
 from swarm_ft.protocol.status import RunPhase
@@ -113,8 +116,8 @@ def _peer_said(turn: Turn, peer_id: PeerId, message: FromPeer) -> None:
             _peer_gone(turn, peer_id, "left", away_since_s=-math.inf)
         case StageReady() if run and _is_current(run, peer_id, message):
             commits.stage_ready(turn, run, peer_id, message)
-        case StageOffered() if run and _is_current(run, peer_id, message):
-            attempts.stage_offered(turn, run, peer_id, message)
+        case StageOffered() | StageTaken() if run and _is_current(run, peer_id, message):
+            attempts.handed_over(turn, run, peer_id, message)
         case StepReady() if run and _is_current(run, peer_id, message):
             commits.step_ready(turn, run, peer_id, message)
         case StageFailed() if run and _is_current(run, peer_id, message):
@@ -130,7 +133,9 @@ def _peer_said(turn: Turn, peer_id: PeerId, message: FromPeer) -> None:
 
 
 def _is_current(
-    run: Run, peer_id: PeerId, message: StageReady | StepReady | StageFailed | StageOffered
+    run: Run,
+    peer_id: PeerId,
+    message: StageReady | StageTaken | StepReady | StageFailed | StageOffered,
 ) -> bool:
     named = (message.run_id, message.attempt)
     return named == (run.run_id, run.attempt) and peer_id in run.peers
@@ -145,10 +150,11 @@ def _stage_failed(turn: Turn, run: Run, peer_id: PeerId, error: SwarmError) -> N
         turn.dismiss(peer_id, error)
     elif isinstance(error, OutOfTurn) and run.phase is RunPhase.LOADING:
         # What it holds is not what is known here; start from what is known.
-        holds = {peer: steps for peer, steps in run.holds.items() if peer != peer_id}
-        attempts.interrupt(turn, replace(run, holds=MappingProxyType(holds)))
+        attempts.interrupt(turn, without_state(run, peer_id))
     else:
         # The peer's own trouble (a neighbour it cannot reach): try again, all together.
+        if peer_id in run.listeners and not isinstance(error, Unavailable):
+            run = without_state(run, peer_id)  # a sum is lost, or the state is not one
         detail, not_before_s = f"peer {peer_id}: {error.message}", turn.now_s + RETRY_S
         attempts.interrupt(turn, replace(run, detail=detail, not_before_s=not_before_s))
 
@@ -174,7 +180,8 @@ def _joined(turn: Turn, hello: PeerHello) -> None:
 def _came(turn: Turn, run: Run, hello: PeerHello) -> None:
     """A peer came, or came back: what it holds decides what can be done with it."""
     peer = hello.peer_id
-    holds = {name: steps for name, steps in run.holds.items() if name != peer}
+    run = without_state(run, peer)
+    holds = dict(run.holds)
     if hello.held and missed_last_commit(run, hello.held, peer) and run.last_commit:
         turn.say(peer, run.last_commit)
         holds[peer] = run.committed_steps
@@ -210,6 +217,8 @@ def _peer_gone(turn: Turn, peer_id: PeerId, why: str, *, away_since_s: float) ->
     if run is not None and peer_id in run.peers:
         away = {**run.away_since_s, peer_id: away_since_s}
         detail = loss_in_words(turn.state, run, peer_id, why)
+        if peer_id in run.listeners:
+            run = without_state(run, peer_id)
         attempts.interrupt(turn, replace(run, detail=detail, away_since_s=MappingProxyType(away)))
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from statistics import median
+from types import MappingProxyType
 
 from swarm_ft.coordinator.placement import Placement, fits, place, place_on
 from swarm_ft.coordinator.state import Member, Run, SwarmState
 from swarm_ft.errors import BadLayers, RunMismatch, SwarmError
-from swarm_ft.ids import PeerId
-from swarm_ft.protocol.coordinator_messages import StageAssignment
+from swarm_ft.ids import PeerId, StepNumber
+from swarm_ft.protocol.coordinator_messages import StageAssignment, Taker
 from swarm_ft.protocol.layers import LayerRange
 from swarm_ft.protocol.peer_messages import HeldStage, PeerHello
 from swarm_ft.protocol.status import RunPhase
@@ -74,8 +76,11 @@ def is_wanted(state: SwarmState, peer_id: PeerId, held: HeldStage) -> bool:
 def loss_in_words(state: SwarmState, run: Run, peer_id: PeerId, why: str) -> str:
     """Who of the run is lost, and what happens now if that depends on nobody else."""
     stage = next(stage for stage in run.pipeline if peer_id in stage.peers)
-    others = [peer for peer in stage.peers if peer in state.members and peer != peer_id]
+    busy = {peer for peer in stage.peers if peer in state.members and peer not in run.listeners}
+    others = [peer for peer in stage.peers if peer in busy - {peer_id}]
     told = f"peer {peer_id} (layers {stage.layers}) {why}"
+    if peer_id in run.listeners:
+        return f"{told} before it had caught up"
     return f"{told}; its part goes to {' and '.join(others)}" if others else told
 
 
@@ -145,8 +150,8 @@ def settled(state: SwarmState, run: Run, now_s: float) -> Run | None:
     """The run without peers that nobody needs to wait for: replicas stand in for them.
 
     A peer that is away stays if it may come back and no replica of its stage is there, or as long
-    as peers are gathered. None if a stage has nobody left: its weights are gone, or nobody waits
-    for them any more (`patience_s`).
+    as peers are gathered; who listens stays, and is nobody to wait for. None if a stage has nobody
+    left: its weights are gone, or nobody waits for them any more (`patience_s`).
     """
     grace_s = patience_s(state, run, now_s)
     kept: list[StageAssignment] = []
@@ -158,7 +163,9 @@ def settled(state: SwarmState, run: Run, now_s: float) -> Run | None:
         }
         if not able | expected:
             return None
-        kept += [a for a in run.stages if a.layers == stage.layers and a.peer_id in able | expected]
+        listening = {peer for peer in run.listeners if peer in state.members}
+        staying = able | expected | listening
+        kept += [a for a in run.stages if a.layers == stage.layers and a.peer_id in staying]
     return run if tuple(kept) == run.stages else replace(run, stages=tuple(kept))
 
 
@@ -171,7 +178,9 @@ def _is_able(state: SwarmState, run: Run, peer: PeerId, layers: LayerRange) -> b
 
 
 def _may_return(state: SwarmState, run: Run, peer: PeerId, now_s: float, grace_s: float) -> bool:
-    return peer not in state.members and now_s - run.away_since_s.get(peer, -math.inf) < grace_s
+    if peer in state.members or peer in run.listeners:
+        return False
+    return now_s - run.away_since_s.get(peer, -math.inf) < grace_s
 
 
 def with_newcomers(state: SwarmState, run: Run) -> Run:
@@ -185,12 +194,66 @@ def with_newcomers(state: SwarmState, run: Run) -> Run:
     return run if len(stages) == len(run.stages) else replace(run, stages=tuple(stages))
 
 
-def takers_of(state: SwarmState, run: Run) -> tuple[PeerId, ...]:
-    """Peers of the run that have to take their stage's state from its other replicas."""
-    return tuple(
-        stage.peer_id
+def takers_of(state: SwarmState, run: Run) -> Iterator[Taker]:
+    """Peers of the run that have to take their stage's state from its other replicas.
+
+    Who listens already goes on with what it began, as long as a donor of that state is left.
+    """
+    before = {taker.peer_id: taker for taker in run.takers}
+    for stage in run.pipeline:
+        able = tuple(p for p in stage.peers if _is_able(state, run, p, stage.layers))
+        for peer in stage.peers:
+            if peer not in able:
+                yield _taker(run, peer, able, before.get(peer))
+
+
+def _taker(run: Run, peer: PeerId, able: tuple[PeerId, ...], before: Taker | None) -> Taker:
+    donors = tuple(donor for donor in before.donors if donor in able) if before else ()
+    if before and donors and peer in run.listeners:
+        return replace(before, donors=donors)
+    return Taker(peer_id=peer, step=StepNumber(run.committed_steps), donors=able)
+
+
+def without_state(run: Run, peer: PeerId) -> Run:
+    """The run in which nothing is known of what this peer holds, or has begun to take."""
+    holds = {name: steps for name, steps in run.holds.items() if name != peer}
+    return replace(
+        run,
+        holds=MappingProxyType(holds),
+        takers=tuple(taker for taker in run.takers if taker.peer_id != peer),
+        taken=run.taken - {peer},
+    )
+
+
+def with_taken(run: Run) -> Run:
+    """The run in which takers that have caught up are replicas as all others."""
+    if not run.taken:
+        return run
+    holds = {**run.holds, **dict.fromkeys(run.taken, run.committed_steps)}
+    return replace(
+        run,
+        holds=MappingProxyType(holds),
+        takers=tuple(taker for taker in run.takers if taker.peer_id not in run.taken),
+        taken=frozenset(),
+    )
+
+
+def joining_in_words(run: Run) -> str:
+    """Who takes over while the others train; empty if nobody does."""
+    joining = [stage for stage in run.stages if stage.peer_id in run.listeners]
+    return "; ".join(
+        f"peer {stage.peer_id} joins layers {stage.layers}: it takes over while the others train"
+        for stage in joining
+    )
+
+
+def caught_up_in_words(run: Run) -> str:
+    """Who has caught up; empty if nobody did."""
+    return "; ".join(
+        f"peer {stage.peer_id} (layers {stage.layers}) has caught up at step "
+        f"{run.committed_steps} and computes from now on"
         for stage in run.stages
-        if not _is_able(state, run, stage.peer_id, stage.layers)
+        if stage.peer_id in run.taken
     )
 
 

@@ -35,7 +35,7 @@ def save(turn: Turn, run: Run) -> Run:
     run = replace(run, saving=Snapshot(last_commit=run.last_commit, sent=run.sent))
     turn.keep(run)
     step = StepNumber(run.committed_steps)
-    for stage in run.pipeline:
+    for stage in run.computing:
         turn.say(stage.peers[0], SaveStage(run_id=run.run_id, step=step))
     return run
 

@@ -16,6 +16,7 @@ from swarm_ft.protocol.coordinator_messages import (
     SavedStage,
     Stage,
     StageAssignment,
+    Taker,
     stages_of,
 )
 from swarm_ft.protocol.peer_messages import PeerHello, StepReady
@@ -26,8 +27,6 @@ from swarm_ft.protocol.training_plan import Microbatch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from swarm_ft.protocol.layers import LayerRange
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,7 +93,9 @@ class Run:
         away_since_s: stages' peers that are away, and since when.
         gather_until_s: until then peers that are away are waited for, replicas or not.
         loaded: peers that said StageReady in this attempt.
-        offered: stages whose state newcomers were told to take in this attempt.
+        takers: peers of this attempt that take their stage's state over.
+        told: takers that were told to `TakeStage` in this attempt.
+        taken: takers that said they have it; replicas as all others from the next plan on.
         ready: peers that said StepReady in this attempt and step.
         open_step: the first uncommitted step, once it was planned.
         done: microbatches of it that peers said are done there, at the start of this attempt.
@@ -123,7 +124,9 @@ class Run:
     away_since_s: Mapping[PeerId, float] = field(default_factory=lambda: MappingProxyType({}))
     gather_until_s: float = -math.inf
     loaded: frozenset[PeerId] = frozenset()
-    offered: frozenset[LayerRange] = frozenset()
+    takers: tuple[Taker, ...] = ()
+    told: frozenset[PeerId] = frozenset()
+    taken: frozenset[PeerId] = frozenset()
     ready: Mapping[PeerId, StepReady] = field(default_factory=lambda: MappingProxyType({}))
     open_step: OpenStep | None = None
     done: Mapping[PeerId, frozenset[MicrobatchIndex]] = field(
@@ -161,6 +164,21 @@ class Run:
         return sum(stage_index not in batch.done for batch in own)
 
     @property
+    def listeners(self) -> tuple[PeerId, ...]:
+        """Takers that the others do not wait for: no microbatch passes them.
+
+        Where tied embeddings are synchronised there are none, since what first and last stage add
+        to each other's sums goes past them.
+        """
+        is_tied = self.spec.train.sync_tied_embeddings
+        return () if is_tied else tuple(taker.peer_id for taker in self.takers)
+
+    @property
+    def computing(self) -> tuple[Stage, ...]:
+        """The pipeline without peers that only listen."""
+        return stages_of(self.stages, but=self.listeners)
+
+    @property
     def status(self) -> RunStatus:
         """The run as others see it."""
         return RunStatus(
@@ -172,6 +190,7 @@ class Run:
             spec=self.spec,
             stages=self.stages,
             sent=self.sent,
+            joining=self.listeners,
         )
 
 

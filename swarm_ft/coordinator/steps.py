@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from types import MappingProxyType
 
+from swarm_ft.coordinator.membership import joining_in_words
 from swarm_ft.coordinator.routes import plan_again, plan_microbatches
 from swarm_ft.coordinator.state import OpenStep, Run
 from swarm_ft.ids import PeerId, SampleId, StepNumber
@@ -25,18 +26,24 @@ def plan_step(run: Run) -> tuple[Run, PlanStep]:
 
     What peers have done of it in earlier attempts stays done, and with whom.
     """
-    step, pipeline = StepNumber(run.committed_steps), run.pipeline
+    step, pipeline = StepNumber(run.committed_steps), run.computing
     if run.open_step is None:
         microbatches = plan_microbatches(run.spec.train, step, pipeline, run.seconds)
     else:
         microbatches = plan_again(run.open_step, pipeline, run.done, run.seconds)
-    plan = PlanStep(run_id=run.run_id, attempt=run.attempt, step=step, microbatches=microbatches)
+    plan = PlanStep(
+        run_id=run.run_id,
+        attempt=run.attempt,
+        step=step,
+        microbatches=microbatches,
+        listeners=run.listeners,
+    )
     return replace(run, open_step=OpenStep(microbatches=microbatches, pipeline=pipeline)), plan
 
 
 def tokens_for(run: Run, plan: PlanStep, peer: PeerId) -> tuple[SampleId, ...]:
     """Samples whose tokens a peer needs: inputs at the first stage, targets at the last."""
-    pipeline = run.pipeline
+    pipeline = run.computing
     ends = {0: pipeline[0], len(pipeline) - 1: pipeline[-1]}
     return tuple(
         sample
@@ -56,7 +63,7 @@ def commit_step(run: Run, now_s: float) -> tuple[Run, StepCommitted, CommitStep]
     """
     train, step = run.spec.train, StepNumber(run.committed_steps)
     reports = [run.ready[peer] for peer in run.peers]
-    pipeline = run.pipeline
+    pipeline = run.computing
     # Replicas of a stage have one gradient, so any of them can tell its norm.
     norms = [run.ready[stage.peers[0]].squared_grad_norm for stage in pipeline]
     grad_norm = math.sqrt(math.fsum(norms))
@@ -80,14 +87,16 @@ def commit_step(run: Run, now_s: float) -> tuple[Run, StepCommitted, CommitStep]
         gradients=sum((report.gradients for report in reports), GradientTraffic()),
         state_bytes=run.state_bytes,
     )
+    computing = [peer for stage in pipeline for peer in stage.peers]
     after = replace(
         run,
+        detail=joining_in_words(run),
         ready=MappingProxyType({}),
         open_step=None,
         done=MappingProxyType({}),
         committed_steps=step + 1,
-        holds=MappingProxyType(dict.fromkeys(run.peers, step + 1)),
-        committers=frozenset(run.peers),
+        holds=MappingProxyType(dict.fromkeys(computing, step + 1)),
+        committers=frozenset(computing),
         sent=run.sent + committed.sent,
         state_bytes=0,
         seconds=MappingProxyType(_measured(run)),
@@ -101,7 +110,7 @@ def commit_step(run: Run, now_s: float) -> tuple[Run, StepCommitted, CommitStep]
 def _measured(run: Run) -> dict[PeerId, tuple[float, ...]]:
     """Seconds a microbatch of each peer's last steps, this one included."""
     measured = {}
-    for index, stage in enumerate(run.pipeline):
+    for index, stage in enumerate(run.computing):
         for replica, peer in enumerate(stage.peers):
             count = run.share(index, replica)
             before = run.seconds.get(peer, ())

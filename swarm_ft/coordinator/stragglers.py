@@ -44,7 +44,10 @@ def _seconds_each(run: Run, peer_id: PeerId, alive: PeerAlive) -> float | None:
     It does if what it has not begun yet will take it longer than its whole share ever did.
     """
     usual = run.seconds.get(peer_id, ())
-    index, stage = next((i, s) for i, s in enumerate(run.pipeline) if peer_id in s.peers)
+    place = next(((i, s) for i, s in enumerate(run.computing) if peer_id in s.peers), None)
+    if place is None:
+        return None  # it listens
+    index, stage = place
     if len(stage.peers) == 1 or len(usual) < MEASURED_AT_LEAST or not alive.tasks_begun:
         return None
     tasks_each = 1 if index == len(run.pipeline) - 1 else 2

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from swarm_ft import failpoints
 from swarm_ft.errors import MalformedMessage, OutOfTurn
-from swarm_ft.ids import BlockIndex, MicrobatchIndex, PeerId, StepNumber
+from swarm_ft.ids import BlockIndex, MicrobatchIndex, PeerId
 from swarm_ft.peer.all_reduce import GradientReducer
 from swarm_ft.peer.boundary import Boundary
 from swarm_ft.peer.coder import FrameCoder
@@ -18,6 +18,7 @@ from swarm_ft.peer.neighbours import dialler
 from swarm_ft.peer.progress import StepProgress
 from swarm_ft.peer.stage_state import StageState
 from swarm_ft.peer.step import Passing, StageStep
+from swarm_ft.peer.take_over import TakeOver
 from swarm_ft.peer.tied_embeddings import TiedExchange, exchange_from_last
 from swarm_ft.protocol.boundary_messages import BoundaryHello
 from swarm_ft.protocol.codec_spec import Direction
@@ -28,6 +29,7 @@ from swarm_ft.protocol.pipeline import StageSchedule
 from swarm_ft.protocol.session import WINDOW_FRAMES, BoundarySession
 from swarm_ft.protocol.traffic import GradientTraffic, Traffic
 from swarm_ft.protocol.training_plan import Microbatch
+from swarm_ft.stage.engine import StageEngine
 from swarm_ft.transport.blob import BlobName
 
 
@@ -41,18 +43,29 @@ class StageAttempt:
     """
 
     def __init__(
-        self, context: PeerContext, assign: Assign, state: StageState, *, taken_bytes: int = 0
+        self,
+        context: PeerContext,
+        assign: Assign,
+        state: StageState,
+        take_over: TakeOver | None = None,
     ) -> None:
+        """Connect and compute in `run`.
+
+        Args:
+            context: of the peer.
+            assign: names the attempt.
+            state: the stage; without weights as long as this peer takes it over.
+            take_over: how this peer comes by the stage's state, if it has to.
+        """
         self.assign = assign
-        self._taken_bytes = taken_bytes
+        self._take_over = take_over
         self._context = context
         self._state = state
-        self._engine = state.engine
         self._pipeline = stages_of(assign.stages)
         self._index = next(
             i for i, stage in enumerate(self._pipeline) if context.peer_id in stage.peers
         )
-        self._replica = self._pipeline[self._index].peers.index(context.peer_id)
+        self._computing = self._pipeline
         self._plans: asyncio.Queue[PlanStep] = asyncio.Queue(1)
         self._step: StageStep | None = None
         self._progress: StepProgress | None = None
@@ -60,6 +73,14 @@ class StageAttempt:
         self.upstream = self._boundaries(self._index - 1, Direction.BACKWARD)
         self._downstream = self._boundaries(self._index + 1, Direction.FORWARD)
         self.reducer = self._make_reducer()
+
+    @property
+    def _engine(self) -> StageEngine:
+        return self._state.engine
+
+    @property
+    def _is_behind(self) -> bool:
+        return self._take_over is not None and not self._take_over.has_caught_up
 
     def alive(self) -> PeerAlive:
         """How far this peer is with the step under way."""
@@ -80,7 +101,7 @@ class StageAttempt:
             OutOfTurn: a step is waiting already.
             MalformedMessage: a route names a replica that there is not.
         """
-        check_routes(plan, self._pipeline)
+        check_routes(plan, self._computing_in(plan))
         if self._plans.full():
             raise OutOfTurn(f"step {plan.step} was planned while another one waits")
         self._plans.put_nowait(plan)
@@ -111,6 +132,8 @@ class StageAttempt:
                 group.create_task(dialled.run())
             if self.reducer is not None:
                 group.create_task(self.reducer.run())
+            if self._take_over is not None:
+                group.create_task(self._take_over.run())
             group.create_task(self._work())
 
     async def _work(self) -> None:
@@ -121,7 +144,24 @@ class StageAttempt:
         self._context.say(self._stage_ready())
         while True:
             plan = await self._plans.get()
-            self._context.say(await self._run_step(plan))
+            is_heard = self._context.peer_id in plan.listeners
+            self._context.say(await (self._listen(plan) if is_heard else self._run_step(plan)))
+
+    async def _listen(self, plan: PlanStep) -> StepReady:
+        """Hear the sum of a step that the other replicas compute."""
+        if self._take_over is None or self.reducer is None:
+            raise OutOfTurn(f"step {plan.step}: this peer has the stage, and cannot listen")
+        for boundary in self._all_boundaries():
+            boundary.begin(plan.step, frozenset())
+        total = await self.reducer.listen(plan.step, set(plan.listeners))
+        self._take_over.summed(plan.attempt, plan.step, total)
+        return StepReady(
+            run_id=plan.run_id,
+            attempt=plan.attempt,
+            step=plan.step,
+            squared_grad_norm=0.0,
+            gradients=self.reducer.take_traffic(),
+        )
 
     def _stage_ready(self) -> StageReady:
         progress = self._state.progress
@@ -129,7 +169,6 @@ class StageAttempt:
         return StageReady(
             run_id=self.assign.run_id,
             attempt=self.assign.attempt,
-            state_bytes=self._taken_bytes,
             done=frozenset(progress.done if progress is not None and is_open else ()),
         )
 
@@ -143,12 +182,14 @@ class StageAttempt:
         progress.count(self._take_traffic())
 
     async def _run_step(self, plan: PlanStep) -> StepReady:
+        if self._is_behind:
+            raise OutOfTurn(f"step {plan.step} was planned over a peer that has not caught up")
         step, progress = await self._begin(plan)
         await step.run()
         failpoints.reached("after-backward")
         if self.reducer is not None or self._engine.exchanges_tied_gradient:
             progress.gradient = await run_in(self._context.compute, self._engine.flat_gradient)
-        gradients = await self._reduce(plan.step, progress)
+        gradients = await self._reduce(plan, progress)
         await self._synchronise_tied(plan)
         for boundary in self._all_boundaries():
             await boundary.settled()
@@ -168,7 +209,9 @@ class StageAttempt:
 
     async def _begin(self, plan: PlanStep) -> tuple[StageStep, StepProgress]:
         """Open the step here, with what of it is done by the plan, or nothing."""
-        own = [b for b in plan.microbatches if b.replica_at(self._index) == self._replica]
+        self._computing = self._computing_in(plan)
+        replica = self._computing[self._index].peers.index(self._context.peer_id)
+        own = [b for b in plan.microbatches if b.replica_at(self._index) == replica]
         done = [batch for batch in own if self._index in batch.done]
         progress = self._progress = await self._open(plan, done)
         step = self._make_step(plan, [batch for batch in own if batch not in done], progress)
@@ -193,6 +236,10 @@ class StageAttempt:
         num_samples = sum(len(batch.samples) for batch in plan.microbatches)
         num_targets = num_samples * (self.assign.spec.train.seq_length - 1)
         return await self._state.begin_step(plan.step, num_targets)
+
+    def _computing_in(self, plan: PlanStep) -> tuple[Stage, ...]:
+        """The pipeline without peers that only listen to this step."""
+        return stages_of(self.assign.stages, but=plan.listeners)
 
     def _make_step(
         self, plan: PlanStep, batches: list[Microbatch], progress: StepProgress
@@ -230,7 +277,7 @@ class StageAttempt:
         """The boundary that each microbatch passes on its way to or from stage `index`."""
         if not boundaries:
             return {}
-        peers = self._pipeline[index].peers
+        peers = self._computing[index].peers
         return {batch.index: boundaries[peers[batch.replica_at(index)]] for batch in batches}
 
     def _all_boundaries(self) -> tuple[Boundary, ...]:
@@ -256,7 +303,7 @@ class StageAttempt:
             layers=stage.layers,
             members=stage.peers,
             own=self._context.peer_id,
-            num_values=self._engine.num_values,
+            num_values=0 if self._is_behind else self._engine.num_values,
             residuals=self._state.residuals,
             pool=self._context.codecs,
             directory=self._context.directory,
@@ -264,11 +311,11 @@ class StageAttempt:
             clock=self._context.clock,
         )
 
-    async def _reduce(self, step: StepNumber, progress: StepProgress) -> GradientTraffic:
+    async def _reduce(self, plan: PlanStep, progress: StepProgress) -> GradientTraffic:
         """Sum this stage's gradients over its replicas, all of which end with the same bits."""
         if self.reducer is None or progress.gradient is None:
             return GradientTraffic()
-        total = await self.reducer.reduce(step, progress.gradient)
+        total = await self.reducer.reduce(plan.step, progress.gradient, set(plan.listeners))
         await run_in(self._context.compute, self._engine.set_flat_gradient, total)
         return self.reducer.take_traffic()
 
@@ -302,9 +349,10 @@ class StageAttempt:
 
     def _tied_to(self) -> list[PeerId]:
         """First-stage replicas that this last-stage replica dials; somebody dials each."""
-        firsts, num_lasts = self._pipeline[0].peers, len(self._pipeline[-1].peers)
-        own = [peer for i, peer in enumerate(firsts) if i % num_lasts == self._replica]
-        return own or [firsts[self._replica % len(firsts)]]
+        firsts, lasts = self._pipeline[0].peers, self._pipeline[-1].peers
+        replica = lasts.index(self._context.peer_id)
+        own = [peer for i, peer in enumerate(firsts) if i % len(lasts) == replica]
+        return own or [firsts[replica % len(firsts)]]
 
     # ---- boundaries
 
@@ -343,6 +391,10 @@ class StageAttempt:
 
 def check_routes(plan: PlanStep, pipeline: Sequence[Stage]) -> None:
     """Whether every microbatch passes a replica of every stage.
+
+    Args:
+        plan: with routes over the replicas that compute.
+        pipeline: of these.
 
     Raises:
         MalformedMessage: one does not.

@@ -40,6 +40,11 @@ class EncodedSum:
 
     pieces: tuple[tuple[int, EncodedTensor], ...]
 
+    @property
+    def num_bytes(self) -> int:
+        """Of all pieces."""
+        return sum(len(tensor.payload) for _, tensor in self.pieces)
+
     def decoded(self, codec: PieceCodec) -> Tensor:
         """What all other members took, bit for bit, float32 [n]."""
         return torch.cat([codec.decode(tensor, count) for count, tensor in self.pieces])

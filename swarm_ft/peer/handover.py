@@ -7,7 +7,7 @@ lies is found out. So it is with snapshots, whose digests the coordinator keeps.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from pathlib import Path
 
 from swarm_ft import failpoints
@@ -23,7 +23,7 @@ from swarm_ft.snapshots.store import SnapshotStore
 
 
 class Handover:
-    """This peer's part, as donor or as newcomer; one shard at a time.
+    """This peer's part, as donor or as newcomer.
 
     Args:
         folder: for files that lie there only meanwhile.
@@ -41,24 +41,20 @@ class Handover:
         self._folder = folder
         self._spec_digest = spec_digest
         self._snapshots = snapshots
-        self._offered: tuple[ShardName, OfferedShard] | None = None
+        self._offered: dict[ShardName, OfferedShard] = {}
 
     def find(self, name: ShardName) -> OfferedShard | None:
         """The shard of that name, if it is offered."""
-        if self._offered is None or self._offered[0] != name:
-            return None
-        return self._offered[1]
+        return self._offered.get(name)
 
     async def offer(self, name: ShardName, contents: ShardContents) -> OfferedShard:
-        """Save a state, and give it to whoever asks, until `close` or the next offer.
+        """Save a state, and give it to whoever asks, until `close`.
 
         Raises:
             Unavailable: the disk does not take it (now).
         """
-        self.close()
         path = await asyncio.to_thread(write_shard, self._folder, name, self._spec_digest, contents)
-        offered = await asyncio.to_thread(offer, path)
-        self._offered = name, offered
+        offered = self._offered[name] = await asyncio.to_thread(offer, path)
         return offered
 
     async def fetch(
@@ -116,11 +112,10 @@ class Handover:
         path = await asyncio.to_thread(store.fetch_shard, manifest, name.layers, self._folder)
         return await asyncio.to_thread(read_shard, path, name, self._spec_digest)
 
-    def close(self) -> None:
-        """Offer nothing any more."""
-        if self._offered is not None:
-            self._offered[1].path.unlink(missing_ok=True)
-            self._offered = None
+    def close(self, *, but: Set[ShardName] = frozenset()) -> None:
+        """Offer nothing any more, or nothing but these."""
+        for name in self._offered.keys() - but:
+            self._offered.pop(name).path.unlink(missing_ok=True)
 
     def _store(self) -> SnapshotStore:
         if self._snapshots is None:

@@ -79,7 +79,7 @@ class StageHost:
         self._shard_dir = shard_dir
         self._state = StageState(context, run_id, spec, make_engine)
         handover = Handover(context, shard_dir, spec.digest(), snapshots)
-        self._exchange = StateExchange(context, self._state, handover)
+        self._exchange = StateExchange(context, self._state, handover, shard_dir)
         self._attempt: StageAttempt | None = None
         self._task: asyncio.Task[None] | None = None
         self._assigned = Attempt(-1)
@@ -103,6 +103,8 @@ class StageHost:
     @property
     def held(self) -> HeldStage | None:
         """What to tell a coordinator that does not know; None before the stage is loaded."""
+        if self._exchange.is_behind:
+            return None
         return self._state.held(exported=self.has_result)
 
     # ---- what the coordinator says
@@ -110,7 +112,6 @@ class StageHost:
     async def assign(self, assign: Assign) -> None:
         """Drop the present attempt and start another."""
         await self.stop()
-        self._exchange.expect(assign.attempt)
         self._assigned = assign.attempt
         self._attempt_changed.set()
         self._task = asyncio.create_task(self._work(assign))
@@ -126,6 +127,7 @@ class StageHost:
     def plan(self, plan: PlanStep) -> None:
         """Run a step of the present attempt; one of an older attempt is void."""
         if self._attempt is not None and plan.attempt == self._attempt.assign.attempt:
+            self._exchange.planned(plan)
             self._attempt.plan(plan)
 
     async def commit(self, commit: CommitStep) -> None:
@@ -135,7 +137,11 @@ class StageHost:
             OutOfTurn: the step is not the next one, or its gradients are not here.
         """
         before = self._state.committed_steps
-        await self._state.commit(commit)
+        taking = self._exchange.take_over
+        if taking is not None and taking.expects(commit):
+            await taking.commit(commit)
+        else:
+            await self._state.commit(commit)
         if self._state.committed_steps > before:
             self._tell_progress()
 
@@ -197,8 +203,15 @@ class StageHost:
             self._attempt = None
 
     async def _prepare(self, assign: Assign) -> None:
-        """Have the stage as of the last commit, and offer it to those who have not."""
+        """Have the stage as of the last commit, or listen; offer it to those who have not."""
+        await self._state.at_rest()
         layers = next(s.layers for s in assign.stages if s.peer_id == self._context.peer_id)
+        self._exchange.follow(assign, layers)
+        if self._exchange.take_over is not None:
+            self._shard = None
+            if assign.spec.train.sync_tied_embeddings:
+                await self._exchange.take_over.run()
+            return
         if self._exchange.is_outdated(assign, layers):
             await self._state.load(layers)
             self._shard = None
@@ -211,8 +224,7 @@ class StageHost:
         await self._exchange.offer(assign, layers)
 
     def _attempt_of(self, assign: Assign) -> StageAttempt:
-        taken_bytes = self._exchange.pop_taken_bytes()
-        self._attempt = StageAttempt(self._context, assign, self._state, taken_bytes=taken_bytes)
+        self._attempt = StageAttempt(self._context, assign, self._state, self._exchange.take_over)
         self._attempt_changed.set()
         return self._attempt
 

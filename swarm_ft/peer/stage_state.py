@@ -112,17 +112,28 @@ class StageState:
 
     async def load(self, layers: LayerRange) -> None:
         """Make it the stage as the run began with it."""
+        await self.at_rest()
+        self.drop()
+        await self.prepare(layers)
+
+    async def prepare(self, layers: LayerRange) -> None:
+        """Load the engine, if there is none; buffers and residuals stay the objects they are."""
         async with self._one_change:
-            self._engine = None
-            engine = await run_in(self._context.compute, self._make_engine, self._spec, layers)
-            await run_in(self._context.compute, engine.load)
-            self._engine = engine
-            self._reset()
-        logger.info("run %s: loaded layers %s", self._run_id, layers)
+            if self._engine is None:
+                engine = await run_in(self._context.compute, self._make_engine, self._spec, layers)
+                await run_in(self._context.compute, engine.load)
+                self._engine = engine
+                logger.info("run %s: loaded layers %s", self._run_id, layers)
 
     def drop(self) -> None:
         """Let go of everything."""
         self._engine = None
+        self._reset()
+
+    async def at_rest(self) -> None:
+        """Wait for a change under way: one whose caller was cancelled goes on to its end."""
+        async with self._one_change:
+            pass
 
     async def commit(self, commit: CommitStep) -> None:
         """Apply the step's gradients, once. Cancelled, it still goes on to its end.
@@ -146,6 +157,30 @@ class StageState:
             self.committed_steps += 1
             self.last_attempt = commit.attempt
             self.progress = None
+
+    async def apply_sum(self, commit: CommitStep, gradient: Tensor) -> None:
+        """Apply a step that the other replicas computed, once. Cancelled, it still goes on.
+
+        Args:
+            commit: of the step.
+            gradient: what they applied, float32 [n].
+
+        Raises:
+            OutOfTurn: the step is not the next one.
+        """
+        await asyncio.shield(self._apply_sum(commit, gradient))
+
+    async def _apply_sum(self, commit: CommitStep, gradient: Tensor) -> None:
+        async with self._one_change:
+            if commit.step < self.committed_steps:
+                return
+            if commit.step > self.committed_steps:
+                raise OutOfTurn(f"sum of step {commit.step}, {self.committed_steps} are committed")
+            numbers = commit.clip_factor, commit.learning_rate
+            apply = self.engine.apply_sum
+            await run_in(self._context.compute, apply, commit.step, gradient, *numbers)
+            self.committed_steps += 1
+            self.last_attempt = commit.attempt
 
     def _check_turn(self, commit: CommitStep) -> None:
         if commit.step > self.committed_steps or self._engine is None:
@@ -222,14 +257,39 @@ class StageState:
             buffer_digests={name: record.digest for name, record in names.items()},
         )
 
-    async def restore(self, contents: ShardContents, step: int, attempt: Attempt) -> None:
-        """Become what `weights` or `everything` gave at a peer with the same layers.
+    async def take_over(self, contents: ShardContents, step: int, attempt: Attempt) -> None:
+        """Become what `weights` gave at another replica; cancelled, it still goes on to its end.
+
+        Args:
+            contents: of it.
+            step: how many steps are in it.
+            attempt: whose commit was the last of them.
 
         Raises:
             BadSnapshot: it does not fit this stage.
             OutOfTurn: nothing is loaded that could take it.
         """
+        await asyncio.shield(self._take_over(contents, step, attempt))
+
+    async def _take_over(self, contents: ShardContents, step: int, attempt: Attempt) -> None:
         async with self._one_change:
+            layers = self.engine.layers
+            await run_in(self._context.compute, self.engine.load_state, contents.state)
+            self.committed_steps, self.last_attempt = step, attempt
+        logger.info("run %s: took over layers %s at step %d", self._run_id, layers, step)
+
+    async def restore(self, contents: ShardContents, step: int, attempt: Attempt) -> None:
+        """Become what `everything` gave at a peer with the same layers; cancelled, it goes on.
+
+        Raises:
+            BadSnapshot: it does not fit this stage.
+            OutOfTurn: nothing is loaded that could take it.
+        """
+        await asyncio.shield(self._restore(contents, step, attempt))
+
+    async def _restore(self, contents: ShardContents, step: int, attempt: Attempt) -> None:
+        async with self._one_change:
+            layers = self.engine.layers
             await run_in(self._context.compute, self.engine.load_state, contents.state)
             self._reset()
             self.committed_steps, self.last_attempt = step, attempt
@@ -237,7 +297,6 @@ class StageState:
             for key, record in self._records(contents):
                 self.store.stage(key, record)
             self.store.commit()
-        layers = self.engine.layers
         logger.info("run %s: took up layers %s at step %d", self._run_id, layers, step)
 
     def _restore_residuals(self, extras: Mapping[str, Tensor]) -> None:

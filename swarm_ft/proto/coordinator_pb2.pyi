@@ -60,16 +60,24 @@ class PeerHello(_message.Message):
     def __init__(self, peer_id: _Optional[str] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., memory_bytes: _Optional[int] = ..., held: _Optional[_Union[HeldStage, _Mapping]] = ...) -> None: ...
 
 class StageReady(_message.Message):
-    __slots__ = ("run_id", "attempt", "state_bytes", "done")
+    __slots__ = ("run_id", "attempt", "done")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
-    STATE_BYTES_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     attempt: int
-    state_bytes: int
     done: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, run_id: _Optional[str] = ..., attempt: _Optional[int] = ..., state_bytes: _Optional[int] = ..., done: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, run_id: _Optional[str] = ..., attempt: _Optional[int] = ..., done: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class StageTaken(_message.Message):
+    __slots__ = ("run_id", "attempt", "state_bytes")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    STATE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    attempt: int
+    state_bytes: int
+    def __init__(self, run_id: _Optional[str] = ..., attempt: _Optional[int] = ..., state_bytes: _Optional[int] = ...) -> None: ...
 
 class Traffic(_message.Message):
     __slots__ = ("boundary", "forward_bytes", "backward_bytes", "forward_uncompressed_bytes", "backward_uncompressed_bytes", "key_frames", "delta_frames")
@@ -154,16 +162,18 @@ class PeerGoodbye(_message.Message):
     def __init__(self) -> None: ...
 
 class StageOffered(_message.Message):
-    __slots__ = ("run_id", "attempt", "digest", "total_bytes")
+    __slots__ = ("run_id", "attempt", "digest", "total_bytes", "step")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     attempt: int
     digest: bytes
     total_bytes: int
-    def __init__(self, run_id: _Optional[str] = ..., attempt: _Optional[int] = ..., digest: _Optional[bytes] = ..., total_bytes: _Optional[int] = ...) -> None: ...
+    step: int
+    def __init__(self, run_id: _Optional[str] = ..., attempt: _Optional[int] = ..., digest: _Optional[bytes] = ..., total_bytes: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
 
 class StageSaved(_message.Message):
     __slots__ = ("run_id", "step", "layers", "digest", "total_bytes")
@@ -180,7 +190,7 @@ class StageSaved(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., step: _Optional[int] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., digest: _Optional[bytes] = ..., total_bytes: _Optional[int] = ...) -> None: ...
 
 class FromPeer(_message.Message):
-    __slots__ = ("hello", "stage_ready", "step_ready", "exported", "failed", "goodbye", "alive", "offered", "saved")
+    __slots__ = ("hello", "stage_ready", "step_ready", "exported", "failed", "goodbye", "alive", "offered", "saved", "taken")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     STAGE_READY_FIELD_NUMBER: _ClassVar[int]
     STEP_READY_FIELD_NUMBER: _ClassVar[int]
@@ -190,6 +200,7 @@ class FromPeer(_message.Message):
     ALIVE_FIELD_NUMBER: _ClassVar[int]
     OFFERED_FIELD_NUMBER: _ClassVar[int]
     SAVED_FIELD_NUMBER: _ClassVar[int]
+    TAKEN_FIELD_NUMBER: _ClassVar[int]
     hello: PeerHello
     stage_ready: StageReady
     step_ready: StepReady
@@ -199,7 +210,8 @@ class FromPeer(_message.Message):
     alive: PeerAlive
     offered: StageOffered
     saved: StageSaved
-    def __init__(self, hello: _Optional[_Union[PeerHello, _Mapping]] = ..., stage_ready: _Optional[_Union[StageReady, _Mapping]] = ..., step_ready: _Optional[_Union[StepReady, _Mapping]] = ..., exported: _Optional[_Union[StageExported, _Mapping]] = ..., failed: _Optional[_Union[StageFailed, _Mapping]] = ..., goodbye: _Optional[_Union[PeerGoodbye, _Mapping]] = ..., alive: _Optional[_Union[PeerAlive, _Mapping]] = ..., offered: _Optional[_Union[StageOffered, _Mapping]] = ..., saved: _Optional[_Union[StageSaved, _Mapping]] = ...) -> None: ...
+    taken: StageTaken
+    def __init__(self, hello: _Optional[_Union[PeerHello, _Mapping]] = ..., stage_ready: _Optional[_Union[StageReady, _Mapping]] = ..., step_ready: _Optional[_Union[StepReady, _Mapping]] = ..., exported: _Optional[_Union[StageExported, _Mapping]] = ..., failed: _Optional[_Union[StageFailed, _Mapping]] = ..., goodbye: _Optional[_Union[PeerGoodbye, _Mapping]] = ..., alive: _Optional[_Union[PeerAlive, _Mapping]] = ..., offered: _Optional[_Union[StageOffered, _Mapping]] = ..., saved: _Optional[_Union[StageSaved, _Mapping]] = ..., taken: _Optional[_Union[StageTaken, _Mapping]] = ...) -> None: ...
 
 class StageAssignment(_message.Message):
     __slots__ = ("peer_id", "layers")
@@ -218,6 +230,16 @@ class SavedStage(_message.Message):
     digest: bytes
     total_bytes: int
     def __init__(self, layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., digest: _Optional[bytes] = ..., total_bytes: _Optional[int] = ...) -> None: ...
+
+class Taker(_message.Message):
+    __slots__ = ("peer_id", "step", "donors")
+    PEER_ID_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    DONORS_FIELD_NUMBER: _ClassVar[int]
+    peer_id: str
+    step: int
+    donors: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, peer_id: _Optional[str] = ..., step: _Optional[int] = ..., donors: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Assign(_message.Message):
     __slots__ = ("run_id", "spec", "attempt", "stages", "committed_steps", "fresh", "spec_digest", "takers", "last_attempt", "saved")
@@ -238,10 +260,10 @@ class Assign(_message.Message):
     committed_steps: int
     fresh: bool
     spec_digest: bytes
-    takers: _containers.RepeatedScalarFieldContainer[str]
+    takers: _containers.RepeatedCompositeFieldContainer[Taker]
     last_attempt: int
     saved: _containers.RepeatedCompositeFieldContainer[SavedStage]
-    def __init__(self, run_id: _Optional[str] = ..., spec: _Optional[_Union[_run_pb2.RunSpec, _Mapping]] = ..., attempt: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[StageAssignment, _Mapping]]] = ..., committed_steps: _Optional[int] = ..., fresh: _Optional[bool] = ..., spec_digest: _Optional[bytes] = ..., takers: _Optional[_Iterable[str]] = ..., last_attempt: _Optional[int] = ..., saved: _Optional[_Iterable[_Union[SavedStage, _Mapping]]] = ...) -> None: ...
+    def __init__(self, run_id: _Optional[str] = ..., spec: _Optional[_Union[_run_pb2.RunSpec, _Mapping]] = ..., attempt: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[StageAssignment, _Mapping]]] = ..., committed_steps: _Optional[int] = ..., fresh: _Optional[bool] = ..., spec_digest: _Optional[bytes] = ..., takers: _Optional[_Iterable[_Union[Taker, _Mapping]]] = ..., last_attempt: _Optional[int] = ..., saved: _Optional[_Iterable[_Union[SavedStage, _Mapping]]] = ...) -> None: ...
 
 class SaveStage(_message.Message):
     __slots__ = ("run_id", "step")
@@ -284,18 +306,20 @@ class SampleTokens(_message.Message):
     def __init__(self, sample: _Optional[int] = ..., token_ids: _Optional[bytes] = ...) -> None: ...
 
 class PlanStep(_message.Message):
-    __slots__ = ("run_id", "attempt", "step", "microbatches", "tokens")
+    __slots__ = ("run_id", "attempt", "step", "microbatches", "tokens", "listeners")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     MICROBATCHES_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LISTENERS_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     attempt: int
     step: int
     microbatches: _containers.RepeatedCompositeFieldContainer[Microbatch]
     tokens: _containers.RepeatedCompositeFieldContainer[SampleTokens]
-    def __init__(self, run_id: _Optional[str] = ..., attempt: _Optional[int] = ..., step: _Optional[int] = ..., microbatches: _Optional[_Iterable[_Union[Microbatch, _Mapping]]] = ..., tokens: _Optional[_Iterable[_Union[SampleTokens, _Mapping]]] = ...) -> None: ...
+    listeners: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, run_id: _Optional[str] = ..., attempt: _Optional[int] = ..., step: _Optional[int] = ..., microbatches: _Optional[_Iterable[_Union[Microbatch, _Mapping]]] = ..., tokens: _Optional[_Iterable[_Union[SampleTokens, _Mapping]]] = ..., listeners: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class CommitStep(_message.Message):
     __slots__ = ("run_id", "step", "clip_factor", "learning_rate", "attempt")
@@ -384,7 +408,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class RunStatus(_message.Message):
-    __slots__ = ("run_id", "phase", "detail", "committed_steps", "spec", "stages", "bytes", "attempt")
+    __slots__ = ("run_id", "phase", "detail", "committed_steps", "spec", "stages", "bytes", "attempt", "joining")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
@@ -393,6 +417,7 @@ class RunStatus(_message.Message):
     STAGES_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    JOINING_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     phase: RunPhase
     detail: str
@@ -401,7 +426,8 @@ class RunStatus(_message.Message):
     stages: _containers.RepeatedCompositeFieldContainer[StageAssignment]
     bytes: ByteCounts
     attempt: int
-    def __init__(self, run_id: _Optional[str] = ..., phase: _Optional[_Union[RunPhase, str]] = ..., detail: _Optional[str] = ..., committed_steps: _Optional[int] = ..., spec: _Optional[_Union[_run_pb2.RunSpec, _Mapping]] = ..., stages: _Optional[_Iterable[_Union[StageAssignment, _Mapping]]] = ..., bytes: _Optional[_Union[ByteCounts, _Mapping]] = ..., attempt: _Optional[int] = ...) -> None: ...
+    joining: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, run_id: _Optional[str] = ..., phase: _Optional[_Union[RunPhase, str]] = ..., detail: _Optional[str] = ..., committed_steps: _Optional[int] = ..., spec: _Optional[_Union[_run_pb2.RunSpec, _Mapping]] = ..., stages: _Optional[_Iterable[_Union[StageAssignment, _Mapping]]] = ..., bytes: _Optional[_Union[ByteCounts, _Mapping]] = ..., attempt: _Optional[int] = ..., joining: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ByteCounts(_message.Message):
     __slots__ = ("forward_bytes", "forward_uncompressed_bytes", "backward_bytes", "backward_uncompressed_bytes", "gradient_bytes", "gradient_uncompressed_bytes", "state_bytes")

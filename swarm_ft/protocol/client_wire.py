@@ -43,6 +43,7 @@ def status_to_wire(status: RunStatus) -> pb.RunStatus:
         attempt=status.attempt,
         stages=stages_to_wire(status.stages),
         bytes=pb.ByteCounts(**asdict(status.sent)),
+        joining=status.joining,
     )
 
 
@@ -63,6 +64,7 @@ def status_from_wire(status: pb.RunStatus) -> RunStatus:
         sent=ByteCounts(
             **{name: getattr(status.bytes, name) for name in ByteCounts.__dataclass_fields__}
         ),
+        joining=tuple(checked_peer_id(peer) for peer in status.joining),
     )
 
 

@@ -5,7 +5,7 @@ Tokens travel as little-endian uint32 bytes, so that the coordinator can pass th
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from itertools import groupby
 
@@ -31,9 +31,13 @@ class Stage:
     peers: tuple[PeerId, ...]
 
 
-def stages_of(assignments: Iterable[StageAssignment]) -> tuple[Stage, ...]:
-    """The pipeline that assignments make, first stage to last."""
-    groups = groupby(assignments, key=lambda assignment: assignment.layers)
+def stages_of(
+    assignments: Iterable[StageAssignment], *, but: Collection[PeerId] = ()
+) -> tuple[Stage, ...]:
+    """The pipeline that assignments make without these peers, first stage to last."""
+    left_out = set(but)
+    others = (a for a in assignments if a.peer_id not in left_out)
+    groups = groupby(others, key=lambda assignment: assignment.layers)
     return tuple(Stage(layers=r, peers=tuple(a.peer_id for a in group)) for r, group in groups)
 
 
@@ -47,6 +51,23 @@ class SavedStage:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Taker:
+    """A peer that takes its stage's state over from other replicas.
+
+    It listens meanwhile: it gets the sums of their gradients, to apply them once it has the
+    state. Where tied embeddings are synchronised it cannot, and all wait for it.
+
+    Attributes:
+        step: how many steps are in the state.
+        donors: replicas that offer it.
+    """
+
+    peer_id: PeerId
+    step: StepNumber
+    donors: tuple[PeerId, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Assign:
     """Host a stage, connect to the neighbours, say StageReady.
 
@@ -54,8 +75,7 @@ class Assign:
         stages: all peers of the run, first stage to last, replicas beside each other.
         fresh: load the snapshot, or the weights that the run began with, whatever is held.
         spec_digest: of the spec, as the coordinator computes it; the peer computes its own.
-        takers: peers that do not hold their stage's state yet; its other replicas offer it, and a
-            taker is told to `TakeStage`.
+        takers: peers that do not hold their stage's state yet, each to be told to `TakeStage`.
         last_attempt: whose commit is the last.
         saved: the snapshot of the committed steps, if the run went back to it.
     """
@@ -67,7 +87,7 @@ class Assign:
     committed_steps: int
     fresh: bool
     spec_digest: bytes
-    takers: tuple[PeerId, ...] = ()
+    takers: tuple[Taker, ...] = ()
     last_attempt: Attempt = NO_ATTEMPT
     saved: tuple[SavedStage, ...] = ()
 
@@ -95,6 +115,8 @@ class PlanStep:
     """Run one step: of all microbatches, those whose route passes this peer.
 
     Attributes:
+        listeners: peers that no microbatch passes, and that have no gradient; routes are over the
+            others, in their order.
         tokens: sample to little-endian uint32 ids, at the first and the last stage.
     """
 
@@ -102,6 +124,7 @@ class PlanStep:
     attempt: Attempt
     step: StepNumber
     microbatches: tuple[Microbatch, ...]
+    listeners: tuple[PeerId, ...] = ()
     tokens: dict[SampleId, bytes] = field(default_factory=dict)
 
 

@@ -5,10 +5,11 @@ Here too are samples' tokens: as clients send them, so the coordinator passes th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import assert_never
 
 from swarm_ft.errors import MalformedMessage
-from swarm_ft.ids import Attempt, MicrobatchIndex, SampleId, StepNumber
+from swarm_ft.ids import Attempt, MicrobatchIndex, PeerId, SampleId, StepNumber
 from swarm_ft.proto import coordinator_pb2 as pb
 from swarm_ft.protocol.checks import (
     bounded,
@@ -27,6 +28,7 @@ from swarm_ft.protocol.coordinator_messages import (
     SavedStage,
     SaveStage,
     StageAssignment,
+    Taker,
     TakeStage,
     ToPeer,
 )
@@ -111,12 +113,11 @@ def to_peer_from_wire(message: pb.ToPeer) -> ToPeer:
             run_id = checked_run_id(message.save.run_id)
             return SaveStage(run_id=run_id, step=StepNumber(message.save.step))
         case "take":
-            bounded("donors", len(message.take.donors), 1, MAX_RUN_PEERS)
             return TakeStage(
                 run_id=checked_run_id(message.take.run_id),
                 attempt=Attempt(message.take.attempt),
                 digest=checked_digest("digest of a shard", message.take.digest),
-                donors=tuple(checked_peer_id(donor) for donor in message.take.donors),
+                donors=_donors_from_wire(message.take.donors),
             )
         case _:
             raise MalformedMessage("message from the coordinator: expected a body we know")
@@ -146,7 +147,10 @@ def _assign_to_wire(assign: Assign) -> pb.Assign:
         committed_steps=assign.committed_steps,
         fresh=assign.fresh,
         spec_digest=assign.spec_digest,
-        takers=assign.takers,
+        takers=[
+            pb.Taker(peer_id=taker.peer_id, step=taker.step, donors=taker.donors)
+            for taker in assign.takers
+        ],
         last_attempt=assign.last_attempt,
         saved=[
             pb.SavedStage(
@@ -169,7 +173,7 @@ def _assign_from_wire(assign: pb.Assign) -> Assign:
         committed_steps=assign.committed_steps,
         fresh=assign.fresh,
         spec_digest=checked_digest("RunSpec digest", assign.spec_digest),
-        takers=tuple(checked_peer_id(taker) for taker in assign.takers),
+        takers=tuple(_taker_from_wire(taker) for taker in assign.takers),
         last_attempt=Attempt(assign.last_attempt),
         saved=tuple(
             SavedStage(
@@ -180,6 +184,19 @@ def _assign_from_wire(assign: pb.Assign) -> Assign:
             for stage in assign.saved
         ),
     )
+
+
+def _taker_from_wire(taker: pb.Taker) -> Taker:
+    return Taker(
+        peer_id=checked_peer_id(taker.peer_id),
+        step=StepNumber(taker.step),
+        donors=_donors_from_wire(taker.donors),
+    )
+
+
+def _donors_from_wire(donors: Sequence[str]) -> tuple[PeerId, ...]:
+    bounded("donors", len(donors), 1, MAX_RUN_PEERS)
+    return tuple(checked_peer_id(donor) for donor in donors)
 
 
 def _plan_to_wire(plan: PlanStep) -> pb.PlanStep:
@@ -196,6 +213,7 @@ def _plan_to_wire(plan: PlanStep) -> pb.PlanStep:
             )
             for batch in plan.microbatches
         ],
+        listeners=plan.listeners,
         tokens=[tokens_to_wire(sample, ids) for sample, ids in plan.tokens.items()],
     )
 
@@ -218,6 +236,7 @@ def _plan_from_wire(plan: pb.PlanStep) -> PlanStep:
         attempt=Attempt(plan.attempt),
         step=StepNumber(plan.step),
         microbatches=microbatches,
+        listeners=tuple(checked_peer_id(listener) for listener in plan.listeners),
         tokens=dict(tokens_from_wire(tokens) for tokens in plan.tokens),
     )
 

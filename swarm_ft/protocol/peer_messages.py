@@ -38,18 +38,29 @@ class PeerHello:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageReady:
-    """Weights are loaded and all neighbours are connected.
+    """All neighbours are connected, and weights are loaded, but at a peer that listens.
 
     Attributes:
-        state_bytes: of the stage's state, if it was fetched from the other replicas.
         done: microbatches of the first uncommitted step whose gradients are summed here already,
             and whose frames are kept.
     """
 
     run_id: RunId
     attempt: Attempt
-    state_bytes: int = 0
     done: frozenset[MicrobatchIndex] = frozenset()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageTaken:
+    """A taker has the stage's state as of the last commit that it heard of, and may compute.
+
+    Attributes:
+        state_bytes: that were fetched from the other replicas.
+    """
+
+    run_id: RunId
+    attempt: Attempt
+    state_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,15 +129,17 @@ class PeerAlive:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageOffered:
-    """A newcomer may have this stage's state, as of the assignment, from this peer.
+    """A taker may have this stage's state from this peer.
 
     Attributes:
+        step: how many steps are in it.
         digest: of the shard that it is offered as, see `ChunkList.digest`.
         total_bytes: of the shard.
     """
 
     run_id: RunId
     attempt: Attempt
+    step: StepNumber
     digest: bytes
     total_bytes: int
 
@@ -143,6 +156,7 @@ class StageSaved:
 FromPeer = (
     PeerHello
     | StageReady
+    | StageTaken
     | StepReady
     | StageExported
     | StageFailed

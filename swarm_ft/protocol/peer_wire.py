@@ -28,6 +28,7 @@ from swarm_ft.protocol.peer_messages import (
     StageOffered,
     StageReady,
     StageSaved,
+    StageTaken,
     StepReady,
 )
 from swarm_ft.protocol.run_spec import MAX_BATCH_SIZE
@@ -49,10 +50,7 @@ def from_peer_to_wire(message: FromPeer) -> pb.FromPeer:
             return pb.FromPeer(hello=_hello_to_wire(message))
         case StageReady():
             ready = pb.StageReady(
-                run_id=message.run_id,
-                attempt=message.attempt,
-                state_bytes=message.state_bytes,
-                done=sorted(message.done),
+                run_id=message.run_id, attempt=message.attempt, done=sorted(message.done)
             )
             return pb.FromPeer(stage_ready=ready)
         case StepReady():
@@ -79,16 +77,8 @@ def from_peer_to_wire(message: FromPeer) -> pb.FromPeer:
                 compute_s=message.compute_s,
             )
             return pb.FromPeer(alive=alive)
-        case StageOffered():
-            offered = pb.StageOffered(
-                run_id=message.run_id,
-                attempt=message.attempt,
-                digest=message.digest,
-                total_bytes=message.total_bytes,
-            )
-            return pb.FromPeer(offered=offered)
-        case StageSaved():
-            return pb.FromPeer(saved=_saved_to_wire(message))
+        case StageOffered() | StageTaken() | StageSaved():
+            return _state_to_wire(message)
         case _:
             assert_never(message)
 
@@ -108,7 +98,6 @@ def from_peer_from_wire(message: pb.FromPeer) -> FromPeer:
             return StageReady(
                 run_id=checked_run_id(ready.run_id),
                 attempt=Attempt(ready.attempt),
-                state_bytes=bounded("state's bytes", ready.state_bytes, 0, MAX_TRAFFIC_BYTES),
                 done=frozenset(MicrobatchIndex(index) for index in ready.done),
             )
         case "step_ready":
@@ -136,16 +125,8 @@ def from_peer_from_wire(message: pb.FromPeer) -> FromPeer:
                 tasks_begun=alive.tasks_begun,
                 compute_s=finite("seconds of compute", alive.compute_s, high=MAX_PEER_NUMBER),
             )
-        case "offered":
-            offered = message.offered
-            return StageOffered(
-                run_id=checked_run_id(offered.run_id),
-                attempt=Attempt(offered.attempt),
-                digest=checked_digest("digest of a shard", offered.digest),
-                total_bytes=offered.total_bytes,
-            )
-        case "saved":
-            return _saved_from_wire(message.saved)
+        case "offered" | "taken" | "saved":
+            return _state_from_wire(message)
         case _:
             raise MalformedMessage("message from a peer: expected a body, got none we know")
 
@@ -215,6 +196,47 @@ def _step_ready_from_wire(ready: pb.StepReady) -> StepReady:
         traffic=tuple(reported_traffic_from_wire(t) for t in ready.traffic),
         gradients=reported_gradients_from_wire(ready.gradients),
     )
+
+
+def _state_to_wire(message: StageOffered | StageTaken | StageSaved) -> pb.FromPeer:
+    """What becomes of a stage's state: offered to takers, taken by one, or saved."""
+    match message:
+        case StageOffered():
+            offered = pb.StageOffered(
+                run_id=message.run_id,
+                attempt=message.attempt,
+                step=message.step,
+                digest=message.digest,
+                total_bytes=message.total_bytes,
+            )
+            return pb.FromPeer(offered=offered)
+        case StageTaken():
+            taken = pb.StageTaken(
+                run_id=message.run_id, attempt=message.attempt, state_bytes=message.state_bytes
+            )
+            return pb.FromPeer(taken=taken)
+        case StageSaved():
+            return pb.FromPeer(saved=_saved_to_wire(message))
+
+
+def _state_from_wire(message: pb.FromPeer) -> StageOffered | StageTaken | StageSaved:
+    if message.HasField("offered"):
+        offered = message.offered
+        return StageOffered(
+            run_id=checked_run_id(offered.run_id),
+            attempt=Attempt(offered.attempt),
+            step=StepNumber(offered.step),
+            digest=checked_digest("digest of a shard", offered.digest),
+            total_bytes=offered.total_bytes,
+        )
+    if message.HasField("taken"):
+        taken = message.taken
+        return StageTaken(
+            run_id=checked_run_id(taken.run_id),
+            attempt=Attempt(taken.attempt),
+            state_bytes=bounded("state's bytes", taken.state_bytes, 0, MAX_TRAFFIC_BYTES),
+        )
+    return _saved_from_wire(message.saved)
 
 
 def _saved_to_wire(saved: StageSaved) -> pb.StageSaved:

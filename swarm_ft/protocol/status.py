@@ -42,6 +42,7 @@ class RunStatus:
 
     Attributes:
         attempt: of a finished run, tells its result from one that was made before.
+        joining: peers of the stages that take over while the others train.
     """
 
     run_id: RunId
@@ -52,6 +53,7 @@ class RunStatus:
     attempt: Attempt = NO_ATTEMPT
     stages: tuple[StageAssignment, ...] = ()
     sent: ByteCounts = field(default_factory=ByteCounts)
+    joining: tuple[PeerId, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

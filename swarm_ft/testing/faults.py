@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
@@ -22,6 +23,7 @@ class FaultyTransport:
         cut_sends: per method, which sends break their stream, counted from 1 over all streams
             of that method; the message itself is lost.
         cut_receives: the same for receives; the message was sent by the other side, and is lost.
+        held: per method, what all receives wait for.
     """
 
     def __init__(
@@ -30,10 +32,11 @@ class FaultyTransport:
         *,
         cut_sends: Mapping[Method[Any, Any], Iterable[int]] | None = None,
         cut_receives: Mapping[Method[Any, Any], Iterable[int]] | None = None,
+        held: Mapping[Method[Any, Any], asyncio.Event] | None = None,
     ) -> None:
         self._inner = inner
         self._sends = _Script(cut_sends or {})
-        self._receives = _Script(cut_receives or {})
+        self._receives = _Script(cut_receives or {}, held)
 
     @property
     def num_cuts(self) -> int:
@@ -54,10 +57,21 @@ class FaultyTransport:
 class _Script:
     """Counts events per method and says which are to break."""
 
-    def __init__(self, cuts: Mapping[Method[Any, Any], Iterable[int]]) -> None:
+    def __init__(
+        self,
+        cuts: Mapping[Method[Any, Any], Iterable[int]],
+        held: Mapping[Method[Any, Any], asyncio.Event] | None = None,
+    ) -> None:
         self._cuts = {method.path: set(numbers) for method, numbers in cuts.items()}
+        self._held = {method.path: released for method, released in (held or {}).items()}
         self._counts: dict[str, int] = {}
         self.num_cuts = 0
+
+    async def pass_on(self, method: Method[Any, Any]) -> None:
+        """Wait as long as messages of this method are held."""
+        released = self._held.get(method.path)
+        if released is not None:
+            await released.wait()
 
     def breaks_now(self, method: Method[Any, Any]) -> bool:
         count = self._counts[method.path] = self._counts.get(method.path, 0) + 1
@@ -107,6 +121,7 @@ class _FaultyStream:
 
     async def receive(self) -> Any:  # noqa: ANN401 - any message of the method
         message = await self._inner.receive()
+        await self._receives.pass_on(self._method)
         if self._receives.breaks_now(self._method):
             await self._break()
         return message

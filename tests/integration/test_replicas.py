@@ -82,25 +82,28 @@ async def test_a_replica_of_every_stage_dies_in_the_middle_of_a_step(make_job, t
 
 
 async def test_a_newcomer_takes_over_from_its_replica_and_then_stands_in_for_it(make_job, tmp_path):
-    job = make_job(num_samples=16, batch_size=8, num_steps=9)
+    num_steps = 40
+    job = make_job(num_samples=16, batch_size=8, num_steps=num_steps)
     quiet = final_losses(await trained(job, tmp_path / "quiet", LAYERS))
     (tmp_path / "faulty").mkdir()
     async with LocalSwarm(tmp_path / "faulty", LAYERS) as swarm:
         await swarm.all_joined()
         status = await swarm.client.submit(job.spec, job.samples)
-        events, has_joined = [], False
+        events, has_joined, has_died = [], False, False
         async for event in swarm.client.watch(status.run_id, lambda _trouble: None):
             events.append(event)
             if isinstance(event, StepCommitted) and event.step == 1:
                 await swarm.add_peer(PeerId("newcomer-0"), "0-3")
                 await swarm.add_peer(PeerId("newcomer-1"), "3-6")
-            if is_training(event) and len(event.stages) == 4 and not has_joined:
+            if is_training(event) and len(event.stages) == 4 and event.joining:
                 has_joined = True
+            if is_training(event) and has_joined and not event.joining and not has_died:
+                has_died = True
                 await swarm.kill_peer(PeerId("peer-0"))
                 await swarm.kill_peer(PeerId("peer-1"))
-    assert has_joined
+    assert has_died
     assert last_status(events).phase is RunPhase.FINISHED
     assert {s.peer_id for s in last_status(events).stages} == {"newcomer-0", "newcomer-1"}
     assert final_losses(events) == pytest.approx(quiet, rel=RTOL)
     steps = [event.step for event in events if isinstance(event, StepCommitted)]
-    assert steps == list(range(9))
+    assert steps == list(range(num_steps))

@@ -33,7 +33,7 @@ from swarm_ft.coordinator.events import (
 from swarm_ft.coordinator.journal import Journal
 from swarm_ft.coordinator.machine import decide
 from swarm_ft.coordinator.state import Run, SwarmState
-from swarm_ft.ids import Attempt, BlockIndex, PeerId, RunId
+from swarm_ft.ids import Attempt, BlockIndex, PeerId, RunId, StepNumber
 from swarm_ft.protocol.coordinator_messages import (
     Assign,
     CommitStep,
@@ -42,8 +42,10 @@ from swarm_ft.protocol.coordinator_messages import (
     ReleaseStage,
     SaveStage,
     StageAssignment,
+    Taker,
     TakeStage,
     ToPeer,
+    stages_of,
 )
 from swarm_ft.protocol.layers import parse_layers
 from swarm_ft.protocol.peer_messages import (
@@ -57,6 +59,7 @@ from swarm_ft.protocol.peer_messages import (
     StageOffered,
     StageReady,
     StageSaved,
+    StageTaken,
     StepReady,
 )
 from swarm_ft.protocol.run_spec import LrSchedule, ModelSpec, RunSpec, TrainSpec
@@ -118,12 +121,15 @@ class FakePeer:
         self.squared_grad_norm = 4.0
         self.compute_s = 0.0
         self.done: frozenset[int] = frozenset()
+        self.is_slow_to_take = False
         self.heard: list[ToPeer] = []
         self.forget()
 
     def forget(self) -> None:
         """As after a restart of its process, or a release."""
         self.assign: Assign | None = None
+        self.taking: StepNumber | None = None
+        self.has_state = True
         self.applied: list[int] = []
         self.last_attempt = Attempt(0)
         self.gradients_of_step: int | None = None
@@ -131,7 +137,7 @@ class FakePeer:
 
     def hello(self) -> PeerHello:
         held = None
-        if self.assign is not None:
+        if self.assign is not None and self.has_state:
             held = HeldStage(
                 run_id=self.assign.run_id,
                 spec_digest=self.assign.spec.digest(),
@@ -148,6 +154,17 @@ class FakePeer:
     def _index(self) -> int:
         assert self.assign is not None
         return [stage.peer_id for stage in self.assign.stages].index(self.peer_id)
+
+    @property
+    def _replica(self) -> tuple[int, int]:
+        """Which stage, and which of its replicas."""
+        assert self.assign is not None
+        pipeline = stages_of(self.assign.stages)
+        return next(
+            (index, stage.peers.index(self.peer_id))
+            for index, stage in enumerate(pipeline)
+            if self.peer_id in stage.peers
+        )
 
     @property
     def _stage(self) -> StageAssignment:
@@ -171,6 +188,7 @@ class FakePeer:
             case ExportStage():
                 assert self.assign is not None
                 assert len(self.applied) == self.assign.spec.train.num_steps
+                assert self.has_state
                 self.exported = True
                 return [StageExported(run_id=message.run_id, shard_bytes=1)]
             case ReleaseStage(run_id=run_id):
@@ -180,37 +198,69 @@ class FakePeer:
 
     def _take(self, assign: Assign) -> list[FromPeer]:
         is_new = self.assign is None or self.assign.run_id != assign.run_id
-        is_taker = self.peer_id in assign.takers
+        taker = next((t for t in assign.takers if t.peer_id == self.peer_id), None)
         mine = (len(self.applied), self.last_attempt)
-        if is_new or is_taker or (assign.fresh and mine != _last_of(assign)):
+        if taker is not None:
+            goes_on = taker.step == self.taking and mine == _last_of(assign)
+            if not goes_on and taker.step != assign.committed_steps:
+                self.assign = assign
+                return [self.failed("out-of-turn", "not all was heard")]
+            return self._listen(assign, taker, is_new=not goes_on)
+        if is_new or (assign.fresh and mine != _last_of(assign)):
             assert not self.exported, "a result that nobody collected would be lost"
             self.forget()
-        self.assign = assign
+        self.assign, self.taking = assign, None
         assert self.layers in (None, self._stage.layers)
-        if is_taker:
-            return []
         if assign.saved and assign.fresh:
             assert self._stage.layers in {stage.layers for stage in assign.saved}
             self._become(assign)
-        if len(self.applied) != assign.committed_steps:
+        if len(self.applied) != assign.committed_steps or not self.has_state:
             text = f"{assign.committed_steps} steps expected, {len(self.applied)} here"
             return [self.failed("out-of-turn", text)]
-        replicas = {s.peer_id for s in assign.stages if s.layers == self._stage.layers}
-        offers = [self._offer(assign)] if replicas & set(assign.takers) else []
-        return [*offers, StageReady(run_id=assign.run_id, attempt=assign.attempt, done=self.done)]
+        ready = StageReady(run_id=assign.run_id, attempt=assign.attempt, done=self.done)
+        return [*self._offers(assign), ready]
 
-    def _offer(self, assign: Assign) -> StageOffered:
-        return StageOffered(
-            run_id=assign.run_id, attempt=assign.attempt, digest=bytes(16), total_bytes=1
-        )
+    def _listen(self, assign: Assign, taker: Taker, *, is_new: bool) -> list[FromPeer]:
+        assert self.peer_id not in taker.donors
+        if is_new:
+            assert not self.exported, "a result that nobody collected would be lost"
+            self.forget()
+            self.taking, self.has_state = taker.step, False
+            self._become(assign)
+        self.assign = assign
+        if assign.spec.train.sync_tied_embeddings and not self.has_state:
+            return []
+        taken = [self.taken()] if self.has_state else []
+        return [StageReady(run_id=assign.run_id, attempt=assign.attempt), *taken]
+
+    def _offers(self, assign: Assign) -> list[FromPeer]:
+        steps = {taker.step for taker in assign.takers if self.peer_id in taker.donors}
+        return [
+            StageOffered(
+                run_id=assign.run_id,
+                attempt=assign.attempt,
+                step=step,
+                digest=bytes(16),
+                total_bytes=1,
+            )
+            for step in sorted(steps)
+        ]
 
     def _take_over(self, take: TakeStage) -> list[FromPeer]:
         assert self.assign is not None
         assert take.attempt == self.assign.attempt
-        assert self.peer_id not in take.donors
-        assert not set(take.donors) & set(self.assign.takers)
-        self._become(self.assign)
-        return [StageReady(run_id=take.run_id, attempt=take.attempt)]
+        (taker,) = (t for t in self.assign.takers if t.peer_id == self.peer_id)
+        assert set(take.donors) == set(taker.donors)
+        if self.is_slow_to_take or self.has_state:
+            return []
+        ready = StageReady(run_id=take.run_id, attempt=take.attempt)
+        return [self.taken(), *([ready] * self.assign.spec.train.sync_tied_embeddings)]
+
+    def taken(self) -> StageTaken:
+        """The state is here, and what was heard since is applied."""
+        assert self.assign is not None
+        self.has_state = True
+        return StageTaken(run_id=self.assign.run_id, attempt=self.assign.attempt, state_bytes=7)
 
     def _become(self, assign: Assign) -> None:
         """As all who applied the run's commits are."""
@@ -218,6 +268,7 @@ class FakePeer:
         self.last_attempt = assign.last_attempt
 
     def _save(self, save: SaveStage) -> StageSaved:
+        assert self.has_state
         assert save.step == len(self.applied)
         name = ShardName(run_id=save.run_id, step=save.step, layers=self._stage.layers)
         return StageSaved(name=name, digest=bytes(16), total_bytes=1)
@@ -232,6 +283,11 @@ class FakePeer:
         assert self.assign is not None
         assert (plan.run_id, plan.attempt) == (self.assign.run_id, self.assign.attempt)
         assert plan.step == len(self.applied)
+        if not self.has_state:
+            assert self.peer_id in plan.listeners
+        if self.peer_id in plan.listeners:
+            replica = self._replica
+            assert all(batch.replica_at(replica[0]) != replica[1] for batch in plan.microbatches)
         self.gradients_of_step, self.gradients_of_attempt = plan.step, plan.attempt
         return self.step_ready(plan.step)
 
@@ -487,7 +543,7 @@ class Swarm:
                 assert (run.attempt, run.stages) == (message.attempt, message.stages)
                 assert message.committed_steps == len(self.history[message.run_id])
                 assert bool(message.saved) == bool(message.fresh and message.committed_steps)
-                assert set(message.takers) < set(run.peers)
+                assert {taker.peer_id for taker in message.takers} < set(run.peers)
             case PlanStep():
                 named = (message.run_id, message.step, message.attempt)
                 assert any(named == (p.run_id, p.step, p.attempt) for p in self.plans)
@@ -512,6 +568,12 @@ class Swarm:
                 assert len(set(run.peers)) == len(run.peers)
             if run.phase in WORKING:
                 assert run.stages
+                assert set(run.listeners) < set(run.peers)
+                assert len(run.computing) == len(run.pipeline), "somebody has every stage"
+                assert run.taken <= {taker.peer_id for taker in run.takers}
+                for taker in run.takers:
+                    assert set(taker.donors) <= set(run.peers) - {taker.peer_id}
+                    assert taker.step <= run.committed_steps
                 assert set(run.peers) <= set(self.state.members)
         working = [run for run in self.state.runs.values() if run.phase in WORKING]
         assert len(working) <= 1

@@ -21,7 +21,9 @@ from swarm_ft.protocol.peer_messages import (
     PeerHello,
     StageExported,
     StageFailed,
+    StageOffered,
     StageReady,
+    StageTaken,
     StepReady,
 )
 from swarm_ft.protocol.status import RunPhase
@@ -50,6 +52,8 @@ disturbances = st.one_of(
     st.tuples(st.just("goodbye"), peer_ids),
     st.tuples(st.just("stage_ready"), peer_ids, offset),
     st.tuples(st.just("step_ready"), peer_ids, offset, offset, st.floats(0.0, 1e200)),
+    st.tuples(st.just("offered"), peer_ids, offset, offset),
+    st.tuples(st.just("taken"), peer_ids, offset),
     st.tuples(st.just("exported"), peer_ids, run_ids),
     st.tuples(st.just("failed"), peer_ids, offset, codes),
     st.tuples(st.just("submit"), run_ids, st.integers(1, 6)),
@@ -134,6 +138,22 @@ class Mob:
     def stage_ready(self, peer_id, off):
         run_id, attempt, _, _ = self._now
         self._said(peer_id, StageReady(run_id=run_id, attempt=Attempt(attempt + off)))
+
+    def offered(self, peer_id, off, steps_off):
+        run_id, attempt, step, _ = self._now
+        offer = StageOffered(
+            run_id=run_id,
+            attempt=Attempt(attempt + off),
+            step=StepNumber(max(0, step + steps_off)),
+            digest=bytes(16),
+            total_bytes=1,
+        )
+        self._said(peer_id, offer)
+
+    def taken(self, peer_id, off):
+        run_id, attempt, _, _ = self._now
+        attempt = Attempt(attempt + off)
+        self._said(peer_id, StageTaken(run_id=run_id, attempt=attempt, state_bytes=1))
 
     def step_ready(self, peer_id, off, steps_off, number):
         run_id, attempt, step, _ = self._now

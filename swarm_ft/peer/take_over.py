@@ -1,0 +1,152 @@
+"""A newcomer comes by its stage's state while the other replicas train on.
+
+It listens from the first step that the state lacks: the sum of every committed step waits in a
+backlog. Once the state is there the backlog is applied, as fast as this peer can; when it is empty
+the newcomer has the bits that all replicas have, and says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from swarm_ft.codec.gradient_pieces import PieceCodec
+from swarm_ft.errors import OutOfTurn
+from swarm_ft.ids import Attempt, StepNumber
+from swarm_ft.peer.backlog import Backlog
+from swarm_ft.peer.context import PeerContext, run_in
+from swarm_ft.peer.gradient_coder import EncodedSum
+from swarm_ft.peer.handover import Handover
+from swarm_ft.peer.stage_state import StageState
+from swarm_ft.protocol.coordinator_messages import Assign, CommitStep, TakeStage
+from swarm_ft.protocol.peer_messages import StageTaken
+from swarm_ft.protocol.shard import ShardName
+from swarm_ft.snapshots.shard import ShardContents
+
+
+class TakeOver:
+    """See the module's docstring. Outlives attempts; `expect` and `run` in each of them.
+
+    Args:
+        state: what is to become the stage; what is in it is dropped.
+        handover: fetches from donors.
+        folder: for files that lie there only meanwhile.
+        name: of the state that donors offer.
+        assign: the assignment that asks for it; as many steps are committed in it.
+
+    Attributes:
+        has_caught_up: whether this peer has all committed steps, and applies each as it comes.
+    """
+
+    def __init__(
+        self,
+        context: PeerContext,
+        state: StageState,
+        handover: Handover,
+        folder: Path,
+        name: ShardName,
+        assign: Assign,
+    ) -> None:
+        state.drop()
+        self.name = name
+        self.has_caught_up = False
+        self._context = context
+        self._state = state
+        self._handover = handover
+        self._last_attempt = self._heard_attempt = assign.last_attempt
+        self._heard_steps = assign.committed_steps
+        self._codec = PieceCodec(assign.spec.train.reduction_codec)
+        self._backlog = Backlog(folder, f"heard-{name.run_id}-{name.layers}")
+        self._open: tuple[Attempt, StepNumber, EncodedSum] | None = None
+        self._contents: ShardContents | None = None
+        self._state_bytes = 0
+        self._one_at_a_time = asyncio.Lock()
+        self.expect(assign.attempt)
+
+    def goes_on_with(self, assign: Assign, name: ShardName) -> bool:
+        """Whether an assignment asks for this state, and all steps since were heard here."""
+        mine = (self.name, self._heard_steps, self._heard_attempt)
+        return mine == (name, assign.committed_steps, assign.last_attempt)
+
+    def expect(self, attempt: Attempt) -> None:
+        """From now on only this attempt's `TakeStage` and sums count."""
+        self._attempt = attempt
+        self._open = None
+        self._take: asyncio.Future[TakeStage] = asyncio.get_running_loop().create_future()
+
+    def take(self, take: TakeStage) -> None:
+        """The state is there to be fetched."""
+        if take.attempt == self._attempt and not self._take.done():
+            self._take.set_result(take)
+
+    # ---- the state
+
+    async def run(self) -> None:
+        """Fetch the state, apply what was heard meanwhile, and say so; goes on after a cancel.
+
+        Raises:
+            ExceptionGroup: of Unavailable, if nobody who has the state gives it (now); of
+                BadSnapshot, if what came is not that state.
+            Unavailable: the disk does not give back what was heard.
+        """
+        await self._state.at_rest()
+        if self._state.committed_steps < self.name.step:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._state.prepare(self.name.layers))
+                group.create_task(self._fetch())
+            await self._become()
+        await self._apply_all()
+        self.has_caught_up = True
+        self._context.say(
+            StageTaken(
+                run_id=self.name.run_id, attempt=self._attempt, state_bytes=self._state_bytes
+            )
+        )
+
+    async def _fetch(self) -> None:
+        if self._contents is None:
+            take = await self._take
+            fetched = await self._handover.fetch(self.name, take.digest, take.donors)
+            self._contents, self._state_bytes = fetched
+
+    async def _become(self) -> None:
+        contents, self._contents = self._contents, None
+        if contents is not None:
+            await self._state.take_over(contents, self.name.step, self._last_attempt)
+
+    async def _apply_all(self) -> None:
+        async with self._one_at_a_time:
+            while (kept := await self._backlog.first()) is not None:
+                commit, total = kept
+                gradient = await run_in(self._context.codecs, total.decoded, self._codec)
+                await self._state.apply_sum(commit, gradient)
+                self._backlog.drop_first()
+
+    def close(self) -> None:
+        """Nobody will apply what was heard."""
+        self._backlog.clear()
+
+    # ---- steps
+
+    def summed(self, attempt: Attempt, step: StepNumber, total: EncodedSum) -> None:
+        """The sum of the step under way is here; whether it counts is for its commit to say."""
+        self._open = attempt, step, total
+
+    def expects(self, commit: CommitStep) -> bool:
+        """Whether this is the commit of a step that was listened to."""
+        return self._open is not None and self._open[:2] == (commit.attempt, commit.step)
+
+    async def commit(self, commit: CommitStep) -> None:
+        """The step that was listened to counts.
+
+        Raises:
+            OutOfTurn: it is another step than the one whose sum is here.
+            Unavailable: the disk does not take its sum.
+        """
+        if self._open is None or not self.expects(commit):
+            raise OutOfTurn(f"commit of step {commit.step}, {self._heard_steps} were heard")
+        total, self._open = self._open[2], None
+        await self._backlog.append(commit, total)
+        self._heard_steps, self._heard_attempt = commit.step + 1, commit.attempt
+        if self.has_caught_up:
+            await self._apply_all()

@@ -1,0 +1,134 @@
+"""A newcomer takes its stage over while the others train, whoever dies meanwhile."""
+
+import asyncio
+
+import pytest
+
+from swarm_ft.ids import PeerId
+from swarm_ft.protocol.status import RunPhase, RunStatus, StepCommitted
+from swarm_ft.testing.faults import FaultyTransport
+from swarm_ft.testing.local_swarm import LocalSwarm
+from swarm_ft.transport.grpc_transport import GrpcTransport
+from swarm_ft.transport.methods import FETCH_CHUNKS
+
+NEWCOMER = PeerId("newcomer")
+STEPS, JOINS_AT, HELD_STEPS = 60, 2, 6
+CAUGHT_UP = "peer newcomer (layers 0-3) has caught up at step"
+
+
+class Story:
+    """A run that a newcomer joins, whose fetch is held for a few steps.
+
+    Args:
+        layers: of the peers that begin.
+        dies: who dies when half of those steps are committed.
+    """
+
+    def __init__(self, job, directory, layers, dies=None):
+        self.job = job
+        self.directory = directory
+        self.layers = layers
+        self.dies = dies
+        self.released = asyncio.Event()
+        self.events = []
+        self.heard = []
+
+    async def play(self):
+        self.directory.mkdir()
+        held = FaultyTransport(GrpcTransport(), held={FETCH_CHUNKS: self.released})
+        async with LocalSwarm(self.directory, self.layers, transport=held) as swarm:
+            await swarm.all_joined()
+            status = await swarm.client.submit(self.job.spec, self.job.samples)
+            async for event in swarm.client.watch(status.run_id, lambda _trouble: None):
+                self.events.append(event)
+                await self.react(swarm, event)
+            return self.exported()
+
+    async def react(self, swarm, event):
+        if not isinstance(event, StepCommitted):
+            return
+        if event.step == JOINS_AT:
+            await swarm.add_peer(NEWCOMER, "0-3")
+        if NEWCOMER in self.status().joining:
+            self.heard.append(event.step)
+        if len(self.heard) == HELD_STEPS // 2 and self.dies in swarm.peers:
+            await swarm.kill_peer(self.dies)
+        if len(self.heard) == HELD_STEPS:
+            self.released.set()
+
+    def status(self) -> RunStatus:
+        return [event for event in self.events if isinstance(event, RunStatus)][-1]
+
+    def exported(self):
+        """The bytes of the first stage as each of its replicas wrote it down."""
+        return {
+            path.parent.name: path.read_bytes()
+            for path in self.directory.glob("*/run-*-0-3.safetensors")
+            if "step" not in path.name
+        }
+
+    def losses(self):
+        return [event.loss for event in self.events if isinstance(event, StepCommitted)]
+
+    def steps(self):
+        return [event.step for event in self.events if isinstance(event, StepCommitted)]
+
+    def details(self):
+        return [event.detail for event in self.events if isinstance(event, RunStatus)]
+
+
+async def quiet_losses(job, directory):
+    directory.mkdir()
+    async with LocalSwarm(directory, ["0-3", "3-6"]) as swarm:
+        events = await swarm.train(job.spec, job.samples)
+    return [event.loss for event in events if isinstance(event, StepCommitted)]
+
+
+@pytest.mark.parametrize("dp", ["none", "q4"])
+async def test_steps_are_committed_while_a_newcomer_takes_over_and_then_it_has_the_same_bits(
+    make_job, tmp_path, dp
+):
+    job = make_job(num_samples=16, batch_size=8, num_steps=STEPS, dp_codec=dp)
+    story = Story(job, tmp_path / "joined", ["0-3", "3-6"])
+    weights = await story.play()
+    assert story.status().phase is RunPhase.FINISHED
+    assert story.steps() == list(range(STEPS))
+    assert len(story.heard) >= HELD_STEPS, "the others trained on"
+    assert any(detail.startswith(CAUGHT_UP) for detail in story.details())
+    assert weights.keys() == {"peer-0", NEWCOMER}
+    assert not list(story.directory.glob("*/*step*")), "what was handed over does not lie about"
+    assert weights["peer-0"] == weights[NEWCOMER]
+    if dp == "none":
+        quiet = await quiet_losses(job, tmp_path / "quiet")
+        assert story.losses() == pytest.approx(quiet, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("layers", "dies"),
+    [
+        (["0-3", "0-3", "3-6"], "peer-0"),  # a donor
+        (["0-3", "3-6", "3-6"], "peer-1"),  # somebody of another stage
+    ],
+)
+async def test_a_newcomer_goes_on_taking_over_when_somebody_dies(make_job, tmp_path, layers, dies):
+    job = make_job(num_samples=16, batch_size=8, num_steps=STEPS)
+    story = Story(job, tmp_path / "joined", layers, PeerId(dies))
+    weights = await story.play()
+    assert story.status().phase is RunPhase.FINISHED
+    assert story.steps() == list(range(STEPS))
+    assert any(detail.startswith(CAUGHT_UP) for detail in story.details())
+    assert NEWCOMER in weights
+    assert len(weights) == 2
+    assert len(set(weights.values())) == 1
+    begun = {event.stages for event in story.events if isinstance(event, RunStatus)}
+    assert any(dies not in {stage.peer_id for stage in stages} for stages in begun)
+
+
+async def test_a_newcomer_that_dies_while_it_takes_over_costs_no_step(make_job, tmp_path):
+    job = make_job(num_samples=16, batch_size=8, num_steps=STEPS)
+    story = Story(job, tmp_path / "joined", ["0-3", "3-6"], NEWCOMER)
+    weights = await story.play()
+    assert story.status().phase is RunPhase.FINISHED
+    assert story.steps() == list(range(STEPS))
+    assert weights.keys() == {"peer-0"}
+    assert story.losses() == await quiet_losses(job, tmp_path / "quiet")
