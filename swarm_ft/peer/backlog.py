@@ -43,9 +43,6 @@ class Backlog:
         self._memory_bytes = memory_bytes
         self._steps: deque[tuple[CommitStep, EncodedSum | _InFile]] = deque()
 
-    def __len__(self) -> int:
-        return len(self._steps)
-
     async def append(self, commit: CommitStep, total: EncodedSum) -> None:
         """A step was committed.
 
