@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from google.protobuf.message import Message
@@ -13,6 +12,7 @@ from swarm_ft.transport.base import Channel, Handler, MessageStream, Method, Ser
 
 Request = TypeVar("Request", bound=Message)
 Reply = TypeVar("Reply", bound=Message)
+Wait = Callable[[], Awaitable[object]]
 
 
 class FaultyTransport:
@@ -23,7 +23,7 @@ class FaultyTransport:
         cut_sends: per method, which sends break their stream, counted from 1 over all streams
             of that method; the message itself is lost.
         cut_receives: the same for receives; the message was sent by the other side, and is lost.
-        held: per method, what all receives wait for.
+        held: per method, what every receive waits for before it gives its message.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class FaultyTransport:
         *,
         cut_sends: Mapping[Method[Any, Any], Iterable[int]] | None = None,
         cut_receives: Mapping[Method[Any, Any], Iterable[int]] | None = None,
-        held: Mapping[Method[Any, Any], asyncio.Event] | None = None,
+        held: Mapping[Method[Any, Any], Wait] | None = None,
     ) -> None:
         self._inner = inner
         self._sends = _Script(cut_sends or {})
@@ -60,18 +60,18 @@ class _Script:
     def __init__(
         self,
         cuts: Mapping[Method[Any, Any], Iterable[int]],
-        held: Mapping[Method[Any, Any], asyncio.Event] | None = None,
+        held: Mapping[Method[Any, Any], Wait] | None = None,
     ) -> None:
         self._cuts = {method.path: set(numbers) for method, numbers in cuts.items()}
-        self._held = {method.path: released for method, released in (held or {}).items()}
+        self._held = {method.path: wait for method, wait in (held or {}).items()}
         self._counts: dict[str, int] = {}
         self.num_cuts = 0
 
     async def pass_on(self, method: Method[Any, Any]) -> None:
         """Wait as long as messages of this method are held."""
-        released = self._held.get(method.path)
-        if released is not None:
-            await released.wait()
+        wait = self._held.get(method.path)
+        if wait is not None:
+            await wait()
 
     def breaks_now(self, method: Method[Any, Any]) -> bool:
         count = self._counts[method.path] = self._counts.get(method.path, 0) + 1

@@ -35,7 +35,7 @@ class Story:
 
     async def play(self):
         self.directory.mkdir()
-        held = FaultyTransport(GrpcTransport(), held={FETCH_CHUNKS: self.released})
+        held = FaultyTransport(GrpcTransport(), held={FETCH_CHUNKS: self.released.wait})
         async with LocalSwarm(self.directory, self.layers, transport=held) as swarm:
             await swarm.all_joined()
             status = await swarm.client.submit(self.job.spec, self.job.samples)

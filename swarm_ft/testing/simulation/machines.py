@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from contextvars import Context
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any, cast
@@ -21,12 +22,15 @@ from swarm_ft.peer.stage_state import EngineMaker
 from swarm_ft.protocol.layers import LayerRange, parse_layers
 from swarm_ft.protocol.run_spec import RunSpec
 from swarm_ft.snapshots.store import SnapshotStore
+from swarm_ft.testing.faults import FaultyTransport, Wait
 from swarm_ft.testing.simulation.disk import Disk, DiskJournal
 from swarm_ft.testing.simulation.engine import TinyEngine
 from swarm_ft.testing.simulation.invariants import Invariants
 from swarm_ft.testing.simulation.loop import Process, VirtualLoop
 from swarm_ft.testing.simulation.network import Network, SimTransport
 from swarm_ft.testing.simulation.trace import Trace
+from swarm_ft.transport.base import Method
+from swarm_ft.transport.methods import FETCH_CHUNKS
 
 RECORD_LIFETIME_S = 60.0
 """How long a killed process's record stays in the directory."""
@@ -41,6 +45,7 @@ class World:
     Attributes:
         rng: draws how long the directory takes to answer.
         snapshots_url: a folder that everybody reaches.
+        handover_s: that each message of a state takes longer on its way to a newcomer.
         isolated: machines that do not reach the directory now.
     """
 
@@ -50,6 +55,7 @@ class World:
     invariants: Invariants
     rng: Random
     snapshots_url: str
+    handover_s: float = 0.0
     board: Board = field(default_factory=Board)
     isolated: set[str] = field(default_factory=set)
 
@@ -233,7 +239,7 @@ class PeerRole:
                 snapshots_url=machine.world.snapshots_url,
             ),
             directory=machine.directory,
-            transport=machine.transport,
+            transport=FaultyTransport(machine.transport, held=_held(machine.world)),
             clock=machine.clock,
             make_engine=cast(EngineMaker, make_engine),
         )
@@ -245,3 +251,8 @@ class PeerRole:
         finally:
             await server.stop()
             await machine.directory.withdraw(Role.PEER, name)
+
+
+def _held(world: World) -> Mapping[Method[Any, Any], Wait]:
+    """A newcomer's calls to donors, if states are long on their way."""
+    return {FETCH_CHUNKS: partial(asyncio.sleep, world.handover_s)} if world.handover_s else {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
 from random import Random
@@ -13,6 +13,8 @@ from swarm_ft.testing.simulation.engine import MODULUS
 COORDINATOR, CLIENT = "coordinator", "client"
 MAX_FAULTS = 8
 MAX_TURNS = 8
+TAKE_OVERS = 0.25
+"""Of all scenarios."""
 FIRST_FAULT_S, LAST_FAULT_S = 0.05, 10.0
 """Faults begin within this time; most runs that meet none are over after a few seconds."""
 
@@ -123,6 +125,7 @@ class Scenario:
         layers: what each peer offers, as `--layers` takes it; peers are `peer-0`, `peer-1`, ...
         window_messages: messages of a call that may be unread.
         mean_compute_s: of a computation.
+        handover_s: that each message of a state takes longer on its way to a newcomer.
     """
 
     seed: int
@@ -131,6 +134,7 @@ class Scenario:
     faults: tuple[Fault, ...]
     window_messages: int
     mean_compute_s: float
+    handover_s: float = 0.0
 
 
 def draw(seed: int) -> Scenario:
@@ -140,13 +144,36 @@ def draw(seed: int) -> Scenario:
     layers = _draw_layers(rng, num_blocks)
     machines = [COORDINATOR, CLIENT, *(f"peer-{i}" for i in range(len(layers)))]
     faults = [_draw_fault(rng, machines, layers) for _ in range(rng.randrange(MAX_FAULTS + 1))]
-    return Scenario(
+    scenario = Scenario(
         seed=seed,
         spec=_draw_spec(rng, num_blocks),
         layers=layers,
         faults=tuple(sorted(faults, key=lambda fault: fault.at_s)),
         window_messages=rng.choice((2, 8, 64)),
         mean_compute_s=10 ** rng.uniform(-3, -1),
+    )
+    own = Random(f"{seed}/take-over")
+    return _with_take_over(scenario, own) if own.random() < TAKE_OVERS else scenario
+
+
+def _with_take_over(scenario: Scenario, rng: Random) -> Scenario:
+    """A newcomer early in a longer run; it gets the state slowly, and listens meanwhile."""
+    train = scenario.spec.train
+    train = replace(train, num_steps=train.num_steps + rng.randint(4, 12))
+    joins = Fault(
+        kind=FaultKind.JOIN,
+        at_s=0.0,
+        duration_s=1.0,
+        machine="peer-new",
+        other=rng.choice(scenario.layers),
+        moment=Moment.COMMITTED,
+        turns=rng.randrange(MAX_TURNS),
+    )
+    return replace(
+        scenario,
+        spec=replace(scenario.spec, train=train),
+        faults=(joins, *scenario.faults),
+        handover_s=scenario.mean_compute_s * 10 ** rng.uniform(0.5, 2),
     )
 
 

@@ -100,6 +100,7 @@ class _Simulation:
             invariants=self._invariants,
             rng=Random(f"{seed}/directory"),
             snapshots_url=str(folder / "snapshots"),
+            handover_s=scenario.handover_s,
         )
         self._machines: dict[str, Machine] = {}
         self._roles: dict[str, PeerRole] = {}

@@ -77,7 +77,7 @@ class Scene:
         self.spec = spec
         self.released = asyncio.Event()
         self.inner = MemoryTransport()
-        held = FaultyTransport(self.inner, held={FETCH_CHUNKS: self.released})
+        held = FaultyTransport(self.inner, held={FETCH_CHUNKS: self.released.wait})
         self.directory = StaticDirectory(Board(), ManualClock())
         self.donor = Side("donor", spec, folder / "donor", self.directory, self.inner)
         self.newcomer = Side("newcomer", spec, folder / "newcomer", self.directory, held)

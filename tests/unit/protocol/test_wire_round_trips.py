@@ -17,6 +17,8 @@ from swarm_ft.protocol.coordinator_messages import (
     PlanStep,
     ReleaseStage,
     StageAssignment,
+    Taker,
+    TakeStage,
 )
 from swarm_ft.protocol.frame import EncodedTensor, Frame, FrameKey, FrameKind
 from swarm_ft.protocol.layers import LayerRange
@@ -27,7 +29,9 @@ from swarm_ft.protocol.peer_messages import (
     PeerHello,
     StageExported,
     StageFailed,
+    StageOffered,
     StageReady,
+    StageTaken,
     StepReady,
 )
 from swarm_ft.protocol.run_spec import LrSchedule, ModelSpec, RunSpec, TrainSpec
@@ -149,6 +153,8 @@ held_stages = st.builds(
     last_attempt=u32,
     exported=st.booleans(),
 )
+digests = st.binary(min_size=16, max_size=16)
+some_names = st.lists(names, min_size=1, max_size=2).map(tuple)
 from_peer_messages = st.one_of(
     st.builds(
         PeerHello,
@@ -158,6 +164,8 @@ from_peer_messages = st.one_of(
         held=st.none() | held_stages,
     ),
     st.builds(StageReady, run_id=names, attempt=u32),
+    st.builds(StageTaken, run_id=names, attempt=u32, state_bytes=byte_counts),
+    st.builds(StageOffered, run_id=names, attempt=u32, step=u32, digest=digests, total_bytes=u64),
     st.builds(
         StepReady,
         run_id=names,
@@ -188,6 +196,7 @@ def plans(draw):
         run_id=draw(names),
         attempt=draw(u32),
         step=draw(u32),
+        listeners=draw(st.lists(names, max_size=2).map(tuple)),
         microbatches=tuple(
             Microbatch(i, piece, draw(st.lists(u32, max_size=3).map(tuple)))
             for i, piece in enumerate(pieces)
@@ -205,9 +214,13 @@ to_peer_messages = st.one_of(
         stages=some_stages,
         committed_steps=u32,
         fresh=st.booleans(),
-        spec_digest=st.binary(min_size=16, max_size=16),
+        spec_digest=digests,
+        takers=st.lists(
+            st.builds(Taker, peer_id=names, step=u32, donors=some_names), max_size=2
+        ).map(tuple),
     ),
     plans(),
+    st.builds(TakeStage, run_id=names, attempt=u32, digest=digests, donors=some_names),
     st.builds(
         CommitStep, run_id=names, attempt=u32, step=u32, clip_factor=numbers, learning_rate=numbers
     ),
@@ -223,6 +236,7 @@ run_statuses = st.builds(
     attempt=u32,
     spec=specs,
     stages=st.just(()) | some_stages,
+    joining=st.lists(names, max_size=2).map(tuple),
 )
 run_events = run_statuses | st.builds(
     StepCommitted,

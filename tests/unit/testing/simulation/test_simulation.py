@@ -11,6 +11,7 @@ from swarm_ft.buffers import BufferStore, End
 from swarm_ft.client.swarm import SwarmClient
 from swarm_ft.coordinator import steps
 from swarm_ft.errors import RunFailed
+from swarm_ft.peer.gradient_coder import EncodedSum
 from swarm_ft.testing.simulation.disk import DiskJournal
 from swarm_ft.testing.simulation.engine import TinyEngine
 from swarm_ft.testing.simulation.scenario import Fault, FaultKind, Moment, draw
@@ -19,6 +20,8 @@ from swarm_ft.testing.simulation.simulate import simulate
 
 TWO_STAGES = 6
 """A seed with a peer for each of two stages."""
+LISTENED = 14
+"""A seed whose first fault is a newcomer that listens to some steps."""
 
 
 def quiet(seed):
@@ -87,6 +90,15 @@ def test_one_seed_has_one_history_in_every_process():
     assert digests(seeds, "1") == digests(reversed(seeds), "2")
 
 
+def test_steps_are_committed_while_a_newcomer_takes_over():
+    outcome = simulate(only(draw(LISTENED), (0,)), keep_trace=True)
+    assert outcome.failures == ()
+    (begun, *_) = (i for i, line in enumerate(outcome.lines) if "while the others train" in line)
+    (ended, *_) = (i for i, line in enumerate(outcome.lines) if "has caught up" in line)
+    commits = [line for line in outcome.lines[begun:ended] if "commit of step" in line]
+    assert len(commits) > 3
+
+
 # ---- broken on purpose
 
 
@@ -131,6 +143,13 @@ def test_a_plan_that_lacks_a_sample_is_seen(monkeypatch):
     train = replace(scenario.spec.train, batch_size=4, micro_batch_size=2)
     scenario = replace(scenario, spec=replace(scenario.spec, train=train))
     assert any("gradients of samples counted" in f for f in simulate(scenario).failures)
+
+
+def test_a_newcomer_that_applies_something_else_than_it_heard_is_seen(monkeypatch):
+    decoded = EncodedSum.decoded
+    monkeypatch.setattr(EncodedSum, "decoded", lambda self, codec: decoded(self, codec) + 1.0)
+    failures = simulate(only(draw(LISTENED), (0,))).failures
+    assert any("wrong weights after step" in failure for failure in failures)
 
 
 def test_buffers_that_drift_apart_are_seen(monkeypatch):
