@@ -156,17 +156,6 @@ class FakePeer:
         return [stage.peer_id for stage in self.assign.stages].index(self.peer_id)
 
     @property
-    def _replica(self) -> tuple[int, int]:
-        """Which stage, and which of its replicas."""
-        assert self.assign is not None
-        pipeline = stages_of(self.assign.stages)
-        return next(
-            (index, stage.peers.index(self.peer_id))
-            for index, stage in enumerate(pipeline)
-            if self.peer_id in stage.peers
-        )
-
-    @property
     def _stage(self) -> StageAssignment:
         assert self.assign is not None
         return self.assign.stages[self._index]
@@ -285,9 +274,10 @@ class FakePeer:
         assert plan.step == len(self.applied)
         if not self.has_state:
             assert self.peer_id in plan.listeners
-        if self.peer_id in plan.listeners:
-            replica = self._replica
-            assert all(batch.replica_at(replica[0]) != replica[1] for batch in plan.microbatches)
+        computing = stages_of(self.assign.stages, but=plan.listeners)
+        for batch in plan.microbatches:
+            for index, stage in enumerate(computing):
+                assert batch.replica_at(index) < len(stage.peers)
         self.gradients_of_step, self.gradients_of_attempt = plan.step, plan.attempt
         return self.step_ready(plan.step)
 

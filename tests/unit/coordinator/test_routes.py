@@ -37,19 +37,6 @@ def test_without_replicas_microbatches_are_in_the_order_of_the_data(train):
     assert plan_microbatches(spec, 1, stages_of_sizes(1, 1), {}) == step_microbatches(spec, 1)
 
 
-def test_no_microbatch_passes_who_is_idle_and_one_that_computes_alone_keeps_the_order(train):
-    spec = train(num_samples=32, batch_size=8, micro_batch_size=2)
-    alone = plan_microbatches(spec, 1, stages_of_sizes(2, 1), {}, idle={"s0r0"})
-    assert {batch.route for batch in alone} == {(1, 0)}
-    assert [batch.samples for batch in alone] == [
-        batch.samples for batch in step_microbatches(spec, 1)
-    ]
-    behind = plan_microbatches(spec, 1, stages_of_sizes(2, 1), {}, idle={"s0r1"})
-    assert behind == step_microbatches(spec, 1), "the bits of a run that nobody joins"
-    shared = plan_microbatches(spec, 1, stages_of_sizes(3, 1), {}, idle={"s0r1"})
-    assert loads(shared, 0) == {0: 2, 2: 2}
-
-
 @settings(
     derandomize=True,
     max_examples=100,
