@@ -189,8 +189,9 @@ class RunProgress:
         """The run moved to another phase, or waits for something else."""
         self.state = self.state.after(status)
         line = self.state.line()
-        # Who is gone, or waited for, stays to be read when the bar tells of other things.
-        is_told = not self._is_live or status.phase is RunPhase.WAITING
+        # Who is gone, waited for or joins stays to be read when the bar tells of other things.
+        is_news = status.phase is RunPhase.TRAINING and bool(status.detail)
+        is_told = not self._is_live or is_news or status.phase is RunPhase.WAITING
         if is_told and line != self._last_line:
             self._last_line = line
             self.message(line)

@@ -201,6 +201,18 @@ def test_who_is_gone_stays_to_be_read_above_the_bar():
     assert any("step 9/40" in line and "peers load their stages" in line for line in lines)
 
 
+def test_who_joins_while_the_others_train_is_told_above_the_bar_and_the_bar_goes_on():
+    console = Console(file=io.StringIO(), force_terminal=True, width=80, _environ={})
+    with RunProgress(_spec(num_steps=40).train, console) as progress:
+        progress.show_status(_status(RunPhase.TRAINING, "peer x joins layers 0-3", committed=9))
+        progress.show_step(_step(9))
+    lines = [line.rstrip() for line in _written(console).replace("\r", "\n").splitlines()]
+    assert (
+        sum(line.endswith("peer x joins layers 0-3") and "step" not in line for line in lines) == 1
+    )
+    assert any("step 10/40" in line and "loss 2.000" in line for line in lines)
+
+
 def test_the_display_goes_to_standard_error(capsys: pytest.CaptureFixture[str]):
     with RunProgress(_spec().train) as progress:
         progress.message("hello")
