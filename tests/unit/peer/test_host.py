@@ -21,10 +21,23 @@ from swarm_ft.peer.neighbours import receive_hello
 from swarm_ft.proto.peer_pb2 import WeightsRequest
 from swarm_ft.protocol.boundary_messages import BoundaryHello
 from swarm_ft.protocol.boundary_wire import boundary_from_wire, boundary_to_wire
-from swarm_ft.protocol.coordinator_messages import Assign, CommitStep, PlanStep, StageAssignment
+from swarm_ft.protocol.coordinator_messages import (
+    Assign,
+    CommitStep,
+    PlanStep,
+    StageAssignment,
+    Taker,
+)
 from swarm_ft.protocol.layers import LayerRange
-from swarm_ft.protocol.peer_messages import StageExported, StageFailed, StageReady, StepReady
+from swarm_ft.protocol.peer_messages import (
+    StageExported,
+    StageFailed,
+    StageOffered,
+    StageReady,
+    StepReady,
+)
 from swarm_ft.protocol.run_spec import RunSpec
+from swarm_ft.protocol.shard import ShardName
 from swarm_ft.protocol.training_plan import step_microbatches
 from swarm_ft.stage.checkpoint import open_checkpoint
 from swarm_ft.stage.engine import StageEngine
@@ -72,7 +85,9 @@ class Peer:
         self.engines.append(engine)
         return engine
 
-    async def assign(self, *, attempt=1, stages=((ME, 0, 2),), committed_steps=0, fresh=True):
+    async def assign(
+        self, *, attempt=1, stages=((ME, 0, 2),), committed_steps=0, fresh=True, takers=()
+    ):
         stages = tuple(StageAssignment(peer_id=p, layers=LayerRange(a, b)) for p, a, b in stages)
         await self.host.assign(
             Assign(
@@ -83,6 +98,7 @@ class Peer:
                 committed_steps=committed_steps,
                 fresh=fresh,
                 spec_digest=self.spec.digest(),
+                takers=takers,
             )
         )
 
@@ -404,6 +420,52 @@ def hello(peer, **changes):
     }
     return boundary_to_wire(BoundaryHello(**fields | changes))
 
+
+# ---- newcomers
+
+TWO = ((ME, 0, 2), ("other", 0, 2))
+
+
+async def test_a_donor_offers_its_state_beside_and_no_longer_than_somebody_takes_it(peer, tmp_path):
+    takers = (Taker(peer_id=PeerId("other"), step=0, donors=(ME,)),)
+    await peer.assign(stages=TWO, takers=takers)
+    offered = await peer.said.get()
+    assert isinstance(offered, StageOffered), "before the other one is even connected"
+    name = ShardName(run_id=RUN, step=0, layers=LayerRange(0, 2))
+    path = peer.host.find_shard(name).path
+    assert path.exists()
+
+    await peer.assign(attempt=2, stages=TWO, takers=takers)
+    again = await peer.said.get()
+    assert again == replace(offered, attempt=2), "the next attempt's taker hears of it too"
+
+    await peer.ready(attempt=3)
+    assert peer.host.find_shard(name) is None
+    assert not path.exists()
+
+
+async def test_who_takes_over_holds_nothing_and_begins_anew_if_it_did_not_hear_all(peer):
+    async with peer.serving():
+        takers = (Taker(peer_id=ME, step=3, donors=(PeerId("other"),)),)
+        await peer.assign(stages=TWO, committed_steps=3, fresh=False, takers=takers)
+        assert peer.host.held is None
+        await peer.assign(attempt=2, stages=TWO, committed_steps=4, fresh=False, takers=takers)
+        failed = await peer.said.get()
+        assert isinstance(failed, StageFailed)
+        assert failed.code == "out-of-turn"
+        assert "not all of the 4 steps were heard" in failed.message
+
+
+async def test_a_step_is_not_computed_by_who_has_not_caught_up(peer):
+    takers = (Taker(peer_id=ME, step=3, donors=(PeerId("other"),)),)
+    await peer.ready(stages=((ME, 0, 2),), committed_steps=3, fresh=False, takers=takers)
+    peer.host.plan(plan_of(peer.spec, 3, attempt=1))
+    failed = await peer.said.get()
+    assert isinstance(failed, StageFailed)
+    assert "over a peer that has not caught up" in failed.message
+
+
+# ---- neighbours
 
 BEHIND = (("up", 0, 1), (ME, 1, 2))
 
