@@ -267,8 +267,12 @@ class StageAttempt:
         """Sum this stage's gradients over its replicas, all of which end with the same bits."""
         if self.reducer is None or progress.gradient is None:
             return GradientTraffic()
-        total = await self.reducer.reduce(step, progress.gradient)
-        await run_in(self._context.compute, self._engine.set_flat_gradient, total)
+        num_members = len(self._pipeline[self._index].peers)
+        own = await run_in(
+            self._context.compute, self._engine.share, progress.gradient, num_members
+        )
+        total = await self.reducer.reduce(step, own)
+        await run_in(self._context.compute, self._engine.take_sum, total)
         return self.reducer.take_traffic()
 
     # ---- tied embeddings

@@ -24,6 +24,7 @@ from swarm_ft.stage.arrivals import Bounds, check_gradient
 from swarm_ft.stage.checkpoint import Checkpoint
 from swarm_ft.stage.dropout import DropoutSeeds
 from swarm_ft.stage.module import StageModule
+from swarm_ft.stage.momentum import gradient_from_momentum, momentum_share
 from swarm_ft.stage.weights import StageWeights
 
 _log = get_logger(__name__)
@@ -268,19 +269,36 @@ class StageEngine:
         return total
 
     def flat_gradient(self) -> Tensor:
-        """All gradients of this stage, float32 [n], parameters by name; zeros where there is none.
-
-        Replicas of a stage sum it, and each takes the sum with `set_flat_gradient`.
-        """
+        """All gradients of this stage, float32 [n], parameters by name; zeros where there is none."""
         return self._loaded().flat_gradient()
 
-    def set_flat_gradient(self, gradient: Tensor) -> None:
-        """Take gradients [n] in the place of this stage's own.
+    def share(self, gradient: Tensor, num_members: int) -> Tensor:
+        """What one of `num_members` replicas of the stage gives to their sum, see `take_sum`.
+
+        Args:
+            gradient: `flat_gradient` of this replica; itself the share, but for `--dp momentum`.
+            num_members: who give a share each.
+
+        Returns:
+            Float32 [n], not to be written to.
+        """
+        if not self._spec.train.reduction.of_momentum:
+            return gradient
+        return momentum_share(self._loaded().flat_momentum(), gradient, num_members)
+
+    def take_sum(self, total: Tensor) -> None:
+        """Go on with the gradients that the sum of all shares [n] stands for.
+
+        Nothing but gradients changes: moments do so at `apply`.
 
         Raises:
             MalformedMessage: of another length or dtype.
         """
-        self._loaded().set_flat_gradient(gradient)
+        weights = self._loaded()
+        weights.check_flat(total)
+        if self._spec.train.reduction.of_momentum:
+            total = gradient_from_momentum(total, weights.flat_momentum())
+        weights.set_flat_gradient(total)
 
     def tied_gradient(self) -> Tensor:
         """Gradient [V, C] of this end's tied tensor; zeros if there is none.

@@ -140,7 +140,7 @@ class TinyEngine:
             raise OutOfTurn(f"step {step}: {counted} are not what is counted")
         current.inputs.clear()
         if gradient is not None:
-            self.set_flat_gradient(gradient)
+            self.take_sum(gradient)
         if self._watcher is not None:
             self._watcher.began(self, step)
 
@@ -197,9 +197,13 @@ class TinyEngine:
         parts = [part for block in blocks for part in (block.gradient, block.tally)]
         return torch.from_numpy(np.concatenate(parts).astype(np.float32))
 
-    def set_flat_gradient(self, gradient: Tensor) -> None:
+    def share(self, gradient: Tensor, num_members: int) -> Tensor:
+        """See `StageEngine`; here always the gradient."""
+        return gradient
+
+    def take_sum(self, total: Tensor) -> None:
         """See `StageEngine`."""
-        values, at = np.rint(gradient.numpy()).astype(np.int64), 0
+        values, at = np.rint(total.numpy()).astype(np.int64), 0
         for block in self._loaded().values():
             for part in (block.gradient, block.tally):
                 part[:] = values[at : at + len(part)]

@@ -7,6 +7,7 @@ import pytest
 from swarm_ft.errors import BadCodec, BadModel, BadOption
 from swarm_ft.protocol.codec_spec import Axis, CodecName, CodecSpec, Direction, Feedback
 from swarm_ft.protocol.layers import LayerRange
+from swarm_ft.protocol.reduction_spec import ReductionSpec
 from swarm_ft.protocol.run_spec import LrSchedule, ModelSpec, RunSpec, TrainSpec
 
 PINNED_DIGEST = "e4ba6e09bc29fde00c96259af45522ef"
@@ -134,9 +135,11 @@ def test_codecs_are_checked_for_their_direction(train_spec):
 
 
 def test_replicas_gradients_have_a_codec_of_their_own(train_spec):
-    assert train_spec.reduction_codec == CodecSpec(CodecName.NONE, 3200)
-    other = replace(train_spec, dp_codec="q4").reduction_codec
-    assert other == CodecSpec(CodecName.Q, 400, Axis.TOKEN)
+    assert train_spec.reduction == ReductionSpec(CodecSpec(CodecName.NONE, 3200))
+    codec = CodecSpec(CodecName.Q, 400, Axis.TOKEN)
+    assert replace(train_spec, dp_codec="q4").reduction == ReductionSpec(codec)
+    other = replace(train_spec, dp_codec="momentum:q4")
+    assert other.reduction == ReductionSpec(codec, of_momentum=True)
 
 
 def test_only_tied_embeddings_can_be_kept_tied(model_spec, train_spec):
