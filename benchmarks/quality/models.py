@@ -17,6 +17,7 @@ from transformers import GPT2Config, GPT2Model
 
 from benchmarks.quality.boundary import Cuts
 from benchmarks.quality.data import Batch, Dataset
+from benchmarks.quality.replicas import Replicas
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,7 @@ class CutModel(nn.Module):
         )
         self.head = nn.Linear(regime.width, classes) if classes else None
         self.cuts: Cuts | None = None  # None while the backbone is pre-trained, uncut
+        self.replicas: Replicas | None = None  # None where one peer trains
         for index, block in enumerate(regime.cuts):
             self.body.h[block - 1].register_forward_hook(self._hook(index))
 
@@ -102,7 +104,7 @@ class CutModel(nn.Module):
 def steps(
     model: CutModel, dataset: Dataset, batch: int, epochs: int, rate: float, seed: int
 ) -> Iterator[tuple[int, Tensor]]:
-    """Train: AdamW, linear decay, norm clipped at 1; yields (epoch, loss) after each backward."""
+    """Train: AdamW, linear decay, norm clipped at 1; yields (epoch, loss) after each step."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.01)
     generator = torch.Generator().manual_seed(seed)
     total, step = epochs * (len(dataset) // batch), 0
@@ -110,13 +112,43 @@ def steps(
         for part in dataset.batches(batch, torch.randperm(len(dataset), generator=generator)):
             for group in optimizer.param_groups:
                 group["lr"] = rate * (1 - step / total)
-            optimizer.zero_grad()
-            loss, _ = model.loss(part, "train")
-            loss.backward()
+            loss = _backward(model, optimizer, dataset, part)
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             step += 1
-            yield epoch, loss.detach()
+            yield epoch, loss
+
+
+def _backward(
+    model: CutModel, optimizer: torch.optim.AdamW, dataset: Dataset, part: Batch
+) -> Tensor:
+    """The gradients of a batch's mean loss, by one peer or as replicas sum them; the loss."""
+    replicas = model.replicas
+    if replicas is None:
+        return _set_gradients(model, optimizer, part, 1.0)
+    parameters = [parameter for _, parameter in sorted(model.named_parameters())]
+    losses, gradients = [], []
+    for rows in part.ids.chunk(replicas.count):
+        share = len(rows) / len(part.ids)
+        losses.append(share * _set_gradients(model, optimizer, dataset.batch(rows), share))
+        gradients.append(torch.cat([p.grad.flatten() for p in parameters]))
+    moments = [optimizer.state[p].get("exp_avg", torch.zeros_like(p)) for p in parameters]
+    total = replicas.reduce(gradients, torch.cat([moment.flatten() for moment in moments]))
+    for parameter, gradient in zip(
+        parameters, total.split([p.numel() for p in parameters]), strict=True
+    ):
+        parameter.grad = gradient.view_as(parameter)
+    return sum(losses)
+
+
+def _set_gradients(
+    model: CutModel, optimizer: torch.optim.AdamW, part: Batch, scale: float
+) -> Tensor:
+    """Gradients of `scale` times the mean loss in place of the present ones; the mean loss."""
+    optimizer.zero_grad()
+    loss, _ = model.loss(part, "train")
+    (loss * scale).backward()
+    return loss.detach()
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.quality.configs import DEFAULT_EPOCHS, GROUPS, Config, configs_of
+from benchmarks.quality.configs import DEFAULT_EPOCHS, GROUPS, TASKS, Config, configs_of
 from benchmarks.quality.train import RATES, Record
 
 Rows = dict[tuple[str, int], list[Record]]
@@ -92,7 +92,7 @@ def print_tables(records: list[Record], group: str | None, configs: list[Config]
     """The learning rates tried, then the runs, of each task that has some, or of a group's task."""
     for task in RATES:
         of_task = [record for record in records if record["task"] == task]
-        if of_task and (group is None or (task == "cola") == (group == "cola")):
+        if of_task and (group is None or task == TASKS.get(group, "lm")):
             _print_rates(of_task, task)
             _print_runs(rows_of(of_task, task), task, wanted(of_task, group, configs))
 
@@ -124,6 +124,8 @@ def _print_runs(rows: Rows, task: str, configs: list[Config]) -> None:
     against = Column("vs none, %", lambda record: change(record, rows), "+.2f")
     scores = _CLASSES if task == "cola" else [_PERPLEXITY[0], against, *_PERPLEXITY[1:]]
     columns = [*scores, *_BITS]
+    if any(config.dp for config in configs):
+        columns.append(Column("bits between replicas", lambda record: record.get("bits_dp")))
     _say(f"\n### {task}: runs\n")
     _row(["config", "epochs", "seeds", *(column.heading for column in columns)], header=True)
     for config in configs:
