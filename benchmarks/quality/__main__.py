@@ -12,7 +12,7 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported
 
-from benchmarks.quality.configs import DEFAULT_EPOCHS, GROUPS, TASKS, Config, configs_of
+from benchmarks.quality.configs import DEFAULT_EPOCHS, GROUPS, Config, configs_of
 from benchmarks.quality.models import Regime
 from benchmarks.quality.train import RATES, Task, deterministic, key_of, read_task, run
 
@@ -83,7 +83,7 @@ def _summary(record: dict[str, object]) -> str:
 
 
 def _task_name(options: argparse.Namespace) -> str:
-    return options.task or TASKS.get(options.group, "lm")
+    return options.task or ("cola" if options.group == "cola" else "lm")
 
 
 def _regime(settings: list[str]) -> Regime:
@@ -120,7 +120,7 @@ def _parser() -> argparse.ArgumentParser:
         default="",
         help="configs instead of a group: fw/bw[/dp][@key[@first]][:epochs],..",
     )
-    add("--task", choices=RATES, help="default: that of the group, else lm")
+    add("--task", choices=RATES, help="default: cola for the group cola, else lm")
     add("--seeds", default="0,1,2")
     add("--epochs", type=int, default=DEFAULT_EPOCHS, help="where the config names none")
     add("--rates", default="", help=f"learning rates instead of the best; the grid was {_GRID}")

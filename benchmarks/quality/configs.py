@@ -77,11 +77,11 @@ GROUPS: dict[str, str] = {
     """,
     # Two replicas that sum gradients or moments.
     "dp": """
-        none:3  none/none/none:3  none/none/q8:3  none/none/q4:3  none/none/q4+z:3
-        none/none/momentum:3  none/none/momentum:q4:3  none/none/momentum:q4+z:3
-        aq3/q6/none:3  aq3/q6/q4:3
+        none
+        none/none/q4  none/none/q4+z  none/none/momentum:q4  aq3/q6/q4  none/none/q8
+        none/none/momentum  none/none/momentum:q4+z  none/none/none  aq3/q6
     """,
-    # Sentences to classify.
+    # Sentences to classify; `--group cola` sets the task.
     "cola": """
         none
         pubq2/pubq4  pubaq2/pubq4
@@ -90,10 +90,6 @@ GROUPS: dict[str, str] = {
         top10/top10  aqtop30/top30
     """,
 }
-
-
-TASKS = {"cola": "cola", "dp": "wikitext"}
-"""Of a group, if it is not `lm`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.quality.configs import DEFAULT_EPOCHS, GROUPS, TASKS, Config, configs_of
+from benchmarks.quality.configs import DEFAULT_EPOCHS, GROUPS, Config, configs_of
 from benchmarks.quality.train import RATES, Record
 
 Rows = dict[tuple[str, int], list[Record]]
@@ -92,7 +92,7 @@ def print_tables(records: list[Record], group: str | None, configs: list[Config]
     """The learning rates tried, then the runs, of each task that has some, or of a group's task."""
     for task in RATES:
         of_task = [record for record in records if record["task"] == task]
-        if of_task and (group is None or task == TASKS.get(group, "lm")):
+        if of_task and (group is None or (task == "cola") == (group == "cola")):
             _print_rates(of_task, task)
             _print_runs(rows_of(of_task, task), task, wanted(of_task, group, configs))
 
