@@ -100,7 +100,7 @@ class GradientReducer:
         self._own = members.index(own)
         self._residuals = residuals
         self._pool = pool
-        self._codec = PieceCodec(spec.train.reduction.codec)
+        self._codec = PieceCodec(spec.train.reduction_codec)
         self._machine = AllReduce(attempt=attempt, num_members=len(members), own=self._own)
         others = (i for i in range(len(members)) if i != self._own)
         self._links = {i: MemberLink(members[i], self._events(i)) for i in others}

@@ -19,9 +19,9 @@ from swarm_ft.protocol.codec_spec import (
 from swarm_ft.protocol.digest import digest_of
 from swarm_ft.protocol.frame import MAX_CHANNELS, MAX_TOKENS
 from swarm_ft.protocol.layers import LayerRange
-from swarm_ft.protocol.reduction_spec import ReductionSpec, parse_reduction_spec
+from swarm_ft.protocol.reduction_spec import parse_reduction_spec
 
-VERSION = 3
+VERSION = 4
 MAX_SAMPLES = 1 << 24
 MAX_SEQ_LENGTH = MAX_TOKENS
 MAX_HIDDEN_SIZE = MAX_CHANNELS
@@ -141,9 +141,14 @@ class TrainSpec:
         return replace(self.codec(direction), feedback=Feedback.NONE)
 
     @property
-    def reduction(self) -> ReductionSpec:
-        """What replicas of a stage sum, and by which codec."""
-        return parse_reduction_spec(self.dp_codec)
+    def reduction_codec(self) -> CodecSpec:
+        """The codec of what replicas of a stage sum."""
+        return parse_reduction_spec(self.dp_codec).codec
+
+    @property
+    def sums_momentum(self) -> bool:
+        """Whether replicas of a stage sum first moments, not gradients."""
+        return parse_reduction_spec(self.dp_codec).of_momentum
 
     @property
     def steps_per_epoch(self) -> int:

@@ -282,7 +282,7 @@ class StageEngine:
         Returns:
             Float32 [n], not to be written to.
         """
-        if not self._spec.train.reduction.of_momentum:
+        if not self._spec.train.sums_momentum:
             return gradient
         return momentum_share(self._loaded().flat_momentum(), gradient, num_members)
 
@@ -296,7 +296,7 @@ class StageEngine:
         """
         weights = self._loaded()
         weights.check_flat(total)
-        if self._spec.train.reduction.of_momentum:
+        if self._spec.train.sums_momentum:
             total = gradient_from_momentum(total, weights.flat_momentum())
         weights.set_flat_gradient(total)
 

@@ -7,10 +7,9 @@ import pytest
 from swarm_ft.errors import BadCodec, BadModel, BadOption
 from swarm_ft.protocol.codec_spec import Axis, CodecName, CodecSpec, Direction, Feedback
 from swarm_ft.protocol.layers import LayerRange
-from swarm_ft.protocol.reduction_spec import ReductionSpec
 from swarm_ft.protocol.run_spec import LrSchedule, ModelSpec, RunSpec, TrainSpec
 
-PINNED_DIGEST = "e4ba6e09bc29fde00c96259af45522ef"
+PINNED_DIGEST = "eec3fcc9c4c84cb46114ee16b2684dfa"
 
 OTHER_MODEL = {
     "reference": "other",
@@ -135,11 +134,17 @@ def test_codecs_are_checked_for_their_direction(train_spec):
 
 
 def test_replicas_gradients_have_a_codec_of_their_own(train_spec):
-    assert train_spec.reduction == ReductionSpec(CodecSpec(CodecName.NONE, 3200))
-    codec = CodecSpec(CodecName.Q, 400, Axis.TOKEN)
-    assert replace(train_spec, dp_codec="q4").reduction == ReductionSpec(codec)
+    assert train_spec.reduction_codec == CodecSpec(CodecName.NONE, 3200)
+    other = replace(train_spec, dp_codec="q4").reduction_codec
+    assert other == CodecSpec(CodecName.Q, 400, Axis.TOKEN)
+
+
+def test_replicas_sum_moments_where_they_are_told_to(train_spec):
+    assert not train_spec.sums_momentum
+    assert not replace(train_spec, dp_codec="q4").sums_momentum
     other = replace(train_spec, dp_codec="momentum:q4")
-    assert other.reduction == ReductionSpec(codec, of_momentum=True)
+    assert other.sums_momentum
+    assert other.reduction_codec == CodecSpec(CodecName.Q, 400, Axis.TOKEN)
 
 
 def test_only_tied_embeddings_can_be_kept_tied(model_spec, train_spec):
