@@ -7,13 +7,12 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import fields, replace
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported
 
 from benchmarks.quality.configs import DEFAULT_EPOCHS, GROUPS, Config, configs_of
-from benchmarks.quality.models import Regime
+from benchmarks.quality.models import regime_of
 from benchmarks.quality.train import RATES, Task, deterministic, key_of, read_task, run
 
 _GRID = "3e-4,1e-3,2e-3,4e-3"
@@ -26,7 +25,7 @@ def main(arguments: list[str] | None = None) -> None:
         _show(options)
         return
     deterministic()
-    regime = _regime(options.set)
+    regime = regime_of(options.set)
     task = read_task(_task_name(options), regime, options.data, options.cache)
     _run_all(task, list(_jobs(task, options)), options.out)
 
@@ -84,21 +83,6 @@ def _summary(record: dict[str, object]) -> str:
 
 def _task_name(options: argparse.Namespace) -> str:
     return options.task or ("cola" if options.group == "cola" else "lm")
-
-
-def _regime(settings: list[str]) -> Regime:
-    """The default regime with `field=number` settings; `cuts=1,3` takes several."""
-    kinds = {field.name: field.type for field in fields(Regime)}
-    values: dict[str, object] = {}
-    for setting in settings:
-        name, _, text = setting.partition("=")
-        if name not in kinds:
-            raise SystemExit(f"--set {setting}: expected one of {', '.join(kinds)}")
-        if name == "cuts":
-            values[name] = tuple(_numbers(text))
-        else:
-            values[name] = float(text) if kinds[name] == "float" else int(text)
-    return replace(Regime(), **values)  # type: ignore[arg-type]
 
 
 def _numbers(text: str) -> list[int]:

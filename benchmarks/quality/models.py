@@ -6,7 +6,7 @@ import hashlib
 import math
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 import torch
@@ -48,6 +48,21 @@ class Regime:
     def digest(self) -> str:
         """A short name that differs where any field does."""
         return hashlib.sha256(repr(sorted(asdict(self).items())).encode()).hexdigest()[:8]
+
+
+def regime_of(settings: list[str]) -> Regime:
+    """The default regime with `field=number` settings; `cuts=1,3` takes several."""
+    kinds = {field.name: field.type for field in fields(Regime)}
+    values: dict[str, object] = {}
+    for setting in settings:
+        name, _, text = setting.partition("=")
+        if name not in kinds:
+            raise SystemExit(f"--set {setting}: expected one of {', '.join(kinds)}")
+        if name == "cuts":
+            values[name] = tuple(int(part) for part in text.split(","))
+        else:
+            values[name] = float(text) if kinds[name] == "float" else int(text)
+    return replace(Regime(), **values)  # type: ignore[arg-type]
 
 
 class CutModel(nn.Module):
@@ -123,29 +138,38 @@ def _backward(
     model: CutModel, optimizer: torch.optim.AdamW, dataset: Dataset, part: Batch
 ) -> Tensor:
     """The gradients of a batch's mean loss, by one peer or as replicas sum them; the loss."""
-    replicas = model.replicas
-    if replicas is None:
-        return _set_gradients(model, optimizer, part, 1.0)
+    if model.replicas is None:
+        return _set_gradients(model, part, 1.0)
+    loss, gradients = flat_gradients(model, dataset, part, model.replicas.count)
     parameters = [parameter for _, parameter in sorted(model.named_parameters())]
-    losses, gradients = [], []
-    for rows in part.ids.chunk(replicas.count):
-        share = len(rows) / len(part.ids)
-        losses.append(share * _set_gradients(model, optimizer, dataset.batch(rows), share))
-        gradients.append(torch.cat([p.grad.flatten() for p in parameters]))
     moments = [optimizer.state[p].get("exp_avg", torch.zeros_like(p)) for p in parameters]
-    total = replicas.reduce(gradients, torch.cat([moment.flatten() for moment in moments]))
+    total = model.replicas.reduce(gradients, torch.cat([moment.flatten() for moment in moments]))
     for parameter, gradient in zip(
         parameters, total.split([p.numel() for p in parameters]), strict=True
     ):
         parameter.grad = gradient.view_as(parameter)
-    return sum(losses)
+    return loss
 
 
-def _set_gradients(
-    model: CutModel, optimizer: torch.optim.AdamW, part: Batch, scale: float
-) -> Tensor:
+def flat_gradients(
+    model: CutModel, dataset: Dataset, part: Batch, count: int
+) -> tuple[Tensor, list[Tensor]]:
+    """A batch's mean loss, and the gradients of `count` replicas, which add up to that loss's.
+
+    Each is float32 [n], parameters by name, as a peer has it.
+    """
+    parameters = [parameter for _, parameter in sorted(model.named_parameters())]
+    total, gradients = torch.zeros(()), []
+    for rows in part.ids.chunk(count):
+        share = len(rows) / len(part.ids)
+        total += share * _set_gradients(model, dataset.batch(rows), share)
+        gradients.append(torch.cat([p.grad.flatten() for p in parameters]))
+    return total, gradients
+
+
+def _set_gradients(model: CutModel, part: Batch, scale: float) -> Tensor:
     """Gradients of `scale` times the mean loss in place of the present ones; the mean loss."""
-    optimizer.zero_grad()
+    model.zero_grad()
     loss, _ = model.loss(part, "train")
     (loss * scale).backward()
     return loss.detach()

@@ -36,10 +36,10 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def study(*options: str) -> None:
+def study(*options: str, module: str = "benchmarks.quality") -> str:
     # In a process of its own, as it sets torch to one thread and to deterministic operations.
-    command = [sys.executable, "-m", "benchmarks.quality", *options]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    command = [sys.executable, "-m", module, *options]
+    return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
 
 
 def test_runs_each_config_once_and_prints_a_table(
@@ -78,9 +78,22 @@ def test_replicas_train_as_one_peer_does_but_for_what_their_codec_loses(texts: P
             assert mine["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
             assert mine["ppl"] == pytest.approx(theirs["ppl"], rel=1e-4)
     for found, bits in zip(replicas[2:], (4, 8), strict=True):
-        assert bits < found["bits_dp"] < bits + 0.1
+        assert bits < found["bits_dp"] < bits + 0.2
         assert found["epochs"][-1]["ppl"] != alone["epochs"][-1]["ppl"]
         assert found["epochs"][-1]["ppl"] == pytest.approx(alone["epochs"][-1]["ppl"], rel=0.2)
+
+
+def test_a_codecs_steps_are_compared_with_exact_ones(texts: Path) -> None:
+    options = [f"--set={setting}" for setting in TINY.split()]
+    options += ["--data", str(texts), "--cache", str(texts), "--dps", "fp16,q4,momentum:q4"]
+    table = study(*options, module="benchmarks.quality.updates")
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
+    assert [row[0] for row in rows] == ["fp16", "q4", "momentum:q4"]
+    (fine, gradients, moments) = ([float(cell) for cell in row[1:]] for row in rows)
+    assert fine[0] == pytest.approx(16, rel=0.01)
+    assert fine[1] > 0.999
+    assert 0.7 < moments[1] < gradients[1] < fine[1]  # a step's cosine with the exact one
+    assert fine[2] < gradients[2] < 0.7  # the error of all steps together
 
 
 @pytest.mark.parametrize("group", GROUPS)
