@@ -269,7 +269,7 @@ class StageEngine:
         return total
 
     def flat_gradient(self) -> Tensor:
-        """All gradients of this stage, float32 [n], parameters by name; zeros where there is none."""
+        """All gradients of this stage, float32 [n], parameters by name; zeros for none."""
         return self._loaded().flat_gradient()
 
     def share(self, gradient: Tensor, num_members: int) -> Tensor:
