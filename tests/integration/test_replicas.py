@@ -73,8 +73,9 @@ async def test_momentum_uncompressed_is_the_optimizer_of_one_peer(make_job, tmp_
     assert final_losses(events) == pytest.approx(alone, rel=RTOL)
 
 
-async def test_a_replica_of_every_stage_dies_in_the_middle_of_a_step(make_job, tmp_path):
-    job = make_job(num_samples=16, batch_size=8, num_steps=8)
+@pytest.mark.parametrize("dp_codec", ["none", "momentum:none"])
+async def test_a_replica_of_every_stage_dies_in_the_middle_of_a_step(make_job, tmp_path, dp_codec):
+    job = make_job(num_samples=16, batch_size=8, num_steps=8, dp_codec=dp_codec)
     quiet = final_losses(await trained(job, tmp_path / "quiet", LAYERS * 2))
     (tmp_path / "faulty").mkdir()
     async with LocalSwarm(tmp_path / "faulty", LAYERS * 2) as swarm:
