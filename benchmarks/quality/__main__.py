@@ -7,13 +7,12 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import fields, replace
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported
 
 from benchmarks.quality.configs import DEFAULT_EPOCHS, GROUPS, Config, configs_of
-from benchmarks.quality.models import Regime
+from benchmarks.quality.models import regime_of
 from benchmarks.quality.train import RATES, Task, deterministic, key_of, read_task, run
 
 _GRID = "3e-4,1e-3,2e-3,4e-3"
@@ -26,7 +25,7 @@ def main(arguments: list[str] | None = None) -> None:
         _show(options)
         return
     deterministic()
-    regime = _regime(options.set)
+    regime = regime_of(options.set)
     task = read_task(_task_name(options), regime, options.data, options.cache)
     _run_all(task, list(_jobs(task, options)), options.out)
 
@@ -86,21 +85,6 @@ def _task_name(options: argparse.Namespace) -> str:
     return options.task or ("cola" if options.group == "cola" else "lm")
 
 
-def _regime(settings: list[str]) -> Regime:
-    """The default regime with `field=number` settings; `cuts=1,3` takes several."""
-    kinds = {field.name: field.type for field in fields(Regime)}
-    values: dict[str, object] = {}
-    for setting in settings:
-        name, _, text = setting.partition("=")
-        if name not in kinds:
-            raise SystemExit(f"--set {setting}: expected one of {', '.join(kinds)}")
-        if name == "cuts":
-            values[name] = tuple(_numbers(text))
-        else:
-            values[name] = float(text) if kinds[name] == "float" else int(text)
-    return replace(Regime(), **values)  # type: ignore[arg-type]
-
-
 def _numbers(text: str) -> list[int]:
     return [int(part) for part in text.split(",")]
 
@@ -115,7 +99,11 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--data", type=Path, default=Path("data"), help="folder with the WikiText-2, CoLA files")
     add("--group", choices=GROUPS, help="a table of configs (default: main)")
-    add("--configs", default="", help="configs instead of a group: fw/bw[@key[@first]][:epochs],..")
+    add(
+        "--configs",
+        default="",
+        help="configs instead of a group: fw/bw[/dp][@key[@first]][:epochs],..",
+    )
     add("--task", choices=RATES, help="default: cola for the group cola, else lm")
     add("--seeds", default="0,1,2")
     add("--epochs", type=int, default=DEFAULT_EPOCHS, help="where the config names none")

@@ -1,10 +1,11 @@
 """The codec configurations of the study, as a table of texts. Knows no arithmetic.
 
-    config = fw "/" bw ["@" key ["@" first]] [":" epochs]
+    config = fw "/" bw ["/" dp] ["@" key ["@" first]] [":" epochs]
 
 `fw` and `bw` are codec specs, or `pubqB`, `pubaqB` of `published.py`. `key` is the codec of a
 sample's first frame, for codecs that send deltas. `first` is that of a sample's first gradient; if
-it is not given, gradients are sent by `bw` from the start. `none` alone is `none/none`.
+it is not given, gradients are sent by `bw` from the start. With `dp`, as in `--dp`, two replicas of
+all stages train. `none` alone is `none/none`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from dataclasses import dataclass
 DEFAULT_KEY = "fp16"
 DEFAULT_EPOCHS = 6
 _PATTERN = re.compile(
-    r"(?P<fw>[^/@:]+)/(?P<bw>[^/@:]+)(@(?P<key>[^/@:]+))?(@(?P<first>[^/@:]+))?(:(?P<epochs>\d+))?"
+    r"(?P<fw>[^/@:]+)/(?P<bw>[^/@:]+)(/(?P<dp>momentum(:[a-z][^/@:]*)?|[^/@:]+))?"
+    r"(@(?P<key>[^/@:]+))?(@(?P<first>[^/@:]+))?(:(?P<epochs>\d+))?"
 )
 
 GROUPS: dict[str, str] = {
@@ -73,6 +75,12 @@ GROUPS: dict[str, str] = {
         none:3   aq4/q8@fp16:3   aq2+z/q2+z@q4+z:3   q2+z/q2+z:3
         none:10  aq4/q8@fp16:10  aq2+z/q2+z@q4+z:10  q2+z/q2+z:10
     """,
+    # Two replicas that sum gradients or moments.
+    "dp": """
+        none
+        none/none/q4  none/none/q4+z  none/none/momentum:q4  aq3/q6/q4  none/none/q8
+        none/none/momentum  none/none/momentum:q4+z  none/none/none  aq3/q6
+    """,
     # Sentences to classify; `--group cola` sets the task.
     "cola": """
         none
@@ -86,13 +94,14 @@ GROUPS: dict[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """One way to send tensors over every boundary of a run."""
+    """One way to send tensors over every boundary of a run, and between replicas if there are."""
 
     fw: str
     bw: str
     key: str = DEFAULT_KEY
     first: str = ""
     epochs: int = DEFAULT_EPOCHS
+    dp: str = ""
 
     @property
     def has_key(self) -> bool:
@@ -100,9 +109,10 @@ class Config:
         return self.fw.startswith(("aq", "pubaq")) or "+ef21" in self.bw
 
     def __str__(self) -> str:
-        if self.fw == self.bw == "none" and not self.first:
+        if self.fw == self.bw == "none" and not self.first and not self.dp:
             return "none"
-        text = f"{self.fw}/{self.bw}" + f"@{self.key}" * (self.has_key or bool(self.first))
+        text = f"{self.fw}/{self.bw}" + f"/{self.dp}" * bool(self.dp)
+        text += f"@{self.key}" * (self.has_key or bool(self.first))
         return text + f"@{self.first}" * bool(self.first)
 
 
@@ -114,13 +124,14 @@ def parse_config(text: str, default_epochs: int = DEFAULT_EPOCHS) -> Config:
     """
     match = _PATTERN.fullmatch("none/none" + text[4:] if text.split(":")[0] == "none" else text)
     if match is None:
-        raise ValueError(f"config '{text}': expected fw/bw[@key[@first]][:epochs]")
+        raise ValueError(f"config '{text}': expected fw/bw[/dp][@key[@first]][:epochs]")
     return Config(
         match["fw"],
         match["bw"],
         match["key"] or DEFAULT_KEY,
         match["first"] or "",
         int(match["epochs"] or default_epochs),
+        match["dp"] or "",
     )
 
 

@@ -6,7 +6,7 @@ import hashlib
 import math
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 import torch
@@ -17,6 +17,7 @@ from transformers import GPT2Config, GPT2Model
 
 from benchmarks.quality.boundary import Cuts
 from benchmarks.quality.data import Batch, Dataset
+from benchmarks.quality.replicas import Replicas
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,21 @@ class Regime:
         return hashlib.sha256(repr(sorted(asdict(self).items())).encode()).hexdigest()[:8]
 
 
+def regime_of(settings: list[str]) -> Regime:
+    """The default regime with `field=number` settings; `cuts=1,3` takes several."""
+    kinds = {field.name: field.type for field in fields(Regime)}
+    values: dict[str, object] = {}
+    for setting in settings:
+        name, _, text = setting.partition("=")
+        if name not in kinds:
+            raise SystemExit(f"--set {setting}: expected one of {', '.join(kinds)}")
+        if name == "cuts":
+            values[name] = tuple(int(part) for part in text.split(","))
+        else:
+            values[name] = float(text) if kinds[name] == "float" else int(text)
+    return replace(Regime(), **values)  # type: ignore[arg-type]
+
+
 class CutModel(nn.Module):
     """GPT-2 with boundaries between blocks and a head: next tokens, or two classes."""
 
@@ -71,6 +87,7 @@ class CutModel(nn.Module):
         )
         self.head = nn.Linear(regime.width, classes) if classes else None
         self.cuts: Cuts | None = None  # None while the backbone is pre-trained, uncut
+        self.replicas: Replicas | None = None  # None where one peer trains
         for index, block in enumerate(regime.cuts):
             self.body.h[block - 1].register_forward_hook(self._hook(index))
 
@@ -102,7 +119,7 @@ class CutModel(nn.Module):
 def steps(
     model: CutModel, dataset: Dataset, batch: int, epochs: int, rate: float, seed: int
 ) -> Iterator[tuple[int, Tensor]]:
-    """Train: AdamW, linear decay, norm clipped at 1; yields (epoch, loss) after each backward."""
+    """Train: AdamW, linear decay, norm clipped at 1; yields (epoch, loss) after each step."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.01)
     generator = torch.Generator().manual_seed(seed)
     total, step = epochs * (len(dataset) // batch), 0
@@ -110,13 +127,52 @@ def steps(
         for part in dataset.batches(batch, torch.randperm(len(dataset), generator=generator)):
             for group in optimizer.param_groups:
                 group["lr"] = rate * (1 - step / total)
-            optimizer.zero_grad()
-            loss, _ = model.loss(part, "train")
-            loss.backward()
+            loss = _backward(model, optimizer, dataset, part)
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             step += 1
-            yield epoch, loss.detach()
+            yield epoch, loss
+
+
+def _backward(
+    model: CutModel, optimizer: torch.optim.AdamW, dataset: Dataset, part: Batch
+) -> Tensor:
+    """The gradients of a batch's mean loss, by one peer or as replicas sum them; the loss."""
+    if model.replicas is None:
+        return _set_gradients(model, part, 1.0)
+    loss, gradients = flat_gradients(model, dataset, part, model.replicas.count)
+    parameters = [parameter for _, parameter in sorted(model.named_parameters())]
+    moments = [optimizer.state[p].get("exp_avg", torch.zeros_like(p)) for p in parameters]
+    total = model.replicas.reduce(gradients, torch.cat([moment.flatten() for moment in moments]))
+    for parameter, gradient in zip(
+        parameters, total.split([p.numel() for p in parameters]), strict=True
+    ):
+        parameter.grad = gradient.view_as(parameter)
+    return loss
+
+
+def flat_gradients(
+    model: CutModel, dataset: Dataset, part: Batch, count: int
+) -> tuple[Tensor, list[Tensor]]:
+    """A batch's mean loss, and the gradients of `count` replicas, which add up to that loss's.
+
+    Each is float32 [n], parameters by name, as a peer has it.
+    """
+    parameters = [parameter for _, parameter in sorted(model.named_parameters())]
+    total, gradients = torch.zeros(()), []
+    for rows in part.ids.chunk(count):
+        share = len(rows) / len(part.ids)
+        total += share * _set_gradients(model, dataset.batch(rows), share)
+        gradients.append(torch.cat([p.grad.flatten() for p in parameters]))
+    return total, gradients
+
+
+def _set_gradients(model: CutModel, part: Batch, scale: float) -> Tensor:
+    """Gradients of `scale` times the mean loss in place of the present ones; the mean loss."""
+    model.zero_grad()
+    loss, _ = model.loss(part, "train")
+    (loss * scale).backward()
+    return loss.detach()
 
 
 @torch.no_grad()

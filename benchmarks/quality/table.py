@@ -124,6 +124,8 @@ def _print_runs(rows: Rows, task: str, configs: list[Config]) -> None:
     against = Column("vs none, %", lambda record: change(record, rows), "+.2f")
     scores = _CLASSES if task == "cola" else [_PERPLEXITY[0], against, *_PERPLEXITY[1:]]
     columns = [*scores, *_BITS]
+    if any(config.dp for config in configs):
+        columns.append(Column("bits between replicas", lambda record: record.get("bits_dp")))
     _say(f"\n### {task}: runs\n")
     _row(["config", "epochs", "seeds", *(column.heading for column in columns)], header=True)
     for config in configs:

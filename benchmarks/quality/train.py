@@ -16,6 +16,7 @@ from benchmarks.quality import data
 from benchmarks.quality.boundary import Cuts
 from benchmarks.quality.configs import Config
 from benchmarks.quality.models import CutModel, Regime, evaluate, fine_tunable, pretrained, steps
+from benchmarks.quality.replicas import Replicas
 from swarm_ft.errors import NonFinite
 
 Record = dict[str, Any]
@@ -94,6 +95,7 @@ def run(task: Task, config: Config, seed: int, rate: float) -> Record:
     began = time.monotonic()
     model = task.model(seed)
     model.cuts = Cuts(config, len(task.regime.cuts))
+    model.replicas = Replicas(config.dp) if config.dp else None
     record = key_of(task, config, seed, rate) | {"diverged": "", "epochs": []}
     record["start"] = _scores(model, task, "off")
     try:
@@ -144,6 +146,8 @@ def _epochs(
         if len(losses) == ended:
             record["epochs"].append(_epoch(model, task, losses))
             losses = []
+    if model.replicas is not None:
+        record["bits_dp"] = model.replicas.tally.rate
 
 
 def _epoch(model: CutModel, task: Task, losses: list[float]) -> Record:

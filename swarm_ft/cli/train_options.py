@@ -37,9 +37,9 @@ def _key_codec(_context: click.Context, _option: click.Parameter, text: str) -> 
 
 
 def _dp_codec(_context: click.Context, _option: click.Parameter, text: str) -> str:
-    from swarm_ft.protocol.codec_spec import parse_dp_spec
+    from swarm_ft.protocol.reduction_spec import parse_reduction_spec
 
-    parse_dp_spec(text)
+    parse_reduction_spec(text)
     return text
 
 
@@ -161,7 +161,8 @@ train_options = stack(
         show_default=True,
         callback=_dp_codec,
         metavar="SPEC",
-        help="Codec of the gradients that replicas of a stage sum: none, fp16, bf16, q4, q2+z ...",
+        help="Codec of the gradients that replicas of a stage sum: none, fp16, bf16, q4, q2+z ...; "
+        "momentum, momentum:q4 ... sum the optimizer's first moment instead.",
     ),
     click.option(
         "--save-steps",

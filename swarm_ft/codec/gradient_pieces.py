@@ -1,6 +1,6 @@
 """Pieces of a flat gradient to encoded tensors and back, with error feedback.
 
-A piece is seen as rows of 256 values, so that each row has its own step; the last one is filled up
+A piece is seen as rows of 128 values, so that each row has its own step; the last one is filled up
 with its own values over again, which leave its step as it is. Both the members that send their
 values and the one that sends the sum feed their errors back: the end-to-end scheme of AQ-SGD
 (arXiv 2206.01299), here of gradients. Its published code keeps residuals and steps in halves, so
@@ -100,7 +100,7 @@ def _num_rows(num_values: int) -> int:
 
 
 def _rows(values: Tensor) -> Tensor:
-    """Values [n] as [rows, 256]; a view where the last row is full."""
+    """Values [n] as [rows, 128]; a view where the last row is full."""
     count = len(values) % ROW_VALUES
     if count:
         tail = values[-count:].repeat(-(-ROW_VALUES // count))[count:ROW_VALUES]

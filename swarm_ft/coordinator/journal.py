@@ -39,8 +39,8 @@ from swarm_ft.protocol.status import RunPhase, StepCommitted
 from swarm_ft.protocol.traffic import ByteCounts, GradientTraffic, Traffic
 from swarm_ft.protocol.training_plan import Microbatch
 
-_VERSION = 4
-"""Of the tables; a journal of another one is not touched."""
+_VERSION = 5
+"""Of the tables, and of the RunSpecs in them; a journal of another one is not touched."""
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS runs (
     position INTEGER PRIMARY KEY, run_id TEXT UNIQUE NOT NULL, spec BLOB NOT NULL,

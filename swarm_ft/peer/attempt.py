@@ -315,8 +315,12 @@ class StageAttempt:
         """Sum this stage's gradients over its replicas, all of which end with the same bits."""
         if self.reducer is None or progress.gradient is None:
             return GradientTraffic()
-        total = await self.reducer.reduce(plan.step, progress.gradient, set(plan.listeners))
-        await run_in(self._context.compute, self._engine.set_flat_gradient, total)
+        num_members = len(self._computing[self._index].peers)
+        own = await run_in(
+            self._context.compute, self._engine.share, progress.gradient, num_members
+        )
+        total = await self.reducer.reduce(plan.step, own, set(plan.listeners))
+        await run_in(self._context.compute, self._engine.take_sum, total)
         return self.reducer.take_traffic()
 
     # ---- tied embeddings

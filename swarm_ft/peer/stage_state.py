@@ -158,19 +158,19 @@ class StageState:
             self.last_attempt = commit.attempt
             self.progress = None
 
-    async def apply_sum(self, commit: CommitStep, gradient: Tensor) -> None:
+    async def apply_sum(self, commit: CommitStep, total: Tensor) -> None:
         """Apply a step that the other replicas computed, once. Cancelled, it still goes on.
 
         Args:
             commit: of the step.
-            gradient: what they applied, float32 [n].
+            total: the sum of their shares, float32 [n].
 
         Raises:
             OutOfTurn: the step is not the next one.
         """
-        await asyncio.shield(self._apply_sum(commit, gradient))
+        await asyncio.shield(self._apply_sum(commit, total))
 
-    async def _apply_sum(self, commit: CommitStep, gradient: Tensor) -> None:
+    async def _apply_sum(self, commit: CommitStep, total: Tensor) -> None:
         async with self._one_change:
             if commit.step < self.committed_steps:
                 return
@@ -178,7 +178,7 @@ class StageState:
                 raise OutOfTurn(f"sum of step {commit.step}, {self.committed_steps} are committed")
             numbers = commit.clip_factor, commit.learning_rate
             apply = self.engine.apply_sum
-            await run_in(self._context.compute, apply, commit.step, gradient, *numbers)
+            await run_in(self._context.compute, apply, commit.step, total, *numbers)
             self.committed_steps += 1
             self.last_attempt = commit.attempt
 

@@ -118,8 +118,8 @@ class TakeOver:
         async with self._one_at_a_time:
             while (kept := await self._backlog.first()) is not None:
                 commit, total = kept
-                gradient = await run_in(self._context.codecs, total.decoded, self._codec)
-                await self._state.apply_sum(commit, gradient)
+                values = await run_in(self._context.codecs, total.decoded, self._codec)
+                await self._state.apply_sum(commit, values)
                 self._backlog.drop_first()
 
     def close(self) -> None:

@@ -233,7 +233,8 @@ def parse_dp_spec(text: str) -> CodecSpec:
     if _DP_PATTERN.fullmatch(text) is None:
         _refuse(
             text[:_MAX_CHARS],
-            "replicas' gradients take none, fp16, bf16, or q1 to q8 with or without +z",
+            "replicas' gradients take none, fp16, bf16, or q1 to q8 with or without +z; "
+            "so does their momentum, as in momentum:q4",
         )
     spec = parse_codec_spec(text, Direction.BACKWARD)
     return replace(spec, dither=False)

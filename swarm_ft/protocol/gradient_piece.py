@@ -1,6 +1,6 @@
 """A piece of a stage's gradient on its way between replicas, and who sums which. No torch, no I/O.
 
-The flat gradient of n values is cut into rows of 256, the rows are shared out evenly among the
+The flat gradient of n values is cut into rows of 128, the rows are shared out evenly among the
 members in their order, and each member's share of them, its shard, is cut into pieces. Members
 that listen, as a newcomer does before it has the weights, sum nothing and have no gradient.
 Everybody computes the same division from n, the number of members and who of them listens.
@@ -17,9 +17,10 @@ from swarm_ft.ids import Attempt, PeerId, RunId, StepNumber
 from swarm_ft.protocol.frame import EncodedTensor
 from swarm_ft.protocol.layers import LayerRange
 
-ROW_VALUES = 256
-"""Values that share a step."""
-PIECE_ROWS = 1024
+ROW_VALUES = 128
+"""Values that share a step. Usual widths are multiples of it, so rows seldom hold values of two
+tokens' embeddings or of two neurons."""
+PIECE_ROWS = 2048
 """Of a piece at most: a megabyte of float32, so that coding, sending and summing overlap, and a
 frame on another stream is not held up."""
 
@@ -44,7 +45,7 @@ class PieceKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GradientPiece:
-    """An encoded piece; its tensor is [rows, 256], the last row filled up with its own values."""
+    """An encoded piece; its tensor is [rows, 128], the last row filled up with its own values."""
 
     key: PieceKey
     tensor: EncodedTensor

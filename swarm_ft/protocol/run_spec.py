@@ -14,14 +14,14 @@ from swarm_ft.protocol.codec_spec import (
     Direction,
     Feedback,
     parse_codec_spec,
-    parse_dp_spec,
     parse_key_spec,
 )
 from swarm_ft.protocol.digest import digest_of
 from swarm_ft.protocol.frame import MAX_CHANNELS, MAX_TOKENS
 from swarm_ft.protocol.layers import LayerRange
+from swarm_ft.protocol.reduction_spec import parse_reduction_spec
 
-VERSION = 3
+VERSION = 4
 MAX_SAMPLES = 1 << 24
 MAX_SEQ_LENGTH = MAX_TOKENS
 MAX_HIDDEN_SIZE = MAX_CHANNELS
@@ -90,7 +90,7 @@ class TrainSpec:
         dropout: train with the model's own dropout rates; off by default, since dropout
             noise is a floor under every delta.
         key_codec: of frames that begin a buffer.
-        dp_codec: of the gradients that replicas of a stage sum.
+        dp_codec: what replicas of a stage sum, and by which codec.
         save_steps: steps from one snapshot to the next; 0 makes none.
         sync_tied_embeddings: keep tied embeddings tied across first and last stage.
     """
@@ -124,7 +124,7 @@ class TrainSpec:
         parse_codec_spec(self.forward_codec, Direction.FORWARD)
         parse_codec_spec(self.backward_codec, Direction.BACKWARD)
         parse_key_spec(self.key_codec)
-        parse_dp_spec(self.dp_codec)
+        parse_reduction_spec(self.dp_codec)
 
     def codec(self, direction: Direction) -> CodecSpec:
         """The codec of one direction."""
@@ -142,8 +142,13 @@ class TrainSpec:
 
     @property
     def reduction_codec(self) -> CodecSpec:
-        """The codec of the gradients that replicas of a stage sum."""
-        return parse_dp_spec(self.dp_codec)
+        """The codec of what replicas of a stage sum."""
+        return parse_reduction_spec(self.dp_codec).codec
+
+    @property
+    def sums_momentum(self) -> bool:
+        """Whether replicas of a stage sum first moments, not gradients."""
+        return parse_reduction_spec(self.dp_codec).of_momentum
 
     @property
     def steps_per_epoch(self) -> int:

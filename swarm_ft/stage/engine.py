@@ -24,6 +24,7 @@ from swarm_ft.stage.arrivals import Bounds, check_gradient
 from swarm_ft.stage.checkpoint import Checkpoint
 from swarm_ft.stage.dropout import DropoutSeeds
 from swarm_ft.stage.module import StageModule
+from swarm_ft.stage.momentum import gradient_from_momentum, momentum_share
 from swarm_ft.stage.weights import StageWeights
 
 _log = get_logger(__name__)
@@ -273,19 +274,36 @@ class StageEngine:
         return self._loaded().num_values
 
     def flat_gradient(self) -> Tensor:
-        """All gradients of this stage, float32 [n], parameters by name; zeros where there is none.
-
-        Replicas of a stage sum it, and each takes the sum with `set_flat_gradient`.
-        """
+        """All gradients of this stage, float32 [n], parameters by name; zeros for none."""
         return self._loaded().flat_gradient()
 
-    def set_flat_gradient(self, gradient: Tensor) -> None:
-        """Take gradients [n] in the place of this stage's own.
+    def share(self, gradient: Tensor, num_members: int) -> Tensor:
+        """What one of `num_members` replicas of the stage gives to their sum, see `take_sum`.
+
+        Args:
+            gradient: `flat_gradient` of this replica; itself the share, but for `--dp momentum`.
+            num_members: who give a share each.
+
+        Returns:
+            Float32 [n], not to be written to.
+        """
+        if not self._spec.train.sums_momentum:
+            return gradient
+        return momentum_share(self._loaded().flat_momentum(), gradient, num_members)
+
+    def take_sum(self, total: Tensor) -> None:
+        """Go on with the gradients that the sum of all shares [n] stands for.
+
+        Nothing but gradients changes: moments do so at `apply`.
 
         Raises:
             MalformedMessage: of another length or dtype.
         """
-        self._loaded().set_flat_gradient(gradient)
+        weights = self._loaded()
+        weights.check_flat(total)
+        if self._spec.train.sums_momentum:
+            total = gradient_from_momentum(total, weights.flat_momentum())
+        weights.set_flat_gradient(total)
 
     def tied_gradient(self) -> Tensor:
         """Gradient [V, C] of this end's tied tensor; zeros if there is none.
@@ -317,15 +335,15 @@ class StageEngine:
         self._step = None
 
     def apply_sum(
-        self, step: StepNumber, gradient: Tensor, clip_factor: float, learning_rate: float
+        self, step: StepNumber, total: Tensor, clip_factor: float, learning_rate: float
     ) -> None:
-        """Apply a step that others computed, whose flat gradient [n] is known; see `apply`.
+        """Apply a step that others computed, the sum [n] of whose shares is known; see `apply`.
 
         Raises:
-            MalformedMessage: the gradient has another length or dtype.
+            MalformedMessage: the sum has another length or dtype.
             OutOfTurn: not loaded.
         """
-        self._loaded().set_flat_gradient(gradient)
+        self.take_sum(total)
         self._step = _Step(step, num_targets=1)
         self.apply(clip_factor, learning_rate)
 

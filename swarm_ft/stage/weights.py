@@ -17,7 +17,8 @@ from swarm_ft.errors import MalformedMessage
 from swarm_ft.protocol.digest import digest_of
 from swarm_ft.stage.architecture import HEAD_WEIGHT
 from swarm_ft.stage.module import StageModule
-from swarm_ft.stage.state import put_state, take_state
+from swarm_ft.stage.momentum import BETA1, BETA2
+from swarm_ft.stage.state import EXP_AVG, put_state, take_state
 from swarm_ft.stage.tensor_files import tensor_digest
 
 
@@ -61,24 +62,28 @@ class StageWeights:
     def flat_gradient(self) -> Tensor:
         """All gradients, float32 [n], parameters in the order of their names; zeros for none."""
         parameters = self._by_name()
-        flat = torch.zeros(self.num_values)
-        for part, parameter in zip(_parts(flat, parameters), parameters, strict=True):
-            if parameter.grad is not None:
-                part.copy_(parameter.grad)
-        return flat
+        return _flat(parameters, [p.grad for p in parameters])
 
-    def set_flat_gradient(self, gradient: Tensor) -> None:
-        """Take gradients [n] in the place of the present ones.
+    def flat_momentum(self) -> Tensor:
+        """AdamW's first moments in the same order, float32 [n]; zeros before the first step."""
+        parameters, state = self._by_name(), self._optimizer.state
+        return _flat(parameters, [state[p][EXP_AVG] if p in state else None for p in parameters])
+
+    def check_flat(self, values: Tensor) -> None:
+        """Whether there is one value for each of this stage's parameters.
 
         Raises:
             MalformedMessage: of another length or dtype.
         """
-        parameters = self._by_name()
-        if gradient.shape != (self.num_values,) or gradient.dtype != torch.float32:
+        if values.shape != (self.num_values,) or values.dtype != torch.float32:
             raise MalformedMessage(
                 f"stage: expected a float32 gradient [{self.num_values}], "
-                f"got {gradient.dtype} {list(gradient.shape)}"
+                f"got {values.dtype} {list(values.shape)}"
             )
+
+    def set_flat_gradient(self, gradient: Tensor) -> None:
+        """Take gradients [n], of `check_flat`, in the place of the present ones."""
+        parameters = self._by_name()
         for part, parameter in zip(_parts(gradient, parameters), parameters, strict=True):
             parameter.grad = part.to(parameter.device, copy=True)
 
@@ -156,6 +161,15 @@ class StageWeights:
         return self.module.embedding_weight if self.module.is_first else self.module.head_weight
 
 
+def _flat(parameters: list[nn.Parameter], tensors: list[Tensor | None]) -> Tensor:
+    """A tensor of each parameter's shape, or none for zeros, one after the other on the CPU."""
+    flat = torch.zeros(sum(p.numel() for p in parameters))
+    for part, tensor in zip(_parts(flat, parameters), tensors, strict=True):
+        if tensor is not None:
+            part.copy_(tensor)
+    return flat
+
+
 def _parts(flat: Tensor, parameters: list[nn.Parameter]) -> list[Tensor]:
     """Views of `flat`, one of each parameter's shape."""
     pieces = torch.split(flat, [p.numel() for p in parameters])
@@ -170,4 +184,4 @@ def _adamw(module: nn.Module, weight_decay: float) -> torch.optim.AdamW:
         {"params": decayed, "weight_decay": weight_decay},
         {"params": spared, "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.999), eps=1e-8)
+    return torch.optim.AdamW(groups, lr=0.0, betas=(BETA1, BETA2), eps=1e-8)

@@ -140,7 +140,7 @@ class TinyEngine:
             raise OutOfTurn(f"step {step}: {counted} are not what is counted")
         current.inputs.clear()
         if gradient is not None:
-            self.set_flat_gradient(gradient)
+            self.take_sum(gradient)
         if self._watcher is not None:
             self._watcher.began(self, step)
 
@@ -190,10 +190,10 @@ class TinyEngine:
             self._watcher.applied(Applied(self, step.number, tallies, self.weights()))
 
     def apply_sum(
-        self, step: StepNumber, gradient: Tensor, clip_factor: float, learning_rate: float
+        self, step: StepNumber, total: Tensor, clip_factor: float, learning_rate: float
     ) -> None:
         """See `StageEngine`."""
-        self.set_flat_gradient(gradient)
+        self.take_sum(total)
         self._step = _Step(step)
         self.apply(clip_factor, learning_rate)
 
@@ -210,9 +210,13 @@ class TinyEngine:
         parts = [part for block in blocks for part in (block.gradient, block.tally)]
         return torch.from_numpy(np.concatenate(parts).astype(np.float32))
 
-    def set_flat_gradient(self, gradient: Tensor) -> None:
+    def share(self, gradient: Tensor, num_members: int) -> Tensor:
+        """See `StageEngine`; here always the gradient."""
+        return gradient
+
+    def take_sum(self, total: Tensor) -> None:
         """See `StageEngine`."""
-        values, at = np.rint(gradient.numpy()).astype(np.int64), 0
+        values, at = np.rint(total.numpy()).astype(np.int64), 0
         for block in self._loaded().values():
             for part in (block.gradient, block.tally):
                 part[:] = values[at : at + len(part)]

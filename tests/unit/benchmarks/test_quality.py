@@ -14,6 +14,7 @@ from benchmarks.quality.published import parse_published
 from benchmarks.quality.table import print_tables, read_records
 from swarm_ft.codec import parse
 from swarm_ft.protocol.codec_spec import Direction, parse_key_spec
+from swarm_ft.protocol.reduction_spec import parse_reduction_spec
 
 ROOT = Path(__file__).parents[3]
 TINY = (
@@ -35,10 +36,10 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def study(*options: str) -> None:
+def study(*options: str, module: str = "benchmarks.quality") -> str:
     # In a process of its own, as it sets torch to one thread and to deterministic operations.
-    command = [sys.executable, "-m", "benchmarks.quality", *options]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    command = [sys.executable, "-m", module, *options]
+    return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
 
 
 def test_runs_each_config_once_and_prints_a_table(
@@ -64,12 +65,44 @@ def test_runs_each_config_once_and_prints_a_table(
     assert "| `aq4/pubq2@fp16` | 2 | 1 |" in capsys.readouterr().out
 
 
+def test_replicas_train_as_one_peer_does_but_for_what_their_codec_loses(texts: Path) -> None:
+    out = texts / "replicas.jsonl"
+    options = [f"--set={setting}" for setting in TINY.split()]
+    options += ["--data", str(texts), "--cache", str(texts), "--out", str(out), "--seeds", "0"]
+    dps = ["none", "momentum:none", "q4", "momentum"]
+    study(*options, "--epochs", "2", "--configs", "none," + ",".join(f"none/none/{d}" for d in dps))
+    alone, *replicas = (json.loads(line) for line in out.read_text().splitlines())
+    for found in replicas[:2]:
+        assert found["bits_dp"] == pytest.approx(32, rel=0.01)
+        for mine, theirs in zip(found["epochs"], alone["epochs"], strict=True):
+            assert mine["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
+            assert mine["ppl"] == pytest.approx(theirs["ppl"], rel=1e-4)
+    for found, bits in zip(replicas[2:], (4, 8), strict=True):
+        assert bits < found["bits_dp"] < bits + 0.2
+        assert found["epochs"][-1]["ppl"] != alone["epochs"][-1]["ppl"]
+        assert found["epochs"][-1]["ppl"] == pytest.approx(alone["epochs"][-1]["ppl"], rel=0.2)
+
+
+def test_a_codecs_steps_are_compared_with_exact_ones(texts: Path) -> None:
+    options = [f"--set={setting}" for setting in TINY.split()]
+    options += ["--data", str(texts), "--cache", str(texts), "--dps", "fp16,q4,momentum:q4"]
+    table = study(*options, module="benchmarks.quality.updates")
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
+    assert [row[0] for row in rows] == ["fp16", "q4", "momentum:q4"]
+    (fine, gradients, moments) = ([float(cell) for cell in row[1:]] for row in rows)
+    assert fine[0] == pytest.approx(16, rel=0.01)
+    assert fine[1] > 0.999
+    assert 0.7 < moments[1] < gradients[1] < fine[1]  # a step's cosine with the exact one
+    assert fine[2] < gradients[2] < 0.7  # the error of all steps together
+
+
 @pytest.mark.parametrize("group", GROUPS)
 def test_every_config_of_a_group_can_be_parsed(group: str) -> None:
     for config in configs_of(GROUPS[group], 6):
         _ = parse_published(config.fw) or parse(config.fw, Direction.FORWARD)
         _ = parse_published(config.bw) or parse(config.bw, Direction.BACKWARD)
         parse_key_spec(config.key)
+        assert not config.dp or parse_reduction_spec(config.dp)
 
 
 def test_config_texts() -> None:
@@ -77,7 +110,17 @@ def test_config_texts() -> None:
     assert parse_config("aq2+z/q2+z@q4+z@fp16:10") == Config("aq2+z", "q2+z", "q4+z", "fp16", 10)
     assert str(parse_config("aq2/q4")) == "aq2/q4@fp16"
     assert str(parse_config("q2/q4@q8")) == "q2/q4"
-    for text in ("aq2/q4@q8@none", "none/q4@fp16@none", "none/top10+ef21@q8"):
+    both = parse_config("aq3/q6/momentum:q4@q8:5")
+    assert both == Config("aq3", "q6", "q8", epochs=5, dp="momentum:q4")
+    assert parse_config("none/none/momentum:3") == Config("none", "none", epochs=3, dp="momentum")
+    assert str(parse_config("none/none/none")) == "none/none/none"
+    for text in (
+        "aq3/q6/q4@fp16",
+        "none/none/momentum:q4",
+        "aq2/q4@q8@none",
+        "none/q4@fp16@none",
+        "none/top10+ef21@q8",
+    ):
         assert str(parse_config(text)) == text
     with pytest.raises(ValueError, match="expected fw/bw"):
         parse_config("aq2")

@@ -44,6 +44,7 @@ from swarm_ft.testing.faults import FaultyTransport
 from swarm_ft.transport.methods import ALL_REDUCE
 
 N = 5 * ROW_VALUES + 21
+ROW_BYTES = 4 * ROW_VALUES
 LAYERS = LayerRange(0, 2)
 
 
@@ -537,7 +538,7 @@ async def test_every_byte_counts_also_those_sent_again(site):
             num_bytes += reduce_wire_bytes(reduce_to_wire(await hand.hear()))
     summing.cancel()
     traffic = site.reducer.take_traffic()
-    assert traffic == GradientTraffic(sent_bytes=num_bytes, uncompressed_bytes=3 * 3 * 1024)
+    assert traffic == GradientTraffic(sent_bytes=num_bytes, uncompressed_bytes=3 * 3 * ROW_BYTES)
 
 
 async def test_a_second_arrival_changes_nothing(site, division):
@@ -639,23 +640,23 @@ ATTACKS = {
         "expected none, the run's --dp, got q4t",
     ),
     "another shape": (
-        lambda d: [share_of(d, 3, tokens=2, payload=bytes(2048))],
+        lambda d: [share_of(d, 3, tokens=2, payload=bytes(2 * ROW_BYTES))],
         BadFrame,
-        "expected 1 x 256 values, got 2 x 256",
+        "expected 1 x 128 values, got 2 x 128",
     ),
     "more values than any piece": (
         lambda d: [share_of(d, 3, tokens=1 << 17)],
         BadFrame,
-        "at most 1024 x 256",
+        "at most 2048 x 128",
     ),
     "too many bytes": (
-        lambda d: [share_of(d, 3, payload=bytes(1025))],
+        lambda d: [share_of(d, 3, payload=bytes(ROW_BYTES + 1))],
         BadFrame,
-        "expected 1024 bytes at most, got 1025",
+        "expected 512 bytes at most, got 513",
     ),
-    "too few bytes": (lambda d: [share_of(d, 3, payload=b"")], BadFrame, "takes 1024 bytes, got 0"),
+    "too few bytes": (lambda d: [share_of(d, 3, payload=b"")], BadFrame, "takes 512 bytes, got 0"),
     "numbers that are not finite": (
-        lambda d: [share_of(d, 3, payload=b"\xff" * 1024)],
+        lambda d: [share_of(d, 3, payload=b"\xff" * ROW_BYTES)],
         BadFrame,
         "finite",
     ),

@@ -480,9 +480,9 @@ ATTACKS = {
     "a share of another shape": (
         GradientPiece(share(SHARDS[0][0]).key, SHORT),
         BadFrame,
-        "expected 1024 x 256 values, got 1 x 256",
+        "expected 2048 x 128 values, got 1 x 128",
     ),
-    "a sum of another shape": (GradientPiece(total(SHARDS[1][0]).key, SHORT), BadFrame, "1 x 256"),
+    "a sum of another shape": (GradientPiece(total(SHARDS[1][0]).key, SHORT), BadFrame, "1 x 128"),
 }
 
 

@@ -31,7 +31,7 @@ tensors = st.builds(
     EncodedTensor,
     codec=st.sampled_from(["none", "fp16", "q4", "q2.5+z"]).map(parse_dp_spec),
     tokens=st.integers(1, 1024),
-    channels=st.just(256),
+    channels=st.just(128),
     payload=st.binary(max_size=64),
 )
 hellos = st.builds(
@@ -51,7 +51,7 @@ KEY = PieceKey(1, 2, Phase.SUM, 3)
 HELLO = ReduceHello(
     run_id="run", spec_digest=b"d" * 16, attempt=1, peer_id="a", layers=LayerRange(0, 2)
 )
-PIECE = GradientPiece(KEY, EncodedTensor(parse_dp_spec("q4"), 1, 256, b"payload"))
+PIECE = GradientPiece(KEY, EncodedTensor(parse_dp_spec("q4"), 1, 128, b"payload"))
 
 
 @property_test

@@ -9,7 +9,7 @@ from swarm_ft.protocol.codec_spec import Axis, CodecName, CodecSpec, Direction, 
 from swarm_ft.protocol.layers import LayerRange
 from swarm_ft.protocol.run_spec import LrSchedule, ModelSpec, RunSpec, TrainSpec
 
-PINNED_DIGEST = "e4ba6e09bc29fde00c96259af45522ef"
+PINNED_DIGEST = "eec3fcc9c4c84cb46114ee16b2684dfa"
 
 OTHER_MODEL = {
     "reference": "other",
@@ -137,6 +137,14 @@ def test_replicas_gradients_have_a_codec_of_their_own(train_spec):
     assert train_spec.reduction_codec == CodecSpec(CodecName.NONE, 3200)
     other = replace(train_spec, dp_codec="q4").reduction_codec
     assert other == CodecSpec(CodecName.Q, 400, Axis.TOKEN)
+
+
+def test_replicas_sum_moments_where_they_are_told_to(train_spec):
+    assert not train_spec.sums_momentum
+    assert not replace(train_spec, dp_codec="q4").sums_momentum
+    other = replace(train_spec, dp_codec="momentum:q4")
+    assert other.sums_momentum
+    assert other.reduction_codec == CodecSpec(CodecName.Q, 400, Axis.TOKEN)
 
 
 def test_only_tied_embeddings_can_be_kept_tied(model_spec, train_spec):

@@ -52,7 +52,7 @@ def test_a_parameter_without_a_gradient_has_zeros(pipeline):
 def test_what_is_set_takes_the_place_of_the_gradients_and_is_copied(pipeline):
     stage = pipeline.stages[1]
     other = torch.arange(len(stage.flat_gradient()), dtype=torch.float32)
-    stage.set_flat_gradient(other)
+    stage.take_sum(other)
     other.neg_()
     assert torch.equal(stage.flat_gradient(), -other)
     assert stage.squared_grad_norm() == pytest.approx(other.double().square().sum().item())
@@ -74,8 +74,8 @@ def test_replicas_that_add_up_their_halves_train_as_one(make_pipeline, samples, 
         for mine, theirs, whole in zip(left.stages, right.stages, one.stages, strict=True):
             total = mine.flat_gradient() + theirs.flat_gradient()
             torch.testing.assert_close(total, whole.flat_gradient(), rtol=1e-4, atol=1e-6)
-            mine.set_flat_gradient(total)
-            theirs.set_flat_gradient(total)
+            mine.take_sum(total)
+            theirs.take_sum(total)
         for pipeline in (one, left, right):
             pipeline.commit(step)
         assert left.digests() == right.digests()
@@ -90,9 +90,9 @@ def test_replicas_that_add_up_their_halves_train_as_one(make_pipeline, samples, 
 def test_a_gradient_of_another_shape_is_refused(pipeline, bad):
     before = pipeline.stages[0].flat_gradient()
     with pytest.raises(MalformedMessage, match=rf"float32 gradient \[{len(before)}\], got"):
-        pipeline.stages[0].set_flat_gradient(bad)
+        pipeline.stages[0].take_sum(bad)
     with pytest.raises(MalformedMessage, match="float64"):
-        pipeline.stages[0].set_flat_gradient(before.double())
+        pipeline.stages[0].take_sum(before.double())
     assert torch.equal(pipeline.stages[0].flat_gradient(), before)
 
 
@@ -125,7 +125,7 @@ def test_a_step_that_is_resumed_ends_with_the_same_bits(make_pipeline, samples):
 
     run([first])
     own = stage.flat_gradient()
-    stage.set_flat_gradient(torch.ones_like(own))
+    stage.take_sum(torch.ones_like(own))
     with pytest.raises(OutOfTurn, match="cannot be resumed"):
         stage.resume_step(0, frozenset(), own)
     stage.resume_step(0, frozenset({first.index}), own)
