@@ -3,43 +3,37 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
 from swarm_ft import failpoints
 from swarm_ft.errors import MalformedMessage, OutOfTurn
-from swarm_ft.ids import BlockIndex, MicrobatchIndex, PeerId
-from swarm_ft.peer.all_reduce import GradientReducer
+from swarm_ft.ids import MicrobatchIndex, PeerId
 from swarm_ft.peer.boundary import Boundary
-from swarm_ft.peer.coder import FrameCoder
+from swarm_ft.peer.connections import Connections
 from swarm_ft.peer.context import PeerContext, run_in
-from swarm_ft.peer.neighbours import dialler
 from swarm_ft.peer.progress import StepProgress
 from swarm_ft.peer.stage_state import StageState
 from swarm_ft.peer.step import Passing, StageStep
 from swarm_ft.peer.take_over import TakeOver
-from swarm_ft.peer.tied_embeddings import TiedExchange, exchange_from_last
-from swarm_ft.protocol.boundary_messages import BoundaryHello
+from swarm_ft.peer.tied_embeddings import TiedGradients
 from swarm_ft.protocol.codec_spec import Direction
 from swarm_ft.protocol.coordinator_messages import Assign, PlanStep, Stage, stages_of
 from swarm_ft.protocol.frame import FrameKey
 from swarm_ft.protocol.peer_messages import PeerAlive, StageReady, StepReady
 from swarm_ft.protocol.pipeline import StageSchedule
-from swarm_ft.protocol.session import WINDOW_FRAMES, BoundarySession
-from swarm_ft.protocol.traffic import GradientTraffic, Traffic
+from swarm_ft.protocol.traffic import GradientTraffic
 from swarm_ft.protocol.training_plan import Microbatch
 from swarm_ft.stage.engine import StageEngine
-from swarm_ft.transport.blob import BlobName
 
 
 class StageAttempt:
     """See the module's docstring; `run` until cancelled, plans come in through `plan`.
 
     Attributes:
-        upstream: boundaries to the replicas of the stage in front, by peer; none at the first.
-        reducer: sums gradients with the other replicas of this stage; None if there are none.
-        tied: the open step's exchange of tied gradients.
+        connections: to neighbours and replicas.
+        tied: keeps tied embeddings tied.
     """
 
     def __init__(
@@ -61,18 +55,19 @@ class StageAttempt:
         self._take_over = take_over
         self._context = context
         self._state = state
-        self._pipeline = stages_of(assign.stages)
-        self._index = next(
-            i for i, stage in enumerate(self._pipeline) if context.peer_id in stage.peers
+        self.connections = Connections(
+            context,
+            assign,
+            state,
+            num_values=0 if self._is_behind else self._engine.num_values,
+            deliver=self._deliver,
         )
-        self._computing = self._pipeline
+        self.tied = TiedGradients(context, assign)
+        self._index = self.connections.index
+        self._computing = self.connections.pipeline
         self._plans: asyncio.Queue[PlanStep] = asyncio.Queue(1)
         self._step: StageStep | None = None
         self._progress: StepProgress | None = None
-        self.tied: TiedExchange | None = None
-        self.upstream = self._boundaries(self._index - 1, Direction.BACKWARD)
-        self._downstream = self._boundaries(self._index + 1, Direction.FORWARD)
-        self.reducer = self._make_reducer()
 
     @property
     def _engine(self) -> StageEngine:
@@ -119,28 +114,13 @@ class StageAttempt:
 
     async def _run(self) -> None:
         async with asyncio.TaskGroup() as group:
-            for boundary in self._all_boundaries():
-                group.create_task(boundary.run())
-            for peer, boundary in self._downstream.items():
-                dialled = dialler(
-                    boundary,
-                    peer,
-                    directory=self._context.directory,
-                    transport=self._context.transport,
-                    clock=self._context.clock,
-                )
-                group.create_task(dialled.run())
-            if self.reducer is not None:
-                group.create_task(self.reducer.run())
+            self.connections.start(group)
             if self._take_over is not None:
                 group.create_task(self._take_over.run())
             group.create_task(self._work())
 
     async def _work(self) -> None:
-        for boundary in self._all_boundaries():
-            await boundary.connected.wait()
-        if self.reducer is not None:
-            await self.reducer.connected.wait()
+        await self.connections.connected()
         self._context.say(self._stage_ready())
         while True:
             plan = await self._plans.get()
@@ -149,18 +129,18 @@ class StageAttempt:
 
     async def _listen(self, plan: PlanStep) -> StepReady:
         """Hear the sum of a step that the other replicas compute."""
-        if self._take_over is None or self.reducer is None:
+        if self._take_over is None or self.connections.reducer is None:
             raise OutOfTurn(f"step {plan.step}: this peer has the stage, and cannot listen")
-        for boundary in self._all_boundaries():
+        for boundary in self.connections.boundaries:
             boundary.begin(plan.step, frozenset())
-        total = await self.reducer.listen(plan.step, set(plan.listeners))
+        total = await self.connections.reducer.listen(plan.step, set(plan.listeners))
         self._take_over.summed(plan.attempt, plan.step, total)
         return StepReady(
             run_id=plan.run_id,
             attempt=plan.attempt,
             step=plan.step,
             squared_grad_norm=0.0,
-            gradients=self.reducer.take_traffic(),
+            gradients=self.connections.reducer.take_traffic(),
         )
 
     def _stage_ready(self) -> StageReady:
@@ -177,9 +157,8 @@ class StageAttempt:
         progress = self._progress
         if progress is None or progress is not self._state.progress:
             return  # its step was committed, or its gradients are not what they should be
-        for boundary in self._all_boundaries():
-            progress.keep(boundary.sent())
-        progress.count(self._take_traffic())
+        progress.keep(self.connections.sent())
+        progress.count(self.connections.take_traffic())
 
     async def _run_step(self, plan: PlanStep) -> StepReady:
         if self._is_behind:
@@ -187,12 +166,11 @@ class StageAttempt:
         step, progress = await self._begin(plan)
         await step.run()
         failpoints.reached("after-backward")
-        if self.reducer is not None or self._engine.exchanges_tied_gradient:
+        if self.connections.reducer is not None or self._engine.exchanges_tied_gradient:
             progress.gradient = await run_in(self._context.compute, self._engine.flat_gradient)
         gradients = await self._reduce(plan, progress)
-        await self._synchronise_tied(plan)
-        for boundary in self._all_boundaries():
-            await boundary.settled()
+        await self.tied.synchronise(plan, self._engine)
+        await self.connections.settled()
         norm = await run_in(self._context.compute, self._engine.squared_grad_norm)
         self._state.summed_in = plan.attempt
         failpoints.reached("before-ready")
@@ -203,7 +181,7 @@ class StageAttempt:
             squared_grad_norm=norm,
             loss_sum=progress.loss_sum,
             compute_s=step.compute_s,
-            traffic=progress.count(self._take_traffic()),
+            traffic=progress.count(self.connections.take_traffic()),
             gradients=gradients,
         )
 
@@ -216,10 +194,10 @@ class StageAttempt:
         progress = self._progress = await self._open(plan, done)
         step = self._make_step(plan, [batch for batch in own if batch not in done], progress)
         self._step = step
-        self._open_exchange(plan)
+        self.tied.open(plan, self._engine)
         for boundaries, direction in (
-            (self.upstream, Direction.FORWARD),
-            (self._downstream, Direction.BACKWARD),
+            (self.connections.upstream, Direction.FORWARD),
+            (self.connections.downstream, Direction.BACKWARD),
         ):
             for boundary in boundaries.values():
                 boundary.begin(plan.step, step.expected(boundary, direction))
@@ -247,11 +225,11 @@ class StageAttempt:
         passing = Passing(
             stage_index=self._index,
             batches={batch.index: batch for batch in batches},
-            upstream=self._routed(batches, self._index - 1, self.upstream),
-            downstream=self._routed(batches, self._index + 1, self._downstream),
+            upstream=self._routed(batches, self._index - 1, self.connections.upstream),
+            downstream=self._routed(batches, self._index + 1, self.connections.downstream),
         )
         schedule = StageSchedule(
-            num_stages=len(self._pipeline),
+            num_stages=len(self._computing),
             stage_index=self._index,
             microbatches=[batch.index for batch in batches],
         )
@@ -262,8 +240,8 @@ class StageAttempt:
     def _send_again(self, plan: PlanStep, done: list[Microbatch], progress: StepProgress) -> None:
         """Give what is done here to neighbours that are not done with it."""
         for index, boundaries, direction in (
-            (self._index - 1, self.upstream, Direction.BACKWARD),
-            (self._index + 1, self._downstream, Direction.FORWARD),
+            (self._index - 1, self.connections.upstream, Direction.BACKWARD),
+            (self._index + 1, self.connections.downstream, Direction.FORWARD),
         ):
             wanted = [batch for batch in done if index not in batch.done]
             for microbatch, boundary in self._routed(wanted, index, boundaries).items():
@@ -280,113 +258,17 @@ class StageAttempt:
         peers = self._computing[index].peers
         return {batch.index: boundaries[peers[batch.replica_at(index)]] for batch in batches}
 
-    def _all_boundaries(self) -> tuple[Boundary, ...]:
-        return (*self.upstream.values(), *self._downstream.values())
-
-    def _take_traffic(self) -> Iterator[Traffic]:
-        """What was sent upstream and downstream, each over all boundaries together."""
-        for boundaries in (self.upstream, self._downstream):
-            sent = [boundary.take_traffic() for boundary in boundaries.values()]
-            if sent:
-                yield sum(sent[1:], sent[0])
-
-    # ---- replicas
-
-    def _make_reducer(self) -> GradientReducer | None:
-        stage = self._pipeline[self._index]
-        if len(stage.peers) == 1:
-            return None
-        return GradientReducer(
-            run_id=self.assign.run_id,
-            attempt=self.assign.attempt,
-            spec=self.assign.spec,
-            layers=stage.layers,
-            members=stage.peers,
-            own=self._context.peer_id,
-            num_values=0 if self._is_behind else self._engine.num_values,
-            residuals=self._state.residuals,
-            pool=self._context.codecs,
-            directory=self._context.directory,
-            transport=self._context.transport,
-            clock=self._context.clock,
-        )
-
     async def _reduce(self, plan: PlanStep, progress: StepProgress) -> GradientTraffic:
         """Sum this stage's gradients over its replicas, all of which end with the same bits."""
-        if self.reducer is None or progress.gradient is None:
+        if self.connections.reducer is None or progress.gradient is None:
             return GradientTraffic()
         num_members = len(self._computing[self._index].peers)
         own = await run_in(
             self._context.compute, self._engine.share, progress.gradient, num_members
         )
-        total = await self.reducer.reduce(plan.step, own, set(plan.listeners))
+        total = await self.connections.reducer.reduce(plan.step, own, set(plan.listeners))
         await run_in(self._context.compute, self._engine.take_sum, total)
-        return self.reducer.take_traffic()
-
-    # ---- tied embeddings
-
-    def _open_exchange(self, plan: PlanStep) -> None:
-        if self._engine.exchanges_tied_gradient and self._engine.is_first:
-            model = self.assign.spec.model
-            shape = (model.vocab_size, model.hidden_size)
-            self.tied = TiedExchange(_blob_name(plan), shape)
-
-    async def _synchronise_tied(self, plan: PlanStep) -> None:
-        if not self._engine.exchanges_tied_gradient:
-            return
-        own = await run_in(self._context.compute, self._engine.tied_gradient)
-        if self.tied is not None:
-            total = await self.tied.sum(own)
-        else:
-            totals = [
-                exchange_from_last(
-                    own,
-                    _blob_name(plan),
-                    first,
-                    directory=self._context.directory,
-                    transport=self._context.transport,
-                )
-                for first in self._tied_to()
-            ]
-            total = (await asyncio.gather(*totals))[0]  # all have the same bits
-        await run_in(self._context.compute, self._engine.set_tied_gradient, total)
-
-    def _tied_to(self) -> list[PeerId]:
-        """First-stage replicas that this last-stage replica dials; somebody dials each."""
-        firsts, lasts = self._pipeline[0].peers, self._pipeline[-1].peers
-        replica = lasts.index(self._context.peer_id)
-        own = [peer for i, peer in enumerate(firsts) if i % len(lasts) == replica]
-        return own or [firsts[replica % len(firsts)]]
-
-    # ---- boundaries
-
-    def _boundaries(self, index: int, sends: Direction) -> dict[PeerId, Boundary]:
-        """This peer's ends of the boundaries to all replicas of stage `index`, if there is one."""
-        if not 0 <= index < len(self._pipeline):
-            return {}
-        behind = self._pipeline[max(index, self._index)]
-        block = BlockIndex(behind.layers.start)
-        coder = FrameCoder(
-            self.assign.spec, run_id=self.assign.run_id, boundary=block, store=self._state.store
-        )
-        return {peer: self._boundary(block, sends, coder) for peer in self._pipeline[index].peers}
-
-    def _boundary(self, block: BlockIndex, sends: Direction, coder: FrameCoder) -> Boundary:
-        hello = BoundaryHello(
-            run_id=self.assign.run_id,
-            spec_digest=self.assign.spec.digest(),
-            boundary=block,
-            peer_id=self._context.peer_id,
-            attempt=self.assign.attempt,
-            window_frames=WINDOW_FRAMES,
-        )
-        return Boundary(
-            hello,
-            session=BoundarySession(attempt=self.assign.attempt, sends=sends),
-            coder=coder,
-            pool=self._context.codecs,
-            deliver=self._deliver,
-        )
+        return self.connections.reducer.take_traffic()
 
     def _deliver(self, key: FrameKey, value: Tensor) -> None:
         if self._step is not None:
@@ -411,7 +293,3 @@ def check_routes(plan: PlanStep, pipeline: Sequence[Stage]) -> None:
                 f"plan of step {plan.step}: expected routes over stages of {counts} replicas, "
                 f"got {list(route)}"
             )
-
-
-def _blob_name(plan: PlanStep) -> BlobName:
-    return BlobName(run_id=plan.run_id, attempt=plan.attempt, step=plan.step)

@@ -251,7 +251,7 @@ class StageHost:
             RunMismatch: the neighbour works by another RunSpec.
         """
         attempt = await self._wait_for_attempt(hello)
-        boundary = attempt.upstream.get(hello.peer_id)
+        boundary = attempt.connections.upstream.get(hello.peer_id)
         if boundary is None:
             raise OutOfTurn(
                 f"run {self.run_id}: peer {hello.peer_id} hosts no stage in front of this one"
@@ -266,9 +266,10 @@ class StageHost:
             OutOfTurn: the attempt is over, or does not begin here in time, or it is no replica.
         """
         attempt = await self._wait_for_attempt(hello)
-        if attempt.reducer is None:
+        reducer = attempt.connections.reducer
+        if reducer is None:
             raise OutOfTurn(f"run {self.run_id}: this stage has no other replica")
-        await attempt.reducer.serve(stream, hello)
+        await reducer.serve(stream, hello)
 
     async def _wait_for_attempt(self, hello: BoundaryHello | ReduceHello) -> StageAttempt:
         try:
@@ -284,7 +285,7 @@ class StageHost:
 
     async def on_tied_gradient(self, stream: TiedStream) -> None:
         """The last stage exchanges the gradients of the tied embeddings."""
-        if self._attempt is None or self._attempt.tied is None:
+        if self._attempt is None:
             raise OutOfTurn(f"run {self.run_id}: no tied gradient is expected here now")
         await self._attempt.tied.serve(stream)
 

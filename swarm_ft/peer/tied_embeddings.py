@@ -14,13 +14,80 @@ from torch import Tensor
 from swarm_ft.discovery.base import Directory
 from swarm_ft.errors import BadFrame, NonFinite, OutOfTurn, Unavailable
 from swarm_ft.ids import PeerId
+from swarm_ft.peer.context import PeerContext, run_in
 from swarm_ft.peer.dialling import MAX_BACKOFF_S, find_peer
 from swarm_ft.proto import peer_pb2 as pb
+from swarm_ft.protocol.coordinator_messages import Assign, PlanStep, stages_of
+from swarm_ft.stage.engine import StageEngine
 from swarm_ft.transport.base import MessageStream, Transport
 from swarm_ft.transport.blob import BlobName, receive_bytes, receive_header, send_bytes
 from swarm_ft.transport.methods import TIED_GRADIENT
 
 TiedStream = MessageStream[pb.BlobPart, pb.BlobPart]
+
+
+class TiedGradients:
+    """One peer's part in one attempt; nothing happens where nothing is tied."""
+
+    def __init__(self, context: PeerContext, assign: Assign) -> None:
+        self._context = context
+        self._spec = assign.spec
+        pipeline = stages_of(assign.stages)
+        self._firsts, self._lasts = pipeline[0].peers, pipeline[-1].peers
+        self._exchange: TiedExchange | None = None
+
+    def open(self, plan: PlanStep, engine: StageEngine) -> None:
+        """A step begins: at the first stage, the last one may call from now on."""
+        if engine.exchanges_tied_gradient and engine.is_first:
+            shape = self._spec.model.vocab_size, self._spec.model.hidden_size
+            self._exchange = TiedExchange(_blob_name(plan), shape)
+
+    async def synchronise(self, plan: PlanStep, engine: StageEngine) -> None:
+        """Exchange the step's gradients; the engine then has their sum.
+
+        Raises:
+            NonFinite: this stage's gradient is inf or NaN.
+            BadFrame: what the other stage sends is not a gradient.
+        """
+        if not engine.exchanges_tied_gradient:
+            return
+        own = await run_in(self._context.compute, engine.tied_gradient)
+        if self._exchange is not None:
+            total = await self._exchange.sum(own)
+        else:
+            calls = [
+                exchange_from_last(
+                    own,
+                    _blob_name(plan),
+                    first,
+                    directory=self._context.directory,
+                    transport=self._context.transport,
+                )
+                for first in self._to_call()
+            ]
+            total = (await asyncio.gather(*calls))[0]  # all have the same bits
+        await run_in(self._context.compute, engine.set_tied_gradient, total)
+
+    async def serve(self, stream: TiedStream) -> None:
+        """First stage: answer a call of the last one.
+
+        Raises:
+            OutOfTurn: nothing is exchanged here now.
+            BadFrame: what it sends is not a gradient.
+        """
+        if self._exchange is None:
+            raise OutOfTurn("no tied gradient is expected here now")
+        await self._exchange.serve(stream)
+
+    def _to_call(self) -> list[PeerId]:
+        """First-stage replicas that this last-stage replica calls; somebody calls each."""
+        replica = self._lasts.index(self._context.peer_id)
+        own = [peer for i, peer in enumerate(self._firsts) if i % len(self._lasts) == replica]
+        return own or [self._firsts[replica % len(self._firsts)]]
+
+
+def _blob_name(plan: PlanStep) -> BlobName:
+    return BlobName(run_id=plan.run_id, attempt=plan.attempt, step=plan.step)
 
 
 class TiedExchange:

@@ -1,0 +1,155 @@
+"""What joins a stage to the rest of its run during one attempt: to neighbours and to replicas."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+
+from torch import Tensor
+
+from swarm_ft.ids import BlockIndex, PeerId
+from swarm_ft.peer.all_reduce import GradientReducer
+from swarm_ft.peer.boundary import Boundary
+from swarm_ft.peer.coder import FrameCoder
+from swarm_ft.peer.context import PeerContext
+from swarm_ft.peer.neighbours import dialler
+from swarm_ft.peer.stage_state import StageState
+from swarm_ft.protocol.boundary_messages import BoundaryHello
+from swarm_ft.protocol.codec_spec import Direction
+from swarm_ft.protocol.coordinator_messages import Assign, stages_of
+from swarm_ft.protocol.frame import Frame, FrameKey
+from swarm_ft.protocol.session import WINDOW_FRAMES, BoundarySession
+from swarm_ft.protocol.traffic import Traffic
+
+
+class Connections:
+    """See the module's docstring.
+
+    Attributes:
+        pipeline: the run's stages and all of their peers.
+        index: of this peer's stage.
+        upstream: boundaries to the replicas of the stage in front, by peer; none at the first.
+        downstream: to those of the stage behind; none at the last.
+        reducer: sums gradients with the other replicas of this stage; None if there are none.
+    """
+
+    def __init__(
+        self,
+        context: PeerContext,
+        assign: Assign,
+        state: StageState,
+        *,
+        num_values: int,
+        deliver: Callable[[FrameKey, Tensor], None],
+    ) -> None:
+        """Connect in `start`.
+
+        Args:
+            context: of the peer.
+            assign: names the attempt and its peers.
+            state: the stage, with its ends of the buffers.
+            num_values: of the stage's gradient; 0 if that is not known yet.
+            deliver: called with every sample that neighbours sent.
+        """
+        self._context = context
+        self._assign = assign
+        self._state = state
+        self._deliver = deliver
+        self.pipeline = stages_of(assign.stages)
+        self.index = next(
+            i for i, stage in enumerate(self.pipeline) if context.peer_id in stage.peers
+        )
+        self.upstream = self._boundaries(self.index - 1, Direction.BACKWARD)
+        self.downstream = self._boundaries(self.index + 1, Direction.FORWARD)
+        self.reducer = self._make_reducer(num_values)
+
+    @property
+    def boundaries(self) -> tuple[Boundary, ...]:
+        """All of them."""
+        return (*self.upstream.values(), *self.downstream.values())
+
+    def start(self, group: asyncio.TaskGroup) -> None:
+        """Connect, and work on the streams until the group is cancelled."""
+        for boundary in self.boundaries:
+            group.create_task(boundary.run())
+        for peer, boundary in self.downstream.items():
+            dialled = dialler(
+                boundary,
+                peer,
+                directory=self._context.directory,
+                transport=self._context.transport,
+                clock=self._context.clock,
+            )
+            group.create_task(dialled.run())
+        if self.reducer is not None:
+            group.create_task(self.reducer.run())
+
+    async def connected(self) -> None:
+        """Wait until streams to all of them are up."""
+        for boundary in self.boundaries:
+            await boundary.connected.wait()
+        if self.reducer is not None:
+            await self.reducer.connected.wait()
+
+    async def settled(self) -> None:
+        """Wait until neighbours have everything that was sent to them in this step."""
+        for boundary in self.boundaries:
+            await boundary.settled()
+
+    def sent(self) -> Iterator[tuple[FrameKey, Tensor | Frame]]:
+        """What was given to boundaries to send in this step."""
+        for boundary in self.boundaries:
+            yield from boundary.sent()
+
+    def take_traffic(self) -> Iterator[Traffic]:
+        """What was sent upstream and downstream, each over all boundaries together."""
+        for boundaries in (self.upstream, self.downstream):
+            sent = [boundary.take_traffic() for boundary in boundaries.values()]
+            if sent:
+                yield sum(sent[1:], sent[0])
+
+    def _make_reducer(self, num_values: int) -> GradientReducer | None:
+        stage = self.pipeline[self.index]
+        if len(stage.peers) == 1:
+            return None
+        return GradientReducer(
+            run_id=self._assign.run_id,
+            attempt=self._assign.attempt,
+            spec=self._assign.spec,
+            layers=stage.layers,
+            members=stage.peers,
+            own=self._context.peer_id,
+            num_values=num_values,
+            residuals=self._state.residuals,
+            pool=self._context.codecs,
+            directory=self._context.directory,
+            transport=self._context.transport,
+            clock=self._context.clock,
+        )
+
+    def _boundaries(self, index: int, sends: Direction) -> dict[PeerId, Boundary]:
+        """This peer's ends of the boundaries to all replicas of stage `index`, if there is one."""
+        if not 0 <= index < len(self.pipeline):
+            return {}
+        block = BlockIndex(self.pipeline[max(index, self.index)].layers.start)
+        coder = FrameCoder(
+            self._assign.spec, run_id=self._assign.run_id, boundary=block, store=self._state.store
+        )
+        return {peer: self._boundary(block, sends, coder) for peer in self.pipeline[index].peers}
+
+    def _boundary(self, block: BlockIndex, sends: Direction, coder: FrameCoder) -> Boundary:
+        hello = BoundaryHello(
+            run_id=self._assign.run_id,
+            spec_digest=self._assign.spec.digest(),
+            boundary=block,
+            peer_id=self._context.peer_id,
+            attempt=self._assign.attempt,
+            window_frames=WINDOW_FRAMES,
+        )
+        return Boundary(
+            hello,
+            session=BoundarySession(attempt=self._assign.attempt, sends=sends),
+            coder=coder,
+            pool=self._context.codecs,
+            deliver=self._deliver,
+        )
