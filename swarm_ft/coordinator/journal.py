@@ -6,16 +6,15 @@ it was when the last record was written; peers then say what they still hold.
 
 from __future__ import annotations
 
-import json
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from types import MappingProxyType
 
 from google.protobuf.message import DecodeError
 
+from swarm_ft.coordinator import journal_rows as rows
 from swarm_ft.coordinator.effects import (
     CommitRecord,
     MemberRecord,
@@ -29,44 +28,10 @@ from swarm_ft.coordinator.membership import GATHER_S
 from swarm_ft.coordinator.state import OpenStep, Run, Snapshot
 from swarm_ft.coordinator.steps import MEASURED_STEPS
 from swarm_ft.errors import JournalError, NotFound, SwarmError
-from swarm_ft.ids import Attempt, MicrobatchIndex, PeerId, RunId, SampleId, StepNumber
-from swarm_ft.proto import run_pb2
-from swarm_ft.protocol.coordinator_messages import CommitStep, SavedStage, StageAssignment
-from swarm_ft.protocol.layers import LayerRange
-from swarm_ft.protocol.run_spec import RunSpec
-from swarm_ft.protocol.run_wire import spec_from_wire, spec_to_wire
+from swarm_ft.ids import Attempt, RunId, SampleId, StepNumber
+from swarm_ft.protocol.coordinator_messages import CommitStep
 from swarm_ft.protocol.status import RunPhase, StepCommitted
-from swarm_ft.protocol.traffic import ByteCounts, GradientTraffic, Traffic
-from swarm_ft.protocol.training_plan import Microbatch
-
-_VERSION = 5
-"""Of the tables, and of the RunSpecs in them; a journal of another one is not touched."""
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS runs (
-    position INTEGER PRIMARY KEY, run_id TEXT UNIQUE NOT NULL, spec BLOB NOT NULL,
-    phase INTEGER NOT NULL, detail TEXT NOT NULL, attempt INTEGER NOT NULL,
-    committed_steps INTEGER NOT NULL, stages TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS samples (
-    run_id TEXT NOT NULL, sample INTEGER NOT NULL, token_ids BLOB NOT NULL,
-    PRIMARY KEY (run_id, sample)) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS members (
-    number INTEGER PRIMARY KEY, peer_id TEXT NOT NULL, layers TEXT, memory_bytes INTEGER NOT NULL,
-    joined INTEGER NOT NULL, at TEXT NOT NULL DEFAULT CURRENT_TIMESTAMP);
-CREATE TABLE IF NOT EXISTS plans (
-    run_id TEXT NOT NULL, step INTEGER NOT NULL, attempt INTEGER NOT NULL,
-    microbatches TEXT NOT NULL,
-    PRIMARY KEY (run_id, step, attempt)) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS commits (
-    run_id TEXT NOT NULL, step INTEGER NOT NULL, attempt INTEGER NOT NULL,
-    loss REAL NOT NULL, learning_rate REAL NOT NULL, clip_factor REAL NOT NULL,
-    grad_norm REAL NOT NULL, num_samples INTEGER NOT NULL,
-    seconds REAL NOT NULL, traffic TEXT NOT NULL, gradients TEXT NOT NULL,
-    state_bytes INTEGER NOT NULL, sent TEXT NOT NULL,
-    PRIMARY KEY (run_id, step)) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS snapshots (
-    run_id TEXT NOT NULL, step INTEGER NOT NULL, stages TEXT NOT NULL,
-    PRIMARY KEY (run_id, step)) WITHOUT ROWID;
-"""
+from swarm_ft.protocol.traffic import ByteCounts
 
 
 class Journal:
@@ -87,8 +52,8 @@ class Journal:
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
             self._check_version()
-            self._db.executescript(_SCHEMA)
-            self._db.execute(f"PRAGMA user_version={_VERSION}")
+            self._db.executescript(rows.SCHEMA)
+            self._db.execute(f"PRAGMA user_version={rows.VERSION}")
             # A write takes the exclusive lock now, so that a second coordinator learns it at once.
             self._db.execute("BEGIN IMMEDIATE")
             self._db.commit()
@@ -96,11 +61,11 @@ class Journal:
     def _check_version(self) -> None:
         (version,) = self._db.execute("PRAGMA user_version").fetchone()
         (num_tables,) = self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()
-        if num_tables and version != _VERSION:
+        if num_tables and version != rows.VERSION:
             self._db.close()
             raise JournalError(
-                f"journal {self._path}: expected tables of version {_VERSION}, found {version}; "
-                "end its runs with the swarm-ft that wrote it, or name another file"
+                f"journal {self._path}: expected tables of version {rows.VERSION}, found "
+                f"{version}; end its runs with the swarm-ft that wrote it, or name another file"
             )
 
     def close(self) -> None:
@@ -121,14 +86,14 @@ class Journal:
 
     def write_run(self, run: Run, samples: Sequence[bytes]) -> None:
         """Make a new run and its data durable; `samples[i]` are the tokens of sample i."""
-        rows = ((run.run_id, i, tokens) for i, tokens in enumerate(samples))
+        data = ((run.run_id, i, tokens) for i, tokens in enumerate(samples))
         with self._errors_named(), self._transaction, self._db:
             self._db.execute(
                 "INSERT INTO runs (run_id, spec, phase, detail, attempt, committed_steps, stages)"
                 " VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (run.run_id, spec_to_wire(run.spec).SerializeToString(), *_run_row(run)),
+                (run.run_id, rows.spec_bytes(run.spec), *rows.run_row(run)),
             )
-            self._db.executemany("INSERT INTO samples VALUES (?, ?, ?)", rows)
+            self._db.executemany("INSERT INTO samples VALUES (?, ?, ?)", data)
 
     def _write_one(self, record: Record) -> None:
         execute = self._db.execute
@@ -137,7 +102,7 @@ class Journal:
                 execute(
                     "UPDATE runs SET phase=?, detail=?, attempt=?, committed_steps=?, stages=?"
                     " WHERE run_id=?",
-                    (*_run_row(run), run.run_id),
+                    (*rows.run_row(run), run.run_id),
                 )
             case MemberRecord(hello, joined):
                 layers = str(hello.layers) if hello.layers else None
@@ -147,17 +112,12 @@ class Journal:
                     (hello.peer_id, layers, min(hello.memory_bytes, 2**63 - 1), joined),
                 )
             case PlanRecord(run_id, step, attempt, microbatches):
-                samples = json.dumps([batch.samples for batch in microbatches])
-                row = (run_id, step, attempt, samples)
+                row = (run_id, step, attempt, rows.plan_text(microbatches))
                 execute("INSERT OR REPLACE INTO plans VALUES (?, ?, ?, ?)", row)
             case CommitRecord():
                 self._write_commit(record)
             case SnapshotRecord(run_id, snapshot):
-                stages = [
-                    (s.layers.start, s.layers.stop, s.digest.hex(), s.total_bytes)
-                    for s in snapshot.stages
-                ]
-                saved = (run_id, snapshot.step, json.dumps(stages))
+                saved = (run_id, snapshot.step, rows.saved_text(snapshot.stages))
                 execute("INSERT OR REPLACE INTO snapshots VALUES (?, ?, ?)", saved)
             case RollbackRecord(run_id, first_void_step):
                 void = (run_id, first_void_step)
@@ -166,25 +126,11 @@ class Journal:
                 execute("DELETE FROM snapshots WHERE run_id=? AND step>?", void)
 
     def _write_commit(self, record: CommitRecord) -> None:
-        step, commit = record.step, record.commit
-        row = (
-            record.run_id,
-            step.step,
-            commit.attempt,
-            step.loss,
-            step.learning_rate,
-            commit.clip_factor,
-            step.grad_norm,
-            step.num_samples,
-            step.seconds,
-            json.dumps([asdict(traffic) for traffic in step.traffic]),
-            json.dumps(asdict(step.gradients)),
-            step.state_bytes,
-            json.dumps(asdict(record.sent)),
-        )
+        row = rows.commit_row(record)
         self._db.execute("INSERT INTO commits VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
         self._db.execute(
-            "UPDATE runs SET committed_steps=? WHERE run_id=?", (step.step + 1, record.run_id)
+            "UPDATE runs SET committed_steps=? WHERE run_id=?",
+            (record.step.step + 1, record.run_id),
         )
 
     # ---- reading
@@ -192,12 +138,12 @@ class Journal:
     def load(self, now_s: float) -> tuple[Run, ...]:
         """All runs, oldest first; those under way wait for their peers from `now_s` on."""
         with self._errors_named():
-            rows = self._db.execute(
+            found = self._db.execute(
                 "SELECT run_id, spec, phase, detail, attempt, committed_steps, stages"
                 " FROM runs ORDER BY position"
             ).fetchall()
         try:
-            return tuple(self._run(row, now_s) for row in rows)
+            return tuple(self._run(row, now_s) for row in found)
         except (SwarmError, DecodeError, ValueError, TypeError) as error:
             raise JournalError(f"journal {self._path}: a run cannot be read: {error}") from error
 
@@ -205,14 +151,11 @@ class Journal:
         run_id, spec_bytes, phase_number, detail, attempt, committed_steps, stages = row
         phase = RunPhase(phase_number)
         under_way = not phase.is_over and phase is not RunPhase.QUEUED
-        assignments = tuple(
-            StageAssignment(peer_id=PeerId(peer), layers=LayerRange(start, stop))
-            for peer, start, stop in json.loads(stages)
-        )
+        assignments = rows.stages_from(stages)
         peers = [stage.peer_id for stage in assignments]
         return Run(
             run_id=RunId(run_id),
-            spec=_spec(spec_bytes),
+            spec=rows.spec_from(spec_bytes),
             phase=RunPhase.WAITING if under_way else phase,
             detail="the coordinator was restarted" if under_way else detail,
             attempt=Attempt(attempt),
@@ -257,19 +200,16 @@ class Journal:
             ).fetchone()
         if row is None:
             return None
-        planned = enumerate(json.loads(row[0]))
-        return OpenStep(
-            microbatches=tuple(Microbatch(MicrobatchIndex(i), tuple(s)) for i, s in planned)
-        )
+        return OpenStep(microbatches=rows.plan_from(row[0]))
 
     def _step_seconds(self, run_id: RunId) -> tuple[float, ...]:
         """Of the last steps."""
         with self._errors_named():
-            rows = self._db.execute(
+            found = self._db.execute(
                 "SELECT seconds FROM commits WHERE run_id=? ORDER BY step DESC LIMIT ?",
                 (run_id, MEASURED_STEPS),
             ).fetchall()
-        return tuple(seconds for (seconds,) in reversed(rows))
+        return tuple(seconds for (seconds,) in reversed(found))
 
     def _sent(self, run_id: RunId, committed_steps: int) -> ByteCounts:
         """What peers sent each other in so many steps."""
@@ -277,7 +217,7 @@ class Journal:
             row = self._db.execute(
                 "SELECT sent FROM commits WHERE run_id=? AND step=?", (run_id, committed_steps - 1)
             ).fetchone()
-        return ByteCounts(**json.loads(row[0])) if row else ByteCounts()
+        return rows.sent_from(row[0]) if row else ByteCounts()
 
     def _snapshot(self, run_id: RunId) -> Snapshot | None:
         """The newest."""
@@ -289,25 +229,18 @@ class Journal:
         last_commit = self._last_commit(run_id, row[0]) if row else None
         if last_commit is None:
             return None
-        stages = tuple(
-            SavedStage(
-                layers=LayerRange(start, stop),
-                digest=bytes.fromhex(digest),
-                total_bytes=total_bytes,
-            )
-            for start, stop, digest, total_bytes in json.loads(row[1])
-        )
+        stages = rows.saved_from(row[1])
         return Snapshot(last_commit=last_commit, sent=self._sent(run_id, row[0]), stages=stages)
 
     def steps(self, run_id: RunId) -> tuple[StepCommitted, ...]:
         """Every committed step of a run, first to last."""
         with self._errors_named():
-            rows = self._db.execute(
+            found = self._db.execute(
                 "SELECT step, loss, learning_rate, grad_norm, num_samples, seconds, traffic,"
                 " gradients, state_bytes FROM commits WHERE run_id=? ORDER BY step",
                 (run_id,),
             ).fetchall()
-        return tuple(_committed(row) for row in rows)
+        return tuple(rows.committed_from(row) for row in found)
 
     def tokens(self, run_id: RunId, samples: Iterable[SampleId]) -> dict[SampleId, bytes]:
         """Token ids of samples, little-endian uint32.
@@ -342,27 +275,3 @@ class Journal:
         except sqlite3.Error as error:
             hint = "; does another coordinator use it?" if "locked" in str(error) else ""
             raise JournalError(f"journal {self._path}: {error}{hint}") from error
-
-
-def _run_row(run: Run) -> tuple[int, str, int, int, str]:
-    stages = json.dumps([(s.peer_id, s.layers.start, s.layers.stop) for s in run.stages])
-    return run.phase, run.detail, run.attempt, run.committed_steps, stages
-
-
-def _committed(row: tuple[int, float, float, float, int, float, str, str, int]) -> StepCommitted:
-    step, loss, learning_rate, grad_norm, num_samples, seconds, traffic, gradients, state = row
-    return StepCommitted(
-        step=StepNumber(step),
-        loss=loss,
-        learning_rate=learning_rate,
-        grad_norm=grad_norm,
-        num_samples=num_samples,
-        seconds=seconds,
-        traffic=tuple(Traffic(**fields) for fields in json.loads(traffic)),
-        gradients=GradientTraffic(**json.loads(gradients)),
-        state_bytes=state,
-    )
-
-
-def _spec(data: bytes) -> RunSpec:
-    return spec_from_wire(run_pb2.RunSpec.FromString(data))
