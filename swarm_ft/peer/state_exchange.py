@@ -45,6 +45,7 @@ class StateExchange:
         self._handover = handover
         self._folder = folder
         self._attempt = Attempt(-1)
+        self._last_take: TakeStage | None = None
         self._givings: dict[PeerId, ShardName] = {}
         self._offering: dict[ShardName, asyncio.Task[None]] = {}
         self._saves: set[asyncio.Task[None]] = set()
@@ -87,6 +88,8 @@ class StateExchange:
             )
         else:
             raise OutOfTurn(f"{name}: not all of the {assign.committed_steps} steps were heard")
+        if self._last_take is not None:
+            self.take_over.take(self._last_take)
 
     def _stop_taking(self) -> None:
         if self.take_over is not None:
@@ -94,7 +97,8 @@ class StateExchange:
             self.take_over = None
 
     def take(self, take: TakeStage) -> None:
-        """The state that this peer takes over is there to be fetched."""
+        """The state that this peer takes over is there to be fetched; it may hear so too soon."""
+        self._last_take = take
         if self.take_over is not None:
             self.take_over.take(take)
 

@@ -27,6 +27,7 @@ from swarm_ft.protocol.coordinator_messages import (
     PlanStep,
     StageAssignment,
     Taker,
+    TakeStage,
 )
 from swarm_ft.protocol.layers import LayerRange
 from swarm_ft.protocol.peer_messages import (
@@ -454,6 +455,17 @@ async def test_who_takes_over_holds_nothing_and_begins_anew_if_it_did_not_hear_a
         assert isinstance(failed, StageFailed)
         assert failed.code == "out-of-turn"
         assert "not all of the 4 steps were heard" in failed.message
+
+
+async def test_a_state_that_is_offered_before_the_taker_has_begun_is_fetched_nevertheless(peer):
+    takers = (Taker(peer_id=ME, step=3, donors=(PeerId("other"),)),)
+    async with peer.serving(), peer.busy():
+        await peer.assign(stages=TWO, committed_steps=3, fresh=False, takers=takers)
+        take = TakeStage(run_id=RUN, attempt=1, digest=bytes(16), donors=(PeerId("other"),))
+        peer.host.take(take)
+    failed = await peer.said.get()
+    assert isinstance(failed, StageFailed)
+    assert "no donor has a list" in failed.message, "it tried"
 
 
 async def test_a_step_is_not_computed_by_who_has_not_caught_up(peer):

@@ -105,9 +105,14 @@ def test_steps_are_committed_while_a_newcomer_takes_over():
 def patch_plans(monkeypatch, altered):
     """Let the coordinator plan `altered(plan)` instead of `plan`."""
     plan_step = steps.plan_step
+
+    def planned(run):
+        run, plan = plan_step(run)
+        return run, altered(plan)
+
     for name, module in list(sys.modules.items()):
         if name.startswith("swarm_ft.") and getattr(module, "plan_step", None) is plan_step:
-            monkeypatch.setattr(module, "plan_step", lambda run: altered(plan_step(run)))
+            monkeypatch.setattr(module, "plan_step", planned)
 
 
 def test_a_peer_that_applies_a_commit_twice_is_seen(monkeypatch):
