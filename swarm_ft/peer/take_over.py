@@ -11,8 +11,9 @@ import asyncio
 from pathlib import Path
 
 from swarm_ft.codec.gradient_pieces import PieceCodec
-from swarm_ft.errors import OutOfTurn
+from swarm_ft.errors import OutOfTurn, Unavailable
 from swarm_ft.ids import Attempt, StepNumber
+from swarm_ft.log import get_logger
 from swarm_ft.peer.backlog import Backlog
 from swarm_ft.peer.context import PeerContext, run_in
 from swarm_ft.peer.gradient_coder import EncodedSum
@@ -22,6 +23,12 @@ from swarm_ft.protocol.coordinator_messages import Assign, CommitStep, TakeStage
 from swarm_ft.protocol.peer_messages import StageTaken
 from swarm_ft.protocol.shard import ShardName
 from swarm_ft.snapshots.shard import ShardContents
+
+logger = get_logger(__name__)
+
+FETCH_TRIES = 3
+RETRY_S = 2.0
+"""Rest after a try; what came is kept."""
 
 
 class TakeOver:
@@ -104,10 +111,22 @@ class TakeOver:
         )
 
     async def _fetch(self) -> None:
-        if self._contents is None:
-            take = await self._take
-            fetched = await self._handover.fetch(self.name, take.digest, take.donors)
-            self._contents, self._state_bytes = fetched
+        if self._contents is not None:
+            return
+        take = await self._take
+        for _ in range(FETCH_TRIES - 1):  # to fail costs everybody an attempt
+            try:
+                await self._fetch_from(take)
+            except Unavailable as error:
+                logger.warning("%s: is tried again: %s", self.name, error.message)
+                await asyncio.sleep(RETRY_S)
+            else:
+                return
+        await self._fetch_from(take)
+
+    async def _fetch_from(self, take: TakeStage) -> None:
+        fetched = await self._handover.fetch(self.name, take.digest, take.donors)
+        self._contents, self._state_bytes = fetched
 
     async def _become(self) -> None:
         contents, self._contents = self._contents, None

@@ -457,7 +457,10 @@ async def test_who_takes_over_holds_nothing_and_begins_anew_if_it_did_not_hear_a
         assert "not all of the 4 steps were heard" in failed.message
 
 
-async def test_a_state_that_is_offered_before_the_taker_has_begun_is_fetched_nevertheless(peer):
+async def test_a_state_that_is_offered_before_the_taker_has_begun_is_fetched_nevertheless(
+    peer, monkeypatch
+):
+    monkeypatch.setattr("swarm_ft.peer.take_over.RETRY_S", 0.0)
     takers = (Taker(peer_id=ME, step=3, donors=(PeerId("other"),)),)
     async with peer.serving(), peer.busy():
         await peer.assign(stages=TWO, committed_steps=3, fresh=False, takers=takers)

@@ -3,6 +3,7 @@ that the donor has, whatever comes in between."""
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from functools import partial
 
 import pytest
@@ -73,11 +74,15 @@ class Side:
 class Scene:
     """A donor with two steps, which offers its state, and a newcomer that is to take it."""
 
-    def __init__(self, spec, folder):
+    def __init__(self, spec, folder, lost_lists=()):
         self.spec = spec
         self.released = asyncio.Event()
         self.inner = MemoryTransport()
-        held = FaultyTransport(self.inner, held={FETCH_CHUNKS: self.released.wait})
+        held = FaultyTransport(
+            self.inner,
+            held={FETCH_CHUNKS: self.released.wait},
+            cut_receives={LIST_CHUNKS: lost_lists},
+        )
         self.directory = StaticDirectory(Board(), ManualClock())
         self.donor = Side("donor", spec, folder / "donor", self.directory, self.inner)
         self.newcomer = Side("newcomer", spec, folder / "newcomer", self.directory, held)
@@ -154,15 +159,35 @@ class Scene:
         assert self.newcomer.weights() == self.donor.weights()
 
 
-@pytest.fixture
-async def scene(make_spec, tmp_path):
-    scene = Scene(make_spec(dp_codec="none"), tmp_path)
+@asynccontextmanager
+async def played(scene):
     await scene.begin()
     yield scene
     await scene.server.stop()
     for side in (scene.donor, scene.newcomer):
         for pool in side.pools:
             pool.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def no_rest(monkeypatch):
+    monkeypatch.setattr("swarm_ft.peer.take_over.RETRY_S", 0.0)
+
+
+@pytest.fixture
+async def scene(make_spec, tmp_path):
+    async with played(Scene(make_spec(dp_codec="none"), tmp_path)) as scene:
+        yield scene
+
+
+async def test_a_call_that_breaks_costs_neither_the_attempt_nor_the_take_over(make_spec, tmp_path):
+    lost = Scene(make_spec(dp_codec="none"), tmp_path, lost_lists=(1, 2))
+    async with played(lost) as scene:
+        scene.released.set()
+        scene.take()
+        await scene.take_over.run()
+        await scene.taken()
+        scene.assert_equal(BEGAN)
 
 
 async def test_what_was_heard_while_the_state_came_is_applied_to_it_in_order(scene):
