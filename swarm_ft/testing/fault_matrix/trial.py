@@ -26,7 +26,7 @@ TRIAL_TIMEOUT_S = 150.0
 FROZEN_S = 20.0
 ZOMBIE_AFTER_STEPS = 2
 """A frozen peer that a replica stands in for wakes up while the others train on."""
-STEPS, STEPS_WITH_NEWCOMER = 12, 48
+STEPS, STEPS_WITH_NEWCOMER = 12, 96
 _LAYERS = {Role.FIRST: STAGES[0], Role.LAST: STAGES[2]}
 _ONE_IN_THE_MIDDLE = {**TWO_OF_EACH, STAGES[1]: 1}
 
