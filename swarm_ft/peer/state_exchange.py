@@ -118,6 +118,8 @@ class StateExchange:
             Unavailable: the place where they lie does not give it (now).
             BadSnapshot: what is there is not that state.
         """
+        for save in tuple(self._saves):  # of a history that is void by now
+            save.cancel()
         step = StepNumber(assign.committed_steps)
         saved = {stage.layers: stage.digest for stage in assign.saved}
         if not step or layers not in saved:
