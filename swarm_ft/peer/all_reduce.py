@@ -49,8 +49,6 @@ from swarm_ft.protocol.traffic import GradientTraffic
 from swarm_ft.transport.base import Channel, Transport
 from swarm_ft.transport.methods import ALL_REDUCE
 
-__all__ = ["GradientReducer", "Residuals", "receive_reduce_hello"]
-
 _TASKS_AT_WORK = 2
 """Beside each other in the codec threads."""
 _Coder = GradientCoder | SumKeeper

@@ -19,13 +19,12 @@ from swarm_ft.discovery.base import Directory
 from swarm_ft.errors import MalformedMessage, NotFound, OutOfTurn, RunMismatch
 from swarm_ft.ids import PeerId, RunId
 from swarm_ft.log import get_logger
-from swarm_ft.peer.all_reduce import receive_reduce_hello
 from swarm_ft.peer.boundary import BoundaryStream
 from swarm_ft.peer.context import PeerContext
 from swarm_ft.peer.coordinator_link import CoordinatorLink
 from swarm_ft.peer.donor import OfferedShard, serve_chunk_list, serve_chunks
 from swarm_ft.peer.host import StageHost
-from swarm_ft.peer.member_link import ReduceStream
+from swarm_ft.peer.member_link import ReduceStream, receive_reduce_hello
 from swarm_ft.peer.neighbours import receive_hello
 from swarm_ft.peer.stage_state import EngineMaker
 from swarm_ft.peer.tied_embeddings import TiedStream

@@ -7,23 +7,22 @@ the compute thread only.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
-import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
 from swarm_ft import failpoints
-from swarm_ft.buffers import BufferKey, BufferRecord, BufferStore, End
-from swarm_ft.errors import BadSnapshot, MalformedMessage, OutOfTurn, Unavailable
-from swarm_ft.ids import NO_ATTEMPT, Attempt, BlockIndex, RunId, SampleId, StepNumber
+from swarm_ft.buffers import BufferStore
+from swarm_ft.errors import OutOfTurn, Unavailable
+from swarm_ft.ids import NO_ATTEMPT, Attempt, RunId, StepNumber
 from swarm_ft.log import get_logger
-from swarm_ft.peer.all_reduce import Residuals
 from swarm_ft.peer.context import PeerContext, run_in
 from swarm_ft.peer.progress import StepProgress
+from swarm_ft.peer.residuals import Residuals
+from swarm_ft.peer.stage_extras import restore_buffers, restore_residuals, with_extras
 from swarm_ft.protocol.coordinator_messages import CommitStep
-from swarm_ft.protocol.digest import digest_of
 from swarm_ft.protocol.layers import LayerRange
 from swarm_ft.protocol.peer_messages import HeldStage
 from swarm_ft.protocol.run_spec import RunSpec
@@ -34,9 +33,6 @@ from swarm_ft.stage.engine import StageEngine
 logger = get_logger(__name__)
 
 EngineMaker = Callable[[RunSpec, LayerRange], StageEngine]
-
-_BUFFERS = "buffers"
-"""Prefix of the extra tensors that hold the payloads of the buffers."""
 
 
 class StageState:
@@ -248,14 +244,8 @@ class StageState:
         Raises:
             OutOfTurn: nothing is loaded.
         """
-        records = self.store.records()
-        names = {(k.boundary, int(k.end), k.sample): record for k, record in records.items()}
-        owed = {f"residuals/{name}": x.clone() for name, x in self.residuals.export().items()}
-        return ShardContents(
-            state=await run_in(self._context.compute, self.engine.state),
-            extras={**owed, **_payloads([names[name] for name in sorted(names)])},
-            buffer_digests={name: record.digest for name, record in names.items()},
-        )
+        state = await run_in(self._context.compute, self.engine.state)
+        return with_extras(state, self.store, self.residuals)
 
     async def take_over(self, contents: ShardContents, step: int, attempt: Attempt) -> None:
         """Become what `weights` gave at another replica; cancelled, it still goes on to its end.
@@ -293,38 +283,7 @@ class StageState:
             await run_in(self._context.compute, self.engine.load_state, contents.state)
             self._reset()
             self.committed_steps, self.last_attempt = step, attempt
-            self._restore_residuals(contents.extras)
-            for key, record in self._records(contents):
-                self.store.stage(key, record)
-            self.store.commit()
+            restore_residuals(self.residuals, contents)
+            shape = self._spec.train.seq_length, self._spec.model.hidden_size
+            restore_buffers(self.store, self._run_id, shape, contents)
         logger.info("run %s: took up layers %s at step %d", self._run_id, layers, step)
-
-    def _restore_residuals(self, extras: Mapping[str, Tensor]) -> None:
-        prefix = "residuals/"
-        owed = {k.removeprefix(prefix): x for k, x in extras.items() if k.startswith(prefix)}
-        try:
-            self.residuals.restore(owed)
-        except MalformedMessage as error:
-            raise BadSnapshot(f"run {self._run_id}: {error.message}; begin anew") from error
-
-    def _records(self, contents: ShardContents) -> list[tuple[BufferKey, BufferRecord]]:
-        """The buffers whose payloads are there and are those of their digests; others are lost."""
-        shape = self._spec.train.seq_length, self._spec.model.hidden_size
-        payloads = contents.extras.get(_BUFFERS, torch.empty(0, 0, dtype=torch.uint8))
-        found = []
-        names = sorted(contents.buffer_digests)
-        for (boundary, end, sample), row in zip(names, payloads, strict=False):
-            payload = row.numpy().tobytes()
-            digest = contents.buffer_digests[boundary, end, sample]
-            if digest_of(payload) == digest:
-                key = BufferKey(self._run_id, BlockIndex(boundary), End(end), SampleId(sample))
-                found.append((key, BufferRecord(digest, *shape, payload)))
-        return found
-
-
-def _payloads(records: list[BufferRecord]) -> dict[str, Tensor]:
-    """All payloads, uint8 [buffers, bytes]; all buffers of a run have one size."""
-    if not records:
-        return {}
-    rows = [torch.frombuffer(bytearray(record.payload), dtype=torch.uint8) for record in records]
-    return {_BUFFERS: torch.stack(rows)}

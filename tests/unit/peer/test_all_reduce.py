@@ -22,7 +22,9 @@ from swarm_ft.errors import (
     SwarmError,
     Unavailable,
 )
-from swarm_ft.peer.all_reduce import GradientReducer, Residuals, receive_reduce_hello
+from swarm_ft.peer.all_reduce import GradientReducer
+from swarm_ft.peer.member_link import receive_reduce_hello
+from swarm_ft.peer.residuals import Residuals
 from swarm_ft.peer.stream_slot import MAX_BROKEN_STREAMS
 from swarm_ft.proto.peer_pb2 import BlobPart
 from swarm_ft.protocol.all_reduce import WINDOW_PIECES, AllReduce
