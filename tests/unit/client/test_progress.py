@@ -7,43 +7,14 @@ from rich.console import Console
 
 from swarm_ft.client.progress import WINDOW_STEPS, ProgressState, RunProgress
 from swarm_ft.ids import BlockIndex, RunId, StepNumber
-from swarm_ft.protocol.run_spec import LrSchedule, ModelSpec, RunSpec, TrainSpec
+from swarm_ft.protocol.run_spec import RunSpec
 from swarm_ft.protocol.status import RunPhase, RunStatus, StepCommitted
 from swarm_ft.protocol.traffic import Traffic
+from tests.specs import run_spec
 
 
 def _spec(num_steps: int = 40) -> RunSpec:
-    train = TrainSpec(
-        num_samples=100,
-        seq_length=10,
-        batch_size=4,
-        micro_batch_size=2,
-        num_steps=num_steps,
-        learning_rate=1e-3,
-        lr_schedule=LrSchedule.CONSTANT,
-        warmup_steps=0,
-        weight_decay=0.0,
-        clip_grad_norm=1.0,
-        seed=0,
-        shuffle=False,
-        dropout=False,
-        sync_tied_embeddings=False,
-        forward_codec="aq4",
-        backward_codec="q8",
-    )
-    model = ModelSpec(
-        reference="m",
-        architecture="gpt2",
-        num_blocks=4,
-        hidden_size=8,
-        vocab_size=16,
-        block_bytes=1,
-        embed_digest=b"",
-        block_digests=(b"",) * 4,
-        head_digest=b"",
-        tied_embeddings=False,
-    )
-    return RunSpec(model=model, train=train)
+    return run_spec(num_steps=num_steps, num_samples=100, seq_length=10)
 
 
 def _step(number: int, *, loss: float = 2.0, seconds: float = 0.5) -> StepCommitted:

@@ -62,10 +62,11 @@ from swarm_ft.protocol.peer_messages import (
     StageTaken,
     StepReady,
 )
-from swarm_ft.protocol.run_spec import LrSchedule, ModelSpec, RunSpec, TrainSpec
+from swarm_ft.protocol.run_spec import RunSpec
 from swarm_ft.protocol.shard import ShardName
 from swarm_ft.protocol.status import RunPhase, RunStatus, StepCommitted
 from swarm_ft.protocol.traffic import Traffic
+from tests.specs import model_spec, train_spec
 
 RUN = RunId("run-1")
 EVENT_S = 0.125
@@ -74,41 +75,9 @@ MAX_EVENTS = 1000
 WORKING = (RunPhase.LOADING, RunPhase.TRAINING, RunPhase.EXPORTING)
 
 
-def _spec(
-    *, num_blocks: int = 4, num_steps: int = 3, block_bytes: int = 1000, **train: object
-) -> RunSpec:
-    """Six samples of five tokens, four in a batch; digests that nothing stands behind."""
-    model = ModelSpec(
-        reference="a-model",
-        architecture="gpt2",
-        num_blocks=num_blocks,
-        hidden_size=8,
-        vocab_size=50,
-        block_bytes=block_bytes,
-        embed_digest=bytes(16),
-        block_digests=tuple(bytes([i % 256]) * 16 for i in range(num_blocks)),
-        head_digest=b"h" * 16,
-        tied_embeddings=False,
-    )
-    plain = TrainSpec(
-        num_samples=6,
-        seq_length=5,
-        batch_size=4,
-        micro_batch_size=2,
-        num_steps=num_steps,
-        learning_rate=0.5,
-        lr_schedule=LrSchedule.LINEAR,
-        warmup_steps=0,
-        weight_decay=0.0,
-        clip_grad_norm=1.0,
-        seed=0,
-        shuffle=False,
-        dropout=False,
-        sync_tied_embeddings=False,
-        forward_codec="aq4",
-        backward_codec="q8",
-    )
-    return RunSpec(model=model, train=replace(plain, **train))
+def _spec(*, num_blocks: int = 4, block_bytes: int = 1000, **train: object) -> RunSpec:
+    model = model_spec(num_blocks=num_blocks, vocab_size=50, block_bytes=block_bytes)
+    return RunSpec(model=model, train=train_spec(**train))
 
 
 class FakePeer:
@@ -588,3 +557,21 @@ def make_swarm() -> type[Swarm]:
 @pytest.fixture
 def swarm() -> Swarm:
     return Swarm()
+
+
+@pytest.fixture
+def a(make_peer):
+    """The only peer of the first stage."""
+    return make_peer("a", "0-2")
+
+
+@pytest.fixture
+def b(make_peer):
+    """The only peer of the second stage."""
+    return make_peer("b", "2-4")
+
+
+@pytest.fixture
+def newcomer(make_peer):
+    """It can take the place of b."""
+    return make_peer("newcomer", "2-4")

@@ -31,16 +31,6 @@ RUN, SECOND = RunId("run-1"), RunId("run-2")
 
 
 @pytest.fixture
-def a(make_peer):
-    return make_peer("a", "0-2")
-
-
-@pytest.fixture
-def b(make_peer):
-    return make_peer("b", "2-4")
-
-
-@pytest.fixture
 def spec(make_spec):
     return make_spec()
 

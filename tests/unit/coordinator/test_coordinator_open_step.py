@@ -124,8 +124,7 @@ def test_a_peer_that_holds_nobody_up_for_long_goes_on(training, peers, said):
     assert training.run().attempt == attempt
 
 
-def test_old_news_and_a_peer_without_replicas_change_nothing(swarm, make_spec):
-    a, b = FakePeer("a", "0-2"), FakePeer("b", "2-4")
+def test_old_news_and_a_peer_without_replicas_change_nothing(swarm, make_spec, a, b):
     for peer in (a, b):
         peer.compute_s = USUAL_S
     swarm.submit(make_spec(num_steps=9))

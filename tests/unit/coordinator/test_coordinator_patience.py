@@ -12,21 +12,6 @@ RUN = RunId("run-1")
 
 
 @pytest.fixture
-def a(make_peer):
-    return make_peer("a", "0-2")
-
-
-@pytest.fixture
-def b(make_peer):
-    return make_peer("b", "2-4")
-
-
-@pytest.fixture
-def newcomer(make_peer):
-    return make_peer("newcomer", "2-4")
-
-
-@pytest.fixture
 def train(make_swarm, make_spec, a, b):
     """`train(2, seconds=4.0)`: a swarm whose run has two steps behind it, of 4 s each, or more."""
 

@@ -13,21 +13,6 @@ RUN, SECOND = RunId("run-1"), RunId("run-2")
 
 
 @pytest.fixture
-def a(make_peer):
-    return make_peer("a", "0-2")
-
-
-@pytest.fixture
-def b(make_peer):
-    return make_peer("b", "2-4")
-
-
-@pytest.fixture
-def newcomer(make_peer):
-    return make_peer("newcomer", "2-4")
-
-
-@pytest.fixture
 def finished(make_swarm, make_spec, a, b):
     """A run whose result lies at a and b; nothing but that was kept of it."""
     swarm = make_swarm(Journal(":memory:"))

@@ -17,11 +17,12 @@ from swarm_ft.protocol.boundary_messages import BoundaryHello
 from swarm_ft.protocol.boundary_wire import boundary_from_wire, boundary_to_wire
 from swarm_ft.protocol.codec_spec import Direction
 from swarm_ft.protocol.frame import FrameKey
-from swarm_ft.protocol.run_spec import LrSchedule, ModelSpec, RunSpec, TrainSpec
+from swarm_ft.protocol.run_spec import LrSchedule, RunSpec, TrainSpec
 from swarm_ft.protocol.session import WINDOW_FRAMES, BoundarySession
 from swarm_ft.transport.grpc_transport import GrpcTransport
 from swarm_ft.transport.memory import MemoryTransport
 from swarm_ft.transport.methods import BOUNDARY
+from tests.specs import model_spec, train_spec
 
 TOKENS, CHANNELS, BOUNDARY_BLOCK = 6, 8, 2
 
@@ -37,22 +38,14 @@ def make_train():
         fields = {
             "num_samples": 8,
             "seq_length": TOKENS,
-            "batch_size": 4,
-            "micro_batch_size": 2,
             "num_steps": 9,
             "learning_rate": 1e-2,
             "lr_schedule": LrSchedule.CONSTANT,
-            "warmup_steps": 0,
             "weight_decay": 0.1,
             "clip_grad_norm": 0.0,
             "seed": 5,
-            "shuffle": False,
-            "dropout": False,
-            "sync_tied_embeddings": False,
-            "forward_codec": "aq4",
-            "backward_codec": "q8",
         }
-        return TrainSpec(**fields | changes)
+        return train_spec(**fields | changes)
 
     return make
 
@@ -62,18 +55,7 @@ def make_spec(make_train):
     """`make_spec(forward_codec="q4")`: a run over a model of which only the sizes matter."""
 
     def make(*, channels: int = CHANNELS, **train) -> RunSpec:
-        model = ModelSpec(
-            reference="nowhere",
-            architecture="gpt2",
-            num_blocks=4,
-            hidden_size=channels,
-            vocab_size=32,
-            block_bytes=1,
-            embed_digest=bytes(16),
-            block_digests=(bytes(16),) * 4,
-            head_digest=bytes(16),
-            tied_embeddings=True,
-        )
+        model = model_spec(hidden_size=channels, tied_embeddings=True)
         return RunSpec(model=model, train=make_train(**train))
 
     return make

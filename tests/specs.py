@@ -1,0 +1,48 @@
+"""RunSpecs for tests that care about little of them; they name what they care about."""
+
+from swarm_ft.protocol.run_spec import LrSchedule, ModelSpec, RunSpec, TrainSpec
+
+
+def model_spec(*, num_blocks: int = 4, **changes: object) -> ModelSpec:
+    """A GPT-2 whose digests nothing stands behind."""
+    fields = {
+        "reference": "a-model",
+        "architecture": "gpt2",
+        "num_blocks": num_blocks,
+        "hidden_size": 8,
+        "vocab_size": 32,
+        "block_bytes": 1000,
+        "embed_digest": bytes(16),
+        "block_digests": tuple(bytes([i % 256]) * 16 for i in range(num_blocks)),
+        "head_digest": b"h" * 16,
+        "tied_embeddings": False,
+    }
+    return ModelSpec(**fields | changes)
+
+
+def train_spec(**changes: object) -> TrainSpec:
+    """Six samples of five tokens, four in a batch, compressed both ways."""
+    fields = {
+        "num_samples": 6,
+        "seq_length": 5,
+        "batch_size": 4,
+        "micro_batch_size": 2,
+        "num_steps": 3,
+        "learning_rate": 0.5,
+        "lr_schedule": LrSchedule.LINEAR,
+        "warmup_steps": 0,
+        "weight_decay": 0.0,
+        "clip_grad_norm": 1.0,
+        "seed": 0,
+        "shuffle": False,
+        "dropout": False,
+        "sync_tied_embeddings": False,
+        "forward_codec": "aq4",
+        "backward_codec": "q8",
+    }
+    return TrainSpec(**fields | changes)
+
+
+def run_spec(*, num_blocks: int = 4, **train: object) -> RunSpec:
+    """Both together."""
+    return RunSpec(model=model_spec(num_blocks=num_blocks), train=train_spec(**train))
