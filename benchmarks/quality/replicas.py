@@ -70,7 +70,7 @@ class Replicas:
         return GradientCoder(self._codec, StepNumber(self._step), share, residuals)
 
     def _sum_piece(self, span: Span, coders: list[GradientCoder]) -> None:
-        shares = tuple(_tensor(coder.work(EncodeShare(span))) for coder in coders)
+        shares = {i: _tensor(coder.work(EncodeShare(span))) for i, coder in enumerate(coders)}
         total = _tensor(coders[span.owner].work(SumShares(span, shares)))
         for member, coder in enumerate(coders):
             if member != span.owner:
