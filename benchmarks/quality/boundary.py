@@ -7,21 +7,28 @@ feedback. Both ends hold the same buffers, so here they are kept once. Knows no 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
 
 from benchmarks.quality.configs import Config
 from benchmarks.quality.published import parse_published
-from swarm_ft.codec import pack_buffer, parse, unpack_buffer
+from swarm_ft.codec import Codec, pack_buffer, parse, unpack_buffer
 from swarm_ft.codec.feedback import encode_with_feedback
 from swarm_ft.protocol.codec_spec import Direction
 
 
-class _Codec(Protocol):
-    def encode(self, x: Tensor, base: Tensor | None = None) -> Any: ...  # noqa: ANN401
-    def decode(self, encoded: Any, base: Tensor | None = None) -> Tensor: ...  # noqa: ANN401
+class AnyCodec(Protocol):
+    """The project's, or a published one."""
+
+    def encode(self, x: Tensor, base: Tensor | None = None) -> Any:  # noqa: ANN401
+        """As `Codec` does."""
+        ...
+
+    def decode(self, encoded: Any, base: Tensor | None = None) -> Tensor:  # noqa: ANN401
+        """As `Codec` does."""
+        ...
 
 
 @dataclass(slots=True)
@@ -51,8 +58,8 @@ class Channel:
         first: of a sample's first visit; None if that is as all others.
     """
 
-    codec: _Codec
-    first: _Codec | None
+    codec: AnyCodec
+    first: AnyCodec | None
     is_delta: bool
     has_residual: bool
     tally: Tally = field(default_factory=Tally)
@@ -80,7 +87,8 @@ class Channel:
     def _send_later(self, sample: int, x: Tensor) -> tuple[Any, Tensor]:
         if self.has_residual:
             residual = self.residuals.get(sample)
-            encoded, self.residuals[sample] = encode_with_feedback(self.codec, x, residual)
+            codec = cast(Codec, self.codec)  # published ones have no feedback
+            encoded, self.residuals[sample] = encode_with_feedback(codec, x, residual)
             return encoded, self.codec.decode(encoded)
         base = unpack_buffer(self.buffers[sample], *x.shape) if self.is_delta else None
         encoded = self.codec.encode(x, base)
@@ -185,7 +193,7 @@ def _direct(fw: str) -> str:
     return fw.replace("aqtop", "top").replace("aq", "q")
 
 
-def _codec(text: str, direction: Direction) -> _Codec:
+def _codec(text: str, direction: Direction) -> AnyCodec:
     return parse_published(text) or parse(text, direction)
 
 

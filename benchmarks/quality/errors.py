@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.quality.boundary import AnyCodec
 from benchmarks.quality.models import CutModel, Regime, steps
 from benchmarks.quality.published import parse_published
 from benchmarks.quality.train import RATES, Task, deterministic, read_task
@@ -96,7 +97,7 @@ def _probe(model: CutModel, task: Task) -> dict[int, tuple[Tensor, Tensor]]:
 
 def _error_and_bits(name: str, tensors: list[Tensor]) -> tuple[float, float]:
     """Mean relative error, and mean bits a value with all headers."""
-    codec = parse_published(name) if name.startswith("pub") else parse(name)
+    codec: AnyCodec = parse_published(name) or parse(name)
     errors, bits = [], []
     for x in tensors:
         encoded = codec.encode(x.contiguous())

@@ -163,7 +163,8 @@ def flat_gradients(
     for rows in part.ids.chunk(count):
         share = len(rows) / len(part.ids)
         total += share * _set_gradients(model, dataset.batch(rows), share)
-        gradients.append(torch.cat([p.grad.flatten() for p in parameters]))
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+        gradients.append(torch.cat([grad.flatten() for grad in grads]))
     return total, gradients
 
 

@@ -151,9 +151,10 @@ def _epochs(
 
 
 def _epoch(model: CutModel, task: Task, losses: list[float]) -> Record:
-    bits_fw, bits_bw = model.cuts.rates()
+    cuts = model.cuts
+    bits_fw, bits_bw = cuts.rates() if cuts else (0.0, 0.0)
     plain = _scores(model, task, "off")
-    changes = any(boundary.changes_inference for boundary in model.cuts.boundaries)
+    changes = any(boundary.changes_inference for boundary in (cuts.boundaries if cuts else ()))
     compressed = _scores(model, task, "compressed") if changes else plain
     return {
         "loss": math.fsum(losses) / len(losses),
