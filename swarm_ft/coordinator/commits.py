@@ -35,8 +35,8 @@ def stage_ready(turn: Turn, run: Run, peer_id: PeerId, ready: StageReady) -> Non
         holds = {**run.holds, peer_id: run.committed_steps}
         run = replace(run, holds=MappingProxyType(holds))
     if run.loaded >= set(run.peers):
-        run = replace(run, phase=RunPhase.TRAINING, step_began_s=turn.now_s)
-        run = replace(run, detail=joining_in_words(run))
+        detail = joining_in_words(run)
+        run = replace(run, phase=RunPhase.TRAINING, detail=detail, step_began_s=turn.now_s)
         turn.put(run)
         _plan_or_export(turn, run)
     else:

@@ -247,29 +247,15 @@ class StageState:
         state = await run_in(self._context.compute, self.engine.state)
         return with_extras(state, self.store, self.residuals)
 
-    async def take_over(self, contents: ShardContents, step: int, attempt: Attempt) -> None:
-        """Become what `weights` gave at another replica; cancelled, it still goes on to its end.
+    async def restore(self, contents: ShardContents, step: int, attempt: Attempt) -> None:
+        """Become what `weights` or `everything` gave at a peer with the same layers.
+
+        Nothing but `load` or `prepare` went before. Cancelled, it still goes on to its end.
 
         Args:
-            contents: of it.
+            contents: of the other peer's state.
             step: how many steps are in it.
             attempt: whose commit was the last of them.
-
-        Raises:
-            BadSnapshot: it does not fit this stage.
-            OutOfTurn: nothing is loaded that could take it.
-        """
-        await asyncio.shield(self._take_over(contents, step, attempt))
-
-    async def _take_over(self, contents: ShardContents, step: int, attempt: Attempt) -> None:
-        async with self._one_change:
-            layers = self.engine.layers
-            await run_in(self._context.compute, self.engine.load_state, contents.state)
-            self.committed_steps, self.last_attempt = step, attempt
-        logger.info("run %s: took over layers %s at step %d", self._run_id, layers, step)
-
-    async def restore(self, contents: ShardContents, step: int, attempt: Attempt) -> None:
-        """Become what `everything` gave at a peer with the same layers; cancelled, it goes on.
 
         Raises:
             BadSnapshot: it does not fit this stage.
@@ -281,7 +267,6 @@ class StageState:
         async with self._one_change:
             layers = self.engine.layers
             await run_in(self._context.compute, self.engine.load_state, contents.state)
-            self._reset()
             self.committed_steps, self.last_attempt = step, attempt
             restore_residuals(self.residuals, contents)
             shape = self._spec.train.seq_length, self._spec.model.hidden_size

@@ -131,7 +131,7 @@ class TakeOver:
     async def _become(self) -> None:
         contents, self._contents = self._contents, None
         if contents is not None:
-            await self._state.take_over(contents, self.name.step, self._last_attempt)
+            await self._state.restore(contents, self.name.step, self._last_attempt)
 
     async def _apply_all(self) -> None:
         async with self._one_at_a_time:
