@@ -60,14 +60,46 @@ class PeerHello(_message.Message):
     def __init__(self, peer_id: _Optional[str] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., memory_bytes: _Optional[int] = ..., held: _Optional[_Union[HeldStage, _Mapping]] = ...) -> None: ...
 
 class StageReady(_message.Message):
-    __slots__ = ("run_id", "attempt", "done")
+    __slots__ = ("run_id", "attempt", "done", "buffers")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
+    BUFFERS_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     attempt: int
     done: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, run_id: _Optional[str] = ..., attempt: _Optional[int] = ..., done: _Optional[_Iterable[int]] = ...) -> None: ...
+    buffers: _containers.RepeatedCompositeFieldContainer[HeldBuffers]
+    def __init__(self, run_id: _Optional[str] = ..., attempt: _Optional[int] = ..., done: _Optional[_Iterable[int]] = ..., buffers: _Optional[_Iterable[_Union[HeldBuffers, _Mapping]]] = ...) -> None: ...
+
+class HeldBuffers(_message.Message):
+    __slots__ = ("boundary", "samples")
+    BOUNDARY_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    boundary: int
+    samples: bytes
+    def __init__(self, boundary: _Optional[int] = ..., samples: _Optional[bytes] = ...) -> None: ...
+
+class BufferCounts(_message.Message):
+    __slots__ = ("boundary", "samples", "memory_bytes", "disk_bytes", "memory_hits", "disk_hits", "misses", "evictions", "repairs")
+    BOUNDARY_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DISK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_HITS_FIELD_NUMBER: _ClassVar[int]
+    DISK_HITS_FIELD_NUMBER: _ClassVar[int]
+    MISSES_FIELD_NUMBER: _ClassVar[int]
+    EVICTIONS_FIELD_NUMBER: _ClassVar[int]
+    REPAIRS_FIELD_NUMBER: _ClassVar[int]
+    boundary: int
+    samples: int
+    memory_bytes: int
+    disk_bytes: int
+    memory_hits: int
+    disk_hits: int
+    misses: int
+    evictions: int
+    repairs: int
+    def __init__(self, boundary: _Optional[int] = ..., samples: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., disk_bytes: _Optional[int] = ..., memory_hits: _Optional[int] = ..., disk_hits: _Optional[int] = ..., misses: _Optional[int] = ..., evictions: _Optional[int] = ..., repairs: _Optional[int] = ...) -> None: ...
 
 class StageTaken(_message.Message):
     __slots__ = ("run_id", "attempt", "state_bytes")
@@ -106,7 +138,7 @@ class GradientTraffic(_message.Message):
     def __init__(self, sent_bytes: _Optional[int] = ..., uncompressed_bytes: _Optional[int] = ...) -> None: ...
 
 class StepReady(_message.Message):
-    __slots__ = ("run_id", "attempt", "step", "squared_grad_norm", "loss_sum", "traffic", "gradients", "compute_s")
+    __slots__ = ("run_id", "attempt", "step", "squared_grad_norm", "loss_sum", "traffic", "gradients", "compute_s", "buffers", "lost")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
@@ -115,6 +147,8 @@ class StepReady(_message.Message):
     TRAFFIC_FIELD_NUMBER: _ClassVar[int]
     GRADIENTS_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_S_FIELD_NUMBER: _ClassVar[int]
+    BUFFERS_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     attempt: int
     step: int
@@ -123,7 +157,21 @@ class StepReady(_message.Message):
     traffic: _containers.RepeatedCompositeFieldContainer[Traffic]
     gradients: GradientTraffic
     compute_s: float
-    def __init__(self, run_id: _Optional[str] = ..., attempt: _Optional[int] = ..., step: _Optional[int] = ..., squared_grad_norm: _Optional[float] = ..., loss_sum: _Optional[float] = ..., traffic: _Optional[_Iterable[_Union[Traffic, _Mapping]]] = ..., gradients: _Optional[_Union[GradientTraffic, _Mapping]] = ..., compute_s: _Optional[float] = ...) -> None: ...
+    buffers: _containers.RepeatedCompositeFieldContainer[BufferCounts]
+    lost: _containers.RepeatedCompositeFieldContainer[HeldBuffers]
+    def __init__(self, run_id: _Optional[str] = ..., attempt: _Optional[int] = ..., step: _Optional[int] = ..., squared_grad_norm: _Optional[float] = ..., loss_sum: _Optional[float] = ..., traffic: _Optional[_Iterable[_Union[Traffic, _Mapping]]] = ..., gradients: _Optional[_Union[GradientTraffic, _Mapping]] = ..., compute_s: _Optional[float] = ..., buffers: _Optional[_Iterable[_Union[BufferCounts, _Mapping]]] = ..., lost: _Optional[_Iterable[_Union[HeldBuffers, _Mapping]]] = ...) -> None: ...
+
+class BuffersFollowed(_message.Message):
+    __slots__ = ("run_id", "attempt", "boundary", "samples")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    BOUNDARY_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    attempt: int
+    boundary: int
+    samples: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, run_id: _Optional[str] = ..., attempt: _Optional[int] = ..., boundary: _Optional[int] = ..., samples: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PeerAlive(_message.Message):
     __slots__ = ("tasks_begun", "attempt", "step", "compute_s")
@@ -190,7 +238,7 @@ class StageSaved(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., step: _Optional[int] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., digest: _Optional[bytes] = ..., total_bytes: _Optional[int] = ...) -> None: ...
 
 class FromPeer(_message.Message):
-    __slots__ = ("hello", "stage_ready", "step_ready", "exported", "failed", "goodbye", "alive", "offered", "saved", "taken")
+    __slots__ = ("hello", "stage_ready", "step_ready", "exported", "failed", "goodbye", "alive", "offered", "saved", "taken", "followed")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     STAGE_READY_FIELD_NUMBER: _ClassVar[int]
     STEP_READY_FIELD_NUMBER: _ClassVar[int]
@@ -201,6 +249,7 @@ class FromPeer(_message.Message):
     OFFERED_FIELD_NUMBER: _ClassVar[int]
     SAVED_FIELD_NUMBER: _ClassVar[int]
     TAKEN_FIELD_NUMBER: _ClassVar[int]
+    FOLLOWED_FIELD_NUMBER: _ClassVar[int]
     hello: PeerHello
     stage_ready: StageReady
     step_ready: StepReady
@@ -211,7 +260,8 @@ class FromPeer(_message.Message):
     offered: StageOffered
     saved: StageSaved
     taken: StageTaken
-    def __init__(self, hello: _Optional[_Union[PeerHello, _Mapping]] = ..., stage_ready: _Optional[_Union[StageReady, _Mapping]] = ..., step_ready: _Optional[_Union[StepReady, _Mapping]] = ..., exported: _Optional[_Union[StageExported, _Mapping]] = ..., failed: _Optional[_Union[StageFailed, _Mapping]] = ..., goodbye: _Optional[_Union[PeerGoodbye, _Mapping]] = ..., alive: _Optional[_Union[PeerAlive, _Mapping]] = ..., offered: _Optional[_Union[StageOffered, _Mapping]] = ..., saved: _Optional[_Union[StageSaved, _Mapping]] = ..., taken: _Optional[_Union[StageTaken, _Mapping]] = ...) -> None: ...
+    followed: BuffersFollowed
+    def __init__(self, hello: _Optional[_Union[PeerHello, _Mapping]] = ..., stage_ready: _Optional[_Union[StageReady, _Mapping]] = ..., step_ready: _Optional[_Union[StepReady, _Mapping]] = ..., exported: _Optional[_Union[StageExported, _Mapping]] = ..., failed: _Optional[_Union[StageFailed, _Mapping]] = ..., goodbye: _Optional[_Union[PeerGoodbye, _Mapping]] = ..., alive: _Optional[_Union[PeerAlive, _Mapping]] = ..., offered: _Optional[_Union[StageOffered, _Mapping]] = ..., saved: _Optional[_Union[StageSaved, _Mapping]] = ..., taken: _Optional[_Union[StageTaken, _Mapping]] = ..., followed: _Optional[_Union[BuffersFollowed, _Mapping]] = ...) -> None: ...
 
 class StageAssignment(_message.Message):
     __slots__ = ("peer_id", "layers")
@@ -349,8 +399,22 @@ class ReleaseStage(_message.Message):
     reason: str
     def __init__(self, run_id: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
+class FollowBuffers(_message.Message):
+    __slots__ = ("run_id", "attempt", "boundary", "samples", "sources")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    BOUNDARY_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    attempt: int
+    boundary: int
+    samples: _containers.RepeatedScalarFieldContainer[int]
+    sources: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, run_id: _Optional[str] = ..., attempt: _Optional[int] = ..., boundary: _Optional[int] = ..., samples: _Optional[_Iterable[int]] = ..., sources: _Optional[_Iterable[str]] = ...) -> None: ...
+
 class ToPeer(_message.Message):
-    __slots__ = ("assign", "plan", "commit", "export", "release", "take", "save")
+    __slots__ = ("assign", "plan", "commit", "export", "release", "take", "save", "follow")
     ASSIGN_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     COMMIT_FIELD_NUMBER: _ClassVar[int]
@@ -358,6 +422,7 @@ class ToPeer(_message.Message):
     RELEASE_FIELD_NUMBER: _ClassVar[int]
     TAKE_FIELD_NUMBER: _ClassVar[int]
     SAVE_FIELD_NUMBER: _ClassVar[int]
+    FOLLOW_FIELD_NUMBER: _ClassVar[int]
     assign: Assign
     plan: PlanStep
     commit: CommitStep
@@ -365,7 +430,8 @@ class ToPeer(_message.Message):
     release: ReleaseStage
     take: TakeStage
     save: SaveStage
-    def __init__(self, assign: _Optional[_Union[Assign, _Mapping]] = ..., plan: _Optional[_Union[PlanStep, _Mapping]] = ..., commit: _Optional[_Union[CommitStep, _Mapping]] = ..., export: _Optional[_Union[ExportStage, _Mapping]] = ..., release: _Optional[_Union[ReleaseStage, _Mapping]] = ..., take: _Optional[_Union[TakeStage, _Mapping]] = ..., save: _Optional[_Union[SaveStage, _Mapping]] = ...) -> None: ...
+    follow: FollowBuffers
+    def __init__(self, assign: _Optional[_Union[Assign, _Mapping]] = ..., plan: _Optional[_Union[PlanStep, _Mapping]] = ..., commit: _Optional[_Union[CommitStep, _Mapping]] = ..., export: _Optional[_Union[ExportStage, _Mapping]] = ..., release: _Optional[_Union[ReleaseStage, _Mapping]] = ..., take: _Optional[_Union[TakeStage, _Mapping]] = ..., save: _Optional[_Union[SaveStage, _Mapping]] = ..., follow: _Optional[_Union[FollowBuffers, _Mapping]] = ...) -> None: ...
 
 class SubmitHeader(_message.Message):
     __slots__ = ("spec", "spec_digest", "run_id")

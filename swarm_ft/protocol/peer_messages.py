@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from swarm_ft.ids import NO_ATTEMPT, Attempt, MicrobatchIndex, PeerId, RunId, StepNumber
+from swarm_ft.ids import (
+    NO_ATTEMPT,
+    Attempt,
+    BlockIndex,
+    MicrobatchIndex,
+    PeerId,
+    RunId,
+    SampleId,
+    StepNumber,
+)
+from swarm_ft.protocol.buffer_reports import BufferCounts, HeldBuffers
 from swarm_ft.protocol.layers import LayerRange
 from swarm_ft.protocol.shard import ShardName
 from swarm_ft.protocol.traffic import GradientTraffic, Traffic
@@ -43,11 +53,13 @@ class StageReady:
     Attributes:
         done: microbatches of the first uncommitted step whose gradients are summed here already,
             and whose frames are kept.
+        buffers: that are here, at each of the stage's boundaries.
     """
 
     run_id: RunId
     attempt: Attempt
     done: frozenset[MicrobatchIndex] = frozenset()
+    buffers: tuple[HeldBuffers, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,6 +84,8 @@ class StepReady:
         loss_sum: of this peer's microbatches, at the last stage.
         compute_s: seconds that forwards and backwards took.
         traffic: what it sent over its boundaries; all replicas behind one count as one.
+        buffers: what is kept at each boundary.
+        lost: buffers that are here no more since the peer told last.
     """
 
     run_id: RunId
@@ -82,6 +96,18 @@ class StepReady:
     compute_s: float = 0.0
     traffic: tuple[Traffic, ...] = ()
     gradients: GradientTraffic = field(default_factory=GradientTraffic)
+    buffers: tuple[BufferCounts, ...] = ()
+    lost: tuple[HeldBuffers, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BuffersFollowed:
+    """Buffers that this peer was told to fetch, and has now."""
+
+    run_id: RunId
+    attempt: Attempt
+    boundary: BlockIndex
+    samples: tuple[SampleId, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -164,4 +190,5 @@ FromPeer = (
     | PeerAlive
     | StageOffered
     | StageSaved
+    | BuffersFollowed
 )

@@ -7,6 +7,14 @@ from typing import assert_never
 from swarm_ft.errors import MalformedMessage
 from swarm_ft.ids import Attempt, MicrobatchIndex, StepNumber
 from swarm_ft.proto import coordinator_pb2 as pb
+from swarm_ft.protocol.buffer_wire import (
+    counts_from_wire,
+    counts_to_wire,
+    followed_from_wire,
+    followed_to_wire,
+    held_from_wire,
+    held_to_wire,
+)
 from swarm_ft.protocol.checks import (
     MAX_PEER_NUMBER,
     bounded,
@@ -18,6 +26,7 @@ from swarm_ft.protocol.checks import (
     finite,
 )
 from swarm_ft.protocol.peer_messages import (
+    BuffersFollowed,
     FromPeer,
     HeldStage,
     PeerAlive,
@@ -50,7 +59,10 @@ def from_peer_to_wire(message: FromPeer) -> pb.FromPeer:
             return pb.FromPeer(hello=_hello_to_wire(message))
         case StageReady():
             ready = pb.StageReady(
-                run_id=message.run_id, attempt=message.attempt, done=sorted(message.done)
+                run_id=message.run_id,
+                attempt=message.attempt,
+                done=sorted(message.done),
+                buffers=held_to_wire(message.buffers),
             )
             return pb.FromPeer(stage_ready=ready)
         case StepReady():
@@ -79,6 +91,8 @@ def from_peer_to_wire(message: FromPeer) -> pb.FromPeer:
             return pb.FromPeer(alive=alive)
         case StageOffered() | StageTaken() | StageSaved():
             return _state_to_wire(message)
+        case BuffersFollowed():
+            return pb.FromPeer(followed=followed_to_wire(message))
         case _:
             assert_never(message)
 
@@ -99,6 +113,7 @@ def from_peer_from_wire(message: pb.FromPeer) -> FromPeer:
                 run_id=checked_run_id(ready.run_id),
                 attempt=Attempt(ready.attempt),
                 done=frozenset(MicrobatchIndex(index) for index in ready.done),
+                buffers=held_from_wire(ready.buffers),
             )
         case "step_ready":
             return _step_ready_from_wire(message.step_ready)
@@ -127,6 +142,8 @@ def from_peer_from_wire(message: pb.FromPeer) -> FromPeer:
             )
         case "offered" | "taken" | "saved":
             return _state_from_wire(message)
+        case "followed":
+            return followed_from_wire(message.followed)
         case _:
             raise MalformedMessage("message from a peer: expected a body, got none we know")
 
@@ -179,6 +196,8 @@ def _step_ready_to_wire(ready: StepReady) -> pb.StepReady:
         traffic=[traffic_to_wire(t) for t in ready.traffic],
         gradients=gradients_to_wire(ready.gradients),
         compute_s=ready.compute_s,
+        buffers=counts_to_wire(ready.buffers),
+        lost=held_to_wire(ready.lost),
     )
 
 
@@ -195,6 +214,8 @@ def _step_ready_from_wire(ready: pb.StepReady) -> StepReady:
         compute_s=finite("seconds of compute", ready.compute_s, high=MAX_PEER_NUMBER),
         traffic=tuple(reported_traffic_from_wire(t) for t in ready.traffic),
         gradients=reported_gradients_from_wire(ready.gradients),
+        buffers=counts_from_wire(ready.buffers),
+        lost=held_from_wire(ready.lost),
     )
 
 

@@ -8,15 +8,30 @@ from swarm_ft.errors import MalformedMessage
 from swarm_ft.proto import boundary_pb2, coordinator_pb2
 from swarm_ft.protocol.boundary_messages import Ack, BoundaryHello, KeyFrameRequest
 from swarm_ft.protocol.boundary_wire import MAX_RECEIVED_KEYS, boundary_from_wire, boundary_to_wire
+from swarm_ft.protocol.buffer_reports import BufferCounts, HeldBuffers
 from swarm_ft.protocol.client_wire import event_from_wire, event_to_wire
 from swarm_ft.protocol.codec_spec import Axis, CodecName, CodecSpec, Direction
-from swarm_ft.protocol.coordinator_messages import Assign, CommitStep, PlanStep, StageAssignment
+from swarm_ft.protocol.coordinator_messages import (
+    Assign,
+    CommitStep,
+    FollowBuffers,
+    PlanStep,
+    StageAssignment,
+)
 from swarm_ft.protocol.coordinator_wire import to_peer_from_wire, to_peer_to_wire, tokens_from_wire
 from swarm_ft.protocol.frame import EncodedTensor, Frame, FrameKey, FrameKind
 from swarm_ft.protocol.layers import LayerRange
-from swarm_ft.protocol.peer_messages import HeldStage, PeerHello, StageFailed, StepReady
+from swarm_ft.protocol.peer_messages import (
+    BuffersFollowed,
+    HeldStage,
+    PeerHello,
+    StageFailed,
+    StageReady,
+    StepReady,
+)
 from swarm_ft.protocol.peer_wire import from_peer_from_wire, from_peer_to_wire
 from swarm_ft.protocol.run_spec import MAX_HIDDEN_SIZE, MAX_SEQ_LENGTH
+from swarm_ft.protocol.sample_set import SampleSet
 from swarm_ft.protocol.status import RunPhase, RunStatus, StepCommitted
 from swarm_ft.protocol.traffic import Traffic
 from swarm_ft.protocol.training_plan import Microbatch
@@ -144,7 +159,13 @@ READY = StepReady(
     squared_grad_norm=1.0,
     loss_sum=2.0,
     traffic=(Traffic(boundary=1),),
+    buffers=(BufferCounts(boundary=1),),
+    lost=(HeldBuffers(boundary=1, samples=SampleSet.of([3])),),
 )
+LOADED = StageReady(
+    run_id="run", attempt=1, buffers=(HeldBuffers(boundary=1, samples=SampleSet.of([3])),)
+)
+FOLLOWED = BuffersFollowed(run_id="run", attempt=1, boundary=1, samples=(3,))
 
 
 @cases(
@@ -170,6 +191,18 @@ READY = StepReady(
         [coordinator_pb2.Traffic(boundary=1, forward_bytes=1 << 60)],
         "forward_bytes: expected 0 to",
     ),
+    (READY, "step_ready.buffers[0].boundary", 4097, "boundary: expected 1 to 4096"),
+    (READY, "step_ready.buffers[0].evictions", 1 << 60, "evictions: expected 0 to"),
+    (READY, "step_ready.buffers", [coordinator_pb2.BufferCounts(boundary=1)] * 3, "boundaries of"),
+    (READY, "step_ready.lost[0].samples", b"\1\0", "set of samples: expected a bitmap"),
+    (LOADED, "stage_ready.buffers[0].boundary", 0, "boundary: expected 1 to 4096"),
+    (LOADED, "stage_ready.buffers[0].samples", b"\0", "without zeros at its end"),
+    (LOADED, "stage_ready.buffers[0].samples", b"\0" * (1 << 21) + b"\1", "of samples below 16777"),
+    (LOADED, "stage_ready.buffers", [coordinator_pb2.HeldBuffers(boundary=1)] * 3, "boundaries"),
+    (FOLLOWED, "followed.boundary", 0, "boundary: expected 1 to 4096"),
+    (FOLLOWED, "followed.samples", [], "samples whose buffers follow: expected 1"),
+    (FOLLOWED, "followed.samples", [1 << 24], "sample: expected 0 to"),
+    (FOLLOWED, "followed.run_id", "", "run id"),
 )
 def test_refuses_hostile_fields_from_a_peer(message, change, complaint):
     wire = from_peer_to_wire(message)
@@ -180,6 +213,7 @@ def test_refuses_hostile_fields_from_a_peer(message, change, complaint):
 
 PLAN = PlanStep(run_id="run", attempt=1, step=0, microbatches=(Microbatch(0, (1, 2)),))
 COMMIT = CommitStep(run_id="run", attempt=1, step=0, clip_factor=1.0, learning_rate=1e-3)
+FOLLOW = FollowBuffers(run_id="run", attempt=1, boundary=1, samples=(3,), sources=("peer",))
 
 
 def microbatches(*batches):
@@ -198,6 +232,10 @@ def microbatches(*batches):
     (COMMIT, "commit.clip_factor", NAN, "clip factor: expected a finite number"),
     (COMMIT, "commit.learning_rate", -1.0, "learning rate: expected a finite number"),
     (COMMIT, "commit.run_id", "\x1b[2J", "run id: expected 1 to 64 printable"),
+    (FOLLOW, "follow.boundary", 0, "boundary: expected 1 to 4096"),
+    (FOLLOW, "follow.samples", [], "samples whose buffers follow: expected 1"),
+    (FOLLOW, "follow.sources", [], "sources of buffers: expected 1"),
+    (FOLLOW, "follow.sources", ["a/b"], "peer id: expected"),
 )
 def test_refuses_hostile_fields_from_a_coordinator(message, change, complaint):
     wire = to_peer_to_wire(message)

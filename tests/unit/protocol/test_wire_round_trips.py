@@ -9,11 +9,13 @@ from swarm_ft.errors import MalformedMessage
 from swarm_ft.proto import boundary_pb2, coordinator_pb2, run_pb2
 from swarm_ft.protocol import boundary_wire, client_wire, coordinator_wire, peer_wire, run_wire
 from swarm_ft.protocol.boundary_messages import Ack, BoundaryHello, KeyFrameRequest
+from swarm_ft.protocol.buffer_reports import BufferCounts, HeldBuffers
 from swarm_ft.protocol.codec_spec import Direction, parse_codec_spec
 from swarm_ft.protocol.coordinator_messages import (
     Assign,
     CommitStep,
     ExportStage,
+    FollowBuffers,
     PlanStep,
     ReleaseStage,
     StageAssignment,
@@ -23,6 +25,7 @@ from swarm_ft.protocol.coordinator_messages import (
 from swarm_ft.protocol.frame import EncodedTensor, Frame, FrameKey, FrameKind
 from swarm_ft.protocol.layers import LayerRange
 from swarm_ft.protocol.peer_messages import (
+    BuffersFollowed,
     HeldStage,
     PeerAlive,
     PeerGoodbye,
@@ -35,6 +38,7 @@ from swarm_ft.protocol.peer_messages import (
     StepReady,
 )
 from swarm_ft.protocol.run_spec import LrSchedule, ModelSpec, RunSpec, TrainSpec
+from swarm_ft.protocol.sample_set import SampleSet
 from swarm_ft.protocol.status import MemberStatus, RunPhase, RunStatus, StepCommitted, SwarmStatus
 from swarm_ft.protocol.traffic import GradientTraffic, Traffic
 from swarm_ft.protocol.training_plan import Microbatch
@@ -155,6 +159,29 @@ held_stages = st.builds(
 )
 digests = st.binary(min_size=16, max_size=16)
 some_names = st.lists(names, min_size=1, max_size=2).map(tuple)
+boundaries = st.integers(1, 4096)
+samples = st.integers(0, 2**24 - 1)
+some_samples = st.lists(samples, min_size=1, max_size=4).map(tuple)
+held_buffers = st.lists(
+    st.builds(
+        HeldBuffers,
+        boundary=boundaries,
+        samples=st.frozensets(st.integers(0, 99)).map(SampleSet.of),
+    ),
+    max_size=2,
+).map(tuple)
+buffer_counts = st.builds(
+    BufferCounts,
+    boundary=boundaries,
+    samples=byte_counts,
+    memory_bytes=byte_counts,
+    disk_bytes=byte_counts,
+    memory_hits=byte_counts,
+    disk_hits=byte_counts,
+    misses=byte_counts,
+    evictions=byte_counts,
+    repairs=byte_counts,
+)
 from_peer_messages = st.one_of(
     st.builds(
         PeerHello,
@@ -163,7 +190,10 @@ from_peer_messages = st.one_of(
         memory_bytes=u64,
         held=st.none() | held_stages,
     ),
-    st.builds(StageReady, run_id=names, attempt=u32),
+    st.builds(StageReady, run_id=names, attempt=u32, buffers=held_buffers),
+    st.builds(
+        BuffersFollowed, run_id=names, attempt=u32, boundary=boundaries, samples=some_samples
+    ),
     st.builds(StageTaken, run_id=names, attempt=u32, state_bytes=byte_counts),
     st.builds(StageOffered, run_id=names, attempt=u32, step=u32, digest=digests, total_bytes=u64),
     st.builds(
@@ -178,6 +208,8 @@ from_peer_messages = st.one_of(
             GradientTraffic, sent_bytes=byte_counts, uncompressed_bytes=byte_counts
         ),
         traffic=st.lists(traffic, max_size=2).map(tuple),
+        buffers=st.lists(buffer_counts, max_size=2).map(tuple),
+        lost=held_buffers,
     ),
     st.builds(StageExported, run_id=names, shard_bytes=u64),
     st.builds(StageFailed, run_id=names, attempt=u32, code=names, message=texts),
@@ -225,6 +257,14 @@ to_peer_messages = st.one_of(
         CommitStep, run_id=names, attempt=u32, step=u32, clip_factor=numbers, learning_rate=numbers
     ),
     st.builds(ExportStage, run_id=names),
+    st.builds(
+        FollowBuffers,
+        run_id=names,
+        attempt=u32,
+        boundary=boundaries,
+        samples=some_samples,
+        sources=some_names,
+    ),
     st.builds(ReleaseStage, run_id=names, reason=texts),
 )
 run_statuses = st.builds(
