@@ -35,6 +35,8 @@ CLOSE_TIMEOUT_S = 5.0
 """Above the 3 s that hivemind waits for a node that does not answer."""
 EXPIRY_STEP_S = 0.001
 """What makes a new value of a record expire after the one before, however fast they follow."""
+STORE_TRIES = 3
+"""A node that is asked while it is busy may not answer, which hivemind reports as a refusal."""
 
 _logger = get_logger(__name__)
 
@@ -195,18 +197,22 @@ class DhtDirectory:
 
     async def _store(self, role: Role, name: str, value: str) -> None:
         self._check_alive()
+        try:
+            async with asyncio.timeout(REQUEST_TIMEOUT_S):
+                for _ in range(STORE_TRIES):
+                    if await self._stored(role, name, value):
+                        return
+        except TimeoutError:
+            raise Unavailable(f"the DHT did not answer within {REQUEST_TIMEOUT_S:.0f} s") from None
+        raise Unavailable(f"the DHT did not take the record of {role} {name}")
+
+    async def _stored(self, role: Role, name: str, value: str) -> bool:
         expires_s = max(
             get_dht_time() + self._options.lifetime_s,
             self._expires_s.get((role, name), 0.0) + EXPIRY_STEP_S,
         )
         self._expires_s[role, name] = expires_s
-        try:
-            async with asyncio.timeout(REQUEST_TIMEOUT_S):
-                stored = await self._node.store(self._key(role), value, expires_s, subkey=name)
-        except TimeoutError:
-            raise Unavailable(f"the DHT did not answer within {REQUEST_TIMEOUT_S:.0f} s") from None
-        if not stored:
-            raise Unavailable(f"the DHT did not take the record of {role} {name}")
+        return bool(await self._node.store(self._key(role), value, expires_s, subkey=name))
 
     def _key(self, role: Role) -> str:
         return f"{self._options.prefix}.{role}"

@@ -345,3 +345,23 @@ def _daemons_of(directory: Path) -> list[int]:
                 if command[0].endswith("p2pd"):
                     found.append(int(entry.name))
     return found
+
+
+# ---- a node that is too busy to answer
+
+
+@pytest.mark.parametrize(("unanswered", "is_taken"), [(2, True), (3, False)])
+async def test_a_record_that_nobody_took_is_offered_again(monkeypatch, unanswered, is_taken):
+    store, asked = DHTNode.store, []
+
+    async def busy_at_first(node, *args, **options):
+        asked.append(args)
+        return len(asked) > unanswered and await store(node, *args, **options)
+
+    async with opened() as directory:
+        monkeypatch.setattr(DHTNode, "store", busy_at_first)
+        with contextlib.nullcontext() if is_taken else pytest.raises(Unavailable, match="not take"):
+            await directory.announce(Role.PEER, "p", "127.0.0.1:7001")
+        assert len(asked) == 3
+        assert await directory.find(Role.PEER) == ({"p": "127.0.0.1:7001"} if is_taken else {})
+        monkeypatch.undo()
