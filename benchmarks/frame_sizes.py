@@ -5,6 +5,7 @@ import sys
 import torch
 
 from swarm_ft.codec import parse
+from swarm_ft.ids import Attempt, MicrobatchIndex, SampleId, StepNumber
 from swarm_ft.protocol.boundary_wire import frame_wire_bytes
 from swarm_ft.protocol.codec_spec import Direction
 from swarm_ft.protocol.digest import DIGEST_BYTES
@@ -16,7 +17,8 @@ DIGEST = bytes(DIGEST_BYTES)
 
 def frames(x: torch.Tensor) -> dict[str, Frame]:
     """One frame of each kind, late in a long run, where numbers take the most bytes."""
-    forward, backward = (FrameKey(3, 1000, 30, 100_000, way) for way in Direction)
+    name = Attempt(3), StepNumber(1000), MicrobatchIndex(30), SampleId(100_000)
+    forward, backward = (FrameKey(*name, way) for way in Direction)
     made = {}
     for codec in ("aq4", "aq2+z"):
         delta = parse(codec).encode(x, 0.9 * x)
