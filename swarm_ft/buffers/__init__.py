@@ -1,5 +1,12 @@
 """The per-sample buffers that this peer keeps. Knows no torch and no network."""
 
-from swarm_ft.buffers.store import BufferKey, BufferRecord, BufferStore, End
+from swarm_ft.buffers.records import (
+    BoundaryStats,
+    BufferKey,
+    BufferLimits,
+    BufferRecord,
+    End,
+)
+from swarm_ft.buffers.store import BufferStore
 
-__all__ = ["BufferKey", "BufferRecord", "BufferStore", "End"]
+__all__ = ["BoundaryStats", "BufferKey", "BufferLimits", "BufferRecord", "BufferStore", "End"]

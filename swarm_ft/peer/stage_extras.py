@@ -24,7 +24,7 @@ def with_extras(
     state: Mapping[str, Tensor], store: BufferStore, residuals: Residuals
 ) -> ShardContents:
     """Weights and optimizer together with copies of all else."""
-    records = store.records()
+    records = dict(store.records())
     names = {(k.boundary, int(k.end), k.sample): record for k, record in records.items()}
     owed = {f"{_RESIDUALS}{name}": x.clone() for name, x in residuals.export().items()}
     return ShardContents(

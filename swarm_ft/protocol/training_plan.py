@@ -6,9 +6,16 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 
+import numpy as np
+import numpy.typing as npt
+
 from swarm_ft.ids import MicrobatchIndex, SampleId, StepNumber
 from swarm_ft.protocol.digest import digest_of
 from swarm_ft.protocol.run_spec import LrSchedule, TrainSpec
+
+NEVER = StepNumber(1 << 62)
+"""Later than every step: of a sample that no step visits any more."""
+Numbers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +56,48 @@ def step_samples(spec: TrainSpec, step: StepNumber) -> tuple[SampleId, ...]:
         stop = min(start + spec.batch_size, spec.num_samples)
         return tuple(SampleId(i) for i in range(start, stop))
     return epoch_order(spec, epoch)[start : start + spec.batch_size]
+
+
+class VisitOrder:
+    """When samples are visited next. Of two epochs it keeps the step of every sample."""
+
+    def __init__(self, spec: TrainSpec) -> None:
+        self._spec = spec
+        self._steps_of: dict[int, Numbers] = {}
+
+    def next_visit(self, sample: SampleId, after_step: int) -> StepNumber:
+        """The first step after this one that visits the sample, `NEVER` if none does."""
+        return StepNumber(int(self.next_visits(np.array([sample]), after_step)[0]))
+
+    def next_visits(self, samples: Numbers, after_step: int) -> Numbers:
+        """The same of many samples, int64 [n] each; -1 stands before the first step.
+
+        A sample that the run does not have is never visited.
+        """
+        first = max(0, after_step + 1)
+        epoch = first // self._spec.steps_per_epoch
+        visits = np.full(len(samples), NEVER, np.int64)
+        known = samples < self._spec.num_samples
+        for following in (epoch + 1, epoch):
+            if following * self._spec.steps_per_epoch < self._spec.num_steps:
+                steps = self._steps(following, epoch)[samples[known]]
+                visits[known] = np.where(steps >= first, steps, visits[known])
+        visits[visits >= self._spec.num_steps] = NEVER
+        return visits
+
+    def _steps(self, epoch: int, oldest: int) -> Numbers:
+        """The step at which an epoch visits each sample, int64 [num_samples]."""
+        steps = self._steps_of.get(epoch)
+        if steps is None:
+            position = np.arange(self._spec.num_samples)
+            steps = epoch * self._spec.steps_per_epoch + position // self._spec.batch_size
+            if self._spec.shuffle:
+                by_sample = np.empty_like(steps)
+                by_sample[np.array(epoch_order(self._spec, epoch))] = steps
+                steps = by_sample
+            kept = {e: s for e, s in self._steps_of.items() if oldest <= e <= oldest + 1}
+            self._steps_of = {**kept, epoch: steps}
+        return steps
 
 
 def step_microbatches(spec: TrainSpec, step: StepNumber) -> tuple[Microbatch, ...]:

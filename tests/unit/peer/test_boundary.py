@@ -98,7 +98,7 @@ def forget(end, sample):
         if record is not None and other != sample:
             kept.stage(name, record)
     kept.commit()
-    end.store.forget(RunId("run"))
+    end.store.forget()
     for other in SAMPLES:
         name = BufferKey(RunId("run"), 2, End.RECEIVED, other)
         record = kept.get(name)

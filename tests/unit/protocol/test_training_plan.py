@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,6 +13,8 @@ from transformers.optimization import get_scheduler
 
 from swarm_ft.protocol.run_spec import LrSchedule
 from swarm_ft.protocol.training_plan import (
+    NEVER,
+    VisitOrder,
     clip_factor,
     epoch_order,
     learning_rate_at,
@@ -46,6 +49,40 @@ def test_an_epoch_visits_every_sample_once(
     assert sum(batches, ()) == tuple(epoch_order(spec, epoch))
     assert {len(batch) for batch in batches[:-1]} <= {spec.batch_size}
     assert 1 <= len(batches[-1]) <= spec.batch_size
+
+
+@given(
+    num_samples=st.integers(1, 12),
+    batch_size=st.integers(1, 5),
+    num_steps=st.integers(1, 14),
+    shuffle=st.booleans(),
+    after_steps=st.lists(st.integers(-2, 16), min_size=1, max_size=5),
+)
+@settings(derandomize=True, deadline=None)
+def test_the_next_visit_is_the_first_step_to_come_that_has_the_sample(
+    train_spec, num_samples, batch_size, num_steps, shuffle, after_steps
+):
+    spec = replace(
+        train_spec,
+        num_samples=num_samples,
+        batch_size=batch_size,
+        micro_batch_size=1,
+        num_steps=num_steps,
+        warmup_steps=0,
+        shuffle=shuffle,
+    )
+    order = VisitOrder(spec)
+    samples = [*range(num_samples), num_samples, num_samples + 7]
+    for after in after_steps:  # in any order: a run may go back
+        expected = [
+            next(
+                (s for s in range(max(0, after + 1), num_steps) if i in step_samples(spec, s)),
+                NEVER,
+            )
+            for i in samples
+        ]
+        assert order.next_visits(np.array(samples), after).tolist() == expected
+        assert [order.next_visit(i, after) for i in samples] == expected
 
 
 @given(num_samples=st.integers(1, 30), micro_batch_size=st.integers(1, 6), step=st.integers(0, 9))

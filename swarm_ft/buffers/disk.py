@@ -1,0 +1,280 @@
+"""The disk tier: where records lie on disk, and which go when there is no room.
+
+It decides; the writing and reading of payloads is `Slab`'s, and happens elsewhere. A new version
+of a record is written beside the old one, whose slot is free only then: whatever tears a write,
+the old version stays whole.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections import Counter
+from dataclasses import dataclass
+
+from swarm_ft.buffers.directory import BufferDirectory, OtherRun
+from swarm_ft.buffers.index import NOWHERE, Index
+from swarm_ft.buffers.records import BufferKey, End
+from swarm_ft.buffers.slab import PAGE_BYTES, Owner, Slab, SlabError
+from swarm_ft.buffers.slots import SlotTable
+from swarm_ft.buffers.visits import Visits
+from swarm_ft.ids import BlockIndex
+from swarm_ft.log import get_logger
+
+logger = get_logger(__name__)
+
+_SLOT_BITS = 40
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_WRITES_UNTIL_GROWING_AGAIN = 256
+"""On a full disk the files stay as long as they are for so many writes; then it is tried again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A slot with a version of a record in it, or that is to have it."""
+
+    table: SlotTable
+    slot: int
+    version: int
+
+    @property
+    def slab(self) -> Slab:
+        """Its file."""
+        return self.table.slab
+
+
+class DiskTier:
+    """See the module's docstring.
+
+    Args:
+        quota_bytes: of all files in the directory; None is no bound.
+        index: where it notes the places of records.
+
+    Attributes:
+        next_version: greater than that of all records here.
+        evicted: keys whose records went, not told yet.
+    """
+
+    def __init__(
+        self,
+        directory: BufferDirectory,
+        owner: Owner,
+        quota_bytes: int | None,
+        *,
+        visits: Visits,
+        index: Index,
+    ) -> None:
+        self._directory, self._owner, self._quota_bytes = directory, owner, quota_bytes
+        self._visits, self._index = visits, index
+        self._tables: list[SlotTable] = []
+        self._by_size: dict[int, SlotTable] = {}
+        self._bytes: Counter[BlockIndex] = Counter()
+        self._told: set[str] = set()
+        self._writes_without_growing = 0
+        self.next_version = 1
+        self.evicted: list[BufferKey] = []
+        for payload_bytes in directory.slab_sizes():
+            self._open(payload_bytes)
+
+    # ---- where things are
+
+    def find(self, key: BufferKey) -> Place | None:
+        """Where the record is, if it is here."""
+        number = self._index.place(key)
+        if number == NOWHERE:
+            return None
+        table, slot = self._table_of(number)
+        return Place(table, slot, table.version(slot))
+
+    def bytes_of(self, boundary: BlockIndex) -> int:
+        """Of the slots with a boundary's records."""
+        return self._bytes[boundary]
+
+    def drop(self, key: BufferKey) -> None:
+        """The record is no longer here."""
+        number = self._index.place(key)
+        if number != NOWHERE:
+            table, slot = self._table_of(number)
+            table.free(slot)
+            self._unplace(key, table)
+
+    # ---- writing
+
+    def begin_write(
+        self, key: BufferKey, version: int, payload_bytes: int, visit: int, step: int
+    ) -> Place | OtherRun | None:
+        """A slot for a record; or what has to be removed first; or None: it is not worth one.
+
+        Args:
+            visit: when the record is needed next. What is needed later than that may go for it.
+            step: the last committed one.
+        """
+        table = self._by_size.get(payload_bytes) or self._open(payload_bytes)
+        if table is None:
+            return None
+        # One slot stays free for new versions of what is here, or a full disk would take none.
+        spare = 0 if self._has_version_in(table, key) else 1
+        slot: int | None
+        if table.num_free > spare:
+            slot = table.take_free()
+        elif self._may_grow((1 + spare - table.num_free) * table.slab.slot_bytes):
+            slot = table.grow()
+        elif self._directory.others:
+            return self._directory.others.pop()
+        else:
+            slot = self._evict_from(table, visit, step)
+        if slot is None:
+            return None
+        return Place(table, slot, version)
+
+    def finish_write(self, place: Place, key: BufferKey) -> bool:
+        """The record is in its slot; False if its file was given up meanwhile."""
+        if place.table.is_retired:
+            return False
+        self.drop(key)
+        self._place(key, place.table, place.slot, place.version)
+        return True
+
+    def abandon(self, place: Place) -> None:
+        """What was written is not wanted any more."""
+        if not place.table.is_retired:
+            place.table.free(place.slot)
+
+    def failed(self, place: Place, error: OSError | SlabError) -> list[BufferKey]:
+        """A write went wrong; the records that are gone for it."""
+        if place.table.is_retired:
+            return []
+        if isinstance(error, SlabError):
+            return self._give_up(place.table, error)
+        if error.errno in _FULL:
+            self._writes_without_growing = _WRITES_UNTIL_GROWING_AGAIN
+        self._tell_once(
+            f"{place.slab.path}: {error}; buffers that are not written stay in memory while there "
+            "is room, others cost key frames"
+        )
+        place.table.give_back(place.slot)
+        return []
+
+    # ---- the whole
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all files, other runs' among them."""
+        return self._own_bytes + self._directory.other_bytes
+
+    @property
+    def _own_bytes(self) -> int:
+        return sum(PAGE_BYTES + t.num_bytes for t in self._tables if not t.is_retired)
+
+    def tell_broken(self, place: Place, reason: str) -> None:
+        """A record was not what had been written."""
+        self._tell_once(f"{place.slab.path}: {reason}; it costs a key frame, more of them too")
+
+    def close(self) -> None:
+        """Close all files; nothing reads or writes them any more."""
+        for table in self._tables:
+            table.slab.close()
+        self._directory.close()
+
+    def forget(self) -> None:
+        """Delete this run's files."""
+        for table in self._tables:
+            self._retire(table)
+        self._directory.forget()
+
+    def _open(self, payload_bytes: int) -> SlotTable | None:
+        """Open a file of slots, or begin one; None if that cannot be."""
+        path = self._directory.slab_path(payload_bytes)
+        try:
+            path.parent.mkdir(exist_ok=True, parents=True)
+            try:
+                slab = Slab(path, payload_bytes, self._owner)
+            except SlabError as error:
+                self._tell_once(f"{path}: {error}; it begins anew, which costs key frames")
+                path.unlink()
+                slab = Slab(path, payload_bytes, self._owner)
+            table = SlotTable(slab, self._cut(slab), number=len(self._tables))
+            self._tables.append(table)
+            self._by_size[payload_bytes] = table
+            self._take_up(table)
+        except OSError as error:
+            self._tell_once(f"{path}: {error}; buffers stay in memory only")
+            return None
+        return table
+
+    def _cut(self, slab: Slab) -> int:
+        """Make a file fit the quota; its slots."""
+        num_slots = slab.num_slots
+        if self._quota_bytes is not None:
+            room = self._quota_bytes - self._own_bytes - PAGE_BYTES
+            num_slots = min(num_slots, max(0, room // slab.slot_bytes))
+        slab.truncate(num_slots)
+        return num_slots
+
+    def _take_up(self, table: SlotTable) -> None:
+        """Find what an earlier process left: of each record the newest version.
+
+        Not residuals: what is owed is true of the very state of the process that owed it.
+        """
+        for slot, head in table.slab.scan():
+            self.next_version = max(self.next_version, head.version + 1)
+            found = self.find(head.key)
+            if head.key.end is End.RESIDUAL or (found and found.version > head.version):
+                continue
+            if found is not None:
+                self.drop(head.key)
+            self._place(head.key, table, slot, head.version)
+        table.free_all_empty()
+
+    def _may_grow(self, slot_bytes: int) -> bool:
+        if self._writes_without_growing:
+            self._writes_without_growing -= 1
+            return False
+        return self._quota_bytes is None or self.num_bytes + slot_bytes <= self._quota_bytes
+
+    def _evict_from(self, table: SlotTable, visit: int, step: int) -> int | None:
+        victim = table.needed_last(self._visits, step)
+        if victim is None or victim.visit <= visit:
+            return None
+        key = self._index.key_of(table.code(victim.slot))
+        self.drop(key)
+        self.evicted.append(key)
+        return table.take_free()
+
+    def _has_version_in(self, table: SlotTable, key: BufferKey) -> bool:
+        found = self.find(key)
+        return found is not None and found.table is table
+
+    def _give_up(self, table: SlotTable, error: SlabError) -> list[BufferKey]:
+        """Go on without a file that is gone; a new one is begun when something is to be written."""
+        gone = [self._index.key_of(code) for code in table.codes()]
+        logger.warning(
+            "%s: %s; %d buffers are gone and cost key frames", table.slab.path, error, len(gone)
+        )
+        for key in gone:
+            self._unplace(key, table)
+        self._retire(table)
+        return gone
+
+    def _retire(self, table: SlotTable) -> None:
+        # Not closed yet: reads of it may be under way, and the system gives file numbers anew.
+        if not table.is_retired:
+            table.is_retired = True
+            table.slab.truncate(0)
+            del self._by_size[table.slab.payload_bytes]
+
+    def _place(self, key: BufferKey, table: SlotTable, slot: int, version: int) -> None:
+        table.fill(slot, self._index.code_of(key), version)
+        self._index.set_place(key, table.number << _SLOT_BITS | slot)
+        self._bytes[key.boundary] += table.slab.slot_bytes
+
+    def _unplace(self, key: BufferKey, table: SlotTable) -> None:
+        self._index.set_place(key, NOWHERE)
+        self._bytes[key.boundary] -= table.slab.slot_bytes
+
+    def _table_of(self, number: int) -> tuple[SlotTable, int]:
+        return self._tables[number >> _SLOT_BITS], number & (1 << _SLOT_BITS) - 1
+
+    def _tell_once(self, text: str) -> None:
+        if text not in self._told:
+            self._told.add(text)
+            logger.warning("%s", text)

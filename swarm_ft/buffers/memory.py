@@ -1,0 +1,168 @@
+"""The memory tier: which records are in memory, and which go when there are too many. Pure.
+
+A record is *settled* when nothing is left to do about it: it is on disk, or there is no disk for
+it. Before that it waits for the writer. Settled records go first, those needed last before others;
+if that is not enough, the writer has fallen behind, and waiting records go too: nobody waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from swarm_ft.buffers.records import BufferKey, BufferRecord
+from swarm_ft.buffers.visits import Calendar, Visits
+
+
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """A record in memory; of a key's versions the one of the highest number is the newest."""
+
+    record: BufferRecord
+    version: int
+
+    @property
+    def num_bytes(self) -> int:
+        """What counts against the budget."""
+        return len(self.record.payload)
+
+
+class MemoryTier:
+    """See the module's docstring.
+
+    Args:
+        budget_bytes: of payloads; None is no bound.
+
+    Attributes:
+        step: the last one that was committed; visits are those after it.
+        in_flight_bytes: waiting records up to so many do not count against the budget.
+        waiting_bytes: of records that wait for the writer.
+        num_bytes: of all records.
+    """
+
+    def __init__(self, budget_bytes: int | None, visits: Visits) -> None:
+        self._budget_bytes = budget_bytes
+        self._visits = visits
+        self._residents: dict[BufferKey, Resident] = {}
+        self._settled, self._waiting = Calendar(), Calendar()
+        self._queue: dict[BufferKey, None] = {}
+        self.step = -1
+        self.in_flight_bytes = self.waiting_bytes = self.num_bytes = 0
+
+    def get(self, key: BufferKey) -> Resident | None:
+        """The record, if it is in memory."""
+        return self._residents.get(key)
+
+    def keys(self) -> Iterable[BufferKey]:
+        """Of all records here."""
+        return self._residents.keys()
+
+    def next_visit(self, key: BufferKey) -> int:
+        """The step that needs it next."""
+        return int(self._visits.next_visits(np.array([key.sample]), self.step)[0])
+
+    def put(self, key: BufferKey, resident: Resident, visit: int, *, waits: bool) -> None:
+        """Hold a record, in place of an older version; there may be too many then."""
+        self.remove(key)
+        self._residents[key] = resident
+        self.num_bytes += resident.num_bytes
+        if waits:
+            self._waiting.add(key, visit)
+            self._queue[key] = None
+            self.waiting_bytes += resident.num_bytes
+        else:
+            self._settled.add(key, visit)
+
+    def remove(self, key: BufferKey) -> Resident | None:
+        """Let go of a record, if it is here."""
+        resident = self._residents.pop(key, None)
+        if resident is not None:
+            self.num_bytes -= resident.num_bytes
+            self._settled.remove(key)
+            if key in self._waiting:
+                self._waiting.remove(key)
+                self.waiting_bytes -= resident.num_bytes
+            self._queue.pop(key, None)
+        return resident
+
+    def settle(self, key: BufferKey) -> None:
+        """The writer is done with it."""
+        if key in self._waiting:
+            self._waiting.remove(key)
+            self._queue.pop(key, None)
+            self.waiting_bytes -= self._residents[key].num_bytes
+            self._settled.add(key, self.next_visit(key))
+
+    def unsettle(self, key: BufferKey) -> None:
+        """Its copy on disk is gone: it waits for the writer again."""
+        if key in self._settled:
+            resident = self._residents[key]
+            self.put(key, resident, self.next_visit(key), waits=True)
+
+    def take_next_waiting(self) -> tuple[BufferKey, Resident] | None:
+        """The record that has waited longest; it waits on until it is settled."""
+        if not self._queue:
+            return None
+        key = next(iter(self._queue))
+        del self._queue[key]
+        return key, self._residents[key]
+
+    def wait_again(self, key: BufferKey) -> None:
+        """What `take_next_waiting` gave could not be written yet: it is the first again."""
+        if key in self._waiting:
+            self._queue = {key: None, **self._queue}
+
+    @property
+    def has_queue(self) -> bool:
+        """Whether `take_next_waiting` has something."""
+        return bool(self._queue)
+
+    def move_on(self, step: int) -> None:
+        """A step was committed: what it needed is needed again at some later one."""
+        self.step = step
+        for calendar in (self._settled, self._waiting):
+            self._enter(calendar, calendar.take_due(step))
+
+    def move_to(self, step: int) -> None:
+        """The run goes on behind this step, wherever it was: every visit is looked up anew."""
+        self.step = step
+        for calendar in (self._settled, self._waiting):
+            self._enter(calendar, list(calendar))
+
+    def _enter(self, calendar: Calendar, keys: list[BufferKey]) -> None:
+        samples = np.array([key.sample for key in keys], np.int64)
+        visits = self._visits.next_visits(samples, self.step)
+        for key, visit in zip(keys, visits.tolist(), strict=True):
+            calendar.add(key, visit)
+
+    @property
+    def excess_bytes(self) -> int:
+        """By how much the budget is exceeded; negative if it is not."""
+        if self._budget_bytes is None:
+            return -1
+        counted = self.num_bytes - min(self.waiting_bytes, self.in_flight_bytes)
+        return counted - self._budget_bytes
+
+    def has_room(self, num_bytes: int, visit: int) -> bool:
+        """Whether a record needed at `visit` could come in without one going that is needed first.
+
+        What would have to go for it is bounded by what is settled and needed later.
+        """
+        if self._budget_bytes is None or self.excess_bytes + num_bytes <= 0:
+            return True
+        last = self._settled.last()
+        return last is not None and last[1] > visit and num_bytes <= self._budget_bytes
+
+    def evict_one(self) -> tuple[BufferKey, Resident] | None:
+        """Let go of what is needed last, if there is too much."""
+        if self.excess_bytes <= 0:
+            return None
+        last = self._settled.last() or self._waiting.last()
+        if last is None:
+            return None
+        key = last[0]
+        resident = self._residents[key]
+        self.remove(key)
+        return key, resident

@@ -1,0 +1,195 @@
+"""One file of slots of one size: how a record lies on disk, and whether it is still whole.
+
+A page that names run and spec, then slots of whole pages, so that to write one nothing has to be
+read. A slot is a head and the payload; the head holds checksums of both. Files are read and
+written, never mapped: a mapped file that somebody truncates kills the process that reads it.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from swarm_ft.buffers.checksum import CHECKSUM_BYTES, checksum_of
+from swarm_ft.buffers.records import BufferKey, BufferRecord, End
+from swarm_ft.ids import BlockIndex, RunId, SampleId
+from swarm_ft.protocol.digest import DIGEST_BYTES
+from swarm_ft.protocol.run_spec import MAX_SAMPLES
+
+PAGE_BYTES = 4096
+_MAGIC = b"swarmbuf"
+_FORMAT = 1
+_FILE = struct.Struct("<8s I I 16s")
+"""Magic, format, payload bytes, digest of the spec; the run's id and a checksum follow."""
+_HEAD = struct.Struct("<8s Q Q I I I I 16s 16s")
+"""Magic, version, sample, boundary, end, tokens, channels, digest, checksum of the payload."""
+_HEAD_BYTES = _HEAD.size + CHECKSUM_BYTES
+_ENDS = frozenset(int(end) for end in End)
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Whose records a file holds: checksums are of it too, so no others pass for them."""
+
+    run_id: RunId
+    identity: bytes
+
+    @property
+    def seed(self) -> int:
+        """Of the checksums of heads."""
+        return int.from_bytes(checksum_of(self.identity + self.run_id.encode())[:8], "little")
+
+
+@dataclass(frozen=True, slots=True)
+class SlotHead:
+    """What a slot says of the record in it."""
+
+    key: BufferKey
+    version: int
+    tokens: int
+    channels: int
+    digest: bytes
+    payload_sum: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """A slot that does not hold what it should."""
+
+    reason: str
+
+
+class SlabError(Exception):
+    """A file that cannot go on as it is: foreign, damaged in its first page, or deleted."""
+
+
+class Slab:
+    """See the module's docstring. Slots are numbered from 0; reads and writes may run in threads.
+
+    Args:
+        path: the file; made if it is not there.
+
+    Raises:
+        SlabError: the file is not one of this owner and size.
+        OSError: it cannot be opened.
+    """
+
+    def __init__(self, path: Path, payload_bytes: int, owner: Owner) -> None:
+        self.path = path
+        self.payload_bytes = payload_bytes
+        self._owner, self._seed = owner, owner.seed
+        whole_pages = -(-(_HEAD_BYTES + payload_bytes) // PAGE_BYTES)
+        self.slot_bytes = whole_pages * PAGE_BYTES
+        self._padding = bytes(self.slot_bytes - _HEAD_BYTES - payload_bytes)
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            self._check_first_page()
+        except BaseException:
+            os.close(self._file)
+            raise
+
+    def _check_first_page(self) -> None:
+        expected = self._first_page()
+        found = os.pread(self._file, PAGE_BYTES, 0)
+        if not found:
+            _write_all(self._file, [expected], 0)
+        elif found != expected:
+            raise SlabError("its first page is not that of this run, spec and size")
+
+    def _first_page(self) -> bytes:
+        fields = _FILE.pack(_MAGIC, _FORMAT, self.payload_bytes, self._owner.identity)
+        text = fields + self._owner.run_id.encode()
+        page = text.ljust(PAGE_BYTES - CHECKSUM_BYTES, b"\0")
+        return page + checksum_of(page)
+
+    @property
+    def num_slots(self) -> int:
+        """Whole slots in the file as it is now."""
+        return max(0, os.fstat(self._file).st_size - PAGE_BYTES) // self.slot_bytes
+
+    @property
+    def is_deleted(self) -> bool:
+        """Whether nothing names the file any more."""
+        return os.fstat(self._file).st_nlink == 0
+
+    def truncate(self, num_slots: int) -> None:
+        """Cut off all slots from this one on."""
+        os.ftruncate(self._file, PAGE_BYTES + num_slots * self.slot_bytes)
+
+    def scan(self) -> Iterator[tuple[int, SlotHead]]:
+        """All slots whose heads are whole; payloads are not read."""
+        for slot in range(self.num_slots):
+            head = self._parse(os.pread(self._file, _HEAD_BYTES, self._offset(slot)))
+            if head is not None:
+                yield slot, head
+
+    def write(self, slot: int, key: BufferKey, version: int, record: BufferRecord) -> None:
+        """Put a record into a slot.
+
+        Raises:
+            SlabError: the file was deleted.
+            OSError: the disk does not take it; what is in the slot is unknown then.
+        """
+        if self.is_deleted:
+            raise SlabError("the file was deleted")
+        head = self._head(key, version, record)
+        _write_all(self._file, [head, record.payload, self._padding], self._offset(slot))
+
+    def read(self, slot: int, key: BufferKey, version: int) -> BufferRecord | Broken:
+        """The record that was written there, bit for bit, or what is wrong with it."""
+        offset = self._offset(slot)
+        try:
+            head = self._parse(os.pread(self._file, _HEAD_BYTES, offset))
+            payload = os.pread(self._file, self.payload_bytes, offset + _HEAD_BYTES)
+        except OSError as error:
+            return Broken(f"cannot be read: {error}")
+        if head is None:
+            return Broken("the slot's head is torn, altered or gone")
+        if (head.key, head.version) != (key, version):
+            return Broken("the slot holds another record")
+        if checksum_of(payload) != head.payload_sum:
+            return Broken("the payload is torn, altered or cut off")
+        return BufferRecord(head.digest, head.tokens, head.channels, payload)
+
+    def close(self) -> None:
+        """Close the file; nothing reads or writes it any more."""
+        os.close(self._file)
+
+    def _offset(self, slot: int) -> int:
+        return PAGE_BYTES + slot * self.slot_bytes
+
+    def _head(self, key: BufferKey, version: int, record: BufferRecord) -> bytes:
+        numbers = version, key.sample, key.boundary, key.end, record.tokens, record.channels
+        fields = _HEAD.pack(_MAGIC, *numbers, record.digest, checksum_of(record.payload))
+        return fields + checksum_of(fields, self._seed)
+
+    def _parse(self, data: bytes) -> SlotHead | None:
+        fields = data[: _HEAD.size]
+        if len(data) < _HEAD_BYTES or checksum_of(fields, self._seed) != data[_HEAD.size :]:
+            return None
+        unpacked = _HEAD.unpack(fields)
+        magic, version, sample, boundary, end, tokens, channels, digest, payload_sum = unpacked
+        if magic != _MAGIC or end not in _ENDS or sample >= MAX_SAMPLES:
+            return None
+        key = BufferKey(self._owner.run_id, BlockIndex(boundary), End(end), SampleId(sample))
+        return SlotHead(key, version, tokens, channels, digest, payload_sum)
+
+
+def fits(record: BufferRecord) -> bool:
+    """Whether a slot could hold it."""
+    return len(record.digest) == DIGEST_BYTES and len(record.payload) < 1 << 31
+
+
+def _write_all(file: int, parts: list[bytes], offset: int) -> None:
+    """Write the parts one after the other, in as few calls as the system needs."""
+    views = [memoryview(part) for part in parts if part]
+    while views:
+        written = os.pwritev(file, views, offset)
+        offset += written
+        while views and written >= len(views[0]):
+            written -= len(views.pop(0))
+        if views and written:
+            views[0] = views[0][written:]
