@@ -14,8 +14,15 @@ from swarm_ft.peer.residuals import Residuals
 from swarm_ft.protocol.digest import digest_of
 from swarm_ft.snapshots.shard import ShardContents
 
-_BUFFERS = "buffers"
-"""The tensor that holds the payloads of all buffers, in the order of their names."""
+_BUFFERS = {
+    End.SENT: "buffers/sent",
+    End.RECEIVED: "buffers/received",
+    End.RESIDUAL: "buffers/owed",
+}
+"""The tensors that hold the payloads of all buffers of an end, in the order of their names. Within
+an end all have one size: of the run's bits, and of 16 bits what is owed."""
+_Name = tuple[int, int, int]
+"""Boundary, end and sample."""
 _RESIDUALS = "residuals/"
 """What the names of residuals begin with."""
 
@@ -25,11 +32,13 @@ def with_extras(
 ) -> ShardContents:
     """Weights and optimizer together with copies of all else."""
     records = store.records()
-    names = {(k.boundary, int(k.end), k.sample): record for k, record in records.items()}
+    names: dict[_Name, BufferRecord] = {
+        (key.boundary, int(key.end), key.sample): record for key, record in records.items()
+    }
     owed = {f"{_RESIDUALS}{name}": x.clone() for name, x in residuals.export().items()}
     return ShardContents(
         state=dict(state),
-        extras={**owed, **_payloads([names[name] for name in sorted(names)])},
+        extras={**owed, **_payloads(names)},
         buffer_digests={name: record.digest for name, record in names.items()},
     )
 
@@ -58,20 +67,21 @@ def restore_buffers(
 
     Others are lost, which costs key frames.
     """
-    payloads = contents.extras.get(_BUFFERS, torch.empty(0, 0, dtype=torch.uint8))
-    names = sorted(contents.buffer_digests)
-    for (boundary, end, sample), row in zip(names, payloads, strict=False):
-        payload = row.numpy().tobytes()
-        digest = contents.buffer_digests[boundary, end, sample]
-        if digest_of(payload) == digest:
-            key = BufferKey(run_id, BlockIndex(boundary), End(end), SampleId(sample))
-            store.stage(key, BufferRecord(digest, *shape, payload))
+    for end in End:
+        payloads = contents.extras.get(_BUFFERS[end], torch.empty(0, 0, dtype=torch.uint8))
+        names = sorted(name for name in contents.buffer_digests if name[1] == end)
+        for name, row in zip(names, payloads, strict=False):
+            payload, digest = row.numpy().tobytes(), contents.buffer_digests[name]
+            if digest_of(payload) == digest:
+                key = BufferKey(run_id, BlockIndex(name[0]), end, SampleId(name[2]))
+                store.stage(key, BufferRecord(digest, *shape, payload))
     store.commit()
 
 
-def _payloads(records: list[BufferRecord]) -> dict[str, Tensor]:
-    """All payloads, uint8 [buffers, bytes]; all buffers of a run have one size."""
-    if not records:
-        return {}
-    rows = [torch.frombuffer(bytearray(record.payload), dtype=torch.uint8) for record in records]
-    return {_BUFFERS: torch.stack(rows)}
+def _payloads(records: Mapping[_Name, BufferRecord]) -> dict[str, Tensor]:
+    """All payloads, uint8 [buffers, bytes], of each end that has some."""
+    rows: dict[str, list[Tensor]] = {}
+    for name in sorted(records):
+        row = torch.frombuffer(bytearray(records[name].payload), dtype=torch.uint8)
+        rows.setdefault(_BUFFERS[End(name[1])], []).append(row)
+    return {tensor: torch.stack(of_end) for tensor, of_end in rows.items()}
