@@ -12,7 +12,7 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor
 
-from benchmarks.quality.configs import Config
+from benchmarks.quality.configs import DEFAULT_BITS, Config
 from benchmarks.quality.published import parse_published
 from swarm_ft.codec import Codec, pack_buffer, parse, unpack_buffer
 from swarm_ft.codec.feedback import encode_with_feedback
@@ -56,12 +56,14 @@ class Channel:
     Attributes:
         codec: of all visits, or of all but the first.
         first: of a sample's first visit; None if that is as all others.
+        bits: of a value in a buffer.
     """
 
     codec: AnyCodec
     first: AnyCodec | None
     is_delta: bool
     has_residual: bool
+    bits: int = DEFAULT_BITS
     tally: Tally = field(default_factory=Tally)
     seen: set[int] = field(default_factory=set)
     buffers: dict[int, bytes] = field(default_factory=dict)
@@ -80,7 +82,7 @@ class Channel:
             encoded, y = self._send_later(sample, x)
         self.seen.add(sample)
         if self.is_delta:
-            self.buffers[sample] = pack_buffer(y)
+            self.buffers[sample] = pack_buffer(y, self.bits)
         self.tally.add(encoded)
         return y
 
@@ -90,9 +92,13 @@ class Channel:
             codec = cast(Codec, self.codec)  # published ones have no feedback
             encoded, self.residuals[sample] = encode_with_feedback(codec, x, residual)
             return encoded, self.codec.decode(encoded)
-        base = unpack_buffer(self.buffers[sample], *x.shape) if self.is_delta else None
+        base = self._base_of(sample, x) if self.is_delta else None
         encoded = self.codec.encode(x, base)
         return encoded, self.codec.decode(encoded, base)
+
+    def _base_of(self, sample: int, x: Tensor) -> Tensor:
+        tokens, channels = x.shape
+        return unpack_buffer(self.buffers[sample], tokens, channels, self.bits)
 
 
 @dataclass(slots=True)
@@ -178,6 +184,7 @@ class _Cut(torch.autograd.Function):
 def _boundary_of(config: Config) -> Boundary:
     forward = _channel(config.fw, config.key, Direction.FORWARD)
     backward = _channel(config.bw, config.first or config.key, Direction.BACKWARD)
+    forward.bits = backward.bits = config.bits
     if config.first:
         backward.first = _codec(config.first, Direction.FORWARD)
     compressed = config.key if forward.is_delta else config.fw

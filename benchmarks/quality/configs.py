@@ -1,11 +1,11 @@
 """The codec configurations of the study, as a table of texts. Knows no arithmetic.
 
-    config = fw "/" bw ["/" dp] ["@" key ["@" first]] [":" epochs]
+    config = fw "/" bw ["/" dp] ["@" key ["@" first]] ["#" buffer bits] [":" epochs]
 
 `fw` and `bw` are codec specs, or `pubqB`, `pubaqB` of `published.py`. `key` is the codec of a
 sample's first frame, for codecs that send deltas. `first` is that of a sample's first gradient; if
 it is not given, gradients are sent by `bw` from the start. With `dp`, as in `--dp`, two replicas of
-all stages train. `none` alone is `none/none`.
+all stages train. Buffers have 16 bits a value if nothing else is said. `none` alone is `none/none`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from dataclasses import dataclass
 
 DEFAULT_KEY = "fp16"
 DEFAULT_EPOCHS = 6
+DEFAULT_BITS = 16
 _PATTERN = re.compile(
-    r"(?P<fw>[^/@:]+)/(?P<bw>[^/@:]+)(/(?P<dp>momentum(:[a-z][^/@:]*)?|[^/@:]+))?"
-    r"(@(?P<key>[^/@:]+))?(@(?P<first>[^/@:]+))?(:(?P<epochs>\d+))?"
+    r"(?P<fw>[^/@#:]+)/(?P<bw>[^/@#:]+)(/(?P<dp>momentum(:[a-z][^/@#:]*)?|[^/@#:]+))?"
+    r"(@(?P<key>[^/@#:]+))?(@(?P<first>[^/@#:]+))?(#(?P<bits>\d+))?(:(?P<epochs>\d+))?"
 )
 
 GROUPS: dict[str, str] = {
@@ -81,6 +82,13 @@ GROUPS: dict[str, str] = {
         none/none/q4  none/none/q4+z  none/none/momentum:q4  aq3/q6/q4  none/none/q8
         none/none/momentum  none/none/momentum:q4+z  none/none/none  aq3/q6
     """,
+    # What a value of a buffer takes.
+    "buffers": """
+        none
+        aq4/q8            aq4/q8#8            aq4/q8#4
+        aq3+z/q3+z@q4+z   aq3+z/q3+z@q4+z#8   aq3+z/q3+z@q4+z#4
+        aq2+z/q2+z@q4+z   aq2+z/q2+z@q4+z#8   aq2+z/q2+z@q4+z#4
+    """,
     # Sentences to classify; `--group cola` sets the task.
     "cola": """
         none
@@ -102,6 +110,7 @@ class Config:
     first: str = ""
     epochs: int = DEFAULT_EPOCHS
     dp: str = ""
+    bits: int = DEFAULT_BITS
 
     @property
     def has_key(self) -> bool:
@@ -113,7 +122,8 @@ class Config:
             return "none"
         text = f"{self.fw}/{self.bw}" + f"/{self.dp}" * bool(self.dp)
         text += f"@{self.key}" * (self.has_key or bool(self.first))
-        return text + f"@{self.first}" * bool(self.first)
+        text += f"@{self.first}" * bool(self.first)
+        return text + f"#{self.bits}" * (self.bits != DEFAULT_BITS)
 
 
 def parse_config(text: str, default_epochs: int = DEFAULT_EPOCHS) -> Config:
@@ -124,7 +134,7 @@ def parse_config(text: str, default_epochs: int = DEFAULT_EPOCHS) -> Config:
     """
     match = _PATTERN.fullmatch("none/none" + text[4:] if text.split(":")[0] == "none" else text)
     if match is None:
-        raise ValueError(f"config '{text}': expected fw/bw[/dp][@key[@first]][:epochs]")
+        raise ValueError(f"config '{text}': expected fw/bw[/dp][@key[@first]][#bits][:epochs]")
     return Config(
         match["fw"],
         match["bw"],
@@ -132,6 +142,7 @@ def parse_config(text: str, default_epochs: int = DEFAULT_EPOCHS) -> Config:
         match["first"] or "",
         int(match["epochs"] or default_epochs),
         match["dp"] or "",
+        int(match["bits"] or DEFAULT_BITS),
     )
 
 

@@ -165,6 +165,14 @@ train_options = stack(
         "momentum, momentum:q4 ... sum the optimizer's first moment instead.",
     ),
     click.option(
+        "--buffer-bits",
+        default="16",
+        show_default=True,
+        type=click.Choice(["16", "8", "4"]),
+        help="Of a value in the buffers that --fw aq ... keeps of each sample at both ends: fewer "
+        "take less memory and disk.",
+    ),
+    click.option(
         "--save-steps",
         default=0,
         show_default="never",
@@ -186,7 +194,7 @@ def collect_options(model: str, dataset: str, *, default_lr: float, **given: Any
     from swarm_ft.client.options import TrainOptions
 
     lr, json_file, out = given.pop("lr"), given.pop("json_file"), given.pop("out")
-    tied = given.pop("tied_embeddings")
+    tied, buffer_bits = given.pop("tied_embeddings"), given.pop("buffer_bits")
     return TrainOptions(
         model=model,
         dataset=dataset,
@@ -194,5 +202,6 @@ def collect_options(model: str, dataset: str, *, default_lr: float, **given: Any
         json_file=Path(json_file) if json_file else None,
         out=Path(out),
         sync_tied_embeddings=tied == "sync",
+        buffer_bits=int(buffer_bits),
         **given,
     )

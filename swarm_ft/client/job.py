@@ -146,4 +146,5 @@ def _train_spec(options: TrainOptions, *, num_samples: int) -> TrainSpec:
         key_codec=options.key,
         dp_codec=options.dp,
         save_steps=options.save_steps,
+        buffer_bits=options.buffer_bits,
     )

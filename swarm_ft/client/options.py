@@ -43,6 +43,7 @@ class TrainOptions:
     bw: str
     key: str
     dp: str
+    buffer_bits: int
     save_steps: int
     resume: bool
     max_eval_samples: int | None

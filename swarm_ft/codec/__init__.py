@@ -12,6 +12,7 @@
 | `delta` | aqtopK, and +ef21 of whatever builds on nothing |
 | `feedback` | +ef, +efmix |
 | `entropy.lossless` | +z of whatever writes bytes |
+| `stored` | buffers as both ends keep them |
 
 Their arithmetic is in `kernels`, three times: plain torch, Numba, Triton.
 """
@@ -20,8 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-
-from torch import Tensor
 
 from swarm_ft.codec.base import Codec
 from swarm_ft.codec.delta import DeltaCodec
@@ -32,6 +31,7 @@ from swarm_ft.codec.kernels import Kernels
 from swarm_ft.codec.lowrank import LowRankCodec
 from swarm_ft.codec.narrow import NarrowCodec
 from swarm_ft.codec.raw import BFloat16Codec, Float32Codec, HalfCodec
+from swarm_ft.codec.stored import buffer_bytes, pack_buffer, unpack_buffer
 from swarm_ft.codec.topk import TopKCodec
 from swarm_ft.codec.wide import WideCodec
 from swarm_ft.protocol.codec_spec import (
@@ -42,9 +42,16 @@ from swarm_ft.protocol.codec_spec import (
     Feedback,
     parse_codec_spec,
 )
-from swarm_ft.protocol.frame import EncodedTensor
 
-__all__ = ["Codec", "encode_with_feedback", "from_spec", "pack_buffer", "parse", "unpack_buffer"]
+__all__ = [
+    "Codec",
+    "buffer_bytes",
+    "encode_with_feedback",
+    "from_spec",
+    "pack_buffer",
+    "parse",
+    "unpack_buffer",
+]
 
 _GRIDS = (CodecName.Q, CodecName.AQ, CodecName.QC, CodecName.AQC)
 _BYTE_CODECS: dict[CodecName, Callable[[CodecSpec], Codec]] = {
@@ -54,7 +61,6 @@ _BYTE_CODECS: dict[CodecName, Callable[[CodecSpec], Codec]] = {
     CodecName.TOP: TopKCodec,
     CodecName.LOWRANK: LowRankCodec,
 }
-_STORED = HalfCodec(CodecSpec(CodecName.FP16, 1600))
 
 
 def from_spec(spec: CodecSpec, kernels: Kernels | None = None) -> Codec:
@@ -82,28 +88,6 @@ def parse(text: str, direction: Direction = Direction.FORWARD) -> Codec:
         BadCodec: see `parse_codec_spec`.
     """
     return from_spec(parse_codec_spec(text, direction))
-
-
-def pack_buffer(y: Tensor) -> bytes:
-    """A buffer's stored form, 16 bits a value: the same bytes at both ends of a boundary.
-
-    Args:
-        y: float32 [tokens, channels], what `decode` returned.
-
-    Raises:
-        BadFrame: y is of another shape or type.
-        NonFinite: y holds an infinity or NaN.
-    """
-    return _STORED.encode(y).payload
-
-
-def unpack_buffer(payload: bytes, tokens: int, channels: int) -> Tensor:
-    """A stored buffer as float32 [tokens, channels] on the CPU; packing it gives `payload`.
-
-    Raises:
-        BadFrame: `payload` is not a stored buffer of that shape.
-    """
-    return _STORED.decode(EncodedTensor(_STORED.spec, tokens, channels, payload))
 
 
 def _of_tiles(spec: CodecSpec) -> CodecSpec:

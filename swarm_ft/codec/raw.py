@@ -110,7 +110,7 @@ class HalfCodec:
         refuse_base(self.spec, base)
         x = checked_sample(x)
         exponent = min(_exponent(checked_peak(peak_of(x))), _MAX_EXPONENT)
-        halves = _times_power(x, -exponent).clamp_(-_MAX_HALF, _MAX_HALF).to(torch.float16)
+        halves = times_power(x, -exponent).clamp_(-_MAX_HALF, _MAX_HALF).to(torch.float16)
         header = exponent.to_bytes(_HEADER_BYTES, "little", signed=True)
         tokens, channels = x.shape
         return EncodedTensor(self.spec, tokens, channels, header + _little_endian(halves, "<f2"))
@@ -124,7 +124,7 @@ class HalfCodec:
         body = np.frombuffer(encoded.payload, "<f2", offset=_HEADER_BYTES).astype(np.float16)
         halves = torch.from_numpy(body).float()
         _check_normalised(halves, exponent)
-        return _times_power(halves, exponent).view(encoded.tokens, encoded.channels)
+        return times_power(halves, exponent).view(encoded.tokens, encoded.channels)
 
     def max_payload_bytes(self, tokens: int, channels: int) -> int:
         """See `Codec.max_payload_bytes`; every payload has that size."""
@@ -153,7 +153,8 @@ def _check_normalised(halves: Tensor, exponent: int) -> None:
         )
 
 
-def _times_power(x: Tensor, exponent: int) -> Tensor:
+def times_power(x: Tensor, exponent: int) -> Tensor:
+    """`x` * 2^exponent, also where that power is no float32."""
     # In two factors, as 2^163 is no float32. Between normal values both products are exact; what
     # underflows on its way to a half is far below the smallest half and would be 0 there anyway.
     first = exponent // 2

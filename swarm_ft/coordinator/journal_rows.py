@@ -18,7 +18,7 @@ from swarm_ft.protocol.status import StepCommitted
 from swarm_ft.protocol.traffic import ByteCounts, GradientTraffic, Traffic
 from swarm_ft.protocol.training_plan import Microbatch
 
-VERSION = 5
+VERSION = 6
 """Of the tables, and of the RunSpecs in them; a journal of another one is not touched."""
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS runs (

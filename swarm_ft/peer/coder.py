@@ -3,8 +3,9 @@
 AQ-SGD (arXiv 2206.01299, algorithm 1): a sample's first visit sends a key frame; afterwards the
 quantised change against the buffer is sent, and both ends move their buffer by it. Here buffers
 are named by content: a delta says which buffer it builds on and which it makes, so ends that
-differ notice at once. Residuals of error feedback are buffers of the sender alone. Synchronous;
-runs in a codec thread.
+differ notice at once. Buffers have the run's bits, and what is used is what was decoded: the
+rounding of a buffer is part of the next change. Residuals of error feedback are buffers of the
+sender alone, of 16 bits. Synchronous; runs in a codec thread.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ class FrameCoder:
         self._shape = (spec.train.seq_length, spec.model.hidden_size)
         self._codecs = {way: from_spec(spec.train.codec(way)) for way in Direction}
         self._key_codecs = {way: from_spec(spec.train.key_frame_codec(way)) for way in Direction}
+        self._bits = spec.train.buffer_bits
 
     def encode(self, key: FrameKey, x: Tensor) -> Frame:
         """One sample's tensor as a frame; stage the buffer or the residual that it makes.
@@ -69,9 +71,9 @@ class FrameCoder:
         record = self._store.get(self._buffer_key(End.SENT, key.sample))
         if record is None:
             return self._encode_key(key, x)
-        base = unpack_buffer(record.payload, *self._shape)
+        base = self._base_of(record)
         tensor = codec.encode(x, base)
-        digest = self._stage(End.SENT, key.sample, pack_buffer(codec.decode(tensor, base)))
+        digest = self._stage(End.SENT, key.sample, self._packed(codec.decode(tensor, base)))
         return Frame(key, FrameKind.DELTA, tensor, record.digest, digest)
 
     def encode_again(self, frame: Frame) -> Frame:
@@ -81,7 +83,7 @@ class FrameCoder:
         nothing but frames has to be kept until the step commits.
         """
         record = self._store.get(self._buffer_key(End.SENT, frame.key.sample))
-        base = unpack_buffer(record.payload, *self._shape) if record else None
+        base = self._base_of(record) if record else None
         value = self._codecs[frame.key.direction].decode(frame.tensor, base)
         return self._encode_key(frame.key, value)
 
@@ -100,13 +102,12 @@ class FrameCoder:
             return codec.decode(tensor)
         if frame.kind is FrameKind.KEY:
             value = self._key_codecs[frame.key.direction].decode(tensor)
-            payload = pack_buffer(value)
         else:
             record = self._store.get(self._buffer_key(End.RECEIVED, sample))
             if record is None or record.digest != frame.base_digest:
                 return Refusal(f"sample {sample}: its base is {'other' if record else 'not'} here")
-            value = codec.decode(tensor, unpack_buffer(record.payload, *self._shape))
-            payload = pack_buffer(value)
+            value = codec.decode(tensor, self._base_of(record))
+        payload = self._packed(value)
         if digest_of(payload) != frame.result_digest:
             return self._differs(frame)
         self._stage(End.RECEIVED, sample, payload)
@@ -138,7 +139,7 @@ class FrameCoder:
     def _encode_key(self, key: FrameKey, x: Tensor) -> Frame:
         codec = self._key_codecs[key.direction]
         tensor = codec.encode(x)
-        digest = self._stage(End.SENT, key.sample, pack_buffer(codec.decode(tensor)))
+        digest = self._stage(End.SENT, key.sample, self._packed(codec.decode(tensor)))
         return Frame(key, FrameKind.KEY, tensor, result_digest=digest)
 
     def _encode_direct(self, key: FrameKey, x: Tensor) -> EncodedTensor:
@@ -150,6 +151,12 @@ class FrameCoder:
         tensor, residual = encode_with_feedback(codec, x, residual)
         self._stage(End.RESIDUAL, key.sample, pack_buffer(residual))
         return tensor
+
+    def _base_of(self, record: BufferRecord) -> Tensor:
+        return unpack_buffer(record.payload, *self._shape, self._bits)
+
+    def _packed(self, value: Tensor) -> bytes:
+        return pack_buffer(value, self._bits)
 
     def _differs(self, frame: Frame) -> Refusal:
         reason = f"sample {frame.key.sample}: the frame makes another buffer here than its digest"

@@ -21,7 +21,9 @@ from swarm_ft.protocol.frame import MAX_CHANNELS, MAX_TOKENS
 from swarm_ft.protocol.layers import LayerRange
 from swarm_ft.protocol.reduction_spec import parse_reduction_spec
 
-VERSION = 4
+VERSION = 5
+BUFFER_BITS = (16, 8, 4)
+"""What a value of a buffer may take."""
 MAX_SAMPLES = 1 << 24
 MAX_SEQ_LENGTH = MAX_TOKENS
 MAX_HIDDEN_SIZE = MAX_CHANNELS
@@ -92,6 +94,7 @@ class TrainSpec:
         key_codec: of frames that begin a buffer.
         dp_codec: what replicas of a stage sum, and by which codec.
         save_steps: steps from one snapshot to the next; 0 makes none.
+        buffer_bits: of a value in both ends' buffers, one of BUFFER_BITS.
         sync_tied_embeddings: keep tied embeddings tied across first and last stage.
     """
 
@@ -114,6 +117,7 @@ class TrainSpec:
     key_codec: str = "fp16"
     dp_codec: str = "none"
     save_steps: int = 0
+    buffer_bits: int = 16
 
     def __post_init__(self) -> None:
         _check_counts(self)
@@ -192,6 +196,8 @@ def _check_counts(spec: TrainSpec) -> None:
     for option, value, low, high in bounds:
         if not low <= value <= high:
             _refuse(option, f"{low} to {high}", value)
+    if spec.buffer_bits not in BUFFER_BITS:
+        _refuse("--buffer-bits", "16, 8 or 4", spec.buffer_bits)
     if spec.batch_size % spec.micro_batch_size:
         raise BadOption(
             f"--batch-size {spec.batch_size} is not divisible by "

@@ -104,4 +104,5 @@ def _train_from_wire(train: pb.TrainSpec) -> TrainSpec:
         key_codec=checked_text(train.key_codec),
         dp_codec=checked_text(train.dp_codec),
         save_steps=train.save_steps,
+        buffer_bits=train.buffer_bits,
     )

@@ -53,6 +53,7 @@ JOB = {
     "--bw",
     "--key",
     "--dp",
+    "--buffer-bits",
     "--save-steps",
     "--resume",
     "--out",
@@ -125,10 +126,10 @@ def test_demo_and_client_train_take_the_same_job():
 
 
 def test_the_defaults_of_a_job():
-    names = ("--fw", "--bw", "--key", "--dp", "--epochs")
+    names = ("--fw", "--bw", "--key", "--dp", "--buffer-bits", "--epochs")
     defaults = {name: option_of(("demo",), name).default for name in names}
     codecs = {"--fw": "aq3+z", "--bw": "q3+z", "--key": "q4+z", "--dp": "none"}
-    assert defaults == {**codecs, "--epochs": 3}
+    assert defaults == {**codecs, "--buffer-bits": "16", "--epochs": 3}
     assert option_of(("demo",), "--shuffle").default is False
     assert list(option_of(("demo",), "--lr-schedule").type.choices) == [
         "constant",

@@ -19,6 +19,7 @@ from swarm_ft.codec.kernels.base import (
     packed_bytes,
     segment_lengths,
 )
+from swarm_ft.codec.kernels.blocks import BlockKernels, TorchBlocks
 from swarm_ft.codec.kernels.reference import ReferenceKernels
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "ReferenceKernels",
     "Steps",
     "WideGrid",
+    "block_kernels_for",
     "kernels_for",
     "packed_bytes",
     "segment_lengths",
@@ -52,3 +54,13 @@ def kernels_for(device_type: str) -> Kernels:
 
         return NumbaKernels()
     return ReferenceKernels()
+
+
+@functools.cache
+def block_kernels_for(device_type: str) -> BlockKernels:
+    """The fastest backend of stored buffers for tensors on such a device."""
+    if device_type == "cpu":
+        from swarm_ft.codec.kernels.cpu_blocks import NumbaBlocks
+
+        return NumbaBlocks()
+    return TorchBlocks()

@@ -52,6 +52,7 @@ def make_job(sample: SampleInput, work_dir: Path) -> Job:
             bw=NO_CODEC,
             key=NO_CODEC,
             dp=NO_CODEC,
+            buffer_bits=16,
             save_steps=SAVE_STEPS,
             resume=False,
             max_eval_samples=1,

@@ -222,6 +222,7 @@ def _draw_spec(rng: Random, num_blocks: int) -> RunSpec:
             save_steps=rng.choice((0, 1, 2)),
             dp_codec=rng.choice(("none", "none", "fp16")),
             backward_codec=rng.choice(("none", "none", "q8", "q8+ef", "q8+ef21")),
+            buffer_bits=rng.choice((16, 8, 4)),
         ),
     )
 

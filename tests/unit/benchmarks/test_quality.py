@@ -49,8 +49,8 @@ def test_runs_each_config_once_and_prints_a_table(
     options = [f"--set={setting}" for setting in TINY.split()]
     options += ["--data", str(texts), "--cache", str(texts), "--out", str(out), "--seeds", "0"]
     options += ["--rates", "2e-3,0.002"]  # the same twice: the second is found to be done
-    study(*options, "--epochs", "2", "--configs", "none,none/pubq4@fp16@none,aq4/pubq2@fp16")
-    none, late, aq4 = (json.loads(line) for line in out.read_text().splitlines())
+    study(*options, "--epochs", "2", "--configs", "none,none/pubq4@fp16@none,aq4/pubq2,aq4/pubq2#4")
+    none, late, aq4, coarse = (json.loads(line) for line in out.read_text().splitlines())
     assert none["bits_fw"] == none["bits_bw"] == 32 + HEADER
     assert none["epochs"][1]["ppl"] < none["start"]["ppl"]
     assert late["epochs"][0] == none["epochs"][0]  # the same bits, run after run
@@ -61,8 +61,13 @@ def test_runs_each_config_once_and_prints_a_table(
     assert 4 < second["bits_fw"] < 6
     assert first["bits_bw"] == second["bits_bw"] == 2 + 16 / 16
     assert not aq4["diverged"]
+    assert coarse["epochs"][0] == first  # of first visits, which no buffer precedes
+    assert coarse["epochs"][1]["loss"] != second["loss"]
+    assert coarse["epochs"][1]["ppl"] == pytest.approx(second["ppl"], rel=0.01)
     print_tables(read_records(out), None, None)
-    assert "| `aq4/pubq2@fp16` | 2 | 1 |" in capsys.readouterr().out
+    table = capsys.readouterr().out
+    assert "| `aq4/pubq2@fp16` | 2 | 1 |" in table
+    assert "| `aq4/pubq2@fp16#4` | 2 | 1 |" in table
 
 
 def test_replicas_train_as_one_peer_does_but_for_what_their_codec_loses(texts: Path) -> None:
@@ -109,6 +114,9 @@ def test_config_texts() -> None:
     assert parse_config("none:3") == Config("none", "none", epochs=3)
     assert parse_config("aq2+z/q2+z@q4+z@fp16:10") == Config("aq2+z", "q2+z", "q4+z", "fp16", 10)
     assert str(parse_config("aq2/q4")) == "aq2/q4@fp16"
+    assert str(parse_config("aq2/q4#4:2")) == "aq2/q4@fp16#4"
+    assert parse_config("aq2/q4@q8#8:2") == Config("aq2", "q4", "q8", epochs=2, bits=8)
+    assert parse_config("aq2/q4#16") == parse_config("aq2/q4")
     assert str(parse_config("q2/q4@q8")) == "q2/q4"
     both = parse_config("aq3/q6/momentum:q4@q8:5")
     assert both == Config("aq3", "q6", "q8", epochs=5, dp="momentum:q4")

@@ -43,6 +43,7 @@ def job(sample, tmp_path_factory):
         bw="none",
         key="fp16",
         dp="none",
+        buffer_bits=16,
         save_steps=0,
         resume=False,
         max_eval_samples=1,

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from swarm_ft.buffers import BufferKey, BufferStore, End
-from swarm_ft.codec import from_spec, pack_buffer, unpack_buffer
+from swarm_ft.codec import buffer_bytes, from_spec, pack_buffer, unpack_buffer
 from swarm_ft.errors import BadFrame, NonFinite
 from swarm_ft.ids import RunId
 from swarm_ft.peer.coder import FrameCoder, Refusal
@@ -24,6 +24,7 @@ from swarm_ft.protocol.frame import Frame, FrameKey, FrameKind
 
 RUN, BLOCK = RunId("run"), 2
 TOKENS, CHANNELS = 6, 8
+every_size = pytest.mark.parametrize("bits", [16, 8, 4])
 
 
 class WatchedStore(BufferStore):
@@ -96,7 +97,7 @@ class Ends:
         value = receiver.decode(frame)
         self.assert_staged_equal()
         if not isinstance(value, Refusal) and frame.kind is not FrameKind.DIRECT:
-            assert store.staged[sent(name.sample)].payload == pack_buffer(value)
+            assert store.staged[sent(name.sample)].payload == self.packed(value)
             assert torch.equal(value, self.replayed(frame, base))
         return frame, value
 
@@ -106,7 +107,12 @@ class Ends:
         if frame.kind is FrameKind.KEY:
             return from_spec(self.train.key_frame_codec(way)).decode(frame.tensor)
         codec = from_spec(self.train.codec(way))
-        return codec.decode(frame.tensor, unpack_buffer(base.payload, *self.shape))
+        base = unpack_buffer(base.payload, *self.shape, self.train.buffer_bits)
+        return codec.decode(frame.tensor, base)
+
+    def packed(self, value):
+        """A buffer as the run keeps it."""
+        return pack_buffer(value, self.train.buffer_bits)
 
     def assert_staged_equal(self):
         for one, other in ((self.here, self.there), (self.there, self.here)):
@@ -159,9 +165,10 @@ BUFFERED = [
 # fmt: on
 
 
+@every_size
 @pytest.mark.parametrize("codec", BUFFERED)
-def test_both_ends_hold_equal_buffers_after_every_frame_of_many_visits(make_coders, codec):
-    ends = make_coders(forward_codec=codec)
+def test_both_ends_hold_equal_buffers_after_every_frame_of_many_visits(make_coders, codec, bits):
+    ends = make_coders(forward_codec=codec, buffer_bits=bits)
     kinds = []
     for now in activations(visits=12, samples=3):
         for sample in range(3):
@@ -198,6 +205,53 @@ def test_an_unchanging_activation_is_approached_from_visit_to_visit(make_coders)
         errors.append((value - x).norm().item())
         ends.commit()
     assert errors[-1] < errors[0] / 10
+
+
+@pytest.mark.parametrize("codec", ["aq4", "aq2"])
+def test_what_is_used_is_finer_than_what_a_coarse_buffer_keeps(make_coders, codec):
+    ends = make_coders(forward_codec=codec, buffer_bits=4, seq_length=64, channels=64)
+    first, x = torch.randn(2, 64, 64, generator=torch.Generator().manual_seed(1))
+    ends.visit(0, first)
+    ends.commit()
+    for _ in range(8):
+        _, value = ends.visit(0, x)
+        ends.commit()
+    kept = unpack_buffer(ends.here.get(sent(0)).payload, 64, 64, 4)
+    errors = {
+        name: ((y - x).norm() / x.norm()).item() for name, y in (("used", value), ("kept", kept))
+    }
+    assert 0.05 < errors["kept"] < 0.11
+    assert errors["used"] < errors["kept"] / (7 if codec == "aq4" else 2.5)
+
+
+@every_size
+def test_records_of_one_run_have_one_size_and_what_is_owed_has_16_bits(make_coders, bits):
+    ends = make_coders(backward_codec="q4+ef", buffer_bits=bits)
+    for now, gradient in zip(activations(visits=3, samples=1), gradients(visits=3), strict=True):
+        ends.visit(0, now[0])
+        ends.back(0, gradient)
+        ends.commit()
+        assert len(ends.here.get(sent(0)).payload) == buffer_bytes(TOKENS, CHANNELS, bits)
+        owed = ends.there.get(residual(0)).payload
+        assert len(owed) == buffer_bytes(TOKENS, CHANNELS, 16)
+
+
+@every_size
+def test_a_lost_coarse_buffer_is_repaired_by_a_key_frame_of_the_value(make_coders, bits):
+    ends = make_coders(buffer_bits=bits)
+    first, x = torch.randn(2, TOKENS, CHANNELS, generator=torch.Generator().manual_seed(1))
+    ends.visit(0, first)
+    ends.here.commit()
+    ends.there.rollback()
+    delta = ends.sender.encode(key(0), x)
+    base = unpack_buffer(ends.here.get(sent(0)).payload, TOKENS, CHANNELS, bits)
+    decoded = from_spec(delta.tensor.codec).decode(delta.tensor, base)
+    assert isinstance(ends.receiver.decode(delta), Refusal)
+    _, value = ends.visit(0, x, as_key=True)
+    assert torch.allclose(value, decoded, rtol=2**-10)
+    ends.commit()
+    ends.assert_equal()
+    assert ends.visit(0, x)[0].kind is FrameKind.DELTA
 
 
 def test_a_step_that_does_not_commit_is_redone_from_the_same_bases(make_coders):

@@ -9,7 +9,7 @@ from swarm_ft.protocol.codec_spec import Axis, CodecName, CodecSpec, Direction, 
 from swarm_ft.protocol.layers import LayerRange
 from swarm_ft.protocol.run_spec import LrSchedule, ModelSpec, RunSpec, TrainSpec
 
-PINNED_DIGEST = "eec3fcc9c4c84cb46114ee16b2684dfa"
+PINNED_DIGEST = "e74fd322480ce18047c5078f987a667a"
 
 OTHER_MODEL = {
     "reference": "other",
@@ -43,6 +43,7 @@ OTHER_TRAIN = {
     "key_codec": "q8",
     "dp_codec": "q4",
     "save_steps": 100,
+    "buffer_bits": 8,
 }
 
 
@@ -131,6 +132,12 @@ def test_codecs_are_checked_for_their_direction(train_spec):
         replace(train_spec, key_codec="zip")
     with pytest.raises(BadCodec, match="replicas' gradients take none"):
         replace(train_spec, dp_codec="top10")
+
+
+@pytest.mark.parametrize("bits", [0, 2, 5, 15, 32, -4])
+def test_buffers_take_16_8_or_4_bits(train_spec, bits):
+    with pytest.raises(BadOption, match=f"--buffer-bits: expected 16, 8 or 4, got {bits}"):
+        replace(train_spec, buffer_bits=bits)
 
 
 def test_replicas_gradients_have_a_codec_of_their_own(train_spec):

@@ -249,9 +249,9 @@ def test_refuses_hostile_fields_from_a_coordinator(message, change, complaint):
     [
         ("stages", [], "peers of a run: expected 1 to"),
         ("stages[0].layers", None, "layers' stop"),
-        ("spec", None, "RunSpec: expected version 4, got 0"),
-        ("spec.version", 3, "RunSpec: expected version 4, got 3"),
-        ("spec.version", 5, "RunSpec: expected version 4, got 5"),
+        ("spec", None, "RunSpec: expected version 5, got 0"),
+        ("spec.version", 3, "RunSpec: expected version 5, got 3"),
+        ("spec.version", 6, "RunSpec: expected version 5, got 6"),
         ("spec.model", None, "number of blocks: expected 1 to"),
         ("spec.model.num_blocks", 2**32 - 1, "number of blocks: expected 1 to"),
         ("spec.model.num_blocks", 2, "block digests: expected 2 to 2, got 3"),
@@ -278,6 +278,8 @@ def test_refuses_hostile_fields_from_a_coordinator(message, change, complaint):
         ("spec.train.dp_codec", "", "RunSpec: codec '': replicas' gradients take none, fp16"),
         ("spec.train.dp_codec", "\x1b" * 9000, "RunSpec: codec ' {40}'"),
         ("spec.train.dp_codec", "aq4", "RunSpec: codec 'aq4': replicas' gradients"),
+        ("spec.train.buffer_bits", 0, "RunSpec: --buffer-bits: expected 16, 8 or 4, got 0"),
+        ("spec.train.buffer_bits", 2**32 - 1, "RunSpec: --buffer-bits: .* got 4294967295"),
     ],
 )
 def test_refuses_hostile_fields_of_an_assignment(run_spec, path, value, complaint):

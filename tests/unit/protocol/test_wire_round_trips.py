@@ -37,7 +37,7 @@ from swarm_ft.protocol.peer_messages import (
     StageTaken,
     StepReady,
 )
-from swarm_ft.protocol.run_spec import LrSchedule, ModelSpec, RunSpec, TrainSpec
+from swarm_ft.protocol.run_spec import BUFFER_BITS, LrSchedule, ModelSpec, RunSpec, TrainSpec
 from swarm_ft.protocol.sample_set import SampleSet
 from swarm_ft.protocol.status import MemberStatus, RunPhase, RunStatus, StepCommitted, SwarmStatus
 from swarm_ft.protocol.traffic import GradientTraffic, Traffic
@@ -131,6 +131,7 @@ def train_specs(draw):
         backward_codec=draw(backward_texts),
         key_codec=draw(key_texts),
         dp_codec=draw(st.sampled_from(["none", "fp16", "q4", "q2.5+z"])),
+        buffer_bits=draw(st.sampled_from(BUFFER_BITS)),
     )
 
 
