@@ -62,7 +62,9 @@ class BufferLimits:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BoundaryStats:
-    """One boundary's buffers at this peer: the first three as of now, the others since the start.
+    """One boundary's buffers at this peer: the first three as of now, the others counted.
+
+    They are counted since the start, or since they were taken.
 
     Attributes:
         samples: of which there is a record, at whatever end.

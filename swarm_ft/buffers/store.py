@@ -89,6 +89,10 @@ class BufferStore:
             self._tiers.count(key, event)
         return record
 
+    def peek(self, key: BufferKey) -> BufferRecord | None:
+        """As `get`, for somebody else: it counts for nothing."""
+        return self._look_up(key)[0]
+
     def put(self, key: BufferKey, record: BufferRecord, *, replace: bool = False) -> bool:
         """Hold a committed record that came from elsewhere; whether it is held now.
 
@@ -181,6 +185,11 @@ class BufferStore:
         """By boundary."""
         with self._changed:
             return self._tiers.stats()
+
+    def take_stats(self) -> dict[BlockIndex, BoundaryStats]:
+        """As `stats`, and what is counted is counted anew from now on."""
+        with self._changed:
+            return self._tiers.take_stats()
 
     def __len__(self) -> int:
         """How many committed records there are."""

@@ -282,6 +282,13 @@ class Tiers:
             **counts.events,
         )
 
+    def take_stats(self) -> dict[BlockIndex, BoundaryStats]:
+        """By boundary; events are counted anew from now on."""
+        stats = self.stats()
+        for counts in self._counts.values():
+            counts.events.clear()
+        return stats
+
     # ---- inside
 
     def _of(self, boundary: BlockIndex) -> _Counts:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from swarm_ft.cli.client import DEFAULT_LR, conclude, connected
-from swarm_ft.cli.options import examples, log_option
+from swarm_ft.cli.options import buffer_options, examples, log_option
 from swarm_ft.cli.processes import ProcessSwarm
 from swarm_ft.cli.running import on_stop_signal, run_async, spinner
 from swarm_ft.cli.train_options import collect_options, train_options
@@ -28,6 +29,7 @@ SAMPLE_LR = 2e-3
 """For the demo's own model, which starts from random weights; a trained one wants far less."""
 DHT_PREFIX = "swarm-ft"
 JOIN_TIMEOUT_S, JOIN_POLL_S = 60.0, 0.2
+JOURNAL = "coordinator.db"
 
 
 @click.command(
@@ -65,22 +67,61 @@ JOIN_TIMEOUT_S, JOIN_POLL_S = 60.0, 0.2
     "[default: Python's own source text]",
 )
 @train_options
+@buffer_options
 @log_option
-def demo(stages: int, replicas: int, model: str | None, dataset: str | None, **given: Any) -> None:
+def demo(
+    stages: int,
+    replicas: int,
+    model: str | None,
+    dataset: str | None,
+    buffer_memory_bytes: int,
+    buffer_disk_bytes: int,
+    buffer_dir: str | None,
+    **given: Any,
+) -> None:
     """Start a DHT node, a coordinator and stage peers here, and fine-tune a model with them.
 
     Needs no GPU and no network. The processes' logs are kept beside the result.
     """
     with spinner("reading the model and the text"):
         job, options = _prepare(stages, model, dataset, given)
+    directory = Path(buffer_dir) if buffer_dir else _work_dir(options.out) / "buffers"
+    buffers = _Buffers(buffer_memory_bytes, buffer_disk_bytes, directory)
 
     async def work() -> None:
         command = asyncio.current_task()
         if command is not None:
             on_stop_signal(command.cancel)
-        await _train_here(stages, replicas, job, options)
+        await _train_here(_shares(job, stages, replicas), buffers, job, options)
 
     run_async(work)
+
+
+@dataclass(frozen=True, slots=True)
+class _Buffers:
+    """What each peer may take for buffers, and where."""
+
+    memory_bytes: int
+    disk_bytes: int
+    directory: Path
+
+    def options(self, peer: str) -> tuple[str, ...]:
+        """Of `serve-stage`."""
+        memory, disk = str(self.memory_bytes), str(self.disk_bytes)
+        directory = str(self.directory.resolve() / peer)
+        return "--buffer-memory", memory, "--buffer-disk", disk, "--buffer-dir", directory
+
+
+def _shares(job: Job, stages: int, replicas: int) -> dict[str, str]:
+    """The layers that each peer hosts, by its name."""
+    from swarm_ft.protocol.layers import split_evenly
+
+    layers = [str(part) for part in split_evenly(job.spec.model.layers, stages)]
+    return {
+        f"stage-{part}" + f".{number}" * (replicas > 1): part
+        for number in range(1, replicas + 1)
+        for part in layers
+    }
 
 
 def _work_dir(out: Path) -> Path:
@@ -141,25 +182,21 @@ def _first_missing(path: Path) -> Path | None:
 # ---- the swarm
 
 
-async def _train_here(stages: int, replicas: int, job: Job, options: TrainOptions) -> None:
+async def _train_here(
+    peers: Mapping[str, str], buffers: _Buffers, job: Job, options: TrainOptions
+) -> None:
     """Start everybody, train, report, and end everybody, whatever happens."""
-    from swarm_ft.protocol.layers import split_evenly
-
     work_dir = _work_dir(options.out)
     swarm = ProcessSwarm(work_dir / "logs")
-    layers = [str(part) for part in split_evenly(job.spec.model.layers, stages)]
-    peers = {
-        f"stage-{part}" + f".{number}" * (replicas > 1): part
-        for number in range(1, replicas + 1)
-        for part in layers
-    }
+    if not options.resume:
+        _forget(work_dir, buffers)
     click.echo(
         f"starting a DHT node, a coordinator and {len(peers)} peers; logs: {work_dir / 'logs'}",
         err=True,
     )
     try:
         with spinner("waiting for them to find each other"):
-            address = await _start(swarm, peers, work_dir, resume=options.resume)
+            address = await _start(swarm, peers, buffers, work_dir)
         async with connected((address,), DHT_PREFIX) as client:
             with spinner("waiting for them to join the coordinator"):
                 await _joined(client, len(peers))
@@ -184,7 +221,7 @@ async def _joined(client: SwarmClient, num_peers: int) -> None:
 
 
 async def _start(
-    swarm: ProcessSwarm, peers: Mapping[str, str], work_dir: Path, *, resume: bool
+    swarm: ProcessSwarm, peers: Mapping[str, str], buffers: _Buffers, work_dir: Path
 ) -> str:
     """Start everybody; the DHT address that others start from."""
     addresses = (await swarm.start("dht", ["dht"])).get("addresses")
@@ -194,21 +231,21 @@ async def _start(
     snapshots = str((work_dir / "snapshots").resolve())
     swarm_of = ("--initial-peers", address, "--dht-prefix", DHT_PREFIX)
     common = (*swarm_of, "--snapshots", snapshots)
-    journal = work_dir / "coordinator.db"
-    if not resume:
-        _forget(journal)
-    commands = {"coordinator": ["coordinator", "--journal", str(journal), *common]}
+    journal = str(work_dir / JOURNAL)
+    commands = {"coordinator": ["coordinator", "--journal", journal, *common]}
     for name, part in peers.items():
         offer = ("--layers", part, "--threads", "1", "--peer-id", name)
-        commands[name] = ["serve-stage", *offer, *common]
+        commands[name] = ["serve-stage", *offer, *buffers.options(name), *common]
     await swarm.start_all(commands)
     return address
 
 
-def _forget(journal: Path) -> None:
-    """A demo is a new swarm; the journal of the last one would take up its run."""
-    for leftover in journal.parent.glob(f"{journal.name}*"):
+def _forget(work_dir: Path, buffers: _Buffers) -> None:
+    """A demo is a new swarm; what the last one left would take up its run."""
+    for leftover in work_dir.glob(f"{JOURNAL}*"):
         leftover.unlink()
+    if buffers.directory == work_dir / "buffers":
+        shutil.rmtree(buffers.directory, ignore_errors=True)
 
 
 async def _train(

@@ -6,7 +6,7 @@ import functools
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import click
 
@@ -31,6 +31,25 @@ def stack(*decorators: Callable[[Command], Command]) -> Callable[[Command], Comm
 def examples(*lines: str) -> str:
     """A command's epilog: these lines as they are; click would fill them to a paragraph."""
     return "\n".join(("\b", "Examples:", *(f"  {line}" for line in lines)))
+
+
+class ByteSize(click.ParamType):  # type: ignore[type-arg] # not generic in click 8.1
+    """`2GiB`, `500MB`, `4096`; 0 is none."""
+
+    name = "SIZE"
+    _pattern = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[KMGT]i?)?B?", re.IGNORECASE)
+    _powers: ClassVar = {"K": 1, "M": 2, "G": 3, "T": 4}
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Bytes."""
+        if isinstance(value, int):
+            return value
+        match = self._pattern.fullmatch(value.strip())
+        if match is None:
+            self.fail(f"expected a size such as 2GiB, 500MB or 0, got {value!r}", param, ctx)
+        unit = match["unit"] or ""
+        base = 1024 if unit[1:] else 1000
+        return int(float(match["number"]) * base ** self._powers.get(unit[:1].upper(), 0))
 
 
 def _expanded(values: tuple[str, ...]) -> tuple[str, ...]:
@@ -89,6 +108,31 @@ snapshots_option = click.option(
     metavar="URL",
     help="Where snapshots of runs lie: a directory, or what fsspec takes, as s3://...; the same "
     "for the coordinator and all peers.  [default: none are kept]",
+)
+buffer_options = stack(
+    click.option(
+        "--buffer-memory",
+        "buffer_memory_bytes",
+        default="2GiB",
+        show_default=True,
+        type=ByteSize(),
+        help="Memory for samples' buffers (--fw aq...); those needed last go first.",
+    ),
+    click.option(
+        "--buffer-disk",
+        "buffer_disk_bytes",
+        default="50GiB",
+        show_default=True,
+        type=ByteSize(),
+        help="Disk for them; 0 keeps none there, and a restart loses them.",
+    ),
+    click.option(
+        "--buffer-dir",
+        metavar="DIR",
+        type=click.Path(file_okay=False),
+        help="Where on disk, a directory of its own for each peer.  "
+        "[default: under ~/.cache/swarm-ft]",
+    ),
 )
 log_option = click.option(
     "--log-level",

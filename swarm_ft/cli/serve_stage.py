@@ -15,6 +15,7 @@ import click
 
 from swarm_ft.cli.options import (
     Listening,
+    buffer_options,
     dht_prefix_option,
     examples,
     json_flag,
@@ -23,12 +24,14 @@ from swarm_ft.cli.options import (
     needed_initial_peers_option,
     snapshots_option,
 )
+from swarm_ft.cli.peer_home import PeerHome, claim_home
 from swarm_ft.cli.running import on_stop_signal, run_async
 from swarm_ft.errors import BadOption
 
 if TYPE_CHECKING:
     from swarm_ft.discovery import Directory
     from swarm_ft.ids import PeerId
+    from swarm_ft.peer.buffer_place import BufferPlace
     from swarm_ft.peer.node import PeerNode, PeerOptions
     from swarm_ft.peer.stage_state import EngineMaker
 
@@ -72,8 +75,13 @@ if TYPE_CHECKING:
     help="GiB lent at most, for --layers auto.  [default: 80 % of what is free]",
 )
 @click.option("--threads", type=click.IntRange(1), help="CPU threads to compute with.")
+@buffer_options
 @snapshots_option
-@click.option("--peer-id", metavar="NAME", help="Name of this peer; a random one by default.")
+@click.option(
+    "--peer-id",
+    metavar="NAME",
+    help="Name of this peer.  [default: the one that it had here before, or a random one]",
+)
 @json_flag
 @log_option
 def serve_stage(
@@ -91,7 +99,9 @@ def serve_stage(
 
     layer_range = parse_layers(layers)
     listening = Listening(host, port, announce)
-    peer_id = _peer_id(given["peer_id"])
+    home = _home(given["peer_id"], given["buffer_dir"], given["buffer_disk_bytes"])
+    peer_id = _peer_id(given["peer_id"], home)
+    buffers = _buffers(home, given["buffer_memory_bytes"], given["buffer_disk_bytes"])
     make_engine = _engine_maker(given["device"], given["dtype"], given["model"], given["threads"])
     memory_bytes = _memory_bytes(given["memory_gib"], given["device"])
     shard_dir = Path(tempfile.mkdtemp(prefix="swarm-ft-"))
@@ -107,6 +117,7 @@ def serve_stage(
             layers=layer_range,
             memory_bytes=memory_bytes,
             shard_dir=shard_dir,
+            buffers=buffers,
             snapshots_url=given["snapshots"] or "",
         )
         try:
@@ -118,6 +129,8 @@ def serve_stage(
         run_async(work)
     finally:
         shutil.rmtree(shard_dir, ignore_errors=True)
+        if home is not None:
+            home.close()
 
 
 async def _serve(
@@ -170,12 +183,33 @@ def _show(offer: PeerOptions, endpoint: str, *, as_json: bool) -> None:
         click.echo(f"peer {offer.peer_id} at {endpoint} offers layers {layers}; Ctrl-C leaves")
 
 
-def _peer_id(given: str | None) -> PeerId:
+def _home(name: str | None, directory: str | None, disk_bytes: int) -> PeerHome | None:
+    """Where on disk this peer keeps buffers; None if it is to keep none there."""
+    if not disk_bytes:
+        return None
+    if name is not None:
+        _checked_name(name)
+    return claim_home(name, Path(directory) if directory is not None else None)
+
+
+def _buffers(home: PeerHome | None, memory_bytes: int, disk_bytes: int) -> BufferPlace:
+    from swarm_ft.buffers import BufferLimits
+    from swarm_ft.peer.buffer_place import BufferPlace
+
+    limits = BufferLimits(memory_bytes=memory_bytes, disk_bytes=disk_bytes)
+    return BufferPlace(limits=limits, directory=home.path / "buffers" if home else None)
+
+
+def _peer_id(given: str | None, home: PeerHome | None) -> PeerId:
+    drawn = given or f"peer-{secrets.token_hex(4)}"
+    return _checked_name(drawn if given or home is None else home.name(drawn))
+
+
+def _checked_name(name: str) -> PeerId:
     from swarm_ft.discovery.records import checked_record
     from swarm_ft.ids import PeerId
     from swarm_ft.protocol.checks import MAX_ID_CHARS
 
-    name = given or f"peer-{secrets.token_hex(4)}"
     checked_record(name, "localhost:1")
     if len(name) > MAX_ID_CHARS:
         raise BadOption(f"--peer-id: expected at most {MAX_ID_CHARS} characters, got {len(name)}")

@@ -9,22 +9,30 @@ from torch import Tensor
 
 from swarm_ft import failpoints
 from swarm_ft.errors import MalformedMessage, OutOfTurn
-from swarm_ft.ids import MicrobatchIndex, PeerId
+from swarm_ft.ids import MicrobatchIndex, PeerId, StepNumber
 from swarm_ft.peer.boundary import Boundary
+from swarm_ft.peer.buffer_follower import BufferFollower
 from swarm_ft.peer.connections import Connections
 from swarm_ft.peer.context import PeerContext, run_in
 from swarm_ft.peer.progress import StepProgress
+from swarm_ft.peer.stage_buffers import StageBuffers
 from swarm_ft.peer.stage_state import StageState
 from swarm_ft.peer.step import Passing, StageStep
 from swarm_ft.peer.take_over import TakeOver
 from swarm_ft.peer.tied_embeddings import TiedGradients
 from swarm_ft.protocol.codec_spec import Direction
-from swarm_ft.protocol.coordinator_messages import Assign, PlanStep, Stage, stages_of
+from swarm_ft.protocol.coordinator_messages import (
+    Assign,
+    FollowBuffers,
+    PlanStep,
+    Stage,
+    stages_of,
+)
 from swarm_ft.protocol.frame import FrameKey
 from swarm_ft.protocol.peer_messages import PeerAlive, StageReady, StepReady
 from swarm_ft.protocol.pipeline import StageSchedule
 from swarm_ft.protocol.traffic import GradientTraffic
-from swarm_ft.protocol.training_plan import Microbatch
+from swarm_ft.protocol.training_plan import Microbatch, step_samples
 from swarm_ft.stage.engine import StageEngine
 
 
@@ -34,6 +42,7 @@ class StageAttempt:
     Attributes:
         connections: to neighbours and replicas.
         tied: keeps tied embeddings tied.
+        buffers: what this stage keeps of samples.
     """
 
     def __init__(
@@ -64,6 +73,9 @@ class StageAttempt:
         )
         self.tied = TiedGradients(context, assign)
         self._index = self.connections.index
+        layers = self.connections.pipeline[self._index].layers
+        self.buffers = StageBuffers(assign.spec, assign.run_id, layers, state.store)
+        self._follower = BufferFollower(context, assign, self.buffers, state.store)
         self._computing = self.connections.pipeline
         self._plans: asyncio.Queue[PlanStep] = asyncio.Queue(1)
         self._step: StageStep | None = None
@@ -101,6 +113,10 @@ class StageAttempt:
             raise OutOfTurn(f"step {plan.step} was planned while another one waits")
         self._plans.put_nowait(plan)
 
+    def follow(self, order: FollowBuffers) -> None:
+        """Fetch buffers whose samples are about to pass this peer, beside the training."""
+        self._follower.follow(order)
+
     async def run(self) -> None:
         """Work until cancelled.
 
@@ -117,10 +133,12 @@ class StageAttempt:
             self.connections.start(group)
             if self._take_over is not None:
                 group.create_task(self._take_over.run())
+            group.create_task(self._follower.run())
             group.create_task(self._work())
 
     async def _work(self) -> None:
         await self.connections.connected()
+        self._state.store.resume_at(StepNumber(self.assign.committed_steps))
         self._context.say(self._stage_ready())
         while True:
             plan = await self._plans.get()
@@ -150,6 +168,7 @@ class StageAttempt:
             run_id=self.assign.run_id,
             attempt=self.assign.attempt,
             done=frozenset(progress.done if progress is not None and is_open else ()),
+            buffers=self.buffers.held(),
         )
 
     def _keep_progress(self) -> None:
@@ -183,6 +202,8 @@ class StageAttempt:
             compute_s=step.compute_s,
             traffic=progress.count(self.connections.take_traffic()),
             gradients=gradients,
+            buffers=self.buffers.take_counts(),
+            lost=self.buffers.take_lost(),
         )
 
     async def _begin(self, plan: PlanStep) -> tuple[StageStep, StepProgress]:
@@ -192,7 +213,9 @@ class StageAttempt:
         own = [b for b in plan.microbatches if b.replica_at(self._index) == replica]
         done = [batch for batch in own if self._index in batch.done]
         progress = self._progress = await self._open(plan, done)
-        step = self._make_step(plan, [batch for batch in own if batch not in done], progress)
+        left = [batch for batch in own if batch not in done]
+        self._prefetch(plan.step, left)
+        step = self._make_step(plan, left, progress)
         self._step = step
         self.tied.open(plan, self._engine)
         for boundaries, direction in (
@@ -203,6 +226,17 @@ class StageAttempt:
                 boundary.begin(plan.step, step.expected(boundary, direction))
         self._send_again(plan, done, progress)
         return step, progress
+
+    def _prefetch(self, step: StepNumber, batches: list[Microbatch]) -> None:
+        """Have the buffers of this step in memory soon, and those of the next one after them.
+
+        Which of the next step's samples pass here is not known yet; mostly those that did before.
+        """
+        samples = [sample for batch in batches for sample in batch.samples]
+        self._state.store.prefetch(self.buffers.keys(samples))
+        train, following = self.assign.spec.train, StepNumber(step + 1)
+        if following < train.num_steps:
+            self._state.store.prefetch(self.buffers.keys(step_samples(train, following)))
 
     async def _open(self, plan: PlanStep, done: list[Microbatch]) -> StepProgress:
         progress = self._state.progress

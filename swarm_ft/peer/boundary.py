@@ -118,6 +118,12 @@ class Boundary:
             self._changed.clear()
             await self._changed.wait()
 
+    async def idle(self) -> None:
+        """Wait until no frame waits to be encoded or sent."""
+        while self._unencoded or (self._outgoing is not None and not self._outgoing.empty()):
+            self._changed.clear()
+            await self._changed.wait()
+
     def take_traffic(self) -> Traffic:
         """What was sent since the last call."""
         taken, self._traffic = self._traffic, Traffic(boundary=self._hello.boundary)
@@ -230,6 +236,7 @@ class Boundary:
                 failpoints.reached("before-ack")
                 counted = count_frame(self._hello.boundary, message, message_wire_bytes(wire))
                 self._traffic = self._traffic + counted
+            self._changed.set()
 
     async def _read(self, stream: BoundaryStream) -> None:
         while (message := await stream.receive()) is not None:

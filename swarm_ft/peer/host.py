@@ -15,12 +15,13 @@ from swarm_ft.ids import Attempt, RunId
 from swarm_ft.log import get_logger
 from swarm_ft.peer.attempt import StageAttempt
 from swarm_ft.peer.boundary import BoundaryStream
+from swarm_ft.peer.buffer_donor import BufferStream, serve_buffers
 from swarm_ft.peer.context import PeerContext
 from swarm_ft.peer.donor import OfferedShard
 from swarm_ft.peer.handover import Handover
 from swarm_ft.peer.member_link import ReduceStream
 from swarm_ft.peer.neighbours import answer, check_hello
-from swarm_ft.peer.stage_state import EngineMaker, StageState
+from swarm_ft.peer.stage_state import StageState
 from swarm_ft.peer.state_exchange import StateExchange
 from swarm_ft.peer.tied_embeddings import TiedStream
 from swarm_ft.proto import peer_pb2 as pb
@@ -28,11 +29,13 @@ from swarm_ft.protocol.boundary_messages import BoundaryHello
 from swarm_ft.protocol.coordinator_messages import (
     Assign,
     CommitStep,
+    FollowBuffers,
     PlanStep,
     SaveStage,
     TakeStage,
 )
 from swarm_ft.protocol.gradient_piece import ReduceHello
+from swarm_ft.protocol.handover_wire import BuffersRequest
 from swarm_ft.protocol.peer_messages import (
     HeldStage,
     PeerAlive,
@@ -58,7 +61,7 @@ class StageHost:
     """See the module's docstring.
 
     Args:
-        make_engine: an engine for this peer's device, not yet loaded.
+        state: the stage, not yet loaded.
         shard_dir: where the trained stage is written.
         snapshots: where the run's snapshots lie; None if this peer was not told.
     """
@@ -69,7 +72,7 @@ class StageHost:
         run_id: RunId,
         spec: RunSpec,
         *,
-        make_engine: EngineMaker,
+        state: StageState,
         shard_dir: Path,
         snapshots: SnapshotStore | None = None,
     ) -> None:
@@ -77,7 +80,7 @@ class StageHost:
         self._context = context
         self._spec = spec
         self._shard_dir = shard_dir
-        self._state = StageState(context, run_id, spec, make_engine)
+        self._state = state
         handover = Handover(context, shard_dir, spec.digest(), snapshots)
         self._exchange = StateExchange(context, self._state, handover, shard_dir)
         self._attempt: StageAttempt | None = None
@@ -130,6 +133,11 @@ class StageHost:
             self._exchange.planned(plan)
             self._attempt.plan(plan)
 
+    def follow(self, order: FollowBuffers) -> None:
+        """Fetch buffers in the present attempt; of an older one they are void."""
+        if self._attempt is not None and order.attempt == self._attempt.assign.attempt:
+            self._attempt.follow(order)
+
     async def commit(self, commit: CommitStep) -> None:
         """Apply the step's gradients, once. Cancelled, it still goes on to its end.
 
@@ -176,10 +184,15 @@ class StageHost:
         """Let go of everything."""
         await self.stop()
         self._exchange.close()
-        self._state.drop()
+        await self._state.release()
         if self._shard is not None:
             self._shard.unlink(missing_ok=True)
             self._shard = None
+
+    async def close(self) -> None:
+        """End the present attempt, and see that buffers are written down."""
+        await self.stop()
+        await asyncio.to_thread(self._state.store.close)
 
     async def stop(self) -> None:
         """End the present attempt; weights, gradients and buffers stay."""
@@ -213,7 +226,7 @@ class StageHost:
                 await self._exchange.take_over.run()
             return
         if self._exchange.is_outdated(assign, layers):
-            await self._state.load(layers)
+            await self._state.load(layers, is_beginning=not assign.committed_steps)
             self._shard = None
             await self._exchange.take_up(assign, layers)
         if self._state.committed_steps != assign.committed_steps:
@@ -288,6 +301,24 @@ class StageHost:
         if self._attempt is None:
             raise OutOfTurn(f"run {self.run_id}: no tied gradient is expected here now")
         await self._attempt.tied.serve(stream)
+
+    async def on_buffers(self, stream: BufferStream, request: BuffersRequest) -> None:
+        """A peer that samples pass next fetches their buffers.
+
+        Raises:
+            NotFound: no attempt is under way here.
+            RunMismatch: the other peer works by another RunSpec.
+        """
+        if self._attempt is None:
+            raise NotFound(f"run {self.run_id}: no attempt is under way here")
+        await serve_buffers(
+            stream,
+            request,
+            buffers=self._attempt.buffers,
+            store=self._state.store,
+            spec_digest=self._attempt.assign.spec_digest,
+            frames_sent=self._attempt.connections.frames_sent,
+        )
 
     async def on_weights(self, stream: MessageStream[pb.BlobPart, pb.WeightsRequest]) -> None:
         """A client fetches the trained stage.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,15 @@ from swarm_ft.errors import MalformedMessage, NotFound, OutOfTurn, RunMismatch
 from swarm_ft.ids import PeerId, RunId
 from swarm_ft.log import get_logger
 from swarm_ft.peer.boundary import BoundaryStream
-from swarm_ft.peer.context import PeerContext
+from swarm_ft.peer.buffer_donor import BufferStream, receive_request
+from swarm_ft.peer.buffer_place import BufferPlace
+from swarm_ft.peer.context import PeerContext, run_in
 from swarm_ft.peer.coordinator_link import CoordinatorLink
 from swarm_ft.peer.donor import OfferedShard, serve_chunk_list, serve_chunks
 from swarm_ft.peer.host import StageHost
 from swarm_ft.peer.member_link import ReduceStream, receive_reduce_hello
 from swarm_ft.peer.neighbours import receive_hello
-from swarm_ft.peer.stage_state import EngineMaker
+from swarm_ft.peer.stage_state import EngineMaker, StageState
 from swarm_ft.peer.tied_embeddings import TiedStream
 from swarm_ft.proto import peer_pb2
 from swarm_ft.protocol.checks import checked_run_id
@@ -34,6 +36,7 @@ from swarm_ft.protocol.coordinator_messages import (
     Assign,
     CommitStep,
     ExportStage,
+    FollowBuffers,
     PlanStep,
     ReleaseStage,
     SaveStage,
@@ -42,12 +45,14 @@ from swarm_ft.protocol.coordinator_messages import (
 )
 from swarm_ft.protocol.layers import LayerRange
 from swarm_ft.protocol.peer_messages import PeerAlive, PeerHello
+from swarm_ft.protocol.run_spec import RunSpec
 from swarm_ft.protocol.shard import ShardName
 from swarm_ft.snapshots.store import SnapshotStore
 from swarm_ft.transport.base import Handler, MessageStream, Method, Transport
 from swarm_ft.transport.methods import (
     ALL_REDUCE,
     BOUNDARY,
+    FETCH_BUFFERS,
     FETCH_CHUNKS,
     LIST_CHUNKS,
     TIED_GRADIENT,
@@ -68,6 +73,7 @@ class PeerOptions:
         layers: blocks to host; None lets the coordinator choose.
         memory_bytes: lent at most, bounds an automatic choice.
         shard_dir: where the trained stage is kept until it is collected.
+        buffers: where buffers are kept, and how many bytes of them.
         snapshots_url: where the swarm's snapshots lie; empty if this peer is to have no part.
     """
 
@@ -75,6 +81,7 @@ class PeerOptions:
     layers: LayerRange | None
     memory_bytes: int
     shard_dir: Path
+    buffers: BufferPlace = field(default_factory=BufferPlace)
     snapshots_url: str = ""
 
 
@@ -96,6 +103,7 @@ class PeerNode:
         self._compute = ThreadPoolExecutor(1, "compute")
         self._codecs = ThreadPoolExecutor(NUM_CODEC_THREADS, "codec")
         self._host: StageHost | None = None
+        self._opening: tuple[RunId, asyncio.Task[StageState]] | None = None
         self._leaving = asyncio.Event()
         self._released = asyncio.Event()
         self._link = CoordinatorLink(
@@ -116,6 +124,7 @@ class PeerNode:
         return {
             BOUNDARY: self._on_boundary,
             ALL_REDUCE: self._on_reduce,
+            FETCH_BUFFERS: self._on_buffers,
             FETCH_CHUNKS: partial(serve_chunks, offers=self._find_shard),
             LIST_CHUNKS: partial(serve_chunk_list, offers=self._find_shard),
             TIED_GRADIENT: self._on_tied_gradient,
@@ -147,10 +156,15 @@ class PeerNode:
             for task in (serving, leaving):
                 task.cancel()
             await asyncio.gather(serving, leaving, return_exceptions=True)
-            if self._host is not None:
-                await self._host.stop()
+            await self._close()
             self._compute.shutdown(wait=True, cancel_futures=True)
             self._codecs.shutdown(wait=True, cancel_futures=True)
+
+    async def _close(self) -> None:
+        if self._host is not None:
+            await self._host.close()
+        if self._opening is not None:
+            await asyncio.to_thread((await self._opening[1]).store.close)
 
     async def _left(self) -> None:
         await self._leaving.wait()
@@ -183,6 +197,8 @@ class PeerNode:
                 await self._assign(message)
             case PlanStep():
                 self._hosting(message.run_id).plan(message)
+            case FollowBuffers():
+                self._hosting(message.run_id).follow(message)
             case TakeStage():
                 self._hosting(message.run_id).take(message)
             case CommitStep():
@@ -201,15 +217,34 @@ class PeerNode:
         if self._host is None or self._host.run_id != assign.run_id:
             if self._host is not None:
                 await self._host.release()
+                self._host = None
+            state = await self._new_stage(assign.run_id, assign.spec)
+            self._opening = None
             self._host = StageHost(
                 self._context,
                 assign.run_id,
                 assign.spec,
-                make_engine=self._make_engine,
+                state=state,
                 shard_dir=self._options.shard_dir,
                 snapshots=self._snapshots,
             )
         await self._host.assign(assign)
+
+    async def _new_stage(self, run_id: RunId, spec: RunSpec) -> StageState:
+        """A stage without weights, but with what an earlier start left here of its buffers.
+
+        To open them may take long and cannot be cancelled; who asks again waits for the same.
+        """
+        if self._opening is not None and self._opening[0] != run_id:
+            await asyncio.to_thread((await self._opening[1]).store.close)
+            self._opening = None
+        if self._opening is None:
+            self._opening = run_id, asyncio.create_task(self._open_stage(run_id, spec))
+        return await asyncio.shield(self._opening[1])
+
+    async def _open_stage(self, run_id: RunId, spec: RunSpec) -> StageState:
+        store = await run_in(self._codecs, self._options.buffers.open, run_id, spec)
+        return StageState(self._context, run_id, spec, self._make_engine, store)
 
     async def _release(self, run_id: RunId, reason: str) -> None:
         if self._host is not None and self._host.run_id == run_id:
@@ -232,6 +267,10 @@ class PeerNode:
     async def _on_reduce(self, stream: ReduceStream) -> None:
         hello = await receive_reduce_hello(stream)
         await self._hosting(hello.run_id).on_reduce(stream, hello)
+
+    async def _on_buffers(self, stream: BufferStream) -> None:
+        request = await receive_request(stream)
+        await self._hosting(request.run_id).on_buffers(stream, request)
 
     def _find_shard(self, name: ShardName) -> OfferedShard | None:
         return self._host.find_shard(name) if self._host is not None else None

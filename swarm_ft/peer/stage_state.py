@@ -40,6 +40,7 @@ class StageState:
 
     Args:
         make_engine: an engine for this peer's device, not yet loaded.
+        store: of this run's buffers, as an earlier start of this peer may have left it.
 
     Attributes:
         store: this stage's ends of the per-sample buffers.
@@ -51,7 +52,12 @@ class StageState:
     """
 
     def __init__(
-        self, context: PeerContext, run_id: RunId, spec: RunSpec, make_engine: EngineMaker
+        self,
+        context: PeerContext,
+        run_id: RunId,
+        spec: RunSpec,
+        make_engine: EngineMaker,
+        store: BufferStore | None = None,
     ) -> None:
         self._context = context
         self._run_id = run_id
@@ -59,10 +65,11 @@ class StageState:
         self._make_engine = make_engine
         self._engine: StageEngine | None = None
         self._one_change = asyncio.Lock()
+        self.store = store if store is not None else BufferStore()
         self._reset()
 
     def _reset(self) -> None:
-        self.store, self.residuals = BufferStore(), Residuals()
+        self.residuals = Residuals()
         self.committed_steps, self.last_attempt = 0, NO_ATTEMPT
         self.summed_in: Attempt | None = None
         self.progress: StepProgress | None = None
@@ -106,10 +113,17 @@ class StageState:
             exported=exported,
         )
 
-    async def load(self, layers: LayerRange) -> None:
-        """Make it the stage as the run began with it."""
+    async def load(self, layers: LayerRange, *, is_beginning: bool = True) -> None:
+        """Make it the stage as the run began with it.
+
+        Args:
+            layers: of the stage.
+            is_beginning: the run begins (again), and no buffer is to be left of an earlier try.
+        """
         await self.at_rest()
         self.drop()
+        if is_beginning:
+            await asyncio.to_thread(self.store.forget)
         await self.prepare(layers)
 
     async def prepare(self, layers: LayerRange) -> None:
@@ -122,9 +136,16 @@ class StageState:
                 logger.info("run %s: loaded layers %s", self._run_id, layers)
 
     def drop(self) -> None:
-        """Let go of everything."""
+        """Let go of everything but buffers: they tell themselves what they are good for."""
         self._engine = None
         self._reset()
+        self.store.rollback()
+
+    async def release(self) -> None:
+        """Let go of everything, on disk too."""
+        self.drop()
+        await asyncio.to_thread(self.store.forget)
+        await asyncio.to_thread(self.store.close)
 
     async def at_rest(self) -> None:
         """Wait for a change under way: one whose caller was cancelled goes on to its end."""
@@ -148,7 +169,7 @@ class StageState:
             await run_in(
                 self._context.compute, self.engine.apply, commit.clip_factor, commit.learning_rate
             )
-            self.store.commit()
+            self.store.commit(commit.step)
             self.residuals.commit()
             self.committed_steps += 1
             self.last_attempt = commit.attempt
@@ -245,7 +266,7 @@ class StageState:
             OutOfTurn: nothing is loaded.
         """
         state = await run_in(self._context.compute, self.engine.state)
-        return with_extras(state, self.store, self.residuals)
+        return await run_in(self._context.codecs, with_extras, state, self.store, self.residuals)
 
     async def restore(self, contents: ShardContents, step: int, attempt: Attempt) -> None:
         """Become what `weights` or `everything` gave at a peer with the same layers.
@@ -270,5 +291,7 @@ class StageState:
             self.committed_steps, self.last_attempt = step, attempt
             restore_residuals(self.residuals, contents)
             shape = self._spec.train.seq_length, self._spec.model.hidden_size
-            restore_buffers(self.store, self._run_id, shape, contents)
+            await run_in(
+                self._context.codecs, restore_buffers, self.store, self._run_id, shape, contents
+            )
         logger.info("run %s: took up layers %s at step %d", self._run_id, layers, step)

@@ -16,6 +16,7 @@ from typing import Self
 
 import torch
 
+from swarm_ft.buffers import BufferLimits
 from swarm_ft.client.swarm import SwarmClient
 from swarm_ft.clock import SystemClock
 from swarm_ft.coordinator.journal import Journal
@@ -23,6 +24,7 @@ from swarm_ft.coordinator.service import CoordinatorService
 from swarm_ft.discovery.base import Role
 from swarm_ft.discovery.static import Board, StaticDirectory
 from swarm_ft.ids import PeerId, RunId
+from swarm_ft.peer.buffer_place import BufferPlace
 from swarm_ft.peer.node import PeerNode, PeerOptions
 from swarm_ft.protocol.layers import LayerRange, parse_layers
 from swarm_ft.protocol.run_spec import RunSpec
@@ -54,6 +56,8 @@ class LocalSwarm:
         layers: what each peer offers, as `--layers` takes it; peers are `peer-0`, `peer-1`, ...
         transport: what peers and clients use; gRPC by default.
         memory_bytes: what each peer lends.
+        buffer_limits: of each peer's buffers, which are then on disk too, below `work_dir`, and
+            there when a peer of the same name comes again; None keeps them in memory.
     """
 
     def __init__(
@@ -63,11 +67,13 @@ class LocalSwarm:
         *,
         transport: Transport | None = None,
         memory_bytes: int = 1 << 33,
+        buffer_limits: BufferLimits | None = None,
     ) -> None:
         self._work_dir = work_dir
         self._layers = layers
         self._transport = transport or GrpcTransport()
         self._memory_bytes = memory_bytes
+        self._buffer_limits = buffer_limits
         self._snapshots_url = str(work_dir / "snapshots")
         self._clock = SystemClock()
         self._directory = StaticDirectory(Board(), self._clock)
@@ -124,6 +130,7 @@ class LocalSwarm:
             layers=parse_layers(layers),
             memory_bytes=self._memory_bytes,
             shard_dir=shard_dir,
+            buffers=self._buffer_place(name),
             snapshots_url=self._snapshots_url,
         )
         node = PeerNode(
@@ -138,6 +145,12 @@ class LocalSwarm:
         peer = LocalPeer(node, server, asyncio.create_task(node.run()))
         self.peers[name] = peer
         return peer
+
+    def _buffer_place(self, name: PeerId) -> BufferPlace:
+        if self._buffer_limits is None:
+            return BufferPlace()
+        directory = self._work_dir / f"{name}-buffers"
+        return BufferPlace(limits=self._buffer_limits, directory=directory)
 
     async def kill_peer(self, name: PeerId) -> None:
         """End a peer without a word to anybody; its weights are gone."""

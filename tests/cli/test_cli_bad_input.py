@@ -248,6 +248,9 @@ def test_a_journal_that_cannot_be_used_is_refused(run_here, place, journal):
         (("--peer-id", "two words"), ("two words",)),
         (("--peer-id", "x" * 65), ("--peer-id", "64", "65")),
         (("--dtype", "int8"), ("--dtype", "bfloat16")),
+        (("--buffer-memory", "much"), ("--buffer-memory", "2GiB", "'much'")),
+        (("--buffer-disk", "-1"), ("--buffer-disk", "500MB")),
+        (("--buffer-dir", "/dev/null/buffers"), ("--buffer-dir", "--buffer-disk 0")),
     ],
     ids=str,
 )

@@ -151,7 +151,8 @@ class Swarm:
         self._started += 1
         name = f"peer-{layers}-{self._started}"
         arguments = ["serve-stage", "--json", "--layers", layers, "--threads", "1"]
-        arguments += ["--peer-id", name, *self._host_arguments]
+        arguments += ["--peer-id", name, "--buffer-dir", str(self._work_dir / "buffers" / name)]
+        arguments += self._host_arguments
         peer = await self.start(name, arguments)
         self.peers[layers].append(peer)
         return peer

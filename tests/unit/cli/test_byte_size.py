@@ -1,0 +1,30 @@
+"""Sizes are given as people write them."""
+
+import click
+import pytest
+
+from swarm_ft.cli.options import ByteSize
+
+
+@pytest.mark.parametrize(
+    ("text", "num_bytes"),
+    [
+        ("0", 0),
+        ("4096", 4096),
+        ("4096B", 4096),
+        ("2GiB", 2 << 30),
+        ("2gib", 2 << 30),
+        ("1.5 MiB", 3 << 19),
+        ("500MB", 500_000_000),
+        ("3k", 3000),
+        ("1TiB", 1 << 40),
+    ],
+)
+def test_a_size_is_understood(text, num_bytes):
+    assert ByteSize().convert(text, None, None) == num_bytes
+
+
+@pytest.mark.parametrize("text", ["", "much", "-1", "1e9", "2 PiB", "GiB", "1,5GiB"])
+def test_what_is_no_size_is_refused(text):
+    with pytest.raises(click.BadParameter, match="expected a size such as 2GiB"):
+        ByteSize().convert(text, None, None)

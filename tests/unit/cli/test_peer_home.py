@@ -1,0 +1,56 @@
+"""A peer finds again what it left on this machine, and keeps out of other peers' way."""
+
+import contextlib
+
+import pytest
+
+from swarm_ft.cli.peer_home import claim_home
+from swarm_ft.errors import BadOption
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "swarm-ft" / "peers"
+
+
+@pytest.fixture
+def claim():
+    """`claim_home`, and homes are left at the end."""
+    with contextlib.ExitStack() as claimed:
+
+        def claim(name=None, directory=None):
+            return claimed.enter_context(contextlib.closing(claim_home(name, directory)))
+
+        yield claim
+
+
+def test_a_peer_without_a_name_comes_back_under_the_one_that_it_drew(cache, claim):
+    first = claim()
+    assert first.name("peer-1") == "peer-1"
+    first.close()
+    again = claim()
+    assert (again.path, again.name("peer-2")) == (cache / "0", "peer-1")
+
+
+def test_peers_side_by_side_have_homes_of_their_own(cache, claim):
+    homes = [claim() for _ in range(3)]
+    assert [home.path for home in homes] == [cache / "0", cache / "1", cache / "2"]
+
+
+def test_a_named_peer_has_the_home_of_its_name(cache, claim):
+    assert claim("volunteer").path == cache / "volunteer"
+
+
+def test_a_directory_that_another_peer_uses_is_refused(tmp_path, claim):
+    first = claim("one", tmp_path / "shared")
+    with pytest.raises(BadOption, match="another peer uses it"):
+        claim("two", tmp_path / "shared")
+    first.close()
+    assert claim("two", tmp_path / "shared").path == tmp_path / "shared"
+
+
+def test_a_directory_that_cannot_be_made_is_refused(tmp_path, claim):
+    (tmp_path / "file").touch()
+    with pytest.raises(BadOption, match="--buffer-disk 0"):
+        claim(None, tmp_path / "file" / "buffers")

@@ -1,0 +1,51 @@
+"""Where a peer keeps buffers may fail it; it then goes on without."""
+
+import pytest
+
+from swarm_ft.buffers import BufferKey, BufferLimits, BufferRecord, End
+from swarm_ft.ids import RunId
+from swarm_ft.peer.buffer_place import BufferPlace
+from swarm_ft.protocol.digest import digest_of
+from tests.specs import run_spec
+
+RUN = RunId("run")
+KEY = BufferKey(RUN, 2, End.SENT, 3)
+RECORD = BufferRecord(digest_of(b"payload"), 1, 1, b"payload")
+LIMITS = BufferLimits(memory_bytes=1000, disk_bytes=1 << 20)
+
+
+def kept(store):
+    try:
+        return store.get(KEY)
+    finally:
+        store.close()
+
+
+def filled(store):
+    store.put(KEY, RECORD)
+    store.close()
+
+
+def test_what_an_earlier_start_left_is_found_again(tmp_path):
+    place = BufferPlace(limits=LIMITS, directory=tmp_path)
+    filled(place.open(RUN, run_spec()))
+    assert kept(place.open(RUN, run_spec())) == RECORD
+
+
+@pytest.mark.parametrize(
+    ("run", "seed"), [("other", 0), ("run", 1)], ids=["another run", "another spec"]
+)
+def test_what_another_run_left_is_not_used(tmp_path, run, seed):
+    place = BufferPlace(limits=LIMITS, directory=tmp_path)
+    filled(place.open(RUN, run_spec()))
+    assert len(other := place.open(RunId(run), run_spec(seed=seed))) == 0
+    other.close()
+
+
+def test_a_directory_that_cannot_be_used_costs_the_disk_tier_only(tmp_path, caplog):
+    (tmp_path / "file").touch()
+    place = BufferPlace(limits=LIMITS, directory=tmp_path / "file")
+    store = place.open(RUN, run_spec())
+    store.put(KEY, RECORD)
+    assert kept(store) == RECORD
+    assert "buffers are kept in memory only" in caplog.text
