@@ -99,11 +99,11 @@ def serve_stage(
 
     layer_range = parse_layers(layers)
     listening = Listening(host, port, announce)
+    make_engine = _engine_maker(given["device"], given["dtype"], given["model"], given["threads"])
+    memory_bytes = _memory_bytes(given["memory_gib"], given["device"])
     home = _home(given["peer_id"], given["buffer_dir"], given["buffer_disk_bytes"])
     peer_id = _peer_id(given["peer_id"], home)
     buffers = _buffers(home, given["buffer_memory_bytes"], given["buffer_disk_bytes"])
-    make_engine = _engine_maker(given["device"], given["dtype"], given["model"], given["threads"])
-    memory_bytes = _memory_bytes(given["memory_gib"], given["device"])
     shard_dir = Path(tempfile.mkdtemp(prefix="swarm-ft-"))
 
     async def work() -> None:
@@ -188,7 +188,7 @@ def _home(name: str | None, directory: str | None, disk_bytes: int) -> PeerHome 
     if not disk_bytes:
         return None
     if name is not None:
-        _checked_name(name)
+        _checked_name(name)  # it may become a directory's
     return claim_home(name, Path(directory) if directory is not None else None)
 
 

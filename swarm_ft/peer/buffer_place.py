@@ -35,7 +35,7 @@ class BufferPlace:
         try:
             return self._opened(run_id, spec, self.directory)
         except BadOption as error:
-            logger.error("%s; buffers are kept in memory only", error.message)
+            logger.warning("%s; buffers are kept in memory only", error.message)
             return self._opened(run_id, spec, None)
 
     def _opened(self, run_id: RunId, spec: RunSpec, directory: Path | None) -> BufferStore:

@@ -61,14 +61,16 @@ JOB = {
 }
 SWARM = {"--initial-peers", "--dht-prefix", "--log-level"}
 LISTENING = {"--host", "--port", "--announce"}
+BUFFERS = {"--buffer-memory", "--buffer-disk", "--buffer-dir"}
 OPTIONS = {
-    ("demo",): JOB | {"--stages", "--replicas", "--log-level"},
+    ("demo",): JOB | BUFFERS | {"--stages", "--replicas", "--log-level"},
     ("client", "train"): JOB | SWARM,
     ("client", "attach"): SWARM
     | {"--run", "--model", "--eval-dataset", "--max-eval-samples", "--out", "--json"},
     ("client", "cancel"): SWARM | {"--run"},
     ("serve-stage",): SWARM
     | LISTENING
+    | BUFFERS
     | {
         "--layers",
         "--device",

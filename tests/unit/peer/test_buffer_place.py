@@ -38,8 +38,9 @@ def test_what_an_earlier_start_left_is_found_again(tmp_path):
 def test_what_another_run_left_is_not_used(tmp_path, run, seed):
     place = BufferPlace(limits=LIMITS, directory=tmp_path)
     filled(place.open(RUN, run_spec()))
-    assert len(other := place.open(RunId(run), run_spec(seed=seed))) == 0
+    other = place.open(RunId(run), run_spec(seed=seed))
     other.close()
+    assert len(other) == 0
 
 
 def test_a_directory_that_cannot_be_used_costs_the_disk_tier_only(tmp_path, caplog):
