@@ -82,6 +82,7 @@ JOB = ("--model", "model", "--dataset", "good.txt")
         ((*JOB, "--key", "zip"), ("zip", "such as")),
         ((*JOB, "--dp", "top10"), ("top10", "fp16", "q1 to q8")),
         ((*JOB, "--dp", "q9"), ("q9", "1 to 8")),
+        ((*JOB, "--buffer-bits", "5"), ("--buffer-bits", "5", "16", "8", "4")),
         ((*JOB, "--batch-size", "6", "--micro-batch-size", "4"), ("6", "not divisible", "4")),
         ((*JOB, "--batch-size", "0"), ("--batch-size", "0")),
         ((*JOB, "--steps", "many"), ("--steps", "many")),

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from swarm_ft.buffers import BufferKey, End
+from swarm_ft.codec import buffer_bytes
 from swarm_ft.ids import BlockIndex, PeerId, SampleId
 from swarm_ft.protocol.status import StepCommitted
 from swarm_ft.testing.local_swarm import LocalSwarm
@@ -24,14 +25,15 @@ def total(events, field: str, boundary: int, *, from_step: int = 0) -> int:
     )
 
 
-@pytest.fixture
-def aq_job(make_job):
+@pytest.fixture(params=[16, 4], ids="{} bits".format)
+def aq_job(make_job, request):
     return make_job(
         num_samples=NUM_SAMPLES,
         num_steps=EPOCHS * 3,
         forward_codec="aq4",
         backward_codec="q8",
         shuffle=True,
+        buffer_bits=request.param,
     )
 
 
@@ -56,6 +58,8 @@ async def test_both_ends_hold_equal_buffers_of_every_sample(aq_job, tmp_path):
                 received = stores[index + 1].get(BufferKey(*name, End.RECEIVED, SampleId(sample)))
                 assert sent is not None
                 assert sent == received
+                size = buffer_bytes(sent.tokens, sent.channels, aq_job.spec.train.buffer_bits)
+                assert len(sent.payload) == size
 
 
 async def test_compressed_training_stays_close_to_uncompressed(make_job, aq_job, tmp_path):

@@ -25,6 +25,7 @@ def job(make_job):
         save_steps=2,
         forward_codec="aq4",
         backward_codec="q4t+ef",
+        buffer_bits=4,
     )
 
 
