@@ -66,7 +66,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(end=ends, samples=samples_drawn)
     def lose(self, end, samples):
-        boundary, side, peer = end
+        boundary, _, peer = end
         self._becomes(self.ledger.without(peer, boundary, SampleSet.of(samples)))
         self._forget(peer, lambda where, sample: where == boundary and sample in samples)
 
