@@ -105,8 +105,9 @@ class Affinity:
         pairs = np.stack([along[:, :-1], along[:, 1:]], axis=2)
         is_there = (self._ends[rows] == pairs) & (pairs != ANY)
         both = is_there.all(axis=2)
-        extra = BOTH_ENDS - 2 * ONE_END
-        return is_there.sum(axis=(1, 2)) * ONE_END + both.sum(axis=1) * extra
+        at_ends, at_both = is_there.sum(axis=(1, 2)), both.sum(axis=1)
+        weights: NDArray[np.int64] = at_ends * ONE_END + at_both * (BOTH_ENDS - 2 * ONE_END)
+        return weights
 
 
 def assign(

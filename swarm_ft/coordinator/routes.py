@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, zip_longest
 
 from swarm_ft.coordinator.affinity import Affinity, assign
@@ -51,6 +51,17 @@ def plan_microbatches(
         Microbatch(MicrobatchIndex(index), ordered[rank][2], ordered[rank][0])
         for index, rank in enumerate(ranks)
     )
+
+
+def routes_of(
+    microbatches: Iterable[Microbatch], stages: Sequence[Stage]
+) -> dict[SampleId, tuple[PeerId, ...]]:
+    """The peers that each sample passes, first stage to last."""
+    return {
+        sample: tuple(stage.peers[batch.replica_at(i)] for i, stage in enumerate(stages))
+        for batch in microbatches
+        for sample in batch.samples
+    }
 
 
 def plan_again(
