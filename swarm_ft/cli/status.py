@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
@@ -13,7 +14,7 @@ from swarm_ft.cli.options import examples, json_flag
 from swarm_ft.cli.running import run_async
 
 if TYPE_CHECKING:
-    from swarm_ft.protocol.status import SwarmStatus
+    from swarm_ft.protocol.status import BoundaryStatus, SwarmStatus
 
 
 @click.command(epilog=examples("swarm-ft status --initial-peers /ip4/..."))
@@ -50,6 +51,7 @@ def _document(found: SwarmStatus) -> dict[str, object]:
                 {"peer": s.peer_id, "layers": str(s.layers), "joining": s.peer_id in run.joining}
                 for s in run.stages
             ],
+            "boundaries": [_boundary_fields(boundary) for boundary in run.boundaries],
         }
         for run in found.runs
     ]
@@ -71,3 +73,33 @@ def _lines(found: SwarmStatus) -> Iterator[str]:
             names = (f"{p} (joining)" if p in run.joining else p for p in stage.peers)
             yield f"  layers {stage.layers}  {', '.join(names)}"
         yield from (f"  {line}" for line in kind_lines(run.sent))
+        yield from (f"  {line}" for boundary in run.boundaries for line in _about(boundary))
+
+
+def _boundary_fields(status: BoundaryStatus) -> dict[str, object]:
+    return {
+        **asdict(status.kept),
+        "samples": status.buffered_samples,
+        "records": status.kept.samples,
+        "key_frames": status.key_frames,
+        "delta_frames": status.delta_frames,
+        "hit_rate": status.hit_rate,
+    }
+
+
+def _about(status: BoundaryStatus) -> Iterator[str]:
+    """What is kept at a boundary that keeps buffers, or sent frames that could build on some."""
+    from rich.filesize import decimal
+
+    kept = status.kept
+    if status.hit_rate is not None and (status.delta_frames or kept.samples):
+        yield (
+            f"boundary {status.boundary:<11} {status.buffered_samples} samples buffered, hit rate "
+            f"{status.hit_rate:.1%} ({status.key_frames} key, {status.delta_frames} delta frames)"
+        )
+    if kept.samples:
+        yield (
+            f"{'':<20} {decimal(kept.memory_bytes)} in memory, {decimal(kept.disk_bytes)} on disk; "
+            f"read {kept.memory_hits} times from memory, {kept.disk_hits} from disk, "
+            f"{kept.misses} not there; {kept.evictions} evicted, {kept.repairs} repaired"
+        )

@@ -9,6 +9,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from swarm_ft.coordinator.effects import RollbackRecord
+from swarm_ft.coordinator.holdings import with_ledger
 from swarm_ft.coordinator.membership import (
     arrangement,
     layers_refusal,
@@ -18,7 +19,7 @@ from swarm_ft.coordinator.membership import (
     with_newcomers,
     with_taken,
 )
-from swarm_ft.coordinator.state import Run
+from swarm_ft.coordinator.state import HandOffs, Run
 from swarm_ft.coordinator.turn import Turn
 from swarm_ft.ids import NO_ATTEMPT, Attempt, PeerId, StepNumber
 from swarm_ft.protocol.coordinator_messages import Assign, ReleaseStage, TakeStage
@@ -127,6 +128,8 @@ def go_back(turn: Turn, run: Run) -> Run:
         committers=frozenset(),
         last_commit=kept.last_commit if kept else None,
         sent=kept.sent if kept else ByteCounts(),
+        traffic=kept.traffic if kept else (),
+        ledger=run.ledger if kept else None,
         saving=None,
         open_step=None,
         unlisted=(),
@@ -154,8 +157,9 @@ def _wait(turn: Turn, run: Run, detail: str) -> None:
 
 
 def _assign(turn: Turn, run: Run, *, fresh: bool) -> None:
+    before = run
     run = replace(
-        run,
+        with_ledger(run),
         phase=RunPhase.LOADING,
         detail="peers load their stages",
         attempt=Attempt(run.attempt + 1),
@@ -165,8 +169,10 @@ def _assign(turn: Turn, run: Run, *, fresh: bool) -> None:
         ready=MappingProxyType({}),
         done=MappingProxyType({}),
         away_since_s=MappingProxyType({}),
+        hand_offs=HandOffs(),
     )
     turn.put(run)
+    turn.write_ledger(before, run)
     _dismiss_misfits(turn, run)
     assign = _assignment(turn, run, fresh=fresh)
     for peer in run.peers:

@@ -8,8 +8,9 @@ from __future__ import annotations
 from dataclasses import replace
 from types import MappingProxyType
 
-from swarm_ft.coordinator import attempts, results, saving
+from swarm_ft.coordinator import attempts, handoffs, results, saving
 from swarm_ft.coordinator.effects import CommitRecord, PlanRecord
+from swarm_ft.coordinator.holdings import told, took_stock
 from swarm_ft.coordinator.membership import (
     caught_up_in_words,
     joining_in_words,
@@ -30,6 +31,7 @@ def stage_ready(turn: Turn, run: Run, peer_id: PeerId, ready: StageReady) -> Non
     if run.phase is not RunPhase.LOADING:
         return
     done = MappingProxyType({**run.done, peer_id: ready.done})
+    run = took_stock(run, peer_id, ready.buffers)
     run = replace(run, loaded=run.loaded | {peer_id}, done=done)
     if peer_id not in run.listeners:
         holds = {**run.holds, peer_id: run.committed_steps}
@@ -47,6 +49,7 @@ def step_ready(turn: Turn, run: Run, peer_id: PeerId, message: StepReady) -> Non
     """A peer did its part of the step; with the last one the step is committed."""
     if run.phase is not RunPhase.TRAINING or message.step != run.committed_steps:
         return
+    run = told(run, peer_id, message)
     run = replace(run, ready=MappingProxyType({**run.ready, peer_id: message}))
     turn.keep(run)
     if run.ready.keys() >= set(run.peers):
@@ -98,12 +101,15 @@ def _plan(turn: Turn, run: Run) -> None:
     turn.write(PlanRecord(run.run_id, plan.step, run.attempt, plan.microbatches))
     for peer in run.peers:
         turn.say(peer, plan, tokens_for(run, plan, peer))
+    handoffs.look_ahead(turn, run)
 
 
 def _commit(turn: Turn, run: Run) -> Run:
+    before = run
     run, committed, commit = commit_step(run, turn.now_s)
     turn.keep(run)
-    turn.write(CommitRecord(run.run_id, committed, commit, run.sent))
+    turn.write(CommitRecord(run.run_id, committed, commit, run.sent, run.traffic))
+    turn.write_ledger(before, run)
     for peer in run.peers:
         turn.say(peer, commit)
     turn.publish(run.run_id, committed)

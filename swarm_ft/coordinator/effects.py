@@ -8,13 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from swarm_ft.coordinator.ledger import LedgerChange
 from swarm_ft.coordinator.state import Run, Snapshot
 from swarm_ft.ids import Attempt, PeerId, RunId, SampleId, StepNumber
 from swarm_ft.protocol.coordinator_messages import CommitStep, ToPeer
 from swarm_ft.protocol.peer_messages import PeerHello
 from swarm_ft.protocol.run_spec import RunSpec
 from swarm_ft.protocol.status import RunEvent, StepCommitted
-from swarm_ft.protocol.traffic import ByteCounts
+from swarm_ft.protocol.traffic import ByteCounts, Traffic
 from swarm_ft.protocol.training_plan import Microbatch
 
 if TYPE_CHECKING:
@@ -54,12 +55,22 @@ class CommitRecord:
 
     Attributes:
         sent: what peers sent each other in all steps up to and with this one.
+        traffic: of that, what went over each boundary.
     """
 
     run_id: RunId
     step: StepCommitted
     commit: CommitStep
     sent: ByteCounts
+    traffic: tuple[Traffic, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerRecord:
+    """Others hold buffers of a run."""
+
+    run_id: RunId
+    change: LedgerChange
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +89,15 @@ class SnapshotRecord:
     snapshot: Snapshot
 
 
-Record = MemberRecord | RunRecord | PlanRecord | CommitRecord | RollbackRecord | SnapshotRecord
+Record = (
+    MemberRecord
+    | RunRecord
+    | PlanRecord
+    | CommitRecord
+    | LedgerRecord
+    | RollbackRecord
+    | SnapshotRecord
+)
 
 # ---- what to do
 
@@ -116,6 +135,14 @@ class Publish:
 
 
 @dataclass(frozen=True, slots=True)
+class Note:
+    """Tell whoever reads the log."""
+
+    run_id: RunId
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class WriteSnapshot:
     """All stages are saved: write the snapshot's manifest, then say `SnapshotWritten`."""
 
@@ -124,4 +151,4 @@ class WriteSnapshot:
     snapshot: Snapshot
 
 
-Effect = Write | Say | Dismiss | Publish | WriteSnapshot
+Effect = Write | Say | Dismiss | Publish | Note | WriteSnapshot

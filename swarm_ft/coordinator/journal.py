@@ -6,6 +6,7 @@ it was when the last record was written; peers then say what they still hold.
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,6 +18,7 @@ from google.protobuf.message import DecodeError
 from swarm_ft.coordinator import journal_rows as rows
 from swarm_ft.coordinator.effects import (
     CommitRecord,
+    LedgerRecord,
     MemberRecord,
     PlanRecord,
     Record,
@@ -24,6 +26,7 @@ from swarm_ft.coordinator.effects import (
     RunRecord,
     SnapshotRecord,
 )
+from swarm_ft.coordinator.ledger import Ledger
 from swarm_ft.coordinator.membership import GATHER_S
 from swarm_ft.coordinator.state import OpenStep, Run, Snapshot
 from swarm_ft.coordinator.steps import MEASURED_STEPS
@@ -31,7 +34,7 @@ from swarm_ft.errors import JournalError, NotFound, SwarmError
 from swarm_ft.ids import Attempt, RunId, SampleId, StepNumber
 from swarm_ft.protocol.coordinator_messages import CommitStep
 from swarm_ft.protocol.status import RunPhase, StepCommitted
-from swarm_ft.protocol.traffic import ByteCounts
+from swarm_ft.protocol.traffic import ByteCounts, Traffic
 
 
 class Journal:
@@ -104,6 +107,8 @@ class Journal:
                     " WHERE run_id=?",
                     (*rows.run_row(run), run.run_id),
                 )
+                if run.phase > RunPhase.FINISHED:
+                    self._forget_ledger(run.run_id)
             case MemberRecord(hello, joined):
                 layers = str(hello.layers) if hello.layers else None
                 execute(
@@ -116,6 +121,8 @@ class Journal:
                 execute("INSERT OR REPLACE INTO plans VALUES (?, ?, ?, ?)", row)
             case CommitRecord():
                 self._write_commit(record)
+            case LedgerRecord():
+                self._write_ledger(record)
             case SnapshotRecord(run_id, snapshot):
                 saved = (run_id, snapshot.step, rows.saved_text(snapshot.stages))
                 execute("INSERT OR REPLACE INTO snapshots VALUES (?, ?, ?)", saved)
@@ -124,14 +131,34 @@ class Journal:
                 execute("DELETE FROM commits WHERE run_id=? AND step>=?", void)
                 execute("DELETE FROM plans WHERE run_id=? AND step>=?", void)
                 execute("DELETE FROM snapshots WHERE run_id=? AND step>?", void)
+                if not first_void_step:
+                    self._forget_ledger(run_id)
 
     def _write_commit(self, record: CommitRecord) -> None:
         row = rows.commit_row(record)
-        self._db.execute("INSERT INTO commits VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+        self._db.execute(
+            "INSERT INTO commits VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row
+        )
         self._db.execute(
             "UPDATE runs SET committed_steps=? WHERE run_id=?",
             (record.step.step + 1, record.run_id),
         )
+
+    def _write_ledger(self, record: LedgerRecord) -> None:
+        run_id, change = record.run_id, record.change
+        if change.is_new:
+            self._forget_ledger(run_id)
+        if change.peers is not None:
+            texts = json.dumps(change.boundaries), json.dumps(change.peers)
+            self._db.execute("INSERT OR REPLACE INTO ledgers VALUES (?, ?, ?)", (run_id, *texts))
+        self._db.executemany(
+            "INSERT OR REPLACE INTO ledger_chunks VALUES (?, ?, ?)",
+            ((run_id, place, holders) for place, holders in change.chunks),
+        )
+
+    def _forget_ledger(self, run_id: RunId) -> None:
+        self._db.execute("DELETE FROM ledgers WHERE run_id=?", (run_id,))
+        self._db.execute("DELETE FROM ledger_chunks WHERE run_id=?", (run_id,))
 
     # ---- reading
 
@@ -153,9 +180,11 @@ class Journal:
         under_way = not phase.is_over and phase is not RunPhase.QUEUED
         assignments = rows.stages_from(stages)
         peers = [stage.peer_id for stage in assignments]
+        spec = rows.spec_from(spec_bytes)
+        sent, traffic = self._sent(RunId(run_id), committed_steps)
         return Run(
             run_id=RunId(run_id),
-            spec=rows.spec_from(spec_bytes),
+            spec=spec,
             phase=RunPhase.WAITING if under_way else phase,
             detail="the coordinator was restarted" if under_way else detail,
             attempt=Attempt(attempt),
@@ -169,7 +198,9 @@ class Journal:
             committed_steps=committed_steps,
             last_commit=self._last_commit(RunId(run_id), committed_steps),
             step_seconds=self._step_seconds(RunId(run_id)),
-            sent=self._sent(RunId(run_id), committed_steps),
+            sent=sent,
+            traffic=traffic,
+            ledger=self._ledger(RunId(run_id), spec.train.num_samples),
             snapshot=self._snapshot(RunId(run_id)),
         )
 
@@ -211,13 +242,27 @@ class Journal:
             ).fetchall()
         return tuple(seconds for (seconds,) in reversed(found))
 
-    def _sent(self, run_id: RunId, committed_steps: int) -> ByteCounts:
-        """What peers sent each other in so many steps."""
+    def _sent(self, run_id: RunId, committed_steps: int) -> tuple[ByteCounts, tuple[Traffic, ...]]:
+        """What peers sent each other in so many steps; of that, what went over each boundary."""
         with self._errors_named():
             row = self._db.execute(
-                "SELECT sent FROM commits WHERE run_id=? AND step=?", (run_id, committed_steps - 1)
+                "SELECT sent, all_traffic FROM commits WHERE run_id=? AND step=?",
+                (run_id, committed_steps - 1),
             ).fetchone()
-        return rows.sent_from(row[0]) if row else ByteCounts()
+        return (rows.sent_from(row[0]), rows.traffic_from(row[1])) if row else (ByteCounts(), ())
+
+    def _ledger(self, run_id: RunId, num_samples: int) -> Ledger | None:
+        """Who holds which buffers, if the run has any."""
+        with self._errors_named():
+            row = self._db.execute(
+                "SELECT boundaries, peers FROM ledgers WHERE run_id=?", (run_id,)
+            ).fetchone()
+            if row is None:
+                return None
+            chunks = self._db.execute(
+                "SELECT chunk, holders FROM ledger_chunks WHERE run_id=?", (run_id,)
+            )
+            return rows.ledger_from(row, chunks, num_samples)
 
     def _snapshot(self, run_id: RunId) -> Snapshot | None:
         """The newest."""
@@ -229,8 +274,9 @@ class Journal:
         last_commit = self._last_commit(run_id, row[0]) if row else None
         if last_commit is None:
             return None
+        sent, traffic = self._sent(run_id, row[0])
         stages = rows.saved_from(row[1])
-        return Snapshot(last_commit=last_commit, sent=self._sent(run_id, row[0]), stages=stages)
+        return Snapshot(last_commit=last_commit, sent=sent, traffic=traffic, stages=stages)
 
     def steps(self, run_id: RunId) -> tuple[StepCommitted, ...]:
         """Every committed step of a run, first to last."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, replace
 
 from swarm_ft.coordinator.effects import CommitRecord
+from swarm_ft.coordinator.ledger import Ledger
 from swarm_ft.coordinator.state import Run
-from swarm_ft.ids import MicrobatchIndex, PeerId, StepNumber
+from swarm_ft.ids import BlockIndex, MicrobatchIndex, PeerId, StepNumber
 from swarm_ft.proto import run_pb2
 from swarm_ft.protocol.coordinator_messages import SavedStage, StageAssignment
 from swarm_ft.protocol.layers import LayerRange
@@ -40,11 +41,16 @@ CREATE TABLE IF NOT EXISTS commits (
     loss REAL NOT NULL, learning_rate REAL NOT NULL, clip_factor REAL NOT NULL,
     grad_norm REAL NOT NULL, num_samples INTEGER NOT NULL,
     seconds REAL NOT NULL, traffic TEXT NOT NULL, gradients TEXT NOT NULL,
-    state_bytes INTEGER NOT NULL, sent TEXT NOT NULL,
+    state_bytes INTEGER NOT NULL, sent TEXT NOT NULL, all_traffic TEXT NOT NULL,
     PRIMARY KEY (run_id, step)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS snapshots (
     run_id TEXT NOT NULL, step INTEGER NOT NULL, stages TEXT NOT NULL,
     PRIMARY KEY (run_id, step)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS ledgers (
+    run_id TEXT PRIMARY KEY, boundaries TEXT NOT NULL, peers TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS ledger_chunks (
+    run_id TEXT NOT NULL, chunk INTEGER NOT NULL, holders BLOB NOT NULL,
+    PRIMARY KEY (run_id, chunk)) WITHOUT ROWID;
 """
 
 
@@ -106,10 +112,11 @@ def commit_row(record: CommitRecord) -> tuple[str | int | float, ...]:
         step.grad_norm,
         step.num_samples,
         step.seconds,
-        json.dumps([asdict(traffic) for traffic in step.traffic]),
+        traffic_text(step.traffic),
         json.dumps(asdict(step.gradients)),
         step.state_bytes,
         json.dumps(asdict(record.sent)),
+        traffic_text(record.traffic),
     )
 
 
@@ -125,7 +132,7 @@ def committed_from(
         grad_norm=grad_norm,
         num_samples=num_samples,
         seconds=seconds,
-        traffic=tuple(Traffic(**fields) for fields in json.loads(traffic)),
+        traffic=traffic_from(traffic),
         gradients=GradientTraffic(**json.loads(gradients)),
         state_bytes=state,
     )
@@ -134,6 +141,42 @@ def committed_from(
 def sent_from(text: str) -> ByteCounts:
     """Bytes of a commit's row."""
     return ByteCounts(**json.loads(text))
+
+
+def traffic_text(traffic: Sequence[Traffic]) -> str:
+    """Counts of boundaries."""
+    return json.dumps([asdict(one) for one in traffic])
+
+
+def traffic_from(text: str) -> tuple[Traffic, ...]:
+    """Counts of a commit's row."""
+    return tuple(Traffic(**fields) for fields in json.loads(text))
+
+
+# ---- ledgers
+
+
+def ledger_from(
+    row: tuple[str, str], chunks: Iterable[tuple[int, bytes]], num_samples: int
+) -> Ledger:
+    """A run's ledger, of its boundaries and peers, and its chunks.
+
+    Raises:
+        ValueError: its rows do not fit together.
+    """
+    boundaries = tuple(BlockIndex(block) for block in json.loads(row[0]))
+    empty = Ledger.empty(boundaries, num_samples)
+    kept = list(empty.chunks)
+    for place, chunk in chunks:
+        if not (0 <= place < len(kept) and len(chunk) == len(kept[place])):
+            raise ValueError(f"ledger: chunk {place} of {len(chunk)} bytes is none of this run's")
+        kept[place] = chunk
+    peers = tuple(PeerId(peer) for peer in json.loads(row[1]))
+    ledger = replace(empty, peers=peers, chunks=tuple(kept))
+    highest = int(ledger.all_entries().max(initial=0))
+    if highest > len(peers):
+        raise ValueError(f"ledger: peer {highest} holds buffers, but {len(peers)} are named")
+    return ledger
 
 
 # ---- snapshots

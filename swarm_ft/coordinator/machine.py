@@ -26,7 +26,16 @@ import math
 from dataclasses import replace
 from types import MappingProxyType
 
-from swarm_ft.coordinator import attempts, commits, results, saving, silence, stragglers
+from swarm_ft.coordinator import (
+    attempts,
+    commits,
+    handoffs,
+    holdings,
+    results,
+    saving,
+    silence,
+    stragglers,
+)
 from swarm_ft.coordinator.effects import Effect
 from swarm_ft.coordinator.events import (
     Event,
@@ -55,6 +64,7 @@ from swarm_ft.errors import BadInput, NonFinite, OutOfTurn, SwarmError, Unavaila
 from swarm_ft.ids import PeerId, RunId
 from swarm_ft.protocol.coordinator_messages import ReleaseStage
 from swarm_ft.protocol.peer_messages import (
+    BuffersFollowed,
     FromPeer,
     PeerAlive,
     PeerGoodbye,
@@ -114,12 +124,12 @@ def _peer_said(turn: Turn, peer_id: PeerId, message: FromPeer) -> None:
             _joined(turn, message)
         case PeerGoodbye():
             _peer_gone(turn, peer_id, "left", away_since_s=-math.inf)
-        case StageReady() if run and _is_current(run, peer_id, message):
-            commits.stage_ready(turn, run, peer_id, message)
+        case StageReady() | StepReady() if run and _is_current(run, peer_id, message):
+            _ready(turn, run, peer_id, message)
         case StageOffered() | StageTaken() if run and _is_current(run, peer_id, message):
             attempts.handed_over(turn, run, peer_id, message)
-        case StepReady() if run and _is_current(run, peer_id, message):
-            commits.step_ready(turn, run, peer_id, message)
+        case BuffersFollowed() if run and _is_current(run, peer_id, message):
+            handoffs.followed(turn, run, peer_id, message)
         case StageFailed() if run and _is_current(run, peer_id, message):
             _stage_failed(turn, run, peer_id, from_code(message.code, message.message))
         case StageSaved():
@@ -135,10 +145,22 @@ def _peer_said(turn: Turn, peer_id: PeerId, message: FromPeer) -> None:
 def _is_current(
     run: Run,
     peer_id: PeerId,
-    message: StageReady | StageTaken | StepReady | StageFailed | StageOffered,
+    message: StageReady | StageTaken | StepReady | StageFailed | StageOffered | BuffersFollowed,
 ) -> bool:
     named = (message.run_id, message.attempt)
     return named == (run.run_id, run.attempt) and peer_id in run.peers
+
+
+def _ready(turn: Turn, run: Run, peer_id: PeerId, message: StageReady | StepReady) -> None:
+    refusal = holdings.refusal_of(run, peer_id, message)
+    if refusal is not None:
+        why = f"told what cannot be: {refusal.message}"
+        _peer_gone(turn, peer_id, why, away_since_s=-math.inf)
+        turn.dismiss(peer_id, refusal)
+    elif isinstance(message, StageReady):
+        commits.stage_ready(turn, run, peer_id, message)
+    else:
+        commits.step_ready(turn, run, peer_id, message)
 
 
 def _stage_failed(turn: Turn, run: Run, peer_id: PeerId, error: SwarmError) -> None:

@@ -1,9 +1,10 @@
 """Which microbatch passes which replica of each stage. Pure.
 
-Each sample has a place in [0, 1) that is drawn once, from the seed. A step's samples are cut into
-microbatches in the order of their places, and each stage divides that order among its replicas
-by their speed. So load is even in every step, and a sample meets the same replicas, and with
-them its buffers, at nearly every visit: only those near a division may change sides.
+Every stage divides a step's microbatches among its replicas by their speed, so load is even in
+every step. Within that, samples go where the ledger has their buffers (see `affinity`). Those that
+nobody holds go by a place in [0, 1) that each sample has, drawn once, from the seed: microbatches
+are cut in the order of places, and each stage divides that order. So a sample meets nearly the same
+replicas at every visit even where there is no ledger.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, zip_longest
 
+from swarm_ft.coordinator.affinity import Affinity, assign
+from swarm_ft.coordinator.ledger import Ledger
 from swarm_ft.coordinator.speeds import expected_s
 from swarm_ft.coordinator.state import OpenStep
 from swarm_ft.ids import MicrobatchIndex, PeerId, SampleId, StepNumber
@@ -27,20 +30,38 @@ Seconds = Mapping[PeerId, Sequence[float]]
 
 
 def plan_microbatches(
-    train: TrainSpec, step: StepNumber, stages: Sequence[Stage], seconds: Seconds
+    train: TrainSpec,
+    step: StepNumber,
+    stages: Sequence[Stage],
+    seconds: Seconds,
+    ledger: Ledger | None = None,
 ) -> tuple[Microbatch, ...]:
     """The step's microbatches with their routes; without replicas, in the order of the data."""
     if all(len(stage.peers) == 1 for stage in stages):
         return step_microbatches(train, step)
-    groups = _in_order_of_places(train, step)
-    shares = [_shares(len(groups), stage, seconds) for stage in stages]
+    samples = sorted(step_samples(train, step), key=lambda sample: _place(train.seed, sample))
+    affinity = Affinity(ledger, stages, samples) if ledger else None
+    size = train.micro_batch_size
+    room = [Counter(_shares(-(-len(samples) // size), stage, seconds)) for stage in stages]
+    groups = affinity.groups(size, room) if affinity else _cut(samples, size)
+    routes = assign([affinity.wishes(g) if affinity else [] for g in groups], room)
+    ordered = sorted(zip(routes, range(len(groups)), groups, strict=True))
     ranks = _interleaved(len(groups), max(len(stage.peers) for stage in stages))
     return tuple(
-        Microbatch(
-            MicrobatchIndex(index), groups[rank], tuple(replicas[rank] for replicas in shares)
-        )
+        Microbatch(MicrobatchIndex(index), ordered[rank][2], ordered[rank][0])
         for index, rank in enumerate(ranks)
     )
+
+
+def routes_of(
+    microbatches: Iterable[Microbatch], stages: Sequence[Stage]
+) -> dict[SampleId, tuple[PeerId, ...]]:
+    """The peers that each sample passes, first stage to last."""
+    return {
+        sample: tuple(stage.peers[batch.replica_at(i)] for i, stage in enumerate(stages))
+        for batch in microbatches
+        for sample in batch.samples
+    }
 
 
 def plan_again(
@@ -119,9 +140,7 @@ def _kept_routes(
     ]
 
 
-def _in_order_of_places(train: TrainSpec, step: StepNumber) -> list[tuple[SampleId, ...]]:
-    samples = sorted(step_samples(train, step), key=lambda sample: _place(train.seed, sample))
-    size = train.micro_batch_size
+def _cut(samples: Sequence[SampleId], size: int) -> list[tuple[SampleId, ...]]:
     return [tuple(samples[i : i + size]) for i in range(0, len(samples), size)]
 
 

@@ -32,7 +32,9 @@ def save(turn: Turn, run: Run) -> Run:
     """Ask one replica of each stage to save the state as of the last commit."""
     if run.last_commit is None:
         return run
-    run = replace(run, saving=Snapshot(last_commit=run.last_commit, sent=run.sent))
+    run = replace(
+        run, saving=Snapshot(last_commit=run.last_commit, sent=run.sent, traffic=run.traffic)
+    )
     turn.keep(run)
     step = StepNumber(run.committed_steps)
     for stage in run.computing:

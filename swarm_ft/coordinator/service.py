@@ -15,6 +15,7 @@ from swarm_ft.coordinator.effects import (
     CommitRecord,
     Dismiss,
     Effect,
+    Note,
     Publish,
     Say,
     Write,
@@ -32,6 +33,7 @@ from swarm_ft.coordinator.events import (
 )
 from swarm_ft.coordinator.journal import Journal
 from swarm_ft.coordinator.machine import decide
+from swarm_ft.coordinator.overview import overview
 from swarm_ft.coordinator.state import Run, SwarmState
 from swarm_ft.coordinator.submission import Submissions, receive_submission
 from swarm_ft.errors import NotFound, OutOfTurn, SwarmError, Unavailable
@@ -175,6 +177,8 @@ class CoordinatorService:
                 self._put(peer_id, refusal)
             case Publish(run_id, run_event):
                 self._publish(run_id, run_event)
+            case Note(run_id, text):
+                logger.info("run %s: %s", run_id, text)
             case WriteSnapshot():
                 self._start(self._write_snapshot(effect))
             case Write():
@@ -302,7 +306,7 @@ class CoordinatorService:
 
     async def _status(self, stream: MessageStream[pb.SwarmStatus, pb.StatusRequest]) -> None:
         await stream.receive()
-        await stream.send(swarm_to_wire(self._state.status))
+        await stream.send(swarm_to_wire(overview(self._state)))
 
     def _named(
         self, request: pb.WatchRequest | pb.CancelRequest | pb.CollectedRequest | None

@@ -10,7 +10,18 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from swarm_ft.ids import NO_ATTEMPT, Attempt, MicrobatchIndex, PeerId, RunId, StepNumber
+from swarm_ft.coordinator.ledger import Ledger
+from swarm_ft.ids import (
+    NO_ATTEMPT,
+    Attempt,
+    BlockIndex,
+    MicrobatchIndex,
+    PeerId,
+    RunId,
+    SampleId,
+    StepNumber,
+)
+from swarm_ft.protocol.buffer_reports import BufferCounts
 from swarm_ft.protocol.coordinator_messages import (
     CommitStep,
     SavedStage,
@@ -21,8 +32,8 @@ from swarm_ft.protocol.coordinator_messages import (
 )
 from swarm_ft.protocol.peer_messages import PeerHello, StepReady
 from swarm_ft.protocol.run_spec import RunSpec
-from swarm_ft.protocol.status import MemberStatus, RunPhase, RunStatus, SwarmStatus
-from swarm_ft.protocol.traffic import ByteCounts
+from swarm_ft.protocol.status import RunPhase, RunStatus
+from swarm_ft.protocol.traffic import ByteCounts, Traffic
 from swarm_ft.protocol.training_plan import Microbatch
 
 if TYPE_CHECKING:
@@ -45,11 +56,13 @@ class Snapshot:
     Attributes:
         last_commit: the last one that is in it; as many steps are in it.
         sent: what peers sent each other in these steps.
+        traffic: of that, what went over each boundary.
         stages: those that are saved, first to last once all are.
     """
 
     last_commit: CommitStep
     sent: ByteCounts
+    traffic: tuple[Traffic, ...] = ()
     stages: tuple[SavedStage, ...] = ()
 
     @property
@@ -79,6 +92,29 @@ class OpenStep:
         return self.pipeline[stage_index].peers[microbatch.replica_at(stage_index)]
 
 
+_NO_STEP = StepNumber(0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HandOffs:
+    """Buffers that follow their samples to other peers, in one attempt.
+
+    Attributes:
+        pipeline: that steps were looked at for.
+        next_step: the first that was not looked at.
+        asked: who was told to get the buffers of a sample, and of which boundary, since it was
+            visited last.
+        explained: what was said of the reasons.
+    """
+
+    pipeline: tuple[Stage, ...] = ()
+    next_step: StepNumber = _NO_STEP
+    asked: Mapping[SampleId, frozenset[tuple[BlockIndex, PeerId]]] = field(
+        default_factory=lambda: MappingProxyType({})
+    )
+    explained: frozenset[str] = frozenset()
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
     """A run and where it stands.
@@ -104,6 +140,11 @@ class Run:
         seconds: how long a microbatch took each peer to compute in its last steps.
         step_seconds: how long each of the last steps took, from its plan to its commit.
         sent: what peers sent each other in the steps that count.
+        traffic: of that, what went over each boundary.
+        ledger: who holds the buffers of which sample; None if the run has none at both ends.
+        hand_offs: of buffers, in this attempt.
+        kept: what peers told of their buffers, at each of their boundaries; of no use after a
+            restart.
         state_bytes: of state that newcomers took since the last commit.
         saving: the snapshot that peers were asked for last.
         unlisted: snapshots that are whole but for their manifests, which are being written.
@@ -140,6 +181,12 @@ class Run:
     )
     step_seconds: tuple[float, ...] = ()
     sent: ByteCounts = field(default_factory=ByteCounts)
+    traffic: tuple[Traffic, ...] = ()
+    ledger: Ledger | None = None
+    hand_offs: HandOffs = field(default_factory=HandOffs)
+    kept: Mapping[PeerId, Mapping[BlockIndex, BufferCounts]] = field(
+        default_factory=lambda: MappingProxyType({})
+    )
     state_bytes: int = 0
     saving: Snapshot | None = None
     unlisted: tuple[Snapshot, ...] = ()
@@ -217,17 +264,6 @@ class SwarmState:
         """Whether a client has yet to collect a result from this peer."""
         finished = (run for run in self.runs.values() if run.phase is RunPhase.FINISHED)
         return any(peer_id in run.exported for run in finished)
-
-    @property
-    def status(self) -> SwarmStatus:
-        """Everything, as `swarm-ft status` shows it."""
-        return SwarmStatus(
-            members=tuple(
-                MemberStatus(peer_id=m.hello.peer_id, layers=m.hello.layers)
-                for m in self.members.values()
-            ),
-            runs=tuple(run.status for run in self.runs.values()),
-        )
 
     def with_run(self, run: Run) -> SwarmState:
         """The same state with this run put in place."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 from types import MappingProxyType
 
 from swarm_ft.coordinator.membership import joining_in_words
-from swarm_ft.coordinator.routes import plan_again, plan_microbatches
+from swarm_ft.coordinator.routes import plan_again, plan_microbatches, routes_of
 from swarm_ft.coordinator.state import OpenStep, Run
 from swarm_ft.ids import PeerId, SampleId, StepNumber
 from swarm_ft.protocol.coordinator_messages import CommitStep, PlanStep
@@ -28,7 +29,7 @@ def plan_step(run: Run) -> tuple[Run, PlanStep]:
     """
     step, pipeline = StepNumber(run.committed_steps), run.computing
     if run.open_step is None:
-        microbatches = plan_microbatches(run.spec.train, step, pipeline, run.seconds)
+        microbatches = plan_microbatches(run.spec.train, step, pipeline, run.seconds, run.ledger)
     else:
         microbatches = plan_again(run.open_step, pipeline, run.done, run.seconds)
     plan = PlanStep(
@@ -83,11 +84,14 @@ def commit_step(run: Run, now_s: float) -> tuple[Run, StepCommitted, CommitStep]
         grad_norm=grad_norm,
         num_samples=num_samples,
         seconds=now_s - run.step_began_s,
-        traffic=merge_traffic(reports),
+        traffic=added_up(t for report in reports for t in report.traffic),
         gradients=sum((report.gradients for report in reports), GradientTraffic()),
         state_bytes=run.state_bytes,
     )
     computing = [peer for stage in pipeline for peer in stage.peers]
+    opened = run.open_step or OpenStep(microbatches=())
+    routes = routes_of(opened.microbatches, opened.pipeline)
+    asked = {s: ends for s, ends in run.hand_offs.asked.items() if s not in routes}
     after = replace(
         run,
         detail=joining_in_words(run),
@@ -98,6 +102,9 @@ def commit_step(run: Run, now_s: float) -> tuple[Run, StepCommitted, CommitStep]
         holds=MappingProxyType(dict.fromkeys(computing, step + 1)),
         committers=frozenset(computing),
         sent=run.sent + committed.sent,
+        traffic=added_up((*run.traffic, *committed.traffic)),
+        ledger=run.ledger and run.ledger.after(routes),
+        hand_offs=replace(run.hand_offs, asked=MappingProxyType(asked)),
         state_bytes=0,
         seconds=MappingProxyType(_measured(run)),
         step_seconds=(*run.step_seconds, committed.seconds)[-MEASURED_STEPS:],
@@ -125,10 +132,10 @@ def _newest(before: tuple[float, ...], ready: StepReady, count: int) -> tuple[fl
     return (before[-1] * FORGIVEN,) if before else ()
 
 
-def merge_traffic(reports: list[StepReady]) -> tuple[Traffic, ...]:
-    """All peers' counts of every boundary, added up, in the order of the boundaries."""
+def added_up(counts: Iterable[Traffic]) -> tuple[Traffic, ...]:
+    """The sum of each boundary's counts, in the order of the boundaries."""
     merged: dict[int, Traffic] = {}
-    for traffic in (t for report in reports for t in report.traffic):
+    for traffic in counts:
         known = merged.get(traffic.boundary)
         merged[traffic.boundary] = known + traffic if known else traffic
     return tuple(merged[boundary] for boundary in sorted(merged))

@@ -5,13 +5,16 @@ from __future__ import annotations
 from swarm_ft.coordinator.effects import (
     Dismiss,
     Effect,
+    LedgerRecord,
     MemberRecord,
+    Note,
     Publish,
     Record,
     RunRecord,
     Say,
     Write,
 )
+from swarm_ft.coordinator.ledger import change_of
 from swarm_ft.coordinator.state import Member, Run, SwarmState
 from swarm_ft.errors import SwarmError
 from swarm_ft.ids import PeerId, RunId, SampleId
@@ -43,6 +46,11 @@ class Turn:
         self.write(RunRecord(run))
         self.publish(run.run_id, run.status)
 
+    def write_ledger(self, before: Run, after: Run) -> None:
+        """Write down what became of a run's ledger."""
+        if after.ledger is not None and after.ledger is not before.ledger:
+            self.write(LedgerRecord(after.run_id, change_of(before.ledger, after.ledger)))
+
     def add_member(self, member: Member) -> None:
         """Keep the member and write it down."""
         self.state = self.state.with_member(member)
@@ -64,6 +72,10 @@ class Turn:
     def publish(self, run_id: RunId, event: RunEvent) -> None:
         """Tell everybody who watches the run."""
         self.effects.append(Publish(run_id, event))
+
+    def note(self, run_id: RunId, text: str) -> None:
+        """Tell whoever reads the log."""
+        self.effects.append(Note(run_id, text))
 
     def dismiss(self, peer_id: PeerId, error: SwarmError) -> None:
         """End a peer's membership with an error."""

@@ -474,7 +474,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class RunStatus(_message.Message):
-    __slots__ = ("run_id", "phase", "detail", "committed_steps", "spec", "stages", "bytes", "attempt", "joining")
+    __slots__ = ("run_id", "phase", "detail", "committed_steps", "spec", "stages", "bytes", "attempt", "joining", "boundaries")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
@@ -484,6 +484,7 @@ class RunStatus(_message.Message):
     BYTES_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     JOINING_FIELD_NUMBER: _ClassVar[int]
+    BOUNDARIES_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     phase: RunPhase
     detail: str
@@ -493,7 +494,22 @@ class RunStatus(_message.Message):
     bytes: ByteCounts
     attempt: int
     joining: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, run_id: _Optional[str] = ..., phase: _Optional[_Union[RunPhase, str]] = ..., detail: _Optional[str] = ..., committed_steps: _Optional[int] = ..., spec: _Optional[_Union[_run_pb2.RunSpec, _Mapping]] = ..., stages: _Optional[_Iterable[_Union[StageAssignment, _Mapping]]] = ..., bytes: _Optional[_Union[ByteCounts, _Mapping]] = ..., attempt: _Optional[int] = ..., joining: _Optional[_Iterable[str]] = ...) -> None: ...
+    boundaries: _containers.RepeatedCompositeFieldContainer[BoundaryStatus]
+    def __init__(self, run_id: _Optional[str] = ..., phase: _Optional[_Union[RunPhase, str]] = ..., detail: _Optional[str] = ..., committed_steps: _Optional[int] = ..., spec: _Optional[_Union[_run_pb2.RunSpec, _Mapping]] = ..., stages: _Optional[_Iterable[_Union[StageAssignment, _Mapping]]] = ..., bytes: _Optional[_Union[ByteCounts, _Mapping]] = ..., attempt: _Optional[int] = ..., joining: _Optional[_Iterable[str]] = ..., boundaries: _Optional[_Iterable[_Union[BoundaryStatus, _Mapping]]] = ...) -> None: ...
+
+class BoundaryStatus(_message.Message):
+    __slots__ = ("boundary", "buffered_samples", "key_frames", "delta_frames", "kept")
+    BOUNDARY_FIELD_NUMBER: _ClassVar[int]
+    BUFFERED_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    KEY_FRAMES_FIELD_NUMBER: _ClassVar[int]
+    DELTA_FRAMES_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
+    boundary: int
+    buffered_samples: int
+    key_frames: int
+    delta_frames: int
+    kept: BufferCounts
+    def __init__(self, boundary: _Optional[int] = ..., buffered_samples: _Optional[int] = ..., key_frames: _Optional[int] = ..., delta_frames: _Optional[int] = ..., kept: _Optional[_Union[BufferCounts, _Mapping]] = ...) -> None: ...
 
 class ByteCounts(_message.Message):
     __slots__ = ("forward_bytes", "forward_uncompressed_bytes", "backward_bytes", "backward_uncompressed_bytes", "gradient_bytes", "gradient_uncompressed_bytes", "state_bytes")

@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from swarm_ft.errors import MalformedMessage
-from swarm_ft.ids import Attempt, StepNumber
+from swarm_ft.ids import Attempt, BlockIndex, StepNumber
 from swarm_ft.proto import coordinator_pb2 as pb
+from swarm_ft.protocol.buffer_reports import BufferCounts
+from swarm_ft.protocol.buffer_wire import counts_to_wire
 from swarm_ft.protocol.checks import bounded, checked_peer_id, checked_run_id, checked_text, finite
 from swarm_ft.protocol.coordinator_wire import stage_from_wire, stages_to_wire
+from swarm_ft.protocol.layers import MAX_BLOCKS
 from swarm_ft.protocol.run_wire import (
     layers_from_wire,
     layers_to_wire,
@@ -16,6 +19,7 @@ from swarm_ft.protocol.run_wire import (
     spec_to_wire,
 )
 from swarm_ft.protocol.status import (
+    BoundaryStatus,
     MemberStatus,
     RunEvent,
     RunPhase,
@@ -44,6 +48,7 @@ def status_to_wire(status: RunStatus) -> pb.RunStatus:
         stages=stages_to_wire(status.stages),
         bytes=pb.ByteCounts(**asdict(status.sent)),
         joining=status.joining,
+        boundaries=[_boundary_to_wire(boundary) for boundary in status.boundaries],
     )
 
 
@@ -65,6 +70,32 @@ def status_from_wire(status: pb.RunStatus) -> RunStatus:
             **{name: getattr(status.bytes, name) for name in ByteCounts.__dataclass_fields__}
         ),
         joining=tuple(checked_peer_id(peer) for peer in status.joining),
+        boundaries=tuple(_boundary_from_wire(boundary) for boundary in status.boundaries),
+    )
+
+
+def _boundary_to_wire(status: BoundaryStatus) -> pb.BoundaryStatus:
+    (kept,) = counts_to_wire([status.kept])
+    return pb.BoundaryStatus(
+        boundary=status.boundary,
+        buffered_samples=status.buffered_samples,
+        key_frames=status.key_frames,
+        delta_frames=status.delta_frames,
+        kept=kept,
+    )
+
+
+def _boundary_from_wire(status: pb.BoundaryStatus) -> BoundaryStatus:
+    boundary = BlockIndex(bounded("boundary", status.boundary, 1, MAX_BLOCKS))
+    names = [name for name in BufferCounts.__dataclass_fields__ if name != "boundary"]
+    return BoundaryStatus(
+        boundary=boundary,
+        buffered_samples=status.buffered_samples,
+        key_frames=status.key_frames,
+        delta_frames=status.delta_frames,
+        kept=BufferCounts(
+            boundary=boundary, **{name: getattr(status.kept, name) for name in names}
+        ),
     )
 
 

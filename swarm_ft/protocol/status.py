@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from swarm_ft.ids import NO_ATTEMPT, Attempt, PeerId, RunId, StepNumber
+from swarm_ft.ids import NO_ATTEMPT, Attempt, BlockIndex, PeerId, RunId, StepNumber
+from swarm_ft.protocol.buffer_reports import BufferCounts
 from swarm_ft.protocol.coordinator_messages import StageAssignment
 from swarm_ft.protocol.layers import LayerRange
 from swarm_ft.protocol.run_spec import RunSpec
@@ -37,12 +38,36 @@ class RunPhase(IntEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class BoundaryStatus:
+    """Buffers at one boundary, and the frames that built on them or did not.
+
+    Attributes:
+        buffered_samples: whose buffers are at both ends, at peers that are there.
+        key_frames: of all steps that count; so too `delta_frames`.
+        kept: what all peers at the boundary told, added up, since the coordinator started.
+    """
+
+    boundary: BlockIndex
+    buffered_samples: int
+    key_frames: int
+    delta_frames: int
+    kept: BufferCounts
+
+    @property
+    def hit_rate(self) -> float | None:
+        """Of frames that could build on a buffer, how many did; None before the first."""
+        frames = self.key_frames + self.delta_frames
+        return self.delta_frames / frames if frames else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RunStatus:
     """A run as others see it; `detail` says what it waits for, or why it ended.
 
     Attributes:
         attempt: of a finished run, tells its result from one that was made before.
         joining: peers of the stages that take over while the others train.
+        boundaries: first to last; where the whole swarm is asked for, else none.
     """
 
     run_id: RunId
@@ -54,6 +79,7 @@ class RunStatus:
     stages: tuple[StageAssignment, ...] = ()
     sent: ByteCounts = field(default_factory=ByteCounts)
     joining: tuple[PeerId, ...] = ()
+    boundaries: tuple[BoundaryStatus, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

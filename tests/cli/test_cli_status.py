@@ -4,9 +4,10 @@ import pytest
 
 from swarm_ft.cli.status import _document, _lines
 from swarm_ft.ids import PeerId
+from swarm_ft.protocol.buffer_reports import BufferCounts
 from swarm_ft.protocol.coordinator_messages import StageAssignment
 from swarm_ft.protocol.layers import LayerRange
-from swarm_ft.protocol.status import RunPhase, RunStatus, SwarmStatus
+from swarm_ft.protocol.status import BoundaryStatus, RunPhase, RunStatus, SwarmStatus
 from tests.specs import run_spec
 
 
@@ -22,6 +23,32 @@ def found():
         spec=run_spec(num_blocks=3, num_steps=40),
         stages=tuple(StageAssignment(peer_id=p, layers=LayerRange(0, 3)) for p in stages),
         joining=(PeerId("new"),),
+        boundaries=(
+            BoundaryStatus(
+                boundary=1,
+                buffered_samples=40,
+                key_frames=48,
+                delta_frames=144,
+                kept=BufferCounts(
+                    boundary=1,
+                    samples=80,
+                    memory_bytes=2_000_000,
+                    disk_bytes=6_000_000,
+                    memory_hits=140,
+                    disk_hits=4,
+                    misses=48,
+                    evictions=3,
+                    repairs=1,
+                ),
+            ),
+            BoundaryStatus(
+                boundary=2,
+                buffered_samples=0,
+                key_frames=0,
+                delta_frames=0,
+                kept=BufferCounts(boundary=2),
+            ),
+        ),
     )
     return SwarmStatus(members=(), runs=(run,))
 
@@ -33,3 +60,29 @@ def test_a_replica_that_takes_over_is_shown_as_joining(found):
         ("old", False),
         ("new", True),
     ]
+
+
+def test_what_is_kept_at_a_boundary_and_what_went_over_it_is_shown(found):
+    lines = list(_lines(found))
+    assert lines[-2:] == [
+        "  boundary 1           40 samples buffered, hit rate 75.0% (48 key, 144 delta frames)",
+        "                       2.0 MB in memory, 6.0 MB on disk; read 140 times from memory, "
+        "4 from disk, 48 not there; 3 evicted, 1 repaired",
+    ]
+    boundary, quiet = _document(found)["runs"][0]["boundaries"]
+    assert boundary == {
+        "boundary": 1,
+        "samples": 40,
+        "records": 80,
+        "key_frames": 48,
+        "delta_frames": 144,
+        "hit_rate": 0.75,
+        "memory_bytes": 2_000_000,
+        "disk_bytes": 6_000_000,
+        "memory_hits": 140,
+        "disk_hits": 4,
+        "misses": 48,
+        "evictions": 3,
+        "repairs": 1,
+    }
+    assert quiet["hit_rate"] is None

@@ -33,11 +33,13 @@ from swarm_ft.coordinator.events import (
 from swarm_ft.coordinator.journal import Journal
 from swarm_ft.coordinator.machine import decide
 from swarm_ft.coordinator.state import Run, SwarmState
-from swarm_ft.ids import Attempt, BlockIndex, PeerId, RunId, StepNumber
+from swarm_ft.ids import Attempt, BlockIndex, PeerId, RunId, SampleId, StepNumber
+from swarm_ft.protocol.buffer_reports import HeldBuffers
 from swarm_ft.protocol.coordinator_messages import (
     Assign,
     CommitStep,
     ExportStage,
+    FollowBuffers,
     PlanStep,
     ReleaseStage,
     SaveStage,
@@ -49,6 +51,7 @@ from swarm_ft.protocol.coordinator_messages import (
 )
 from swarm_ft.protocol.layers import parse_layers
 from swarm_ft.protocol.peer_messages import (
+    BuffersFollowed,
     FromPeer,
     HeldStage,
     PeerAlive,
@@ -63,6 +66,7 @@ from swarm_ft.protocol.peer_messages import (
     StepReady,
 )
 from swarm_ft.protocol.run_spec import RunSpec
+from swarm_ft.protocol.sample_set import SampleSet
 from swarm_ft.protocol.shard import ShardName
 from swarm_ft.protocol.status import RunPhase, RunStatus, StepCommitted
 from swarm_ft.protocol.traffic import Traffic
@@ -91,6 +95,7 @@ class FakePeer:
         self.compute_s = 0.0
         self.done: frozenset[int] = frozenset()
         self.is_slow_to_take = False
+        self.is_slow_to_follow = False
         self.heard: list[ToPeer] = []
         self.forget()
 
@@ -103,6 +108,8 @@ class FakePeer:
         self.last_attempt = Attempt(0)
         self.gradients_of_step: int | None = None
         self.exported = False
+        self.buffers: dict[BlockIndex, set[SampleId]] = {}
+        self.visited: tuple[SampleId, ...] = ()
 
     def hello(self) -> PeerHello:
         held = None
@@ -139,6 +146,8 @@ class FakePeer:
                 return self._take_over(message)
             case SaveStage():
                 return [self._save(message)]
+            case FollowBuffers():
+                return self._follow(message)
             case PlanStep():
                 return [self._run_step(message)]
             case CommitStep():
@@ -164,6 +173,7 @@ class FakePeer:
                 self.assign = assign
                 return [self.failed("out-of-turn", "not all was heard")]
             return self._listen(assign, taker, is_new=not goes_on)
+        buffers = self.buffers
         if is_new or (assign.fresh and mine != _last_of(assign)):
             assert not self.exported, "a result that nobody collected would be lost"
             self.forget()
@@ -172,11 +182,48 @@ class FakePeer:
         if assign.saved and assign.fresh:
             assert self._stage.layers in {stage.layers for stage in assign.saved}
             self._become(assign)
+            self.buffers = buffers  # as they are in the snapshot too
         if len(self.applied) != assign.committed_steps or not self.has_state:
             text = f"{assign.committed_steps} steps expected, {len(self.applied)} here"
             return [self.failed("out-of-turn", text)]
-        ready = StageReady(run_id=assign.run_id, attempt=assign.attempt, done=self.done)
+        ready = StageReady(
+            run_id=assign.run_id,
+            attempt=assign.attempt,
+            done=self.done,
+            buffers=tuple(
+                HeldBuffers(boundary=boundary, samples=SampleSet.of(samples))
+                for boundary, samples in self.buffers.items()
+                if boundary in self.boundaries
+            ),
+        )
         return [*self._offers(assign), ready]
+
+    @property
+    def boundaries(self) -> tuple[BlockIndex, ...]:
+        """In front of its stage and behind it."""
+        assert self.assign is not None
+        last = self.assign.stages[-1].layers.stop
+        ends = (self._stage.layers.start, self._stage.layers.stop)
+        return tuple(BlockIndex(end) for end in ends if 0 < end < last)
+
+    def _follow(self, follow: FollowBuffers) -> list[FromPeer]:
+        assert self.assign is not None
+        assert follow.attempt == self.assign.attempt
+        assert follow.boundary in self.boundaries
+        assert self.peer_id not in follow.sources
+        peers = {stage.peer_id for stage in self.assign.stages}
+        assert set(follow.sources) <= peers, "who is gone has nothing to give"
+        return [] if self.is_slow_to_follow else [self.followed(follow)]
+
+    def followed(self, follow: FollowBuffers) -> BuffersFollowed:
+        """It got them."""
+        self.buffers.setdefault(follow.boundary, set()).update(follow.samples)
+        return BuffersFollowed(
+            run_id=follow.run_id,
+            attempt=follow.attempt,
+            boundary=follow.boundary,
+            samples=follow.samples,
+        )
 
     def _listen(self, assign: Assign, taker: Taker, *, is_new: bool) -> list[FromPeer]:
         assert self.peer_id not in taker.donors
@@ -247,6 +294,13 @@ class FakePeer:
         for batch in plan.microbatches:
             for index, stage in enumerate(computing):
                 assert batch.replica_at(index) < len(stage.peers)
+        self.visited = tuple(
+            sample
+            for batch in plan.microbatches
+            for index, stage in enumerate(computing)
+            if stage.peers[batch.replica_at(index)] == self.peer_id
+            for sample in batch.samples
+        )
         self.gradients_of_step, self.gradients_of_attempt = plan.step, plan.attempt
         return self.step_ready(plan.step)
 
@@ -282,6 +336,8 @@ class FakePeer:
         assert commit.attempt == self.gradients_of_attempt
         self.gradients_of_step = None
         self.applied.append(commit.step)
+        for boundary in self.boundaries:
+            self.buffers.setdefault(boundary, set()).update(self.visited)
         self.last_attempt = commit.attempt
 
 

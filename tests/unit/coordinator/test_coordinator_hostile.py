@@ -14,8 +14,10 @@ from swarm_ft.coordinator.events import (
 )
 from swarm_ft.errors import BY_CODE
 from swarm_ft.ids import Attempt, PeerId, RunId, StepNumber
+from swarm_ft.protocol.buffer_reports import BufferCounts, HeldBuffers
 from swarm_ft.protocol.layers import LayerRange
 from swarm_ft.protocol.peer_messages import (
+    BuffersFollowed,
     HeldStage,
     PeerGoodbye,
     PeerHello,
@@ -26,6 +28,7 @@ from swarm_ft.protocol.peer_messages import (
     StageTaken,
     StepReady,
 )
+from swarm_ft.protocol.sample_set import SampleSet
 from swarm_ft.protocol.status import RunPhase
 from swarm_ft.protocol.traffic import Traffic
 
@@ -41,6 +44,7 @@ ODD_OFFERS = (None, *(LayerRange(*ends) for ends in ((0, 4), (1, 3), (2, 6))))
 peer_ids = st.sampled_from(sorted(OFFERS))
 run_ids = st.sampled_from(RUNS)
 offset = st.sampled_from([0, 0, 0, 0, -1, 1])
+samples = st.lists(st.sampled_from([0, 1, 4, 5, 6, 2**24 - 1]), min_size=1, unique=True)
 codes = st.sampled_from([*sorted(BY_CODE), "of-a-later-version"])
 
 # What peers say is drawn as (kind, peer, details) and made to fit the run as it then stands, since
@@ -52,6 +56,8 @@ disturbances = st.one_of(
     st.tuples(st.just("goodbye"), peer_ids),
     st.tuples(st.just("stage_ready"), peer_ids, offset),
     st.tuples(st.just("step_ready"), peer_ids, offset, offset, st.floats(0.0, 1e200)),
+    st.tuples(st.just("buffers"), peer_ids, st.sampled_from([2, 2, 3]), samples, st.booleans()),
+    st.tuples(st.just("followed"), peer_ids, offset, st.sampled_from([2, 3]), samples),
     st.tuples(st.just("offered"), peer_ids, offset, offset),
     st.tuples(st.just("taken"), peer_ids, offset),
     st.tuples(st.just("exported"), peer_ids, run_ids),
@@ -167,6 +173,27 @@ class Mob:
         )
         self._said(peer_id, ready)
 
+    def buffers(self, peer_id, boundary, samples, is_inventory):
+        run_id, attempt, step, _ = self._now
+        held = (HeldBuffers(boundary=boundary, samples=SampleSet.of(samples)),)
+        named = {"run_id": run_id, "attempt": attempt}
+        if is_inventory:
+            self._said(peer_id, StageReady(**named, buffers=held))
+        else:
+            counts = (BufferCounts(boundary=boundary, misses=2**50),)
+            ready = StepReady(**named, step=step, squared_grad_norm=1.0, lost=held, buffers=counts)
+            self._said(peer_id, ready)
+
+    def followed(self, peer_id, off, boundary, samples):
+        run_id, attempt, _, _ = self._now
+        message = BuffersFollowed(
+            run_id=run_id,
+            attempt=Attempt(attempt + off),
+            boundary=boundary,
+            samples=tuple(samples),
+        )
+        self._said(peer_id, message)
+
     def exported(self, peer_id, run_id):
         self._said(peer_id, StageExported(run_id=run_id, shard_bytes=0))
 
@@ -177,7 +204,7 @@ class Mob:
 
     def submit(self, run_id, num_blocks):
         if run_id not in self.swarm.state.runs:
-            spec = self.make_spec(num_blocks=num_blocks, num_steps=5)
+            spec = self.make_spec(num_blocks=num_blocks, num_steps=5, buffer_bits=4)
             self.swarm.handle(RunSubmitted(run_id, spec))
 
     def cancel(self, run_id):

@@ -10,6 +10,7 @@ from swarm_ft.coordinator.events import PeerSaid, ResultCollected, RunCancelled
 from swarm_ft.coordinator.journal import Journal
 from swarm_ft.coordinator.machine import RETRY_S
 from swarm_ft.coordinator.membership import GATHER_S, GRACE_S, SILENT_S
+from swarm_ft.coordinator.overview import overview
 from swarm_ft.coordinator.placement import SETTLE_S
 from swarm_ft.ids import Attempt, PeerId, RunId
 from swarm_ft.protocol.coordinator_messages import (
@@ -755,7 +756,7 @@ def test_export_and_release_go_to_every_stage(swarm, spec, a, b, make_peer):
 def test_status_lists_members_and_runs(swarm, spec, a, make_peer):
     swarm.submit(spec)
     swarm.join(a, make_peer("any", "auto"))
-    status = swarm.state.status
+    status = overview(swarm.state)
     assert {m.peer_id: m.layers for m in status.members} == {"a": LayerRange(0, 2), "any": None}
     assert [(run.run_id, run.phase) for run in status.runs] == [(RUN, RunPhase.WAITING)]
 

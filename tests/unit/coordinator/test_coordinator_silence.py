@@ -5,6 +5,7 @@ import pytest
 from swarm_ft.coordinator.effects import Publish, Write
 from swarm_ft.coordinator.journal import Journal
 from swarm_ft.coordinator.membership import GATHER_S, GRACE_S, SILENT_S
+from swarm_ft.coordinator.overview import overview
 from swarm_ft.coordinator.silence import NOTICED_S, STALLED_S
 from swarm_ft.ids import RunId
 from swarm_ft.protocol.peer_messages import PeerAlive
@@ -38,7 +39,7 @@ def test_a_silent_peer_is_told_of_before_it_is_given_up(training, peers):
     (told,) = training.told_of()
     assert told.detail == "peer b (layers 2-4) has said nothing for 4 s"
     assert told.phase is RunPhase.TRAINING
-    assert training.state.status.runs[0].detail == told.detail
+    assert overview(training.state).runs[0].detail == told.detail
     training.wait(SILENT_S - NOTICED_S)
     assert "peer b (layers 2-4) said nothing for 8 s; its part goes to twin" in [
         status.detail for status in training.told_of()

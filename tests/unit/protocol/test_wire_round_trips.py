@@ -23,7 +23,7 @@ from swarm_ft.protocol.coordinator_messages import (
     TakeStage,
 )
 from swarm_ft.protocol.frame import EncodedTensor, Frame, FrameKey, FrameKind
-from swarm_ft.protocol.layers import LayerRange
+from swarm_ft.protocol.layers import MAX_BLOCKS, LayerRange
 from swarm_ft.protocol.peer_messages import (
     BuffersFollowed,
     HeldStage,
@@ -39,7 +39,14 @@ from swarm_ft.protocol.peer_messages import (
 )
 from swarm_ft.protocol.run_spec import BUFFER_BITS, LrSchedule, ModelSpec, RunSpec, TrainSpec
 from swarm_ft.protocol.sample_set import SampleSet
-from swarm_ft.protocol.status import MemberStatus, RunPhase, RunStatus, StepCommitted, SwarmStatus
+from swarm_ft.protocol.status import (
+    BoundaryStatus,
+    MemberStatus,
+    RunPhase,
+    RunStatus,
+    StepCommitted,
+    SwarmStatus,
+)
 from swarm_ft.protocol.traffic import GradientTraffic, Traffic
 from swarm_ft.protocol.training_plan import Microbatch
 
@@ -268,6 +275,19 @@ to_peer_messages = st.one_of(
     ),
     st.builds(ReleaseStage, run_id=names, reason=texts),
 )
+sums = st.integers(0, 2**63)
+boundary_statuses = st.integers(1, MAX_BLOCKS).flatmap(
+    lambda boundary: st.builds(
+        BoundaryStatus,
+        boundary=st.just(boundary),
+        buffered_samples=u32,
+        key_frames=sums,
+        delta_frames=sums,
+        kept=st.builds(
+            BufferCounts, boundary=st.just(boundary), samples=sums, disk_bytes=sums, repairs=sums
+        ),
+    )
+)
 run_statuses = st.builds(
     RunStatus,
     run_id=names,
@@ -278,6 +298,7 @@ run_statuses = st.builds(
     spec=specs,
     stages=st.just(()) | some_stages,
     joining=st.lists(names, max_size=2).map(tuple),
+    boundaries=st.lists(boundary_statuses, max_size=2).map(tuple),
 )
 run_events = run_statuses | st.builds(
     StepCommitted,

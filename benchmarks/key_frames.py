@@ -1,0 +1,273 @@
+"""How many frames begin anew because their samples meet other peers than at their last visit.
+
+    python -m benchmarks.key_frames [--json]
+
+The coordinator's own plans, commits, ledger and hand-offs over shuffled epochs, and peers that are
+sets of buffers. A frame is a delta if both ends have the same buffer of the sample, and a stale one
+if that is not of its last visit, but of the last one that it made to these two. First visits are
+not counted. What is left out is time: a hand-off arrives with the commit of the step under way.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
+from itertools import pairwise
+from types import MappingProxyType
+
+from swarm_ft.coordinator.effects import Say
+from swarm_ft.coordinator.handoffs import followed, look_ahead
+from swarm_ft.coordinator.holdings import with_ledger
+from swarm_ft.coordinator.routes import routes_of
+from swarm_ft.coordinator.state import OpenStep, Run, SwarmState
+from swarm_ft.coordinator.steps import commit_step, plan_step
+from swarm_ft.coordinator.turn import Turn
+from swarm_ft.ids import Attempt, BlockIndex, PeerId, RunId, SampleId, StepNumber
+from swarm_ft.protocol.coordinator_messages import FollowBuffers, StageAssignment
+from swarm_ft.protocol.layers import LayerRange
+from swarm_ft.protocol.peer_messages import BuffersFollowed, StepReady
+from swarm_ft.protocol.run_spec import LrSchedule, ModelSpec, RunSpec, TrainSpec
+
+NUM_SAMPLES, BATCH_SIZE, EPOCHS = 2048, 32, 4
+PIPELINES = ((2, 2), (2, 2, 2, 2), (2, 1, 2), (3, 3), (2, 3))
+MICRO_BATCH_SIZES = (1, 4)
+
+
+class Way(StrEnum):
+    """How samples find their peers."""
+
+    DATA = "order of the data"
+    PLACES = "drawn places"
+    LEDGER = "ledger"
+    HAND_OFF = "ledger, hand-offs"
+
+
+@dataclass(kw_only=True)
+class Peers:
+    """What all peers have: of each buffer, the step that made it."""
+
+    buffers: dict[tuple[PeerId, BlockIndex, SampleId], int] = field(default_factory=dict)
+    latest: dict[tuple[BlockIndex, SampleId], int] = field(default_factory=dict)
+    frames: int = 0
+    key_frames: int = 0
+    stale_frames: int = 0
+    hand_offs: int = 0
+
+    def visit(self, routes: dict[SampleId, tuple[PeerId, ...]], run: Run) -> None:
+        """A step's samples go their way."""
+        boundaries = [BlockIndex(stage.layers.start) for stage in run.pipeline[1:]]
+        for sample, route in routes.items():
+            for boundary, ends in zip(boundaries, pairwise(route), strict=True):
+                made = {self.buffers.get((peer, boundary, sample)) for peer in ends}
+                self.frames += 1
+                is_key = None in made or len(made) > 1
+                self.key_frames += is_key
+                self.stale_frames += not is_key and self.latest[boundary, sample] not in made
+                self.latest[boundary, sample] = run.committed_steps
+                for peer in ends:
+                    self.buffers[peer, boundary, sample] = run.committed_steps
+
+    def follow(self, peer: PeerId, follow: FollowBuffers) -> BuffersFollowed | None:
+        """A peer gets buffers of others, the newest of each."""
+        got = []
+        for sample in follow.samples:
+            keys = [(source, follow.boundary, sample) for source in follow.sources]
+            made = [self.buffers[key] for key in keys if key in self.buffers]
+            if made:
+                self.buffers[peer, follow.boundary, sample] = max(made)
+                got.append(sample)
+        self.hand_offs += len(got)
+        named = (follow.run_id, follow.attempt, follow.boundary)
+        return _followed(*named, tuple(got)) if got else None
+
+
+def _followed(
+    run_id: RunId, attempt: Attempt, boundary: BlockIndex, samples: tuple[SampleId, ...]
+) -> BuffersFollowed:
+    return BuffersFollowed(run_id=run_id, attempt=attempt, boundary=boundary, samples=samples)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rates:
+    """For every frame after the first epoch.
+
+    Attributes:
+        key_frames: that began anew.
+        stale_frames: that built on the buffer of an earlier visit than the last.
+        hand_offs: buffers that went from peer to peer.
+    """
+
+    key_frames: float
+    stale_frames: float
+    hand_offs: float
+
+
+def measure(
+    sizes: tuple[int, ...],
+    micro_batch_size: int,
+    way: Way,
+    *,
+    num_samples: int = NUM_SAMPLES,
+    is_replaced: bool = False,
+) -> Rates:
+    """The rates of one way.
+
+    Args:
+        sizes: replicas of each stage.
+        micro_batch_size: samples.
+        way: how samples find their peers.
+        num_samples: of an epoch.
+        is_replaced: after two epochs another peer comes for the first stage's last replica.
+    """
+    run = _run(sizes, micro_batch_size, num_samples)
+    run = with_ledger(run) if way in (Way.LEDGER, Way.HAND_OFF) else run
+    peers, train = Peers(), run.spec.train
+    turn, told = Turn(SwarmState(), 0.0), list[tuple[PeerId, FollowBuffers]]()
+    while run.committed_steps < train.num_steps:
+        if is_replaced and run.committed_steps == 2 * train.steps_per_epoch:
+            run = _with_another(run)
+        run, _ = plan_step(run)
+        run = _in_order_of_data(run) if way is Way.DATA else run
+        if way is Way.HAND_OFF:
+            turn.effects.clear()
+            turn.keep(run)
+            look_ahead(turn, run)
+            run = turn.state.runs[run.run_id]
+            told = [
+                (e.peer_id, e.message)
+                for e in turn.effects
+                if isinstance(e, Say) and isinstance(e.message, FollowBuffers)
+            ]
+        if run.committed_steps == train.steps_per_epoch:
+            peers = Peers(buffers=peers.buffers, latest=peers.latest)
+        opened = run.open_step or OpenStep(microbatches=())
+        peers.visit(routes_of(opened.microbatches, opened.pipeline), run)
+        run = _committed(run)
+        run = _with_followed(turn, run, peers, told)
+    return Rates(
+        key_frames=peers.key_frames / peers.frames,
+        stale_frames=peers.stale_frames / peers.frames,
+        hand_offs=peers.hand_offs / peers.frames,
+    )
+
+
+def _run(sizes: tuple[int, ...], micro_batch_size: int, num_samples: int) -> Run:
+    stages = tuple(
+        StageAssignment(peer_id=PeerId(f"s{i}r{r}"), layers=LayerRange(i, i + 1))
+        for i, replicas in enumerate(sizes)
+        for r in range(replicas)
+    )
+    spec = RunSpec(model=_model(len(sizes)), train=_train(micro_batch_size, num_samples))
+    return Run(run_id=RunId("run"), spec=spec, attempt=Attempt(1), stages=stages)
+
+
+def _model(num_blocks: int) -> ModelSpec:
+    return ModelSpec(
+        reference="any",
+        architecture="gpt2",
+        num_blocks=num_blocks,
+        hidden_size=768,
+        vocab_size=50257,
+        block_bytes=1,
+        embed_digest=bytes(16),
+        block_digests=(bytes(16),) * num_blocks,
+        head_digest=bytes(16),
+        tied_embeddings=False,
+    )
+
+
+def _train(micro_batch_size: int, num_samples: int) -> TrainSpec:
+    return TrainSpec(
+        num_samples=num_samples,
+        seq_length=128,
+        batch_size=BATCH_SIZE,
+        micro_batch_size=micro_batch_size,
+        num_steps=EPOCHS * num_samples // BATCH_SIZE,
+        learning_rate=1e-4,
+        lr_schedule=LrSchedule.CONSTANT,
+        warmup_steps=0,
+        weight_decay=0.0,
+        clip_grad_norm=1.0,
+        seed=0,
+        shuffle=True,
+        dropout=False,
+        sync_tied_embeddings=False,
+        forward_codec="aq4",
+        backward_codec="q8",
+        buffer_bits=4,
+    )
+
+
+def _in_order_of_data(run: Run) -> Run:
+    """Microbatches go round the replicas, whoever had their samples."""
+    opened = run.open_step
+    if opened is None:
+        return run
+    batches = sorted(opened.microbatches, key=lambda batch: min(batch.samples))
+    lanes = [len(stage.peers) for stage in opened.pipeline]
+    routed = tuple(
+        replace(batch, route=tuple(i % lane for lane in lanes)) for i, batch in enumerate(batches)
+    )
+    return replace(run, open_step=replace(opened, microbatches=routed))
+
+
+def _with_another(run: Run) -> Run:
+    """A newcomer in the place of a replica of the first stage that is gone."""
+    gone = run.pipeline[0].peers[-1]
+    stages = tuple(
+        replace(stage, peer_id=PeerId("newcomer")) if stage.peer_id == gone else stage
+        for stage in run.stages
+    )
+    return replace(run, stages=stages)
+
+
+def _committed(run: Run) -> Run:
+    ready = {
+        peer: StepReady(
+            run_id=run.run_id,
+            attempt=run.attempt,
+            step=StepNumber(run.committed_steps),
+            squared_grad_norm=1.0,
+        )
+        for peer in run.peers
+    }
+    after, _, _ = commit_step(replace(run, ready=MappingProxyType(ready)), 0.0)
+    return after
+
+
+def _with_followed(
+    turn: Turn, run: Run, peers: Peers, told: list[tuple[PeerId, FollowBuffers]]
+) -> Run:
+    turn.keep(run)
+    for peer, follow in told:
+        answer = peers.follow(peer, follow)
+        if answer is not None:
+            followed(turn, turn.state.runs[run.run_id], peer, answer)
+    return turn.state.runs[run.run_id]
+
+
+def main() -> None:
+    """Print a table, or the same as JSON."""
+    parser = argparse.ArgumentParser(description="Key frames by how samples find their peers.")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    as_json = parser.parse_args().json
+    cases = [(sizes, size, False) for sizes in PIPELINES for size in MICRO_BATCH_SIZES]
+    cases += [((2, 2), size, True) for size in MICRO_BATCH_SIZES]
+    for sizes, size, is_replaced in cases:
+        rates = {way: measure(sizes, size, way, is_replaced=is_replaced) for way in Way}
+        what = {"replicas": sizes, "micro_batch_size": size, "is_replaced": is_replaced}
+        if as_json:
+            print(json.dumps(what | {way.value: asdict(rates[way]) for way in Way}))  # noqa: T201
+        else:
+            print(*what.values(), *(_shown(way, rates[way]) for way in Way), sep="  ")  # noqa: T201
+
+
+def _shown(way: Way, rates: Rates) -> str:
+    shown = f"{way}: {rates.key_frames:.1%} key, {rates.stale_frames:.1%} stale"
+    return f"{shown}, {rates.hand_offs:.1%} handed on" if rates.hand_offs else shown
+
+
+if __name__ == "__main__":
+    main()
