@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from swarm_ft.buffers.directory import BufferDirectory, OtherRun
 from swarm_ft.buffers.index import NOWHERE, Index
 from swarm_ft.buffers.records import BufferKey, End
-from swarm_ft.buffers.slab import PAGE_BYTES, Owner, Slab, SlabError
+from swarm_ft.buffers.slab import PAGE_BYTES, Owner, Slab, SlabError, slot_bytes_of
 from swarm_ft.buffers.slots import SlotTable
 from swarm_ft.buffers.visits import Visits
 from swarm_ft.ids import BlockIndex
@@ -74,6 +74,9 @@ class DiskTier:
         self.evicted: list[BufferKey] = []
         for payload_bytes in directory.slab_sizes():
             self._open(payload_bytes)
+        while directory.others and not self._may_grow(0):
+            directory.others[-1].remove()
+            self.removed(directory.others[-1])
 
     # ---- where things are
 
@@ -108,7 +111,11 @@ class DiskTier:
             visit: when the record is needed next. What is needed later than that may go for it.
             step: the last committed one.
         """
-        table = self._by_size.get(payload_bytes) or self._open(payload_bytes)
+        table = self._by_size.get(payload_bytes)
+        if table is None:
+            if not self._may_grow(PAGE_BYTES + 2 * slot_bytes_of(payload_bytes)):
+                return self._directory.others[-1] if self._directory.others else None
+            table = self._open(payload_bytes)
         if table is None:
             return None
         # One slot stays free for new versions of what is here, or a full disk would take none.
@@ -119,7 +126,7 @@ class DiskTier:
         elif self._may_grow((1 + spare - table.num_free) * table.slab.slot_bytes):
             slot = table.grow()
         elif self._directory.others:
-            return self._directory.others.pop()
+            return self._directory.others[-1]
         else:
             slot = self._evict_from(table, visit, step)
         if slot is None:
@@ -153,6 +160,11 @@ class DiskTier:
         )
         place.table.give_back(place.slot)
         return []
+
+    def removed(self, other: OtherRun) -> None:
+        """Another run's files are gone."""
+        if other in self._directory.others:
+            self._directory.others.remove(other)
 
     # ---- the whole
 
@@ -225,11 +237,11 @@ class DiskTier:
             self._place(head.key, table, slot, head.version)
         table.free_all_empty()
 
-    def _may_grow(self, slot_bytes: int) -> bool:
+    def _may_grow(self, more_bytes: int) -> bool:
         if self._writes_without_growing:
             self._writes_without_growing -= 1
             return False
-        return self._quota_bytes is None or self.num_bytes + slot_bytes <= self._quota_bytes
+        return self._quota_bytes is None or self.num_bytes + more_bytes <= self._quota_bytes
 
     def _evict_from(self, table: SlotTable, visit: int, step: int) -> int | None:
         victim = table.needed_last(self._visits, step)

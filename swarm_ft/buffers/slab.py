@@ -16,7 +16,6 @@ from pathlib import Path
 from swarm_ft.buffers.checksum import CHECKSUM_BYTES, checksum_of
 from swarm_ft.buffers.records import BufferKey, BufferRecord, End
 from swarm_ft.ids import BlockIndex, RunId, SampleId
-from swarm_ft.protocol.digest import DIGEST_BYTES
 from swarm_ft.protocol.run_spec import MAX_SAMPLES
 
 PAGE_BYTES = 4096
@@ -81,8 +80,7 @@ class Slab:
         self.path = path
         self.payload_bytes = payload_bytes
         self._owner, self._seed = owner, owner.seed
-        whole_pages = -(-(_HEAD_BYTES + payload_bytes) // PAGE_BYTES)
-        self.slot_bytes = whole_pages * PAGE_BYTES
+        self.slot_bytes = slot_bytes_of(payload_bytes)
         self._padding = bytes(self.slot_bytes - _HEAD_BYTES - payload_bytes)
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -178,9 +176,9 @@ class Slab:
         return SlotHead(key, version, tokens, channels, digest, payload_sum)
 
 
-def fits(record: BufferRecord) -> bool:
-    """Whether a slot could hold it."""
-    return len(record.digest) == DIGEST_BYTES and len(record.payload) < 1 << 31
+def slot_bytes_of(payload_bytes: int) -> int:
+    """What a record takes on disk."""
+    return -(-(_HEAD_BYTES + payload_bytes) // PAGE_BYTES) * PAGE_BYTES
 
 
 def _write_all(file: int, parts: list[bytes], offset: int) -> None:

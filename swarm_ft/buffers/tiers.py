@@ -194,7 +194,10 @@ class Tiers:
 
     def finish_write(self, job: WriteJob | RemoveJob, error: OSError | SlabError | None) -> None:
         """A write is over; it counts if the record is still the newest version of its key."""
-        if self._disk is None or isinstance(job, RemoveJob):
+        if self._disk is None:
+            return
+        if isinstance(job, RemoveJob):
+            self._disk.removed(job.other)
             return
         resident = self._memory.get(job.key)
         if error is not None:

@@ -1,29 +1,31 @@
 """The store with its disk against a model: it may lose records and says so, it is never wrong."""
 
+import inspect
+import random
 import shutil
 import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from swarm_ft.buffers import BufferLimits, BufferStore, End
-from swarm_ft.protocol.training_plan import NEVER, VisitOrder
+from swarm_ft.buffers import BufferKey, BufferLimits, BufferStore, End
+from swarm_ft.protocol.training_plan import NEVER, VisitOrder, step_samples
 from tests.specs import train_spec
 
 from .conftest import RUN, SLOT_BYTES, SPEC, key, record
 
-NUM_SAMPLES, BATCH, NUM_STEPS = 7, 2, 16
+NUM_SAMPLES, BATCH, NUM_STEPS = 6, 2, 12
 OTHER_SPEC = b"o" * 16
 
 keys = st.builds(
     key,
     sample=st.integers(0, NUM_SAMPLES - 1),
-    boundary=st.sampled_from([1, 2]),
-    end=st.sampled_from([End.SENT, End.RESIDUAL]),
+    end=st.sampled_from([End.SENT, End.SENT, End.SENT, End.RESIDUAL]),
 )
-sizes = st.sampled_from([50, 5000])
+sizes = st.sampled_from([50, 50, 50, 5000])
 
 
 class DiskMachine(RuleBasedStateMachine):
@@ -32,23 +34,22 @@ class DiskMachine(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.folder = Path(tempfile.mkdtemp(prefix="buffers-model-"))
-        self.order = VisitOrder(
-            train_spec(
-                num_samples=NUM_SAMPLES,
-                batch_size=BATCH,
-                micro_batch_size=1,
-                num_steps=NUM_STEPS,
-                shuffle=True,
-            )
+        self.train = train_spec(
+            num_samples=NUM_SAMPLES,
+            batch_size=BATCH,
+            micro_batch_size=1,
+            num_steps=NUM_STEPS,
+            shuffle=True,
         )
+        self.order = VisitOrder(self.train)
         self.held, self.staged, self.ever = {}, {}, {}
         self.num_records, self.step = 0, 0
         self.writes, self.reads = [], []
         self.is_damaged = False
 
     @initialize(
-        memory_bytes=st.sampled_from([0, 100, 5200, None]),
-        disk_slots=st.sampled_from([0, 3, 9, None]),
+        memory_bytes=st.sampled_from([0, 0, 100, 5200, None]),
+        disk_slots=st.sampled_from([0, 3, 6, None, None]),
     )
     def begin(self, memory_bytes, disk_slots):
         disk_bytes = None if disk_slots is None else (2 + disk_slots) * SLOT_BYTES
@@ -83,6 +84,16 @@ class DiskMachine(RuleBasedStateMachine):
     def stage(self, name, size):
         self.staged[name] = self.new_record(name, size)
         self.store.stage(name, self.staged[name])
+
+    @rule(end=st.sampled_from([End.SENT, End.SENT, End.RESIDUAL]), is_written=st.booleans())
+    def train_a_step(self, end, is_written):
+        if self.step >= NUM_STEPS:
+            self.go_on_elsewhere(0)
+        for sample in step_samples(self.train, self.step):
+            self.stage(key(sample, end=end), 50)
+        self.commit()
+        while is_written and self.store.write_next():
+            pass
 
     @rule()
     def commit(self):
@@ -125,15 +136,17 @@ class DiskMachine(RuleBasedStateMachine):
     def write_one(self):
         self.store.write_next()
 
-    @rule(names=st.lists(keys, max_size=4))
-    def prefetch(self, names):
-        self.store.prefetch(names)
+    @rule()
+    def prefetch(self):
+        samples = step_samples(self.train, min(self.step, NUM_STEPS - 1))
+        self.store.prefetch([key(sample) for sample in samples])
 
     @rule()
     def read_one(self):
         self.store.read_next()
 
     @rule()
+    @precondition(lambda self: self.store._tiers.has_writes)
     def begin_write(self):
         self.writes.append(self.store._tiers.start_write())
 
@@ -145,6 +158,7 @@ class DiskMachine(RuleBasedStateMachine):
             self.store._tiers.finish_write(job, job.run())
 
     @rule()
+    @precondition(lambda self: self.store._tiers.has_reads)
     def begin_read(self):
         job = self.store._tiers.start_read()
         self.reads.append(job and (job, job.run()))
@@ -167,11 +181,11 @@ class DiskMachine(RuleBasedStateMachine):
     def slabs(self):
         return sorted(self.folder.glob("run-*/*.slab"))
 
-    @rule(where=st.integers(0, 1 << 20), bit=st.integers(0, 7))
-    def flip_a_bit(self, where, bit):
+    @rule(slot=st.integers(0, 8), where=st.integers(0, 150), bit=st.integers(0, 7))
+    def flip_a_bit(self, slot, where, bit):
         for path in self.slabs()[:1]:
             data = bytearray(path.read_bytes())
-            data[where % len(data)] ^= 1 << bit
+            data[(slot * SLOT_BYTES + where) % len(data)] ^= 1 << bit
             with path.open("r+b") as file:
                 file.write(data)
             self.is_damaged = True
@@ -273,12 +287,72 @@ class DiskMachine(RuleBasedStateMachine):
     @invariant()
     def the_limits_hold(self):
         if hasattr(self, "store"):
-            files = list(self.folder.rglob("*.slab"))
+            files = [path for path in self.folder.rglob("*.slab")]
             if self.limits.disk_bytes is not None:
                 assert sum(path.stat().st_size for path in files) <= self.limits.disk_bytes
 
 
 TestDiskMachine = DiskMachine.TestCase
 TestDiskMachine.settings = settings(
-    derandomize=True, deadline=None, max_examples=150, stateful_step_count=40
+    derandomize=True, deadline=None, max_examples=60, stateful_step_count=60
 )
+
+
+WEIGHTS = {
+    "train_a_step": 60,
+    "get": 60,
+    "begin_write": 30,
+    "finish_write": 25,
+    "write_one": 15,
+    "prefetch": 20,
+    "begin_read": 25,
+    "finish_read": 20,
+    "read_one": 10,
+    "flip_a_bit": 12,
+    "put": 10,
+    "stage": 10,
+    "commit": 5,
+    "rollback": 3,
+    "restart": 4,
+    "go_on_elsewhere": 2,
+    "truncate": 1,
+    "delete_a_file": 1,
+    "another_spec_leaves_a_file": 1,
+    "put_another_specs_file_in_place": 1,
+    "forget": 1,
+}
+
+
+def arguments_of(rng, rule):
+    choices = {
+        "name": key(rng.randrange(NUM_SAMPLES), end=rng.choice([End.SENT] * 3 + [End.RESIDUAL])),
+        "size": rng.choice([50, 50, 50, 5000]),
+        "end": rng.choice([End.SENT, End.SENT, End.RESIDUAL]),
+        "is_written": rng.random() < 0.5,
+        "replace": rng.random() < 0.5,
+        "late": rng.random() < 0.5,
+        "flush": rng.random() < 0.5,
+        "but": set(rng.sample(range(NUM_SAMPLES), 3)),
+        "step": rng.randrange(NUM_STEPS),
+        "slot": rng.randrange(9),
+        "where": rng.randrange(1 << 20) if rule == "truncate" else rng.randrange(150),
+        "bit": rng.randrange(8),
+    }
+    wanted = inspect.signature(getattr(DiskMachine, rule)).parameters
+    return {name: choices[name] for name in wanted if name in choices}
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_long_walk_never_finds_a_wrong_record(seed):
+    rng = random.Random(seed)
+    machine = DiskMachine()
+    try:
+        machine.begin(rng.choice([0, 0, 100, 5200, None]), rng.choice([0, 3, 6, None, None]))
+        for rule in rng.choices(list(WEIGHTS), list(WEIGHTS.values()), k=300):
+            if rule.startswith("finish") and not getattr(machine, rule[7:] + "s"):
+                continue
+            getattr(machine, rule)(**arguments_of(rng, rule))
+            machine.it_holds_what_it_did_not_lose()
+            machine.the_limits_hold()
+    finally:
+        machine.teardown()
