@@ -139,6 +139,11 @@ class BufferStore:
         with self._changed:
             self._tiers.rollback(but)
 
+    def drop(self, keys: Iterable[BufferKey]) -> None:
+        """Let go of committed records that are out of date."""
+        with self._changed:
+            self._tiers.drop(keys)
+
     def resume_at(self, step: StepNumber) -> None:
         """The run goes on with this step, wherever it was: visits from here on are to come."""
         with self._changed:

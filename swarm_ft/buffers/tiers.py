@@ -143,6 +143,12 @@ class Tiers:
         self._memory.move_on(step)
         self._make_room()
 
+    def drop(self, keys: Iterable[BufferKey]) -> None:
+        """Nobody needs these any more."""
+        for key in keys:
+            if self._index.holds(key):
+                self._let_go(key)
+
     def move_to(self, step: int) -> None:
         """The run goes on after this step, wherever it was before."""
         self._memory.move_to(step)

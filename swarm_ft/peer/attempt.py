@@ -9,7 +9,7 @@ from torch import Tensor
 
 from swarm_ft import failpoints
 from swarm_ft.errors import MalformedMessage, OutOfTurn
-from swarm_ft.ids import MicrobatchIndex, PeerId, StepNumber
+from swarm_ft.ids import MicrobatchIndex, PeerId, SampleId, StepNumber
 from swarm_ft.peer.boundary import Boundary
 from swarm_ft.peer.buffer_follower import BufferFollower
 from swarm_ft.peer.connections import Connections
@@ -214,6 +214,9 @@ class StageAttempt:
         done = [batch for batch in own if self._index in batch.done]
         progress = self._progress = await self._open(plan, done)
         left = [batch for batch in own if batch not in done]
+        others = [batch for batch in plan.microbatches if batch not in own]
+        self._state.elsewhere = tuple(self.buffers.keys(_samples_of(others)))
+        self._follower.begun(_samples_of(own))
         self._prefetch(plan.step, left)
         step = self._make_step(plan, left, progress)
         self._step = step
@@ -232,8 +235,7 @@ class StageAttempt:
 
         Which of the next step's samples pass here is not known yet; mostly those that did before.
         """
-        samples = [sample for batch in batches for sample in batch.samples]
-        self._state.store.prefetch(self.buffers.keys(samples))
+        self._state.store.prefetch(self.buffers.keys(_samples_of(batches)))
         train, following = self.assign.spec.train, StepNumber(step + 1)
         if following < train.num_steps:
             self._state.store.prefetch(self.buffers.keys(step_samples(train, following)))
@@ -307,6 +309,10 @@ class StageAttempt:
     def _deliver(self, key: FrameKey, value: Tensor) -> None:
         if self._step is not None:
             self._step.arrived(key, value)
+
+
+def _samples_of(batches: Sequence[Microbatch]) -> list[SampleId]:
+    return [sample for batch in batches for sample in batch.samples]
 
 
 def check_routes(plan: PlanStep, pipeline: Sequence[Stage]) -> None:

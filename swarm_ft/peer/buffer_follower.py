@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from swarm_ft.buffers import BufferRecord, BufferStore
 from swarm_ft.codec import buffer_bytes
@@ -53,10 +53,16 @@ class BufferFollower:
         self._buffers = buffers
         self._store = store
         self._orders: asyncio.Queue[FollowBuffers] = asyncio.Queue()
+        self._awaited: set[SampleId] = set()
 
     def follow(self, order: FollowBuffers) -> None:
         """Fetch these, after those that were ordered before."""
+        self._awaited.update(order.samples)
         self._orders.put_nowait(order)
+
+    def begun(self, samples: Iterable[SampleId]) -> None:
+        """A step began with these: what has not come by now is too late."""
+        self._awaited.difference_update(samples)
 
     async def run(self) -> None:
         """Fetch until cancelled."""
@@ -86,7 +92,7 @@ class BufferFollower:
         kept = {k.direction: k for k in self._buffers.at(order.boundary)}
         fetch = _Fetch(order, kept)
         for source in order.sources:
-            wanted = fetch.missing
+            wanted = [sample for sample in fetch.missing if sample in self._awaited]
             if not wanted or not kept:
                 break
             try:
@@ -120,8 +126,12 @@ class BufferFollower:
         expected = buffer_bytes(*shape, train.buffer_bits)
         if len(buffer.payload) != expected:
             raise BadFrame(f"buffer: expected {expected} bytes, got {len(buffer.payload)}")
+        if buffer.sample not in self._awaited:
+            return
+        key = self._buffers.key(kept, buffer.sample)
         record = BufferRecord(buffer.digest, *shape, buffer.payload)
-        await asyncio.to_thread(self._store.put, self._buffers.key(kept, buffer.sample), record)
+        # What is here, if anything, is older: the sample went past other peers since.
+        await asyncio.to_thread(self._store.put, key, record, replace=True)
         fetch.came(buffer)
 
 
@@ -131,7 +141,6 @@ class _Fetch:
     def __init__(self, order: FollowBuffers, kept: dict[Direction, KeptEnd]) -> None:
         self.order = order
         self._kept = kept
-        self._wanted = set(order.samples)
         self._came: defaultdict[SampleId, set[Direction]] = defaultdict(set)
 
     @property
@@ -150,7 +159,7 @@ class _Fetch:
             MalformedMessage: it was not asked for.
         """
         kept = self._kept.get(buffer.direction)
-        if kept is None or buffer.sample not in self._wanted:
+        if kept is None or buffer.sample not in self.order.samples:
             raise MalformedMessage(
                 f"buffer of sample {buffer.sample}, {buffer.direction.name.lower()}: not asked for"
             )

@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from swarm_ft import failpoints
-from swarm_ft.buffers import BufferStore
+from swarm_ft.buffers import BufferKey, BufferStore
 from swarm_ft.errors import OutOfTurn, Unavailable
 from swarm_ft.ids import NO_ATTEMPT, Attempt, RunId, StepNumber
 from swarm_ft.log import get_logger
@@ -49,6 +49,8 @@ class StageState:
         last_attempt: whose commit was the last of them.
         summed_in: the attempt whose gradients the engine holds, complete; None if it holds none.
         progress: what the engine holds of the open step; None if that is to begin anew.
+        elsewhere: buffers of the open step's samples that pass other replicas, and so are out of
+            date here once it is committed.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class StageState:
         self.committed_steps, self.last_attempt = 0, NO_ATTEMPT
         self.summed_in: Attempt | None = None
         self.progress: StepProgress | None = None
+        self.elsewhere: tuple[BufferKey, ...] = ()
 
     @property
     def is_loaded(self) -> bool:
@@ -170,6 +173,7 @@ class StageState:
                 self._context.compute, self.engine.apply, commit.clip_factor, commit.learning_rate
             )
             self.store.commit(commit.step)
+            self.store.drop(self.elsewhere)
             self.residuals.commit()
             self.committed_steps += 1
             self.last_attempt = commit.attempt
