@@ -3,6 +3,8 @@
 import pytest
 
 from swarm_ft.buffers import BufferLimits
+from swarm_ft.ids import PeerId
+from swarm_ft.peer.buffer_follower import BufferFollower
 from swarm_ft.protocol.status import RunPhase, StepCommitted
 from swarm_ft.testing.local_swarm import LocalSwarm
 
@@ -61,3 +63,27 @@ async def test_peers_that_come_back_send_changes(job, tmp_path):
 async def test_without_a_disk_they_send_everything_anew(job, tmp_path):
     key_frames, boundaries = await key_frames_after_a_restart(job, tmp_path, None)
     assert key_frames == [BATCH_SIZE * boundaries] * STEPS_PER_EPOCH
+
+
+async def test_buffers_follow_samples_to_a_replica_that_joins(make_job, tmp_path, monkeypatch):
+    job = make_job(
+        num_samples=32, num_steps=40, forward_codec="aq4", backward_codec="q8", buffer_bits=4
+    )
+    came = []
+    keep = BufferFollower._keep
+
+    async def counted(follower, fetch, buffer):
+        await keep(follower, fetch, buffer)
+        came.append((follower._context.peer_id, buffer.sample))
+
+    monkeypatch.setattr(BufferFollower, "_keep", counted)
+    async with LocalSwarm(tmp_path, ["0-3", "3-6"], buffer_limits=ON_DISK) as swarm:
+        await swarm.all_joined()
+        status = await swarm.client.submit(job.spec, job.samples)
+        events = []
+        async for event in swarm.client.watch(status.run_id, lambda _trouble: None):
+            events.append(event)
+            if isinstance(event, StepCommitted) and event.step == job.spec.train.steps_per_epoch:
+                await swarm.add_peer(PeerId("newcomer"), "3-6")
+    assert events[-1].phase is RunPhase.FINISHED
+    assert "newcomer" in {peer for peer, _ in came}
