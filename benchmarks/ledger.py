@@ -22,7 +22,7 @@ from swarm_ft.coordinator.effects import LedgerRecord, RunRecord
 from swarm_ft.coordinator.handoffs import look_ahead
 from swarm_ft.coordinator.journal import Journal
 from swarm_ft.coordinator.ledger import CHUNK_SAMPLES, Ledger, change_of
-from swarm_ft.coordinator.routes import plan_microbatches, routes_of
+from swarm_ft.coordinator.routes import plan_microbatches, room_of, routes_of
 from swarm_ft.coordinator.state import Run, SwarmState
 from swarm_ft.coordinator.turn import Turn
 from swarm_ft.ids import BlockIndex, PeerId, RunId, SampleId, StepNumber
@@ -102,7 +102,8 @@ def _use(run: Run, ledger: Ledger, journal: Journal) -> dict[str, float]:
 
     def look() -> None:
         turn = Turn(SwarmState(), 0.0)
-        seen = replace(run.hand_offs, pipeline=pipeline, next_step=StepNumber(8))
+        room = room_of(train, pipeline, {})
+        seen = replace(run.hand_offs, pipeline=pipeline, room=room, next_step=StepNumber(8))
         look_ahead(turn, replace(run, hand_offs=seen))
 
     peer, boundary = pipeline[0].peers[0], ledger.boundaries[0]

@@ -15,7 +15,7 @@ from itertools import pairwise
 from types import MappingProxyType
 
 from swarm_ft.coordinator.holdings import ends_of
-from swarm_ft.coordinator.routes import plan_microbatches, routes_of
+from swarm_ft.coordinator.routes import plan_microbatches, room_of, routes_of
 from swarm_ft.coordinator.state import Run
 from swarm_ft.coordinator.turn import Turn
 from swarm_ft.ids import BlockIndex, PeerId, SampleId, StepNumber
@@ -54,7 +54,8 @@ def look_ahead(turn: Turn, run: Run) -> None:
     """After a plan: see which buffers have to move for the steps to come, and say so."""
     if run.ledger is None:
         return
-    moves = [move for move in _moves_ahead(run) if move.holders]
+    horizon = _horizon(run)
+    moves = [move for move in _moves_ahead(run, horizon) if move.holders]
     asked, explained = dict(run.hand_offs.asked), run.hand_offs.explained
     for num_lacking in (1, 2):
         some = [move for move in moves if len(move.lacking) == num_lacking]
@@ -69,7 +70,8 @@ def look_ahead(turn: Turn, run: Run) -> None:
     hand_offs = replace(
         run.hand_offs,
         pipeline=run.computing,
-        next_step=StepNumber(_horizon(run).stop),
+        room=room_of(run.spec.train, run.computing, run.seconds),
+        next_step=StepNumber(horizon.stop),
         asked=MappingProxyType(asked),
         explained=explained,
     )
@@ -92,18 +94,23 @@ def followed(turn: Turn, run: Run, peer_id: PeerId, message: BuffersFollowed) ->
 
 
 def _horizon(run: Run) -> range:
-    """Steps that are to be looked at now: one, or all of them for a new attempt or pipeline."""
+    """Steps that are to be looked at now.
+
+    One; or all of them if what was seen before is void: in a new attempt, with other peers, or with
+    other shares, since that changes who must leave.
+    """
     train, offs = run.spec.train, run.hand_offs
     lookahead = min(LOOKAHEAD, max(1, train.steps_per_epoch // MAX_EPOCH_SHARE))
     first = run.committed_steps + 1
     stop = min(first + lookahead, train.num_steps)
-    if offs.pipeline == run.computing:
+    seen = (offs.pipeline, offs.room)
+    if seen == (run.computing, room_of(train, run.computing, run.seconds)):
         first = max(first, offs.next_step)
     return range(first, max(first, stop))
 
 
-def _moves_ahead(run: Run) -> Iterator[Move]:
-    train, steps = run.spec.train, _horizon(run)
+def _moves_ahead(run: Run, steps: range) -> Iterator[Move]:
+    train = run.spec.train
     between = range(run.committed_steps, steps.start)
     # What becomes of a sample that is visited before is not known yet.
     visited = {sample for step in between for sample in step_samples(train, StepNumber(step))}

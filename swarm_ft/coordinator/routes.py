@@ -18,7 +18,7 @@ from itertools import chain, zip_longest
 from swarm_ft.coordinator.affinity import Affinity, assign
 from swarm_ft.coordinator.ledger import Ledger
 from swarm_ft.coordinator.speeds import expected_s
-from swarm_ft.coordinator.state import OpenStep
+from swarm_ft.coordinator.state import OpenStep, Room
 from swarm_ft.ids import MicrobatchIndex, PeerId, SampleId, StepNumber
 from swarm_ft.protocol.coordinator_messages import Stage
 from swarm_ft.protocol.digest import digest_of
@@ -42,7 +42,7 @@ def plan_microbatches(
     samples = sorted(step_samples(train, step), key=lambda sample: _place(train.seed, sample))
     affinity = Affinity(ledger, stages, samples) if ledger else None
     size = train.micro_batch_size
-    room = [Counter(_shares(-(-len(samples) // size), stage, seconds)) for stage in stages]
+    room = _room(-(-len(samples) // size), stages, seconds)
     groups = affinity.groups(size, room) if affinity else _cut(samples, size)
     routes = assign([affinity.wishes(g) if affinity else [] for g in groups], room)
     ordered = sorted(zip(routes, range(len(groups)), groups, strict=True))
@@ -62,6 +62,13 @@ def routes_of(
         for batch in microbatches
         for sample in batch.samples
     }
+
+
+def room_of(train: TrainSpec, stages: Sequence[Stage], seconds: Seconds) -> Room:
+    """How many microbatches of a full step each replica of each stage takes just now."""
+    room = _room(train.batch_size // train.micro_batch_size, stages, seconds)
+    counts = zip(room, stages, strict=True)
+    return tuple(tuple(c[replica] for replica in range(len(s.peers))) for c, s in counts)
 
 
 def plan_again(
@@ -138,6 +145,10 @@ def _kept_routes(
         routes[batch.index] if batch.index in routes else next(others)
         for batch in before.microbatches
     ]
+
+
+def _room(count: int, stages: Sequence[Stage], seconds: Seconds) -> list[Counter[int]]:
+    return [Counter(_shares(count, stage, seconds)) for stage in stages]
 
 
 def _cut(samples: Sequence[SampleId], size: int) -> list[tuple[SampleId, ...]]:

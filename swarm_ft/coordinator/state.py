@@ -92,6 +92,8 @@ class OpenStep:
         return self.pipeline[stage_index].peers[microbatch.replica_at(stage_index)]
 
 
+Room = tuple[tuple[int, ...], ...]
+"""Of each stage, how many microbatches each replica takes."""
 _NO_STEP = StepNumber(0)
 
 
@@ -100,7 +102,7 @@ class HandOffs:
     """Buffers that follow their samples to other peers, in one attempt.
 
     Attributes:
-        pipeline: that steps were looked at for.
+        pipeline: that steps were looked at for; so too `room`.
         next_step: the first that was not looked at.
         asked: who was told to get the buffers of a sample, and of which boundary, since it was
             visited last.
@@ -108,6 +110,7 @@ class HandOffs:
     """
 
     pipeline: tuple[Stage, ...] = ()
+    room: Room = ()
     next_step: StepNumber = _NO_STEP
     asked: Mapping[SampleId, frozenset[tuple[BlockIndex, PeerId]]] = field(
         default_factory=lambda: MappingProxyType({})

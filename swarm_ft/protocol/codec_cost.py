@@ -13,6 +13,8 @@ from swarm_ft.protocol.run_spec import TrainSpec
 
 _HALF_BITS = 16
 _FACTOR_BITS = 8
+_BLOCK_CHANNELS = 32
+"""That share a byte of a step in buffers of 8 and 4 bits; each channel has two bytes more."""
 
 
 def bits_per_value(spec: CodecSpec, tokens: int, channels: int) -> float:
@@ -41,7 +43,11 @@ def bits_per_value(spec: CodecSpec, tokens: int, channels: int) -> float:
 def buffer_bytes(train: TrainSpec, channels: int) -> int:
     """What both directions' buffers of one sample take at one end of a boundary, as stored."""
     num_buffers = sum(train.codec(direction).is_delta for direction in Direction)
-    return num_buffers * train.seq_length * channels * train.buffer_bits // 8
+    tokens, bits = train.seq_length, train.buffer_bits
+    step_bytes = (
+        0 if bits == _HALF_BITS else 2 * channels + tokens * -(-channels // _BLOCK_CHANNELS)
+    )
+    return num_buffers * (tokens * channels * bits // 8 + step_bytes)
 
 
 def key_frame_extra_bytes(train: TrainSpec, channels: int) -> int:

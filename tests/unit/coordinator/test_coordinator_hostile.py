@@ -204,7 +204,7 @@ class Mob:
 
     def submit(self, run_id, num_blocks):
         if run_id not in self.swarm.state.runs:
-            spec = self.make_spec(num_blocks=num_blocks, num_steps=5, buffer_bits=4)
+            spec = self.make_spec(num_blocks=num_blocks, num_steps=5, seq_length=64, buffer_bits=4)
             self.swarm.handle(RunSubmitted(run_id, spec))
 
     def cancel(self, run_id):

@@ -258,7 +258,13 @@ async def test_status_shows_what_is_kept_at_a_boundary(spec, peers):
 async def test_hand_offs_are_told_to_peers_and_explained_in_the_log(make_spec, make_peer, caplog):
     caplog.set_level(logging.INFO, "swarm_ft")
     spec = make_spec(
-        num_samples=16, batch_size=4, micro_batch_size=1, num_steps=10, shuffle=True, buffer_bits=4
+        seq_length=64,
+        num_samples=16,
+        batch_size=4,
+        micro_batch_size=1,
+        num_steps=10,
+        shuffle=True,
+        buffer_bits=4,
     )
     peers = [make_peer(name, "0-2" if name[0] == "a" else "2-4") for name in ("a", "a2", "b", "b2")]
     async with coordinator() as office:
