@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from swarm_ft.buffers import BufferKey, BufferLimits, BufferStore, End
+from swarm_ft.buffers import BufferLimits, BufferStore, End
 from swarm_ft.protocol.training_plan import NEVER, VisitOrder, step_samples
 from tests.specs import train_spec
 
@@ -287,7 +287,7 @@ class DiskMachine(RuleBasedStateMachine):
     @invariant()
     def the_limits_hold(self):
         if hasattr(self, "store"):
-            files = [path for path in self.folder.rglob("*.slab")]
+            files = list(self.folder.rglob("*.slab"))
             if self.limits.disk_bytes is not None:
                 assert sum(path.stat().st_size for path in files) <= self.limits.disk_bytes
 

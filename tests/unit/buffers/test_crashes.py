@@ -1,0 +1,119 @@
+"""A process that writes is killed 200 times; what is found afterwards is used, and never wrong."""
+
+import itertools
+import logging
+import os
+import random
+import signal
+import time
+
+import pytest
+
+from swarm_ft.buffers import BufferLimits, BufferStore, slab
+
+from .conftest import RUN, SPEC, CyclicVisits, key, record
+
+logger = logging.getLogger(__name__)
+
+NUM_SAMPLES = 12
+PAYLOAD_BYTES = 150_000
+NUM_KILLS = 200
+
+
+def version(sample, visit):
+    """What visit number `visit` of a sample makes; its bytes differ all over."""
+    pattern = random.Random(f"{sample}/{visit}").randbytes(997)
+    text = f"{sample}/{visit} " + pattern.hex() * 80
+    return record(text[:PAYLOAD_BYTES], PAYLOAD_BYTES)
+
+
+def visit_of(found):
+    return int(found.payload[:30].split()[0].split(b"/")[1])
+
+
+def open_store(folder):
+    return BufferStore(
+        BufferLimits(memory_bytes=3 * PAYLOAD_BYTES, disk_bytes=10 * PAYLOAD_BYTES),
+        directory=folder,
+        run_id=RUN,
+        identity=SPEC,
+        visits=CyclicVisits(NUM_SAMPLES),
+    )
+
+
+def write_on(folder, first_visit, said, *, dies_at_byte):
+    """Commit version after version until killed, or kill itself at a byte of a write."""
+    signal.alarm(30)  # the parent would wait for ever for one that does not die
+    if dies_at_byte is not None:
+        slab._write_all = dying(dies_at_byte)
+    store = open_store(folder)
+    for step in itertools.count():
+        visit, sample = divmod(step, NUM_SAMPLES)
+        store.stage(key(sample), version(sample, first_visit + visit))
+        store.commit(step)
+        store.prefetch([key((sample + 2) % NUM_SAMPLES)])
+        os.write(said, b".")
+
+
+def dying(at_byte):
+    """Writes that go well until so many bytes are written in all, and then the end."""
+    left = at_byte
+
+    def write_all(file, parts, offset):
+        nonlocal left
+        data = b"".join(parts)
+        if len(data) > left:
+            os.pwrite(file, data[:left], offset)
+            os.kill(os.getpid(), signal.SIGKILL)
+        os.pwrite(file, data, offset)
+        left -= len(data)
+
+    return write_all
+
+
+def run_and_kill(folder, first_visit, rng):
+    """One process's life, which ends at a random byte that it writes or at a random moment."""
+    dies_at_byte = rng.randrange(20 * PAYLOAD_BYTES) if rng.random() < 0.5 else None
+    num_commits, extra_s = rng.randrange(1, 30), rng.random() / 1000
+    heard, said = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.close(heard)
+            write_on(folder, first_visit, said, dies_at_byte=dies_at_byte)
+        finally:
+            os._exit(1)
+    os.close(said)
+    try:
+        if dies_at_byte is None:
+            for _ in range(num_commits):
+                os.read(heard, 1)
+            end = time.perf_counter() + extra_s
+            while time.perf_counter() < end:
+                pass
+            os.kill(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
+        assert os.WTERMSIG(status) == signal.SIGKILL
+    finally:
+        os.close(heard)
+
+
+@pytest.mark.timeout(300)
+def test_a_process_that_is_killed_at_any_moment_leaves_no_wrong_record(tmp_path):
+    rng = random.Random(0)
+    survivors, newer, first_visit = 0, 0, 0
+    before = {}
+    for _ in range(NUM_KILLS):
+        run_and_kill(tmp_path, first_visit, rng)
+        store = open_store(tmp_path)
+        found = {name.sample: value for name, value in store.records()}
+        store.close()
+        for sample, value in found.items():
+            assert value == version(sample, visit_of(value)), "it is one that was committed"
+            newer += sample not in before or visit_of(value) > visit_of(before[sample])
+        survivors += len(found)
+        before = found
+        first_visit = 1 + max((visit_of(value) for value in found.values()), default=first_visit)
+    logger.info("%d kills: %d records survived, %d of them new", NUM_KILLS, survivors, newer)
+    assert survivors > 5 * NUM_KILLS
+    assert newer > NUM_KILLS

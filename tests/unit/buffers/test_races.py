@@ -1,0 +1,143 @@
+"""Late writes and late reads: each is held up by hand, and what came meanwhile stands.
+
+The published code (notes in tests/unit/codec/test_published_defects.py, 4) lets the reader of the
+next batch and the writer of the last one share a buffer: the wrong sample is stored.
+"""
+
+import threading
+
+import pytest
+
+from swarm_ft.buffers import End
+from swarm_ft.buffers.slab import Slab
+
+from .conftest import CyclicVisits, key, record
+
+SAMPLES = 4
+
+
+@pytest.fixture
+def store(open_store):
+    """Four records on disk, none in memory; room for two."""
+    store = open_store(memory_bytes=0, visits=CyclicVisits(SAMPLES))
+    for sample in range(SAMPLES):
+        store.stage(key(sample), record(f"old {sample}"))
+        store.commit(sample)
+    store.flush()
+    store = open_store(memory_bytes=200, visits=CyclicVisits(SAMPLES))
+    store.resume_at(SAMPLES)
+    return store
+
+
+def commit(store, sample, step):
+    store.stage(key(sample), record(f"new {sample}"))
+    store.commit(step)
+
+
+def everything(store):
+    return {name.sample: value for name, value in store.records()}
+
+
+def test_a_late_read_does_not_undo_a_newer_version(store):
+    tiers = store._tiers
+    store.prefetch([key(0)])
+    late = tiers.start_read()
+    result = late.run()
+    commit(store, 0, step=4)
+    tiers.finish_read(late, result)
+    assert store.get(key(0)) == record("new 0")
+    store.flush()
+    assert store.get(key(0)) == record("new 0")
+
+
+def test_a_late_read_of_a_slot_that_was_used_again_is_no_damage(store):
+    tiers = store._tiers
+    store.prefetch([key(0)])
+    late = tiers.start_read()
+    for step in range(4, 12):
+        commit(store, step % SAMPLES, step)
+        store.flush()
+    result = late.run()
+    tiers.finish_read(late, result)
+    assert everything(store) == {i: record(f"new {i}") for i in range(SAMPLES)}
+    assert store.stats()[1].repairs == 0
+    assert store.take_lost() == []
+
+
+def test_a_late_write_does_not_undo_a_newer_version(store):
+    tiers = store._tiers
+    commit(store, 0, step=4)
+    late = tiers.start_write()
+    store.stage(key(0), record("newest"))
+    store.commit(8)
+    while store.write_next():
+        pass
+    tiers.finish_write(late, late.run())
+    assert store.get(key(0)) == record("newest")
+    for step in range(9, 12):
+        commit(store, step % SAMPLES, step)
+        while store.write_next():
+            pass
+    assert store.get(key(0)) == record("newest")
+
+
+def test_a_record_dropped_while_it_was_being_written_does_not_come_back(store):
+    tiers = store._tiers
+    commit(store, 0, step=4)
+    late = tiers.start_write()
+    store.forget()
+    tiers.finish_write(late, late.run())
+    assert store.get(key(0)) is None
+    assert len(store) == 0
+
+
+def test_writing_the_last_batch_and_reading_the_next_never_meet(store):
+    """The published race, both jobs half done at once, in either order of their ends."""
+    tiers = store._tiers
+    for step in range(4, 40):
+        last, following = step % SAMPLES, (step + 1) % SAMPLES
+        before = store.get(key(following))
+        store.stage(key(last), record(f"step {step}"))
+        store.commit(step)
+        write = tiers.start_write()
+        store.prefetch([key(following)])
+        read = tiers.start_read()
+        result = read.run() if read else None
+        if step % 2:
+            tiers.finish_write(write, write.run())
+        if read:
+            tiers.finish_read(read, result)
+        if not step % 2:
+            tiers.finish_write(write, write.run())
+        assert store.get(key(last)) == record(f"step {step}")
+        assert store.get(key(following)) == before
+
+
+def test_threads_with_a_slow_disk_hold_up_no_commit_and_mix_nothing_up(open_store, monkeypatch):
+    """The disk stands still until the test lets it go on; nothing but the writer waits for it."""
+    disk_goes_on, disk_is_asked = threading.Event(), threading.Event()
+    write = Slab.write
+
+    def slow(slab, *arguments):
+        disk_is_asked.set()
+        assert disk_goes_on.wait(60)
+        write(slab, *arguments)
+
+    monkeypatch.setattr(Slab, "write", slow)
+    store = open_store(memory_bytes=300, threads=True, visits=CyclicVisits(8))
+    for step in range(24):
+        for sample in (step % 8,):
+            store.stage(key(sample), record(f"step {step}"))
+        store.commit(step)
+        store.prefetch([key((step + 1) % 8)])
+        if step == 0:
+            assert disk_is_asked.wait(60)
+        assert store.get(key(step % 8)) in (record(f"step {step}"), None)
+    held = dict(store.records())
+    assert len(held) <= 4, "three are in the budget, one is in flight"
+    assert store.stats()[1].evictions > 0
+    disk_goes_on.set()
+    store.flush()
+    assert dict(store.records()) == held
+    assert set(held.values()) <= {record(f"step {step}") for step in range(16, 24)}
+    assert open_store().samples(1, End.SENT).tolist() == [name.sample for name in held]
