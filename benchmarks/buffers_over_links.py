@@ -60,7 +60,8 @@ def main() -> None:
     try:
         document = _measure(options, folder)
     finally:
-        shutil.rmtree(folder, ignore_errors=not options.keep)
+        if not options.keep:
+            shutil.rmtree(folder)
     text = json.dumps(document, indent=2)
     sys.stdout.write(f"{text}\n")
     if options.json:
@@ -150,6 +151,7 @@ def _outcome(swarm: LabSwarm, memory_bytes: int, num_samples: int) -> Outcome:
     if swarm.processes["client"].wait():
         raise RuntimeError(f"the client failed; see {swarm.folder / 'client.log'}")
     found = swarm.start("status", swarm.hub, ("status", *swarm.common))
+    swarm.kill("coordinator")  # it has the journal to itself
     report = json.loads((swarm.folder / "report.json").read_text(encoding="utf-8"))
     seconds = _step_seconds(swarm.folder / "coordinator.db")
     epochs = report["samples"] // num_samples
@@ -159,7 +161,7 @@ def _outcome(swarm: LabSwarm, memory_bytes: int, num_samples: int) -> Outcome:
         step_s=statistics.median(later),
         samples_per_s=num_samples * (epochs - 1) / sum(later),
         loss=report["losses"][-1],
-        buffers=found["runs"][0].get("buffers", {}),
+        buffers=found["runs"][0]["boundaries"][0],
     )
 
 
