@@ -25,10 +25,12 @@ class LabSwarm:
     Attributes:
         folder: for logs, the journal, what peers keep.
         hub: the host of DHT, coordinator and client, with a link that nothing waits for.
+        snapshots: where they lie; None keeps none.
     """
 
     folder: Path
     hub: Host
+    snapshots: Path | None = None
     initial_peers: str = ""
     processes: dict[str, subprocess.Popen[str]] = field(default_factory=dict)
 
@@ -41,7 +43,11 @@ class LabSwarm:
         self.start(
             "coordinator",
             self.hub,
-            ("coordinator", "--host", self.hub.address, "--journal", journal, *self.common),
+            (
+                *("coordinator", "--host", self.hub.address, "--journal", journal),
+                *self.common,
+                *self.snapshot_options,
+            ),
         )
         return self
 
@@ -49,6 +55,11 @@ class LabSwarm:
     def common(self) -> tuple[str, ...]:
         """What every command of the swarm is told."""
         return "--initial-peers", self.initial_peers, "--json"
+
+    @property
+    def snapshot_options(self) -> tuple[str, ...]:
+        """What coordinator and peers are told of snapshots."""
+        return ("--snapshots", str(self.snapshots)) if self.snapshots else ()
 
     def __exit__(
         self,
@@ -63,7 +74,8 @@ class LabSwarm:
     def peer(self, name: str, host: Host, layers: str, *options: str) -> None:
         """Start a peer."""
         place = ("--host", host.address, "--peer-id", name, "--layers", layers, "--threads", "1")
-        self.start(name, host, ("serve-stage", *place, *options, *self.common))
+        told = (*options, *self.common, *self.snapshot_options)
+        self.start(name, host, ("serve-stage", *place, *told))
 
     def start(self, name: str, host: Host, arguments: Sequence[str]) -> dict[str, Any]:
         """Start `swarm-ft ARGUMENTS` on a host; the first JSON that it prints.

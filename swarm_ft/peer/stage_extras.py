@@ -21,7 +21,7 @@ from swarm_ft.snapshots.shard import BufferName, ShardContents
 
 logger = get_logger(__name__)
 
-MAX_BUFFER_BYTES = 256 << 20
+MAX_BUFFER_BYTES = 64 << 20
 """Of all buffers in a shard; they are copied in memory while it is written."""
 _BUFFERS = {
     End.SENT: "buffers/sent",
