@@ -85,9 +85,10 @@ GROUPS: dict[str, str] = {
     # What a value of a buffer takes.
     "buffers": """
         none
-        aq4/q8            aq4/q8#8            aq4/q8#4
-        aq3+z/q3+z@q4+z   aq3+z/q3+z@q4+z#8   aq3+z/q3+z@q4+z#4
-        aq2+z/q2+z@q4+z   aq2+z/q2+z@q4+z#8   aq2+z/q2+z@q4+z#4
+        aq4/q8           aq4/q8#8           aq4/q8#4
+        aq3+z/q3+z@q4+z                     aq3+z/q3+z@q4+z#4
+        aq2+z/q2+z@q4+z  aq2+z/q2+z@q4+z#8  aq2+z/q2+z@q4+z#4
+        aq2/q4                              aq2/q4#4
     """,
     # Sentences to classify; `--group cola` sets the task.
     "cola": """
