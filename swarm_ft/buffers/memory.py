@@ -90,24 +90,24 @@ class MemoryTier:
     def settle(self, key: BufferKey) -> None:
         """The writer is done with it."""
         if key in self._waiting:
+            self._settled.add(key, self._waiting.visit_of(key))
             self._waiting.remove(key)
             self._queue.pop(key, None)
             self.waiting_bytes -= self._residents[key].num_bytes
-            self._settled.add(key, self.next_visit(key))
 
     def unsettle(self, key: BufferKey) -> None:
         """Its copy on disk is gone: it waits for the writer again."""
         if key in self._settled:
-            resident = self._residents[key]
-            self.put(key, resident, self.next_visit(key), waits=True)
+            visit = self._settled.visit_of(key)
+            self.put(key, self._residents[key], visit, waits=True)
 
-    def take_next_waiting(self) -> tuple[BufferKey, Resident] | None:
-        """The record that has waited longest; it waits on until it is settled."""
+    def take_next_waiting(self) -> tuple[BufferKey, Resident, int] | None:
+        """The record that has waited longest, and when it is needed; it waits until settled."""
         if not self._queue:
             return None
         key = next(iter(self._queue))
         del self._queue[key]
-        return key, self._residents[key]
+        return key, self._residents[key], self._waiting.visit_of(key)
 
     def wait_again(self, key: BufferKey) -> None:
         """What `take_next_waiting` gave could not be written yet: it is the first again."""

@@ -180,12 +180,12 @@ class Tiers:
     def start_write(self) -> WriteJob | RemoveJob | None:
         """What to write next, or to delete; None if nothing is to be written."""
         while self._disk and (waiting := self._memory.take_next_waiting()):
-            key, resident = waiting
+            key, resident, visit = waiting
             place = self._disk.begin_write(
                 key,
                 resident.version,
                 len(resident.record.payload),
-                self._memory.next_visit(key),
+                visit,
                 self._memory.step,
             )
             self._lose_evicted()

@@ -70,12 +70,18 @@ class Calendar:
             if not keys:
                 del self._keys_at[visit]
 
+    def visit_of(self, key: BufferKey) -> int:
+        """When a key that is in is needed."""
+        return self._visit_of[key]
+
     def last(self) -> tuple[BufferKey, int] | None:
         """A key that is needed last, and when."""
         while self._last:
             keys = self._keys_at.get(-self._last[0])
             if keys:
-                return next(reversed(keys)), -self._last[0]
+                key, _ = keys.popitem()  # the way to look at it that takes no time in the end
+                keys[key] = None
+                return key, -self._last[0]
             heapq.heappop(self._last)
         return None
 

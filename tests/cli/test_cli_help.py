@@ -23,6 +23,7 @@ COMMANDS = (
     ("status",),
     ("bench",),
     ("bench", "codec"),
+    ("bench", "buffers"),
     ("sample",),
 )
 HEAVY = {"torch", "grpc", "hivemind", "transformers", "safetensors", "sqlite3", "rich", "numpy"}

@@ -1,0 +1,274 @@
+"""How fast buffers are kept on this machine, against a raw memory-mapped file in the same run.
+
+Knows the clock and what a row is; knows no options and no output.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import random
+import statistics
+import tempfile
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from swarm_ft.buffers import BufferKey, BufferLimits, BufferRecord, BufferStore, End
+from swarm_ft.codec.stored import buffer_bytes
+from swarm_ft.ids import BlockIndex, RunId, SampleId, StepNumber
+from swarm_ft.protocol.digest import digest_of
+from swarm_ft.protocol.run_spec import LrSchedule, TrainSpec
+from swarm_ft.protocol.training_plan import VisitOrder, step_samples
+
+BITS = (16, 8, 4)
+BUDGETS = (0.1, 0.5, 1.0)
+_RUN = RunId("bench")
+_GIGA = 1e9
+_EPOCHS = 3
+"""The first fills the buffers; hits are those of the others, but for what the last one drops."""
+_BATCH = 8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SpeedRow:
+    """One tier at one precision; gigabytes of payload a second, the median of the repeats.
+
+    Attributes:
+        tier: `memory` (which keeps references and copies nothing), `disk`, or `mapped`, the raw
+            memory-mapped file.
+        sample_bytes: of one record's payload.
+        first_gb_s: putting records where there were none, done once.
+        put_gb_s: putting new versions of them; on disk, until they are written.
+        get_gb_s: getting them; from disk, read and verified.
+        synced_gb_s: putting them until the device has them, as nobody here waits for it to.
+        first_ratio, put_ratio, get_ratio, synced_ratio: of the mapped file's speed.
+    """
+
+    tier: str
+    bits: int
+    sample_bytes: int
+    first_gb_s: float
+    put_gb_s: float
+    get_gb_s: float
+    synced_gb_s: float
+    first_ratio: float
+    put_ratio: float
+    get_ratio: float
+    synced_ratio: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HitRow:
+    """How many visits find their record in memory, epochs of shuffled access.
+
+    Attributes:
+        budget: of the whole set.
+        needed_last: by this store, which drops what the plan needs last.
+        least_recently_used: by a cache that drops what was used longest ago.
+    """
+
+    budget: float
+    needed_last: float
+    least_recently_used: float
+
+
+def measure_speed(
+    shape: tuple[int, int], *, total_bytes: int, repeats: int, directory: Path | None
+) -> Iterator[SpeedRow]:
+    """Rows of all tiers at each precision.
+
+    Args:
+        shape: (tokens, channels) of a sample.
+        total_bytes: of all records; they stay in the page cache if that is large enough.
+        directory: where files are made, and deleted in the end.
+    """
+    for bits in BITS:
+        sample_bytes = buffer_bytes(*shape, bits)
+        count = max(2, total_bytes // sample_bytes)
+        with tempfile.TemporaryDirectory(dir=directory, prefix="swarm-ft-bench-") as folder:
+            tiers: tuple[_Tier, ...] = (
+                _Mapped(Path(folder) / "mapped", sample_bytes, count),
+                _Stored(None, shape, sample_bytes, count),
+                _Stored(Path(folder) / "store", shape, sample_bytes, count),
+            )
+            first = [_gb_s(tier, tier.put_all) for tier in tiers]
+            rounds = [_again(tiers) for _ in range(repeats)]
+            for tier in tiers:
+                tier.close()
+        again = [
+            [statistics.median(s) for s in zip(*each, strict=True)]
+            for each in zip(*rounds, strict=True)
+        ]
+        speeds = [(f, *puts_gets) for f, puts_gets in zip(first, again, strict=True)]
+        for tier, speed in zip(tiers, speeds, strict=True):
+            yield _row(tier, bits, speed, speeds[0])
+
+
+class _Mapped:
+    """Records in a memory-mapped file: no checksum, no index, no second copy."""
+
+    name = "mapped"
+
+    def __init__(self, path: Path, sample_bytes: int, count: int) -> None:
+        self.sample_bytes, self.count = sample_bytes, count
+        self._payloads = _payloads(sample_bytes)
+        with path.open("wb+") as file:
+            file.truncate(sample_bytes * count)
+            self._map = mmap.mmap(file.fileno(), sample_bytes * count)
+
+    def put_all(self) -> None:
+        for i in range(self.count):
+            start = i * self.sample_bytes
+            self._map[start : start + self.sample_bytes] = self._payloads[i % 4]
+
+    def get_all(self) -> None:
+        for i in range(self.count):
+            start = i * self.sample_bytes
+            _ = self._map[start : start + self.sample_bytes]
+
+    def put_all_and_sync(self) -> None:
+        self.put_all()
+        self._map.flush()
+
+    def close(self) -> None:
+        self._map.close()
+
+
+class _Stored:
+    """Records in a store, all in memory or all on disk."""
+
+    def __init__(
+        self, directory: Path | None, shape: tuple[int, int], sample_bytes: int, count: int
+    ) -> None:
+        self.name = "memory" if directory is None else "disk"
+        self.sample_bytes, self.count = sample_bytes, count
+        self._directory = directory
+        self._records = [BufferRecord(digest_of(p), *shape, p) for p in _payloads(sample_bytes)]
+        limits = BufferLimits(memory_bytes=None if directory is None else 0)
+        self._store = BufferStore(limits, directory=directory, run_id=_RUN, threads=False)
+
+    def put_all(self) -> None:
+        for i in range(self.count):
+            self._store.put(_key(i), self._records[i % 4], replace=True)
+            self._store.write_next()
+
+    def get_all(self) -> None:
+        for i in range(self.count):
+            self._store.get(_key(i))
+
+    def put_all_and_sync(self) -> None:
+        self.put_all()
+        if self._directory is not None:
+            for path in self._directory.glob("*/*.slab"):
+                _sync(path)
+
+    def close(self) -> None:
+        self._store.close()
+
+
+_Tier = _Mapped | _Stored
+
+
+def _key(sample: int) -> BufferKey:
+    return BufferKey(_RUN, BlockIndex(1), End.SENT, SampleId(sample))
+
+
+def _payloads(sample_bytes: int) -> list[bytes]:
+    return [random.Random(i).randbytes(sample_bytes) for i in range(4)]
+
+
+def _gb_s(tier: _Tier, work: Callable[[], None]) -> float:
+    start = time.perf_counter()
+    work()
+    return tier.count * tier.sample_bytes / (time.perf_counter() - start) / _GIGA
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def _again(tiers: tuple[_Tier, ...]) -> list[tuple[float, ...]]:
+    """Puts and gets of all tiers in turn, so that noise meets all alike."""
+    puts = [_gb_s(tier, tier.put_all) for tier in tiers]
+    gets = [_gb_s(tier, tier.get_all) for tier in tiers]
+    synced = [_gb_s(tier, tier.put_all_and_sync) for tier in tiers]
+    return list(zip(puts, gets, synced, strict=True))
+
+
+def _row(tier: _Tier, bits: int, speed: tuple[float, ...], mapped: tuple[float, ...]) -> SpeedRow:
+    first, put, get, synced = speed
+    return SpeedRow(
+        tier=tier.name,
+        bits=bits,
+        sample_bytes=tier.sample_bytes,
+        first_gb_s=first,
+        put_gb_s=put,
+        get_gb_s=get,
+        synced_gb_s=synced,
+        first_ratio=first / mapped[0],
+        put_ratio=put / mapped[1],
+        get_ratio=get / mapped[2],
+        synced_ratio=synced / mapped[3],
+    )
+
+
+def measure_hits(num_samples: int) -> Iterator[HitRow]:
+    """Rows for each budget: the share of visits after the first epoch that hit."""
+    train = _plan(num_samples)
+    for budget in BUDGETS:
+        room = max(1, int(budget * num_samples))
+        yield HitRow(
+            budget=budget,
+            needed_last=_hits_of_store(train, room),
+            least_recently_used=_hits_of_lru(train, room),
+        )
+
+
+def _plan(num_samples: int) -> TrainSpec:
+    steps = -(-num_samples // _BATCH) * _EPOCHS
+    return TrainSpec(
+        num_samples=num_samples,
+        seq_length=2,
+        batch_size=_BATCH,
+        micro_batch_size=1,
+        num_steps=steps,
+        learning_rate=0.0,
+        lr_schedule=LrSchedule.CONSTANT,
+        warmup_steps=0,
+        weight_decay=0.0,
+        clip_grad_norm=0.0,
+        seed=0,
+        shuffle=True,
+        dropout=False,
+        sync_tied_embeddings=False,
+        forward_codec="aq4",
+        backward_codec="q8",
+    )
+
+
+def _hits_of_store(train: TrainSpec, room: int) -> float:
+    record = BufferRecord(digest_of(b"x"), 1, 1, b"x")
+    store = BufferStore(BufferLimits(memory_bytes=room), visits=VisitOrder(train))
+    for step in map(StepNumber, range(train.num_steps)):
+        for sample in step_samples(train, step):
+            store.get(_key(sample))
+            store.stage(_key(sample), record)
+        store.commit(step)
+    return store.stats()[BlockIndex(1)].memory_hits / (train.num_samples * (_EPOCHS - 1))
+
+
+def _hits_of_lru(train: TrainSpec, room: int) -> float:
+    cache: OrderedDict[SampleId, None] = OrderedDict()
+    hits = 0
+    for step in map(StepNumber, range(train.num_steps)):
+        for sample in step_samples(train, step):
+            hits += sample in cache
+            cache[sample] = None
+            cache.move_to_end(sample)
+        while len(cache) > room:
+            cache.popitem(last=False)
+    return hits / (train.num_samples * (_EPOCHS - 1))
