@@ -83,8 +83,11 @@ class BufferStore:
     # ---- records
 
     def get(self, key: BufferKey) -> BufferRecord | None:
-        """The committed record, if there is one; read from disk if need be, and verified."""
-        record, event = self._look_up(key)
+        """The committed record, if there is one; read from disk if need be, and verified.
+
+        Until the next commit it is then here for certain, since a step may have to be redone.
+        """
+        record, event = self._look_up(key, lend=True)
         with self._changed:
             self._tiers.count(key, event)
         return record
@@ -264,11 +267,13 @@ class BufferStore:
             self._tiers.finish_read(job, result)
         return True
 
-    def _look_up(self, key: BufferKey) -> tuple[BufferRecord | None, str]:
+    def _look_up(self, key: BufferKey, *, lend: bool = False) -> tuple[BufferRecord | None, str]:
         while True:
             with self._changed:
                 found = self._tiers.find(key)
                 if isinstance(found, BufferRecord):
+                    if lend:
+                        self._tiers.lend(key, found)
                     return found, "memory_hits"
                 if found is None or self._closing:
                     return None, "misses"
@@ -278,6 +283,8 @@ class BufferStore:
                 if not self._tiers.is_current(found):
                     continue  # a newer version came meanwhile, or it was moved or dropped
                 if isinstance(result, BufferRecord):
+                    if lend:
+                        self._tiers.lend(key, result)
                     return result, "disk_hits"
                 self._tiers.found_broken(found, result)
                 return None, "misses"

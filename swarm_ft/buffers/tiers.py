@@ -88,6 +88,7 @@ class Tiers:
         self._memory, self._disk, self._index, self._visits = memory, disk, index, visits
         self._next_version = disk.next_version if disk else 1
         self._staged: dict[BufferKey, BufferRecord] = {}
+        self._lent: dict[BufferKey, BufferRecord] = {}
         self._wanted: dict[BufferKey, None] = {}
         self._lost: dict[BufferKey, None] = {}
         self._counts: dict[BlockIndex, _Counts] = {}
@@ -99,8 +100,17 @@ class Tiers:
         resident = self._memory.get(key)
         if resident is not None:
             return resident.record
+        if key in self._lent:
+            return self._lent[key]
         place = self._disk.find(key) if self._disk else None
         return ReadJob(key, place) if place else None
+
+    def lend(self, key: BufferKey, record: BufferRecord) -> None:
+        """The open step builds on it, and may have to again: it stays until the step commits.
+
+        Such records are in flight: no more than a step's, beside the budget.
+        """
+        self._lent[key] = record
 
     def is_current(self, job: ReadJob) -> bool:
         """Whether the job's slot still holds the newest version of its key."""
@@ -137,6 +147,7 @@ class Tiers:
                 self._let_go(key)
             else:
                 self._hold(key, record, visit)
+        self._lent.clear()
         in_flight = sum(len(record.payload) for record in self._staged.values())
         self._memory.in_flight_bytes = in_flight
         self._staged.clear()
@@ -262,6 +273,7 @@ class Tiers:
         for key in list(self._index.keys()):
             self._let_go(key)
         self._staged.clear()
+        self._lent.clear()
         self._wanted.clear()
         self._lost.clear()
         if self._disk:
@@ -307,6 +319,7 @@ class Tiers:
         return self._disk.find(key) if self._disk else None
 
     def _hold(self, key: BufferKey, record: BufferRecord, visit: int) -> None:
+        self._lent.pop(key, None)
         resident = Resident(record, self._next_version)
         self._next_version += 1
         self._enter(key, resident, visit, waits=self._disk is not None)
@@ -328,6 +341,7 @@ class Tiers:
 
     def _let_go(self, key: BufferKey) -> None:
         """Nobody needs it any more."""
+        self._lent.pop(key, None)
         self._remove_from_memory(key)
         if self._disk:
             self._disk.drop(key)

@@ -172,7 +172,8 @@ class StageState:
             await run_in(
                 self._context.compute, self.engine.apply, commit.clip_factor, commit.learning_rate
             )
-            self.store.commit(commit.step)
+            # An epoch's first may take its time: it looks up the order of the next.
+            await run_in(self._context.codecs, self.store.commit, commit.step)
             self.store.drop(self.elsewhere)
             self.residuals.commit()
             self.committed_steps += 1

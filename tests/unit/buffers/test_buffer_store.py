@@ -1,12 +1,13 @@
 """The buffer store against a plain model of it."""
 
+import contextlib
 from concurrent.futures import ThreadPoolExecutor
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from swarm_ft.buffers import BufferKey, BufferRecord, BufferStore, End
+from swarm_ft.buffers import BufferKey, BufferLimits, BufferRecord, BufferStore, End
 from swarm_ft.ids import BlockIndex, RunId, SampleId
 
 keys = st.builds(
@@ -112,3 +113,30 @@ def test_threads_lose_no_record_and_no_byte():
         list(pool.map(work, range(4)))
     assert len(store) == 800
     assert store.stats()[1].memory_bytes == 5 * 800
+
+
+# ---- what a step was given stays until it commits
+
+
+def test_what_the_open_step_builds_on_can_be_asked_for_again_whatever_goes():
+    first, second = (record(bytes([i]) * 100) for i in (1, 2))
+    with contextlib.closing(BufferStore(BufferLimits(memory_bytes=100))) as store:
+        store.put(key(1), first)
+        assert store.get(key(1)) == first
+        store.put(key(2), second)
+        assert [k.sample for k in store.take_lost()] in ([1], [2])
+        assert store.get(key(1)) == first
+        store.commit()
+        held = [sample for sample in (1, 2) if store.get(key(sample)) is not None]
+        assert len(held) == 1
+
+
+def test_but_a_newer_one_takes_its_place():
+    store = BufferStore(BufferLimits(memory_bytes=100))
+    first, newer = (record(bytes([i]) * 100) for i in (1, 2))
+    store.put(key(1), first)
+    assert store.get(key(1)) == first
+    store.put(key(1), newer, replace=True)
+    assert store.get(key(1)) == newer
+    store.drop([key(1)])
+    assert store.get(key(1)) is None
