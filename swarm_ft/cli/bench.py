@@ -175,28 +175,26 @@ def _table(rows: list[SpeedRow]) -> Table:
     return table
 
 
+def _short(number: float) -> str:
+    """Two digits of it, or all before the point."""
+    return f"{number:.0f}" if number >= 10 else f"{number:.2g}"
+
+
 def _speed_table(shape: str, rows: list[buffer_speed.SpeedRow]) -> Table:
     """GB/s of all tiers, and of the mapped file's."""
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    title = f"Records of {shape}: GB/s of payload, and as a share of the mapped file's"
-    table = Table("bits", "bytes", "tier", title=title)
-    for name in (
-        "first put",
-        "/ mapped",
-        "put",
-        "/ mapped",
-        "synced",
-        "/ mapped",
-        "get",
-        "/ mapped",
-    ):
+    title = f"Records of {shape}: GB/s of payload (and times the mapped file's)"
+    table = Table("bits", "bytes", "tier", title=title, box=SIMPLE_HEAD)
+    for name in ("first put", "put again", "and sync", "get"):
         table.add_column(name, justify="right")
     for row in rows:
         ratios = (row.first_ratio, row.put_ratio, row.synced_ratio, row.get_ratio)
         speeds = (row.first_gb_s, row.put_gb_s, row.synced_gb_s, row.get_gb_s)
-        numbers = [f"{x:.3g}" for pair in zip(speeds, ratios, strict=True) for x in pair]
-        table.add_row(str(row.bits), f"{row.sample_bytes:,}", row.tier, *numbers)
+        pairs = zip(speeds, ratios, strict=True)
+        cells = [f"{_short(speed)} ({_short(ratio)})" for speed, ratio in pairs]
+        table.add_row(str(row.bits), f"{row.sample_bytes:,}", row.tier, *cells)
     return table
 
 

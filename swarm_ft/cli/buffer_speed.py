@@ -157,7 +157,7 @@ class _Stored:
 
     def get_all(self) -> None:
         for i in range(self.count):
-            self._store.get(_key(i))
+            self._store.peek(_key(i))
 
     def put_all_and_sync(self) -> None:
         self.put_all()
