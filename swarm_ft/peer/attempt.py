@@ -9,13 +9,12 @@ from torch import Tensor
 
 from swarm_ft import failpoints
 from swarm_ft.errors import MalformedMessage, OutOfTurn
-from swarm_ft.ids import MicrobatchIndex, PeerId, SampleId, StepNumber
+from swarm_ft.ids import MicrobatchIndex, PeerId
+from swarm_ft.peer.attempt_buffers import AttemptBuffers
 from swarm_ft.peer.boundary import Boundary
-from swarm_ft.peer.buffer_follower import BufferFollower
 from swarm_ft.peer.connections import Connections
 from swarm_ft.peer.context import PeerContext, run_in
 from swarm_ft.peer.progress import StepProgress
-from swarm_ft.peer.stage_buffers import StageBuffers
 from swarm_ft.peer.stage_state import StageState
 from swarm_ft.peer.step import Passing, StageStep
 from swarm_ft.peer.take_over import TakeOver
@@ -23,7 +22,6 @@ from swarm_ft.peer.tied_embeddings import TiedGradients
 from swarm_ft.protocol.codec_spec import Direction
 from swarm_ft.protocol.coordinator_messages import (
     Assign,
-    FollowBuffers,
     PlanStep,
     Stage,
     stages_of,
@@ -32,7 +30,7 @@ from swarm_ft.protocol.frame import FrameKey
 from swarm_ft.protocol.peer_messages import PeerAlive, StageReady, StepReady
 from swarm_ft.protocol.pipeline import StageSchedule
 from swarm_ft.protocol.traffic import GradientTraffic
-from swarm_ft.protocol.training_plan import Microbatch, step_samples
+from swarm_ft.protocol.training_plan import Microbatch
 from swarm_ft.stage.engine import StageEngine
 
 
@@ -42,7 +40,7 @@ class StageAttempt:
     Attributes:
         connections: to neighbours and replicas.
         tied: keeps tied embeddings tied.
-        buffers: what this stage keeps of samples.
+        buffers: reads ahead, fetches and gives what this stage keeps of samples.
     """
 
     def __init__(
@@ -74,8 +72,8 @@ class StageAttempt:
         self.tied = TiedGradients(context, assign)
         self._index = self.connections.index
         layers = self.connections.pipeline[self._index].layers
-        self.buffers = StageBuffers(assign.spec, assign.run_id, layers, state.store)
-        self._follower = BufferFollower(context, assign, self.buffers, state.store)
+        frames_sent = self.connections.frames_sent
+        self.buffers = AttemptBuffers(context, assign, state, layers, frames_sent)
         self._computing = self.connections.pipeline
         self._plans: asyncio.Queue[PlanStep] = asyncio.Queue(1)
         self._step: StageStep | None = None
@@ -113,10 +111,6 @@ class StageAttempt:
             raise OutOfTurn(f"step {plan.step} was planned while another one waits")
         self._plans.put_nowait(plan)
 
-    def follow(self, order: FollowBuffers) -> None:
-        """Fetch buffers whose samples are about to pass this peer, beside the training."""
-        self._follower.follow(order)
-
     async def run(self) -> None:
         """Work until cancelled.
 
@@ -133,12 +127,11 @@ class StageAttempt:
             self.connections.start(group)
             if self._take_over is not None:
                 group.create_task(self._take_over.run())
-            group.create_task(self._follower.run())
+            group.create_task(self.buffers.run())
             group.create_task(self._work())
 
     async def _work(self) -> None:
         await self.connections.connected()
-        self._state.store.resume_at(StepNumber(self.assign.committed_steps))
         self._context.say(self._stage_ready())
         while True:
             plan = await self._plans.get()
@@ -168,7 +161,7 @@ class StageAttempt:
             run_id=self.assign.run_id,
             attempt=self.assign.attempt,
             done=frozenset(progress.done if progress is not None and is_open else ()),
-            buffers=self.buffers.held(),
+            buffers=self.buffers.begin(),
         )
 
     def _keep_progress(self) -> None:
@@ -193,6 +186,7 @@ class StageAttempt:
         norm = await run_in(self._context.compute, self._engine.squared_grad_norm)
         self._state.summed_in = plan.attempt
         failpoints.reached("before-ready")
+        buffers, lost = self.buffers.take_report()
         return StepReady(
             run_id=plan.run_id,
             attempt=plan.attempt,
@@ -202,8 +196,8 @@ class StageAttempt:
             compute_s=step.compute_s,
             traffic=progress.count(self.connections.take_traffic()),
             gradients=gradients,
-            buffers=self.buffers.take_counts(),
-            lost=self.buffers.take_lost(),
+            buffers=buffers,
+            lost=lost,
         )
 
     async def _begin(self, plan: PlanStep) -> tuple[StageStep, StepProgress]:
@@ -213,12 +207,9 @@ class StageAttempt:
         own = [b for b in plan.microbatches if b.replica_at(self._index) == replica]
         done = [batch for batch in own if self._index in batch.done]
         progress = self._progress = await self._open(plan, done)
-        left = [batch for batch in own if batch not in done]
         others = [batch for batch in plan.microbatches if batch not in own]
-        self._state.elsewhere = tuple(self.buffers.keys(_samples_of(others)))
-        self._follower.begun(_samples_of(own))
-        self._prefetch(plan.step, left)
-        step = self._make_step(plan, left, progress)
+        self.buffers.planned(plan.step, here=own, elsewhere=others)
+        step = self._make_step(plan, [batch for batch in own if batch not in done], progress)
         self._step = step
         self.tied.open(plan, self._engine)
         for boundaries, direction in (
@@ -229,16 +220,6 @@ class StageAttempt:
                 boundary.begin(plan.step, step.expected(boundary, direction))
         self._send_again(plan, done, progress)
         return step, progress
-
-    def _prefetch(self, step: StepNumber, batches: list[Microbatch]) -> None:
-        """Have the buffers of this step in memory soon, and those of the next one after them.
-
-        Which of the next step's samples pass here is not known yet; mostly those that did before.
-        """
-        self._state.store.prefetch(self.buffers.keys(_samples_of(batches)))
-        train, following = self.assign.spec.train, StepNumber(step + 1)
-        if following < train.num_steps:
-            self._state.store.prefetch(self.buffers.keys(step_samples(train, following)))
 
     async def _open(self, plan: PlanStep, done: list[Microbatch]) -> StepProgress:
         progress = self._state.progress
@@ -309,10 +290,6 @@ class StageAttempt:
     def _deliver(self, key: FrameKey, value: Tensor) -> None:
         if self._step is not None:
             self._step.arrived(key, value)
-
-
-def _samples_of(batches: Sequence[Microbatch]) -> list[SampleId]:
-    return [sample for batch in batches for sample in batch.samples]
 
 
 def check_routes(plan: PlanStep, pipeline: Sequence[Stage]) -> None:

@@ -11,11 +11,12 @@ from pathlib import Path
 
 from swarm_ft.buffers import BufferStore
 from swarm_ft.errors import InternalError, NotFound, OutOfTurn, SwarmError
-from swarm_ft.ids import Attempt, RunId
+from swarm_ft.ids import RunId
 from swarm_ft.log import get_logger
 from swarm_ft.peer.attempt import StageAttempt
+from swarm_ft.peer.attempt_slot import AttemptSlot
 from swarm_ft.peer.boundary import BoundaryStream
-from swarm_ft.peer.buffer_donor import BufferStream, serve_buffers
+from swarm_ft.peer.buffer_donor import BufferStream
 from swarm_ft.peer.context import PeerContext
 from swarm_ft.peer.donor import OfferedShard
 from swarm_ft.peer.handover import Handover
@@ -52,9 +53,6 @@ logger = get_logger(__name__)
 
 PROGRESS_LINES = 10
 """A run's steps that a peer's log tells of, about."""
-NEIGHBOUR_PATIENCE_S = 60.0
-"""How long an upstream neighbour that was told of an attempt sooner waits for this peer to hear
-of it; then it waits as long as the stage takes to load."""
 
 
 class StageHost:
@@ -83,10 +81,8 @@ class StageHost:
         self._state = state
         handover = Handover(context, shard_dir, spec.digest(), snapshots)
         self._exchange = StateExchange(context, self._state, handover, shard_dir)
-        self._attempt: StageAttempt | None = None
+        self._attempt: AttemptSlot[StageAttempt] = AttemptSlot(run_id)
         self._task: asyncio.Task[None] | None = None
-        self._assigned = Attempt(-1)
-        self._attempt_changed = asyncio.Event()
         self._shard: Path | None = None
 
     @property
@@ -101,7 +97,7 @@ class StageHost:
 
     def alive(self) -> PeerAlive:
         """What to tell the coordinator from time to time."""
-        return self._attempt.alive() if self._attempt is not None else PeerAlive()
+        return self._attempt.work.alive() if self._attempt.work is not None else PeerAlive()
 
     @property
     def held(self) -> HeldStage | None:
@@ -115,8 +111,7 @@ class StageHost:
     async def assign(self, assign: Assign) -> None:
         """Drop the present attempt and start another."""
         await self.stop()
-        self._assigned = assign.attempt
-        self._attempt_changed.set()
+        self._attempt.assigned(assign.attempt)
         self._task = asyncio.create_task(self._work(assign))
 
     def take(self, take: TakeStage) -> None:
@@ -129,14 +124,16 @@ class StageHost:
 
     def plan(self, plan: PlanStep) -> None:
         """Run a step of the present attempt; one of an older attempt is void."""
-        if self._attempt is not None and plan.attempt == self._attempt.assign.attempt:
+        attempt = self._attempt.at(plan.attempt)
+        if attempt is not None:
             self._exchange.planned(plan)
-            self._attempt.plan(plan)
+            attempt.plan(plan)
 
     def follow(self, order: FollowBuffers) -> None:
         """Fetch buffers in the present attempt; of an older one they are void."""
-        if self._attempt is not None and order.attempt == self._attempt.assign.attempt:
-            self._attempt.follow(order)
+        attempt = self._attempt.at(order.attempt)
+        if attempt is not None:
+            attempt.buffers.follow(order)
 
     async def commit(self, commit: CommitStep) -> None:
         """Apply the step's gradients, once. Cancelled, it still goes on to its end.
@@ -206,14 +203,16 @@ class StageHost:
     async def _work(self, assign: Assign) -> None:
         try:
             await self._prepare(assign)
-            await self._attempt_of(assign).run()
+            attempt = StageAttempt(self._context, assign, self._state, self._exchange.take_over)
+            self._attempt.begun(attempt)
+            await attempt.run()
         except* SwarmError as group:
             self._fail(assign, _first_error(group))
         except* Exception:
             logger.exception("run %s: a bug ended the attempt", self.run_id)
             self._fail(assign, InternalError("a bug; the peer's log has the details"))
         finally:
-            self._attempt = None
+            self._attempt.ended()
 
     async def _prepare(self, assign: Assign) -> None:
         """Have the stage as of the last commit, or listen; offer it to those who have not."""
@@ -235,11 +234,6 @@ class StageHost:
                 f"{self._state.committed_steps} of them here"
             )
         await self._exchange.offer(assign, layers)
-
-    def _attempt_of(self, assign: Assign) -> StageAttempt:
-        self._attempt = StageAttempt(self._context, assign, self._state, self._exchange.take_over)
-        self._attempt_changed.set()
-        return self._attempt
 
     def _fail(self, assign: Assign, error: SwarmError) -> None:
         logger.error("run %s: %s", self.run_id, error.message)
@@ -263,7 +257,7 @@ class StageHost:
             OutOfTurn: the attempt is over, or does not begin here in time.
             RunMismatch: the neighbour works by another RunSpec.
         """
-        attempt = await self._wait_for_attempt(hello)
+        attempt = await self._attempt.wait_for(hello.attempt)
         boundary = attempt.connections.upstream.get(hello.peer_id)
         if boundary is None:
             raise OutOfTurn(
@@ -278,29 +272,17 @@ class StageHost:
         Raises:
             OutOfTurn: the attempt is over, or does not begin here in time, or it is no replica.
         """
-        attempt = await self._wait_for_attempt(hello)
+        attempt = await self._attempt.wait_for(hello.attempt)
         reducer = attempt.connections.reducer
         if reducer is None:
             raise OutOfTurn(f"run {self.run_id}: this stage has no other replica")
         await reducer.serve(stream, hello)
 
-    async def _wait_for_attempt(self, hello: BoundaryHello | ReduceHello) -> StageAttempt:
-        try:
-            async with asyncio.timeout(NEIGHBOUR_PATIENCE_S) as patience:
-                while self._attempt is None or self._attempt.assign.attempt < hello.attempt:
-                    if self._assigned >= hello.attempt:
-                        patience.reschedule(None)
-                    self._attempt_changed.clear()
-                    await self._attempt_changed.wait()
-        except TimeoutError:
-            raise OutOfTurn(f"run {self.run_id}: attempt {hello.attempt} did not begin") from None
-        return self._attempt
-
     async def on_tied_gradient(self, stream: TiedStream) -> None:
         """The last stage exchanges the gradients of the tied embeddings."""
-        if self._attempt is None:
+        if self._attempt.work is None:
             raise OutOfTurn(f"run {self.run_id}: no tied gradient is expected here now")
-        await self._attempt.tied.serve(stream)
+        await self._attempt.work.tied.serve(stream)
 
     async def on_buffers(self, stream: BufferStream, request: BuffersRequest) -> None:
         """A peer that samples pass next fetches their buffers.
@@ -309,16 +291,9 @@ class StageHost:
             NotFound: no attempt is under way here.
             RunMismatch: the other peer works by another RunSpec.
         """
-        if self._attempt is None:
+        if self._attempt.work is None:
             raise NotFound(f"run {self.run_id}: no attempt is under way here")
-        await serve_buffers(
-            stream,
-            request,
-            buffers=self._attempt.buffers,
-            store=self._state.store,
-            spec_digest=self._attempt.assign.spec_digest,
-            frames_sent=self._attempt.connections.frames_sent,
-        )
+        await self._attempt.work.buffers.serve(stream, request)
 
     async def on_weights(self, stream: MessageStream[pb.BlobPart, pb.WeightsRequest]) -> None:
         """A client fetches the trained stage.

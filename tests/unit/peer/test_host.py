@@ -497,7 +497,7 @@ async def test_a_neighbour_that_hears_of_an_attempt_first_is_kept_waiting(peer):
 
 
 async def test_a_neighbour_waits_only_so_long_for_a_peer_to_hear_of_an_attempt(peer, monkeypatch):
-    monkeypatch.setattr("swarm_ft.peer.host.NEIGHBOUR_PATIENCE_S", 0.0)
+    monkeypatch.setattr("swarm_ft.peer.attempt_slot.NEIGHBOUR_PATIENCE_S", 0.0)
     async with peer.serving() as channel:
         stream = channel.open(BOUNDARY)
         await stream.send(hello(peer))
@@ -506,7 +506,7 @@ async def test_a_neighbour_waits_only_so_long_for_a_peer_to_hear_of_an_attempt(p
 
 
 async def test_a_neighbour_waits_as_long_as_the_stage_takes_to_load(peer, monkeypatch):
-    monkeypatch.setattr("swarm_ft.peer.host.NEIGHBOUR_PATIENCE_S", 0.0)
+    monkeypatch.setattr("swarm_ft.peer.attempt_slot.NEIGHBOUR_PATIENCE_S", 0.0)
     async with peer.serving() as channel:
         async with peer.busy():
             await peer.assign(stages=BEHIND)
