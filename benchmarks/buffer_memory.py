@@ -2,8 +2,9 @@
 
     python -m benchmarks.buffer_memory --dataset wikitext2-valid.txt --json FILE --plot FILE.png
 
-Trains a small model for two epochs with a swarm of real processes on this machine, for each number
-of samples anew, and reads the peers' peak of resident memory (VmHWM) from /proc.
+Trains a small model with a swarm of real processes on this machine until some steps into the second
+epoch, for each number of samples anew, and reads the peers' peak of resident memory (VmHWM) from
+/proc.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import re
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,6 +23,8 @@ from benchmarks.lab import THIS_MACHINE, LabSwarm
 from swarm_ft.client.sample import write_sample
 
 NUM_LAYERS, HIDDEN_SIZE, SEQ_LENGTH = 2, 64, 32
+BATCH_SIZE, MORE_STEPS = 64, 4
+POLL_S = 4.0
 RECORD_BYTES = 2 * SEQ_LENGTH * HIDDEN_SIZE + 2
 _PEAK = re.compile(r"VmHWM:\s+(\d+) kB")
 
@@ -68,7 +72,7 @@ def _measured(num_samples: int, options: argparse.Namespace, folder: Path) -> di
             place = ("--buffer-dir", str(folder / name))
             swarm.peer(name, THIS_MACHINE, f"{number}-{number + 1}", *place, *limits)
         idle = [_peak_bytes(swarm, name) for name in names]
-        _train(swarm, sample.model_dir, text, folder)
+        _train(swarm, sample.model_dir, text, folder, steps=num_samples // BATCH_SIZE + MORE_STEPS)
         return {
             "samples": num_samples,
             "buffers_bytes": num_samples * RECORD_BYTES,
@@ -78,15 +82,29 @@ def _measured(num_samples: int, options: argparse.Namespace, folder: Path) -> di
         }
 
 
-def _train(swarm: LabSwarm, model_dir: str, text: Path, folder: Path) -> None:
+def _train(swarm: LabSwarm, model_dir: str, text: Path, folder: Path, *, steps: int) -> None:
+    """Until so many steps are committed; the run is then left as it is."""
     job = ("client", "train", "--model", model_dir, "--dataset", str(text))
-    shape = ("--seq-length", str(SEQ_LENGTH), "--batch-size", "64", "--micro-batch-size", "16")
-    rest = ("--fw", "aq4", "--bw", "q8", "--epochs", "2", "--out", str(folder / "out"))
+    shape = ("--seq-length", str(SEQ_LENGTH), "--batch-size", str(BATCH_SIZE))
+    rest = (
+        "--micro-batch-size",
+        "16",
+        "--fw",
+        "aq4",
+        "--bw",
+        "q8",
+        "--epochs",
+        "2",
+        "--out",
+        str(folder / "out"),
+    )
     client = swarm.begin(
         "client", THIS_MACHINE, (*job, *shape, *rest, "--initial-peers", swarm.initial_peers)
     )
-    if client.wait():
-        raise RuntimeError((swarm.folder / "client.log").read_text(encoding="utf-8"))
+    while swarm.num_steps() < steps:
+        if client.poll():
+            raise RuntimeError((swarm.folder / "client.log").read_text(encoding="utf-8"))
+        time.sleep(POLL_S)
 
 
 def _text_of(dataset: Path, num_samples: int, model_dir: str, folder: Path) -> Path:

@@ -17,7 +17,6 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 from benchmarks.lab import THIS_MACHINE, LabSwarm
 from swarm_ft.client.sample import write_sample
@@ -102,16 +101,11 @@ def _start_peers(swarm: LabSwarm, folder: Path) -> None:
 
 def _kill_after(swarm: LabSwarm, step: int) -> int:
     """Kill both peers once so many steps are committed; how many are by then."""
-    while (done := _steps(swarm)) < step:
+    while (done := swarm.num_steps()) < step:
         time.sleep(POLL_S)
     for number in range(NUM_LAYERS):
         swarm.kill(f"peer-{number}")
     return done
-
-
-def _steps(swarm: LabSwarm) -> int:
-    found: dict[str, Any] = swarm.start("status", THIS_MACHINE, ("status", *swarm.common))
-    return int(found["runs"][0]["steps"]) if found["runs"] else 0
 
 
 def _frames(journal: Path) -> list[tuple[int, int]]:

@@ -101,6 +101,11 @@ class LabSwarm:
         self.processes[name] = process
         return process
 
+    def num_steps(self) -> int:
+        """Steps of the first run that are committed."""
+        runs = self.start("status", self.hub, ("status", *self.common))["runs"]
+        return int(runs[0]["steps"]) if runs else 0
+
     def kill(self, name: str) -> None:
         """End a process without a word to anybody, and wait until it is gone."""
         process = self.processes.pop(name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -90,6 +90,14 @@ class Index:
         """Of which there is a record, rising."""
         shelf = self._shelves.get(name)
         return np.flatnonzero(shelf.held) if shelf else np.empty(0, np.int64)
+
+    def num_samples(self, names: Iterable[ShelfName]) -> int:
+        """Of which there is a record on any of these shelves."""
+        held = [self._shelves[name].held for name in names]
+        union = np.zeros(max(map(len, held), default=0), np.bool_)
+        for some in held:
+            union[: len(some)] |= some
+        return int(np.count_nonzero(union))
 
     def keys(self) -> Iterator[BufferKey]:
         """Of all records that are anywhere."""

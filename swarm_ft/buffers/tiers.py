@@ -294,10 +294,9 @@ class Tiers:
 
     def _stats_of(self, boundary: BlockIndex) -> BoundaryStats:
         names = [name for name in self._index.shelves() if name.boundary == boundary]
-        found = [self._index.samples(name) for name in names]
         counts = self._of(boundary)
         return BoundaryStats(
-            samples=len(np.unique(np.concatenate(found))) if found else 0,
+            samples=self._index.num_samples(names),
             memory_bytes=counts.memory_bytes,
             disk_bytes=self._disk.bytes_of(boundary) if self._disk else 0,
             **counts.events,
