@@ -1,7 +1,6 @@
 """The per-sample buffers that this peer keeps. Knows no torch and no network."""
 
 from swarm_ft.buffers.records import (
-    BoundaryStats,
     BufferKey,
     BufferLimits,
     BufferRecord,
@@ -9,4 +8,4 @@ from swarm_ft.buffers.records import (
 )
 from swarm_ft.buffers.store import BufferStore
 
-__all__ = ["BoundaryStats", "BufferKey", "BufferLimits", "BufferRecord", "BufferStore", "End"]
+__all__ = ["BufferKey", "BufferLimits", "BufferRecord", "BufferStore", "End"]

@@ -7,7 +7,6 @@ if that is not enough, the writer has fallen behind, and waiting records go too:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,10 +53,6 @@ class MemoryTier:
     def get(self, key: BufferKey) -> Resident | None:
         """The record, if it is in memory."""
         return self._residents.get(key)
-
-    def keys(self) -> Iterable[BufferKey]:
-        """Of all records here."""
-        return self._residents.keys()
 
     def next_visit(self, key: BufferKey) -> int:
         """The step that needs it next."""

@@ -58,30 +58,3 @@ class BufferLimits:
 
     memory_bytes: int | None = None
     disk_bytes: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BoundaryStats:
-    """One boundary's buffers at this peer: the first three as of now, the others counted.
-
-    They are counted since the start, or since they were taken.
-
-    Attributes:
-        samples: of which there is a record, at whatever end.
-        memory_bytes: payloads in memory.
-        disk_bytes: slots on disk.
-        memory_hits: records asked for that were in memory.
-        disk_hits: records asked for that had to be read.
-        misses: records asked for that were not here, first visits among them.
-        evictions: records that went for want of room.
-        repairs: records that were found broken or gone, and so will be made anew.
-    """
-
-    samples: int = 0
-    memory_bytes: int = 0
-    disk_bytes: int = 0
-    memory_hits: int = 0
-    disk_hits: int = 0
-    misses: int = 0
-    evictions: int = 0
-    repairs: int = 0

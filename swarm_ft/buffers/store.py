@@ -16,7 +16,6 @@ from swarm_ft.buffers.disk import DiskTier
 from swarm_ft.buffers.index import Index, Samples, ShelfName
 from swarm_ft.buffers.memory import MemoryTier
 from swarm_ft.buffers.records import (
-    BoundaryStats,
     BufferKey,
     BufferLimits,
     BufferRecord,
@@ -27,6 +26,7 @@ from swarm_ft.buffers.tiers import ReadJob, Tiers
 from swarm_ft.buffers.visits import UnknownVisits, Visits
 from swarm_ft.errors import InternalError
 from swarm_ft.ids import BlockIndex, RunId, SampleId, StepNumber
+from swarm_ft.protocol.buffer_reports import BufferCounts
 
 
 class BufferStore:
@@ -74,7 +74,6 @@ class BufferStore:
         self._changed = threading.Condition()
         self._closing = False
         self._reads_under_way = self._writes_under_way = 0
-        self._step = -1
         self._threads: list[threading.Thread] = []
         if self._disk is not None and threads:
             self._start("buffers-write", lambda: self._tiers.has_writes, self.write_next)
@@ -133,8 +132,7 @@ class BufferStore:
             step: which; the one after the last if it is not said.
         """
         with self._changed:
-            self._step = self._step + 1 if step is None else step
-            self._tiers.commit(self._step)
+            self._tiers.commit(self._tiers.step + 1 if step is None else step)
             self._changed.notify_all()
 
     def rollback(self, but: Container[SampleId] = ()) -> None:
@@ -150,7 +148,6 @@ class BufferStore:
     def resume_at(self, step: StepNumber) -> None:
         """The run goes on with this step, wherever it was: visits from here on are to come."""
         with self._changed:
-            self._step = step - 1
             self._tiers.move_to(step - 1)
 
     def prefetch(self, keys: Iterable[BufferKey]) -> None:
@@ -189,12 +186,12 @@ class BufferStore:
         with self._changed:
             return self._tiers.take_lost()
 
-    def stats(self) -> dict[BlockIndex, BoundaryStats]:
-        """By boundary."""
+    def stats(self) -> dict[BlockIndex, BufferCounts]:
+        """By boundary; events are counted since the start, or since they were taken."""
         with self._changed:
             return self._tiers.stats()
 
-    def take_stats(self) -> dict[BlockIndex, BoundaryStats]:
+    def take_stats(self) -> dict[BlockIndex, BufferCounts]:
         """As `stats`, and what is counted is counted anew from now on."""
         with self._changed:
             return self._tiers.take_stats()

@@ -21,10 +21,11 @@ from swarm_ft.buffers.directory import OtherRun
 from swarm_ft.buffers.disk import DiskTier, Place
 from swarm_ft.buffers.index import Index
 from swarm_ft.buffers.memory import MemoryTier, Resident
-from swarm_ft.buffers.records import BoundaryStats, BufferKey, BufferRecord
+from swarm_ft.buffers.records import BufferKey, BufferRecord
 from swarm_ft.buffers.slab import Broken, SlabError
 from swarm_ft.buffers.visits import NEVER, Visits
 from swarm_ft.ids import BlockIndex, SampleId
+from swarm_ft.protocol.buffer_reports import BufferCounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ class ReadJob:
 
 @dataclass(slots=True)
 class _Counts:
-    """Of one boundary, see `BoundaryStats`."""
+    """Of one boundary, see `BufferCounts`."""
 
     memory_bytes: int = 0
     events: Counter[str] = field(default_factory=Counter)
@@ -128,6 +129,11 @@ class Tiers:
         self._of(key.boundary).events[event] += 1
 
     # ---- what becomes of records
+
+    @property
+    def step(self) -> int:
+        """The last one that was committed; -1 before the first."""
+        return self._memory.step
 
     def stage(self, key: BufferKey, record: BufferRecord) -> None:
         """Keep what the open step made of a record."""
@@ -285,24 +291,25 @@ class Tiers:
         self._lost.clear()
         return lost
 
-    def stats(self) -> dict[BlockIndex, BoundaryStats]:
+    def stats(self) -> dict[BlockIndex, BufferCounts]:
         """By boundary."""
         return {boundary: self._stats_of(boundary) for boundary in sorted(self._boundaries())}
 
     def _boundaries(self) -> set[BlockIndex]:
         return {name.boundary for name in self._index.shelves()} | self._counts.keys()
 
-    def _stats_of(self, boundary: BlockIndex) -> BoundaryStats:
+    def _stats_of(self, boundary: BlockIndex) -> BufferCounts:
         names = [name for name in self._index.shelves() if name.boundary == boundary]
         counts = self._of(boundary)
-        return BoundaryStats(
+        return BufferCounts(
+            boundary=boundary,
             samples=self._index.num_samples(names),
             memory_bytes=counts.memory_bytes,
             disk_bytes=self._disk.bytes_of(boundary) if self._disk else 0,
             **counts.events,
         )
 
-    def take_stats(self) -> dict[BlockIndex, BoundaryStats]:
+    def take_stats(self) -> dict[BlockIndex, BufferCounts]:
         """By boundary; events are counted anew from now on."""
         stats = self.stats()
         for counts in self._counts.values():

@@ -207,7 +207,7 @@ class StageAttempt:
         own = [b for b in plan.microbatches if b.replica_at(self._index) == replica]
         done = [batch for batch in own if self._index in batch.done]
         progress = self._progress = await self._open(plan, done)
-        others = [batch for batch in plan.microbatches if batch not in own]
+        others = [b for b in plan.microbatches if b.replica_at(self._index) != replica]
         self.buffers.planned(plan.step, here=own, elsewhere=others)
         step = self._make_step(plan, [batch for batch in own if batch not in done], progress)
         self._step = step

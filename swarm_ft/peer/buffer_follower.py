@@ -114,7 +114,8 @@ class BufferFollower:
             await stream.send(request_to_wire(request))
             await stream.finish()
             while (message := await _next(stream)) is not None:
-                await self._keep(fetch, buffer_from_wire(message))
+                # In a thread, since it digests the payload.
+                await self._keep(fetch, await asyncio.to_thread(buffer_from_wire, message))
         finally:
             await stream.cancel()
             await channel.close()
@@ -141,6 +142,7 @@ class _Fetch:
     def __init__(self, order: FollowBuffers, kept: dict[Direction, KeptEnd]) -> None:
         self.order = order
         self._kept = kept
+        self._asked = frozenset(order.samples)
         self._came: defaultdict[SampleId, set[Direction]] = defaultdict(set)
 
     @property
@@ -159,7 +161,7 @@ class _Fetch:
             MalformedMessage: it was not asked for.
         """
         kept = self._kept.get(buffer.direction)
-        if kept is None or buffer.sample not in self.order.samples:
+        if kept is None or buffer.sample not in self._asked:
             raise MalformedMessage(
                 f"buffer of sample {buffer.sample}, {buffer.direction.name.lower()}: not asked for"
             )

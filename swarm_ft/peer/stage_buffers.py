@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import reduce
 
 import numpy as np
@@ -88,11 +88,8 @@ class StageBuffers:
     def take_counts(self) -> tuple[BufferCounts, ...]:
         """What is kept at each boundary, residuals included, and what happened since last."""
         stats = self._store.take_stats()
-        return tuple(
-            BufferCounts(boundary=boundary, **asdict(stats[boundary]))
-            for boundary in _boundaries((*self.shared, *self._own))
-            if boundary in stats
-        )
+        boundaries = _boundaries((*self.shared, *self._own))
+        return tuple(stats[boundary] for boundary in boundaries if boundary in stats)
 
     def _samples(self, boundary: BlockIndex) -> Samples:
         held = [self._store.samples(boundary, kept.end) for kept in self.at(boundary)]

@@ -9,11 +9,12 @@ from __future__ import annotations
 from typing import assert_never
 
 from swarm_ft.errors import MalformedMessage
-from swarm_ft.ids import Attempt, BlockIndex, MicrobatchIndex, SampleId, StepNumber
+from swarm_ft.ids import Attempt, MicrobatchIndex, SampleId, StepNumber
 from swarm_ft.proto import boundary_pb2 as pb
 from swarm_ft.protocol.boundary_messages import Ack, BoundaryHello, BoundaryMessage, KeyFrameRequest
 from swarm_ft.protocol.checks import (
     bounded,
+    checked_boundary,
     checked_digest,
     checked_peer_id,
     checked_run_id,
@@ -21,7 +22,6 @@ from swarm_ft.protocol.checks import (
 )
 from swarm_ft.protocol.codec_spec import Direction
 from swarm_ft.protocol.frame import EncodedTensor, Frame, FrameKey, FrameKind
-from swarm_ft.protocol.layers import MAX_BLOCKS
 
 MAX_RECEIVED_KEYS = 1 << 16
 """Frames of one step over one boundary; a hello with more is an attack on memory."""
@@ -137,7 +137,7 @@ def _hello_from_wire(hello: pb.BoundaryHello) -> BoundaryHello:
     return BoundaryHello(
         run_id=checked_run_id(hello.run_id),
         spec_digest=checked_digest("RunSpec digest", hello.spec_digest),
-        boundary=BlockIndex(bounded("boundary", hello.boundary, 1, MAX_BLOCKS)),
+        boundary=checked_boundary(hello.boundary),
         peer_id=checked_peer_id(hello.peer_id),
         attempt=Attempt(hello.attempt),
         window_frames=bounded("window", hello.window_frames, 1, MAX_WINDOW_FRAMES),

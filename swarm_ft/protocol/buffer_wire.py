@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from swarm_ft.ids import Attempt, BlockIndex, SampleId
+from swarm_ft.ids import Attempt, SampleId
 from swarm_ft.proto import coordinator_pb2 as pb
 from swarm_ft.protocol.buffer_reports import BufferCounts, HeldBuffers
-from swarm_ft.protocol.checks import bounded, checked_peer_id, checked_run_id
+from swarm_ft.protocol.checks import bounded, checked_boundary, checked_peer_id, checked_run_id
 from swarm_ft.protocol.coordinator_messages import FollowBuffers
-from swarm_ft.protocol.layers import MAX_BLOCKS
 from swarm_ft.protocol.peer_messages import BuffersFollowed
 from swarm_ft.protocol.run_spec import MAX_SAMPLES
 from swarm_ft.protocol.sample_set import SampleSet
@@ -20,6 +19,7 @@ MAX_BOUNDARIES = 2
 MAX_FOLLOWING = 1 << 16
 """Samples of one message."""
 MAX_SOURCES = 64
+_FOLLOWING = "samples whose buffers follow"
 
 
 def held_to_wire(held: Iterable[HeldBuffers]) -> list[pb.HeldBuffers]:
@@ -36,7 +36,7 @@ def held_from_wire(held: Sequence[pb.HeldBuffers]) -> tuple[HeldBuffers, ...]:
     bounded("boundaries of a peer", len(held), 0, MAX_BOUNDARIES)
     return tuple(
         HeldBuffers(
-            boundary=_boundary(h.boundary), samples=SampleSet.checked(h.samples, MAX_SAMPLES)
+            boundary=checked_boundary(h.boundary), samples=SampleSet.checked(h.samples, MAX_SAMPLES)
         )
         for h in held
     )
@@ -58,7 +58,7 @@ def counts_from_wire(counts: Sequence[pb.BufferCounts]) -> tuple[BufferCounts, .
     names = [name for name in BufferCounts.__dataclass_fields__ if name != "boundary"]
     return tuple(
         BufferCounts(
-            boundary=_boundary(c.boundary),
+            boundary=checked_boundary(c.boundary),
             **{name: bounded(name, getattr(c, name), 0, MAX_TRAFFIC_BYTES) for name in names},
         )
         for c in counts
@@ -86,8 +86,8 @@ def follow_from_wire(follow: pb.FollowBuffers) -> FollowBuffers:
     return FollowBuffers(
         run_id=checked_run_id(follow.run_id),
         attempt=Attempt(follow.attempt),
-        boundary=_boundary(follow.boundary),
-        samples=_samples(follow.samples),
+        boundary=checked_boundary(follow.boundary),
+        samples=checked_samples(_FOLLOWING, follow.samples),
         sources=tuple(checked_peer_id(source) for source in follow.sources),
     )
 
@@ -111,15 +111,25 @@ def followed_from_wire(followed: pb.BuffersFollowed) -> BuffersFollowed:
     return BuffersFollowed(
         run_id=checked_run_id(followed.run_id),
         attempt=Attempt(followed.attempt),
-        boundary=_boundary(followed.boundary),
-        samples=_samples(followed.samples),
+        boundary=checked_boundary(followed.boundary),
+        samples=checked_samples(_FOLLOWING, followed.samples),
     )
 
 
-def _boundary(number: int) -> BlockIndex:
-    return BlockIndex(bounded("boundary", number, 1, MAX_BLOCKS))
+def checked_sample(number: int) -> SampleId:
+    """A sample, if a run can have it.
+
+    Raises:
+        MalformedMessage: none can.
+    """
+    return SampleId(bounded("sample", number, 0, MAX_SAMPLES - 1))
 
 
-def _samples(samples: Sequence[int]) -> tuple[SampleId, ...]:
-    bounded("samples whose buffers follow", len(samples), 1, MAX_FOLLOWING)
-    return tuple(SampleId(bounded("sample", sample, 0, MAX_SAMPLES - 1)) for sample in samples)
+def checked_samples(what: str, numbers: Sequence[int]) -> tuple[SampleId, ...]:
+    """Samples of one message, if they can be that.
+
+    Raises:
+        MalformedMessage: none, too many, or some that no run has.
+    """
+    bounded(what, len(numbers), 1, MAX_FOLLOWING)
+    return tuple(checked_sample(number) for number in numbers)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 
 from swarm_ft.errors import MalformedMessage
-from swarm_ft.ids import PeerId, RunId
+from swarm_ft.ids import BlockIndex, PeerId, RunId
 from swarm_ft.protocol.digest import DIGEST_BYTES
+from swarm_ft.protocol.layers import MAX_BLOCKS
 
 MAX_ID_CHARS = 64
 """Run and peer names; a longer one would only fill logs."""
@@ -57,6 +58,15 @@ def checked_peer_id(text: str) -> PeerId:
         MalformedMessage: see `checked_id`.
     """
     return PeerId(checked_id("peer id", text))
+
+
+def checked_boundary(number: int) -> BlockIndex:
+    """A boundary, if it can be one.
+
+    Raises:
+        MalformedMessage: it lies in front of every model, or behind.
+    """
+    return BlockIndex(bounded("boundary", number, 1, MAX_BLOCKS))
 
 
 def checked_text(value: str) -> str:

@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from swarm_ft.errors import MalformedMessage
 from swarm_ft.ids import BlockIndex, RunId, SampleId
 from swarm_ft.proto import peer_pb2 as pb
-from swarm_ft.protocol.buffer_wire import MAX_FOLLOWING
-from swarm_ft.protocol.checks import bounded, checked_digest, checked_run_id
+from swarm_ft.protocol.buffer_wire import checked_sample, checked_samples
+from swarm_ft.protocol.checks import bounded, checked_boundary, checked_digest, checked_run_id
 from swarm_ft.protocol.codec_spec import Direction
 from swarm_ft.protocol.digest import digest_of
-from swarm_ft.protocol.layers import MAX_BLOCKS
-from swarm_ft.protocol.run_spec import MAX_SAMPLES
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,12 +55,11 @@ def request_from_wire(request: pb.BuffersRequest) -> BuffersRequest:
     Raises:
         MalformedMessage: any field is out of its bounds.
     """
-    bounded("buffers asked for", len(request.samples), 1, MAX_FOLLOWING)
     return BuffersRequest(
         run_id=checked_run_id(request.run_id),
         spec_digest=checked_digest("RunSpec digest", request.spec_digest),
-        boundary=BlockIndex(bounded("boundary", request.boundary, 1, MAX_BLOCKS)),
-        samples=tuple(SampleId(bounded("sample", s, 0, MAX_SAMPLES - 1)) for s in request.samples),
+        boundary=checked_boundary(request.boundary),
+        samples=checked_samples("buffers asked for", request.samples),
     )
 
 
@@ -87,7 +84,7 @@ def buffer_from_wire(buffer: pb.BufferRecord) -> SentBuffer:
     if digest_of(buffer.payload) != digest:
         raise MalformedMessage(f"buffer of sample {buffer.sample}: damaged on its way")
     return SentBuffer(
-        sample=SampleId(bounded("sample", buffer.sample, 0, MAX_SAMPLES - 1)),
+        sample=checked_sample(buffer.sample),
         direction=Direction(buffer.direction),
         digest=digest,
         payload=buffer.payload,

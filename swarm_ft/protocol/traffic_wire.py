@@ -5,10 +5,8 @@ What a peer reports of one step is bounded, so that sums over peers and steps st
 
 from __future__ import annotations
 
-from swarm_ft.ids import BlockIndex
 from swarm_ft.proto import coordinator_pb2 as pb
-from swarm_ft.protocol.checks import bounded
-from swarm_ft.protocol.layers import MAX_BLOCKS
+from swarm_ft.protocol.checks import bounded, checked_boundary
 from swarm_ft.protocol.traffic import GradientTraffic, Traffic
 
 MAX_TRAFFIC_BYTES, MAX_TRAFFIC_FRAMES = 1 << 50, 1 << 26
@@ -23,7 +21,7 @@ def traffic_to_wire(traffic: Traffic) -> pb.Traffic:
 def traffic_from_wire(traffic: pb.Traffic) -> Traffic:
     """Counters of one boundary from protobuf."""
     return Traffic(
-        boundary=BlockIndex(bounded("boundary", traffic.boundary, 1, MAX_BLOCKS)),
+        boundary=checked_boundary(traffic.boundary),
         forward_bytes=traffic.forward_bytes,
         backward_bytes=traffic.backward_bytes,
         forward_uncompressed_bytes=traffic.forward_uncompressed_bytes,
