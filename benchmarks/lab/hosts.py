@@ -20,10 +20,15 @@ QUEUE_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A home link, in Mbps; None is not shaped."""
+    """A home link, in Mbps; None is not shaped.
+
+    Attributes:
+        delay_ms: that packets take from one such link to another; half of it either way here.
+    """
 
     up_mbps: float | None = None
     down_mbps: float | None = None
+    delay_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

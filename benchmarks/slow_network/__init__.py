@@ -1,0 +1,1 @@
+"""Throughput of swarm-ft and of others over slow links, with the limit beside it."""
