@@ -61,6 +61,7 @@ class Lab:
         self._name = f"lab{os.getpid()}"
         self._hub = f"{self._name}-hub"
         self._hosts: list[Host] = []
+        self._classful: set[Host] = set()
 
     def __enter__(self) -> Self:
         _run("ip", "netns", "add", self._hub)
@@ -97,6 +98,33 @@ class Lab:
         _shape(self._hub, outside, link.down_mbps)
         return host
 
+    def join(self, first: Host, second: Host, link: Link) -> None:
+        """Give two hosts a link of their own: what they send each other passes no other one.
+
+        Args:
+            first: sends to the other at `up_mbps`.
+            second: sends to the other at `down_mbps`.
+            link: its delay is not looked at.
+        """
+        for sender, receiver, mbps in (
+            (first, second, link.up_mbps),
+            (second, first, link.down_mbps),
+        ):
+            if mbps is not None:
+                self._shape_pair(sender, receiver, mbps)
+
+    def _shape_pair(self, sender: Host, receiver: Host, mbps: float) -> None:
+        tc = ("tc", "-n", sender.namespace)
+        if sender not in self._classful:
+            _run(*tc, "qdisc", "add", "dev", "eth0", "root", "handle", "1:", "htb")
+            self._classful.add(sender)
+        number = receiver.address.rpartition(".")[2]
+        place = ("dev", "eth0", "parent", "1:")
+        _run(*tc, "class", "add", *place, "classid", f"1:{number}", "htb", "rate", "32gbit")
+        _run(*tc, "qdisc", "add", "dev", "eth0", "parent", f"1:{number}", *_bucket(mbps))
+        match = ("u32", "match", "ip", "dst", f"{receiver.address}/32", "flowid", f"1:{number}")
+        _run(*tc, "filter", "add", *place, "protocol", "ip", *match)
+
     def sent_bytes(self, host: Host) -> int:
         """What left a host by now, headers and all."""
         path = "/sys/class/net/eth0/statistics/tx_bytes"
@@ -104,11 +132,14 @@ class Lab:
 
 
 def _shape(namespace: str, device: str, mbps: float | None) -> None:
-    if mbps is None:
-        return
+    if mbps is not None:
+        _run("tc", "-n", namespace, "qdisc", "add", "dev", device, "root", *_bucket(mbps))
+
+
+def _bucket(mbps: float) -> tuple[str, ...]:
     burst_bytes = max(MIN_BURST_BYTES, int(mbps * 1e6 / 8 * BURST_S))
-    bucket = ("rate", f"{mbps}mbit", "burst", f"{burst_bytes}", "latency", f"{QUEUE_S * 1000}ms")
-    _run("tc", "-n", namespace, "qdisc", "add", "dev", device, "root", "tbf", *bucket)
+    rate = ("rate", f"{int(mbps * 1e6)}bit", "burst", f"{burst_bytes}")
+    return "tbf", *rate, "latency", f"{QUEUE_S * 1000}ms"
 
 
 def _run(*command: str) -> str:

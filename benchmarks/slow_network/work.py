@@ -9,8 +9,10 @@ is what dilation is for, where eight stages share two cores.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from enum import Enum
+from itertools import combinations, pairwise, product
 
-from benchmarks.lab import Link
+from benchmarks.lab import Host, Lab, Link
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,23 +82,51 @@ is 90 % of it (24 C^2 of 24 C^2 + 4 T C operations a token), and inputs the rest
 PRESETS = {"gpt2-xl-v100": GPT2_XL_V100}
 
 
+class Topology(Enum):
+    """What a peer's traffic shares."""
+
+    PAIR = "pair"
+    """Neighbours have a link of their own, full duplex: what the literature's figures assume."""
+    HOME = "home"
+    """A peer has one link, whose uplink carries activations and gradients alike."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """Links of all peers alike.
+    """Links, all alike.
 
     Attributes:
-        up_mbps: None is as fast as this machine.
+        up_mbps: from a stage to the next (PAIR), or out of a peer (HOME); None is not shaped.
+        down_mbps: from a stage to the one before, or into a peer.
         delay_ms: of a packet from one peer to another.
     """
 
     up_mbps: float | None = None
     down_mbps: float | None = None
     delay_ms: float = 0.0
+    topology: Topology = Topology.PAIR
 
     def link(self, dilation: float = 1.0) -> Link:
         """As the lab is to make it."""
         up, down = (m and m / dilation for m in (self.up_mbps, self.down_mbps))
         return Link(up_mbps=up, down_mbps=down, delay_ms=self.delay_ms * dilation)
+
+    def hosts(
+        self, lab: Lab, stages: int, *, replicas: int = 1, dilation: float = 1.0
+    ) -> list[list[Host]]:
+        """New hosts in a lab, by stage and replica, joined by these links."""
+        link = self.link(dilation)
+        if self.topology is Topology.HOME:
+            return [[lab.host(link) for _ in range(replicas)] for _ in range(stages)]
+        away = Link(delay_ms=link.delay_ms)
+        hosts = [[lab.host(away) for _ in range(replicas)] for _ in range(stages)]
+        for here, behind in pairwise(hosts):
+            for pair in product(here, behind):
+                lab.join(*pair, link)
+        for stage in hosts:
+            for pair in combinations(stage, 2):
+                lab.join(*pair, link)
+        return hosts
 
 
 @dataclass(frozen=True, kw_only=True)

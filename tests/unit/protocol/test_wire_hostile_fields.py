@@ -249,7 +249,7 @@ def test_refuses_hostile_fields_from_a_coordinator(message, change, complaint):
     [
         ("stages", [], "peers of a run: expected 1 to"),
         ("stages[0].layers", None, "layers' stop"),
-        ("spec", None, "RunSpec: expected version 5, got 0"),
+        ("spec", None, "RunSpec: expected version 6, got 0"),
         ("spec.version", 3, "RunSpec: expected version 5, got 3"),
         ("spec.version", 6, "RunSpec: expected version 5, got 6"),
         ("spec.model", None, "number of blocks: expected 1 to"),
