@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from benchmarks.lab.hosts import Host
+from benchmarks.lab.host import Host
 
 STOP_TIMEOUT_S = 10.0
 
