@@ -11,10 +11,9 @@ from typing import Any
 
 from benchmarks.lab import Host, Lab, LabSwarm, Link
 from benchmarks.slow_network.processes import cpu_s
-from benchmarks.slow_network.work import Measured, Network, Work
+from benchmarks.slow_network.work import Measured, Trial, Work
 
-import os
-PEER = os.environ.get("PEERMOD", "benchmarks.slow_network.emulated_peer")
+PEER = "benchmarks.slow_network.emulated_peer"
 JOB = "benchmarks.slow_network.job"
 
 
@@ -41,22 +40,15 @@ class Setting:
         return f"swarm-ft {self.fw}/{self.bw}{dp}{key}"
 
 
-def measure_swarm(
-    lab: Lab,
-    folder: Path,
-    work: Work,
-    network: Network,
-    setting: Setting,
-    *,
-    dilation: float = 1.0,
-    steps: int = 2,
-) -> Measured:
+def measure_swarm(lab: Lab, folder: Path, trial: Trial, setting: Setting) -> Measured:
     """Steps of a swarm after its first, in which every sample is visited for the first time.
 
     Args:
         folder: for logs; made.
-        steps: that count; each visits all samples there are once.
+        trial: each of its steps visits all samples there are once.
+        setting: how the swarm sends.
     """
+    work, network, dilation = trial.work, trial.network, trial.dilation
     hosts = network.hosts(lab, work.stages, replicas=setting.replicas, dilation=dilation)
     hub = lab.host(Link(delay_ms=network.delay_ms * dilation))
     with LabSwarm(folder, hub) as swarm:
@@ -64,7 +56,7 @@ def measure_swarm(
             for replica, host in enumerate(replicas):
                 peer = _Peer(f"peer-{stage}.{replica}", host, stage)
                 _start(swarm, peer, work.dilated(dilation), setting)
-        lines = list(_run_job(swarm, work, setting, steps))
+        lines = list(_run_job(swarm, work, setting, trial.steps))
     return _measured(lines, setting, dilation)
 
 

@@ -130,6 +130,21 @@ class Network:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Trial:
+    """What is to be measured, of whatever system.
+
+    Attributes:
+        dilation: how much slower the lab runs than what it imitates.
+        steps: that count, after those that begin.
+    """
+
+    work: Work
+    network: Network
+    dilation: float = 1.0
+    steps: int = 2
+
+
+@dataclass(frozen=True, kw_only=True)
 class Measured:
     """What a system did.
 

@@ -118,7 +118,8 @@ class HalfCodec:
         header = exponent.to_bytes(_HEADER_BYTES, "little", signed=True)
         halves = scaled.to(torch.float16).cpu().numpy().astype("<f2", copy=False)
         payload = b"".join((header, halves.data))  # copied once
-        return EncodedTensor(self.spec, *x.shape, payload)
+        tokens, channels = x.shape
+        return EncodedTensor(self.spec, tokens, channels, payload)
 
     def decode(self, encoded: EncodedTensor, base: Tensor | None = None) -> Tensor:
         """See `Codec.decode`; refuses an exponent that is not the one of the halves."""
