@@ -162,6 +162,7 @@ def _engine_maker(device: str, dtype: str, model: str | None, threads: int | Non
 
     from swarm_ft.protocol.layers import LayerRange
     from swarm_ft.protocol.run_spec import RunSpec
+    from swarm_ft.stage.base import Engine
     from swarm_ft.stage.checkpoint import open_checkpoint
     from swarm_ft.stage.device import pick_device, pick_dtype
     from swarm_ft.stage.engine import StageEngine
@@ -172,7 +173,7 @@ def _engine_maker(device: str, dtype: str, model: str | None, threads: int | Non
     if model:
         open_checkpoint(model)  # a wrong --model is told now, not when a run comes
 
-    def make_engine(spec: RunSpec, layers: LayerRange) -> StageEngine:
+    def make_engine(spec: RunSpec, layers: LayerRange) -> Engine:
         checkpoint = open_checkpoint(model or spec.model.reference)
         return StageEngine(checkpoint, spec, layers, device=torch_device, dtype=torch_dtype)
 

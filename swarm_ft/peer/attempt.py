@@ -31,7 +31,7 @@ from swarm_ft.protocol.peer_messages import PeerAlive, StageReady, StepReady
 from swarm_ft.protocol.pipeline import StageSchedule
 from swarm_ft.protocol.traffic import GradientTraffic
 from swarm_ft.protocol.training_plan import Microbatch
-from swarm_ft.stage.engine import StageEngine
+from swarm_ft.stage.base import Engine
 
 
 class StageAttempt:
@@ -80,7 +80,7 @@ class StageAttempt:
         self._progress: StepProgress | None = None
 
     @property
-    def _engine(self) -> StageEngine:
+    def _engine(self) -> Engine:
         return self._state.engine
 
     @property

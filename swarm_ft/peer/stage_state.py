@@ -28,11 +28,11 @@ from swarm_ft.protocol.peer_messages import HeldStage
 from swarm_ft.protocol.run_spec import RunSpec
 from swarm_ft.protocol.shard import ShardName
 from swarm_ft.snapshots.shard import ShardContents
-from swarm_ft.stage.engine import StageEngine
+from swarm_ft.stage.base import Engine
 
 logger = get_logger(__name__)
 
-EngineMaker = Callable[[RunSpec, LayerRange], StageEngine]
+EngineMaker = Callable[[RunSpec, LayerRange], Engine]
 
 
 class StageState:
@@ -65,7 +65,7 @@ class StageState:
         self._run_id = run_id
         self._spec = spec
         self._make_engine = make_engine
-        self._engine: StageEngine | None = None
+        self._engine: Engine | None = None
         self._one_change = asyncio.Lock()
         self.store = store if store is not None else BufferStore()
         self._reset()
@@ -83,7 +83,7 @@ class StageState:
         return self._engine is not None
 
     @property
-    def engine(self) -> StageEngine:
+    def engine(self) -> Engine:
         """What trains the weights.
 
         Raises:

@@ -25,7 +25,7 @@ from swarm_ft.protocol.coordinator_messages import PlanStep
 from swarm_ft.protocol.frame import FrameKey
 from swarm_ft.protocol.pipeline import StageSchedule, StepDone, Task, TaskKind
 from swarm_ft.protocol.training_plan import Microbatch
-from swarm_ft.stage.engine import StageEngine
+from swarm_ft.stage.base import Engine
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,7 +69,7 @@ class StageStep:
         passing: Passing,
         progress: StepProgress,
         *,
-        engine: StageEngine,
+        engine: Engine,
         context: PeerContext,
         schedule: StageSchedule,
     ) -> None:

@@ -1,8 +1,4 @@
-"""Trains the blocks of one stage, step by step. Knows no peers, no codecs, no asyncio.
-
-Shapes: B samples, T tokens, C channels, V vocabulary. Everything here is synchronous and belongs
-to one compute thread. Tensors come and go on the CPU.
-"""
+"""Trains the blocks of one stage with torch, step by step. Knows no peers, codecs or asyncio."""
 
 from __future__ import annotations
 
@@ -21,6 +17,7 @@ from swarm_ft.protocol.layers import LayerRange
 from swarm_ft.protocol.run_spec import RunSpec
 from swarm_ft.stage.architecture import check_seq_length
 from swarm_ft.stage.arrivals import Bounds, check_gradient
+from swarm_ft.stage.base import LossAndGradient
 from swarm_ft.stage.checkpoint import Checkpoint
 from swarm_ft.stage.dropout import DropoutSeeds
 from swarm_ft.stage.module import StageModule
@@ -28,19 +25,6 @@ from swarm_ft.stage.momentum import gradient_from_momentum, momentum_share
 from swarm_ft.stage.weights import StageWeights
 
 _log = get_logger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LossAndGradient:
-    """What the last stage makes of a microbatch.
-
-    Attributes:
-        loss_sum: cross-entropy in nats, summed over the microbatch's targets.
-        input_gradient: float32 [B, T, C] of the step's mean loss; None in a one-stage swarm.
-    """
-
-    loss_sum: float
-    input_gradient: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +46,7 @@ class _Step:
 
 
 class StageEngine:
-    """Forward, backward and optimizer of blocks `layers`.
-
-    A step is `begin_step`, then per microbatch `forward` and `backward` (last stage:
-    `forward_backward`), then `squared_grad_norm` and `apply`. With synchronised tied embeddings,
-    first and last stage exchange `tied_gradient` and both `set_tied_gradient` the sum in between,
-    before `squared_grad_norm`. A step that is begun again keeps no trace of its first attempt; one
-    that is resumed keeps the microbatches that were counted.
-    """
+    """See `Engine`, which it is."""
 
     def __init__(
         self,
@@ -110,15 +87,11 @@ class StageEngine:
 
     @property
     def exchanges_tied_gradient(self) -> bool:
-        """Whether this stage holds one of two synchronised tensors and another stage the other."""
+        """See `Engine`."""
         return self._spec.train.sync_tied_embeddings and self.is_first != self.is_last
 
     def load(self) -> None:
-        """Read this stage's weights and make the optimizer.
-
-        Raises:
-            BadLayers, BadModel, RunMismatch: see `Checkpoint.load`.
-        """
+        """See `Engine`."""
         train = self._spec.train
         tensors = self._checkpoint.load(self.layers, self._spec.model)
         module = StageModule(self._checkpoint.config, self.layers)
@@ -137,16 +110,7 @@ class StageEngine:
             )
 
     def begin_step(self, step: StepNumber, num_targets: int) -> None:
-        """Start a step, or start it again: no gradients, no graphs.
-
-        Args:
-            step: its number.
-            num_targets: target tokens of the whole step; its loss is the mean over them.
-
-        Raises:
-            MalformedMessage: no targets.
-            OutOfTurn: not loaded.
-        """
+        """See `Engine`."""
         if num_targets < 1:
             raise MalformedMessage(f"step {step}: expected 1 target or more, got {num_targets}")
         self._loaded().zero_grad()
@@ -155,16 +119,7 @@ class StageEngine:
     def resume_step(
         self, step: StepNumber, counted: frozenset[MicrobatchIndex], gradient: Tensor | None
     ) -> None:
-        """Go on with the step under way: no graphs, the gradients of the counted microbatches.
-
-        Args:
-            step: its number.
-            counted: the microbatches, as the caller knows them.
-            gradient: their sum as `flat_gradient` gave it, if another was set since.
-
-        Raises:
-            OutOfTurn: another step is under way, or others are counted: begin it again.
-        """
+        """See `Engine`."""
         current = self._current()
         if (current.number, current.counted) != (step, set(counted)):
             raise OutOfTurn(
@@ -176,21 +131,7 @@ class StageEngine:
             self._loaded().set_flat_gradient(gradient)
 
     def forward(self, microbatch: MicrobatchIndex, x: Tensor) -> Tensor:
-        """Compute the stage's output and keep the graph until `backward`.
-
-        Args:
-            microbatch: its index in the step; computing it again replaces its graph.
-            x: at the first stage int64 tokens [B, T], else float32 [B, T, C]. It is kept: the
-                caller must not write to it before `backward`.
-
-        Returns:
-            Float32 [B, T, C], not to be written to.
-
-        Raises:
-            MalformedMessage: `x` is not what this stage takes.
-            NonFinite: the output is inf or NaN.
-            OutOfTurn: no step, or the microbatch's gradient is counted already.
-        """
+        """See `Engine`."""
         step = self._uncounted(microbatch)
         graph = self._run(step, microbatch, x)
         self._check_finite(graph.output, microbatch, "output")
@@ -200,17 +141,7 @@ class StageEngine:
     def forward_backward(
         self, microbatch: MicrobatchIndex, x: Tensor, tokens: Tensor
     ) -> LossAndGradient:
-        """Forward, loss and backward of a microbatch, at the last stage.
-
-        Args:
-            microbatch: its index in the step.
-            x: as `forward` takes it; in a one-stage swarm the tokens.
-            tokens: int64 [B, T]; a sample's targets are its own next tokens, T - 1 of them.
-
-        Raises:
-            MalformedMessage, OutOfTurn: as `forward`.
-            NonFinite: the loss or the input's gradient is inf or NaN.
-        """
+        """See `Engine`."""
         step = self._uncounted(microbatch)
         self._bounds.check_tokens(tokens)
         if x.shape[:2] != tokens.shape:
@@ -228,20 +159,7 @@ class StageEngine:
         )
 
     def backward(self, microbatch: MicrobatchIndex, gradient: Tensor) -> Tensor | None:
-        """Add the microbatch's gradient to the weights' and free its graph.
-
-        Args:
-            microbatch: one that `forward` computed.
-            gradient: float32 [B, T, C], of the output.
-
-        Returns:
-            The input's gradient, float32 [B, T, C]; None at the first stage.
-
-        Raises:
-            MalformedMessage: another shape or dtype than the output's.
-            NonFinite: the input's gradient is inf or NaN.
-            OutOfTurn: `forward` did not compute it, or its gradient is counted already.
-        """
+        """See `Engine`."""
         step = self._uncounted(microbatch)
         graph = step.graphs.get(microbatch)
         if graph is None:
@@ -253,13 +171,7 @@ class StageEngine:
         return self._input_gradient(microbatch, graph)
 
     def squared_grad_norm(self) -> float:
-        """Sum of squares of this stage's gradients, accumulated in float64.
-
-        With synchronised tied embeddings the tied tensor counts once, at the first stage.
-
-        Raises:
-            NonFinite: a gradient is inf or NaN.
-        """
+        """See `Engine`."""
         total = self._loaded().squared_grad_norm()
         if not math.isfinite(total):
             raise NonFinite(
@@ -270,35 +182,21 @@ class StageEngine:
 
     @property
     def num_values(self) -> int:
-        """How long `flat_gradient` is."""
+        """See `Engine`."""
         return self._loaded().num_values
 
     def flat_gradient(self) -> Tensor:
-        """All gradients of this stage, float32 [n], parameters by name; zeros for none."""
+        """See `Engine`."""
         return self._loaded().flat_gradient()
 
     def share(self, gradient: Tensor, num_members: int) -> Tensor:
-        """What one of `num_members` replicas of the stage gives to their sum, see `take_sum`.
-
-        Args:
-            gradient: `flat_gradient` of this replica; itself the share, but for `--dp momentum`.
-            num_members: who give a share each.
-
-        Returns:
-            Float32 [n], not to be written to.
-        """
+        """See `Engine`."""
         if not self._spec.train.sums_momentum:
             return gradient
         return momentum_share(self._loaded().flat_momentum(), gradient, num_members)
 
     def take_sum(self, total: Tensor) -> None:
-        """Go on with the gradients that the sum of all shares [n] stands for.
-
-        Nothing but gradients changes: moments do so at `apply`.
-
-        Raises:
-            MalformedMessage: of another length or dtype.
-        """
+        """See `Engine`."""
         weights = self._loaded()
         weights.check_flat(total)
         if self._spec.train.sums_momentum:
@@ -306,30 +204,15 @@ class StageEngine:
         weights.set_flat_gradient(total)
 
     def tied_gradient(self) -> Tensor:
-        """Gradient [V, C] of this end's tied tensor; zeros if there is none.
-
-        The first stage gives its token embeddings', the last its head's. Not to be written to.
-        """
+        """See `Engine`."""
         return self._loaded().tied_gradient()
 
     def set_tied_gradient(self, gradient: Tensor) -> None:
-        """Take the sum of both ends' gradients [V, C]; the same bits at both ends.
-
-        Raises:
-            MalformedMessage: of another shape or dtype.
-        """
+        """See `Engine`."""
         self._loaded().set_tied_gradient(gradient)
 
     def apply(self, clip_factor: float, learning_rate: float) -> None:
-        """Scale the gradients, step AdamW and end the step.
-
-        Args:
-            clip_factor: from 0 to 1, see `training_plan.clip_factor`.
-            learning_rate: of this step, see `training_plan.learning_rate_at`.
-
-        Raises:
-            OutOfTurn: no step has begun, as after a first `apply`: a step counts once.
-        """
+        """See `Engine`."""
         self._current()
         self._loaded().apply(clip_factor, learning_rate)
         self._step = None
@@ -337,37 +220,21 @@ class StageEngine:
     def apply_sum(
         self, step: StepNumber, total: Tensor, clip_factor: float, learning_rate: float
     ) -> None:
-        """Apply a step that others computed, the sum [n] of whose shares is known; see `apply`.
-
-        Raises:
-            MalformedMessage: the sum has another length or dtype.
-            OutOfTurn: not loaded.
-        """
+        """See `Engine`."""
         self.take_sum(total)
         self._step = _Step(step, num_targets=1)
         self.apply(clip_factor, learning_rate)
 
     def export(self, path: Path) -> int:
-        """Write this stage's weights as a safetensors shard, float32, and rename it into place.
-
-        With synchronised tied embeddings the head is left out: the first stage's shard has it.
-
-        Returns:
-            The file's size in bytes.
-        """
+        """See `Engine`."""
         return self._loaded().export(path)
 
     def state(self) -> dict[str, Tensor]:
-        """Copies of all that training goes on from, see `stage.state`; best between two steps."""
+        """See `Engine`."""
         return self._loaded().state()
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from `state` as if this stage had come to it; an open step is dropped.
-
-        Raises:
-            BadSnapshot: it is not a state of this stage; nothing was changed.
-            OutOfTurn: not loaded.
-        """
+        """See `Engine`."""
         self._loaded().load_state(state)
         self._step = None
 

@@ -30,6 +30,7 @@ from swarm_ft.protocol.layers import LayerRange, parse_layers
 from swarm_ft.protocol.run_spec import RunSpec
 from swarm_ft.protocol.status import RunEvent
 from swarm_ft.snapshots.store import SnapshotStore
+from swarm_ft.stage.base import Engine
 from swarm_ft.stage.checkpoint import open_checkpoint
 from swarm_ft.stage.engine import StageEngine
 from swarm_ft.transport.base import Server, Transport
@@ -199,6 +200,6 @@ async def _cancelled(task: asyncio.Task[None]) -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
-def _cpu_engine(spec: RunSpec, layers: LayerRange) -> StageEngine:
+def _cpu_engine(spec: RunSpec, layers: LayerRange) -> Engine:
     checkpoint = open_checkpoint(spec.model.reference)
     return StageEngine(checkpoint, spec, layers, device=torch.device("cpu"), dtype=torch.float32)

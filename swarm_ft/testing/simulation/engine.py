@@ -23,7 +23,7 @@ from swarm_ft.errors import MalformedMessage, OutOfTurn
 from swarm_ft.ids import MicrobatchIndex, StepNumber
 from swarm_ft.protocol.layers import LayerRange
 from swarm_ft.protocol.run_spec import RunSpec
-from swarm_ft.stage.engine import LossAndGradient
+from swarm_ft.stage.base import LossAndGradient
 
 MODULUS = 16
 """More samples than this cannot be told apart."""
@@ -83,7 +83,7 @@ class _Step:
 
 
 class TinyEngine:
-    """See `stage.engine.StageEngine`, whose interface it has.
+    """See `stage.base.Engine`, which it is.
 
     Args:
         watcher: told of every step that begins and of every step that is applied.
@@ -121,7 +121,7 @@ class TinyEngine:
     # ---- a step
 
     def begin_step(self, step: StepNumber, num_targets: int) -> None:
-        """See `StageEngine`."""
+        """See `Engine`."""
         if num_targets < 1:
             raise MalformedMessage(f"step {step}: expected 1 target or more, got {num_targets}")
         for block in self._loaded().values():
@@ -134,7 +134,7 @@ class TinyEngine:
     def resume_step(
         self, step: StepNumber, counted: frozenset[MicrobatchIndex], gradient: Tensor | None
     ) -> None:
-        """See `StageEngine`."""
+        """See `Engine`."""
         current = self._current()
         if (current.number, current.counted) != (step, set(counted)):
             raise OutOfTurn(f"step {step}: {counted} are not what is counted")
@@ -145,7 +145,7 @@ class TinyEngine:
             self._watcher.began(self, step)
 
     def forward(self, microbatch: MicrobatchIndex, x: Tensor) -> Tensor:
-        """See `StageEngine`."""
+        """See `Engine`."""
         output = self._forward(self._uncounted(microbatch), microbatch, x)
         self._tell("forward")
         return _sent(output)
@@ -153,7 +153,7 @@ class TinyEngine:
     def forward_backward(
         self, microbatch: MicrobatchIndex, x: Tensor, tokens: Tensor
     ) -> LossAndGradient:
-        """See `StageEngine`."""
+        """See `Engine`."""
         step = self._uncounted(microbatch)
         output = self._forward(step, microbatch, x)
         gradient = (output * 5 + tokens.numpy()[..., None]) % MODULUS
@@ -165,7 +165,7 @@ class TinyEngine:
         )
 
     def backward(self, microbatch: MicrobatchIndex, gradient: Tensor) -> Tensor | None:
-        """See `StageEngine`."""
+        """See `Engine`."""
         step = self._uncounted(microbatch)
         if microbatch not in step.inputs:
             raise OutOfTurn(f"step {step.number}: backward of microbatch {microbatch} came first")
@@ -174,12 +174,12 @@ class TinyEngine:
         return None if self.is_first else _sent(back)
 
     def squared_grad_norm(self) -> float:
-        """See `StageEngine`."""
+        """See `Engine`."""
         self._current()
         return float(sum((block.gradient**2).sum() for block in self._loaded().values()))
 
     def apply(self, clip_factor: float, learning_rate: float) -> None:
-        """See `StageEngine`; both numbers go into the weights."""
+        """See `Engine`; both numbers go into the weights."""
         step = self._current()
         salt = hashlib.blake2b(f"{clip_factor!r} {learning_rate!r}".encode()).digest()[0]
         for block in self._loaded().values():
@@ -192,7 +192,7 @@ class TinyEngine:
     def apply_sum(
         self, step: StepNumber, total: Tensor, clip_factor: float, learning_rate: float
     ) -> None:
-        """See `StageEngine`."""
+        """See `Engine`."""
         self.take_sum(total)
         self._step = _Step(step)
         self.apply(clip_factor, learning_rate)
@@ -201,35 +201,51 @@ class TinyEngine:
 
     @property
     def num_values(self) -> int:
-        """See `StageEngine`."""
+        """See `Engine`."""
         return sum(len(b.gradient) + len(b.tally) for b in self._loaded().values())
 
     def flat_gradient(self) -> Tensor:
-        """See `StageEngine`; every block's gradient and tally."""
+        """See `Engine`; every block's gradient and tally."""
         blocks = self._loaded().values()
         parts = [part for block in blocks for part in (block.gradient, block.tally)]
         return torch.from_numpy(np.concatenate(parts).astype(np.float32))
 
     def share(self, gradient: Tensor, num_members: int) -> Tensor:
-        """See `StageEngine`; here always the gradient."""
+        """See `Engine`; here always the gradient."""
         return gradient
 
     def take_sum(self, total: Tensor) -> None:
-        """See `StageEngine`."""
+        """See `Engine`."""
         values, at = np.rint(total.numpy()).astype(np.int64), 0
         for block in self._loaded().values():
             for part in (block.gradient, block.tally):
                 part[:] = values[at : at + len(part)]
                 at += len(part)
 
+    def tied_gradient(self) -> Tensor:
+        """See `Engine`.
+
+        Raises:
+            OutOfTurn: always; nothing is tied here.
+        """
+        raise OutOfTurn(f"layers {self.layers}: no tensor here is tied to another")
+
+    def set_tied_gradient(self, gradient: Tensor) -> None:
+        """See `Engine`.
+
+        Raises:
+            OutOfTurn: always; nothing is tied here.
+        """
+        raise OutOfTurn(f"layers {self.layers}: no tensor here is tied to another")
+
     def state(self) -> dict[str, Tensor]:
-        """See `StageEngine`."""
+        """See `Engine`."""
         blocks = self._loaded().items()
         self._tell("copied")
         return {f"block.{b}": torch.from_numpy(x.weights.astype(np.float32)) for b, x in blocks}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """See `StageEngine`."""
+        """See `Engine`."""
         for b, block in self._loaded().items():
             block.weights = np.rint(state[f"block.{b}"].numpy()).astype(np.int64)
         self._step = None
@@ -240,12 +256,12 @@ class TinyEngine:
         return {b: block.weights.tobytes() for b, block in self._loaded().items()}
 
     def weights_digest(self) -> bytes:
-        """See `StageEngine`."""
+        """See `Engine`."""
         joined = b"".join(self.weights().values())
         return hashlib.blake2b(joined, digest_size=16).digest()
 
     def export(self, path: Path) -> int:
-        """See `StageEngine`; the file holds the blocks' weights, first to last."""
+        """See `Engine`; the file holds the blocks' weights, first to last."""
         self._check_disk()
         num_bytes = path.write_bytes(b"".join(self.weights().values()))
         self._tell("exported")

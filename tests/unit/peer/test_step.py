@@ -19,7 +19,7 @@ from swarm_ft.protocol.coordinator_messages import PlanStep
 from swarm_ft.protocol.frame import FrameKey
 from swarm_ft.protocol.pipeline import StageSchedule
 from swarm_ft.protocol.training_plan import Microbatch
-from swarm_ft.stage.engine import LossAndGradient
+from swarm_ft.stage.base import LossAndGradient
 
 TOKENS, CHANNELS = 3, 2
 
