@@ -1,6 +1,6 @@
 """A stage that takes a stated time instead of computing; its tensors have the real shape.
 
-Everything else of a peer is real: this takes the place of `stage.engine.StageEngine` alone.
+Everything else of a peer is real: this takes the place of its engine alone (`stage.base.Engine`).
 Tensors look like those of training as far as codecs can tell: values are normal, tokens differ in
 scale, and a sample's activation moves by `CHANGE` of its spread from one visit to the next.
 """
@@ -20,7 +20,7 @@ from swarm_ft.errors import OutOfTurn
 from swarm_ft.ids import MicrobatchIndex, StepNumber
 from swarm_ft.protocol.layers import LayerRange
 from swarm_ft.protocol.run_spec import RunSpec
-from swarm_ft.stage.engine import LossAndGradient
+from swarm_ft.stage.base import LossAndGradient
 
 CHANGE = 0.3
 """Of an activation between two visits, relative to its spread."""
@@ -31,7 +31,7 @@ LOSS = 1.0
 
 
 class EmulatedEngine:
-    """See the module's docstring, and `StageEngine` for what its methods are for.
+    """See the module's docstring, and `Engine` for what its methods are for.
 
     Args:
         work: seconds of each pass, as they are to be waited for.
@@ -62,7 +62,7 @@ class EmulatedEngine:
     # ---- a step
 
     def begin_step(self, step: StepNumber, num_targets: int) -> None:
-        """See `StageEngine`."""
+        """See `Engine`."""
         self._step = step
 
     def resume_step(
@@ -76,13 +76,13 @@ class EmulatedEngine:
         raise OutOfTurn(f"step {step}: an emulated stage keeps nothing to go on from")
 
     def forward(self, microbatch: MicrobatchIndex, x: Tensor) -> Tensor:
-        """See `StageEngine`."""
+        """See `Engine`."""
         return self._after(self._work.forward_s, microbatch, len(x))
 
     def forward_backward(
         self, microbatch: MicrobatchIndex, x: Tensor, tokens: Tensor
     ) -> LossAndGradient:
-        """See `StageEngine`."""
+        """See `Engine`."""
         gradient = self._after(self._work.forward_s + self._work.backward_s, microbatch, len(x))
         num_targets = tokens.numel() - len(tokens)
         return LossAndGradient(
@@ -90,7 +90,7 @@ class EmulatedEngine:
         )
 
     def backward(self, microbatch: MicrobatchIndex, gradient: Tensor) -> Tensor | None:
-        """See `StageEngine`."""
+        """See `Engine`."""
         result = self._after(self._work.backward_s, microbatch, len(gradient))
         return None if self.is_first else result
 
@@ -108,11 +108,23 @@ class EmulatedEngine:
         return self._gradient
 
     def share(self, gradient: Tensor, num_members: int) -> Tensor:
-        """See `StageEngine`."""
+        """See `Engine`."""
         return gradient
 
     def take_sum(self, total: Tensor) -> None:
         """Nothing follows from it."""
+
+    def apply_sum(
+        self, step: StepNumber, total: Tensor, clip_factor: float, learning_rate: float
+    ) -> None:
+        """Nothing follows from it."""
+
+    def tied_gradient(self) -> Tensor:
+        """There is none; see `exchanges_tied_gradient`."""
+        return torch.zeros(0)
+
+    def set_tied_gradient(self, gradient: Tensor) -> None:
+        """See `tied_gradient`."""
 
     # ---- the end
 

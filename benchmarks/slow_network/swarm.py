@@ -57,7 +57,7 @@ def measure_swarm(lab: Lab, folder: Path, trial: Trial, setting: Setting) -> Mea
                 peer = _Peer(f"peer-{stage}.{replica}", host, stage)
                 _start(swarm, peer, work.dilated(dilation), setting)
         lines = list(_run_job(swarm, work, setting, trial.steps))
-    return _measured(lines, setting, dilation)
+    return _measured(lines, setting, trial)
 
 
 @dataclass(frozen=True)
@@ -104,19 +104,19 @@ def _run_job(swarm: LabSwarm, work: Work, setting: Setting, steps: int) -> Itera
         raise RuntimeError(f"the job failed; see {swarm.folder / 'job.log'}")
 
 
-def _measured(lines: list[dict[str, Any]], setting: Setting, dilation: float) -> Measured:
+def _measured(lines: list[dict[str, Any]], setting: Setting, trial: Trial) -> Measured:
     first, *later = lines
     wall_s = later[-1]["now_s"] - first["now_s"]
     return Measured(
         system=str(setting),
-        dilation=dilation,
-        step_s=tuple(line["seconds"] / dilation for line in later),
+        dilation=trial.dilation,
+        step_s=tuple(line["seconds"] / trial.dilation for line in later),
         cpus_used=(later[-1]["cpu_s"] - first["cpu_s"]) / wall_s,
+        forward_bytes=later[-1]["forward_bytes"] / trial.crossings,
+        backward_bytes=later[-1]["backward_bytes"] / trial.crossings,
         notes={
-            "first_epoch_step_s": first["seconds"] / dilation,
-            "forward_bytes": later[-1]["forward_bytes"],
-            "backward_bytes": later[-1]["backward_bytes"],
+            "first_epoch_step_s": first["seconds"] / trial.dilation,
+            "first_epoch_forward_bytes": first["forward_bytes"] / trial.crossings,
             "gradient_bytes": later[-1]["gradient_bytes"],
-            "first_epoch_forward_bytes": first["forward_bytes"],
         },
     )

@@ -143,6 +143,11 @@ class Trial:
     dilation: float = 1.0
     steps: int = 2
 
+    @property
+    def crossings(self) -> int:
+        """Of boundaries by microbatches in a step, one way."""
+        return self.work.num_microbatches * (self.work.stages - 1)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
@@ -153,6 +158,8 @@ class Measured:
         dilation: that it ran with.
         step_s: seconds of each step that counts, as imitated: those measured / dilation.
         cpus_used: of this machine, in the mean over those steps.
+        forward_bytes: of a microbatch over one boundary, in those steps.
+        backward_bytes: so too.
         notes: by name, whatever else there is to say.
     """
 
@@ -160,4 +167,6 @@ class Measured:
     dilation: float
     step_s: tuple[float, ...]
     cpus_used: float
+    forward_bytes: float
+    backward_bytes: float
     notes: dict[str, object] = field(default_factory=dict)
