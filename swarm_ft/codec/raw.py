@@ -116,8 +116,8 @@ class HalfCodec:
         if exponent == _MAX_EXPONENT:  # with any other the largest half fits by itself
             scaled.clamp_(-_MAX_HALF, _MAX_HALF)
         header = exponent.to_bytes(_HEADER_BYTES, "little", signed=True)
-        halves = scaled.to(torch.float16).cpu().numpy().astype("<f2", copy=False)
-        payload = b"".join((header, halves.data))  # copied once
+        halves = scaled.to(torch.float16).cpu().numpy()
+        payload = b"".join((header, np.ascontiguousarray(halves, "<f2").data))  # copied once
         tokens, channels = x.shape
         return EncodedTensor(self.spec, tokens, channels, payload)
 
