@@ -146,7 +146,9 @@ class _Stored:
         self.name = "memory" if directory is None else "disk"
         self.sample_bytes, self.count = sample_bytes, count
         self._directory = directory
-        self._records = [BufferRecord(fingerprint_of(p), *shape, p) for p in _payloads(sample_bytes)]
+        self._records = [
+            BufferRecord(fingerprint_of(p), *shape, p) for p in _payloads(sample_bytes)
+        ]
         limits = BufferLimits(memory_bytes=None if directory is None else 0)
         self._store = BufferStore(limits, directory=directory, run_id=_RUN, threads=False)
 
