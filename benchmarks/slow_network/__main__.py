@@ -23,7 +23,7 @@ from rich.console import Console
 
 from benchmarks.slow_network.cases import Row, System, run_case, swarm_system
 from benchmarks.slow_network.table import describe, to_document, to_table
-from benchmarks.slow_network.work import PRESETS, Network, Topology, Trial
+from benchmarks.slow_network.work import PRESETS, Network, Scale, Topology, Trial
 
 _say = Console(stderr=True).print
 
@@ -63,13 +63,15 @@ def _parser() -> argparse.ArgumentParser:
         "--systems",
         type=_systems,
         default=_systems("aq4/q8"),
-        help="codecs FW/BW or FW/BW@KEY of swarm-ft, with commas",
+        help="codecs FW/BW[/DP][@KEY] of swarm-ft, with commas",
     )
     parser.add_argument("--stages", type=int, help="instead of the preset's; so too those below")
+    parser.add_argument("--replicas", type=int)
     parser.add_argument("--batch-size", type=int)
     parser.add_argument("--micro-batch-size", type=int)
     parser.add_argument("--steps", type=int, default=2, help="that count")
     parser.add_argument("--dilation", type=float, default=4.0, help="how much slower it runs")
+    parser.add_argument("--shrink", type=int, default=1, help="how much smaller tensors are")
     parser.add_argument("--quick", action="store_true", help="100 Mbps and 10 Gbps, and GPipe")
     parser.add_argument("--json", type=Path, help="write the result there")
     parser.add_argument("--keep", action="store_true", help="the logs, and say where they are")
@@ -87,10 +89,11 @@ def _run(options: argparse.Namespace, folder: Path) -> Iterator[Row]:
 def _trials(options: argparse.Namespace) -> Iterator[tuple[System, Trial]]:
     given = {
         name: getattr(options, name)
-        for name in ("stages", "batch_size", "micro_batch_size")
+        for name in ("stages", "replicas", "batch_size", "micro_batch_size")
         if getattr(options, name) is not None
     }
     work = replace(PRESETS[options.preset], **given)
+    scale = Scale(dilation=options.dilation, shrink=options.shrink)
     for delay_ms in options.delay_ms:
         for mbps in options.mbps:
             network = Network(
@@ -100,12 +103,7 @@ def _trials(options: argparse.Namespace) -> Iterator[tuple[System, Trial]]:
                 topology=options.links,
             )
             for system in options.systems:
-                yield (
-                    system,
-                    Trial(
-                        work=work, network=network, dilation=options.dilation, steps=options.steps
-                    ),
-                )
+                yield system, Trial(work=work, network=network, scale=scale, steps=options.steps)
 
 
 def _numbers(text: str) -> list[float]:

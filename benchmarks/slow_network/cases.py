@@ -10,7 +10,7 @@ from statistics import median
 from benchmarks.lab import Lab
 from benchmarks.slow_network.limit import Order, Transfers, step_limit_s
 from benchmarks.slow_network.swarm import Setting, measure_swarm
-from benchmarks.slow_network.work import Measured, Network, Trial
+from benchmarks.slow_network.work import Measured, Trial
 
 Measure = Callable[[Lab, Path, Trial], Measured]
 
@@ -42,7 +42,7 @@ class Row:
     """
 
     system: str
-    network: Network
+    trial: Trial
     samples_per_s: float
     limit_per_s: float
     measured: Measured
@@ -54,15 +54,13 @@ class Row:
 
 
 def swarm_system(codecs: str) -> System:
-    """swarm-ft with codecs `FW/BW` or `FW/BW@KEY`."""
-    both, _, key = codecs.partition("@")
-    fw, _, bw = both.partition("/")
-    setting = Setting(fw=fw, bw=bw, key=key or "fp16")
+    """swarm-ft with codecs, see `Setting.parse`."""
+    setting = Setting.parse(codecs)
     return System(
         name=codecs,
         measure=lambda lab, folder, trial: measure_swarm(lab, folder, trial, setting),
         order=Order.SPLIT,
-        is_uncompressed=fw in ("none", "fp16", "bf16"),
+        is_uncompressed=setting.fw in ("none", "fp16", "bf16"),
     )
 
 
@@ -72,7 +70,7 @@ def run_case(system: System, trial: Trial, folder: Path) -> Row:
         measured = system.measure(lab, folder, trial)
     return Row(
         system=measured.system,
-        network=trial.network,
+        trial=trial,
         samples_per_s=trial.work.batch_size / median(measured.step_s),
         limit_per_s=trial.work.batch_size / _limit_s(system, trial, measured),
         measured=measured,
@@ -80,9 +78,5 @@ def run_case(system: System, trial: Trial, folder: Path) -> Row:
 
 
 def _limit_s(system: System, trial: Trial, measured: Measured) -> float:
-    transfers = Transfers.of(
-        trial.network,
-        forward_bytes=measured.forward_bytes,
-        backward_bytes=measured.backward_bytes,
-    )
+    transfers = Transfers.of(trial.network, measured)
     return step_limit_s(trial.work, trial.network, transfers, system.order)

@@ -34,7 +34,7 @@ def main() -> None:
     work = Work(**json.loads(options.work))
 
     def make_engine(spec: RunSpec, layers: LayerRange) -> EmulatedEngine:
-        return EmulatedEngine(work, spec, layers, num_values=options.num_values)
+        return EmulatedEngine(work, spec, layers, num_values=work.stage_values)
 
     with tempfile.TemporaryDirectory(prefix="emulated-peer-") as shard_dir:
         offer = PeerOptions(
@@ -56,7 +56,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--host", required=True)
     parser.add_argument("--peer-id", required=True)
     parser.add_argument("--work", required=True, help="a Work as JSON")
-    parser.add_argument("--num-values", type=int, default=1, help="of the stage's gradient")
     parser.add_argument("--buffer-memory", type=int, default=4 << 30, help="bytes")
     return parser
 

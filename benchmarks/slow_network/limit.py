@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from benchmarks.slow_network.work import Network, Topology, Work
+from benchmarks.slow_network.work import Measured, Network, Topology, Work
 
 TCP_SHARE = 1448 / 1514
 """Of a link's bits, what is payload: the rest is headers of Ethernet, IP, and TCP with its time
@@ -31,20 +31,29 @@ class Order(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Transfers:
-    """Seconds of a microbatch on a link each way, and of a packet on its way."""
+    """Seconds that links are busy.
+
+    Attributes:
+        forward_s: with a microbatch's activation.
+        backward_s: with its gradient.
+        delay_s: of a packet on its way.
+        gradient_s: with a peer's part of the sum over replicas, all else being done.
+    """
 
     forward_s: float = 0.0
     backward_s: float = 0.0
     delay_s: float = 0.0
+    gradient_s: float = 0.0
 
     @classmethod
-    def of(cls, network: Network, *, forward_bytes: float, backward_bytes: float) -> Transfers:
-        """Of a microbatch's bytes, as they are counted on the stream."""
+    def of(cls, network: Network, measured: Measured) -> Transfers:
+        """With bytes as they were counted on the streams."""
         forward_mbps, backward_mbps = _rates(network)
         return cls(
-            forward_s=_seconds(forward_bytes, forward_mbps),
-            backward_s=_seconds(backward_bytes, backward_mbps),
+            forward_s=_seconds(measured.forward_bytes, forward_mbps),
+            backward_s=_seconds(measured.backward_bytes, backward_mbps),
             delay_s=network.delay_ms / 1e3,
+            gradient_s=_seconds(measured.gradient_bytes, forward_mbps),
         )
 
     @property
@@ -68,7 +77,7 @@ def step_limit_s(work: Work, network: Network, transfers: Transfers, order: Orde
     limits = [alone_s + (work.num_microbatches - 1) * slowest_s, _last_stage_s(work, transfers)]
     if network.topology is Topology.HOME and work.stages > 2:
         limits.append(_uplink_s(work, transfers))
-    return max(limits)
+    return max(limits) + transfers.gradient_s
 
 
 def _last_stage_s(work: Work, transfers: Transfers) -> float:

@@ -23,21 +23,20 @@ class Setting:
 
     Attributes:
         dp: between replicas.
-        num_values: of a stage's gradient, which replicas sum.
     """
 
     fw: str
     bw: str
+    dp: str = "none"
     key: str = "fp16"
     buffer_bits: int = 16
-    dp: str = "none"
-    replicas: int = 1
-    num_values: int = 1
 
-    def __str__(self) -> str:
-        dp = f"/{self.dp}" if self.replicas > 1 else ""
-        key = f"@{self.key}" if self.fw.startswith("aq") else ""
-        return f"swarm-ft {self.fw}/{self.bw}{dp}{key}"
+    @classmethod
+    def parse(cls, text: str) -> Setting:
+        """`FW/BW`, `FW/BW/DP`, or one of them with `@KEY`."""
+        codecs, _, key = text.partition("@")
+        fw, bw, dp = (*codecs.split("/"), "none")[:3]
+        return cls(fw=fw, bw=bw, dp=dp, key=key or "fp16")
 
 
 def measure_swarm(lab: Lab, folder: Path, trial: Trial, setting: Setting) -> Measured:
@@ -48,36 +47,26 @@ def measure_swarm(lab: Lab, folder: Path, trial: Trial, setting: Setting) -> Mea
         trial: each of its steps visits all samples there are once.
         setting: how the swarm sends.
     """
-    work, network, dilation = trial.work, trial.network, trial.dilation
-    hosts = network.hosts(lab, work.stages, replicas=setting.replicas, dilation=dilation)
-    hub = lab.host(Link(delay_ms=network.delay_ms * dilation))
-    with LabSwarm(folder, hub) as swarm:
+    work, network = trial.lab_work, trial.lab_network
+    hosts = network.hosts(lab, work)
+    with LabSwarm(folder, lab.host(Link(delay_ms=network.delay_ms))) as swarm:
         for stage, replicas in enumerate(hosts):
             for replica, host in enumerate(replicas):
-                peer = _Peer(f"peer-{stage}.{replica}", host, stage)
-                _start(swarm, peer, work.dilated(dilation), setting)
+                _start_peer(swarm, f"peer-{stage}.{replica}", host, stage, work)
         lines = list(_run_job(swarm, work, setting, trial.steps))
     return _measured(lines, setting, trial)
 
 
-@dataclass(frozen=True)
-class _Peer:
-    name: str
-    host: Host
-    stage: int
-
-
-def _start(swarm: LabSwarm, peer: _Peer, work: Work, setting: Setting) -> None:
+def _start_peer(swarm: LabSwarm, name: str, host: Host, stage: int, work: Work) -> None:
     arguments = {
-        "--layers": f"{peer.stage}-{peer.stage + 1}",
+        "--layers": f"{stage}-{stage + 1}",
         "--initial-peers": swarm.initial_peers,
-        "--host": peer.host.address,
-        "--peer-id": peer.name,
+        "--host": host.address,
+        "--peer-id": name,
         "--work": json.dumps(asdict(work)),
-        "--num-values": str(setting.num_values),
     }
     words = [word for pair in arguments.items() for word in pair]
-    swarm.start(peer.name, peer.host, words, module=PEER)
+    swarm.start(name, host, words, module=PEER)
 
 
 def _run_job(swarm: LabSwarm, work: Work, setting: Setting, steps: int) -> Iterator[dict[str, Any]]:
@@ -107,16 +96,17 @@ def _run_job(swarm: LabSwarm, work: Work, setting: Setting, steps: int) -> Itera
 def _measured(lines: list[dict[str, Any]], setting: Setting, trial: Trial) -> Measured:
     first, *later = lines
     wall_s = later[-1]["now_s"] - first["now_s"]
+    dp = f"/{setting.dp}" if trial.work.replicas > 1 else ""
+    key = f"@{setting.key}" if setting.fw.startswith("aq") else ""
     return Measured(
-        system=str(setting),
-        dilation=trial.dilation,
-        step_s=tuple(line["seconds"] / trial.dilation for line in later),
+        system=f"swarm-ft {setting.fw}/{setting.bw}{dp}{key}",
+        step_s=tuple(trial.imitated_s(line["seconds"]) for line in later),
         cpus_used=(later[-1]["cpu_s"] - first["cpu_s"]) / wall_s,
-        forward_bytes=later[-1]["forward_bytes"] / trial.crossings,
-        backward_bytes=later[-1]["backward_bytes"] / trial.crossings,
+        forward_bytes=trial.imitated_bytes(later[-1]["forward_bytes"]),
+        backward_bytes=trial.imitated_bytes(later[-1]["backward_bytes"]),
+        gradient_bytes=later[-1]["gradient_bytes"] * trial.scale.shrink / trial.work.num_peers,
         notes={
-            "first_epoch_step_s": first["seconds"] / trial.dilation,
-            "first_epoch_forward_bytes": first["forward_bytes"] / trial.crossings,
-            "gradient_bytes": later[-1]["gradient_bytes"],
+            "first_epoch_step_s": trial.imitated_s(first["seconds"]),
+            "first_epoch_forward_bytes": trial.imitated_bytes(first["forward_bytes"]),
         },
     )

@@ -22,13 +22,13 @@ def to_table(rows: Sequence[Row]) -> Table:
         measured = row.measured
         each_way = f"{measured.forward_bytes / 1e6:.2f} / {measured.backward_bytes / 1e6:.2f}"
         table.add_row(
-            describe(row.network),
+            describe(row.trial.network),
             row.system,
             f"{row.samples_per_s:.2f}",
             f"{row.limit_per_s:.2f}",
             f"{row.efficiency:.2f}",
             each_way,
-            f"{measured.dilation:g}",
+            f"{row.trial.scale.dilation:g}",
             f"{measured.cpus_used:.2f}",
         )
     return table
@@ -47,10 +47,14 @@ def to_document(rows: Sequence[Row]) -> list[dict[str, Any]]:
     return [
         {
             "system": row.system,
-            "up_mbps": row.network.up_mbps,
-            "down_mbps": row.network.down_mbps,
-            "delay_ms": row.network.delay_ms,
-            "links": row.network.topology.value,
+            "up_mbps": row.trial.network.up_mbps,
+            "down_mbps": row.trial.network.down_mbps,
+            "delay_ms": row.trial.network.delay_ms,
+            "links": row.trial.network.topology.value,
+            "stages": row.trial.work.stages,
+            "replicas": row.trial.work.replicas,
+            "batch_size": row.trial.work.batch_size,
+            **asdict(row.trial.scale),
             "samples_per_s": row.samples_per_s,
             "limit_per_s": row.limit_per_s,
             "efficiency": row.efficiency,
