@@ -22,6 +22,8 @@ from swarm_ft.protocol.timeline import MAX_SPANS, SpanKind, Spans, StepTimeline
 P = ParamSpec("P")
 R = TypeVar("R")
 
+NUM_PROBES = 4
+"""Questions for the time, one after the other; the quickest answer is the best."""
 _OFF_S = -1.0
 """What a clock says while nothing is recorded; a span that began then is none."""
 _Row = tuple[int, float, float, int, int, int, int, int, int]
@@ -44,6 +46,7 @@ class Timeline:
         self._clock = clock
         self._say = say
         self._coordinator = RemoteClock()
+        self._probes_left = 0
         self._plan: PlanStep | None = None
         self._planned_s = 0.0
         self._ready_s: float | None = None
@@ -114,13 +117,13 @@ class Timeline:
             self._rows.clear()
         self._planned_s = self.now_s()
         self.add(SpanKind.PLAN, self._planned_s)
-        self._ask_for_time()
+        self._probe(NUM_PROBES)
 
     def ready(self) -> None:
         """This peer did its part of the step."""
         self._ready_s = self.now_s()
         self.add(SpanKind.READY, self._ready_s)
-        self._ask_for_time()
+        self._probe(1)
 
     def commit_heard(self) -> None:
         """The step counts; it is yet to be applied."""
@@ -161,10 +164,12 @@ class Timeline:
             received_us=_us(self._clock.now_s()),
         )
         self._coordinator.heard(trip)
+        self._probe(self._probes_left - 1)
 
-    def _ask_for_time(self) -> None:
-        """At both ends of a step, when few frames are under way that would delay the answer."""
-        if self.is_on:
+    def _probe(self, num_probes: int) -> None:
+        """Ask for the time: at both ends of a step, when few frames would delay the answer."""
+        self._probes_left = num_probes
+        if self.is_on and num_probes > 0:
             self._say(ClockProbe(_us(self._clock.now_s())))
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-NUM_KEPT = 16
+NUM_KEPT = 64
 """Round trips that are remembered."""
 DRIFT = 1e-4
 """By how much two machines' clocks may differ in speed: 100 ppm, several times what quartz does."""
@@ -42,7 +42,7 @@ class RoundTrip:
         """What it tells, at a later moment of our clock."""
         middle_us = (self.sent_us + self.received_us) // 2
         half_us = -(-(self.received_us - self.sent_us) // 2)
-        drifted_us = round(DRIFT * (now_us - self.received_us))
+        drifted_us = round(DRIFT * (now_us - self.sent_us))
         return ClockEstimate(self.remote_us - middle_us, half_us + drifted_us)
 
 

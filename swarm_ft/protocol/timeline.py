@@ -75,7 +75,7 @@ class Span(NamedTuple):
     num_bytes: int = 0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Spans:
     """Spans as columns of one length, which is how they travel; iterating gives them one by one.
 

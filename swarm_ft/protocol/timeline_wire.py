@@ -14,20 +14,21 @@ from swarm_ft.protocol.coordinator_messages import ClockReply
 from swarm_ft.protocol.layers import MAX_BLOCKS
 from swarm_ft.protocol.peer_messages import ClockProbe
 from swarm_ft.protocol.remote_clock import ClockEstimate
-from swarm_ft.protocol.run_spec import MAX_BATCH_SIZE, MAX_SAMPLES, MAX_STEPS
 from swarm_ft.protocol.run_wire import layers_from_wire, layers_to_wire
 from swarm_ft.protocol.timeline import MAX_SPANS, PeerTimeline, SpanKind, Spans, StepTimeline
 from swarm_ft.protocol.traffic_wire import MAX_TRAFFIC_BYTES
 
 MAX_CLOCK_US = 1 << 51
 """70 years; sums of a few are exact in JSON's numbers."""
+MAX_NUMBER = 1 << 32
+"""Whatever a neighbour's frame may be called: its receiver is not to be refused for it."""
 _COLUMNS = {
     "kinds": (min(SpanKind), max(SpanKind)),
     "begin_us": (0, MAX_CLOCK_US),
     "duration_us": (0, MAX_CLOCK_US),
-    "steps": (0, MAX_STEPS),
-    "microbatches": (0, MAX_BATCH_SIZE),
-    "samples": (0, MAX_SAMPLES),
+    "steps": (0, MAX_NUMBER),
+    "microbatches": (0, MAX_NUMBER),
+    "samples": (0, MAX_NUMBER),
     "boundaries": (0, MAX_BLOCKS),
     "directions": (0, max(Direction)),
     "num_bytes": (0, MAX_TRAFFIC_BYTES),
@@ -76,8 +77,8 @@ def _spans_from_wire(spans: pb.Spans) -> Spans:
             raise MalformedMessage(f"spans: expected {num_spans} {name}, got {len(column)}")
         columns[name] = tuple(column)
         if num_spans:
-            bounded(f"smallest of {name}", min(columns[name]), low, high)
-            bounded(f"largest of {name}", max(columns[name]), low, high)
+            bounded(name, min(columns[name]), low, high)
+            bounded(name, max(columns[name]), low, high)
     return Spans(**columns)
 
 
