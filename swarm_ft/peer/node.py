@@ -184,6 +184,7 @@ class PeerNode:
     # ---- the coordinator
 
     def _hello(self) -> PeerHello:
+        self._context.timeline.joined()
         return PeerHello(
             peer_id=self._options.peer_id,
             layers=self._options.layers,

@@ -136,25 +136,29 @@ class Timeline:
         """The step is applied, or its attempt over: say what was recorded, and forget it."""
         if not self.is_on or self._plan is None:
             return
-        step = (SpanKind.STEP, self._planned_s, self._clock.now_s(), self._plan.step, 0, 0, 0, 0, 0)
-        rows, self._rows = [step, *self._rows][:MAX_SPANS], []
-        num_dropped, self._num_dropped = self._num_dropped, 0
-        clock = self._coordinator.estimate(_us(self._clock.now_s()))
+        now_s, plan, self._plan = self._clock.now_s(), self._plan, None
+        rows = [(SpanKind.STEP, self._planned_s, now_s, plan.step, 0, 0, 0, 0, 0), *self._rows]
+        num_dropped = self._num_dropped + max(0, len(rows) - MAX_SPANS)
+        self._rows, self._num_dropped = [], 0
+        clock = self._coordinator.estimate(_us(now_s))
         if clock is not None:
-            origin_us, spans = _columns(rows)
+            origin_us, spans = _columns(rows[:MAX_SPANS])
             timeline = StepTimeline(
-                run_id=self._plan.run_id,
-                attempt=self._plan.attempt,
-                step=self._plan.step,
+                run_id=plan.run_id,
+                attempt=plan.attempt,
+                step=plan.step,
                 origin_us=origin_us,
                 clock=clock,
                 spans=spans,
                 num_dropped=num_dropped,
             )
             self._say(timeline)
-        self._plan = None
 
     # ---- the coordinator's clock
+
+    def joined(self) -> None:
+        """A conversation with the coordinator begins; it may be another one, on another clock."""
+        self._coordinator = RemoteClock()
 
     def heard(self, reply: ClockReply) -> None:
         """The coordinator told its time."""
