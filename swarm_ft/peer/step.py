@@ -24,6 +24,7 @@ from swarm_ft.protocol.codec_spec import Direction
 from swarm_ft.protocol.coordinator_messages import PlanStep
 from swarm_ft.protocol.frame import FrameKey
 from swarm_ft.protocol.pipeline import StageSchedule, StepDone, Task, TaskKind
+from swarm_ft.protocol.timeline import SpanKind
 from swarm_ft.protocol.training_plan import Microbatch
 from swarm_ft.stage.base import Engine
 
@@ -127,7 +128,19 @@ class StageStep:
                 pending = self._schedule.computed(pending)
             if isinstance(pending, StepDone):
                 return
+            pending = await self._wait()
+
+    async def _wait(self) -> Task | StepDone | None:
+        """What can be done next, once all it needs is here."""
+        timeline = self._context.timeline
+        begin_s, pending = timeline.now_s(), None
+        while pending is None:
             pending = self._assemble(*await self._arrivals.get())
+        if isinstance(pending, Task):
+            is_gradient = pending.kind is TaskKind.BACKWARD
+            kind = SpanKind.WAIT_GRADIENT if is_gradient else SpanKind.WAIT_INPUT
+            timeline.add(kind, begin_s, microbatch=pending.microbatch)
+        return pending
 
     def _first_inputs(self) -> Task | StepDone | None:
         pending = None
@@ -161,28 +174,29 @@ class StageStep:
             raise
 
     async def _compute(self, task: Task) -> None:
-        index = task.microbatch
+        index, timed = task.microbatch, self._context.timeline.timed
         self.tasks_begun += 1
         self._task_began_s = self._context.clock.now_s()
         match task.kind:
             case TaskKind.FORWARD:
                 failpoints.reached("before-forward")
                 x = self._inputs.pop(index)
-                output = await run_in(self._context.compute, self._engine.forward, index, x)
+                forward = timed(SpanKind.FORWARD, self._engine.forward, index)
+                output = await run_in(self._context.compute, forward, index, x)
                 self._send(index, output, Direction.FORWARD)
             case TaskKind.BACKWARD:
                 failpoints.reached("before-backward")
                 gradient = self._gradients.pop(index)
                 failpoints.reached_meanwhile("mid-backward")
-                result = await run_in(self._context.compute, self._engine.backward, index, gradient)
+                backward = timed(SpanKind.BACKWARD, self._engine.backward, index)
+                result = await run_in(self._context.compute, backward, index, gradient)
                 self._count(index, result)
             case TaskKind.FORWARD_BACKWARD:
                 failpoints.reached("before-forward")
                 x, tokens = self._inputs.pop(index), self._tokens[index]
                 failpoints.reached_meanwhile("mid-backward")
-                last = await run_in(
-                    self._context.compute, self._engine.forward_backward, index, x, tokens
-                )
+                both = timed(SpanKind.FORWARD_BACKWARD, self._engine.forward_backward, index)
+                last = await run_in(self._context.compute, both, index, x, tokens)
                 self._progress.loss_sum += last.loss_sum
                 self._count(index, last.input_gradient)
         self._compute_s, self._task_began_s = self.compute_s, None

@@ -16,6 +16,7 @@ from swarm_ft.peer.buffer_donor import receive_request, serve_buffers
 from swarm_ft.peer.buffer_follower import BufferFollower
 from swarm_ft.peer.context import PeerContext
 from swarm_ft.peer.stage_buffers import StageBuffers
+from swarm_ft.peer.timeline import Timeline
 from swarm_ft.protocol.buffer_reports import BufferCounts, HeldBuffers
 from swarm_ft.protocol.codec_spec import Direction
 from swarm_ft.protocol.coordinator_messages import Assign, FollowBuffers, StageAssignment
@@ -109,6 +110,7 @@ class Swarm:
             compute=compute,
             codecs=codecs,
             say=self.said.put_nowait,
+            timeline=Timeline(ManualClock(), self.said.put_nowait),
         )
         assign = Assign(
             run_id=RUN,
