@@ -33,6 +33,7 @@ class PeerContext:
         compute: one thread, in which the engine lives.
         codecs: threads that encode and decode.
         say: gives a message to the coordinator's stream.
+        memory_bytes: that this peer lends to a stage and the microbatches it holds.
     """
 
     peer_id: PeerId
@@ -42,3 +43,4 @@ class PeerContext:
     compute: Executor
     codecs: Executor
     say: Callable[[FromPeer], None]
+    memory_bytes: int

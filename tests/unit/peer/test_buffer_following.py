@@ -109,6 +109,7 @@ class Swarm:
             compute=compute,
             codecs=codecs,
             say=self.said.put_nowait,
+            memory_bytes=1 << 30,
         )
         assign = Assign(
             run_id=RUN,

@@ -75,6 +75,7 @@ class Peer:
             compute=self.compute,
             codecs=self.codecs,
             say=self.said.put_nowait,
+            memory_bytes=1 << 30,
         )
         state = StageState(context, RUN, spec, make_engine or self._make_engine)
         self.host = StageHost(context, RUN, spec, state=state, shard_dir=shard_dir)

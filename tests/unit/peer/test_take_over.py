@@ -62,6 +62,7 @@ class Side:
             compute=self.pools[0],
             codecs=self.pools[1],
             say=self.said.put_nowait,
+            memory_bytes=1 << 30,
         )
         self.state = StageState(self.context, RUN, spec, TinyEngine)
         self.handover = Handover(self.context, folder, spec.digest(), None)
