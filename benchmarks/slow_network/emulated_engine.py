@@ -26,6 +26,8 @@ CHANGE = 0.3
 """Of an activation between two visits, relative to its spread."""
 POOL = 5
 """Different tensors that outputs are made of; a prime, so that samples and steps mix."""
+STATE_BYTES_PER_VALUE = 16
+"""Weight, gradient and two moments in float32."""
 LOSS = 1.0
 """Of every target; there is nothing to be learned here."""
 
@@ -35,18 +37,17 @@ class EmulatedEngine:
 
     Args:
         work: seconds of each pass, as they are to be waited for.
-        num_values: of the stage's gradient, which replicas sum.
     """
 
     exchanges_tied_gradient = False
 
-    def __init__(
-        self, work: Work, spec: RunSpec, layers: LayerRange, *, num_values: int = 1
-    ) -> None:
+    def __init__(self, work: Work, spec: RunSpec, layers: LayerRange) -> None:
         self.layers = layers
         self.is_first = layers.start == 0
         self.is_last = layers.stop == spec.model.num_blocks
-        self.num_values = num_values
+        self.num_values = work.stage_values
+        self.state_bytes = STATE_BYTES_PER_VALUE * work.stage_values
+        self.microbatch_bytes = work.held_bytes
         self._work = work
         self._shape = (spec.train.seq_length, spec.model.hidden_size)
         self._step = StepNumber(-1)
@@ -83,7 +84,8 @@ class EmulatedEngine:
         self, microbatch: MicrobatchIndex, x: Tensor, tokens: Tensor
     ) -> LossAndGradient:
         """See `Engine`."""
-        gradient = self._after(self._work.forward_s + self._work.backward_s, microbatch, len(x))
+        seconds = self._work.forward_s + self._work.input_backward_s
+        gradient = self._after(seconds, microbatch, len(x))
         num_targets = tokens.numel() - len(tokens)
         return LossAndGradient(
             loss_sum=LOSS * num_targets, input_gradient=None if self.is_first else gradient
@@ -91,8 +93,12 @@ class EmulatedEngine:
 
     def backward(self, microbatch: MicrobatchIndex, gradient: Tensor) -> Tensor | None:
         """See `Engine`."""
-        result = self._after(self._work.backward_s, microbatch, len(gradient))
+        result = self._after(self._work.input_backward_s, microbatch, len(gradient))
         return None if self.is_first else result
+
+    def weight_gradients(self, microbatch: MicrobatchIndex) -> None:
+        """See `Engine`."""
+        self._wait_until(time.monotonic() + self._work.weight_backward_s)
 
     def squared_grad_norm(self) -> float:
         """Less than what is clipped."""
@@ -146,6 +152,9 @@ class EmulatedEngine:
         first = self._pool[microbatch % POOL]
         change = self._pool[(microbatch + self._step + 1) % POOL]
         value = torch.add(first, change, alpha=CHANGE / 2**0.5)
+        self._wait_until(end_s)
+        return value.expand(num_samples, *self._shape)
+
+    def _wait_until(self, end_s: float) -> None:
         while (left_s := end_s - time.monotonic()) > 0:
             self._idle.wait(left_s)
-        return value.expand(num_samples, *self._shape)

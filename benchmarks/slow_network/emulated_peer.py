@@ -24,7 +24,6 @@ from swarm_ft.protocol.layers import LayerRange, parse_layers
 from swarm_ft.protocol.run_spec import RunSpec
 
 DHT_PREFIX = "swarm-ft"
-MEMORY_BYTES = 1 << 40
 
 
 def main() -> None:
@@ -34,13 +33,13 @@ def main() -> None:
     work = Work(**json.loads(options.work))
 
     def make_engine(spec: RunSpec, layers: LayerRange) -> EmulatedEngine:
-        return EmulatedEngine(work, spec, layers, num_values=work.stage_values)
+        return EmulatedEngine(work, spec, layers)
 
     with tempfile.TemporaryDirectory(prefix="emulated-peer-") as shard_dir:
         offer = PeerOptions(
             peer_id=PeerId(options.peer_id),
             layers=parse_layers(options.layers),
-            memory_bytes=MEMORY_BYTES,
+            memory_bytes=work.memory_bytes,
             shard_dir=Path(shard_dir),
             buffers=BufferPlace(limits=BufferLimits(memory_bytes=options.buffer_memory)),
         )

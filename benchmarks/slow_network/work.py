@@ -30,6 +30,8 @@ class Work:
         weight_backward_s: seconds for those of its weights.
         replicas: of each stage.
         stage_values: of a stage's gradient, which its replicas sum.
+        memory_bytes: of a peer.
+        held_bytes: what a microbatch holds at a stage from its forward pass on.
     """
 
     stages: int
@@ -42,6 +44,8 @@ class Work:
     weight_backward_s: float
     replicas: int = 1
     stage_values: int = 1
+    memory_bytes: int = 16 << 30
+    held_bytes: int = 1
 
     @property
     def num_microbatches(self) -> int:
@@ -109,13 +113,16 @@ GPT2_XL_V100 = Work(
     input_backward_s=0.075,
     weight_backward_s=0.062,
     stage_values=6 * 12 * 1600**2,
+    held_bytes=6 * 34 * 1024 * 1600,
 )
 """GPT-2-XL on eight V100s, as in AQ-SGD (arXiv 2206.01299, section 4).
 
 The paper's compute-bound rate is 4 sequences a second. With 32 microbatches and 8 stages a step
 takes 39 turns of a stage, hence 205 ms a turn; a backward pass takes twice a forward pass. Of its
 137 ms, weights take what the products with weights take in the forward pass, which for this shape
-is 90 % of it (24 C^2 of 24 C^2 + 4 T C operations a token), and inputs the rest.
+is 90 % of it (24 C^2 of 24 C^2 + 4 T C operations a token), and inputs the rest. A V100 has 16 GiB; a microbatch
+holds 34 bytes for each value of each block's activation (arXiv 2205.05198, equation 2, attention
+scores being computed again).
 """
 
 PRESETS = {"gpt2-xl-v100": GPT2_XL_V100}

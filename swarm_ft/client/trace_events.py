@@ -22,6 +22,7 @@ _NAMES = {
     SpanKind.FORWARD: ("compute", "forward"),
     SpanKind.BACKWARD: ("compute", "backward"),
     SpanKind.FORWARD_BACKWARD: ("compute", "forward + loss + backward"),
+    SpanKind.WEIGHTS: ("compute", "weights"),
     SpanKind.GRADIENT: ("compute", "gradient"),
     SpanKind.OPTIMIZER: ("compute", "optimizer"),
     SpanKind.ENCODE: ("encode", "encode"),

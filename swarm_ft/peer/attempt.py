@@ -29,7 +29,7 @@ from swarm_ft.protocol.coordinator_messages import (
 )
 from swarm_ft.protocol.frame import FrameKey
 from swarm_ft.protocol.peer_messages import PeerAlive, StageReady, StepReady
-from swarm_ft.protocol.pipeline import StageSchedule
+from swarm_ft.protocol.pipeline import StageSchedule, least_held, most_held
 from swarm_ft.protocol.timeline import SpanKind
 from swarm_ft.protocol.traffic import GradientTraffic
 from swarm_ft.protocol.training_plan import Microbatch
@@ -101,7 +101,7 @@ class StageAttempt:
         return PeerAlive(
             attempt=attempt,
             step=progress.step,
-            tasks_begun=step.tasks_begun,
+            parts_begun=step.parts_begun,
             compute_s=step.compute_s,
         )
 
@@ -258,12 +258,21 @@ class StageAttempt:
             downstream=self._routed(batches, self._index + 1, self.connections.downstream),
         )
         schedule = StageSchedule(
-            num_stages=len(self._computing),
-            stage_index=self._index,
+            is_first=self._engine.is_first,
+            is_last=self._engine.is_last,
             microbatches=[batch.index for batch in batches],
+            max_held=self._most_held(),
         )
         return StageStep(
             plan, passing, progress, engine=self._engine, context=self._context, schedule=schedule
+        )
+
+    def _most_held(self) -> int:
+        """How many microbatches there is memory for; the engine knows once it had one."""
+        return most_held(
+            least_held(len(self._computing), self._index),
+            room_bytes=self._context.memory_bytes - self._engine.state_bytes,
+            microbatch_bytes=self._engine.microbatch_bytes,
         )
 
     def _send_again(self, plan: PlanStep, done: list[Microbatch], progress: StepProgress) -> None:

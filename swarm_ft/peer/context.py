@@ -35,6 +35,7 @@ class PeerContext:
         codecs: threads that encode and decode.
         say: gives a message to the coordinator's stream.
         timeline: of what this peer does when.
+        memory_bytes: that this peer lends to a stage and the microbatches it holds.
     """
 
     peer_id: PeerId
@@ -45,3 +46,4 @@ class PeerContext:
     codecs: Executor
     say: Callable[[FromPeer], None]
     timeline: Timeline
+    memory_bytes: int

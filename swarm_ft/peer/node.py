@@ -73,7 +73,7 @@ class PeerOptions:
 
     Attributes:
         layers: blocks to host; None lets the coordinator choose.
-        memory_bytes: lent at most, bounds an automatic choice.
+        memory_bytes: lent at most; bounds an automatic choice, and the microbatches in flight.
         shard_dir: where the trained stage is kept until it is collected.
         buffers: where buffers are kept, and how many bytes of them.
         snapshots_url: where the swarm's snapshots lie; empty if this peer is to have no part.
@@ -120,6 +120,7 @@ class PeerNode:
             codecs=self._codecs,
             say=self._link.say,
             timeline=Timeline(clock, self._link.say),
+            memory_bytes=options.memory_bytes,
         )
 
     def handlers(self) -> Mapping[Method[Any, Any], Handler]:

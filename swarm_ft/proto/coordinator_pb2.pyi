@@ -175,16 +175,16 @@ class BuffersFollowed(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., attempt: _Optional[int] = ..., boundary: _Optional[int] = ..., samples: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PeerAlive(_message.Message):
-    __slots__ = ("tasks_begun", "attempt", "step", "compute_s")
-    TASKS_BEGUN_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("attempt", "step", "compute_s", "parts_begun")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_S_FIELD_NUMBER: _ClassVar[int]
-    tasks_begun: int
+    PARTS_BEGUN_FIELD_NUMBER: _ClassVar[int]
     attempt: int
     step: int
     compute_s: float
-    def __init__(self, tasks_begun: _Optional[int] = ..., attempt: _Optional[int] = ..., step: _Optional[int] = ..., compute_s: _Optional[float] = ...) -> None: ...
+    parts_begun: int
+    def __init__(self, attempt: _Optional[int] = ..., step: _Optional[int] = ..., compute_s: _Optional[float] = ..., parts_begun: _Optional[int] = ...) -> None: ...
 
 class StageExported(_message.Message):
     __slots__ = ("run_id", "shard_bytes")

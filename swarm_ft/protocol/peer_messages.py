@@ -144,13 +144,13 @@ class PeerAlive:
     Attributes:
         attempt: the one at work; 0 if none is.
         step: its open step.
-        tasks_begun: forwards and backwards of it, in this attempt.
+        parts_begun: forwards, backwards and weights of it, in this attempt, see `pipeline.PARTS`.
         compute_s: seconds that they took until now.
     """
 
     attempt: Attempt = NO_ATTEMPT
     step: StepNumber = _FIRST_STEP
-    tasks_begun: int = 0
+    parts_begun: int = 0
     compute_s: float = 0.0
 
 

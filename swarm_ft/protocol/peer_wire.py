@@ -83,7 +83,7 @@ def from_peer_to_wire(message: FromPeer) -> pb.FromPeer:
             alive = pb.PeerAlive(
                 attempt=message.attempt,
                 step=message.step,
-                tasks_begun=message.tasks_begun,
+                parts_begun=message.parts_begun,
                 compute_s=message.compute_s,
             )
             return pb.FromPeer(alive=alive)
@@ -126,7 +126,7 @@ def from_peer_from_wire(message: pb.FromPeer) -> FromPeer:
             return PeerAlive(
                 attempt=Attempt(alive.attempt),
                 step=StepNumber(alive.step),
-                tasks_begun=alive.tasks_begun,
+                parts_begun=alive.parts_begun,
                 compute_s=finite("seconds of compute", alive.compute_s, high=MAX_PEER_NUMBER),
             )
         case "offered" | "taken" | "saved":

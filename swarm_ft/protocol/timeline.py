@@ -25,6 +25,7 @@ class SpanKind(IntEnum):
 
     FORWARD = 1
     BACKWARD = 2
+    """The gradient of the input."""
     FORWARD_BACKWARD = 3
     """The last stage: forward, loss and backward in one go."""
     GRADIENT = 4
@@ -53,6 +54,8 @@ class SpanKind(IntEnum):
     PLAN = 17
     READY = 18
     COMMIT = 19
+    WEIGHTS = 20
+    """The gradients of the weights."""
 
 
 class Span(NamedTuple):

@@ -34,11 +34,14 @@ class LossAndGradient:
 class Engine(Protocol):
     """Forward, backward and optimizer of blocks `layers`.
 
-    A step is `begin_step`, then per microbatch `forward` and `backward` (last stage:
-    `forward_backward`), then `squared_grad_norm` and `apply`. With synchronised tied embeddings,
-    first and last stage exchange `tied_gradient` and both `set_tied_gradient` the sum in between,
-    before `squared_grad_norm`. A step that is begun again keeps no trace of its first attempt; one
-    that is resumed keeps the microbatches that were counted.
+    A step is `begin_step`, then per microbatch `forward`, `backward` (last stage: both in one,
+    `forward_backward`) and `weight_gradients`, then `squared_grad_norm` and `apply`. A backward
+    computes what the stage upstream waits for; `weight_gradients` does the rest whenever there is
+    time, and then the microbatch is counted. Gradients are summed in the order of these calls.
+    With synchronised tied embeddings, first and last stage exchange `tied_gradient` and both
+    `set_tied_gradient` the sum in between, before `squared_grad_norm`. A step that is begun again
+    keeps no trace of its first attempt; one that is resumed keeps the microbatches that were
+    counted.
     """
 
     @property
@@ -64,6 +67,23 @@ class Engine(Protocol):
     @property
     def num_values(self) -> int:
         """How long `flat_gradient` is."""
+        ...
+
+    @property
+    def state_bytes(self) -> int:
+        """What is there however many microbatches are: weights, gradients, the optimizer's state.
+
+        Raises:
+            OutOfTurn: not loaded.
+        """
+        ...
+
+    @property
+    def microbatch_bytes(self) -> int:
+        """What one microbatch holds between two calls, the most of all so far; 0 before the first.
+
+        It holds it from its forward until its `weight_gradients` are done.
+        """
         ...
 
     def load(self) -> None:
@@ -100,7 +120,8 @@ class Engine(Protocol):
             gradient: their sum as `flat_gradient` gave it, if another was set since.
 
         Raises:
-            OutOfTurn: another step is under way, or others are counted: begin it again.
+            OutOfTurn: another step is under way, or others are counted, or one has had its
+                backward and no more: begin it again.
         """
         ...
 
@@ -118,14 +139,14 @@ class Engine(Protocol):
         Raises:
             MalformedMessage: `x` is not what this stage takes.
             NonFinite: the output is inf or NaN.
-            OutOfTurn: no step, or the microbatch's gradient is counted already.
+            OutOfTurn: no step, or the microbatch has had its backward already.
         """
         ...
 
     def forward_backward(
         self, microbatch: MicrobatchIndex, x: Tensor, tokens: Tensor
     ) -> LossAndGradient:
-        """Forward, loss and backward of a microbatch, at the last stage.
+        """Forward, loss and backward of a microbatch, at the last stage; see `backward`.
 
         Args:
             microbatch: its index in the step.
@@ -139,11 +160,12 @@ class Engine(Protocol):
         ...
 
     def backward(self, microbatch: MicrobatchIndex, gradient: Tensor) -> Tensor | None:
-        """Add the microbatch's gradient to the weights' and free its graph.
+        """Compute the input's gradient and free the graph; keep what `weight_gradients` needs.
 
         Args:
             microbatch: one that `forward` computed.
-            gradient: float32 [B, T, C], of the output.
+            gradient: float32 [B, T, C], of the output. It is kept: the caller must not write to
+                it before `weight_gradients`.
 
         Returns:
             The input's gradient, float32 [B, T, C]; None at the first stage.
@@ -151,7 +173,17 @@ class Engine(Protocol):
         Raises:
             MalformedMessage: another shape or dtype than the output's.
             NonFinite: the input's gradient is inf or NaN.
-            OutOfTurn: `forward` did not compute it, or its gradient is counted already.
+            OutOfTurn: `forward` did not compute it, or it has had its backward already.
+        """
+        ...
+
+    def weight_gradients(self, microbatch: MicrobatchIndex) -> None:
+        """Complete the weights' gradients by the microbatch's, and let go of all it holds.
+
+        From now on it is counted.
+
+        Raises:
+            OutOfTurn: it has had no backward, or is counted already.
         """
         ...
 
@@ -162,6 +194,8 @@ class Engine(Protocol):
 
         Raises:
             NonFinite: a gradient is inf or NaN.
+            OutOfTurn: a microbatch has had its backward and no `weight_gradients`; so too for
+                `apply`, `flat_gradient` and `tied_gradient`.
         """
         ...
 

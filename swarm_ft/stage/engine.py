@@ -19,7 +19,9 @@ from swarm_ft.stage.architecture import check_seq_length
 from swarm_ft.stage.arrivals import Bounds, check_gradient
 from swarm_ft.stage.base import LossAndGradient
 from swarm_ft.stage.checkpoint import Checkpoint
+from swarm_ft.stage.deferred import WeightProduct
 from swarm_ft.stage.dropout import DropoutSeeds
+from swarm_ft.stage.held_bytes import HeldBytes, Storages
 from swarm_ft.stage.module import StageModule
 from swarm_ft.stage.momentum import gradient_from_momentum, momentum_share
 from swarm_ft.stage.weights import StageWeights
@@ -29,7 +31,7 @@ _log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Graph:
-    """A microbatch between its forward and its backward pass."""
+    """A microbatch between its forward and its backward pass; the input gets its gradient."""
 
     x: Tensor
     output: Tensor
@@ -37,11 +39,12 @@ class _Graph:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """One attempt at an optimizer step."""
+    """One attempt at an optimizer step; a microbatch is in one of the three at most."""
 
     number: StepNumber
     num_targets: int
     graphs: dict[MicrobatchIndex, _Graph] = field(default_factory=dict)
+    left: dict[MicrobatchIndex, list[WeightProduct]] = field(default_factory=dict)
     counted: set[MicrobatchIndex] = field(default_factory=set)
 
 
@@ -83,12 +86,23 @@ class StageEngine:
             hidden_size=spec.model.hidden_size,
         )
         self._weights: StageWeights | None = None
+        self._held = HeldBytes()
         self._step: _Step | None = None
 
     @property
     def exchanges_tied_gradient(self) -> bool:
         """See `Engine`."""
         return self._spec.train.sync_tied_embeddings and self.is_first != self.is_last
+
+    @property
+    def state_bytes(self) -> int:
+        """See `Engine`."""
+        return self._loaded().num_bytes
+
+    @property
+    def microbatch_bytes(self) -> int:
+        """See `Engine`."""
+        return self._held.most
 
     def load(self) -> None:
         """See `Engine`."""
@@ -121,10 +135,11 @@ class StageEngine:
     ) -> None:
         """See `Engine`."""
         current = self._current()
-        if (current.number, current.counted) != (step, set(counted)):
+        if (current.number, current.counted) != (step, set(counted)) or current.left:
             raise OutOfTurn(
                 f"step {step} cannot be resumed with microbatches {sorted(counted)}: step "
-                f"{current.number} is under way, with {sorted(current.counted)}"
+                f"{current.number} is under way, with {sorted(current.counted)}, and half of "
+                f"{sorted(current.left)}"
             )
         current.graphs.clear()
         if gradient is not None:
@@ -132,7 +147,7 @@ class StageEngine:
 
     def forward(self, microbatch: MicrobatchIndex, x: Tensor) -> Tensor:
         """See `Engine`."""
-        step = self._uncounted(microbatch)
+        step = self._untouched(microbatch)
         graph = self._run(step, microbatch, x)
         self._check_finite(graph.output, microbatch, "output")
         step.graphs[microbatch] = graph
@@ -142,7 +157,7 @@ class StageEngine:
         self, microbatch: MicrobatchIndex, x: Tensor, tokens: Tensor
     ) -> LossAndGradient:
         """See `Engine`."""
-        step = self._uncounted(microbatch)
+        step = self._untouched(microbatch)
         self._bounds.check_tokens(tokens)
         if x.shape[:2] != tokens.shape:
             raise MalformedMessage(
@@ -152,27 +167,32 @@ class StageEngine:
         with self._autocast:
             loss = self._loaded().module.loss_sum(graph.output, tokens.to(self._device))
         self._check_finite(loss, microbatch, "loss")
-        step.counted.add(microbatch)  # first: should it fail, nobody resumes the step
-        torch.autograd.backward(loss / step.num_targets)
-        return LossAndGradient(
-            loss_sum=loss.item(), input_gradient=self._input_gradient(microbatch, graph)
-        )
+        input_gradient = self._backward(microbatch, graph, loss / step.num_targets, None)
+        return LossAndGradient(loss_sum=loss.item(), input_gradient=input_gradient)
 
     def backward(self, microbatch: MicrobatchIndex, gradient: Tensor) -> Tensor | None:
         """See `Engine`."""
-        step = self._uncounted(microbatch)
+        step = self._untouched(microbatch)
         graph = step.graphs.get(microbatch)
         if graph is None:
             raise OutOfTurn(f"step {step.number}: backward of microbatch {microbatch} came first")
         check_gradient(gradient, graph.output)
-        step.counted.add(microbatch)  # first: should it fail, nobody resumes the step
-        torch.autograd.backward(graph.output, gradient.to(self._device))
         del step.graphs[microbatch]
-        return self._input_gradient(microbatch, graph)
+        return self._backward(microbatch, graph, graph.output, gradient.to(self._device))
+
+    def weight_gradients(self, microbatch: MicrobatchIndex) -> None:
+        """See `Engine`."""
+        step = self._current()
+        if microbatch not in step.left:
+            raise OutOfTurn(f"step {step.number}: nothing is left of microbatch {microbatch}")
+        products = step.left.pop(microbatch)
+        step.counted.add(microbatch)  # first: should it fail, nobody resumes the step
+        while products:  # each is let go of as soon as it is done
+            products.pop().accumulate()
 
     def squared_grad_norm(self) -> float:
         """See `Engine`."""
-        total = self._loaded().squared_grad_norm()
+        total = self._summed().squared_grad_norm()
         if not math.isfinite(total):
             raise NonFinite(
                 f"step {self._current().number}: a gradient of layers {self.layers} is inf or NaN; "
@@ -187,7 +207,7 @@ class StageEngine:
 
     def flat_gradient(self) -> Tensor:
         """See `Engine`."""
-        return self._loaded().flat_gradient()
+        return self._summed().flat_gradient()
 
     def share(self, gradient: Tensor, num_members: int) -> Tensor:
         """See `Engine`."""
@@ -205,7 +225,7 @@ class StageEngine:
 
     def tied_gradient(self) -> Tensor:
         """See `Engine`."""
-        return self._loaded().tied_gradient()
+        return self._summed().tied_gradient()
 
     def set_tied_gradient(self, gradient: Tensor) -> None:
         """See `Engine`."""
@@ -214,7 +234,7 @@ class StageEngine:
     def apply(self, clip_factor: float, learning_rate: float) -> None:
         """See `Engine`."""
         self._current()
-        self._loaded().apply(clip_factor, learning_rate)
+        self._summed().apply(clip_factor, learning_rate)
         self._step = None
 
     def apply_sum(
@@ -250,12 +270,26 @@ class StageEngine:
         train = self._spec.train
         seeds = DropoutSeeds(seed=train.seed, step=step.number, microbatch=microbatch)
         x = x.to(self._device).detach().requires_grad_(not self.is_first)
-        with self._autocast:
-            output: Tensor = self._loaded().module(x, seeds if train.dropout else None)
-        return _Graph(x, output.float())
+        weights = self._loaded()
+        with self._held.measuring(x, but=weights.module) as held, self._autocast:
+            output: Tensor = weights.module(x, seeds if train.dropout else None).float()
+            held.add(output)
+        return _Graph(x, output)
 
-    def _input_gradient(self, microbatch: MicrobatchIndex, graph: _Graph) -> Tensor | None:
-        gradient = graph.x.grad
+    def _backward(
+        self, microbatch: MicrobatchIndex, graph: _Graph, root: Tensor, gradient: Tensor | None
+    ) -> Tensor | None:
+        """All gradients but those of linear layers' weights; the input's is returned."""
+        step, linears = self._current(), self._loaded().linears
+        left = step.left[microbatch] = []  # first: should it fail, nobody resumes the step
+        torch.autograd.backward(root, gradient)
+        left += linears.take()
+        self._held.saw(Storages.of(tensor for product in left for tensor in product.tensors))
+        return self._input_gradient(microbatch, graph.x.grad)
+
+    def _input_gradient(
+        self, microbatch: MicrobatchIndex, gradient: Tensor | None
+    ) -> Tensor | None:
         if gradient is None:
             return None
         self._check_finite(gradient, microbatch, "input gradient")
@@ -273,11 +307,22 @@ class StageEngine:
             raise OutOfTurn(f"layers {self.layers}: no step has begun")
         return self._step
 
-    def _uncounted(self, microbatch: MicrobatchIndex) -> _Step:
+    def _untouched(self, microbatch: MicrobatchIndex) -> _Step:
         step = self._current()
         if microbatch in step.counted:
             raise OutOfTurn(f"step {step.number}: microbatch {microbatch} is counted already")
+        if microbatch in step.left:
+            raise OutOfTurn(f"step {step.number}: microbatch {microbatch} has had its backward")
         return step
+
+    def _summed(self) -> StageWeights:
+        step = self._step
+        if step is not None and step.left:
+            raise OutOfTurn(
+                f"step {step.number}: the weights' gradients of microbatches "
+                f"{sorted(step.left)} are still to be computed"
+            )
+        return self._loaded()
 
     def _loaded(self) -> StageWeights:
         if self._weights is None:

@@ -3,7 +3,8 @@
 Values are integers modulo MODULUS, sent as multiples of SCALE: a codec's error is rounded away,
 so weights do not depend on where the model is cut nor on what was sent as key or as delta. Weights
 follow from all they have seen, as a hash does. Entry [0, 0] of every activation and gradient is
-the sample's id, and each backward adds one to the sample's tally, which is part of the gradient.
+the sample's id. To compute a microbatch's weights' gradients adds one to its samples' tallies,
+which are part of the gradient.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class EngineWatcher(Protocol):
         ...
 
     def happened(self, what: str) -> None:
-        """It computed something else: loaded, forward, backward, exported."""
+        """It computed something else: loaded, forward, backward, weights, exported."""
         ...
 
 
@@ -75,10 +76,17 @@ class _Block:
 
 @dataclass(slots=True)
 class _Step:
-    """One attempt at a step; per microbatch the input of each block."""
+    """One attempt at a step.
+
+    Attributes:
+        inputs: of each block, first to last, by microbatch that has had its forward.
+        left: input and gradient of the output of each block, last to first, by microbatch that
+            has had its backward.
+    """
 
     number: StepNumber
     inputs: dict[MicrobatchIndex, list[Ints]] = field(default_factory=dict)
+    left: dict[MicrobatchIndex, list[tuple[Ints, Ints]]] = field(default_factory=dict)
     counted: set[MicrobatchIndex] = field(default_factory=set)
 
 
@@ -108,6 +116,7 @@ class TinyEngine:
         self._check_disk = check_disk
         self._blocks: dict[int, _Block] = {}
         self._step: _Step | None = None
+        self._microbatch_bytes = 0
 
     def load(self) -> None:
         """The weights that the run begins with."""
@@ -136,7 +145,7 @@ class TinyEngine:
     ) -> None:
         """See `Engine`."""
         current = self._current()
-        if (current.number, current.counted) != (step, set(counted)):
+        if (current.number, current.counted) != (step, set(counted)) or current.left:
             raise OutOfTurn(f"step {step}: {counted} are not what is counted")
         current.inputs.clear()
         if gradient is not None:
@@ -146,7 +155,7 @@ class TinyEngine:
 
     def forward(self, microbatch: MicrobatchIndex, x: Tensor) -> Tensor:
         """See `Engine`."""
-        output = self._forward(self._uncounted(microbatch), microbatch, x)
+        output = self._forward(self._untouched(microbatch), microbatch, x)
         self._tell("forward")
         return _sent(output)
 
@@ -154,7 +163,7 @@ class TinyEngine:
         self, microbatch: MicrobatchIndex, x: Tensor, tokens: Tensor
     ) -> LossAndGradient:
         """See `Engine`."""
-        step = self._uncounted(microbatch)
+        step = self._untouched(microbatch)
         output = self._forward(step, microbatch, x)
         gradient = (output * 5 + tokens.numpy()[..., None]) % MODULUS
         gradient[:, 0, 0] = output[:, 0, 0]
@@ -166,21 +175,33 @@ class TinyEngine:
 
     def backward(self, microbatch: MicrobatchIndex, gradient: Tensor) -> Tensor | None:
         """See `Engine`."""
-        step = self._uncounted(microbatch)
+        step = self._untouched(microbatch)
         if microbatch not in step.inputs:
             raise OutOfTurn(f"step {step.number}: backward of microbatch {microbatch} came first")
         back = self._backward(step, microbatch, _received(gradient))
         self._tell("backward")
         return None if self.is_first else _sent(back)
 
+    def weight_gradients(self, microbatch: MicrobatchIndex) -> None:
+        """See `Engine`; the microbatch's samples are tallied."""
+        step = self._current()
+        if microbatch not in step.left:
+            raise OutOfTurn(f"step {step.number}: nothing is left of microbatch {microbatch}")
+        left = step.left.pop(microbatch)
+        for block, (x, gradient) in zip(reversed(self._blocks.values()), left, strict=True):
+            block.gradient += ((x + gradient) % MODULUS).sum(axis=(0, 1))
+            np.add.at(block.tally, gradient[:, 0, 0] % len(block.tally), 1)
+        step.counted.add(microbatch)
+        self._tell("weights")
+
     def squared_grad_norm(self) -> float:
         """See `Engine`."""
-        self._current()
+        self._summed()
         return float(sum((block.gradient**2).sum() for block in self._loaded().values()))
 
     def apply(self, clip_factor: float, learning_rate: float) -> None:
         """See `Engine`; both numbers go into the weights."""
-        step = self._current()
+        step = self._summed()
         salt = hashlib.blake2b(f"{clip_factor!r} {learning_rate!r}".encode()).digest()[0]
         for block in self._loaded().values():
             block.weights = (block.weights * 3 + block.gradient + salt) % MODULUS
@@ -200,12 +221,23 @@ class TinyEngine:
     # ---- what is exchanged, and the result
 
     @property
+    def state_bytes(self) -> int:
+        """See `Engine`."""
+        return sum(b.weights.nbytes + b.gradient.nbytes for b in self._loaded().values())
+
+    @property
+    def microbatch_bytes(self) -> int:
+        """See `Engine`."""
+        return self._microbatch_bytes
+
+    @property
     def num_values(self) -> int:
         """See `Engine`."""
         return sum(len(b.gradient) + len(b.tally) for b in self._loaded().values())
 
     def flat_gradient(self) -> Tensor:
         """See `Engine`; every block's gradient and tally."""
+        self._summed()
         blocks = self._loaded().values()
         parts = [part for block in blocks for part in (block.gradient, block.tally)]
         return torch.from_numpy(np.concatenate(parts).astype(np.float32))
@@ -279,26 +311,37 @@ class TinyEngine:
         for b, block in self._loaded().items():
             inputs.append(value)
             value = _mixed(value * 3 + block.weights + b, value)
+        self._holds(inputs)
         return value
 
     def _backward(self, step: _Step, microbatch: MicrobatchIndex, gradient: Ints) -> Ints:
         inputs = step.inputs.pop(microbatch)
+        left = step.left[microbatch] = []
         for block, x in zip(reversed(self._blocks.values()), reversed(inputs), strict=True):
-            block.gradient += ((x + gradient) % MODULUS).sum(axis=(0, 1))
-            np.add.at(block.tally, gradient[:, 0, 0] % len(block.tally), 1)
+            left.append((x, gradient))
             gradient = _mixed(gradient * 3 + x + block.weights, gradient)
-        step.counted.add(microbatch)
+        self._holds([part for pair in left for part in pair])
         return gradient
+
+    def _holds(self, parts: list[Ints]) -> None:
+        held_bytes = sum(part.nbytes for part in parts)
+        self._microbatch_bytes = max(self._microbatch_bytes, held_bytes)
 
     def _current(self) -> _Step:
         if self._step is None:
             raise OutOfTurn(f"layers {self.layers}: no step has begun")
         return self._step
 
-    def _uncounted(self, microbatch: MicrobatchIndex) -> _Step:
+    def _untouched(self, microbatch: MicrobatchIndex) -> _Step:
         step = self._current()
-        if microbatch in step.counted:
-            raise OutOfTurn(f"step {step.number}: microbatch {microbatch} is counted already")
+        if microbatch in step.counted or microbatch in step.left:
+            raise OutOfTurn(f"step {step.number}: microbatch {microbatch} has had its backward")
+        return step
+
+    def _summed(self) -> _Step:
+        step = self._current()
+        if step.left:
+            raise OutOfTurn(f"step {step.number}: half of {sorted(step.left)} is not computed")
         return step
 
     def _loaded(self) -> dict[int, _Block]:

@@ -158,7 +158,12 @@ def test_a_killed_lab_takes_its_wires_along_and_the_next_one_removes_the_rest():
 
 def test_a_lab_that_fails_leaves_nothing_behind():
     before = namespaces_of(os.getpid())
-    with pytest.raises(ZeroDivisionError), Lab() as lab:
-        lab.host(Link(delay_ms=2.0))
-        raise ZeroDivisionError
+
+    def fail():
+        with Lab() as lab:
+            lab.host(Link(delay_ms=2.0))
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
     assert namespaces_of(os.getpid()) == before

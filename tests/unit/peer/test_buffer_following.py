@@ -111,6 +111,7 @@ class Swarm:
             codecs=codecs,
             say=self.said.put_nowait,
             timeline=Timeline(ManualClock(), self.said.put_nowait),
+            memory_bytes=1 << 30,
         )
         assign = Assign(
             run_id=RUN,

@@ -77,6 +77,7 @@ class Peer:
             codecs=self.codecs,
             say=self.said.put_nowait,
             timeline=Timeline(ManualClock(), self.said.put_nowait),
+            memory_bytes=1 << 30,
         )
         state = StageState(context, RUN, spec, make_engine or self._make_engine)
         self.host = StageHost(context, RUN, spec, state=state, shard_dir=shard_dir)

@@ -64,6 +64,7 @@ class Side:
             codecs=self.pools[1],
             say=self.said.put_nowait,
             timeline=Timeline(ManualClock(), self.said.put_nowait),
+            memory_bytes=1 << 30,
         )
         self.state = StageState(self.context, RUN, spec, TinyEngine)
         self.handover = Handover(self.context, folder, spec.digest(), None)

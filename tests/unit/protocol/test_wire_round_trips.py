@@ -252,9 +252,9 @@ from_peer_messages = st.one_of(
     st.builds(StageExported, run_id=names, shard_bytes=u64),
     st.builds(StageFailed, run_id=names, attempt=u32, code=names, message=texts),
     st.just(PeerGoodbye()),
-    st.builds(PeerAlive, attempt=u32, step=u32, tasks_begun=u32, compute_s=numbers),
     timelines,
     st.builds(ClockProbe, moments),
+    st.builds(PeerAlive, attempt=u32, step=u32, parts_begun=u32, compute_s=numbers),
 )
 
 
