@@ -120,9 +120,9 @@ GPT2_XL_V100 = Work(
 The paper's compute-bound rate is 4 sequences a second. With 32 microbatches and 8 stages a step
 takes 39 turns of a stage, hence 205 ms a turn; a backward pass takes twice a forward pass. Of its
 137 ms, weights take what the products with weights take in the forward pass, which for this shape
-is 90 % of it (24 C^2 of 24 C^2 + 4 T C operations a token), and inputs the rest. A V100 has 16 GiB; a microbatch
-holds 34 bytes for each value of each block's activation (arXiv 2205.05198, equation 2, attention
-scores being computed again).
+is 90 % of it (24 C^2 of 24 C^2 + 4 T C operations a token), and inputs the rest. A V100 has 16 GiB;
+a microbatch holds 34 bytes for each value of each block's activation (arXiv 2205.05198, equation 2,
+attention scores being computed again).
 """
 
 PRESETS = {"gpt2-xl-v100": GPT2_XL_V100}
