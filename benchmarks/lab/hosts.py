@@ -23,8 +23,6 @@ BURST_S = 0.005
 MIN_BURST_BYTES = 16_000
 QUEUE_S = 0.2
 """How long a packet may wait in a link's queue before it is dropped."""
-CONGESTION_CONTROL = "cubic"
-"""Of TCP: what Linux, macOS and Windows have as they come, whatever this machine is set to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +56,18 @@ class Lab:
     Any number of labs may be there at once, and do not reach each other. What a lab that was
     killed left behind is removed by the next one.
 
+    Args:
+        congestion_control: of TCP on all hosts, whatever this machine has; cubic is what Linux,
+            macOS and Windows have as they come.
+
     Raises:
         PermissionError: this is not root.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, congestion_control: str = "cubic") -> None:
         if os.geteuid() != 0:
             raise PermissionError("network namespaces need root: run it with sudo")
+        self._congestion_control = congestion_control
         self._name = ""
         self._num_hosts = 0
         self._classful: set[Host] = set()
@@ -100,7 +103,7 @@ class Lab:
         self._plug(inside, outside, link.delay_ms / 2 / 1000)
         self._in_hub("link", "set", inside, "netns", host.namespace, "name", "eth0")
         self._in_hub("link", "set", outside, "master", "bridge", "up")
-        _set_up(host)
+        _set_up(host, self._congestion_control)
         _shape(host.namespace, "eth0", link.up_mbps)
         _shape(self._hub.namespace, outside, link.down_mbps)
         return host
@@ -160,12 +163,12 @@ def _free_name() -> str:
     return next(name for name in tried if f"{name}-hub" not in names)
 
 
-def _set_up(host: Host) -> None:
+def _set_up(host: Host, congestion_control: str) -> None:
     run("ip", "-n", host.namespace, "addr", "add", f"{host.address}/24", "dev", "eth0")
     for device in ("lo", "eth0"):
         run("ip", "-n", host.namespace, "link", "set", device, "up")
     route = ("route", "change", NETWORK, "dev", "eth0", "src", host.address)
-    run("ip", "-n", host.namespace, *route, "congctl", CONGESTION_CONTROL)
+    run("ip", "-n", host.namespace, *route, "congctl", congestion_control)
 
 
 def _shape(namespace: str, device: str, mbps: float | None) -> None:

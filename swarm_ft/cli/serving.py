@@ -61,9 +61,10 @@ async def _serve(
     from swarm_ft.clock import SystemClock
     from swarm_ft.discovery import Role
     from swarm_ft.peer.node import PeerNode
+    from swarm_ft.transport.grpc_options import WARM_IDLE_S, GrpcOptions
     from swarm_ft.transport.grpc_transport import GrpcTransport
 
-    transport = GrpcTransport()
+    transport = GrpcTransport(GrpcOptions(warm_idle_s=WARM_IDLE_S))
     node = PeerNode(
         offer,
         directory=directory,

@@ -159,7 +159,7 @@ def test_a_killed_lab_takes_its_wires_along_and_the_next_one_removes_the_rest():
 def test_a_lab_that_fails_leaves_nothing_behind():
     before = namespaces_of(os.getpid())
 
-    def fail():
+    def fail() -> None:
         with Lab() as lab:
             lab.host(Link(delay_ms=2.0))
             raise ZeroDivisionError
@@ -167,3 +167,9 @@ def test_a_lab_that_fails_leaves_nothing_behind():
     with pytest.raises(ZeroDivisionError):
         fail()
     assert namespaces_of(os.getpid()) == before
+
+
+@pytest.mark.parametrize("wrong", [{"up_mbps": 0.0}, {"down_mbps": -1.0}, {"delay_ms": -1.0}])
+def test_a_link_that_cannot_be_is_refused(wrong: dict[str, float]):
+    with pytest.raises(ValueError, match="expected"):
+        Link(**wrong)
