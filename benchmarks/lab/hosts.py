@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -101,6 +102,21 @@ class Lab:
         """What left a host by now, headers and all."""
         path = "/sys/class/net/eth0/statistics/tx_bytes"
         return int(_run(*host.command("cat", path)))
+
+    def cpu_s(self, host: Host) -> float:
+        """Seconds of a CPU that the processes which run on a host have used by now."""
+        pids = _run("ip", "netns", "pids", host.namespace).split()
+        return sum(_ticks(pid) for pid in pids) / os.sysconf("SC_CLK_TCK")
+
+
+def _ticks(pid: str) -> int:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+    except (FileNotFoundError, ProcessLookupError):
+        return 0  # gone meanwhile
+    # proc(5): utime and stime are fields 14 and 15; the second, a name, may hold spaces.
+    fields = stat.rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
 
 
 def _shape(namespace: str, device: str, mbps: float | None) -> None:
