@@ -94,6 +94,9 @@ class Lab:
         _run("ip", "-n", host.namespace, "addr", "add", f"{host.address}/24", "dev", inside)
         for device in ("lo", inside):
             _run("ip", "-n", host.namespace, "link", "set", device, "up")
+        # As most machines have it, whatever this one has: flows share a link otherwise with BBR.
+        route = ("10.91.0.0/24", "dev", inside, "src", host.address, "congctl", "cubic")
+        _run("ip", "-n", host.namespace, "route", "replace", *route)
         _shape(host.namespace, inside, link.up_mbps)
         _shape(self._hub, outside, link.down_mbps)
         return host
