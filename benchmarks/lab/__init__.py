@@ -2,6 +2,7 @@
 
 from benchmarks.lab.host import THIS_MACHINE, Host
 from benchmarks.lab.hosts import Lab, Link
+from benchmarks.lab.processes import LabProcesses
 from benchmarks.lab.swarm import LabSwarm
 
-__all__ = ["THIS_MACHINE", "Host", "Lab", "LabSwarm", "Link"]
+__all__ = ["THIS_MACHINE", "Host", "Lab", "LabProcesses", "LabSwarm", "Link"]

@@ -9,6 +9,7 @@ import os
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import count
+from pathlib import Path
 from subprocess import Popen
 from types import TracebackType
 from typing import Self
@@ -140,6 +141,11 @@ class Lab:
         path = "/sys/class/net/eth0/statistics/tx_bytes"
         return int(run(*host.command("cat", path)))
 
+    def cpu_s(self, host: Host) -> float:
+        """Seconds of a CPU that the processes which run on a host have used by now."""
+        pids = run("ip", "netns", "pids", host.namespace).split()
+        return sum(_ticks(pid) for pid in pids) / os.sysconf("SC_CLK_TCK")
+
     @property
     def _hub(self) -> Host:
         return Host(f"{self._name}-hub", "")
@@ -169,6 +175,16 @@ def _set_up(host: Host, congestion_control: str) -> None:
         run("ip", "-n", host.namespace, "link", "set", device, "up")
     route = ("route", "change", NETWORK, "dev", "eth0", "src", host.address)
     run("ip", "-n", host.namespace, *route, "congctl", congestion_control)
+
+
+def _ticks(pid: str) -> int:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+    except (FileNotFoundError, ProcessLookupError):
+        return 0  # gone meanwhile
+    # proc(5): utime and stime are fields 14 and 15; the second, a name, may hold spaces.
+    fields = stat.rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
 
 
 def _shape(namespace: str, device: str, mbps: float | None) -> None:

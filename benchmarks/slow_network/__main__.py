@@ -21,7 +21,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.slow_network.cases import Row, System, run_case, swarm_system
+from benchmarks.slow_network.cases import OTHERS, Row, System, run_case, system_named
 from benchmarks.slow_network.table import describe, to_document, to_table
 from benchmarks.slow_network.work import PRESETS, Network, Scale, Topology, Trial
 
@@ -63,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
         "--systems",
         type=_systems,
         default=_systems("aq4/q8"),
-        help="codecs FW/BW[/DP][@KEY] of swarm-ft, with commas",
+        help=f"with commas: codecs FW/BW[/DP][@KEY] of swarm-ft, or {', '.join(OTHERS)}",
     )
     parser.add_argument("--stages", type=int, help="instead of the preset's; so too those below")
     parser.add_argument("--replicas", type=int)
@@ -111,7 +111,7 @@ def _numbers(text: str) -> list[float]:
 
 
 def _systems(text: str) -> list[System]:
-    return [swarm_system(name) for name in text.split(",")]
+    return [system_named(name) for name in text.split(",")]
 
 
 if __name__ == "__main__":

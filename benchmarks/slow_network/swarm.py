@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from benchmarks.lab import Host, Lab, LabSwarm, Link
-from benchmarks.slow_network.processes import cpu_s
 from benchmarks.slow_network.work import Measured, Trial, Work
 
 PEER = "benchmarks.slow_network.emulated_peer"
@@ -53,7 +54,8 @@ def measure_swarm(lab: Lab, folder: Path, trial: Trial, setting: Setting) -> Mea
         for stage, replicas in enumerate(hosts):
             for replica, host in enumerate(replicas):
                 _start_peer(swarm, f"peer-{stage}.{replica}", host, stage, work)
-        lines = list(_run_job(swarm, work, setting, trial.steps))
+        used = partial(_cpu_s, lab, (swarm.hub, *chain(*hosts)))
+        lines = list(_run_job(swarm, work, setting, trial.steps, used))
     return _measured(lines, setting, trial)
 
 
@@ -69,7 +71,13 @@ def _start_peer(swarm: LabSwarm, name: str, host: Host, stage: int, work: Work) 
     swarm.start(name, host, words, module=PEER)
 
 
-def _run_job(swarm: LabSwarm, work: Work, setting: Setting, steps: int) -> Iterator[dict[str, Any]]:
+def _cpu_s(lab: Lab, hosts: Iterable[Host]) -> float:
+    return sum(map(lab.cpu_s, hosts))
+
+
+def _run_job(
+    swarm: LabSwarm, work: Work, setting: Setting, steps: int, cpu_s: Callable[[], float]
+) -> Iterator[dict[str, Any]]:
     """What the job printed of each step, and the CPU seconds of all processes by then."""
     train = {
         "num_samples": work.batch_size,
@@ -86,9 +94,8 @@ def _run_job(swarm: LabSwarm, work: Work, setting: Setting, steps: int) -> Itera
     spec = json.dumps({"blocks": work.stages, "channels": work.channels, "train": train})
     arguments = ("--initial-peers", swarm.initial_peers, "--spec", spec)
     process = swarm.begin("job", swarm.hub, arguments, module=JOB)
-    pids = [process.pid for process in swarm.processes.values()]
     for line in process.stdout or ():
-        yield {**json.loads(line), "cpu_s": cpu_s(pids), "now_s": time.monotonic()}
+        yield {**json.loads(line), "cpu_s": cpu_s(), "now_s": time.monotonic()}
     if process.wait():
         raise RuntimeError(f"the job failed; see {swarm.folder / 'job.log'}")
 

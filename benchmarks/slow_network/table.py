@@ -25,13 +25,17 @@ def to_table(rows: Sequence[Row]) -> Table:
             describe(row.trial.network),
             row.system,
             f"{row.samples_per_s:.2f}",
-            f"{row.limit_per_s:.2f}",
-            f"{row.efficiency:.2f}",
+            _short(row.limit_per_s),
+            _short(row.efficiency),
             each_way,
             f"{row.trial.scale.dilation:g}",
             f"{measured.cpus_used:.2f}",
         )
     return table
+
+
+def _short(number: float | None) -> str:
+    return "-" if number is None else f"{number:.2f}"
 
 
 def describe(network: Network) -> str:

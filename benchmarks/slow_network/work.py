@@ -158,9 +158,14 @@ class Network:
         up, down = (m and m / slower for m in (self.up_mbps, self.down_mbps))
         return replace(self, up_mbps=up, down_mbps=down, delay_ms=self.delay_ms * scale.dilation)
 
+    @property
+    def home_link(self) -> Link:
+        """Of a peer that has one for all."""
+        return Link(up_mbps=self.up_mbps, down_mbps=self.down_mbps, delay_ms=self.delay_ms)
+
     def hosts(self, lab: Lab, work: Work) -> list[list[Host]]:
         """New hosts in a lab, by stage and replica, joined by these links."""
-        link = Link(up_mbps=self.up_mbps, down_mbps=self.down_mbps, delay_ms=self.delay_ms)
+        link = self.home_link
         own = link if self.topology is Topology.HOME else Link(delay_ms=self.delay_ms)
         hosts = [[lab.host(own) for _ in range(work.replicas)] for _ in range(work.stages)]
         if self.topology is Topology.PAIR:
