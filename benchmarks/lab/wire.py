@@ -30,6 +30,8 @@ TURNS_PER_DELAY = 10
 most so often, and a frame leaves at the turn nearest its time."""
 UNHURRIED_TURNS = 20
 """That many turns may follow each other at once, so that lone packets are carried to the point."""
+MAX_FRAMES_PER_TURN = 256
+"""Of one device, so that the others have their turn too."""
 
 TUNSETIFF, TUNSETOFFLOAD = 0x400454CA, 0x400454D0
 IFF_TAP, IFF_NO_PI, IFF_VNET_HDR = 0x2, 0x1000, 0x4000
@@ -79,7 +81,7 @@ class Wires:
         for source in readable:
             sink, line = self._routes[source]
             with suppress(BlockingIOError):
-                while True:
+                for _ in range(MAX_FRAMES_PER_TURN):
                     line.push(sink, os.read(source, MAX_FRAME_BYTES), now_s)
         for line in self._lines.values():
             for sink, frame in line.pop_due(now_s + self._turn_s / 2):

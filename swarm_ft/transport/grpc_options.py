@@ -22,7 +22,7 @@ WARM_IDLE_S = 0.1
 """As `GrpcOptions.warm_idle_s`. Linux halves TCP's window for every timeout (a round trip + 200 ms)
 of silence, and has to find out anew what the path carries: after 2 s of it, 0.8 MB over 100 Mbps
 and 50 ms take 0.63 s instead of 0.16 s. A probe and its answer in time keep the windows of both
-ends, for 1 kB/s and 0.2 % of a processor. The next probe leaves this long after an answer came, so
+ends, for 2 kB/s and 0.3 % of a processor. The next probe leaves this long after an answer came, so
 anything well below 200 ms is in time at any distance."""
 
 
