@@ -1,8 +1,9 @@
-"""Where time went, in numbers: what each lane of each peer adds up to in a trace.
+"""Where time went, in numbers: each lane of each peer, and each way over a boundary, in a trace.
 
     python -m benchmarks.trace_totals TRACE [--from-step N]
 
-TRACE is what `--trace` wrote. Shares are of the time from each step's plan to its commit.
+TRACE is what `--trace` wrote. Shares are of the time from each step's plan to its commit. A frame
+is on its way from the moment its sender begins to send it until it is at its receiver, whole.
 """
 
 from __future__ import annotations
@@ -36,6 +37,64 @@ class LaneTotal:
     total_s: float
     share: float
     num_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class WayTotal:
+    """All frames that went over one boundary in one direction.
+
+    Attributes:
+        mean_s: that a frame was on its way.
+        share: of the steps, in which at least one frame was on its way.
+        num_bytes: without headers.
+    """
+
+    boundary: int
+    direction: str
+    num_frames: int
+    mean_s: float
+    share: float
+    num_bytes: int
+
+
+def ways(events: Iterable[Event], *, from_step: int = 0) -> list[WayTotal]:
+    """What was on its way between peers; frames of which an end is missing are left out."""
+    shown = [e for e in events if e["ph"] == "X" and e["args"]["step"] >= from_step]
+    ends = {name: _by_frame(shown, name) for name in ("send", "receive")}
+    found: dict[tuple[int, str], list[tuple[int, int, int]]] = {}
+    for frame in ends["send"].keys() & ends["receive"].keys():
+        sent, received = ends["send"][frame], ends["receive"][frame]
+        way = found.setdefault(frame[:2], [])
+        way.append((sent["ts"], received["ts"], sent["args"]["bytes"]))
+    steps = [event for event in shown if event["name"] == STEP]
+    steps_us = _sum_us(steps) / max(1, len({event["pid"] for event in steps}))
+    return [
+        WayTotal(
+            boundary=boundary,
+            direction=direction,
+            num_frames=len(frames),
+            mean_s=sum(end - begin for begin, end, _ in frames) / len(frames) / 1e6,
+            share=_covered_us(frames) / steps_us if steps_us else 0.0,
+            num_bytes=sum(size for _, _, size in frames),
+        )
+        for (boundary, direction), frames in sorted(found.items())
+    ]
+
+
+def _by_frame(slices: Iterable[Event], name: str) -> dict[tuple[Any, ...], Event]:
+    """The slices of a name by boundary, direction, step, microbatch and sample."""
+    key = ("boundary", "direction", "step", "microbatch", "sample")
+    named = (event for event in slices if event["name"] == name)
+    return {tuple(event["args"][part] for part in key): event for event in named}
+
+
+def _covered_us(spans: Iterable[tuple[int, int, int]]) -> int:
+    """Microseconds that lie in one of the spans at least."""
+    covered = until = 0
+    for begin, end, _ in sorted(spans):
+        covered += max(0, end - max(begin, until))
+        until = max(until, end)
+    return covered
 
 
 def totals(events: Iterable[Event], *, from_step: int = 0) -> list[LaneTotal]:
@@ -77,6 +136,17 @@ def read_events(path: Path) -> list[Event]:
     return events
 
 
+def way_table(found: Iterable[WayTotal]) -> Iterator[str]:
+    """One table for all boundaries, line by line."""
+    yield f"{'on the way':<46}{'':>9}{'share':>8}{'frames':>8}{'mean':>11}{'bytes':>13}"
+    for way in found:
+        name = f"boundary {way.boundary} {way.direction}"
+        yield (
+            f"  {name:<44}{'':>9}{way.share:>8.1%}{way.num_frames:>8}"
+            f"{1000 * way.mean_s:>8.2f} ms{way.num_bytes:>13}"
+        )
+
+
 def tables(found: Iterable[LaneTotal]) -> Iterator[str]:
     """A table for each peer, line by line."""
     head = f"{'total':>9}{'share':>8}{'slices':>8}{'mean':>11}{'bytes':>13}"
@@ -96,8 +166,10 @@ def main() -> None:
     parser.add_argument("trace", type=Path)
     parser.add_argument("--from-step", type=int, default=0, help="leave out steps before it")
     arguments = parser.parse_args()
-    found = totals(read_events(arguments.trace), from_step=arguments.from_step)
-    sys.stdout.writelines(f"{line}\n" for line in tables(found))
+    events = read_events(arguments.trace)
+    lanes = totals(events, from_step=arguments.from_step)
+    lines = *tables(lanes), *way_table(ways(events, from_step=arguments.from_step))
+    sys.stdout.writelines(f"{line}\n" for line in lines)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from benchmarks.trace_totals import read_events, tables, totals
+from benchmarks.trace_totals import read_events, tables, totals, way_table, ways
 
 
 def named(kind, name, pid=1, tid=1):
@@ -50,6 +50,28 @@ def test_a_file_that_was_not_closed_is_read(tmp_path):
     for text in (whole, whole[:-1], whole[:-1] + ",\n"):
         path.write_text(text)
         assert read_events(path) == EVENTS
+
+
+def on_its_way(sample, sent_us, received_us, **args):
+    args = {"boundary": 4, "direction": "forward", "microbatch": 0, "sample": sample, **args}
+    send = {**shown("send", 1, pid=1, tid=3, bytes=10, **args), "ts": sent_us}
+    receive = {**shown("receive", 1, pid=2, tid=3, bytes=10, **args), "ts": received_us}
+    return [send, receive]
+
+
+def test_frames_on_their_way_are_counted_and_what_they_cover():
+    steps = [shown("step", 1000, pid=pid) for pid in (1, 2)]
+    together = on_its_way(0, 100, 300) + on_its_way(1, 100, 400)
+    alone = on_its_way(2, 600, 700)
+    other = on_its_way(0, 0, 1000, boundary=2)
+    lost = on_its_way(3, 0, 900)[:1]
+    first, second = ways([*steps, *together, *alone, *other, *lost])
+    assert (first.boundary, first.num_frames, first.share) == (2, 1, 1.0)
+    assert (second.boundary, second.direction, second.num_frames) == (4, "forward", 3)
+    assert second.mean_s == pytest.approx((200 + 300 + 100) / 3 / 1e6)
+    assert second.share == pytest.approx(0.4)
+    assert second.num_bytes == 30
+    assert len(list(way_table([first, second]))) == 3
 
 
 def test_tables_tell_the_same():
