@@ -69,7 +69,7 @@ class LabSwarm:
     ) -> None:
         for process in reversed(self.processes.values()):
             process.kill()
-            process.wait()
+            process.communicate()
 
     def peer(self, name: str, host: Host, layers: str, *options: str) -> None:
         """Start a peer."""
@@ -114,4 +114,4 @@ class LabSwarm:
         """End a process without a word to anybody, and wait until it is gone."""
         process = self.processes.pop(name)
         process.send_signal(signal.SIGKILL)
-        process.wait()
+        process.communicate()

@@ -17,14 +17,17 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 from rich.console import Console
 
 from benchmarks.slow_network.cases import OTHERS, Row, System, run_case, system_named
 from benchmarks.slow_network.table import describe, to_document, to_table
-from benchmarks.slow_network.work import PRESETS, Network, Scale, Topology, Trial
+from benchmarks.slow_network.work import PRESETS, Network, Scale, Topology, Trial, Work
 
+QUICK = (("aq4/q8", 10_000.0), ("aq4/q8", 100.0), ("gpipe", 100.0))
+"""Systems and Mbps: the same swarm on a fast and on a slow link, and what it is compared with."""
 _say = Console(stderr=True).print
 
 
@@ -70,9 +73,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--batch-size", type=int)
     parser.add_argument("--micro-batch-size", type=int)
     parser.add_argument("--steps", type=int, default=2, help="that count")
-    parser.add_argument("--dilation", type=float, default=4.0, help="how much slower it runs")
+    parser.add_argument("--dilation", type=float, help="how much slower it runs")
     parser.add_argument("--shrink", type=int, default=1, help="how much smaller tensors are")
-    parser.add_argument("--quick", action="store_true", help="100 Mbps and 10 Gbps, and GPipe")
+    parser.add_argument(
+        "--quick", action="store_true", help="aq4/q8 at 100 Mbps and 10 Gbps, and GPipe"
+    )
     parser.add_argument("--json", type=Path, help="write the result there")
     parser.add_argument("--keep", action="store_true", help="the logs, and say where they are")
     return parser
@@ -87,23 +92,31 @@ def _run(options: argparse.Namespace, folder: Path) -> Iterator[Row]:
 
 
 def _trials(options: argparse.Namespace) -> Iterator[tuple[System, Trial]]:
-    given = {
-        name: getattr(options, name)
-        for name in ("stages", "replicas", "batch_size", "micro_batch_size")
-        if getattr(options, name) is not None
-    }
-    work = replace(PRESETS[options.preset], **given)
-    scale = Scale(dilation=options.dilation, shrink=options.shrink)
-    for delay_ms in options.delay_ms:
-        for mbps in options.mbps:
-            network = Network(
-                up_mbps=options.up_mbps or mbps,
-                down_mbps=mbps,
-                delay_ms=delay_ms,
-                topology=options.links,
-            )
-            for system in options.systems:
-                yield system, Trial(work=work, network=network, scale=scale, steps=options.steps)
+    for system, network in _quick() if options.quick else _grid(options):
+        scale = Scale(dilation=options.dilation or system.dilation, shrink=options.shrink)
+        work = _work(options)
+        yield system, Trial(work=work, network=network, scale=scale, steps=options.steps)
+
+
+def _quick() -> Iterator[tuple[System, Network]]:
+    for name, mbps in QUICK:
+        yield system_named(name), Network(up_mbps=mbps, down_mbps=mbps)
+
+
+def _grid(options: argparse.Namespace) -> Iterator[tuple[System, Network]]:
+    for delay_ms, mbps in product(options.delay_ms, options.mbps):
+        up_mbps = options.up_mbps or mbps
+        network = Network(
+            up_mbps=up_mbps, down_mbps=mbps, delay_ms=delay_ms, topology=options.links
+        )
+        for system in options.systems:
+            yield system, network
+
+
+def _work(options: argparse.Namespace) -> Work:
+    names = ("stages", "replicas", "batch_size", "micro_batch_size")
+    given = {name: value for name in names if (value := getattr(options, name)) is not None}
+    return replace(PRESETS[options.preset], **given)
 
 
 def _numbers(text: str) -> list[float]:
