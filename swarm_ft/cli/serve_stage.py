@@ -67,7 +67,8 @@ if TYPE_CHECKING:
     "memory_gib",
     metavar="GIB",
     type=click.FloatRange(min=0, min_open=True),
-    help="GiB lent at most, for --layers auto.  [default: 80 % of what is free]",
+    help="GiB lent at most, to a stage and the microbatches in flight there; bounds --layers auto. "
+    "On a CPU buffers come on top.  [default: 80 % of what is free beside buffers]",
 )
 @click.option("--threads", type=click.IntRange(1), help="CPU threads to compute with.")
 @buffer_options
@@ -95,7 +96,7 @@ def serve_stage(
     layer_range = parse_layers(layers)
     listening = Listening(host, port, announce)
     make_engine = _engine_maker(given["device"], given["dtype"], given["model"], given["threads"])
-    memory_bytes = _memory_bytes(given["memory_gib"], given["device"])
+    memory_bytes = _memory_bytes(given["memory_gib"], given["device"], given["buffer_memory_bytes"])
     home = _home(given["peer_id"], given["buffer_dir"], given["buffer_disk_bytes"])
     peer_id = _peer_id(given["peer_id"], home)
     buffers = _buffers(home, given["buffer_memory_bytes"], given["buffer_disk_bytes"])
@@ -180,9 +181,13 @@ def _engine_maker(device: str, dtype: str, model: str | None, threads: int | Non
     return make_engine
 
 
-def _memory_bytes(memory_gib: float | None, device: str) -> int:
+def _memory_bytes(memory_gib: float | None, device: str, buffer_memory_bytes: int) -> int:
     from swarm_ft.stage.device import free_memory_bytes, pick_device
 
     if memory_gib is not None:
         return int(memory_gib * (1 << 30))
-    return int(0.8 * free_memory_bytes(pick_device(device)))
+    torch_device = pick_device(device)
+    free_bytes = free_memory_bytes(torch_device)
+    if torch_device.type == "cpu":  # buffers lie in the same memory, if there are any
+        free_bytes -= min(buffer_memory_bytes, free_bytes // 2)
+    return int(0.8 * free_bytes)

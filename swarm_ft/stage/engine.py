@@ -189,6 +189,9 @@ class StageEngine:
         step.counted.add(microbatch)  # first: should it fail, nobody resumes the step
         while products:  # each is let go of as soon as it is done
             products.pop().accumulate()
+        if self._device.type == "cuda":
+            # Or all that is left would be queued at once, in front of what others wait for.
+            torch.cuda.synchronize(self._device)
 
     def squared_grad_norm(self) -> float:
         """See `Engine`."""
