@@ -44,6 +44,8 @@ PARTS = 3
 """Of the work on a microbatch at any stage, about equal: forward, backward and weights."""
 KEPT_FREE = 2
 """Microbatches whose memory is left to the tasks themselves."""
+ALLOCATED = 1.25
+"""Bytes that an allocator takes for one that is held, at most: there are gaps between tensors."""
 
 
 def least_held(num_stages: int, stage_index: int) -> int:
@@ -57,10 +59,11 @@ def most_held(least: int, *, room_bytes: int, microbatch_bytes: int) -> int:
     Args:
         least: of them, see `least_held`; no fewer will do.
         room_bytes: memory that is left for them.
-        microbatch_bytes: what each holds; 0 if that is not known yet.
+        microbatch_bytes: what each holds in tensors; 0 if that is not known yet.
     """
-    fitting = room_bytes // microbatch_bytes - KEPT_FREE if microbatch_bytes else 0
-    return max(least, fitting)
+    if not microbatch_bytes:
+        return least
+    return max(least, int(room_bytes / (ALLOCATED * microbatch_bytes)) - KEPT_FREE)
 
 
 @dataclass(frozen=True, slots=True)
