@@ -33,7 +33,7 @@ class RemoteExperts:
     """
 
     compression: str = "FLOAT16"
-    in_flight: int = 16
+    in_flight: int = 4
     client_network: Network | None = None
 
     @property
@@ -100,6 +100,7 @@ def measure_hivemind(
         compression=setting.compression,
         in_flight=setting.in_flight,
     )
+    repeats: list[int] = []
     with LabProcesses() as processes:
         for rank, server in enumerate(servers):
             told = replace(job, address=server.address, rank=rank)
@@ -112,7 +113,9 @@ def measure_hivemind(
         processes.start("client", client, CLIENT, job.to_json())
 
         def step() -> float:
-            return float(processes.ask("client", STEP_TIMEOUT_S)["seconds"])
+            words = processes.ask("client", STEP_TIMEOUT_S)
+            repeats.append(words["repeats"])
+            return float(words["seconds"])
 
         step()
         reading = read_steps(lab, [client, *servers], step, steps)
@@ -124,6 +127,7 @@ def measure_hivemind(
         notes={
             "hivemind": version("hivemind"),
             "in_flight": setting.in_flight,
+            "repeated_calls": repeats[-1] - repeats[0],
             "client_sent_bytes": reading.sent_bytes[0],
             "server_sent_bytes": reading.sent_bytes[1:],
         },
