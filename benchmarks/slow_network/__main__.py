@@ -22,9 +22,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.slow_network.cases import OTHERS, Row, System, run_case, system_named
+from benchmarks.slow_network.cases import HIVEMIND, TORCH, Row, System, run_case, system_named
 from benchmarks.slow_network.table import describe, to_document, to_table
 from benchmarks.slow_network.work import PRESETS, Network, Scale, Topology, Trial, Work
+from swarm_ft.stage.checkpoint import open_checkpoint
 
 QUICK = (("aq4/q8", 10_000.0), ("aq4/q8", 100.0), ("gpipe", 100.0))
 """Systems and Mbps: the same swarm on a fast and on a slow link, and what it is compared with."""
@@ -53,7 +54,9 @@ def main() -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--preset", default="gpt2-xl-v100", choices=PRESETS)
-    parser.add_argument("--mbps", type=_numbers, default=[100.0], help="rates, with commas")
+    parser.add_argument(
+        "--mbps", type=_numbers, default=[100.0], help="rates, with commas; 0: unshaped"
+    )
     parser.add_argument("--up-mbps", type=float, help="of all links, if it is another")
     parser.add_argument("--delay-ms", type=_numbers, default=[0.0], help="with commas")
     parser.add_argument(
@@ -64,9 +67,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--systems",
-        type=_systems,
-        default=_systems("aq4/q8"),
-        help=f"with commas: codecs FW/BW[/DP][@KEY] of swarm-ft, or {', '.join(OTHERS)}",
+        default="aq4/q8",
+        help="with commas: codecs FW/BW[/DP][@KEY] of swarm-ft, or "
+        + ", ".join((*TORCH, *HIVEMIND)),
     )
     parser.add_argument("--stages", type=int, help="instead of the preset's; so too those below")
     parser.add_argument("--replicas", type=int)
@@ -78,6 +81,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--quick", action="store_true", help="aq4/q8 at 100 Mbps and 10 Gbps, and GPipe"
     )
+    parser.add_argument("--model", help="directory of a GPT-2 to train instead of emulating one")
+    parser.add_argument("--tokens", type=int, help="of a sample; so too")
+    parser.add_argument("--trace", type=Path, help="of the last swarm-ft that runs")
     parser.add_argument("--json", type=Path, help="write the result there")
     parser.add_argument("--keep", action="store_true", help="the logs, and say where they are")
     return parser
@@ -92,39 +98,40 @@ def _run(options: argparse.Namespace, folder: Path) -> Iterator[Row]:
 
 
 def _trials(options: argparse.Namespace) -> Iterator[tuple[System, Trial]]:
-    for system, network in _quick() if options.quick else _grid(options):
+    for name, network in _quick() if options.quick else _grid(options):
+        system = system_named(name, model=options.model, trace=options.trace)
         scale = Scale(dilation=options.dilation or system.dilation, shrink=options.shrink)
         work = _work(options)
         yield system, Trial(work=work, network=network, scale=scale, steps=options.steps)
 
 
-def _quick() -> Iterator[tuple[System, Network]]:
+def _quick() -> Iterator[tuple[str, Network]]:
     for name, mbps in QUICK:
-        yield system_named(name), Network(up_mbps=mbps, down_mbps=mbps)
+        yield name, Network(up_mbps=mbps, down_mbps=mbps)
 
 
-def _grid(options: argparse.Namespace) -> Iterator[tuple[System, Network]]:
+def _grid(options: argparse.Namespace) -> Iterator[tuple[str, Network]]:
     for delay_ms, mbps in product(options.delay_ms, options.mbps):
-        up_mbps = options.up_mbps or mbps
         network = Network(
-            up_mbps=up_mbps, down_mbps=mbps, delay_ms=delay_ms, topology=options.links
+            up_mbps=options.up_mbps or mbps or None,
+            down_mbps=mbps or None,
+            delay_ms=delay_ms,
+            topology=options.links,
         )
-        for system in options.systems:
-            yield system, network
+        for name in options.systems.split(","):
+            yield name, network
 
 
 def _work(options: argparse.Namespace) -> Work:
-    names = ("stages", "replicas", "batch_size", "micro_batch_size")
+    names = ("stages", "replicas", "tokens", "batch_size", "micro_batch_size")
     given = {name: value for name in names if (value := getattr(options, name)) is not None}
+    if options.model:
+        given["channels"] = open_checkpoint(options.model).describe().hidden_size
     return replace(PRESETS[options.preset], **given)
 
 
 def _numbers(text: str) -> list[float]:
     return [float(part) for part in text.split(",")]
-
-
-def _systems(text: str) -> list[System]:
-    return [system_named(name) for name in text.split(",")]
 
 
 if __name__ == "__main__":

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import TypeVar
 
 from benchmarks.lab import Lab
 from benchmarks.slow_network.hivemind_experts import RemoteExperts, measure_hivemind
@@ -16,6 +18,7 @@ from benchmarks.slow_network.work import Measured, Trial
 
 SWARM_DILATION = 4.0
 """Eight peers of ours encode and decode on two cores; the others' tensors travel as they are."""
+S = TypeVar("S")
 Measure = Callable[[Lab, Path, Trial], Measured]
 
 
@@ -26,15 +29,14 @@ class System:
     Attributes:
         name: as an option names it.
         measure: runs it.
-        order: of its passes; None where activations take other ways than from stage to stage.
-        is_uncompressed: sends what it computes, at most rounded to 16 bits.
+        order: of its passes; None where activations take other ways than from stage to stage, or
+            compute is real and its time not known.
         dilation: with which this machine's CPUs are not what limits it, if not told otherwise.
     """
 
     name: str
     measure: Measure
     order: Order | None
-    is_uncompressed: bool
     dilation: float = 1.0
 
 
@@ -59,57 +61,57 @@ class Row:
         return self.samples_per_s / self.limit_per_s if self.limit_per_s else None
 
 
-def swarm_system(codecs: str) -> System:
-    """swarm-ft with codecs, see `Setting.parse`."""
-    setting = Setting.parse(codecs)
-    return System(
-        name=codecs,
-        measure=lambda lab, folder, trial: measure_swarm(lab, folder, trial, setting),
-        order=Order.SPLIT,
-        is_uncompressed=setting.fw in ("none", "fp16", "bf16"),
-        dilation=SWARM_DILATION,
-    )
-
-
-def torch_system(schedule: str, dtype: str, order: Order, *, ahead: bool = False) -> System:
-    """PyTorch's own pipeline."""
-    setting = TorchPipeline(schedule=schedule, dtype=dtype, receive_ahead=ahead)
-    return System(
-        name=setting.name,
-        measure=lambda lab, _folder, trial: measure_torch_pipeline(lab, trial, setting),
-        order=order,
-        is_uncompressed=True,
-    )
-
-
-def hivemind_system(compression: str) -> System:
-    """Hivemind's remote modules."""
-    setting = RemoteExperts(compression=compression)
-    return System(
-        name=setting.name,
-        measure=lambda lab, _folder, trial: measure_hivemind(lab, trial, setting),
-        order=None,
-        is_uncompressed=False,
-    )
-
-
-OTHERS = {
-    "gpipe": torch_system("GPipe", "float32", Order.GPIPE),
-    "gpipe-bf16": torch_system("GPipe", "bfloat16", Order.GPIPE),
-    "gpipe-ahead": torch_system("LoopedBFS", "float32", Order.GPIPE, ahead=True),
-    "1f1b": torch_system("1F1B", "float32", Order.ONE_F_ONE_B),
-    "1f1b-bf16": torch_system("1F1B", "bfloat16", Order.ONE_F_ONE_B),
-    "1f1b-ahead": torch_system("Interleaved1F1B", "float32", Order.ONE_F_ONE_B, ahead=True),
-    "1f1b-ahead-bf16": torch_system("Interleaved1F1B", "bfloat16", Order.ONE_F_ONE_B, ahead=True),
-    "hivemind-fp16": hivemind_system("FLOAT16"),
-    "hivemind-8bit": hivemind_system("UNIFORM_8BIT"),
+TORCH = {
+    "gpipe": TorchPipeline(schedule="GPipe"),
+    "gpipe-bf16": TorchPipeline(schedule="GPipe", dtype="bfloat16"),
+    "gpipe-ahead": TorchPipeline(schedule="LoopedBFS", receive_ahead=True),
+    "1f1b": TorchPipeline(schedule="1F1B"),
+    "1f1b-bf16": TorchPipeline(schedule="1F1B", dtype="bfloat16"),
+    "1f1b-ahead": TorchPipeline(schedule="Interleaved1F1B", receive_ahead=True),
 }
-"""Systems that are not ours, by their names as options."""
+"""Settings of PyTorch's pipelines, by their names as options."""
+HIVEMIND = {
+    "hivemind-fp16": RemoteExperts(compression="FLOAT16"),
+    "hivemind-8bit": RemoteExperts(compression="UNIFORM_8BIT"),
+}
+"""So too of hivemind's remote modules."""
 
 
-def system_named(name: str) -> System:
-    """One of OTHERS, or swarm-ft with codecs."""
-    return OTHERS.get(name) or swarm_system(name)
+def system_named(name: str, *, model: str | None = None, trace: Path | None = None) -> System:
+    """One of TORCH or HIVEMIND, or swarm-ft with codecs, see `Setting.parse`.
+
+    Args:
+        name: as an option has it.
+        model: directory of a GPT-2 that is trained; None emulates its time.
+        trace: where swarm-ft is to write what every peer did when.
+    """
+    if name in TORCH:
+        return _torch_system(name, replace(TORCH[name], model=model))
+    if name in HIVEMIND:
+        experts = HIVEMIND[name]
+        return System(name=name, measure=partial(_in_lab, measure_hivemind, experts), order=None)
+    setting = Setting.parse(name, model=model, trace=trace)
+    return System(
+        name=name,
+        measure=lambda lab, folder, trial: measure_swarm(lab, folder, trial, setting),
+        order=None if model else Order.SPLIT,
+        dilation=1.0 if model else SWARM_DILATION,
+    )
+
+
+def _torch_system(name: str, setting: TorchPipeline) -> System:
+    order = Order.GPIPE if name.startswith("gpipe") else Order.ONE_F_ONE_B
+    return System(
+        name=name,
+        measure=partial(_in_lab, measure_torch_pipeline, setting),
+        order=None if setting.model else order,
+    )
+
+
+def _in_lab(
+    measure: Callable[[Lab, Trial, S], Measured], setting: S, lab: Lab, _folder: Path, trial: Trial
+) -> Measured:
+    return measure(lab, trial, setting)
 
 
 def run_case(system: System, trial: Trial, folder: Path) -> Row:

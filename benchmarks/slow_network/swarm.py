@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import chain
@@ -13,6 +13,8 @@ from typing import Any
 
 from benchmarks.lab import Host, Lab, LabSwarm, Link
 from benchmarks.slow_network.work import Measured, Trial, Work
+from swarm_ft.protocol.layers import LayerRange, split_evenly
+from swarm_ft.stage.checkpoint import open_checkpoint
 
 PEER = "benchmarks.slow_network.emulated_peer"
 JOB = "benchmarks.slow_network.job"
@@ -24,6 +26,8 @@ class Setting:
 
     Attributes:
         dp: between replicas.
+        model: directory of a GPT-2 that is trained; None emulates its time.
+        trace: where to write what every peer did when.
     """
 
     fw: str
@@ -31,13 +35,15 @@ class Setting:
     dp: str = "none"
     key: str = "fp16"
     buffer_bits: int = 16
+    model: str | None = None
+    trace: Path | None = None
 
     @classmethod
-    def parse(cls, text: str) -> Setting:
+    def parse(cls, text: str, *, model: str | None = None, trace: Path | None = None) -> Setting:
         """`FW/BW`, `FW/BW/DP`, or one of them with `@KEY`."""
         codecs, _, key = text.partition("@")
         fw, bw, dp = (*codecs.split("/"), "none")[:3]
-        return cls(fw=fw, bw=bw, dp=dp, key=key or "fp16")
+        return cls(fw=fw, bw=bw, dp=dp, key=key or "fp16", model=model, trace=trace)
 
 
 def measure_swarm(lab: Lab, folder: Path, trial: Trial, setting: Setting) -> Measured:
@@ -53,13 +59,22 @@ def measure_swarm(lab: Lab, folder: Path, trial: Trial, setting: Setting) -> Mea
     with LabSwarm(folder, lab.host(Link(delay_ms=network.delay_ms))) as swarm:
         for stage, replicas in enumerate(hosts):
             for replica, host in enumerate(replicas):
-                _start_peer(swarm, f"peer-{stage}.{replica}", host, stage, work)
+                name = f"peer-{stage}.{replica}"
+                if setting.model is None:
+                    _emulate(swarm, name, host, stage, work)
+                else:
+                    swarm.peer(name, host, str(_layers(setting.model, work)[stage]))
         used = partial(_cpu_s, lab, (swarm.hub, *chain(*hosts)))
         lines = list(_run_job(swarm, work, setting, trial.steps, used))
     return _measured(lines, setting, trial)
 
 
-def _start_peer(swarm: LabSwarm, name: str, host: Host, stage: int, work: Work) -> None:
+def _layers(model: str, work: Work) -> Sequence[LayerRange]:
+    num_blocks = open_checkpoint(model).describe().num_blocks
+    return split_evenly(LayerRange(0, num_blocks), work.stages)
+
+
+def _emulate(swarm: LabSwarm, name: str, host: Host, stage: int, work: Work) -> None:
     arguments = {
         "--layers": f"{stage}-{stage + 1}",
         "--initial-peers": swarm.initial_peers,
@@ -80,10 +95,6 @@ def _run_job(
 ) -> Iterator[dict[str, Any]]:
     """What the job printed of each step, and the CPU seconds of all processes by then."""
     train = {
-        "num_samples": work.batch_size,
-        "seq_length": work.tokens,
-        "batch_size": work.batch_size,
-        "micro_batch_size": work.micro_batch_size,
         "num_steps": steps + 1,
         "forward_codec": setting.fw,
         "backward_codec": setting.bw,
@@ -91,8 +102,10 @@ def _run_job(
         "dp_codec": setting.dp,
         "buffer_bits": setting.buffer_bits,
     }
-    spec = json.dumps({"blocks": work.stages, "channels": work.channels, "train": train})
-    arguments = ("--initial-peers", swarm.initial_peers, "--spec", spec)
+    arguments = ["--initial-peers", swarm.initial_peers]
+    arguments += ["--work", json.dumps(asdict(work)), "--train", json.dumps(train)]
+    arguments += ["--model", setting.model] if setting.model else []
+    arguments += ["--trace", str(setting.trace.absolute())] if setting.trace else []
     process = swarm.begin("job", swarm.hub, arguments, module=JOB)
     for line in process.stdout or ():
         yield {**json.loads(line), "cpu_s": cpu_s(), "now_s": time.monotonic()}
@@ -113,6 +126,7 @@ def _measured(lines: list[dict[str, Any]], setting: Setting, trial: Trial) -> Me
         backward_bytes=trial.imitated_bytes(later[-1]["backward_bytes"]),
         gradient_bytes=later[-1]["gradient_bytes"] * trial.scale.shrink / trial.work.num_peers,
         notes={
+            "losses": [line["loss"] for line in lines],
             "first_epoch_step_s": trial.imitated_s(first["seconds"]),
             "first_epoch_forward_bytes": trial.imitated_bytes(first["forward_bytes"]),
         },

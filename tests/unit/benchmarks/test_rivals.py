@@ -15,7 +15,7 @@ from benchmarks.slow_network.hivemind_experts import (
     measure_hivemind,
 )
 from benchmarks.slow_network.torch_pipeline import StageJob, TorchPipeline, measure_torch_pipeline
-from benchmarks.slow_network.torch_stages import (
+from benchmarks.slow_network.training import (
     CLIP_GRAD_NORM,
     LEARNING_RATE,
     WEIGHT_DECAY,
