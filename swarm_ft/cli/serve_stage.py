@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 import secrets
 import shutil
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,14 +22,12 @@ from swarm_ft.cli.options import (
     snapshots_option,
 )
 from swarm_ft.cli.peer_home import PeerHome, claim_home
-from swarm_ft.cli.running import on_stop_signal, run_async
+from swarm_ft.cli.running import run_async
 from swarm_ft.errors import BadOption
 
 if TYPE_CHECKING:
-    from swarm_ft.discovery import Directory
     from swarm_ft.ids import PeerId
     from swarm_ft.peer.buffer_place import BufferPlace
-    from swarm_ft.peer.node import PeerNode, PeerOptions
     from swarm_ft.peer.stage_state import EngineMaker
 
 
@@ -108,11 +103,9 @@ def serve_stage(
     shard_dir = Path(tempfile.mkdtemp(prefix="swarm-ft-"))
 
     async def work() -> None:
-        from swarm_ft.discovery.dht import DhtDirectory, DhtOptions
+        from swarm_ft.cli.serving import serve_peer
         from swarm_ft.peer.node import PeerOptions
 
-        options = DhtOptions(initial_peers=initial_peers, prefix=dht_prefix, client_mode=True)
-        directory = await DhtDirectory.open(options)
         offer = PeerOptions(
             peer_id=peer_id,
             layers=layer_range,
@@ -121,10 +114,8 @@ def serve_stage(
             buffers=buffers,
             snapshots_url=given["snapshots"] or "",
         )
-        try:
-            await _serve(directory, listening, offer, make_engine, as_json=as_json)
-        finally:
-            await directory.close()
+        swarm = initial_peers, dht_prefix
+        await serve_peer(offer, swarm, listening, make_engine, as_json=as_json)
 
     try:
         run_async(work)
@@ -132,56 +123,6 @@ def serve_stage(
         shutil.rmtree(shard_dir, ignore_errors=True)
         if home is not None:
             home.close()
-
-
-async def _serve(
-    directory: Directory,
-    listening: Listening,
-    offer: PeerOptions,
-    make_engine: EngineMaker,
-    *,
-    as_json: bool,
-) -> None:
-    from swarm_ft.clock import SystemClock
-    from swarm_ft.discovery import Role
-    from swarm_ft.peer.node import PeerNode
-    from swarm_ft.transport.grpc_transport import GrpcTransport
-
-    transport = GrpcTransport()
-    node = PeerNode(
-        offer,
-        directory=directory,
-        transport=transport,
-        clock=SystemClock(),
-        make_engine=make_engine,
-    )
-    server = await transport.serve(listening.host, listening.port, node.handlers())
-    endpoint = listening.endpoint(int(server.endpoint.rpartition(":")[2]))
-    on_stop_signal(_politely_first(node))
-    try:
-        await directory.announce(Role.PEER, offer.peer_id, endpoint)
-        _show(offer, endpoint, as_json=as_json)
-        await node.run()
-    finally:
-        await server.stop()
-        await directory.withdraw(Role.PEER, offer.peer_id)
-
-
-def _politely_first(node: PeerNode) -> Callable[[], object]:
-    """Say goodbye at the first stop signal; at the next one, let go of whatever is here."""
-    task = asyncio.current_task()
-    if task is None:
-        return node.leave
-    steps = iter((node.leave,))
-    return lambda: next(steps, task.cancel)()
-
-
-def _show(offer: PeerOptions, endpoint: str, *, as_json: bool) -> None:
-    layers = str(offer.layers or "auto")
-    if as_json:
-        click.echo(json.dumps({"peer": offer.peer_id, "layers": layers, "endpoint": endpoint}))
-    else:
-        click.echo(f"peer {offer.peer_id} at {endpoint} offers layers {layers}; Ctrl-C leaves")
 
 
 def _home(name: str | None, directory: str | None, disk_bytes: int) -> PeerHome | None:

@@ -25,6 +25,7 @@ from swarm_ft.protocol.codec_spec import Direction
 from swarm_ft.protocol.coordinator_messages import PlanStep
 from swarm_ft.protocol.frame import FrameKey
 from swarm_ft.protocol.pipeline import StageSchedule, StepDone, Task, TaskKind
+from swarm_ft.protocol.timeline import SpanKind
 from swarm_ft.protocol.training_plan import Microbatch
 from swarm_ft.stage.base import Engine
 
@@ -138,7 +139,19 @@ class StageStep:
                 pending = self._schedule.computed(pending)
             if isinstance(pending, StepDone):
                 return
+            pending = await self._wait()
+
+    async def _wait(self) -> Task | StepDone | None:
+        """What can be done next, once all it needs is here."""
+        timeline = self._context.timeline
+        begin_s, pending = timeline.now_s(), None
+        while pending is None:
             pending = self._assemble(*await self._arrivals.get())
+        if isinstance(pending, Task):
+            is_gradient = pending.kind is TaskKind.BACKWARD
+            kind = SpanKind.WAIT_GRADIENT if is_gradient else SpanKind.WAIT_INPUT
+            timeline.add(kind, begin_s, microbatch=pending.microbatch)
+        return pending
 
     def _first_inputs(self) -> Task | StepDone | None:
         pending = None
@@ -163,28 +176,29 @@ class StageStep:
         return self._schedule.gradient_ready(batch.index)
 
     async def _compute(self, task: Task) -> None:
-        index = task.microbatch
+        index, timed = task.microbatch, self._context.timeline.timed
         self.parts_begun += task.kind.num_parts
         self._task_began_s = self._context.clock.now_s()
         match task.kind:
             case TaskKind.FORWARD:
                 failpoints.reached("before-forward")
                 x = self._inputs.pop(index)
-                output = await run_in(self._context.compute, self._engine.forward, index, x)
+                forward = timed(SpanKind.FORWARD, self._engine.forward, index)
+                output = await run_in(self._context.compute, forward, index, x)
                 self._send(index, output, Direction.FORWARD)
             case TaskKind.BACKWARD:
                 failpoints.reached("before-backward")
                 gradient = self._gradients.pop(index)
                 failpoints.reached_meanwhile("mid-backward")
-                result = await run_in(self._context.compute, self._engine.backward, index, gradient)
+                backward = timed(SpanKind.BACKWARD, self._engine.backward, index)
+                result = await run_in(self._context.compute, backward, index, gradient)
                 self._has_had_backward(index, 0.0, result)
             case TaskKind.FORWARD_BACKWARD:
                 failpoints.reached("before-forward")
                 x, tokens = self._inputs.pop(index), self._tokens[index]
                 failpoints.reached_meanwhile("mid-backward")
-                last = await run_in(
-                    self._context.compute, self._engine.forward_backward, index, x, tokens
-                )
+                both = timed(SpanKind.FORWARD_BACKWARD, self._engine.forward_backward, index)
+                last = await run_in(self._context.compute, both, index, x, tokens)
                 self._has_had_backward(index, last.loss_sum, last.input_gradient)
             case TaskKind.WEIGHTS:
                 failpoints.reached_meanwhile("mid-weights")
@@ -200,8 +214,9 @@ class StageStep:
 
     async def _count(self, index: MicrobatchIndex) -> None:
         """Compute what is left of a microbatch, once; its gradient is then summed."""
-        loss_sum = self._loss_sums.pop(index)
-        await run_in(self._context.compute, self._engine.weight_gradients, index)
+        loss_sum, timed = self._loss_sums.pop(index), self._context.timeline.timed
+        compute = timed(SpanKind.WEIGHTS, self._engine.weight_gradients, index)
+        await run_in(self._context.compute, compute, index)
         self._progress.loss_sum += loss_sum
         self._progress.done[index] = self._passing.batches[index].samples
 

@@ -16,6 +16,7 @@ from swarm_ft.clock import SystemClock
 from swarm_ft.errors import MalformedMessage, NonFinite
 from swarm_ft.peer.progress import StepProgress
 from swarm_ft.peer.step import Passing, StageStep
+from swarm_ft.peer.timeline import Timeline
 from swarm_ft.protocol.codec_spec import Direction
 from swarm_ft.protocol.coordinator_messages import PlanStep
 from swarm_ft.protocol.frame import FrameKey
@@ -117,7 +118,9 @@ def make_step():
                 upstream=dict.fromkeys(indices, up) if up else {},
                 downstream=dict.fromkeys(indices, down) if down else {},
             )
-            context = SimpleNamespace(compute=compute, clock=SystemClock())
+            clock = SystemClock()
+            timeline = Timeline(clock, lambda _message: None)
+            context = SimpleNamespace(compute=compute, clock=clock, timeline=timeline)
             step = StageStep(
                 plan,
                 passing,
