@@ -41,7 +41,7 @@ class Engine(Protocol):
     With synchronised tied embeddings, first and last stage exchange `tied_gradient` and both
     `set_tied_gradient` the sum in between, before `squared_grad_norm`. A step that is begun again
     keeps no trace of its first attempt; one that is resumed keeps the microbatches that were
-    counted.
+    counted. `OpenStep` keeps the books of this for any engine.
     """
 
     @property

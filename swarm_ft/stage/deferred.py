@@ -15,11 +15,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 from transformers.pytorch_utils import Conv1D
+
+from swarm_ft.errors import OutOfTurn
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +64,15 @@ class DeferredLinears:
     def __init__(self, module: nn.Module) -> None:
         self._left: list[WeightProduct] = []
         self._casts: dict[nn.Parameter, Tensor] = {}
-        self._layers = tuple(_own_linears(module))
-        for layer in self._layers:
-            layer.forward = partial(self._forward, layer)
+        # Weakly: a stage that is let go of must give its memory back at once.
+        self._layers = [ref(layer) for layer in _own_linears(module)]
+        for weak in self._layers:
+            _there(weak).forward = partial(self._forward, weak)
 
     def restore(self) -> None:
         """Have the layers compute as their classes do."""
-        for layer in self._layers:
-            del layer.forward
+        for weak in self._layers:
+            del _there(weak).forward
 
     def forget(self) -> None:
         """Weights have changed perhaps, and what was left is of no use any more."""
@@ -102,7 +106,8 @@ class DeferredLinears:
         """A backward pass came by."""
         self._left.append(product)
 
-    def _forward(self, layer: nn.Module, x: Tensor) -> Tensor:
+    def _forward(self, weak: ref[nn.Module], x: Tensor) -> Tensor:
+        layer = _there(weak)
         # As autocast does, in front of the layer: it is the copy that is kept for the backward.
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
@@ -148,6 +153,13 @@ class _Deferred(torch.autograd.Function):
             return None, None, None, None
         weight_oi = ctx.owner.weight_oi(ctx.layer, x_ni.dtype)
         return gradient_no.mm(weight_oi).view(ctx.shape), None, None, None
+
+
+def _there(layer: ref[nn.Module]) -> nn.Module:
+    found = layer()
+    if found is None:
+        raise OutOfTurn("a layer is asked to compute whose stage was let go of")
+    return found
 
 
 def _own_linears(module: nn.Module) -> Iterator[nn.Module]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -24,6 +24,7 @@ from swarm_ft.stage.dropout import DropoutSeeds
 from swarm_ft.stage.held_bytes import HeldBytes, Storages
 from swarm_ft.stage.module import StageModule
 from swarm_ft.stage.momentum import gradient_from_momentum, momentum_share
+from swarm_ft.stage.open_step import OpenStep
 from swarm_ft.stage.weights import StageWeights
 
 _log = get_logger(__name__)
@@ -37,15 +38,7 @@ class _Graph:
     output: Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """One attempt at an optimizer step; a microbatch is in one of the three at most."""
-
-    number: StepNumber
-    num_targets: int
-    graphs: dict[MicrobatchIndex, _Graph] = field(default_factory=dict)
-    left: dict[MicrobatchIndex, list[WeightProduct]] = field(default_factory=dict)
-    counted: set[MicrobatchIndex] = field(default_factory=set)
+_Step = OpenStep[_Graph, list[WeightProduct]]
 
 
 class StageEngine:
@@ -125,29 +118,21 @@ class StageEngine:
 
     def begin_step(self, step: StepNumber, num_targets: int) -> None:
         """See `Engine`."""
-        if num_targets < 1:
-            raise MalformedMessage(f"step {step}: expected 1 target or more, got {num_targets}")
+        begun = _Step(step, num_targets)
         self._loaded().zero_grad()
-        self._step = _Step(step, num_targets)
+        self._step = begun
 
     def resume_step(
         self, step: StepNumber, counted: frozenset[MicrobatchIndex], gradient: Tensor | None
     ) -> None:
         """See `Engine`."""
-        current = self._current()
-        if (current.number, current.counted) != (step, set(counted)) or current.left:
-            raise OutOfTurn(
-                f"step {step} cannot be resumed with microbatches {sorted(counted)}: step "
-                f"{current.number} is under way, with {sorted(current.counted)}, and half of "
-                f"{sorted(current.left)}"
-            )
-        current.graphs.clear()
+        self._current().resume(step, counted)
         if gradient is not None:
             self._loaded().set_flat_gradient(gradient)
 
     def forward(self, microbatch: MicrobatchIndex, x: Tensor) -> Tensor:
         """See `Engine`."""
-        step = self._untouched(microbatch)
+        step = self._current()
         graph = self._run(step, microbatch, x)
         self._check_finite(graph.output, microbatch, "output")
         step.graphs[microbatch] = graph
@@ -157,7 +142,7 @@ class StageEngine:
         self, microbatch: MicrobatchIndex, x: Tensor, tokens: Tensor
     ) -> LossAndGradient:
         """See `Engine`."""
-        step = self._untouched(microbatch)
+        step = self._current()
         self._bounds.check_tokens(tokens)
         if x.shape[:2] != tokens.shape:
             raise MalformedMessage(
@@ -172,21 +157,15 @@ class StageEngine:
 
     def backward(self, microbatch: MicrobatchIndex, gradient: Tensor) -> Tensor | None:
         """See `Engine`."""
-        step = self._untouched(microbatch)
-        graph = step.graphs.get(microbatch)
-        if graph is None:
-            raise OutOfTurn(f"step {step.number}: backward of microbatch {microbatch} came first")
+        step = self._current()
+        graph = step.graph_of(microbatch)
         check_gradient(gradient, graph.output)
         del step.graphs[microbatch]
         return self._backward(microbatch, graph, graph.output, gradient.to(self._device))
 
     def weight_gradients(self, microbatch: MicrobatchIndex) -> None:
         """See `Engine`."""
-        step = self._current()
-        if microbatch not in step.left:
-            raise OutOfTurn(f"step {step.number}: nothing is left of microbatch {microbatch}")
-        products = step.left.pop(microbatch)
-        step.counted.add(microbatch)  # first: should it fail, nobody resumes the step
+        products = self._current().count(microbatch)
         while products:  # each is let go of as soon as it is done
             products.pop().accumulate()
         if self._device.type == "cuda":
@@ -266,6 +245,7 @@ class StageEngine:
         return self._loaded().digest()
 
     def _run(self, step: _Step, microbatch: MicrobatchIndex, x: Tensor) -> _Graph:
+        step.check_untouched(microbatch)
         if self.is_first:
             self._bounds.check_tokens(x)
         else:
@@ -310,21 +290,9 @@ class StageEngine:
             raise OutOfTurn(f"layers {self.layers}: no step has begun")
         return self._step
 
-    def _untouched(self, microbatch: MicrobatchIndex) -> _Step:
-        step = self._current()
-        if microbatch in step.counted:
-            raise OutOfTurn(f"step {step.number}: microbatch {microbatch} is counted already")
-        if microbatch in step.left:
-            raise OutOfTurn(f"step {step.number}: microbatch {microbatch} has had its backward")
-        return step
-
     def _summed(self) -> StageWeights:
-        step = self._step
-        if step is not None and step.left:
-            raise OutOfTurn(
-                f"step {step.number}: the weights' gradients of microbatches "
-                f"{sorted(step.left)} are still to be computed"
-            )
+        if self._step is not None:
+            self._step.check_complete()
         return self._loaded()
 
     def _loaded(self) -> StageWeights:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -20,11 +20,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from swarm_ft.errors import MalformedMessage, OutOfTurn
+from swarm_ft.errors import OutOfTurn
 from swarm_ft.ids import MicrobatchIndex, StepNumber
 from swarm_ft.protocol.layers import LayerRange
 from swarm_ft.protocol.run_spec import RunSpec
 from swarm_ft.stage.base import LossAndGradient
+from swarm_ft.stage.open_step import OpenStep
 
 MODULUS = 16
 """More samples than this cannot be told apart."""
@@ -74,20 +75,9 @@ class _Block:
     tally: Ints
 
 
-@dataclass(slots=True)
-class _Step:
-    """One attempt at a step.
-
-    Attributes:
-        inputs: of each block, first to last, by microbatch that has had its forward.
-        left: input and gradient of the output of each block, last to first, by microbatch that
-            has had its backward.
-    """
-
-    number: StepNumber
-    inputs: dict[MicrobatchIndex, list[Ints]] = field(default_factory=dict)
-    left: dict[MicrobatchIndex, list[tuple[Ints, Ints]]] = field(default_factory=dict)
-    counted: set[MicrobatchIndex] = field(default_factory=set)
+_Step = OpenStep[list[Ints], list[tuple[Ints, Ints]]]
+"""A forward leaves the input of each block, first to last; a backward leaves the input and the
+gradient of the output of each, last to first."""
 
 
 class TinyEngine:
@@ -131,12 +121,11 @@ class TinyEngine:
 
     def begin_step(self, step: StepNumber, num_targets: int) -> None:
         """See `Engine`."""
-        if num_targets < 1:
-            raise MalformedMessage(f"step {step}: expected 1 target or more, got {num_targets}")
+        begun = _Step(step, num_targets)
         for block in self._loaded().values():
             block.gradient[:] = 0
             block.tally[:] = 0
-        self._step = _Step(step)
+        self._step = begun
         if self._watcher is not None:
             self._watcher.began(self, step)
 
@@ -144,10 +133,7 @@ class TinyEngine:
         self, step: StepNumber, counted: frozenset[MicrobatchIndex], gradient: Tensor | None
     ) -> None:
         """See `Engine`."""
-        current = self._current()
-        if (current.number, current.counted) != (step, set(counted)) or current.left:
-            raise OutOfTurn(f"step {step}: {counted} are not what is counted")
-        current.inputs.clear()
+        self._current().resume(step, counted)
         if gradient is not None:
             self.take_sum(gradient)
         if self._watcher is not None:
@@ -155,7 +141,7 @@ class TinyEngine:
 
     def forward(self, microbatch: MicrobatchIndex, x: Tensor) -> Tensor:
         """See `Engine`."""
-        output = self._forward(self._untouched(microbatch), microbatch, x)
+        output = self._forward(microbatch, x)
         self._tell("forward")
         return _sent(output)
 
@@ -163,11 +149,10 @@ class TinyEngine:
         self, microbatch: MicrobatchIndex, x: Tensor, tokens: Tensor
     ) -> LossAndGradient:
         """See `Engine`."""
-        step = self._untouched(microbatch)
-        output = self._forward(step, microbatch, x)
+        output = self._forward(microbatch, x)
         gradient = (output * 5 + tokens.numpy()[..., None]) % MODULUS
         gradient[:, 0, 0] = output[:, 0, 0]
-        back = self._backward(step, microbatch, gradient)
+        back = self._backward(microbatch, gradient)
         self._tell("backward")
         return LossAndGradient(
             loss_sum=float(output.sum()), input_gradient=None if self.is_first else _sent(back)
@@ -175,33 +160,27 @@ class TinyEngine:
 
     def backward(self, microbatch: MicrobatchIndex, gradient: Tensor) -> Tensor | None:
         """See `Engine`."""
-        step = self._untouched(microbatch)
-        if microbatch not in step.inputs:
-            raise OutOfTurn(f"step {step.number}: backward of microbatch {microbatch} came first")
-        back = self._backward(step, microbatch, _received(gradient))
+        back = self._backward(microbatch, _received(gradient))
         self._tell("backward")
         return None if self.is_first else _sent(back)
 
     def weight_gradients(self, microbatch: MicrobatchIndex) -> None:
         """See `Engine`; the microbatch's samples are tallied."""
-        step = self._current()
-        if microbatch not in step.left:
-            raise OutOfTurn(f"step {step.number}: nothing is left of microbatch {microbatch}")
-        left = step.left.pop(microbatch)
+        left = self._current().count(microbatch)
         for block, (x, gradient) in zip(reversed(self._blocks.values()), left, strict=True):
             block.gradient += ((x + gradient) % MODULUS).sum(axis=(0, 1))
             np.add.at(block.tally, gradient[:, 0, 0] % len(block.tally), 1)
-        step.counted.add(microbatch)
         self._tell("weights")
 
     def squared_grad_norm(self) -> float:
         """See `Engine`."""
-        self._summed()
+        self._current().check_complete()
         return float(sum((block.gradient**2).sum() for block in self._loaded().values()))
 
     def apply(self, clip_factor: float, learning_rate: float) -> None:
         """See `Engine`; both numbers go into the weights."""
-        step = self._summed()
+        step = self._current()
+        step.check_complete()
         salt = hashlib.blake2b(f"{clip_factor!r} {learning_rate!r}".encode()).digest()[0]
         for block in self._loaded().values():
             block.weights = (block.weights * 3 + block.gradient + salt) % MODULUS
@@ -215,7 +194,7 @@ class TinyEngine:
     ) -> None:
         """See `Engine`."""
         self.take_sum(total)
-        self._step = _Step(step)
+        self._step = _Step(step, num_targets=1)
         self.apply(clip_factor, learning_rate)
 
     # ---- what is exchanged, and the result
@@ -237,7 +216,7 @@ class TinyEngine:
 
     def flat_gradient(self) -> Tensor:
         """See `Engine`; every block's gradient and tally."""
-        self._summed()
+        self._current().check_complete()
         blocks = self._loaded().values()
         parts = [part for block in blocks for part in (block.gradient, block.tally)]
         return torch.from_numpy(np.concatenate(parts).astype(np.float32))
@@ -305,17 +284,21 @@ class TinyEngine:
 
     # ---- arithmetic
 
-    def _forward(self, step: _Step, microbatch: MicrobatchIndex, x: Tensor) -> Ints:
+    def _forward(self, microbatch: MicrobatchIndex, x: Tensor) -> Ints:
+        step = self._current()
+        step.check_untouched(microbatch)
         value = _embedded(x, self._spec.model.hidden_size) if self.is_first else _received(x)
-        inputs = step.inputs[microbatch] = []
+        inputs = step.graphs[microbatch] = []
         for b, block in self._loaded().items():
             inputs.append(value)
             value = _mixed(value * 3 + block.weights + b, value)
         self._holds(inputs)
         return value
 
-    def _backward(self, step: _Step, microbatch: MicrobatchIndex, gradient: Ints) -> Ints:
-        inputs = step.inputs.pop(microbatch)
+    def _backward(self, microbatch: MicrobatchIndex, gradient: Ints) -> Ints:
+        step = self._current()
+        inputs = step.graph_of(microbatch)
+        del step.graphs[microbatch]
         left = step.left[microbatch] = []
         for block, x in zip(reversed(self._blocks.values()), reversed(inputs), strict=True):
             left.append((x, gradient))
@@ -331,18 +314,6 @@ class TinyEngine:
         if self._step is None:
             raise OutOfTurn(f"layers {self.layers}: no step has begun")
         return self._step
-
-    def _untouched(self, microbatch: MicrobatchIndex) -> _Step:
-        step = self._current()
-        if microbatch in step.counted or microbatch in step.left:
-            raise OutOfTurn(f"step {step.number}: microbatch {microbatch} has had its backward")
-        return step
-
-    def _summed(self) -> _Step:
-        step = self._current()
-        if step.left:
-            raise OutOfTurn(f"step {step.number}: half of {sorted(step.left)} is not computed")
-        return step
 
     def _loaded(self) -> dict[int, _Block]:
         if not self._blocks:

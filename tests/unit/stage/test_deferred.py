@@ -210,6 +210,23 @@ def test_microbatches_share_one_copy_of_the_weights_in_autocast(make_pipeline, s
     assert stage.state_bytes == plain_bytes, "weights have changed"
 
 
+def test_a_stage_that_is_let_go_of_gives_its_memory_back_at_once(make_pipeline, samples):
+    pipeline = make_pipeline("gpt2-tied", 2)
+    pipeline.train(samples)
+    weights = [
+        weakref.ref(parameter)
+        for stage in pipeline.stages
+        for parameter in stage._weights.module.parameters()
+    ]
+    gc.collect()
+    gc.disable()
+    try:
+        pipeline.stages.clear()
+        assert all(weight() is None for weight in weights)
+    finally:
+        gc.enable()
+
+
 # ---- single layers
 
 
