@@ -240,6 +240,8 @@ class StageState:
         )
         self.store.rollback(but=progress.samples)
         self.residuals.rollback()
+        # The engine holds it again, and what it counts from now on is not in this one.
+        progress.gradient = None
         self.progress = progress
         return progress
 
