@@ -1,6 +1,7 @@
-"""Machines joined by slow links, on this one: network namespaces and shaped veth pairs."""
+"""Machines joined by slow links, on this one: network namespaces, shaped and delayed."""
 
-from benchmarks.lab.hosts import THIS_MACHINE, Host, Lab, Link
+from benchmarks.lab.host import THIS_MACHINE, Host
+from benchmarks.lab.hosts import Lab, Link
 from benchmarks.lab.processes import LabProcesses
 from benchmarks.lab.swarm import LabSwarm
 

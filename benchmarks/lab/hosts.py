@@ -6,12 +6,19 @@ Nothing leaves these namespaces: the bridge lies in one that has no other interf
 from __future__ import annotations
 
 import os
-import subprocess
+from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
+from subprocess import Popen
 from types import TracebackType
 from typing import Self
 
+from benchmarks.lab.host import Host, ask
+from benchmarks.lab.namespaces import namespaces, remove_leftovers, remove_namespaces, run
+
+FAMILY = "lab"
+NETWORK = "10.91.0.0/24"
 BURST_S = 0.005
 """What may leave a link at once, in seconds of its rate; the kernel needs at least some packets."""
 MIN_BURST_BYTES = 16_000
@@ -21,52 +28,62 @@ QUEUE_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A home link, in Mbps; None is not shaped.
+    """A home link.
 
     Attributes:
-        delay_ms: that packets take from one such link to another; half of it either way here.
+        up_mbps: None is not shaped.
+        down_mbps: None is not shaped.
+        delay_ms: that packets take from a host with such a link to another with such a link,
+            besides what they wait in queues. Each link has half of it, either way, so between
+            links that differ it is the mean of both. 0: none but this machine's own.
     """
 
     up_mbps: float | None = None
     down_mbps: float | None = None
     delay_ms: float = 0.0
 
-
-@dataclass(frozen=True, slots=True)
-class Host:
-    """A network namespace with one address; without a name, this machine itself."""
-
-    namespace: str
-    address: str
-
-    def command(self, *arguments: str) -> tuple[str, ...]:
-        """A command as it is to be run to run there."""
-        if not self.namespace:
-            return arguments
-        return "ip", "netns", "exec", self.namespace, *arguments
-
-
-THIS_MACHINE = Host("", "127.0.0.1")
+    def __post_init__(self) -> None:
+        if any(mbps is not None and mbps <= 0 for mbps in (self.up_mbps, self.down_mbps)):
+            raise ValueError(
+                f"expected Mbps above 0, or None for a link that is not shaped: {self}"
+            )
+        if self.delay_ms < 0:
+            raise ValueError(f"expected a delay of 0 ms or more: {self}")
 
 
 class Lab:
     """Use it in a `with`; hosts are made by `host` and all gone at the end.
 
+    Any number of labs may be there at once, and do not reach each other. What a lab that was
+    killed left behind is removed by the next one.
+
+    Args:
+        congestion_control: of TCP on all hosts, whatever this machine has; cubic is what Linux,
+            macOS and Windows have as they come.
+
     Raises:
         PermissionError: this is not root.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, congestion_control: str = "cubic") -> None:
         if os.geteuid() != 0:
             raise PermissionError("network namespaces need root: run it with sudo")
-        self._name = f"lab{os.getpid()}"
-        self._hub = f"{self._name}-hub"
-        self._hosts: list[Host] = []
+        self._congestion_control = congestion_control
+        self._name = ""
+        self._num_hosts = 0
+        self._classful: set[Host] = set()
+        self._wires: Popen[str] | None = None
+        self._stack = ExitStack()
 
     def __enter__(self) -> Self:
-        _run("ip", "netns", "add", self._hub)
-        _run("ip", "-n", self._hub, "link", "add", "bridge", "type", "bridge")
-        _run("ip", "-n", self._hub, "link", "set", "bridge", "up")
+        remove_leftovers(FAMILY)
+        self._name = _free_name()
+        with ExitStack() as stack:
+            stack.callback(remove_namespaces, f"{self._name}-")
+            run("ip", "netns", "add", self._hub.namespace)
+            self._in_hub("link", "add", "bridge", "type", "bridge")
+            self._in_hub("link", "set", "bridge", "up")
+            self._stack = stack.pop_all()
         return self
 
     def __exit__(
@@ -75,41 +92,89 @@ class Lab:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        for namespace in (*(host.namespace for host in self._hosts), self._hub):
-            pids = _run("ip", "netns", "pids", namespace).split()
-            if pids:
-                subprocess.run(["kill", "-9", *pids], check=False)
-            _run("ip", "netns", "del", namespace)
+        self._stack.close()
 
     def host(self, link: Link | None = None) -> Host:
         """Another host, behind a link like that."""
-        link, number = link or Link(), len(self._hosts) + 1
-        host = Host(f"{self._name}-{number}", f"10.91.0.{number}")
-        inside, outside = "eth0", f"port{number}"
-        _run("ip", "netns", "add", host.namespace)
-        self._hosts.append(host)
-        pair = ("link", "add", outside, "type", "veth", "peer", "name", inside)
-        _run("ip", "-n", self._hub, *pair, "netns", host.namespace)
-        _run("ip", "-n", self._hub, "link", "set", outside, "master", "bridge", "up")
-        _run("ip", "-n", host.namespace, "addr", "add", f"{host.address}/24", "dev", inside)
-        for device in ("lo", inside):
-            _run("ip", "-n", host.namespace, "link", "set", device, "up")
-        # As most machines have it, whatever this one has: flows share a link otherwise with BBR.
-        route = ("10.91.0.0/24", "dev", inside, "src", host.address, "congctl", "cubic")
-        _run("ip", "-n", host.namespace, "route", "replace", *route)
-        _shape(host.namespace, inside, link.up_mbps)
-        _shape(self._hub, outside, link.down_mbps)
+        link = link or Link()
+        self._num_hosts += 1
+        host = Host(f"{self._name}-{self._num_hosts}", f"10.91.0.{self._num_hosts}")
+        run("ip", "netns", "add", host.namespace)
+        inside, outside = f"host{self._num_hosts}", f"port{self._num_hosts}"
+        self._plug(inside, outside, link.delay_ms / 2 / 1000)
+        self._in_hub("link", "set", inside, "netns", host.namespace, "name", "eth0")
+        self._in_hub("link", "set", outside, "master", "bridge", "up")
+        _set_up(host, self._congestion_control)
+        _shape(host.namespace, "eth0", link.up_mbps)
+        _shape(self._hub.namespace, outside, link.down_mbps)
         return host
+
+    def join(self, first: Host, second: Host, link: Link) -> None:
+        """Give two hosts a link of their own: what they send each other passes no other one.
+
+        Args:
+            first: sends to the other at `up_mbps`.
+            second: sends to the other at `down_mbps`.
+            link: its delay is not looked at.
+        """
+        for sender, receiver, mbps in (
+            (first, second, link.up_mbps),
+            (second, first, link.down_mbps),
+        ):
+            if mbps is not None:
+                self._shape_pair(sender, receiver, mbps)
+
+    def _shape_pair(self, sender: Host, receiver: Host, mbps: float) -> None:
+        tc = ("tc", "-n", sender.namespace)
+        if sender not in self._classful:
+            run(*tc, "qdisc", "add", "dev", "eth0", "root", "handle", "1:", "htb")
+            self._classful.add(sender)
+        number = receiver.address.rpartition(".")[2]
+        place = ("dev", "eth0", "parent", "1:")
+        run(*tc, "class", "add", *place, "classid", f"1:{number}", "htb", "rate", "32gbit")
+        run(*tc, "qdisc", "add", "dev", "eth0", "parent", f"1:{number}", *_bucket(mbps))
+        match = ("u32", "match", "ip", "dst", f"{receiver.address}/32", "flowid", f"1:{number}")
+        run(*tc, "filter", "add", *place, "protocol", "ip", *match)
 
     def sent_bytes(self, host: Host) -> int:
         """What left a host by now, headers and all."""
         path = "/sys/class/net/eth0/statistics/tx_bytes"
-        return int(_run(*host.command("cat", path)))
+        return int(run(*host.command("cat", path)))
 
     def cpu_s(self, host: Host) -> float:
         """Seconds of a CPU that the processes which run on a host have used by now."""
-        pids = _run("ip", "netns", "pids", host.namespace).split()
+        pids = run("ip", "netns", "pids", host.namespace).split()
         return sum(_ticks(pid) for pid in pids) / os.sysconf("SC_CLK_TCK")
+
+    @property
+    def _hub(self) -> Host:
+        return Host(f"{self._name}-hub", "")
+
+    def _in_hub(self, *arguments: str) -> None:
+        run("ip", "-n", self._hub.namespace, *arguments)
+
+    def _plug(self, inside: str, outside: str, delay_s: float) -> None:
+        """Make two devices in the hub of which each receives what the other sends."""
+        if not delay_s:
+            self._in_hub("link", "add", outside, "type", "veth", "peer", "name", inside)
+            return
+        if self._wires is None:
+            self._wires = self._stack.enter_context(self._hub.running("benchmarks.lab.wire"))
+        ask(self._wires, f"{inside} {outside} {delay_s}")
+
+
+def _free_name() -> str:
+    names = namespaces()
+    tried = (f"{FAMILY}{os.getpid()}-{number}" for number in count(1))
+    return next(name for name in tried if f"{name}-hub" not in names)
+
+
+def _set_up(host: Host, congestion_control: str) -> None:
+    run("ip", "-n", host.namespace, "addr", "add", f"{host.address}/24", "dev", "eth0")
+    for device in ("lo", "eth0"):
+        run("ip", "-n", host.namespace, "link", "set", device, "up")
+    route = ("route", "change", NETWORK, "dev", "eth0", "src", host.address)
+    run("ip", "-n", host.namespace, *route, "congctl", congestion_control)
 
 
 def _ticks(pid: str) -> int:
@@ -123,15 +188,11 @@ def _ticks(pid: str) -> int:
 
 
 def _shape(namespace: str, device: str, mbps: float | None) -> None:
-    if mbps is None:
-        return
+    if mbps is not None:
+        run("tc", "-n", namespace, "qdisc", "add", "dev", device, "root", *_bucket(mbps))
+
+
+def _bucket(mbps: float) -> tuple[str, ...]:
     burst_bytes = max(MIN_BURST_BYTES, int(mbps * 1e6 / 8 * BURST_S))
-    bucket = ("rate", f"{mbps}mbit", "burst", f"{burst_bytes}", "latency", f"{QUEUE_S * 1000}ms")
-    _run("tc", "-n", namespace, "qdisc", "add", "dev", device, "root", "tbf", *bucket)
-
-
-def _run(*command: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise OSError(f"{' '.join(command)}: {done.stderr.strip()}")
-    return done.stdout
+    rate = ("rate", f"{int(mbps * 1e6)}bit", "burst", f"{burst_bytes}")
+    return "tbf", *rate, "latency", f"{QUEUE_S * 1000}ms"

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from benchmarks.lab.hosts import Host
+from benchmarks.lab.host import Host
 
 ROOT = Path(__file__).parents[2]
 LOOK_S = 0.5

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from benchmarks.lab.hosts import Host
+from benchmarks.lab.host import Host
 
 STOP_TIMEOUT_S = 10.0
 
@@ -69,7 +69,7 @@ class LabSwarm:
     ) -> None:
         for process in reversed(self.processes.values()):
             process.kill()
-            process.wait()
+            process.communicate()
 
     def peer(self, name: str, host: Host, layers: str, *options: str) -> None:
         """Start a peer."""
@@ -77,22 +77,26 @@ class LabSwarm:
         told = (*options, *self.common, *self.snapshot_options)
         self.start(name, host, ("serve-stage", *place, *told))
 
-    def start(self, name: str, host: Host, arguments: Sequence[str]) -> dict[str, Any]:
-        """Start `swarm-ft ARGUMENTS` on a host; the first JSON that it prints.
+    def start(
+        self, name: str, host: Host, arguments: Sequence[str], *, module: str = "swarm_ft"
+    ) -> dict[str, Any]:
+        """Start `python -m MODULE ARGUMENTS` on a host; the first JSON that it prints.
 
         Raises:
             RuntimeError: it ended before.
         """
-        process = self.begin(name, host, arguments)
+        process = self.begin(name, host, arguments, module=module)
         line = process.stdout.readline() if process.stdout else ""
         if not line:
             raise RuntimeError(f"{name} ended at once; see {self.folder / name}.log")
         words: dict[str, Any] = json.loads(line)
         return words
 
-    def begin(self, name: str, host: Host, arguments: Sequence[str]) -> subprocess.Popen[str]:
-        """Start `swarm-ft ARGUMENTS` on a host."""
-        command = host.command(sys.executable, "-m", "swarm_ft", *arguments)
+    def begin(
+        self, name: str, host: Host, arguments: Sequence[str], *, module: str = "swarm_ft"
+    ) -> subprocess.Popen[str]:
+        """Start `python -m MODULE ARGUMENTS` on a host."""
+        command = host.command(sys.executable, "-m", module, *arguments)
         environment: Mapping[str, str] = {**os.environ, "OMP_NUM_THREADS": "1"}
         with (self.folder / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
@@ -110,4 +114,4 @@ class LabSwarm:
         """End a process without a word to anybody, and wait until it is gone."""
         process = self.processes.pop(name)
         process.send_signal(signal.SIGKILL)
-        process.wait()
+        process.communicate()

@@ -14,7 +14,7 @@ from importlib.metadata import version
 
 from benchmarks.lab import Lab, LabProcesses
 from benchmarks.slow_network.meter import read_steps
-from benchmarks.slow_network.work import Measured, Network, Work
+from benchmarks.slow_network.work import Measured, Network, Trial, Work
 
 CLIENT, SERVER = (f"benchmarks.slow_network.hivemind_{role}" for role in ("client", "server"))
 READY_TIMEOUT_S = 180.0
@@ -48,7 +48,7 @@ class HivemindJob:
 
     Attributes:
         address: of the host.
-        work: dilated.
+        work: as the lab does it.
         rank: of a server's stage.
         initial_peers: of the DHT; the first server begins it.
     """
@@ -77,26 +77,20 @@ def uid_of(rank: int) -> str:
     return f"stage.{rank}"
 
 
-def measure_hivemind(
-    lab: Lab,
-    work: Work,
-    network: Network,
-    setting: RemoteExperts,
-    *,
-    dilation: float = 1.0,
-    steps: int = 1,
-) -> Measured:
-    """Send one microbatch through to warm up, then take `steps` that count.
+def measure_hivemind(lab: Lab, trial: Trial, setting: RemoteExperts) -> Measured:
+    """Send one microbatch through to warm up, then take the steps that count.
 
     Raises:
         RuntimeError: client or server ended before its time.
         TimeoutError: a server took longer than READY_TIMEOUT_S, or a step than STEP_TIMEOUT_S.
     """
-    client = lab.host((setting.client_network or network).link(dilation))
-    servers = [lab.host(network.link(dilation)) for _ in range(work.stages)]
+    work, network = trial.lab_work, trial.lab_network
+    fast = setting.client_network
+    client = lab.host((fast.scaled(trial.scale) if fast else network).home_link)
+    servers = [lab.host(network.home_link) for _ in range(work.stages)]
     job = HivemindJob(
         address=client.address,
-        work=work.dilated(dilation),
+        work=work,
         compression=setting.compression,
         in_flight=setting.in_flight,
     )
@@ -118,12 +112,13 @@ def measure_hivemind(
             return float(words["seconds"])
 
         step()
-        reading = read_steps(lab, [client, *servers], step, steps)
+        reading = read_steps(lab, [client, *servers], step, trial.steps)
     return Measured(
         system=setting.name,
-        dilation=dilation,
-        step_s=tuple(seconds / dilation for seconds in reading.step_s),
+        step_s=tuple(map(trial.imitated_s, reading.step_s)),
         cpus_used=reading.cpus_used,
+        forward_bytes=0.0,
+        backward_bytes=0.0,
         notes={
             "hivemind": version("hivemind"),
             "in_flight": setting.in_flight,

@@ -12,7 +12,7 @@ from importlib.metadata import version
 
 from benchmarks.lab import Lab, LabProcesses
 from benchmarks.slow_network.meter import read_steps
-from benchmarks.slow_network.work import Measured, Network, Work
+from benchmarks.slow_network.work import Measured, Trial, Work
 
 WORKER = "benchmarks.slow_network.torch_worker"
 STEP_TIMEOUT_S = 900.0
@@ -41,6 +41,11 @@ class TorchPipeline:
     model: str | None = None
 
     @property
+    def value_bytes(self) -> int:
+        """Of what travels."""
+        return 4 if self.dtype == "float32" else 2
+
+    @property
     def name(self) -> str:
         """For a table."""
         ahead = ", receives ahead" if self.receive_ahead else ""
@@ -54,7 +59,7 @@ class StageJob:
     Attributes:
         rank: of its stage.
         address: of the first host.
-        work: dilated; its stages are the world.
+        work: as the lab does it; its stages are the world.
     """
 
     rank: int
@@ -74,32 +79,20 @@ class StageJob:
         return cls(work=work, setting=setting, **fields)
 
 
-def measure_torch_pipeline(
-    lab: Lab,
-    work: Work,
-    network: Network,
-    setting: TorchPipeline,
-    *,
-    dilation: float = 1.0,
-    steps: int = 1,
-) -> Measured:
-    """Take one step to warm up and `steps` that count.
+def measure_torch_pipeline(lab: Lab, trial: Trial, setting: TorchPipeline) -> Measured:
+    """Take one step to warm up and those that count.
 
     Raises:
         RuntimeError: a worker ended before its time.
         TimeoutError: a step took longer than STEP_TIMEOUT_S.
     """
-    hosts = [lab.host(network.link(dilation)) for _ in range(work.stages)]
+    work = trial.lab_work
+    hosts = [host for (host,) in trial.lab_network.hosts(lab, work)]
     last = f"stage-{work.stages - 1}"
     losses: list[float] = []
     with LabProcesses() as processes:
         for rank, host in enumerate(hosts):
-            job = StageJob(
-                rank=rank,
-                address=hosts[0].address,
-                work=work.dilated(dilation),
-                setting=setting,
-            )
+            job = StageJob(rank=rank, address=hosts[0].address, work=work, setting=setting)
             processes.start(f"stage-{rank}", host, WORKER, job.to_json())
 
         def step() -> float:
@@ -108,11 +101,13 @@ def measure_torch_pipeline(
             return float(words["seconds"])
 
         step()
-        reading = read_steps(lab, hosts, step, steps)
+        reading = read_steps(lab, hosts, step, trial.steps)
+    sent_bytes = trial.work.microbatch_bytes * setting.value_bytes / 4
     return Measured(
         system=setting.name,
-        dilation=dilation,
-        step_s=tuple(seconds / dilation for seconds in reading.step_s),
+        step_s=tuple(map(trial.imitated_s, reading.step_s)),
         cpus_used=reading.cpus_used,
+        forward_bytes=sent_bytes,
+        backward_bytes=sent_bytes,
         notes={"torch": version("torch"), "sent_bytes": reading.sent_bytes, "losses": losses},
     )

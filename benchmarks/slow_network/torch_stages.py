@@ -18,15 +18,16 @@ from torch import Tensor, nn
 
 from benchmarks.slow_network.emulated import EmulatedStage, wait_out
 from benchmarks.slow_network.torch_pipeline import StageJob
-from benchmarks.slow_network.work import Work
+from benchmarks.slow_network.training import (
+    CLIP_GRAD_NORM,
+    LEARNING_RATE,
+    WEIGHT_DECAY,
+    random_tokens,
+)
 from swarm_ft.protocol.layers import LayerRange, split_evenly
 from swarm_ft.stage.checkpoint import open_checkpoint
 from swarm_ft.stage.module import StageModule
 from swarm_ft.stage.weights import StageWeights
-
-WEIGHT_DECAY = 0.01
-LEARNING_RATE = 1e-4
-CLIP_GRAD_NORM = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,12 +48,6 @@ class Training:
     loss: Callable[[Tensor, Tensor], Tensor]
     optimizer_step: Callable[[], None]
     weight_backward: Callable[[], Callable[[], None]] | None = None
-
-
-def random_tokens(work: Work, vocab_size: int) -> Tensor:
-    """The int64 tokens [B, T] that every step trains on."""
-    generator = torch.Generator().manual_seed(0)
-    return torch.randint(vocab_size, (work.batch_size, work.tokens), generator=generator)
 
 
 def emulated_training(job: StageJob) -> Training:

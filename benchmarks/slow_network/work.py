@@ -3,14 +3,18 @@
 Times here are those of the machines that are imitated. A lab may run slower by a factor, its
 *dilation*: compute and delays take so much longer, links carry so much less, and every ratio
 between them stays. Codecs and frameworks do not get slower with it, so their share shrinks; that
-is what dilation is for, where eight stages share two cores.
+is what dilation is for, where eight stages share two cores. Where memory is short a lab may also be
+*shrunk*: tensors and what links carry are smaller by one factor, which keeps the ratios too.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
+from enum import Enum
+from itertools import chain, combinations, pairwise, product
 
-from benchmarks.lab import Link
+from benchmarks.lab import Host, Lab, Link
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,9 +24,14 @@ class Work:
     Attributes:
         tokens: of a sample.
         channels: of an activation, which is float32 [tokens, channels].
+        batch_size: of all replicas together.
         forward_s: seconds of a stage for a microbatch.
         input_backward_s: seconds for the gradient of its input.
         weight_backward_s: seconds for those of its weights.
+        replicas: of each stage.
+        stage_values: of a stage's gradient, which its replicas sum.
+        memory_bytes: of a peer.
+        held_bytes: what a microbatch holds at a stage from its forward pass on.
     """
 
     stages: int
@@ -33,11 +42,20 @@ class Work:
     forward_s: float
     input_backward_s: float
     weight_backward_s: float
+    replicas: int = 1
+    stage_values: int = 1
+    memory_bytes: int = 16 << 30
+    held_bytes: int = 1
 
     @property
     def num_microbatches(self) -> int:
-        """Of a step."""
-        return self.batch_size // self.micro_batch_size
+        """Of a step, at one replica."""
+        return self.batch_size // self.micro_batch_size // self.replicas
+
+    @property
+    def num_peers(self) -> int:
+        """Of all stages."""
+        return self.stages * self.replicas
 
     @property
     def microbatch_bytes(self) -> int:
@@ -49,14 +67,40 @@ class Work:
         """Seconds of a whole backward pass."""
         return self.input_backward_s + self.weight_backward_s
 
-    def dilated(self, dilation: float) -> Work:
-        """The same, slower."""
+    def scaled(self, scale: Scale) -> Work:
+        """The same, as a lab does it.
+
+        Raises:
+            ValueError: its tensors cannot be shrunk so.
+        """
+        side = math.isqrt(scale.shrink)
+        if side**2 != scale.shrink or self.tokens % side or self.channels % side:
+            raise ValueError(
+                f"expected to shrink by a square whose root divides {self.tokens} and "
+                f"{self.channels}, got {scale.shrink}"
+            )
         return replace(
             self,
-            forward_s=self.forward_s * dilation,
-            input_backward_s=self.input_backward_s * dilation,
-            weight_backward_s=self.weight_backward_s * dilation,
+            tokens=self.tokens // side,
+            channels=self.channels // side,
+            stage_values=max(1, self.stage_values // scale.shrink),
+            forward_s=self.forward_s * scale.dilation,
+            input_backward_s=self.input_backward_s * scale.dilation,
+            weight_backward_s=self.weight_backward_s * scale.dilation,
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """How a lab differs from what it imitates.
+
+    Attributes:
+        dilation: how much slower it runs.
+        shrink: how much smaller its tensors are, a square.
+    """
+
+    dilation: float = 1.0
+    shrink: int = 1
 
 
 GPT2_XL_V100 = Work(
@@ -68,35 +112,102 @@ GPT2_XL_V100 = Work(
     forward_s=0.068,
     input_backward_s=0.075,
     weight_backward_s=0.062,
+    stage_values=6 * 12 * 1600**2,
+    held_bytes=6 * 34 * 1024 * 1600,
 )
 """GPT-2-XL on eight V100s, as in AQ-SGD (arXiv 2206.01299, section 4).
 
 The paper's compute-bound rate is 4 sequences a second. With 32 microbatches and 8 stages a step
 takes 39 turns of a stage, hence 205 ms a turn; a backward pass takes twice a forward pass. Of its
 137 ms, weights take what the products with weights take in the forward pass, which for this shape
-is 90 % of it (24 C^2 of 24 C^2 + 4 T C operations a token), and inputs the rest.
+is 90 % of it (24 C^2 of 24 C^2 + 4 T C operations a token), and inputs the rest. A V100 has 16 GiB;
+a microbatch holds 34 bytes for each value of each block's activation (arXiv 2205.05198, equation 2,
+attention scores being computed again).
 """
 
 PRESETS = {"gpt2-xl-v100": GPT2_XL_V100}
 
 
+class Topology(Enum):
+    """What a peer's traffic shares."""
+
+    PAIR = "pair"
+    """Neighbours have a link of their own, full duplex: what the literature's figures assume."""
+    HOME = "home"
+    """A peer has one link, whose uplink carries activations and gradients alike."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """Links of all peers alike.
+    """Links, all alike.
 
     Attributes:
-        up_mbps: None is as fast as this machine.
+        up_mbps: from a stage to the next (PAIR), or out of a peer (HOME); None is not shaped.
+        down_mbps: from a stage to the one before, or into a peer.
         delay_ms: of a packet from one peer to another.
     """
 
     up_mbps: float | None = None
     down_mbps: float | None = None
     delay_ms: float = 0.0
+    topology: Topology = Topology.PAIR
 
-    def link(self, dilation: float = 1.0) -> Link:
-        """As the lab is to make it."""
-        up, down = (m and m / dilation for m in (self.up_mbps, self.down_mbps))
-        return Link(up_mbps=up, down_mbps=down, delay_ms=self.delay_ms * dilation)
+    def scaled(self, scale: Scale) -> Network:
+        """The same, as a lab has it."""
+        slower = scale.dilation * scale.shrink
+        up, down = (m and m / slower for m in (self.up_mbps, self.down_mbps))
+        return replace(self, up_mbps=up, down_mbps=down, delay_ms=self.delay_ms * scale.dilation)
+
+    @property
+    def home_link(self) -> Link:
+        """Of a peer that has one for all."""
+        return Link(up_mbps=self.up_mbps, down_mbps=self.down_mbps, delay_ms=self.delay_ms)
+
+    def hosts(self, lab: Lab, work: Work) -> list[list[Host]]:
+        """New hosts in a lab, by stage and replica, joined by these links."""
+        link = self.home_link
+        own = link if self.topology is Topology.HOME else Link(delay_ms=self.delay_ms)
+        hosts = [[lab.host(own) for _ in range(work.replicas)] for _ in range(work.stages)]
+        if self.topology is Topology.PAIR:
+            neighbours = (product(here, behind) for here, behind in pairwise(hosts))
+            replicas = (combinations(stage, 2) for stage in hosts)
+            for pair in chain(*neighbours, *replicas):
+                lab.join(*pair, link)
+        return hosts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """What is to be measured, of whatever system.
+
+    Attributes:
+        steps: that count, after those that begin.
+    """
+
+    work: Work
+    network: Network
+    scale: Scale = field(default_factory=Scale)
+    steps: int = 2
+
+    @property
+    def lab_work(self) -> Work:
+        """As it is done in the lab."""
+        return self.work.scaled(self.scale)
+
+    @property
+    def lab_network(self) -> Network:
+        """As the lab has it."""
+        return self.network.scaled(self.scale)
+
+    def imitated_s(self, lab_s: float) -> float:
+        """What so many seconds in the lab stand for."""
+        return lab_s / self.scale.dilation
+
+    def imitated_bytes(self, step_bytes: float) -> float:
+        """What so many bytes over all boundaries of a lab's step stand for, by microbatch."""
+        work = self.work
+        crossings = work.num_microbatches * work.replicas * (work.stages - 1)
+        return step_bytes * self.scale.shrink / crossings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,14 +216,18 @@ class Measured:
 
     Attributes:
         system: its name and setting, for the table.
-        dilation: that it ran with.
-        step_s: seconds of each step that counts, as imitated: those measured / dilation.
+        step_s: seconds of each step that counts, as imitated.
         cpus_used: of this machine, in the mean over those steps.
+        forward_bytes: of a microbatch over one boundary, in those steps.
+        backward_bytes: so too.
+        gradient_bytes: that each peer sent to the other replicas of its stage in a step.
         notes: by name, whatever else there is to say.
     """
 
     system: str
-    dilation: float
     step_s: tuple[float, ...]
     cpus_used: float
+    forward_bytes: float
+    backward_bytes: float
+    gradient_bytes: float = 0.0
     notes: dict[str, object] = field(default_factory=dict)

@@ -19,7 +19,7 @@ from pathlib import Path
 from swarm_ft.buffers import BufferKey, BufferLimits, BufferRecord, BufferStore, End
 from swarm_ft.codec.stored import buffer_bytes
 from swarm_ft.ids import BlockIndex, RunId, SampleId, StepNumber
-from swarm_ft.protocol.digest import digest_of
+from swarm_ft.protocol.digest import fingerprint_of
 from swarm_ft.protocol.run_spec import LrSchedule, TrainSpec
 from swarm_ft.protocol.training_plan import VisitOrder, step_samples
 
@@ -146,7 +146,9 @@ class _Stored:
         self.name = "memory" if directory is None else "disk"
         self.sample_bytes, self.count = sample_bytes, count
         self._directory = directory
-        self._records = [BufferRecord(digest_of(p), *shape, p) for p in _payloads(sample_bytes)]
+        self._records = [
+            BufferRecord(fingerprint_of(p), *shape, p) for p in _payloads(sample_bytes)
+        ]
         limits = BufferLimits(memory_bytes=None if directory is None else 0)
         self._store = BufferStore(limits, directory=directory, run_id=_RUN, threads=False)
 
@@ -251,7 +253,7 @@ def _plan(num_samples: int) -> TrainSpec:
 
 
 def _hits_of_store(train: TrainSpec, room: int) -> float:
-    record = BufferRecord(digest_of(b"x"), 1, 1, b"x")
+    record = BufferRecord(fingerprint_of(b"x"), 1, 1, b"x")
     store = BufferStore(BufferLimits(memory_bytes=room), visits=VisitOrder(train))
     for step in map(StepNumber, range(train.num_steps)):
         for sample in step_samples(train, step):

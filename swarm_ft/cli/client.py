@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from swarm_ft.client.swarm import SwarmClient
     from swarm_ft.client.train import Baseline
     from swarm_ft.ids import RunId
+    from swarm_ft.protocol.status import RunEvent
     from swarm_ft.stage.checkpoint import Checkpoint
 
 DEFAULT_LR = 5e-5
@@ -88,7 +89,7 @@ def train(
             baseline = await measure_baseline(options.model, job.eval_data, progress)
             run_id = await begin(swarm, job, resume=options.resume, progress=progress)
             watch = _Watch(swarm, run_id, job.checkpoint, baseline, progress)
-            report = await watch.to_report(options.out)
+            report = await watch.to_report(options.out, options.trace_file)
         if report is None:
             _tell_way_back(run_id, initial_peers)
         else:
@@ -113,23 +114,25 @@ def attach(
     dht_prefix: str,
     out: str,
     json_file: str | None,
+    trace_file: str | None,
     **named: Any,
 ) -> None:
     """Come back to a run: watch it to its end and fetch the result."""
     json_path = Path(json_file) if json_file else None
+    trace_path = Path(trace_file) if trace_file else None
 
     async def work() -> None:
         from swarm_ft.client.attach import attach_to
         from swarm_ft.client.job import check_outputs
         from swarm_ft.client.progress import RunProgress
 
-        check_outputs(Path(out), json_path)
+        check_outputs(Path(out), json_path, trace_path)
         async with connected(initial_peers, dht_prefix) as swarm:
             found = await attach_to(swarm, **named)
             progress = RunProgress(found.status.spec.train)
             baseline = await found.baseline(progress)
             watch = _Watch(swarm, found.status.run_id, found.checkpoint, baseline, progress)
-            report = await watch.to_report(Path(out))
+            report = await watch.to_report(Path(out), trace_path)
         if report is None:
             _tell_way_back(found.status.run_id, initial_peers)
         else:
@@ -185,14 +188,12 @@ class _Watch:
     baseline: Baseline | None
     progress: RunProgress
 
-    async def to_report(self, out: Path) -> RunReport | None:
+    async def to_report(self, out: Path, trace_file: Path | None) -> RunReport | None:
         """The report; or None, once a stop signal detached this client from the run."""
-        from swarm_ft.client.train import fetch_result, report_on
+        from swarm_ft.client.train import report_on
 
         command = asyncio.current_task()
-        fetching = asyncio.ensure_future(
-            fetch_result(self.swarm, self.run_id, self.checkpoint, self.progress, out)
-        )
+        fetching = asyncio.ensure_future(self._fetch(out, trace_file))
         on_stop_signal(fetching.cancel)
         self.progress.message(f"watching {self.run_id}; Ctrl-C detaches, and the run goes on")
         await asyncio.wait([fetching])
@@ -201,6 +202,15 @@ class _Watch:
         if command is not None:  # the run is over, and nothing is left to detach from
             on_stop_signal(command.cancel)
         return await report_on(fetching.result(), self.run_id, self.baseline, self.progress, out)
+
+    async def _fetch(self, out: Path, trace_file: Path | None) -> list[RunEvent]:
+        from swarm_ft.client.trace import open_trace
+        from swarm_ft.client.train import fetch_result
+
+        with open_trace(trace_file, self.progress.message) as trace:
+            return await fetch_result(
+                self.swarm, self.run_id, self.checkpoint, self.progress, out, trace
+            )
 
 
 def _tell_way_back(run_id: RunId, initial_peers: tuple[str, ...]) -> None:

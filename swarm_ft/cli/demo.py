@@ -138,8 +138,9 @@ def _prepare(
     """Make what is missing, and check everything; no files are left if it comes to nothing."""
     from swarm_ft.client.job import check_outputs, prepare_job
 
-    out, json_file = Path(given["out"]), given["json_file"]
-    check_outputs(out, Path(json_file) if json_file else None)
+    out = Path(given["out"])
+    files = (Path(name) if name else None for name in (given["json_file"], given["trace_file"]))
+    check_outputs(out, *files)
     made = _first_missing(_work_dir(out))
     try:
         options = _options(model, dataset, given)
@@ -271,10 +272,12 @@ async def _train(
 async def _see_through(
     client: SwarmClient, job: Job, options: TrainOptions, progress: RunProgress
 ) -> RunReport:
+    from swarm_ft.client.trace import open_trace
     from swarm_ft.client.train import begin, fetch_result, measure_baseline, note_untied, report_on
 
     note_untied(job.spec, progress)
     baseline = await measure_baseline(options.model, job.eval_data, progress)
     run_id = await begin(client, job, resume=options.resume, progress=progress)
-    events = await fetch_result(client, run_id, job.checkpoint, progress, options.out)
+    with open_trace(options.trace_file, progress.message) as trace:
+        events = await fetch_result(client, run_id, job.checkpoint, progress, options.out, trace)
     return await report_on(events, run_id, baseline, progress, options.out)

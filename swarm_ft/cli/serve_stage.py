@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 import secrets
 import shutil
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,14 +22,12 @@ from swarm_ft.cli.options import (
     snapshots_option,
 )
 from swarm_ft.cli.peer_home import PeerHome, claim_home
-from swarm_ft.cli.running import on_stop_signal, run_async
+from swarm_ft.cli.running import run_async
 from swarm_ft.errors import BadOption
 
 if TYPE_CHECKING:
-    from swarm_ft.discovery import Directory
     from swarm_ft.ids import PeerId
     from swarm_ft.peer.buffer_place import BufferPlace
-    from swarm_ft.peer.node import PeerNode, PeerOptions
     from swarm_ft.peer.stage_state import EngineMaker
 
 
@@ -72,7 +67,8 @@ if TYPE_CHECKING:
     "memory_gib",
     metavar="GIB",
     type=click.FloatRange(min=0, min_open=True),
-    help="GiB lent at most, for --layers auto.  [default: 80 % of what is free]",
+    help="GiB lent at most, to a stage and the microbatches in flight there; bounds --layers auto. "
+    "On a CPU buffers come on top.  [default: 80 % of what is free beside buffers]",
 )
 @click.option("--threads", type=click.IntRange(1), help="CPU threads to compute with.")
 @buffer_options
@@ -100,18 +96,16 @@ def serve_stage(
     layer_range = parse_layers(layers)
     listening = Listening(host, port, announce)
     make_engine = _engine_maker(given["device"], given["dtype"], given["model"], given["threads"])
-    memory_bytes = _memory_bytes(given["memory_gib"], given["device"])
+    memory_bytes = _memory_bytes(given["memory_gib"], given["device"], given["buffer_memory_bytes"])
     home = _home(given["peer_id"], given["buffer_dir"], given["buffer_disk_bytes"])
     peer_id = _peer_id(given["peer_id"], home)
     buffers = _buffers(home, given["buffer_memory_bytes"], given["buffer_disk_bytes"])
     shard_dir = Path(tempfile.mkdtemp(prefix="swarm-ft-"))
 
     async def work() -> None:
-        from swarm_ft.discovery.dht import DhtDirectory, DhtOptions
+        from swarm_ft.cli.serving import serve_peer
         from swarm_ft.peer.node import PeerOptions
 
-        options = DhtOptions(initial_peers=initial_peers, prefix=dht_prefix, client_mode=True)
-        directory = await DhtDirectory.open(options)
         offer = PeerOptions(
             peer_id=peer_id,
             layers=layer_range,
@@ -120,10 +114,8 @@ def serve_stage(
             buffers=buffers,
             snapshots_url=given["snapshots"] or "",
         )
-        try:
-            await _serve(directory, listening, offer, make_engine, as_json=as_json)
-        finally:
-            await directory.close()
+        swarm = initial_peers, dht_prefix
+        await serve_peer(offer, swarm, listening, make_engine, as_json=as_json)
 
     try:
         run_async(work)
@@ -131,56 +123,6 @@ def serve_stage(
         shutil.rmtree(shard_dir, ignore_errors=True)
         if home is not None:
             home.close()
-
-
-async def _serve(
-    directory: Directory,
-    listening: Listening,
-    offer: PeerOptions,
-    make_engine: EngineMaker,
-    *,
-    as_json: bool,
-) -> None:
-    from swarm_ft.clock import SystemClock
-    from swarm_ft.discovery import Role
-    from swarm_ft.peer.node import PeerNode
-    from swarm_ft.transport.grpc_transport import GrpcTransport
-
-    transport = GrpcTransport()
-    node = PeerNode(
-        offer,
-        directory=directory,
-        transport=transport,
-        clock=SystemClock(),
-        make_engine=make_engine,
-    )
-    server = await transport.serve(listening.host, listening.port, node.handlers())
-    endpoint = listening.endpoint(int(server.endpoint.rpartition(":")[2]))
-    on_stop_signal(_politely_first(node))
-    try:
-        await directory.announce(Role.PEER, offer.peer_id, endpoint)
-        _show(offer, endpoint, as_json=as_json)
-        await node.run()
-    finally:
-        await server.stop()
-        await directory.withdraw(Role.PEER, offer.peer_id)
-
-
-def _politely_first(node: PeerNode) -> Callable[[], object]:
-    """Say goodbye at the first stop signal; at the next one, let go of whatever is here."""
-    task = asyncio.current_task()
-    if task is None:
-        return node.leave
-    steps = iter((node.leave,))
-    return lambda: next(steps, task.cancel)()
-
-
-def _show(offer: PeerOptions, endpoint: str, *, as_json: bool) -> None:
-    layers = str(offer.layers or "auto")
-    if as_json:
-        click.echo(json.dumps({"peer": offer.peer_id, "layers": layers, "endpoint": endpoint}))
-    else:
-        click.echo(f"peer {offer.peer_id} at {endpoint} offers layers {layers}; Ctrl-C leaves")
 
 
 def _home(name: str | None, directory: str | None, disk_bytes: int) -> PeerHome | None:
@@ -221,6 +163,7 @@ def _engine_maker(device: str, dtype: str, model: str | None, threads: int | Non
 
     from swarm_ft.protocol.layers import LayerRange
     from swarm_ft.protocol.run_spec import RunSpec
+    from swarm_ft.stage.base import Engine
     from swarm_ft.stage.checkpoint import open_checkpoint
     from swarm_ft.stage.device import pick_device, pick_dtype
     from swarm_ft.stage.engine import StageEngine
@@ -231,16 +174,20 @@ def _engine_maker(device: str, dtype: str, model: str | None, threads: int | Non
     if model:
         open_checkpoint(model)  # a wrong --model is told now, not when a run comes
 
-    def make_engine(spec: RunSpec, layers: LayerRange) -> StageEngine:
+    def make_engine(spec: RunSpec, layers: LayerRange) -> Engine:
         checkpoint = open_checkpoint(model or spec.model.reference)
         return StageEngine(checkpoint, spec, layers, device=torch_device, dtype=torch_dtype)
 
     return make_engine
 
 
-def _memory_bytes(memory_gib: float | None, device: str) -> int:
+def _memory_bytes(memory_gib: float | None, device: str, buffer_memory_bytes: int) -> int:
     from swarm_ft.stage.device import free_memory_bytes, pick_device
 
     if memory_gib is not None:
         return int(memory_gib * (1 << 30))
-    return int(0.8 * free_memory_bytes(pick_device(device)))
+    torch_device = pick_device(device)
+    free_bytes = free_memory_bytes(torch_device)
+    if torch_device.type == "cpu":  # buffers lie in the same memory, if there are any
+        free_bytes -= min(buffer_memory_bytes, free_bytes // 2)
+    return int(0.8 * free_bytes)

@@ -52,6 +52,12 @@ result_options = stack(
         help="Where the trained model goes.",
     ),
     click.option("--json", "json_file", metavar="FILE", help="Write a report for programs."),
+    click.option(
+        "--trace",
+        "trace_file",
+        metavar="FILE",
+        help="Write what each peer does when, for ui.perfetto.dev.",
+    ),
 )
 eval_options = stack(
     click.option("--eval-dataset", metavar="PATH", help="Held-out UTF-8 text to evaluate on."),
@@ -193,13 +199,15 @@ def collect_options(model: str, dataset: str, *, default_lr: float, **given: Any
     """What `train_options` parsed, as one value."""
     from swarm_ft.client.options import TrainOptions
 
-    lr, json_file, out = given.pop("lr"), given.pop("json_file"), given.pop("out")
+    lr, out = given.pop("lr"), given.pop("out")
+    json_file, trace_file = given.pop("json_file"), given.pop("trace_file")
     tied, buffer_bits = given.pop("tied_embeddings"), given.pop("buffer_bits")
     return TrainOptions(
         model=model,
         dataset=dataset,
         lr=default_lr if lr is None else lr,
         json_file=Path(json_file) if json_file else None,
+        trace_file=Path(trace_file) if trace_file else None,
         out=Path(out),
         sync_tied_embeddings=tied == "sync",
         buffer_bits=int(buffer_bits),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,7 +76,7 @@ def check_options(options: TrainOptions) -> None:
     Raises:
         BadInput: an option is out of range, or an output cannot be written.
     """
-    check_outputs(options.out, options.json_file)
+    check_outputs(options.out, options.json_file, options.trace_file)
     _train_spec(options, num_samples=1)
 
 
@@ -84,15 +85,20 @@ def _reference(model: str) -> str:
     return str(Path(model).absolute()) if Path(model).is_dir() else model
 
 
-def check_outputs(out: Path, json_file: Path | None) -> None:
+def check_outputs(out: Path, json_file: Path | None, trace_file: Path | None) -> None:
     """Refuse outputs that could not be written at the end of a long run.
 
     Raises:
-        BadOption: `--out` or `--json` cannot be written.
+        BadOption: `--out`, `--json` or `--trace` cannot be written.
     """
     check_out_dir(out)
-    if json_file is not None and not json_file.absolute().parent.is_dir():
-        raise BadOption(f"--json {json_file}: there is no directory {json_file.absolute().parent}")
+    for option, path in (("--json", json_file), ("--trace", trace_file)):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise BadOption(f"{option} {path}: there is no directory {path.absolute().parent}")
+        if path is not None and path.is_dir():
+            raise BadOption(f"{option} {path}: is a directory; name a file")
+        if path is not None and not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise BadOption(f"{option} {path}: may not be written")
 
 
 def read_tokens(path: str, checkpoint: Checkpoint, seq_length: int) -> Tokens:

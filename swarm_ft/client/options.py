@@ -20,6 +20,7 @@ class TrainOptions:
         max_eval_samples: evaluate on the first so many samples; None: all.
         out: directory for the trained checkpoint.
         json_file: where the report goes; None: nowhere.
+        trace_file: where it goes what peers did when; None: nowhere, and nobody records it.
     """
 
     model: str
@@ -49,3 +50,4 @@ class TrainOptions:
     max_eval_samples: int | None
     out: Path
     json_file: Path | None
+    trace_file: Path | None = None

@@ -19,6 +19,7 @@ from swarm_ft.protocol.coordinator_wire import tokens_to_wire
 from swarm_ft.protocol.run_spec import RunSpec
 from swarm_ft.protocol.run_wire import spec_to_wire
 from swarm_ft.protocol.status import RunEvent, RunPhase, RunStatus, SwarmStatus
+from swarm_ft.protocol.timeline import PeerTimeline
 from swarm_ft.transport.base import Channel, Transport, call
 from swarm_ft.transport.blob import receive_file, receive_header
 from swarm_ft.transport.methods import CANCEL, COLLECTED, STATUS, SUBMIT, WATCH, WEIGHTS
@@ -91,11 +92,20 @@ class SwarmClient:
             return status_from_wire(reply)
 
     async def watch(
-        self, run_id: RunId | None, on_trouble: Callable[[str], None]
+        self,
+        run_id: RunId | None,
+        on_trouble: Callable[[str], None],
+        on_timeline: Callable[[PeerTimeline], None] | None = None,
     ) -> AsyncGenerator[RunEvent, None]:
         """All events of a run (the newest, if None), then all that follow, until it is over.
 
         A coordinator that goes away is waited for; then all events come again, from the first.
+
+        Args:
+            run_id: the run's name.
+            on_trouble: told what is waited for.
+            on_timeline: told what peers did in every step that is planned meanwhile; None does not
+                have them record it.
 
         Raises:
             NotFound: there is no such run.
@@ -105,11 +115,16 @@ class SwarmClient:
             try:
                 async with self._coordinator() as channel:
                     stream = channel.open(WATCH)
-                    await stream.send(pb.WatchRequest(run_id=run_id or ""))
+                    traced = on_timeline is not None
+                    await stream.send(pb.WatchRequest(run_id=run_id or "", traced=traced))
                     await stream.finish()
                     while (message := await stream.receive()) is not None:
                         told = ""
-                        yield event_from_wire(message)
+                        event = event_from_wire(message)
+                        if not isinstance(event, PeerTimeline):
+                            yield event
+                        elif on_timeline is not None:
+                            on_timeline(event)
                     return
             except Unavailable as error:
                 if error.message != told:  # once, not at every try

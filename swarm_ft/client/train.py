@@ -18,6 +18,7 @@ from swarm_ft.client.job import EvalData, Job
 from swarm_ft.client.progress import RunProgress
 from swarm_ft.client.report import RunReport
 from swarm_ft.client.swarm import SwarmClient
+from swarm_ft.client.trace import TraceFile
 from swarm_ft.errors import NotFound, RunFailed
 from swarm_ft.ids import RunId
 from swarm_ft.protocol.run_spec import RunSpec
@@ -87,16 +88,22 @@ async def _evaluate(model: str, data: EvalData) -> Evaluation:
 
 
 async def watch_to_end(
-    client: SwarmClient, run_id: RunId | None, progress: RunProgress
+    client: SwarmClient,
+    run_id: RunId | None,
+    progress: RunProgress,
+    trace: TraceFile | None = None,
 ) -> tuple[RunStatus, list[RunEvent]]:
     """Show a run until it is over; its last status, and all its events.
+
+    What peers did meanwhile goes into `trace`.
 
     Raises:
         RunFailed: it was cancelled or failed.
     """
     events: list[RunEvent] = []
     status: RunStatus | None = None
-    async with aclosing(client.watch(run_id, progress.message)) as arriving:
+    on_timeline = trace.add if trace is not None else None
+    async with aclosing(client.watch(run_id, progress.message, on_timeline)) as arriving:
         async for event in arriving:
             events.append(event)
             if isinstance(event, RunStatus):
@@ -157,8 +164,11 @@ async def fetch_result(
     checkpoint: Checkpoint,
     progress: RunProgress,
     out_dir: Path,
+    trace: TraceFile | None = None,
 ) -> list[RunEvent]:
     """Watch a run to its end and collect its result into `out_dir`; all its events.
+
+    What peers did meanwhile goes into `trace`.
 
     A result of which a peer took a part along is made again, and this goes on until it is here.
     Cancelling this leaves the run as it is, and `out_dir` too.
@@ -168,7 +178,7 @@ async def fetch_result(
     """
     with progress:
         while True:
-            status, events = await watch_to_end(client, run_id, progress)
+            status, events = await watch_to_end(client, run_id, progress, trace)
             progress.message("collecting the result")
             if await collect(client, status, checkpoint, progress, out_dir):
                 return events

@@ -48,8 +48,10 @@ _MAX_SHIFT = 126
 """2^126 and 2^-126 are both normal in float32."""
 _OVERSAMPLING = 8
 _SEED = 2401
-_FIT_TOLERANCE = 1e-10
-"""Directions of a factor that are weaker than this, squared and relative, are not fitted."""
+_FIT_TOLERANCE = 1e-3
+"""Directions of a factor that are weaker than this, squared and relative, are not fitted: columns
+of 8 bits that are nearly alike would get large values that cancel, and whose roundings do not.
+"""
 _ROWS = 256
 """Tokens decoded at a time, so that their sums stay in cache."""
 

@@ -31,6 +31,8 @@ _PEAK_BITS = 15
 _MAX_HALF = 32752.0
 """The largest half below 2^15."""
 _MAX_BFLOAT16 = torch.finfo(torch.bfloat16).max
+_MIN_NORMAL, _MAX_NORMAL = -126, 127
+"""Exponents of powers of two that are normal float32."""
 _MAX_EXPONENT = 128 - _PEAK_BITS
 """Of the largest float32; with it, even the largest half decodes to a finite value."""
 _MIN_EXPONENT = -148 - _PEAK_BITS
@@ -110,10 +112,14 @@ class HalfCodec:
         refuse_base(self.spec, base)
         x = checked_sample(x)
         exponent = min(_exponent(checked_peak(peak_of(x))), _MAX_EXPONENT)
-        halves = times_power(x, -exponent).clamp_(-_MAX_HALF, _MAX_HALF).to(torch.float16)
+        scaled = times_power(x, -exponent)
+        if exponent == _MAX_EXPONENT:  # with any other the largest half fits by itself
+            scaled.clamp_(-_MAX_HALF, _MAX_HALF)
         header = exponent.to_bytes(_HEADER_BYTES, "little", signed=True)
+        halves = scaled.to(torch.float16).cpu().numpy()
+        payload = b"".join((header, np.ascontiguousarray(halves, "<f2").data))  # copied once
         tokens, channels = x.shape
-        return EncodedTensor(self.spec, tokens, channels, header + _little_endian(halves, "<f2"))
+        return EncodedTensor(self.spec, tokens, channels, payload)
 
     def decode(self, encoded: EncodedTensor, base: Tensor | None = None) -> Tensor:
         """See `Codec.decode`; refuses an exponent that is not the one of the halves."""
@@ -124,7 +130,7 @@ class HalfCodec:
         body = np.frombuffer(encoded.payload, "<f2", offset=_HEADER_BYTES).astype(np.float16)
         halves = torch.from_numpy(body).float()
         _check_normalised(halves, exponent)
-        return times_power(halves, exponent).view(encoded.tokens, encoded.channels)
+        return times_power(halves, exponent, out=halves).view(encoded.tokens, encoded.channels)
 
     def max_payload_bytes(self, tokens: int, channels: int) -> int:
         """See `Codec.max_payload_bytes`; every payload has that size."""
@@ -153,12 +159,14 @@ def _check_normalised(halves: Tensor, exponent: int) -> None:
         )
 
 
-def times_power(x: Tensor, exponent: int) -> Tensor:
-    """`x` * 2^exponent, also where that power is no float32."""
+def times_power(x: Tensor, exponent: int, out: Tensor | None = None) -> Tensor:
+    """`x` * 2^exponent, also where that power is no float32; into `out`, if given."""
+    if _MIN_NORMAL <= exponent <= _MAX_NORMAL:
+        return torch.mul(x, 2.0**exponent, out=out)
     # In two factors, as 2^163 is no float32. Between normal values both products are exact; what
     # underflows on its way to a half is far below the smallest half and would be 0 there anyway.
     first = exponent // 2
-    return x * 2.0**first * 2.0 ** (exponent - first)
+    return torch.mul(x, 2.0**first, out=out).mul_(2.0 ** (exponent - first))
 
 
 def _little_endian(x: Tensor, dtype: str) -> bytes:

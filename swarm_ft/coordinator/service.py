@@ -36,17 +36,19 @@ from swarm_ft.coordinator.machine import decide
 from swarm_ft.coordinator.overview import overview
 from swarm_ft.coordinator.state import Run, SwarmState
 from swarm_ft.coordinator.submission import Submissions, receive_submission
+from swarm_ft.coordinator.watchers import Watchers
 from swarm_ft.errors import NotFound, OutOfTurn, SwarmError, Unavailable
 from swarm_ft.ids import PeerId, RunId, SampleId
 from swarm_ft.log import get_logger
 from swarm_ft.proto import coordinator_pb2 as pb
 from swarm_ft.protocol.checks import checked_run_id
 from swarm_ft.protocol.client_wire import event_to_wire, status_to_wire, swarm_to_wire
-from swarm_ft.protocol.coordinator_messages import CommitStep, PlanStep, ToPeer
+from swarm_ft.protocol.coordinator_messages import ClockReply, CommitStep, PlanStep, ToPeer
 from swarm_ft.protocol.coordinator_wire import to_peer_to_wire
-from swarm_ft.protocol.peer_messages import PeerHello
+from swarm_ft.protocol.peer_messages import ClockProbe, PeerHello
 from swarm_ft.protocol.peer_wire import from_peer_from_wire
 from swarm_ft.protocol.status import RunEvent, RunStatus
+from swarm_ft.protocol.timeline import PeerTimeline, StepTimeline
 from swarm_ft.snapshots.manifest import Manifest, ShardEntry
 from swarm_ft.snapshots.store import SnapshotStore
 from swarm_ft.transport.base import Handler, MessageStream, Method
@@ -57,7 +59,6 @@ logger = get_logger(__name__)
 TICK_S = 0.25
 MAX_QUEUED_TO_PEER = 256
 """A peer that lets more messages pile up is dropped; it may join again."""
-MAX_QUEUED_TO_WATCHER = 100_000
 
 PeerStream = MessageStream[pb.ToPeer, pb.FromPeer]
 
@@ -120,7 +121,7 @@ class CoordinatorService:
         )
         self._tasks: set[asyncio.Task[None]] = set()
         self._outboxes: dict[PeerId, _Outbox] = {}
-        self._watchers: dict[RunId, dict[asyncio.Queue[RunEvent], None]] = {}
+        self._watchers = Watchers()
         self._broken = asyncio.get_running_loop().create_future()
         runs = {run.run_id: run for run in journal.load(clock.now_s())}
         self._state = SwarmState(runs=MappingProxyType(runs))
@@ -211,8 +212,10 @@ class CoordinatorService:
             self._handle(SnapshotWritten(run_id, snapshot))
 
     def _say(self, peer_id: PeerId, message: ToPeer, tokens_of: Sequence[SampleId]) -> None:
-        if tokens_of and isinstance(message, PlanStep):
-            message = replace(message, tokens=self._journal.tokens(message.run_id, tokens_of))
+        if isinstance(message, PlanStep):
+            tokens = self._journal.tokens(message.run_id, tokens_of) if tokens_of else {}
+            traced = self._watchers.is_traced(message.run_id)
+            message = replace(message, tokens=tokens, traced=traced)
         self._put(peer_id, message)
 
     def _put(self, peer_id: PeerId, item: ToPeer | SwarmError) -> None:
@@ -223,9 +226,7 @@ class CoordinatorService:
     def _publish(self, run_id: RunId, event: RunEvent) -> None:
         if isinstance(event, RunStatus):
             logger.info("run %s: %s %s", run_id, event.phase.name.lower(), event.detail)
-        for queue in self._watchers.get(run_id, ()):
-            if not queue.full():
-                queue.put_nowait(event)
+        self._watchers.tell(run_id, event)
 
     # ---- peers
 
@@ -263,9 +264,23 @@ class CoordinatorService:
     async def _read(self, stream: PeerStream, peer_id: PeerId) -> None:
         while (message := await stream.receive()) is not None:
             said = from_peer_from_wire(message)
-            if isinstance(said, PeerHello):
-                raise OutOfTurn(f"peer {peer_id} said hello twice")
-            self._handle(PeerSaid(peer_id, said))
+            match said:
+                case PeerHello():
+                    raise OutOfTurn(f"peer {peer_id} said hello twice")
+                case ClockProbe(sent_us):
+                    self._put(peer_id, ClockReply(sent_us, round(1e6 * self._clock.now_s())))
+                case StepTimeline():
+                    self._trace(peer_id, said)
+                case _:
+                    self._handle(PeerSaid(peer_id, said))
+
+    def _trace(self, peer_id: PeerId, timeline: StepTimeline) -> None:
+        """Pass on what a peer of a run did, to whoever wants to know."""
+        run = self._state.runs.get(timeline.run_id)
+        layers = {stage.peer_id: stage.layers for stage in run.stages} if run is not None else {}
+        if peer_id in layers:
+            told = PeerTimeline(peer_id=peer_id, layers=layers[peer_id], timeline=timeline)
+            self._watchers.trace(told)
 
     # ---- clients
 
@@ -275,10 +290,10 @@ class CoordinatorService:
         await stream.send(status_to_wire(self._state.runs[submission.run_id].status))
 
     async def _watch(self, stream: MessageStream[pb.RunEvent, pb.WatchRequest]) -> None:
-        run = self._named(await stream.receive())
-        queue: asyncio.Queue[RunEvent] = asyncio.Queue(MAX_QUEUED_TO_WATCHER)
-        self._watchers.setdefault(run.run_id, {})[queue] = None
-        try:
+        request = await stream.receive()
+        run = self._named(request)
+        is_tracing = request is not None and request.traced
+        with self._watchers.watching(run.run_id, is_tracing=is_tracing) as watcher:
             status = run.status
             await stream.send(event_to_wire(status))
             for step in self._journal.steps(run.run_id):
@@ -287,12 +302,10 @@ class CoordinatorService:
             if status.phase.is_over:
                 await stream.send(event_to_wire(status))
                 return
-            event: RunEvent = status
+            event: RunEvent | PeerTimeline = status
             while not (isinstance(event, RunStatus) and event.phase.is_over):
-                event = await queue.get()
+                event = await watcher.next()
                 await stream.send(event_to_wire(event))
-        finally:
-            self._watchers[run.run_id].pop(queue, None)
 
     async def _cancel(self, stream: MessageStream[pb.RunStatus, pb.CancelRequest]) -> None:
         run = self._named(await stream.receive())

@@ -15,6 +15,7 @@ from swarm_ft.coordinator.state import Run
 from swarm_ft.coordinator.turn import Turn
 from swarm_ft.ids import PeerId
 from swarm_ft.protocol.peer_messages import PeerAlive
+from swarm_ft.protocol.pipeline import PARTS
 from swarm_ft.protocol.status import RunPhase
 
 MEASURED_AT_LEAST = 3
@@ -48,11 +49,10 @@ def _seconds_each(run: Run, peer_id: PeerId, alive: PeerAlive) -> float | None:
     if place is None:
         return None  # it listens
     index, stage = place
-    if len(stage.peers) == 1 or len(usual) < MEASURED_AT_LEAST or not alive.tasks_begun:
+    if len(stage.peers) == 1 or len(usual) < MEASURED_AT_LEAST or not alive.parts_begun:
         return None
-    tasks_each = 1 if index == len(run.pipeline) - 1 else 2
-    seconds = alive.compute_s / alive.tasks_begun * tasks_each
+    seconds = alive.compute_s / alive.parts_begun * PARTS
     share = run.share(index, stage.peers.index(peer_id))
-    remaining = share - -(-alive.tasks_begun // tasks_each)
+    remaining = share - -(-alive.parts_begun // PARTS)
     is_slow = remaining > 0 and remaining * seconds > share * longest_s(usual)
     return seconds if is_slow else None

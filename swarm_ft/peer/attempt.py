@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import ParamSpec, TypeVar
 
 from torch import Tensor
 
@@ -28,10 +29,14 @@ from swarm_ft.protocol.coordinator_messages import (
 )
 from swarm_ft.protocol.frame import FrameKey
 from swarm_ft.protocol.peer_messages import PeerAlive, StageReady, StepReady
-from swarm_ft.protocol.pipeline import StageSchedule
+from swarm_ft.protocol.pipeline import StageSchedule, least_held, most_held
+from swarm_ft.protocol.timeline import SpanKind
 from swarm_ft.protocol.traffic import GradientTraffic
 from swarm_ft.protocol.training_plan import Microbatch
-from swarm_ft.stage.engine import StageEngine
+from swarm_ft.stage.base import Engine
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class StageAttempt:
@@ -61,6 +66,7 @@ class StageAttempt:
         self.assign = assign
         self._take_over = take_over
         self._context = context
+        self._timeline = context.timeline
         self._state = state
         self.connections = Connections(
             context,
@@ -80,7 +86,7 @@ class StageAttempt:
         self._progress: StepProgress | None = None
 
     @property
-    def _engine(self) -> StageEngine:
+    def _engine(self) -> Engine:
         return self._state.engine
 
     @property
@@ -95,7 +101,7 @@ class StageAttempt:
         return PeerAlive(
             attempt=attempt,
             step=progress.step,
-            tasks_begun=step.tasks_begun,
+            parts_begun=step.parts_begun,
             compute_s=step.compute_s,
         )
 
@@ -109,6 +115,7 @@ class StageAttempt:
         check_routes(plan, self._computing_in(plan))
         if self._plans.full():
             raise OutOfTurn(f"step {plan.step} was planned while another one waits")
+        self._timeline.planned(plan)
         self._plans.put_nowait(plan)
 
     async def run(self) -> None:
@@ -121,6 +128,7 @@ class StageAttempt:
             await self._run()
         finally:
             self._keep_progress()
+            self._timeline.tell()
 
     async def _run(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -136,7 +144,9 @@ class StageAttempt:
         while True:
             plan = await self._plans.get()
             is_heard = self._context.peer_id in plan.listeners
-            self._context.say(await (self._listen(plan) if is_heard else self._run_step(plan)))
+            ready = await (self._listen(plan) if is_heard else self._run_step(plan))
+            self._timeline.ready()
+            self._context.say(ready)
 
     async def _listen(self, plan: PlanStep) -> StepReady:
         """Hear the sum of a step that the other replicas compute."""
@@ -144,7 +154,9 @@ class StageAttempt:
             raise OutOfTurn(f"step {plan.step}: this peer has the stage, and cannot listen")
         for boundary in self.connections.boundaries:
             boundary.begin(plan.step, frozenset())
+        began_s = self._timeline.now_s()
         total = await self.connections.reducer.listen(plan.step, set(plan.listeners))
+        self._timeline.add(SpanKind.REDUCE, began_s)
         self._take_over.summed(plan.attempt, plan.step, total)
         return StepReady(
             run_id=plan.run_id,
@@ -179,11 +191,11 @@ class StageAttempt:
         await step.run()
         failpoints.reached("after-backward")
         if self.connections.reducer is not None or self._engine.exchanges_tied_gradient:
-            progress.gradient = await run_in(self._context.compute, self._engine.flat_gradient)
+            progress.gradient = await self._of_gradient(self._engine.flat_gradient)
         gradients = await self._reduce(plan, progress)
-        await self.tied.synchronise(plan, self._engine)
-        await self.connections.settled()
-        norm = await run_in(self._context.compute, self._engine.squared_grad_norm)
+        await self._tie(plan)
+        await self._settled()
+        norm = await self._of_gradient(self._engine.squared_grad_norm)
         self._state.summed_in = plan.attempt
         failpoints.reached("before-ready")
         buffers, lost = self.buffers.take_report()
@@ -246,12 +258,21 @@ class StageAttempt:
             downstream=self._routed(batches, self._index + 1, self.connections.downstream),
         )
         schedule = StageSchedule(
-            num_stages=len(self._computing),
-            stage_index=self._index,
+            is_first=self._engine.is_first,
+            is_last=self._engine.is_last,
             microbatches=[batch.index for batch in batches],
+            max_held=self._most_held(),
         )
         return StageStep(
             plan, passing, progress, engine=self._engine, context=self._context, schedule=schedule
+        )
+
+    def _most_held(self) -> int:
+        """How many microbatches there is memory for; the engine knows once it had one."""
+        return most_held(
+            least_held(len(self._computing), self._index),
+            room_bytes=self._context.memory_bytes - self._engine.state_bytes,
+            microbatch_bytes=self._engine.microbatch_bytes,
         )
 
     def _send_again(self, plan: PlanStep, done: list[Microbatch], progress: StepProgress) -> None:
@@ -280,12 +301,31 @@ class StageAttempt:
         if self.connections.reducer is None or progress.gradient is None:
             return GradientTraffic()
         num_members = len(self._computing[self._index].peers)
-        own = await run_in(
-            self._context.compute, self._engine.share, progress.gradient, num_members
-        )
+        own = await self._of_gradient(self._engine.share, progress.gradient, num_members)
+        began_s = self._timeline.now_s()
         total = await self.connections.reducer.reduce(plan.step, own, set(plan.listeners))
-        await run_in(self._context.compute, self._engine.take_sum, total)
-        return self.connections.reducer.take_traffic()
+        sent = self.connections.reducer.take_traffic()
+        self._timeline.add(SpanKind.REDUCE, began_s, num_bytes=sent.sent_bytes)
+        await self._of_gradient(self._engine.take_sum, total)
+        return sent
+
+    async def _tie(self, plan: PlanStep) -> None:
+        """Keep tied embeddings tied, where they are to be."""
+        began_s = self._timeline.now_s()
+        await self.tied.synchronise(plan, self._engine)
+        if self._engine.exchanges_tied_gradient:
+            self._timeline.add(SpanKind.TIE, began_s)
+
+    async def _settled(self) -> None:
+        """Wait until neighbours have all that they were sent."""
+        began_s = self._timeline.now_s()
+        await self.connections.settled()
+        self._timeline.add(SpanKind.WAIT_ACKS, began_s)
+
+    async def _of_gradient(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """What the engine does with the step's gradient, in the compute thread."""
+        timed = self._timeline.timed(SpanKind.GRADIENT, function)
+        return await run_in(self._context.compute, timed, *args, **kwargs)
 
     def _deliver(self, key: FrameKey, value: Tensor) -> None:
         if self._step is not None:

@@ -20,6 +20,7 @@ from swarm_ft.ids import BlockIndex, StepNumber
 from swarm_ft.log import get_logger
 from swarm_ft.peer.coder import FrameCoder, Refusal, uncompressed_bytes
 from swarm_ft.peer.stream_slot import StreamSlot, Work
+from swarm_ft.peer.timeline import Timeline
 from swarm_ft.proto import boundary_pb2 as pb
 from swarm_ft.protocol.boundary_messages import Ack, BoundaryHello, KeyFrameRequest
 from swarm_ft.protocol.boundary_wire import boundary_from_wire, boundary_to_wire, message_wire_bytes
@@ -33,6 +34,7 @@ from swarm_ft.protocol.session import (
     SessionEffect,
     Transmit,
 )
+from swarm_ft.protocol.timeline import SpanKind
 from swarm_ft.protocol.traffic import Traffic
 from swarm_ft.transport.base import MessageStream
 
@@ -51,6 +53,7 @@ class Boundary:
         coder: the arithmetic, with this end's buffers.
         pool: the codec threads.
         deliver: called with every decoded sample.
+        timeline: told when frames are sent and received.
     """
 
     def __init__(
@@ -61,6 +64,7 @@ class Boundary:
         coder: FrameCoder,
         pool: Executor,
         deliver: Callable[[FrameKey, Tensor], None],
+        timeline: Timeline,
     ) -> None:
         self.connected = asyncio.Event()
         self._hello = hello
@@ -68,6 +72,7 @@ class Boundary:
         self._coder = coder
         self._pool = pool
         self._deliver = deliver
+        self._timeline = timeline
         self._encode_jobs: asyncio.Queue[FrameKey | Frame] = asyncio.Queue()
         self._decode_jobs: asyncio.Queue[Frame] = asyncio.Queue()
         self._outgoing: Outgoing | None = None
@@ -231,19 +236,28 @@ class Boundary:
             wire = boundary_to_wire(message)
             if isinstance(message, Frame):
                 failpoints.reached_meanwhile("mid-frame")
+            begin_s = self._timeline.now_s()
             await stream.send(wire)
             if isinstance(message, Frame):
                 failpoints.reached("before-ack")
                 counted = count_frame(self._hello.boundary, message, message_wire_bytes(wire))
                 self._traffic = self._traffic + counted
+                self._moved(SpanKind.SEND, message, begin_s)
             self._changed.set()
 
     async def _read(self, stream: BoundaryStream) -> None:
         while (message := await stream.receive()) is not None:
+            begin_s = self._timeline.now_s()
             said = boundary_from_wire(message)
             if isinstance(said, Frame):
                 self._coder.check(said)  # before the session holds it: that bounds its memory
             self._apply(self._session.receive(said))
+            if isinstance(said, Frame):
+                self._moved(SpanKind.RECEIVE, said, begin_s)
+
+    def _moved(self, kind: SpanKind, frame: Frame, begin_s: float) -> None:
+        boundary, num_bytes = self._hello.boundary, len(frame.tensor.payload)
+        self._timeline.add_frame(kind, frame.key, begin_s, boundary, num_bytes)
 
 
 def count_frame(boundary: BlockIndex, frame: Frame, wire_bytes: int) -> Traffic:

@@ -19,7 +19,7 @@ from swarm_ft.codec import encode_with_feedback, from_spec, pack_buffer, unpack_
 from swarm_ft.errors import BadFrame, NonFinite
 from swarm_ft.ids import BlockIndex, RunId, SampleId
 from swarm_ft.protocol.codec_spec import Direction
-from swarm_ft.protocol.digest import digest_of
+from swarm_ft.protocol.digest import fingerprint_of
 from swarm_ft.protocol.frame import EncodedTensor, Frame, FrameKey, FrameKind
 from swarm_ft.protocol.run_spec import RunSpec
 
@@ -108,7 +108,7 @@ class FrameCoder:
                 return Refusal(f"sample {sample}: its base is {'other' if record else 'not'} here")
             value = codec.decode(tensor, self._base_of(record))
         payload = self._packed(value)
-        if digest_of(payload) != frame.result_digest:
+        if fingerprint_of(payload) != frame.result_digest:
             return self._differs(frame)
         self._stage(End.RECEIVED, sample, payload)
         return value
@@ -165,7 +165,7 @@ class FrameCoder:
         return Refusal(reason)
 
     def _stage(self, end: End, sample: SampleId, payload: bytes) -> bytes:
-        digest = digest_of(payload)
+        digest = fingerprint_of(payload)
         record = BufferRecord(digest, *self._shape, payload)
         self._store.stage(self._buffer_key(end, sample), record)
         return digest

@@ -10,10 +10,10 @@ from torch import Tensor
 from swarm_ft.ids import BlockIndex, PeerId
 from swarm_ft.peer.all_reduce import GradientReducer
 from swarm_ft.peer.boundary import Boundary
-from swarm_ft.peer.coder import FrameCoder
 from swarm_ft.peer.context import PeerContext
 from swarm_ft.peer.neighbours import dialler
 from swarm_ft.peer.stage_state import StageState
+from swarm_ft.peer.timed_coder import TimedCoder
 from swarm_ft.protocol.boundary_messages import BoundaryHello
 from swarm_ft.protocol.codec_spec import Direction
 from swarm_ft.protocol.coordinator_messages import Assign, stages_of
@@ -137,12 +137,16 @@ class Connections:
         if not 0 <= index < len(self.pipeline):
             return {}
         block = BlockIndex(self.pipeline[max(index, self.index)].layers.start)
-        coder = FrameCoder(
-            self._assign.spec, run_id=self._assign.run_id, boundary=block, store=self._state.store
+        coder = TimedCoder(
+            self._assign.spec,
+            run_id=self._assign.run_id,
+            boundary=block,
+            store=self._state.store,
+            timeline=self._context.timeline,
         )
         return {peer: self._boundary(block, sends, coder) for peer in self.pipeline[index].peers}
 
-    def _boundary(self, block: BlockIndex, sends: Direction, coder: FrameCoder) -> Boundary:
+    def _boundary(self, block: BlockIndex, sends: Direction, coder: TimedCoder) -> Boundary:
         hello = BoundaryHello(
             run_id=self._assign.run_id,
             spec_digest=self._assign.spec.digest(),
@@ -157,4 +161,5 @@ class Connections:
             coder=coder,
             pool=self._context.codecs,
             deliver=self._deliver,
+            timeline=self._context.timeline,
         )

@@ -12,6 +12,7 @@ from typing import ParamSpec, TypeVar
 from swarm_ft.clock import Clock
 from swarm_ft.discovery.base import Directory
 from swarm_ft.ids import PeerId
+from swarm_ft.peer.timeline import Timeline
 from swarm_ft.protocol.peer_messages import FromPeer
 from swarm_ft.transport.base import Transport
 
@@ -33,6 +34,8 @@ class PeerContext:
         compute: one thread, in which the engine lives.
         codecs: threads that encode and decode.
         say: gives a message to the coordinator's stream.
+        timeline: of what this peer does when.
+        memory_bytes: that this peer lends to a stage and the microbatches it holds.
     """
 
     peer_id: PeerId
@@ -42,3 +45,5 @@ class PeerContext:
     compute: Executor
     codecs: Executor
     say: Callable[[FromPeer], None]
+    timeline: Timeline
+    memory_bytes: int

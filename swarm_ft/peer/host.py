@@ -141,12 +141,14 @@ class StageHost:
         Raises:
             OutOfTurn: the step is not the next one, or its gradients are not here.
         """
+        self._context.timeline.commit_heard()
         before = self._state.committed_steps
         taking = self._exchange.take_over
         if taking is not None and taking.expects(commit):
             await taking.commit(commit)
         else:
             await self._state.commit(commit)
+        self._context.timeline.tell()
         if self._state.committed_steps > before:
             self._tell_progress()
 

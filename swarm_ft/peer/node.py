@@ -30,10 +30,12 @@ from swarm_ft.peer.member_link import ReduceStream, receive_reduce_hello
 from swarm_ft.peer.neighbours import receive_hello
 from swarm_ft.peer.stage_state import EngineMaker, StageState
 from swarm_ft.peer.tied_embeddings import TiedStream
+from swarm_ft.peer.timeline import Timeline
 from swarm_ft.proto import peer_pb2
 from swarm_ft.protocol.checks import checked_run_id
 from swarm_ft.protocol.coordinator_messages import (
     Assign,
+    ClockReply,
     CommitStep,
     ExportStage,
     FollowBuffers,
@@ -71,7 +73,7 @@ class PeerOptions:
 
     Attributes:
         layers: blocks to host; None lets the coordinator choose.
-        memory_bytes: lent at most, bounds an automatic choice.
+        memory_bytes: lent at most; bounds an automatic choice, and the microbatches in flight.
         shard_dir: where the trained stage is kept until it is collected.
         buffers: where buffers are kept, and how many bytes of them.
         snapshots_url: where the swarm's snapshots lie; empty if this peer is to have no part.
@@ -117,6 +119,8 @@ class PeerNode:
             compute=self._compute,
             codecs=self._codecs,
             say=self._link.say,
+            timeline=Timeline(clock, self._link.say),
+            memory_bytes=options.memory_bytes,
         )
 
     def handlers(self) -> Mapping[Method[Any, Any], Handler]:
@@ -181,6 +185,7 @@ class PeerNode:
     # ---- the coordinator
 
     def _hello(self) -> PeerHello:
+        self._context.timeline.joined()
         return PeerHello(
             peer_id=self._options.peer_id,
             layers=self._options.layers,
@@ -209,6 +214,8 @@ class PeerNode:
                 await self._hosting(message.run_id).export()
             case ReleaseStage(run_id=run_id, reason=reason):
                 await self._release(run_id, reason)
+            case ClockReply():
+                self._context.timeline.heard(message)
 
     async def _assign(self, assign: Assign) -> None:
         if self._options.peer_id not in {stage.peer_id for stage in assign.stages}:

@@ -16,7 +16,7 @@ from swarm_ft.errors import BadSnapshot, MalformedMessage
 from swarm_ft.ids import BlockIndex, RunId, SampleId
 from swarm_ft.log import get_logger
 from swarm_ft.peer.residuals import Residuals
-from swarm_ft.protocol.digest import digest_of
+from swarm_ft.protocol.digest import fingerprint_of
 from swarm_ft.snapshots.shard import BufferName, ShardContents
 
 logger = get_logger(__name__)
@@ -94,7 +94,7 @@ def restore_buffers(
         names = sorted(name for name in contents.buffer_digests if name[1] == end)
         for name, row in zip(names, payloads, strict=False):
             payload, digest = row.numpy().tobytes(), contents.buffer_digests[name]
-            if digest_of(payload) == digest:
+            if fingerprint_of(payload) == digest:
                 key = BufferKey(run_id, BlockIndex(name[0]), end, SampleId(name[2]))
                 store.put(key, BufferRecord(digest, *shape, payload))
 

@@ -27,12 +27,13 @@ from swarm_ft.protocol.layers import LayerRange
 from swarm_ft.protocol.peer_messages import HeldStage
 from swarm_ft.protocol.run_spec import RunSpec
 from swarm_ft.protocol.shard import ShardName
+from swarm_ft.protocol.timeline import SpanKind
 from swarm_ft.snapshots.shard import ShardContents
-from swarm_ft.stage.engine import StageEngine
+from swarm_ft.stage.base import Engine
 
 logger = get_logger(__name__)
 
-EngineMaker = Callable[[RunSpec, LayerRange], StageEngine]
+EngineMaker = Callable[[RunSpec, LayerRange], Engine]
 
 
 class StageState:
@@ -65,7 +66,7 @@ class StageState:
         self._run_id = run_id
         self._spec = spec
         self._make_engine = make_engine
-        self._engine: StageEngine | None = None
+        self._engine: Engine | None = None
         self._one_change = asyncio.Lock()
         self.store = store if store is not None else BufferStore()
         self._reset()
@@ -83,7 +84,7 @@ class StageState:
         return self._engine is not None
 
     @property
-    def engine(self) -> StageEngine:
+    def engine(self) -> Engine:
         """What trains the weights.
 
         Raises:
@@ -169,9 +170,8 @@ class StageState:
                 return
             self._check_turn(commit)
             failpoints.reached("commit-heard")
-            await run_in(
-                self._context.compute, self.engine.apply, commit.clip_factor, commit.learning_rate
-            )
+            apply = self._context.timeline.timed(SpanKind.OPTIMIZER, self.engine.apply)
+            await run_in(self._context.compute, apply, commit.clip_factor, commit.learning_rate)
             # An epoch's first may take its time: it looks up the order of the next.
             await run_in(self._context.codecs, self.store.commit, commit.step)
             self.store.drop(self.elsewhere)
@@ -216,7 +216,8 @@ class StageState:
     async def begin_step(self, step: StepNumber, num_targets: int) -> StepProgress:
         """Begin the next step, with no trace of an earlier try at it."""
         self.progress = self.summed_in = None
-        await run_in(self._context.compute, self.engine.begin_step, step, num_targets)
+        begin = self._context.timeline.timed(SpanKind.GRADIENT, self.engine.begin_step)
+        await run_in(self._context.compute, begin, step, num_targets)
         self.store.rollback()
         self.residuals.rollback()
         self.progress = StepProgress(step)

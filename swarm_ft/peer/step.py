@@ -7,8 +7,9 @@ between them and the boundaries.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Coroutine, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,8 +25,9 @@ from swarm_ft.protocol.codec_spec import Direction
 from swarm_ft.protocol.coordinator_messages import PlanStep
 from swarm_ft.protocol.frame import FrameKey
 from swarm_ft.protocol.pipeline import StageSchedule, StepDone, Task, TaskKind
+from swarm_ft.protocol.timeline import SpanKind
 from swarm_ft.protocol.training_plan import Microbatch
-from swarm_ft.stage.engine import StageEngine
+from swarm_ft.stage.base import Engine
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,7 +59,7 @@ class StageStep:
         schedule: a new one, for this step.
 
     Attributes:
-        tasks_begun: forwards and backwards so far.
+        parts_begun: of all microbatches so far, see `pipeline.PARTS`.
 
     Raises:
         MalformedMessage: the plan lacks tokens that this stage needs.
@@ -69,7 +71,7 @@ class StageStep:
         passing: Passing,
         progress: StepProgress,
         *,
-        engine: StageEngine,
+        engine: Engine,
         context: PeerContext,
         schedule: StageSchedule,
     ) -> None:
@@ -83,15 +85,16 @@ class StageStep:
         self._samples: dict[FrameKey, Tensor] = {}
         self._inputs: dict[MicrobatchIndex, Tensor] = {}
         self._gradients: dict[MicrobatchIndex, Tensor] = {}
+        self._loss_sums: dict[MicrobatchIndex, float] = {}
         needs_tokens = engine.is_first or engine.is_last
         self._tokens = _stack_tokens(plan, passing.batches.values()) if needs_tokens else {}
-        self.tasks_begun = 0
+        self.parts_begun = 0
         self._compute_s = 0.0
         self._task_began_s: float | None = None
 
     @property
     def compute_s(self) -> float:
-        """Seconds that forwards and backwards took so far, the one under way included."""
+        """Seconds that tasks took so far, the one under way included."""
         began_s = self._task_began_s
         under_way_s = self._context.clock.now_s() - began_s if began_s is not None else 0.0
         return self._compute_s + under_way_s
@@ -115,19 +118,40 @@ class StageStep:
     async def run(self) -> None:
         """Compute everything of this step; gradients are then summed in the engine.
 
+        However it ends, what has had its backward is completed: that needs nobody else, and a
+        microbatch that is done is not computed again.
+
         Raises:
             NonFinite: an activation, a loss or a gradient is inf or NaN.
         """
+        try:
+            await self._run()
+        finally:
+            await _to_its_end(self._complete())
+
+    async def _run(self) -> None:
         pending = self._schedule.begin() or self._first_inputs()
         while True:
             while isinstance(pending, Task):
-                await self._finish(pending)
+                await _to_its_end(self._compute(pending))
                 while not self._arrivals.empty():
                     self._assemble(*self._arrivals.get_nowait())
                 pending = self._schedule.computed(pending)
             if isinstance(pending, StepDone):
                 return
+            pending = await self._wait()
+
+    async def _wait(self) -> Task | StepDone | None:
+        """What can be done next, once all it needs is here."""
+        timeline = self._context.timeline
+        begin_s, pending = timeline.now_s(), None
+        while pending is None:
             pending = self._assemble(*await self._arrivals.get())
+        if isinstance(pending, Task):
+            is_gradient = pending.kind is TaskKind.BACKWARD
+            kind = SpanKind.WAIT_GRADIENT if is_gradient else SpanKind.WAIT_INPUT
+            timeline.add(kind, begin_s, microbatch=pending.microbatch)
+        return pending
 
     def _first_inputs(self) -> Task | StepDone | None:
         pending = None
@@ -151,47 +175,55 @@ class StageStep:
         self._gradients[batch.index] = stacked
         return self._schedule.gradient_ready(batch.index)
 
-    async def _finish(self, task: Task) -> None:
-        """Compute, to the end even if cancelled: half a gradient is of no use to anybody."""
-        work = asyncio.create_task(self._compute(task))
-        try:
-            await asyncio.shield(work)
-        except asyncio.CancelledError:
-            await asyncio.wait([work])
-            raise
-
     async def _compute(self, task: Task) -> None:
-        index = task.microbatch
-        self.tasks_begun += 1
+        index, timed = task.microbatch, self._context.timeline.timed
+        self.parts_begun += task.kind.num_parts
         self._task_began_s = self._context.clock.now_s()
         match task.kind:
             case TaskKind.FORWARD:
                 failpoints.reached("before-forward")
                 x = self._inputs.pop(index)
-                output = await run_in(self._context.compute, self._engine.forward, index, x)
+                forward = timed(SpanKind.FORWARD, self._engine.forward, index)
+                output = await run_in(self._context.compute, forward, index, x)
                 self._send(index, output, Direction.FORWARD)
             case TaskKind.BACKWARD:
                 failpoints.reached("before-backward")
                 gradient = self._gradients.pop(index)
                 failpoints.reached_meanwhile("mid-backward")
-                result = await run_in(self._context.compute, self._engine.backward, index, gradient)
-                self._count(index, result)
+                backward = timed(SpanKind.BACKWARD, self._engine.backward, index)
+                result = await run_in(self._context.compute, backward, index, gradient)
+                self._has_had_backward(index, 0.0, result)
             case TaskKind.FORWARD_BACKWARD:
                 failpoints.reached("before-forward")
                 x, tokens = self._inputs.pop(index), self._tokens[index]
                 failpoints.reached_meanwhile("mid-backward")
-                last = await run_in(
-                    self._context.compute, self._engine.forward_backward, index, x, tokens
-                )
-                self._progress.loss_sum += last.loss_sum
-                self._count(index, last.input_gradient)
+                both = timed(SpanKind.FORWARD_BACKWARD, self._engine.forward_backward, index)
+                last = await run_in(self._context.compute, both, index, x, tokens)
+                self._has_had_backward(index, last.loss_sum, last.input_gradient)
+            case TaskKind.WEIGHTS:
+                failpoints.reached_meanwhile("mid-weights")
+                await self._count(index)
         self._compute_s, self._task_began_s = self.compute_s, None
 
-    def _count(self, index: MicrobatchIndex, input_gradient: Tensor | None) -> None:
-        """The microbatch's gradient is summed."""
-        self._progress.done[index] = self._passing.batches[index].samples
+    def _has_had_backward(
+        self, index: MicrobatchIndex, loss_sum: float, input_gradient: Tensor | None
+    ) -> None:
+        self._loss_sums[index] = loss_sum
         if input_gradient is not None:
             self._send(index, input_gradient, Direction.BACKWARD)
+
+    async def _count(self, index: MicrobatchIndex) -> None:
+        """Compute what is left of a microbatch, once; its gradient is then summed."""
+        loss_sum, timed = self._loss_sums.pop(index), self._context.timeline.timed
+        compute = timed(SpanKind.WEIGHTS, self._engine.weight_gradients, index)
+        await run_in(self._context.compute, compute, index)
+        self._progress.loss_sum += loss_sum
+        self._progress.done[index] = self._passing.batches[index].samples
+
+    async def _complete(self) -> None:
+        """Count all that have had their backward."""
+        for index in list(self._loss_sums):
+            await self._count(index)
 
     def _send(self, index: MicrobatchIndex, values: Tensor, direction: Direction) -> None:
         batch, is_forward = self._passing.batches[index], direction is Direction.FORWARD
@@ -206,6 +238,16 @@ class StageStep:
 
     def _key(self, batch: Microbatch, sample: SampleId, direction: Direction) -> FrameKey:
         return FrameKey(self._plan.attempt, self._plan.step, batch.index, sample, direction)
+
+
+async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
+    """Go on even if cancelled: half a gradient is of no use to anybody."""
+    task = asyncio.create_task(work)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise
 
 
 def _stack_tokens(

@@ -18,7 +18,7 @@ from swarm_ft.peer.context import PeerContext, run_in
 from swarm_ft.peer.dialling import MAX_BACKOFF_S, find_peer
 from swarm_ft.proto import peer_pb2 as pb
 from swarm_ft.protocol.coordinator_messages import Assign, PlanStep, stages_of
-from swarm_ft.stage.engine import StageEngine
+from swarm_ft.stage.base import Engine
 from swarm_ft.transport.base import MessageStream, Transport
 from swarm_ft.transport.blob import BlobName, receive_bytes, receive_header, send_bytes
 from swarm_ft.transport.methods import TIED_GRADIENT
@@ -36,13 +36,13 @@ class TiedGradients:
         self._firsts, self._lasts = pipeline[0].peers, pipeline[-1].peers
         self._exchange: TiedExchange | None = None
 
-    def open(self, plan: PlanStep, engine: StageEngine) -> None:
+    def open(self, plan: PlanStep, engine: Engine) -> None:
         """A step begins: at the first stage, the last one may call from now on."""
         if engine.exchanges_tied_gradient and engine.is_first:
             shape = self._spec.model.vocab_size, self._spec.model.hidden_size
             self._exchange = TiedExchange(_blob_name(plan), shape)
 
-    async def synchronise(self, plan: PlanStep, engine: StageEngine) -> None:
+    async def synchronise(self, plan: PlanStep, engine: Engine) -> None:
         """Exchange the step's gradients; the engine then has their sum.
 
         Raises:

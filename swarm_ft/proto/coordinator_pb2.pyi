@@ -1,4 +1,5 @@
 from swarm_ft.proto import run_pb2 as _run_pb2
+from swarm_ft.proto import timeline_pb2 as _timeline_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -174,16 +175,16 @@ class BuffersFollowed(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., attempt: _Optional[int] = ..., boundary: _Optional[int] = ..., samples: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PeerAlive(_message.Message):
-    __slots__ = ("tasks_begun", "attempt", "step", "compute_s")
-    TASKS_BEGUN_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("attempt", "step", "compute_s", "parts_begun")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_S_FIELD_NUMBER: _ClassVar[int]
-    tasks_begun: int
+    PARTS_BEGUN_FIELD_NUMBER: _ClassVar[int]
     attempt: int
     step: int
     compute_s: float
-    def __init__(self, tasks_begun: _Optional[int] = ..., attempt: _Optional[int] = ..., step: _Optional[int] = ..., compute_s: _Optional[float] = ...) -> None: ...
+    parts_begun: int
+    def __init__(self, attempt: _Optional[int] = ..., step: _Optional[int] = ..., compute_s: _Optional[float] = ..., parts_begun: _Optional[int] = ...) -> None: ...
 
 class StageExported(_message.Message):
     __slots__ = ("run_id", "shard_bytes")
@@ -238,7 +239,7 @@ class StageSaved(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., step: _Optional[int] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., digest: _Optional[bytes] = ..., total_bytes: _Optional[int] = ...) -> None: ...
 
 class FromPeer(_message.Message):
-    __slots__ = ("hello", "stage_ready", "step_ready", "exported", "failed", "goodbye", "alive", "offered", "saved", "taken", "followed")
+    __slots__ = ("hello", "stage_ready", "step_ready", "exported", "failed", "goodbye", "alive", "offered", "saved", "taken", "followed", "timeline", "probe")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     STAGE_READY_FIELD_NUMBER: _ClassVar[int]
     STEP_READY_FIELD_NUMBER: _ClassVar[int]
@@ -250,6 +251,8 @@ class FromPeer(_message.Message):
     SAVED_FIELD_NUMBER: _ClassVar[int]
     TAKEN_FIELD_NUMBER: _ClassVar[int]
     FOLLOWED_FIELD_NUMBER: _ClassVar[int]
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    PROBE_FIELD_NUMBER: _ClassVar[int]
     hello: PeerHello
     stage_ready: StageReady
     step_ready: StepReady
@@ -261,7 +264,9 @@ class FromPeer(_message.Message):
     saved: StageSaved
     taken: StageTaken
     followed: BuffersFollowed
-    def __init__(self, hello: _Optional[_Union[PeerHello, _Mapping]] = ..., stage_ready: _Optional[_Union[StageReady, _Mapping]] = ..., step_ready: _Optional[_Union[StepReady, _Mapping]] = ..., exported: _Optional[_Union[StageExported, _Mapping]] = ..., failed: _Optional[_Union[StageFailed, _Mapping]] = ..., goodbye: _Optional[_Union[PeerGoodbye, _Mapping]] = ..., alive: _Optional[_Union[PeerAlive, _Mapping]] = ..., offered: _Optional[_Union[StageOffered, _Mapping]] = ..., saved: _Optional[_Union[StageSaved, _Mapping]] = ..., taken: _Optional[_Union[StageTaken, _Mapping]] = ..., followed: _Optional[_Union[BuffersFollowed, _Mapping]] = ...) -> None: ...
+    timeline: _timeline_pb2.StepTimeline
+    probe: _timeline_pb2.ClockProbe
+    def __init__(self, hello: _Optional[_Union[PeerHello, _Mapping]] = ..., stage_ready: _Optional[_Union[StageReady, _Mapping]] = ..., step_ready: _Optional[_Union[StepReady, _Mapping]] = ..., exported: _Optional[_Union[StageExported, _Mapping]] = ..., failed: _Optional[_Union[StageFailed, _Mapping]] = ..., goodbye: _Optional[_Union[PeerGoodbye, _Mapping]] = ..., alive: _Optional[_Union[PeerAlive, _Mapping]] = ..., offered: _Optional[_Union[StageOffered, _Mapping]] = ..., saved: _Optional[_Union[StageSaved, _Mapping]] = ..., taken: _Optional[_Union[StageTaken, _Mapping]] = ..., followed: _Optional[_Union[BuffersFollowed, _Mapping]] = ..., timeline: _Optional[_Union[_timeline_pb2.StepTimeline, _Mapping]] = ..., probe: _Optional[_Union[_timeline_pb2.ClockProbe, _Mapping]] = ...) -> None: ...
 
 class StageAssignment(_message.Message):
     __slots__ = ("peer_id", "layers")
@@ -356,20 +361,22 @@ class SampleTokens(_message.Message):
     def __init__(self, sample: _Optional[int] = ..., token_ids: _Optional[bytes] = ...) -> None: ...
 
 class PlanStep(_message.Message):
-    __slots__ = ("run_id", "attempt", "step", "microbatches", "tokens", "listeners")
+    __slots__ = ("run_id", "attempt", "step", "microbatches", "tokens", "listeners", "traced")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     MICROBATCHES_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     LISTENERS_FIELD_NUMBER: _ClassVar[int]
+    TRACED_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     attempt: int
     step: int
     microbatches: _containers.RepeatedCompositeFieldContainer[Microbatch]
     tokens: _containers.RepeatedCompositeFieldContainer[SampleTokens]
     listeners: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, run_id: _Optional[str] = ..., attempt: _Optional[int] = ..., step: _Optional[int] = ..., microbatches: _Optional[_Iterable[_Union[Microbatch, _Mapping]]] = ..., tokens: _Optional[_Iterable[_Union[SampleTokens, _Mapping]]] = ..., listeners: _Optional[_Iterable[str]] = ...) -> None: ...
+    traced: bool
+    def __init__(self, run_id: _Optional[str] = ..., attempt: _Optional[int] = ..., step: _Optional[int] = ..., microbatches: _Optional[_Iterable[_Union[Microbatch, _Mapping]]] = ..., tokens: _Optional[_Iterable[_Union[SampleTokens, _Mapping]]] = ..., listeners: _Optional[_Iterable[str]] = ..., traced: _Optional[bool] = ...) -> None: ...
 
 class CommitStep(_message.Message):
     __slots__ = ("run_id", "step", "clip_factor", "learning_rate", "attempt")
@@ -414,7 +421,7 @@ class FollowBuffers(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., attempt: _Optional[int] = ..., boundary: _Optional[int] = ..., samples: _Optional[_Iterable[int]] = ..., sources: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ToPeer(_message.Message):
-    __slots__ = ("assign", "plan", "commit", "export", "release", "take", "save", "follow")
+    __slots__ = ("assign", "plan", "commit", "export", "release", "take", "save", "follow", "clock")
     ASSIGN_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     COMMIT_FIELD_NUMBER: _ClassVar[int]
@@ -423,6 +430,7 @@ class ToPeer(_message.Message):
     TAKE_FIELD_NUMBER: _ClassVar[int]
     SAVE_FIELD_NUMBER: _ClassVar[int]
     FOLLOW_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_FIELD_NUMBER: _ClassVar[int]
     assign: Assign
     plan: PlanStep
     commit: CommitStep
@@ -431,7 +439,8 @@ class ToPeer(_message.Message):
     take: TakeStage
     save: SaveStage
     follow: FollowBuffers
-    def __init__(self, assign: _Optional[_Union[Assign, _Mapping]] = ..., plan: _Optional[_Union[PlanStep, _Mapping]] = ..., commit: _Optional[_Union[CommitStep, _Mapping]] = ..., export: _Optional[_Union[ExportStage, _Mapping]] = ..., release: _Optional[_Union[ReleaseStage, _Mapping]] = ..., take: _Optional[_Union[TakeStage, _Mapping]] = ..., save: _Optional[_Union[SaveStage, _Mapping]] = ..., follow: _Optional[_Union[FollowBuffers, _Mapping]] = ...) -> None: ...
+    clock: _timeline_pb2.ClockReply
+    def __init__(self, assign: _Optional[_Union[Assign, _Mapping]] = ..., plan: _Optional[_Union[PlanStep, _Mapping]] = ..., commit: _Optional[_Union[CommitStep, _Mapping]] = ..., export: _Optional[_Union[ExportStage, _Mapping]] = ..., release: _Optional[_Union[ReleaseStage, _Mapping]] = ..., take: _Optional[_Union[TakeStage, _Mapping]] = ..., save: _Optional[_Union[SaveStage, _Mapping]] = ..., follow: _Optional[_Union[FollowBuffers, _Mapping]] = ..., clock: _Optional[_Union[_timeline_pb2.ClockReply, _Mapping]] = ...) -> None: ...
 
 class SubmitHeader(_message.Message):
     __slots__ = ("spec", "spec_digest", "run_id")
@@ -452,10 +461,12 @@ class SubmitPart(_message.Message):
     def __init__(self, header: _Optional[_Union[SubmitHeader, _Mapping]] = ..., tokens: _Optional[_Union[SampleTokens, _Mapping]] = ...) -> None: ...
 
 class WatchRequest(_message.Message):
-    __slots__ = ("run_id",)
+    __slots__ = ("run_id", "traced")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    TRACED_FIELD_NUMBER: _ClassVar[int]
     run_id: str
-    def __init__(self, run_id: _Optional[str] = ...) -> None: ...
+    traced: bool
+    def __init__(self, run_id: _Optional[str] = ..., traced: _Optional[bool] = ...) -> None: ...
 
 class CancelRequest(_message.Message):
     __slots__ = ("run_id",)
@@ -568,9 +579,11 @@ class StepCommitted(_message.Message):
     def __init__(self, step: _Optional[int] = ..., loss: _Optional[float] = ..., learning_rate: _Optional[float] = ..., grad_norm: _Optional[float] = ..., num_samples: _Optional[int] = ..., seconds: _Optional[float] = ..., traffic: _Optional[_Iterable[_Union[Traffic, _Mapping]]] = ..., gradients: _Optional[_Union[GradientTraffic, _Mapping]] = ..., state_bytes: _Optional[int] = ...) -> None: ...
 
 class RunEvent(_message.Message):
-    __slots__ = ("status", "step")
+    __slots__ = ("status", "step", "timeline")
     STATUS_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
     status: RunStatus
     step: StepCommitted
-    def __init__(self, status: _Optional[_Union[RunStatus, _Mapping]] = ..., step: _Optional[_Union[StepCommitted, _Mapping]] = ...) -> None: ...
+    timeline: _timeline_pb2.PeerTimeline
+    def __init__(self, status: _Optional[_Union[RunStatus, _Mapping]] = ..., step: _Optional[_Union[StepCommitted, _Mapping]] = ..., timeline: _Optional[_Union[_timeline_pb2.PeerTimeline, _Mapping]] = ...) -> None: ...

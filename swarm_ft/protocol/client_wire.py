@@ -27,6 +27,8 @@ from swarm_ft.protocol.status import (
     StepCommitted,
     SwarmStatus,
 )
+from swarm_ft.protocol.timeline import PeerTimeline
+from swarm_ft.protocol.timeline_wire import peer_timeline_from_wire, peer_timeline_to_wire
 from swarm_ft.protocol.traffic import ByteCounts
 from swarm_ft.protocol.traffic_wire import (
     gradients_from_wire,
@@ -99,10 +101,12 @@ def _boundary_from_wire(status: pb.BoundaryStatus) -> BoundaryStatus:
     )
 
 
-def event_to_wire(event: RunEvent) -> pb.RunEvent:
+def event_to_wire(event: RunEvent | PeerTimeline) -> pb.RunEvent:
     """Something that happened in a run, as protobuf."""
     if isinstance(event, RunStatus):
         return pb.RunEvent(status=status_to_wire(event))
+    if isinstance(event, PeerTimeline):
+        return pb.RunEvent(timeline=peer_timeline_to_wire(event))
     return pb.RunEvent(
         step=pb.StepCommitted(
             step=event.step,
@@ -118,7 +122,7 @@ def event_to_wire(event: RunEvent) -> pb.RunEvent:
     )
 
 
-def event_from_wire(event: pb.RunEvent) -> RunEvent:
+def event_from_wire(event: pb.RunEvent) -> RunEvent | PeerTimeline:
     """Something that happened in a run, from protobuf.
 
     Raises:
@@ -129,6 +133,8 @@ def event_from_wire(event: pb.RunEvent) -> RunEvent:
             return status_from_wire(event.status)
         case "step":
             return _step_from_wire(event.step)
+        case "timeline":
+            return peer_timeline_from_wire(event.timeline)
         case _:
             raise MalformedMessage("event of a run: expected a body, got none we know")
 

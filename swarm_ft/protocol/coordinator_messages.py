@@ -134,6 +134,7 @@ class PlanStep:
         listeners: peers that no microbatch passes, and that have no gradient; routes are over the
             others, in their order.
         tokens: sample to little-endian uint32 ids, at the first and the last stage.
+        traced: whether somebody wants to know what peers do when, see `timeline`.
     """
 
     run_id: RunId
@@ -142,6 +143,7 @@ class PlanStep:
     microbatches: tuple[Microbatch, ...]
     listeners: tuple[PeerId, ...] = ()
     tokens: dict[SampleId, bytes] = field(default_factory=dict)
+    traced: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -174,6 +176,14 @@ class ReleaseStage:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class ClockReply:
+    """The coordinator's time when a probe came, and the probe's `sent_us`."""
+
+    sent_us: int
+    coordinator_us: int
+
+
 ToPeer = (
     Assign
     | TakeStage
@@ -183,4 +193,5 @@ ToPeer = (
     | CommitStep
     | ExportStage
     | ReleaseStage
+    | ClockReply
 )

@@ -11,6 +11,7 @@ from typing import assert_never
 from swarm_ft.errors import MalformedMessage
 from swarm_ft.ids import Attempt, MicrobatchIndex, PeerId, SampleId, StepNumber
 from swarm_ft.proto import coordinator_pb2 as pb
+from swarm_ft.proto import timeline_pb2
 from swarm_ft.protocol.buffer_wire import follow_from_wire, follow_to_wire
 from swarm_ft.protocol.checks import (
     bounded,
@@ -22,6 +23,7 @@ from swarm_ft.protocol.checks import (
 )
 from swarm_ft.protocol.coordinator_messages import (
     Assign,
+    ClockReply,
     CommitStep,
     ExportStage,
     FollowBuffers,
@@ -41,6 +43,7 @@ from swarm_ft.protocol.run_wire import (
     spec_from_wire,
     spec_to_wire,
 )
+from swarm_ft.protocol.timeline_wire import reply_from_wire
 from swarm_ft.protocol.training_plan import Microbatch
 
 BYTES_PER_TOKEN = 4
@@ -82,6 +85,9 @@ def to_peer_to_wire(message: ToPeer) -> pb.ToPeer:
         case ReleaseStage():
             release = pb.ReleaseStage(run_id=message.run_id, reason=message.reason)
             return pb.ToPeer(release=release)
+        case ClockReply(sent_us, coordinator_us):
+            clock = timeline_pb2.ClockReply(sent_us=sent_us, coordinator_us=coordinator_us)
+            return pb.ToPeer(clock=clock)
         case _:
             assert_never(message)
 
@@ -125,6 +131,8 @@ def to_peer_from_wire(message: pb.ToPeer) -> ToPeer:
                 digest=checked_digest("digest of a shard", message.take.digest),
                 donors=_donors_from_wire(message.take.donors),
             )
+        case "clock":
+            return reply_from_wire(message.clock)
         case _:
             raise MalformedMessage("message from the coordinator: expected a body we know")
 
@@ -221,6 +229,7 @@ def _plan_to_wire(plan: PlanStep) -> pb.PlanStep:
         ],
         listeners=plan.listeners,
         tokens=[tokens_to_wire(sample, ids) for sample, ids in plan.tokens.items()],
+        traced=plan.traced,
     )
 
 
@@ -244,6 +253,7 @@ def _plan_from_wire(plan: pb.PlanStep) -> PlanStep:
         microbatches=microbatches,
         listeners=tuple(checked_peer_id(listener) for listener in plan.listeners),
         tokens=dict(tokens_from_wire(tokens) for tokens in plan.tokens),
+        traced=plan.traced,
     )
 
 

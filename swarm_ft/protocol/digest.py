@@ -1,8 +1,15 @@
-"""The one digest of the project: BLAKE2b of 16 bytes."""
+"""The digest of the project, BLAKE2b of 16 bytes; and the fingerprint of buffers, ten times faster.
+
+A digest names what others must not be able to forge: weights, specs, files. A fingerprint tells
+whether two ends of a boundary hold the same bytes; an end that wants to deceive the other needs no
+collision for it, since whatever it sends is used.
+"""
 
 from __future__ import annotations
 
 import hashlib
+
+import xxhash
 
 BytesLike = bytes | bytearray | memoryview
 
@@ -17,6 +24,11 @@ def digest_of(*parts: BytesLike) -> bytes:
         state.update(len(view).to_bytes(8, "little"))
         state.update(view)
     return state.digest()
+
+
+def fingerprint_of(payload: BytesLike) -> bytes:
+    """16 bytes of XXH3 of a buffer's stored form; other threads run meanwhile."""
+    return xxhash.xxh3_128_digest(payload)
 
 
 class RunningDigest:

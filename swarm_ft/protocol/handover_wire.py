@@ -10,7 +10,7 @@ from swarm_ft.proto import peer_pb2 as pb
 from swarm_ft.protocol.buffer_wire import checked_sample, checked_samples
 from swarm_ft.protocol.checks import bounded, checked_boundary, checked_digest, checked_run_id
 from swarm_ft.protocol.codec_spec import Direction
-from swarm_ft.protocol.digest import digest_of
+from swarm_ft.protocol.digest import fingerprint_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,7 +81,7 @@ def buffer_from_wire(buffer: pb.BufferRecord) -> SentBuffer:
     """
     bounded("direction of a buffer", buffer.direction, 1, len(Direction))
     digest = checked_digest("digest of a buffer", buffer.digest)
-    if digest_of(buffer.payload) != digest:
+    if fingerprint_of(buffer.payload) != digest:
         raise MalformedMessage(f"buffer of sample {buffer.sample}: damaged on its way")
     return SentBuffer(
         sample=checked_sample(buffer.sample),

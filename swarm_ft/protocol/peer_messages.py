@@ -17,6 +17,7 @@ from swarm_ft.ids import (
 from swarm_ft.protocol.buffer_reports import BufferCounts, HeldBuffers
 from swarm_ft.protocol.layers import LayerRange
 from swarm_ft.protocol.shard import ShardName
+from swarm_ft.protocol.timeline import StepTimeline
 from swarm_ft.protocol.traffic import GradientTraffic, Traffic
 
 
@@ -143,13 +144,13 @@ class PeerAlive:
     Attributes:
         attempt: the one at work; 0 if none is.
         step: its open step.
-        tasks_begun: forwards and backwards of it, in this attempt.
+        parts_begun: forwards, backwards and weights of it, in this attempt, see `pipeline.PARTS`.
         compute_s: seconds that they took until now.
     """
 
     attempt: Attempt = NO_ATTEMPT
     step: StepNumber = _FIRST_STEP
-    tasks_begun: int = 0
+    parts_begun: int = 0
     compute_s: float = 0.0
 
 
@@ -179,6 +180,13 @@ class StageSaved:
     total_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class ClockProbe:
+    """What time is it at the coordinator? `sent_us` is this peer's own."""
+
+    sent_us: int
+
+
 FromPeer = (
     PeerHello
     | StageReady
@@ -191,4 +199,6 @@ FromPeer = (
     | StageOffered
     | StageSaved
     | BuffersFollowed
+    | StepTimeline
+    | ClockProbe
 )

@@ -7,6 +7,7 @@ from typing import assert_never
 from swarm_ft.errors import MalformedMessage
 from swarm_ft.ids import Attempt, MicrobatchIndex, StepNumber
 from swarm_ft.proto import coordinator_pb2 as pb
+from swarm_ft.proto import timeline_pb2
 from swarm_ft.protocol.buffer_wire import (
     counts_from_wire,
     counts_to_wire,
@@ -27,6 +28,7 @@ from swarm_ft.protocol.checks import (
 )
 from swarm_ft.protocol.peer_messages import (
     BuffersFollowed,
+    ClockProbe,
     FromPeer,
     HeldStage,
     PeerAlive,
@@ -43,6 +45,12 @@ from swarm_ft.protocol.peer_messages import (
 from swarm_ft.protocol.run_spec import MAX_BATCH_SIZE
 from swarm_ft.protocol.run_wire import layers_from_wire, layers_to_wire
 from swarm_ft.protocol.shard import ShardName
+from swarm_ft.protocol.timeline import StepTimeline
+from swarm_ft.protocol.timeline_wire import (
+    probe_from_wire,
+    timeline_from_wire,
+    timeline_to_wire,
+)
 from swarm_ft.protocol.traffic_wire import (
     MAX_TRAFFIC_BYTES,
     gradients_to_wire,
@@ -67,25 +75,15 @@ def from_peer_to_wire(message: FromPeer) -> pb.FromPeer:
             return pb.FromPeer(stage_ready=ready)
         case StepReady():
             return pb.FromPeer(step_ready=_step_ready_to_wire(message))
-        case StageExported():
-            exported = pb.StageExported(run_id=message.run_id, shard_bytes=message.shard_bytes)
-            return pb.FromPeer(exported=exported)
-        case StageFailed():
-            return pb.FromPeer(
-                failed=pb.StageFailed(
-                    run_id=message.run_id,
-                    attempt=message.attempt,
-                    code=message.code,
-                    message=message.message,
-                )
-            )
+        case StageExported() | StageFailed():
+            return _outcome_to_wire(message)
         case PeerGoodbye():
             return pb.FromPeer(goodbye=pb.PeerGoodbye())
         case PeerAlive():
             alive = pb.PeerAlive(
                 attempt=message.attempt,
                 step=message.step,
-                tasks_begun=message.tasks_begun,
+                parts_begun=message.parts_begun,
                 compute_s=message.compute_s,
             )
             return pb.FromPeer(alive=alive)
@@ -93,6 +91,8 @@ def from_peer_to_wire(message: FromPeer) -> pb.FromPeer:
             return _state_to_wire(message)
         case BuffersFollowed():
             return pb.FromPeer(followed=followed_to_wire(message))
+        case StepTimeline() | ClockProbe():
+            return _traced_to_wire(message)
         case _:
             assert_never(message)
 
@@ -117,19 +117,8 @@ def from_peer_from_wire(message: pb.FromPeer) -> FromPeer:
             )
         case "step_ready":
             return _step_ready_from_wire(message.step_ready)
-        case "exported":
-            exported = message.exported
-            return StageExported(
-                run_id=checked_run_id(exported.run_id), shard_bytes=exported.shard_bytes
-            )
-        case "failed":
-            failed = message.failed
-            return StageFailed(
-                run_id=checked_run_id(failed.run_id),
-                attempt=Attempt(failed.attempt),
-                code=checked_id("error code", failed.code),
-                message=checked_text(failed.message),
-            )
+        case "exported" | "failed":
+            return _outcome_from_wire(message)
         case "goodbye":
             return PeerGoodbye()
         case "alive":
@@ -137,13 +126,15 @@ def from_peer_from_wire(message: pb.FromPeer) -> FromPeer:
             return PeerAlive(
                 attempt=Attempt(alive.attempt),
                 step=StepNumber(alive.step),
-                tasks_begun=alive.tasks_begun,
+                parts_begun=alive.parts_begun,
                 compute_s=finite("seconds of compute", alive.compute_s, high=MAX_PEER_NUMBER),
             )
         case "offered" | "taken" | "saved":
             return _state_from_wire(message)
         case "followed":
             return followed_from_wire(message.followed)
+        case "timeline" | "probe":
+            return _traced_from_wire(message)
         case _:
             raise MalformedMessage("message from a peer: expected a body, got none we know")
 
@@ -217,6 +208,52 @@ def _step_ready_from_wire(ready: pb.StepReady) -> StepReady:
         buffers=counts_from_wire(ready.buffers),
         lost=held_from_wire(ready.lost),
     )
+
+
+def _outcome_to_wire(message: StageExported | StageFailed) -> pb.FromPeer:
+    """How a peer's work on a run ended."""
+    match message:
+        case StageExported():
+            exported = pb.StageExported(run_id=message.run_id, shard_bytes=message.shard_bytes)
+            return pb.FromPeer(exported=exported)
+        case StageFailed():
+            failed = pb.StageFailed(
+                run_id=message.run_id,
+                attempt=message.attempt,
+                code=message.code,
+                message=message.message,
+            )
+            return pb.FromPeer(failed=failed)
+
+
+def _outcome_from_wire(message: pb.FromPeer) -> StageExported | StageFailed:
+    if message.HasField("exported"):
+        return StageExported(
+            run_id=checked_run_id(message.exported.run_id),
+            shard_bytes=message.exported.shard_bytes,
+        )
+    failed = message.failed
+    return StageFailed(
+        run_id=checked_run_id(failed.run_id),
+        attempt=Attempt(failed.attempt),
+        code=checked_id("error code", failed.code),
+        message=checked_text(failed.message),
+    )
+
+
+def _traced_to_wire(message: StepTimeline | ClockProbe) -> pb.FromPeer:
+    """What a peer says in steps that are traced."""
+    match message:
+        case StepTimeline():
+            return pb.FromPeer(timeline=timeline_to_wire(message))
+        case ClockProbe(sent_us):
+            return pb.FromPeer(probe=timeline_pb2.ClockProbe(sent_us=sent_us))
+
+
+def _traced_from_wire(message: pb.FromPeer) -> StepTimeline | ClockProbe:
+    if message.HasField("timeline"):
+        return timeline_from_wire(message.timeline)
+    return probe_from_wire(message.probe)
 
 
 def _state_to_wire(message: StageOffered | StageTaken | StageSaved) -> pb.FromPeer:

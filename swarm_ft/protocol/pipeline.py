@@ -1,10 +1,16 @@
-"""Which microbatch a stage computes next: 1F1B as a state machine. No tensor, no clock.
+"""Which microbatch a stage computes next: 1F1B with split backwards, as a state machine.
 
-Backward goes before forward whenever its gradient is there, and both run in the order of the
-microbatches, so that gradients are summed in one order however frames arrive. The number of
-forwards ahead of the first backward is bounded by the depth of the pipeline behind this stage,
-each link counted as a stage of its own, since it takes time as one (Narayanan et al. 2021,
-arXiv 2104.04473, section 2.2, with links).
+A backward is cut in two: the gradient of the input, which the stage upstream waits for, and those
+of the weights, which nobody waits for and which fill the time in which the stage would idle (Qi et
+al. 2023, arXiv 2401.10241). What somebody waits for goes first; each kind of task runs in the
+order of the microbatches, so that gradients are summed in one order however frames arrive. No
+tensor, no clock.
+
+A microbatch holds memory from its forward until its weights' gradients are done. At least as many
+are held as plain 1F1B needs, links counted as stages, since they take time as one (Narayanan et
+al. 2021, arXiv 2104.04473, section 2.2, with links); where links take longer than stages, more are
+of use, and memory is their bound. Whatever bounds the stages have, no order of arrivals blocks the
+pipeline: wherever the oldest microbatch that is not done comes, nothing is held before it.
 """
 
 from __future__ import annotations
@@ -22,8 +28,42 @@ class TaskKind(Enum):
 
     FORWARD = auto()
     BACKWARD = auto()
+    """The gradient of the input."""
     FORWARD_BACKWARD = auto()
     """The last stage: forward, loss and backward in one go."""
+    WEIGHTS = auto()
+    """The gradients of the weights; the microbatch is done then."""
+
+    @property
+    def num_parts(self) -> int:
+        """How many of a microbatch's `PARTS` it is."""
+        return 2 if self is TaskKind.FORWARD_BACKWARD else 1
+
+
+PARTS = 3
+"""Of the work on a microbatch at any stage, about equal: forward, backward and weights."""
+KEPT_FREE = 2
+"""Microbatches whose memory is left to the tasks themselves."""
+ALLOCATED = 1.25
+"""Bytes that an allocator takes for one that is held, at most: there are gaps between tensors."""
+
+
+def least_held(num_stages: int, stage_index: int) -> int:
+    """Microbatches that a stage holds in plain 1F1B: twice the stages behind it, and one."""
+    return 2 * (num_stages - 1 - stage_index) + 1
+
+
+def most_held(least: int, *, room_bytes: int, microbatch_bytes: int) -> int:
+    """How many microbatches a stage may hold at once.
+
+    Args:
+        least: of them, see `least_held`; no fewer will do.
+        room_bytes: memory that is left for them.
+        microbatch_bytes: what each holds in tensors; 0 if that is not known yet.
+    """
+    if not microbatch_bytes:
+        return least
+    return max(least, int(room_bytes / (ALLOCATED * microbatch_bytes)) - KEPT_FREE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,22 +83,29 @@ class StageSchedule:
     """What one peer computes during one step; at most one task is out at a time.
 
     Args:
-        num_stages: of the pipeline.
-        stage_index: this peer's stage, counted from 0.
+        is_first: whether this is the stage in front, which nobody waits for a backward of.
+        is_last: whether it is the last, whose forward and backward are one.
         microbatches: those that pass this peer, in the order in which they are computed.
+        max_held: how many of them may hold memory at once; 1 or more.
     """
 
     def __init__(
-        self, *, num_stages: int, stage_index: int, microbatches: Sequence[MicrobatchIndex]
+        self,
+        *,
+        is_first: bool,
+        is_last: bool,
+        microbatches: Sequence[MicrobatchIndex],
+        max_held: int,
     ) -> None:
-        stages_behind = num_stages - 1 - stage_index
-        self._is_last = stages_behind == 0
-        self._max_in_flight = 2 * stages_behind + 1
+        self._is_first = is_first
+        self._is_last = is_last
         self._microbatches = microbatches
+        self._max_held = max_held
         self._inputs: set[MicrobatchIndex] = set()
         self._gradients: set[MicrobatchIndex] = set()
         self._next_forward = 0
         self._next_backward = 0
+        self._next_weights = 0
         self._running: Task | None = None
 
     def begin(self) -> Task | StepDone | None:
@@ -86,10 +133,9 @@ class StageSchedule:
         if task != self._running:
             raise OutOfTurn(f"{task} is finished, but {self._running} was under way")
         self._running = None
-        if task.kind is not TaskKind.BACKWARD:
-            self._next_forward += 1
-        if task.kind is not TaskKind.FORWARD:
-            self._next_backward += 1
+        self._next_forward += task.kind in (TaskKind.FORWARD, TaskKind.FORWARD_BACKWARD)
+        self._next_backward += task.kind in (TaskKind.BACKWARD, TaskKind.FORWARD_BACKWARD)
+        self._next_weights += task.kind is TaskKind.WEIGHTS
         return self._next()
 
     def _check(self, microbatch: MicrobatchIndex) -> None:
@@ -99,23 +145,42 @@ class StageSchedule:
     def _next(self) -> Task | StepDone | None:
         if self._running is not None:
             return None
-        if self._next_backward == len(self._microbatches):
+        if self._next_weights == len(self._microbatches):
             return StepDone()
         kind = self._choose()
         if kind is None:
             return None
-        position = self._next_backward if kind is TaskKind.BACKWARD else self._next_forward
-        self._running = Task(kind, self._microbatches[position])
+        self._running = Task(kind, self._microbatches[self._position(kind)])
         return self._running
 
     def _choose(self) -> TaskKind | None:
-        in_flight = self._next_forward - self._next_backward
-        if in_flight and self._microbatches[self._next_backward] in self._gradients:
+        """The stages around wait for the first two; the others make room."""
+        if self._can_backward and not self._is_first:
             return TaskKind.BACKWARD
-        is_input_here = (
-            self._next_forward < len(self._microbatches)
-            and self._microbatches[self._next_forward] in self._inputs
-        )
-        if is_input_here and in_flight < self._max_in_flight:
+        if self._can_forward:
             return TaskKind.FORWARD_BACKWARD if self._is_last else TaskKind.FORWARD
-        return None
+        if self._next_weights < self._next_backward:
+            return TaskKind.WEIGHTS
+        return TaskKind.BACKWARD if self._can_backward else None
+
+    @property
+    def _can_forward(self) -> bool:
+        has_room = self._next_forward - self._next_weights < self._max_held
+        return has_room and self._is_in(self._inputs, self._next_forward)
+
+    @property
+    def _can_backward(self) -> bool:
+        is_computed = self._next_backward < self._next_forward
+        return is_computed and self._is_in(self._gradients, self._next_backward)
+
+    def _is_in(self, arrived: set[MicrobatchIndex], position: int) -> bool:
+        return position < len(self._microbatches) and self._microbatches[position] in arrived
+
+    def _position(self, kind: TaskKind) -> int:
+        match kind:
+            case TaskKind.BACKWARD:
+                return self._next_backward
+            case TaskKind.WEIGHTS:
+                return self._next_weights
+            case _:
+                return self._next_forward

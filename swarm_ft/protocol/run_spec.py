@@ -21,7 +21,7 @@ from swarm_ft.protocol.frame import MAX_CHANNELS, MAX_TOKENS
 from swarm_ft.protocol.layers import LayerRange
 from swarm_ft.protocol.reduction_spec import parse_reduction_spec
 
-VERSION = 5
+VERSION = 6
 BUFFER_BITS = (16, 8, 4)
 """What a value of a buffer may take."""
 MAX_SAMPLES = 1 << 24

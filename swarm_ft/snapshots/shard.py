@@ -40,7 +40,7 @@ class ShardContents:
     """What a stage saves.
 
     Attributes:
-        state: weights and moments, see `StageEngine.state`; contiguous tensors on the CPU.
+        state: weights and moments, see `Engine.state`; contiguous tensors on the CPU.
         extras: whatever else the step's outcome follows from, as residuals of error feedback.
         buffer_digests: which per-sample buffers belong to it, 16 bytes each.
     """

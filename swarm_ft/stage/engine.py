@@ -1,14 +1,10 @@
-"""Trains the blocks of one stage, step by step. Knows no peers, no codecs, no asyncio.
-
-Shapes: B samples, T tokens, C channels, V vocabulary. Everything here is synchronous and belongs
-to one compute thread. Tensors come and go on the CPU.
-"""
+"""Trains the blocks of one stage with torch, step by step. Knows no peers, codecs or asyncio."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -21,55 +17,32 @@ from swarm_ft.protocol.layers import LayerRange
 from swarm_ft.protocol.run_spec import RunSpec
 from swarm_ft.stage.architecture import check_seq_length
 from swarm_ft.stage.arrivals import Bounds, check_gradient
+from swarm_ft.stage.base import LossAndGradient
 from swarm_ft.stage.checkpoint import Checkpoint
+from swarm_ft.stage.deferred import WeightProduct
 from swarm_ft.stage.dropout import DropoutSeeds
+from swarm_ft.stage.held_bytes import HeldBytes, Storages
 from swarm_ft.stage.module import StageModule
 from swarm_ft.stage.momentum import gradient_from_momentum, momentum_share
+from swarm_ft.stage.open_step import OpenStep
 from swarm_ft.stage.weights import StageWeights
 
 _log = get_logger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LossAndGradient:
-    """What the last stage makes of a microbatch.
-
-    Attributes:
-        loss_sum: cross-entropy in nats, summed over the microbatch's targets.
-        input_gradient: float32 [B, T, C] of the step's mean loss; None in a one-stage swarm.
-    """
-
-    loss_sum: float
-    input_gradient: Tensor | None
-
-
 @dataclass(frozen=True, slots=True)
 class _Graph:
-    """A microbatch between its forward and its backward pass."""
+    """A microbatch between its forward and its backward pass; the input gets its gradient."""
 
     x: Tensor
     output: Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """One attempt at an optimizer step."""
-
-    number: StepNumber
-    num_targets: int
-    graphs: dict[MicrobatchIndex, _Graph] = field(default_factory=dict)
-    counted: set[MicrobatchIndex] = field(default_factory=set)
+_Step = OpenStep[_Graph, list[WeightProduct]]
 
 
 class StageEngine:
-    """Forward, backward and optimizer of blocks `layers`.
-
-    A step is `begin_step`, then per microbatch `forward` and `backward` (last stage:
-    `forward_backward`), then `squared_grad_norm` and `apply`. With synchronised tied embeddings,
-    first and last stage exchange `tied_gradient` and both `set_tied_gradient` the sum in between,
-    before `squared_grad_norm`. A step that is begun again keeps no trace of its first attempt; one
-    that is resumed keeps the microbatches that were counted.
-    """
+    """See `Engine`, which it is."""
 
     def __init__(
         self,
@@ -106,19 +79,26 @@ class StageEngine:
             hidden_size=spec.model.hidden_size,
         )
         self._weights: StageWeights | None = None
+        self._held = HeldBytes()
         self._step: _Step | None = None
 
     @property
     def exchanges_tied_gradient(self) -> bool:
-        """Whether this stage holds one of two synchronised tensors and another stage the other."""
+        """See `Engine`."""
         return self._spec.train.sync_tied_embeddings and self.is_first != self.is_last
 
-    def load(self) -> None:
-        """Read this stage's weights and make the optimizer.
+    @property
+    def state_bytes(self) -> int:
+        """See `Engine`."""
+        return self._loaded().num_bytes
 
-        Raises:
-            BadLayers, BadModel, RunMismatch: see `Checkpoint.load`.
-        """
+    @property
+    def microbatch_bytes(self) -> int:
+        """See `Engine`."""
+        return self._held.most
+
+    def load(self) -> None:
+        """See `Engine`."""
         train = self._spec.train
         tensors = self._checkpoint.load(self.layers, self._spec.model)
         module = StageModule(self._checkpoint.config, self.layers)
@@ -137,61 +117,22 @@ class StageEngine:
             )
 
     def begin_step(self, step: StepNumber, num_targets: int) -> None:
-        """Start a step, or start it again: no gradients, no graphs.
-
-        Args:
-            step: its number.
-            num_targets: target tokens of the whole step; its loss is the mean over them.
-
-        Raises:
-            MalformedMessage: no targets.
-            OutOfTurn: not loaded.
-        """
-        if num_targets < 1:
-            raise MalformedMessage(f"step {step}: expected 1 target or more, got {num_targets}")
+        """See `Engine`."""
+        begun = _Step(step, num_targets)
         self._loaded().zero_grad()
-        self._step = _Step(step, num_targets)
+        self._step = begun
 
     def resume_step(
         self, step: StepNumber, counted: frozenset[MicrobatchIndex], gradient: Tensor | None
     ) -> None:
-        """Go on with the step under way: no graphs, the gradients of the counted microbatches.
-
-        Args:
-            step: its number.
-            counted: the microbatches, as the caller knows them.
-            gradient: their sum as `flat_gradient` gave it, if another was set since.
-
-        Raises:
-            OutOfTurn: another step is under way, or others are counted: begin it again.
-        """
-        current = self._current()
-        if (current.number, current.counted) != (step, set(counted)):
-            raise OutOfTurn(
-                f"step {step} cannot be resumed with microbatches {sorted(counted)}: step "
-                f"{current.number} is under way, with {sorted(current.counted)}"
-            )
-        current.graphs.clear()
+        """See `Engine`."""
+        self._current().resume(step, counted)
         if gradient is not None:
             self._loaded().set_flat_gradient(gradient)
 
     def forward(self, microbatch: MicrobatchIndex, x: Tensor) -> Tensor:
-        """Compute the stage's output and keep the graph until `backward`.
-
-        Args:
-            microbatch: its index in the step; computing it again replaces its graph.
-            x: at the first stage int64 tokens [B, T], else float32 [B, T, C]. It is kept: the
-                caller must not write to it before `backward`.
-
-        Returns:
-            Float32 [B, T, C], not to be written to.
-
-        Raises:
-            MalformedMessage: `x` is not what this stage takes.
-            NonFinite: the output is inf or NaN.
-            OutOfTurn: no step, or the microbatch's gradient is counted already.
-        """
-        step = self._uncounted(microbatch)
+        """See `Engine`."""
+        step = self._current()
         graph = self._run(step, microbatch, x)
         self._check_finite(graph.output, microbatch, "output")
         step.graphs[microbatch] = graph
@@ -200,18 +141,8 @@ class StageEngine:
     def forward_backward(
         self, microbatch: MicrobatchIndex, x: Tensor, tokens: Tensor
     ) -> LossAndGradient:
-        """Forward, loss and backward of a microbatch, at the last stage.
-
-        Args:
-            microbatch: its index in the step.
-            x: as `forward` takes it; in a one-stage swarm the tokens.
-            tokens: int64 [B, T]; a sample's targets are its own next tokens, T - 1 of them.
-
-        Raises:
-            MalformedMessage, OutOfTurn: as `forward`.
-            NonFinite: the loss or the input's gradient is inf or NaN.
-        """
-        step = self._uncounted(microbatch)
+        """See `Engine`."""
+        step = self._current()
         self._bounds.check_tokens(tokens)
         if x.shape[:2] != tokens.shape:
             raise MalformedMessage(
@@ -221,46 +152,29 @@ class StageEngine:
         with self._autocast:
             loss = self._loaded().module.loss_sum(graph.output, tokens.to(self._device))
         self._check_finite(loss, microbatch, "loss")
-        step.counted.add(microbatch)  # first: should it fail, nobody resumes the step
-        torch.autograd.backward(loss / step.num_targets)
-        return LossAndGradient(
-            loss_sum=loss.item(), input_gradient=self._input_gradient(microbatch, graph)
-        )
+        input_gradient = self._backward(microbatch, graph, loss / step.num_targets, None)
+        return LossAndGradient(loss_sum=loss.item(), input_gradient=input_gradient)
 
     def backward(self, microbatch: MicrobatchIndex, gradient: Tensor) -> Tensor | None:
-        """Add the microbatch's gradient to the weights' and free its graph.
-
-        Args:
-            microbatch: one that `forward` computed.
-            gradient: float32 [B, T, C], of the output.
-
-        Returns:
-            The input's gradient, float32 [B, T, C]; None at the first stage.
-
-        Raises:
-            MalformedMessage: another shape or dtype than the output's.
-            NonFinite: the input's gradient is inf or NaN.
-            OutOfTurn: `forward` did not compute it, or its gradient is counted already.
-        """
-        step = self._uncounted(microbatch)
-        graph = step.graphs.get(microbatch)
-        if graph is None:
-            raise OutOfTurn(f"step {step.number}: backward of microbatch {microbatch} came first")
+        """See `Engine`."""
+        step = self._current()
+        graph = step.graph_of(microbatch)
         check_gradient(gradient, graph.output)
-        step.counted.add(microbatch)  # first: should it fail, nobody resumes the step
-        torch.autograd.backward(graph.output, gradient.to(self._device))
         del step.graphs[microbatch]
-        return self._input_gradient(microbatch, graph)
+        return self._backward(microbatch, graph, graph.output, gradient.to(self._device))
+
+    def weight_gradients(self, microbatch: MicrobatchIndex) -> None:
+        """See `Engine`."""
+        products = self._current().count(microbatch)
+        while products:  # each is let go of as soon as it is done
+            products.pop().accumulate()
+        if self._device.type == "cuda":
+            # Or all that is left would be queued at once, in front of what others wait for.
+            torch.cuda.synchronize(self._device)
 
     def squared_grad_norm(self) -> float:
-        """Sum of squares of this stage's gradients, accumulated in float64.
-
-        With synchronised tied embeddings the tied tensor counts once, at the first stage.
-
-        Raises:
-            NonFinite: a gradient is inf or NaN.
-        """
-        total = self._loaded().squared_grad_norm()
+        """See `Engine`."""
+        total = self._summed().squared_grad_norm()
         if not math.isfinite(total):
             raise NonFinite(
                 f"step {self._current().number}: a gradient of layers {self.layers} is inf or NaN; "
@@ -270,35 +184,21 @@ class StageEngine:
 
     @property
     def num_values(self) -> int:
-        """How long `flat_gradient` is."""
+        """See `Engine`."""
         return self._loaded().num_values
 
     def flat_gradient(self) -> Tensor:
-        """All gradients of this stage, float32 [n], parameters by name; zeros for none."""
-        return self._loaded().flat_gradient()
+        """See `Engine`."""
+        return self._summed().flat_gradient()
 
     def share(self, gradient: Tensor, num_members: int) -> Tensor:
-        """What one of `num_members` replicas of the stage gives to their sum, see `take_sum`.
-
-        Args:
-            gradient: `flat_gradient` of this replica; itself the share, but for `--dp momentum`.
-            num_members: who give a share each.
-
-        Returns:
-            Float32 [n], not to be written to.
-        """
+        """See `Engine`."""
         if not self._spec.train.sums_momentum:
             return gradient
         return momentum_share(self._loaded().flat_momentum(), gradient, num_members)
 
     def take_sum(self, total: Tensor) -> None:
-        """Go on with the gradients that the sum of all shares [n] stands for.
-
-        Nothing but gradients changes: moments do so at `apply`.
-
-        Raises:
-            MalformedMessage: of another length or dtype.
-        """
+        """See `Engine`."""
         weights = self._loaded()
         weights.check_flat(total)
         if self._spec.train.sums_momentum:
@@ -306,68 +206,37 @@ class StageEngine:
         weights.set_flat_gradient(total)
 
     def tied_gradient(self) -> Tensor:
-        """Gradient [V, C] of this end's tied tensor; zeros if there is none.
-
-        The first stage gives its token embeddings', the last its head's. Not to be written to.
-        """
-        return self._loaded().tied_gradient()
+        """See `Engine`."""
+        return self._summed().tied_gradient()
 
     def set_tied_gradient(self, gradient: Tensor) -> None:
-        """Take the sum of both ends' gradients [V, C]; the same bits at both ends.
-
-        Raises:
-            MalformedMessage: of another shape or dtype.
-        """
+        """See `Engine`."""
         self._loaded().set_tied_gradient(gradient)
 
     def apply(self, clip_factor: float, learning_rate: float) -> None:
-        """Scale the gradients, step AdamW and end the step.
-
-        Args:
-            clip_factor: from 0 to 1, see `training_plan.clip_factor`.
-            learning_rate: of this step, see `training_plan.learning_rate_at`.
-
-        Raises:
-            OutOfTurn: no step has begun, as after a first `apply`: a step counts once.
-        """
+        """See `Engine`."""
         self._current()
-        self._loaded().apply(clip_factor, learning_rate)
+        self._summed().apply(clip_factor, learning_rate)
         self._step = None
 
     def apply_sum(
         self, step: StepNumber, total: Tensor, clip_factor: float, learning_rate: float
     ) -> None:
-        """Apply a step that others computed, the sum [n] of whose shares is known; see `apply`.
-
-        Raises:
-            MalformedMessage: the sum has another length or dtype.
-            OutOfTurn: not loaded.
-        """
+        """See `Engine`."""
         self.take_sum(total)
         self._step = _Step(step, num_targets=1)
         self.apply(clip_factor, learning_rate)
 
     def export(self, path: Path) -> int:
-        """Write this stage's weights as a safetensors shard, float32, and rename it into place.
-
-        With synchronised tied embeddings the head is left out: the first stage's shard has it.
-
-        Returns:
-            The file's size in bytes.
-        """
+        """See `Engine`."""
         return self._loaded().export(path)
 
     def state(self) -> dict[str, Tensor]:
-        """Copies of all that training goes on from, see `stage.state`; best between two steps."""
+        """See `Engine`."""
         return self._loaded().state()
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from `state` as if this stage had come to it; an open step is dropped.
-
-        Raises:
-            BadSnapshot: it is not a state of this stage; nothing was changed.
-            OutOfTurn: not loaded.
-        """
+        """See `Engine`."""
         self._loaded().load_state(state)
         self._step = None
 
@@ -376,6 +245,7 @@ class StageEngine:
         return self._loaded().digest()
 
     def _run(self, step: _Step, microbatch: MicrobatchIndex, x: Tensor) -> _Graph:
+        step.check_untouched(microbatch)
         if self.is_first:
             self._bounds.check_tokens(x)
         else:
@@ -383,12 +253,26 @@ class StageEngine:
         train = self._spec.train
         seeds = DropoutSeeds(seed=train.seed, step=step.number, microbatch=microbatch)
         x = x.to(self._device).detach().requires_grad_(not self.is_first)
-        with self._autocast:
-            output: Tensor = self._loaded().module(x, seeds if train.dropout else None)
-        return _Graph(x, output.float())
+        weights = self._loaded()
+        with self._held.measuring(x, but=weights.module) as held, self._autocast:
+            output: Tensor = weights.module(x, seeds if train.dropout else None).float()
+            held.add(output)
+        return _Graph(x, output)
 
-    def _input_gradient(self, microbatch: MicrobatchIndex, graph: _Graph) -> Tensor | None:
-        gradient = graph.x.grad
+    def _backward(
+        self, microbatch: MicrobatchIndex, graph: _Graph, root: Tensor, gradient: Tensor | None
+    ) -> Tensor | None:
+        """All gradients but those of linear layers' weights; the input's is returned."""
+        step, linears = self._current(), self._loaded().linears
+        left = step.left[microbatch] = []  # first: should it fail, nobody resumes the step
+        torch.autograd.backward(root, gradient)
+        left += linears.take()
+        self._held.saw(Storages.of(tensor for product in left for tensor in product.tensors))
+        return self._input_gradient(microbatch, graph.x.grad)
+
+    def _input_gradient(
+        self, microbatch: MicrobatchIndex, gradient: Tensor | None
+    ) -> Tensor | None:
         if gradient is None:
             return None
         self._check_finite(gradient, microbatch, "input gradient")
@@ -406,11 +290,10 @@ class StageEngine:
             raise OutOfTurn(f"layers {self.layers}: no step has begun")
         return self._step
 
-    def _uncounted(self, microbatch: MicrobatchIndex) -> _Step:
-        step = self._current()
-        if microbatch in step.counted:
-            raise OutOfTurn(f"step {step.number}: microbatch {microbatch} is counted already")
-        return step
+    def _summed(self) -> StageWeights:
+        if self._step is not None:
+            self._step.check_complete()
+        return self._loaded()
 
     def _loaded(self) -> StageWeights:
         if self._weights is None:

@@ -16,14 +16,22 @@ from torch import Tensor, nn
 from swarm_ft.errors import MalformedMessage
 from swarm_ft.protocol.digest import digest_of
 from swarm_ft.stage.architecture import HEAD_WEIGHT
+from swarm_ft.stage.deferred import DeferredLinears
 from swarm_ft.stage.module import StageModule
 from swarm_ft.stage.momentum import BETA1, BETA2
 from swarm_ft.stage.state import EXP_AVG, put_state, take_state
 from swarm_ft.stage.tensor_files import tensor_digest
 
+COPIES = 4
+"""Weights, gradients and AdamW's two moments, each as large as the weights."""
+
 
 class StageWeights:
-    """A stage's module with its optimizer."""
+    """A stage's module with its optimizer.
+
+    Attributes:
+        linears: those layers of the module whose weights get their gradients later.
+    """
 
     def __init__(self, module: StageModule, *, weight_decay: float, synchronised: bool) -> None:
         """Take a module that has its weights.
@@ -35,6 +43,7 @@ class StageWeights:
                 all that is counted or written once is so at the first stage.
         """
         self.module = module
+        self.linears = DeferredLinears(module)
         self._synchronised = synchronised
         self._optimizer = _adamw(module, weight_decay)
 
@@ -43,9 +52,16 @@ class StageWeights:
         """Of the whole gradient."""
         return sum(parameter.numel() for parameter in self._by_name())
 
+    @property
+    def num_bytes(self) -> int:
+        """Of weights, gradients and moments, and of what is made of weights to compute with."""
+        own = sum(parameter.nbytes for parameter in self._by_name())
+        return COPIES * own + self.linears.cast_bytes
+
     def zero_grad(self) -> None:
-        """Drop all gradients."""
+        """Drop all gradients, those that were yet to be computed too."""
         self._optimizer.zero_grad(set_to_none=True)
+        self.linears.forget()
 
     def squared_grad_norm(self) -> float:
         """Sum of squares of the gradients, accumulated in float64; the tied tensor counts once."""

@@ -18,7 +18,7 @@ import torch
 
 from swarm_ft.buffers import BufferLimits
 from swarm_ft.client.swarm import SwarmClient
-from swarm_ft.clock import SystemClock
+from swarm_ft.clock import Clock, SystemClock
 from swarm_ft.coordinator.journal import Journal
 from swarm_ft.coordinator.service import CoordinatorService
 from swarm_ft.discovery.base import Role
@@ -30,6 +30,7 @@ from swarm_ft.protocol.layers import LayerRange, parse_layers
 from swarm_ft.protocol.run_spec import RunSpec
 from swarm_ft.protocol.status import RunEvent
 from swarm_ft.snapshots.store import SnapshotStore
+from swarm_ft.stage.base import Engine
 from swarm_ft.stage.checkpoint import open_checkpoint
 from swarm_ft.stage.engine import StageEngine
 from swarm_ft.transport.base import Server, Transport
@@ -121,8 +122,8 @@ class LocalSwarm:
 
     # ---- peers
 
-    async def add_peer(self, name: PeerId, layers: str) -> LocalPeer:
-        """Start another peer."""
+    async def add_peer(self, name: PeerId, layers: str, clock: Clock | None = None) -> LocalPeer:
+        """Start another peer; with a clock of its own, as another machine has one."""
         shard_dir = self._work_dir / name
         shard_dir.mkdir(exist_ok=True)
         options = PeerOptions(
@@ -137,7 +138,7 @@ class LocalSwarm:
             options,
             directory=self._directory,
             transport=self._transport,
-            clock=self._clock,
+            clock=clock or self._clock,
             make_engine=_cpu_engine,
         )
         server = await self._transport.serve("127.0.0.1", 0, node.handlers())
@@ -199,6 +200,6 @@ async def _cancelled(task: asyncio.Task[None]) -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
-def _cpu_engine(spec: RunSpec, layers: LayerRange) -> StageEngine:
+def _cpu_engine(spec: RunSpec, layers: LayerRange) -> Engine:
     checkpoint = open_checkpoint(spec.model.reference)
     return StageEngine(checkpoint, spec, layers, device=torch.device("cpu"), dtype=torch.float32)

@@ -94,6 +94,8 @@ JOB = ("--model", "model", "--dataset", "good.txt")
         ((*JOB, "--seq-length", "257"), ("--seq-length 257", "256 positions")),
         ((*JOB, "--tied-embeddings", "sync"), ("--tied-embeddings sync", "untied")),
         ((*JOB, "--json", "missing/report.json"), ("--json", "missing")),
+        ((*JOB, "--trace", "missing/trace.json"), ("--trace", "no directory", "missing")),
+        ((*JOB, "--trace", "full"), ("--trace full", "is a directory")),
         ((*JOB, "--out", "full"), ("full", "thesis.txt", "another directory")),
         ((*JOB, "--out", "empty.txt"), ("empty.txt", "directory")),
         ((*JOB, "--frobnicate"), ("--frobnicate",)),
@@ -139,6 +141,7 @@ def test_a_refused_demo_keeps_what_an_earlier_one_left(run_here, place):
         (("--batch-size", "6", "--micro-batch-size", "4"), "not divisible"),
         (("--out", "full"), "thesis.txt"),
         (("--json", "missing/report.json"), "--json"),
+        (("--trace", "missing/trace.json"), "--trace"),
         (("--stages", "3"), "--stages"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
@@ -150,6 +153,12 @@ def test_client_train_checks_its_options_before_it_looks_for_a_swarm(
         run_here, place, "client", "train", *JOB, "--initial-peers", DEAD_PEER, *arguments
     )
     assert word in line
+
+
+def test_client_attach_checks_where_it_writes_before_it_looks_for_a_swarm(run_here, place):
+    trace = ("--trace", "missing/trace.json")
+    line = refused(run_here, place, "client", "attach", "--initial-peers", DEAD_PEER, *trace)
+    assert "--trace missing/trace.json: there is no directory" in line
 
 
 @pytest.mark.parametrize(

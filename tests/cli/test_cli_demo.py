@@ -150,15 +150,18 @@ def test_the_demo_takes_a_llama_a_directory_of_texts_and_other_codecs(shell, lla
     assert report["eval"]["loss"] < report["eval_before"]["loss"]
 
 
-def test_ctrl_c_takes_the_whole_swarm_down(shell):
-    demo = shell.spawn("demo", "--stages", 2, "--steps", 100_000, "--max-eval-samples", 4)
-    demo.wait_for("err", "step 1/", timeout_s=90)
+def test_ctrl_c_takes_the_whole_swarm_down_and_leaves_a_trace_that_opens(shell):
+    long = ("--steps", 200, "--max-eval-samples", 4)
+    demo = shell.spawn("demo", "--stages", 2, *long, "--trace", "trace.json")
+    demo.wait_for("err", "step 20/", timeout_s=90)
     demo.signal(signal.SIGINT)
     assert demo.ends(20) == 130
     assert demo.err[-1] == "swarm-ft: interrupted"
     assert "Traceback" not in "\n".join(demo.err)
     assert shell.all_gone(), shell.alive()
     assert not (shell.cwd / "swarm-ft-output").exists()
+    events = json.loads((shell.cwd / "trace.json").read_text())
+    assert {event["pid"] for event in events if event["name"] == "step"} == {1, 2}
     for log in (shell.cwd / "swarm-ft-output-demo" / "logs").iterdir():
         assert "Traceback" not in log.read_text(), log
 

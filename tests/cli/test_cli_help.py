@@ -59,6 +59,7 @@ JOB = {
     "--resume",
     "--out",
     "--json",
+    "--trace",
 }
 SWARM = {"--initial-peers", "--dht-prefix", "--log-level"}
 LISTENING = {"--host", "--port", "--announce"}
@@ -67,7 +68,7 @@ OPTIONS = {
     ("demo",): JOB | BUFFERS | {"--stages", "--replicas", "--log-level"},
     ("client", "train"): JOB | SWARM,
     ("client", "attach"): SWARM
-    | {"--run", "--model", "--eval-dataset", "--max-eval-samples", "--out", "--json"},
+    | {"--run", "--model", "--eval-dataset", "--max-eval-samples", "--out", "--json", "--trace"},
     ("client", "cancel"): SWARM | {"--run"},
     ("serve-stage",): SWARM
     | LISTENING

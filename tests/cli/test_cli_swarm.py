@@ -133,19 +133,22 @@ def test_a_second_visit_of_a_sample_sends_a_delta(quiet_report, sample, text):
 def test_a_killed_coordinator_and_a_client_that_left_change_nothing(
     swarm, train, quiet_report, run_here
 ):
-    client = swarm.shell.spawn(*train("detached"))
+    trace = swarm.shell.cwd / "trace.json"
+    client = swarm.shell.spawn(*train("detached"), "--trace", trace)
     client.wait_for("err", f"step {NUM_STEPS // 10}/{NUM_STEPS}")
     swarm.coordinator.signal(signal.SIGKILL)
     client.wait_for("err", "waiting for the coordinator")
     assert client.interrupted() == 0
     assert_no_traceback(client)
+    assert json.loads(trace.read_text()), "a client that leaves closes its trace"
     swarm.start_coordinator()
     assert "detached; the run goes on" in client.out[0]
     command = shlex.split(client.out[1])
     assert command[0] == "swarm-ft"
     out = swarm.shell.cwd / "attached"
-    result = run_here(*command[1:], "--out", out, "--json", f"{out}.json")
+    result = run_here(*command[1:], "--out", out, "--json", f"{out}.json", "--trace", trace)
     assert result.code == 0, result.err
+    json.loads(trace.read_text())
     report = json.loads((swarm.shell.cwd / "attached.json").read_text())
     assert report["losses"] == pytest.approx(quiet_report["losses"], rel=1e-6)
     assert report["steps"] == NUM_STEPS

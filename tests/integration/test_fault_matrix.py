@@ -19,6 +19,7 @@ CELLS = chosen_cells(
         "middle:mid-backward:stop",
         "middle:commit-heard:kill",
         "last:after-backward:kill",
+        "last:mid-weights:kill",
         "last:mid-reduce:kill",
         "last:before-ready:drop",
         "lone:saving:drop",

@@ -24,12 +24,14 @@ class Watched:
 
     Attributes:
         passes: how often each (stage's first layer, engine, step, microbatch) was computed.
+        weights: how often the weights' gradients of each were.
         reached: the pass is about to begin.
         go_on: lets it begin.
     """
 
     stop_at: tuple[int, int]
     passes: Counter = field(default_factory=Counter)
+    weights: Counter = field(default_factory=Counter)
     reached: threading.Event = field(default_factory=threading.Event)
     go_on: threading.Event = field(default_factory=threading.Event)
 
@@ -44,10 +46,13 @@ class Watched:
             assert self.go_on.wait(PATIENCE_S)
         self.passes[stage, engine, step, microbatch] += 1
 
-    def of(self, layers):
+    def completed(self, engine, microbatch):
+        self.weights[engine.layers.start, engine, engine._step.number, microbatch] += 1
+
+    def of(self, layers, counter=None):
         """Passes of the step at a stage."""
-        stage = int(layers.split("-")[0])
-        return {k: n for k, n in self.passes.items() if k[0] == stage and k[2] == STEP}
+        stage, counter = int(layers.split("-")[0]), counter or self.passes
+        return {k: n for k, n in counter.items() if k[0] == stage and k[2] == STEP}
 
 
 @pytest.fixture
@@ -64,6 +69,13 @@ def watch(monkeypatch):
                 return _original(self, microbatch, *args)
 
             monkeypatch.setattr(StageEngine, name, backward)
+        weight_gradients = StageEngine.weight_gradients
+
+        def completed(self, microbatch):
+            watched.completed(self, microbatch)
+            return weight_gradients(self, microbatch)
+
+        monkeypatch.setattr(StageEngine, "weight_gradients", completed)
         return watched
 
     return make
@@ -109,6 +121,7 @@ async def test_survivors_compute_no_microbatch_twice(make_job, tmp_path, watch, 
     for index, layers in enumerate(LAYERS):
         passes = watched.of(layers)
         assert set(passes.values()) == {1}, layers
+        assert watched.of(layers, watched.weights) == passes, "what was begun was completed"
         if index != victim:
             assert len({key[3] for key in passes}) == len(passes) == MICROBATCHES, layers
         else:
@@ -130,4 +143,6 @@ async def test_a_peer_that_only_lost_its_connections_keeps_what_it_did(make_job,
         watched.go_on.set()
         losses = await training
     assert losses == quiet
-    assert all(set(watched.of(layers).values()) == {1} for layers in LAYERS)
+    for layers in LAYERS:
+        assert set(watched.of(layers).values()) == {1}
+        assert watched.of(layers, watched.weights) == watched.of(layers)

@@ -43,6 +43,7 @@ PHASES = {
     "before-ack": 9,
     "before-backward": 9,
     "mid-backward": 9,
+    "mid-weights": 9,
     "after-backward": 3,
     "mid-reduce": 5,
     "before-ready": 3,
@@ -55,7 +56,7 @@ PHASES = {
     "snapshot-saved": 2,
 }
 """Points in the code, and the how-manieth time of reaching them is used: after a step or two."""
-_STAGE = tuple(PHASES)[:9]
+_STAGE = tuple(PHASES)[:10]
 _ALONE = ("before-forward", "mid-backward", "before-ready", "commit-heard", "saving")
 OWN_POINTS = ("commit-written", "commit-said", "snapshot-saved")
 """The coordinator reaches these; at the others a peer waits while somebody else meets the fault."""

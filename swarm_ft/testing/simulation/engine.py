@@ -3,14 +3,15 @@
 Values are integers modulo MODULUS, sent as multiples of SCALE: a codec's error is rounded away,
 so weights do not depend on where the model is cut nor on what was sent as key or as delta. Weights
 follow from all they have seen, as a hash does. Entry [0, 0] of every activation and gradient is
-the sample's id, and each backward adds one to the sample's tally, which is part of the gradient.
+the sample's id. To compute a microbatch's weights' gradients adds one to its samples' tallies,
+which are part of the gradient.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -19,11 +20,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from swarm_ft.errors import MalformedMessage, OutOfTurn
+from swarm_ft.errors import OutOfTurn
 from swarm_ft.ids import MicrobatchIndex, StepNumber
 from swarm_ft.protocol.layers import LayerRange
 from swarm_ft.protocol.run_spec import RunSpec
-from swarm_ft.stage.engine import LossAndGradient
+from swarm_ft.stage.base import LossAndGradient
+from swarm_ft.stage.open_step import OpenStep
 
 MODULUS = 16
 """More samples than this cannot be told apart."""
@@ -60,7 +62,7 @@ class EngineWatcher(Protocol):
         ...
 
     def happened(self, what: str) -> None:
-        """It computed something else: loaded, forward, backward, exported."""
+        """It computed something else: loaded, forward, backward, weights, exported."""
         ...
 
 
@@ -73,17 +75,13 @@ class _Block:
     tally: Ints
 
 
-@dataclass(slots=True)
-class _Step:
-    """One attempt at a step; per microbatch the input of each block."""
-
-    number: StepNumber
-    inputs: dict[MicrobatchIndex, list[Ints]] = field(default_factory=dict)
-    counted: set[MicrobatchIndex] = field(default_factory=set)
+_Step = OpenStep[list[Ints], list[tuple[Ints, Ints]]]
+"""A forward leaves the input of each block, first to last; a backward leaves the input and the
+gradient of the output of each, last to first."""
 
 
 class TinyEngine:
-    """See `stage.engine.StageEngine`, whose interface it has.
+    """See `stage.base.Engine`, which it is.
 
     Args:
         watcher: told of every step that begins and of every step that is applied.
@@ -108,6 +106,7 @@ class TinyEngine:
         self._check_disk = check_disk
         self._blocks: dict[int, _Block] = {}
         self._step: _Step | None = None
+        self._microbatch_bytes = 0
 
     def load(self) -> None:
         """The weights that the run begins with."""
@@ -121,66 +120,67 @@ class TinyEngine:
     # ---- a step
 
     def begin_step(self, step: StepNumber, num_targets: int) -> None:
-        """See `StageEngine`."""
-        if num_targets < 1:
-            raise MalformedMessage(f"step {step}: expected 1 target or more, got {num_targets}")
+        """See `Engine`."""
+        begun = _Step(step, num_targets)
         for block in self._loaded().values():
             block.gradient[:] = 0
             block.tally[:] = 0
-        self._step = _Step(step)
+        self._step = begun
         if self._watcher is not None:
             self._watcher.began(self, step)
 
     def resume_step(
         self, step: StepNumber, counted: frozenset[MicrobatchIndex], gradient: Tensor | None
     ) -> None:
-        """See `StageEngine`."""
-        current = self._current()
-        if (current.number, current.counted) != (step, set(counted)):
-            raise OutOfTurn(f"step {step}: {counted} are not what is counted")
-        current.inputs.clear()
+        """See `Engine`."""
+        self._current().resume(step, counted)
         if gradient is not None:
             self.take_sum(gradient)
         if self._watcher is not None:
             self._watcher.began(self, step)
 
     def forward(self, microbatch: MicrobatchIndex, x: Tensor) -> Tensor:
-        """See `StageEngine`."""
-        output = self._forward(self._uncounted(microbatch), microbatch, x)
+        """See `Engine`."""
+        output = self._forward(microbatch, x)
         self._tell("forward")
         return _sent(output)
 
     def forward_backward(
         self, microbatch: MicrobatchIndex, x: Tensor, tokens: Tensor
     ) -> LossAndGradient:
-        """See `StageEngine`."""
-        step = self._uncounted(microbatch)
-        output = self._forward(step, microbatch, x)
+        """See `Engine`."""
+        output = self._forward(microbatch, x)
         gradient = (output * 5 + tokens.numpy()[..., None]) % MODULUS
         gradient[:, 0, 0] = output[:, 0, 0]
-        back = self._backward(step, microbatch, gradient)
+        back = self._backward(microbatch, gradient)
         self._tell("backward")
         return LossAndGradient(
             loss_sum=float(output.sum()), input_gradient=None if self.is_first else _sent(back)
         )
 
     def backward(self, microbatch: MicrobatchIndex, gradient: Tensor) -> Tensor | None:
-        """See `StageEngine`."""
-        step = self._uncounted(microbatch)
-        if microbatch not in step.inputs:
-            raise OutOfTurn(f"step {step.number}: backward of microbatch {microbatch} came first")
-        back = self._backward(step, microbatch, _received(gradient))
+        """See `Engine`."""
+        back = self._backward(microbatch, _received(gradient))
         self._tell("backward")
         return None if self.is_first else _sent(back)
 
+    def weight_gradients(self, microbatch: MicrobatchIndex) -> None:
+        """See `Engine`; the microbatch's samples are tallied."""
+        left = self._current().count(microbatch)
+        for block, (x, gradient) in zip(reversed(self._blocks.values()), left, strict=True):
+            block.gradient += ((x + gradient) % MODULUS).sum(axis=(0, 1))
+            np.add.at(block.tally, gradient[:, 0, 0] % len(block.tally), 1)
+        self._tell("weights")
+
     def squared_grad_norm(self) -> float:
-        """See `StageEngine`."""
-        self._current()
+        """See `Engine`."""
+        self._current().check_complete()
         return float(sum((block.gradient**2).sum() for block in self._loaded().values()))
 
     def apply(self, clip_factor: float, learning_rate: float) -> None:
-        """See `StageEngine`; both numbers go into the weights."""
+        """See `Engine`; both numbers go into the weights."""
         step = self._current()
+        step.check_complete()
         salt = hashlib.blake2b(f"{clip_factor!r} {learning_rate!r}".encode()).digest()[0]
         for block in self._loaded().values():
             block.weights = (block.weights * 3 + block.gradient + salt) % MODULUS
@@ -192,44 +192,71 @@ class TinyEngine:
     def apply_sum(
         self, step: StepNumber, total: Tensor, clip_factor: float, learning_rate: float
     ) -> None:
-        """See `StageEngine`."""
+        """See `Engine`."""
         self.take_sum(total)
-        self._step = _Step(step)
+        self._step = _Step(step, num_targets=1)
         self.apply(clip_factor, learning_rate)
 
     # ---- what is exchanged, and the result
 
     @property
+    def state_bytes(self) -> int:
+        """See `Engine`."""
+        return sum(b.weights.nbytes + b.gradient.nbytes for b in self._loaded().values())
+
+    @property
+    def microbatch_bytes(self) -> int:
+        """See `Engine`."""
+        return self._microbatch_bytes
+
+    @property
     def num_values(self) -> int:
-        """See `StageEngine`."""
+        """See `Engine`."""
         return sum(len(b.gradient) + len(b.tally) for b in self._loaded().values())
 
     def flat_gradient(self) -> Tensor:
-        """See `StageEngine`; every block's gradient and tally."""
+        """See `Engine`; every block's gradient and tally."""
+        self._current().check_complete()
         blocks = self._loaded().values()
         parts = [part for block in blocks for part in (block.gradient, block.tally)]
         return torch.from_numpy(np.concatenate(parts).astype(np.float32))
 
     def share(self, gradient: Tensor, num_members: int) -> Tensor:
-        """See `StageEngine`; here always the gradient."""
+        """See `Engine`; here always the gradient."""
         return gradient
 
     def take_sum(self, total: Tensor) -> None:
-        """See `StageEngine`."""
+        """See `Engine`."""
         values, at = np.rint(total.numpy()).astype(np.int64), 0
         for block in self._loaded().values():
             for part in (block.gradient, block.tally):
                 part[:] = values[at : at + len(part)]
                 at += len(part)
 
+    def tied_gradient(self) -> Tensor:
+        """See `Engine`.
+
+        Raises:
+            OutOfTurn: always; nothing is tied here.
+        """
+        raise OutOfTurn(f"layers {self.layers}: no tensor here is tied to another")
+
+    def set_tied_gradient(self, gradient: Tensor) -> None:
+        """See `Engine`.
+
+        Raises:
+            OutOfTurn: always; nothing is tied here.
+        """
+        raise OutOfTurn(f"layers {self.layers}: no tensor here is tied to another")
+
     def state(self) -> dict[str, Tensor]:
-        """See `StageEngine`."""
+        """See `Engine`."""
         blocks = self._loaded().items()
         self._tell("copied")
         return {f"block.{b}": torch.from_numpy(x.weights.astype(np.float32)) for b, x in blocks}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """See `StageEngine`."""
+        """See `Engine`."""
         for b, block in self._loaded().items():
             block.weights = np.rint(state[f"block.{b}"].numpy()).astype(np.int64)
         self._step = None
@@ -240,12 +267,12 @@ class TinyEngine:
         return {b: block.weights.tobytes() for b, block in self._loaded().items()}
 
     def weights_digest(self) -> bytes:
-        """See `StageEngine`."""
+        """See `Engine`."""
         joined = b"".join(self.weights().values())
         return hashlib.blake2b(joined, digest_size=16).digest()
 
     def export(self, path: Path) -> int:
-        """See `StageEngine`; the file holds the blocks' weights, first to last."""
+        """See `Engine`; the file holds the blocks' weights, first to last."""
         self._check_disk()
         num_bytes = path.write_bytes(b"".join(self.weights().values()))
         self._tell("exported")
@@ -257,33 +284,36 @@ class TinyEngine:
 
     # ---- arithmetic
 
-    def _forward(self, step: _Step, microbatch: MicrobatchIndex, x: Tensor) -> Ints:
+    def _forward(self, microbatch: MicrobatchIndex, x: Tensor) -> Ints:
+        step = self._current()
+        step.check_untouched(microbatch)
         value = _embedded(x, self._spec.model.hidden_size) if self.is_first else _received(x)
-        inputs = step.inputs[microbatch] = []
+        inputs = step.graphs[microbatch] = []
         for b, block in self._loaded().items():
             inputs.append(value)
             value = _mixed(value * 3 + block.weights + b, value)
+        self._holds(inputs)
         return value
 
-    def _backward(self, step: _Step, microbatch: MicrobatchIndex, gradient: Ints) -> Ints:
-        inputs = step.inputs.pop(microbatch)
+    def _backward(self, microbatch: MicrobatchIndex, gradient: Ints) -> Ints:
+        step = self._current()
+        inputs = step.graph_of(microbatch)
+        del step.graphs[microbatch]
+        left = step.left[microbatch] = []
         for block, x in zip(reversed(self._blocks.values()), reversed(inputs), strict=True):
-            block.gradient += ((x + gradient) % MODULUS).sum(axis=(0, 1))
-            np.add.at(block.tally, gradient[:, 0, 0] % len(block.tally), 1)
+            left.append((x, gradient))
             gradient = _mixed(gradient * 3 + x + block.weights, gradient)
-        step.counted.add(microbatch)
+        self._holds([part for pair in left for part in pair])
         return gradient
+
+    def _holds(self, parts: list[Ints]) -> None:
+        held_bytes = sum(part.nbytes for part in parts)
+        self._microbatch_bytes = max(self._microbatch_bytes, held_bytes)
 
     def _current(self) -> _Step:
         if self._step is None:
             raise OutOfTurn(f"layers {self.layers}: no step has begun")
         return self._step
-
-    def _uncounted(self, microbatch: MicrobatchIndex) -> _Step:
-        step = self._current()
-        if microbatch in step.counted:
-            raise OutOfTurn(f"step {step.number}: microbatch {microbatch} is counted already")
-        return step
 
     def _loaded(self) -> dict[int, _Block]:
         if not self._blocks:

@@ -18,7 +18,6 @@ from swarm_ft.discovery.static import Board, StaticDirectory
 from swarm_ft.errors import SwarmError, Unavailable
 from swarm_ft.ids import PeerId
 from swarm_ft.peer.node import PeerNode, PeerOptions
-from swarm_ft.peer.stage_state import EngineMaker
 from swarm_ft.protocol.layers import LayerRange, parse_layers
 from swarm_ft.protocol.run_spec import RunSpec
 from swarm_ft.snapshots.store import SnapshotStore
@@ -241,7 +240,7 @@ class PeerRole:
             directory=machine.directory,
             transport=FaultyTransport(machine.transport, held=_held(machine.world)),
             clock=machine.clock,
-            make_engine=cast(EngineMaker, make_engine),
+            make_engine=make_engine,
         )
         watcher.node = node
         server = await machine.transport.serve(machine.name, 0, node.handlers())

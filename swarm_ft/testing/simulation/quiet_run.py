@@ -32,6 +32,7 @@ def quiet_run(spec: RunSpec) -> list[dict[int, bytes]]:
             rows = [np.frombuffer(sample_tokens(s, train.seq_length), "<u4") for s in batch.samples]
             tokens = torch.from_numpy(np.stack(rows).astype(np.int64))
             engine.forward_backward(batch.index, tokens, tokens)
+            engine.weight_gradients(batch.index)
         norm = math.sqrt(engine.squared_grad_norm())
         engine.apply(clip_factor(train, norm), learning_rate_at(train, step))
         history.append(engine.weights())

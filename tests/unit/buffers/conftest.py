@@ -4,7 +4,7 @@ import pytest
 
 from swarm_ft.buffers import BufferKey, BufferLimits, BufferRecord, BufferStore, End
 from swarm_ft.ids import BlockIndex, RunId, SampleId
-from swarm_ft.protocol.digest import digest_of
+from swarm_ft.protocol.digest import fingerprint_of
 
 RUN = RunId("run")
 SPEC = b"s" * 16
@@ -18,7 +18,7 @@ def key(sample=0, *, boundary=1, end=End.SENT, run=RUN):
 
 def record(text="a record", size=100):
     payload = text.encode().ljust(size, b".")
-    return BufferRecord(digest_of(payload), 10, 5, payload)
+    return BufferRecord(fingerprint_of(payload), 10, 5, payload)
 
 
 class CyclicVisits:

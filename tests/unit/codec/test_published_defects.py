@@ -19,7 +19,7 @@ from swarm_ft.ids import RunId
 from swarm_ft.peer.coder import FrameCoder, Refusal
 from swarm_ft.protocol.boundary_wire import boundary_from_wire, boundary_to_wire
 from swarm_ft.protocol.codec_spec import Direction
-from swarm_ft.protocol.digest import digest_of
+from swarm_ft.protocol.digest import fingerprint_of
 from swarm_ft.protocol.frame import EncodedTensor, FrameKey, FrameKind
 from swarm_ft.protocol.run_spec import LrSchedule, ModelSpec, RunSpec, TrainSpec
 from swarm_ft.protocol.training_plan import step_microbatches, step_samples
@@ -154,7 +154,7 @@ def test_4_rows_of_one_batch_get_the_messages_of_the_next():
 
     def record(sample, visit):
         payload = f"sample {sample} visit {visit}".encode()
-        return BufferRecord(digest_of(payload), 1, 1, payload)
+        return BufferRecord(fingerprint_of(payload), 1, 1, payload)
 
     def name(sample):
         return BufferKey(RUN, BLOCK, End.SENT, sample)

@@ -4,6 +4,7 @@ import pytest
 
 from swarm_ft.protocol.coordinator_messages import PlanStep
 from swarm_ft.protocol.peer_messages import PeerAlive
+from swarm_ft.protocol.pipeline import PARTS
 from swarm_ft.protocol.status import RunPhase, RunStatus
 from tests.unit.coordinator.conftest import FakePeer
 
@@ -46,10 +47,10 @@ def share(plan, stage, replica):
     return [batch.index for batch in own if stage not in batch.done]
 
 
-def alive(swarm, *, tasks_begun, compute_s):
+def alive(swarm, *, parts_begun, compute_s):
     run = swarm.run()
     return PeerAlive(
-        attempt=run.attempt, step=run.committed_steps, tasks_begun=tasks_begun, compute_s=compute_s
+        attempt=run.attempt, step=run.committed_steps, parts_begun=parts_begun, compute_s=compute_s
     )
 
 
@@ -91,9 +92,9 @@ def test_what_was_done_of_a_committed_step_says_nothing_of_the_next(training, pe
 
 @pytest.mark.parametrize("index", [0, 2])
 def test_a_peer_that_gets_slow_is_relieved_in_the_same_step(training, peers, index):
-    slow, tasks_each = peers[index], 2 if index == 0 else 1
+    slow = peers[index]
     before = last_plan(slow)
-    said = alive(training, tasks_begun=tasks_each, compute_s=SLOW_S)
+    said = alive(training, parts_begun=PARTS, compute_s=SLOW_S)
     training.say(slow, said)
     training.settle_until(lambda: last_plan(slow) is not before)
     again, stage = last_plan(slow), index // 2
@@ -112,11 +113,12 @@ def test_a_peer_that_gets_slow_is_relieved_in_the_same_step(training, peers, ind
 @pytest.mark.parametrize(
     "said",
     [
-        {"tasks_begun": 0, "compute_s": 0.0},
-        {"tasks_begun": 2, "compute_s": 1.5 * USUAL_S},
-        {"tasks_begun": 8, "compute_s": 4 * SLOW_S},
+        {"parts_begun": 0, "compute_s": 0.0},
+        {"parts_begun": PARTS, "compute_s": 1.5 * USUAL_S},
+        {"parts_begun": 4 * PARTS, "compute_s": 4 * SLOW_S},
+        {"parts_begun": 4, "compute_s": 4 / PARTS * USUAL_S},
     ],
-    ids=["nothing begun", "a little slower", "all begun"],
+    ids=["nothing begun", "a little slower", "all begun", "forwards alone, as fast as ever"],
 )
 def test_a_peer_that_holds_nobody_up_for_long_goes_on(training, peers, said):
     attempt = training.run().attempt
@@ -132,6 +134,6 @@ def test_old_news_and_a_peer_without_replicas_change_nothing(swarm, make_spec, a
     swarm.settle_until(lambda: swarm.run().committed_steps == 4)
     attempt = swarm.run().attempt
     for news in ({"step": 3}, {"attempt": 7}, {}):
-        known = {"attempt": attempt, "step": 4, "tasks_begun": 2, "compute_s": 99.0}
+        known = {"attempt": attempt, "step": 4, "parts_begun": PARTS, "compute_s": 99.0}
         swarm.say(a, PeerAlive(**(known | news)))
     assert (swarm.run().attempt, swarm.run().phase) == (attempt, RunPhase.TRAINING)

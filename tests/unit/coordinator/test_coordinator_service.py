@@ -29,16 +29,19 @@ from swarm_ft.proto import coordinator_pb2 as pb
 from swarm_ft.protocol.client_wire import event_from_wire, status_from_wire
 from swarm_ft.protocol.coordinator_messages import (
     Assign,
+    ClockReply,
     FollowBuffers,
     PlanStep,
     ReleaseStage,
 )
 from swarm_ft.protocol.coordinator_wire import to_peer_from_wire, tokens_to_wire
 from swarm_ft.protocol.layers import LayerRange
-from swarm_ft.protocol.peer_messages import HeldStage, PeerGoodbye, StageFailed
+from swarm_ft.protocol.peer_messages import ClockProbe, HeldStage, PeerGoodbye, StageFailed
 from swarm_ft.protocol.peer_wire import from_peer_to_wire
+from swarm_ft.protocol.remote_clock import ClockEstimate
 from swarm_ft.protocol.run_wire import spec_to_wire
 from swarm_ft.protocol.status import RunPhase, RunStatus, StepCommitted
+from swarm_ft.protocol.timeline import PeerTimeline, Spans, StepTimeline
 from swarm_ft.transport.base import call
 from swarm_ft.transport.memory import MemoryChannel, MemoryTransport
 from swarm_ft.transport.methods import CANCEL, COLLECTED, JOIN, STATUS, SUBMIT, WATCH
@@ -502,6 +505,88 @@ async def test_the_newest_run_is_meant_by_no_name(spec):
         assert reply.run_id == newest.run_id
         with pytest.raises(NotFound, match=f"run nobody is not known here; .*{newest.run_id}"):
             await watch(office.channel, "nobody")
+
+
+# ---- what peers do when
+
+
+def timeline_of(run_id, step):
+    columns = [(1,)] * len(Spans.__dataclass_fields__)
+    return StepTimeline(
+        run_id=run_id,
+        attempt=Attempt(1),
+        step=step,
+        origin_us=3,
+        clock=ClockEstimate(-5, 2),
+        spans=Spans(*columns),
+    )
+
+
+@pytest.mark.parametrize("is_traced", [True, False])
+async def test_plans_ask_for_timelines_if_a_watcher_does(spec, peers, is_traced):
+    fake = make_all(peers[0])
+    async with coordinator() as office:
+        run_id = (await submit(office.channel, spec)).run_id
+        watcher = office.channel.open(WATCH)
+        await watcher.send(pb.WatchRequest(run_id=run_id, traced=is_traced))
+        await watcher.receive()
+        joined = JoinedPeer(office.channel, fake)
+        await joined.hello()
+        await joined.work(stop_at=StepNumber(1))
+        await watcher.cancel()
+    plans = [message for message in fake.heard if isinstance(message, PlanStep)]
+    assert [plan.traced for plan in plans] == [is_traced]
+    assert plans[0].tokens, "the rest of the plan is there too"
+
+
+async def tracing(channel, run_id):
+    """A watcher that wants timelines and heard what is known by now."""
+    watcher = channel.open(WATCH)
+    await watcher.send(pb.WatchRequest(run_id=run_id, traced=True))
+    await watcher.receive()
+    return watcher
+
+
+async def test_timelines_go_to_whoever_asked_and_into_no_journal(spec, peers):
+    async with coordinator() as office:
+        joined = await joined_to_a_run(office, spec, make_all(peers[0]))
+        run_id = RunId((await swarm_status(office.channel)).runs[0].run_id)
+        watcher = await tracing(office.channel, run_id)
+        await joined.say(timeline_of(run_id, 1))
+        assert event_from_wire(await watcher.receive()) == PeerTimeline(
+            peer_id=peers[0].peer_id, layers=LayerRange(0, 4), timeline=timeline_of(run_id, 1)
+        )
+        assert list(office.journal.steps(run_id)) == []
+        await watcher.cancel()
+
+
+async def test_a_peer_tells_nothing_of_runs_that_it_has_no_part_in(spec, peers):
+    async with coordinator() as office:
+        joined = await joined_to_a_run(office, spec, make_all(peers[0]))
+        other = (await submit(office.channel, spec)).run_id
+        watcher = await tracing(office.channel, other)
+        await joined.say(timeline_of(RunId("nobody"), 1))
+        await joined.say(timeline_of(other, 1))
+        assert await answer_to_probe(joined), "what was said before was heard"
+        await call(office.channel, CANCEL, pb.CancelRequest(run_id=other), DEADLINE_S)
+        told = event_from_wire(await watcher.receive())
+        assert isinstance(told, RunStatus)
+        assert told.phase is RunPhase.CANCELLED
+
+
+async def answer_to_probe(joined):
+    await joined.say(ClockProbe(77))
+    while not isinstance(message := await joined.hear(), ClockReply):
+        pass
+    return message
+
+
+async def test_a_peer_that_asks_is_told_the_time(spec, peers):
+    async with coordinator() as office:
+        joined = JoinedPeer(office.channel, peers[0])
+        await joined.hello()
+        office.clock.time_s = 123.5
+        assert await answer_to_probe(joined) == ClockReply(77, 123_500_000)
 
 
 # ---- cancelling

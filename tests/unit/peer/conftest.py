@@ -9,10 +9,12 @@ import torch
 from transformers import AutoModelForCausalLM, GPT2Config
 
 from swarm_ft.buffers import BufferStore
+from swarm_ft.clock import SystemClock
 from swarm_ft.ids import PeerId, RunId
 from swarm_ft.peer.boundary import Boundary
 from swarm_ft.peer.coder import FrameCoder
 from swarm_ft.peer.neighbours import answer, check_hello, receive_hello
+from swarm_ft.peer.timeline import Timeline
 from swarm_ft.protocol.boundary_messages import BoundaryHello
 from swarm_ft.protocol.boundary_wire import boundary_from_wire, boundary_to_wire
 from swarm_ft.protocol.codec_spec import Direction
@@ -105,6 +107,7 @@ class End:
             coder=coder,
             pool=pool,
             deliver=lambda key, value: self.arrivals.put_nowait((key, value)),
+            timeline=Timeline(SystemClock(), lambda _message: None),
         )
 
     def begin(self, step, samples):

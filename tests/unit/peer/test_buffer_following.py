@@ -16,10 +16,11 @@ from swarm_ft.peer.buffer_donor import receive_request, serve_buffers
 from swarm_ft.peer.buffer_follower import BufferFollower
 from swarm_ft.peer.context import PeerContext
 from swarm_ft.peer.stage_buffers import StageBuffers
+from swarm_ft.peer.timeline import Timeline
 from swarm_ft.protocol.buffer_reports import BufferCounts, HeldBuffers
 from swarm_ft.protocol.codec_spec import Direction
 from swarm_ft.protocol.coordinator_messages import Assign, FollowBuffers, StageAssignment
-from swarm_ft.protocol.digest import digest_of
+from swarm_ft.protocol.digest import fingerprint_of
 from swarm_ft.protocol.handover_wire import SentBuffer, buffer_to_wire
 from swarm_ft.protocol.layers import LayerRange
 from swarm_ft.protocol.sample_set import SampleSet
@@ -42,7 +43,7 @@ def payload_of(sample, direction):
 
 def record_of(sample, direction):
     payload = payload_of(sample, direction)
-    return BufferRecord(digest_of(payload), *SHAPE, payload)
+    return BufferRecord(fingerprint_of(payload), *SHAPE, payload)
 
 
 class Peer:
@@ -109,6 +110,8 @@ class Swarm:
             compute=compute,
             codecs=codecs,
             say=self.said.put_nowait,
+            timeline=Timeline(ManualClock(), self.said.put_nowait),
+            memory_bytes=1 << 30,
         )
         assign = Assign(
             run_id=RUN,
@@ -208,7 +211,7 @@ async def test_what_comes_after_its_step_began_is_too_late(swarm):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"payload": b"short", "digest": digest_of(b"short")},
+        {"payload": b"short", "digest": fingerprint_of(b"short")},
         {"digest": bytes(16)},
         {"sample": 7},
         {"sample": 0},

@@ -5,12 +5,12 @@ import pytest
 from swarm_ft.buffers import BufferKey, BufferLimits, BufferRecord, End
 from swarm_ft.ids import RunId
 from swarm_ft.peer.buffer_place import BufferPlace
-from swarm_ft.protocol.digest import digest_of
+from swarm_ft.protocol.digest import fingerprint_of
 from tests.specs import run_spec
 
 RUN = RunId("run")
 KEY = BufferKey(RUN, 2, End.SENT, 3)
-RECORD = BufferRecord(digest_of(b"payload"), 1, 1, b"payload")
+RECORD = BufferRecord(fingerprint_of(b"payload"), 1, 1, b"payload")
 LIMITS = BufferLimits(memory_bytes=1000, disk_bytes=1 << 20)
 
 

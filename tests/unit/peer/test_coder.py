@@ -19,7 +19,7 @@ from swarm_ft.protocol.boundary_wire import (
     frame_wire_bytes,
 )
 from swarm_ft.protocol.codec_spec import Direction, parse_codec_spec
-from swarm_ft.protocol.digest import digest_of
+from swarm_ft.protocol.digest import fingerprint_of
 from swarm_ft.protocol.frame import Frame, FrameKey, FrameKind
 
 RUN, BLOCK = RunId("run"), 2
@@ -472,7 +472,7 @@ def test_whatever_bytes_come_nothing_infinite_or_foreign_is_kept(
     honest = encoded(ends.sender, key(0), x, as_key=is_key)
     largest = from_spec(honest.tensor.codec).max_payload_bytes(TOKENS, CHANNELS)
     payload = data.draw(hostile_payloads(honest.tensor.payload, largest))
-    claimed = data.draw(st.sampled_from([honest.result_digest, digest_of(payload), bytes(16)]))
+    claimed = data.draw(st.sampled_from([honest.result_digest, fingerprint_of(payload), bytes(16)]))
     frame = replace(of(honest, payload=payload), result_digest=claimed)
     try:
         value = ends.receiver.decode(frame)
@@ -484,7 +484,7 @@ def test_whatever_bytes_come_nothing_infinite_or_foreign_is_kept(
     else:
         assert torch.isfinite(value).all()
         assert ends.there.staged[received(0)].digest == claimed
-        assert digest_of(pack_buffer(value)) == claimed
+        assert fingerprint_of(pack_buffer(value)) == claimed
 
 
 # ---- key frames in other codecs

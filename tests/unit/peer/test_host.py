@@ -19,6 +19,7 @@ from swarm_ft.peer.context import PeerContext
 from swarm_ft.peer.host import StageHost
 from swarm_ft.peer.neighbours import receive_hello
 from swarm_ft.peer.stage_state import StageState
+from swarm_ft.peer.timeline import Timeline
 from swarm_ft.proto.peer_pb2 import WeightsRequest
 from swarm_ft.protocol.boundary_messages import BoundaryHello
 from swarm_ft.protocol.boundary_wire import boundary_from_wire, boundary_to_wire
@@ -75,6 +76,8 @@ class Peer:
             compute=self.compute,
             codecs=self.codecs,
             say=self.said.put_nowait,
+            timeline=Timeline(ManualClock(), self.said.put_nowait),
+            memory_bytes=1 << 30,
         )
         state = StageState(context, RUN, spec, make_engine or self._make_engine)
         self.host = StageHost(context, RUN, spec, state=state, shard_dir=shard_dir)

@@ -11,14 +11,14 @@ from swarm_ft.ids import RunId
 from swarm_ft.peer import stage_extras
 from swarm_ft.peer.residuals import Residuals
 from swarm_ft.peer.stage_extras import restore_buffers, with_extras
-from swarm_ft.protocol.digest import digest_of
+from swarm_ft.protocol.digest import fingerprint_of
 
 RUN, SHAPE = RunId("run"), (6, 8)
 
 
 def record(bits, seed):
     payload = pack_buffer(torch.randn(*SHAPE, generator=torch.Generator().manual_seed(seed)), bits)
-    return BufferRecord(digest_of(payload), *SHAPE, payload)
+    return BufferRecord(fingerprint_of(payload), *SHAPE, payload)
 
 
 def filled(bits):

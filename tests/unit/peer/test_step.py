@@ -1,6 +1,8 @@
 """One step at one stage: tasks in order, tensors by sample, plans checked."""
 
 import asyncio
+import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -14,14 +16,16 @@ from swarm_ft.clock import SystemClock
 from swarm_ft.errors import MalformedMessage, NonFinite
 from swarm_ft.peer.progress import StepProgress
 from swarm_ft.peer.step import Passing, StageStep
+from swarm_ft.peer.timeline import Timeline
 from swarm_ft.protocol.codec_spec import Direction
 from swarm_ft.protocol.coordinator_messages import PlanStep
 from swarm_ft.protocol.frame import FrameKey
-from swarm_ft.protocol.pipeline import StageSchedule
+from swarm_ft.protocol.pipeline import PARTS, StageSchedule, least_held
 from swarm_ft.protocol.training_plan import Microbatch
-from swarm_ft.stage.engine import LossAndGradient
+from swarm_ft.stage.base import LossAndGradient
 
 TOKENS, CHANNELS = 3, 2
+PATIENCE_S = 30.0
 
 
 @dataclass
@@ -44,6 +48,9 @@ class CountingEngine:
     def backward(self, microbatch, gradient):
         self._did("backward", microbatch)
         return None if self.is_first else gradient * 2
+
+    def weight_gradients(self, microbatch):
+        self._did("weights", microbatch)
 
     def forward_backward(self, microbatch, x, tokens):
         self._did("both", microbatch)
@@ -91,7 +98,7 @@ def make_step():
     """`make_step(1, of=3, microbatches=4)`: the second of three stages."""
     with ThreadPoolExecutor(1) as compute:
 
-        def make(index, *, of, microbatches, plan=None, with_tokens=None):
+        def make(index, *, of, microbatches, plan=None, with_tokens=None, more_held=0):
             engine = CountingEngine(is_first=index == 0, is_last=index == of - 1)
             needs = engine.is_first or engine.is_last
             plan = plan or make_plan(
@@ -99,14 +106,21 @@ def make_step():
             )
             up, down = None if engine.is_first else Outbox(), None if engine.is_last else Outbox()
             indices = range(microbatches)
-            schedule = StageSchedule(num_stages=of, stage_index=index, microbatches=indices)
+            schedule = StageSchedule(
+                is_first=engine.is_first,
+                is_last=engine.is_last,
+                microbatches=indices,
+                max_held=least_held(of, index) + more_held,
+            )
             passing = Passing(
                 stage_index=index,
                 batches={batch.index: batch for batch in plan.microbatches},
                 upstream=dict.fromkeys(indices, up) if up else {},
                 downstream=dict.fromkeys(indices, down) if down else {},
             )
-            context = SimpleNamespace(compute=compute, clock=SystemClock())
+            clock = SystemClock()
+            timeline = Timeline(clock, lambda _message: None)
+            context = SimpleNamespace(compute=compute, clock=clock, timeline=timeline)
             step = StageStep(
                 plan,
                 passing,
@@ -128,7 +142,8 @@ def arrive(step, samples, direction):
 async def test_a_single_stage_computes_everything_itself(make_step):
     step, engine, _, _ = make_step(0, of=1, microbatches=3)
     await step.run()
-    assert engine.done == [("both", 0), ("both", 1), ("both", 2)]
+    assert engine.done == [(kind, i) for i in range(3) for kind in ("both", "weights")]
+    assert step.parts_begun == 3 * PARTS
     assert step._progress.loss_sum == TOKENS * (0 + 1 + 10 + 11 + 20 + 21)
 
 
@@ -145,14 +160,17 @@ async def test_the_first_stage_sends_each_sample_under_its_own_name(make_step):
         ("backward", 1),
         ("forward", 0),
         ("forward", 1),
+        ("weights", 0),
+        ("weights", 1),
     ]
+    assert step.parts_begun == 2 * PARTS
 
 
 async def test_the_last_stage_sums_losses_and_sends_gradients(make_step):
     step, engine, up, _ = make_step(1, of=2, microbatches=2)
     arrive(step, [0, 1, 10, 11], Direction.FORWARD)
     await step.run()
-    assert engine.done == [("both", 0), ("both", 1)]
+    assert engine.done == [(kind, i) for i in range(2) for kind in ("both", "weights")]
     assert step._progress.loss_sum == TOKENS * (0 + 1 + 10 + 11)
     assert [k for k, _ in up.sent] == [key(s, Direction.BACKWARD) for s in (0, 1, 10, 11)]
     assert all(torch.equal(x, 2 * value(k.sample)) for k, x in up.sent)
@@ -163,7 +181,15 @@ async def test_a_middle_stage_passes_both_ways_and_needs_no_tokens(make_step):
     arrive(step, [0, 1, 10, 11], Direction.FORWARD)
     arrive(step, [0, 1, 10, 11], Direction.BACKWARD)
     await step.run()
-    assert engine.done == [("forward", 0), ("backward", 0), ("forward", 1), ("backward", 1)]
+    assert engine.done == [
+        ("forward", 0),
+        ("backward", 0),
+        ("forward", 1),
+        ("backward", 1),
+        ("weights", 0),
+        ("weights", 1),
+    ]
+    assert step._progress.done == {0: (0, 1), 1: (10, 11)}
     assert up.samples == down.samples == [0, 1, 10, 11]
     assert all(torch.equal(x, value(k.sample) + 1) for k, x in down.sent)
     assert all(torch.equal(x, 2 * value(k.sample)) for k, x in up.sent)
@@ -175,7 +201,8 @@ async def test_microbatches_are_computed_in_order_however_samples_arrive(make_st
     for sample in (21, 1, 11, 20, 10, 0):
         arrive(step, [sample], Direction.FORWARD)
     await running
-    assert [index for _, index in engine.done] == [0, 1, 2]
+    assert [index for kind, index in engine.done if kind == "both"] == [0, 1, 2]
+    assert [index for kind, index in engine.done if kind == "weights"] == [0, 1, 2]
     assert up.samples == [0, 1, 10, 11, 20, 21]
 
 
@@ -185,10 +212,13 @@ async def test_only_so_many_forwards_run_ahead_of_the_first_backward(make_step):
 
     def answer_the_oldest():
         """What the last stage does, which gets a microbatch behind when two are on their way."""
-        num_forwards = sum(done == "forward" for done, _ in engine.done)
-        num_backwards = len(engine.done) - num_forwards
-        ahead.append(num_forwards - num_backwards)
-        if ahead[-1] == 3 or (num_forwards == 9 and num_backwards < 9):
+        kinds = Counter(kind for kind, _ in engine.done)
+        ahead.append(kinds["forward"] - kinds["weights"])
+        num_backwards = kinds["backward"]
+        is_stuck = num_backwards == kinds["weights"] and (
+            ahead[-1] == 3 or kinds["forward"] == 9 > num_backwards
+        )
+        if is_stuck:
             oldest = [10 * num_backwards, 10 * num_backwards + 1]
             loop.call_soon_threadsafe(arrive, step, oldest, Direction.BACKWARD)
 
@@ -230,3 +260,54 @@ async def test_what_the_engine_raises_ends_the_step(make_step):
     arrive(step, [1], Direction.FORWARD)
     with pytest.raises(NonFinite):
         await step.run()
+
+
+async def test_a_loss_counts_with_its_microbatch(make_step):
+    step, engine, _, _ = make_step(1, of=2, microbatches=2, more_held=1)
+    progress, seen = step._progress, []
+    engine.after = lambda: seen.append((progress.loss_sum, set(progress.done)))
+    arrive(step, [0, 1, 10, 11], Direction.FORWARD)
+    await step.run()
+    assert [kind for kind, _ in engine.done] == ["both", "both", "weights", "weights"]
+    assert seen[:3] == [(0.0, set())] * 3
+    assert seen[3] == (TOKENS * 1.0, {0})
+    assert progress.loss_sum == TOKENS * (0 + 1 + 10 + 11)
+
+
+async def test_a_step_that_is_interrupted_completes_what_has_had_its_backward(make_step):
+    step, engine, up, _ = make_step(1, of=3, microbatches=3)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def interrupt_here():
+        if engine.done[-1] == ("backward", 1):
+            begun.set()
+            assert go_on.wait(PATIENCE_S)
+
+    engine.after = interrupt_here
+    arrive(step, [0, 1, 10, 11, 20, 21], Direction.FORWARD)
+    arrive(step, [0, 1, 10, 11], Direction.BACKWARD)
+    running = asyncio.create_task(step.run())
+    await asyncio.to_thread(begun.wait, PATIENCE_S)
+    running.cancel()
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    kinds = {kind: [i for k, i in engine.done if k == kind] for kind, _ in engine.done}
+    assert kinds["backward"] == kinds["weights"] == [0, 1]
+    assert step._progress.done == {0: (0, 1), 1: (10, 11)}
+    assert up.samples == [0, 1, 10, 11], "what is done is with the stage upstream"
+
+
+async def test_weights_that_fail_are_not_tried_again(make_step):
+    step, engine, _, _ = make_step(1, of=2, microbatches=2, more_held=1)
+
+    def fail(microbatch):
+        engine._did("weights", microbatch)
+        raise RuntimeError("out of memory")
+
+    engine.weight_gradients = fail
+    arrive(step, [0, 1, 10, 11], Direction.FORWARD)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        await step.run()
+    assert step._progress.done == {}
+    assert engine.done == [(kind, i) for kind in ("both", "weights") for i in (0, 1)]

@@ -20,6 +20,7 @@ from swarm_ft.peer.gradient_coder import EncodedSum
 from swarm_ft.peer.handover import Handover
 from swarm_ft.peer.stage_state import StageState
 from swarm_ft.peer.take_over import TakeOver
+from swarm_ft.peer.timeline import Timeline
 from swarm_ft.protocol.codec_spec import parse_dp_spec
 from swarm_ft.protocol.coordinator_messages import Assign, CommitStep, TakeStage
 from swarm_ft.protocol.layers import LayerRange
@@ -62,6 +63,8 @@ class Side:
             compute=self.pools[0],
             codecs=self.pools[1],
             say=self.said.put_nowait,
+            timeline=Timeline(ManualClock(), self.said.put_nowait),
+            memory_bytes=1 << 30,
         )
         self.state = StageState(self.context, RUN, spec, TinyEngine)
         self.handover = Handover(self.context, folder, spec.digest(), None)

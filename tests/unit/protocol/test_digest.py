@@ -1,9 +1,10 @@
 """The one digest: framed parts, and pieces of a long part."""
 
+import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarm_ft.protocol.digest import DIGEST_BYTES, RunningDigest, digest_of
+from swarm_ft.protocol.digest import DIGEST_BYTES, RunningDigest, digest_of, fingerprint_of
 
 
 def test_the_digest_is_pinned():
@@ -28,3 +29,12 @@ def test_a_running_digest_equals_that_of_the_whole(pieces):
         running.update(piece)
     assert running.digest() == digest_of(whole)
     assert len(running.digest()) == DIGEST_BYTES
+
+
+def test_a_fingerprint_is_xxh3_of_128_bits():
+    assert fingerprint_of(b"swarm").hex() == xxhash.xxh3_128_hexdigest(b"swarm")
+    assert len(fingerprint_of(b"")) == DIGEST_BYTES
+
+
+def test_a_fingerprint_is_of_bytes_however_they_are_held():
+    assert fingerprint_of(bytearray(b"abcd")) == fingerprint_of(memoryview(b"abcd"))

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from swarm_ft.errors import MalformedMessage
 from swarm_ft.protocol.codec_spec import Direction
-from swarm_ft.protocol.digest import digest_of
+from swarm_ft.protocol.digest import fingerprint_of
 from swarm_ft.protocol.handover_wire import (
     BuffersRequest,
     SentBuffer,
@@ -18,7 +18,7 @@ from swarm_ft.protocol.handover_wire import (
 
 REQUEST = BuffersRequest(run_id="run", spec_digest=b"d" * 16, boundary=1, samples=(3, 1))
 BUFFER = SentBuffer(
-    sample=3, direction=Direction.FORWARD, digest=digest_of(b"payload"), payload=b"payload"
+    sample=3, direction=Direction.FORWARD, digest=fingerprint_of(b"payload"), payload=b"payload"
 )
 
 
@@ -32,7 +32,7 @@ def test_requests_survive_the_wire(samples, boundary):
 
 @given(st.binary(max_size=50), st.sampled_from(Direction), st.integers(0, 2**24 - 1))
 def test_buffers_survive_the_wire(payload, direction, sample):
-    digest = digest_of(payload)
+    digest = fingerprint_of(payload)
     buffer = SentBuffer(sample=sample, direction=direction, digest=digest, payload=payload)
     assert buffer_from_wire(buffer_to_wire(buffer)) == buffer
 

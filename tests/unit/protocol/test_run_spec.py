@@ -9,7 +9,7 @@ from swarm_ft.protocol.codec_spec import Axis, CodecName, CodecSpec, Direction, 
 from swarm_ft.protocol.layers import LayerRange
 from swarm_ft.protocol.run_spec import LrSchedule, ModelSpec, RunSpec, TrainSpec
 
-PINNED_DIGEST = "e74fd322480ce18047c5078f987a667a"
+PINNED_DIGEST = "93b3becc86b70311249408d006908309"
 
 OTHER_MODEL = {
     "reference": "other",

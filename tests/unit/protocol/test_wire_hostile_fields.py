@@ -13,6 +13,7 @@ from swarm_ft.protocol.client_wire import event_from_wire, event_to_wire
 from swarm_ft.protocol.codec_spec import Axis, CodecName, CodecSpec, Direction
 from swarm_ft.protocol.coordinator_messages import (
     Assign,
+    ClockReply,
     CommitStep,
     FollowBuffers,
     PlanStep,
@@ -23,6 +24,7 @@ from swarm_ft.protocol.frame import EncodedTensor, Frame, FrameKey, FrameKind
 from swarm_ft.protocol.layers import LayerRange
 from swarm_ft.protocol.peer_messages import (
     BuffersFollowed,
+    ClockProbe,
     HeldStage,
     PeerHello,
     StageFailed,
@@ -30,9 +32,11 @@ from swarm_ft.protocol.peer_messages import (
     StepReady,
 )
 from swarm_ft.protocol.peer_wire import from_peer_from_wire, from_peer_to_wire
+from swarm_ft.protocol.remote_clock import ClockEstimate
 from swarm_ft.protocol.run_spec import MAX_HIDDEN_SIZE, MAX_SEQ_LENGTH
 from swarm_ft.protocol.sample_set import SampleSet
 from swarm_ft.protocol.status import RunPhase, RunStatus, StepCommitted
+from swarm_ft.protocol.timeline import MAX_SPANS, PeerTimeline, Spans, StepTimeline
 from swarm_ft.protocol.traffic import Traffic
 from swarm_ft.protocol.training_plan import Microbatch
 
@@ -166,6 +170,15 @@ LOADED = StageReady(
     run_id="run", attempt=1, buffers=(HeldBuffers(boundary=1, samples=SampleSet.of([3])),)
 )
 FOLLOWED = BuffersFollowed(run_id="run", attempt=1, boundary=1, samples=(3,))
+ONE_EACH = dict.fromkeys(Spans.__dataclass_fields__, (1,))
+TOLD = StepTimeline(
+    run_id="run",
+    attempt=1,
+    step=0,
+    origin_us=5,
+    clock=ClockEstimate(-7, 2),
+    spans=Spans(**ONE_EACH),
+)
 
 
 @cases(
@@ -203,6 +216,22 @@ FOLLOWED = BuffersFollowed(run_id="run", attempt=1, boundary=1, samples=(3,))
     (FOLLOWED, "followed.samples", [], "samples whose buffers follow: expected 1"),
     (FOLLOWED, "followed.samples", [1 << 24], "sample: expected 0 to"),
     (FOLLOWED, "followed.run_id", "", "run id"),
+    (TOLD, "timeline.run_id", "", "run id"),
+    (TOLD, "timeline.origin_us", 1 << 52, "origin: expected 0 to"),
+    (TOLD, "timeline.clock_offset_us", -(1 << 52), "offset: expected -"),
+    (TOLD, "timeline.clock_error_us", 1 << 52, "error of a clock: expected 0 to"),
+    (TOLD, "timeline.spans.kinds", [0], "kinds: expected 1 to 20, got 0"),
+    (TOLD, "timeline.spans.kinds", [21], "kinds: expected 1 to 20, got 21"),
+    (TOLD, "timeline.spans.kinds", [], "expected 0 begin_us, got 1"),
+    (TOLD, "timeline.spans.kinds", [1] * (MAX_SPANS + 1), "spans: expected 0 to 20000, got 20001"),
+    (TOLD, "timeline.spans.begin_us", [1 << 52], "begin_us: expected 0 to"),
+    (TOLD, "timeline.spans.duration_us", [1 << 52], "duration_us: expected 0 to"),
+    (TOLD, "timeline.spans.microbatches", [1 << 33], "microbatches: expected 0 to"),
+    (TOLD, "timeline.spans.samples", [1, 1], "expected 1 samples, got 2"),
+    (TOLD, "timeline.spans.boundaries", [4097], "boundaries: expected 0 to 4096"),
+    (TOLD, "timeline.spans.directions", [3], "directions: expected 0 to 2"),
+    (TOLD, "timeline.spans.num_bytes", [1 << 51], "num_bytes: expected 0 to"),
+    (ClockProbe(5), "probe.sent_us", 1 << 52, "time of a probe: expected 0 to"),
 )
 def test_refuses_hostile_fields_from_a_peer(message, change, complaint):
     wire = from_peer_to_wire(message)
@@ -236,6 +265,8 @@ def microbatches(*batches):
     (FOLLOW, "follow.samples", [], "samples whose buffers follow: expected 1"),
     (FOLLOW, "follow.sources", [], "sources of buffers: expected 1"),
     (FOLLOW, "follow.sources", ["a/b"], "peer id: expected"),
+    (ClockReply(5, 6), "clock.sent_us", 1 << 52, "time of a probe: expected 0 to"),
+    (ClockReply(5, 6), "clock.coordinator_us", 1 << 52, "coordinator's time: expected 0 to"),
 )
 def test_refuses_hostile_fields_from_a_coordinator(message, change, complaint):
     wire = to_peer_to_wire(message)
@@ -249,9 +280,9 @@ def test_refuses_hostile_fields_from_a_coordinator(message, change, complaint):
     [
         ("stages", [], "peers of a run: expected 1 to"),
         ("stages[0].layers", None, "layers' stop"),
-        ("spec", None, "RunSpec: expected version 5, got 0"),
-        ("spec.version", 3, "RunSpec: expected version 5, got 3"),
-        ("spec.version", 6, "RunSpec: expected version 5, got 6"),
+        ("spec", None, "RunSpec: expected version 6, got 0"),
+        ("spec.version", 5, "RunSpec: expected version 6, got 5"),
+        ("spec.version", 7, "RunSpec: expected version 6, got 7"),
         ("spec.model", None, "number of blocks: expected 1 to"),
         ("spec.model.num_blocks", 2**32 - 1, "number of blocks: expected 1 to"),
         ("spec.model.num_blocks", 2, "block digests: expected 2 to 2, got 3"),
@@ -327,6 +358,21 @@ def test_refuses_numbers_of_a_step_that_are_not_finite(field, value):
     wire = event_to_wire(committed)
     setattr(wire.step, field, value)
     with pytest.raises(MalformedMessage, match="expected a finite number from 0"):
+        event_from_wire(wire)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "complaint"),
+    [
+        ("timeline.peer_id", "", "peer id"),
+        ("timeline.layers", None, "layers' stop"),
+        ("timeline.timeline.spans.kinds", [77], "kinds"),
+    ],
+)
+def test_refuses_hostile_fields_of_a_timeline_that_is_passed_on(path, value, complaint):
+    wire = event_to_wire(PeerTimeline(peer_id="peer", layers=LAYERS, timeline=TOLD))
+    put(path, value)(wire)
+    with pytest.raises(MalformedMessage, match=complaint):
         event_from_wire(wire)
 
 

@@ -13,6 +13,7 @@ from swarm_ft.protocol.buffer_reports import BufferCounts, HeldBuffers
 from swarm_ft.protocol.codec_spec import Direction, parse_codec_spec
 from swarm_ft.protocol.coordinator_messages import (
     Assign,
+    ClockReply,
     CommitStep,
     ExportStage,
     FollowBuffers,
@@ -26,6 +27,7 @@ from swarm_ft.protocol.frame import EncodedTensor, Frame, FrameKey, FrameKind
 from swarm_ft.protocol.layers import MAX_BLOCKS, LayerRange
 from swarm_ft.protocol.peer_messages import (
     BuffersFollowed,
+    ClockProbe,
     HeldStage,
     PeerAlive,
     PeerGoodbye,
@@ -37,6 +39,7 @@ from swarm_ft.protocol.peer_messages import (
     StageTaken,
     StepReady,
 )
+from swarm_ft.protocol.remote_clock import ClockEstimate
 from swarm_ft.protocol.run_spec import BUFFER_BITS, LrSchedule, ModelSpec, RunSpec, TrainSpec
 from swarm_ft.protocol.sample_set import SampleSet
 from swarm_ft.protocol.status import (
@@ -47,6 +50,7 @@ from swarm_ft.protocol.status import (
     StepCommitted,
     SwarmStatus,
 )
+from swarm_ft.protocol.timeline import PeerTimeline, SpanKind, Spans, StepTimeline
 from swarm_ft.protocol.traffic import GradientTraffic, Traffic
 from swarm_ft.protocol.training_plan import Microbatch
 
@@ -190,6 +194,32 @@ buffer_counts = st.builds(
     evictions=byte_counts,
     repairs=byte_counts,
 )
+moments = st.integers(0, 2**51)
+counted = st.integers(0, 2**32)
+rows = st.tuples(
+    st.sampled_from(SpanKind).map(int),
+    moments,
+    moments,
+    u32,
+    counted,
+    counted,
+    st.integers(0, 4096),
+    st.integers(0, 2),
+    byte_counts,
+)
+spans = st.just(Spans()) | st.lists(rows, min_size=1, max_size=5).map(
+    lambda rows: Spans(*zip(*rows, strict=True))
+)
+timelines = st.builds(
+    StepTimeline,
+    run_id=names,
+    attempt=u32,
+    step=u32,
+    origin_us=moments,
+    clock=st.builds(ClockEstimate, st.integers(-(2**51), 2**51), moments),
+    spans=spans,
+    num_dropped=u32,
+)
 from_peer_messages = st.one_of(
     st.builds(
         PeerHello,
@@ -222,7 +252,9 @@ from_peer_messages = st.one_of(
     st.builds(StageExported, run_id=names, shard_bytes=u64),
     st.builds(StageFailed, run_id=names, attempt=u32, code=names, message=texts),
     st.just(PeerGoodbye()),
-    st.builds(PeerAlive, attempt=u32, step=u32, tasks_begun=u32, compute_s=numbers),
+    timelines,
+    st.builds(ClockProbe, moments),
+    st.builds(PeerAlive, attempt=u32, step=u32, parts_begun=u32, compute_s=numbers),
 )
 
 
@@ -242,6 +274,7 @@ def plans(draw):
             for i, piece in enumerate(pieces)
         ),
         tokens={s: draw(token_ids) for s in samples if draw(st.booleans())},
+        traced=draw(st.booleans()),
     )
 
 
@@ -274,6 +307,7 @@ to_peer_messages = st.one_of(
         sources=some_names,
     ),
     st.builds(ReleaseStage, run_id=names, reason=texts),
+    st.builds(ClockReply, moments, moments),
 )
 sums = st.integers(0, 2**63)
 boundary_statuses = st.integers(1, MAX_BLOCKS).flatmap(
@@ -300,15 +334,19 @@ run_statuses = st.builds(
     joining=st.lists(names, max_size=2).map(tuple),
     boundaries=st.lists(boundary_statuses, max_size=2).map(tuple),
 )
-run_events = run_statuses | st.builds(
-    StepCommitted,
-    step=u32,
-    loss=numbers,
-    learning_rate=numbers,
-    grad_norm=numbers,
-    num_samples=u32,
-    seconds=numbers,
-    traffic=st.lists(traffic, max_size=2).map(tuple),
+run_events = st.one_of(
+    run_statuses,
+    st.builds(
+        StepCommitted,
+        step=u32,
+        loss=numbers,
+        learning_rate=numbers,
+        grad_norm=numbers,
+        num_samples=u32,
+        seconds=numbers,
+        traffic=st.lists(traffic, max_size=2).map(tuple),
+    ),
+    st.builds(PeerTimeline, peer_id=names, layers=layers, timeline=timelines),
 )
 swarm_statuses = st.builds(
     SwarmStatus,

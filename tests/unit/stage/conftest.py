@@ -60,7 +60,9 @@ CONFIGS = {
 def save_random_model(config: PretrainedConfig, directory: Path) -> Path:
     """A model whose every parameter, biases and norms too, is off its usual start."""
     generator = torch.Generator().manual_seed(7)
-    model = AutoModelForCausalLM.from_config(config)
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        model = AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.08 * torch.randn(parameter.shape, generator=generator))
@@ -128,7 +130,7 @@ class Pipeline:
         self.grad_norms: list[float] = []
 
     def microbatch(self, index: int, tokens: torch.Tensor) -> float:
-        """Forward and backward of one microbatch; its loss sum."""
+        """Forward, backward and weights of one microbatch; its loss sum."""
         *upstream, last = self.stages
         x = tokens
         for stage in upstream:
@@ -138,6 +140,8 @@ class Pipeline:
         for stage in reversed(upstream):
             gradient = stage.backward(index, gradient)
         assert gradient is None
+        for stage in self.stages:
+            stage.weight_gradients(index)
         return made.loss_sum
 
     def gradients(self, step: int, samples: torch.Tensor) -> float:

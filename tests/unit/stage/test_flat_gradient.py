@@ -122,6 +122,7 @@ def test_a_step_that_is_resumed_ends_with_the_same_bits(make_pipeline, samples):
         for batch in batches:
             tokens = samples[list(batch.samples)]
             stage.forward_backward(batch.index, tokens, tokens)
+            stage.weight_gradients(batch.index)
 
     run([first])
     own = stage.flat_gradient()

@@ -63,14 +63,23 @@ def test_microbatch_counts_once(pair, tokens):
     first, last = pair
     made = last.forward_backward(0, first.forward(0, tokens), tokens)
     first.backward(0, made.input_gradient)
-    norms = [stage.squared_grad_norm() for stage in pair]
-    for again in (
+    again = (
         lambda: first.forward(0, tokens),
         lambda: first.backward(0, made.input_gradient),
         lambda: last.forward_backward(0, made.input_gradient, tokens),
-    ):
+    )
+    for twice in again:
+        with pytest.raises(OutOfTurn, match="had its backward"):
+            twice()
+    for stage in pair:
+        stage.weight_gradients(0)
+    norms = [stage.squared_grad_norm() for stage in pair]
+    for twice in again:
         with pytest.raises(OutOfTurn, match="counted already"):
-            again()
+            twice()
+    for stage in pair:
+        with pytest.raises(OutOfTurn, match="nothing is left of microbatch 0"):
+            stage.weight_gradients(0)
     assert [stage.squared_grad_norm() for stage in pair] == norms
 
 
@@ -180,6 +189,7 @@ def test_numbers_that_are_not_finite_are_named(pair, tokens):
     with pytest.raises(NonFinite, match=r"step 0, microbatch 4: the output"):
         last.forward(4, torch.full_like(x, torch.inf))
     first.backward(1, torch.full_like(x, torch.inf))
+    first.weight_gradients(1)
     with pytest.raises(NonFinite, match="step 0: a gradient"):
         first.squared_grad_norm()
 

@@ -38,6 +38,8 @@ class Cable:
         self._alive = asyncio.Event()
         self._alive.set()
         self._tasks: set[asyncio.Task[None]] = set()
+        self.from_client: asyncio.Queue[bytes] = asyncio.Queue()
+        self.from_server: asyncio.Queue[bytes] = asyncio.Queue()
 
     @asynccontextmanager
     async def plugged(self) -> AsyncIterator[str]:
@@ -55,23 +57,28 @@ class Cable:
 
     async def _accept(self, reader, writer) -> None:
         far_reader, far_writer = await asyncio.open_connection(self._host, int(self._port))
-        for source, sink in ((reader, far_writer), (far_reader, writer)):
-            task = asyncio.create_task(self._forward(source, sink))
+        ways = (reader, far_writer, self.from_client), (far_reader, writer, self.from_server)
+        for way in ways:
+            task = asyncio.create_task(self._forward(*way))
             self._tasks.add(task)
 
-    async def _forward(self, source, sink) -> None:
+    async def _forward(self, source, sink, seen) -> None:
         try:
             while data := await source.read(65536):
                 await self._alive.wait()
                 sink.write(data)
+                seen.put_nowait(data)
         except ConnectionError:
             pass
         finally:
             sink.close()
 
 
-async def test_both_ends_notice_a_dead_link():
-    transport = GrpcTransport(GrpcOptions(keepalive_idle_s=0.2, keepalive_timeout_s=0.2))
+@pytest.mark.parametrize("warm_idle_s", [None, 0.05])
+async def test_both_ends_notice_a_dead_link(warm_idle_s):
+    transport = GrpcTransport(
+        GrpcOptions(keepalive_idle_s=0.2, keepalive_timeout_s=0.2, warm_idle_s=warm_idle_s)
+    )
     handler_saw = asyncio.get_running_loop().create_future()
 
     async def watch(stream):
@@ -92,6 +99,25 @@ async def test_both_ends_notice_a_dead_link():
             with pytest.raises(errors.Unavailable):
                 await stream.receive()
             await handler_saw
+        await channel.close()
+    await server.stop()
+
+
+async def test_on_a_link_that_is_kept_warm_both_ends_send_all_the_time():
+    transport = GrpcTransport(GrpcOptions(warm_idle_s=0.02))
+    server = await transport.serve("127.0.0.1", 0, {TIED_GRADIENT: echo})
+    cable = Cable(server.endpoint)
+    async with cable.plugged() as endpoint:
+        channel = transport.connect(endpoint)
+        stream = channel.open(TIED_GRADIENT)
+        await stream.send(BlobPart())
+        assert await stream.receive() == BlobPart()
+        async with asyncio.timeout(2.0):  # before any other probe
+            for _ in range(15):
+                await cable.from_server.get()
+                await cable.from_client.get()
+        await stream.send(BlobPart(data=b"still here"))
+        assert await stream.receive() == BlobPart(data=b"still here")
         await channel.close()
     await server.stop()
 

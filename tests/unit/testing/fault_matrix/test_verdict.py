@@ -84,7 +84,7 @@ def test_cells_are_chosen_by_patterns():
     assert len(set(all_cells())) == len(list(all_cells())) == len(chosen_cells(()))
     chosen = chosen_cells(("middle:mid-*:kill", "dht:commit-heard:*"))
     assert set(map(str, chosen)) == {
-        *(f"middle:mid-{phase}:kill" for phase in ("frame", "backward", "reduce")),
+        *(f"middle:mid-{phase}:kill" for phase in ("frame", "backward", "weights", "reduce")),
         *(f"dht:commit-heard:{fault}" for fault in ("kill", "stop")),
     }
     with pytest.raises(BadOption, match=r"--cells moon:\*"):

@@ -9,6 +9,7 @@ import pytest
 
 from swarm_ft.buffers import BufferStore, End
 from swarm_ft.client.swarm import SwarmClient
+from swarm_ft.client.trace_events import TraceEvents
 from swarm_ft.coordinator import steps
 from swarm_ft.errors import RunFailed
 from swarm_ft.peer.gradient_coder import EncodedSum
@@ -42,6 +43,35 @@ def test_a_swarm_in_which_nothing_goes_wrong_gives_the_result(seed):
 @pytest.mark.parametrize("seed", range(100, 130))
 def test_whatever_goes_wrong_all_invariants_hold(seed):
     assert simulate(draw(seed)).failures == ()
+
+
+@pytest.fixture
+def timelines(monkeypatch):
+    """What peers tell of their steps; the client of every simulated run wants to know now."""
+    told = []
+    watch = SwarmClient.watch
+    monkeypatch.setattr(
+        SwarmClient, "watch", lambda self, run_id, say: watch(self, run_id, say, told.append)
+    )
+    return told
+
+
+def test_invariants_hold_in_runs_that_are_traced(timelines):
+    for seed in range(100, 110):
+        assert simulate(draw(seed)).failures == (), seed
+    assert timelines
+    trace = TraceEvents()
+    assert all(list(trace.add(timeline)) for timeline in timelines)
+
+
+def test_peers_of_a_traced_run_know_the_coordinators_clock(timelines):
+    """In a quiet simulation all clocks show the same."""
+    assert simulate(quiet(TWO_STAGES)).failures == ()
+    clocks = [told.timeline.clock for told in timelines]
+    assert len(clocks) == 2 * quiet(TWO_STAGES).spec.train.num_steps
+    assert all(0 < clock.error_us < 100_000 for clock in clocks)
+    assert all(abs(clock.offset_us) <= clock.error_us for clock in clocks)
+    assert any(clock.offset_us for clock in clocks), "the ways there and back are uneven"
 
 
 @pytest.mark.parametrize("kind", FaultKind)

@@ -1,0 +1,160 @@
+"""A stage that takes a stated time instead of computing; its tensors have the real shape.
+
+Everything else of a peer is real: this takes the place of its engine alone (`stage.base.Engine`).
+Tensors look like those of training as far as codecs can tell: values are normal, tokens differ in
+scale, and a sample's activation moves by `CHANGE` of its spread from one visit to the next.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from benchmarks.slow_network.work import Work
+from swarm_ft.errors import OutOfTurn
+from swarm_ft.ids import MicrobatchIndex, StepNumber
+from swarm_ft.protocol.layers import LayerRange
+from swarm_ft.protocol.run_spec import RunSpec
+from swarm_ft.stage.base import LossAndGradient
+
+CHANGE = 0.3
+"""Of an activation between two visits, relative to its spread."""
+POOL = 5
+"""Different tensors that outputs are made of; a prime, so that samples and steps mix."""
+STATE_BYTES_PER_VALUE = 16
+"""Weight, gradient and two moments in float32."""
+LOSS = 1.0
+"""Of every target; there is nothing to be learned here."""
+
+
+class EmulatedEngine:
+    """See the module's docstring, and `Engine` for what its methods are for.
+
+    Args:
+        work: seconds of each pass, as they are to be waited for.
+    """
+
+    exchanges_tied_gradient = False
+
+    def __init__(self, work: Work, spec: RunSpec, layers: LayerRange) -> None:
+        self.layers = layers
+        self.is_first = layers.start == 0
+        self.is_last = layers.stop == spec.model.num_blocks
+        self.num_values = work.stage_values
+        self.state_bytes = STATE_BYTES_PER_VALUE * work.stage_values
+        self.microbatch_bytes = work.held_bytes
+        self._work = work
+        self._shape = (spec.train.seq_length, spec.model.hidden_size)
+        self._step = StepNumber(-1)
+        self._idle = threading.Event()
+
+    def load(self) -> None:
+        """Draw the tensors that outputs are made of, and the gradient."""
+        generator = torch.Generator().manual_seed(self.layers.start)
+        scales = torch.rand(self._shape[0], 1, generator=generator) + 0.5
+        self._pool = [scales * torch.randn(self._shape, generator=generator) for _ in range(POOL)]
+        self._gradient = torch.randn(self.num_values, generator=generator)
+
+    # ---- a step
+
+    def begin_step(self, step: StepNumber, num_targets: int) -> None:
+        """See `Engine`."""
+        self._step = step
+
+    def resume_step(
+        self, step: StepNumber, counted: frozenset[MicrobatchIndex], gradient: Tensor | None
+    ) -> None:
+        """Nobody dies in a benchmark.
+
+        Raises:
+            OutOfTurn: always.
+        """
+        raise OutOfTurn(f"step {step}: an emulated stage keeps nothing to go on from")
+
+    def forward(self, microbatch: MicrobatchIndex, x: Tensor) -> Tensor:
+        """See `Engine`."""
+        return self._after(self._work.forward_s, microbatch, len(x))
+
+    def forward_backward(
+        self, microbatch: MicrobatchIndex, x: Tensor, tokens: Tensor
+    ) -> LossAndGradient:
+        """See `Engine`."""
+        seconds = self._work.forward_s + self._work.input_backward_s
+        gradient = self._after(seconds, microbatch, len(x))
+        num_targets = tokens.numel() - len(tokens)
+        return LossAndGradient(
+            loss_sum=LOSS * num_targets, input_gradient=None if self.is_first else gradient
+        )
+
+    def backward(self, microbatch: MicrobatchIndex, gradient: Tensor) -> Tensor | None:
+        """See `Engine`."""
+        result = self._after(self._work.input_backward_s, microbatch, len(gradient))
+        return None if self.is_first else result
+
+    def weight_gradients(self, microbatch: MicrobatchIndex) -> None:
+        """See `Engine`."""
+        self._wait_until(time.monotonic() + self._work.weight_backward_s)
+
+    def squared_grad_norm(self) -> float:
+        """Less than what is clipped."""
+        return 0.0
+
+    def apply(self, clip_factor: float, learning_rate: float) -> None:
+        """The optimizer's time is a part of nothing that is stated."""
+
+    # ---- between replicas
+
+    def flat_gradient(self) -> Tensor:
+        """Normal values, float32 [n]."""
+        return self._gradient
+
+    def share(self, gradient: Tensor, num_members: int) -> Tensor:
+        """See `Engine`."""
+        return gradient
+
+    def take_sum(self, total: Tensor) -> None:
+        """Nothing follows from it."""
+
+    def apply_sum(
+        self, step: StepNumber, total: Tensor, clip_factor: float, learning_rate: float
+    ) -> None:
+        """Nothing follows from it."""
+
+    def tied_gradient(self) -> Tensor:
+        """There is none; see `exchanges_tied_gradient`."""
+        return torch.zeros(0)
+
+    def set_tied_gradient(self, gradient: Tensor) -> None:
+        """See `tied_gradient`."""
+
+    # ---- the end
+
+    def export(self, path: Path) -> int:
+        """An empty file stands for the trained stage."""
+        path.write_bytes(b"")
+        return 0
+
+    def state(self) -> dict[str, Tensor]:
+        """Nothing is learned."""
+        return {}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """See `state`."""
+
+    def _after(self, wait_s: float, microbatch: int, num_samples: int) -> Tensor:
+        """A tensor for a microbatch, [B, T, C], once so much time went by from now."""
+        end_s = time.monotonic() + wait_s
+        first = self._pool[microbatch % POOL]
+        change = self._pool[(microbatch + self._step + 1) % POOL]
+        value = torch.add(first, change, alpha=CHANGE / 2**0.5)
+        self._wait_until(end_s)
+        return value.expand(num_samples, *self._shape)
+
+    def _wait_until(self, end_s: float) -> None:
+        while (left_s := end_s - time.monotonic()) > 0:
+            self._idle.wait(left_s)

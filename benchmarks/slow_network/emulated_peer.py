@@ -1,0 +1,63 @@
+"""A peer of a swarm whose compute is emulated: `swarm-ft serve-stage` with another engine.
+
+python -m benchmarks.slow_network.emulated_peer --layers 0-1 --initial-peers ADDRESS ...
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+
+from benchmarks.slow_network.emulated_engine import EmulatedEngine
+from benchmarks.slow_network.work import Work
+from swarm_ft.buffers import BufferLimits
+from swarm_ft.cli.options import Listening
+from swarm_ft.cli.running import run_async
+from swarm_ft.cli.serving import serve_peer
+from swarm_ft.ids import PeerId
+from swarm_ft.log import configure
+from swarm_ft.peer.buffer_place import BufferPlace
+from swarm_ft.peer.node import PeerOptions
+from swarm_ft.protocol.layers import LayerRange, parse_layers
+from swarm_ft.protocol.run_spec import RunSpec
+
+DHT_PREFIX = "swarm-ft"
+
+
+def main() -> None:
+    """Serve until killed."""
+    options = _parser().parse_args()
+    configure("WARNING")
+    work = Work(**json.loads(options.work))
+
+    def make_engine(spec: RunSpec, layers: LayerRange) -> EmulatedEngine:
+        return EmulatedEngine(work, spec, layers)
+
+    with tempfile.TemporaryDirectory(prefix="emulated-peer-") as shard_dir:
+        offer = PeerOptions(
+            peer_id=PeerId(options.peer_id),
+            layers=parse_layers(options.layers),
+            memory_bytes=work.memory_bytes,
+            shard_dir=Path(shard_dir),
+            buffers=BufferPlace(limits=BufferLimits(memory_bytes=options.buffer_memory)),
+        )
+        listening = Listening(options.host, 0, None)
+        swarm = (options.initial_peers,), DHT_PREFIX
+        run_async(lambda: serve_peer(offer, swarm, listening, make_engine, as_json=True))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--layers", required=True)
+    parser.add_argument("--initial-peers", required=True)
+    parser.add_argument("--host", required=True)
+    parser.add_argument("--peer-id", required=True)
+    parser.add_argument("--work", required=True, help="a Work as JSON")
+    parser.add_argument("--buffer-memory", type=int, default=4 << 30, help="bytes")
+    return parser
+
+
+if __name__ == "__main__":
+    main()

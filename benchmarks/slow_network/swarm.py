@@ -1,0 +1,133 @@
+"""swarm-ft itself on the lab's links: real processes, of which only the compute is emulated."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from benchmarks.lab import Host, Lab, LabSwarm, Link
+from benchmarks.slow_network.work import Measured, Trial, Work
+from swarm_ft.protocol.layers import LayerRange, split_evenly
+from swarm_ft.stage.checkpoint import open_checkpoint
+
+PEER = "benchmarks.slow_network.emulated_peer"
+JOB = "benchmarks.slow_network.job"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """How a swarm sends what it sends.
+
+    Attributes:
+        dp: between replicas.
+        model: directory of a GPT-2 that is trained; None emulates its time.
+        trace: where to write what every peer did when.
+    """
+
+    fw: str
+    bw: str
+    dp: str = "none"
+    key: str = "fp16"
+    buffer_bits: int = 16
+    model: str | None = None
+    trace: Path | None = None
+
+    @classmethod
+    def parse(cls, text: str, *, model: str | None = None, trace: Path | None = None) -> Setting:
+        """`FW/BW`, `FW/BW/DP`, or one of them with `@KEY`."""
+        codecs, _, key = text.partition("@")
+        fw, bw, dp = (*codecs.split("/"), "none")[:3]
+        return cls(fw=fw, bw=bw, dp=dp, key=key or "fp16", model=model, trace=trace)
+
+
+def measure_swarm(lab: Lab, folder: Path, trial: Trial, setting: Setting) -> Measured:
+    """Steps of a swarm after its first, in which every sample is visited for the first time.
+
+    Args:
+        folder: for logs; made.
+        trial: each of its steps visits all samples there are once.
+        setting: how the swarm sends.
+    """
+    work, network = trial.lab_work, trial.lab_network
+    hosts = network.hosts(lab, work)
+    with LabSwarm(folder, lab.host(Link(delay_ms=network.delay_ms))) as swarm:
+        for stage, replicas in enumerate(hosts):
+            for replica, host in enumerate(replicas):
+                name = f"peer-{stage}.{replica}"
+                if setting.model is None:
+                    _emulate(swarm, name, host, stage, work)
+                else:
+                    swarm.peer(name, host, str(_layers(setting.model, work)[stage]))
+        used = partial(_cpu_s, lab, (swarm.hub, *chain(*hosts)))
+        lines = list(_run_job(swarm, work, setting, trial.steps, used))
+    return _measured(lines, setting, trial)
+
+
+def _layers(model: str, work: Work) -> Sequence[LayerRange]:
+    num_blocks = open_checkpoint(model).describe().num_blocks
+    return split_evenly(LayerRange(0, num_blocks), work.stages)
+
+
+def _emulate(swarm: LabSwarm, name: str, host: Host, stage: int, work: Work) -> None:
+    arguments = {
+        "--layers": f"{stage}-{stage + 1}",
+        "--initial-peers": swarm.initial_peers,
+        "--host": host.address,
+        "--peer-id": name,
+        "--work": json.dumps(asdict(work)),
+    }
+    words = [word for pair in arguments.items() for word in pair]
+    swarm.start(name, host, words, module=PEER)
+
+
+def _cpu_s(lab: Lab, hosts: Iterable[Host]) -> float:
+    return sum(map(lab.cpu_s, hosts))
+
+
+def _run_job(
+    swarm: LabSwarm, work: Work, setting: Setting, steps: int, cpu_s: Callable[[], float]
+) -> Iterator[dict[str, Any]]:
+    """What the job printed of each step, and the CPU seconds of all processes by then."""
+    train = {
+        "num_steps": steps + 1,
+        "forward_codec": setting.fw,
+        "backward_codec": setting.bw,
+        "key_codec": setting.key,
+        "dp_codec": setting.dp,
+        "buffer_bits": setting.buffer_bits,
+    }
+    arguments = ["--initial-peers", swarm.initial_peers]
+    arguments += ["--work", json.dumps(asdict(work)), "--train", json.dumps(train)]
+    arguments += ["--model", setting.model] if setting.model else []
+    arguments += ["--trace", str(setting.trace.absolute())] if setting.trace else []
+    process = swarm.begin("job", swarm.hub, arguments, module=JOB)
+    for line in process.stdout or ():
+        yield {**json.loads(line), "cpu_s": cpu_s(), "now_s": time.monotonic()}
+    if process.wait():
+        raise RuntimeError(f"the job failed; see {swarm.folder / 'job.log'}")
+
+
+def _measured(lines: list[dict[str, Any]], setting: Setting, trial: Trial) -> Measured:
+    first, *later = lines
+    wall_s = later[-1]["now_s"] - first["now_s"]
+    dp = f"/{setting.dp}" if trial.work.replicas > 1 else ""
+    key = f"@{setting.key}" if setting.fw.startswith("aq") else ""
+    return Measured(
+        system=f"swarm-ft {setting.fw}/{setting.bw}{dp}{key}",
+        step_s=tuple(trial.imitated_s(line["seconds"]) for line in later),
+        cpus_used=(later[-1]["cpu_s"] - first["cpu_s"]) / wall_s,
+        forward_bytes=trial.imitated_bytes(later[-1]["forward_bytes"]),
+        backward_bytes=trial.imitated_bytes(later[-1]["backward_bytes"]),
+        gradient_bytes=later[-1]["gradient_bytes"] * trial.scale.shrink / trial.work.num_peers,
+        notes={
+            "losses": [line["loss"] for line in lines],
+            "first_epoch_step_s": trial.imitated_s(first["seconds"]),
+            "first_epoch_forward_bytes": trial.imitated_bytes(first["forward_bytes"]),
+        },
+    )

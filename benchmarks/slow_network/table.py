@@ -1,0 +1,68 @@
+"""Rows as a table for people and as a document for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from benchmarks.slow_network.cases import Row
+from benchmarks.slow_network.work import Network
+
+
+def to_table(rows: Sequence[Row]) -> Table:
+    """One line a row."""
+    table = Table("link", "system", box=SIMPLE_HEAD)
+    for name in ("samples/s", "limit", "of limit", "MB each way", "slower by", "CPUs"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        measured = row.measured
+        each_way = f"{measured.forward_bytes / 1e6:.2f} / {measured.backward_bytes / 1e6:.2f}"
+        table.add_row(
+            describe(row.trial.network),
+            row.system,
+            f"{row.samples_per_s:.2f}",
+            _short(row.limit_per_s),
+            _short(row.efficiency),
+            each_way,
+            f"{row.trial.scale.dilation:g}",
+            f"{measured.cpus_used:.2f}",
+        )
+    return table
+
+
+def _short(number: float | None) -> str:
+    return "-" if number is None else f"{number:.2f}"
+
+
+def describe(network: Network) -> str:
+    """In a few characters."""
+    up, down = network.up_mbps, network.down_mbps
+    rate = "unshaped" if up is None else f"{up:g} Mbps" if up == down else f"{down:g}/{up:g} Mbps"
+    delay = f", {network.delay_ms:g} ms" if network.delay_ms else ""
+    return f"{rate}{delay}"
+
+
+def to_document(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """All that is known of each row."""
+    return [
+        {
+            "system": row.system,
+            "up_mbps": row.trial.network.up_mbps,
+            "down_mbps": row.trial.network.down_mbps,
+            "delay_ms": row.trial.network.delay_ms,
+            "links": row.trial.network.topology.value,
+            "stages": row.trial.work.stages,
+            "replicas": row.trial.work.replicas,
+            "batch_size": row.trial.work.batch_size,
+            **asdict(row.trial.scale),
+            "samples_per_s": row.samples_per_s,
+            "limit_per_s": row.limit_per_s,
+            "efficiency": row.efficiency,
+            **asdict(row.measured),
+        }
+        for row in rows
+    ]

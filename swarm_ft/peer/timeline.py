@@ -1,0 +1,204 @@
+"""What this peer does when, recorded in steps whose plan asks for it, and told after each of them.
+
+It is off in all other steps, and then a call returns at once. Spans come from all of the peer's
+threads. They leave once a step is committed, when nobody waits for them; and by then the time that
+was asked for when the step began is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import ParamSpec, TypeVar
+
+from swarm_ft.clock import Clock
+from swarm_ft.ids import BlockIndex, MicrobatchIndex
+from swarm_ft.protocol.coordinator_messages import ClockReply, PlanStep
+from swarm_ft.protocol.frame import FrameKey
+from swarm_ft.protocol.peer_messages import ClockProbe, FromPeer
+from swarm_ft.protocol.remote_clock import RemoteClock, RoundTrip
+from swarm_ft.protocol.timeline import MAX_SPANS, SpanKind, Spans, StepTimeline
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+NUM_PROBES = 4
+"""Questions for the time, one after the other; the quickest answer is the best."""
+_OFF_S = -1.0
+"""What a clock says while nothing is recorded; a span that began then is none."""
+_Row = tuple[int, float, float, int, int, int, int, int, int]
+"""A span as the columns of `Spans` have it, but for its times: begin and end, in seconds."""
+
+
+class Timeline:
+    """See the module's docstring.
+
+    Args:
+        clock: of this peer.
+        say: gives a message to the coordinator's stream.
+
+    Attributes:
+        is_on: whether spans are recorded now.
+    """
+
+    def __init__(self, clock: Clock, say: Callable[[FromPeer], None]) -> None:
+        self.is_on = False
+        self._clock = clock
+        self._say = say
+        self._coordinator = RemoteClock()
+        self._probes_left = 0
+        self._plan: PlanStep | None = None
+        self._planned_s = 0.0
+        self._ready_s: float | None = None
+        self._rows: list[_Row] = []
+        self._num_dropped = 0
+
+    # ---- spans
+
+    def now_s(self) -> float:
+        """When a span begins; of no meaning while this is off."""
+        return self._clock.now_s() if self.is_on else _OFF_S
+
+    def add(
+        self,
+        kind: SpanKind,
+        begin_s: float,
+        *,
+        microbatch: MicrobatchIndex | None = None,
+        num_bytes: int = 0,
+    ) -> None:
+        """A span of the step under way ends now."""
+        if self.is_on and self._plan is not None:
+            batch = 0 if microbatch is None else microbatch + 1
+            end_s = self._clock.now_s()
+            self._keep((kind, begin_s, end_s, self._plan.step, batch, 0, 0, 0, num_bytes))
+
+    def add_frame(
+        self, kind: SpanKind, key: FrameKey, begin_s: float, boundary: BlockIndex, num_bytes: int
+    ) -> None:
+        """Something that was done with a frame ends now."""
+        if self.is_on:
+            name = (key.step, key.microbatch + 1, key.sample + 1, boundary, key.direction)
+            self._keep((kind, begin_s, self._clock.now_s(), *name, num_bytes))
+
+    def timed(
+        self, kind: SpanKind, function: Callable[P, R], microbatch: MicrobatchIndex | None = None
+    ) -> Callable[P, R]:
+        """The function, which adds a span of its own in whichever thread it is called."""
+        return partial(self._call, kind, microbatch, function) if self.is_on else function
+
+    def _call(
+        self,
+        kind: SpanKind,
+        microbatch: MicrobatchIndex | None,
+        function: Callable[P, R],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> R:
+        begin_s = self.now_s()
+        result = function(*args, **kwargs)
+        self.add(kind, begin_s, microbatch=microbatch)
+        return result
+
+    def _keep(self, row: _Row) -> None:
+        if row[1] == _OFF_S:
+            return
+        if len(self._rows) < MAX_SPANS:
+            self._rows.append(row)
+        else:
+            self._num_dropped += 1
+
+    # ---- a step
+
+    def planned(self, plan: PlanStep) -> None:
+        """A plan came; from now on spans are recorded if it asks for that."""
+        self.is_on, self._plan, self._ready_s = plan.traced, plan, None
+        if not plan.traced:
+            self._rows.clear()
+        self._planned_s = self.now_s()
+        self.add(SpanKind.PLAN, self._planned_s)
+        self._probe(NUM_PROBES)
+
+    def ready(self) -> None:
+        """This peer did its part of the step."""
+        self._ready_s = self.now_s()
+        self.add(SpanKind.READY, self._ready_s)
+        self._probe(1)
+
+    def commit_heard(self) -> None:
+        """The step counts; it is yet to be applied."""
+        if self._ready_s is not None:
+            self.add(SpanKind.WAIT_COMMIT, self._ready_s)
+            self.add(SpanKind.COMMIT, self.now_s())
+        self._ready_s = None
+
+    def tell(self) -> None:
+        """The step is applied, or its attempt over: say what was recorded, and forget it."""
+        if not self.is_on or self._plan is None:
+            return
+        now_s, plan, self._plan = self._clock.now_s(), self._plan, None
+        rows = [(SpanKind.STEP, self._planned_s, now_s, plan.step, 0, 0, 0, 0, 0), *self._rows]
+        num_dropped = self._num_dropped + max(0, len(rows) - MAX_SPANS)
+        self._rows, self._num_dropped = [], 0
+        clock = self._coordinator.estimate(_us(now_s))
+        if clock is not None:
+            origin_us, spans = _columns(rows[:MAX_SPANS])
+            timeline = StepTimeline(
+                run_id=plan.run_id,
+                attempt=plan.attempt,
+                step=plan.step,
+                origin_us=origin_us,
+                clock=clock,
+                spans=spans,
+                num_dropped=num_dropped,
+            )
+            self._say(timeline)
+
+    # ---- the coordinator's clock
+
+    def joined(self) -> None:
+        """A conversation with the coordinator begins; it may be another one, on another clock."""
+        self._coordinator = RemoteClock()
+
+    def heard(self, reply: ClockReply) -> None:
+        """The coordinator told its time."""
+        trip = RoundTrip(
+            sent_us=reply.sent_us,
+            remote_us=reply.coordinator_us,
+            received_us=_us(self._clock.now_s()),
+        )
+        self._coordinator.heard(trip)
+        self._probe(self._probes_left - 1)
+
+    def _probe(self, num_probes: int) -> None:
+        """Ask for the time: at both ends of a step, when few frames would delay the answer."""
+        self._probes_left = num_probes
+        if self.is_on and num_probes > 0:
+            self._say(ClockProbe(_us(self._clock.now_s())))
+
+
+def _columns(rows: Iterable[_Row]) -> tuple[int, Spans]:
+    """When the first span begins on this peer's clock, and all spans."""
+    kinds, begins, ends, steps, microbatches, samples, boundaries, directions, num_bytes = zip(
+        *rows, strict=True
+    )
+    begin_us = [_us(begin_s) for begin_s in begins]
+    # Each end is rounded for itself, so that what did not overlap does not overlap now.
+    ends_us = [_us(end_s) for end_s in ends]
+    origin_us = min(begin_us)
+    spans = Spans(
+        kinds=kinds,
+        begin_us=tuple(begin - origin_us for begin in begin_us),
+        duration_us=tuple(end - begin for begin, end in zip(begin_us, ends_us, strict=True)),
+        steps=steps,
+        microbatches=microbatches,
+        samples=samples,
+        boundaries=boundaries,
+        directions=directions,
+        num_bytes=num_bytes,
+    )
+    return origin_us, spans
+
+
+def _us(seconds: float) -> int:
+    return round(1e6 * seconds)

@@ -1,0 +1,291 @@
+"""What a peer asks of the engine that trains its stage. Any object with these methods will do.
+
+Shapes: B samples, T tokens, C channels, V vocabulary. Everything is synchronous and is called in
+one compute thread, but for the properties, which any thread may read. Tensors come and go on the
+CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from torch import Tensor
+
+from swarm_ft.ids import MicrobatchIndex, StepNumber
+from swarm_ft.protocol.layers import LayerRange
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LossAndGradient:
+    """What the last stage makes of a microbatch.
+
+    Attributes:
+        loss_sum: cross-entropy in nats, summed over the microbatch's targets.
+        input_gradient: float32 [B, T, C] of the step's mean loss; None in a one-stage swarm.
+    """
+
+    loss_sum: float
+    input_gradient: Tensor | None
+
+
+class Engine(Protocol):
+    """Forward, backward and optimizer of blocks `layers`.
+
+    A step is `begin_step`, then per microbatch `forward`, `backward` (last stage: both in one,
+    `forward_backward`) and `weight_gradients`, then `squared_grad_norm` and `apply`. A backward
+    computes what the stage upstream waits for; `weight_gradients` does the rest whenever there is
+    time, and then the microbatch is counted. Gradients are summed in the order of these calls.
+    With synchronised tied embeddings, first and last stage exchange `tied_gradient` and both
+    `set_tied_gradient` the sum in between, before `squared_grad_norm`. A step that is begun again
+    keeps no trace of its first attempt; one that is resumed keeps the microbatches that were
+    counted. `OpenStep` keeps the books of this for any engine.
+    """
+
+    @property
+    def layers(self) -> LayerRange:
+        """The stage's blocks."""
+        ...
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it takes tokens, and embeds them."""
+        ...
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it has the head and the loss."""
+        ...
+
+    @property
+    def exchanges_tied_gradient(self) -> bool:
+        """Whether this stage holds one of two synchronised tensors and another stage the other."""
+        ...
+
+    @property
+    def num_values(self) -> int:
+        """How long `flat_gradient` is."""
+        ...
+
+    @property
+    def state_bytes(self) -> int:
+        """What is there however many microbatches are: weights, gradients, the optimizer's state.
+
+        Raises:
+            OutOfTurn: not loaded.
+        """
+        ...
+
+    @property
+    def microbatch_bytes(self) -> int:
+        """What one microbatch holds between two calls, the most of all so far; 0 before the first.
+
+        It holds it from its forward until its `weight_gradients` are done.
+        """
+        ...
+
+    def load(self) -> None:
+        """Read this stage's weights and make the optimizer.
+
+        Raises:
+            BadLayers, BadModel, RunMismatch: see `Checkpoint.load`.
+        """
+        ...
+
+    # ---- a step
+
+    def begin_step(self, step: StepNumber, num_targets: int) -> None:
+        """Start a step, or start it again: no gradients, no graphs.
+
+        Args:
+            step: its number.
+            num_targets: target tokens of the whole step; its loss is the mean over them.
+
+        Raises:
+            MalformedMessage: no targets.
+            OutOfTurn: not loaded.
+        """
+        ...
+
+    def resume_step(
+        self, step: StepNumber, counted: frozenset[MicrobatchIndex], gradient: Tensor | None
+    ) -> None:
+        """Go on with the step under way: no graphs, the gradients of the counted microbatches.
+
+        Args:
+            step: its number.
+            counted: the microbatches, as the caller knows them.
+            gradient: their sum as `flat_gradient` gave it, if another was set since.
+
+        Raises:
+            OutOfTurn: another step is under way, or others are counted, or one has had its
+                backward and no more: begin it again.
+        """
+        ...
+
+    def forward(self, microbatch: MicrobatchIndex, x: Tensor) -> Tensor:
+        """Compute the stage's output and keep the graph until `backward`.
+
+        Args:
+            microbatch: its index in the step; computing it again replaces its graph.
+            x: at the first stage int64 tokens [B, T], else float32 [B, T, C]. It is kept: the
+                caller must not write to it before `backward`.
+
+        Returns:
+            Float32 [B, T, C], not to be written to.
+
+        Raises:
+            MalformedMessage: `x` is not what this stage takes.
+            NonFinite: the output is inf or NaN.
+            OutOfTurn: no step, or the microbatch has had its backward already.
+        """
+        ...
+
+    def forward_backward(
+        self, microbatch: MicrobatchIndex, x: Tensor, tokens: Tensor
+    ) -> LossAndGradient:
+        """Forward, loss and backward of a microbatch, at the last stage; see `backward`.
+
+        Args:
+            microbatch: its index in the step.
+            x: as `forward` takes it; in a one-stage swarm the tokens.
+            tokens: int64 [B, T]; a sample's targets are its own next tokens, T - 1 of them.
+
+        Raises:
+            MalformedMessage, OutOfTurn: as `forward`.
+            NonFinite: the loss or the input's gradient is inf or NaN.
+        """
+        ...
+
+    def backward(self, microbatch: MicrobatchIndex, gradient: Tensor) -> Tensor | None:
+        """Compute the input's gradient and free the graph; keep what `weight_gradients` needs.
+
+        Args:
+            microbatch: one that `forward` computed.
+            gradient: float32 [B, T, C], of the output. It is kept: the caller must not write to
+                it before `weight_gradients`.
+
+        Returns:
+            The input's gradient, float32 [B, T, C]; None at the first stage.
+
+        Raises:
+            MalformedMessage: another shape or dtype than the output's.
+            NonFinite: the input's gradient is inf or NaN.
+            OutOfTurn: `forward` did not compute it, or it has had its backward already.
+        """
+        ...
+
+    def weight_gradients(self, microbatch: MicrobatchIndex) -> None:
+        """Complete the weights' gradients by the microbatch's, and let go of all it holds.
+
+        From now on it is counted.
+
+        Raises:
+            OutOfTurn: it has had no backward, or is counted already.
+        """
+        ...
+
+    def squared_grad_norm(self) -> float:
+        """Sum of squares of this stage's gradients, accumulated in float64.
+
+        With synchronised tied embeddings the tied tensor counts once, at the first stage.
+
+        Raises:
+            NonFinite: a gradient is inf or NaN.
+            OutOfTurn: a microbatch has had its backward and no `weight_gradients`; so too for
+                `apply`, `flat_gradient` and `tied_gradient`.
+        """
+        ...
+
+    def apply(self, clip_factor: float, learning_rate: float) -> None:
+        """Scale the gradients, step AdamW and end the step.
+
+        Args:
+            clip_factor: from 0 to 1, see `training_plan.clip_factor`.
+            learning_rate: of this step, see `training_plan.learning_rate_at`.
+
+        Raises:
+            OutOfTurn: no step has begun, as after a first `apply`: a step counts once.
+        """
+        ...
+
+    def apply_sum(
+        self, step: StepNumber, total: Tensor, clip_factor: float, learning_rate: float
+    ) -> None:
+        """Apply a step that others computed, the sum [n] of whose shares is known; see `apply`.
+
+        Raises:
+            MalformedMessage: the sum has another length or dtype.
+            OutOfTurn: not loaded.
+        """
+        ...
+
+    # ---- gradients on their way to others
+
+    def flat_gradient(self) -> Tensor:
+        """All gradients of this stage, float32 [n], parameters by name; zeros for none."""
+        ...
+
+    def share(self, gradient: Tensor, num_members: int) -> Tensor:
+        """What one of `num_members` replicas of the stage gives to their sum, see `take_sum`.
+
+        Args:
+            gradient: `flat_gradient` of this replica; itself the share, but for `--dp momentum`.
+            num_members: who give a share each.
+
+        Returns:
+            Float32 [n], not to be written to.
+        """
+        ...
+
+    def take_sum(self, total: Tensor) -> None:
+        """Go on with the gradients that the sum of all shares [n] stands for.
+
+        Nothing but gradients changes: moments do so at `apply`.
+
+        Raises:
+            MalformedMessage: of another length or dtype.
+        """
+        ...
+
+    def tied_gradient(self) -> Tensor:
+        """Gradient [V, C] of this end's tied tensor; zeros if there is none.
+
+        The first stage gives its token embeddings', the last its head's. Not to be written to.
+        """
+        ...
+
+    def set_tied_gradient(self, gradient: Tensor) -> None:
+        """Take the sum of both ends' gradients [V, C]; the same bits at both ends.
+
+        Raises:
+            MalformedMessage: of another shape or dtype.
+        """
+        ...
+
+    # ---- the stage as tensors
+
+    def state(self) -> dict[str, Tensor]:
+        """Copies of all that training goes on from, see `stage.state`; best between two steps."""
+        ...
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from `state` as if this stage had come to it; an open step is dropped.
+
+        Raises:
+            BadSnapshot: it is not a state of this stage; nothing was changed.
+            OutOfTurn: not loaded.
+        """
+        ...
+
+    def export(self, path: Path) -> int:
+        """Write this stage's weights as a safetensors shard, float32, and rename it into place.
+
+        With synchronised tied embeddings the head is left out: the first stage's shard has it.
+
+        Returns:
+            The file's size in bytes.
+        """
+        ...

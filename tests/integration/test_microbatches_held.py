@@ -1,0 +1,64 @@
+"""A peer holds as many microbatches as its memory allows, and trains the same weights."""
+
+from collections import defaultdict
+
+import pytest
+
+from swarm_ft.protocol.status import StepCommitted
+from swarm_ft.stage.engine import StageEngine
+from swarm_ft.testing.local_swarm import LocalSwarm
+
+LAYERS = ["0-2", "2-4", "4-6"]
+MICROBATCHES = 12
+MOST_IN_1F1B = [5, 3, 1]
+
+
+@pytest.fixture
+def watch_held(monkeypatch):
+    """`watch_held()`: by stage's first layer and step, the most microbatches held at once."""
+
+    def make():
+        held, most = defaultdict(set), defaultdict(int)
+
+        def watched(name, original, hold):
+            def call(self, microbatch, *args):
+                key = self.layers.start, self._step.number
+                result = original(self, microbatch, *args)
+                (held[key].add if hold else held[key].discard)(microbatch)
+                most[key] = max(most[key], len(held[key]))
+                return result
+
+            monkeypatch.setattr(StageEngine, name, call)
+
+        for name in ("forward", "forward_backward", "weight_gradients"):
+            watched(name, getattr(StageEngine, name), hold=name != "weight_gradients")
+        return most
+
+    return make
+
+
+async def train(directory, job, *, memory_bytes):
+    directory.mkdir()
+    async with LocalSwarm(directory, LAYERS, memory_bytes=memory_bytes) as swarm:
+        events = await swarm.train(job.spec, job.samples)
+    return [event.loss for event in events if isinstance(event, StepCommitted)]
+
+
+async def test_memory_decides_how_many_are_in_flight_and_changes_no_bit(
+    make_job, tmp_path, watch_held
+):
+    job = make_job(
+        num_samples=MICROBATCHES, batch_size=MICROBATCHES, micro_batch_size=1, num_steps=3
+    )
+    most = watch_held()
+    roomy = await train(tmp_path / "roomy", job, memory_bytes=1 << 30)
+    firsts = [int(layers.split("-")[0]) for layers in LAYERS]
+    assert all(most[first, 0] <= n for first, n in zip(firsts, MOST_IN_1F1B, strict=True))
+    # Nobody waits for the first stage's backwards: it computes all forwards first.
+    assert [most[firsts[0], step] for step in (1, 2)] == [MICROBATCHES] * 2
+    most.clear()
+    tight = await train(tmp_path / "tight", job, memory_bytes=1)
+    for first, number in zip(firsts, MOST_IN_1F1B, strict=True):
+        assert all(most[first, step] <= number for step in range(3))
+    assert most[firsts[0], 1] == MOST_IN_1F1B[0]
+    assert tight == roomy

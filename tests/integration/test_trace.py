@@ -1,0 +1,260 @@
+"""A run with --trace: where every moment of every peer went, in causal order, on one clock."""
+
+import json
+import time
+from collections import Counter, defaultdict
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from swarm_ft.client.trace import TraceFile
+from swarm_ft.coordinator import service
+from swarm_ft.ids import PeerId
+from swarm_ft.peer import coordinator_link
+from swarm_ft.protocol.coordinator_messages import ClockReply, PlanStep
+from swarm_ft.protocol.peer_messages import ClockProbe
+from swarm_ft.protocol.status import RunPhase
+from swarm_ft.protocol.timeline import StepTimeline
+from swarm_ft.testing.local_swarm import LocalSwarm
+
+NUM_STEPS, BATCH_SIZE, MICRO_BATCH_SIZE = 4, 4, 2
+PIPELINE = ["0-2", "2-4", "4-6"]
+REPLICAS = ["0-3", "0-3", "3-6", "3-6"]
+WAY = ["encode", "send", "receive", "decode"]
+
+
+class SkewedClock:
+    """That of another machine, which was started at another time."""
+
+    def __init__(self, ahead_s):
+        self._ahead_s = ahead_s
+
+    def now_s(self):
+        return time.monotonic() + self._ahead_s
+
+
+async def trace_of(job, tmp_path, layers):
+    """The trace's events; the run begins with all peers, and when somebody watches already."""
+    path = tmp_path / "trace.json"
+    async with LocalSwarm(tmp_path, []) as swarm:
+        for index, part in enumerate(layers):
+            clock = SkewedClock(1_000.0 * index)
+            await swarm.add_peer(PeerId(f"peer-{index}"), part, clock)
+        await swarm.all_joined()
+        endless = replace(job.spec, train=replace(job.spec.train, num_steps=100_000))
+        before = await swarm.client.submit(endless, job.samples)
+        status = await swarm.client.submit(job.spec, job.samples)
+        assert status.phase is RunPhase.QUEUED
+        with TraceFile(path, pytest.fail) as trace:
+            events = swarm.client.watch(status.run_id, pytest.fail, trace.add)
+            await anext(events)
+            await swarm.client.cancel(before.run_id)
+            async for _ in events:
+                pass
+    return json.loads(path.read_text())
+
+
+class Shown:
+    """What a trace shows, as its reader sees it."""
+
+    def __init__(self, events):
+        self.events = events
+        self.slices = [event for event in events if event["ph"] == "X"]
+        titles = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+        self.layers = {pid: title.split()[1] for pid, title in titles.items()}
+        threads = [event for event in events if event["name"] == "thread_name"]
+        self.lanes = {(e["pid"], e["tid"]): e["args"]["name"] for e in threads}
+        self.error_us = max(e["args"]["us"] for e in events if e["name"] == "clock error")
+
+    def named(self, *names):
+        return [event for event in self.slices if event["name"] in names]
+
+    def frames(self):
+        """The slices of each frame, by its name."""
+        frames = defaultdict(list)
+        for event in self.named(*WAY):
+            args = event["args"]
+            key = ("step", "boundary", "direction", "microbatch", "sample")
+            frames[tuple(args[name] for name in key)].append(event)
+        return frames
+
+
+def end(event):
+    return event["ts"] + event["dur"]
+
+
+@pytest.fixture(params=[PIPELINE, REPLICAS], ids=["pipeline", "replicas"])
+def layers(request):
+    return request.param
+
+
+@pytest.fixture
+async def run(make_job, tmp_path, layers, monkeypatch):
+    """The trace, and when its run began and ended, in microseconds."""
+    # However busy this machine is, nobody is relieved in the middle of a step.
+    monkeypatch.setattr("swarm_ft.coordinator.stragglers.MEASURED_AT_LEAST", 1_000)
+    # Routes over replicas may change, and a delta without its base would be sent again as a key.
+    forward_codec = "aq4" if layers is PIPELINE else "q8"
+    job = make_job(
+        num_samples=8,
+        num_steps=NUM_STEPS,
+        batch_size=BATCH_SIZE,
+        micro_batch_size=MICRO_BATCH_SIZE,
+        forward_codec=forward_codec,
+        backward_codec="q8",
+        dp_codec="q8",
+    )
+    began_us = 1e6 * time.monotonic()
+    shown = Shown(await trace_of(job, tmp_path, layers))
+    return shown, began_us, 1e6 * time.monotonic()
+
+
+async def test_a_trace_shows_where_time_went(run, layers):
+    shown, began_us, ended_us = run
+    every_microbatch_is_computed_once_at_every_stage(shown, layers)
+    slices_of_one_lane_do_not_overlap(shown)
+    frames_go_from_peer_to_peer_in_causal_order(shown, layers)
+    arrows_follow_the_frames(shown)
+    a_peer_waits_when_it_does_not_compute(shown)
+    all_times_are_on_the_clock_of_the_coordinator(shown, began_us, ended_us)
+    steps_go_from_plan_to_commit(shown, layers)
+
+
+def every_microbatch_is_computed_once_at_every_stage(shown, layers):
+    def computed(name, part):
+        events = (e for e in shown.named(name) if shown.layers[e["pid"]] == part)
+        return Counter((e["args"]["step"], e["args"]["microbatch"]) for e in events)
+
+    num_microbatches = BATCH_SIZE // MICRO_BATCH_SIZE
+    once = Counter((step, index) for step in range(NUM_STEPS) for index in range(num_microbatches))
+    for part in layers[:-1]:
+        if part != layers[-1]:
+            assert computed("forward", part) == once
+            assert computed("backward", part) == once
+    assert computed("forward + loss + backward", layers[-1]) == once
+    assert Counter(e["args"]["step"] for e in shown.named("optimizer")) == {
+        step: len(layers) for step in range(NUM_STEPS)
+    }
+    reduced = len(layers) * NUM_STEPS if layers is REPLICAS else 0
+    assert len(shown.named("sum gradients")) == reduced
+    assert all(event["args"]["bytes"] > 0 for event in shown.named("sum gradients"))
+
+
+def slices_of_one_lane_do_not_overlap(shown):
+    lanes = defaultdict(list)
+    for event in shown.slices:
+        lanes[event["pid"], event["tid"]].append(event)
+    assert lanes.keys() == shown.lanes.keys()
+    for events in lanes.values():
+        events.sort(key=lambda event: (event["ts"], end(event)))
+        assert all(end(one) <= other["ts"] for one, other in pairwise(events))
+
+
+def frames_go_from_peer_to_peer_in_causal_order(shown, layers):
+    frames = shown.frames()
+    num_boundaries = len(set(layers)) - 1
+    assert len(frames) == NUM_STEPS * num_boundaries * 2 * BATCH_SIZE
+    computed = {
+        (e["pid"], e["args"]["step"], e["args"]["microbatch"], e["name"]): e
+        for e in shown.named("forward", "backward", "forward + loss + backward")
+    }
+    for (step, _, direction, microbatch, _), events in frames.items():
+        way = {event["name"]: event for event in events}
+        assert len(way) == len(events)
+        # In the first traced step, a frame may come before the plan that asks for a trace.
+        missing = set(WAY) - way.keys()
+        assert missing <= ({"receive"} if step == 0 else set())
+        sender, receiver = way["send"]["pid"], way["decode"]["pid"]
+        assert way["encode"]["pid"] == sender != receiver
+        assert end(way["encode"]) <= way["send"]["ts"]
+        arrived = way.get("receive", way["decode"])
+        assert arrived["pid"] == receiver
+        assert way["send"]["ts"] <= arrived["ts"] + 2 * shown.error_us
+        assert arrived["ts"] <= way["decode"]["ts"]
+        assert len({event["args"]["bytes"] for event in events}) == 1
+        made = computed.get((sender, step, microbatch, direction))
+        both = computed.get((sender, step, microbatch, "forward + loss + backward"))
+        assert end(made or both) <= way["encode"]["ts"]
+        used = computed.get((receiver, step, microbatch, direction))
+        both = computed.get((receiver, step, microbatch, "forward + loss + backward"))
+        assert end(way["decode"]) <= (used or both)["ts"]
+
+
+def arrows_follow_the_frames(shown):
+    flows = defaultdict(list)
+    for event in shown.events:
+        if event["ph"] in "stf":
+            flows[event["id"]].append(event["ph"])
+    assert len(flows) == len(shown.frames())
+    whole = [phases for phases in flows.values() if sorted(phases) == ["f", "s", "t", "t"]]
+    assert len(whole) >= len(flows) * (NUM_STEPS - 1) // NUM_STEPS
+
+
+def a_peer_waits_when_it_does_not_compute(shown):
+    for pid in shown.layers:
+        busy = [e for e in shown.slices if e["pid"] == pid and shown.lanes[pid, e["tid"]] in LANES]
+        busy.sort(key=lambda event: (event["ts"], end(event)))
+        for one, other in pairwise(busy):
+            assert end(one) <= other["ts"]
+        for one, other in pairwise(busy):
+            if one["name"] in ("wait for input", "wait for gradient"):
+                assert other["args"]["microbatch"] == one["args"]["microbatch"]
+                is_gradient = one["name"] == "wait for gradient"
+                assert (other["name"] == "backward") == is_gradient
+    assert shown.named("wait for input")
+    assert shown.named("wait for gradient")
+    assert shown.named("wait for commit")
+
+
+LANES = ("compute", "wait")
+
+
+def all_times_are_on_the_clock_of_the_coordinator(shown, began_us, ended_us):
+    assert shown.error_us < 1e6, "a thousandth of how far the clocks are apart"
+    assert min(e["ts"] for e in shown.slices) >= began_us - shown.error_us
+    assert max(end(e) for e in shown.slices) <= ended_us + shown.error_us
+    offsets = {e["pid"]: e["args"]["clock_offset_us"] for e in shown.named("step")}
+    assert len({round(offset / 1e9) for offset in offsets.values()}) == len(offsets)
+
+
+def steps_go_from_plan_to_commit(shown, layers):
+    steps = shown.named("step")
+    assert len(steps) == NUM_STEPS * len(layers)
+    moments = [event for event in shown.events if event["ph"] == "i"]
+    for step in steps:
+        inside = [
+            event["name"]
+            for event in sorted(moments, key=lambda event: event["ts"])
+            if event["pid"] == step["pid"] and event["args"]["step"] == step["args"]["step"]
+        ]
+        assert inside == ["plan", "ready", "commit"]
+        assert step["args"]["attempt"] == 1
+
+
+async def test_tied_gradients_are_shown(make_job, tmp_path):
+    job = make_job(num_samples=4, num_steps=2, sync_tied_embeddings=True)
+    shown = Shown(await trace_of(job, tmp_path, ["0-3", "3-6"]))
+    assert Counter(e["args"]["step"] for e in shown.named("sum tied gradients")) == {0: 2, 1: 2}
+
+
+async def test_nobody_who_is_not_asked_records_or_sends_anything(make_job, tmp_path, monkeypatch):
+    said = []
+
+    def noted(to_wire):
+        def wrapped(message):
+            said.append(message)
+            return to_wire(message)
+
+        return wrapped
+
+    for module, name in ((coordinator_link, "from_peer_to_wire"), (service, "to_peer_to_wire")):
+        monkeypatch.setattr(module, name, noted(getattr(module, name)))
+    job = make_job(num_samples=4, num_steps=2)
+    async with LocalSwarm(tmp_path, ["0-3", "3-6"]) as swarm:
+        await swarm.train(job.spec, job.samples)
+        rows = [peer.node._context.timeline._rows for peer in swarm.peers.values()]
+    plans = [message for message in said if isinstance(message, PlanStep)]
+    assert [plan.traced for plan in plans] == [False] * 4
+    assert not [m for m in said if isinstance(m, StepTimeline | ClockProbe | ClockReply)]
+    assert rows == [[], []]

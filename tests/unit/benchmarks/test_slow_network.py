@@ -1,0 +1,210 @@
+"""What a step takes at least, against a pipeline that is simulated; and the scales of labs."""
+
+import heapq
+import os
+from dataclasses import replace
+from itertools import count
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.lab import Lab
+from benchmarks.slow_network.cases import run_case, system_named
+from benchmarks.slow_network.limit import Order, Transfers, step_limit_s
+from benchmarks.slow_network.swarm import Setting, measure_swarm
+from benchmarks.slow_network.work import (
+    GPT2_XL_V100,
+    Measured,
+    Network,
+    Scale,
+    Topology,
+    Trial,
+    Work,
+)
+
+TINY = Work(
+    stages=3,
+    tokens=256,
+    channels=64,
+    batch_size=4,
+    micro_batch_size=1,
+    forward_s=0.05,
+    input_backward_s=0.06,
+    weight_backward_s=0.04,
+)
+
+
+class Pipeline:
+    """The quickest order there is: what others wait for first, and no bound on what is held."""
+
+    def __init__(self, work: Work, transfers: Transfers, *, split: bool) -> None:
+        self.work, self.transfers, self.split = work, transfers, split
+        stages = range(work.stages)
+        self.inputs = [0 for _ in stages]
+        self.gradients = [0 for _ in stages]
+        self.inputs[0] = work.num_microbatches
+        self.done = [dict.fromkeys("fbw", 0) for _ in stages]
+        self.busy = [False for _ in stages]
+        self.links = {(stage, way): 0.0 for stage in stages for way in "fb"}
+        self.events = []
+        self.tie = count()
+
+    def run_s(self) -> float:
+        now_s = 0.0
+        for stage in range(self.work.stages):
+            self.begin(stage, 0.0)
+        while self.events:
+            now_s, _, act, stage = heapq.heappop(self.events)
+            act(stage, now_s)
+            self.begin(stage, now_s)
+        assert all(done["b"] == self.work.num_microbatches for done in self.done)
+        return now_s
+
+    def at(self, when_s, act, stage) -> None:
+        heapq.heappush(self.events, (when_s, next(self.tie), act, stage))
+
+    def begin(self, stage, now_s) -> None:
+        work, done, last = self.work, self.done[stage], stage == self.work.stages - 1
+        if self.busy[stage]:
+            return
+        backward_s = work.input_backward_s if self.split else work.backward_s
+        if not last and done["b"] < self.gradients[stage]:
+            task, took_s = "b", backward_s
+        elif done["f"] < self.inputs[stage]:
+            task, took_s = ("fb", work.forward_s + backward_s) if last else ("f", work.forward_s)
+        elif self.split and done["w"] < done["b"]:
+            task, took_s = "w", work.weight_backward_s
+        else:
+            return
+        self.busy[stage] = True
+        self.at(now_s + took_s, lambda *at: self.finish(task, *at), stage)
+
+    def finish(self, task, stage, now_s) -> None:
+        self.busy[stage] = False
+        for part in task:
+            self.done[stage][part] += 1
+        if "b" in task and stage > 0:
+            self.send("b", stage, now_s, self.transfers.backward_s)
+        elif task == "f":
+            self.send("f", stage, now_s, self.transfers.forward_s)
+
+    def send(self, way, stage, now_s, seconds) -> None:
+        free_s = self.links[stage, way] = max(now_s, self.links[stage, way]) + seconds
+        to = stage + 1 if way == "f" else stage - 1
+        self.at(free_s + self.transfers.delay_s, lambda *at: self.arrive(way, *at), to)
+
+    def arrive(self, way, stage, _now_s) -> None:
+        (self.inputs if way == "f" else self.gradients)[stage] += 1
+
+
+seconds = st.floats(0.0, 1.0)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    stages=st.integers(2, 6),
+    microbatches=st.integers(1, 12),
+    times=st.tuples(seconds, seconds, seconds),
+    ways=st.tuples(seconds, seconds, seconds),
+)
+def test_no_pipeline_is_faster_than_the_limit(stages, microbatches, times, ways):
+    forward_s, input_s, weight_s = times
+    work = replace(
+        TINY,
+        stages=stages,
+        batch_size=microbatches,
+        forward_s=forward_s,
+        input_backward_s=input_s,
+        weight_backward_s=weight_s,
+    )
+    transfers = Transfers(forward_s=ways[0], backward_s=ways[1], delay_s=ways[2])
+    split_s = step_limit_s(work, Network(), transfers, Order.SPLIT)
+    whole_s = step_limit_s(work, Network(), transfers, Order.ONE_F_ONE_B)
+    assert split_s <= Pipeline(work, transfers, split=True).run_s() * (1 + 1e-9)
+    assert whole_s <= Pipeline(work, transfers, split=False).run_s() * (1 + 1e-9)
+    assert split_s <= whole_s * (1 + 1e-9)
+    assert whole_s <= step_limit_s(work, Network(), transfers, Order.GPIPE) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("mbps", [100.0, 25.0, 10.0, None])
+def test_the_limit_of_the_preset_can_be_reached(mbps):
+    """But for what overlaps badly: within a hundredth where compute is the limit, a tenth else."""
+    network = Network(up_mbps=mbps, down_mbps=mbps)
+    transfers = Transfers.of(network, measured_bytes(410_000, 310_000))
+    for order in (Order.SPLIT, Order.ONE_F_ONE_B):
+        took_s = Pipeline(GPT2_XL_V100, transfers, split=order is Order.SPLIT).run_s()
+        limit_s = step_limit_s(GPT2_XL_V100, network, transfers, order)
+        assert limit_s <= took_s <= limit_s * (1.01 if mbps != 10.0 else 1.1)
+
+
+def measured_bytes(forward_bytes, backward_bytes):
+    return Measured(
+        system="",
+        step_s=(1.0,),
+        cpus_used=0.0,
+        forward_bytes=forward_bytes,
+        backward_bytes=backward_bytes,
+    )
+
+
+def test_the_preset_is_bound_by_compute_at_the_papers_rate():
+    limit_s = step_limit_s(GPT2_XL_V100, Network(), Transfers(), Order.GPIPE)
+    assert GPT2_XL_V100.batch_size / limit_s == pytest.approx(4.0, rel=0.01)
+
+
+def test_a_lab_keeps_the_ratio_of_compute_to_transfers():
+    trial = Trial(
+        work=GPT2_XL_V100,
+        network=Network(up_mbps=100.0, down_mbps=50.0, delay_ms=20.0),
+        scale=Scale(dilation=4.0, shrink=16),
+    )
+    work, network = trial.lab_work, trial.lab_network
+    assert (work.tokens, work.channels) == (256, 400)
+    assert work.forward_s == pytest.approx(4 * 0.068)
+    before = GPT2_XL_V100.microbatch_bytes / 100.0 / GPT2_XL_V100.forward_s
+    assert work.microbatch_bytes / network.up_mbps / work.forward_s == pytest.approx(before)
+    assert (network.down_mbps, network.delay_ms) == (50.0 / 64, 80.0)
+
+
+def test_tensors_that_cannot_be_shrunk_so_are_refused():
+    with pytest.raises(ValueError, match="square"):
+        GPT2_XL_V100.scaled(Scale(shrink=3))
+
+
+@pytest.mark.parametrize(
+    ("text", "setting"),
+    [
+        ("aq4/q8", Setting(fw="aq4", bw="q8")),
+        ("aq2+z/q1.5+z@q3+z", Setting(fw="aq2+z", bw="q1.5+z", key="q3+z")),
+        ("none/none/q4", Setting(fw="none", bw="none", dp="q4")),
+    ],
+)
+def test_a_setting_is_read_from_its_name(text, setting):
+    assert Setting.parse(text) == setting
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
+
+
+@needs_root
+@pytest.mark.slow
+@pytest.mark.parametrize("topology", list(Topology))
+def test_a_swarm_takes_its_time_and_sends_its_bytes(tmp_path, topology):
+    network = Network(up_mbps=20.0, down_mbps=20.0, delay_ms=5.0, topology=topology)
+    trial = Trial(work=TINY, network=network, steps=1)
+    row = run_case(system_named("none/none"), trial, tmp_path / "swarm")
+    frame_bytes = TINY.microbatch_bytes
+    assert frame_bytes < row.measured.forward_bytes < 1.01 * frame_bytes
+    assert frame_bytes < row.measured.backward_bytes < 1.01 * frame_bytes
+    assert 0.1 < row.efficiency <= 1.0
+
+
+@needs_root
+@pytest.mark.slow
+def test_replicas_share_a_batch_and_sum_their_gradients(tmp_path):
+    work = replace(TINY, stages=2, replicas=2, stage_values=10_000)
+    trial = Trial(work=work, network=Network(), steps=1)
+    with Lab() as lab:
+        measured = measure_swarm(lab, tmp_path / "swarm", trial, Setting.parse("aq4/q8/none"))
+    assert 4 * 10_000 < measured.gradient_bytes < 1.1 * 4 * 10_000

@@ -1,0 +1,98 @@
+"""Who watches is told in order; timelines only to those who want them, and not without end."""
+
+from dataclasses import replace
+
+import pytest
+
+from swarm_ft.coordinator import watchers as watchers_module
+from swarm_ft.coordinator.watchers import Watchers
+from swarm_ft.ids import RunId
+from swarm_ft.protocol.layers import LayerRange
+from swarm_ft.protocol.remote_clock import ClockEstimate
+from swarm_ft.protocol.status import StepCommitted
+from swarm_ft.protocol.timeline import PeerTimeline, Spans, StepTimeline
+
+RUN = RunId("run")
+THREE = Spans(*[(1, 1, 1)] * len(Spans.__dataclass_fields__))
+
+
+def committed(step):
+    return StepCommitted(
+        step=step, loss=1.0, learning_rate=0.1, grad_norm=1.0, num_samples=2, seconds=1.0
+    )
+
+
+def timeline(step, *, run=RUN, num_dropped=0):
+    told = StepTimeline(
+        run_id=run,
+        attempt=1,
+        step=step,
+        origin_us=0,
+        clock=ClockEstimate(0, 1),
+        spans=THREE,
+        num_dropped=num_dropped,
+    )
+    return PeerTimeline(peer_id="a", layers=LayerRange(0, 2), timeline=told)
+
+
+@pytest.fixture
+def watchers():
+    return Watchers()
+
+
+async def test_only_who_wants_timelines_gets_them_in_order_with_the_rest(watchers):
+    with (
+        watchers.watching(RUN, is_tracing=True) as tracing,
+        watchers.watching(RUN, is_tracing=False) as watching,
+    ):
+        for step in range(2):
+            watchers.tell(RUN, committed(step))
+            watchers.trace(timeline(step))
+        expected = [committed(0), timeline(0), committed(1), timeline(1)]
+        assert [await tracing.next() for _ in range(4)] == expected
+        assert [await watching.next() for _ in range(2)] == [committed(0), committed(1)]
+
+
+async def test_a_run_is_traced_as_long_as_somebody_wants_it(watchers):
+    assert not watchers.is_traced(RUN)
+    with watchers.watching(RUN, is_tracing=True):
+        with watchers.watching(RUN, is_tracing=True), watchers.watching(RUN, is_tracing=False):
+            assert watchers.is_traced(RUN)
+            assert not watchers.is_traced(RunId("other"))
+        assert watchers.is_traced(RUN)
+    with watchers.watching(RUN, is_tracing=False):
+        assert not watchers.is_traced(RUN)
+
+
+async def test_timelines_of_other_runs_are_not_told(watchers):
+    with watchers.watching(RUN, is_tracing=True) as tracing:
+        watchers.trace(timeline(0, run=RunId("other")))
+        watchers.trace(timeline(1))
+        assert await tracing.next() == timeline(1)
+
+
+async def test_what_a_slow_reader_misses_is_counted_in_the_next_it_gets(watchers, monkeypatch):
+    monkeypatch.setattr(watchers_module, "MAX_QUEUED_TIMELINES", 2)
+    with watchers.watching(RUN, is_tracing=True) as slow:
+        for step in range(4):
+            watchers.trace(timeline(step, num_dropped=10))
+        watchers.tell(RUN, committed(3))
+        told = [await slow.next() for _ in range(3)]
+        assert told == [timeline(0, num_dropped=10), timeline(1, num_dropped=10), committed(3)]
+        for step in (4, 5):
+            watchers.trace(timeline(step))
+        missed = 2 * (len(THREE) + 10)
+        assert await slow.next() == timeline(4, num_dropped=missed)
+        assert await slow.next() == timeline(5)
+
+
+async def test_a_count_stays_in_its_field(watchers, monkeypatch):
+    monkeypatch.setattr(watchers_module, "MAX_QUEUED_TIMELINES", 1)
+    many = timeline(0)
+    many = replace(many, timeline=replace(many.timeline, num_dropped=2**32 - 1))
+    with watchers.watching(RUN, is_tracing=True) as slow:
+        for _ in range(3):
+            watchers.trace(many)
+        await slow.next()
+        watchers.trace(many)
+        assert (await slow.next()).timeline.num_dropped == 2**32 - 1

@@ -1,0 +1,261 @@
+"""What a peer records of its steps and tells: only when asked, and bounded."""
+
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from swarm_ft.buffers import BufferStore
+from swarm_ft.ids import RunId
+from swarm_ft.peer import timeline as timeline_module
+from swarm_ft.peer.timed_coder import TimedCoder
+from swarm_ft.peer.timeline import NUM_PROBES, Timeline
+from swarm_ft.protocol.codec_spec import Direction
+from swarm_ft.protocol.coordinator_messages import ClockReply, PlanStep
+from swarm_ft.protocol.frame import FrameKey
+from swarm_ft.protocol.peer_messages import ClockProbe
+from swarm_ft.protocol.remote_clock import ClockEstimate
+from swarm_ft.protocol.timeline import Span, SpanKind, StepTimeline
+from swarm_ft.protocol.training_plan import Microbatch
+from swarm_ft.testing.clock import ManualClock
+
+AHEAD_US = 5_000_000
+KEY = FrameKey(1, 0, 2, 7, Direction.BACKWARD)
+
+
+def plan_of(step, *, traced=True, attempt=1):
+    batches = (Microbatch(0, (1, 2)),)
+    return PlanStep(run_id="run", attempt=attempt, step=step, microbatches=batches, traced=traced)
+
+
+class Peer:
+    """A timeline and what it says; `answer` is the coordinator's, whose clock is ahead."""
+
+    def __init__(self):
+        self.clock = ManualClock()
+        self.said = []
+        self.timeline = Timeline(self.clock, self.said.append)
+
+    def answer(self, *, after_s=0.002):
+        """Answer the question for the time that was asked last."""
+        probe = next(said for said in reversed(self.said) if isinstance(said, ClockProbe))
+        self.clock.advance(after_s / 2)
+        now_us = round(1e6 * self.clock.now_s()) + AHEAD_US
+        self.clock.advance(after_s / 2)
+        self.timeline.heard(ClockReply(probe.sent_us, now_us))
+
+    def told(self) -> StepTimeline:
+        """The one timeline that was said."""
+        (told,) = (said for said in self.said if isinstance(said, StepTimeline))
+        return told
+
+
+@pytest.fixture
+def peer():
+    return Peer()
+
+
+def work(peer):
+    """Some of each thing that is recorded, a second each."""
+    timeline = peer.timeline
+    begin_s = timeline.now_s()
+    peer.clock.advance(1)
+    timeline.add(SpanKind.WAIT_INPUT, begin_s, microbatch=3)
+    begin_s = timeline.now_s()
+    peer.clock.advance(1)
+    timeline.add_frame(SpanKind.SEND, KEY, begin_s, 4, 99)
+    timeline.timed(SpanKind.FORWARD, peer.clock.advance, 0)(1)
+    timeline.ready()
+    peer.clock.advance(1)
+    timeline.commit_heard()
+    timeline.timed(SpanKind.OPTIMIZER, peer.clock.advance)(1)
+    timeline.tell()
+
+
+def test_a_step_that_nobody_traces_records_and_says_nothing(peer):
+    peer.timeline.planned(plan_of(0, traced=False))
+    work(peer)
+    assert peer.said == []
+
+
+def test_what_is_off_wraps_nothing_and_reads_no_clock(peer, monkeypatch):
+    timeline = peer.timeline
+    monkeypatch.setattr(peer.clock, "now_s", None)
+    assert timeline.timed(SpanKind.FORWARD, work, 0) is work
+    timeline.add(SpanKind.WAIT_ACKS, timeline.now_s())
+    timeline.add_frame(SpanKind.SEND, KEY, timeline.now_s(), 4, 99)
+
+
+def test_a_traced_step_is_told_once_it_is_committed(peer):
+    peer.clock.advance(10)
+    peer.timeline.planned(plan_of(4))
+    peer.answer()
+    work(peer)
+    told = peer.told()
+    assert (told.run_id, told.attempt, told.step, told.num_dropped) == ("run", 1, 4, 0)
+    assert told.origin_us == 10_000_000
+    late, second = 2_000, 1_000_000  # the answer took 2 ms
+    assert sorted(told.spans, key=lambda span: span.begin_us) == [
+        Span(SpanKind.STEP, 0, late + 5 * second, 4),
+        Span(SpanKind.PLAN, 0, 0, 4),
+        Span(SpanKind.WAIT_INPUT, late, second, 4, microbatch=3),
+        Span(
+            SpanKind.SEND,
+            late + second,
+            second,
+            KEY.step,
+            microbatch=2,
+            sample=7,
+            boundary=4,
+            direction=Direction.BACKWARD,
+            num_bytes=99,
+        ),
+        Span(SpanKind.FORWARD, late + 2 * second, second, 4, microbatch=0),
+        Span(SpanKind.READY, late + 3 * second, 0, 4),
+        Span(SpanKind.WAIT_COMMIT, late + 3 * second, second, 4),
+        Span(SpanKind.COMMIT, late + 4 * second, 0, 4),
+        Span(SpanKind.OPTIMIZER, late + 4 * second, second, 4),
+    ]
+
+
+def test_the_next_step_begins_with_nothing(peer):
+    for step in range(2):
+        peer.timeline.planned(plan_of(step))
+        peer.answer()
+        work(peer)
+    first, second = (said for said in peer.said if isinstance(said, StepTimeline))
+    assert len(first.spans) == len(second.spans)
+    assert {span.step for span in second.spans if span.kind is SpanKind.STEP} == {1}
+
+
+def test_the_quickest_answer_tells_how_far_the_clock_is(peer):
+    peer.timeline.planned(plan_of(0))
+    for after_s in (0.5, 0.004, 0.2):
+        peer.answer(after_s=after_s)
+    peer.timeline.tell()
+    clock = peer.told().clock
+    assert clock.offset_us == AHEAD_US
+    assert 2_000 <= clock.error_us < 2_100
+
+
+def test_time_is_asked_for_a_few_times_a_step_one_after_the_other(peer):
+    def num_asked():
+        return sum(isinstance(said, ClockProbe) for said in peer.said)
+
+    peer.timeline.planned(plan_of(0))
+    for answered in range(NUM_PROBES + 2):
+        assert num_asked() == min(1 + answered, NUM_PROBES)
+        peer.answer()
+    peer.timeline.ready()
+    assert num_asked() == NUM_PROBES + 1
+
+
+def test_nothing_is_told_while_the_clock_is_not_known(peer):
+    peer.timeline.planned(plan_of(0))
+    work(peer)
+    assert not [said for said in peer.said if isinstance(said, StepTimeline)]
+    peer.timeline.planned(plan_of(1))
+    peer.answer()
+    peer.timeline.tell()
+    assert {span.step for span in peer.told().spans} == {1}, "what was recorded is forgotten"
+
+
+def test_too_many_spans_are_counted_and_the_step_itself_is_there(peer, monkeypatch):
+    monkeypatch.setattr(timeline_module, "MAX_SPANS", 50)
+    peer.timeline.planned(plan_of(0))
+    peer.answer()
+    for _ in range(60):
+        peer.timeline.add_frame(SpanKind.SEND, KEY, peer.timeline.now_s(), 4, 99)
+    peer.timeline.tell()
+    told = peer.told()
+    kinds = Counter(span.kind for span in told.spans)
+    assert kinds == {SpanKind.STEP: 1, SpanKind.PLAN: 1, SpanKind.SEND: 48}
+    assert told.num_dropped == 12
+
+
+def test_a_span_that_began_before_anybody_asked_is_none(peer):
+    begin_s = peer.timeline.now_s()
+    peer.timeline.planned(plan_of(0))
+    peer.answer()
+    peer.timeline.add(SpanKind.WAIT_INPUT, begin_s)
+    peer.timeline.tell()
+    assert SpanKind.WAIT_INPUT not in {span.kind for span in peer.told().spans}
+
+
+def test_frames_of_the_next_step_that_come_early_are_told_with_it(peer):
+    peer.timeline.planned(plan_of(0))
+    peer.answer()
+    peer.timeline.tell()
+    peer.said.clear()
+    early = KEY._replace(step=1)
+    peer.timeline.add_frame(SpanKind.RECEIVE, early, peer.timeline.now_s(), 4, 99)
+    peer.timeline.planned(plan_of(1))
+    peer.timeline.tell()
+    assert (SpanKind.RECEIVE, 1) in {(span.kind, span.step) for span in peer.told().spans}
+
+
+def test_an_attempt_that_is_over_is_told_and_a_commit_repeated_adds_nothing(peer):
+    peer.timeline.planned(plan_of(0, attempt=3))
+    peer.answer()
+    peer.timeline.tell()
+    assert peer.told().attempt == 3
+    peer.said.clear()
+    peer.timeline.commit_heard()
+    peer.timeline.tell()
+    assert peer.said == []
+
+
+def test_what_fails_is_no_span(peer):
+    peer.timeline.planned(plan_of(0))
+    peer.answer()
+    with pytest.raises(ZeroDivisionError):
+        peer.timeline.timed(SpanKind.FORWARD, lambda: 1 / 0)()
+    peer.timeline.tell()
+    assert SpanKind.FORWARD not in {span.kind for span in peer.told().spans}
+
+
+def test_the_best_estimate_outlives_a_step(peer):
+    peer.timeline.planned(plan_of(0))
+    peer.answer()
+    peer.timeline.tell()
+    peer.said.clear()
+    peer.timeline.planned(plan_of(1))
+    peer.timeline.tell()
+    assert peer.told().clock == ClockEstimate(AHEAD_US, 1_000)
+
+
+def test_a_coordinator_that_is_joined_anew_may_have_another_clock(peer):
+    peer.timeline.planned(plan_of(0))
+    peer.answer()
+    peer.timeline.joined()
+    peer.timeline.tell()
+    assert not [said for said in peer.said if isinstance(said, StepTimeline)]
+
+
+def test_frames_are_timed_in_the_thread_that_codes_them(peer, make_spec):
+    """Waiting for the thread is no part of it."""
+    spec = make_spec(forward_codec="aq4")
+    stores = [BufferStore(), BufferStore()]
+    names = {"run_id": RunId("run"), "boundary": 2, "timeline": peer.timeline}
+    sender, receiver = (TimedCoder(spec, store=store, **names) for store in stores)
+    x = torch.ones(spec.train.seq_length, spec.model.hidden_size)
+    first, second = (KEY._replace(step=step, direction=Direction.FORWARD) for step in range(2))
+    peer.timeline.planned(plan_of(0))
+    peer.answer()
+    with ThreadPoolExecutor(1) as pool:
+        key_frame = pool.submit(sender.encode, first, x).result()
+        peer.clock.advance(9)
+        pool.submit(receiver.decode, key_frame).result()
+        stores[0].commit(0)
+        delta = pool.submit(sender.encode, second, x).result()
+        pool.submit(sender.encode_again, delta).result()
+    peer.timeline.tell()
+    coded = [span for span in peer.told().spans if span.num_bytes]
+    encode, decode = SpanKind.ENCODE, SpanKind.DECODE
+    assert [span.kind for span in coded] == [encode, decode, encode, encode]
+    assert [span.step for span in coded] == [0, 0, 1, 1]
+    assert {span.duration_us for span in coded} == {0}
+    names = {(span.sample, span.microbatch, span.boundary, span.direction) for span in coded}
+    assert names == {(7, 2, 2, Direction.FORWARD)}
+    assert coded[0].num_bytes == len(key_frame.tensor.payload)

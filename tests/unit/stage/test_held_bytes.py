@@ -1,0 +1,84 @@
+"""What a microbatch holds is counted by the memory that its tensors lie in."""
+
+import pytest
+import torch
+from torch import nn
+
+from swarm_ft.stage.held_bytes import HeldBytes, Storages
+
+FLOAT = 4
+
+
+@pytest.fixture
+def stage(make_pipeline):
+    """The middle stage of three, a step begun."""
+    stage = make_pipeline("gpt2-tied", 3).stages[1]
+    stage.begin_step(0, 22)
+    return stage
+
+
+def hidden(num_samples, num_tokens=12):
+    return torch.ones(num_samples, num_tokens, 32)
+
+
+def test_views_of_the_same_memory_count_once():
+    x, other = torch.zeros(6, 4), torch.zeros(3)
+    storages = Storages.of([x, x[1:], x.t(), other, x.detach()])
+    assert storages.num_bytes == 24 * FLOAT + 3 * FLOAT
+    assert Storages(but=[x]).num_bytes == 0
+
+
+def test_what_a_forward_saves_counts_but_for_weights():
+    module = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
+    x = torch.ones(2, 3, 4, requires_grad=True)
+    held = HeldBytes()
+    with held.measuring(x, but=module) as storages:
+        storages.add(module(x))
+    # The layer saves its input, the ReLU its output, which is the output that is held.
+    assert held.most == (2 * 3 * 4 + 2 * 3 * 8) * FLOAT
+
+
+def test_what_is_saved_is_what_autograd_computes_with():
+    module = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 2))
+    x = torch.linspace(-1, 1, 24).reshape(2, 3, 4)
+    gradients = []
+    for held in (HeldBytes(), None):
+        own = x.clone().requires_grad_()
+        if held is None:
+            y = module(own)
+        else:
+            with held.measuring(own, but=module):
+                y = module(own)
+        gradients.append(torch.autograd.grad(y.square().sum(), [own, *module.parameters()]))
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
+def test_only_larger_microbatches_are_measured_again():
+    module = nn.Linear(4, 8)
+    held = HeldBytes()
+    seen = []
+    for samples in (2, 1, 2, 3):
+        x = torch.ones(samples, 5, 4, requires_grad=True)
+        with held.measuring(x, but=module) as storages:
+            module(x)
+            seen.append(storages.num_bytes)
+    assert seen == [2 * 5 * 4 * FLOAT, 0, 0, 3 * 5 * 4 * FLOAT]
+    assert held.most == 3 * 5 * 4 * FLOAT
+
+
+def test_a_stage_knows_what_a_microbatch_holds_once_it_had_one(stage):
+    assert stage.microbatch_bytes == 0
+    y = stage.forward(0, hidden(1))
+    after_forward = stage.microbatch_bytes
+    assert after_forward > 2 * y.nbytes
+    stage.backward(0, torch.ones_like(y))
+    left = Storages.of(t for p in stage._step.left[0] for t in p.tensors).num_bytes
+    assert stage.microbatch_bytes == max(after_forward, left)
+    stage.weight_gradients(0)
+    stage.forward(1, hidden(2))
+    assert stage.microbatch_bytes == pytest.approx(2 * max(after_forward, left), rel=0.05)
+
+
+def test_a_stages_state_is_its_weights_gradients_and_moments(stage):
+    parameters = list(stage._weights.module.parameters())
+    assert stage.state_bytes == 4 * FLOAT * sum(p.numel() for p in parameters)
