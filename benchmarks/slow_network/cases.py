@@ -65,9 +65,13 @@ TORCH = {
     "gpipe": TorchPipeline(schedule="GPipe"),
     "gpipe-bf16": TorchPipeline(schedule="GPipe", dtype="bfloat16"),
     "gpipe-ahead": TorchPipeline(schedule="LoopedBFS", receive_ahead=True),
+    "gpipe-ahead-bf16": TorchPipeline(schedule="LoopedBFS", dtype="bfloat16", receive_ahead=True),
     "1f1b": TorchPipeline(schedule="1F1B"),
     "1f1b-bf16": TorchPipeline(schedule="1F1B", dtype="bfloat16"),
     "1f1b-ahead": TorchPipeline(schedule="Interleaved1F1B", receive_ahead=True),
+    "1f1b-ahead-bf16": TorchPipeline(
+        schedule="Interleaved1F1B", dtype="bfloat16", receive_ahead=True
+    ),
 }
 """Settings of PyTorch's pipelines, by their names as options."""
 HIVEMIND = {

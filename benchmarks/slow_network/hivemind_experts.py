@@ -33,7 +33,7 @@ class RemoteExperts:
     """
 
     compression: str = "FLOAT16"
-    in_flight: int = 4
+    in_flight: int = 16
     client_network: Network | None = None
 
     @property
