@@ -56,6 +56,7 @@ class Channel:
     Attributes:
         codec: of all visits, or of all but the first.
         first: of a sample's first visit; None if that is as all others.
+        fill: of later visits of the first sample of a batch; so too.
         bits: of a value in a buffer.
     """
 
@@ -63,13 +64,14 @@ class Channel:
     first: AnyCodec | None
     is_delta: bool
     has_residual: bool
+    fill: AnyCodec | None = None
     bits: int = DEFAULT_BITS
     tally: Tally = field(default_factory=Tally)
     seen: set[int] = field(default_factory=set)
     buffers: dict[int, bytes] = field(default_factory=dict)
     residuals: dict[int, Tensor] = field(default_factory=dict)
 
-    def send(self, sample: int, x: Tensor) -> Tensor:
+    def send(self, sample: int, x: Tensor, *, fills: bool = False) -> Tensor:
         """What the other side computes on, for float32 [tokens, channels] of that sample.
 
         Raises:
@@ -79,22 +81,23 @@ class Channel:
             encoded = self.first.encode(x)
             y = self.first.decode(encoded)
         else:
-            encoded, y = self._send_later(sample, x)
+            encoded, y = self._send_later(sample, x, fills=fills)
         self.seen.add(sample)
         if self.is_delta:
             self.buffers[sample] = pack_buffer(y, self.bits)
         self.tally.add(encoded)
         return y
 
-    def _send_later(self, sample: int, x: Tensor) -> tuple[Any, Tensor]:
+    def _send_later(self, sample: int, x: Tensor, *, fills: bool) -> tuple[Any, Tensor]:
         if self.has_residual:
             residual = self.residuals.get(sample)
             codec = cast(Codec, self.codec)  # published ones have no feedback
             encoded, self.residuals[sample] = encode_with_feedback(codec, x, residual)
             return encoded, self.codec.decode(encoded)
         base = self._base_of(sample, x) if self.is_delta else None
-        encoded = self.codec.encode(x, base)
-        return encoded, self.codec.decode(encoded, base)
+        used = self.fill if fills and self.fill else self.codec
+        encoded = used.encode(x, base)
+        return encoded, used.decode(encoded, base)
 
     def _base_of(self, sample: int, x: Tensor) -> Tensor:
         tokens, channels = x.shape
@@ -148,7 +151,7 @@ class Cuts:
         y = torch.zeros_like(x)
         for row, (sample, length) in enumerate(zip(self.ids, self.lengths, strict=True)):
             sent = x[row, :length].detach().contiguous()
-            y[row, :length] = channel.send(sample, sent * scale) / scale
+            y[row, :length] = channel.send(sample, sent * scale, fills=row == 0) / scale
         return y
 
     def rates(self) -> tuple[float, float]:
@@ -185,6 +188,8 @@ def _boundary_of(config: Config) -> Boundary:
     forward = _channel(config.fw, config.key, Direction.FORWARD)
     backward = _channel(config.bw, config.first or config.key, Direction.BACKWARD)
     forward.bits = backward.bits = config.bits
+    if config.fill:
+        forward.fill = _codec(config.fill, Direction.FORWARD)
     if config.first:
         backward.first = _codec(config.first, Direction.FORWARD)
     compressed = config.key if forward.is_delta else config.fw

@@ -1,11 +1,12 @@
 """The codec configurations of the study, as a table of texts. Knows no arithmetic.
 
-    config = fw "/" bw ["/" dp] ["@" key ["@" first]] ["#" buffer bits] [":" epochs]
+    config = fw ["~" fill] "/" bw ["/" dp] ["@" key ["@" first]] ["#" buffer bits] [":" epochs]
 
 `fw` and `bw` are codec specs, or `pubqB`, `pubaqB` of `published.py`. `key` is the codec of a
-sample's first frame, for codecs that send deltas. `first` is that of a sample's first gradient; if
-it is not given, gradients are sent by `bw` from the start. With `dp`, as in `--dp`, two replicas of
-all stages train. Buffers have 16 bits a value if nothing else is said. `none` alone is `none/none`.
+sample's first frame, for codecs that send deltas. `fill` is that of a batch's first sample,
+later. `first` is that of a sample's first gradient; if it is not given, gradients are sent by
+`bw` from the start. With `dp`, as in `--dp`, two replicas of all stages train. Buffers have 16
+bits a value if nothing else is said. `none` alone is `none/none`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ DEFAULT_KEY = "fp16"
 DEFAULT_EPOCHS = 6
 DEFAULT_BITS = 16
 _PATTERN = re.compile(
-    r"(?P<fw>[^/@#:]+)/(?P<bw>[^/@#:]+)(/(?P<dp>momentum(:[a-z][^/@#:]*)?|[^/@#:]+))?"
+    r"(?P<fw>[^/@#:~]+)(~(?P<fill>[^/@#:]+))?/(?P<bw>[^/@#:]+)(/(?P<dp>momentum(:[a-z][^/@#:]*)?|[^/@#:]+))?"
     r"(@(?P<key>[^/@#:]+))?(@(?P<first>[^/@#:]+))?(#(?P<bits>\d+))?(:(?P<epochs>\d+))?"
 )
 
@@ -90,6 +91,12 @@ GROUPS: dict[str, str] = {
         aq2+z/q2+z@q4+z  aq2+z/q2+z@q4+z#8  aq2+z/q2+z@q4+z#4
         aq2/q4                              aq2/q4#4
     """,
+    # Fewer bits for the sample of each batch that all stages wait for.
+    "fill": """
+        none
+        aq4/q8  aq4~aq2/q8  aq4~aq1/q8
+        aq2+z/q1.5+z@q3+z  aq2+z~aq1+z/q1.5+z@q3+z
+    """,
     # Sentences to classify; `--group cola` sets the task.
     "cola": """
         none
@@ -112,6 +119,7 @@ class Config:
     epochs: int = DEFAULT_EPOCHS
     dp: str = ""
     bits: int = DEFAULT_BITS
+    fill: str = ""
 
     @property
     def has_key(self) -> bool:
@@ -121,7 +129,8 @@ class Config:
     def __str__(self) -> str:
         if self.fw == self.bw == "none" and not self.first and not self.dp:
             return "none"
-        text = f"{self.fw}/{self.bw}" + f"/{self.dp}" * bool(self.dp)
+        text = self.fw + f"~{self.fill}" * bool(self.fill)
+        text += f"/{self.bw}" + f"/{self.dp}" * bool(self.dp)
         text += f"@{self.key}" * (self.has_key or bool(self.first))
         text += f"@{self.first}" * bool(self.first)
         return text + f"#{self.bits}" * (self.bits != DEFAULT_BITS)
@@ -135,7 +144,9 @@ def parse_config(text: str, default_epochs: int = DEFAULT_EPOCHS) -> Config:
     """
     match = _PATTERN.fullmatch("none/none" + text[4:] if text.split(":")[0] == "none" else text)
     if match is None:
-        raise ValueError(f"config '{text}': expected fw/bw[/dp][@key[@first]][#bits][:epochs]")
+        raise ValueError(
+            f"config '{text}': expected fw[~fill]/bw[/dp][@key[@first]][#bits][:epochs]"
+        )
     return Config(
         match["fw"],
         match["bw"],
@@ -144,6 +155,7 @@ def parse_config(text: str, default_epochs: int = DEFAULT_EPOCHS) -> Config:
         int(match["epochs"] or default_epochs),
         match["dp"] or "",
         int(match["bits"] or DEFAULT_BITS),
+        match["fill"] or "",
     )
 
 

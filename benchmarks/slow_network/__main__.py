@@ -68,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--systems",
         default="aq4/q8",
-        help="with commas: codecs FW/BW[/DP][@KEY] of swarm-ft, or "
+        help="with commas: codecs FW[~FILL]/BW[/DP][@KEY] of swarm-ft, or "
         + ", ".join((*TORCH, *HIVEMIND)),
     )
     parser.add_argument("--stages", type=int, help="instead of the preset's; so too those below")

@@ -34,7 +34,8 @@ class Transfers:
     """Seconds that links are busy.
 
     Attributes:
-        forward_s: with a microbatch's activation.
+        forward_s: with a microbatch's activation, in the mean.
+        fill_s: with that of the first, if it is less.
         backward_s: with its gradient.
         delay_s: of a packet on its way.
         gradient_s: with a peer's part of the sum over replicas, all else being done.
@@ -44,22 +45,30 @@ class Transfers:
     backward_s: float = 0.0
     delay_s: float = 0.0
     gradient_s: float = 0.0
+    fill_s: float | None = None
 
     @classmethod
     def of(cls, network: Network, measured: Measured) -> Transfers:
         """With bytes as they were counted on the streams."""
         forward_mbps, backward_mbps = _rates(network)
+        fill_bytes = measured.fill_bytes
         return cls(
             forward_s=_seconds(measured.forward_bytes, forward_mbps),
             backward_s=_seconds(measured.backward_bytes, backward_mbps),
             delay_s=network.delay_ms / 1e3,
             gradient_s=_seconds(measured.gradient_bytes, forward_mbps),
+            fill_s=None if fill_bytes is None else _seconds(fill_bytes, forward_mbps),
         )
+
+    @property
+    def first_s(self) -> float:
+        """Over one boundary, with the activation that all wait for."""
+        return self.delay_s + (self.forward_s if self.fill_s is None else self.fill_s)
 
     @property
     def there_and_back_s(self) -> float:
         """One boundary, both ways."""
-        return self.forward_s + self.backward_s + 2 * self.delay_s
+        return self.first_s + self.backward_s + self.delay_s
 
 
 def step_limit_s(work: Work, network: Network, transfers: Transfers, order: Order) -> float:
@@ -81,14 +90,14 @@ def step_limit_s(work: Work, network: Network, transfers: Transfers, order: Orde
 
 
 def _last_stage_s(work: Work, transfers: Transfers) -> float:
-    hop_s = work.forward_s + transfers.forward_s + transfers.delay_s
+    hop_s = work.forward_s + transfers.first_s
     turn_s = work.forward_s + work.backward_s
     return (work.stages - 1) * hop_s + work.num_microbatches * turn_s
 
 
 def _uplink_s(work: Work, transfers: Transfers) -> float:
     """The second stage's: it carries activations and gradients."""
-    before_s = 2 * work.forward_s + transfers.forward_s + transfers.delay_s
+    before_s = 2 * work.forward_s + transfers.first_s
     sending_s = work.num_microbatches * (transfers.forward_s + transfers.backward_s)
     return before_s + sending_s + transfers.delay_s + work.backward_s
 

@@ -13,11 +13,15 @@ from typing import Any
 
 from benchmarks.lab import Host, Lab, LabSwarm, Link
 from benchmarks.slow_network.work import Measured, Trial, Work
+from swarm_ft.protocol.codec_cost import bits_per_value
+from swarm_ft.protocol.codec_spec import Direction, parse_codec_spec
 from swarm_ft.protocol.layers import LayerRange, split_evenly
 from swarm_ft.stage.checkpoint import open_checkpoint
 
 PEER = "benchmarks.slow_network.emulated_peer"
 JOB = "benchmarks.slow_network.job"
+FILL_MICROBATCHES = 4
+"""Of each replica: after so many, links have caught up with stages."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +30,7 @@ class Setting:
 
     Attributes:
         dp: between replicas.
+        fill: of the activations that fill the pipeline; empty: as fw.
         model: directory of a GPT-2 that is trained; None emulates its time.
         trace: where to write what every peer did when.
     """
@@ -34,16 +39,23 @@ class Setting:
     bw: str
     dp: str = "none"
     key: str = "fp16"
+    fill: str = ""
     buffer_bits: int = 16
     model: str | None = None
     trace: Path | None = None
 
     @classmethod
     def parse(cls, text: str, *, model: str | None = None, trace: Path | None = None) -> Setting:
-        """`FW/BW`, `FW/BW/DP`, or one of them with `@KEY`."""
+        """`FW/BW`, `FW~FILL/BW`, `FW/BW/DP`, or one of them with `@KEY`."""
         codecs, _, key = text.partition("@")
-        fw, bw, dp = (*codecs.split("/"), "none")[:3]
-        return cls(fw=fw, bw=bw, dp=dp, key=key or "fp16", model=model, trace=trace)
+        forward, bw, dp = (*codecs.split("/"), "none")[:3]
+        fw, _, fill = forward.partition("~")
+        return cls(fw=fw, bw=bw, dp=dp, key=key or "fp16", fill=fill, model=model, trace=trace)
+
+    def __str__(self) -> str:
+        fill, dp = f"~{self.fill}" * bool(self.fill), f"/{self.dp}" * (self.dp != "none")
+        key = f"@{self.key}" * self.fw.startswith("aq")
+        return f"{self.fw}{fill}/{self.bw}{dp}{key}"
 
 
 def measure_swarm(lab: Lab, folder: Path, trial: Trial, setting: Setting) -> Measured:
@@ -67,6 +79,14 @@ def measure_swarm(lab: Lab, folder: Path, trial: Trial, setting: Setting) -> Mea
         used = partial(_cpu_s, lab, (swarm.hub, *chain(*hosts)))
         lines = list(_run_job(swarm, work, setting, trial.steps, used))
     return _measured(lines, setting, trial)
+
+
+def _fill_bytes(setting: Setting, work: Work) -> float | None:
+    if not setting.fill:
+        return None
+    spec = parse_codec_spec(setting.fill, Direction.FORWARD)
+    values = work.micro_batch_size * work.tokens * work.channels
+    return values * bits_per_value(spec, work.tokens, work.channels) / 8
 
 
 def _layers(model: str, work: Work) -> Sequence[LayerRange]:
@@ -100,6 +120,8 @@ def _run_job(
         "backward_codec": setting.bw,
         "key_codec": setting.key,
         "dp_codec": setting.dp,
+        "fill_codec": setting.fill,
+        "fill_microbatches": FILL_MICROBATCHES * work.replicas,
         "buffer_bits": setting.buffer_bits,
     }
     arguments = ["--initial-peers", swarm.initial_peers]
@@ -116,14 +138,13 @@ def _run_job(
 def _measured(lines: list[dict[str, Any]], setting: Setting, trial: Trial) -> Measured:
     first, *later = lines
     wall_s = later[-1]["now_s"] - first["now_s"]
-    dp = f"/{setting.dp}" if trial.work.replicas > 1 else ""
-    key = f"@{setting.key}" if setting.fw.startswith("aq") else ""
     return Measured(
-        system=f"swarm-ft {setting.fw}/{setting.bw}{dp}{key}",
+        system=f"swarm-ft {setting}",
         step_s=tuple(trial.imitated_s(line["seconds"]) for line in later),
         cpus_used=(later[-1]["cpu_s"] - first["cpu_s"]) / wall_s,
         forward_bytes=trial.imitated_bytes(later[-1]["forward_bytes"]),
         backward_bytes=trial.imitated_bytes(later[-1]["backward_bytes"]),
+        fill_bytes=_fill_bytes(setting, trial.work),
         gradient_bytes=later[-1]["gradient_bytes"] * trial.scale.shrink / trial.work.num_peers,
         notes={
             "losses": [line["loss"] for line in lines],

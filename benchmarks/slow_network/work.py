@@ -220,6 +220,7 @@ class Measured:
         cpus_used: of this machine, in the mean over those steps.
         forward_bytes: of a microbatch over one boundary, in those steps.
         backward_bytes: so too.
+        fill_bytes: of a microbatch that fills the pipeline, forward; None: as all others.
         gradient_bytes: that each peer sent to the other replicas of its stage in a step.
         notes: by name, whatever else there is to say.
     """
@@ -229,5 +230,6 @@ class Measured:
     cpus_used: float
     forward_bytes: float
     backward_bytes: float
+    fill_bytes: float | None = None
     gradient_bytes: float = 0.0
     notes: dict[str, object] = field(default_factory=dict)

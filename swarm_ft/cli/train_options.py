@@ -29,6 +29,10 @@ def _codec(direction: str) -> Callable[[click.Context, click.Parameter, str], st
     return check
 
 
+def _fill_codec(context: click.Context, option: click.Parameter, text: str | None) -> str:
+    return _codec("FORWARD")(context, option, text) if text else ""
+
+
 def _key_codec(_context: click.Context, _option: click.Parameter, text: str) -> str:
     from swarm_ft.protocol.codec_spec import parse_key_spec
 
@@ -160,6 +164,20 @@ train_options = stack(
         callback=_key_codec,
         metavar="SPEC",
         help="Codec of a sample's first activation, where --fw sends changes: fp16, q8, q4+z ...",
+    ),
+    click.option(
+        "--fill",
+        metavar="SPEC",
+        callback=_fill_codec,
+        help="Codec of the activations that fill the pipeline, for which all later stages idle: "
+        "aq2 with --fw aq4.  [default: as --fw]",
+    ),
+    click.option(
+        "--fill-microbatches",
+        default=1,
+        show_default=True,
+        type=_count,
+        help="The first of a step, which --fill is for.",
     ),
     click.option(
         "--dp",

@@ -153,4 +153,6 @@ def _train_spec(options: TrainOptions, *, num_samples: int) -> TrainSpec:
         dp_codec=options.dp,
         save_steps=options.save_steps,
         buffer_bits=options.buffer_bits,
+        fill_codec=options.fill,
+        fill_microbatches=options.fill_microbatches,
     )

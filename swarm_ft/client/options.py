@@ -51,3 +51,5 @@ class TrainOptions:
     out: Path
     json_file: Path | None
     trace_file: Path | None = None
+    fill: str = ""
+    fill_microbatches: int = 1

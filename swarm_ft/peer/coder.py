@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from swarm_ft.buffers import BufferKey, BufferRecord, BufferStore, End
-from swarm_ft.codec import encode_with_feedback, from_spec, pack_buffer, unpack_buffer
+from swarm_ft.codec import Codec, encode_with_feedback, from_spec, pack_buffer, unpack_buffer
 from swarm_ft.errors import BadFrame, NonFinite
 from swarm_ft.ids import BlockIndex, RunId, SampleId
 from swarm_ft.protocol.codec_spec import Direction
@@ -45,6 +45,8 @@ class FrameCoder:
         self._store = store
         self._shape = (spec.train.seq_length, spec.model.hidden_size)
         self._codecs = {way: from_spec(spec.train.codec(way)) for way in Direction}
+        self._fill_codec = from_spec(spec.train.fill_frame_codec)
+        self._fill_microbatches = spec.train.fill_microbatches
         self._key_codecs = {way: from_spec(spec.train.key_frame_codec(way)) for way in Direction}
         self._bits = spec.train.buffer_bits
 
@@ -65,7 +67,7 @@ class FrameCoder:
             raise NonFinite(f"{where}: {error.message}") from error
 
     def _encode(self, key: FrameKey, x: Tensor) -> Frame:
-        codec = self._codecs[key.direction]
+        codec = self._codec_of(key)
         if not codec.spec.is_delta:
             return Frame(key, FrameKind.DIRECT, self._encode_direct(key, x))
         record = self._store.get(self._buffer_key(End.SENT, key.sample))
@@ -84,7 +86,7 @@ class FrameCoder:
         """
         record = self._store.get(self._buffer_key(End.SENT, frame.key.sample))
         base = self._base_of(record) if record else None
-        value = self._codecs[frame.key.direction].decode(frame.tensor, base)
+        value = self._codec_of(frame.key).decode(frame.tensor, base)
         return self._encode_key(frame.key, value)
 
     def decode(self, frame: Frame) -> Tensor | Refusal:
@@ -97,7 +99,7 @@ class FrameCoder:
         """
         self.check(frame)
         tensor, sample = frame.tensor, frame.key.sample
-        codec = self._codecs[frame.key.direction]
+        codec = self._codec_of(frame.key)
         if frame.kind is FrameKind.DIRECT:
             return codec.decode(tensor)
         if frame.kind is FrameKind.KEY:
@@ -119,7 +121,7 @@ class FrameCoder:
         Raises:
             BadFrame: another shape, kind, codec or number of bytes.
         """
-        codec, tensor = self._codecs[frame.key.direction], frame.tensor
+        codec, tensor = self._codec_of(frame.key), frame.tensor
         if (tensor.tokens, tensor.channels) != self._shape:
             got = f"{tensor.tokens} x {tensor.channels}"
             raise BadFrame(f"frame {frame.key}: expected {self._shape} values, got {got}")
@@ -136,6 +138,11 @@ class FrameCoder:
             sizes = f"at most {size} bytes, got {len(tensor.payload)}"
             raise BadFrame(f"frame {frame.key}: expected {sizes}")
 
+    def _codec_of(self, key: FrameKey) -> Codec:
+        """Of all but key frames; a frame's name tells it."""
+        fills = key.direction is Direction.FORWARD and key.microbatch < self._fill_microbatches
+        return self._fill_codec if fills else self._codecs[key.direction]
+
     def _encode_key(self, key: FrameKey, x: Tensor) -> Frame:
         codec = self._key_codecs[key.direction]
         tensor = codec.encode(x)
@@ -143,7 +150,7 @@ class FrameCoder:
         return Frame(key, FrameKind.KEY, tensor, result_digest=digest)
 
     def _encode_direct(self, key: FrameKey, x: Tensor) -> EncodedTensor:
-        codec = self._codecs[key.direction]
+        codec = self._codec_of(key)
         if not codec.spec.has_residual:
             return codec.encode(x)
         record = self._store.get(self._buffer_key(End.RESIDUAL, key.sample))

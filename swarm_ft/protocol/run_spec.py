@@ -21,7 +21,7 @@ from swarm_ft.protocol.frame import MAX_CHANNELS, MAX_TOKENS
 from swarm_ft.protocol.layers import LayerRange
 from swarm_ft.protocol.reduction_spec import parse_reduction_spec
 
-VERSION = 6
+VERSION = 7
 BUFFER_BITS = (16, 8, 4)
 """What a value of a buffer may take."""
 MAX_SAMPLES = 1 << 24
@@ -95,6 +95,9 @@ class TrainSpec:
         dp_codec: what replicas of a stage sum, and by which codec.
         save_steps: steps from one snapshot to the next; 0 makes none.
         buffer_bits: of a value in both ends' buffers, one of BUFFER_BITS.
+        fill_codec: of what fills the pipeline, that is of the activations of a step's first
+            microbatches, for which all later stages idle; as forward_codec if empty.
+        fill_microbatches: how many those are.
         sync_tied_embeddings: keep tied embeddings tied across first and last stage.
     """
 
@@ -118,6 +121,8 @@ class TrainSpec:
     dp_codec: str = "none"
     save_steps: int = 0
     buffer_bits: int = 16
+    fill_codec: str = ""
+    fill_microbatches: int = 1
 
     def __post_init__(self) -> None:
         _check_counts(self)
@@ -127,6 +132,7 @@ class TrainSpec:
             object.__setattr__(self, name, float(getattr(self, name)) + 0.0)
         parse_codec_spec(self.forward_codec, Direction.FORWARD)
         parse_codec_spec(self.backward_codec, Direction.BACKWARD)
+        _check_fill(self)
         parse_key_spec(self.key_codec)
         parse_reduction_spec(self.dp_codec)
 
@@ -134,6 +140,11 @@ class TrainSpec:
         """The codec of one direction."""
         text = self.forward_codec if direction is Direction.FORWARD else self.backward_codec
         return parse_codec_spec(text, direction)
+
+    @property
+    def fill_frame_codec(self) -> CodecSpec:
+        """The codec of the activations that fill the pipeline."""
+        return parse_codec_spec(self.fill_codec or self.forward_codec, Direction.FORWARD)
 
     def key_frame_codec(self, direction: Direction) -> CodecSpec:
         """The codec of the frames that begin a buffer.
@@ -191,6 +202,7 @@ def _check_counts(spec: TrainSpec) -> None:
         ("--steps", spec.num_steps, 1, MAX_STEPS),
         ("--warmup-steps", spec.warmup_steps, 0, MAX_STEPS),
         ("--save-steps", spec.save_steps, 0, MAX_STEPS),
+        ("--fill-microbatches", spec.fill_microbatches, 1, MAX_BATCH_SIZE),
         ("--seed", spec.seed, 0, (1 << 63) - 1),
     )
     for option, value, low, high in bounds:
@@ -203,6 +215,13 @@ def _check_counts(spec: TrainSpec) -> None:
             f"--batch-size {spec.batch_size} is not divisible by "
             f"--micro-batch-size {spec.micro_batch_size}"
         )
+
+
+def _check_fill(spec: TrainSpec) -> None:
+    is_delta = spec.codec(Direction.FORWARD).is_delta
+    if spec.fill_frame_codec.is_delta != is_delta:
+        expected = "a codec of changes, such as aq2," if is_delta else "one without buffers"
+        _refuse("--fill", f"{expected} as --fw {spec.forward_codec} is", spec.fill_codec)
 
 
 def _check_numbers(spec: TrainSpec) -> None:

@@ -105,4 +105,6 @@ def _train_from_wire(train: pb.TrainSpec) -> TrainSpec:
         dp_codec=checked_text(train.dp_codec),
         save_steps=train.save_steps,
         buffer_bits=train.buffer_bits,
+        fill_codec=checked_text(train.fill_codec),
+        fill_microbatches=train.fill_microbatches,
     )

@@ -54,6 +54,8 @@ JOB = {
     "--bw",
     "--key",
     "--dp",
+    "--fill",
+    "--fill-microbatches",
     "--buffer-bits",
     "--save-steps",
     "--resume",

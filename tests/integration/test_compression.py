@@ -101,3 +101,16 @@ async def test_every_family_of_codecs_trains(make_job, tmp_path, fw, bw, key):
     assert total(events, "backward_uncompressed_bytes", 3) == plain
     assert sent[0] < plain
     assert sent[1] < plain * (1.1 if bw == "none" else 1)
+
+
+async def test_what_fills_the_pipeline_takes_fewer_bytes(make_job, tmp_path):
+    """Of 4 samples a step the first is sent in 2 bits a value, the others in 8."""
+    sent = {}
+    for fill in ("", "aq2"):
+        job = make_job(num_samples=8, num_steps=4, forward_codec="aq8", fill_codec=fill)
+        async with LocalSwarm(tmp_path / (fill or "as-fw"), ["0-3", "3-6"]) as swarm:
+            events = await swarm.train(job.spec, job.samples)
+            sent[fill] = total(events, "forward_bytes", 3)
+    train, channels = job.spec.train, job.spec.model.hidden_size
+    saved = train.micro_batch_size * train.seq_length * channels * (8 - 2) / 8
+    assert sent[""] - sent["aq2"] == pytest.approx(saved, rel=0.01)

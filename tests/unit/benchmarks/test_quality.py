@@ -128,9 +128,10 @@ def test_config_texts() -> None:
         "aq2/q4@q8@none",
         "none/q4@fp16@none",
         "none/top10+ef21@q8",
+        "aq4~aq2/q8@fp16",
     ):
         assert str(parse_config(text)) == text
-    with pytest.raises(ValueError, match="expected fw/bw"):
+    with pytest.raises(ValueError, match="expected fw"):
         parse_config("aq2")
 
 

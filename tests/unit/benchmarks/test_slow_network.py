@@ -38,8 +38,8 @@ TINY = Work(
 class Pipeline:
     """The quickest order there is: what others wait for first, and no bound on what is held."""
 
-    def __init__(self, work: Work, transfers: Transfers, *, split: bool) -> None:
-        self.work, self.transfers, self.split = work, transfers, split
+    def __init__(self, work: Work, transfers: Transfers, *, split: bool, fills: int = 0) -> None:
+        self.work, self.transfers, self.split, self.fills = work, transfers, split, fills
         stages = range(work.stages)
         self.inputs = [0 for _ in stages]
         self.gradients = [0 for _ in stages]
@@ -87,7 +87,9 @@ class Pipeline:
         if "b" in task and stage > 0:
             self.send("b", stage, now_s, self.transfers.backward_s)
         elif task == "f":
-            self.send("f", stage, now_s, self.transfers.forward_s)
+            fills = self.done[stage]["f"] <= self.fills
+            ways = self.transfers
+            self.send("f", stage, now_s, ways.fill_s if fills else ways.forward_s)
 
     def send(self, way, stage, now_s, seconds) -> None:
         free_s = self.links[stage, way] = max(now_s, self.links[stage, way]) + seconds
@@ -107,8 +109,9 @@ seconds = st.floats(0.0, 1.0)
     microbatches=st.integers(1, 12),
     times=st.tuples(seconds, seconds, seconds),
     ways=st.tuples(seconds, seconds, seconds),
+    fill=st.tuples(st.integers(0, 12), st.floats(0.0, 1.0)),
 )
-def test_no_pipeline_is_faster_than_the_limit(stages, microbatches, times, ways):
+def test_no_pipeline_is_faster_than_the_limit(stages, microbatches, times, ways, fill):
     forward_s, input_s, weight_s = times
     work = replace(
         TINY,
@@ -118,11 +121,14 @@ def test_no_pipeline_is_faster_than_the_limit(stages, microbatches, times, ways)
         input_backward_s=input_s,
         weight_backward_s=weight_s,
     )
-    transfers = Transfers(forward_s=ways[0], backward_s=ways[1], delay_s=ways[2])
+    fills, share = min(fill[0], microbatches), fill[1]
+    real = Transfers(forward_s=ways[0], backward_s=ways[1], delay_s=ways[2], fill_s=share * ways[0])
+    mean_s = ways[0] * (1 - fills * (1 - share) / microbatches)
+    transfers = replace(real, forward_s=mean_s, fill_s=real.fill_s if fills else None)
     split_s = step_limit_s(work, Network(), transfers, Order.SPLIT)
     whole_s = step_limit_s(work, Network(), transfers, Order.ONE_F_ONE_B)
-    assert split_s <= Pipeline(work, transfers, split=True).run_s() * (1 + 1e-9)
-    assert whole_s <= Pipeline(work, transfers, split=False).run_s() * (1 + 1e-9)
+    assert split_s <= Pipeline(work, real, split=True, fills=fills).run_s() * (1 + 1e-9)
+    assert whole_s <= Pipeline(work, real, split=False, fills=fills).run_s() * (1 + 1e-9)
     assert split_s <= whole_s * (1 + 1e-9)
     assert whole_s <= step_limit_s(work, Network(), transfers, Order.GPIPE) * (1 + 1e-9)
 
@@ -177,6 +183,7 @@ def test_tensors_that_cannot_be_shrunk_so_are_refused():
     [
         ("aq4/q8", Setting(fw="aq4", bw="q8")),
         ("aq2+z/q1.5+z@q3+z", Setting(fw="aq2+z", bw="q1.5+z", key="q3+z")),
+        ("aq4~aq2/q8", Setting(fw="aq4", fill="aq2", bw="q8")),
         ("none/none/q4", Setting(fw="none", bw="none", dp="q4")),
     ],
 )

@@ -59,8 +59,8 @@ def residual(sample):
     return BufferKey(RUN, BLOCK, End.RESIDUAL, sample)
 
 
-def key(sample, step=0, direction=Direction.FORWARD):
-    return FrameKey(1, step, 0, sample, direction)
+def key(sample, step=0, direction=Direction.FORWARD, microbatch=0):
+    return FrameKey(1, step, microbatch, sample, direction)
 
 
 def encoded(coder, name, x, *, as_key=False):
@@ -539,6 +539,59 @@ def test_a_key_frame_that_was_asked_for_is_in_the_key_codec_too(make_coders, key
     assert frame.tensor.codec == parse_codec_spec(key_codec, Direction.FORWARD)
     ends.commit()
     ends.assert_equal()
+
+
+# ---- what fills the pipeline
+
+
+def test_the_first_microbatches_go_by_the_fill_codec(make_coders):
+    ends = make_coders(
+        forward_codec="aq4", backward_codec="q8", fill_codec="aq2+z", fill_microbatches=2
+    )
+    warm(ends)
+    x = torch.randn(TOKENS, CHANNELS, generator=torch.manual_seed(9))
+    for microbatch, expected in enumerate(("aq2f+z", "aq2f+z", "aq4tc")):
+        frame = ends.sender.encode(key(microbatch, microbatch=microbatch), x)
+        assert frame.kind is FrameKind.DELTA
+        assert str(frame.tensor.codec) == expected
+        assert not isinstance(ends.receiver.decode(frame), Refusal)
+        ends.assert_staged_equal()
+        back = ends.receiver.encode(frame.key._replace(direction=Direction.BACKWARD), x)
+        assert str(back.tensor.codec) == "q8t"
+
+
+def test_the_next_visit_builds_on_what_a_fill_frame_left(make_coders):
+    ends = make_coders(forward_codec="aq4", fill_codec="aq2")
+    warm(ends)
+    x = torch.randn(TOKENS, CHANNELS, generator=torch.manual_seed(9))
+    errors = []
+    for microbatch in (0, 1, 0, 5):
+        frame = ends.sender.encode(key(0, microbatch=microbatch), x)
+        errors.append((ends.receiver.decode(frame) - x).norm().item())
+        ends.commit()
+        ends.assert_equal()
+    assert all(after < before / 2 for before, after in pairwise(errors))
+
+
+def test_a_fill_frame_that_was_refused_comes_as_a_key_frame(make_coders):
+    ends = make_coders(forward_codec="aq4", fill_codec="aq2", key_codec="q8")
+    warm(ends)
+    put(ends.there, received(0), ends.there.get(received(1)))
+    x = torch.randn(TOKENS, CHANNELS, generator=torch.manual_seed(9))
+    assert isinstance(ends.receiver.decode(ends.sender.encode(key(0), x)), Refusal)
+    frame, value = ends.visit(0, x, as_key=True)
+    assert str(frame.tensor.codec) == "q8tc"
+    assert torch.equal(value, from_spec(frame.tensor.codec).decode(frame.tensor))
+
+
+@pytest.mark.parametrize(("microbatch", "as_microbatch"), [(0, 1), (1, 0)])
+def test_a_frame_by_the_others_codec_is_broken(make_coders, microbatch, as_microbatch):
+    ends = make_coders(forward_codec="aq4", fill_codec="aq2")
+    warm(ends)
+    x = torch.ones(TOKENS, CHANNELS)
+    frame = ends.sender.encode(key(0, microbatch=microbatch), x)
+    frame = replace(frame, key=key(0, microbatch=as_microbatch))
+    assert_broken(ends, frame, (ends.receiver.check, ends.receiver.decode))
 
 
 # ---- frames of varying size

@@ -1,5 +1,6 @@
 """RunSpec: one digest for equal specs, another for any other, and clear refusals."""
 
+import re
 from dataclasses import fields, replace
 
 import pytest
@@ -9,7 +10,7 @@ from swarm_ft.protocol.codec_spec import Axis, CodecName, CodecSpec, Direction, 
 from swarm_ft.protocol.layers import LayerRange
 from swarm_ft.protocol.run_spec import LrSchedule, ModelSpec, RunSpec, TrainSpec
 
-PINNED_DIGEST = "93b3becc86b70311249408d006908309"
+PINNED_DIGEST = "b1aed632d47b25a3ed7755e60d4ab4db"
 
 OTHER_MODEL = {
     "reference": "other",
@@ -44,6 +45,8 @@ OTHER_TRAIN = {
     "dp_codec": "q4",
     "save_steps": 100,
     "buffer_bits": 8,
+    "fill_codec": "aq2",
+    "fill_microbatches": 3,
 }
 
 
@@ -132,6 +135,28 @@ def test_codecs_are_checked_for_their_direction(train_spec):
         replace(train_spec, key_codec="zip")
     with pytest.raises(BadCodec, match="replicas' gradients take none"):
         replace(train_spec, dp_codec="top10")
+
+
+def test_what_fills_the_pipeline_has_a_codec_of_its_own(train_spec):
+    assert train_spec.fill_frame_codec == train_spec.codec(Direction.FORWARD)
+    other = replace(train_spec, fill_codec="aq2")
+    assert other.fill_frame_codec == CodecSpec(CodecName.AQ, 200, Axis.BOTH)
+    with pytest.raises(BadOption, match="--fill-microbatches: expected 1 to"):
+        replace(train_spec, fill_microbatches=0)
+
+
+@pytest.mark.parametrize(
+    ("forward", "fill", "error"),
+    [
+        ("aq4", "q2", "--fill: expected a codec of changes, such as aq2, as --fw aq4 is, got q2"),
+        ("q4", "aq2", "--fill: expected one without buffers as --fw q4 is, got aq2"),
+        ("aq4", "zip", "codec 'zip'"),
+        ("q4", "q2+ef", "error feedback is for gradients"),
+    ],
+)
+def test_it_builds_on_the_same_buffers(train_spec, forward, fill, error):
+    with pytest.raises((BadOption, BadCodec), match=re.escape(error)):
+        replace(train_spec, forward_codec=forward, fill_codec=fill)
 
 
 @pytest.mark.parametrize("bits", [0, 2, 5, 15, 32, -4])

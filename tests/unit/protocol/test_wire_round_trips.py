@@ -123,6 +123,8 @@ def model_specs(draw):
 @st.composite
 def train_specs(draw):
     micro_batch_size = draw(st.integers(1, 64))
+    forward = draw(forward_texts)
+    fill = draw(st.sampled_from(["", "aq1.5+z" if "aq" in forward else "q2"]))
     return TrainSpec(
         num_samples=draw(st.integers(1, 2**24)),
         seq_length=draw(st.integers(2, 2**17)),
@@ -138,11 +140,13 @@ def train_specs(draw):
         shuffle=draw(st.booleans()),
         dropout=draw(st.booleans()),
         sync_tied_embeddings=False,
-        forward_codec=draw(forward_texts),
+        forward_codec=forward,
         backward_codec=draw(backward_texts),
         key_codec=draw(key_texts),
         dp_codec=draw(st.sampled_from(["none", "fp16", "q4", "q2.5+z"])),
         buffer_bits=draw(st.sampled_from(BUFFER_BITS)),
+        fill_codec=fill,
+        fill_microbatches=draw(st.integers(1, 2**16)),
     )
 
 
