@@ -22,8 +22,7 @@ NETWORK = "10.91.0.0/24"
 BURST_S = 0.005
 """What may leave a link at once, in seconds of its rate; the kernel needs at least some packets."""
 MIN_BURST_BYTES = 16_000
-QUEUE_S = 0.2
-"""How long a packet may wait in a link's queue before it is dropped."""
+QUEUE_MS = 200.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +35,13 @@ class Link:
         delay_ms: that packets take from a host with such a link to another with such a link,
             besides what they wait in queues. Each link has half of it, either way, so between
             links that differ it is the mean of both. 0: none but this machine's own.
+        queue_ms: that packets wait at most before some are dropped; home routers have such queues.
     """
 
     up_mbps: float | None = None
     down_mbps: float | None = None
     delay_ms: float = 0.0
+    queue_ms: float = QUEUE_MS
 
     def __post_init__(self) -> None:
         if any(mbps is not None and mbps <= 0 for mbps in (self.up_mbps, self.down_mbps)):
@@ -60,15 +61,18 @@ class Lab:
     Args:
         congestion_control: of TCP on all hosts, whatever this machine has; cubic is what Linux,
             macOS and Windows have as they come.
+        idle_restart: TCP forgets what a path carries while little is sent, as Linux does as it
+            comes (net.ipv4.tcp_slow_start_after_idle).
 
     Raises:
         PermissionError: this is not root.
     """
 
-    def __init__(self, congestion_control: str = "cubic") -> None:
+    def __init__(self, congestion_control: str = "cubic", *, idle_restart: bool = True) -> None:
         if os.geteuid() != 0:
             raise PermissionError("network namespaces need root: run it with sudo")
         self._congestion_control = congestion_control
+        self._idle_restart = idle_restart
         self._name = ""
         self._num_hosts = 0
         self._classful: set[Host] = set()
@@ -105,8 +109,10 @@ class Lab:
         self._in_hub("link", "set", inside, "netns", host.namespace, "name", "eth0")
         self._in_hub("link", "set", outside, "master", "bridge", "up")
         _set_up(host, self._congestion_control)
-        _shape(host.namespace, "eth0", link.up_mbps)
-        _shape(self._hub.namespace, outside, link.down_mbps)
+        restart = f"net.ipv4.tcp_slow_start_after_idle={int(self._idle_restart)}"
+        run(*host.command("sysctl", "-qw", restart))
+        _shape(host.namespace, "eth0", link.up_mbps, link.queue_ms)
+        _shape(self._hub.namespace, outside, link.down_mbps, link.queue_ms)
         return host
 
     def join(self, first: Host, second: Host, link: Link) -> None:
@@ -122,9 +128,9 @@ class Lab:
             (second, first, link.down_mbps),
         ):
             if mbps is not None:
-                self._shape_pair(sender, receiver, mbps)
+                self._shape_pair(sender, receiver, _bucket(mbps, link.queue_ms))
 
-    def _shape_pair(self, sender: Host, receiver: Host, mbps: float) -> None:
+    def _shape_pair(self, sender: Host, receiver: Host, bucket: tuple[str, ...]) -> None:
         tc = ("tc", "-n", sender.namespace)
         if sender not in self._classful:
             run(*tc, "qdisc", "add", "dev", "eth0", "root", "handle", "1:", "htb")
@@ -132,7 +138,7 @@ class Lab:
         number = receiver.address.rpartition(".")[2]
         place = ("dev", "eth0", "parent", "1:")
         run(*tc, "class", "add", *place, "classid", f"1:{number}", "htb", "rate", "32gbit")
-        run(*tc, "qdisc", "add", "dev", "eth0", "parent", f"1:{number}", *_bucket(mbps))
+        run(*tc, "qdisc", "add", "dev", "eth0", "parent", f"1:{number}", *bucket)
         match = ("u32", "match", "ip", "dst", f"{receiver.address}/32", "flowid", f"1:{number}")
         run(*tc, "filter", "add", *place, "protocol", "ip", *match)
 
@@ -187,12 +193,13 @@ def _ticks(pid: str) -> int:
     return int(fields[11]) + int(fields[12])
 
 
-def _shape(namespace: str, device: str, mbps: float | None) -> None:
+def _shape(namespace: str, device: str, mbps: float | None, queue_ms: float) -> None:
     if mbps is not None:
-        run("tc", "-n", namespace, "qdisc", "add", "dev", device, "root", *_bucket(mbps))
+        bucket = _bucket(mbps, queue_ms)
+        run("tc", "-n", namespace, "qdisc", "add", "dev", device, "root", *bucket)
 
 
-def _bucket(mbps: float) -> tuple[str, ...]:
+def _bucket(mbps: float, queue_ms: float) -> tuple[str, ...]:
     burst_bytes = max(MIN_BURST_BYTES, int(mbps * 1e6 / 8 * BURST_S))
     rate = ("rate", f"{int(mbps * 1e6)}bit", "burst", f"{burst_bytes}")
-    return "tbf", *rate, "latency", f"{QUEUE_S * 1000}ms"
+    return "tbf", *rate, "latency", f"{queue_ms}ms"

@@ -59,6 +59,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--up-mbps", type=float, help="of all links, if it is another")
     parser.add_argument("--delay-ms", type=_numbers, default=[0.0], help="with commas")
+    parser.add_argument("--congestion-control", default="cubic", help="of TCP: cubic, bbr ...")
+    parser.add_argument(
+        "--no-idle-restart",
+        action="store_true",
+        help="net.ipv4.tcp_slow_start_after_idle=0, as docker-compose.yml sets it",
+    )
     parser.add_argument(
         "--links",
         type=Topology,
@@ -117,6 +123,8 @@ def _grid(options: argparse.Namespace) -> Iterator[tuple[str, Network]]:
             down_mbps=mbps or None,
             delay_ms=delay_ms,
             topology=options.links,
+            congestion_control=options.congestion_control,
+            idle_restart=not options.no_idle_restart,
         )
         for name in options.systems.split(","):
             yield name, network

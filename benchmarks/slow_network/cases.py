@@ -120,7 +120,8 @@ def _in_lab(
 
 def run_case(system: System, trial: Trial, folder: Path) -> Row:
     """Build a lab, run the system in it, take everything down."""
-    with Lab() as lab:
+    network = trial.network
+    with Lab(network.congestion_control, idle_restart=network.idle_restart) as lab:
         measured = system.measure(lab, folder, trial)
     return Row(
         system=measured.system,

@@ -43,7 +43,9 @@ def describe(network: Network) -> str:
     up, down = network.up_mbps, network.down_mbps
     rate = "unshaped" if up is None else f"{up:g} Mbps" if up == down else f"{down:g}/{up:g} Mbps"
     delay = f", {network.delay_ms:g} ms" if network.delay_ms else ""
-    return f"{rate}{delay}"
+    control = network.congestion_control
+    tcp = f", {control}" * (control != "cubic") + ", no idle restart" * (not network.idle_restart)
+    return f"{rate}{delay}{tcp}"
 
 
 def to_document(rows: Sequence[Row]) -> list[dict[str, Any]]:
@@ -54,6 +56,8 @@ def to_document(rows: Sequence[Row]) -> list[dict[str, Any]]:
             "up_mbps": row.trial.network.up_mbps,
             "down_mbps": row.trial.network.down_mbps,
             "delay_ms": row.trial.network.delay_ms,
+            "idle_restart": row.trial.network.idle_restart,
+            "congestion_control": row.trial.network.congestion_control,
             "links": row.trial.network.topology.value,
             "stages": row.trial.work.stages,
             "replicas": row.trial.work.replicas,

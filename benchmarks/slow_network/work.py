@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import chain, combinations, pairwise, product
 
-from benchmarks.lab import Host, Lab, Link
+from benchmarks.lab import QUEUE_MS, Host, Lab, Link
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,23 +145,31 @@ class Network:
         up_mbps: from a stage to the next (PAIR), or out of a peer (HOME); None is not shaped.
         down_mbps: from a stage to the one before, or into a peer.
         delay_ms: of a packet from one peer to another.
+        queue_ms: that it waits at most before it is dropped.
+        congestion_control: of TCP.
+        idle_restart: see `Lab`.
     """
 
     up_mbps: float | None = None
     down_mbps: float | None = None
     delay_ms: float = 0.0
+    queue_ms: float = QUEUE_MS
     topology: Topology = Topology.PAIR
+    congestion_control: str = "cubic"
+    idle_restart: bool = True
 
     def scaled(self, scale: Scale) -> Network:
         """The same, as a lab has it."""
         slower = scale.dilation * scale.shrink
         up, down = (m and m / slower for m in (self.up_mbps, self.down_mbps))
-        return replace(self, up_mbps=up, down_mbps=down, delay_ms=self.delay_ms * scale.dilation)
+        times = {name: getattr(self, name) * scale.dilation for name in ("delay_ms", "queue_ms")}
+        return replace(self, up_mbps=up, down_mbps=down, **times)
 
     @property
     def home_link(self) -> Link:
         """Of a peer that has one for all."""
-        return Link(up_mbps=self.up_mbps, down_mbps=self.down_mbps, delay_ms=self.delay_ms)
+        names = ("up_mbps", "down_mbps", "delay_ms", "queue_ms")
+        return Link(**{name: getattr(self, name) for name in names})
 
     def hosts(self, lab: Lab, work: Work) -> list[list[Host]]:
         """New hosts in a lab, by stage and replica, joined by these links."""

@@ -11,6 +11,7 @@ import click
 
 from swarm_ft.cli.options import Listening
 from swarm_ft.cli.running import on_stop_signal
+from swarm_ft.log import get_logger
 
 if TYPE_CHECKING:
     from swarm_ft.discovery import Directory
@@ -63,7 +64,10 @@ async def _serve(
     from swarm_ft.peer.node import PeerNode
     from swarm_ft.transport.grpc_options import WARM_IDLE_S, GrpcOptions
     from swarm_ft.transport.grpc_transport import GrpcTransport
+    from swarm_ft.transport.tcp_idle import ADVICE, restarts_after_idle
 
+    if restarts_after_idle():
+        get_logger(__name__).info("tcp-idle-restart %s", ADVICE)
     transport = GrpcTransport(GrpcOptions(warm_idle_s=WARM_IDLE_S))
     node = PeerNode(
         offer,

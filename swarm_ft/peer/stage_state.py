@@ -22,6 +22,7 @@ from swarm_ft.peer.context import PeerContext, run_in
 from swarm_ft.peer.progress import StepProgress
 from swarm_ft.peer.residuals import Residuals
 from swarm_ft.peer.stage_extras import restore_buffers, restore_residuals, with_extras
+from swarm_ft.peer.warm_up import compile_codecs
 from swarm_ft.protocol.coordinator_messages import CommitStep
 from swarm_ft.protocol.layers import LayerRange
 from swarm_ft.protocol.peer_messages import HeldStage
@@ -134,6 +135,7 @@ class StageState:
         """Load the engine, if there is none; buffers and residuals stay the objects they are."""
         async with self._one_change:
             if self._engine is None:
+                await run_in(self._context.codecs, compile_codecs, self._spec)
                 engine = await run_in(self._context.compute, self._make_engine, self._spec, layers)
                 await run_in(self._context.compute, engine.load)
                 self._engine = engine
