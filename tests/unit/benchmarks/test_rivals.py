@@ -121,11 +121,13 @@ def losses_of(model_dir: str, work: Work) -> list[float]:
     stage = StageModule(checkpoint.config, layers)
     stage.materialise(checkpoint.load(layers, spec), torch.device("cpu"))
     weights = StageWeights(stage.eval(), weight_decay=WEIGHT_DECAY, synchronised=False)
+    weights.linears.restore()
     tokens = random_tokens(work, spec.vocab_size)
     losses = []
     for _ in range(3):
         loss = stage.loss_sum(stage(tokens), tokens) / tokens[:, 1:].numel()
         loss.backward()
+        assert all(parameter.grad is not None for parameter in stage.parameters())
         norm = math.sqrt(weights.squared_grad_norm())
         weights.apply(min(1.0, CLIP_GRAD_NORM / norm), LEARNING_RATE)
         losses.append(loss.item())
