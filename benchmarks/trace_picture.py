@@ -133,7 +133,7 @@ def draw(picture: StepPicture, path: Path, title: str) -> None:
     axes.set(xlabel="seconds", title=title)
     axes.margins(x=0.005)
     patches = [Patch(color=colour, label=name) for name, colour in COLOURS.items()]
-    axes.legend(handles=patches, ncols=len(patches), fontsize=8, loc="lower center")
+    figure.legend(handles=patches, ncols=len(patches), fontsize=8, loc="outside lower center")
     figure.savefig(path, dpi=100)
     pyplot.close(figure)
 

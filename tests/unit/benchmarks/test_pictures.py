@@ -1,0 +1,87 @@
+"""What is drawn is what was measured; needs matplotlib, which the project does not."""
+
+import json
+
+import pytest
+
+pytest.importorskip("matplotlib")
+
+from benchmarks.slow_network.plots import by_system, draw, read_rows
+from benchmarks.trace_picture import Bar, StepPicture, Way
+from benchmarks.trace_picture import draw as draw_step
+
+
+def event(name, pid, ts, dur, **args):
+    return {"ph": "X", "name": name, "pid": pid, "ts": ts, "dur": dur, "args": {"step": 1, **args}}
+
+
+def peer(pid, name, order):
+    for kind, args in (("name", {"name": name}), ("sort_index", {"sort_index": order})):
+        yield {"ph": "M", "name": f"process_{kind}", "pid": pid, "args": args}
+
+
+FRAME = {"boundary": 2, "direction": "forward", "microbatch": 0, "sample": 7}
+EVENTS = [
+    *peer(1, "layers 2-4", 2),
+    *peer(2, "layers 0-2", 0),
+    event("step", 2, 1_000_000, 900_000),
+    event("forward", 2, 1_000_000, 250_000, microbatch=0),
+    event("send", 2, 1_300_000, 10, **FRAME),
+    event("receive", 1, 1_500_000, 10, **FRAME),
+    event("send", 2, 1_400_000, 10, **(FRAME | {"sample": 8})),
+]
+
+
+def test_a_step_is_drawn_from_its_beginning_with_peers_by_layers(tmp_path):
+    picture = StepPicture(EVENTS, 1)
+    assert picture.peers == ["layers 0-2", "layers 2-4"]
+    assert list(picture.bars()) == [Bar(row=0, name="forward", begin_s=0.0, end_s=0.25)]
+    assert list(picture.ways()) == [Way(rows=(0, 1), direction="forward", begin_s=0.3, end_s=0.5)]
+    draw_step(picture, tmp_path / "step.png", "one step")
+    assert (tmp_path / "step.png").stat().st_size > 1000
+
+
+def test_a_step_that_is_not_there_is_said():
+    with pytest.raises(ValueError, match="expected a trace with step 3"):
+        StepPicture(EVENTS, 3)
+
+
+def row(system, mbps, samples_per_s, **other):
+    return {
+        "system": system,
+        "up_mbps": mbps,
+        "down_mbps": mbps,
+        "delay_ms": 0.0,
+        "links": "pair",
+        "stages": 8,
+        "replicas": 1,
+        "batch_size": 32,
+        "samples_per_s": samples_per_s,
+        "limit_per_s": 5.0,
+        **other,
+    }
+
+
+def test_the_last_result_of_each_bandwidth_counts_and_other_work_is_left_out(tmp_path):
+    ours, torch = "swarm-ft aq4/q8@fp16", "torch GPipe float32"
+    rows = [
+        row(ours, 100.0, 1.0),
+        row(ours, 10.0, 2.0),
+        row(ours, 100.0, 4.0),
+        row(torch, 100.0, 0.6, limit_per_s=None),
+        row(ours, 50.0, 9.0, stages=4),
+        row(ours, 50.0, 9.0, delay_ms=50.0),
+        row(ours, 50.0, 9.0, up_mbps=20.0),
+        row(ours, None, 9.0),
+    ]
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps({"rows": rows}))
+    systems = by_system(read_rows([path]))
+    speeds = {
+        name: {mbps: found["samples_per_s"] for mbps, found in points.items()}
+        for name, points in systems.items()
+    }
+    assert speeds == {ours: {10.0: 2.0, 100.0: 4.0}, torch: {100.0: 0.6}}
+    assert list(speeds[ours]) == [10.0, 100.0]
+    draw(systems, tmp_path / "throughput.png")
+    assert (tmp_path / "throughput.png").stat().st_size > 1000
