@@ -127,6 +127,13 @@ def test_labs_do_not_meet_and_leave_nothing_behind():
     assert all_end(wires)
 
 
+@pytest.mark.parametrize("idle_restart", [True, False])
+def test_tcp_forgets_a_path_in_a_pause_or_not(idle_restart: bool):
+    with Lab(idle_restart=idle_restart) as lab:
+        said = run(*lab.host().command("sysctl", "-n", "net.ipv4.tcp_slow_start_after_idle"))
+    assert int(said) == idle_restart
+
+
 KILLED = """
 import subprocess, sys
 from benchmarks.lab import Lab, Link
