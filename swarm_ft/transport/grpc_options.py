@@ -32,8 +32,12 @@ class GrpcOptions:
 
     Attributes:
         keepalive_idle_s: silence after which a link is probed.
-        keepalive_timeout_s: an unanswered probe after which it counts as dead. Home uplinks
-            with full queues delay answers by a second or two.
+        keepalive_timeout_s: the other machine is gone if it has not acknowledged what was sent
+            for so long: the kernel sees that (TCP_USER_TIMEOUT).
+        answer_timeout_s: the other process is gone if it has not answered a probe for so long.
+            Where both ends send a lot, probe and answer wait behind what is in the kernels'
+            buffers, 4 MB each: 13 s at 5 Mbps. gRPC means to count any arrival as an answer, and
+            does not (github.com/grpc/grpc/pull/39239).
         warm_idle_s: silence after which a server probes its clients, to keep what TCP knows of the
             path; for links on which large messages come with pauses. None: `keepalive_idle_s`.
             A dead link counts as dead as late as without. Clients cannot: gRPC holds them to
@@ -46,6 +50,7 @@ class GrpcOptions:
     max_message_bytes: int = MAX_MESSAGE_BYTES
     keepalive_idle_s: float = 3.0
     keepalive_timeout_s: float = 5.0
+    answer_timeout_s: float = 20.0
     warm_idle_s: float | None = None
     connect_timeout_s: float = 5.0
     channel_credentials: grpc.ChannelCredentials | None = None
@@ -59,7 +64,7 @@ def _common_arguments(options: GrpcOptions, idle_s: float) -> Arguments:
         ("grpc.max_receive_message_length", options.max_message_bytes),
         ("grpc.keepalive_time_ms", _ms(idle_s)),
         ("grpc.keepalive_timeout_ms", _ms(timeout_s)),
-        ("grpc.http2.ping_timeout_ms", _ms(timeout_s)),
+        ("grpc.http2.ping_timeout_ms", _ms(options.answer_timeout_s)),
         # Probe however quiet the calls are: a dead neighbour sends nothing either.
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),

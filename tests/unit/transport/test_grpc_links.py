@@ -31,9 +31,10 @@ async def status(stream) -> None:
 
 
 class Cable:
-    """A TCP forwarder that can go dead: sockets stay open, bytes stop."""
+    """A TCP forwarder that can be slow, and go dead: sockets stay open, bytes stop."""
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, bytes_per_s: float | None = None) -> None:
+        self._bytes_per_s = bytes_per_s
         self._host, _, self._port = endpoint.rpartition(":")
         self._alive = asyncio.Event()
         self._alive.set()
@@ -67,6 +68,8 @@ class Cable:
             while data := await source.read(65536):
                 await self._alive.wait()
                 sink.write(data)
+                if self._bytes_per_s is not None:
+                    await asyncio.sleep(len(data) / self._bytes_per_s)
                 seen.put_nowait(data)
         except ConnectionError:
             pass
@@ -77,7 +80,7 @@ class Cable:
 @pytest.mark.parametrize("warm_idle_s", [None, 0.05])
 async def test_both_ends_notice_a_dead_link(warm_idle_s):
     transport = GrpcTransport(
-        GrpcOptions(keepalive_idle_s=0.2, keepalive_timeout_s=0.2, warm_idle_s=warm_idle_s)
+        GrpcOptions(keepalive_idle_s=0.2, answer_timeout_s=0.2, warm_idle_s=warm_idle_s)
     )
     handler_saw = asyncio.get_running_loop().create_future()
 
@@ -118,6 +121,28 @@ async def test_on_a_link_that_is_kept_warm_both_ends_send_all_the_time():
                 await cable.from_client.get()
         await stream.send(BlobPart(data=b"still here"))
         assert await stream.receive() == BlobPart(data=b"still here")
+        await channel.close()
+    await server.stop()
+
+
+async def test_a_full_link_lives_however_late_probes_are_answered():
+    """Some 4 MB lie in buffers here each way, and take a second each."""
+    transport = GrpcTransport(GrpcOptions(keepalive_idle_s=0.1, keepalive_timeout_s=0.2))
+    server = await transport.serve("127.0.0.1", 0, {TIED_GRADIENT: echo})
+    cable = Cable(server.endpoint, bytes_per_s=4e6)
+    async with cable.plugged() as endpoint:
+        channel = transport.connect(endpoint)
+        stream = channel.open(TIED_GRADIENT)
+        part = BlobPart(data=bytes(2_000_000))
+
+        async def send_all() -> None:
+            for _ in range(4):
+                await stream.send(part)
+
+        sending = asyncio.create_task(send_all())
+        for _ in range(4):
+            assert await stream.receive() == part
+        await sending
         await channel.close()
     await server.stop()
 
