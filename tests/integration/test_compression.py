@@ -108,7 +108,9 @@ async def test_what_fills_the_pipeline_takes_fewer_bytes(make_job, tmp_path):
     sent = {}
     for fill in ("", "aq2"):
         job = make_job(num_samples=8, num_steps=4, forward_codec="aq8", fill_codec=fill)
-        async with LocalSwarm(tmp_path / (fill or "as-fw"), ["0-3", "3-6"]) as swarm:
+        folder = tmp_path / (fill or "as-fw")
+        folder.mkdir()
+        async with LocalSwarm(folder, ["0-3", "3-6"]) as swarm:
             events = await swarm.train(job.spec, job.samples)
             sent[fill] = total(events, "forward_bytes", 3)
     train, channels = job.spec.train, job.spec.model.hidden_size

@@ -155,9 +155,6 @@ def draw(seed: int) -> Scenario:
     # With `none`, key frames are dear enough for hand-offs of buffers, even of such small ones.
     key_codec = Random(f"{seed}/key-codec").choice(("fp16", "none"))
     train = replace(scenario.spec.train, key_codec=key_codec)
-    if train.forward_codec.startswith("aq"):
-        fill_codec = Random(f"{seed}/fill-codec").choice(("", "aq2"))
-        train = replace(train, fill_codec=fill_codec)
     scenario = replace(scenario, spec=replace(scenario.spec, train=train))
     own = Random(f"{seed}/take-over")
     return _with_take_over(scenario, own) if own.random() < TAKE_OVERS else scenario

@@ -280,9 +280,9 @@ def test_refuses_hostile_fields_from_a_coordinator(message, change, complaint):
     [
         ("stages", [], "peers of a run: expected 1 to"),
         ("stages[0].layers", None, "layers' stop"),
-        ("spec", None, "RunSpec: expected version 6, got 0"),
-        ("spec.version", 5, "RunSpec: expected version 6, got 5"),
-        ("spec.version", 7, "RunSpec: expected version 6, got 7"),
+        ("spec", None, "RunSpec: expected version 7, got 0"),
+        ("spec.version", 6, "RunSpec: expected version 7, got 6"),
+        ("spec.version", 8, "RunSpec: expected version 7, got 8"),
         ("spec.model", None, "number of blocks: expected 1 to"),
         ("spec.model.num_blocks", 2**32 - 1, "number of blocks: expected 1 to"),
         ("spec.model.num_blocks", 2, "block digests: expected 2 to 2, got 3"),
