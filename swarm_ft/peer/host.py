@@ -191,6 +191,7 @@ class StageHost:
     async def close(self) -> None:
         """End the present attempt, and see that buffers are written down."""
         await self.stop()
+        await self._state.at_rest()  # a commit under way goes on to its end, and needs its threads
         await asyncio.to_thread(self._state.store.close)
 
     async def stop(self) -> None:
