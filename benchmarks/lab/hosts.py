@@ -23,6 +23,7 @@ BURST_S = 0.005
 """What may leave a link at once, in seconds of its rate; the kernel needs at least some packets."""
 MIN_BURST_BYTES = 16_000
 QUEUE_MS = 200.0
+"""How long a packet may wait in a link's queue before it is dropped, if not told otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,9 +129,9 @@ class Lab:
             (second, first, link.down_mbps),
         ):
             if mbps is not None:
-                self._shape_pair(sender, receiver, _bucket(mbps, link.queue_ms))
+                self._shape_pair(sender, receiver, mbps, link.queue_ms)
 
-    def _shape_pair(self, sender: Host, receiver: Host, bucket: tuple[str, ...]) -> None:
+    def _shape_pair(self, sender: Host, receiver: Host, mbps: float, queue_ms: float) -> None:
         tc = ("tc", "-n", sender.namespace)
         if sender not in self._classful:
             run(*tc, "qdisc", "add", "dev", "eth0", "root", "handle", "1:", "htb")
@@ -138,6 +139,7 @@ class Lab:
         number = receiver.address.rpartition(".")[2]
         place = ("dev", "eth0", "parent", "1:")
         run(*tc, "class", "add", *place, "classid", f"1:{number}", "htb", "rate", "32gbit")
+        bucket = _bucket(mbps, queue_ms)
         run(*tc, "qdisc", "add", "dev", "eth0", "parent", f"1:{number}", *bucket)
         match = ("u32", "match", "ip", "dst", f"{receiver.address}/32", "flowid", f"1:{number}")
         run(*tc, "filter", "add", *place, "protocol", "ip", *match)
