@@ -3,7 +3,9 @@
 A step's work passes stages and links, each of which does one thing at a time. So it takes at least
 as long as one microbatch on its whole way there and back, and then once more for each other
 microbatch what the slowest stage or link needs for it; or, if that is more, as long as the last
-stage waits for its first input and then computes. Peers' links are full duplex.
+stage waits for its first input and then computes. Peers' links are full duplex. Where one uplink
+serves both directions, a stage waits for its first input, sends all it has to, and its last
+gradient goes on to the first stage.
 """
 
 from __future__ import annotations
@@ -84,8 +86,9 @@ def step_limit_s(work: Work, network: Network, transfers: Transfers, order: Orde
     alone_s += work.backward_s - waited_for_s
     slowest_s = max(turn_s, transfers.forward_s, transfers.backward_s)
     limits = [alone_s + (work.num_microbatches - 1) * slowest_s, _last_stage_s(work, transfers)]
-    if network.topology is Topology.HOME and work.stages > 2:
-        limits.append(_uplink_s(work, transfers))
+    if network.topology is Topology.HOME:
+        middle = range(1, work.stages - 1)
+        limits += [_uplink_s(work, transfers, stage, waited_for_s) for stage in middle]
     return max(limits) + transfers.gradient_s
 
 
@@ -95,11 +98,12 @@ def _last_stage_s(work: Work, transfers: Transfers) -> float:
     return (work.stages - 1) * hop_s + work.num_microbatches * turn_s
 
 
-def _uplink_s(work: Work, transfers: Transfers) -> float:
-    """The second stage's: it carries activations and gradients."""
-    before_s = 2 * work.forward_s + transfers.first_s
+def _uplink_s(work: Work, transfers: Transfers, stage: int, waited_for_s: float) -> float:
+    """That of a stage in the middle: it carries activations and gradients, and a gradient last."""
+    before_s = stage * (work.forward_s + transfers.first_s) + work.forward_s
     sending_s = work.num_microbatches * (transfers.forward_s + transfers.backward_s)
-    return before_s + sending_s + transfers.delay_s + work.backward_s
+    passed_on_s = (stage - 1) * (waited_for_s + transfers.backward_s)
+    return before_s + sending_s + passed_on_s + stage * transfers.delay_s + work.backward_s
 
 
 def _phase_s(work: Work, compute_s: float, transfer_s: float, delay_s: float) -> float:
