@@ -262,9 +262,9 @@ async def test_a_commit_that_is_cancelled_in_the_queue_still_counts_once(peer):
     await assert_counted_once(peer)
 
 
-async def test_a_commit_that_is_cancelled_at_work_still_counts_once(peer):
-    await peer.ready()
-    await peer.step(0)
+@asynccontextmanager
+async def commit_cancelled_at_work(peer):
+    """The caller is gone, the engine still applies; it ends with the block, or sooner."""
     (engine,) = peer.engines
     apply, begun, gate = engine.apply, threading.Event(), threading.Event()
 
@@ -277,10 +277,31 @@ async def test_a_commit_that_is_cancelled_at_work_still_counts_once(peer):
     commit = asyncio.create_task(peer.host.commit(commit_of(0)))
     await asyncio.get_running_loop().run_in_executor(peer.codecs, begun.wait)
     await cancelled(commit)
-    again = asyncio.create_task(peer.host.commit(commit_of(0)))
-    gate.set()
+    try:
+        yield gate
+    finally:
+        gate.set()
+
+
+async def test_a_commit_that_is_cancelled_at_work_still_counts_once(peer):
+    await peer.ready()
+    await peer.step(0)
+    async with commit_cancelled_at_work(peer):
+        again = asyncio.create_task(peer.host.commit(commit_of(0)))
     await again
     await assert_counted_once(peer)
+
+
+async def test_a_host_that_is_closed_has_ended_its_commit(peer):
+    await peer.ready()
+    await peer.step(0)
+    async with commit_cancelled_at_work(peer) as gate:
+        closing = asyncio.create_task(peer.host.close())
+        await asyncio.get_running_loop().run_in_executor(peer.codecs, int)
+        assert not closing.done(), "its threads are still needed"
+        gate.set()
+        await closing
+        assert peer.host.held.committed_steps == 1
 
 
 async def test_gradients_outlive_an_attempt_that_ends_before_their_commit(peer):
