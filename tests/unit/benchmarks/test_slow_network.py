@@ -151,6 +151,16 @@ def test_the_limit_of_the_preset_can_be_reached(mbps):
         assert limit_s <= took_s <= limit_s * (1.01 if mbps != 10.0 else 1.1)
 
 
+@pytest.mark.parametrize(("forward_bytes", "backward_bytes"), [(2, 4), (3, 3), (4, 2), (2, 1.5)])
+def test_the_limit_of_home_links_can_be_reached(forward_bytes, backward_bytes):
+    network = Network(up_mbps=20.0, down_mbps=100.0, topology=Topology.HOME)
+    measured = measured_bytes(2e5 * forward_bytes, 2e5 * backward_bytes)
+    transfers = Transfers.of(network, measured)
+    took_s = Pipeline(GPT2_XL_V100, transfers, split=True, home=True).run_s()
+    limit_s = step_limit_s(GPT2_XL_V100, network, transfers, Order.SPLIT)
+    assert limit_s * (1 - 1e-9) <= took_s <= limit_s * 1.01
+
+
 def measured_bytes(forward_bytes, backward_bytes):
     return Measured(
         system="",
