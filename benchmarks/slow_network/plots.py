@@ -8,10 +8,8 @@ Of each system and bandwidth the last result counts. Needs matplotlib.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 import matplotlib as mpl
 
@@ -19,30 +17,19 @@ mpl.use("Agg")
 
 from matplotlib import pyplot
 
-Row = Mapping[str, Any]
+from benchmarks.slow_network.results import BATCH_SIZE, Row, is_comparable, read_rows
+
 Points = dict[float, Row]
 """Of one system, by bandwidth in Mbps."""
-SHAPE = {"stages": 8, "replicas": 1, "links": "pair", "delay_ms": 0.0, "batch_size": 32}
-"""Of the rows that are drawn."""
-
-
-def read_rows(paths: Iterable[Path]) -> list[Row]:
-    """All rows of these documents, in order."""
-    documents = (json.loads(path.read_text(encoding="utf-8")) for path in paths)
-    return [row for document in documents for row in document["rows"]]
 
 
 def by_system(rows: Iterable[Row]) -> dict[str, Points]:
-    """Rows of SHAPE on equal links, by system and bandwidth, slow links first."""
+    """Comparable rows without a delay and of whole batches, by system and bandwidth, slow first."""
     systems: dict[str, Points] = {}
-    for row in rows:
-        if all(row[name] == value for name, value in SHAPE.items()) and _is_even(row):
+    for row in filter(is_comparable, rows):
+        if row["delay_ms"] == 0 and row["batch_size"] == BATCH_SIZE:
             systems.setdefault(row["system"], {})[row["up_mbps"]] = row
     return {name: dict(sorted(points.items())) for name, points in systems.items()}
-
-
-def _is_even(row: Row) -> bool:
-    return row["up_mbps"] is not None and row["up_mbps"] == row["down_mbps"]
 
 
 def draw(systems: Mapping[str, Points], path: Path) -> None:

@@ -6,7 +6,8 @@ import pytest
 
 pytest.importorskip("matplotlib")
 
-from benchmarks.slow_network.plots import by_system, draw, read_rows
+from benchmarks.slow_network.plots import by_system, draw
+from benchmarks.slow_network.results import read_rows
 from benchmarks.trace_picture import Bar, StepPicture, Way
 from benchmarks.trace_picture import draw as draw_step
 

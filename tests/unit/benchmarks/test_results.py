@@ -1,0 +1,54 @@
+"""The table of what `--json` wrote."""
+
+import json
+
+from benchmarks.slow_network.results import read_rows, to_markdown
+
+OURS, TORCH = "swarm-ft aq4/q8@fp16", "torch GPipe float32"
+
+
+def row(system, mbps, samples_per_s, **other):
+    return {
+        "system": system,
+        "up_mbps": mbps,
+        "down_mbps": mbps,
+        "delay_ms": 0.0,
+        "idle_restart": True,
+        "links": "pair",
+        "stages": 8,
+        "replicas": 1,
+        "batch_size": 32,
+        "dilation": 4.0,
+        "samples_per_s": samples_per_s,
+        "limit_per_s": 5.0,
+        "efficiency": samples_per_s / 5.0,
+        "forward_bytes": 820_000.0,
+        "backward_bytes": 1_640_000.0,
+        "cpus_used": 0.5,
+        **other,
+    }
+
+
+def test_rows_of_one_shape_become_lines_ours_first_and_fast_links_first(tmp_path):
+    unknown = {"limit_per_s": None, "efficiency": None, "forward_bytes": 0, "backward_bytes": 0}
+    late = {"delay_ms": 50.0, "idle_restart": False}
+    rows = [
+        row(OURS, 100.0, 3.0, **late),
+        row(TORCH, 100.0, 0.6, batch_size=8, **unknown),
+        row(OURS, 100.0, 4.0),
+        row(OURS, 10_000.0, 4.5, dilation=2.5),
+        row(OURS, 100.0, 9.0, stages=4),
+        row(OURS, 100.0, 9.0, down_mbps=20.0),
+        row(OURS, None, 9.0),
+    ]
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps({"rows": rows}))
+    header, rule, *lines = to_markdown(read_rows([path]))
+    assert header.count("|") == rule.count("|")
+    assert lines == [
+        "| 10 Gbps | `aq4/q8@fp16` | 4.50 | 5.00 | 0.90 | 0.82 / 1.64 | 2.5 | 0.50 |",
+        "| 100 Mbps | `aq4/q8@fp16` | 4.00 | 5.00 | 0.80 | 0.82 / 1.64 | 4 | 0.50 |",
+        "| 100 Mbps, batch of 8 | torch GPipe float32 | 0.60 | - | - | - | 4 | 0.50 |",
+        "| 100 Mbps, 50 ms, no idle restart | `aq4/q8@fp16` | 3.00 | 5.00 | 0.60 | 0.82 / 1.64 "
+        "| 4 | 0.50 |",
+    ]
