@@ -22,6 +22,11 @@ NETWORK = "10.91.0.0/24"
 BURST_S = 0.005
 """What may leave a link at once, in seconds of its rate; the kernel needs at least some packets."""
 MIN_BURST_BYTES = 16_000
+GSO_BYTES = 65_536
+"""Of a packet, at most: Linux's own limit."""
+PACKET_SHARE = 0.9
+"""Of a burst, what the kernel may send as one packet, of many segments whose headers come on top.
+A larger one would be cut into segments in front of the link, which takes five times the CPU."""
 QUEUE_MS = 200.0
 """How long a packet may wait in a link's queue before it is dropped, if not told otherwise."""
 
@@ -76,7 +81,7 @@ class Lab:
         self._idle_restart = idle_restart
         self._name = ""
         self._num_hosts = 0
-        self._classful: set[Host] = set()
+        self._slowest_mbps: dict[Host, float] = {}
         self._wires: Popen[str] | None = None
         self._stack = ExitStack()
 
@@ -112,6 +117,8 @@ class Lab:
         _set_up(host, self._congestion_control)
         restart = f"net.ipv4.tcp_slow_start_after_idle={int(self._idle_restart)}"
         run(*host.command("sysctl", "-qw", restart))
+        if link.up_mbps is not None:
+            _limit_packets(host.namespace, link.up_mbps)
         _shape(host.namespace, "eth0", link.up_mbps, link.queue_ms)
         _shape(self._hub.namespace, outside, link.down_mbps, link.queue_ms)
         return host
@@ -133,9 +140,10 @@ class Lab:
 
     def _shape_pair(self, sender: Host, receiver: Host, mbps: float, queue_ms: float) -> None:
         tc = ("tc", "-n", sender.namespace)
-        if sender not in self._classful:
+        if sender not in self._slowest_mbps:
             run(*tc, "qdisc", "add", "dev", "eth0", "root", "handle", "1:", "htb")
-            self._classful.add(sender)
+        self._slowest_mbps[sender] = min(mbps, self._slowest_mbps.get(sender, mbps))
+        _limit_packets(sender.namespace, self._slowest_mbps[sender])
         number = receiver.address.rpartition(".")[2]
         place = ("dev", "eth0", "parent", "1:")
         run(*tc, "class", "add", *place, "classid", f"1:{number}", "htb", "rate", "32gbit")
@@ -202,6 +210,14 @@ def _shape(namespace: str, device: str, mbps: float | None, queue_ms: float) -> 
 
 
 def _bucket(mbps: float, queue_ms: float) -> tuple[str, ...]:
-    burst_bytes = max(MIN_BURST_BYTES, int(mbps * 1e6 / 8 * BURST_S))
-    rate = ("rate", f"{int(mbps * 1e6)}bit", "burst", f"{burst_bytes}")
+    rate = ("rate", f"{int(mbps * 1e6)}bit", "burst", f"{_burst_bytes(mbps)}")
     return "tbf", *rate, "latency", f"{queue_ms}ms"
+
+
+def _limit_packets(namespace: str, mbps: float) -> None:
+    num_bytes = min(GSO_BYTES, int(_burst_bytes(mbps) * PACKET_SHARE))
+    run("ip", "-n", namespace, "link", "set", "eth0", "gso_max_size", f"{num_bytes}")
+
+
+def _burst_bytes(mbps: float) -> int:
+    return max(MIN_BURST_BYTES, int(mbps * 1e6 / 8 * BURST_S))
