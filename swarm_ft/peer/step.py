@@ -168,7 +168,7 @@ class StageStep:
         keys = [self._key(batch, sample, key.direction) for sample in batch.samples]
         if any(k not in self._samples for k in keys):
             return None
-        stacked = torch.stack([self._samples.pop(k) for k in keys])
+        stacked = _stacked([self._samples.pop(k) for k in keys])
         if key.direction is Direction.FORWARD:
             self._inputs[batch.index] = stacked
             return self._schedule.input_ready(batch.index)
@@ -265,3 +265,8 @@ def _stack_tokens(
 
 def _tokens(data: bytes) -> Tensor:
     return torch.from_numpy(np.frombuffer(data, dtype="<u4").astype(np.int64))
+
+
+def _stacked(samples: list[Tensor]) -> Tensor:
+    """[tokens, channels] each -> [samples, tokens, channels]; one alone is not copied."""
+    return samples[0][None] if len(samples) == 1 else torch.stack(samples)

@@ -6,6 +6,8 @@ import pytest
 
 pytest.importorskip("matplotlib")
 
+from benchmarks.flame_picture import Box, boxes, read_stacks
+from benchmarks.flame_picture import draw as draw_flames
 from benchmarks.slow_network.plots import by_system, draw
 from benchmarks.slow_network.results import read_rows
 from benchmarks.trace_picture import Bar, StepPicture, Way
@@ -86,3 +88,26 @@ def test_the_last_result_of_each_bandwidth_counts_and_other_work_is_left_out(tmp
     assert list(speeds[ours]) == [10.0, 100.0]
     draw(systems, tmp_path / "throughput.png")
     assert (tmp_path / "throughput.png").stat().st_size > 1000
+
+
+STACKS = """\
+thread (7): codec_1;Thread.run (threading.py:982);encode (a/b.py:3);pack (a/b.py:9) 3
+thread (8): codec_0;Thread.run (threading.py:982);encode (a/b.py:5) 1
+thread (2): MainThread;<module> (x.py:1);idle 4
+thread (9): codec_0;_worker (concurrent/futures/thread.py:83);decode (a/b.py:50) 2
+"""
+
+
+def test_stacks_of_a_pools_threads_are_one_and_the_busiest_come_first(tmp_path):
+    root = read_stacks(STACKS.splitlines())
+    assert list(boxes(root)) == [
+        Box(name="codec", depth=0, left=0.0, width=0.6),
+        Box(name="encode", depth=1, left=0.0, width=0.4),
+        Box(name="pack", depth=2, left=0.0, width=0.3),
+        Box(name="decode", depth=1, left=0.4, width=0.2),
+        Box(name="MainThread", depth=0, left=0.6, width=0.4),
+        Box(name="<module>", depth=1, left=0.6, width=0.4),
+        Box(name="idle", depth=2, left=0.6, width=0.4),
+    ]
+    draw_flames({"one": root, "none": read_stacks([])}, tmp_path / "flame.png")
+    assert (tmp_path / "flame.png").stat().st_size > 1000
