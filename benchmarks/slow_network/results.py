@@ -61,7 +61,8 @@ def _link(row: Row) -> str:
     mbps = row["up_mbps"]
     rate = f"{mbps:g} Mbps" if mbps < 1000 else f"{mbps / 1000:g} Gbps"
     delay = f", {row['delay_ms']:g} ms" if row["delay_ms"] else ""
-    tcp = "" if row.get("idle_restart", True) else ", no idle restart"
+    control = row["congestion_control"]
+    tcp = f", {control}" * (control != "cubic") + ", no idle restart" * (not row["idle_restart"])
     batch = "" if row["batch_size"] == BATCH_SIZE else f", batch of {row['batch_size']}"
     return rate + delay + tcp + batch
 
