@@ -15,7 +15,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -25,6 +25,7 @@ from rich.console import Console
 from benchmarks.slow_network.cases import HIVEMIND, TORCH, Row, System, run_case, system_named
 from benchmarks.slow_network.table import describe, to_document, to_table
 from benchmarks.slow_network.work import PRESETS, Network, Scale, Topology, Trial, Work
+from swarm_ft.errors import BadInput
 from swarm_ft.stage.checkpoint import open_checkpoint
 
 QUICK = (("aq4~aq2/q8", 10_000.0), ("aq4~aq2/q8", 100.0), ("gpipe", 100.0))
@@ -36,15 +37,15 @@ _say = Console(stderr=True).print
 
 def main() -> None:
     """Do what the options say."""
-    options = _parser().parse_args()
+    parser = _parser()
+    options = parser.parse_args()
     if os.geteuid() != 0:
         raise SystemExit("network namespaces need root: run it with sudo")
-    folder = Path(tempfile.mkdtemp(prefix="slow-network-"))
     try:
-        rows = list(_run(options, folder))
-    finally:
-        if not options.keep:
-            shutil.rmtree(folder)
+        trials = list(_trials(options))
+    except (ValueError, BadInput) as error:
+        parser.error(str(error))
+    rows = _measure(trials, keep=options.keep)
     Console(width=120).print(to_table(rows))
     document = {"cpus": os.cpu_count(), "preset": options.preset, "rows": to_document(rows)}
     if options.json:
@@ -99,20 +100,34 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _run(options: argparse.Namespace, folder: Path) -> Iterator[Row]:
-    for number, (system, trial) in enumerate(_trials(options)):
+def _measure(trials: Iterable[tuple[System, Trial]], *, keep: bool) -> list[Row]:
+    folder = Path(tempfile.mkdtemp(prefix="slow-network-"))
+    try:
+        return list(_run(trials, folder))
+    except RuntimeError as error:
+        raise SystemExit(f"{error}{'' if keep else '; --keep keeps the logs'}") from None
+    finally:
+        if keep:
+            _say(f"logs: {folder}")
+        else:
+            shutil.rmtree(folder)
+
+
+def _run(trials: Iterable[tuple[System, Trial]], folder: Path) -> Iterator[Row]:
+    for number, (system, trial) in enumerate(trials):
         _say(f"{describe(trial.network)}: {system.name}", highlight=False)
         yield run_case(system, trial, folder / str(number))
-    if options.keep:
-        _say(f"logs: {folder}")
 
 
 def _trials(options: argparse.Namespace) -> Iterator[tuple[System, Trial]]:
-    steps = options.steps or (1 if options.quick else 2)
+    steps = (1 if options.quick else 2) if options.steps is None else options.steps
     for name, network in _quick() if options.quick else _grid(options):
         system = system_named(name, model=options.model, trace=options.trace)
         dilation = min(system.dilation, QUICK_DILATION) if options.quick else system.dilation
-        scale = Scale(dilation=options.dilation or dilation, shrink=options.shrink)
+        scale = Scale(
+            dilation=dilation if options.dilation is None else options.dilation,
+            shrink=options.shrink,
+        )
         yield system, Trial(work=_work(options), network=network, scale=scale, steps=steps)
 
 
@@ -144,7 +159,11 @@ def _work(options: argparse.Namespace) -> Work:
 
 
 def _numbers(text: str) -> list[float]:
-    return [float(part) for part in text.split(",")]
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        message = f"expected numbers with commas between them, got '{text}'"
+        raise argparse.ArgumentTypeError(message) from None
 
 
 if __name__ == "__main__":

@@ -14,7 +14,12 @@ from typing import Any
 from benchmarks.lab import Host, Lab, LabSwarm, Link
 from benchmarks.slow_network.work import Measured, Trial, Work
 from swarm_ft.protocol.codec_cost import bits_per_value
-from swarm_ft.protocol.codec_spec import Direction, parse_codec_spec
+from swarm_ft.protocol.codec_spec import (
+    Direction,
+    parse_codec_spec,
+    parse_dp_spec,
+    parse_key_spec,
+)
 from swarm_ft.protocol.layers import LayerRange, split_evenly
 from swarm_ft.stage.checkpoint import open_checkpoint
 
@@ -46,10 +51,24 @@ class Setting:
 
     @classmethod
     def parse(cls, text: str, *, model: str | None = None, trace: Path | None = None) -> Setting:
-        """`FW/BW`, `FW~FILL/BW`, `FW/BW/DP`, or one of them with `@KEY`."""
+        """`FW/BW`, `FW~FILL/BW`, `FW/BW/DP`, or one of them with `@KEY`.
+
+        Raises:
+            ValueError: it is none of these.
+            BadCodec: it names no codec.
+        """
         codecs, _, key = text.partition("@")
+        if codecs.count("/") not in {1, 2}:
+            raise ValueError(
+                f"system '{text}': expected FW[~FILL]/BW[/DP][@KEY], or another's name"
+            )
         forward, bw, dp = (*codecs.split("/"), "none")[:3]
         fw, _, fill = forward.partition("~")
+        for codec in filter(None, (fw, fill)):
+            parse_codec_spec(codec, Direction.FORWARD)
+        parse_codec_spec(bw, Direction.BACKWARD)
+        parse_dp_spec(dp)
+        parse_key_spec(key or "fp16")
         return cls(fw=fw, bw=bw, dp=dp, key=key or "fp16", fill=fill, model=model, trace=trace)
 
     def __str__(self) -> str:
@@ -132,7 +151,10 @@ def _run_job(
     for line in process.stdout or ():
         yield {**json.loads(line), "cpu_s": cpu_s(), "now_s": time.monotonic()}
     if process.wait():
-        raise RuntimeError(f"the job failed; see {swarm.folder / 'job.log'}")
+        log = (swarm.folder / "job.log").read_text(encoding="utf-8", errors="replace")
+        raise RuntimeError(
+            f"the job failed: {(log.strip().splitlines() or ['it does not say why'])[-1]}"
+        )
 
 
 def _measured(lines: list[dict[str, Any]], setting: Setting, trial: Trial) -> Measured:

@@ -21,6 +21,9 @@ from benchmarks.lab import QUEUE_MS, Host, Lab, Link
 class Work:
     """One optimizer step of a pipeline.
 
+    Raises:
+        ValueError: it is no work.
+
     Attributes:
         tokens: of a sample.
         channels: of an activation, which is float32 [tokens, channels].
@@ -46,6 +49,16 @@ class Work:
     stage_values: int = 1
     memory_bytes: int = 16 << 30
     held_bytes: int = 1
+
+    def __post_init__(self) -> None:
+        names = ("tokens", "channels", "batch_size", "micro_batch_size", "replicas")
+        if self.stages < 2 or any(getattr(self, name) < 1 for name in names):
+            raise ValueError(f"expected 2 stages or more, and 1 or more of all else: {self}")
+        if self.batch_size % (self.micro_batch_size * self.replicas):
+            raise ValueError(
+                f"expected a batch that {self.replicas} replicas share in micro-batches of "
+                f"{self.micro_batch_size}, got one of {self.batch_size}"
+            )
 
     @property
     def num_microbatches(self) -> int:
@@ -97,10 +110,17 @@ class Scale:
     Attributes:
         dilation: how much slower it runs.
         shrink: how much smaller its tensors are, a square.
+
+    Raises:
+        ValueError: neither can be so.
     """
 
     dilation: float = 1.0
     shrink: int = 1
+
+    def __post_init__(self) -> None:
+        if self.dilation <= 0 or self.shrink < 1:
+            raise ValueError(f"expected a dilation above 0 and to shrink by 1 or more: {self}")
 
 
 GPT2_XL_V100 = Work(
@@ -167,7 +187,11 @@ class Network:
 
     @property
     def home_link(self) -> Link:
-        """Of a peer that has one for all."""
+        """Of a peer that has one for all.
+
+        Raises:
+            ValueError: there is no such link.
+        """
         names = ("up_mbps", "down_mbps", "delay_ms", "queue_ms")
         return Link(**{name: getattr(self, name) for name in names})
 
@@ -188,6 +212,9 @@ class Network:
 class Trial:
     """What is to be measured, of whatever system.
 
+    Raises:
+        ValueError: it cannot be.
+
     Attributes:
         steps: that count, after those that begin.
     """
@@ -196,6 +223,12 @@ class Trial:
     network: Network
     scale: Scale = field(default_factory=Scale)
     steps: int = 2
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise ValueError(f"expected 1 step or more, got {self.steps}")
+        self.work.scaled(self.scale)
+        _ = self.network.home_link
 
     @property
     def lab_work(self) -> Work:

@@ -22,6 +22,7 @@ from benchmarks.slow_network.work import (
     Trial,
     Work,
 )
+from swarm_ft.errors import BadCodec
 
 TINY = Work(
     stages=3,
@@ -206,6 +207,36 @@ def test_tensors_that_cannot_be_shrunk_so_are_refused():
 )
 def test_a_setting_is_read_from_its_name(text, setting):
     assert Setting.parse(text) == setting
+
+
+@pytest.mark.parametrize("text", ["aq4", "aq4/q8/q4/q2", "aq4/q99", "aq4~x/q8", "gpip", ""])
+def test_what_names_no_setting_is_refused(text):
+    with pytest.raises((ValueError, BadCodec)):
+        Setting.parse(text)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"work": {"stages": 1}},
+        {"work": {"batch_size": 5, "micro_batch_size": 2}},
+        {"work": {"batch_size": 3, "replicas": 2}},
+        {"work": {"tokens": 0}},
+        {"network": {"up_mbps": -1.0}},
+        {"network": {"delay_ms": -1.0}},
+        {"scale": {"dilation": 0.0}},
+        {"scale": {"shrink": 3}},
+        {"steps": 0},
+    ],
+)
+def test_what_cannot_be_measured_is_refused_before_anything_runs(wrong):
+    with pytest.raises(ValueError, match="expected"):
+        Trial(
+            work=replace(GPT2_XL_V100, **wrong.get("work", {})),
+            network=Network(**wrong.get("network", {})),
+            scale=Scale(**wrong.get("scale", {})),
+            steps=wrong.get("steps", 1),
+        )
 
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
