@@ -96,6 +96,7 @@ GROUPS: dict[str, str] = {
         none
         aq4/q8  aq4~aq2/q8  aq4~aq1/q8
         aq2+z/q1.5+z@q3+z  aq2+z~aq1+z/q1.5+z@q3+z
+        aq1.7+z~aq1+z/q1.7+z@q4+z  aq1.5+z~aq1+z/q1.5+z@q4+z
     """,
     # Sentences to classify; `--group cola` sets the task.
     "cola": """
