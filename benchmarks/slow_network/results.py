@@ -1,6 +1,8 @@
 """Results that `--json` wrote: read, and as the table of docs/performance.md.
 
-python -m benchmarks.slow_network.results RESULT.json ...
+    python -m benchmarks.slow_network.results RESULT.json ...
+
+Rows of other shapes than the preset's are left out of the table.
 """
 
 from __future__ import annotations
@@ -12,11 +14,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.slow_network.work import GPT2_XL_V100, Topology, describe_tcp
+
 Row = Mapping[str, Any]
-SHAPE = {"stages": 8, "replicas": 1, "links": "pair"}
+SHAPE = {"stages": GPT2_XL_V100.stages, "replicas": 1, "links": Topology.PAIR.value}
 """Of the rows that a table compares."""
-BATCH_SIZE = 32
-"""Of the preset."""
+BATCH_SIZE = GPT2_XL_V100.batch_size
 COLUMNS = "link", "system", "samples/s", "limit", "of it", "MB each way", "k", "CPUs"
 
 
@@ -61,8 +64,7 @@ def _link(row: Row) -> str:
     mbps = row["up_mbps"]
     rate = f"{mbps:g} Mbps" if mbps < 1000 else f"{mbps / 1000:g} Gbps"
     delay = f", {row['delay_ms']:g} ms" if row["delay_ms"] else ""
-    control = row["congestion_control"]
-    tcp = f", {control}" * (control != "cubic") + ", no idle restart" * (not row["idle_restart"])
+    tcp = describe_tcp(row["congestion_control"], idle_restart=row["idle_restart"])
     batch = "" if row["batch_size"] == BATCH_SIZE else f", batch of {row['batch_size']}"
     return rate + delay + tcp + batch
 

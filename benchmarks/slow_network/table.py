@@ -10,7 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from benchmarks.slow_network.cases import Row
-from benchmarks.slow_network.work import Network
+from benchmarks.slow_network.work import Network, describe_tcp
 
 
 def to_table(rows: Sequence[Row]) -> Table:
@@ -43,8 +43,7 @@ def describe(network: Network) -> str:
     up, down = network.up_mbps, network.down_mbps
     rate = "unshaped" if up is None else f"{up:g} Mbps" if up == down else f"{down:g}/{up:g} Mbps"
     delay = f", {network.delay_ms:g} ms" if network.delay_ms else ""
-    control = network.congestion_control
-    tcp = f", {control}" * (control != "cubic") + ", no idle restart" * (not network.idle_restart)
+    tcp = describe_tcp(network.congestion_control, idle_restart=network.idle_restart)
     return f"{rate}{delay}{tcp}"
 
 

@@ -208,6 +208,12 @@ class Network:
         return hosts
 
 
+def describe_tcp(congestion_control: str, *, idle_restart: bool) -> str:
+    """What is unlike most machines, to follow the description of a link."""
+    control = f", {congestion_control}" * (congestion_control != "cubic")
+    return control + ", no idle restart" * (not idle_restart)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Trial:
     """What is to be measured, of whatever system.
@@ -227,8 +233,7 @@ class Trial:
     def __post_init__(self) -> None:
         if self.steps < 1:
             raise ValueError(f"expected 1 step or more, got {self.steps}")
-        self.work.scaled(self.scale)
-        _ = self.network.home_link
+        _ = self.lab_work, self.network.home_link  # both refuse what cannot be
 
     @property
     def lab_work(self) -> Work:

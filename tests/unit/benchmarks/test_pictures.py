@@ -12,6 +12,7 @@ from benchmarks.slow_network.plots import by_system, draw
 from benchmarks.slow_network.results import read_rows
 from benchmarks.trace_picture import Bar, StepPicture, Way
 from benchmarks.trace_picture import draw as draw_step
+from tests.unit.benchmarks.result_rows import row
 
 
 def event(name, pid, ts, dur, **args):
@@ -47,22 +48,6 @@ def test_a_step_is_drawn_from_its_beginning_with_peers_by_layers(tmp_path):
 def test_a_step_that_is_not_there_is_said():
     with pytest.raises(ValueError, match="expected a trace with step 3"):
         StepPicture(EVENTS, 3)
-
-
-def row(system, mbps, samples_per_s, **other):
-    return {
-        "system": system,
-        "up_mbps": mbps,
-        "down_mbps": mbps,
-        "delay_ms": 0.0,
-        "links": "pair",
-        "stages": 8,
-        "replicas": 1,
-        "batch_size": 32,
-        "samples_per_s": samples_per_s,
-        "limit_per_s": 5.0,
-        **other,
-    }
 
 
 def test_the_last_result_of_each_bandwidth_counts_and_other_work_is_left_out(tmp_path):

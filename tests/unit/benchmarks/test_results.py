@@ -3,31 +3,9 @@
 import json
 
 from benchmarks.slow_network.results import read_rows, to_markdown
+from tests.unit.benchmarks.result_rows import row
 
 OURS, TORCH = "swarm-ft aq4/q8@fp16", "torch GPipe float32"
-
-
-def row(system, mbps, samples_per_s, **other):
-    return {
-        "system": system,
-        "up_mbps": mbps,
-        "down_mbps": mbps,
-        "delay_ms": 0.0,
-        "idle_restart": True,
-        "congestion_control": "cubic",
-        "links": "pair",
-        "stages": 8,
-        "replicas": 1,
-        "batch_size": 32,
-        "dilation": 4.0,
-        "samples_per_s": samples_per_s,
-        "limit_per_s": 5.0,
-        "efficiency": samples_per_s / 5.0,
-        "forward_bytes": 820_000.0,
-        "backward_bytes": 1_640_000.0,
-        "cpus_used": 0.5,
-        **other,
-    }
 
 
 def test_rows_of_one_shape_become_lines_ours_first_and_fast_links_first(tmp_path):
