@@ -12,9 +12,8 @@ from swarm_ft.ids import Attempt, MicrobatchIndex, SampleId, StepNumber
 from swarm_ft.protocol.checks import bounded
 from swarm_ft.protocol.codec_spec import HEADER_BYTES as CODEC_HEADER_BYTES
 from swarm_ft.protocol.codec_spec import CodecSpec, Direction, spec_from_header
+from swarm_ft.protocol.run_spec import MAX_HIDDEN_SIZE, MAX_SEQ_LENGTH
 
-MAX_TOKENS = 1 << 17
-MAX_CHANNELS = 1 << 16
 _SHAPE = struct.Struct("<II")
 TENSOR_HEADER_BYTES = CODEC_HEADER_BYTES + _SHAPE.size
 
@@ -76,8 +75,8 @@ class EncodedTensor:
         except BadCodec as error:
             raise MalformedMessage(f"tensor: {error.message}") from error
         tokens, channels = _SHAPE.unpack_from(data, CODEC_HEADER_BYTES)
-        bounded("tokens", tokens, 1, MAX_TOKENS)
-        bounded("channels", channels, 1, MAX_CHANNELS)
+        bounded("tokens", tokens, 1, MAX_SEQ_LENGTH)
+        bounded("channels", channels, 1, MAX_HIDDEN_SIZE)
         return cls(codec, tokens, channels, data[TENSOR_HEADER_BYTES:])
 
 

@@ -17,7 +17,6 @@ from swarm_ft.protocol.codec_spec import (
     parse_key_spec,
 )
 from swarm_ft.protocol.digest import digest_of
-from swarm_ft.protocol.frame import MAX_CHANNELS, MAX_TOKENS
 from swarm_ft.protocol.layers import LayerRange
 from swarm_ft.protocol.reduction_spec import parse_reduction_spec
 
@@ -25,8 +24,8 @@ VERSION = 7
 BUFFER_BITS = (16, 8, 4)
 """What a value of a buffer may take."""
 MAX_SAMPLES = 1 << 24
-MAX_SEQ_LENGTH = MAX_TOKENS
-MAX_HIDDEN_SIZE = MAX_CHANNELS
+MAX_SEQ_LENGTH = 1 << 17
+MAX_HIDDEN_SIZE = 1 << 16
 MAX_VOCAB_SIZE = 1 << 24
 MAX_STEPS = 1 << 31
 MAX_BATCH_SIZE = 1 << 16
