@@ -1,7 +1,8 @@
 """Samples together with those that are held by the same peers, and sent to these. Pure.
 
 How much a peer may be given is not decided here, see `routes`: loads are as even as without
-buffers, and within that as few samples as can be leave the peers that hold them.
+buffers, and within that as few samples as can be leave the peers that hold them. A buffer counts
+where both of its ends are: of one end alone, the sample begins anew wherever it goes.
 """
 
 from __future__ import annotations
@@ -19,8 +20,6 @@ from swarm_ft.protocol.coordinator_messages import Stage
 
 ANY = -1
 """In a route: whichever replica has room."""
-BOTH_ENDS, ONE_END = 4, 1
-"""What a sample counts for at a boundary: a buffer that is at one end only has to be handed on."""
 MAX_WISHES = 4
 """Routes that a microbatch tries to take, those of most of its samples first."""
 
@@ -41,7 +40,7 @@ class Affinity:
     ) -> None:
         self._samples = samples
         self._rows = {sample: row for row, sample in enumerate(samples)}
-        # [samples, boundaries, 2]: the replica at each end; ANY if it is none of the pipeline.
+        # [samples, boundaries, 2]: the replica at each end; ANY unless both are of the pipeline.
         self._ends = _held_ends(ledger, stages, samples)
         self._routes: list[Route] = [tuple(r) for r in _held_routes(self._ends).tolist()]
 
@@ -96,7 +95,7 @@ class Affinity:
         return sorted(weighed, key=lambda wish: -wish[0])
 
     def _weights(self, rows: Sequence[int], along: NDArray[np.int64]) -> NDArray[np.int64]:
-        """How much of each sample's buffers the peers of a route hold.
+        """At how many boundaries the peers of a route hold each sample's buffers.
 
         Args:
             rows: samples.
@@ -104,9 +103,7 @@ class Affinity:
         """
         pairs = np.stack([along[:, :-1], along[:, 1:]], axis=2)
         is_there = (self._ends[rows] == pairs) & (pairs != ANY)
-        both = is_there.all(axis=2)
-        at_ends, at_both = is_there.sum(axis=(1, 2)), both.sum(axis=1)
-        weights: NDArray[np.int64] = at_ends * ONE_END + at_both * (BOTH_ENDS - 2 * ONE_END)
+        weights: NDArray[np.int64] = is_there.all(axis=2).sum(axis=1)
         return weights
 
 
@@ -173,18 +170,17 @@ def _held_ends(
             ends[:, index - 1, Side.DOWNSTREAM] = replicas[entries[:, index - 1, Side.DOWNSTREAM]]
         if index < len(stages) - 1:
             ends[:, index, Side.UPSTREAM] = replicas[entries[:, index, Side.UPSTREAM]]
+    ends[(ends == ANY).any(axis=2)] = ANY
     return ends
 
 
 def _held_routes(ends: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The replica of each stage that has most to lose: buffers whose other end is there first."""
+    """The replica of each stage that holds a sample's buffers, [samples, stages]."""
     num_samples, num_boundaries, _ = ends.shape
     routes = np.full((num_samples, num_boundaries + 1), ANY)
-    is_whole = (ends != ANY).all(axis=2)
-    for is_wanted in (is_whole, np.ones_like(is_whole)):
-        for boundary in range(num_boundaries):
-            for side in Side:
-                stage = boundary + side
-                is_open = is_wanted[:, boundary] & (routes[:, stage] == ANY)
-                routes[is_open, stage] = ends[is_open, boundary, side]
+    for boundary in range(num_boundaries):
+        for side in Side:
+            stage = boundary + side
+            is_open = routes[:, stage] == ANY
+            routes[is_open, stage] = ends[is_open, boundary, side]
     return routes

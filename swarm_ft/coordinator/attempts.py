@@ -19,7 +19,7 @@ from swarm_ft.coordinator.membership import (
     with_newcomers,
     with_taken,
 )
-from swarm_ft.coordinator.state import HandOffs, Run
+from swarm_ft.coordinator.state import Run
 from swarm_ft.coordinator.turn import Turn
 from swarm_ft.ids import NO_ATTEMPT, Attempt, PeerId, StepNumber
 from swarm_ft.protocol.coordinator_messages import Assign, ReleaseStage, TakeStage
@@ -169,7 +169,6 @@ def _assign(turn: Turn, run: Run, *, fresh: bool) -> None:
         ready=MappingProxyType({}),
         done=MappingProxyType({}),
         away_since_s=MappingProxyType({}),
-        hand_offs=HandOffs(),
     )
     turn.put(run)
     turn.write_ledger(before, run)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from types import MappingProxyType
 
-from swarm_ft.coordinator import attempts, handoffs, results, saving
+from swarm_ft.coordinator import attempts, results, saving
 from swarm_ft.coordinator.effects import CommitRecord, PlanRecord
 from swarm_ft.coordinator.holdings import told, took_stock
 from swarm_ft.coordinator.membership import (
@@ -101,7 +101,6 @@ def _plan(turn: Turn, run: Run) -> None:
     turn.write(PlanRecord(run.run_id, plan.step, run.attempt, plan.microbatches))
     for peer in run.peers:
         turn.say(peer, plan, tokens_for(run, plan, peer))
-    handoffs.look_ahead(turn, run)
 
 
 def _commit(turn: Turn, run: Run) -> Run:

@@ -135,14 +135,6 @@ class Publish:
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
-    """Tell whoever reads the log."""
-
-    run_id: RunId
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
 class WriteSnapshot:
     """All stages are saved: write the snapshot's manifest, then say `SnapshotWritten`."""
 
@@ -151,4 +143,4 @@ class WriteSnapshot:
     snapshot: Snapshot
 
 
-Effect = Write | Say | Dismiss | Publish | Note | WriteSnapshot
+Effect = Write | Say | Dismiss | Publish | WriteSnapshot

@@ -1,6 +1,6 @@
 """What peers tell of their buffers, and what becomes of the ledger by it. Pure.
 
-Only commits and hand-offs are written down, see `commits` and `handoffs`. What an inventory or a
+Only commits are written down, see `commits`. What an inventory or a
 loss takes out of the ledger is told again by every peer that joins a restarted coordinator.
 """
 

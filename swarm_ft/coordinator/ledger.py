@@ -118,13 +118,6 @@ class Ledger:
         pairs = np.stack([along[:, :-1], along[:, 1:]], axis=2)
         return known._edited(np.fromiter(routes, np.int64), pairs)
 
-    def moved(
-        self, boundary: BlockIndex, side: Side, samples: Sequence[SampleId], peer: PeerId
-    ) -> Ledger:
-        """After a peer got others' buffers of samples at one end of a boundary."""
-        known = self._with_peers({peer: None})
-        return known._with_holder(boundary, side, samples, known.numbers().get(peer, 0))
-
     def without(self, peer: PeerId, boundary: BlockIndex, lost: SampleSet) -> Ledger:
         """After a peer lost buffers; what others hold of these samples is not touched."""
         number, samples = self.numbers().get(peer, 0), lost.to_array()
@@ -158,13 +151,6 @@ class Ledger:
         is_changed = is_gone.any(axis=(1, 2))
         left = np.where(is_gone, _NUMBER.type(0), entries)
         return self._edited(samples[is_changed], left[is_changed])
-
-    def _with_holder(
-        self, boundary: BlockIndex, side: Side, samples: Sequence[SampleId], number: int
-    ) -> Ledger:
-        entries = self.entries(samples).copy()
-        entries[:, self.boundaries.index(boundary), side] = number
-        return self._edited(np.array(samples, np.int64), entries)
 
     def _edited(self, samples: Samples, entries: Entries) -> Ledger:
         """With these entries in place of those of the samples."""

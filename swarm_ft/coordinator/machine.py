@@ -29,7 +29,6 @@ from types import MappingProxyType
 from swarm_ft.coordinator import (
     attempts,
     commits,
-    handoffs,
     holdings,
     results,
     saving,
@@ -64,7 +63,6 @@ from swarm_ft.errors import BadInput, NonFinite, OutOfTurn, SwarmError, Unavaila
 from swarm_ft.ids import PeerId, RunId
 from swarm_ft.protocol.coordinator_messages import ReleaseStage
 from swarm_ft.protocol.peer_messages import (
-    BuffersFollowed,
     FromPeer,
     PeerAlive,
     PeerGoodbye,
@@ -128,8 +126,6 @@ def _peer_said(turn: Turn, peer_id: PeerId, message: FromPeer) -> None:
             _ready(turn, run, peer_id, message)
         case StageOffered() | StageTaken() if run and _is_current(run, peer_id, message):
             attempts.handed_over(turn, run, peer_id, message)
-        case BuffersFollowed() if run and _is_current(run, peer_id, message):
-            handoffs.followed(turn, run, peer_id, message)
         case StageFailed() if run and _is_current(run, peer_id, message):
             _stage_failed(turn, run, peer_id, from_code(message.code, message.message))
         case StageSaved():
@@ -145,7 +141,7 @@ def _peer_said(turn: Turn, peer_id: PeerId, message: FromPeer) -> None:
 def _is_current(
     run: Run,
     peer_id: PeerId,
-    message: StageReady | StageTaken | StepReady | StageFailed | StageOffered | BuffersFollowed,
+    message: StageReady | StageTaken | StepReady | StageFailed | StageOffered,
 ) -> bool:
     named = (message.run_id, message.attempt)
     return named == (run.run_id, run.attempt) and peer_id in run.peers

@@ -18,7 +18,7 @@ from itertools import chain, zip_longest
 from swarm_ft.coordinator.affinity import Affinity, assign
 from swarm_ft.coordinator.ledger import Ledger
 from swarm_ft.coordinator.speeds import expected_s
-from swarm_ft.coordinator.state import OpenStep, Room
+from swarm_ft.coordinator.state import OpenStep
 from swarm_ft.ids import MicrobatchIndex, PeerId, SampleId, StepNumber
 from swarm_ft.protocol.coordinator_messages import Stage
 from swarm_ft.protocol.digest import digest_of
@@ -62,13 +62,6 @@ def routes_of(
         for batch in microbatches
         for sample in batch.samples
     }
-
-
-def room_of(train: TrainSpec, stages: Sequence[Stage], seconds: Seconds) -> Room:
-    """How many microbatches of a full step each replica of each stage takes just now."""
-    room = _room(train.batch_size // train.micro_batch_size, stages, seconds)
-    counts = zip(room, stages, strict=True)
-    return tuple(tuple(c[replica] for replica in range(len(s.peers))) for c, s in counts)
 
 
 def plan_again(

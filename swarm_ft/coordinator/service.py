@@ -15,7 +15,6 @@ from swarm_ft.coordinator.effects import (
     CommitRecord,
     Dismiss,
     Effect,
-    Note,
     Publish,
     Say,
     Write,
@@ -178,8 +177,6 @@ class CoordinatorService:
                 self._put(peer_id, refusal)
             case Publish(run_id, run_event):
                 self._publish(run_id, run_event)
-            case Note(run_id, text):
-                logger.info("run %s: %s", run_id, text)
             case WriteSnapshot():
                 self._start(self._write_snapshot(effect))
             case Write():

@@ -18,7 +18,6 @@ from swarm_ft.ids import (
     MicrobatchIndex,
     PeerId,
     RunId,
-    SampleId,
     StepNumber,
 )
 from swarm_ft.protocol.buffer_reports import BufferCounts
@@ -92,32 +91,6 @@ class OpenStep:
         return self.pipeline[stage_index].peers[microbatch.replica_at(stage_index)]
 
 
-Room = tuple[tuple[int, ...], ...]
-"""Of each stage, how many microbatches each replica takes."""
-_NO_STEP = StepNumber(0)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HandOffs:
-    """Buffers that follow their samples to other peers, in one attempt.
-
-    Attributes:
-        pipeline: that steps were looked at for; so too `room`.
-        next_step: the first that was not looked at.
-        asked: who was told to get the buffers of a sample, and of which boundary, since it was
-            visited last.
-        explained: what was said of the reasons.
-    """
-
-    pipeline: tuple[Stage, ...] = ()
-    room: Room = ()
-    next_step: StepNumber = _NO_STEP
-    asked: Mapping[SampleId, frozenset[tuple[BlockIndex, PeerId]]] = field(
-        default_factory=lambda: MappingProxyType({})
-    )
-    explained: frozenset[str] = frozenset()
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
     """A run and where it stands.
@@ -145,7 +118,6 @@ class Run:
         sent: what peers sent each other in the steps that count.
         traffic: of that, what went over each boundary.
         ledger: who holds the buffers of which sample; None if the run has none at both ends.
-        hand_offs: of buffers, in this attempt.
         kept: what peers told of their buffers, at each of their boundaries; of no use after a
             restart.
         state_bytes: of state that newcomers took since the last commit.
@@ -186,7 +158,6 @@ class Run:
     sent: ByteCounts = field(default_factory=ByteCounts)
     traffic: tuple[Traffic, ...] = ()
     ledger: Ledger | None = None
-    hand_offs: HandOffs = field(default_factory=HandOffs)
     kept: Mapping[PeerId, Mapping[BlockIndex, BufferCounts]] = field(
         default_factory=lambda: MappingProxyType({})
     )

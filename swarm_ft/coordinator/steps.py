@@ -91,7 +91,6 @@ def commit_step(run: Run, now_s: float) -> tuple[Run, StepCommitted, CommitStep]
     computing = [peer for stage in pipeline for peer in stage.peers]
     opened = run.open_step or OpenStep(microbatches=())
     routes = routes_of(opened.microbatches, opened.pipeline)
-    asked = {s: ends for s, ends in run.hand_offs.asked.items() if s not in routes}
     after = replace(
         run,
         detail=joining_in_words(run),
@@ -104,7 +103,6 @@ def commit_step(run: Run, now_s: float) -> tuple[Run, StepCommitted, CommitStep]
         sent=run.sent + committed.sent,
         traffic=added_up((*run.traffic, *committed.traffic)),
         ledger=run.ledger and run.ledger.after(routes),
-        hand_offs=replace(run.hand_offs, asked=MappingProxyType(asked)),
         state_bytes=0,
         seconds=MappingProxyType(_measured(run)),
         step_seconds=(*run.step_seconds, committed.seconds)[-MEASURED_STEPS:],

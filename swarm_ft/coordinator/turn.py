@@ -7,7 +7,6 @@ from swarm_ft.coordinator.effects import (
     Effect,
     LedgerRecord,
     MemberRecord,
-    Note,
     Publish,
     Record,
     RunRecord,
@@ -72,10 +71,6 @@ class Turn:
     def publish(self, run_id: RunId, event: RunEvent) -> None:
         """Tell everybody who watches the run."""
         self.effects.append(Publish(run_id, event))
-
-    def note(self, run_id: RunId, text: str) -> None:
-        """Tell whoever reads the log."""
-        self.effects.append(Note(run_id, text))
 
     def dismiss(self, peer_id: PeerId, error: SwarmError) -> None:
         """End a peer's membership with an error."""

@@ -45,7 +45,7 @@ class StageAttempt:
     Attributes:
         connections: to neighbours and replicas.
         tied: keeps tied embeddings tied.
-        buffers: reads ahead, fetches and gives what this stage keeps of samples.
+        buffers: reads ahead what this stage keeps of samples, and tells what is here.
     """
 
     def __init__(
@@ -78,8 +78,7 @@ class StageAttempt:
         self.tied = TiedGradients(context, assign)
         self._index = self.connections.index
         layers = self.connections.pipeline[self._index].layers
-        frames_sent = self.connections.frames_sent
-        self.buffers = AttemptBuffers(context, assign, state, layers, frames_sent)
+        self.buffers = AttemptBuffers(assign, state, layers)
         self._computing = self.connections.pipeline
         self._plans: asyncio.Queue[PlanStep] = asyncio.Queue(1)
         self._step: StageStep | None = None
@@ -135,7 +134,6 @@ class StageAttempt:
             self.connections.start(group)
             if self._take_over is not None:
                 group.create_task(self._take_over.run())
-            group.create_task(self.buffers.run())
             group.create_task(self._work())
 
     async def _work(self) -> None:

@@ -123,12 +123,6 @@ class Boundary:
             self._changed.clear()
             await self._changed.wait()
 
-    async def idle(self) -> None:
-        """Wait until no frame waits to be encoded or sent."""
-        while self._unencoded or (self._outgoing is not None and not self._outgoing.empty()):
-            self._changed.clear()
-            await self._changed.wait()
-
     def take_traffic(self) -> Traffic:
         """What was sent since the last call."""
         taken, self._traffic = self._traffic, Traffic(boundary=self._hello.boundary)

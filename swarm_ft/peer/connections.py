@@ -96,11 +96,6 @@ class Connections:
         for boundary in self.boundaries:
             await boundary.settled()
 
-    async def frames_sent(self) -> None:
-        """Wait until no frame waits to be sent to a neighbour."""
-        for boundary in self.boundaries:
-            await boundary.idle()
-
     def sent(self) -> Iterator[tuple[FrameKey, Tensor | Frame]]:
         """What was given to boundaries to send in this step."""
         for boundary in self.boundaries:

@@ -16,7 +16,6 @@ from swarm_ft.log import get_logger
 from swarm_ft.peer.attempt import StageAttempt
 from swarm_ft.peer.attempt_slot import AttemptSlot
 from swarm_ft.peer.boundary import BoundaryStream
-from swarm_ft.peer.buffer_donor import BufferStream
 from swarm_ft.peer.context import PeerContext
 from swarm_ft.peer.donor import OfferedShard
 from swarm_ft.peer.handover import Handover
@@ -30,13 +29,11 @@ from swarm_ft.protocol.boundary_messages import BoundaryHello
 from swarm_ft.protocol.coordinator_messages import (
     Assign,
     CommitStep,
-    FollowBuffers,
     PlanStep,
     SaveStage,
     TakeStage,
 )
 from swarm_ft.protocol.gradient_piece import ReduceHello
-from swarm_ft.protocol.handover_wire import BuffersRequest
 from swarm_ft.protocol.peer_messages import (
     HeldStage,
     PeerAlive,
@@ -128,12 +125,6 @@ class StageHost:
         if attempt is not None:
             self._exchange.planned(plan)
             attempt.plan(plan)
-
-    def follow(self, order: FollowBuffers) -> None:
-        """Fetch buffers in the present attempt; of an older one they are void."""
-        attempt = self._attempt.at(order.attempt)
-        if attempt is not None:
-            attempt.buffers.follow(order)
 
     async def commit(self, commit: CommitStep) -> None:
         """Apply the step's gradients, once. Cancelled, it still goes on to its end.
@@ -286,17 +277,6 @@ class StageHost:
         if self._attempt.work is None:
             raise OutOfTurn(f"run {self.run_id}: no tied gradient is expected here now")
         await self._attempt.work.tied.serve(stream)
-
-    async def on_buffers(self, stream: BufferStream, request: BuffersRequest) -> None:
-        """A peer that samples pass next fetches their buffers.
-
-        Raises:
-            NotFound: no attempt is under way here.
-            RunMismatch: the other peer works by another RunSpec.
-        """
-        if self._attempt.work is None:
-            raise NotFound(f"run {self.run_id}: no attempt is under way here")
-        await self._attempt.work.buffers.serve(stream, request)
 
     async def on_weights(self, stream: MessageStream[pb.BlobPart, pb.WeightsRequest]) -> None:
         """A client fetches the trained stage.

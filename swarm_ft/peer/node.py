@@ -20,7 +20,6 @@ from swarm_ft.errors import MalformedMessage, NotFound, OutOfTurn, RunMismatch
 from swarm_ft.ids import PeerId, RunId
 from swarm_ft.log import get_logger
 from swarm_ft.peer.boundary import BoundaryStream
-from swarm_ft.peer.buffer_donor import BufferStream, receive_request
 from swarm_ft.peer.buffer_place import BufferPlace
 from swarm_ft.peer.context import PeerContext, run_in
 from swarm_ft.peer.coordinator_link import CoordinatorLink
@@ -38,7 +37,6 @@ from swarm_ft.protocol.coordinator_messages import (
     ClockReply,
     CommitStep,
     ExportStage,
-    FollowBuffers,
     PlanStep,
     ReleaseStage,
     SaveStage,
@@ -54,7 +52,6 @@ from swarm_ft.transport.base import Handler, MessageStream, Method, Transport
 from swarm_ft.transport.methods import (
     ALL_REDUCE,
     BOUNDARY,
-    FETCH_BUFFERS,
     FETCH_CHUNKS,
     LIST_CHUNKS,
     TIED_GRADIENT,
@@ -128,7 +125,6 @@ class PeerNode:
         return {
             BOUNDARY: self._on_boundary,
             ALL_REDUCE: self._on_reduce,
-            FETCH_BUFFERS: self._on_buffers,
             FETCH_CHUNKS: partial(serve_chunks, offers=self._find_shard),
             LIST_CHUNKS: partial(serve_chunk_list, offers=self._find_shard),
             TIED_GRADIENT: self._on_tied_gradient,
@@ -202,8 +198,6 @@ class PeerNode:
                 await self._assign(message)
             case PlanStep():
                 self._hosting(message.run_id).plan(message)
-            case FollowBuffers():
-                self._hosting(message.run_id).follow(message)
             case TakeStage():
                 self._hosting(message.run_id).take(message)
             case CommitStep():
@@ -274,10 +268,6 @@ class PeerNode:
     async def _on_reduce(self, stream: ReduceStream) -> None:
         hello = await receive_reduce_hello(stream)
         await self._hosting(hello.run_id).on_reduce(stream, hello)
-
-    async def _on_buffers(self, stream: BufferStream) -> None:
-        request = await receive_request(stream)
-        await self._hosting(request.run_id).on_buffers(stream, request)
 
     def _find_shard(self, name: ShardName) -> OfferedShard | None:
         return self._host.find_shard(name) if self._host is not None else None

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from swarm_ft.ids import NO_ATTEMPT, Attempt, BlockIndex, PeerId, RunId, SampleId, StepNumber
+from swarm_ft.ids import NO_ATTEMPT, Attempt, PeerId, RunId, SampleId, StepNumber
 from swarm_ft.protocol.layers import LayerRange
 from swarm_ft.protocol.run_spec import RunSpec
 from swarm_ft.protocol.training_plan import Microbatch
@@ -111,22 +111,6 @@ class TakeStage:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FollowBuffers:
-    """Samples are about to pass this peer: fetch their buffers, beside the training.
-
-    Attributes:
-        samples: in the order in which they are needed.
-        sources: peers that have all of them, to be asked in this order.
-    """
-
-    run_id: RunId
-    attempt: Attempt
-    boundary: BlockIndex
-    samples: tuple[SampleId, ...]
-    sources: tuple[PeerId, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class PlanStep:
     """Run one step: of all microbatches, those whose route passes this peer.
 
@@ -185,13 +169,5 @@ class ClockReply:
 
 
 ToPeer = (
-    Assign
-    | TakeStage
-    | SaveStage
-    | FollowBuffers
-    | PlanStep
-    | CommitStep
-    | ExportStage
-    | ReleaseStage
-    | ClockReply
+    Assign | TakeStage | SaveStage | PlanStep | CommitStep | ExportStage | ReleaseStage | ClockReply
 )

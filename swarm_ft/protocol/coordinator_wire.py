@@ -12,7 +12,6 @@ from swarm_ft.errors import MalformedMessage
 from swarm_ft.ids import Attempt, MicrobatchIndex, PeerId, SampleId, StepNumber
 from swarm_ft.proto import coordinator_pb2 as pb
 from swarm_ft.proto import timeline_pb2
-from swarm_ft.protocol.buffer_wire import follow_from_wire, follow_to_wire
 from swarm_ft.protocol.checks import (
     bounded,
     checked_digest,
@@ -26,7 +25,6 @@ from swarm_ft.protocol.coordinator_messages import (
     ClockReply,
     CommitStep,
     ExportStage,
-    FollowBuffers,
     PlanStep,
     ReleaseStage,
     SavedStage,
@@ -78,8 +76,6 @@ def to_peer_to_wire(message: ToPeer) -> pb.ToPeer:
                 donors=message.donors,
             )
             return pb.ToPeer(take=take)
-        case FollowBuffers():
-            return pb.ToPeer(follow=follow_to_wire(message))
         case SaveStage():
             return pb.ToPeer(save=pb.SaveStage(run_id=message.run_id, step=message.step))
         case ReleaseStage():
@@ -112,8 +108,6 @@ def to_peer_from_wire(message: pb.ToPeer) -> ToPeer:
                 clip_factor=finite("clip factor", commit.clip_factor),
                 learning_rate=finite("learning rate", commit.learning_rate),
             )
-        case "follow":
-            return follow_from_wire(message.follow)
         case "export":
             return ExportStage(run_id=checked_run_id(message.export.run_id))
         case "release":

@@ -7,11 +7,9 @@ from dataclasses import dataclass, field
 from swarm_ft.ids import (
     NO_ATTEMPT,
     Attempt,
-    BlockIndex,
     MicrobatchIndex,
     PeerId,
     RunId,
-    SampleId,
     StepNumber,
 )
 from swarm_ft.protocol.buffer_reports import BufferCounts, HeldBuffers
@@ -102,16 +100,6 @@ class StepReady:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class BuffersFollowed:
-    """Buffers that this peer was told to fetch, and has now."""
-
-    run_id: RunId
-    attempt: Attempt
-    boundary: BlockIndex
-    samples: tuple[SampleId, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class StageExported:
     """The trained stage is written down and can be fetched from this peer."""
 
@@ -198,7 +186,6 @@ FromPeer = (
     | PeerAlive
     | StageOffered
     | StageSaved
-    | BuffersFollowed
     | StepTimeline
     | ClockProbe
 )

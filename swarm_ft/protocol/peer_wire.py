@@ -11,8 +11,6 @@ from swarm_ft.proto import timeline_pb2
 from swarm_ft.protocol.buffer_wire import (
     counts_from_wire,
     counts_to_wire,
-    followed_from_wire,
-    followed_to_wire,
     held_from_wire,
     held_to_wire,
 )
@@ -27,7 +25,6 @@ from swarm_ft.protocol.checks import (
     finite,
 )
 from swarm_ft.protocol.peer_messages import (
-    BuffersFollowed,
     ClockProbe,
     FromPeer,
     HeldStage,
@@ -89,8 +86,6 @@ def from_peer_to_wire(message: FromPeer) -> pb.FromPeer:
             return pb.FromPeer(alive=alive)
         case StageOffered() | StageTaken() | StageSaved():
             return _state_to_wire(message)
-        case BuffersFollowed():
-            return pb.FromPeer(followed=followed_to_wire(message))
         case StepTimeline() | ClockProbe():
             return _traced_to_wire(message)
         case _:
@@ -131,8 +126,6 @@ def from_peer_from_wire(message: pb.FromPeer) -> FromPeer:
             )
         case "offered" | "taken" | "saved":
             return _state_from_wire(message)
-        case "followed":
-            return followed_from_wire(message.followed)
         case "timeline" | "probe":
             return _traced_from_wire(message)
         case _:

@@ -152,10 +152,6 @@ def draw(seed: int) -> Scenario:
         window_messages=rng.choice((2, 8, 64)),
         mean_compute_s=10 ** rng.uniform(-3, -1),
     )
-    # With `none`, key frames are dear enough for hand-offs of buffers, even of such small ones.
-    key_codec = Random(f"{seed}/key-codec").choice(("fp16", "none"))
-    train = replace(scenario.spec.train, key_codec=key_codec)
-    scenario = replace(scenario, spec=replace(scenario.spec, train=train))
     own = Random(f"{seed}/take-over")
     return _with_take_over(scenario, own) if own.random() < TAKE_OVERS else scenario
 

@@ -39,7 +39,6 @@ from swarm_ft.protocol.coordinator_messages import (
     Assign,
     CommitStep,
     ExportStage,
-    FollowBuffers,
     PlanStep,
     ReleaseStage,
     SaveStage,
@@ -51,7 +50,6 @@ from swarm_ft.protocol.coordinator_messages import (
 )
 from swarm_ft.protocol.layers import parse_layers
 from swarm_ft.protocol.peer_messages import (
-    BuffersFollowed,
     FromPeer,
     HeldStage,
     PeerAlive,
@@ -95,7 +93,6 @@ class FakePeer:
         self.compute_s = 0.0
         self.done: frozenset[int] = frozenset()
         self.is_slow_to_take = False
-        self.is_slow_to_follow = False
         self.heard: list[ToPeer] = []
         self.forget()
 
@@ -146,8 +143,6 @@ class FakePeer:
                 return self._take_over(message)
             case SaveStage():
                 return [self._save(message)]
-            case FollowBuffers():
-                return self._follow(message)
             case PlanStep():
                 return [self._run_step(message)]
             case CommitStep():
@@ -205,25 +200,6 @@ class FakePeer:
         last = self.assign.stages[-1].layers.stop
         ends = (self._stage.layers.start, self._stage.layers.stop)
         return tuple(BlockIndex(end) for end in ends if 0 < end < last)
-
-    def _follow(self, follow: FollowBuffers) -> list[FromPeer]:
-        assert self.assign is not None
-        assert follow.attempt == self.assign.attempt
-        assert follow.boundary in self.boundaries
-        assert self.peer_id not in follow.sources
-        peers = {stage.peer_id for stage in self.assign.stages}
-        assert set(follow.sources) <= peers, "who is gone has nothing to give"
-        return [] if self.is_slow_to_follow else [self.followed(follow)]
-
-    def followed(self, follow: FollowBuffers) -> BuffersFollowed:
-        """It got them."""
-        self.buffers.setdefault(follow.boundary, set()).update(follow.samples)
-        return BuffersFollowed(
-            run_id=follow.run_id,
-            attempt=follow.attempt,
-            boundary=follow.boundary,
-            samples=follow.samples,
-        )
 
     def _listen(self, assign: Assign, taker: Taker, *, is_new: bool) -> list[FromPeer]:
         assert self.peer_id not in taker.donors

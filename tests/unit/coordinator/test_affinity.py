@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from benchmarks.key_frames import Way, measure
 from swarm_ft.coordinator.ledger import Ledger
 from swarm_ft.coordinator.routes import plan_microbatches, routes_of
-from swarm_ft.ids import BlockIndex, PeerId
+from swarm_ft.ids import BlockIndex, PeerId, StepNumber
 from swarm_ft.protocol.coordinator_messages import Stage
 from swarm_ft.protocol.layers import LayerRange
 from swarm_ft.protocol.sample_set import SampleSet
@@ -109,31 +109,33 @@ def test_samples_that_nobody_holds_fill_up_microbatches_of_those_that_are_held()
     assert all(routes[sample] == ("s0r1", "s1r1") for sample in samples[5:12])
 
 
-def test_a_buffer_at_both_ends_counts_more_than_buffers_at_one():
-    """At stage 1 a sample's buffers are with two replicas; only one of them has its other end."""
-    stages, spec = stages_of_sizes(2, 2, 2), spec_of(2, 1)
-    samples, ledger = step_samples(spec, 0), empty(stages, spec)
-    ledger = held_by(ledger, samples[0], (1, 1, 1))
-    ledger = ledger.moved(ledger.boundaries[0], 1, [samples[0]], PeerId("s1r0"))
-    ledger = ledger.without("s0r1", ledger.boundaries[0], SampleSet.of([samples[0]]))
-    routes = routes_of(plan_microbatches(spec, 0, stages, {}, ledger), stages)
-    assert routes[samples[0]][1:] == ("s1r1", "s2r1")
+def test_a_buffer_at_one_end_only_counts_for_nothing() -> None:
+    """Its sample begins anew wherever it goes, and so fills up what others leave."""
+    stages, spec = stages_of_sizes(2, 2), spec_of(4, 2)
+    samples, known = step_samples(spec, 0), empty(stages, spec)
+    for sample in samples[:3]:
+        known = held_by(known, sample, (0, 0))
+    ledger = known
+    for sample in samples[3:]:
+        ledger = held_by(ledger, sample, (1, 0))
+    ledger = ledger.without(PeerId("s0r1"), ledger.boundaries[0], SampleSet.of(samples[3:]))
+    planned = plan_microbatches(spec, StepNumber(0), stages, {}, ledger)
+    assert planned == plan_microbatches(spec, StepNumber(0), stages, {}, known)
 
 
-def test_what_is_left_of_a_route_is_kept_when_a_replica_is_replaced():
-    """A hand-off then has one end to fill, not two."""
+def test_who_replaces_a_replica_gets_what_nobody_else_holds() -> None:
     stages, spec = stages_of_sizes(2, 2), spec_of(8, 1)
     samples, ledger = step_samples(spec, 0), empty(stages, spec)
     for i, sample in enumerate(samples):
         ledger = held_by(ledger, sample, (i % 2, i % 2))
     stages[0] = Stage(layers=stages[0].layers, peers=(PeerId("s0r0"), PeerId("new")))
-    routes = routes_of(plan_microbatches(spec, 0, stages, {}, ledger), stages)
+    routes = routes_of(plan_microbatches(spec, StepNumber(0), stages, {}, ledger), stages)
     assert [routes[sample] for sample in samples] == [("s0r0", "s1r0"), ("new", "s1r1")] * 4
 
 
 @pytest.mark.parametrize("size", [1, 4])
 @pytest.mark.parametrize("sizes", [(2, 2), (2, 1, 2)])
-def test_affinity_loses_a_fifth_less_than_places_and_with_hand_offs_next_to_nothing(sizes, size):
+def test_affinity_loses_a_fifth_less_than_places(sizes: tuple[int, ...], size: int) -> None:
     """Key frames, and deltas on a buffer of an earlier visit than the last."""
     rates = {way: measure(sizes, size, way, num_samples=1024) for way in Way}
     lost = {way: one.key_frames + one.stale_frames for way, one in rates.items()}
@@ -142,11 +144,3 @@ def test_affinity_loses_a_fifth_less_than_places_and_with_hand_offs_next_to_noth
     assert lost[Way.LEDGER] < 0.075
     assert lost[Way.LEDGER] < 0.8 * lost[Way.PLACES]
     assert rates[Way.LEDGER].key_frames < rates[Way.PLACES].key_frames
-    assert lost[Way.HAND_OFF] < 0.01
-
-
-def test_hand_offs_make_up_for_a_replica_that_another_peer_took_the_place_of():
-    ways = (Way.LEDGER, Way.HAND_OFF)
-    plain, handed = (measure((2, 2), 1, w, num_samples=1024, is_replaced=True) for w in ways)
-    assert plain.key_frames > 0.15
-    assert handed.key_frames + handed.stale_frames < 0.015

@@ -17,7 +17,6 @@ from swarm_ft.ids import Attempt, PeerId, RunId, StepNumber
 from swarm_ft.protocol.buffer_reports import BufferCounts, HeldBuffers
 from swarm_ft.protocol.layers import LayerRange
 from swarm_ft.protocol.peer_messages import (
-    BuffersFollowed,
     HeldStage,
     PeerGoodbye,
     PeerHello,
@@ -57,7 +56,6 @@ disturbances = st.one_of(
     st.tuples(st.just("stage_ready"), peer_ids, offset),
     st.tuples(st.just("step_ready"), peer_ids, offset, offset, st.floats(0.0, 1e200)),
     st.tuples(st.just("buffers"), peer_ids, st.sampled_from([2, 2, 3]), samples, st.booleans()),
-    st.tuples(st.just("followed"), peer_ids, offset, st.sampled_from([2, 3]), samples),
     st.tuples(st.just("offered"), peer_ids, offset, offset),
     st.tuples(st.just("taken"), peer_ids, offset),
     st.tuples(st.just("exported"), peer_ids, run_ids),
@@ -183,16 +181,6 @@ class Mob:
             counts = (BufferCounts(boundary=boundary, misses=2**50),)
             ready = StepReady(**named, step=step, squared_grad_norm=1.0, lost=held, buffers=counts)
             self._said(peer_id, ready)
-
-    def followed(self, peer_id, off, boundary, samples):
-        run_id, attempt, _, _ = self._now
-        message = BuffersFollowed(
-            run_id=run_id,
-            attempt=Attempt(attempt + off),
-            boundary=boundary,
-            samples=tuple(samples),
-        )
-        self._said(peer_id, message)
 
     def exported(self, peer_id, run_id):
         self._said(peer_id, StageExported(run_id=run_id, shard_bytes=0))

@@ -1,7 +1,6 @@
 """The coordinator as others meet it: its own journal, protobuf over a transport, no mocks."""
 
 import asyncio
-import logging
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -30,7 +29,6 @@ from swarm_ft.protocol.client_wire import event_from_wire, status_from_wire
 from swarm_ft.protocol.coordinator_messages import (
     Assign,
     ClockReply,
-    FollowBuffers,
     PlanStep,
     ReleaseStage,
 )
@@ -256,26 +254,6 @@ async def test_status_shows_what_is_kept_at_a_boundary(spec, peers):
         (boundary,) = (await swarm_status(office.channel)).runs[0].boundaries
     assert (boundary.boundary, boundary.buffered_samples) == (2, 4)
     assert boundary.key_frames == 4
-
-
-async def test_hand_offs_are_told_to_peers_and_explained_in_the_log(make_spec, make_peer, caplog):
-    caplog.set_level(logging.INFO, "swarm_ft")
-    spec = make_spec(
-        seq_length=64,
-        num_samples=16,
-        batch_size=4,
-        micro_batch_size=1,
-        num_steps=10,
-        shuffle=True,
-        buffer_bits=4,
-    )
-    peers = [make_peer(name, "0-2" if name[0] == "a" else "2-4") for name in ("a", "a2", "b", "b2")]
-    async with coordinator() as office:
-        await submit(office.channel, spec)
-        await train(office.channel, peers, stop_at=StepNumber(9))
-    told = [message for peer in peers for message in peer.heard]
-    assert any(isinstance(message, FollowBuffers) for message in told)
-    assert "so their buffers follow" in caplog.text
 
 
 def make_all(fake):

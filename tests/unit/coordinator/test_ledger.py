@@ -59,12 +59,6 @@ class LedgerMachine(RuleBasedStateMachine):
                 self.model[boundary, Side.DOWNSTREAM, sample] = route[i + 1]
 
     @rule(end=ends, samples=samples_drawn)
-    def follow(self, end, samples):
-        boundary, side, peer = end
-        self._becomes(self.ledger.moved(boundary, side, samples, peer))
-        self.model |= dict.fromkeys(((boundary, side, sample) for sample in samples), peer)
-
-    @rule(end=ends, samples=samples_drawn)
     def lose(self, end, samples):
         boundary, _, peer = end
         self._becomes(self.ledger.without(peer, boundary, SampleSet.of(samples)))

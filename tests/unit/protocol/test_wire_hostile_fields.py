@@ -15,7 +15,6 @@ from swarm_ft.protocol.coordinator_messages import (
     Assign,
     ClockReply,
     CommitStep,
-    FollowBuffers,
     PlanStep,
     StageAssignment,
 )
@@ -23,7 +22,6 @@ from swarm_ft.protocol.coordinator_wire import to_peer_from_wire, to_peer_to_wir
 from swarm_ft.protocol.frame import EncodedTensor, Frame, FrameKey, FrameKind
 from swarm_ft.protocol.layers import LayerRange
 from swarm_ft.protocol.peer_messages import (
-    BuffersFollowed,
     ClockProbe,
     HeldStage,
     PeerHello,
@@ -169,7 +167,6 @@ READY = StepReady(
 LOADED = StageReady(
     run_id="run", attempt=1, buffers=(HeldBuffers(boundary=1, samples=SampleSet.of([3])),)
 )
-FOLLOWED = BuffersFollowed(run_id="run", attempt=1, boundary=1, samples=(3,))
 ONE_EACH = dict.fromkeys(Spans.__dataclass_fields__, (1,))
 TOLD = StepTimeline(
     run_id="run",
@@ -212,10 +209,6 @@ TOLD = StepTimeline(
     (LOADED, "stage_ready.buffers[0].samples", b"\0", "without zeros at its end"),
     (LOADED, "stage_ready.buffers[0].samples", b"\0" * (1 << 21) + b"\1", "of samples below 16777"),
     (LOADED, "stage_ready.buffers", [coordinator_pb2.HeldBuffers(boundary=1)] * 3, "boundaries"),
-    (FOLLOWED, "followed.boundary", 0, "boundary: expected 1 to 4096"),
-    (FOLLOWED, "followed.samples", [], "samples whose buffers follow: expected 1"),
-    (FOLLOWED, "followed.samples", [1 << 24], "sample: expected 0 to"),
-    (FOLLOWED, "followed.run_id", "", "run id"),
     (TOLD, "timeline.run_id", "", "run id"),
     (TOLD, "timeline.origin_us", 1 << 52, "origin: expected 0 to"),
     (TOLD, "timeline.clock_offset_us", -(1 << 52), "offset: expected -"),
@@ -242,7 +235,6 @@ def test_refuses_hostile_fields_from_a_peer(message, change, complaint):
 
 PLAN = PlanStep(run_id="run", attempt=1, step=0, microbatches=(Microbatch(0, (1, 2)),))
 COMMIT = CommitStep(run_id="run", attempt=1, step=0, clip_factor=1.0, learning_rate=1e-3)
-FOLLOW = FollowBuffers(run_id="run", attempt=1, boundary=1, samples=(3,), sources=("peer",))
 
 
 def microbatches(*batches):
@@ -261,10 +253,6 @@ def microbatches(*batches):
     (COMMIT, "commit.clip_factor", NAN, "clip factor: expected a finite number"),
     (COMMIT, "commit.learning_rate", -1.0, "learning rate: expected a finite number"),
     (COMMIT, "commit.run_id", "\x1b[2J", "run id: expected 1 to 64 printable"),
-    (FOLLOW, "follow.boundary", 0, "boundary: expected 1 to 4096"),
-    (FOLLOW, "follow.samples", [], "samples whose buffers follow: expected 1"),
-    (FOLLOW, "follow.sources", [], "sources of buffers: expected 1"),
-    (FOLLOW, "follow.sources", ["a/b"], "peer id: expected"),
     (ClockReply(5, 6), "clock.sent_us", 1 << 52, "time of a probe: expected 0 to"),
     (ClockReply(5, 6), "clock.coordinator_us", 1 << 52, "coordinator's time: expected 0 to"),
 )

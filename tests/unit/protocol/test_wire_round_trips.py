@@ -16,7 +16,6 @@ from swarm_ft.protocol.coordinator_messages import (
     ClockReply,
     CommitStep,
     ExportStage,
-    FollowBuffers,
     PlanStep,
     ReleaseStage,
     StageAssignment,
@@ -26,7 +25,6 @@ from swarm_ft.protocol.coordinator_messages import (
 from swarm_ft.protocol.frame import EncodedTensor, Frame, FrameKey, FrameKind
 from swarm_ft.protocol.layers import MAX_BLOCKS, LayerRange
 from swarm_ft.protocol.peer_messages import (
-    BuffersFollowed,
     ClockProbe,
     HeldStage,
     PeerAlive,
@@ -177,7 +175,6 @@ digests = st.binary(min_size=16, max_size=16)
 some_names = st.lists(names, min_size=1, max_size=2).map(tuple)
 boundaries = st.integers(1, 4096)
 samples = st.integers(0, 2**24 - 1)
-some_samples = st.lists(samples, min_size=1, max_size=4).map(tuple)
 held_buffers = st.lists(
     st.builds(
         HeldBuffers,
@@ -233,9 +230,6 @@ from_peer_messages = st.one_of(
         held=st.none() | held_stages,
     ),
     st.builds(StageReady, run_id=names, attempt=u32, buffers=held_buffers),
-    st.builds(
-        BuffersFollowed, run_id=names, attempt=u32, boundary=boundaries, samples=some_samples
-    ),
     st.builds(StageTaken, run_id=names, attempt=u32, state_bytes=byte_counts),
     st.builds(StageOffered, run_id=names, attempt=u32, step=u32, digest=digests, total_bytes=u64),
     st.builds(
@@ -302,14 +296,6 @@ to_peer_messages = st.one_of(
         CommitStep, run_id=names, attempt=u32, step=u32, clip_factor=numbers, learning_rate=numbers
     ),
     st.builds(ExportStage, run_id=names),
-    st.builds(
-        FollowBuffers,
-        run_id=names,
-        attempt=u32,
-        boundary=boundaries,
-        samples=some_samples,
-        sources=some_names,
-    ),
     st.builds(ReleaseStage, run_id=names, reason=texts),
     st.builds(ClockReply, moments, moments),
 )

@@ -1,17 +1,15 @@
-"""What the coordinator makes of what it knows of buffers, from commits to hand-offs."""
+"""What the coordinator makes of what it knows of buffers."""
 
 from dataclasses import replace
 
 import pytest
 
-from swarm_ft.coordinator.effects import LedgerRecord, Note, Write
 from swarm_ft.coordinator.events import RunCancelled
 from swarm_ft.coordinator.journal import Journal
 from swarm_ft.coordinator.overview import overview
 from swarm_ft.ids import PeerId, RunId
 from swarm_ft.protocol.buffer_reports import BufferCounts, HeldBuffers
-from swarm_ft.protocol.coordinator_messages import FollowBuffers
-from swarm_ft.protocol.peer_messages import BuffersFollowed, StageReady
+from swarm_ft.protocol.peer_messages import StageReady
 from swarm_ft.protocol.sample_set import SampleSet
 from swarm_ft.protocol.status import RunPhase
 
@@ -21,7 +19,7 @@ EPOCH_STEPS = 16
 
 @pytest.fixture
 def spec(make_spec):
-    """Sixteen steps an epoch, so that a few are looked at ahead; buffers are cheap to hand on."""
+    """Sixteen steps an epoch."""
     return make_spec(
         seq_length=64,
         num_samples=64,
@@ -29,7 +27,6 @@ def spec(make_spec):
         micro_batch_size=1,
         num_steps=40,
         shuffle=True,
-        buffer_bits=4,
     )
 
 
@@ -57,14 +54,6 @@ def begun(swarm, spec, peers):
     swarm.submit(spec)
     swarm.join(*peers)
     return swarm
-
-
-def notes(swarm):
-    return [effect.text for effect in swarm.effects if isinstance(effect, Note)]
-
-
-def follows(swarm):
-    return swarm.said(FollowBuffers)
 
 
 # ---- what is known
@@ -177,140 +166,6 @@ def test_who_goes_back_to_a_snapshot_keeps_what_is_known(swarm, spec, a, b, newc
     assert swarm.run().committed_steps == 3
     assert swarm.run().traffic[0].key_frames == swarm.run().snapshot.traffic[0].key_frames > 0
     assert {pair[0] for pair in pairs(swarm)} == {"a", None}
-
-
-# ---- hand-offs
-
-
-def test_buffers_follow_before_their_samples_do(swarm, spec, replicas):
-    """Whoever was told in time has what its microbatches need when they come."""
-    begun(swarm, spec, replicas)
-    train_until(swarm, EPOCH_STEPS)
-    swarm.settle()
-    assert swarm.run().phase is RunPhase.FINISHED
-    for peer, follow in follows(swarm):
-        others = {"a", "a2", "b", "b2"} - {peer}
-        assert 1 <= len(follow.sources) <= 2
-        assert set(follow.sources) <= others
-    (note,) = {text.split(": ")[1].split(",")[-1] for text in notes(swarm)}
-    assert note == " so their buffers follow"
-
-
-def test_what_followed_is_found_by_the_next_plan(swarm, spec, replicas):
-    begun(swarm, spec, replicas)
-    swarm.settle_until(lambda: bool(follows(swarm)))
-    peer, follow = follows(swarm)[0]
-    sample, index = follow.samples[0], "a2b2".index(peer[0]) // 2
-    assert pair(swarm, sample)[index] != peer
-    swarm.settle_until(lambda: pair(swarm, sample)[index] == peer)
-    assert swarm.run().hand_offs.asked[sample] >= {(2, peer)}
-    records = [e.record for e in swarm.effects if isinstance(e, Write)]
-    assert any(
-        isinstance(r, LedgerRecord) and len(r.change.chunks) == 1 and not r.change.is_new
-        for r in records
-    )
-
-
-def test_what_comes_after_the_sample_went_on_is_void(swarm, spec, replicas):
-    for peer in replicas:
-        peer.is_slow_to_follow = True
-    begun(swarm, spec, replicas)
-    swarm.settle_until(lambda: bool(follows(swarm)))
-    name, follow = follows(swarm)[0]
-    peer = next(peer for peer in replicas if peer.peer_id == name)
-    swarm.settle_until(lambda: not set(follow.samples) & swarm.run().hand_offs.asked.keys())
-    before = swarm.run().ledger
-    swarm.say(peer, peer.followed(follow))
-    assert swarm.run().ledger == before
-
-
-def test_what_nobody_was_told_to_fetch_moves_nothing(swarm, spec, replicas):
-    begun(swarm, spec, replicas)
-    train_until(swarm, 3)
-    before = swarm.run().ledger
-    claim = BuffersFollowed(
-        run_id=RUN, attempt=swarm.run().attempt, boundary=2, samples=(0, 1, 63, 64, 2**24 - 1)
-    )
-    swarm.say(replicas[0], claim)
-    swarm.say(replicas[0], replace(claim, boundary=3))
-    assert swarm.run().ledger == before
-    assert not swarm.dismissals()
-
-
-def test_nobody_is_told_twice_before_a_sample_is_visited(swarm, spec, replicas):
-    for peer in replicas:
-        peer.is_slow_to_follow = True
-    begun(swarm, spec, replicas)
-    swarm.settle()
-    asked = [(p, f.attempt, s) for p, f in follows(swarm) for s in f.samples]
-    assert asked
-    visits_after_the_first = spec.train.num_steps // EPOCH_STEPS
-    assert max(asked.count(one) for one in set(asked)) <= visits_after_the_first
-
-
-@pytest.mark.parametrize("leaves", [True, False])
-def test_the_buffers_of_a_replica_that_is_gone_follow_from_the_other_ends(
-    swarm, spec, replicas, leaves
-):
-    begun(swarm, spec, replicas)
-    train_until(swarm, EPOCH_STEPS)
-    gone = replicas[1]
-    held = {sample for sample in range(64) if pair(swarm, sample)[0] == "a2"}
-    assert held
-    num_told = len(follows(swarm))
-    if leaves:
-        swarm.leave(gone)
-    else:
-        swarm.lose(gone)
-    swarm.settle_until(lambda: len(follows(swarm)) > num_told)
-    told = follows(swarm)[num_told:]
-    assert all("a2" not in follow.sources for _, follow in told)
-    to_a = [follow for peer, follow in told if peer == "a"]
-    assert {sample for follow in to_a for sample in follow.samples} & held
-    assert {source for follow in to_a for source in follow.sources} <= {"b", "b2"}
-
-
-def test_a_newcomer_that_computes_is_looked_ahead_for_without_an_attempt(
-    swarm, spec, make_peer, replicas
-):
-    begun(swarm, spec, replicas[:3])
-    train_until(swarm, EPOCH_STEPS)
-    late = make_peer("b2", "2-4")
-    late.is_slow_to_take = True
-    swarm.join(late)
-    swarm.settle_until(lambda: "b2" in swarm.run().listeners)
-    train_until(swarm, EPOCH_STEPS + 2)
-    assert not [peer for peer, _ in follows(swarm) if peer == "b2"]
-    attempt = swarm.run().attempt
-    swarm.say(late, late.taken())
-    swarm.settle_until(lambda: any(peer == "b2" for peer, _ in follows(swarm)))
-    assert swarm.run().attempt == attempt
-    late_ones = [follow for peer, follow in follows(swarm) if peer == "b2"]
-    assert sum(len(follow.samples) for follow in late_ones) > 4, "of several steps"
-
-
-def test_where_a_key_frame_is_cheaper_nobody_is_told_and_the_log_says_why(swarm, spec, replicas):
-    begun(swarm, replace(spec, train=replace(spec.train, buffer_bits=16)), replicas)
-    swarm.settle()
-    assert not follows(swarm)
-    kinds = notes(swarm)
-    assert 1 <= len(kinds) <= 2, "once an attempt and kind of choice"
-    assert "a key frame (0.8 kB more than a delta) is no dearer than a hand-off of" in kinds[0]
-    assert kinds[0].endswith("so they begin anew")
-
-
-def test_a_hand_off_to_one_end_may_be_worth_it_where_one_to_both_is_not(swarm, spec, replicas):
-    """8 bits, or twice 8, against the 12 bits that fp16 takes more than aq4."""
-    begun(swarm, replace(spec, train=replace(spec.train, buffer_bits=8)), replicas)
-    train_until(swarm, EPOCH_STEPS)
-    swarm.leave(replicas[1])
-    swarm.settle()
-    told = [text for text in notes(swarm) if "buffers follow" in text]
-    anew = [text for text in notes(swarm) if "begin anew" in text]
-    assert told
-    assert anew
-    assert all("for both ends" in text for text in anew)
-    assert not any("for both ends" in text for text in told)
 
 
 # ---- what cannot be
