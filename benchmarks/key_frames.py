@@ -17,15 +17,14 @@ from enum import StrEnum
 from itertools import pairwise
 from types import MappingProxyType
 
-from swarm_ft.coordinator.holdings import with_ledger
-from swarm_ft.coordinator.routes import routes_of
-from swarm_ft.coordinator.state import OpenStep, Run
-from swarm_ft.coordinator.steps import commit_step, plan_step
+from swarm_ft.coordinator.facts.state import OpenStep, Run
+from swarm_ft.coordinator.plan.holdings import with_ledger
+from swarm_ft.coordinator.plan.routes import routes_of
+from swarm_ft.coordinator.plan.steps import commit_step, plan_step
 from swarm_ft.ids import Attempt, BlockIndex, PeerId, RunId, SampleId, StepNumber
-from swarm_ft.protocol.coordinator_messages import StageAssignment
-from swarm_ft.protocol.layers import LayerRange
-from swarm_ft.protocol.peer_messages import StepReady
-from swarm_ft.protocol.run_spec import LrSchedule, ModelSpec, RunSpec, TrainSpec
+from swarm_ft.protocol.messages.control import StageAssignment, StepReady
+from swarm_ft.protocol.spec.layers import LayerRange
+from swarm_ft.protocol.spec.run_spec import LrSchedule, ModelSpec, RunSpec, TrainSpec
 
 NUM_SAMPLES, BATCH_SIZE, EPOCHS = 2048, 32, 4
 PIPELINES = ((2, 2), (2, 2, 2, 2), (2, 1, 2), (3, 3), (2, 3))

@@ -18,17 +18,17 @@ from pathlib import Path
 
 import numpy as np
 
-from swarm_ft.coordinator.effects import LedgerRecord, RunRecord
-from swarm_ft.coordinator.journal import Journal
-from swarm_ft.coordinator.ledger import CHUNK_SAMPLES, Ledger, change_of
-from swarm_ft.coordinator.routes import plan_microbatches, routes_of
-from swarm_ft.coordinator.state import Run
+from swarm_ft.coordinator.facts.events import LedgerRecord, RunRecord
+from swarm_ft.coordinator.facts.ledger import CHUNK_SAMPLES, Ledger, change_of
+from swarm_ft.coordinator.facts.state import Run
+from swarm_ft.coordinator.journal.journal import Journal
+from swarm_ft.coordinator.plan.routes import plan_microbatches, routes_of
 from swarm_ft.ids import BlockIndex, PeerId, RunId, SampleId, StepNumber
-from swarm_ft.protocol.coordinator_messages import StageAssignment
-from swarm_ft.protocol.layers import LayerRange
-from swarm_ft.protocol.run_spec import LrSchedule, ModelSpec, RunSpec, TrainSpec
-from swarm_ft.protocol.sample_set import SampleSet
-from swarm_ft.protocol.training_plan import step_samples
+from swarm_ft.protocol.messages.control import StageAssignment
+from swarm_ft.protocol.messages.reports import SampleSet
+from swarm_ft.protocol.spec.layers import LayerRange
+from swarm_ft.protocol.spec.run_spec import LrSchedule, ModelSpec, RunSpec, TrainSpec
+from swarm_ft.protocol.spec.training_plan import step_samples
 
 BATCH_SIZE, REPEATS = 32, 20
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.lab import Host, Lab, LabSwarm, Link
 from benchmarks.slow_network.work import Measured, Trial, Work
-from swarm_ft.protocol.codec_spec import (
+from swarm_ft.protocol.spec.codec_spec import (
     CodecName,
     CodecSpec,
     Direction,
@@ -22,7 +22,7 @@ from swarm_ft.protocol.codec_spec import (
     parse_dp_spec,
     parse_key_spec,
 )
-from swarm_ft.protocol.layers import LayerRange, split_evenly
+from swarm_ft.protocol.spec.layers import LayerRange, split_evenly
 from swarm_ft.stage.checkpoint import open_checkpoint
 
 PEER = "benchmarks.slow_network.emulated_peer"

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from swarm_ft.client.swarm import SwarmClient
     from swarm_ft.client.train import Baseline
     from swarm_ft.ids import RunId
-    from swarm_ft.protocol.status import RunEvent
+    from swarm_ft.protocol.messages.client import RunEvent
     from swarm_ft.stage.checkpoint import Checkpoint
 
 DEFAULT_LR = 5e-5
@@ -122,9 +122,9 @@ def attach(
     trace_path = Path(trace_file) if trace_file else None
 
     async def work() -> None:
-        from swarm_ft.client.attach import attach_to
         from swarm_ft.client.job import check_outputs
         from swarm_ft.client.progress import RunProgress
+        from swarm_ft.client.train import attach_to
 
         check_outputs(Path(out), json_path, trace_path)
         async with connected(initial_peers, dht_prefix) as swarm:

@@ -159,7 +159,7 @@ class Listening:
     announce: str | None
 
     def __post_init__(self) -> None:
-        from swarm_ft.discovery.records import checked_record
+        from swarm_ft.discovery.directory import checked_record
 
         if self.host in LISTEN_ANYWHERE and not self.announce:
             raise BadOption(
@@ -171,7 +171,7 @@ class Listening:
 
     def endpoint(self, bound_port: int) -> str:
         """The address to announce, `host:port`: `--announce`, else what is listened on."""
-        from swarm_ft.transport.listening import format_endpoint
+        from swarm_ft.transport.grpc_options import format_endpoint
 
         if self.announce is None:
             return format_endpoint(self.host, bound_port)

@@ -11,7 +11,7 @@ import click
 from swarm_ft.cli.options import stack
 
 if TYPE_CHECKING:
-    from swarm_ft.client.options import TrainOptions
+    from swarm_ft.client.job import TrainOptions
 
 _count = click.IntRange(min=1)
 _amount = click.FloatRange(min=0.0)
@@ -21,7 +21,7 @@ def _codec(direction: str) -> Callable[[click.Context, click.Parameter, str], st
     """Checks a codec as it is parsed, before a model is read."""
 
     def check(_context: click.Context, _option: click.Parameter, text: str) -> str:
-        from swarm_ft.protocol.codec_spec import Direction, parse_codec_spec
+        from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
 
         parse_codec_spec(text, Direction[direction])
         return text
@@ -34,14 +34,14 @@ def _fill_codec(context: click.Context, option: click.Parameter, text: str | Non
 
 
 def _key_codec(_context: click.Context, _option: click.Parameter, text: str) -> str:
-    from swarm_ft.protocol.codec_spec import parse_key_spec
+    from swarm_ft.protocol.spec.codec_spec import parse_key_spec
 
     parse_key_spec(text)
     return text
 
 
 def _dp_codec(_context: click.Context, _option: click.Parameter, text: str) -> str:
-    from swarm_ft.protocol.reduction_spec import parse_reduction_spec
+    from swarm_ft.protocol.spec.codec_spec import parse_reduction_spec
 
     parse_reduction_spec(text)
     return text
@@ -215,7 +215,7 @@ train_options = stack(
 
 def collect_options(model: str, dataset: str, *, default_lr: float, **given: Any) -> TrainOptions:
     """What `train_options` parsed, as one value."""
-    from swarm_ft.client.options import TrainOptions
+    from swarm_ft.client.job import TrainOptions
 
     lr, out = given.pop("lr"), given.pop("out")
     json_file, trace_file = given.pop("json_file"), given.pop("trace_file")

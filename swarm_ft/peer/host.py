@@ -13,35 +13,30 @@ from swarm_ft.buffers import BufferStore
 from swarm_ft.errors import InternalError, NotFound, OutOfTurn, SwarmError
 from swarm_ft.ids import RunId
 from swarm_ft.log import get_logger
-from swarm_ft.peer.attempt import StageAttempt
-from swarm_ft.peer.attempt_slot import AttemptSlot
-from swarm_ft.peer.boundary import BoundaryStream
+from swarm_ft.peer.attempt import AttemptSlot, StageAttempt
+from swarm_ft.peer.boundary.end import BoundaryStream, answer, check_hello
 from swarm_ft.peer.context import PeerContext
-from swarm_ft.peer.donor import OfferedShard
-from swarm_ft.peer.handover import Handover
-from swarm_ft.peer.member_link import ReduceStream
-from swarm_ft.peer.neighbours import answer, check_hello
-from swarm_ft.peer.stage_state import StageState
-from swarm_ft.peer.state_exchange import StateExchange
-from swarm_ft.peer.tied_embeddings import TiedStream
+from swarm_ft.peer.reduce.member_link import ReduceStream
+from swarm_ft.peer.reduce.tied_embeddings import TiedStream
+from swarm_ft.peer.state.exchange import StateExchange
+from swarm_ft.peer.state.source import Handover, OfferedShard
+from swarm_ft.peer.state.stage_state import StageState
 from swarm_ft.proto import peer_pb2 as pb
-from swarm_ft.protocol.boundary_messages import BoundaryHello
-from swarm_ft.protocol.coordinator_messages import (
+from swarm_ft.protocol.messages.boundary import BoundaryHello
+from swarm_ft.protocol.messages.control import (
     Assign,
     CommitStep,
-    PlanStep,
-    SaveStage,
-    TakeStage,
-)
-from swarm_ft.protocol.gradient_piece import ReduceHello
-from swarm_ft.protocol.peer_messages import (
     HeldStage,
     PeerAlive,
+    PlanStep,
+    SaveStage,
     StageExported,
     StageFailed,
+    TakeStage,
 )
-from swarm_ft.protocol.run_spec import RunSpec
-from swarm_ft.protocol.shard import ShardName
+from swarm_ft.protocol.messages.reduction import ReduceHello
+from swarm_ft.protocol.messages.shard import ShardName
+from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.snapshots.store import SnapshotStore
 from swarm_ft.transport.base import MessageStream
 from swarm_ft.transport.blob import BlobName, send_file

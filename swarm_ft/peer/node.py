@@ -15,38 +15,38 @@ from typing import Any
 
 from swarm_ft.buffers import BufferStore
 from swarm_ft.clock import Clock
-from swarm_ft.discovery.base import Directory
+from swarm_ft.discovery.directory import Directory
 from swarm_ft.errors import MalformedMessage, NotFound, OutOfTurn, RunMismatch
 from swarm_ft.ids import PeerId, RunId
 from swarm_ft.log import get_logger
-from swarm_ft.peer.boundary import BoundaryStream
-from swarm_ft.peer.buffer_place import BufferPlace
+from swarm_ft.peer.boundary.end import BoundaryStream, receive_hello
 from swarm_ft.peer.context import PeerContext, run_in
 from swarm_ft.peer.coordinator_link import CoordinatorLink
-from swarm_ft.peer.donor import OfferedShard, serve_chunk_list, serve_chunks
 from swarm_ft.peer.host import StageHost
-from swarm_ft.peer.member_link import ReduceStream, receive_reduce_hello
-from swarm_ft.peer.neighbours import receive_hello
-from swarm_ft.peer.stage_state import EngineMaker, StageState
-from swarm_ft.peer.tied_embeddings import TiedStream
+from swarm_ft.peer.kept_buffers import BufferPlace
+from swarm_ft.peer.reduce.member_link import ReduceStream, receive_reduce_hello
+from swarm_ft.peer.reduce.tied_embeddings import TiedStream
+from swarm_ft.peer.state.source import OfferedShard, serve_chunk_list, serve_chunks
+from swarm_ft.peer.state.stage_state import EngineMaker, StageState
 from swarm_ft.peer.timeline import Timeline
 from swarm_ft.proto import peer_pb2
-from swarm_ft.protocol.checks import checked_run_id
-from swarm_ft.protocol.coordinator_messages import (
+from swarm_ft.protocol.messages.control import (
     Assign,
     ClockReply,
     CommitStep,
     ExportStage,
+    PeerAlive,
+    PeerHello,
     PlanStep,
     ReleaseStage,
     SaveStage,
     TakeStage,
     ToPeer,
 )
-from swarm_ft.protocol.layers import LayerRange
-from swarm_ft.protocol.peer_messages import PeerAlive, PeerHello
-from swarm_ft.protocol.run_spec import RunSpec
-from swarm_ft.protocol.shard import ShardName
+from swarm_ft.protocol.messages.shard import ShardName
+from swarm_ft.protocol.spec.checks import checked_run_id
+from swarm_ft.protocol.spec.layers import LayerRange
+from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.snapshots.store import SnapshotStore
 from swarm_ft.transport.base import Handler, MessageStream, Method, Transport
 from swarm_ft.transport.methods import (

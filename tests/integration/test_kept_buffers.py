@@ -3,7 +3,7 @@
 import pytest
 
 from swarm_ft.buffers import BufferLimits
-from swarm_ft.protocol.status import RunPhase, StepCommitted
+from swarm_ft.protocol.messages.client import RunPhase, StepCommitted
 from swarm_ft.testing.local_swarm import LocalSwarm
 
 LAYERS = ["0-2", "2-4", "4-6"]
@@ -26,7 +26,7 @@ def job(make_job):
 @pytest.fixture(autouse=True)
 def no_buffers_in_snapshots(monkeypatch):
     """As where there are too many for that."""
-    monkeypatch.setattr("swarm_ft.peer.stage_extras.MAX_BUFFER_BYTES", 0)
+    monkeypatch.setattr("swarm_ft.peer.state.stage_state.MAX_BUFFER_BYTES", 0)
 
 
 async def key_frames_after_a_restart(job, folder, limits) -> tuple[list[int], int]:

@@ -26,7 +26,7 @@ from benchmarks.slow_network.work import (
 )
 from swarm_ft import codec
 from swarm_ft.errors import BadCodec
-from swarm_ft.protocol.codec_spec import Direction, parse_codec_spec
+from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
 
 TINY = Work(
     stages=3,

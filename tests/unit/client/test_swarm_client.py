@@ -4,13 +4,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from swarm_ft.client.job import check_options, prepare_job
-from swarm_ft.client.options import TrainOptions
+from swarm_ft.client.job import TrainOptions, check_options, prepare_job
 from swarm_ft.client.swarm import MAX_RESUBMITS, SwarmClient
-from swarm_ft.coordinator.journal import Journal
+from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.service import CoordinatorService
-from swarm_ft.discovery.base import Role
-from swarm_ft.discovery.static import Board, StaticDirectory
+from swarm_ft.discovery.directory import Board, Role, StaticDirectory
 from swarm_ft.errors import RunMismatch, Unavailable
 from swarm_ft.ids import RunId
 from swarm_ft.testing.clock import ManualClock

@@ -9,52 +9,43 @@ from types import MappingProxyType
 
 import pytest
 
-from swarm_ft.coordinator.effects import (
+from swarm_ft.coordinator.decide.machine import decide
+from swarm_ft.coordinator.facts.events import (
     CommitRecord,
     Dismiss,
     Effect,
+    Event,
     MemberRecord,
+    PeerLost,
+    PeerSaid,
     PlanRecord,
     Publish,
     RollbackRecord,
     RunRecord,
+    RunSubmitted,
     Say,
+    SnapshotWritten,
+    Tick,
     Write,
     WriteSnapshot,
 )
-from swarm_ft.coordinator.events import (
-    Event,
-    PeerLost,
-    PeerSaid,
-    RunSubmitted,
-    SnapshotWritten,
-    Tick,
-)
-from swarm_ft.coordinator.journal import Journal
-from swarm_ft.coordinator.machine import decide
-from swarm_ft.coordinator.state import Run, SwarmState
+from swarm_ft.coordinator.facts.state import Run, SwarmState
+from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.ids import Attempt, BlockIndex, PeerId, RunId, SampleId, StepNumber
-from swarm_ft.protocol.buffer_reports import HeldBuffers
-from swarm_ft.protocol.coordinator_messages import (
+from swarm_ft.protocol.messages.client import RunPhase, RunStatus, StepCommitted
+from swarm_ft.protocol.messages.control import (
     Assign,
     CommitStep,
     ExportStage,
-    PlanStep,
-    ReleaseStage,
-    SaveStage,
-    StageAssignment,
-    Taker,
-    TakeStage,
-    ToPeer,
-    stages_of,
-)
-from swarm_ft.protocol.layers import parse_layers
-from swarm_ft.protocol.peer_messages import (
     FromPeer,
     HeldStage,
     PeerAlive,
     PeerGoodbye,
     PeerHello,
+    PlanStep,
+    ReleaseStage,
+    SaveStage,
+    StageAssignment,
     StageExported,
     StageFailed,
     StageOffered,
@@ -62,12 +53,15 @@ from swarm_ft.protocol.peer_messages import (
     StageSaved,
     StageTaken,
     StepReady,
+    Taker,
+    TakeStage,
+    ToPeer,
+    stages_of,
 )
-from swarm_ft.protocol.run_spec import RunSpec
-from swarm_ft.protocol.sample_set import SampleSet
-from swarm_ft.protocol.shard import ShardName
-from swarm_ft.protocol.status import RunPhase, RunStatus, StepCommitted
-from swarm_ft.protocol.traffic import Traffic
+from swarm_ft.protocol.messages.reports import HeldBuffers, SampleSet, Traffic
+from swarm_ft.protocol.messages.shard import ShardName
+from swarm_ft.protocol.spec.layers import parse_layers
+from swarm_ft.protocol.spec.run_spec import RunSpec
 from tests.specs import model_spec, train_spec
 
 RUN = RunId("run-1")

@@ -4,14 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from swarm_ft.coordinator.events import RunCancelled
-from swarm_ft.coordinator.journal import Journal
-from swarm_ft.coordinator.overview import overview
+from swarm_ft.coordinator.facts.events import RunCancelled
+from swarm_ft.coordinator.journal.journal import Journal
+from swarm_ft.coordinator.watching import overview
 from swarm_ft.ids import PeerId, RunId
-from swarm_ft.protocol.buffer_reports import BufferCounts, HeldBuffers
-from swarm_ft.protocol.peer_messages import StageReady
-from swarm_ft.protocol.sample_set import SampleSet
-from swarm_ft.protocol.status import RunPhase
+from swarm_ft.protocol.messages.client import RunPhase
+from swarm_ft.protocol.messages.control import StageReady
+from swarm_ft.protocol.messages.reports import BufferCounts, HeldBuffers, SampleSet
 
 RUN = RunId("run-1")
 EPOCH_STEPS = 16

@@ -1,0 +1,73 @@
+"""The job that every trial's run does: small, exact, and long enough to be hit in any phase."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from swarm_ft.client.job import Job, TrainOptions, prepare_job
+from swarm_ft.client.sample import SampleInput, write_sample
+
+NUM_LAYERS = 3
+HIDDEN_SIZE = 192
+"""A stage with its optimizer's state is two chunks of a shard: two donors give one each."""
+SEQ_LENGTH = 256
+"""A frame of 196 kB is more than HTTP/2 sends without an answer: it can be cut."""
+BATCH_SIZE, MICRO_BATCH_SIZE = 8, 1
+SAVE_STEPS = 4
+LEARNING_RATE = 1e-3
+NO_CODEC = "none"
+
+
+def make_input(work_dir: Path) -> SampleInput:
+    """A model of three layers, and text."""
+    directory = work_dir / "input"
+    return write_sample(
+        directory, seed=1, num_layers=NUM_LAYERS, hidden_size=HIDDEN_SIZE, vocab_size=300
+    )
+
+
+def make_job(sample: SampleInput, work_dir: Path) -> Job:
+    """The job, to be submitted from this process; its steps are for the trial to set."""
+    return prepare_job(
+        TrainOptions(
+            model=sample.model_dir,
+            dataset=sample.train_file,
+            eval_dataset=None,
+            epochs=1,
+            steps=1,
+            batch_size=BATCH_SIZE,
+            micro_batch_size=MICRO_BATCH_SIZE,
+            seq_length=SEQ_LENGTH,
+            lr=LEARNING_RATE,
+            lr_schedule="constant",
+            warmup_steps=0,
+            weight_decay=0.0,
+            clip_grad_norm=1.0,
+            seed=42,
+            shuffle=False,
+            dropout=False,
+            sync_tied_embeddings=False,
+            fw=NO_CODEC,
+            bw=NO_CODEC,
+            key=NO_CODEC,
+            dp=NO_CODEC,
+            buffer_bits=16,
+            save_steps=SAVE_STEPS,
+            resume=False,
+            max_eval_samples=1,
+            out=work_dir / "unused",
+            json_file=None,
+        )
+    )
+
+
+def train_arguments(sample: SampleInput, num_steps: int, out: Path) -> list[str]:
+    """The same job for `swarm-ft client train`."""
+    return [
+        *("--model", sample.model_dir, "--dataset", sample.train_file, "--out", str(out)),
+        *("--steps", str(num_steps), "--batch-size", str(BATCH_SIZE)),
+        *("--micro-batch-size", str(MICRO_BATCH_SIZE), "--seq-length", str(SEQ_LENGTH)),
+        *("--save-steps", str(SAVE_STEPS)),
+        *("--lr", str(LEARNING_RATE), "--lr-schedule", "constant", "--max-eval-samples", "1"),
+        *("--fw", NO_CODEC, "--bw", NO_CODEC, "--key", NO_CODEC, "--dp", NO_CODEC),
+    ]
