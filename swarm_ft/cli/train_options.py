@@ -41,9 +41,9 @@ def _key_codec(_context: click.Context, _option: click.Parameter, text: str) -> 
 
 
 def _dp_codec(_context: click.Context, _option: click.Parameter, text: str) -> str:
-    from swarm_ft.protocol.spec.codec_spec import parse_reduction_spec
+    from swarm_ft.protocol.spec.codec_spec import parse_dp_spec
 
-    parse_reduction_spec(text)
+    parse_dp_spec(text)
     return text
 
 
@@ -185,8 +185,7 @@ train_options = stack(
         show_default=True,
         callback=_dp_codec,
         metavar="SPEC",
-        help="Codec of the gradients that replicas of a stage sum: none, fp16, bf16, q4, q2+z ...; "
-        "momentum, momentum:q4 ... sum the optimizer's first moment instead.",
+        help="Codec of the gradients that replicas of a stage sum: none, fp16, bf16, q4, q2+z ...",
     ),
     click.option(
         "--buffer-bits",

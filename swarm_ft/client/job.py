@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from swarm_ft.client.export import check_out_dir
-from swarm_ft.errors import BadDataset, BadOption, MalformedMessage
+from swarm_ft.errors import BadDataset, BadOption
 from swarm_ft.protocol.spec.run_spec import LrSchedule, RunSpec, TrainSpec
 from swarm_ft.stage.architecture import check_seq_length
 from swarm_ft.stage.checkpoint import Checkpoint, open_checkpoint
@@ -77,7 +77,6 @@ class TrainOptions:
 
 TokenArray = npt.NDArray[np.uint32]
 
-_TOKEN_BYTES = 4
 _LITTLE_ENDIAN = np.dtype("<u4")
 
 
@@ -154,19 +153,6 @@ def tokenise(text: str, tokenizer: PreTrainedTokenizerBase, seq_length: int) -> 
 def tokens_to_bytes(row: TokenArray) -> bytes:
     """One sample [seq_length] as it travels: little-endian uint32."""
     return row.astype(_LITTLE_ENDIAN).tobytes()
-
-
-def tokens_from_bytes(data: bytes) -> TokenArray:
-    """The reverse of `tokens_to_bytes`: ids [seq_length], in memory of their own.
-
-    Raises:
-        MalformedMessage: the length is no multiple of four bytes.
-    """
-    if len(data) % _TOKEN_BYTES:
-        raise MalformedMessage(
-            f"tokens: expected a multiple of {_TOKEN_BYTES} bytes, got {len(data)} bytes"
-        )
-    return np.frombuffer(data, dtype=_LITTLE_ENDIAN).astype(np.uint32)
 
 
 TRAINING_TEXT_EVAL_SAMPLES = 256

@@ -364,9 +364,7 @@ class StageAttempt:
         """Sum this stage's gradients over its replicas, all of which end with the same bits."""
         if self.connections.reducer is None or progress.gradient is None:
             return GradientTraffic()
-        num_members = len(self._computing[self._index].peers)
-        own = await self._of_gradient(self._engine.share, progress.gradient, num_members)
-        began_s = self._timeline.now_s()
+        began_s, own = self._timeline.now_s(), progress.gradient
         total = await self.connections.reducer.reduce(plan.step, own, set(plan.listeners))
         sent = self.connections.reducer.take_traffic()
         self._timeline.add(SpanKind.REDUCE, began_s, num_bytes=sent.sent_bytes)

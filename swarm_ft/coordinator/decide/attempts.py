@@ -95,7 +95,7 @@ def _dismiss_misfits(turn: Turn, run: Run) -> None:
     for peer_id, member in turn.state.members.items():
         refusal = layers_refusal(turn.state, run, member.hello)
         if refusal is not None:
-            turn.drop_member(member)
+            turn.state = turn.state.without_member(peer_id)
             turn.dismiss(peer_id, refusal)
 
 

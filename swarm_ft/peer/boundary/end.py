@@ -252,7 +252,6 @@ class Boundary:
                 counted = count_frame(self._hello.boundary, message, message_wire_bytes(wire))
                 self._traffic = self._traffic + counted
                 self._moved(SpanKind.SEND, message, begin_s)
-            self._changed.set()
 
     async def _read(self, stream: BoundaryStream) -> None:
         while (message := await stream.receive()) is not None:

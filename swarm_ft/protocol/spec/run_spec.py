@@ -14,8 +14,8 @@ from swarm_ft.protocol.spec.codec_spec import (
     Direction,
     Feedback,
     parse_codec_spec,
+    parse_dp_spec,
     parse_key_spec,
-    parse_reduction_spec,
 )
 from swarm_ft.protocol.spec.digest import digest_of
 from swarm_ft.protocol.spec.layers import LayerRange
@@ -91,7 +91,7 @@ class TrainSpec:
         dropout: train with the model's own dropout rates; off by default, since dropout
             noise is a floor under every delta.
         key_codec: of frames that begin a buffer.
-        dp_codec: what replicas of a stage sum, and by which codec.
+        dp_codec: of the gradients that replicas of a stage sum.
         save_steps: steps from one snapshot to the next; 0 makes none.
         buffer_bits: of a value in both ends' buffers, one of BUFFER_BITS.
         fill_codec: of what fills the pipeline, that is of the activations of a step's first
@@ -133,7 +133,7 @@ class TrainSpec:
         parse_codec_spec(self.backward_codec, Direction.BACKWARD)
         _check_fill(self)
         parse_key_spec(self.key_codec)
-        parse_reduction_spec(self.dp_codec)
+        parse_dp_spec(self.dp_codec)
 
     def codec(self, direction: Direction) -> CodecSpec:
         """The codec of one direction."""
@@ -156,13 +156,8 @@ class TrainSpec:
 
     @property
     def reduction_codec(self) -> CodecSpec:
-        """The codec of what replicas of a stage sum."""
-        return parse_reduction_spec(self.dp_codec).codec
-
-    @property
-    def sums_momentum(self) -> bool:
-        """Whether replicas of a stage sum first moments, not gradients."""
-        return parse_reduction_spec(self.dp_codec).of_momentum
+        """The codec of the gradients that replicas of a stage sum."""
+        return parse_dp_spec(self.dp_codec)
 
     @property
     def steps_per_epoch(self) -> int:

@@ -45,6 +45,7 @@ from swarm_ft.testing.clock import ManualClock
 from swarm_ft.transport.blob import receive_file, receive_header
 from swarm_ft.transport.memory import MemoryTransport
 from swarm_ft.transport.methods import BOUNDARY, WEIGHTS
+from tests.states import weights_digest
 
 RUN, ME = RunId("run"), PeerId("me")
 SEQ_LENGTH = 6
@@ -116,7 +117,7 @@ class Peer:
 
     async def weights(self):
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self.compute, self.engines[-1].weights_digest)
+        return await loop.run_in_executor(self.compute, weights_digest, self.engines[-1])
 
     @asynccontextmanager
     async def busy(self):

@@ -28,6 +28,7 @@ from swarm_ft.testing.faults import FaultyTransport
 from swarm_ft.transport.memory import MemoryTransport
 from swarm_ft.transport.methods import FETCH_CHUNKS, LIST_CHUNKS
 from tests.simulation.engine import TinyEngine
+from tests.states import weights_digest
 
 RUN, LAYERS, BEGAN = RunId("run"), LayerRange(1, 3), 2
 CODEC = PieceCodec(parse_dp_spec("none"))
@@ -68,7 +69,7 @@ class Side:
         self.folder = folder
 
     def weights(self):
-        return self.state.engine.weights_digest()
+        return weights_digest(self.state.engine)
 
 
 class Scene:

@@ -171,14 +171,6 @@ def test_replicas_gradients_have_a_codec_of_their_own(train_spec):
     assert other == CodecSpec(CodecName.Q, 400, Axis.TOKEN)
 
 
-def test_replicas_sum_moments_where_they_are_told_to(train_spec):
-    assert not train_spec.sums_momentum
-    assert not replace(train_spec, dp_codec="q4").sums_momentum
-    other = replace(train_spec, dp_codec="momentum:q4")
-    assert other.sums_momentum
-    assert other.reduction_codec == CodecSpec(CodecName.Q, 400, Axis.TOKEN)
-
-
 def test_only_tied_embeddings_can_be_kept_tied(model_spec, train_spec):
     with pytest.raises(BadOption, match="--tied-embeddings sync: expected a model with tied"):
         RunSpec(
