@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from swarm_ft.client.job import EvalData, read_tokens
+from swarm_ft.client.options import EvalOptions
 from swarm_ft.client.progress import RunProgress
 from swarm_ft.client.swarm import SwarmClient
 from swarm_ft.client.train import Baseline, check_not_ended, measure_baseline
@@ -33,10 +34,8 @@ class Attached:
 async def attach_to(
     client: SwarmClient,
     run_name: str | None,
-    *,
     model: str | None,
-    eval_dataset: str | None,
-    max_eval_samples: int | None,
+    evaluation: EvalOptions,
 ) -> Attached:
     """Find a run (the newest, if None) and what belongs to it.
 
@@ -54,11 +53,11 @@ async def attach_to(
             f"model '{checkpoint.reference}': not the model that run {status.run_id} began with; "
             "give that one with --model"
         )
-    eval_data = None
-    if eval_dataset is not None:
+    eval_data, dataset = None, evaluation.eval_dataset
+    if dataset is not None:
         seq_length = status.spec.train.seq_length
-        tokens = await asyncio.to_thread(read_tokens, eval_dataset, checkpoint, seq_length)
-        eval_data = EvalData(samples=tokens[:max_eval_samples], source=eval_dataset)
+        tokens = await asyncio.to_thread(read_tokens, dataset, checkpoint, seq_length)
+        eval_data = EvalData(samples=tokens[: evaluation.max_eval_samples], source=dataset)
     return Attached(status=status, checkpoint=checkpoint, eval_data=eval_data)
 
 
