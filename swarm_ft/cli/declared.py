@@ -52,7 +52,8 @@ def declared_options(
 
 
 def _option(one: Declared, instead: str | None) -> Callable[[Command], Command]:
-    shape: dict[str, Any] = {"type": one.kind}
+    parsers = (note for note in one.notes if isinstance(note, click.ParamType))
+    shape: dict[str, Any] = {"type": next(parsers, one.kind)}
     if one.choices:
         shape = {"type": click.Choice(list(one.choices)), "callback": _value_of(one.choices)}
     elif one.is_switch:
@@ -62,7 +63,7 @@ def _option(one: Declared, instead: str | None) -> Callable[[Command], Command]:
         shape["default"] = one.default_word if one.choices else one.default
     return click.option(
         one.field,
-        f"{one.flag}/--no-{one.flag[2:]}" if one.is_switch and one.option.has_no else one.flag,
+        "/".join(filter(None, (one.flag, one.no_flag))),
         required=one.default is MISSING and not instead,
         metavar=one.option.metavar or None,
         help=f"{one.option.help}{_told(one, instead)}",

@@ -5,20 +5,20 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from swarm_ft.cli.client import conclude, connected
-from swarm_ft.cli.declared import declared_options
-from swarm_ft.cli.options import buffer_options, examples, log_option
+from swarm_ft.cli.declared import declared_options, takes
+from swarm_ft.cli.options import BufferOptions, examples, log_option
 from swarm_ft.cli.processes import ProcessSwarm
 from swarm_ft.cli.running import on_stop_signal, run_async, spinner
 from swarm_ft.client.options import JobOptions
 from swarm_ft.errors import BadInput, BadOption, RunFailed
-from swarm_ft.protocol.options import build
+from swarm_ft.protocol.options import arguments, build
 
 if TYPE_CHECKING:
     from swarm_ft.client.job import Job
@@ -59,14 +59,12 @@ JOURNAL = "coordinator.db"
     help="Peers that host each stage; with more than one, any of them may die.",
 )
 @declared_options(JobOptions, instead=SAMPLE)
-@buffer_options
+@takes("buffers", BufferOptions)
 @log_option
 def demo(
     stages: int,
     replicas: int,
-    buffer_memory_bytes: int,
-    buffer_disk_bytes: int,
-    buffer_dir: str | None,
+    buffers: BufferOptions,
     **given: Any,
 ) -> None:
     """Start a DHT node, a coordinator and stage peers here, and fine-tune a model with them.
@@ -75,8 +73,8 @@ def demo(
     """
     with spinner("reading the model and the text"):
         job, options = _prepare(stages, given)
-    directory = Path(buffer_dir) if buffer_dir else _work_dir(options.outputs.out) / "buffers"
-    buffers = _Buffers(buffer_memory_bytes, buffer_disk_bytes, directory)
+    work_dir = _work_dir(options.outputs.out)
+    buffers = replace(buffers, directory=buffers.directory or work_dir / "buffers")
 
     async def work() -> None:
         command = asyncio.current_task()
@@ -85,21 +83,6 @@ def demo(
         await _train_here(_shares(job, stages, replicas), buffers, job, options)
 
     run_async(work)
-
-
-@dataclass(frozen=True, slots=True)
-class _Buffers:
-    """What each peer may take for buffers, and where."""
-
-    memory_bytes: int
-    disk_bytes: int
-    directory: Path
-
-    def options(self, peer: str) -> tuple[str, ...]:
-        """Of `serve-stage`."""
-        memory, disk = str(self.memory_bytes), str(self.disk_bytes)
-        directory = str(self.directory.resolve() / peer)
-        return "--buffer-memory", memory, "--buffer-disk", disk, "--buffer-dir", directory
 
 
 def _shares(job: Job, stages: int, replicas: int) -> dict[str, str]:
@@ -181,7 +164,7 @@ def _first_missing(path: Path) -> Path | None:
 
 
 async def _train_here(
-    peers: Mapping[str, str], buffers: _Buffers, job: Job, options: JobOptions
+    peers: Mapping[str, str], buffers: BufferOptions, job: Job, options: JobOptions
 ) -> None:
     """Start everybody, train, report, and end everybody, whatever happens."""
     work_dir = _work_dir(options.outputs.out)
@@ -219,7 +202,7 @@ async def _joined(client: SwarmClient, num_peers: int) -> None:
 
 
 async def _start(
-    swarm: ProcessSwarm, peers: Mapping[str, str], buffers: _Buffers, work_dir: Path
+    swarm: ProcessSwarm, peers: Mapping[str, str], buffers: BufferOptions, work_dir: Path
 ) -> str:
     """Start everybody; the DHT address that others start from."""
     addresses = (await swarm.start("dht", ["dht"])).get("addresses")
@@ -233,12 +216,18 @@ async def _start(
     commands = {"coordinator": ["coordinator", "--journal", journal, *common]}
     for name, part in peers.items():
         offer = ("--layers", part, "--threads", "1", "--peer-id", name)
-        commands[name] = ["serve-stage", *offer, *buffers.options(name), *common]
+        commands[name] = ["serve-stage", *offer, *_buffer_arguments(buffers, name), *common]
     await swarm.start_all(commands)
     return address
 
 
-def _forget(work_dir: Path, buffers: _Buffers) -> None:
+def _buffer_arguments(buffers: BufferOptions, peer: str) -> list[str]:
+    """Each peer has a directory of its own."""
+    directory = buffers.directory.resolve() / peer if buffers.directory else None
+    return arguments(replace(buffers, directory=directory))
+
+
+def _forget(work_dir: Path, buffers: BufferOptions) -> None:
     """A demo is a new swarm; what the last one left would take up its run."""
     for leftover in work_dir.glob(f"{JOURNAL}*"):
         leftover.unlink()

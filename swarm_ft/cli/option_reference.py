@@ -35,8 +35,8 @@ def _table() -> str:
 
 
 def _row(one: Declared) -> tuple[str, str, str, str]:
-    no = f"`, `--no-{one.flag[2:]}" if one.is_switch and one.option.has_no else ""
-    return f"`{one.flag}{no}`", _values(one), _default(one), one.option.help
+    flags = ", ".join(f"`{flag}`" for flag in (one.flag, one.no_flag) if flag)
+    return flags, _values(one), _default(one), one.option.help
 
 
 def _default(one: Declared) -> str:

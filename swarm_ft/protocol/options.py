@@ -44,7 +44,7 @@ class Option:
     has_no: bool = True
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Declared:
     """One option as it was declared.
 
@@ -65,6 +65,12 @@ class Declared:
     def flag(self) -> str:
         """As it is written on the command line."""
         return f"--{self.option.name or self.field.replace('_', '-')}"
+
+    @property
+    def no_flag(self) -> str:
+        """What turns a switch off; empty if nothing does."""
+        has_one = self.is_switch and self.option.has_no
+        return f"--no-{self.flag[2:]}" if has_one else ""
 
     @property
     def bounds(self) -> tuple[Bound, ...]:
@@ -92,26 +98,26 @@ class Declared:
         if self.option.default or self.default in (None, MISSING):
             return self.option.default
         if self.is_switch:
-            return self.flag.replace("--", "" if self.default else "no-") * self.option.has_no
-        words = (word for word, value in self.choices.items() if value == self.default)
-        return next(words, str(self.default))
+            return (self.flag if self.default else self.no_flag)[2:]
+        return self.word_for(self.default)
+
+    def arguments(self, value: object) -> list[str]:
+        """What asks for a value on the command line."""
+        if self.is_switch:
+            return [self.flag if value else self.no_flag]
+        return [self.flag, self.word_for(value)]
+
+    def word_for(self, value: object) -> str:
+        """A value as it is written on the command line."""
+        words = (word for word, choice in self.choices.items() if choice == value)
+        return next(words, str(value))
 
 
-@functools.cache
 def declared(of: type[DataclassInstance]) -> tuple[Declared, ...]:
     """The options of a dataclass in order; where it is made of others, theirs in their place."""
     found: list[Declared] = []
-    for field in fields(of):
-        kind, notes = _kind_and_notes(field_hints(of)[field.name])
-        option = next((note for note in notes if isinstance(note, Option)), None)
-        if option is not None:
-            found.append(
-                Declared(
-                    field=field.name, kind=kind, option=option, default=field.default, notes=notes
-                )
-            )
-        elif is_dataclass(kind):
-            found += declared(kind)
+    for part in _parts(of).values():
+        found += [part] if isinstance(part, Declared) else declared(part)
     return tuple(found)
 
 
@@ -126,13 +132,24 @@ def build(of: type[Options], given: Mapping[str, object]) -> Options:
         BadInput: a value that the dataclass refuses.
     """
     values: dict[str, Any] = {}
-    for field in fields(of):
-        kind, _ = _kind_and_notes(field_hints(of)[field.name])
-        if is_dataclass(kind):
-            values[field.name] = build(kind, given)
-        elif given.get(field.name) is not None:
-            values[field.name] = given[field.name]
+    for name, part in _parts(of).items():
+        if not isinstance(part, Declared):
+            values[name] = build(part, given)
+        elif given.get(name) is not None:
+            values[name] = given[name]
     return of(**values)
+
+
+def arguments(options: DataclassInstance) -> list[str]:
+    """The command line that asks for `options`; what is as by default is left out."""
+    words: list[str] = []
+    for name, part in _parts(type(options)).items():
+        value = getattr(options, name)
+        if not isinstance(part, Declared):
+            words += arguments(value)
+        elif value is not None and value != part.default:
+            words += part.arguments(value)
+    return words
 
 
 def check(options: DataclassInstance) -> None:
@@ -141,14 +158,14 @@ def check(options: DataclassInstance) -> None:
     Raises:
         BadOption: the first of them, by the name that users know it by.
     """
+    parts = _parts(type(options))
     refused = first_refusal(options)
     if refused is not None:
         field, words = refused
-        raise BadOption(f"{_called(type(options), field)}: {words}")
-    own = {field.name for field in fields(options)}  # of what it is made of, each checks itself
-    for one in declared(type(options)):
-        if one.field in own and one.choices:
-            _check_choice(one, getattr(options, one.field))
+        raise BadOption(f"{_called(field, parts.get(field))}: {words}")
+    for field, part in parts.items():
+        if isinstance(part, Declared) and part.choices:
+            _check_choice(part, getattr(options, field))
 
 
 def _check_choice(one: Declared, value: object) -> None:
@@ -156,9 +173,27 @@ def _check_choice(one: Declared, value: object) -> None:
         raise BadOption(f"{one.flag}: expected {OneOf(tuple(one.choices))}, got {value!a:.80}")
 
 
-def _called(of: type[DataclassInstance], field: str) -> str:
-    flags = {one.field: one.flag for one in declared(of)}
-    return flags.get(field, field.replace("num_", "number of ").replace("_", " "))
+def _called(field: str, part: Part | None) -> str:
+    if isinstance(part, Declared):
+        return part.flag
+    return field.replace("num_", "number of ").replace("_", " ")
+
+
+Part = Declared | type["DataclassInstance"]
+
+
+@functools.cache
+def _parts(of: type[DataclassInstance]) -> Mapping[str, Part]:
+    """The fields of a dataclass that are options, or dataclasses that have some."""
+    parts: dict[str, Part] = {}
+    for field in fields(of):
+        kind, notes = _kind_and_notes(field_hints(of)[field.name])
+        option = next((note for note in notes if isinstance(note, Option)), None)
+        if option is not None:
+            parts[field.name] = Declared(field.name, kind, option, field.default, notes)
+        elif is_dataclass(kind):
+            parts[field.name] = kind
+    return parts
 
 
 def _kind_and_notes(hint: object) -> tuple[type, tuple[Any, ...]]:

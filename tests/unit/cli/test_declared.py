@@ -8,11 +8,13 @@ from typing import Annotated
 import click
 import pytest
 from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
 
 from swarm_ft.cli.declared import declared_options, takes
 from swarm_ft.errors import BadOption
 from swarm_ft.protocol.bounds import OneOf, Range
-from swarm_ft.protocol.options import Option, check
+from swarm_ft.protocol.options import Option, arguments, check
 
 
 class Pace(IntEnum):
@@ -95,6 +97,23 @@ def test_what_does_not_parse_is_refused_by_click(arguments: tuple[str, ...], wor
     assert word in raised.value.format_message()
 
 
+@given(
+    st.builds(
+        Walk,
+        goal=st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])),
+        shoes=st.builds(Shoes, size=st.integers(20, 50), laced=st.booleans()),
+        pace=st.sampled_from(Pace),
+        km=st.floats(0, 1e9),
+        dogs=st.sampled_from((0, 1, 2)),
+        sing=st.booleans(),
+        alone=st.booleans(),
+        log=st.none() | st.just(Path("walk.txt")),
+    )
+)
+def test_a_command_line_made_of_options_asks_for_them(walk: Walk) -> None:
+    assert walked("anna", *arguments(walk)) == ("anna", walk)
+
+
 def help_of(command: click.Command) -> str:
     return " ".join(CliRunner().invoke(command, ["--help"]).output.split())
 
@@ -119,14 +138,14 @@ def test_help_says_defaults_choices_and_least_values() -> None:
 
 
 def test_a_command_may_do_without_what_others_need() -> None:
-    given: dict[str, object] = {}
+    taken: dict[str, object] = {}
 
     @click.command()
     @declared_options(Walk, instead={"goal": "around the house"})
     def command(**values: object) -> None:
-        given.update(values)
+        taken.update(values)
 
     assert "--goal PLACE Where to. [default: around the house]" in help_of(command)
     command.main([], standalone_mode=False)
-    assert given["goal"] is None
-    assert (given["size"], given["pace"], given["km"]) == (40, Pace.SLOW, None)
+    assert taken["goal"] is None
+    assert (taken["size"], taken["pace"], taken["km"]) == (40, Pace.SLOW, None)

@@ -9,7 +9,7 @@ import pytest
 
 from swarm_ft.errors import BadOption
 from swarm_ft.protocol.bounds import Length, OneOf, Range
-from swarm_ft.protocol.options import Declared, Option, build, check, declared
+from swarm_ft.protocol.options import Declared, Option, arguments, build, check, declared
 
 
 class Colour(IntEnum):
@@ -116,7 +116,6 @@ def test_values_go_to_the_parts_that_declare_them() -> None:
         ({"bits": 5}, "--bits: expected 8 or 4, got 5"),
         ({"colour": "green"}, "--colour: expected red or deep_blue, got 'green'"),
         ({"is_matt": "no"}, "--finish: expected gloss or matt, got 'no'"),
-        ({"num_doors": 0}, "number of doors: expected 1 to 9, got 0"),
     ],
 )
 def test_what_is_out_of_bounds_is_named_as_users_know_it(
@@ -125,3 +124,18 @@ def test_what_is_out_of_bounds_is_named_as_users_know_it(
     with pytest.raises(BadOption) as raised:
         build(Job, {"what": "door", **given})
     assert raised.value.message == message
+
+
+def test_what_is_no_option_is_named_in_words() -> None:
+    with pytest.raises(BadOption, match="number of doors: expected 1 to 9, got 0"):
+        Paint(num_doors=0)
+
+
+def test_only_what_is_not_as_by_default_is_asked_for() -> None:
+    paint = Paint(colour=Colour.RED, coats=3, is_matt=False, bits=8)
+    job = Job(what="door", paint=paint, hours=2, dry=True, sand=True, out=Path("a b"))
+    assert arguments(Job(what="door")) == ["--what", "door"]
+    assert arguments(job) == [
+        *("--what", "door", "--colour", "red", "--n", "3", "--finish", "gloss", "--bits", "8"),
+        *("--hours", "2", "--dry", "--sand", "--out", "a b"),
+    ]
