@@ -36,10 +36,10 @@ test-slow: $(TOOLS) ## run the tests that start whole swarms of processes
 	$(BIN)/python -m pytest -q -m slow $(ARGS)
 
 faults: $(TOOLS) ## kill, freeze and cut off real processes in every phase; half an hour
-	$(BIN)/python -m swarm_ft.testing.fault_matrix $(ARGS)
+	$(BIN)/python -m tests.fault_matrix $(ARGS)
 
 sim: $(PACKAGE) ## run 2,000 simulated swarms with faults drawn from their seeds
-	$(BIN)/python -m swarm_ft.testing.simulation --seeds 2000 $(ARGS)
+	$(BIN)/python -m tests.simulation --seeds 2000 $(ARGS)
 
 check: $(TOOLS) ## check form, types, imports and generated code
 	$(BIN)/ruff format --check .

@@ -23,7 +23,7 @@ from types import ModuleType
 from swarm_ft.buffers import BufferKey, BufferRecord, End
 from swarm_ft.buffers.slab import Broken, Owner, Slab
 from swarm_ft.ids import BlockIndex, RunId, SampleId
-from swarm_ft.protocol.digest import digest_of
+from swarm_ft.protocol.spec.digest import digest_of
 
 Put = Callable[[int, bytes], None]
 Get = Callable[[int], bytes]

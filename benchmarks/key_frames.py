@@ -2,10 +2,10 @@
 
     python -m benchmarks.key_frames [--json]
 
-The coordinator's own plans, commits, ledger and hand-offs over shuffled epochs, and peers that are
-sets of buffers. A frame is a delta if both ends have the same buffer of the sample, and a stale one
-if that is not of its last visit, but of the last one that it made to these two. First visits are
-not counted. What is left out is time: a hand-off arrives with the commit of the step under way.
+The coordinator's own plans, commits and ledger over shuffled epochs, and peers that are sets of
+buffers. A frame is a delta if both ends have the same buffer of the sample, and a stale one if that
+is not of its last visit, but of the last one that it made to these two. First visits are not
+counted.
 """
 
 from __future__ import annotations
@@ -17,18 +17,14 @@ from enum import StrEnum
 from itertools import pairwise
 from types import MappingProxyType
 
-from swarm_ft.coordinator.effects import Say
-from swarm_ft.coordinator.handoffs import followed, look_ahead
-from swarm_ft.coordinator.holdings import with_ledger
-from swarm_ft.coordinator.routes import routes_of
-from swarm_ft.coordinator.state import OpenStep, Run, SwarmState
-from swarm_ft.coordinator.steps import commit_step, plan_step
-from swarm_ft.coordinator.turn import Turn
+from swarm_ft.coordinator.facts.state import OpenStep, Run
+from swarm_ft.coordinator.plan.holdings import with_ledger
+from swarm_ft.coordinator.plan.routes import routes_of
+from swarm_ft.coordinator.plan.steps import commit_step, plan_step
 from swarm_ft.ids import Attempt, BlockIndex, PeerId, RunId, SampleId, StepNumber
-from swarm_ft.protocol.coordinator_messages import FollowBuffers, StageAssignment
-from swarm_ft.protocol.layers import LayerRange
-from swarm_ft.protocol.peer_messages import BuffersFollowed, StepReady
-from swarm_ft.protocol.run_spec import LrSchedule, ModelSpec, RunSpec, TrainSpec
+from swarm_ft.protocol.messages.control import StageAssignment, StepReady
+from swarm_ft.protocol.spec.layers import LayerRange
+from swarm_ft.protocol.spec.run_spec import LrSchedule, ModelSpec, RunSpec, TrainSpec
 
 NUM_SAMPLES, BATCH_SIZE, EPOCHS = 2048, 32, 4
 PIPELINES = ((2, 2), (2, 2, 2, 2), (2, 1, 2), (3, 3), (2, 3))
@@ -41,7 +37,6 @@ class Way(StrEnum):
     DATA = "order of the data"
     PLACES = "drawn places"
     LEDGER = "ledger"
-    HAND_OFF = "ledger, hand-offs"
 
 
 @dataclass(kw_only=True)
@@ -53,7 +48,6 @@ class Peers:
     frames: int = 0
     key_frames: int = 0
     stale_frames: int = 0
-    hand_offs: int = 0
 
     def visit(self, routes: dict[SampleId, tuple[PeerId, ...]], run: Run) -> None:
         """A step's samples go their way."""
@@ -69,25 +63,6 @@ class Peers:
                 for peer in ends:
                     self.buffers[peer, boundary, sample] = run.committed_steps
 
-    def follow(self, peer: PeerId, follow: FollowBuffers) -> BuffersFollowed | None:
-        """A peer gets buffers of others, the newest of each."""
-        got = []
-        for sample in follow.samples:
-            keys = [(source, follow.boundary, sample) for source in follow.sources]
-            made = [self.buffers[key] for key in keys if key in self.buffers]
-            if made:
-                self.buffers[peer, follow.boundary, sample] = max(made)
-                got.append(sample)
-        self.hand_offs += len(got)
-        named = (follow.run_id, follow.attempt, follow.boundary)
-        return _followed(*named, tuple(got)) if got else None
-
-
-def _followed(
-    run_id: RunId, attempt: Attempt, boundary: BlockIndex, samples: tuple[SampleId, ...]
-) -> BuffersFollowed:
-    return BuffersFollowed(run_id=run_id, attempt=attempt, boundary=boundary, samples=samples)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
@@ -96,12 +71,10 @@ class Rates:
     Attributes:
         key_frames: that began anew.
         stale_frames: that built on the buffer of an earlier visit than the last.
-        hand_offs: buffers that went from peer to peer.
     """
 
     key_frames: float
     stale_frames: float
-    hand_offs: float
 
 
 def measure(
@@ -122,34 +95,21 @@ def measure(
         is_replaced: after two epochs another peer comes for the first stage's last replica.
     """
     run = _run(sizes, micro_batch_size, num_samples)
-    run = with_ledger(run) if way in (Way.LEDGER, Way.HAND_OFF) else run
+    run = with_ledger(run) if way is Way.LEDGER else run
     peers, train = Peers(), run.spec.train
-    turn, told = Turn(SwarmState(), 0.0), list[tuple[PeerId, FollowBuffers]]()
     while run.committed_steps < train.num_steps:
         if is_replaced and run.committed_steps == 2 * train.steps_per_epoch:
             run = _with_another(run)
         run, _ = plan_step(run)
         run = _in_order_of_data(run) if way is Way.DATA else run
-        if way is Way.HAND_OFF:
-            turn.effects.clear()
-            turn.keep(run)
-            look_ahead(turn, run)
-            run = turn.state.runs[run.run_id]
-            told = [
-                (e.peer_id, e.message)
-                for e in turn.effects
-                if isinstance(e, Say) and isinstance(e.message, FollowBuffers)
-            ]
         if run.committed_steps == train.steps_per_epoch:
             peers = Peers(buffers=peers.buffers, latest=peers.latest)
         opened = run.open_step or OpenStep(microbatches=())
         peers.visit(routes_of(opened.microbatches, opened.pipeline), run)
         run = _committed(run)
-        run = _with_followed(turn, run, peers, told)
     return Rates(
         key_frames=peers.key_frames / peers.frames,
         stale_frames=peers.stale_frames / peers.frames,
-        hand_offs=peers.hand_offs / peers.frames,
     )
 
 
@@ -233,17 +193,6 @@ def _committed(run: Run) -> Run:
     return after
 
 
-def _with_followed(
-    turn: Turn, run: Run, peers: Peers, told: list[tuple[PeerId, FollowBuffers]]
-) -> Run:
-    turn.keep(run)
-    for peer, follow in told:
-        answer = peers.follow(peer, follow)
-        if answer is not None:
-            followed(turn, turn.state.runs[run.run_id], peer, answer)
-    return turn.state.runs[run.run_id]
-
-
 def main() -> None:
     """Print a table, or the same as JSON."""
     parser = argparse.ArgumentParser(description="Key frames by how samples find their peers.")
@@ -261,8 +210,7 @@ def main() -> None:
 
 
 def _shown(way: Way, rates: Rates) -> str:
-    shown = f"{way}: {rates.key_frames:.1%} key, {rates.stale_frames:.1%} stale"
-    return f"{shown}, {rates.hand_offs:.1%} handed on" if rates.hand_offs else shown
+    return f"{way}: {rates.key_frames:.1%} key, {rates.stale_frames:.1%} stale"
 
 
 if __name__ == "__main__":

@@ -18,19 +18,17 @@ from pathlib import Path
 
 import numpy as np
 
-from swarm_ft.coordinator.effects import LedgerRecord, RunRecord
-from swarm_ft.coordinator.handoffs import look_ahead
-from swarm_ft.coordinator.journal import Journal
-from swarm_ft.coordinator.ledger import CHUNK_SAMPLES, Ledger, change_of
-from swarm_ft.coordinator.routes import plan_microbatches, room_of, routes_of
-from swarm_ft.coordinator.state import Run, SwarmState
-from swarm_ft.coordinator.turn import Turn
+from swarm_ft.coordinator.facts.events import LedgerRecord, RunRecord
+from swarm_ft.coordinator.facts.ledger import CHUNK_SAMPLES, Ledger, change_of
+from swarm_ft.coordinator.facts.state import Run
+from swarm_ft.coordinator.journal.journal import Journal
+from swarm_ft.coordinator.plan.routes import plan_microbatches, routes_of
 from swarm_ft.ids import BlockIndex, PeerId, RunId, SampleId, StepNumber
-from swarm_ft.protocol.coordinator_messages import StageAssignment
-from swarm_ft.protocol.layers import LayerRange
-from swarm_ft.protocol.run_spec import LrSchedule, ModelSpec, RunSpec, TrainSpec
-from swarm_ft.protocol.sample_set import SampleSet
-from swarm_ft.protocol.training_plan import step_samples
+from swarm_ft.protocol.messages.control import StageAssignment
+from swarm_ft.protocol.messages.reports import SampleSet
+from swarm_ft.protocol.spec.layers import LayerRange
+from swarm_ft.protocol.spec.run_spec import LrSchedule, ModelSpec, RunSpec, TrainSpec
+from swarm_ft.protocol.spec.training_plan import step_samples
 
 BATCH_SIZE, REPEATS = 32, 20
 
@@ -44,7 +42,6 @@ class Figures:
         journal_bytes_per_entry: of the file.
         commit_s: that a commit takes more, journal included.
         plan_s: the microbatches of a step.
-        look_ahead_s: one more step, and whom to tell what.
         inventory_s: a peer tells all that it has.
         overview_s: samples buffered at each boundary.
     """
@@ -57,7 +54,6 @@ class Figures:
     journal_bytes_per_entry: float
     commit_s: float
     plan_s: float
-    look_ahead_s: float
     inventory_s: float
     overview_s: float
 
@@ -100,19 +96,12 @@ def _use(run: Run, ledger: Ledger, journal: Journal) -> dict[str, float]:
         change = change_of(ledger, ledger.after(routes))
         journal.write([LedgerRecord(run.run_id, change)])
 
-    def look() -> None:
-        turn = Turn(SwarmState(), 0.0)
-        room = room_of(train, pipeline, {})
-        seen = replace(run.hand_offs, pipeline=pipeline, room=room, next_step=StepNumber(8))
-        look_ahead(turn, replace(run, hand_offs=seen))
-
     peer, boundary = pipeline[0].peers[0], ledger.boundaries[0]
     lost = set(first[:10])
     held = SampleSet.of(SampleId(s) for s in range(train.num_samples) if s not in lost)
     return {
         "commit_s": _median_s(commit),
         "plan_s": _median_s(lambda: plan_microbatches(train, StepNumber(0), pipeline, {}, ledger)),
-        "look_ahead_s": _median_s(look),
         "inventory_s": _median_s(lambda: ledger.with_inventory(peer, {boundary: held})),
         "overview_s": _median_s(lambda: ledger.buffered(pipeline)),
     }

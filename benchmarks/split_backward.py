@@ -24,9 +24,9 @@ import torch
 from torch import Tensor
 from transformers import GPT2Config
 
-from swarm_ft.protocol.layers import LayerRange
+from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.stage.deferred import DeferredLinears, WeightProduct
-from swarm_ft.stage.held_bytes import HeldBytes, Storages
+from swarm_ft.stage.memory import HeldBytes, Storages
 from swarm_ft.stage.module import StageModule
 
 WARM_UP = 3

@@ -1,6 +1,6 @@
 """RunSpecs for tests that care about little of them; they name what they care about."""
 
-from swarm_ft.protocol.run_spec import LrSchedule, ModelSpec, RunSpec, TrainSpec
+from swarm_ft.protocol.spec.run_spec import LrSchedule, ModelSpec, RunSpec, TrainSpec
 
 
 def model_spec(*, num_blocks: int = 4, **changes: object) -> ModelSpec:

@@ -11,11 +11,10 @@ from torch import Tensor
 from benchmarks.quality.boundary import Tally
 from swarm_ft.codec.gradient_pieces import PieceCodec
 from swarm_ft.ids import StepNumber
-from swarm_ft.peer.gradient_coder import GradientCoder
-from swarm_ft.peer.residuals import Residuals
-from swarm_ft.protocol.frame import EncodedTensor
-from swarm_ft.protocol.gradient_piece import Division, EncodeShare, Span, SumShares, TakeSum
-from swarm_ft.protocol.reduction_spec import parse_reduction_spec
+from swarm_ft.peer.reduce.gradient_coder import GradientCoder, Residuals
+from swarm_ft.protocol.messages.boundary import EncodedTensor
+from swarm_ft.protocol.messages.reduction import Division, EncodeShare, Span, SumShares, TakeSum
+from swarm_ft.protocol.spec.codec_spec import parse_reduction_spec
 from swarm_ft.stage.momentum import gradient_from_momentum, momentum_share
 
 NUM_REPLICAS = 2

@@ -18,8 +18,8 @@ from torch import Tensor
 from benchmarks.slow_network.work import Work
 from swarm_ft.errors import OutOfTurn
 from swarm_ft.ids import MicrobatchIndex, StepNumber
-from swarm_ft.protocol.layers import LayerRange
-from swarm_ft.protocol.run_spec import RunSpec
+from swarm_ft.protocol.spec.layers import LayerRange
+from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.stage.base import LossAndGradient
 
 CHANGE = 0.3

@@ -18,10 +18,10 @@ from swarm_ft.cli.running import run_async
 from swarm_ft.cli.serving import serve_peer
 from swarm_ft.ids import PeerId
 from swarm_ft.log import configure
-from swarm_ft.peer.buffer_place import BufferPlace
+from swarm_ft.peer.kept_buffers import BufferPlace
 from swarm_ft.peer.node import PeerOptions
-from swarm_ft.protocol.layers import LayerRange, parse_layers
-from swarm_ft.protocol.run_spec import RunSpec
+from swarm_ft.protocol.spec.layers import LayerRange, parse_layers
+from swarm_ft.protocol.spec.run_spec import RunSpec
 
 DHT_PREFIX = "swarm-ft"
 

@@ -25,8 +25,8 @@ from benchmarks.slow_network.work import Work
 from swarm_ft.cli.client import connected
 from swarm_ft.cli.running import run_async
 from swarm_ft.client.trace import TraceFile
-from swarm_ft.protocol.run_spec import LrSchedule, ModelSpec, RunSpec, TrainSpec
-from swarm_ft.protocol.status import RunPhase, StepCommitted
+from swarm_ft.protocol.messages.client import RunPhase, StepCommitted
+from swarm_ft.protocol.spec.run_spec import LrSchedule, ModelSpec, RunSpec, TrainSpec
 from swarm_ft.stage.checkpoint import open_checkpoint
 
 DHT_PREFIX = "swarm-ft"

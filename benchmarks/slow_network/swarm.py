@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -13,14 +14,15 @@ from typing import Any
 
 from benchmarks.lab import Host, Lab, LabSwarm, Link
 from benchmarks.slow_network.work import Measured, Trial, Work
-from swarm_ft.protocol.codec_cost import bits_per_value
-from swarm_ft.protocol.codec_spec import (
+from swarm_ft.protocol.spec.codec_spec import (
+    CodecName,
+    CodecSpec,
     Direction,
     parse_codec_spec,
     parse_dp_spec,
     parse_key_spec,
 )
-from swarm_ft.protocol.layers import LayerRange, split_evenly
+from swarm_ft.protocol.spec.layers import LayerRange, split_evenly
 from swarm_ft.stage.checkpoint import open_checkpoint
 
 PEER = "benchmarks.slow_network.emulated_peer"
@@ -106,6 +108,31 @@ def _fill_bytes(setting: Setting, work: Work) -> float | None:
     spec = parse_codec_spec(setting.fill, Direction.FORWARD)
     values = work.micro_batch_size * work.tokens * work.channels
     return values * bits_per_value(spec, work.tokens, work.channels) / 8
+
+
+def bits_per_value(spec: CodecSpec, tokens: int, channels: int) -> float:
+    """Bits that a value of a sample takes with a codec, told from its name; about.
+
+    Steps, headers and tables are left out: they are some hundredths of a bit.
+
+    - `none`, `fp16`, `bf16`: 32 and 16; an entropy stage is taken to save nothing.
+    - `qB`, `aqB`, `hqB`: B; with `+z` that is a rate already.
+    - `topK`, `aqtopK`: of every hundred values K take 16 bits and their place, which is
+      2 + log2(100 / K) bits by Elias and Fano, or one for each value, whichever is less.
+    - `qcS`: the entropy of a normal value on a grid of S times its spread, log2(sqrt(2 pi e) / S).
+    - `aqcS`: the same, which is the most that a change takes that spreads less than the value.
+    - `lowrankR`: R pairs of vectors in 8 bits.
+    """
+    match spec.name:
+        case CodecName.TOP | CodecName.AQTOP:
+            share = spec.number / 100
+            return share * 16 + min(1.0, share * (2 + math.log2(1 / share)))
+        case CodecName.QC | CodecName.AQC:
+            return max(0.0, math.log2(math.sqrt(2 * math.pi * math.e) / spec.number))
+        case CodecName.LOWRANK:
+            return spec.number * 8 * (tokens + channels) / (tokens * channels)
+        case _:
+            return spec.number
 
 
 def _layers(model: str, work: Work) -> Sequence[LayerRange]:

@@ -24,7 +24,7 @@ from benchmarks.slow_network.training import (
     WEIGHT_DECAY,
     random_tokens,
 )
-from swarm_ft.protocol.layers import LayerRange, split_evenly
+from swarm_ft.protocol.spec.layers import LayerRange, split_evenly
 from swarm_ft.stage.checkpoint import open_checkpoint
 from swarm_ft.stage.module import StageModule
 from swarm_ft.stage.weights import StageWeights

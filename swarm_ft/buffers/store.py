@@ -11,22 +11,22 @@ from pathlib import Path
 
 import numpy as np
 
-from swarm_ft.buffers.directory import BufferDirectory
-from swarm_ft.buffers.disk import DiskTier
-from swarm_ft.buffers.index import Index, Samples, ShelfName
-from swarm_ft.buffers.memory import MemoryTier
+from swarm_ft.buffers.disk import BufferDirectory, DiskTier
+from swarm_ft.buffers.memory import MemoryTier, UnknownVisits, Visits
 from swarm_ft.buffers.records import (
     BufferKey,
     BufferLimits,
     BufferRecord,
     End,
+    Index,
+    Samples,
+    ShelfName,
 )
 from swarm_ft.buffers.slab import Broken, Owner, SlabError
 from swarm_ft.buffers.tiers import ReadJob, Tiers
-from swarm_ft.buffers.visits import UnknownVisits, Visits
 from swarm_ft.errors import InternalError
 from swarm_ft.ids import BlockIndex, RunId, SampleId, StepNumber
-from swarm_ft.protocol.buffer_reports import BufferCounts
+from swarm_ft.protocol.messages.reports import BufferCounts
 
 
 class BufferStore:

@@ -17,15 +17,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from swarm_ft.buffers.directory import OtherRun
-from swarm_ft.buffers.disk import DiskTier, Place
-from swarm_ft.buffers.index import Index
-from swarm_ft.buffers.memory import MemoryTier, Resident
-from swarm_ft.buffers.records import BufferKey, BufferRecord
+from swarm_ft.buffers.disk import DiskTier, OtherRun, Place
+from swarm_ft.buffers.memory import NEVER, MemoryTier, Resident, Visits
+from swarm_ft.buffers.records import BufferKey, BufferRecord, Index
 from swarm_ft.buffers.slab import Broken, SlabError
-from swarm_ft.buffers.visits import NEVER, Visits
 from swarm_ft.ids import BlockIndex, SampleId
-from swarm_ft.protocol.buffer_reports import BufferCounts
+from swarm_ft.protocol.messages.reports import BufferCounts
 
 
 @dataclass(frozen=True, slots=True)

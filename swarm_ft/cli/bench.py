@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from swarm_ft.cli import buffer_speed
     from swarm_ft.cli.codec_speed import SpeedRow
-    from swarm_ft.protocol.codec_spec import CodecSpec
+    from swarm_ft.protocol.spec.codec_spec import CodecSpec
 
 _MAX_VALUES = 1 << 28
 """A gigabyte of float32; several such tensors are alive at once."""
@@ -141,7 +141,7 @@ def buffers(
 
 
 def _specs(codecs: str | None) -> list[CodecSpec]:
-    from swarm_ft.protocol.codec_spec import Direction, parse_codec_spec
+    from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
 
     if codecs is None:
         from swarm_ft.cli.codec_speed import DEFAULT_CODECS

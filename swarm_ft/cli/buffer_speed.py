@@ -19,9 +19,9 @@ from pathlib import Path
 from swarm_ft.buffers import BufferKey, BufferLimits, BufferRecord, BufferStore, End
 from swarm_ft.codec.stored import buffer_bytes
 from swarm_ft.ids import BlockIndex, RunId, SampleId, StepNumber
-from swarm_ft.protocol.digest import fingerprint_of
-from swarm_ft.protocol.run_spec import LrSchedule, TrainSpec
-from swarm_ft.protocol.training_plan import VisitOrder, step_samples
+from swarm_ft.protocol.spec.digest import fingerprint_of
+from swarm_ft.protocol.spec.run_spec import LrSchedule, TrainSpec
+from swarm_ft.protocol.spec.training_plan import VisitOrder, step_samples
 
 BITS = (16, 8, 4)
 BUDGETS = (0.1, 0.5, 1.0)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from swarm_ft.client.swarm import SwarmClient
     from swarm_ft.client.train import Baseline
     from swarm_ft.ids import RunId
-    from swarm_ft.protocol.status import RunEvent
+    from swarm_ft.protocol.messages.client import RunEvent
     from swarm_ft.stage.checkpoint import Checkpoint
 
 swarm_options = stack(needed_initial_peers_option, dht_prefix_option, log_option)
@@ -104,9 +104,9 @@ def attach(
     """Come back to a run: watch it to its end and fetch the result."""
 
     async def work() -> None:
-        from swarm_ft.client.attach import attach_to
         from swarm_ft.client.job import check_outputs
         from swarm_ft.client.progress import RunProgress
+        from swarm_ft.client.train import attach_to
 
         check_outputs(outputs)
         async with connected(initial_peers, dht_prefix) as swarm:

@@ -16,8 +16,8 @@ from torch import Tensor
 from swarm_ft.codec import from_spec
 from swarm_ft.codec.base import Codec
 from swarm_ft.codec.kernels import Kernels, ReferenceKernels, kernels_for
-from swarm_ft.protocol.codec_spec import CodecSpec
-from swarm_ft.protocol.frame import EncodedTensor
+from swarm_ft.protocol.messages.boundary import EncodedTensor
+from swarm_ft.protocol.spec.codec_spec import CodecSpec
 
 DEFAULT_CODECS = (
     "none,fp16,bf16,q2,q4,q8,aq2,aq3,aq4,aq4c,hq4,top10,aqtop10,lowrank16,"

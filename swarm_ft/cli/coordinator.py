@@ -26,7 +26,7 @@ from swarm_ft.cli.running import run_until_stopped
 from swarm_ft.errors import BadOption, JournalError
 
 if TYPE_CHECKING:
-    from swarm_ft.coordinator.journal import Journal
+    from swarm_ft.coordinator.journal.journal import Journal
     from swarm_ft.discovery import Directory
     from swarm_ft.snapshots.store import SnapshotStore
 
@@ -69,7 +69,7 @@ def coordinator(
 
     async def work() -> None:
         from swarm_ft.discovery.dht import DhtDirectory, DhtOptions
-        from swarm_ft.transport.listening import check_address
+        from swarm_ft.transport.grpc_options import check_address
 
         await check_address(listening.host, listening.port)  # before a journal is made
         # With a DHT to join it only asks there; others could not reach a node behind a home link.
@@ -135,7 +135,7 @@ async def _coordinate(
 
 
 def _open_journal(path: str) -> Journal:
-    from swarm_ft.coordinator.journal import Journal
+    from swarm_ft.coordinator.journal.journal import Journal
 
     try:
         return Journal(path)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from swarm_ft.cli.options import stack
-from swarm_ft.protocol.bounds import Range
-from swarm_ft.protocol.options import Declared, build, declared
+from swarm_ft.protocol.spec.bounds import Range
+from swarm_ft.protocol.spec.options import Declared, build, declared
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,18 +14,53 @@ import click
 
 from swarm_ft.cli.client import conclude, connected
 from swarm_ft.cli.declared import declared_options, takes
-from swarm_ft.cli.options import BufferOptions, examples, log_option
+from swarm_ft.cli.options import BufferOptions, examples, json_flag, log_option
 from swarm_ft.cli.processes import ProcessSwarm
 from swarm_ft.cli.running import on_stop_signal, run_async, spinner
 from swarm_ft.client.options import JobOptions
 from swarm_ft.errors import BadInput, BadOption, RunFailed
-from swarm_ft.protocol.options import arguments, build
+from swarm_ft.protocol.spec.options import arguments, build
 
 if TYPE_CHECKING:
     from swarm_ft.client.job import Job
     from swarm_ft.client.progress import RunProgress
     from swarm_ft.client.report import RunReport
     from swarm_ft.client.swarm import SwarmClient
+
+# ---- `swarm-ft sample`: the input of the demo, to look at or to train on by hand
+
+
+@click.command(
+    short_help="Write the demo's input, to train on by hand.",
+    epilog=examples("swarm-ft sample ./sample"),
+)
+@click.argument("directory")
+@click.option(
+    "--seed",
+    default=42,
+    show_default=True,
+    type=click.IntRange(0),
+    help="Draws the model's weights.",
+)
+@json_flag
+def sample(directory: str, seed: int, as_json: bool) -> None:
+    """Write a small GPT-2-type model and Python's own source text into DIRECTORY."""
+    from swarm_ft.client.sample import write_sample
+
+    made = write_sample(Path(directory), seed=seed)
+    shown = {
+        "model": str(made.model_dir),
+        "dataset": str(made.train_file),
+        "eval_dataset": str(made.eval_file),
+    }
+    if as_json:
+        click.echo(json.dumps(shown))
+    else:
+        click.echo(
+            f"--model {shown['model']} --dataset {shown['dataset']} "
+            f"--eval-dataset {shown['eval_dataset']}"
+        )
+
 
 SAMPLE_LR = 2e-3
 """For the demo's own model, which starts from random weights; a trained one wants far less."""
@@ -87,7 +123,7 @@ def demo(
 
 def _shares(job: Job, stages: int, replicas: int) -> dict[str, str]:
     """The layers that each peer hosts, by its name."""
-    from swarm_ft.protocol.layers import split_evenly
+    from swarm_ft.protocol.spec.layers import split_evenly
 
     layers = [str(part) for part in split_evenly(job.spec.model.layers, stages)]
     return {

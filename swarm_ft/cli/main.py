@@ -24,7 +24,7 @@ _COMMANDS = {
     "dht": "swarm_ft.cli.dht:dht",
     "status": "swarm_ft.cli.status:status",
     "bench": "swarm_ft.cli.bench:bench",
-    "sample": "swarm_ft.cli.sample:sample",
+    "sample": "swarm_ft.cli.demo:sample",
 }
 
 

@@ -7,8 +7,8 @@ from dataclasses import MISSING
 from pathlib import Path
 
 from swarm_ft.client.options import JobOptions
-from swarm_ft.protocol.bounds import Range
-from swarm_ft.protocol.options import Declared, declared
+from swarm_ft.protocol.spec.bounds import Range
+from swarm_ft.protocol.spec.options import Declared, declared
 
 PAGE = Path("docs/options.md")
 BEGIN = "<!-- from the declarations, by `make docs`: begin -->\n"

@@ -13,8 +13,8 @@ import click
 
 from swarm_ft import log
 from swarm_ft.errors import BadOption
-from swarm_ft.protocol.bounds import Range
-from swarm_ft.protocol.options import Option, check
+from swarm_ft.protocol.spec.bounds import Range
+from swarm_ft.protocol.spec.options import Option, check
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -163,7 +163,7 @@ class Listening:
     ] = None
 
     def __post_init__(self) -> None:
-        from swarm_ft.discovery.records import checked_record
+        from swarm_ft.discovery.directory import checked_record
 
         check(self)
         if self.host in LISTEN_ANYWHERE and not self.announce:
@@ -176,7 +176,7 @@ class Listening:
 
     def endpoint(self, bound_port: int) -> str:
         """The address to announce, `host:port`: `--announce`, else what is listened on."""
-        from swarm_ft.transport.listening import format_endpoint
+        from swarm_ft.transport.grpc_options import format_endpoint
 
         if self.announce is None:
             return format_endpoint(self.host, bound_port)

@@ -21,14 +21,14 @@ from swarm_ft.cli.options import (
     needed_initial_peers_option,
     snapshots_option,
 )
-from swarm_ft.cli.peer_home import PeerHome, claim_home
 from swarm_ft.cli.running import run_async
+from swarm_ft.cli.serving import PeerHome, claim_home
 from swarm_ft.errors import BadOption
 
 if TYPE_CHECKING:
     from swarm_ft.ids import PeerId
-    from swarm_ft.peer.buffer_place import BufferPlace
-    from swarm_ft.peer.stage_state import EngineMaker
+    from swarm_ft.peer.kept_buffers import BufferPlace
+    from swarm_ft.peer.state.stage_state import EngineMaker
 
 
 @click.command(
@@ -90,7 +90,7 @@ def serve_stage(
     **given: Any,
 ) -> None:
     """Host one stage of whatever run the swarm trains, until Ctrl-C."""
-    from swarm_ft.protocol.layers import parse_layers
+    from swarm_ft.protocol.spec.layers import parse_layers
 
     layer_range = parse_layers(layers)
     make_engine = _engine_maker(given["device"], given["dtype"], given["model"], given["threads"])
@@ -133,7 +133,7 @@ def _home(name: str | None, buffers: BufferOptions) -> PeerHome | None:
 
 def _buffer_place(home: PeerHome | None, buffers: BufferOptions) -> BufferPlace:
     from swarm_ft.buffers import BufferLimits
-    from swarm_ft.peer.buffer_place import BufferPlace
+    from swarm_ft.peer.kept_buffers import BufferPlace
 
     limits = BufferLimits(memory_bytes=buffers.memory_bytes, disk_bytes=buffers.disk_bytes)
     return BufferPlace(limits=limits, directory=home.path / "buffers" if home else None)
@@ -145,9 +145,9 @@ def _peer_id(given: str | None, home: PeerHome | None) -> PeerId:
 
 
 def _checked_name(name: str) -> PeerId:
-    from swarm_ft.discovery.records import checked_record
+    from swarm_ft.discovery.directory import checked_record
     from swarm_ft.ids import PeerId
-    from swarm_ft.protocol.checks import MAX_ID_CHARS
+    from swarm_ft.protocol.spec.checks import MAX_ID_CHARS
 
     checked_record(name, "localhost:1")
     if len(name) > MAX_ID_CHARS:
@@ -158,12 +158,12 @@ def _checked_name(name: str) -> PeerId:
 def _engine_maker(device: str, dtype: str, model: str | None, threads: int | None) -> EngineMaker:
     import torch
 
-    from swarm_ft.protocol.layers import LayerRange
-    from swarm_ft.protocol.run_spec import RunSpec
+    from swarm_ft.protocol.spec.layers import LayerRange
+    from swarm_ft.protocol.spec.run_spec import RunSpec
     from swarm_ft.stage.base import Engine
     from swarm_ft.stage.checkpoint import open_checkpoint
-    from swarm_ft.stage.device import pick_device, pick_dtype
     from swarm_ft.stage.engine import StageEngine
+    from swarm_ft.stage.memory import pick_device, pick_dtype
 
     torch_device, torch_dtype = pick_device(device), pick_dtype(dtype)
     if threads:
@@ -179,7 +179,7 @@ def _engine_maker(device: str, dtype: str, model: str | None, threads: int | Non
 
 
 def _memory_bytes(memory_gib: float | None, device: str, buffer_memory_bytes: int) -> int:
-    from swarm_ft.stage.device import free_memory_bytes, pick_device
+    from swarm_ft.stage.memory import free_memory_bytes, pick_device
 
     if memory_gib is not None:
         return int(memory_gib * (1 << 30))

@@ -14,7 +14,7 @@ from swarm_ft.cli.options import examples, json_flag
 from swarm_ft.cli.running import run_async
 
 if TYPE_CHECKING:
-    from swarm_ft.protocol.status import BoundaryStatus, SwarmStatus
+    from swarm_ft.protocol.messages.client import BoundaryStatus, SwarmStatus
 
 
 @click.command(epilog=examples("swarm-ft status --initial-peers /ip4/..."))
@@ -60,7 +60,7 @@ def _document(found: SwarmStatus) -> dict[str, object]:
 
 def _lines(found: SwarmStatus) -> Iterator[str]:
     from swarm_ft.client.report import kind_lines
-    from swarm_ft.protocol.coordinator_messages import stages_of
+    from swarm_ft.protocol.messages.control import stages_of
 
     for member in found.members:
         yield f"peer {member.peer_id}  layers {member.layers or 'auto'}"

@@ -19,7 +19,7 @@ from swarm_ft.errors import BadDataset, BadModel
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from swarm_ft.client.dataset import TokenArray
+    from swarm_ft.client.job import TokenArray
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

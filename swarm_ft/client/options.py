@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-from swarm_ft.protocol.bounds import Range
-from swarm_ft.protocol.options import Option, check
-from swarm_ft.protocol.run_spec import MAX_STEPS, TrainOptions, TrainSpec
+from swarm_ft.protocol.spec.bounds import Range
+from swarm_ft.protocol.spec.options import Option, check
+from swarm_ft.protocol.spec.run_spec import MAX_STEPS, TrainOptions, TrainSpec
 
 Count = Annotated[int, Range(1)]
 Steps = Annotated[int, Range(1, MAX_STEPS)]

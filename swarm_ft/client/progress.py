@@ -14,10 +14,10 @@ from rich.filesize import decimal
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Column
 
-from swarm_ft.protocol.status import RunEvent, RunPhase, RunStatus, StepCommitted
+from swarm_ft.protocol.messages.client import RunEvent, RunPhase, RunStatus, StepCommitted
 
 if TYPE_CHECKING:
-    from swarm_ft.protocol.run_spec import TrainSpec
+    from swarm_ft.protocol.spec.run_spec import TrainSpec
 
 WINDOW_STEPS = 16
 """Speed and ETA come from this many last steps: peers come, go and change their pace."""

@@ -14,8 +14,8 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from swarm_ft.errors import BadOption, ProtocolError
-from swarm_ft.protocol.status import RunEvent, StepCommitted
-from swarm_ft.protocol.traffic import ByteCounts, Traffic
+from swarm_ft.protocol.messages.client import RunEvent, StepCommitted
+from swarm_ft.protocol.messages.reports import ByteCounts, Traffic
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -14,8 +14,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
-from swarm_ft.client.dataset import read_text
 from swarm_ft.client.evaluate import no_transformers_bars
+from swarm_ft.client.job import read_text
 from swarm_ft.errors import BadDataset
 
 if TYPE_CHECKING:

@@ -8,18 +8,18 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from swarm_ft.discovery.base import Directory, Role
+from swarm_ft.discovery.directory import Directory, Role
 from swarm_ft.errors import NotFound, Unavailable
 from swarm_ft.ids import RunId, SampleId
 from swarm_ft.proto import coordinator_pb2 as pb
 from swarm_ft.proto import peer_pb2
-from swarm_ft.protocol.client_wire import event_from_wire, status_from_wire, swarm_from_wire
-from swarm_ft.protocol.coordinator_messages import stages_of
-from swarm_ft.protocol.coordinator_wire import tokens_to_wire
-from swarm_ft.protocol.run_spec import RunSpec
-from swarm_ft.protocol.run_wire import spec_to_wire
-from swarm_ft.protocol.status import RunEvent, RunPhase, RunStatus, SwarmStatus
-from swarm_ft.protocol.timeline import PeerTimeline
+from swarm_ft.protocol.messages.client import RunEvent, RunPhase, RunStatus, SwarmStatus
+from swarm_ft.protocol.messages.control import stages_of
+from swarm_ft.protocol.messages.timeline import PeerTimeline
+from swarm_ft.protocol.spec.run_spec import RunSpec
+from swarm_ft.protocol.wire.client_wire import event_from_wire, status_from_wire, swarm_from_wire
+from swarm_ft.protocol.wire.coordinator_wire import tokens_to_wire
+from swarm_ft.protocol.wire.run_wire import spec_to_wire
 from swarm_ft.transport.base import Channel, Transport, call
 from swarm_ft.transport.blob import receive_file, receive_header
 from swarm_ft.transport.methods import CANCEL, COLLECTED, STATUS, SUBMIT, WATCH, WEIGHTS

@@ -23,18 +23,15 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from swarm_ft.codec.base import Codec
-from swarm_ft.codec.delta import DeltaCodec
-from swarm_ft.codec.entropy.lossless import LosslessCodec
-from swarm_ft.codec.feedback import encode_with_feedback
-from swarm_ft.codec.hadamard import HadamardCodec
+from swarm_ft.codec.feedback import DeltaCodec, encode_with_feedback
 from swarm_ft.codec.kernels import Kernels
 from swarm_ft.codec.lowrank import LowRankCodec
-from swarm_ft.codec.narrow import NarrowCodec
+from swarm_ft.codec.narrow import HadamardCodec, NarrowCodec
 from swarm_ft.codec.raw import BFloat16Codec, Float32Codec, HalfCodec
 from swarm_ft.codec.stored import buffer_bytes, pack_buffer, unpack_buffer
 from swarm_ft.codec.topk import TopKCodec
-from swarm_ft.codec.wide import WideCodec
-from swarm_ft.protocol.codec_spec import (
+from swarm_ft.codec.wide import LosslessCodec, WideCodec
+from swarm_ft.protocol.spec.codec_spec import (
     Axis,
     CodecName,
     CodecSpec,

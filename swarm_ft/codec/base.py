@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from swarm_ft.errors import BadFrame, NonFinite
-from swarm_ft.protocol.codec_spec import CodecSpec
-from swarm_ft.protocol.frame import EncodedTensor
+from swarm_ft.protocol.messages.boundary import EncodedTensor
+from swarm_ft.protocol.spec.codec_spec import CodecSpec
 
 
 class Codec(Protocol):

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from swarm_ft.codec import from_spec
 from swarm_ft.errors import BadFrame
-from swarm_ft.protocol.codec_spec import CodecName, CodecSpec
-from swarm_ft.protocol.frame import EncodedTensor
-from swarm_ft.protocol.gradient_piece import PIECE_ROWS, ROW_VALUES
+from swarm_ft.protocol.messages.boundary import EncodedTensor
+from swarm_ft.protocol.messages.reduction import PIECE_ROWS, ROW_VALUES
+from swarm_ft.protocol.spec.codec_spec import CodecName, CodecSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,8 +33,8 @@ from swarm_ft.codec.base import (
     refuse_base,
 )
 from swarm_ft.errors import BadFrame
-from swarm_ft.protocol.codec_spec import CodecSpec
-from swarm_ft.protocol.frame import EncodedTensor
+from swarm_ft.protocol.messages.boundary import EncodedTensor
+from swarm_ft.protocol.spec.codec_spec import CodecSpec
 
 _LEVELS = 127
 _CHANNELS_PER_OUTLIER = 64

@@ -23,11 +23,11 @@ from torch import Tensor
 
 from swarm_ft.codec.base import as_tensor, checked_peak, checked_sample
 from swarm_ft.codec.kernels import block_kernels_for, kernels_for, packed_bytes
-from swarm_ft.codec.kernels.blocks import CUT, ONE, BlockKernels, block_count
+from swarm_ft.codec.kernels.reference import CUT, ONE, BlockKernels, block_count
 from swarm_ft.codec.raw import HalfCodec, times_power
 from swarm_ft.errors import BadFrame
-from swarm_ft.protocol.codec_spec import CodecName, CodecSpec
-from swarm_ft.protocol.frame import EncodedTensor
+from swarm_ft.protocol.messages.boundary import EncodedTensor
+from swarm_ft.protocol.spec.codec_spec import CodecName, CodecSpec
 
 _HALVES = HalfCodec(CodecSpec(CodecName.FP16, 1600))
 _HEAD = struct.Struct("<hH")

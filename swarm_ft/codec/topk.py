@@ -30,8 +30,8 @@ from swarm_ft.codec.base import (
 )
 from swarm_ft.codec.raw import HalfCodec
 from swarm_ft.errors import BadFrame
-from swarm_ft.protocol.codec_spec import CodecName, CodecSpec
-from swarm_ft.protocol.frame import EncodedTensor
+from swarm_ft.protocol.messages.boundary import EncodedTensor
+from swarm_ft.protocol.spec.codec_spec import CodecName, CodecSpec
 
 Positions = NDArray[np.int64]
 Bits = NDArray[np.uint8]

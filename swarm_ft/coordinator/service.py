@@ -11,46 +11,47 @@ from typing import Any
 
 from swarm_ft import failpoints
 from swarm_ft.clock import Clock
-from swarm_ft.coordinator.effects import (
+from swarm_ft.coordinator.decide.machine import decide
+from swarm_ft.coordinator.facts.events import (
     CommitRecord,
     Dismiss,
     Effect,
-    Note,
-    Publish,
-    Say,
-    Write,
-    WriteSnapshot,
-)
-from swarm_ft.coordinator.events import (
     Event,
     PeerLost,
     PeerSaid,
+    Publish,
     ResultCollected,
     RunCancelled,
     RunSubmitted,
+    Say,
     SnapshotWritten,
     Tick,
+    Write,
+    WriteSnapshot,
 )
-from swarm_ft.coordinator.journal import Journal
-from swarm_ft.coordinator.machine import decide
-from swarm_ft.coordinator.overview import overview
-from swarm_ft.coordinator.state import Run, SwarmState
+from swarm_ft.coordinator.facts.state import Run, SwarmState
+from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.submission import Submissions, receive_submission
-from swarm_ft.coordinator.watchers import Watchers
+from swarm_ft.coordinator.watching import Watchers, overview
 from swarm_ft.errors import NotFound, OutOfTurn, SwarmError, Unavailable
 from swarm_ft.ids import PeerId, RunId, SampleId
 from swarm_ft.log import get_logger
 from swarm_ft.proto import coordinator_pb2 as pb
-from swarm_ft.protocol.checks import checked_run_id
-from swarm_ft.protocol.client_wire import event_to_wire, status_to_wire, swarm_to_wire
-from swarm_ft.protocol.coordinator_messages import ClockReply, CommitStep, PlanStep, ToPeer
-from swarm_ft.protocol.coordinator_wire import to_peer_to_wire
-from swarm_ft.protocol.peer_messages import ClockProbe, PeerHello
-from swarm_ft.protocol.peer_wire import from_peer_from_wire
-from swarm_ft.protocol.status import RunEvent, RunStatus
-from swarm_ft.protocol.timeline import PeerTimeline, StepTimeline
-from swarm_ft.snapshots.manifest import Manifest, ShardEntry
-from swarm_ft.snapshots.store import SnapshotStore
+from swarm_ft.protocol.messages.client import RunEvent, RunStatus
+from swarm_ft.protocol.messages.control import (
+    ClockProbe,
+    ClockReply,
+    CommitStep,
+    PeerHello,
+    PlanStep,
+    ToPeer,
+)
+from swarm_ft.protocol.messages.timeline import PeerTimeline, StepTimeline
+from swarm_ft.protocol.spec.checks import checked_run_id
+from swarm_ft.protocol.wire.client_wire import event_to_wire, status_to_wire, swarm_to_wire
+from swarm_ft.protocol.wire.coordinator_wire import to_peer_to_wire
+from swarm_ft.protocol.wire.peer_wire import from_peer_from_wire
+from swarm_ft.snapshots.store import Manifest, ShardEntry, SnapshotStore
 from swarm_ft.transport.base import Handler, MessageStream, Method
 from swarm_ft.transport.methods import CANCEL, COLLECTED, JOIN, STATUS, SUBMIT, WATCH
 
@@ -178,8 +179,6 @@ class CoordinatorService:
                 self._put(peer_id, refusal)
             case Publish(run_id, run_event):
                 self._publish(run_id, run_event)
-            case Note(run_id, text):
-                logger.info("run %s: %s", run_id, text)
             case WriteSnapshot():
                 self._start(self._write_snapshot(effect))
             case Write():

@@ -12,15 +12,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from swarm_ft.coordinator.journal import Journal
-from swarm_ft.coordinator.state import Run
+from swarm_ft.coordinator.facts.state import Run
+from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.errors import BadDataset, MalformedMessage, OutOfTurn, RunMismatch
 from swarm_ft.ids import RunId
 from swarm_ft.proto import coordinator_pb2 as pb
-from swarm_ft.protocol.checks import checked_run_id
-from swarm_ft.protocol.coordinator_wire import BYTES_PER_TOKEN, tokens_from_wire
-from swarm_ft.protocol.run_spec import RunSpec
-from swarm_ft.protocol.run_wire import spec_from_wire
+from swarm_ft.protocol.spec.checks import checked_run_id
+from swarm_ft.protocol.spec.run_spec import RunSpec
+from swarm_ft.protocol.wire.coordinator_wire import BYTES_PER_TOKEN, tokens_from_wire
+from swarm_ft.protocol.wire.run_wire import spec_from_wire
 from swarm_ft.transport.base import MessageStream
 
 MAX_DATA_BYTES = 4 << 30

@@ -22,10 +22,14 @@ from hivemind.utils import get_dht_time
 from hivemind.utils.logging import use_hivemind_log_handler
 from hivemind.utils.multiaddr import Multiaddr
 
-from swarm_ft.discovery.base import Role
+from swarm_ft.discovery.directory import (
+    MAX_LIFETIME_S,
+    RecordRules,
+    Role,
+    checked_record,
+    readable_records,
+)
 from swarm_ft.discovery.p2pd import P2pd, P2pdOptions
-from swarm_ft.discovery.record_rules import MAX_LIFETIME_S, RecordRules
-from swarm_ft.discovery.records import checked_record, readable_records
 from swarm_ft.errors import BadOption, DirectoryUnreachable, Unavailable
 from swarm_ft.log import get_logger
 

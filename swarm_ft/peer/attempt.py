@@ -4,36 +4,102 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import ParamSpec, TypeVar
+from typing import Generic, ParamSpec, Protocol, TypeVar
 
 from torch import Tensor
 
 from swarm_ft import failpoints
 from swarm_ft.errors import MalformedMessage, OutOfTurn
-from swarm_ft.ids import MicrobatchIndex, PeerId
-from swarm_ft.peer.attempt_buffers import AttemptBuffers
-from swarm_ft.peer.boundary import Boundary
+from swarm_ft.ids import Attempt, MicrobatchIndex, PeerId, RunId
+from swarm_ft.peer.boundary.end import Boundary
 from swarm_ft.peer.connections import Connections
 from swarm_ft.peer.context import PeerContext, run_in
-from swarm_ft.peer.progress import StepProgress
-from swarm_ft.peer.stage_state import StageState
-from swarm_ft.peer.step import Passing, StageStep
-from swarm_ft.peer.take_over import TakeOver
-from swarm_ft.peer.tied_embeddings import TiedGradients
-from swarm_ft.protocol.codec_spec import Direction
-from swarm_ft.protocol.coordinator_messages import (
+from swarm_ft.peer.kept_buffers import AttemptBuffers
+from swarm_ft.peer.reduce.tied_embeddings import TiedGradients
+from swarm_ft.peer.state.learner import TakeOver
+from swarm_ft.peer.state.stage_state import StageState
+from swarm_ft.peer.step import Passing, StageStep, StepProgress
+from swarm_ft.protocol.machines.pipeline import StageSchedule, least_held, most_held
+from swarm_ft.protocol.messages.boundary import FrameKey
+from swarm_ft.protocol.messages.control import (
     Assign,
+    PeerAlive,
     PlanStep,
     Stage,
+    StageReady,
+    StepReady,
     stages_of,
 )
-from swarm_ft.protocol.frame import FrameKey
-from swarm_ft.protocol.peer_messages import PeerAlive, StageReady, StepReady
-from swarm_ft.protocol.pipeline import StageSchedule, least_held, most_held
-from swarm_ft.protocol.timeline import SpanKind
-from swarm_ft.protocol.traffic import GradientTraffic
-from swarm_ft.protocol.training_plan import Microbatch
+from swarm_ft.protocol.messages.reports import GradientTraffic
+from swarm_ft.protocol.messages.timeline import SpanKind
+from swarm_ft.protocol.spec.codec_spec import Direction
+from swarm_ft.protocol.spec.training_plan import Microbatch
 from swarm_ft.stage.base import Engine
+
+# ---- the attempt that is under way at a peer, and waiting for it: neighbours may hear of it first
+
+NEIGHBOUR_PATIENCE_S = 60.0
+"""How long a neighbour that was told of an attempt sooner waits for this peer to hear of it; then
+it waits as long as the stage takes to load."""
+
+
+class _UnderWay(Protocol):
+    @property
+    def assign(self) -> Assign: ...
+
+
+Work = TypeVar("Work", bound=_UnderWay)
+
+
+class AttemptSlot(Generic[Work]):
+    """See the module's docstring.
+
+    Attributes:
+        work: the attempt, once it is more than assigned; None between attempts.
+    """
+
+    def __init__(self, run_id: RunId) -> None:
+        self.work: Work | None = None
+        self._run_id = run_id
+        self._assigned = Attempt(-1)
+        self._changed = asyncio.Event()
+
+    def assigned(self, attempt: Attempt) -> None:
+        """This one will begin as soon as its stage is there."""
+        self._assigned = attempt
+        self._changed.set()
+
+    def begun(self, work: Work) -> None:
+        """It is under way."""
+        self.work = work
+        self._changed.set()
+
+    def ended(self) -> None:
+        """None is under way."""
+        self.work = None
+
+    def at(self, attempt: Attempt) -> Work | None:
+        """What is under way, if it is that attempt."""
+        is_it = self.work is not None and self.work.assign.attempt == attempt
+        return self.work if is_it else None
+
+    async def wait_for(self, attempt: Attempt) -> Work:
+        """What is under way, once it is this attempt, or a later one.
+
+        Raises:
+            OutOfTurn: it is over, or does not begin here in time.
+        """
+        try:
+            async with asyncio.timeout(NEIGHBOUR_PATIENCE_S) as patience:
+                while self.work is None or self.work.assign.attempt < attempt:
+                    if self._assigned >= attempt:
+                        patience.reschedule(None)
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            raise OutOfTurn(f"run {self._run_id}: attempt {attempt} did not begin") from None
+        return self.work
+
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -45,7 +111,7 @@ class StageAttempt:
     Attributes:
         connections: to neighbours and replicas.
         tied: keeps tied embeddings tied.
-        buffers: reads ahead, fetches and gives what this stage keeps of samples.
+        buffers: reads ahead what this stage keeps of samples, and tells what is here.
     """
 
     def __init__(
@@ -78,8 +144,7 @@ class StageAttempt:
         self.tied = TiedGradients(context, assign)
         self._index = self.connections.index
         layers = self.connections.pipeline[self._index].layers
-        frames_sent = self.connections.frames_sent
-        self.buffers = AttemptBuffers(context, assign, state, layers, frames_sent)
+        self.buffers = AttemptBuffers(assign, state, layers)
         self._computing = self.connections.pipeline
         self._plans: asyncio.Queue[PlanStep] = asyncio.Queue(1)
         self._step: StageStep | None = None
@@ -135,7 +200,6 @@ class StageAttempt:
             self.connections.start(group)
             if self._take_over is not None:
                 group.create_task(self._take_over.run())
-            group.create_task(self.buffers.run())
             group.create_task(self._work())
 
     async def _work(self) -> None:

@@ -8,18 +8,16 @@ from collections.abc import Callable, Iterator
 from torch import Tensor
 
 from swarm_ft.ids import BlockIndex, PeerId
-from swarm_ft.peer.all_reduce import GradientReducer
-from swarm_ft.peer.boundary import Boundary
+from swarm_ft.peer.boundary.coder import TimedCoder
+from swarm_ft.peer.boundary.end import Boundary, dialler
 from swarm_ft.peer.context import PeerContext
-from swarm_ft.peer.neighbours import dialler
-from swarm_ft.peer.stage_state import StageState
-from swarm_ft.peer.timed_coder import TimedCoder
-from swarm_ft.protocol.boundary_messages import BoundaryHello
-from swarm_ft.protocol.codec_spec import Direction
-from swarm_ft.protocol.coordinator_messages import Assign, stages_of
-from swarm_ft.protocol.frame import Frame, FrameKey
-from swarm_ft.protocol.session import WINDOW_FRAMES, BoundarySession
-from swarm_ft.protocol.traffic import Traffic
+from swarm_ft.peer.reduce.all_reduce import GradientReducer
+from swarm_ft.peer.state.stage_state import StageState
+from swarm_ft.protocol.machines.session import WINDOW_FRAMES, BoundarySession
+from swarm_ft.protocol.messages.boundary import BoundaryHello, Frame, FrameKey
+from swarm_ft.protocol.messages.control import Assign, stages_of
+from swarm_ft.protocol.messages.reports import Traffic
+from swarm_ft.protocol.spec.codec_spec import Direction
 
 
 class Connections:
@@ -95,11 +93,6 @@ class Connections:
         """Wait until neighbours have everything that was sent to them in this step."""
         for boundary in self.boundaries:
             await boundary.settled()
-
-    async def frames_sent(self) -> None:
-        """Wait until no frame waits to be sent to a neighbour."""
-        for boundary in self.boundaries:
-            await boundary.idle()
 
     def sent(self) -> Iterator[tuple[FrameKey, Tensor | Frame]]:
         """What was given to boundaries to send in this step."""

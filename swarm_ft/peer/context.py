@@ -10,10 +10,10 @@ from functools import partial
 from typing import ParamSpec, TypeVar
 
 from swarm_ft.clock import Clock
-from swarm_ft.discovery.base import Directory
+from swarm_ft.discovery.directory import Directory
 from swarm_ft.ids import PeerId
 from swarm_ft.peer.timeline import Timeline
-from swarm_ft.protocol.peer_messages import FromPeer
+from swarm_ft.protocol.messages.control import FromPeer
 from swarm_ft.transport.base import Transport
 
 P = ParamSpec("P")

@@ -6,14 +6,13 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 
-from swarm_ft.discovery.base import Directory, Role
+from swarm_ft.discovery.directory import Directory, Role
 from swarm_ft.errors import BadInput, SwarmError, Unavailable
 from swarm_ft.log import get_logger
 from swarm_ft.proto import coordinator_pb2 as pb
-from swarm_ft.protocol.coordinator_messages import ToPeer
-from swarm_ft.protocol.coordinator_wire import to_peer_from_wire
-from swarm_ft.protocol.peer_messages import FromPeer, PeerAlive, PeerGoodbye, PeerHello
-from swarm_ft.protocol.peer_wire import from_peer_to_wire
+from swarm_ft.protocol.messages.control import FromPeer, PeerAlive, PeerGoodbye, PeerHello, ToPeer
+from swarm_ft.protocol.wire.coordinator_wire import to_peer_from_wire
+from swarm_ft.protocol.wire.peer_wire import from_peer_to_wire
 from swarm_ft.transport.base import MessageStream, Transport
 from swarm_ft.transport.methods import JOIN
 

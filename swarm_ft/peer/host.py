@@ -13,38 +13,30 @@ from swarm_ft.buffers import BufferStore
 from swarm_ft.errors import InternalError, NotFound, OutOfTurn, SwarmError
 from swarm_ft.ids import RunId
 from swarm_ft.log import get_logger
-from swarm_ft.peer.attempt import StageAttempt
-from swarm_ft.peer.attempt_slot import AttemptSlot
-from swarm_ft.peer.boundary import BoundaryStream
-from swarm_ft.peer.buffer_donor import BufferStream
+from swarm_ft.peer.attempt import AttemptSlot, StageAttempt
+from swarm_ft.peer.boundary.end import BoundaryStream, answer, check_hello
 from swarm_ft.peer.context import PeerContext
-from swarm_ft.peer.donor import OfferedShard
-from swarm_ft.peer.handover import Handover
-from swarm_ft.peer.member_link import ReduceStream
-from swarm_ft.peer.neighbours import answer, check_hello
-from swarm_ft.peer.stage_state import StageState
-from swarm_ft.peer.state_exchange import StateExchange
-from swarm_ft.peer.tied_embeddings import TiedStream
+from swarm_ft.peer.reduce.member_link import ReduceStream
+from swarm_ft.peer.reduce.tied_embeddings import TiedStream
+from swarm_ft.peer.state.exchange import StateExchange
+from swarm_ft.peer.state.source import Handover, OfferedShard
+from swarm_ft.peer.state.stage_state import StageState
 from swarm_ft.proto import peer_pb2 as pb
-from swarm_ft.protocol.boundary_messages import BoundaryHello
-from swarm_ft.protocol.coordinator_messages import (
+from swarm_ft.protocol.messages.boundary import BoundaryHello
+from swarm_ft.protocol.messages.control import (
     Assign,
     CommitStep,
-    FollowBuffers,
-    PlanStep,
-    SaveStage,
-    TakeStage,
-)
-from swarm_ft.protocol.gradient_piece import ReduceHello
-from swarm_ft.protocol.handover_wire import BuffersRequest
-from swarm_ft.protocol.peer_messages import (
     HeldStage,
     PeerAlive,
+    PlanStep,
+    SaveStage,
     StageExported,
     StageFailed,
+    TakeStage,
 )
-from swarm_ft.protocol.run_spec import RunSpec
-from swarm_ft.protocol.shard import ShardName
+from swarm_ft.protocol.messages.reduction import ReduceHello
+from swarm_ft.protocol.messages.shard import ShardName
+from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.snapshots.store import SnapshotStore
 from swarm_ft.transport.base import MessageStream
 from swarm_ft.transport.blob import BlobName, send_file
@@ -128,12 +120,6 @@ class StageHost:
         if attempt is not None:
             self._exchange.planned(plan)
             attempt.plan(plan)
-
-    def follow(self, order: FollowBuffers) -> None:
-        """Fetch buffers in the present attempt; of an older one they are void."""
-        attempt = self._attempt.at(order.attempt)
-        if attempt is not None:
-            attempt.buffers.follow(order)
 
     async def commit(self, commit: CommitStep) -> None:
         """Apply the step's gradients, once. Cancelled, it still goes on to its end.
@@ -286,17 +272,6 @@ class StageHost:
         if self._attempt.work is None:
             raise OutOfTurn(f"run {self.run_id}: no tied gradient is expected here now")
         await self._attempt.work.tied.serve(stream)
-
-    async def on_buffers(self, stream: BufferStream, request: BuffersRequest) -> None:
-        """A peer that samples pass next fetches their buffers.
-
-        Raises:
-            NotFound: no attempt is under way here.
-            RunMismatch: the other peer works by another RunSpec.
-        """
-        if self._attempt.work is None:
-            raise NotFound(f"run {self.run_id}: no attempt is under way here")
-        await self._attempt.work.buffers.serve(stream, request)
 
     async def on_weights(self, stream: MessageStream[pb.BlobPart, pb.WeightsRequest]) -> None:
         """A client fetches the trained stage.

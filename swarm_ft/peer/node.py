@@ -15,46 +15,43 @@ from typing import Any
 
 from swarm_ft.buffers import BufferStore
 from swarm_ft.clock import Clock
-from swarm_ft.discovery.base import Directory
+from swarm_ft.discovery.directory import Directory
 from swarm_ft.errors import MalformedMessage, NotFound, OutOfTurn, RunMismatch
 from swarm_ft.ids import PeerId, RunId
 from swarm_ft.log import get_logger
-from swarm_ft.peer.boundary import BoundaryStream
-from swarm_ft.peer.buffer_donor import BufferStream, receive_request
-from swarm_ft.peer.buffer_place import BufferPlace
+from swarm_ft.peer.boundary.end import BoundaryStream, receive_hello
 from swarm_ft.peer.context import PeerContext, run_in
 from swarm_ft.peer.coordinator_link import CoordinatorLink
-from swarm_ft.peer.donor import OfferedShard, serve_chunk_list, serve_chunks
 from swarm_ft.peer.host import StageHost
-from swarm_ft.peer.member_link import ReduceStream, receive_reduce_hello
-from swarm_ft.peer.neighbours import receive_hello
-from swarm_ft.peer.stage_state import EngineMaker, StageState
-from swarm_ft.peer.tied_embeddings import TiedStream
+from swarm_ft.peer.kept_buffers import BufferPlace
+from swarm_ft.peer.reduce.member_link import ReduceStream, receive_reduce_hello
+from swarm_ft.peer.reduce.tied_embeddings import TiedStream
+from swarm_ft.peer.state.source import OfferedShard, serve_chunk_list, serve_chunks
+from swarm_ft.peer.state.stage_state import EngineMaker, StageState
 from swarm_ft.peer.timeline import Timeline
 from swarm_ft.proto import peer_pb2
-from swarm_ft.protocol.checks import checked_run_id
-from swarm_ft.protocol.coordinator_messages import (
+from swarm_ft.protocol.messages.control import (
     Assign,
     ClockReply,
     CommitStep,
     ExportStage,
-    FollowBuffers,
+    PeerAlive,
+    PeerHello,
     PlanStep,
     ReleaseStage,
     SaveStage,
     TakeStage,
     ToPeer,
 )
-from swarm_ft.protocol.layers import LayerRange
-from swarm_ft.protocol.peer_messages import PeerAlive, PeerHello
-from swarm_ft.protocol.run_spec import RunSpec
-from swarm_ft.protocol.shard import ShardName
+from swarm_ft.protocol.messages.shard import ShardName
+from swarm_ft.protocol.spec.checks import checked_run_id
+from swarm_ft.protocol.spec.layers import LayerRange
+from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.snapshots.store import SnapshotStore
 from swarm_ft.transport.base import Handler, MessageStream, Method, Transport
 from swarm_ft.transport.methods import (
     ALL_REDUCE,
     BOUNDARY,
-    FETCH_BUFFERS,
     FETCH_CHUNKS,
     LIST_CHUNKS,
     TIED_GRADIENT,
@@ -128,7 +125,6 @@ class PeerNode:
         return {
             BOUNDARY: self._on_boundary,
             ALL_REDUCE: self._on_reduce,
-            FETCH_BUFFERS: self._on_buffers,
             FETCH_CHUNKS: partial(serve_chunks, offers=self._find_shard),
             LIST_CHUNKS: partial(serve_chunk_list, offers=self._find_shard),
             TIED_GRADIENT: self._on_tied_gradient,
@@ -202,8 +198,6 @@ class PeerNode:
                 await self._assign(message)
             case PlanStep():
                 self._hosting(message.run_id).plan(message)
-            case FollowBuffers():
-                self._hosting(message.run_id).follow(message)
             case TakeStage():
                 self._hosting(message.run_id).take(message)
             case CommitStep():
@@ -274,10 +268,6 @@ class PeerNode:
     async def _on_reduce(self, stream: ReduceStream) -> None:
         hello = await receive_reduce_hello(stream)
         await self._hosting(hello.run_id).on_reduce(stream, hello)
-
-    async def _on_buffers(self, stream: BufferStream) -> None:
-        request = await receive_request(stream)
-        await self._hosting(request.run_id).on_buffers(stream, request)
 
     def _find_shard(self, name: ShardName) -> OfferedShard | None:
         return self._host.find_shard(name) if self._host is not None else None

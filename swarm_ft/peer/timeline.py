@@ -13,11 +13,16 @@ from typing import ParamSpec, TypeVar
 
 from swarm_ft.clock import Clock
 from swarm_ft.ids import BlockIndex, MicrobatchIndex
-from swarm_ft.protocol.coordinator_messages import ClockReply, PlanStep
-from swarm_ft.protocol.frame import FrameKey
-from swarm_ft.protocol.peer_messages import ClockProbe, FromPeer
-from swarm_ft.protocol.remote_clock import RemoteClock, RoundTrip
-from swarm_ft.protocol.timeline import MAX_SPANS, SpanKind, Spans, StepTimeline
+from swarm_ft.protocol.messages.boundary import FrameKey
+from swarm_ft.protocol.messages.control import ClockProbe, ClockReply, FromPeer, PlanStep
+from swarm_ft.protocol.messages.timeline import (
+    MAX_SPANS,
+    RemoteClock,
+    RoundTrip,
+    SpanKind,
+    Spans,
+    StepTimeline,
+)
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -162,18 +162,6 @@ class StepReady(_message.Message):
     lost: _containers.RepeatedCompositeFieldContainer[HeldBuffers]
     def __init__(self, run_id: _Optional[str] = ..., attempt: _Optional[int] = ..., step: _Optional[int] = ..., squared_grad_norm: _Optional[float] = ..., loss_sum: _Optional[float] = ..., traffic: _Optional[_Iterable[_Union[Traffic, _Mapping]]] = ..., gradients: _Optional[_Union[GradientTraffic, _Mapping]] = ..., compute_s: _Optional[float] = ..., buffers: _Optional[_Iterable[_Union[BufferCounts, _Mapping]]] = ..., lost: _Optional[_Iterable[_Union[HeldBuffers, _Mapping]]] = ...) -> None: ...
 
-class BuffersFollowed(_message.Message):
-    __slots__ = ("run_id", "attempt", "boundary", "samples")
-    RUN_ID_FIELD_NUMBER: _ClassVar[int]
-    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
-    BOUNDARY_FIELD_NUMBER: _ClassVar[int]
-    SAMPLES_FIELD_NUMBER: _ClassVar[int]
-    run_id: str
-    attempt: int
-    boundary: int
-    samples: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, run_id: _Optional[str] = ..., attempt: _Optional[int] = ..., boundary: _Optional[int] = ..., samples: _Optional[_Iterable[int]] = ...) -> None: ...
-
 class PeerAlive(_message.Message):
     __slots__ = ("attempt", "step", "compute_s", "parts_begun")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -239,7 +227,7 @@ class StageSaved(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., step: _Optional[int] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., digest: _Optional[bytes] = ..., total_bytes: _Optional[int] = ...) -> None: ...
 
 class FromPeer(_message.Message):
-    __slots__ = ("hello", "stage_ready", "step_ready", "exported", "failed", "goodbye", "alive", "offered", "saved", "taken", "followed", "timeline", "probe")
+    __slots__ = ("hello", "stage_ready", "step_ready", "exported", "failed", "goodbye", "alive", "offered", "saved", "taken", "timeline", "probe")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     STAGE_READY_FIELD_NUMBER: _ClassVar[int]
     STEP_READY_FIELD_NUMBER: _ClassVar[int]
@@ -250,7 +238,6 @@ class FromPeer(_message.Message):
     OFFERED_FIELD_NUMBER: _ClassVar[int]
     SAVED_FIELD_NUMBER: _ClassVar[int]
     TAKEN_FIELD_NUMBER: _ClassVar[int]
-    FOLLOWED_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
     PROBE_FIELD_NUMBER: _ClassVar[int]
     hello: PeerHello
@@ -263,10 +250,9 @@ class FromPeer(_message.Message):
     offered: StageOffered
     saved: StageSaved
     taken: StageTaken
-    followed: BuffersFollowed
     timeline: _timeline_pb2.StepTimeline
     probe: _timeline_pb2.ClockProbe
-    def __init__(self, hello: _Optional[_Union[PeerHello, _Mapping]] = ..., stage_ready: _Optional[_Union[StageReady, _Mapping]] = ..., step_ready: _Optional[_Union[StepReady, _Mapping]] = ..., exported: _Optional[_Union[StageExported, _Mapping]] = ..., failed: _Optional[_Union[StageFailed, _Mapping]] = ..., goodbye: _Optional[_Union[PeerGoodbye, _Mapping]] = ..., alive: _Optional[_Union[PeerAlive, _Mapping]] = ..., offered: _Optional[_Union[StageOffered, _Mapping]] = ..., saved: _Optional[_Union[StageSaved, _Mapping]] = ..., taken: _Optional[_Union[StageTaken, _Mapping]] = ..., followed: _Optional[_Union[BuffersFollowed, _Mapping]] = ..., timeline: _Optional[_Union[_timeline_pb2.StepTimeline, _Mapping]] = ..., probe: _Optional[_Union[_timeline_pb2.ClockProbe, _Mapping]] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[PeerHello, _Mapping]] = ..., stage_ready: _Optional[_Union[StageReady, _Mapping]] = ..., step_ready: _Optional[_Union[StepReady, _Mapping]] = ..., exported: _Optional[_Union[StageExported, _Mapping]] = ..., failed: _Optional[_Union[StageFailed, _Mapping]] = ..., goodbye: _Optional[_Union[PeerGoodbye, _Mapping]] = ..., alive: _Optional[_Union[PeerAlive, _Mapping]] = ..., offered: _Optional[_Union[StageOffered, _Mapping]] = ..., saved: _Optional[_Union[StageSaved, _Mapping]] = ..., taken: _Optional[_Union[StageTaken, _Mapping]] = ..., timeline: _Optional[_Union[_timeline_pb2.StepTimeline, _Mapping]] = ..., probe: _Optional[_Union[_timeline_pb2.ClockProbe, _Mapping]] = ...) -> None: ...
 
 class StageAssignment(_message.Message):
     __slots__ = ("peer_id", "layers")
@@ -406,22 +392,8 @@ class ReleaseStage(_message.Message):
     reason: str
     def __init__(self, run_id: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
-class FollowBuffers(_message.Message):
-    __slots__ = ("run_id", "attempt", "boundary", "samples", "sources")
-    RUN_ID_FIELD_NUMBER: _ClassVar[int]
-    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
-    BOUNDARY_FIELD_NUMBER: _ClassVar[int]
-    SAMPLES_FIELD_NUMBER: _ClassVar[int]
-    SOURCES_FIELD_NUMBER: _ClassVar[int]
-    run_id: str
-    attempt: int
-    boundary: int
-    samples: _containers.RepeatedScalarFieldContainer[int]
-    sources: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, run_id: _Optional[str] = ..., attempt: _Optional[int] = ..., boundary: _Optional[int] = ..., samples: _Optional[_Iterable[int]] = ..., sources: _Optional[_Iterable[str]] = ...) -> None: ...
-
 class ToPeer(_message.Message):
-    __slots__ = ("assign", "plan", "commit", "export", "release", "take", "save", "follow", "clock")
+    __slots__ = ("assign", "plan", "commit", "export", "release", "take", "save", "clock")
     ASSIGN_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     COMMIT_FIELD_NUMBER: _ClassVar[int]
@@ -429,7 +401,6 @@ class ToPeer(_message.Message):
     RELEASE_FIELD_NUMBER: _ClassVar[int]
     TAKE_FIELD_NUMBER: _ClassVar[int]
     SAVE_FIELD_NUMBER: _ClassVar[int]
-    FOLLOW_FIELD_NUMBER: _ClassVar[int]
     CLOCK_FIELD_NUMBER: _ClassVar[int]
     assign: Assign
     plan: PlanStep
@@ -438,9 +409,8 @@ class ToPeer(_message.Message):
     release: ReleaseStage
     take: TakeStage
     save: SaveStage
-    follow: FollowBuffers
     clock: _timeline_pb2.ClockReply
-    def __init__(self, assign: _Optional[_Union[Assign, _Mapping]] = ..., plan: _Optional[_Union[PlanStep, _Mapping]] = ..., commit: _Optional[_Union[CommitStep, _Mapping]] = ..., export: _Optional[_Union[ExportStage, _Mapping]] = ..., release: _Optional[_Union[ReleaseStage, _Mapping]] = ..., take: _Optional[_Union[TakeStage, _Mapping]] = ..., save: _Optional[_Union[SaveStage, _Mapping]] = ..., follow: _Optional[_Union[FollowBuffers, _Mapping]] = ..., clock: _Optional[_Union[_timeline_pb2.ClockReply, _Mapping]] = ...) -> None: ...
+    def __init__(self, assign: _Optional[_Union[Assign, _Mapping]] = ..., plan: _Optional[_Union[PlanStep, _Mapping]] = ..., commit: _Optional[_Union[CommitStep, _Mapping]] = ..., export: _Optional[_Union[ExportStage, _Mapping]] = ..., release: _Optional[_Union[ReleaseStage, _Mapping]] = ..., take: _Optional[_Union[TakeStage, _Mapping]] = ..., save: _Optional[_Union[SaveStage, _Mapping]] = ..., clock: _Optional[_Union[_timeline_pb2.ClockReply, _Mapping]] = ...) -> None: ...
 
 class SubmitHeader(_message.Message):
     __slots__ = ("spec", "spec_digest", "run_id")

@@ -16,7 +16,7 @@ from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
 from swarm_ft.errors import BadOption, Unavailable
-from swarm_ft.protocol.shard import CHUNK_BYTES, ChunkList, list_chunks
+from swarm_ft.protocol.messages.shard import CHUNK_BYTES, ChunkList, list_chunks
 
 
 class StoredFiles:

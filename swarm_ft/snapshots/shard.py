@@ -21,8 +21,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from swarm_ft.errors import BadSnapshot, Unavailable
-from swarm_ft.protocol.digest import DIGEST_BYTES, digest_of
-from swarm_ft.protocol.shard import ShardName
+from swarm_ft.protocol.messages.shard import ShardName
+from swarm_ft.protocol.spec.digest import DIGEST_BYTES, digest_of
 
 VERSION = 1
 BufferName = tuple[int, int, int]

@@ -15,7 +15,7 @@ from typing import Protocol
 from torch import Tensor
 
 from swarm_ft.ids import MicrobatchIndex, StepNumber
-from swarm_ft.protocol.layers import LayerRange
+from swarm_ft.protocol.spec.layers import LayerRange
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,19 +14,173 @@ from torch import Tensor
 from swarm_ft.errors import MalformedMessage, NonFinite, OutOfTurn
 from swarm_ft.ids import MicrobatchIndex, StepNumber
 from swarm_ft.log import get_logger
-from swarm_ft.protocol.layers import LayerRange
-from swarm_ft.protocol.run_spec import RunSpec
+from swarm_ft.protocol.spec.layers import LayerRange
+from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.stage.architecture import check_seq_length
-from swarm_ft.stage.arrivals import Bounds, check_gradient
 from swarm_ft.stage.base import LossAndGradient
 from swarm_ft.stage.checkpoint import Checkpoint
 from swarm_ft.stage.deferred import WeightProduct
-from swarm_ft.stage.dropout import DropoutSeeds
-from swarm_ft.stage.held_bytes import HeldBytes, Storages
-from swarm_ft.stage.module import StageModule
+from swarm_ft.stage.memory import HeldBytes, Storages
+from swarm_ft.stage.module import DropoutSeeds, StageModule
 from swarm_ft.stage.momentum import gradient_from_momentum, momentum_share
-from swarm_ft.stage.open_step import OpenStep
 from swarm_ft.stage.weights import StageWeights
+
+# ---- checks of tensors that other processes sent
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bounds:
+    """What a run's tensors may be: at most `seq_length` tokens, `hidden_size` channels."""
+
+    seq_length: int
+    vocab_size: int
+    hidden_size: int
+
+    def check_tokens(self, tokens: Tensor) -> None:
+        """Token ids: int64 [B, T], 2 <= T <= seq_length, each inside the vocabulary.
+
+        A token outside the embeddings' table is an exception on a CPU, but on a GPU it spoils the
+        process.
+
+        Raises:
+            MalformedMessage: anything else.
+        """
+        fits = tokens.ndim == 2 and len(tokens) > 0 and 2 <= tokens.shape[1] <= self.seq_length
+        if tokens.dtype != torch.int64 or not fits:
+            raise MalformedMessage(
+                f"tokens: expected int64 [B, T] with T from 2 to {self.seq_length}, "
+                f"got {_described(tokens)}"
+            )
+        low, high = (int(bound) for bound in tokens.aminmax())
+        if low < 0 or high >= self.vocab_size:
+            raise MalformedMessage(
+                f"tokens: expected 0 to {self.vocab_size - 1}, got {low} to {high}"
+            )
+
+    def check_hidden(self, hidden: Tensor) -> None:
+        """Activations: float32 [B, T, hidden_size], 2 <= T <= seq_length.
+
+        Raises:
+            MalformedMessage: anything else.
+        """
+        fits = hidden.ndim == 3 and len(hidden) > 0 and 2 <= hidden.shape[1] <= self.seq_length
+        if hidden.dtype != torch.float32 or not fits or hidden.shape[2] != self.hidden_size:
+            raise MalformedMessage(
+                f"activation: expected float32 [B, T, {self.hidden_size}] with T from 2 to "
+                f"{self.seq_length}, got {_described(hidden)}"
+            )
+
+
+def check_gradient(gradient: Tensor, output: Tensor) -> None:
+    """A gradient has its output's shape, in float32.
+
+    Raises:
+        MalformedMessage: it has not.
+    """
+    if gradient.shape != output.shape or gradient.dtype != torch.float32:
+        raise MalformedMessage(
+            f"gradient: expected float32 {list(output.shape)}, got {_described(gradient)}"
+        )
+
+
+def _described(tensor: Tensor) -> str:
+    return f"{tensor.dtype} {list(tensor.shape)}"
+
+
+# ---- how far an engine is with each microbatch of its open step
+
+Graph = TypeVar("Graph")
+Left = TypeVar("Left")
+
+
+@dataclass(slots=True)
+class OpenStep(Generic[Graph, Left]):
+    """One attempt at an optimizer step; a microbatch is in one of its three places at most.
+
+    Attributes:
+        number: the step's.
+        num_targets: target tokens of the whole step; its loss is the mean over them.
+        graphs: what a microbatch's forward left for its backward.
+        left: what its backward left for its weights' gradients.
+        counted: those whose gradients are summed.
+
+    Raises:
+        MalformedMessage: no targets.
+    """
+
+    number: StepNumber
+    num_targets: int
+    graphs: dict[MicrobatchIndex, Graph] = field(default_factory=dict)
+    left: dict[MicrobatchIndex, Left] = field(default_factory=dict)
+    counted: set[MicrobatchIndex] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        if self.num_targets < 1:
+            raise MalformedMessage(
+                f"step {self.number}: expected 1 target or more, got {self.num_targets}"
+            )
+
+    def resume(self, step: StepNumber, counted: Set[MicrobatchIndex]) -> None:
+        """Drop what is under way, and keep what is counted.
+
+        Raises:
+            OutOfTurn: it is another step, or others are counted, or one is so by half.
+        """
+        if (self.number, self.counted) != (step, counted) or self.left:
+            raise OutOfTurn(
+                f"step {step} cannot be resumed with microbatches {sorted(counted)}: step "
+                f"{self.number} is under way, with {sorted(self.counted)}, and half of "
+                f"{sorted(self.left)}"
+            )
+        self.graphs.clear()
+
+    def check_untouched(self, microbatch: MicrobatchIndex) -> None:
+        """Whether nothing of a microbatch is in the gradients.
+
+        Raises:
+            OutOfTurn: something is.
+        """
+        if microbatch in self.counted:
+            raise OutOfTurn(f"step {self.number}: microbatch {microbatch} is counted already")
+        if microbatch in self.left:
+            raise OutOfTurn(f"step {self.number}: microbatch {microbatch} has had its backward")
+
+    def graph_of(self, microbatch: MicrobatchIndex) -> Graph:
+        """What there is for a backward.
+
+        Raises:
+            OutOfTurn: the microbatch has had no forward, or its backward already.
+        """
+        self.check_untouched(microbatch)
+        if microbatch not in self.graphs:
+            raise OutOfTurn(f"step {self.number}: backward of microbatch {microbatch} came first")
+        return self.graphs[microbatch]
+
+    def count(self, microbatch: MicrobatchIndex) -> Left:
+        """Take what there is for the weights' gradients.
+
+        It counts from now on, so should they fail, nobody who knows of it less resumes the step.
+
+        Raises:
+            OutOfTurn: the microbatch has had no backward, or is counted already.
+        """
+        if microbatch not in self.left:
+            raise OutOfTurn(f"step {self.number}: nothing is left of microbatch {microbatch}")
+        self.counted.add(microbatch)
+        return self.left.pop(microbatch)
+
+    def check_complete(self) -> None:
+        """Whether no microbatch is in the gradients by half.
+
+        Raises:
+            OutOfTurn: one is.
+        """
+        if self.left:
+            raise OutOfTurn(
+                f"step {self.number}: the weights' gradients of microbatches {sorted(self.left)} "
+                f"are still to be computed"
+            )
+
 
 _log = get_logger(__name__)
 

@@ -6,13 +6,16 @@ Shape suffixes: b samples, t tokens, c channels, v vocabulary.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from swarm_ft.protocol.layers import LayerRange
+from swarm_ft.ids import MicrobatchIndex, StepNumber
+from swarm_ft.protocol.spec.digest import digest_of
+from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.stage.architecture import (
     EMBED_PART,
     HEAD,
@@ -22,7 +25,37 @@ from swarm_ft.stage.architecture import (
     block_part,
     build_skeleton,
 )
-from swarm_ft.stage.dropout import DropoutSeeds
+
+# ---- dropout that draws the same numbers in every replay
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DropoutSeeds:
+    """Seeds of one microbatch in one step, one for each block and one for the embeddings.
+
+    Each place has its own seed and no place reads the generator's state of another, so the order
+    in which blocks, stages or microbatches are computed, or computed again, changes nothing.
+    Torch's CPU generator is one for the whole process: only one thread of it may draw.
+    """
+
+    seed: int
+    step: StepNumber
+    microbatch: MicrobatchIndex
+
+    @contextmanager
+    def drawing_at(self, place: str, device: torch.device) -> Iterator[None]:
+        """Seed torch's generators for what runs inside; they are put back afterwards.
+
+        Args:
+            place: a part's name, see `architecture.block_part`.
+            device: where the part computes.
+        """
+        text = f"{self.seed}/{self.step}/{self.microbatch}/{place}"
+        devices = [device] if device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices):
+            # 63 bits: what every torch generator takes.
+            torch.manual_seed(int.from_bytes(digest_of(text.encode())[:8], "little") >> 1)
+            yield
 
 
 class StageModule(nn.Module):

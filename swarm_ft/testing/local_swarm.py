@@ -19,16 +19,15 @@ import torch
 from swarm_ft.buffers import BufferLimits
 from swarm_ft.client.swarm import SwarmClient
 from swarm_ft.clock import Clock, SystemClock
-from swarm_ft.coordinator.journal import Journal
+from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.service import CoordinatorService
-from swarm_ft.discovery.base import Role
-from swarm_ft.discovery.static import Board, StaticDirectory
+from swarm_ft.discovery.directory import Board, Role, StaticDirectory
 from swarm_ft.ids import PeerId, RunId
-from swarm_ft.peer.buffer_place import BufferPlace
+from swarm_ft.peer.kept_buffers import BufferPlace
 from swarm_ft.peer.node import PeerNode, PeerOptions
-from swarm_ft.protocol.layers import LayerRange, parse_layers
-from swarm_ft.protocol.run_spec import RunSpec
-from swarm_ft.protocol.status import RunEvent
+from swarm_ft.protocol.messages.client import RunEvent
+from swarm_ft.protocol.spec.layers import LayerRange, parse_layers
+from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.snapshots.store import SnapshotStore
 from swarm_ft.stage.base import Engine
 from swarm_ft.stage.checkpoint import open_checkpoint

@@ -17,8 +17,8 @@ from google.protobuf.message import Message
 from swarm_ft.errors import BadFrame, OutOfTurn
 from swarm_ft.ids import Attempt, RunId, StepNumber
 from swarm_ft.proto import peer_pb2 as pb
-from swarm_ft.protocol.checks import bounded, checked_digest, checked_id
-from swarm_ft.protocol.digest import RunningDigest, digest_of
+from swarm_ft.protocol.spec.checks import bounded, checked_digest, checked_id
+from swarm_ft.protocol.spec.digest import RunningDigest, digest_of
 from swarm_ft.transport.base import MessageStream
 
 PART_BYTES = 1 << 20

@@ -2,14 +2,422 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Coroutine, Iterable, Mapping
+from contextlib import suppress
+from typing import Any, Generic, TypeVar
+from urllib.parse import unquote
 
-from swarm_ft.transport.base import Handler, Method
-from swarm_ft.transport.grpc_client import GrpcChannel
-from swarm_ft.transport.grpc_options import GrpcOptions
-from swarm_ft.transport.grpc_server import GrpcServer
-from swarm_ft.transport.listening import check_address
+import grpc
+from google.protobuf.message import Message
+
+from swarm_ft.errors import InternalError, OutOfTurn, SwarmError, Unavailable, from_code
+from swarm_ft.transport.base import (
+    LOST_GRACE_S,
+    Handler,
+    Method,
+    Reply,
+    Request,
+    first_done,
+    run_handler,
+)
+from swarm_ft.transport.grpc_options import (
+    GrpcOptions,
+    channel_arguments,
+    check_address,
+    format_endpoint,
+    refusal,
+    server_arguments,
+)
+from swarm_ft.transport.methods import from_bytes, to_bytes
+
+# ---- the one table between this project's errors and gRPC's
+#
+# An error crosses the wire as trailing metadata (its stable code and its message); the gRPC
+# status beside it is for tools that know nothing of this project.
+
+METADATA_KEY = "swarm-error-bin"
+"""`-bin`: gRPC carries the value as raw bytes, so any language's text survives."""
+
+MAX_MESSAGE_CHARS = 1_000
+"""Of an error's message. gRPC bounds all metadata of a call at 8 KiB; 1,000 characters fit in
+any script. It also bounds what a hostile peer can write into our logs."""
+
+STATUS: dict[str, grpc.StatusCode] = {
+    "swarm-error": grpc.StatusCode.UNKNOWN,
+    "bad-input": grpc.StatusCode.INVALID_ARGUMENT,
+    "bad-option": grpc.StatusCode.INVALID_ARGUMENT,
+    "bad-codec": grpc.StatusCode.INVALID_ARGUMENT,
+    "bad-model": grpc.StatusCode.INVALID_ARGUMENT,
+    "bad-dataset": grpc.StatusCode.INVALID_ARGUMENT,
+    "bad-layers": grpc.StatusCode.INVALID_ARGUMENT,
+    "run-mismatch": grpc.StatusCode.FAILED_PRECONDITION,
+    "port-in-use": grpc.StatusCode.FAILED_PRECONDITION,
+    "dht-unreachable": grpc.StatusCode.FAILED_PRECONDITION,
+    "protocol-error": grpc.StatusCode.INVALID_ARGUMENT,
+    "malformed-message": grpc.StatusCode.INVALID_ARGUMENT,
+    "bad-frame": grpc.StatusCode.INVALID_ARGUMENT,
+    "out-of-turn": grpc.StatusCode.FAILED_PRECONDITION,
+    "not-found": grpc.StatusCode.NOT_FOUND,
+    "unavailable": grpc.StatusCode.UNAVAILABLE,
+    "journal-error": grpc.StatusCode.INTERNAL,
+    "bad-snapshot": grpc.StatusCode.DATA_LOSS,
+    "non-finite": grpc.StatusCode.ABORTED,
+    "run-failed": grpc.StatusCode.ABORTED,
+    "internal": grpc.StatusCode.INTERNAL,
+}
+
+_GONE = frozenset(
+    {
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.CANCELLED,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+    }
+)
+
+Metadata = Iterable[tuple[str, str | bytes]]
+
+
+def to_metadata(error: SwarmError) -> tuple[tuple[str, bytes], ...]:
+    """The trailing metadata that carries `error`."""
+    text = f"{error.code}\n{_printable(error.message)}"
+    return ((METADATA_KEY, text.encode("utf-8", "replace")),)
+
+
+def from_status(
+    status: grpc.StatusCode, details: str, trailing: Metadata, remote: str
+) -> SwarmError:
+    """The error that ended a call, as `to_metadata` wrote it.
+
+    Without our metadata it is gRPC itself that speaks: Unavailable if the other side cannot
+    be reached or dropped the call, else InternalError.
+    """
+    for key, value in trailing:
+        if key == METADATA_KEY and isinstance(value, bytes):
+            code, _, message = value.decode("utf-8", "replace").partition("\n")
+            return from_code(code, _printable(message))
+    text = f"{remote}: {_printable(details) or 'no detail'} (gRPC {status.name})"
+    return Unavailable(text) if status in _GONE else InternalError(text)
+
+
+def _printable(text: str) -> str:
+    """One bounded line, so that nobody can forge lines of a log or steer a terminal."""
+    return "".join(c if c.isprintable() else " " for c in text[:MAX_MESSAGE_CHARS])
+
+
+# ---- one end of a gRPC call as a `MessageStream`
+
+Out = TypeVar("Out", bound=Message)
+In = TypeVar("In", bound=Message)
+T = TypeVar("T")
+
+
+class GrpcStream(ABC, Generic[Out, In]):
+    """What both ends have in common: one write at a time, and operations safe to cancel.
+
+    gRPC drops the whole call when a read or write under way is cancelled, and refuses a second
+    one beside it. So each runs as a task of its own, which a cancelled caller leaves behind for
+    the next caller to take up.
+    """
+
+    def __init__(self, remote: str, incoming: type[In], max_message_bytes: int) -> None:
+        self._remote = remote
+        self._incoming = incoming
+        self._max_message_bytes = max_message_bytes
+        self._one_sender = asyncio.Lock()
+        self._writing: asyncio.Task[None] | None = None
+        self._reading: asyncio.Task[bytes | None] | None = None
+        self._finished = False
+        self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        """Done when the call is no more, with the reason."""
+
+    @property
+    def remote(self) -> str:
+        """See `MessageStream`."""
+        return self._remote
+
+    async def send(self, message: Out) -> None:
+        """See `MessageStream`."""
+        data = to_bytes(message, self._max_message_bytes)
+        async with self._one_sender:
+            if self._finished:
+                raise OutOfTurn("send after finish: this side has said its last message")
+            await self._write_under_way()
+            self._writing = _begin(self._write(data))
+            await self._write_under_way()
+
+    async def receive(self) -> In | None:
+        """See `MessageStream`."""
+        if self._reading is None:
+            self._reading = _begin(self._read())
+        data = await self._result(self._reading)
+        if data is None:
+            return None  # the finished read stays, and says so again
+        self._reading = None
+        return from_bytes(self._incoming, data, self._remote)
+
+    async def finish(self) -> None:
+        """See `MessageStream`."""
+        async with self._one_sender:
+            await self._write_under_way()
+            if not self._finished:
+                self._finished = True
+                self._writing = _begin(self._half_close())
+            await self._write_under_way()
+
+    async def cancel(self) -> None:
+        """See `MessageStream`."""
+        self.lose(f"the call with {self._remote} was cancelled")
+
+    def lose(self, reason: str) -> None:
+        """The call is no more: what waits or will be asked raises Unavailable."""
+        if not self.lost.done():
+            self.lost.set_result(reason)
+
+    @abstractmethod
+    async def _read(self) -> bytes | None:
+        """The next message's bytes, None at the clean end; raises SwarmErrors."""
+
+    @abstractmethod
+    async def _write(self, data: bytes) -> None:
+        """Write one message's bytes; raises SwarmErrors."""
+
+    @abstractmethod
+    async def _half_close(self) -> None:
+        """Say that no more will be written."""
+
+    async def _write_under_way(self) -> None:
+        if self._writing is not None:
+            await self._result(self._writing)
+
+    async def _result(self, task: asyncio.Task[T]) -> T:
+        await first_done(task, self.lost)
+        if task.done() and not task.cancelled():
+            return task.result()
+        reason = self.lost.result() if self.lost.done() else f"the call with {self._remote} ended"
+        raise Unavailable(reason)
+
+
+def _begin(operation: Coroutine[object, object, T]) -> asyncio.Task[T]:
+    task = asyncio.create_task(operation)
+    # Nobody may be left to ask for its result.
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return task
+
+
+# ---- the calling end of gRPC
+
+
+class GrpcChannel:
+    """See `Channel`."""
+
+    def __init__(self, endpoint: str, options: GrpcOptions) -> None:
+        self._endpoint = endpoint
+        self._options = options
+        # `dns:///` so that no endpoint, which a stranger may have announced, can choose
+        # another of gRPC's schemes, such as `unix:`.
+        target, arguments = f"dns:///{endpoint}", channel_arguments(options)
+        credentials = options.channel_credentials
+        if credentials is None:
+            self._channel = grpc.aio.insecure_channel(target, options=arguments)
+        else:
+            self._channel = grpc.aio.secure_channel(target, credentials, options=arguments)
+
+    def open(self, method: Method[Request, Reply]) -> GrpcStream[Request, Reply]:
+        """See `Channel`. All kinds of rpc look alike on the wire, so all are opened alike."""
+        begun = self._channel.stream_stream(method.path)(wait_for_ready=False)
+        return ClientStream(begun, self._endpoint, method.reply, self._options.max_message_bytes)
+
+    async def close(self) -> None:
+        """See `Channel`."""
+        await self._channel.close()
+
+
+class ClientStream(GrpcStream[Out, In]):
+    """The client's end of a call."""
+
+    def __init__(
+        self,
+        begun: grpc.aio.StreamStreamCall,
+        remote: str,
+        incoming: type[In],
+        max_message_bytes: int,
+    ) -> None:
+        super().__init__(remote, incoming, max_message_bytes)
+        self._call = begun
+
+    async def cancel(self) -> None:
+        """See `MessageStream`."""
+        await super().cancel()
+        self._call.cancel()
+
+    async def _read(self) -> bytes | None:
+        try:
+            data = await self._call.read()
+        except grpc.aio.AioRpcError as error:
+            raise self._error(error) from None
+        return None if data is grpc.aio.EOF else bytes(data)
+
+    async def _write(self, data: bytes) -> None:
+        try:
+            await self._call.wait_for_connection()
+            if self._call.done():
+                raise await self._why_ended()
+            # gRPC's own `write` does this too. But when it fails because the server refuses the
+            # call, it puts "Internal error from Core" in place of the server's reason, if that
+            # has not been read yet.
+            await self._call._cython_call.send_serialized_message(data)
+        except grpc.aio.AioRpcError as error:
+            raise self._error(error) from None
+        except grpc.aio.InternalError:  # the call ended while this was on its way
+            raise await self._why_ended() from None
+
+    async def _half_close(self) -> None:
+        # On a call that is broken there is nothing to say; the next receive tells why.
+        with suppress(grpc.aio.InternalError):
+            await self._call.done_writing()
+
+    async def _why_ended(self) -> SwarmError:
+        status = await self._call.code()
+        if status is grpc.StatusCode.OK:
+            return Unavailable(f"{self._remote} has ended the call")
+        details, trailing = await self._call.details(), await self._call.trailing_metadata()
+        return from_status(status, details or "", trailing, self._remote)
+
+    def _error(self, error: grpc.aio.AioRpcError) -> SwarmError:
+        details, trailing = error.details(), error.trailing_metadata()
+        return from_status(error.code(), details or "", trailing, self._remote)
+
+
+# ---- the serving end of gRPC
+
+END_GRACE_S = 0.2
+END_GRACE_TURNS = 10
+"""gRPC reports a client that vanished first as the end of its messages, then as the end of the
+call: 3 ms later as a rule, 44 ms on a loop that starves. So an end of messages is believed to be
+a clean one only when the call outlives it by this long and by this many turns of the loop."""
+
+
+class GrpcServer:
+    """See `Server`.
+
+    Every rpc is registered as a stream both ways: on gRPC's wire a unary rpc is a stream of
+    one message, so clients of any language may call it as the proto says.
+    """
+
+    def __init__(self, options: GrpcOptions) -> None:
+        self._options = options
+        self._server = grpc.aio.server(options=server_arguments(options))
+        self._endpoint = ""
+        self._running: dict[asyncio.Task[SwarmError | None], ServerStream[Any, Any]] = {}
+
+    @property
+    def endpoint(self) -> str:
+        """See `Server`."""
+        return self._endpoint
+
+    async def start(
+        self, host: str, port: int, handlers: Mapping[Method[Any, Any], Handler]
+    ) -> None:
+        """Bind, and serve from now on.
+
+        Raises:
+            PortInUse: gRPC cannot bind; it does not say why.
+        """
+        for method, handler in handlers.items():
+            self._register(method, handler)
+        try:
+            bound = self._bind(format_endpoint(host, port))
+        except RuntimeError as error:  # taken since it was checked, or refused by gRPC
+            await self._server.stop(None)
+            raise refusal(host, port, error) from None
+        self._endpoint = format_endpoint(host, bound)
+        await self._server.start()
+
+    async def stop(self, grace_s: float = 0.0) -> None:
+        """See `Server`."""
+        # The calls are ended here, with a reason, and not by gRPC: its clients print a line of
+        # their own when a server cuts calls off. gRPC's own deadline is there to be sure.
+        closing = asyncio.create_task(self._server.stop(grace_s + 2 * LOST_GRACE_S))
+        if self._running:
+            await asyncio.wait(set(self._running), timeout=grace_s)
+        for stream in self._running.values():
+            stream.lose(f"{self._endpoint} has stopped")
+        if self._running:
+            await asyncio.wait(set(self._running))
+        await closing
+
+    def _register(self, method: Method[Any, Any], handler: Handler) -> None:
+        async def serve(_: object, context: grpc.aio.ServicerContext) -> None:
+            await self._serve(method, handler, context)
+
+        rpc = grpc.stream_stream_rpc_method_handler(serve)
+        service = grpc.method_handlers_generic_handler(method.service, {method.name: rpc})
+        self._server.add_generic_rpc_handlers((service,))
+
+    def _bind(self, address: str) -> int:
+        credentials = self._options.server_credentials
+        if credentials is None:
+            return int(self._server.add_insecure_port(address))
+        return int(self._server.add_secure_port(address, credentials))
+
+    async def _serve(
+        self, method: Method[Any, Any], handler: Handler, context: grpc.aio.ServicerContext
+    ) -> None:
+        stream: ServerStream[Any, Any] = ServerStream(
+            context, method.request, self._options.max_message_bytes
+        )
+        running = asyncio.create_task(run_handler(handler, stream, method, stream.lost))
+        self._running[running] = stream
+        running.add_done_callback(self._running.pop)
+        try:
+            await first_done(running, stream.lost)
+        finally:  # gRPC cancels this task, and only this one, when the client is gone
+            stream.lose(f"{stream.remote} is gone")
+        failure = running.result() if running.done() else Unavailable(stream.lost.result())
+        if failure is not None:
+            await context.abort(STATUS[failure.code], failure.code, to_metadata(failure))
+
+
+class ServerStream(GrpcStream[Out, In]):
+    """The server's end of a call."""
+
+    def __init__(
+        self, context: grpc.aio.ServicerContext, incoming: type[In], max_message_bytes: int
+    ) -> None:
+        # For example `ipv4:127.0.0.1:5000`, with an IPv6 address's brackets escaped.
+        super().__init__(unquote(context.peer()).partition(":")[2], incoming, max_message_bytes)
+        self._context = context
+
+    async def _read(self) -> bytes | None:
+        try:
+            data = await self._context.read()
+        except grpc.aio.BaseError as error:
+            raise self._gone() from error
+        if data is not grpc.aio.EOF:
+            return bytes(data)
+        if await self._is_lost_soon():
+            raise self._gone()
+        return None
+
+    async def _write(self, data: bytes) -> None:
+        try:
+            await self._context.write(data)
+        except grpc.aio.BaseError as error:
+            raise self._gone() from error
+
+    async def _half_close(self) -> None:
+        """Nothing: a server's last word is its handler's return."""
+
+    async def _is_lost_soon(self) -> bool:
+        await asyncio.wait({self.lost}, timeout=END_GRACE_S)
+        for _ in range(END_GRACE_TURNS):
+            await asyncio.sleep(0)
+        return self.lost.done()
+
+    def _gone(self) -> Unavailable:
+        return Unavailable(f"{self._remote} is gone")
 
 
 class GrpcTransport:

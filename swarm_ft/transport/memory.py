@@ -14,9 +14,8 @@ from typing import Any, Generic, TypeVar
 from google.protobuf.message import Message
 
 from swarm_ft.errors import InternalError, OutOfTurn, PortInUse, SwarmError, Unavailable
-from swarm_ft.transport.base import Handler, Method, Reply, Request
-from swarm_ft.transport.handling import run_handler
-from swarm_ft.transport.wire import MAX_MESSAGE_BYTES, from_bytes, to_bytes
+from swarm_ft.transport.base import Handler, Method, Reply, Request, run_handler
+from swarm_ft.transport.methods import MAX_MESSAGE_BYTES, from_bytes, to_bytes
 
 QUEUE_MESSAGES = 4
 """A sender waits once this many of its messages are unread."""

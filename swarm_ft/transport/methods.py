@@ -2,17 +2,55 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 from google.protobuf.descriptor import ServiceDescriptor
+from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
+from swarm_ft.errors import MalformedMessage
 from swarm_ft.proto import coordinator_pb2 as coordinator
 from swarm_ft.proto import peer_pb2 as peer
 from swarm_ft.proto import snapshot_pb2 as snapshot
 from swarm_ft.proto.boundary_pb2 import BoundaryMessage
 from swarm_ft.proto.reduce_pb2 import ReduceMessage
 from swarm_ft.transport.base import Method
+
+# ---- messages to bytes and back, bounded
+
+MAX_MESSAGE_BYTES = 128 << 20
+"""Largest message. Above the largest frame that a real model makes (8,192 tokens x 4,096
+channels of float32), below what a hostile sender needs to exhaust a volunteer's memory."""
+
+Some = TypeVar("Some", bound=Message)
+
+
+def to_bytes(message: Message, max_bytes: int) -> bytes:
+    """The message's bytes.
+
+    Raises:
+        MalformedMessage: they are more than `max_bytes`.
+    """
+    data = message.SerializeToString()
+    if len(data) > max_bytes:
+        raise MalformedMessage(
+            f"a {type(message).__name__} of {len(data)} bytes: expected {max_bytes} at most"
+        )
+    return data
+
+
+def from_bytes(kind: type[Some], data: bytes, remote: str) -> Some:
+    """The message of class `kind` that `remote` wrote as `data`.
+
+    Raises:
+        MalformedMessage: the bytes are not such a message.
+    """
+    try:
+        return kind.FromString(data)
+    except DecodeError:
+        raise MalformedMessage(
+            f"{remote} sent {len(data)} bytes that are not a {kind.__name__}"
+        ) from None
 
 
 def _method(service: ServiceDescriptor, name: str) -> Method[Any, Any]:
@@ -45,7 +83,6 @@ STATUS: Method[coordinator.StatusRequest, coordinator.SwarmStatus] = _method(_CO
 BOUNDARY: Method[BoundaryMessage, BoundaryMessage] = _method(_PEER, "Boundary")
 ALL_REDUCE: Method[ReduceMessage, ReduceMessage] = _method(_PEER, "AllReduce")
 TIED_GRADIENT: Method[peer.BlobPart, peer.BlobPart] = _method(_PEER, "TiedGradient")
-FETCH_BUFFERS: Method[peer.BuffersRequest, peer.BufferRecord] = _method(_PEER, "FetchBuffers")
 WEIGHTS: Method[peer.WeightsRequest, peer.BlobPart] = _method(_PEER, "Weights")
 
 LIST_CHUNKS: Method[snapshot.ShardName, snapshot.ChunkList] = _method(_SNAPSHOTS, "ListChunks")

@@ -4,10 +4,10 @@ import pytest
 
 from swarm_ft.cli.status import _document, _lines
 from swarm_ft.ids import PeerId
-from swarm_ft.protocol.buffer_reports import BufferCounts
-from swarm_ft.protocol.coordinator_messages import StageAssignment
-from swarm_ft.protocol.layers import LayerRange
-from swarm_ft.protocol.status import BoundaryStatus, RunPhase, RunStatus, SwarmStatus
+from swarm_ft.protocol.messages.client import BoundaryStatus, RunPhase, RunStatus, SwarmStatus
+from swarm_ft.protocol.messages.control import StageAssignment
+from swarm_ft.protocol.messages.reports import BufferCounts
+from swarm_ft.protocol.spec.layers import LayerRange
 from tests.specs import run_spec
 
 

@@ -12,8 +12,8 @@ import torch
 
 from swarm_ft.codec import from_spec
 from swarm_ft.codec.kernels import ReferenceKernels
-from swarm_ft.protocol.codec_spec import Direction, parse_codec_spec
-from swarm_ft.protocol.frame import EncodedTensor
+from swarm_ft.protocol.messages.boundary import EncodedTensor
+from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
 
 TABLE = Path(__file__).with_name("codec_vectors.json")
 FORWARD = (

@@ -6,9 +6,8 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from swarm_ft.discovery.base import Directory, Role
 from swarm_ft.discovery.dht import DhtDirectory, DhtOptions
-from swarm_ft.discovery.static import Board, StaticDirectory
+from swarm_ft.discovery.directory import Board, Directory, Role, StaticDirectory
 from swarm_ft.errors import BadOption
 
 pytestmark = pytest.mark.timeout(60)

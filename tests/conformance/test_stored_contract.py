@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from swarm_ft.codec import pack_buffer, unpack_buffer
-from swarm_ft.codec.kernels.blocks import TorchBlocks, step_of
 from swarm_ft.codec.kernels.cpu_blocks import NumbaBlocks
+from swarm_ft.codec.kernels.reference import TorchBlocks, step_of
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 

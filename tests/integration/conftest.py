@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
 
-from swarm_ft.protocol.run_spec import LrSchedule, RunSpec, TrainSpec
+from swarm_ft.protocol.spec.run_spec import LrSchedule, RunSpec, TrainSpec
 from swarm_ft.stage.checkpoint import open_checkpoint
 
 VOCAB_SIZE, SEQ_LENGTH, NUM_BLOCKS = 96, 24, 6

@@ -6,7 +6,7 @@ import pytest
 from swarm_ft.buffers import BufferKey, End
 from swarm_ft.codec import buffer_bytes
 from swarm_ft.ids import BlockIndex, PeerId, SampleId
-from swarm_ft.protocol.status import StepCommitted
+from swarm_ft.protocol.messages.client import StepCommitted
 from swarm_ft.testing.local_swarm import LocalSwarm
 
 NUM_SAMPLES, EPOCHS = 12, 3
@@ -48,7 +48,7 @@ async def test_a_sample_sends_one_key_frame_and_then_deltas(aq_job, tmp_path):
 
 async def test_both_ends_hold_equal_buffers_of_every_sample(aq_job, tmp_path, monkeypatch):
     # Or the last epoch would let go of each after its last visit.
-    monkeypatch.setattr("swarm_ft.peer.buffer_place.VisitOrder", lambda _train: None)
+    monkeypatch.setattr("swarm_ft.peer.kept_buffers.VisitOrder", lambda _train: None)
     async with LocalSwarm(tmp_path, ["0-2", "2-4", "4-6"]) as swarm:
         status = await swarm.client.submit(aq_job.spec, aq_job.samples)
         await swarm.watch(status.run_id)

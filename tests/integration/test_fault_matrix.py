@@ -5,8 +5,8 @@ An eighth of the matrix: every role, every phase and every fault is met. `make f
 
 import pytest
 
-from swarm_ft.testing.fault_matrix.cells import PHASES, Fault, Role, chosen_cells
-from swarm_ft.testing.fault_matrix.matrix import run_matrix
+from tests.fault_matrix.cells import PHASES, Fault, Role, chosen_cells
+from tests.fault_matrix.matrix import run_matrix
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(480), pytest.mark.xdist_group("swarm")]
 

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from swarm_ft.ids import PeerId
-from swarm_ft.protocol.status import RunPhase, RunStatus, StepCommitted
+from swarm_ft.protocol.messages.client import RunPhase, RunStatus, StepCommitted
 from swarm_ft.testing.faults import FaultyTransport
 from swarm_ft.testing.local_swarm import LocalSwarm
 from swarm_ft.transport.grpc_transport import GrpcTransport
@@ -92,7 +92,7 @@ async def test_a_coordinator_that_is_killed_goes_on_from_its_journal(
 async def test_a_stage_whose_peer_is_lost_starts_again_with_a_newcomer(
     aq_job, quiet_losses, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("swarm_ft.coordinator.membership.GRACE_S", 0.0)
+    monkeypatch.setattr("swarm_ft.coordinator.plan.membership.GRACE_S", 0.0)
     async with LocalSwarm(tmp_path, LAYERS) as swarm:
         status = await swarm.client.submit(aq_job.spec, aq_job.samples)
         waited = asyncio.Event()

@@ -3,9 +3,7 @@
 import pytest
 
 from swarm_ft.buffers import BufferLimits
-from swarm_ft.ids import PeerId
-from swarm_ft.peer.buffer_follower import BufferFollower
-from swarm_ft.protocol.status import RunPhase, StepCommitted
+from swarm_ft.protocol.messages.client import RunPhase, StepCommitted
 from swarm_ft.testing.local_swarm import LocalSwarm
 
 LAYERS = ["0-2", "2-4", "4-6"]
@@ -28,7 +26,7 @@ def job(make_job):
 @pytest.fixture(autouse=True)
 def no_buffers_in_snapshots(monkeypatch):
     """As where there are too many for that."""
-    monkeypatch.setattr("swarm_ft.peer.stage_extras.MAX_BUFFER_BYTES", 0)
+    monkeypatch.setattr("swarm_ft.peer.state.stage_state.MAX_BUFFER_BYTES", 0)
 
 
 async def key_frames_after_a_restart(job, folder, limits) -> tuple[list[int], int]:
@@ -63,60 +61,3 @@ async def test_peers_that_come_back_send_changes(job, tmp_path):
 async def test_without_a_disk_they_send_everything_anew(job, tmp_path):
     key_frames, boundaries = await key_frames_after_a_restart(job, tmp_path, None)
     assert key_frames == [BATCH_SIZE * boundaries] * STEPS_PER_EPOCH
-
-
-@pytest.fixture
-def followed(monkeypatch):
-    """Who got whose buffers from elsewhere, as (peer, sample)."""
-    came, keep = [], BufferFollower._keep
-
-    async def counted(follower, fetch, buffer):
-        await keep(follower, fetch, buffer)
-        came.append((follower._context.peer_id, buffer.sample))
-
-    monkeypatch.setattr(BufferFollower, "_keep", counted)
-    return came
-
-
-@pytest.fixture
-def small_buffers_job(make_job):
-    """Buffers are cheaper to hand on than key frames are to send."""
-    return make_job(
-        num_samples=32, num_steps=40, forward_codec="aq4", backward_codec="q8", buffer_bits=4
-    )
-
-
-async def trained(job, folder, layers, then) -> None:
-    """Train to the end; `then(swarm)` is awaited after the first epoch."""
-    async with LocalSwarm(folder, layers, buffer_limits=ON_DISK) as swarm:
-        await swarm.all_joined()
-        status = await swarm.client.submit(job.spec, job.samples)
-        events = []
-        async for event in swarm.client.watch(status.run_id, lambda _trouble: None):
-            events.append(event)
-            if isinstance(event, StepCommitted) and event.step == job.spec.train.steps_per_epoch:
-                await then(swarm)
-    assert events[-1].phase is RunPhase.FINISHED
-
-
-async def test_buffers_follow_samples_to_a_replica_that_joins(
-    small_buffers_job, tmp_path, followed
-):
-    async def join(swarm):
-        await swarm.add_peer(PeerId("newcomer"), "3-6")
-
-    await trained(small_buffers_job, tmp_path, ["0-3", "3-6"], join)
-    assert "newcomer" in {peer for peer, _ in followed}
-
-
-async def test_buffers_of_a_replica_that_leaves_follow_their_samples(
-    small_buffers_job, tmp_path, followed
-):
-    before = []
-
-    async def leave(swarm):
-        before.extend(followed)
-        swarm.peers[PeerId("peer-2")].node.leave()
-
-    await trained(small_buffers_job, tmp_path, ["0-3", "3-6", "3-6"], leave)
-    assert "peer-1" in {peer for peer, _ in followed[len(before) :]}

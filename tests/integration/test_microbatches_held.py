@@ -4,7 +4,7 @@ from collections import defaultdict
 
 import pytest
 
-from swarm_ft.protocol.status import StepCommitted
+from swarm_ft.protocol.messages.client import StepCommitted
 from swarm_ft.stage.engine import StageEngine
 from swarm_ft.testing.local_swarm import LocalSwarm
 

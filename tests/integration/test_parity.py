@@ -7,8 +7,8 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM
 
 from swarm_ft.ids import StepNumber
-from swarm_ft.protocol.status import RunPhase, RunStatus, StepCommitted
-from swarm_ft.protocol.training_plan import learning_rate_at, step_samples
+from swarm_ft.protocol.messages.client import RunPhase, RunStatus, StepCommitted
+from swarm_ft.protocol.spec.training_plan import learning_rate_at, step_samples
 from swarm_ft.testing.local_swarm import LocalSwarm
 
 RTOL = 1e-4

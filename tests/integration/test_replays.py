@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from swarm_ft.ids import PeerId
-from swarm_ft.protocol.status import StepCommitted
+from swarm_ft.protocol.messages.client import StepCommitted
 from swarm_ft.stage.engine import StageEngine
 from swarm_ft.testing.local_swarm import LocalSwarm
 

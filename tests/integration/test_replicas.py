@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from swarm_ft.ids import PeerId
-from swarm_ft.protocol.status import RunPhase, RunStatus, StepCommitted
+from swarm_ft.protocol.messages.client import RunPhase, RunStatus, StepCommitted
 from swarm_ft.testing.local_swarm import LocalSwarm
 
 LAYERS = ["0-3", "3-6"]

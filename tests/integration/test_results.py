@@ -10,8 +10,8 @@ from swarm_ft.client.progress import RunProgress
 from swarm_ft.client.sample import write_sample
 from swarm_ft.client.train import fetch_result
 from swarm_ft.ids import PeerId
-from swarm_ft.protocol.run_spec import RunSpec
-from swarm_ft.protocol.status import RunPhase, StepCommitted
+from swarm_ft.protocol.messages.client import RunPhase, StepCommitted
+from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.stage.checkpoint import open_checkpoint
 from swarm_ft.testing.local_swarm import LocalSwarm
 
@@ -62,7 +62,7 @@ async def test_a_client_whose_result_was_taken_along_gets_it_when_it_is_made_aga
             fetch_result(swarm.client, first.run_id, job.checkpoint, progress, out)
         )
         await progress.until("layers 1-2 of the result: peer peer-1 does not answer")
-        monkeypatch.setattr("swarm_ft.coordinator.membership.GRACE_S", 0.0)
+        monkeypatch.setattr("swarm_ft.coordinator.plan.membership.GRACE_S", 0.0)
         await progress.until("waiting for layers 1-2")
         await swarm.add_peer(PeerId("newcomer"), "1-2")
         events = await fetching

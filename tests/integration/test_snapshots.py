@@ -3,7 +3,7 @@
 import pytest
 
 from swarm_ft.ids import PeerId
-from swarm_ft.protocol.status import RunPhase, RunStatus, StepCommitted
+from swarm_ft.protocol.messages.client import RunPhase, RunStatus, StepCommitted
 from swarm_ft.testing.local_swarm import LocalSwarm
 
 LAYERS = ["0-2", "2-4", "4-6"]
@@ -36,7 +36,7 @@ async def quiet(job, tmp_path_factory):
 
 
 async def test_a_lost_stage_goes_back_to_the_newest_snapshot(job, quiet, tmp_path, monkeypatch):
-    monkeypatch.setattr("swarm_ft.coordinator.membership.GRACE_S", 0.0)
+    monkeypatch.setattr("swarm_ft.coordinator.plan.membership.GRACE_S", 0.0)
     async with LocalSwarm(tmp_path, LAYERS) as swarm:
         await swarm.all_joined()
         status = await swarm.client.submit(job.spec, job.samples)

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from swarm_ft.ids import PeerId
-from swarm_ft.protocol.status import RunPhase, RunStatus, StepCommitted
+from swarm_ft.protocol.messages.client import RunPhase, RunStatus, StepCommitted
 from swarm_ft.testing.faults import FaultyTransport
 from swarm_ft.testing.local_swarm import LocalSwarm
 from swarm_ft.transport.grpc_transport import GrpcTransport

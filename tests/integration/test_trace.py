@@ -12,10 +12,9 @@ from swarm_ft.client.trace import TraceFile
 from swarm_ft.coordinator import service
 from swarm_ft.ids import PeerId
 from swarm_ft.peer import coordinator_link
-from swarm_ft.protocol.coordinator_messages import ClockReply, PlanStep
-from swarm_ft.protocol.peer_messages import ClockProbe
-from swarm_ft.protocol.status import RunPhase
-from swarm_ft.protocol.timeline import StepTimeline
+from swarm_ft.protocol.messages.client import RunPhase
+from swarm_ft.protocol.messages.control import ClockProbe, ClockReply, PlanStep
+from swarm_ft.protocol.messages.timeline import StepTimeline
 from swarm_ft.testing.local_swarm import LocalSwarm
 
 NUM_STEPS, BATCH_SIZE, MICRO_BATCH_SIZE = 4, 4, 2
@@ -93,7 +92,7 @@ def layers(request):
 async def run(make_job, tmp_path, layers, monkeypatch):
     """The trace, and when its run began and ended, in microseconds."""
     # However busy this machine is, nobody is relieved in the middle of a step.
-    monkeypatch.setattr("swarm_ft.coordinator.stragglers.MEASURED_AT_LEAST", 1_000)
+    monkeypatch.setattr("swarm_ft.coordinator.decide.losses.MEASURED_AT_LEAST", 1_000)
     # Routes over replicas may change, and a delta without its base would be sent again as a key.
     forward_codec = "aq4" if layers is PIPELINE else "q8"
     job = make_job(

@@ -13,18 +13,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from swarm_ft.codec.entropy.header import (
+from swarm_ft.codec.entropy.stream import (
     CLASSES,
     LEVELS_AN_OCTAVE,
     MAX_LEVEL,
     MAX_STEP,
     Numbers,
     WideHeader,
+    estimated_stream_bytes,
+    stream_bytes,
 )
-from swarm_ft.codec.entropy.stream import estimated_stream_bytes, stream_bytes
 from swarm_ft.codec.kernels import MAX_CODE, UNITS, Kernels
-from swarm_ft.codec.steps import MIN_STEP
-from swarm_ft.protocol.codec_spec import Axis
+from swarm_ft.codec.scales import MIN_STEP
+from swarm_ft.protocol.spec.codec_spec import Axis
 
 Floats = NDArray[np.float64]
 

@@ -19,8 +19,7 @@ from swarm_ft.codec.kernels.base import (
     packed_bytes,
     segment_lengths,
 )
-from swarm_ft.codec.kernels.blocks import BlockKernels, TorchBlocks
-from swarm_ft.codec.kernels.reference import ReferenceKernels
+from swarm_ft.codec.kernels.reference import BlockKernels, ReferenceKernels, TorchBlocks
 
 __all__ = [
     "MAX_CODE",

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from swarm_ft.codec.kernels import cpu_grid, cpu_layout, cpu_rans, cpu_stats
+from swarm_ft.codec.kernels import cpu_entropy, cpu_grid
 from swarm_ft.codec.kernels.base import (
     PROBABILITY_BITS,
     Coded,
@@ -41,7 +41,7 @@ class NumbaKernels(Kernels):
         start, source = 0, _array(codes)
         for width, shift in planes_of(bits):
             end = start + packed_bytes(len(codes), width)
-            cpu_layout.pack_plane(source, width, shift, packed[start:end])
+            cpu_grid.pack_plane(source, width, shift, packed[start:end])
             start = end
         return torch.from_numpy(packed)
 
@@ -52,7 +52,7 @@ class NumbaKernels(Kernels):
         start, source = 0, _array(packed)
         for width, shift in planes_of(bits):
             end = start + packed_bytes(count, width)
-            cpu_layout.unpack_plane(source[start:end], width, shift, codes)
+            cpu_grid.unpack_plane(source[start:end], width, shift, codes)
             start = end
         return torch.from_numpy(codes)
 
@@ -82,7 +82,7 @@ class NumbaKernels(Kernels):
         tokens, channels = x.shape
         squares = [torch.empty(n, dtype=torch.float64) for n in (tokens, channels)]
         peaks = [torch.empty(n) for n in (tokens, channels)]
-        cpu_stats.moments(
+        cpu_entropy.moments(
             _array(x),
             _base(base, x.shape),
             *(sums.numpy() for sums in squares),
@@ -97,7 +97,7 @@ class NumbaKernels(Kernels):
         tokens, channels = x.shape
         _check_shape("inverse", inverse, (channels,))
         spreads, row_peaks, col_peaks = (torch.empty(n) for n in (tokens, tokens, channels))
-        cpu_stats.balance(
+        cpu_entropy.balance(
             _array(x),
             _base(base, x.shape),
             _array(inverse),
@@ -115,7 +115,7 @@ class NumbaKernels(Kernels):
         if x.shape[1] == 1 and len(x) > _FOLD:  # one long channel, and loops run along channels
             return self._folded_errors(x, base, covering, multiples, bits)
         errors = torch.empty(len(multiples), x.shape[1])
-        cpu_stats.grid_errors(
+        cpu_entropy.grid_errors(
             _array(x), other, _array(covering), _array(multiples), bits, errors.numpy()
         )
         return errors
@@ -141,7 +141,7 @@ class NumbaKernels(Kernels):
         """See `Kernels.histogram`."""
         counts = torch.empty(num_contexts, _SYMBOLS, dtype=torch.int64)
         of = _contexts(contexts, len(codes), num_contexts)
-        cpu_stats.histogram(_array(codes), of, counts.view(-1).numpy())
+        cpu_entropy.histogram(_array(codes), of, counts.view(-1).numpy())
         return counts
 
     def encode_symbols(
@@ -155,10 +155,10 @@ class NumbaKernels(Kernels):
         states = torch.empty(segments, lanes, dtype=torch.int64)
         counts = torch.empty(segments, dtype=torch.int64)
         words = torch.empty(len(symbols), dtype=torch.int32)  # pages that stay unused cost nothing
-        total = cpu_rans.encode(
+        total = cpu_entropy.encode(
             _array(symbols),
             of,
-            cpu_rans.symbol_table(table),
+            cpu_entropy.symbol_table(table),
             states.numpy(),
             counts.numpy(),
             words.numpy(),
@@ -174,9 +174,9 @@ class NumbaKernels(Kernels):
         _check_shape("counts", coded.counts, (segments,))
         of, table = _tables(contexts, len(contexts), frequencies)
         slots = np.zeros(len(table) << PROBABILITY_BITS, np.uint32)
-        cpu_rans.slot_table(table, slots)
+        cpu_entropy.slot_table(table, slots)
         symbols = np.empty(len(contexts), np.uint8)
-        is_intact = cpu_rans.decode(
+        is_intact = cpu_entropy.decode(
             of,
             slots,
             _array(coded.states.clone()),  # decoding uses them up
@@ -191,7 +191,7 @@ class NumbaKernels(Kernels):
         if tile < 1 or tile & (tile - 1) or x.shape[1] % tile:
             raise ValueError(f"tile: expected a power of two that divides rows, got {tile}")
         y = np.empty(x.shape, np.float32)
-        cpu_layout.hadamard(_array(x).reshape(-1, tile), y.reshape(-1, tile))
+        cpu_grid.hadamard(_array(x).reshape(-1, tile), y.reshape(-1, tile))
         return torch.from_numpy(y)
 
 

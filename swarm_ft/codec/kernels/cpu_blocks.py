@@ -9,7 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from swarm_ft.codec.kernels.blocks import (
+from swarm_ft.codec.kernels.cpu_grid import compiled, part
+from swarm_ft.codec.kernels.reference import (
     BLOCK,
     CUT,
     LEAST,
@@ -19,7 +20,6 @@ from swarm_ft.codec.kernels.blocks import (
     per_reach,
     step_of,
 )
-from swarm_ft.codec.kernels.cpu_jit import compiled, part
 
 Floats = NDArray[np.float32]
 Patterns = NDArray[np.int32]

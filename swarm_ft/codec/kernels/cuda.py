@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
-from swarm_ft.codec.kernels import cuda_grid, cuda_pack, cuda_rans, cuda_stats
+from swarm_ft.codec.kernels import cuda_entropy, cuda_grid
 from swarm_ft.codec.kernels.base import Coded, Grid, Kernels, NarrowGrid, Steps
 
 
@@ -25,12 +25,12 @@ class TritonKernels(Kernels):
     def pack(self, codes: Tensor, bits: int) -> Tensor:
         """See `Kernels.pack`."""
         with _device_of(codes):
-            return cuda_pack.pack(codes, bits)
+            return cuda_grid.pack(codes, bits)
 
     def unpack(self, packed: Tensor, count: int, bits: int) -> Tensor:
         """See `Kernels.unpack`."""
         with _device_of(packed):
-            return cuda_pack.unpack(packed, count, bits)
+            return cuda_grid.unpack(packed, count, bits)
 
     def quantize(self, x: Tensor, base: Tensor | None, steps: Steps, grid: Grid) -> Tensor:
         """See `Kernels.quantize`."""
@@ -47,7 +47,7 @@ class TritonKernels(Kernels):
     ) -> Tensor:
         """See `Kernels.quantize_pack`; one pass where tokens come in eights."""
         with _device_of(x):
-            return cuda_pack.quantize_pack(x, base, steps, grid)
+            return cuda_grid.quantize_pack(x, base, steps, grid)
 
     def unpack_dequantize(
         self,
@@ -59,40 +59,40 @@ class TritonKernels(Kernels):
     ) -> Tensor:
         """See `Kernels.unpack_dequantize`; one pass where tokens come in eights."""
         with _device_of(packed):
-            return cuda_pack.unpack_dequantize(packed, shape, base, steps, grid)
+            return cuda_grid.unpack_dequantize(packed, shape, base, steps, grid)
 
     def moments(self, x: Tensor, base: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """See `Kernels.moments`."""
         with _device_of(x):
-            return cuda_stats.moments(x, base)
+            return cuda_entropy.moments(x, base)
 
     def grid_errors(
         self, x: Tensor, base: Tensor | None, covering: Tensor, multiples: Tensor, bits: int
     ) -> Tensor:
         """See `Kernels.grid_errors`."""
         with _device_of(x):
-            return cuda_stats.grid_errors(x, base, covering, multiples, bits)
+            return cuda_entropy.grid_errors(x, base, covering, multiples, bits)
 
     def histogram(self, codes: Tensor, contexts: Tensor, num_contexts: int) -> Tensor:
         """See `Kernels.histogram`."""
         with _device_of(codes):
-            return cuda_stats.histogram(codes, contexts, num_contexts)
+            return cuda_entropy.histogram(codes, contexts, num_contexts)
 
     def encode_symbols(
         self, symbols: Tensor, contexts: Tensor, frequencies: Tensor, lanes: int
     ) -> Coded:
         """See `Kernels.encode_symbols`."""
         with _device_of(symbols):
-            return cuda_rans.encode_symbols(symbols, contexts, frequencies, lanes)
+            return cuda_entropy.encode_symbols(symbols, contexts, frequencies, lanes)
 
     def decode_symbols(
         self, coded: Coded, contexts: Tensor, frequencies: Tensor
     ) -> tuple[Tensor, bool]:
         """See `Kernels.decode_symbols`."""
         with _device_of(contexts):
-            return cuda_rans.decode_symbols(coded, contexts, frequencies)
+            return cuda_entropy.decode_symbols(coded, contexts, frequencies)
 
     def hadamard(self, x: Tensor, tile: int) -> Tensor:
         """See `Kernels.hadamard`."""
         with _device_of(x):
-            return cuda_stats.hadamard(x, tile)
+            return cuda_entropy.hadamard(x, tile)

@@ -13,8 +13,7 @@ from benchmarks.quality.configs import GROUPS, Config, configs_of, parse_config
 from benchmarks.quality.published import parse_published
 from benchmarks.quality.table import print_tables, read_records
 from swarm_ft.codec import parse
-from swarm_ft.protocol.codec_spec import Direction, parse_key_spec
-from swarm_ft.protocol.reduction_spec import parse_reduction_spec
+from swarm_ft.protocol.spec.codec_spec import Direction, parse_key_spec, parse_reduction_spec
 
 ROOT = Path(__file__).parents[3]
 TINY = (

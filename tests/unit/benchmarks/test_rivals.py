@@ -23,7 +23,7 @@ from benchmarks.slow_network.training import (
 )
 from benchmarks.slow_network.work import Measured, Network, Topology, Trial, Work
 from swarm_ft.client.sample import write_sample
-from swarm_ft.protocol.layers import LayerRange
+from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.stage.checkpoint import open_checkpoint
 from swarm_ft.stage.module import StageModule
 from swarm_ft.stage.weights import StageWeights

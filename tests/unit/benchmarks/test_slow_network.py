@@ -1,18 +1,20 @@
 """What a step takes at least, against a pipeline that is simulated; and the scales of labs."""
 
 import heapq
+import math
 import os
 from dataclasses import replace
 from itertools import count
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.lab import Lab
 from benchmarks.slow_network.cases import run_case, system_named
 from benchmarks.slow_network.limit import Order, Transfers, step_limit_s
-from benchmarks.slow_network.swarm import Setting, measure_swarm
+from benchmarks.slow_network.swarm import Setting, bits_per_value, measure_swarm
 from benchmarks.slow_network.work import (
     GPT2_XL_V100,
     Measured,
@@ -22,7 +24,9 @@ from benchmarks.slow_network.work import (
     Trial,
     Work,
 )
+from swarm_ft import codec
 from swarm_ft.errors import BadCodec
+from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
 
 TINY = Work(
     stages=3,
@@ -263,3 +267,30 @@ def test_replicas_share_a_batch_and_sum_their_gradients(tmp_path):
     with Lab() as lab:
         measured = measure_swarm(lab, tmp_path / "swarm", trial, Setting.parse("aq4/q8/none"))
     assert 4 * 10_000 < measured.gradient_bytes < 1.1 * 4 * 10_000
+
+
+# ---- bits told from codecs' names
+
+SHAPE = (128, 768)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["none", "fp16", "bf16", "q4", "q8t", "hq4", "q2.5+z", "top10", "top1", "top40", "qc0.5"],
+)
+def test_an_estimate_is_near_to_what_a_normal_sample_takes(text: str) -> None:
+    spec = parse_codec_spec(text, Direction.FORWARD)
+    x = torch.randn(SHAPE, generator=torch.Generator().manual_seed(0))
+    taken_bits = 8 * len(codec.from_spec(spec).encode(x).payload) / x.numel()
+    assert bits_per_value(spec, *SHAPE) == pytest.approx(taken_bits, rel=0.1, abs=0.05)
+
+
+def test_low_rank_pays_for_its_factors() -> None:
+    spec = parse_codec_spec("lowrank8", Direction.FORWARD)
+    assert bits_per_value(spec, *SHAPE) == 8 * 8 * (128 + 768) / (128 * 768)
+
+
+def test_a_coarse_step_costs_no_less_than_nothing() -> None:
+    assert bits_per_value(parse_codec_spec("aqc8", Direction.FORWARD), *SHAPE) == 0.0
+    fine = bits_per_value(parse_codec_spec("aqc0.5", Direction.FORWARD), *SHAPE)
+    assert fine == pytest.approx(math.log2(4.1327 / 0.5), abs=1e-3)

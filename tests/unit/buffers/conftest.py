@@ -4,7 +4,7 @@ import pytest
 
 from swarm_ft.buffers import BufferKey, BufferLimits, BufferRecord, BufferStore, End
 from swarm_ft.ids import BlockIndex, RunId, SampleId
-from swarm_ft.protocol.digest import fingerprint_of
+from swarm_ft.protocol.spec.digest import fingerprint_of
 
 RUN = RunId("run")
 SPEC = b"s" * 16

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from swarm_ft.buffers import BufferLimits, BufferStore, End
-from swarm_ft.protocol.training_plan import NEVER, VisitOrder, step_samples
+from swarm_ft.protocol.spec.training_plan import NEVER, VisitOrder, step_samples
 from tests.specs import train_spec
 
 from .conftest import RUN, SLOT_BYTES, SPEC, key, record

@@ -4,7 +4,7 @@ import click
 import pytest
 
 from swarm_ft.cli.options import BufferOptions, ByteSize
-from swarm_ft.protocol.options import declared
+from swarm_ft.protocol.spec.options import declared
 
 
 @pytest.mark.parametrize(

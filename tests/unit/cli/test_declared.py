@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from swarm_ft.cli.declared import declared_options, takes
 from swarm_ft.errors import BadOption
-from swarm_ft.protocol.bounds import OneOf, Range
-from swarm_ft.protocol.options import Option, arguments, check
+from swarm_ft.protocol.spec.bounds import OneOf, Range
+from swarm_ft.protocol.spec.options import Option, arguments, check
 
 
 class Pace(IntEnum):

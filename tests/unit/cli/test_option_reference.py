@@ -6,7 +6,7 @@ import pytest
 
 from swarm_ft.cli.option_reference import BEGIN, END, PAGE, with_table
 from swarm_ft.client.options import JobOptions
-from swarm_ft.protocol.options import declared
+from swarm_ft.protocol.spec.options import declared
 
 PAGE_HERE = Path(__file__).parents[3] / PAGE
 

@@ -4,7 +4,7 @@ import contextlib
 
 import pytest
 
-from swarm_ft.cli.peer_home import claim_home
+from swarm_ft.cli.serving import claim_home
 from swarm_ft.errors import BadOption
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from swarm_ft.client.dataset import read_text, tokenise, tokens_from_bytes, tokens_to_bytes
+from swarm_ft.client.job import read_text, tokenise, tokens_from_bytes, tokens_to_bytes
 from swarm_ft.errors import BadDataset, MalformedMessage
 
 

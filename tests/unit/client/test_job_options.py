@@ -8,8 +8,8 @@ import pytest
 from swarm_ft.cli.demo import SAMPLE_LR
 from swarm_ft.client.options import EvalOptions, JobOptions, Outputs
 from swarm_ft.errors import BadCodec, BadInput, BadOption
-from swarm_ft.protocol.options import build, declared
-from swarm_ft.protocol.run_spec import LrSchedule, TrainOptions, TrainSpec
+from swarm_ft.protocol.spec.options import build, declared
+from swarm_ft.protocol.spec.run_spec import LrSchedule, TrainOptions, TrainSpec
 
 NAMED = {"model": "gpt2", "dataset": "notes.txt"}
 

@@ -7,9 +7,9 @@ from rich.console import Console
 
 from swarm_ft.client.progress import WINDOW_STEPS, ProgressState, RunProgress
 from swarm_ft.ids import BlockIndex, RunId, StepNumber
-from swarm_ft.protocol.run_spec import RunSpec
-from swarm_ft.protocol.status import RunPhase, RunStatus, StepCommitted
-from swarm_ft.protocol.traffic import Traffic
+from swarm_ft.protocol.messages.client import RunPhase, RunStatus, StepCommitted
+from swarm_ft.protocol.messages.reports import Traffic
+from swarm_ft.protocol.spec.run_spec import RunSpec
 from tests.specs import run_spec
 
 

@@ -12,8 +12,8 @@ from swarm_ft.client.evaluate import Evaluation
 from swarm_ft.client.report import RunReport, counted_steps, kind_lines
 from swarm_ft.errors import BadOption, ProtocolError
 from swarm_ft.ids import BlockIndex, RunId, StepNumber
-from swarm_ft.protocol.status import StepCommitted
-from swarm_ft.protocol.traffic import ByteCounts, GradientTraffic, Traffic
+from swarm_ft.protocol.messages.client import StepCommitted
+from swarm_ft.protocol.messages.reports import ByteCounts, GradientTraffic, Traffic
 
 
 def _evaluation(loss: float) -> Evaluation:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from swarm_ft.client.dataset import read_text, tokenise
+from swarm_ft.client.job import read_text, tokenise
 from swarm_ft.client.sample import SampleInput, write_sample
 from swarm_ft.errors import BadDataset
 

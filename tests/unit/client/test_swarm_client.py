@@ -7,13 +7,12 @@ import pytest
 from swarm_ft.client.job import prepare_job
 from swarm_ft.client.options import EvalOptions, JobOptions, Outputs
 from swarm_ft.client.swarm import MAX_RESUBMITS, SwarmClient
-from swarm_ft.coordinator.journal import Journal
+from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.service import CoordinatorService
-from swarm_ft.discovery.base import Role
-from swarm_ft.discovery.static import Board, StaticDirectory
+from swarm_ft.discovery.directory import Board, Role, StaticDirectory
 from swarm_ft.errors import RunMismatch, Unavailable
 from swarm_ft.ids import RunId
-from swarm_ft.protocol.run_spec import LrSchedule, TrainOptions
+from swarm_ft.protocol.spec.run_spec import LrSchedule, TrainOptions
 from swarm_ft.testing.clock import ManualClock
 from swarm_ft.testing.faults import FaultyTransport
 from swarm_ft.transport.memory import MemoryTransport

@@ -6,13 +6,17 @@ from pathlib import Path
 import pytest
 
 from swarm_ft.client import trace as trace_module
-from swarm_ft.client.trace import TraceFile, open_trace
-from swarm_ft.client.trace_events import MAX_ROWS, Rows, TraceEvents
+from swarm_ft.client.trace import MAX_ROWS, Rows, TraceEvents, TraceFile, open_trace
 from swarm_ft.errors import BadOption
-from swarm_ft.protocol.codec_spec import Direction
-from swarm_ft.protocol.layers import LayerRange
-from swarm_ft.protocol.remote_clock import ClockEstimate
-from swarm_ft.protocol.timeline import PeerTimeline, SpanKind, Spans, StepTimeline
+from swarm_ft.protocol.messages.timeline import (
+    ClockEstimate,
+    PeerTimeline,
+    SpanKind,
+    Spans,
+    StepTimeline,
+)
+from swarm_ft.protocol.spec.codec_spec import Direction
+from swarm_ft.protocol.spec.layers import LayerRange
 
 
 def row(kind, begin_us, duration_us, *, sample=None, direction=0, num_bytes=0, microbatch=None):

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from swarm_ft.codec import from_spec, parse
 from swarm_ft.errors import BadCodec, BadFrame, NonFinite
-from swarm_ft.protocol.codec_spec import CodecName, Direction, Feedback, parse_codec_spec
-from swarm_ft.protocol.frame import TENSOR_HEADER_BYTES, EncodedTensor
+from swarm_ft.protocol.messages.boundary import TENSOR_HEADER_BYTES, EncodedTensor
+from swarm_ft.protocol.spec.codec_spec import CodecName, Direction, Feedback, parse_codec_spec
 
 # fmt: off
 FORWARD = [

@@ -7,13 +7,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarm_ft.codec.delta import DeltaCodec
+from swarm_ft.codec.feedback import DeltaCodec
 from swarm_ft.codec.lowrank import LowRankCodec
 from swarm_ft.codec.raw import Float32Codec, HalfCodec
 from swarm_ft.codec.topk import TopKCodec
 from swarm_ft.errors import BadFrame, NonFinite
-from swarm_ft.protocol.codec_spec import Direction, parse_codec_spec
-from swarm_ft.protocol.frame import EncodedTensor
+from swarm_ft.protocol.messages.boundary import EncodedTensor
+from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
 
 MAX_FLOAT = torch.finfo(torch.float32).max
 FAMILIES = {"top": TopKCodec, "low": LowRankCodec, "fp1": HalfCodec, "non": Float32Codec}

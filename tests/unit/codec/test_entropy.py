@@ -9,20 +9,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarm_ft.codec import parse
-from swarm_ft.codec.entropy.lossless import LosslessCodec
 from swarm_ft.codec.entropy.stream import (
     MAX_CONTEXTS,
+    Tables,
     lanes_for,
     max_stream_bytes,
     read_symbols,
     stream_bytes,
     write_symbols,
 )
-from swarm_ft.codec.entropy.tables import Tables
 from swarm_ft.codec.kernels import kernels_for, segment_lengths
+from swarm_ft.codec.wide import LosslessCodec
 from swarm_ft.errors import BadFrame
-from swarm_ft.protocol.codec_spec import Direction, parse_codec_spec
-from swarm_ft.protocol.frame import EncodedTensor
+from swarm_ft.protocol.messages.boundary import EncodedTensor
+from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
 
 KERNELS = kernels_for("cpu")
 TOTAL = 4096

@@ -10,7 +10,7 @@ from swarm_ft.codec.lowrank import LowRankCodec
 from swarm_ft.codec.raw import HalfCodec
 from swarm_ft.codec.topk import TopKCodec, kept_entries
 from swarm_ft.errors import BadFrame, NonFinite
-from swarm_ft.protocol.codec_spec import Direction, parse_codec_spec
+from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
 
 FAMILIES = {"top": TopKCodec, "low": LowRankCodec, "fp1": HalfCodec}
 NAMES = ["top10+ef", "top30+ef+z", "lowrank2+ef", "fp16+ef", "top10+efmix", "top30+efmix+z"]

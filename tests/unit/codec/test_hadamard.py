@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarm_ft.codec import parse
-from swarm_ft.codec.hadamard import TILE
+from swarm_ft.codec.narrow import TILE
 from swarm_ft.errors import BadFrame
-from swarm_ft.protocol.frame import EncodedTensor
+from swarm_ft.protocol.messages.boundary import EncodedTensor
 
 WIDTHS = range(1, 9)
 MAX_FLOAT = torch.finfo(torch.float32).max

@@ -5,7 +5,7 @@ import torch
 
 from swarm_ft.codec.kernels.base import Coded, NarrowGrid, Steps
 from swarm_ft.codec.kernels.cpu import NumbaKernels
-from swarm_ft.codec.kernels.cpu_jit import compiled
+from swarm_ft.codec.kernels.cpu_grid import compiled
 
 ONE = torch.ones(1)
 X = torch.ones(3, 4)

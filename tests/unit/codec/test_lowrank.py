@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from swarm_ft.codec.lowrank import LowRankCodec
 from swarm_ft.errors import BadFrame, NonFinite
-from swarm_ft.protocol.codec_spec import Direction, parse_codec_spec
-from swarm_ft.protocol.frame import EncodedTensor
+from swarm_ft.protocol.messages.boundary import EncodedTensor
+from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
 
 MAX_FLOAT = torch.finfo(torch.float32).max
 property_test = settings(derandomize=True, deadline=None, max_examples=30)

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarm_ft.codec import pack_buffer, parse, unpack_buffer
-from swarm_ft.codec.steps import read_steps
+from swarm_ft.codec.scales import read_steps
 from swarm_ft.errors import BadFrame
-from swarm_ft.protocol.frame import EncodedTensor
+from swarm_ft.protocol.messages.boundary import EncodedTensor
 
 WIDTHS = range(1, 9)
 AXES = ["f", "c", "t", "tc"]

@@ -16,13 +16,13 @@ from swarm_ft.buffers import BufferKey, BufferRecord, BufferStore, End
 from swarm_ft.codec import from_spec, pack_buffer, parse, unpack_buffer
 from swarm_ft.errors import InternalError
 from swarm_ft.ids import RunId
-from swarm_ft.peer.coder import FrameCoder, Refusal
-from swarm_ft.protocol.boundary_wire import boundary_from_wire, boundary_to_wire
-from swarm_ft.protocol.codec_spec import Direction
-from swarm_ft.protocol.digest import fingerprint_of
-from swarm_ft.protocol.frame import EncodedTensor, FrameKey, FrameKind
-from swarm_ft.protocol.run_spec import LrSchedule, ModelSpec, RunSpec, TrainSpec
-from swarm_ft.protocol.training_plan import step_microbatches, step_samples
+from swarm_ft.peer.boundary.coder import FrameCoder, Refusal
+from swarm_ft.protocol.messages.boundary import EncodedTensor, FrameKey, FrameKind
+from swarm_ft.protocol.spec.codec_spec import Direction
+from swarm_ft.protocol.spec.digest import fingerprint_of
+from swarm_ft.protocol.spec.run_spec import LrSchedule, ModelSpec, RunSpec, TrainSpec
+from swarm_ft.protocol.spec.training_plan import step_microbatches, step_samples
+from swarm_ft.protocol.wire.boundary_wire import boundary_from_wire, boundary_to_wire
 
 TOKENS, CHANNELS = 64, 48
 RUN, BLOCK = RunId("run"), 2

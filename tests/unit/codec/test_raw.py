@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from swarm_ft.codec import pack_buffer, parse, unpack_buffer
 from swarm_ft.errors import BadFrame
-from swarm_ft.protocol.frame import EncodedTensor
+from swarm_ft.protocol.messages.boundary import EncodedTensor
 
 MAX_FLOAT = torch.finfo(torch.float32).max
 MAX_BFLOAT16 = torch.finfo(torch.bfloat16).max

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarm_ft.codec import buffer_bytes, pack_buffer, parse, unpack_buffer
-from swarm_ft.codec.kernels.blocks import BLOCK, TorchBlocks, step_of
+from swarm_ft.codec.kernels.reference import BLOCK, TorchBlocks, step_of
 from swarm_ft.errors import BadFrame, NonFinite
 
 MAX_FLOAT = torch.finfo(torch.float32).max

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from swarm_ft.codec import parse
 from swarm_ft.errors import BadFrame
-from swarm_ft.protocol.frame import EncodedTensor
+from swarm_ft.protocol.messages.boundary import EncodedTensor
 
 FRAME_BYTES = 80
 """Of a frame beside its tensor: key, digests, message and gRPC headers."""

@@ -9,54 +9,43 @@ from types import MappingProxyType
 
 import pytest
 
-from swarm_ft.coordinator.effects import (
+from swarm_ft.coordinator.decide.machine import decide
+from swarm_ft.coordinator.facts.events import (
     CommitRecord,
     Dismiss,
     Effect,
+    Event,
     MemberRecord,
+    PeerLost,
+    PeerSaid,
     PlanRecord,
     Publish,
     RollbackRecord,
     RunRecord,
+    RunSubmitted,
     Say,
+    SnapshotWritten,
+    Tick,
     Write,
     WriteSnapshot,
 )
-from swarm_ft.coordinator.events import (
-    Event,
-    PeerLost,
-    PeerSaid,
-    RunSubmitted,
-    SnapshotWritten,
-    Tick,
-)
-from swarm_ft.coordinator.journal import Journal
-from swarm_ft.coordinator.machine import decide
-from swarm_ft.coordinator.state import Run, SwarmState
+from swarm_ft.coordinator.facts.state import Run, SwarmState
+from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.ids import Attempt, BlockIndex, PeerId, RunId, SampleId, StepNumber
-from swarm_ft.protocol.buffer_reports import HeldBuffers
-from swarm_ft.protocol.coordinator_messages import (
+from swarm_ft.protocol.messages.client import RunPhase, RunStatus, StepCommitted
+from swarm_ft.protocol.messages.control import (
     Assign,
     CommitStep,
     ExportStage,
-    FollowBuffers,
-    PlanStep,
-    ReleaseStage,
-    SaveStage,
-    StageAssignment,
-    Taker,
-    TakeStage,
-    ToPeer,
-    stages_of,
-)
-from swarm_ft.protocol.layers import parse_layers
-from swarm_ft.protocol.peer_messages import (
-    BuffersFollowed,
     FromPeer,
     HeldStage,
     PeerAlive,
     PeerGoodbye,
     PeerHello,
+    PlanStep,
+    ReleaseStage,
+    SaveStage,
+    StageAssignment,
     StageExported,
     StageFailed,
     StageOffered,
@@ -64,12 +53,15 @@ from swarm_ft.protocol.peer_messages import (
     StageSaved,
     StageTaken,
     StepReady,
+    Taker,
+    TakeStage,
+    ToPeer,
+    stages_of,
 )
-from swarm_ft.protocol.run_spec import RunSpec
-from swarm_ft.protocol.sample_set import SampleSet
-from swarm_ft.protocol.shard import ShardName
-from swarm_ft.protocol.status import RunPhase, RunStatus, StepCommitted
-from swarm_ft.protocol.traffic import Traffic
+from swarm_ft.protocol.messages.reports import HeldBuffers, SampleSet, Traffic
+from swarm_ft.protocol.messages.shard import ShardName
+from swarm_ft.protocol.spec.layers import parse_layers
+from swarm_ft.protocol.spec.run_spec import RunSpec
 from tests.specs import model_spec, train_spec
 
 RUN = RunId("run-1")
@@ -95,7 +87,6 @@ class FakePeer:
         self.compute_s = 0.0
         self.done: frozenset[int] = frozenset()
         self.is_slow_to_take = False
-        self.is_slow_to_follow = False
         self.heard: list[ToPeer] = []
         self.forget()
 
@@ -146,8 +137,6 @@ class FakePeer:
                 return self._take_over(message)
             case SaveStage():
                 return [self._save(message)]
-            case FollowBuffers():
-                return self._follow(message)
             case PlanStep():
                 return [self._run_step(message)]
             case CommitStep():
@@ -205,25 +194,6 @@ class FakePeer:
         last = self.assign.stages[-1].layers.stop
         ends = (self._stage.layers.start, self._stage.layers.stop)
         return tuple(BlockIndex(end) for end in ends if 0 < end < last)
-
-    def _follow(self, follow: FollowBuffers) -> list[FromPeer]:
-        assert self.assign is not None
-        assert follow.attempt == self.assign.attempt
-        assert follow.boundary in self.boundaries
-        assert self.peer_id not in follow.sources
-        peers = {stage.peer_id for stage in self.assign.stages}
-        assert set(follow.sources) <= peers, "who is gone has nothing to give"
-        return [] if self.is_slow_to_follow else [self.followed(follow)]
-
-    def followed(self, follow: FollowBuffers) -> BuffersFollowed:
-        """It got them."""
-        self.buffers.setdefault(follow.boundary, set()).update(follow.samples)
-        return BuffersFollowed(
-            run_id=follow.run_id,
-            attempt=follow.attempt,
-            boundary=follow.boundary,
-            samples=follow.samples,
-        )
 
     def _listen(self, assign: Assign, taker: Taker, *, is_new: bool) -> list[FromPeer]:
         assert self.peer_id not in taker.donors

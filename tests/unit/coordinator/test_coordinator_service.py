@@ -1,7 +1,6 @@
 """The coordinator as others meet it: its own journal, protobuf over a transport, no mocks."""
 
 import asyncio
-import logging
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,8 +9,8 @@ from itertools import count
 
 import pytest
 
-from swarm_ft.coordinator.journal import Journal
-from swarm_ft.coordinator.placement import SETTLE_S
+from swarm_ft.coordinator.journal.journal import Journal
+from swarm_ft.coordinator.plan.placement import SETTLE_S
 from swarm_ft.coordinator.service import TICK_S, CoordinatorService
 from swarm_ft.errors import (
     BadDataset,
@@ -26,22 +25,23 @@ from swarm_ft.errors import (
 )
 from swarm_ft.ids import Attempt, RunId, StepNumber
 from swarm_ft.proto import coordinator_pb2 as pb
-from swarm_ft.protocol.client_wire import event_from_wire, status_from_wire
-from swarm_ft.protocol.coordinator_messages import (
+from swarm_ft.protocol.messages.client import RunPhase, RunStatus, StepCommitted
+from swarm_ft.protocol.messages.control import (
     Assign,
+    ClockProbe,
     ClockReply,
-    FollowBuffers,
+    HeldStage,
+    PeerGoodbye,
     PlanStep,
     ReleaseStage,
+    StageFailed,
 )
-from swarm_ft.protocol.coordinator_wire import to_peer_from_wire, tokens_to_wire
-from swarm_ft.protocol.layers import LayerRange
-from swarm_ft.protocol.peer_messages import ClockProbe, HeldStage, PeerGoodbye, StageFailed
-from swarm_ft.protocol.peer_wire import from_peer_to_wire
-from swarm_ft.protocol.remote_clock import ClockEstimate
-from swarm_ft.protocol.run_wire import spec_to_wire
-from swarm_ft.protocol.status import RunPhase, RunStatus, StepCommitted
-from swarm_ft.protocol.timeline import PeerTimeline, Spans, StepTimeline
+from swarm_ft.protocol.messages.timeline import ClockEstimate, PeerTimeline, Spans, StepTimeline
+from swarm_ft.protocol.spec.layers import LayerRange
+from swarm_ft.protocol.wire.client_wire import event_from_wire, status_from_wire
+from swarm_ft.protocol.wire.coordinator_wire import to_peer_from_wire, tokens_to_wire
+from swarm_ft.protocol.wire.peer_wire import from_peer_to_wire
+from swarm_ft.protocol.wire.run_wire import spec_to_wire
 from swarm_ft.transport.base import call
 from swarm_ft.transport.memory import MemoryChannel, MemoryTransport
 from swarm_ft.transport.methods import CANCEL, COLLECTED, JOIN, STATUS, SUBMIT, WATCH
@@ -55,7 +55,7 @@ pytestmark = pytest.mark.timeout(30)
 @pytest.fixture(autouse=True)
 def attempts_without_rest(monkeypatch):
     """A peer that fails is given work again at once, so that messages to it pile up."""
-    monkeypatch.setattr("swarm_ft.coordinator.machine.RETRY_S", 0.0)
+    monkeypatch.setattr("swarm_ft.coordinator.decide.machine.RETRY_S", 0.0)
 
 
 class ManualClock:
@@ -256,26 +256,6 @@ async def test_status_shows_what_is_kept_at_a_boundary(spec, peers):
         (boundary,) = (await swarm_status(office.channel)).runs[0].boundaries
     assert (boundary.boundary, boundary.buffered_samples) == (2, 4)
     assert boundary.key_frames == 4
-
-
-async def test_hand_offs_are_told_to_peers_and_explained_in_the_log(make_spec, make_peer, caplog):
-    caplog.set_level(logging.INFO, "swarm_ft")
-    spec = make_spec(
-        seq_length=64,
-        num_samples=16,
-        batch_size=4,
-        micro_batch_size=1,
-        num_steps=10,
-        shuffle=True,
-        buffer_bits=4,
-    )
-    peers = [make_peer(name, "0-2" if name[0] == "a" else "2-4") for name in ("a", "a2", "b", "b2")]
-    async with coordinator() as office:
-        await submit(office.channel, spec)
-        await train(office.channel, peers, stop_at=StepNumber(9))
-    told = [message for peer in peers for message in peer.heard]
-    assert any(isinstance(message, FollowBuffers) for message in told)
-    assert "so their buffers follow" in caplog.text
 
 
 def make_all(fake):

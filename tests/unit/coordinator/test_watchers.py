@@ -4,13 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from swarm_ft.coordinator import watchers as watchers_module
-from swarm_ft.coordinator.watchers import Watchers
+from swarm_ft.coordinator import watching as watchers_module
+from swarm_ft.coordinator.watching import Watchers
 from swarm_ft.ids import RunId
-from swarm_ft.protocol.layers import LayerRange
-from swarm_ft.protocol.remote_clock import ClockEstimate
-from swarm_ft.protocol.status import StepCommitted
-from swarm_ft.protocol.timeline import PeerTimeline, Spans, StepTimeline
+from swarm_ft.protocol.messages.client import StepCommitted
+from swarm_ft.protocol.messages.timeline import ClockEstimate, PeerTimeline, Spans, StepTimeline
+from swarm_ft.protocol.spec.layers import LayerRange
 
 RUN = RunId("run")
 THREE = Spans(*[(1, 1, 1)] * len(Spans.__dataclass_fields__))

@@ -17,9 +17,8 @@ from hivemind.dht.crypto import DHTRecord
 from hivemind.dht.node import DHTNode
 from hivemind.utils import MSGPackSerializer
 
-from swarm_ft.discovery.base import Role
 from swarm_ft.discovery.dht import DhtDirectory, DhtOptions
-from swarm_ft.discovery.record_rules import MAX_LIFETIME_S, RecordRules
+from swarm_ft.discovery.directory import MAX_LIFETIME_S, RecordRules, Role
 from swarm_ft.errors import BadOption, DirectoryUnreachable, PortInUse, Unavailable
 
 pytestmark = pytest.mark.timeout(60)
@@ -279,7 +278,7 @@ async def test_closing_leaves_no_process_no_file_and_no_task(monkeypatch, tmp_pa
 
 CHILD = """
 import asyncio, sys
-from swarm_ft.discovery.base import Role
+from swarm_ft.discovery.directory import Role
 from swarm_ft.discovery.dht import DhtDirectory, DhtOptions
 
 async def main():

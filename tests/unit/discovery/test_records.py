@@ -1,7 +1,7 @@
 import pytest
 
-from swarm_ft.discovery import records
-from swarm_ft.discovery.records import checked_record, readable_records
+from swarm_ft.discovery import directory
+from swarm_ft.discovery.directory import checked_record, readable_records
 from swarm_ft.errors import BadOption
 
 
@@ -57,7 +57,7 @@ def test_bad_records_are_skipped_with_a_line_and_the_others_kept(caplog):
 
 
 def test_a_flood_of_records_is_cut(monkeypatch, caplog):
-    monkeypatch.setattr(records, "MAX_RECORDS", 5)
+    monkeypatch.setattr(directory, "MAX_RECORDS", 5)
     kept = readable_records((f"p{i}", "host:1") for i in range(1000))
     assert len(kept) == 5
     assert "records_cut kept=5" in caplog.text

@@ -11,16 +11,14 @@ from transformers import AutoModelForCausalLM, GPT2Config
 from swarm_ft.buffers import BufferStore
 from swarm_ft.clock import SystemClock
 from swarm_ft.ids import PeerId, RunId
-from swarm_ft.peer.boundary import Boundary
-from swarm_ft.peer.coder import FrameCoder
-from swarm_ft.peer.neighbours import answer, check_hello, receive_hello
+from swarm_ft.peer.boundary.coder import FrameCoder
+from swarm_ft.peer.boundary.end import Boundary, answer, check_hello, receive_hello
 from swarm_ft.peer.timeline import Timeline
-from swarm_ft.protocol.boundary_messages import BoundaryHello
-from swarm_ft.protocol.boundary_wire import boundary_from_wire, boundary_to_wire
-from swarm_ft.protocol.codec_spec import Direction
-from swarm_ft.protocol.frame import FrameKey
-from swarm_ft.protocol.run_spec import LrSchedule, RunSpec, TrainSpec
-from swarm_ft.protocol.session import WINDOW_FRAMES, BoundarySession
+from swarm_ft.protocol.machines.session import WINDOW_FRAMES, BoundarySession
+from swarm_ft.protocol.messages.boundary import BoundaryHello, FrameKey
+from swarm_ft.protocol.spec.codec_spec import Direction
+from swarm_ft.protocol.spec.run_spec import LrSchedule, RunSpec, TrainSpec
+from swarm_ft.protocol.wire.boundary_wire import boundary_from_wire, boundary_to_wire
 from swarm_ft.transport.grpc_transport import GrpcTransport
 from swarm_ft.transport.memory import MemoryTransport
 from swarm_ft.transport.methods import BOUNDARY

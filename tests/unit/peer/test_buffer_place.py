@@ -4,8 +4,8 @@ import pytest
 
 from swarm_ft.buffers import BufferKey, BufferLimits, BufferRecord, End
 from swarm_ft.ids import RunId
-from swarm_ft.peer.buffer_place import BufferPlace
-from swarm_ft.protocol.digest import fingerprint_of
+from swarm_ft.peer.kept_buffers import BufferPlace
+from swarm_ft.protocol.spec.digest import fingerprint_of
 from tests.specs import run_spec
 
 RUN = RunId("run")

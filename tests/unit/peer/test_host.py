@@ -11,37 +11,34 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from swarm_ft.discovery.base import Role
-from swarm_ft.discovery.static import Board, StaticDirectory
+from swarm_ft.discovery.directory import Board, Role, StaticDirectory
 from swarm_ft.errors import NotFound, OutOfTurn, RunMismatch, Unavailable
 from swarm_ft.ids import PeerId, RunId
+from swarm_ft.peer.boundary.end import receive_hello
 from swarm_ft.peer.context import PeerContext
 from swarm_ft.peer.host import StageHost
-from swarm_ft.peer.neighbours import receive_hello
-from swarm_ft.peer.stage_state import StageState
+from swarm_ft.peer.state.stage_state import StageState
 from swarm_ft.peer.timeline import Timeline
 from swarm_ft.proto.peer_pb2 import WeightsRequest
-from swarm_ft.protocol.boundary_messages import BoundaryHello
-from swarm_ft.protocol.boundary_wire import boundary_from_wire, boundary_to_wire
-from swarm_ft.protocol.coordinator_messages import (
+from swarm_ft.protocol.messages.boundary import BoundaryHello
+from swarm_ft.protocol.messages.control import (
     Assign,
     CommitStep,
     PlanStep,
     StageAssignment,
-    Taker,
-    TakeStage,
-)
-from swarm_ft.protocol.layers import LayerRange
-from swarm_ft.protocol.peer_messages import (
     StageExported,
     StageFailed,
     StageOffered,
     StageReady,
     StepReady,
+    Taker,
+    TakeStage,
 )
-from swarm_ft.protocol.run_spec import RunSpec
-from swarm_ft.protocol.shard import ShardName
-from swarm_ft.protocol.training_plan import step_microbatches
+from swarm_ft.protocol.messages.shard import ShardName
+from swarm_ft.protocol.spec.layers import LayerRange
+from swarm_ft.protocol.spec.run_spec import RunSpec
+from swarm_ft.protocol.spec.training_plan import step_microbatches
+from swarm_ft.protocol.wire.boundary_wire import boundary_from_wire, boundary_to_wire
 from swarm_ft.stage.checkpoint import open_checkpoint
 from swarm_ft.stage.engine import StageEngine
 from swarm_ft.testing.clock import ManualClock
@@ -484,7 +481,7 @@ async def test_who_takes_over_holds_nothing_and_begins_anew_if_it_did_not_hear_a
 async def test_a_state_that_is_offered_before_the_taker_has_begun_is_fetched_nevertheless(
     peer, monkeypatch
 ):
-    monkeypatch.setattr("swarm_ft.peer.take_over.RETRY_S", 0.0)
+    monkeypatch.setattr("swarm_ft.peer.state.learner.RETRY_S", 0.0)
     takers = (Taker(peer_id=ME, step=3, donors=(PeerId("other"),)),)
     async with peer.serving(), peer.busy():
         await peer.assign(stages=TWO, committed_steps=3, fresh=False, takers=takers)
@@ -521,7 +518,7 @@ async def test_a_neighbour_that_hears_of_an_attempt_first_is_kept_waiting(peer):
 
 
 async def test_a_neighbour_waits_only_so_long_for_a_peer_to_hear_of_an_attempt(peer, monkeypatch):
-    monkeypatch.setattr("swarm_ft.peer.attempt_slot.NEIGHBOUR_PATIENCE_S", 0.0)
+    monkeypatch.setattr("swarm_ft.peer.attempt.NEIGHBOUR_PATIENCE_S", 0.0)
     async with peer.serving() as channel:
         stream = channel.open(BOUNDARY)
         await stream.send(hello(peer))
@@ -530,7 +527,7 @@ async def test_a_neighbour_waits_only_so_long_for_a_peer_to_hear_of_an_attempt(p
 
 
 async def test_a_neighbour_waits_as_long_as_the_stage_takes_to_load(peer, monkeypatch):
-    monkeypatch.setattr("swarm_ft.peer.attempt_slot.NEIGHBOUR_PATIENCE_S", 0.0)
+    monkeypatch.setattr("swarm_ft.peer.attempt.NEIGHBOUR_PATIENCE_S", 0.0)
     async with peer.serving() as channel:
         async with peer.busy():
             await peer.assign(stages=BEHIND)
@@ -585,7 +582,7 @@ async def test_the_end_of_an_attempt_hangs_up_on_its_neighbours(peer):
 
 
 async def test_a_neighbour_that_is_nowhere_fails_the_attempt(peer, monkeypatch):
-    monkeypatch.setattr("swarm_ft.peer.dialling.UNREACHABLE_AFTER_S", 0.0)
+    monkeypatch.setattr("swarm_ft.peer.links.dialling.UNREACHABLE_AFTER_S", 0.0)
     await peer.assign(stages=((ME, 0, 1), ("down", 1, 2)))
     failed = await peer.said.get()
     assert failed.code == "unavailable"

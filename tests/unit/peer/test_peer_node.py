@@ -7,37 +7,34 @@ import numpy as np
 import pytest
 import torch
 
-from swarm_ft.discovery.base import Role
-from swarm_ft.discovery.static import Board, StaticDirectory
+from swarm_ft.discovery.directory import Board, Role, StaticDirectory
 from swarm_ft.errors import BadLayers, JournalError, NotFound, OutOfTurn, RunMismatch, Unavailable
 from swarm_ft.ids import PeerId, RunId
 from swarm_ft.peer.node import PeerNode, PeerOptions
 from swarm_ft.proto.coordinator_pb2 import ToPeer
 from swarm_ft.proto.peer_pb2 import BlobPart, WeightsRequest
-from swarm_ft.protocol.boundary_messages import BoundaryHello
-from swarm_ft.protocol.boundary_wire import boundary_to_wire
-from swarm_ft.protocol.coordinator_messages import (
+from swarm_ft.protocol.messages.boundary import BoundaryHello
+from swarm_ft.protocol.messages.control import (
     Assign,
     CommitStep,
     ExportStage,
-    PlanStep,
-    ReleaseStage,
-    StageAssignment,
-)
-from swarm_ft.protocol.coordinator_wire import to_peer_to_wire
-from swarm_ft.protocol.layers import LayerRange
-from swarm_ft.protocol.peer_messages import (
     PeerAlive,
     PeerGoodbye,
     PeerHello,
+    PlanStep,
+    ReleaseStage,
+    StageAssignment,
     StageExported,
     StageFailed,
     StageReady,
     StepReady,
 )
-from swarm_ft.protocol.peer_wire import from_peer_from_wire
-from swarm_ft.protocol.run_spec import RunSpec
-from swarm_ft.protocol.training_plan import step_microbatches
+from swarm_ft.protocol.spec.layers import LayerRange
+from swarm_ft.protocol.spec.run_spec import RunSpec
+from swarm_ft.protocol.spec.training_plan import step_microbatches
+from swarm_ft.protocol.wire.boundary_wire import boundary_to_wire
+from swarm_ft.protocol.wire.coordinator_wire import to_peer_to_wire
+from swarm_ft.protocol.wire.peer_wire import from_peer_from_wire
 from swarm_ft.stage.checkpoint import open_checkpoint
 from swarm_ft.stage.engine import StageEngine
 from swarm_ft.testing.clock import ManualClock
@@ -153,7 +150,7 @@ def cpu_engine(spec, layers):
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch):
     monkeypatch.setattr("swarm_ft.peer.coordinator_link.RECONNECT_S", 0.0)
-    monkeypatch.setattr("swarm_ft.peer.dialling.MIN_BACKOFF_S", 0.0)
+    monkeypatch.setattr("swarm_ft.peer.links.dialling.MIN_BACKOFF_S", 0.0)
 
 
 @pytest.fixture

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from swarm_ft.errors import OutOfTurn
-from swarm_ft.peer.progress import StepProgress
-from swarm_ft.protocol.codec_spec import Direction
-from swarm_ft.protocol.frame import FrameKey
-from swarm_ft.protocol.traffic import Traffic
-from swarm_ft.protocol.training_plan import Microbatch
+from swarm_ft.peer.step import StepProgress
+from swarm_ft.protocol.messages.boundary import FrameKey
+from swarm_ft.protocol.messages.reports import Traffic
+from swarm_ft.protocol.spec.codec_spec import Direction
+from swarm_ft.protocol.spec.training_plan import Microbatch
 
 FIRST, SECOND = Microbatch(0, (4, 5)), Microbatch(1, (6, 7))
 

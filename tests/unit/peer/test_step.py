@@ -14,14 +14,13 @@ import torch
 
 from swarm_ft.clock import SystemClock
 from swarm_ft.errors import MalformedMessage, NonFinite
-from swarm_ft.peer.progress import StepProgress
-from swarm_ft.peer.step import Passing, StageStep
+from swarm_ft.peer.step import Passing, StageStep, StepProgress
 from swarm_ft.peer.timeline import Timeline
-from swarm_ft.protocol.codec_spec import Direction
-from swarm_ft.protocol.coordinator_messages import PlanStep
-from swarm_ft.protocol.frame import FrameKey
-from swarm_ft.protocol.pipeline import PARTS, StageSchedule, least_held
-from swarm_ft.protocol.training_plan import Microbatch
+from swarm_ft.protocol.machines.pipeline import PARTS, StageSchedule, least_held
+from swarm_ft.protocol.messages.boundary import FrameKey
+from swarm_ft.protocol.messages.control import PlanStep
+from swarm_ft.protocol.spec.codec_spec import Direction
+from swarm_ft.protocol.spec.training_plan import Microbatch
 from swarm_ft.stage.base import LossAndGradient
 
 TOKENS, CHANNELS = 3, 2

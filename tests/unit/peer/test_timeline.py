@@ -9,15 +9,13 @@ import torch
 from swarm_ft.buffers import BufferStore
 from swarm_ft.ids import RunId
 from swarm_ft.peer import timeline as timeline_module
-from swarm_ft.peer.timed_coder import TimedCoder
+from swarm_ft.peer.boundary.coder import TimedCoder
 from swarm_ft.peer.timeline import NUM_PROBES, Timeline
-from swarm_ft.protocol.codec_spec import Direction
-from swarm_ft.protocol.coordinator_messages import ClockReply, PlanStep
-from swarm_ft.protocol.frame import FrameKey
-from swarm_ft.protocol.peer_messages import ClockProbe
-from swarm_ft.protocol.remote_clock import ClockEstimate
-from swarm_ft.protocol.timeline import Span, SpanKind, StepTimeline
-from swarm_ft.protocol.training_plan import Microbatch
+from swarm_ft.protocol.messages.boundary import FrameKey
+from swarm_ft.protocol.messages.control import ClockProbe, ClockReply, PlanStep
+from swarm_ft.protocol.messages.timeline import ClockEstimate, Span, SpanKind, StepTimeline
+from swarm_ft.protocol.spec.codec_spec import Direction
+from swarm_ft.protocol.spec.training_plan import Microbatch
 from swarm_ft.testing.clock import ManualClock
 
 AHEAD_US = 5_000_000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from swarm_ft.protocol.run_spec import LrSchedule, ModelSpec, RunSpec, TrainSpec
+from swarm_ft.protocol.spec.run_spec import LrSchedule, ModelSpec, RunSpec, TrainSpec
 
 
 @pytest.fixture(scope="session")

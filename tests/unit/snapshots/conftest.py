@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from swarm_ft.ids import RunId, StepNumber
-from swarm_ft.protocol.layers import LayerRange
-from swarm_ft.protocol.shard import ShardName
-from swarm_ft.snapshots.manifest import Manifest
+from swarm_ft.protocol.messages.shard import ShardName
+from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.snapshots.shard import ShardContents, write_shard
+from swarm_ft.snapshots.store import Manifest
 
 SPEC = bytes(range(16))
 CUTS = (LayerRange(0, 12), LayerRange(12, 24))

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from swarm_ft.errors import BadSnapshot, Unavailable
-from swarm_ft.protocol.layers import LayerRange
+from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.snapshots.shard import ShardContents, read_shard, write_shard
 
 from .conftest import CUTS, SPEC, contents, shard_name

@@ -9,10 +9,9 @@ import pytest
 
 from swarm_ft.errors import BadOption, BadSnapshot, Unavailable
 from swarm_ft.ids import RunId
-from swarm_ft.protocol.layers import LayerRange
-from swarm_ft.snapshots.manifest import manifest_from_json
+from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.snapshots.shard import read_shard, write_shard
-from swarm_ft.snapshots.store import SnapshotStore
+from swarm_ft.snapshots.store import SnapshotStore, manifest_from_json
 
 from .conftest import CUTS, SPEC, contents, manifest_of, shard_name
 

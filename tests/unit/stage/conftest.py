@@ -17,9 +17,9 @@ from transformers import (
 )
 
 from swarm_ft.ids import StepNumber
-from swarm_ft.protocol.layers import LayerRange, split_evenly
-from swarm_ft.protocol.run_spec import LrSchedule, RunSpec, TrainSpec
-from swarm_ft.protocol.training_plan import clip_factor, learning_rate_at, step_microbatches
+from swarm_ft.protocol.spec.layers import LayerRange, split_evenly
+from swarm_ft.protocol.spec.run_spec import LrSchedule, RunSpec, TrainSpec
+from swarm_ft.protocol.spec.training_plan import clip_factor, learning_rate_at, step_microbatches
 from swarm_ft.stage.checkpoint import Checkpoint, open_checkpoint
 from swarm_ft.stage.engine import StageEngine
 

@@ -13,7 +13,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from swarm_ft.errors import OutOfTurn
-from swarm_ft.protocol.training_plan import step_microbatches
+from swarm_ft.protocol.spec.training_plan import step_microbatches
 from swarm_ft.stage.deferred import DeferredLinears, WeightProduct
 from swarm_ft.stage.module import StageModule
 from tests.unit.stage.conftest import CONFIGS, SEQ_LENGTH

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from swarm_ft.errors import MalformedMessage, OutOfTurn
-from swarm_ft.protocol.training_plan import step_microbatches
+from swarm_ft.protocol.spec.training_plan import step_microbatches
 from swarm_ft.stage.engine import StageEngine
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from swarm_ft.stage.held_bytes import HeldBytes, Storages
+from swarm_ft.stage.memory import HeldBytes, Storages
 
 FLOAT = 4
 

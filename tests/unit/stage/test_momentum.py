@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from swarm_ft.codec.gradient_pieces import PieceCodec
-from swarm_ft.protocol.reduction_spec import parse_reduction_spec
-from swarm_ft.protocol.training_plan import step_microbatches
+from swarm_ft.protocol.spec.codec_spec import parse_reduction_spec
+from swarm_ft.protocol.spec.training_plan import step_microbatches
 from swarm_ft.stage.momentum import BETA1, BETA2, gradient_from_momentum, momentum_share
 
 N = 700

@@ -3,7 +3,7 @@
 import pytest
 
 from swarm_ft.errors import MalformedMessage, OutOfTurn
-from swarm_ft.stage.open_step import OpenStep
+from swarm_ft.stage.engine import OpenStep
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, BertConfig, GPT2LMHeadModel
 
 from swarm_ft.errors import BadLayers, BadModel, RunMismatch
-from swarm_ft.protocol.layers import LayerRange
+from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.stage.architecture import ARCHITECTURES
 from swarm_ft.stage.checkpoint import open_checkpoint
 from swarm_ft.stage.module import StageModule

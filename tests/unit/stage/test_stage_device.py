@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from swarm_ft.errors import BadOption
-from swarm_ft.stage.device import pick_device, pick_dtype
+from swarm_ft.stage.memory import pick_device, pick_dtype
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from swarm_ft.errors import BadOption, MalformedMessage, NonFinite, OutOfTurn
-from swarm_ft.protocol.layers import LayerRange
+from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.stage.checkpoint import open_checkpoint
 from swarm_ft.stage.engine import StageEngine
 

@@ -11,7 +11,7 @@ from huggingface_hub import constants
 from transformers import AutoModelForCausalLM
 
 from swarm_ft.errors import BadModel
-from swarm_ft.protocol.layers import LayerRange
+from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.stage.checkpoint import open_checkpoint
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, get_linear_schedule_with_warmup
 
-from swarm_ft.protocol.training_plan import step_samples
+from swarm_ft.protocol.spec.training_plan import step_samples
 from swarm_ft.stage.checkpoint import open_checkpoint
 
 CASES = [

@@ -7,10 +7,10 @@ import torch
 
 from swarm_ft.errors import BadSnapshot, OutOfTurn
 from swarm_ft.ids import RunId, StepNumber
-from swarm_ft.protocol.shard import ShardName
+from swarm_ft.protocol.messages.shard import ShardName
 from swarm_ft.snapshots.shard import ShardContents, read_shard, write_shard
 from swarm_ft.stage.engine import StageEngine
-from swarm_ft.stage.state import state_digest
+from swarm_ft.stage.weights import state_digest
 
 
 def train(pipeline, samples, steps):

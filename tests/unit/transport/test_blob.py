@@ -6,7 +6,7 @@ import pytest
 
 from swarm_ft.errors import BadFrame, MalformedMessage, OutOfTurn
 from swarm_ft.proto.peer_pb2 import BlobHeader, BlobPart
-from swarm_ft.protocol.digest import digest_of
+from swarm_ft.protocol.spec.digest import digest_of
 from swarm_ft.transport.blob import (
     PART_BYTES,
     BlobName,

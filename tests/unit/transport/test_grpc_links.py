@@ -13,9 +13,8 @@ from swarm_ft.proto.coordinator_pb2 import RunStatus, StatusRequest, SwarmStatus
 from swarm_ft.proto.peer_pb2 import BlobPart
 from swarm_ft.transport.base import call
 from swarm_ft.transport.grpc_options import GrpcOptions
-from swarm_ft.transport.grpc_transport import GrpcTransport
+from swarm_ft.transport.grpc_transport import METADATA_KEY, GrpcTransport
 from swarm_ft.transport.methods import STATUS, TIED_GRADIENT
-from swarm_ft.transport.status import METADATA_KEY
 
 pytestmark = pytest.mark.timeout(20)
 

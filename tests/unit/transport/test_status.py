@@ -2,7 +2,7 @@ import grpc
 import pytest
 
 from swarm_ft import errors
-from swarm_ft.transport.status import METADATA_KEY, STATUS, from_status, to_metadata
+from swarm_ft.transport.grpc_transport import METADATA_KEY, STATUS, from_status, to_metadata
 
 
 def test_the_table_has_a_status_for_every_error_and_no_other():

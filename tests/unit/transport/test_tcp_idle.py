@@ -2,7 +2,7 @@
 
 import pytest
 
-from swarm_ft.transport.tcp_idle import restarts_after_idle
+from swarm_ft.transport.grpc_options import restarts_after_idle
 
 
 @pytest.mark.parametrize(("text", "restarts"), [("1\n", True), ("0\n", False), ("?", False)])

@@ -2,7 +2,7 @@ import pytest
 
 from swarm_ft.errors import MalformedMessage
 from swarm_ft.proto.peer_pb2 import BlobPart
-from swarm_ft.transport.wire import from_bytes, to_bytes
+from swarm_ft.transport.methods import from_bytes, to_bytes
 
 
 def test_a_message_survives():

@@ -1,0 +1,291 @@
+"""Loops that measure what is to be encoded, for one thread of a CPU. Knows arrays, no tensors."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swarm_ft.codec.kernels.base import (
+    MIN_STATE,
+    NARROWEST,
+    PROBABILITY_BITS,
+    SEGMENT,
+    UNITS,
+    WIDEST,
+)
+from swarm_ft.codec.kernels.cpu_grid import Floats, compiled, compiled_loosely, part, step_of
+
+# ---- loops of interleaved rANS, for one thread of a CPU
+#
+# A lane waits for its last symbol, but no lane for another, so the CPU works on several at once.
+# Indices are unsigned: Numba would look at each for a negative one, and that takes longer than
+# the arithmetic.
+
+Bytes = NDArray[np.uint8]
+Table = NDArray[np.uint32]
+Words = NDArray[np.int32]
+Buffer = NDArray[np.uint16]
+States = NDArray[np.int64]
+Frequencies = NDArray[np.int32]
+
+_U32, _U64 = np.uint32, np.uint64
+_TOTAL = 1 << PROBABILITY_BITS
+_WORD_BITS = 16
+_START_SHIFT = PROBABILITY_BITS + 1
+_FREQUENCY_SHIFT, _OFFSET_SHIFT = 8, 8 + PROBABILITY_BITS
+
+
+def symbol_table(frequencies: Frequencies) -> Table:
+    """For the encoder: a symbol's start * 2^13 + frequency, flat [contexts * 256]."""
+    starts = frequencies.cumsum(1) - frequencies
+    entries: Table = (starts << _START_SHIFT | frequencies.clip(1, _TOTAL)).astype(np.uint32)
+    return entries.ravel()
+
+
+@compiled
+def slot_table(frequencies: Frequencies, table: Table) -> None:
+    """For the decoder: offset * 2^20 + (frequency - 1) * 2^8 + symbol of a context's 4096 slots.
+
+    Stays within the table whatever the frequencies; slots without a symbol are left alone.
+    """
+    for k in range(frequencies.shape[0]):
+        start = 0
+        for symbol in range(frequencies.shape[1]):
+            frequency = min(max(frequencies[k, symbol], 0), _TOTAL - start)
+            entry = _U32((frequency - 1) << _FREQUENCY_SHIFT | symbol)
+            for offset in range(frequency):
+                slot = _U64(k * _TOTAL + start + offset)
+                table[slot] = _U32(entry | _U32(offset) << _U32(_OFFSET_SHIFT))
+            start += frequency
+
+
+@part
+def _encode_segment(
+    symbols: Bytes, contexts: Bytes, table: Table, states: Table, buffer: Buffer
+) -> int:
+    """Write words from the buffer's end down; where the last one is."""
+    at, lanes = SEGMENT, states.size
+    for i in range(symbols.size - 1, -1, -1):
+        lane = _U64(i & (lanes - 1))
+        symbol = _U32(contexts[_U64(i)]) << _U32(8) | _U32(symbols[_U64(i)])
+        entry = table[_U64(symbol)]
+        frequency = _U32(entry & _U32(2 * _TOTAL - 1))
+        state = states[lane]
+        emits = _U32(state >> _U32(32 - PROBABILITY_BITS)) >= frequency
+        buffer[_U64(at - 1)] = state  # stays only if the next one is written below it
+        at -= int(emits)
+        state = _U32(state >> _U32(_WORD_BITS)) if emits else state
+        # quotient * 4096 + remainder + start
+        quotient = _U32(state // frequency)
+        start = _U32(entry >> _U32(_START_SHIFT))
+        states[lane] = _U32(state + start + quotient * _U32(_U32(_TOTAL) - frequency))
+    return at
+
+
+@compiled
+def encode(
+    symbols: Bytes, contexts: Bytes, table: Table, states: States, counts: States, words: Words
+) -> int:
+    """Fill states, counts and words, see `Coded`; how many words there are."""
+    buffer, lane_states = np.empty(SEGMENT, np.uint16), np.empty(states.shape[1], np.uint32)
+    total = 0
+    for s in range(states.shape[0]):
+        first = s * SEGMENT
+        lane_states[:] = MIN_STATE
+        at = _encode_segment(
+            symbols[first : first + SEGMENT],
+            contexts[first : first + SEGMENT],
+            table,
+            lane_states,
+            buffer,
+        )
+        states[s] = lane_states
+        counts[s] = SEGMENT - at
+        words[total : total + SEGMENT - at] = buffer[at:]
+        total += SEGMENT - at
+    return total
+
+
+@part
+def _decode_row(contexts: Bytes, table: Table, states: States, words: Words, out: Bytes) -> int:
+    """A symbol of each lane; how many of the words were read, at most one a symbol."""
+    at = 0
+    for i in range(contexts.size):
+        lane = _U64(i)
+        state = states[lane]
+        slot = np.int64(contexts[lane]) << PROBABILITY_BITS | (state & (_TOTAL - 1))
+        entry = np.int64(table[_U64(slot)])
+        out[lane] = entry & 0xFF
+        frequency = (entry >> _FREQUENCY_SHIFT & (_TOTAL - 1)) + 1
+        state = frequency * (state >> PROBABILITY_BITS) + (entry >> _OFFSET_SHIFT)
+        reads = state < MIN_STATE
+        filled = state << _WORD_BITS | np.int64(words[_U64(at)])
+        states[lane] = filled if reads else state
+        at += int(reads)
+    return at
+
+
+@part
+def _decode_segment(contexts: Bytes, table: Table, states: States, words: Words, out: Bytes) -> int:
+    """As `_decode_row`, of all rows; words beyond the last are 0."""
+    at, lanes = 0, states.size
+    last_words = np.empty(lanes, np.int32)
+    for first in range(0, contexts.size, lanes):
+        ahead = words[at : at + lanes]
+        if ahead.size < lanes:
+            last_words[:] = 0
+            last_words[: ahead.size] = ahead
+            ahead = last_words
+        row = slice(first, first + lanes)
+        at += _decode_row(contexts[row], table, states, ahead, out[row])
+    return at
+
+
+@compiled
+def decode(
+    contexts: Bytes, table: Table, states: States, counts: States, words: Words, out: Bytes
+) -> bool:
+    """Fill out and use up states; whether what was coded was intact, see `Kernels`."""
+    is_intact, start = True, 0
+    for s in range(states.shape[0]):
+        segment = slice(s * SEGMENT, (s + 1) * SEGMENT)
+        own = words[start : start + max(counts[s], 0)]
+        reads = _decode_segment(contexts[segment], table, states[s], own, out[segment])
+        start += own.size
+        is_intact = is_intact and reads == counts[s] and bool((states[s] == MIN_STATE).all())
+    return is_intact
+
+
+Doubles = NDArray[np.float64]
+Sizes = NDArray[np.int32]
+"""Bits of magnitudes: in the order of the values, and NaN above infinity."""
+Counts = NDArray[np.int64]
+
+_I32 = np.int32
+_ZERO, _ONE = np.float32(0), np.float32(1)
+_NARROWEST, _WIDEST = np.float32(NARROWEST), np.float32(WIDEST)
+_BLOCK = 512
+"""Channels whose errors, on eight grids, are in the first-level cache."""
+_TABLES = 4
+
+
+@part
+def _size(x: np.float32) -> np.int32:
+    return _I32(np.float32(x).view(np.int32) & _I32(0x7FFFFFFF))
+
+
+@compiled_loosely
+def moments(
+    x: Floats,
+    base: Floats | None,
+    row_squares: Doubles,
+    col_squares: Doubles,
+    row_sizes: Sizes,
+    col_sizes: Sizes,
+) -> None:
+    """See `Kernels.moments`; in float64, where no square of a float32 over- or underflows."""
+    tokens, channels = x.shape
+    col_squares[:] = 0.0
+    col_sizes[:] = 0
+    for t in range(tokens):
+        total, largest = 0.0, _I32(0)
+        for c in range(channels):
+            change = x[t, c]
+            if base is not None:
+                change = change - base[t, c]
+            square = np.float64(change) * np.float64(change)
+            size = _size(change)
+            total += square
+            col_squares[c] += square
+            largest = max(largest, size)
+            col_sizes[c] = max(col_sizes[c], size)
+        row_squares[t] = total
+        row_sizes[t] = largest
+
+
+@part
+def _spread(square: np.float32) -> np.float32:
+    """Its root as a bfloat16, see `Kernels.balance`."""
+    spread = np.float32(min(max(np.sqrt(square), _NARROWEST), _WIDEST))
+    return step_of(spread, _ONE) if square != _ZERO else _ONE
+
+
+@compiled_loosely
+def balance(
+    x: Floats,
+    base: Floats | None,
+    inverse: Floats,
+    spreads: Floats,
+    row_sizes: Sizes,
+    col_sizes: Sizes,
+) -> None:
+    """See `Kernels.balance`.
+
+    A token waits in the first-level cache for its spread; its channels' sizes are taken while the
+    next one comes from memory.
+    """
+    tokens, channels = x.shape
+    col_sizes[:] = 0
+    changes, factor = np.zeros((2, channels), np.float32), _ONE
+    for t in range(tokens):
+        now, before = changes[t & 1], changes[~t & 1]
+        total, largest = _ZERO, _I32(0)
+        for c in range(channels):
+            change = x[t, c]
+            if base is not None:
+                change = change - base[t, c]
+            now[c] = change
+            scaled = change * inverse[c]
+            total += scaled * scaled
+            largest = max(largest, _size(change))
+            col_sizes[c] = max(col_sizes[c], _size(before[c] * factor))
+        row_sizes[t] = largest
+        spreads[t] = _spread(total / np.float32(channels))
+        factor = _ONE / spreads[t]
+    last = changes[~tokens & 1]
+    for c in range(channels):
+        col_sizes[c] = max(col_sizes[c], _size(last[c] * factor))
+
+
+@compiled_loosely
+def grid_errors(
+    x: Floats, base: Floats | None, covering: Floats, multiples: Floats, bits: int, errors: Floats
+) -> None:
+    """See `Kernels.grid_errors`."""
+    half = np.float32(UNITS // 2 * ((1 << bits) - 1) / UNITS)
+    side = np.float32((1 << bits - 1) - 1)
+    changes = np.empty(_BLOCK, np.float32)
+    for first in range(0, x.shape[1], _BLOCK):
+        here = min(_BLOCK, x.shape[1] - first)
+        block = np.zeros((multiples.size, _BLOCK), np.float32)
+        inverse = _ONE / covering[first : first + here]
+        for t in range(x.shape[0]):
+            for c in range(here):
+                change = x[t, first + c]
+                if base is not None:
+                    change = change - base[t, first + c]
+                changes[c] = change * inverse[c]
+            for k in range(multiples.size):
+                size = np.float32(abs(multiples[k]))
+                reach = side if multiples[k] < _ZERO else half
+                per_size, shift = _ONE / size, reach - np.floor(reach)
+                for c in range(here):
+                    code = np.rint(changes[c] * per_size + shift) - shift
+                    code = code if code > -reach else -reach
+                    code = code if code < reach else reach
+                    error = code * size - changes[c]
+                    block[k, c] += error * error
+        errors[:, first : first + here] = block[:, :here]
+
+
+@compiled
+def histogram(codes: Bytes, contexts: Bytes, counts: Counts) -> None:
+    """See `Kernels.histogram`, flat; contexts are in range.
+
+    Tables take turns: the next symbol is often the same one, and would wait for its count.
+    """
+    tables = np.zeros((_TABLES, counts.size), np.int32)
+    for i in range(codes.size):
+        bin_ = np.uint64(np.uint32(contexts[i]) << np.uint32(8) | np.uint32(codes[i]))
+        tables[np.uint64(i % _TABLES), bin_] += 1
+    counts[:] = tables.sum(0)

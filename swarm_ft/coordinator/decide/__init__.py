@@ -1,0 +1,1 @@
+"""What follows from an event: `machine.decide`, and the parts of it. Pure."""

@@ -1,0 +1,205 @@
+"""What a run does while its peers are there: plan a step, commit it, and export after the last.
+
+What is in a plan and in a commit is computed in `steps`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import MappingProxyType
+
+from swarm_ft.coordinator.decide import attempts, losses
+from swarm_ft.coordinator.facts.events import (
+    CommitRecord,
+    PlanRecord,
+    SnapshotRecord,
+    Turn,
+    WriteSnapshot,
+)
+from swarm_ft.coordinator.facts.state import Run, Snapshot
+from swarm_ft.coordinator.plan.holdings import told, took_stock
+from swarm_ft.coordinator.plan.membership import (
+    caught_up_in_words,
+    joining_in_words,
+    with_newcomers,
+    with_taken,
+)
+from swarm_ft.coordinator.plan.steps import commit_step, plan_step, tokens_for
+from swarm_ft.ids import PeerId, RunId, StepNumber
+from swarm_ft.protocol.messages.client import RunPhase
+from swarm_ft.protocol.messages.control import (
+    ExportStage,
+    ReleaseStage,
+    SavedStage,
+    SaveStage,
+    StageReady,
+    StageSaved,
+    StepReady,
+)
+
+# ---- snapshots: each stage is saved by one of its replicas, then all of them count as one
+
+MAX_UNLISTED = 4
+"""Manifests that are being written; one whose writing fails is never heard of again."""
+
+
+def is_due(run: Run) -> bool:
+    """Whether the state as of the last commit is to be saved."""
+    save_steps = run.spec.train.save_steps
+    return bool(save_steps) and run.committed_steps % save_steps == 0
+
+
+def is_end_due(run: Run) -> bool:
+    """Whether the trained state is to be saved, so that a lost result costs no training."""
+    saved_steps = run.snapshot.step if run.snapshot else 0
+    return bool(run.spec.train.save_steps) and saved_steps < run.committed_steps
+
+
+def save(turn: Turn, run: Run) -> Run:
+    """Ask one replica of each stage to save the state as of the last commit."""
+    if run.last_commit is None:
+        return run
+    run = replace(
+        run, saving=Snapshot(last_commit=run.last_commit, sent=run.sent, traffic=run.traffic)
+    )
+    turn.keep(run)
+    step = StepNumber(run.committed_steps)
+    for stage in run.computing:
+        turn.say(stage.peers[0], SaveStage(run_id=run.run_id, step=step))
+    return run
+
+
+def stage_saved(turn: Turn, peer_id: PeerId, message: StageSaved) -> None:
+    """A stage lies among the run's snapshots; with the last one the snapshot is whole."""
+    run = turn.state.runs.get(message.name.run_id)
+    if run is None or peer_id not in run.peers or run.phase > RunPhase.FINISHED:
+        return
+    saving = run.saving
+    if saving is None or message.name.step != saving.step:
+        return  # a later snapshot took its place
+    saved = SavedStage(
+        layers=message.name.layers, digest=message.digest, total_bytes=message.total_bytes
+    )
+    others = [stage for stage in saving.stages if stage.layers != saved.layers]
+    stages = tuple(sorted((*others, saved), key=lambda stage: stage.layers))
+    saving = replace(saving, stages=stages)
+    is_whole = [s.layers for s in stages] == [s.layers for s in run.pipeline]
+    if not is_whole:
+        turn.keep(replace(run, saving=saving))
+    else:
+        unlisted = (*run.unlisted, saving)[-MAX_UNLISTED:]
+        turn.keep(replace(run, saving=None, unlisted=unlisted))
+        turn.effects.append(WriteSnapshot(run.run_id, run.spec, saving))
+
+
+def snapshot_written(turn: Turn, run_id: RunId, snapshot: Snapshot) -> None:
+    """The run can go back to the snapshot from now on, unless its history is void by now."""
+    run = turn.state.runs.get(run_id)
+    if run is None or run.phase > RunPhase.FINISHED or snapshot not in run.unlisted:
+        return
+    # An older one's manifest may be there later; the newest counts.
+    unlisted = tuple(other for other in run.unlisted if other.step > snapshot.step)
+    turn.keep(replace(run, snapshot=snapshot, unlisted=unlisted))
+    turn.write(SnapshotRecord(run_id, snapshot))
+
+
+def stage_ready(turn: Turn, run: Run, peer_id: PeerId, ready: StageReady) -> None:
+    """A peer has its stage, or listens; with the last one the first uncommitted step begins."""
+    if run.phase is not RunPhase.LOADING:
+        return
+    done = MappingProxyType({**run.done, peer_id: ready.done})
+    run = took_stock(run, peer_id, ready.buffers)
+    run = replace(run, loaded=run.loaded | {peer_id}, done=done)
+    if peer_id not in run.listeners:
+        holds = {**run.holds, peer_id: run.committed_steps}
+        run = replace(run, holds=MappingProxyType(holds))
+    if run.loaded >= set(run.peers):
+        detail = joining_in_words(run)
+        run = replace(run, phase=RunPhase.TRAINING, detail=detail, step_began_s=turn.now_s)
+        turn.put(run)
+        _plan_or_export(turn, run)
+    else:
+        turn.keep(run)
+
+
+def step_ready(turn: Turn, run: Run, peer_id: PeerId, message: StepReady) -> None:
+    """A peer did its part of the step; with the last one the step is committed."""
+    if run.phase is not RunPhase.TRAINING or message.step != run.committed_steps:
+        return
+    run = told(run, peer_id, message)
+    run = replace(run, ready=MappingProxyType({**run.ready, peer_id: message}))
+    turn.keep(run)
+    if run.ready.keys() >= set(run.peers):
+        _go_on(turn, _commit(turn, run))
+
+
+def stage_exported(turn: Turn, run: Run, peer_id: PeerId) -> None:
+    """A peer wrote its stage down; with the last one the result can be fetched."""
+    if run.phase is not RunPhase.EXPORTING:
+        return
+    run = replace(run, exported=run.exported | {peer_id})
+    if run.exported >= set(run.peers):
+        turn.put(replace(run, phase=RunPhase.FINISHED, detail=losses.TO_BE_FETCHED))
+    else:
+        turn.keep(run)
+
+
+def _plan_or_export(turn: Turn, run: Run) -> None:
+    run = _admit(turn, run)
+    if run.committed_steps < run.spec.train.num_steps:
+        _plan(turn, run)
+        return
+    late = run.listeners
+    stages = tuple(stage for stage in run.stages if stage.peer_id not in late)
+    run = replace(run, stages=stages, takers=())
+    if is_end_due(run):
+        run = save(turn, run)
+    turn.put(replace(run, phase=RunPhase.EXPORTING, detail="peers write their stages down"))
+    for peer in late:
+        reason = "the run was trained before this peer had caught up"
+        turn.say(peer, ReleaseStage(run_id=run.run_id, reason=reason))
+    for peer in run.peers:
+        turn.say(peer, ExportStage(run_id=run.run_id))
+
+
+def _admit(turn: Turn, run: Run) -> Run:
+    """Let takers that have caught up compute from the next plan on."""
+    told = caught_up_in_words(run)
+    run = with_taken(run)
+    if told:
+        run = replace(run, detail=told)
+        turn.put(run)
+    return run
+
+
+def _plan(turn: Turn, run: Run) -> None:
+    run, plan = plan_step(run)
+    turn.keep(run)
+    turn.write(PlanRecord(run.run_id, plan.step, run.attempt, plan.microbatches))
+    for peer in run.peers:
+        turn.say(peer, plan, tokens_for(run, plan, peer))
+
+
+def _commit(turn: Turn, run: Run) -> Run:
+    before = run
+    run, committed, commit = commit_step(run, turn.now_s)
+    turn.keep(run)
+    turn.write(CommitRecord(run.run_id, committed, commit, run.sent, run.traffic))
+    turn.write_ledger(before, run)
+    for peer in run.peers:
+        turn.say(peer, commit)
+    turn.publish(run.run_id, committed)
+    return run
+
+
+def _go_on(turn: Turn, run: Run) -> None:
+    """After a commit: save if it is time, take newcomers in, and on to what is next."""
+    is_last = run.committed_steps >= run.spec.train.num_steps
+    if not is_last and is_due(run):
+        run = save(turn, run)
+    grown = with_newcomers(turn.state, run)
+    if not is_last and grown is not run:
+        newcomers = ", ".join(peer for peer in grown.peers if peer not in run.peers)
+        attempts.interrupt(turn, replace(run, detail=f"joined by {newcomers}"))
+    else:
+        _plan_or_export(turn, run)

@@ -1,0 +1,174 @@
+"""A peer that gets slow in the middle of a step is relieved in that step, if it has replicas. Pure.
+
+It tells how far it is every few seconds. What counts is its own past: a peer that was always slow
+has little to do, see `routes`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from types import MappingProxyType
+
+from swarm_ft.coordinator.decide import attempts
+from swarm_ft.coordinator.facts.events import Turn
+from swarm_ft.coordinator.facts.state import Run, SwarmState
+from swarm_ft.coordinator.plan.membership import SILENT_S, lost_parts
+from swarm_ft.coordinator.plan.routes import longest_s
+from swarm_ft.ids import NO_ATTEMPT, PeerId
+from swarm_ft.protocol.machines.pipeline import PARTS
+from swarm_ft.protocol.messages.client import RunPhase
+from swarm_ft.protocol.messages.control import PeerAlive
+from swarm_ft.protocol.spec.layers import LayerRange
+
+# ---- results that wait for their clients: a part that nobody has any more is made again
+#
+# A finished run whose result lost a part goes back to its newest snapshot, or the beginning,
+# unless another run trains: that one is not disturbed, and meanwhile who has the part may yet
+# come back.
+
+TO_BE_FETCHED = "the result can be fetched"
+
+
+def holder_gone(turn: Turn, peer_id: PeerId, *, away_since_s: float) -> None:
+    """A peer went away; what it has of results may be gone with it."""
+    for run in _finished(turn):
+        if peer_id in run.peers:
+            away = {**run.away_since_s, peer_id: away_since_s}
+            turn.keep(replace(run, away_since_s=MappingProxyType(away)))
+
+
+def look_after(turn: Turn) -> None:
+    """See whether results are still there; make those again that are not, one at a time."""
+    for run in _finished(turn):
+        lost = lost_parts(turn.state, run, turn.now_s)
+        active = turn.state.active_run
+        if lost and (active is None or not active.stages):
+            _make_again(turn, run, lost, active)
+        elif lost and active:
+            _tell(turn, run, f"{_in_words(lost)}; it is made again after run {active.run_id}")
+        else:
+            _tell(turn, run, TO_BE_FETCHED)
+
+
+def _finished(turn: Turn) -> list[Run]:
+    return [run for run in turn.state.runs.values() if run.phase is RunPhase.FINISHED]
+
+
+def _make_again(turn: Turn, run: Run, lost: Sequence[LayerRange], active: Run | None) -> None:
+    """Go back, now or, where another run is begun, as soon as that is over."""
+    step = run.snapshot.step if run.snapshot else 0
+    detail = f"{_in_words(lost)}; the run goes back to step {step}"
+    phase = RunPhase.WAITING
+    if active is not None and active.attempt != NO_ATTEMPT:
+        phase, detail = RunPhase.QUEUED, f"{detail} after run {active.run_id}"
+    elif active is not None:
+        turn.put(replace(active, phase=RunPhase.QUEUED, detail=""))
+    attempts.go_back(turn, replace(run, phase=phase, detail=detail))
+
+
+def _tell(turn: Turn, run: Run, detail: str) -> None:
+    if run.detail != detail:
+        turn.put(replace(run, detail=detail))
+
+
+def _in_words(lost: Sequence[LayerRange]) -> str:
+    return f"the result of layers {', '.join(map(str, lost))} is lost"
+
+
+# ---- what follows from hearing nothing: of a peer, or, for the coordinator, of anything at all
+#
+# A coordinator that stood still (a laptop that slept, a process that was stopped, a clock that
+# jumped ahead) heard nobody, and that says nothing about anybody: such time does not count.
+
+STALLED_S = 2.0
+"""Time passes in `Tick`s, a few a second; after a longer gap the coordinator itself stood still."""
+NOTICED_S = SILENT_S / 2
+"""A peer that says nothing for so long is told of; it may yet be given up."""
+
+
+def after_gap(state: SwarmState, now_s: float) -> SwarmState:
+    """The state as an event finds it: without the time in which the coordinator stood still."""
+    gap_s = now_s - state.seen_at_s
+    state = replace(state, seen_at_s=now_s)
+    return _postponed(state, gap_s) if gap_s >= STALLED_S else state
+
+
+def _postponed(state: SwarmState, gap_s: float) -> SwarmState:
+    members = {
+        name: replace(m, heard_at_s=m.heard_at_s + gap_s, joined_at_s=m.joined_at_s + gap_s)
+        for name, m in state.members.items()
+    }
+    runs = {run_id: _run_postponed(run, gap_s) for run_id, run in state.runs.items()}
+    return replace(state, members=MappingProxyType(members), runs=MappingProxyType(runs))
+
+
+def _run_postponed(run: Run, gap_s: float) -> Run:
+    away = {peer: since_s + gap_s for peer, since_s in run.away_since_s.items()}
+    return replace(
+        run,
+        away_since_s=MappingProxyType(away),
+        gather_until_s=run.gather_until_s + gap_s,
+        not_before_s=run.not_before_s + gap_s,
+    )
+
+
+def tell(turn: Turn) -> None:
+    """Let those who watch the run see whom it hears nothing of, as long as that is so."""
+    run = turn.state.active_run
+    if run is None:
+        return
+    notice = _notice(turn, run) if run.phase.is_working else ""
+    if notice != run.notice:
+        run = replace(run, notice=notice)
+        turn.keep(run)
+        turn.publish(run.run_id, run.status)
+
+
+def _notice(turn: Turn, run: Run) -> str:
+    members = turn.state.members
+    return "; ".join(
+        f"peer {stage.peer_id} (layers {stage.layers}) has said nothing for {NOTICED_S:.0f} s"
+        for stage in run.stages
+        if stage.peer_id in members and turn.now_s - members[stage.peer_id].heard_at_s >= NOTICED_S
+    )
+
+
+MEASURED_AT_LEAST = 3
+"""Steps before a peer's speed is known well enough."""
+
+
+def heard(turn: Turn, run: Run, peer_id: PeerId, alive: PeerAlive) -> None:
+    """A peer told how far it is; its share is divided anew if the others would wait for long."""
+    is_current = (alive.attempt, alive.step) == (run.attempt, run.committed_steps)
+    if run.phase is not RunPhase.TRAINING or not is_current:
+        return
+    seconds = _seconds_each(run, peer_id, alive)
+    if seconds is None:
+        return
+    usual = run.seconds[peer_id]
+    known = MappingProxyType({**run.seconds, peer_id: (*usual, seconds)})
+    detail = (
+        f"peer {peer_id} got slow: {seconds:.1f} s a microbatch, {longest_s(usual):.1f} s at most "
+        f"before; its share is divided anew"
+    )
+    attempts.interrupt(turn, replace(run, seconds=known, detail=detail))
+
+
+def _seconds_each(run: Run, peer_id: PeerId, alive: PeerAlive) -> float | None:
+    """Seconds a microbatch takes the peer now, if that holds the step up.
+
+    It does if what it has not begun yet will take it longer than its whole share ever did.
+    """
+    usual = run.seconds.get(peer_id, ())
+    place = next(((i, s) for i, s in enumerate(run.computing) if peer_id in s.peers), None)
+    if place is None:
+        return None  # it listens
+    index, stage = place
+    if len(stage.peers) == 1 or len(usual) < MEASURED_AT_LEAST or not alive.parts_begun:
+        return None
+    seconds = alive.compute_s / alive.parts_begun * PARTS
+    share = run.share(index, stage.peers.index(peer_id))
+    remaining = share - -(-alive.parts_begun // PARTS)
+    is_slow = remaining > 0 and remaining * seconds > share * longest_s(usual)
+    return seconds if is_slow else None

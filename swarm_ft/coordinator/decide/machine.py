@@ -1,0 +1,252 @@
+"""The coordinator's decisions: `decide(state, event, now) -> (state, effects)`. No I/O, no clock.
+
+A run goes QUEUED -> WAITING -> LOADING -> TRAINING -> EXPORTING -> FINISHED -> COLLECTED, and may
+end as CANCELLED or FAILED. Inside TRAINING every step is plan -> run -> ready -> commit:
+
+    event                      does
+    -------------------------  ----------------------------------------------------------------
+    all stages placed          attempt + 1; Assign to all                            -> LOADING
+    StageReady from all        PlanStep of the first uncommitted step                -> TRAINING
+    StepReady from all         commit: global clip factor, learning rate; plan the next
+    last step committed        ExportStage to all                                    -> EXPORTING
+    StageExported from all     the result can be fetched                             -> FINISHED
+    a part of it is lost       back to the newest snapshot, or the beginning, see `results`
+    a replica is lost          attempt + 1 without it; the step that did not commit runs again
+    a replica gets slow        attempt + 1 in which the others take most of its share
+    a stage's last one is lost wait for it; then go back to the weights the run began with
+    a peer comes (back)        while others load, or when the next step begins: attempt + 1 with it
+    ... and lacks the state    it listens until StageTaken; then the next plan is over it too
+
+Whatever an event makes true is written (Write) before it is said (Say, Publish).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from types import MappingProxyType
+
+from swarm_ft.coordinator.decide import attempts, commits, losses
+from swarm_ft.coordinator.facts.events import (
+    Effect,
+    Event,
+    PeerLost,
+    PeerSaid,
+    ResultCollected,
+    RunCancelled,
+    RunSubmitted,
+    SnapshotWritten,
+    Tick,
+    Turn,
+)
+from swarm_ft.coordinator.facts.state import Member, Run, SwarmState
+from swarm_ft.coordinator.plan import holdings
+from swarm_ft.coordinator.plan.membership import (
+    SILENT_S,
+    holds_last_commit,
+    is_wanted,
+    loss_in_words,
+    missed_last_commit,
+    refusal_of,
+    with_exports_of,
+    with_newcomers,
+    without_state,
+)
+from swarm_ft.errors import BadInput, NonFinite, OutOfTurn, SwarmError, Unavailable, from_code
+from swarm_ft.ids import PeerId, RunId
+from swarm_ft.protocol.messages.client import RunPhase
+from swarm_ft.protocol.messages.control import (
+    FromPeer,
+    PeerAlive,
+    PeerGoodbye,
+    PeerHello,
+    ReleaseStage,
+    StageExported,
+    StageFailed,
+    StageOffered,
+    StageReady,
+    StageSaved,
+    StageTaken,
+    StepReady,
+)
+
+RETRY_S = 2.0
+"""Rest after an attempt that a peer could not go on with, before the next one."""
+
+
+def decide(state: SwarmState, event: Event, now_s: float) -> tuple[SwarmState, list[Effect]]:
+    """What the coordinator knows and does after an event.
+
+    Args:
+        state: what it knew.
+        event: what happened.
+        now_s: monotonic seconds.
+    """
+    turn = Turn(losses.after_gap(state, now_s), now_s)
+    match event:
+        case PeerSaid(peer_id, message):
+            _peer_said(turn, peer_id, message)
+        case PeerLost(peer_id):
+            _peer_gone(turn, peer_id, "is gone", away_since_s=now_s)
+        case RunSubmitted(run_id, spec):
+            turn.put(Run(run_id=run_id, spec=spec))
+        case RunCancelled(run_id):
+            _end(turn, run_id, RunPhase.CANCELLED, "cancelled by a client")
+        case ResultCollected(run_id):
+            _collected(turn, run_id)
+        case SnapshotWritten(run_id, snapshot):
+            commits.snapshot_written(turn, run_id, snapshot)
+        case Tick():
+            _dismiss_silent(turn)
+            losses.tell(turn)
+    losses.look_after(turn)
+    attempts.advance(turn)
+    return turn.state, turn.effects
+
+
+# ---- what peers say
+
+
+def _peer_said(turn: Turn, peer_id: PeerId, message: FromPeer) -> None:
+    turn.state = turn.state.with_heard(peer_id, turn.now_s)
+    run = turn.state.active_run
+    match message:
+        case PeerHello():
+            _joined(turn, message)
+        case PeerGoodbye():
+            _peer_gone(turn, peer_id, "left", away_since_s=-math.inf)
+        case StageReady() | StepReady() if run and _is_current(run, peer_id, message):
+            _ready(turn, run, peer_id, message)
+        case StageOffered() | StageTaken() if run and _is_current(run, peer_id, message):
+            attempts.handed_over(turn, run, peer_id, message)
+        case StageFailed() if run and _is_current(run, peer_id, message):
+            _stage_failed(turn, run, peer_id, from_code(message.code, message.message))
+        case StageSaved():
+            commits.stage_saved(turn, peer_id, message)
+        case PeerAlive() if run and peer_id in run.peers:
+            losses.heard(turn, run, peer_id, message)
+        case StageExported() if run and run.run_id == message.run_id and peer_id in run.peers:
+            commits.stage_exported(turn, run, peer_id)
+        case _:
+            pass  # of an attempt, or a run, that is over
+
+
+def _is_current(
+    run: Run,
+    peer_id: PeerId,
+    message: StageReady | StageTaken | StepReady | StageFailed | StageOffered,
+) -> bool:
+    named = (message.run_id, message.attempt)
+    return named == (run.run_id, run.attempt) and peer_id in run.peers
+
+
+def _ready(turn: Turn, run: Run, peer_id: PeerId, message: StageReady | StepReady) -> None:
+    refusal = holdings.refusal_of(run, peer_id, message)
+    if refusal is not None:
+        why = f"told what cannot be: {refusal.message}"
+        _peer_gone(turn, peer_id, why, away_since_s=-math.inf)
+        turn.dismiss(peer_id, refusal)
+    elif isinstance(message, StageReady):
+        commits.stage_ready(turn, run, peer_id, message)
+    else:
+        commits.step_ready(turn, run, peer_id, message)
+
+
+def _stage_failed(turn: Turn, run: Run, peer_id: PeerId, error: SwarmError) -> None:
+    if isinstance(error, NonFinite):
+        _end(turn, run.run_id, RunPhase.FAILED, f"peer {peer_id}: {error.message}")
+    elif isinstance(error, BadInput):
+        why = f"cannot host them: {error.message}"
+        _peer_gone(turn, peer_id, why, away_since_s=-math.inf)
+        turn.dismiss(peer_id, error)
+    elif isinstance(error, OutOfTurn) and run.phase is RunPhase.LOADING:
+        # What it holds is not what is known here; start from what is known.
+        attempts.interrupt(turn, without_state(run, peer_id))
+    else:
+        # The peer's own trouble (a neighbour it cannot reach): try again, all together.
+        if peer_id in run.listeners and not isinstance(error, Unavailable):
+            run = without_state(run, peer_id)  # a sum is lost, or the state is not one
+        detail, not_before_s = f"peer {peer_id}: {error.message}", turn.now_s + RETRY_S
+        attempts.interrupt(turn, replace(run, detail=detail, not_before_s=not_before_s))
+
+
+# ---- who comes and goes
+
+
+def _joined(turn: Turn, hello: PeerHello) -> None:
+    turn.state = with_exports_of(turn.state, hello)
+    refusal = refusal_of(turn.state, hello)
+    if refusal is not None:
+        turn.dismiss(hello.peer_id, refusal)
+        return
+    turn.add_member(Member(hello=hello, joined_at_s=turn.now_s, heard_at_s=turn.now_s))
+    run = turn.state.active_run
+    if run is not None:
+        _came(turn, run, hello)
+    if hello.held and not is_wanted(turn.state, hello.peer_id, hello.held):
+        release = ReleaseStage(run_id=hello.held.run_id, reason="the run needs it no more")
+        turn.say(hello.peer_id, release)
+
+
+def _came(turn: Turn, run: Run, hello: PeerHello) -> None:
+    """A peer came, or came back: what it holds decides what can be done with it."""
+    peer = hello.peer_id
+    run = without_state(run, peer)
+    holds = dict(run.holds)
+    if hello.held and missed_last_commit(run, hello.held, peer) and run.last_commit:
+        turn.say(peer, run.last_commit)
+        holds[peer] = run.committed_steps
+    elif hello.held and holds_last_commit(run, hello.held):
+        holds[peer] = run.committed_steps
+    away = {name: since for name, since in run.away_since_s.items() if name != peer}
+    run = replace(run, holds=MappingProxyType(holds), away_since_s=MappingProxyType(away))
+    is_loading = run.phase is RunPhase.LOADING
+    if peer in run.peers or (is_loading and with_newcomers(turn.state, run) is not run):
+        detail = run.detail if run.phase is RunPhase.WAITING else f"joined by {peer}"
+        attempts.interrupt(turn, replace(run, detail=detail))
+    else:
+        turn.keep(run)
+
+
+def _dismiss_silent(turn: Turn) -> None:
+    """Do without peers of which nothing was heard for too long."""
+    for peer_id, member in turn.state.members.items():
+        silent_s = turn.now_s - member.heard_at_s
+        if silent_s >= SILENT_S:
+            why = f"said nothing for {silent_s:.0f} s"
+            _peer_gone(turn, peer_id, why, away_since_s=turn.now_s)
+            turn.dismiss(peer_id, Unavailable(f"peer {peer_id} {why}"))
+
+
+def _peer_gone(turn: Turn, peer_id: PeerId, why: str, *, away_since_s: float) -> None:
+    member = turn.state.members.get(peer_id)
+    if member is None:
+        return
+    turn.drop_member(member)
+    losses.holder_gone(turn, peer_id, away_since_s=away_since_s)
+    run = turn.state.active_run
+    if run is not None and peer_id in run.peers:
+        away = {**run.away_since_s, peer_id: away_since_s}
+        detail = loss_in_words(turn.state, run, peer_id, why)
+        if peer_id in run.listeners:
+            run = without_state(run, peer_id)
+        attempts.interrupt(turn, replace(run, detail=detail, away_since_s=MappingProxyType(away)))
+
+
+# ---- ends
+
+
+def _end(turn: Turn, run_id: RunId, phase: RunPhase, detail: str) -> None:
+    run = turn.state.runs.get(run_id)
+    if run is None or run.phase > RunPhase.FINISHED:
+        return
+    turn.put(replace(run, phase=phase, detail=detail))
+    attempts.release(turn, run, detail)
+
+
+def _collected(turn: Turn, run_id: RunId) -> None:
+    run = turn.state.runs.get(run_id)
+    if run is None or run.phase is not RunPhase.FINISHED:
+        return
+    turn.put(replace(run, phase=RunPhase.COLLECTED, detail="a client has the result"))
+    attempts.release(turn, run, "a client has the result")

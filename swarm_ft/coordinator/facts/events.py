@@ -1,0 +1,260 @@
+"""What can happen to the coordinator. Values only; `machine.decide` says what follows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from swarm_ft.coordinator.facts.ledger import LedgerChange, change_of
+from swarm_ft.coordinator.facts.state import Member, Run, Snapshot, SwarmState
+from swarm_ft.errors import SwarmError
+from swarm_ft.ids import Attempt, PeerId, RunId, SampleId, StepNumber
+from swarm_ft.protocol.messages.client import RunEvent, StepCommitted
+from swarm_ft.protocol.messages.control import CommitStep, FromPeer, PeerHello, ToPeer
+from swarm_ft.protocol.messages.reports import ByteCounts, Traffic
+from swarm_ft.protocol.spec.run_spec import RunSpec
+from swarm_ft.protocol.spec.training_plan import Microbatch
+
+if TYPE_CHECKING:
+    from swarm_ft.errors import SwarmError
+
+
+@dataclass(frozen=True, slots=True)
+class PeerSaid:
+    """A peer's message; PeerHello makes it a member."""
+
+    peer_id: PeerId
+    message: FromPeer
+
+
+@dataclass(frozen=True, slots=True)
+class PeerLost:
+    """A peer's control stream broke; it may come back."""
+
+    peer_id: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class RunSubmitted:
+    """A client's job is in the journal."""
+
+    run_id: RunId
+    spec: RunSpec
+
+
+@dataclass(frozen=True, slots=True)
+class RunCancelled:
+    """A client wants no more of a run."""
+
+    run_id: RunId
+
+
+@dataclass(frozen=True, slots=True)
+class ResultCollected:
+    """A client has the result of a run."""
+
+    run_id: RunId
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotWritten:
+    """The snapshot's manifest is where the snapshots lie: it can be gone back to."""
+
+    run_id: RunId
+    snapshot: Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time passed."""
+
+
+Event = PeerSaid | PeerLost | RunSubmitted | RunCancelled | ResultCollected | SnapshotWritten | Tick
+
+
+# ---- what the coordinator can do: records to write down first, then what to say
+#
+# `machine.decide` returns effects; `service` performs them in their order.
+
+# ---- what to write down, before anything is said
+
+
+@dataclass(frozen=True, slots=True)
+class MemberRecord:
+    """A peer came, or went."""
+
+    hello: PeerHello
+    joined: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """A run's phase, attempt, stages or committed steps changed."""
+
+    run: Run
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRecord:
+    """A step was planned, perhaps again: then with the same microbatches."""
+
+    run_id: RunId
+    step: StepNumber
+    attempt: Attempt
+    microbatches: tuple[Microbatch, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CommitRecord:
+    """A step was committed.
+
+    Attributes:
+        sent: what peers sent each other in all steps up to and with this one.
+        traffic: of that, what went over each boundary.
+    """
+
+    run_id: RunId
+    step: StepCommitted
+    commit: CommitStep
+    sent: ByteCounts
+    traffic: tuple[Traffic, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerRecord:
+    """Others hold buffers of a run."""
+
+    run_id: RunId
+    change: LedgerChange
+
+
+@dataclass(frozen=True, slots=True)
+class RollbackRecord:
+    """Steps from `first_void_step` on do not count any more."""
+
+    run_id: RunId
+    first_void_step: StepNumber
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotRecord:
+    """A snapshot is whole."""
+
+    run_id: RunId
+    snapshot: Snapshot
+
+
+Record = (
+    MemberRecord
+    | RunRecord
+    | PlanRecord
+    | CommitRecord
+    | LedgerRecord
+    | RollbackRecord
+    | SnapshotRecord
+)
+
+# ---- what to do
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """Put a record into the journal; comes before whatever is said about it."""
+
+    record: Record
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    """Send a message to a peer; a plan goes with the tokens of these samples."""
+
+    peer_id: PeerId
+    message: ToPeer
+    tokens_of: tuple[SampleId, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Dismiss:
+    """End a peer's membership with an error."""
+
+    peer_id: PeerId
+    error: SwarmError
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """Tell everybody who watches the run."""
+
+    run_id: RunId
+    event: RunEvent
+
+
+@dataclass(frozen=True, slots=True)
+class WriteSnapshot:
+    """All stages are saved: write the snapshot's manifest, then say `SnapshotWritten`."""
+
+    run_id: RunId
+    spec: RunSpec
+    snapshot: Snapshot
+
+
+Effect = Write | Say | Dismiss | Publish | WriteSnapshot
+
+
+# ---- one call of `machine.decide`: the state as it changes, and the effects so far
+
+
+class Turn:
+    """What one event makes of a state; whoever decides something tells it here.
+
+    Attributes:
+        state: what the coordinator knows by now.
+        now_s: monotonic seconds, the same for the whole turn.
+        effects: what is to be done, in this order.
+    """
+
+    def __init__(self, state: SwarmState, now_s: float) -> None:
+        self.state = state
+        self.now_s = now_s
+        self.effects: list[Effect] = []
+
+    def keep(self, run: Run) -> None:
+        """Keep the run; nobody needs to know, now or after a restart."""
+        self.state = self.state.with_run(run)
+
+    def put(self, run: Run) -> None:
+        """Keep the run, write it down and tell its watchers."""
+        self.keep(run)
+        self.write(RunRecord(run))
+        self.publish(run.run_id, run.status)
+
+    def write_ledger(self, before: Run, after: Run) -> None:
+        """Write down what became of a run's ledger."""
+        if after.ledger is not None and after.ledger is not before.ledger:
+            self.write(LedgerRecord(after.run_id, change_of(before.ledger, after.ledger)))
+
+    def add_member(self, member: Member) -> None:
+        """Keep the member and write it down."""
+        self.state = self.state.with_member(member)
+        self.write(MemberRecord(member.hello, joined=True))
+
+    def drop_member(self, member: Member) -> None:
+        """Do without the member and write that down."""
+        self.state = self.state.without_member(member.hello.peer_id)
+        self.write(MemberRecord(member.hello, joined=False))
+
+    def write(self, record: Record) -> None:
+        """Put a record into the journal; comes before whatever is said about it."""
+        self.effects.append(Write(record))
+
+    def say(self, peer_id: PeerId, message: ToPeer, tokens_of: tuple[SampleId, ...] = ()) -> None:
+        """Send a message to a peer; a plan goes with the tokens of these samples."""
+        self.effects.append(Say(peer_id, message, tokens_of))
+
+    def publish(self, run_id: RunId, event: RunEvent) -> None:
+        """Tell everybody who watches the run."""
+        self.effects.append(Publish(run_id, event))
+
+    def dismiss(self, peer_id: PeerId, error: SwarmError) -> None:
+        """End a peer's membership with an error."""
+        self.effects.append(Dismiss(peer_id, error))

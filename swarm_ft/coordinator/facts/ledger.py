@@ -1,0 +1,199 @@
+"""Which peers hold the buffers of which sample, as the last commits left them. Values only.
+
+An entry is the pair of peers that exchanged a sample at a boundary last. What is in here is a
+hint: frames name their bases by digest, so an entry that is wrong costs a key frame and no more.
+
+Entries lie in chunks of some samples. A chunk is never changed: whoever changes an entry makes a
+ledger that has another chunk there and shares the rest, so a state that is kept stays as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swarm_ft.ids import BlockIndex, PeerId, SampleId
+from swarm_ft.protocol.messages.control import Stage
+from swarm_ft.protocol.messages.reports import SampleSet
+
+CHUNK_SAMPLES = 64
+"""A commit writes the chunks that its samples lie in, each about as large as a page of the
+journal; and so many samples make what Python keeps beside each chunk a small part of it."""
+MAX_NUMBERED = 0xFFFF
+"""Peers that fit into an entry. Later ones are nobody: their samples go where there is room."""
+
+Entries = NDArray[np.uint16]
+"""Numbers of peers, [samples, boundaries, 2]; 0 is nobody."""
+Samples = NDArray[np.int64]
+
+_NUMBER = np.dtype("<u2")
+
+
+class Side(IntEnum):
+    """An end of a boundary, as it counts in an entry."""
+
+    UPSTREAM = 0
+    DOWNSTREAM = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ledger:
+    """See the module's docstring; equal ledgers are equal values.
+
+    Attributes:
+        boundaries: of the pipeline, rising.
+        num_samples: of the run.
+        peers: whose number is their place, counted from 1.
+        chunks: of `CHUNK_SAMPLES` samples each, entries as little-endian uint16 in C order.
+    """
+
+    boundaries: tuple[BlockIndex, ...]
+    num_samples: int
+    peers: tuple[PeerId, ...] = ()
+    chunks: tuple[bytes, ...]
+
+    @classmethod
+    def empty(cls, boundaries: tuple[BlockIndex, ...], num_samples: int) -> Ledger:
+        """In which nobody holds anything."""
+        nothing = bytes(CHUNK_SAMPLES * len(boundaries) * 2 * _NUMBER.itemsize)
+        num_chunks = -(-num_samples // CHUNK_SAMPLES)
+        return cls(boundaries=boundaries, num_samples=num_samples, chunks=(nothing,) * num_chunks)
+
+    # ---- questions
+
+    def entries(self, samples: Iterable[SampleId]) -> Entries:
+        """Of these samples, in their order."""
+        size = len(self.boundaries) * 2 * _NUMBER.itemsize
+        places = (divmod(sample, CHUNK_SAMPLES) for sample in samples)
+        rows = (self.chunks[chunk][row * size : (row + 1) * size] for chunk, row in places)
+        return self._entries(b"".join(rows))
+
+    def all_entries(self) -> Entries:
+        """Of all samples."""
+        return self._entries(b"".join(self.chunks))[: self.num_samples]
+
+    def holder(self, number: int) -> PeerId | None:
+        """The peer of a number."""
+        return self.peers[number - 1] if number else None
+
+    def numbers(self) -> dict[PeerId, int]:
+        """All peers' numbers."""
+        return {peer: number for number, peer in enumerate(self.peers, start=1)}
+
+    def buffered(self, stages: Sequence[Stage]) -> dict[BlockIndex, int]:
+        """How many samples have a buffer at both ends of each boundary of this pipeline.
+
+        Args:
+            stages: first to last; their boundaries are the ledger's.
+        """
+        numbers, entries = self.numbers(), self.all_entries()
+        counts = {}
+        for i, boundary in enumerate(self.boundaries):
+            ends = []
+            for side, stage in zip(Side, stages[i : i + 2], strict=True):
+                is_here = np.zeros(len(self.peers) + 1, np.bool_)
+                is_here[[numbers[peer] for peer in stage.peers if peer in numbers]] = True
+                ends.append(is_here[entries[:, i, side]])
+            counts[boundary] = int(np.count_nonzero(ends[0] & ends[1]))
+        return counts
+
+    # ---- what became of it
+
+    def after(self, routes: Mapping[SampleId, Sequence[PeerId]]) -> Ledger:
+        """After samples went their way.
+
+        Args:
+            routes: of each sample the peer of each stage, first to last.
+        """
+        newcomers = dict.fromkeys(p for route in routes.values() for p in route)
+        known = self._with_peers(newcomers)
+        numbers = known.numbers()
+        along = np.array(
+            [[numbers.get(peer, 0) for peer in route] for route in routes.values()], _NUMBER
+        )
+        pairs = np.stack([along[:, :-1], along[:, 1:]], axis=2)
+        return known._edited(np.fromiter(routes, np.int64), pairs)
+
+    def without(self, peer: PeerId, boundary: BlockIndex, lost: SampleSet) -> Ledger:
+        """After a peer lost buffers; what others hold of these samples is not touched."""
+        number, samples = self.numbers().get(peer, 0), lost.to_array()
+        entries = self.entries(samples.tolist())
+        is_gone = np.zeros(entries.shape, np.bool_)
+        column = self.boundaries.index(boundary)
+        is_gone[:, column] = entries[:, column] == number
+        return self._cleared(samples, entries, is_gone) if number else self
+
+    def with_inventory(self, peer: PeerId, held: Mapping[BlockIndex, SampleSet]) -> Ledger:
+        """After a peer told all that it has: what it has not is nobody's; it adds nothing."""
+        number, entries = self.numbers().get(peer, 0), self.all_entries()
+        is_gone = entries == number
+        for boundary, samples in held.items():
+            is_gone[samples.to_array(), self.boundaries.index(boundary)] = False
+        found = np.flatnonzero(is_gone.any(axis=(1, 2)))
+        return self._cleared(found, entries[found], is_gone[found]) if number else self
+
+    # ---- parts
+
+    def _entries(self, data: bytes) -> Entries:
+        return np.frombuffer(data, _NUMBER).reshape(-1, len(self.boundaries), 2)
+
+    def _with_peers(self, peers: Iterable[PeerId]) -> Ledger:
+        known = self.numbers()
+        newcomers = tuple(peer for peer in peers if peer not in known)
+        return replace(self, peers=(*self.peers, *newcomers)[:MAX_NUMBERED]) if newcomers else self
+
+    def _cleared(self, samples: Samples, entries: Entries, is_gone: NDArray[np.bool_]) -> Ledger:
+        """Without those numbers in the entries of these samples."""
+        is_changed = is_gone.any(axis=(1, 2))
+        left = np.where(is_gone, _NUMBER.type(0), entries)
+        return self._edited(samples[is_changed], left[is_changed])
+
+    def _edited(self, samples: Samples, entries: Entries) -> Ledger:
+        """With these entries in place of those of the samples."""
+        if not len(samples):
+            return self
+        chunks = list(self.chunks)
+        order = np.argsort(samples, kind="stable")
+        numbers, rows = np.divmod(samples[order], CHUNK_SAMPLES)
+        touched, starts = np.unique(numbers, return_index=True)
+        for chunk, part in zip(
+            touched.tolist(), np.split(np.arange(len(order)), starts[1:]), strict=True
+        ):
+            array = self._entries(chunks[chunk]).copy()
+            array[rows[part]] = entries[order[part]]
+            chunks[chunk] = array.tobytes()
+        return replace(self, chunks=tuple(chunks))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LedgerChange:
+    """What makes one ledger of another.
+
+    Attributes:
+        boundaries: of the new one.
+        peers: of the new one; None if they are the same.
+        chunks: those that differ, by their places.
+        is_new: nothing of the older one counts.
+    """
+
+    boundaries: tuple[BlockIndex, ...]
+    peers: tuple[PeerId, ...] | None
+    chunks: tuple[tuple[int, bytes], ...]
+    is_new: bool
+
+
+def change_of(before: Ledger | None, after: Ledger) -> LedgerChange:
+    """What became of a ledger; None: there was none."""
+    is_new = before is None or before.boundaries != after.boundaries
+    base = Ledger.empty(after.boundaries, after.num_samples) if is_new or not before else before
+    pairs = enumerate(zip(base.chunks, after.chunks, strict=True))
+    return LedgerChange(
+        boundaries=after.boundaries,
+        peers=after.peers if is_new or after.peers != base.peers else None,
+        chunks=tuple((i, new) for i, (old, new) in pairs if new is not old and new != old),
+        is_new=is_new,
+    )

@@ -1,0 +1,323 @@
+"""The coordinator's memory: one SQLite database, the only `import sqlite3`. Decides nothing.
+
+Records are durable when `write` returns (WAL, synchronous FULL). `load` gives every run back as
+it was when the last record was written; peers then say what they still hold.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from types import MappingProxyType
+
+from google.protobuf.message import DecodeError
+
+from swarm_ft.coordinator.facts.events import (
+    CommitRecord,
+    LedgerRecord,
+    MemberRecord,
+    PlanRecord,
+    Record,
+    RollbackRecord,
+    RunRecord,
+    SnapshotRecord,
+)
+from swarm_ft.coordinator.facts.ledger import Ledger
+from swarm_ft.coordinator.facts.state import OpenStep, Run, Snapshot
+from swarm_ft.coordinator.journal import rows as rows
+from swarm_ft.coordinator.plan.membership import GATHER_S
+from swarm_ft.coordinator.plan.steps import MEASURED_STEPS
+from swarm_ft.errors import JournalError, NotFound, SwarmError
+from swarm_ft.ids import Attempt, RunId, SampleId, StepNumber
+from swarm_ft.protocol.messages.client import RunPhase, StepCommitted
+from swarm_ft.protocol.messages.control import CommitStep
+from swarm_ft.protocol.messages.reports import ByteCounts, Traffic
+
+
+class Journal:
+    """The database at `path`; `:memory:` keeps nothing. One owner at a time.
+
+    Raises:
+        JournalError: the file cannot be opened, read or written, another process has it, or
+            another version wrote it.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        # One connection has one transaction: a new run's data is written in a thread of its own.
+        self._transaction = threading.Lock()
+        with self._errors_named():
+            self._db = sqlite3.connect(path, check_same_thread=False, timeout=1.0)
+            self._db.execute("PRAGMA locking_mode=EXCLUSIVE")
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("PRAGMA synchronous=FULL")
+            self._check_version()
+            self._db.executescript(rows.SCHEMA)
+            self._db.execute(f"PRAGMA user_version={rows.VERSION}")
+            # A write takes the exclusive lock now, so that a second coordinator learns it at once.
+            self._db.execute("BEGIN IMMEDIATE")
+            self._db.commit()
+
+    def _check_version(self) -> None:
+        (version,) = self._db.execute("PRAGMA user_version").fetchone()
+        (num_tables,) = self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        if num_tables and version != rows.VERSION:
+            self._db.close()
+            raise JournalError(
+                f"journal {self._path}: expected tables of version {rows.VERSION}, found "
+                f"{version}; end its runs with the swarm-ft that wrote it, or name another file"
+            )
+
+    def close(self) -> None:
+        """Close the file; nothing is lost by not calling it."""
+        self._db.close()
+
+    # ---- writing
+
+    def write(self, records: Iterable[Record]) -> None:
+        """Make records durable, all of them or none.
+
+        Raises:
+            JournalError: the disk refused.
+        """
+        with self._errors_named(), self._transaction, self._db:
+            for record in records:
+                self._write_one(record)
+
+    def write_run(self, run: Run, samples: Sequence[bytes]) -> None:
+        """Make a new run and its data durable; `samples[i]` are the tokens of sample i."""
+        data = ((run.run_id, i, tokens) for i, tokens in enumerate(samples))
+        with self._errors_named(), self._transaction, self._db:
+            self._db.execute(
+                "INSERT INTO runs (run_id, spec, phase, detail, attempt, committed_steps, stages)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (run.run_id, rows.spec_bytes(run.spec), *rows.run_row(run)),
+            )
+            self._db.executemany("INSERT INTO samples VALUES (?, ?, ?)", data)
+
+    def _write_one(self, record: Record) -> None:
+        execute = self._db.execute
+        match record:
+            case RunRecord(run):
+                execute(
+                    "UPDATE runs SET phase=?, detail=?, attempt=?, committed_steps=?, stages=?"
+                    " WHERE run_id=?",
+                    (*rows.run_row(run), run.run_id),
+                )
+                if run.phase > RunPhase.FINISHED:
+                    self._forget_ledger(run.run_id)
+            case MemberRecord(hello, joined):
+                layers = str(hello.layers) if hello.layers else None
+                execute(
+                    "INSERT INTO members (peer_id, layers, memory_bytes, joined)"
+                    " VALUES (?, ?, ?, ?)",
+                    (hello.peer_id, layers, min(hello.memory_bytes, 2**63 - 1), joined),
+                )
+            case PlanRecord(run_id, step, attempt, microbatches):
+                row = (run_id, step, attempt, rows.plan_text(microbatches))
+                execute("INSERT OR REPLACE INTO plans VALUES (?, ?, ?, ?)", row)
+            case CommitRecord():
+                self._write_commit(record)
+            case LedgerRecord():
+                self._write_ledger(record)
+            case SnapshotRecord(run_id, snapshot):
+                saved = (run_id, snapshot.step, rows.saved_text(snapshot.stages))
+                execute("INSERT OR REPLACE INTO snapshots VALUES (?, ?, ?)", saved)
+            case RollbackRecord(run_id, first_void_step):
+                void = (run_id, first_void_step)
+                execute("DELETE FROM commits WHERE run_id=? AND step>=?", void)
+                execute("DELETE FROM plans WHERE run_id=? AND step>=?", void)
+                execute("DELETE FROM snapshots WHERE run_id=? AND step>?", void)
+                if not first_void_step:
+                    self._forget_ledger(run_id)
+
+    def _write_commit(self, record: CommitRecord) -> None:
+        row = rows.commit_row(record)
+        self._db.execute(
+            "INSERT INTO commits VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row
+        )
+        self._db.execute(
+            "UPDATE runs SET committed_steps=? WHERE run_id=?",
+            (record.step.step + 1, record.run_id),
+        )
+
+    def _write_ledger(self, record: LedgerRecord) -> None:
+        run_id, change = record.run_id, record.change
+        if change.is_new:
+            self._forget_ledger(run_id)
+        if change.peers is not None:
+            texts = json.dumps(change.boundaries), json.dumps(change.peers)
+            self._db.execute("INSERT OR REPLACE INTO ledgers VALUES (?, ?, ?)", (run_id, *texts))
+        self._db.executemany(
+            "INSERT OR REPLACE INTO ledger_chunks VALUES (?, ?, ?)",
+            ((run_id, place, holders) for place, holders in change.chunks),
+        )
+
+    def _forget_ledger(self, run_id: RunId) -> None:
+        self._db.execute("DELETE FROM ledgers WHERE run_id=?", (run_id,))
+        self._db.execute("DELETE FROM ledger_chunks WHERE run_id=?", (run_id,))
+
+    # ---- reading
+
+    def load(self, now_s: float) -> tuple[Run, ...]:
+        """All runs, oldest first; those under way wait for their peers from `now_s` on."""
+        with self._errors_named():
+            found = self._db.execute(
+                "SELECT run_id, spec, phase, detail, attempt, committed_steps, stages"
+                " FROM runs ORDER BY position"
+            ).fetchall()
+        try:
+            return tuple(self._run(row, now_s) for row in found)
+        except (SwarmError, DecodeError, ValueError, TypeError) as error:
+            raise JournalError(f"journal {self._path}: a run cannot be read: {error}") from error
+
+    def _run(self, row: tuple[str, bytes, int, str, int, int, str], now_s: float) -> Run:
+        run_id, spec_bytes, phase_number, detail, attempt, committed_steps, stages = row
+        phase = RunPhase(phase_number)
+        under_way = not phase.is_over and phase is not RunPhase.QUEUED
+        assignments = rows.stages_from(stages)
+        peers = [stage.peer_id for stage in assignments]
+        spec = rows.spec_from(spec_bytes)
+        sent, traffic = self._sent(RunId(run_id), committed_steps)
+        return Run(
+            run_id=RunId(run_id),
+            spec=spec,
+            phase=RunPhase.WAITING if under_way else phase,
+            detail="the coordinator was restarted" if under_way else detail,
+            attempt=Attempt(attempt),
+            stages=assignments,
+            committers=frozenset(peers),
+            away_since_s=MappingProxyType(dict.fromkeys(peers, now_s)),
+            gather_until_s=now_s + GATHER_S,
+            open_step=self._open_step(RunId(run_id), committed_steps),
+            # Until their hellos tell otherwise.
+            exported=frozenset(peers if phase is RunPhase.FINISHED else ()),
+            committed_steps=committed_steps,
+            last_commit=self._last_commit(RunId(run_id), committed_steps),
+            step_seconds=self._step_seconds(RunId(run_id)),
+            sent=sent,
+            traffic=traffic,
+            ledger=self._ledger(RunId(run_id), spec.train.num_samples),
+            snapshot=self._snapshot(RunId(run_id)),
+        )
+
+    def _last_commit(self, run_id: RunId, committed_steps: int) -> CommitStep | None:
+        with self._errors_named():
+            row = self._db.execute(
+                "SELECT attempt, clip_factor, learning_rate FROM commits WHERE run_id=? AND step=?",
+                (run_id, committed_steps - 1),
+            ).fetchone()
+        if row is None:
+            return None
+        step = StepNumber(committed_steps - 1)
+        attempt, clip_factor, learning_rate = row
+        return CommitStep(
+            run_id=run_id,
+            attempt=Attempt(attempt),
+            step=step,
+            clip_factor=clip_factor,
+            learning_rate=learning_rate,
+        )
+
+    def _open_step(self, run_id: RunId, committed_steps: int) -> OpenStep | None:
+        """The microbatches of the step under way; which peers they were to pass is not kept."""
+        with self._errors_named():
+            row = self._db.execute(
+                "SELECT microbatches FROM plans WHERE run_id=? AND step=? LIMIT 1",
+                (run_id, committed_steps),
+            ).fetchone()
+        if row is None:
+            return None
+        return OpenStep(microbatches=rows.plan_from(row[0]))
+
+    def _step_seconds(self, run_id: RunId) -> tuple[float, ...]:
+        """Of the last steps."""
+        with self._errors_named():
+            found = self._db.execute(
+                "SELECT seconds FROM commits WHERE run_id=? ORDER BY step DESC LIMIT ?",
+                (run_id, MEASURED_STEPS),
+            ).fetchall()
+        return tuple(seconds for (seconds,) in reversed(found))
+
+    def _sent(self, run_id: RunId, committed_steps: int) -> tuple[ByteCounts, tuple[Traffic, ...]]:
+        """What peers sent each other in so many steps; of that, what went over each boundary."""
+        with self._errors_named():
+            row = self._db.execute(
+                "SELECT sent, all_traffic FROM commits WHERE run_id=? AND step=?",
+                (run_id, committed_steps - 1),
+            ).fetchone()
+        return (rows.sent_from(row[0]), rows.traffic_from(row[1])) if row else (ByteCounts(), ())
+
+    def _ledger(self, run_id: RunId, num_samples: int) -> Ledger | None:
+        """Who holds which buffers, if the run has any."""
+        with self._errors_named():
+            row = self._db.execute(
+                "SELECT boundaries, peers FROM ledgers WHERE run_id=?", (run_id,)
+            ).fetchone()
+            if row is None:
+                return None
+            chunks = self._db.execute(
+                "SELECT chunk, holders FROM ledger_chunks WHERE run_id=?", (run_id,)
+            )
+            return rows.ledger_from(row, chunks, num_samples)
+
+    def _snapshot(self, run_id: RunId) -> Snapshot | None:
+        """The newest."""
+        with self._errors_named():
+            row = self._db.execute(
+                "SELECT step, stages FROM snapshots WHERE run_id=? ORDER BY step DESC LIMIT 1",
+                (run_id,),
+            ).fetchone()
+        last_commit = self._last_commit(run_id, row[0]) if row else None
+        if last_commit is None:
+            return None
+        sent, traffic = self._sent(run_id, row[0])
+        stages = rows.saved_from(row[1])
+        return Snapshot(last_commit=last_commit, sent=sent, traffic=traffic, stages=stages)
+
+    def steps(self, run_id: RunId) -> tuple[StepCommitted, ...]:
+        """Every committed step of a run, first to last."""
+        with self._errors_named():
+            found = self._db.execute(
+                "SELECT step, loss, learning_rate, grad_norm, num_samples, seconds, traffic,"
+                " gradients, state_bytes FROM commits WHERE run_id=? ORDER BY step",
+                (run_id,),
+            ).fetchall()
+        return tuple(rows.committed_from(row) for row in found)
+
+    def tokens(self, run_id: RunId, samples: Iterable[SampleId]) -> dict[SampleId, bytes]:
+        """Token ids of samples, little-endian uint32.
+
+        Raises:
+            NotFound: the run has no such sample.
+        """
+        found = {}
+        with self._errors_named():
+            for sample in samples:
+                row = self._db.execute(
+                    "SELECT token_ids FROM samples WHERE run_id=? AND sample=?", (run_id, sample)
+                ).fetchone()
+                if row is None:
+                    raise NotFound(f"run {run_id} has no sample {sample}")
+                found[sample] = row[0]
+        return found
+
+    def holds_samples(self, run_id: RunId, samples: Sequence[bytes]) -> bool:
+        """Whether the run's data are these; `samples[i]` are the tokens of sample i."""
+        query = "SELECT token_ids FROM samples WHERE run_id=? AND sample=?"
+        with self._errors_named():
+            return all(
+                self._db.execute(query, (run_id, i)).fetchone() == (tokens,)
+                for i, tokens in enumerate(samples)
+            )
+
+    @contextmanager
+    def _errors_named(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            hint = "; does another coordinator use it?" if "locked" in str(error) else ""
+            raise JournalError(f"journal {self._path}: {error}{hint}") from error

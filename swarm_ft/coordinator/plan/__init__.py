@@ -1,0 +1,1 @@
+"""Questions about a run and their answers: who hosts what, which way a microbatch goes. Pure."""

@@ -1,0 +1,96 @@
+"""What peers tell of their buffers, and what becomes of the ledger by it. Pure.
+
+Only commits are written down, see `commits`. What an inventory or a
+loss takes out of the ledger is told again by every peer that joins a restarted coordinator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from types import MappingProxyType
+
+from swarm_ft.coordinator.facts.ledger import Ledger, Side
+from swarm_ft.coordinator.facts.state import Run
+from swarm_ft.errors import MalformedMessage
+from swarm_ft.ids import BlockIndex, PeerId
+from swarm_ft.protocol.messages.control import StageReady, StepReady
+from swarm_ft.protocol.messages.reports import BufferCounts, HeldBuffers, SampleSet
+from swarm_ft.protocol.spec.codec_spec import Direction
+
+MAX_COUNT = 1 << 48
+"""Of one peer; sums over all peers must stay in their fields whatever these tell."""
+
+
+def with_ledger(run: Run) -> Run:
+    """The run with a ledger of its pipeline's boundaries, if both ends of these keep buffers.
+
+    What is known of other boundaries is of no use.
+    """
+    train = run.spec.train
+    boundaries = tuple(BlockIndex(stage.layers.start) for stage in run.pipeline[1:])
+    if not boundaries or not any(train.codec(direction).is_delta for direction in Direction):
+        return replace(run, ledger=None)
+    if run.ledger is not None and run.ledger.boundaries == boundaries:
+        return run
+    return replace(run, ledger=Ledger.empty(boundaries, train.num_samples))
+
+
+def ends_of(run: Run, peer_id: PeerId) -> dict[BlockIndex, Side]:
+    """The boundaries of a peer's stage, and its side of them."""
+    last = len(run.pipeline) - 1
+    ends = {}
+    for index, stage in enumerate(run.pipeline):
+        if peer_id in stage.peers and index > 0:
+            ends[BlockIndex(stage.layers.start)] = Side.DOWNSTREAM
+        if peer_id in stage.peers and index < last:
+            ends[BlockIndex(stage.layers.stop)] = Side.UPSTREAM
+    return ends
+
+
+def refusal_of(
+    run: Run, peer_id: PeerId, report: StageReady | StepReady
+) -> MalformedMessage | None:
+    """Why what a peer of the run tells of its buffers cannot be, if it cannot."""
+    held = report.buffers if isinstance(report, StageReady) else report.lost
+    boundaries = ends_of(run, peer_id)
+    for boundary in (told.boundary for told in (*held, *report.buffers)):
+        if boundary not in boundaries:
+            expected = " or ".join(map(str, boundaries)) or "none"
+            return MalformedMessage(
+                f"peer {peer_id}: buffers of boundary {boundary}; its stage has {expected}"
+            )
+    try:
+        for told in held:
+            SampleSet.checked(told.samples.bitmap, run.spec.train.num_samples)
+    except MalformedMessage as error:
+        return MalformedMessage(f"peer {peer_id}: {error.message}")
+    return None
+
+
+def took_stock(run: Run, peer_id: PeerId, held: Iterable[HeldBuffers]) -> Run:
+    """After a peer told all that it has."""
+    if run.ledger is None:
+        return run
+    known = {told.boundary: told.samples for told in held}
+    return replace(run, ledger=run.ledger.with_inventory(peer_id, known))
+
+
+def told(run: Run, peer_id: PeerId, ready: StepReady) -> Run:
+    """After a peer told what it lost, and what its buffers take."""
+    ledger = run.ledger
+    for lost in ready.lost if ledger else ():
+        ledger = ledger and ledger.without(peer_id, lost.boundary, lost.samples)
+    counts = dict(run.kept.get(peer_id, {}))
+    for new in ready.buffers:
+        counts[new.boundary] = _sum(counts.get(new.boundary), new)
+    kept = MappingProxyType({**run.kept, peer_id: MappingProxyType(counts)})
+    return replace(run, ledger=ledger, kept=kept)
+
+
+def _sum(before: BufferCounts | None, new: BufferCounts) -> BufferCounts:
+    """What is kept as of now, and all that happened until now."""
+    if before is not None:
+        new = replace(before, samples=0, memory_bytes=0, disk_bytes=0) + new
+    names = [name for name in BufferCounts.__dataclass_fields__ if name != "boundary"]
+    return replace(new, **{name: min(getattr(new, name), MAX_COUNT) for name in names})

@@ -1,0 +1,381 @@
+"""Which microbatch passes which replica of each stage. Pure.
+
+Every stage divides a step's microbatches among its replicas by their speed, so load is even in
+every step. Within that, samples go where the ledger has their buffers (see `affinity`). Those that
+nobody holds go by a place in [0, 1) that each sample has, drawn once, from the seed: microbatches
+are cut in the order of places, and each stage divides that order. So a sample meets nearly the same
+replicas at every visit even where there is no ledger.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain, groupby, zip_longest
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swarm_ft.coordinator.facts.ledger import Ledger, Side
+from swarm_ft.coordinator.facts.state import OpenStep
+from swarm_ft.ids import MicrobatchIndex, PeerId, SampleId, StepNumber
+from swarm_ft.protocol.messages.control import Stage
+from swarm_ft.protocol.spec.digest import digest_of
+from swarm_ft.protocol.spec.run_spec import TrainSpec
+from swarm_ft.protocol.spec.training_plan import Microbatch, step_microbatches, step_samples
+
+# ---- what a few measured times say of the next one
+
+MANY_SPREADS = 4.0
+"""Median absolute deviations; of normal noise, less than one in a hundred lies so far out."""
+LEAST_SPREAD = 0.1
+"""Of the median: what was steady so far is not held to less."""
+
+
+def expected_s(measured: Sequence[float]) -> float:
+    """What the next one will take: the median, or the last one if it is out of all bounds.
+
+    So noise moves nothing, and a change is believed at once.
+    """
+    usual = statistics.median(measured)
+    return measured[-1] if abs(measured[-1] - usual) > _spread(measured) else usual
+
+
+def longest_s(measured: Sequence[float]) -> float:
+    """What the next one takes at most, if nothing has changed."""
+    return statistics.median(measured) + _spread(measured)
+
+
+def _spread(measured: Sequence[float]) -> float:
+    usual = statistics.median(measured)
+    deviation = statistics.median(abs(seconds - usual) for seconds in measured)
+    return MANY_SPREADS * max(deviation, LEAST_SPREAD * usual)
+
+
+# ---- samples together with those that are held by the same peers, and sent to these
+#
+# How much a peer may be given is not decided here, see `routes`: loads are as even as without
+# buffers, and within that as few samples as can be leave the peers that hold them. A buffer
+# counts where both of its ends are: of one end alone, the sample begins anew wherever it goes.
+
+ANY = -1
+"""In a route: whichever replica has room."""
+MAX_WISHES = 4
+"""Routes that a microbatch tries to take, those of most of its samples first."""
+
+Route = tuple[int, ...]
+
+
+class Affinity:
+    """Where one step's samples are held.
+
+    Args:
+        ledger: whose boundaries are those of the stages.
+        stages: the pipeline, first to last.
+        samples: in the order of their places.
+    """
+
+    def __init__(
+        self, ledger: Ledger, stages: Sequence[Stage], samples: Sequence[SampleId]
+    ) -> None:
+        self._samples = samples
+        self._rows = {sample: row for row, sample in enumerate(samples)}
+        # [samples, boundaries, 2]: the replica at each end; ANY unless both are of the pipeline.
+        self._ends = _held_ends(ledger, stages, samples)
+        self._routes: list[Route] = [tuple(r) for r in _held_routes(self._ends).tolist()]
+
+    def groups(self, size: int, room: Sequence[Counter[int]]) -> list[tuple[SampleId, ...]]:
+        """The samples cut into groups of `size`, the last one smaller, that are held together.
+
+        Samples that nobody holds, and those that their peers have no room for, fill groups up, so
+        that each is one route's alone if it can be.
+
+        Args:
+            size: samples in a group.
+            room: of each stage, how many groups each replica takes.
+        """
+        kept, fillers = self._divided([Counter({r: n * size for r, n in c.items()}) for c in room])
+        fillers.reverse()
+        ordered: list[int] = []
+        for _, group in groupby(kept, key=self._routes.__getitem__):
+            ordered += group
+            ordered += [fillers.pop() for _ in range(min(-len(ordered) % size, len(fillers)))]
+        ordered += reversed(fillers)
+        samples = [self._samples[row] for row in ordered]
+        return [tuple(samples[i : i + size]) for i in range(0, len(samples), size)]
+
+    def _divided(self, left: list[Counter[int]]) -> tuple[list[int], list[int]]:
+        """Samples that may stay with who holds them, by route, and all others, as rows."""
+        rows = range(len(self._samples))
+        nobody = (ANY,) * len(left)
+        weights = self._weights(rows, np.array(self._routes)).tolist()
+        kept: list[int] = []
+        unheld: list[int] = []
+        excess: list[int] = []
+        for row in sorted(rows, key=lambda row: -weights[row]):
+            route = self._routes[row]
+            if route == nobody:
+                unheld.append(row)
+            elif _fits(route, left):
+                _taken(route, left)
+                kept.append(row)
+            else:
+                excess.append(row)
+        kept.sort(key=lambda row: (self._routes[row], row))
+        excess.sort(key=lambda row: (self._routes[row], row))
+        return kept, [*unheld, *excess]
+
+    def wishes(self, group: Sequence[SampleId]) -> list[tuple[int, Route]]:
+        """Routes that hold some of a group, and how much of it, most first."""
+        rows = [self._rows[sample] for sample in group]
+        counted = Counter(self._routes[row] for row in rows)
+        common = (route for route, _ in counted.most_common(MAX_WISHES))
+        routes = [route for route in common if route != (ANY,) * len(route)]
+        weighed = [(int(self._weights(rows, np.array([r])).sum()), r) for r in routes]
+        return sorted(weighed, key=lambda wish: -wish[0])
+
+    def _weights(self, rows: Sequence[int], along: NDArray[np.int64]) -> NDArray[np.int64]:
+        """At how many boundaries the peers of a route hold each sample's buffers.
+
+        Args:
+            rows: samples.
+            along: routes, one for each or one for all, [samples, stages].
+        """
+        pairs = np.stack([along[:, :-1], along[:, 1:]], axis=2)
+        is_there = (self._ends[rows] == pairs) & (pairs != ANY)
+        weights: NDArray[np.int64] = is_there.all(axis=2).sum(axis=1)
+        return weights
+
+
+def assign(
+    wishes: Sequence[Sequence[tuple[int, Route]]], room: Sequence[Counter[int]]
+) -> list[Route]:
+    """The route of each group.
+
+    Those that have most to lose choose first. Who finds its route full at some stage is sent
+    elsewhere at as few other stages as can be, since every change of peers is a buffer lost.
+
+    Args:
+        wishes: of each group, most wanted first.
+        room: of each stage, how many groups each replica takes; as many as there are in all.
+    """
+    left = [Counter(replicas) for replicas in room]
+    routes: dict[int, Route] = {}
+    ranked = sorted(
+        (-weight, rank, group, route)
+        for group, wanted in enumerate(wishes)
+        for rank, (weight, route) in enumerate(wanted)
+    )
+    for _, _, group, route in ranked:
+        if group not in routes and _fits(route, left):
+            routes[group] = _taken(route, left)
+    for group, wanted in enumerate(wishes):
+        if group not in routes:
+            route = wanted[0][1] if wanted else (ANY,) * len(left)
+            routes[group] = _taken(route, left)
+    free = [counter.elements() for counter in left]
+    return [
+        tuple(next(free[i]) if r == ANY else r for i, r in enumerate(routes[group]))
+        for group in range(len(wishes))
+    ]
+
+
+def _fits(route: Route, left: Sequence[Counter[int]]) -> bool:
+    return all(r == ANY or counter[r] > 0 for r, counter in zip(route, left, strict=True))
+
+
+def _taken(route: Route, left: Sequence[Counter[int]]) -> Route:
+    """As much of the route as there is room for, which is taken."""
+    kept = tuple(
+        r if r != ANY and counter[r] > 0 else ANY for r, counter in zip(route, left, strict=True)
+    )
+    for replica, counter in zip(kept, left, strict=True):
+        if replica != ANY:
+            counter[replica] -= 1
+    return kept
+
+
+def _held_ends(
+    ledger: Ledger, stages: Sequence[Stage], samples: Sequence[SampleId]
+) -> NDArray[np.int64]:
+    entries = ledger.entries(samples)
+    ends = np.empty(entries.shape, np.int64)
+    numbers = ledger.numbers()
+    for index, stage in enumerate(stages):
+        replicas = np.full(len(ledger.peers) + 1, ANY)
+        for replica, peer in enumerate(stage.peers):
+            if peer in numbers:
+                replicas[numbers[peer]] = replica
+        if index:
+            ends[:, index - 1, Side.DOWNSTREAM] = replicas[entries[:, index - 1, Side.DOWNSTREAM]]
+        if index < len(stages) - 1:
+            ends[:, index, Side.UPSTREAM] = replicas[entries[:, index, Side.UPSTREAM]]
+    ends[(ends == ANY).any(axis=2)] = ANY
+    return ends
+
+
+def _held_routes(ends: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The replica of each stage that holds a sample's buffers, [samples, stages]."""
+    num_samples, num_boundaries, _ = ends.shape
+    routes = np.full((num_samples, num_boundaries + 1), ANY)
+    for boundary in range(num_boundaries):
+        for side in Side:
+            stage = boundary + side
+            is_open = routes[:, stage] == ANY
+            routes[is_open, stage] = ends[is_open, boundary, side]
+    return routes
+
+
+Seconds = Mapping[PeerId, Sequence[float]]
+"""Of peers, how long a microbatch took to compute, lately."""
+
+
+def plan_microbatches(
+    train: TrainSpec,
+    step: StepNumber,
+    stages: Sequence[Stage],
+    seconds: Seconds,
+    ledger: Ledger | None = None,
+) -> tuple[Microbatch, ...]:
+    """The step's microbatches with their routes; without replicas, in the order of the data."""
+    if all(len(stage.peers) == 1 for stage in stages):
+        return step_microbatches(train, step)
+    samples = sorted(step_samples(train, step), key=lambda sample: _place(train.seed, sample))
+    affinity = Affinity(ledger, stages, samples) if ledger else None
+    size = train.micro_batch_size
+    room = _room(-(-len(samples) // size), stages, seconds)
+    groups = affinity.groups(size, room) if affinity else _cut(samples, size)
+    routes = assign([affinity.wishes(g) if affinity else [] for g in groups], room)
+    ordered = sorted(zip(routes, range(len(groups)), groups, strict=True))
+    ranks = _interleaved(len(groups), max(len(stage.peers) for stage in stages))
+    return tuple(
+        Microbatch(MicrobatchIndex(index), ordered[rank][2], ordered[rank][0])
+        for index, rank in enumerate(ranks)
+    )
+
+
+def routes_of(
+    microbatches: Iterable[Microbatch], stages: Sequence[Stage]
+) -> dict[SampleId, tuple[PeerId, ...]]:
+    """The peers that each sample passes, first stage to last."""
+    return {
+        sample: tuple(stage.peers[batch.replica_at(i)] for i, stage in enumerate(stages))
+        for batch in microbatches
+        for sample in batch.samples
+    }
+
+
+def plan_again(
+    before: OpenStep,
+    stages: Sequence[Stage],
+    done: Mapping[PeerId, frozenset[MicrobatchIndex]],
+    seconds: Seconds,
+) -> tuple[Microbatch, ...]:
+    """The microbatches of a step that was planned before, on the way that costs the least now.
+
+    At each stage a microbatch stays with the peer that is done with it. The others are divided by
+    speed again; as many of them as this allows stay with the peer they were to pass.
+
+    Args:
+        before: the step as it was planned.
+        stages: the pipeline by now; the same stages, other peers.
+        done: what peers say they are done with.
+        seconds: how fast peers are.
+    """
+    planned = before.microbatches
+    accepted = [_accepted(stage, done, len(planned)) for stage in stages]
+    routes = [
+        _kept_routes(before, index, stage, accepted[index], seconds)
+        for index, stage in enumerate(stages)
+    ]
+    is_plain = all(len(stage.peers) == 1 for stage in stages)
+    return tuple(
+        Microbatch(
+            batch.index,
+            batch.samples,
+            () if is_plain else tuple(route[batch.index] for route in routes),
+            frozenset(i for i, claims in enumerate(accepted) if batch.index in claims),
+        )
+        for batch in planned
+    )
+
+
+def _accepted(
+    stage: Stage, done: Mapping[PeerId, frozenset[MicrobatchIndex]], num_microbatches: int
+) -> dict[MicrobatchIndex, int]:
+    """Microbatches that are done at a stage, and at which replica of it.
+
+    Where two say so of one, because one of them was thought dead for a while, one of the two has
+    to begin anew: a sum cannot be taken apart.
+    """
+    accepted: dict[MicrobatchIndex, int] = {}
+    claims = [(replica, done.get(peer, frozenset())) for replica, peer in enumerate(stage.peers)]
+    for replica, claimed in sorted(claims, key=lambda claim: -len(claim[1])):
+        is_known = all(index < num_microbatches for index in claimed)
+        if is_known and not claimed & accepted.keys():
+            accepted.update(dict.fromkeys(claimed, replica))
+    return accepted
+
+
+def _kept_routes(
+    before: OpenStep,
+    stage_index: int,
+    stage: Stage,
+    accepted: dict[MicrobatchIndex, int],
+    seconds: Seconds,
+) -> list[int]:
+    """The replica of each microbatch at one stage."""
+    routes: dict[int, int] = {int(index): replica for index, replica in accepted.items()}
+    to_do = [batch for batch in before.microbatches if batch.index not in accepted]
+    room = Counter(_shares(len(to_do), stage, seconds))
+    for batch in to_do:
+        host = before.host(batch, stage_index)
+        replica = stage.peers.index(host) if host in stage.peers else None
+        if replica is not None and room[replica]:
+            routes[batch.index] = replica
+            room[replica] -= 1
+    others = room.elements()
+    return [
+        routes[batch.index] if batch.index in routes else next(others)
+        for batch in before.microbatches
+    ]
+
+
+def _room(count: int, stages: Sequence[Stage], seconds: Seconds) -> list[Counter[int]]:
+    return [Counter(_shares(count, stage, seconds)) for stage in stages]
+
+
+def _cut(samples: Sequence[SampleId], size: int) -> list[tuple[SampleId, ...]]:
+    return [tuple(samples[i : i + size]) for i in range(0, len(samples), size)]
+
+
+def _place(seed: int, sample: SampleId) -> bytes:
+    return digest_of(f"place of {sample} by {seed}".encode())
+
+
+def _shares(num_microbatches: int, stage: Stage, seconds: Seconds) -> list[int]:
+    """The replica of each microbatch, replicas rising: each has what it computes in equal time."""
+    taken = _seconds_each(stage, seconds)
+    counts = [0] * len(stage.peers)
+    for _ in range(num_microbatches):
+        soonest = min(
+            range(len(counts)), key=lambda replica: (counts[replica] + 1) * taken[replica]
+        )
+        counts[soonest] += 1
+    return [replica for replica, count in enumerate(counts) for _ in range(count)]
+
+
+def _seconds_each(stage: Stage, seconds: Seconds) -> list[float]:
+    """Seconds a microbatch of each replica; a newcomer counts as fast as the others."""
+    known = {peer: expected_s(seconds[peer]) for peer in stage.peers if seconds.get(peer)}
+    usual = statistics.median(known.values()) if known else 1.0
+    return [max(known.get(peer, usual), math.ulp(1.0)) for peer in stage.peers]
+
+
+def _interleaved(count: int, lanes: int) -> list[int]:
+    """0 to count - 1 so that neighbours are of different lanes, and all replicas start at once."""
+    size = -(-count // lanes)
+    parts = [range(start, min(start + size, count)) for start in range(0, count, size)]
+    return [rank for rank in chain.from_iterable(zip_longest(*parts)) if rank is not None]

@@ -1,0 +1,131 @@
+"""Who watches which run, and what each has yet to be told. Nothing of it outlives the process.
+
+A watcher may want to know what peers do when: as long as one does, plans ask the run's peers for
+it. Their timelines pass through here, unread and unkept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from swarm_ft.coordinator.facts.state import Run, SwarmState
+from swarm_ft.coordinator.plan.holdings import ends_of
+from swarm_ft.ids import BlockIndex, RunId
+from swarm_ft.protocol.messages.client import BoundaryStatus, MemberStatus, RunEvent, SwarmStatus
+from swarm_ft.protocol.messages.reports import BufferCounts, Traffic
+from swarm_ft.protocol.messages.timeline import PeerTimeline
+
+# ---- everything that the coordinator knows, as `swarm-ft status` shows it
+
+
+def overview(state: SwarmState) -> SwarmStatus:
+    """Members and runs; of runs that are not over, their boundaries too."""
+    return SwarmStatus(
+        members=tuple(
+            MemberStatus(peer_id=m.hello.peer_id, layers=m.hello.layers)
+            for m in state.members.values()
+        ),
+        runs=tuple(replace(run.status, boundaries=_boundaries(run)) for run in state.runs.values()),
+    )
+
+
+def _boundaries(run: Run) -> tuple[BoundaryStatus, ...]:
+    """What is kept at each boundary of the pipeline, and what went over it."""
+    traffic = {one.boundary: one for one in run.traffic}
+    buffered = run.ledger.buffered(run.computing) if run.ledger and run.stages else {}
+    boundaries = [BlockIndex(stage.layers.start) for stage in run.computing[1:]]
+    return tuple(
+        BoundaryStatus(
+            boundary=boundary,
+            buffered_samples=buffered.get(boundary, 0),
+            key_frames=traffic.get(boundary, Traffic(boundary=boundary)).key_frames,
+            delta_frames=traffic.get(boundary, Traffic(boundary=boundary)).delta_frames,
+            kept=_kept(run, boundary),
+        )
+        for boundary in boundaries
+    )
+
+
+def _kept(run: Run, boundary: BlockIndex) -> BufferCounts:
+    """What all peers told of a boundary; who is away, or hosts another stage now, keeps nothing."""
+    total = BufferCounts(boundary=boundary)
+    for peer, kept in run.kept.items():
+        counts = kept.get(boundary)
+        if counts and boundary in ends_of(run, peer):
+            total += counts
+        elif counts:
+            total += replace(counts, samples=0, memory_bytes=0, disk_bytes=0)
+    return total
+
+
+MAX_QUEUED = 100_000
+"""Of one watcher that does not read; what comes then, it misses."""
+MAX_QUEUED_TIMELINES = 1_000
+"""They are larger by far, and go first."""
+
+
+class Watcher:
+    """One who watches a run.
+
+    Args:
+        is_tracing: whether it wants timelines.
+    """
+
+    def __init__(self, *, is_tracing: bool) -> None:
+        self.is_tracing = is_tracing
+        self._queue: asyncio.Queue[RunEvent | PeerTimeline] = asyncio.Queue(MAX_QUEUED)
+        self._num_missed = 0
+
+    async def next(self) -> RunEvent | PeerTimeline:
+        """What it has yet to be told, in order."""
+        return await self._queue.get()
+
+    def tell(self, event: RunEvent) -> None:
+        """Something happened in the run."""
+        if not self._queue.full():
+            self._queue.put_nowait(event)
+
+    def trace(self, told: PeerTimeline) -> None:
+        """A peer told what it did; what a slow reader misses is counted in the next it gets."""
+        timeline = told.timeline
+        if self._queue.qsize() >= MAX_QUEUED_TIMELINES:
+            self._num_missed += len(timeline.spans) + timeline.num_dropped
+            return
+        dropped = min(timeline.num_dropped + self._num_missed, (1 << 32) - 1)
+        self._num_missed = 0
+        self._queue.put_nowait(replace(told, timeline=replace(timeline, num_dropped=dropped)))
+
+
+class Watchers:
+    """See the module's docstring."""
+
+    def __init__(self) -> None:
+        self._watchers: dict[RunId, list[Watcher]] = {}
+
+    @contextmanager
+    def watching(self, run_id: RunId, *, is_tracing: bool) -> Iterator[Watcher]:
+        """Somebody who watches the run as long as the context lasts."""
+        watcher = Watcher(is_tracing=is_tracing)
+        self._watchers.setdefault(run_id, []).append(watcher)
+        try:
+            yield watcher
+        finally:
+            self._watchers[run_id].remove(watcher)
+
+    def is_traced(self, run_id: RunId) -> bool:
+        """Whether somebody wants to know what the run's peers do when."""
+        return any(watcher.is_tracing for watcher in self._watchers.get(run_id, ()))
+
+    def tell(self, run_id: RunId, event: RunEvent) -> None:
+        """Something happened in a run."""
+        for watcher in self._watchers.get(run_id, ()):
+            watcher.tell(event)
+
+    def trace(self, timeline: PeerTimeline) -> None:
+        """A peer of a run told what it did."""
+        for watcher in self._watchers.get(timeline.timeline.run_id, ()):
+            if watcher.is_tracing:
+                watcher.trace(timeline)

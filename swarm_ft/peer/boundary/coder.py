@@ -1,0 +1,229 @@
+"""Tensors to frames and back at one end of one boundary, with this end's per-sample buffers.
+
+AQ-SGD (arXiv 2206.01299, algorithm 1): a sample's first visit sends a key frame; afterwards the
+quantised change against the buffer is sent, and both ends move their buffer by it. Here buffers
+are named by content: a delta says which buffer it builds on and which it makes, so ends that
+differ notice at once. Buffers have the run's bits, and what is used is what was decoded: the
+rounding of a buffer is part of the next change. Residuals of error feedback are buffers of the
+sender alone, of 16 bits. Synchronous; runs in a codec thread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from swarm_ft.buffers import BufferKey, BufferRecord, BufferStore, End
+from swarm_ft.codec import Codec, encode_with_feedback, from_spec, pack_buffer, unpack_buffer
+from swarm_ft.errors import BadFrame, NonFinite
+from swarm_ft.ids import BlockIndex, RunId, SampleId
+from swarm_ft.peer.timeline import Timeline
+from swarm_ft.protocol.messages.boundary import EncodedTensor, Frame, FrameKey, FrameKind
+from swarm_ft.protocol.messages.timeline import SpanKind
+from swarm_ft.protocol.spec.codec_spec import Direction
+from swarm_ft.protocol.spec.digest import fingerprint_of
+from swarm_ft.protocol.spec.run_spec import RunSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a delta frame cannot be used here; a key frame of its sample can."""
+
+    reason: str
+
+
+class FrameCoder:
+    """Encodes what this end sends and decodes what it receives.
+
+    Buffers move only when the step commits, see `BufferStore`.
+    """
+
+    def __init__(
+        self, spec: RunSpec, *, run_id: RunId, boundary: BlockIndex, store: BufferStore
+    ) -> None:
+        self._run_id = run_id
+        self._boundary = boundary
+        self._store = store
+        self._shape = (spec.train.seq_length, spec.model.hidden_size)
+        self._codecs = {way: from_spec(spec.train.codec(way)) for way in Direction}
+        self._fill_codec = from_spec(spec.train.fill_frame_codec)
+        self._fill_microbatches = spec.train.fill_microbatches
+        self._key_codecs = {way: from_spec(spec.train.key_frame_codec(way)) for way in Direction}
+        self._bits = spec.train.buffer_bits
+
+    def encode(self, key: FrameKey, x: Tensor) -> Frame:
+        """One sample's tensor as a frame; stage the buffer or the residual that it makes.
+
+        Args:
+            key: the frame's name.
+            x: float32 [tokens, channels].
+
+        Raises:
+            NonFinite: x holds an infinity or NaN; the message names the sample.
+        """
+        try:
+            return self._encode(key, x)
+        except NonFinite as error:
+            where = f"sample {key.sample}, step {key.step}, {key.direction.name.lower()}"
+            raise NonFinite(f"{where}: {error.message}") from error
+
+    def _encode(self, key: FrameKey, x: Tensor) -> Frame:
+        codec = self._codec_of(key)
+        if not codec.spec.is_delta:
+            return Frame(key, FrameKind.DIRECT, self._encode_direct(key, x))
+        record = self._store.get(self._buffer_key(End.SENT, key.sample))
+        if record is None:
+            return self._encode_key(key, x)
+        base = self._base_of(record)
+        tensor = codec.encode(x, base)
+        digest = self._stage(End.SENT, key.sample, self._packed(codec.decode(tensor, base)))
+        return Frame(key, FrameKind.DELTA, tensor, record.digest, digest)
+
+    def encode_again(self, frame: Frame) -> Frame:
+        """A delta frame of this end as a key frame of the same value, near enough.
+
+        For a receiver that lacks the base. The value is what the delta made of the base, so that
+        nothing but frames has to be kept until the step commits.
+        """
+        record = self._store.get(self._buffer_key(End.SENT, frame.key.sample))
+        base = self._base_of(record) if record else None
+        value = self._codec_of(frame.key).decode(frame.tensor, base)
+        return self._encode_key(frame.key, value)
+
+    def decode(self, frame: Frame) -> Tensor | Refusal:
+        """The tensor that the next computation uses, float32 [tokens, channels].
+
+        A refusal leaves everything as it was: the base is missing here, or the result differs.
+
+        Raises:
+            BadFrame: the frame does not fit the run, or its payload its header.
+        """
+        self.check(frame)
+        tensor, sample = frame.tensor, frame.key.sample
+        codec = self._codec_of(frame.key)
+        if frame.kind is FrameKind.DIRECT:
+            return codec.decode(tensor)
+        if frame.kind is FrameKind.KEY:
+            value = self._key_codecs[frame.key.direction].decode(tensor)
+        else:
+            record = self._store.get(self._buffer_key(End.RECEIVED, sample))
+            if record is None or record.digest != frame.base_digest:
+                return Refusal(f"sample {sample}: its base is {'other' if record else 'not'} here")
+            value = codec.decode(tensor, self._base_of(record))
+        payload = self._packed(value)
+        if fingerprint_of(payload) != frame.result_digest:
+            return self._differs(frame)
+        self._stage(End.RECEIVED, sample, payload)
+        return value
+
+    def check(self, frame: Frame) -> None:
+        """Whether the frame's header and size fit the run; its payload is not read.
+
+        Raises:
+            BadFrame: another shape, kind, codec or number of bytes.
+        """
+        codec, tensor = self._codec_of(frame.key), frame.tensor
+        if (tensor.tokens, tensor.channels) != self._shape:
+            got = f"{tensor.tokens} x {tensor.channels}"
+            raise BadFrame(f"frame {frame.key}: expected {self._shape} values, got {got}")
+        is_key = frame.kind is FrameKind.KEY
+        expected = self._key_codecs[frame.key.direction] if is_key else codec
+        is_direct = frame.kind is FrameKind.DIRECT
+        if is_direct == codec.spec.is_delta or tensor.codec != expected.spec:
+            raise BadFrame(
+                f"frame {frame.key}: {frame.kind.name} of {tensor.codec} in a run whose "
+                f"{frame.key.direction.name.lower()} codec is {codec.spec}"
+            )
+        size = expected.max_payload_bytes(*self._shape)
+        if len(tensor.payload) > size:
+            sizes = f"at most {size} bytes, got {len(tensor.payload)}"
+            raise BadFrame(f"frame {frame.key}: expected {sizes}")
+
+    def _codec_of(self, key: FrameKey) -> Codec:
+        """Of all but key frames; a frame's name tells it."""
+        fills = key.direction is Direction.FORWARD and key.microbatch < self._fill_microbatches
+        return self._fill_codec if fills else self._codecs[key.direction]
+
+    def _encode_key(self, key: FrameKey, x: Tensor) -> Frame:
+        codec = self._key_codecs[key.direction]
+        tensor = codec.encode(x)
+        digest = self._stage(End.SENT, key.sample, self._packed(codec.decode(tensor)))
+        return Frame(key, FrameKind.KEY, tensor, result_digest=digest)
+
+    def _encode_direct(self, key: FrameKey, x: Tensor) -> EncodedTensor:
+        codec = self._codec_of(key)
+        if not codec.spec.has_residual:
+            return codec.encode(x)
+        record = self._store.get(self._buffer_key(End.RESIDUAL, key.sample))
+        residual = unpack_buffer(record.payload, *self._shape) if record else None
+        tensor, residual = encode_with_feedback(codec, x, residual)
+        self._stage(End.RESIDUAL, key.sample, pack_buffer(residual))
+        return tensor
+
+    def _base_of(self, record: BufferRecord) -> Tensor:
+        return unpack_buffer(record.payload, *self._shape, self._bits)
+
+    def _packed(self, value: Tensor) -> bytes:
+        return pack_buffer(value, self._bits)
+
+    def _differs(self, frame: Frame) -> Refusal:
+        reason = f"sample {frame.key.sample}: the frame makes another buffer here than its digest"
+        if frame.kind is FrameKind.KEY:
+            raise BadFrame(f"{reason}, and it was a key frame")
+        return Refusal(reason)
+
+    def _stage(self, end: End, sample: SampleId, payload: bytes) -> bytes:
+        digest = fingerprint_of(payload)
+        record = BufferRecord(digest, *self._shape, payload)
+        self._store.stage(self._buffer_key(end, sample), record)
+        return digest
+
+    def _buffer_key(self, end: End, sample: SampleId) -> BufferKey:
+        return BufferKey(self._run_id, self._boundary, end, sample)
+
+
+def uncompressed_bytes(tensor: EncodedTensor) -> int:
+    """What the tensor takes as plain float32."""
+    return 4 * tensor.tokens * tensor.channels
+
+
+# ---- a coder that tells the peer's timeline how long each frame took, in the thread that it took
+
+
+class TimedCoder(FrameCoder):
+    """See the module's docstring."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        *,
+        run_id: RunId,
+        boundary: BlockIndex,
+        store: BufferStore,
+        timeline: Timeline,
+    ) -> None:
+        super().__init__(spec, run_id=run_id, boundary=boundary, store=store)
+        self._timeline = timeline
+
+    def encode(self, key: FrameKey, x: Tensor) -> Frame:
+        """See `FrameCoder`."""
+        begin_s = self._timeline.now_s()
+        return self._took(SpanKind.ENCODE, super().encode(key, x), begin_s)
+
+    def encode_again(self, frame: Frame) -> Frame:
+        """See `FrameCoder`."""
+        begin_s = self._timeline.now_s()
+        return self._took(SpanKind.ENCODE, super().encode_again(frame), begin_s)
+
+    def decode(self, frame: Frame) -> Tensor | Refusal:
+        """See `FrameCoder`."""
+        begin_s = self._timeline.now_s()
+        value = super().decode(frame)
+        self._took(SpanKind.DECODE, frame, begin_s)
+        return value
+
+    def _took(self, kind: SpanKind, frame: Frame, begin_s: float) -> Frame:
+        num_bytes = len(frame.tensor.payload)
+        self._timeline.add_frame(kind, frame.key, begin_s, self._boundary, num_bytes)
+        return frame

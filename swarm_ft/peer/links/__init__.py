@@ -1,0 +1,1 @@
+"""A stream kept to another peer: found, dialled, replaced."""

@@ -1,0 +1,1 @@
+"""Replicas of a stage sum their gradients."""

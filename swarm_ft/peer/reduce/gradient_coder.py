@@ -1,0 +1,297 @@
+"""The arithmetic of one step's all-reduce at one member. Synchronous; runs in the codec threads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from swarm_ft.codec.base import peak_of
+from swarm_ft.codec.gradient_pieces import PieceCodec
+from swarm_ft.errors import BadFrame, MalformedMessage, NonFinite, OutOfTurn
+from swarm_ft.ids import StepNumber
+from swarm_ft.protocol.messages.boundary import EncodedTensor
+from swarm_ft.protocol.messages.reduction import EncodeShare, PieceTask, Span, SumShares, TakeSum
+
+# ---- what the codec of the replicas' gradients still owes at this peer, from step to step
+#
+# Two residuals of a stage, float32: the worker's, of the whole gradient that this peer sends out
+# in shares, and the server's, of the shard that it sums. A step that is not committed leaves them
+# as they were, so it can be redone.
+
+
+@dataclass(frozen=True, slots=True)
+class _Owed:
+    """Residuals of the values start..start+n-1 of a gradient."""
+
+    start: int
+    values: Tensor
+
+    def part(self, start: int, stop: int) -> Tensor:
+        """A view of some of them, which lie inside."""
+        return self.values[start - self.start : stop - self.start]
+
+    def moved(self, start: int, stop: int) -> _Owed:
+        """Those of another range: these where the ranges overlap, zeros elsewhere."""
+        if (start, stop) == (self.start, self.start + len(self.values)):
+            return self
+        other = _Owed(start, torch.zeros(stop - start))
+        low, high = max(start, self.start), min(stop, self.start + len(self.values))
+        if low < high:
+            other.part(low, high).copy_(self.part(low, high))
+        return other
+
+
+_NOTHING = _Owed(0, torch.zeros(0))
+
+
+class StepResiduals:
+    """Residuals before and after one step. Threads may write to different parts of it."""
+
+    def __init__(self, worker: Tensor | None, server: _Owed, num_values: int) -> None:
+        self._worker = worker
+        self._server = server
+        self.new_worker = torch.empty(num_values)
+        self.new_server = _Owed(server.start, torch.empty_like(server.values))
+
+    def worker(self, start: int, stop: int) -> Tensor | None:
+        """What is owed of these values of the own gradient, float32 [n]; None for zeros."""
+        return None if self._worker is None else self._worker[start:stop]
+
+    def server(self, start: int, stop: int) -> Tensor:
+        """What is owed of these values of the sum, which lie in the own shard, float32 [n]."""
+        return self._server.part(start, stop)
+
+    def set_worker(self, start: int, stop: int, residual: Tensor) -> None:
+        """What will be owed of the own gradient once the step is committed."""
+        self.new_worker[start:stop] = residual
+
+    def set_server(self, start: int, stop: int, residual: Tensor) -> None:
+        """What will be owed of the sum once the step is committed."""
+        self.new_server.part(start, stop).copy_(residual)
+
+
+class Residuals:
+    """Residuals of one stage at this peer as of the last committed step; outlives attempts."""
+
+    def __init__(self) -> None:
+        self._worker: Tensor | None = None
+        self._server = _NOTHING
+        self._open: StepResiduals | None = None
+
+    def begin(self, num_values: int, shard: tuple[int, int]) -> StepResiduals:
+        """Start a step, or start it again, in which this peer sums the values of `shard`.
+
+        The shard is another one where a member came or went: what is owed is then kept of the
+        values that are in both. What an earlier attempt still writes goes nowhere.
+        """
+        worker = self._worker
+        if worker is not None and len(worker) != num_values:
+            worker = None
+        self._open = StepResiduals(worker, self._server.moved(*shard), num_values)
+        return self._open
+
+    def commit(self) -> None:
+        """The step counts: its residuals are what is owed now. Without a step, nothing changes."""
+        if self._open is not None:
+            self._worker, self._server = self._open.new_worker, self._open.new_server
+            self._open = None
+
+    def rollback(self) -> None:
+        """The step is to be redone: what it left is dropped."""
+        self._open = None
+
+    def export(self) -> dict[str, Tensor]:
+        """The committed residuals, for `restore`; not to be written to. Empty if there are none."""
+        if self._worker is None:
+            return {}
+        start = torch.tensor([self._server.start])
+        return {"worker": self._worker, "server": self._server.values, "server_start": start}
+
+    def restore(self, tensors: dict[str, Tensor]) -> None:
+        """Take what `export` gave; an open step is dropped.
+
+        Raises:
+            MalformedMessage: other tensors than it gives.
+        """
+        if tensors:
+            self._worker, self._server = _checked(tensors)
+        else:
+            self._worker, self._server = None, _NOTHING
+        self._open = None
+
+
+def _checked(tensors: dict[str, Tensor]) -> tuple[Tensor, _Owed]:
+    if tensors.keys() != {"worker", "server", "server_start"}:
+        raise MalformedMessage(
+            f"residuals: expected worker, server and server_start, got {sorted(tensors)}"
+        )
+    for name in ("worker", "server"):
+        x = tensors[name]
+        if x.dtype != torch.float32 or x.dim() != 1 or not bool(torch.isfinite(x).all()):
+            raise MalformedMessage(
+                f"residuals: expected {name} to be finite float32 [n], "
+                f"got {x.dtype} {list(x.shape)}"
+            )
+    start, worker, server = tensors["server_start"], tensors["worker"], tensors["server"]
+    if start.dtype != torch.int64 or start.numel() != 1:
+        raise MalformedMessage("residuals: expected server_start to be one int64")
+    if not 0 <= int(start) <= len(worker) - len(server):
+        raise MalformedMessage(
+            f"residuals: expected a shard of {len(worker)} values, "
+            f"got {len(server)} from {int(start)} on"
+        )
+    return worker, _Owed(int(start), server)
+
+
+MAX_GRADIENT = 1e30
+"""A larger one is a model that diverged; below it, sums over all members are finite."""
+_MAX_SHARE, _MAX_SUM = 1e32, 1e36
+"""What error feedback and hundreds of members can make of gradients below that."""
+
+
+@dataclass(frozen=True, slots=True)
+class BadPiece:
+    """What a member sent cannot be used."""
+
+    member: int
+    error: BadFrame
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedSum:
+    """The sum of all members' gradients as they encoded it.
+
+    Attributes:
+        pieces: how many values each holds, and the piece; they are known to decode.
+    """
+
+    pieces: tuple[tuple[int, EncodedTensor], ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all pieces."""
+        return sum(len(tensor.payload) for _, tensor in self.pieces)
+
+    def decoded(self, codec: PieceCodec) -> Tensor:
+        """What all other members took, bit for bit, float32 [n]."""
+        return torch.cat([codec.decode(tensor, count) for count, tensor in self.pieces])
+
+
+class GradientCoder:
+    """One step's own gradient, and the sum of all members' as it comes in piece by piece.
+
+    Attributes:
+        result: float32 [n]; whole once every piece was summed here or taken in.
+    """
+
+    def __init__(
+        self,
+        codec: PieceCodec,
+        step: StepNumber,
+        gradient: Tensor,
+        residuals: StepResiduals | None,
+    ) -> None:
+        """Begin a step.
+
+        Args:
+            codec: of the run.
+            step: its number, for messages.
+            gradient: float32 [n] on the CPU, this member's; read until the step is done.
+            residuals: of this step; None if the codec loses nothing.
+        """
+        self._codec = codec
+        self._step = step
+        self._gradient = gradient
+        self._residuals = residuals
+        self.result = torch.empty_like(gradient)
+
+    def work(self, task: PieceTask) -> EncodedTensor | BadPiece | None:
+        """Do what the protocol asks for: a share or a sum to send, or nothing for a sum taken in.
+
+        Raises:
+            NonFinite: this member's gradient is infinite, NaN or as good as that.
+        """
+        match task:
+            case EncodeShare(span):
+                return self._share(span)
+            case SumShares(span, shares):
+                return self._sum(span, shares)
+            case TakeSum(span, tensor):
+                return self._take(span, tensor)
+
+    def _share(self, span: Span) -> EncodedTensor:
+        where = span.start, span.stop
+        values = self._gradient[slice(*where)]
+        if not peak_of(values) <= MAX_GRADIENT:  # NaN is no number to compare with
+            raise NonFinite(
+                f"step {self._step}: a gradient is larger than {MAX_GRADIENT:g}, inf or NaN; "
+                f"a smaller --lr may help"
+            )
+        if self._residuals is None:
+            return self._codec.encode(values).tensor
+        piece = self._codec.encode(values, self._residuals.worker(*where))
+        if piece.residual is not None:
+            self._residuals.set_worker(*where, piece.residual)
+        return piece.tensor
+
+    def _sum(self, span: Span, shares: Mapping[int, EncodedTensor]) -> EncodedTensor | BadPiece:
+        where = span.start, span.stop
+        total = torch.zeros(span.num_values)
+        for member, share in shares.items():
+            try:
+                total += _decoded(self._codec, span, share, _MAX_SHARE)
+            except BadFrame as error:
+                return BadPiece(member, error)
+        owed = None if self._residuals is None else self._residuals.server(*where)
+        piece = self._codec.encode(total, owed)
+        if self._residuals is not None and piece.residual is not None:
+            self._residuals.set_server(*where, piece.residual)
+        self.result[slice(*where)] = piece.values
+        return piece.tensor
+
+    def _take(self, span: Span, tensor: EncodedTensor) -> BadPiece | None:
+        try:
+            self.result[span.start : span.stop] = _decoded(self._codec, span, tensor, _MAX_SUM)
+        except BadFrame as error:
+            return BadPiece(span.owner, error)
+        return None
+
+
+class SumKeeper:
+    """One step's sum at a member that listens: checked piece by piece, and kept as it came."""
+
+    def __init__(self, codec: PieceCodec) -> None:
+        self._codec = codec
+        self._kept: dict[int, tuple[int, EncodedTensor]] = {}
+
+    @property
+    def result(self) -> EncodedSum:
+        """The sum, whole once every piece was taken in."""
+        return EncodedSum(tuple(self._kept[index] for index in sorted(self._kept)))
+
+    def work(self, task: PieceTask) -> BadPiece | None:
+        """Take in a sum; whoever listens is asked for nothing else.
+
+        Raises:
+            OutOfTurn: it is.
+        """
+        if not isinstance(task, TakeSum):
+            raise OutOfTurn(f"a member that listens was asked for {task}")
+        span, tensor = task.span, task.tensor
+        try:
+            _decoded(self._codec, span, tensor, _MAX_SUM)
+        except BadFrame as error:
+            return BadPiece(span.owner, error)
+        self._kept[span.index] = span.num_values, tensor
+        return None
+
+
+def _decoded(codec: PieceCodec, span: Span, tensor: EncodedTensor, limit: float) -> Tensor:
+    values = codec.decode(tensor, span.num_values)
+    peak = peak_of(values)
+    if peak > limit:
+        raise BadFrame(f"piece {span.index}: expected gradients up to {limit:g}, got {peak:g}")
+    return values

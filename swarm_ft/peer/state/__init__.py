@@ -1,0 +1,1 @@
+"""A stage's state: held, given, taken, saved."""

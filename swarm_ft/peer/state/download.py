@@ -1,0 +1,248 @@
+"""Fetches a shard from several donors at once; goes on where an earlier try ended.
+
+`protocol.download` decides who brings what. What comes is checked chunk by chunk before it is
+written, so that `NAME.partial` holds right chunks and gaps: nothing else is noted down, and who
+starts again finds what is there by digesting it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from swarm_ft import failpoints
+from swarm_ft.discovery.directory import Directory
+from swarm_ft.errors import BadFrame, SwarmError, Unavailable
+from swarm_ft.ids import PeerId
+from swarm_ft.log import get_logger
+from swarm_ft.peer.links.dialling import find_peer
+from swarm_ft.proto import snapshot_pb2 as pb
+from swarm_ft.protocol.machines.download import DownloadPlan
+from swarm_ft.protocol.messages.shard import CHUNK_BYTES, ChunkList, ShardName
+from swarm_ft.protocol.wire.shard_wire import chunks_from_wire, fetch_to_wire, shard_to_wire
+from swarm_ft.transport.base import Channel, MessageStream, Transport, call
+from swarm_ft.transport.methods import FETCH_CHUNKS, LIST_CHUNKS
+
+logger = get_logger(__name__)
+
+SILENCE_S = 10.0
+"""A donor that says nothing for so long is dropped."""
+
+Parts = MessageStream[pb.FetchRequest, pb.ChunkPart]
+OnFault = Callable[[PeerId, SwarmError], None]
+"""Told of each donor that was dropped, and why; a `ProtocolError` means that it lied."""
+
+
+def log_fault(donor: PeerId, error: SwarmError) -> None:
+    """The `OnFault` that only tells people."""
+    logger.warning("donor %s: %s", donor, error.message)
+
+
+class Downloader:
+    """What all downloads of a peer share."""
+
+    def __init__(
+        self,
+        directory: Directory,
+        transport: Transport,
+        *,
+        on_fault: OnFault = log_fault,
+        silence_s: float = SILENCE_S,
+    ) -> None:
+        self._directory = directory
+        self._transport = transport
+        self._on_fault = on_fault
+        self._silence_s = silence_s
+
+    async def list_chunks(
+        self, name: ShardName, digest: bytes, donors: Iterable[PeerId]
+    ) -> ChunkList:
+        """The shard's chunks, from the first donor whose list has the digest.
+
+        Args:
+            name: of the shard.
+            digest: as the coordinator knows it.
+            donors: who are said to have it.
+
+        Raises:
+            Unavailable: none has it.
+        """
+        for donor in donors:
+            try:
+                return await self._list_of(donor, name, digest)
+            except SwarmError as error:
+                self._on_fault(donor, error)
+        raise Unavailable(f"{name}: no donor has a list of its chunks with the right digest")
+
+    async def download(
+        self, name: ShardName, chunks: ChunkList, donors: Sequence[PeerId], path: Path
+    ) -> dict[PeerId, int]:
+        """Write the shard to `path`, whole and checked, or keep what came beside it.
+
+        Args:
+            name: of the shard.
+            chunks: of which it consists.
+            donors: who are said to have it; all are asked at once.
+            path: what lies there is gone on from, or replaced; called again, with other donors
+                too, it goes on.
+
+        Returns:
+            The bytes that each donor brought.
+
+        Raises:
+            Unavailable: the donors were dropped before all was there, or the disk does not take it.
+        """
+        partial = path.with_name(f"{path.name}.partial")
+        try:
+            present = await asyncio.to_thread(_prepare, path, partial, chunks)
+            fetch = _Fetch(
+                name, chunks, partial, DownloadPlan(len(chunks), donors, present=present)
+            )
+            await self._run(fetch, donors)
+            if fetch.plan.is_complete:
+                os.replace(partial, path)
+        except OSError as error:
+            raise Unavailable(f"{partial} cannot be written: {error}") from error
+        if not fetch.plan.is_complete:
+            raise Unavailable(
+                f"{name}: {fetch.plan.num_missing} of {len(chunks)} chunks are missing, and no "
+                f"donor is left; what came is kept, try again when one is back"
+            )
+        return dict(fetch.brought)
+
+    async def _list_of(self, donor: PeerId, name: ShardName, digest: bytes) -> ChunkList:
+        channel = self._transport.connect(await find_peer(self._directory, donor))
+        try:
+            request = shard_to_wire(name)
+            chunks = chunks_from_wire(await call(channel, LIST_CHUNKS, request, self._silence_s))
+        finally:
+            await channel.close()
+        if chunks.digest() != digest:
+            raise BadFrame(f"{name}: its list of chunks has another digest than the shard")
+        return chunks
+
+    async def _run(self, fetch: _Fetch, donors: Sequence[PeerId]) -> None:
+        pending = {asyncio.create_task(self._draw(fetch, donor)) for donor in donors}
+        try:
+            while pending and not fetch.plan.is_complete:
+                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
+        finally:
+            for task in pending:
+                task.cancel()
+            await asyncio.gather(*pending, return_exceptions=True)
+
+    async def _draw(self, fetch: _Fetch, donor: PeerId) -> None:
+        """Let one donor bring what it can, until all is here or it is dropped."""
+        try:
+            channel = self._transport.connect(await find_peer(self._directory, donor))
+            try:
+                await self._draw_over(channel, fetch, donor)
+            finally:
+                await channel.close()
+        except SwarmError as error:
+            fetch.drop(donor)
+            self._on_fault(donor, error)
+
+    async def _draw_over(self, channel: Channel, fetch: _Fetch, donor: PeerId) -> None:
+        while not fetch.plan.is_complete:
+            wanted = fetch.plan.next_range(donor)
+            if not wanted:
+                await fetch.changed.wait()
+                continue
+            stream = channel.open(FETCH_CHUNKS)
+            try:
+                await stream.send(fetch_to_wire(fetch.name, wanted))
+                await stream.finish()
+                await self._take(stream, fetch, donor, wanted)
+            finally:
+                await stream.cancel()
+
+    async def _take(self, stream: Parts, fetch: _Fetch, donor: PeerId, wanted: range) -> None:
+        for index in wanted:
+            # Another one may have brought it by now, or have taken over the rest.
+            if not fetch.plan.wants(donor, index):
+                return
+            chunk = await self._receive_chunk(stream, fetch, index)
+            await fetch.keep(donor, index, chunk)
+            failpoints.reached("joining")
+
+    async def _receive_chunk(self, stream: Parts, fetch: _Fetch, index: int) -> bytearray:
+        size, chunk = fetch.chunks.size_of(index), bytearray()
+        while len(chunk) < size:
+            part = await self._next_part(stream)
+            if part.chunk != index or not 0 < len(part.data) <= size - len(chunk):
+                raise BadFrame(
+                    f"expected up to {size - len(chunk)} bytes more of chunk {index}, got "
+                    f"{len(part.data)} of chunk {part.chunk}"
+                )
+            chunk += part.data
+        return chunk
+
+    async def _next_part(self, stream: Parts) -> pb.ChunkPart:
+        try:
+            async with asyncio.timeout(self._silence_s):
+                part = await stream.receive()
+        except TimeoutError:
+            raise Unavailable(f"said nothing for {self._silence_s:g} s") from None
+        if part is None:
+            raise Unavailable("ended the call before its last chunk")
+        return part
+
+
+class _Fetch:
+    """One download under way."""
+
+    def __init__(
+        self, name: ShardName, chunks: ChunkList, partial: Path, plan: DownloadPlan
+    ) -> None:
+        self.name = name
+        self.chunks = chunks
+        self.plan = plan
+        self.brought: Counter[PeerId] = Counter()
+        self.changed = asyncio.Event()
+        self._partial = partial
+
+    async def keep(self, donor: PeerId, index: int, chunk: bytearray) -> None:
+        """Write a chunk down, if it is what it should be.
+
+        Raises:
+            BadFrame: it is not.
+            OSError: the disk does not take it.
+        """
+        if not await asyncio.to_thread(self.chunks.holds, index, chunk):
+            raise BadFrame(f"the bytes of chunk {index} are not those of its digest")
+        await asyncio.to_thread(_write, self._partial, index, chunk)
+        self.brought[donor] += len(chunk)
+        self.plan.received(index)
+        self._tell()
+
+    def drop(self, donor: PeerId) -> None:
+        """Its chunks are for the others now."""
+        self.plan.drop(donor)
+        self._tell()
+
+    def _tell(self) -> None:
+        told, self.changed = self.changed, asyncio.Event()
+        told.set()
+
+
+def _prepare(path: Path, partial: Path, chunks: ChunkList) -> list[int]:
+    """Make the file as long as it will be; the chunks that it holds already."""
+    if path.exists() and not partial.exists():
+        os.replace(path, partial)
+    with partial.open("a+b") as file:
+        file.truncate(chunks.total_bytes)
+        file.seek(0)
+        return [i for i in range(len(chunks)) if chunks.holds(i, file.read(CHUNK_BYTES))]
+
+
+def _write(partial: Path, index: int, chunk: bytearray) -> None:
+    # A file object of its own: a write that outlives a cancelled download meets no other's file.
+    with partial.open("r+b") as file:
+        file.seek(index * CHUNK_BYTES)
+        file.write(chunk)

@@ -1,0 +1,211 @@
+"""How a stage comes by the state that others have, and gives them its own.
+
+A newcomer takes it from the stage's other replicas; a run that goes back takes it from its
+snapshots; replicas offer it to newcomers, and put it into the snapshots when they are asked to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from swarm_ft.errors import OutOfTurn, SwarmError, Unavailable
+from swarm_ft.ids import Attempt, PeerId, StepNumber
+from swarm_ft.log import get_logger
+from swarm_ft.peer.context import PeerContext
+from swarm_ft.peer.state.learner import TakeOver
+from swarm_ft.peer.state.source import Handover, OfferedShard
+from swarm_ft.peer.state.stage_state import StageState
+from swarm_ft.protocol.messages.control import (
+    Assign,
+    PlanStep,
+    SaveStage,
+    StageOffered,
+    StageSaved,
+    TakeStage,
+)
+from swarm_ft.protocol.messages.shard import ShardName
+from swarm_ft.protocol.spec.layers import LayerRange
+from swarm_ft.snapshots.shard import ShardContents
+
+logger = get_logger(__name__)
+
+RETRY_S = 2.0
+"""Rest before a state that the disk did not take is written again."""
+
+
+class StateExchange:
+    """See the module's docstring.
+
+    Attributes:
+        take_over: this peer's way to the state, if the assignment names it a taker.
+    """
+
+    def __init__(
+        self, context: PeerContext, state: StageState, handover: Handover, folder: Path
+    ) -> None:
+        self.take_over: TakeOver | None = None
+        self._context = context
+        self._state = state
+        self._handover = handover
+        self._folder = folder
+        self._attempt = Attempt(-1)
+        self._last_take: TakeStage | None = None
+        self._givings: dict[PeerId, ShardName] = {}
+        self._offering: dict[ShardName, asyncio.Task[None]] = {}
+        self._saves: set[asyncio.Task[None]] = set()
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether what is here lacks steps that are committed."""
+        return self.take_over is not None and not self.take_over.has_caught_up
+
+    def find(self, name: ShardName) -> OfferedShard | None:
+        """The shard of that name, if it is offered."""
+        return self._handover.find(name)
+
+    def close(self) -> None:
+        """Take nothing, and offer nothing any more."""
+        self._stop_taking()
+        self._stop_offering(set())
+
+    # ---- what an assignment asks for
+
+    def follow(self, assign: Assign, layers: LayerRange) -> None:
+        """Begin to take the stage over, go on with it or end it, as the assignment says.
+
+        Raises:
+            OutOfTurn: it asks for what was begun before, and not all was heard here since.
+        """
+        self._attempt = assign.attempt
+        own = self._context.peer_id
+        step = next((taker.step for taker in assign.takers if taker.peer_id == own), None)
+        if step is None:
+            self._stop_taking()
+            return
+        name = ShardName(run_id=assign.run_id, step=step, layers=layers)
+        if self.take_over is not None and self.take_over.goes_on_with(assign, name):
+            self.take_over.expect(assign.attempt)
+        elif step == assign.committed_steps:
+            self._stop_taking()
+            self.take_over = TakeOver(
+                self._context, self._state, self._handover, self._folder, name, assign
+            )
+        else:
+            raise OutOfTurn(f"{name}: not all of the {assign.committed_steps} steps were heard")
+        if self._last_take is not None:
+            self.take_over.take(self._last_take)
+
+    def _stop_taking(self) -> None:
+        if self.take_over is not None:
+            self.take_over.close()
+            self.take_over = None
+
+    def take(self, take: TakeStage) -> None:
+        """The state that this peer takes over is there to be fetched; it may hear so too soon."""
+        self._last_take = take
+        if self.take_over is not None:
+            self.take_over.take(take)
+
+    def is_outdated(self, assign: Assign, layers: LayerRange) -> bool:
+        """Whether the state that is here, if any, is not the one to go on with."""
+        if not self._state.is_loaded:
+            return True
+        if self._state.engine.layers != layers:  # before the run went back it had another stage
+            return True
+        mine = (self._state.committed_steps, self._state.last_attempt)
+        return assign.fresh and mine != (assign.committed_steps, assign.last_attempt)
+
+    async def take_up(self, assign: Assign, layers: LayerRange) -> None:
+        """Become the stage as the run's snapshot has it, if the run went back to one.
+
+        Raises:
+            Unavailable: the place where they lie does not give it (now).
+            BadSnapshot: what is there is not that state.
+        """
+        for save in tuple(self._saves):  # of a history that is void by now
+            save.cancel()
+        step = StepNumber(assign.committed_steps)
+        saved = {stage.layers: stage.digest for stage in assign.saved}
+        if not step or layers not in saved:
+            return
+        name = ShardName(run_id=assign.run_id, step=step, layers=layers)
+        contents = await self._handover.read(name, saved[layers])
+        await self._state.restore(contents, step, assign.last_attempt)
+
+    async def offer(self, assign: Assign, layers: LayerRange) -> None:
+        """Offer the states that are taken from here; only copying one keeps the next step waiting.
+
+        Raises:
+            OutOfTurn: nothing is loaded.
+        """
+        self._givings = {
+            taker.peer_id: ShardName(run_id=assign.run_id, step=taker.step, layers=layers)
+            for taker in assign.takers
+            if self._context.peer_id in taker.donors
+        }
+        names = set(self._givings.values())
+        self._stop_offering(names)
+        for name in names:
+            offered = self._handover.find(name)
+            if offered is not None:
+                self._say_offered(name, offered)
+            elif name not in self._offering and name == self._state.name:
+                contents = await self._state.weights()
+                self._offering[name] = asyncio.create_task(self._offer(name, contents))
+
+    def planned(self, plan: PlanStep) -> None:
+        """Offer no more what everybody has: who computes has taken it."""
+        wanted = {name for peer, name in self._givings.items() if peer in plan.listeners}
+        self._stop_offering(wanted)
+
+    async def _offer(self, name: ShardName, contents: ShardContents) -> None:
+        while True:
+            try:
+                offered = await self._handover.offer(name, contents)
+            except Unavailable as error:
+                logger.warning("%s: cannot be offered yet: %s", name, error.message)
+                await asyncio.sleep(RETRY_S)
+            else:
+                self._say_offered(name, offered)
+                return
+
+    def _say_offered(self, name: ShardName, offered: OfferedShard) -> None:
+        self._context.say(
+            StageOffered(
+                run_id=name.run_id,
+                attempt=self._attempt,
+                step=name.step,
+                digest=offered.chunks.digest(),
+                total_bytes=offered.chunks.total_bytes,
+            )
+        )
+
+    def _stop_offering(self, but: set[ShardName]) -> None:
+        for name in self._offering.keys() - but:
+            self._offering.pop(name).cancel()
+        self._handover.close(but=but)
+
+    # ---- snapshots
+
+    async def save(self, save: SaveStage) -> None:
+        """Put the state into the run's snapshots; only copying it keeps the next step waiting.
+
+        Raises:
+            OutOfTurn: nothing is loaded, or other steps are committed here.
+        """
+        if self._state.committed_steps != save.step:
+            here = self._state.committed_steps
+            raise OutOfTurn(f"snapshot of step {save.step}, {here} are committed")
+        contents = await self._state.everything()
+        task = asyncio.create_task(self._save(self._state.name, contents))
+        self._saves.add(task)
+        task.add_done_callback(self._saves.discard)
+
+    async def _save(self, name: ShardName, contents: ShardContents) -> None:
+        try:
+            entry = await self._handover.save(name, contents)
+        except SwarmError as error:
+            logger.warning("%s: cannot be saved: %s", name, error.message)
+            return
+        self._context.say(StageSaved(name=name, digest=entry.digest, total_bytes=entry.total_bytes))

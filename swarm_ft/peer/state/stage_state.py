@@ -1,0 +1,435 @@
+"""All that a stage at this peer consists of: weights and optimizer, buffers, residuals, its step.
+
+They move together: `commit` and `restore` change all of them or none. The engine is touched in
+the compute thread only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from swarm_ft import failpoints
+from swarm_ft.buffers import BufferKey, BufferRecord, BufferStore, End
+from swarm_ft.codec import from_spec, pack_buffer, unpack_buffer
+from swarm_ft.errors import BadSnapshot, MalformedMessage, OutOfTurn, Unavailable
+from swarm_ft.ids import NO_ATTEMPT, Attempt, BlockIndex, RunId, SampleId, StepNumber
+from swarm_ft.log import get_logger
+from swarm_ft.peer.context import PeerContext, run_in
+from swarm_ft.peer.reduce.gradient_coder import Residuals
+from swarm_ft.peer.step import StepProgress
+from swarm_ft.protocol.messages.control import CommitStep, HeldStage
+from swarm_ft.protocol.messages.shard import ShardName
+from swarm_ft.protocol.messages.timeline import SpanKind
+from swarm_ft.protocol.spec.codec_spec import CodecSpec, Direction
+from swarm_ft.protocol.spec.digest import fingerprint_of
+from swarm_ft.protocol.spec.layers import LayerRange
+from swarm_ft.protocol.spec.run_spec import RunSpec
+from swarm_ft.snapshots.shard import BufferName, ShardContents
+from swarm_ft.stage.base import Engine
+
+# ---- machine code for all of a run's codecs, before the first frame needs it
+#
+# Compiling takes seconds, on a machine's first run and after an update; a frame that waits for it
+# holds up every stage behind this one.
+
+
+def compile_codecs(spec: RunSpec) -> None:
+    """Encode and decode a sample by each codec of the run, as frames will be."""
+    train = spec.train
+    codecs = [train.fill_frame_codec, train.reduction_codec]
+    for way in Direction:
+        codecs += [train.codec(way), train.key_frame_codec(way)]
+    for codec in codecs:
+        _use_codec(codec, train.seq_length, spec.model.hidden_size)
+    if any(codec.is_delta or codec.has_residual for codec in codecs):
+        _use_buffer(train.buffer_bits, train.seq_length, spec.model.hidden_size)
+
+
+@lru_cache(maxsize=64)
+def _use_codec(spec: CodecSpec, tokens: int, channels: int) -> None:
+    codec, x = from_spec(spec), _sample(tokens, channels)
+    base = x / 2 if spec.is_delta else None
+    codec.decode(codec.encode(x, base), base)
+
+
+@lru_cache(maxsize=64)
+def _use_buffer(bits: int, tokens: int, channels: int) -> None:
+    unpack_buffer(pack_buffer(_sample(tokens, channels), bits), tokens, channels, bits)
+
+
+def _sample(tokens: int, channels: int) -> torch.Tensor:
+    return torch.randn(tokens, channels, generator=torch.Generator().manual_seed(0))
+
+
+# ---- what a stage keeps beside its weights, as parts of a shard: residuals and buffers
+#
+# A shard holds the buffers as long as they are few. Large sets stay where they are, on the peers'
+# disks: who goes back to the snapshot goes on with what is there by then, newer ones too.
+
+logger = get_logger(__name__)
+
+MAX_BUFFER_BYTES = 64 << 20
+"""Of all buffers in a shard; they are copied in memory while it is written."""
+_BUFFERS = {
+    End.SENT: "buffers/sent",
+    End.RECEIVED: "buffers/received",
+    End.RESIDUAL: "buffers/owed",
+}
+"""The tensors that hold the payloads of all buffers of an end, in the order of their names. Within
+an end all have one size: of the run's bits, and of 16 bits what is owed."""
+_RESIDUALS = "residuals/"
+"""What the names of residuals begin with."""
+
+
+def with_extras(
+    state: Mapping[str, Tensor], store: BufferStore, residuals: Residuals
+) -> ShardContents:
+    """Weights and optimizer together with copies of all else. Waits for the disk."""
+    owed = {f"{_RESIDUALS}{name}": x.clone() for name, x in residuals.export().items()}
+    records = _few_records(store)
+    return ShardContents(
+        state=dict(state),
+        extras={**owed, **_payloads(records)},
+        buffer_digests={name: record.digest for name, record in records.items()},
+    )
+
+
+def _few_records(store: BufferStore) -> dict[BufferName, BufferRecord]:
+    """All records, or none if they are too many."""
+    found: dict[BufferName, BufferRecord] = {}
+    num_records, num_bytes = len(store), 0
+    for key, record in store.records():
+        num_bytes += len(record.payload)
+        # Most have one size: the first tells what reading them all would come to.
+        if max(num_bytes, num_records * len(record.payload)) > MAX_BUFFER_BYTES:
+            logger.info("%d buffers are too many for a snapshot; they stay here", num_records)
+            return {}
+        found[key.boundary, int(key.end), key.sample] = record
+    return found
+
+
+def restore_residuals(residuals: Residuals, contents: ShardContents) -> None:
+    """Take the residuals of `with_extras`.
+
+    Raises:
+        BadSnapshot: they are none.
+    """
+    owed = {
+        name.removeprefix(_RESIDUALS): x
+        for name, x in contents.extras.items()
+        if name.startswith(_RESIDUALS)
+    }
+    try:
+        residuals.restore(owed)
+    except MalformedMessage as error:
+        raise BadSnapshot(f"{error.message}; begin anew") from error
+
+
+def restore_buffers(
+    store: BufferStore, run_id: RunId, shape: tuple[int, int], contents: ShardContents
+) -> None:
+    """Take the buffers, [tokens, channels] each, whose payloads are those of their digests.
+
+    There are then no others. If the shard has none, those that are here stay, older and newer ones
+    too: each costs a key frame at most.
+    """
+    if not contents.buffer_digests:
+        return
+    store.forget()
+    for end in End:
+        payloads = contents.extras.get(_BUFFERS[end], torch.empty(0, 0, dtype=torch.uint8))
+        names = sorted(name for name in contents.buffer_digests if name[1] == end)
+        for name, row in zip(names, payloads, strict=False):
+            payload, digest = row.numpy().tobytes(), contents.buffer_digests[name]
+            if fingerprint_of(payload) == digest:
+                key = BufferKey(run_id, BlockIndex(name[0]), end, SampleId(name[2]))
+                store.put(key, BufferRecord(digest, *shape, payload))
+
+
+def _payloads(records: Mapping[BufferName, BufferRecord]) -> dict[str, Tensor]:
+    """All payloads, uint8 [buffers, bytes], of each end that has some."""
+    rows: dict[str, list[Tensor]] = {}
+    for name in sorted(records):
+        row = torch.frombuffer(bytearray(records[name].payload), dtype=torch.uint8)
+        rows.setdefault(_BUFFERS[End(name[1])], []).append(row)
+    return {tensor: torch.stack(of_end) for tensor, of_end in rows.items()}
+
+
+EngineMaker = Callable[[RunSpec, LayerRange], Engine]
+
+
+class StageState:
+    """See the module's docstring.
+
+    Args:
+        make_engine: an engine for this peer's device, not yet loaded.
+        store: of this run's buffers, as an earlier start of this peer may have left it.
+
+    Attributes:
+        store: this stage's ends of the per-sample buffers.
+        residuals: what error feedback left over of this stage's gradients.
+        committed_steps: how many steps are in it.
+        last_attempt: whose commit was the last of them.
+        summed_in: the attempt whose gradients the engine holds, complete; None if it holds none.
+        progress: what the engine holds of the open step; None if that is to begin anew.
+        elsewhere: buffers of the open step's samples that pass other replicas, and so are out of
+            date here once it is committed.
+    """
+
+    def __init__(
+        self,
+        context: PeerContext,
+        run_id: RunId,
+        spec: RunSpec,
+        make_engine: EngineMaker,
+        store: BufferStore | None = None,
+    ) -> None:
+        self._context = context
+        self._run_id = run_id
+        self._spec = spec
+        self._make_engine = make_engine
+        self._engine: Engine | None = None
+        self._one_change = asyncio.Lock()
+        self.store = store if store is not None else BufferStore()
+        self._reset()
+
+    def _reset(self) -> None:
+        self.residuals = Residuals()
+        self.committed_steps, self.last_attempt = 0, NO_ATTEMPT
+        self.summed_in: Attempt | None = None
+        self.progress: StepProgress | None = None
+        self.elsewhere: tuple[BufferKey, ...] = ()
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether there are weights."""
+        return self._engine is not None
+
+    @property
+    def engine(self) -> Engine:
+        """What trains the weights.
+
+        Raises:
+            OutOfTurn: nothing is loaded.
+        """
+        if self._engine is None:
+            raise OutOfTurn(f"run {self._run_id}: nothing is loaded")
+        return self._engine
+
+    @property
+    def name(self) -> ShardName:
+        """What the state as it is now is called.
+
+        Raises:
+            OutOfTurn: nothing is loaded.
+        """
+        step = StepNumber(self.committed_steps)
+        return ShardName(run_id=self._run_id, step=step, layers=self.engine.layers)
+
+    def held(self, *, exported: bool) -> HeldStage | None:
+        """What to tell a coordinator that does not know; None if nothing is loaded."""
+        if self._engine is None:
+            return None
+        return HeldStage(
+            run_id=self._run_id,
+            spec_digest=self._spec.digest(),
+            layers=self._engine.layers,
+            committed_steps=self.committed_steps,
+            last_attempt=self.last_attempt,
+            exported=exported,
+        )
+
+    async def load(self, layers: LayerRange, *, is_beginning: bool = True) -> None:
+        """Make it the stage as the run began with it.
+
+        Args:
+            layers: of the stage.
+            is_beginning: the run begins (again), and no buffer is to be left of an earlier try.
+        """
+        await self.at_rest()
+        self.drop()
+        if is_beginning:
+            await asyncio.to_thread(self.store.forget)
+        await self.prepare(layers)
+
+    async def prepare(self, layers: LayerRange) -> None:
+        """Load the engine, if there is none; buffers and residuals stay the objects they are."""
+        async with self._one_change:
+            if self._engine is None:
+                await run_in(self._context.codecs, compile_codecs, self._spec)
+                engine = await run_in(self._context.compute, self._make_engine, self._spec, layers)
+                await run_in(self._context.compute, engine.load)
+                self._engine = engine
+                logger.info("run %s: loaded layers %s", self._run_id, layers)
+
+    def drop(self) -> None:
+        """Let go of everything but buffers: they tell themselves what they are good for."""
+        self._engine = None
+        self._reset()
+        self.store.rollback()
+
+    async def release(self) -> None:
+        """Let go of everything, on disk too."""
+        self.drop()
+        await asyncio.to_thread(self.store.forget)
+        await asyncio.to_thread(self.store.close)
+
+    async def at_rest(self) -> None:
+        """Wait for a change under way: one whose caller was cancelled goes on to its end."""
+        async with self._one_change:
+            pass
+
+    async def commit(self, commit: CommitStep) -> None:
+        """Apply the step's gradients, once. Cancelled, it still goes on to its end.
+
+        Raises:
+            OutOfTurn: the step is not the next one, or its gradients are not here.
+        """
+        await asyncio.shield(self._commit(commit))
+
+    async def _commit(self, commit: CommitStep) -> None:
+        async with self._one_change:
+            if commit.step < self.committed_steps:
+                return
+            self._check_turn(commit)
+            failpoints.reached("commit-heard")
+            apply = self._context.timeline.timed(SpanKind.OPTIMIZER, self.engine.apply)
+            await run_in(self._context.compute, apply, commit.clip_factor, commit.learning_rate)
+            # An epoch's first may take its time: it looks up the order of the next.
+            await run_in(self._context.codecs, self.store.commit, commit.step)
+            self.store.drop(self.elsewhere)
+            self.residuals.commit()
+            self.committed_steps += 1
+            self.last_attempt = commit.attempt
+            self.progress = None
+
+    async def apply_sum(self, commit: CommitStep, total: Tensor) -> None:
+        """Apply a step that the other replicas computed, once. Cancelled, it still goes on.
+
+        Args:
+            commit: of the step.
+            total: the sum of their shares, float32 [n].
+
+        Raises:
+            OutOfTurn: the step is not the next one.
+        """
+        await asyncio.shield(self._apply_sum(commit, total))
+
+    async def _apply_sum(self, commit: CommitStep, total: Tensor) -> None:
+        async with self._one_change:
+            if commit.step < self.committed_steps:
+                return
+            if commit.step > self.committed_steps:
+                raise OutOfTurn(f"sum of step {commit.step}, {self.committed_steps} are committed")
+            numbers = commit.clip_factor, commit.learning_rate
+            apply = self.engine.apply_sum
+            await run_in(self._context.compute, apply, commit.step, total, *numbers)
+            self.committed_steps += 1
+            self.last_attempt = commit.attempt
+
+    def _check_turn(self, commit: CommitStep) -> None:
+        if commit.step > self.committed_steps or self._engine is None:
+            raise OutOfTurn(f"commit of step {commit.step}, {self.committed_steps} are committed")
+        if commit.attempt != self.summed_in:
+            raise OutOfTurn(
+                f"commit of step {commit.step} by attempt {commit.attempt}, gradients here are of "
+                f"{'none' if self.summed_in is None else self.summed_in}"
+            )
+
+    async def begin_step(self, step: StepNumber, num_targets: int) -> StepProgress:
+        """Begin the next step, with no trace of an earlier try at it."""
+        self.progress = self.summed_in = None
+        begin = self._context.timeline.timed(SpanKind.GRADIENT, self.engine.begin_step)
+        await run_in(self._context.compute, begin, step, num_targets)
+        self.store.rollback()
+        self.residuals.rollback()
+        self.progress = StepProgress(step)
+        return self.progress
+
+    async def resume_step(self, progress: StepProgress) -> StepProgress:
+        """Go on with the open step as far as an earlier attempt brought it here.
+
+        Raises:
+            OutOfTurn: the engine does not hold that.
+        """
+        self.progress = self.summed_in = None
+        counted = frozenset(progress.done)
+        await run_in(
+            self._context.compute,
+            self.engine.resume_step,
+            progress.step,
+            counted,
+            progress.gradient,
+        )
+        self.store.rollback(but=progress.samples)
+        self.residuals.rollback()
+        # The engine holds it again, and what it counts from now on is not in this one.
+        progress.gradient = None
+        self.progress = progress
+        return progress
+
+    async def export(self, path: Path) -> int:
+        """Write the trained weights down; the file's bytes.
+
+        Raises:
+            OutOfTurn: nothing is loaded.
+            Unavailable: the disk does not take it (now).
+        """
+        try:
+            return await run_in(self._context.compute, self.engine.export, path)
+        except (OSError, SafetensorError) as error:
+            raise Unavailable(f"{path} cannot be written: {error}") from error
+
+    # ---- as tensors
+
+    async def weights(self) -> ShardContents:
+        """Copies of weights and optimizer: what all replicas of the stage have alike.
+
+        Raises:
+            OutOfTurn: nothing is loaded.
+        """
+        return ShardContents(state=await run_in(self._context.compute, self.engine.state))
+
+    async def everything(self) -> ShardContents:
+        """Copies of all that the next steps follow from, at this peer.
+
+        Raises:
+            OutOfTurn: nothing is loaded.
+        """
+        state = await run_in(self._context.compute, self.engine.state)
+        return await run_in(self._context.codecs, with_extras, state, self.store, self.residuals)
+
+    async def restore(self, contents: ShardContents, step: int, attempt: Attempt) -> None:
+        """Become what `weights` or `everything` gave at a peer with the same layers.
+
+        Nothing but `load` or `prepare` went before. Cancelled, it still goes on to its end.
+
+        Args:
+            contents: of the other peer's state.
+            step: how many steps are in it.
+            attempt: whose commit was the last of them.
+
+        Raises:
+            BadSnapshot: it does not fit this stage.
+            OutOfTurn: nothing is loaded that could take it.
+        """
+        await asyncio.shield(self._restore(contents, step, attempt))
+
+    async def _restore(self, contents: ShardContents, step: int, attempt: Attempt) -> None:
+        async with self._one_change:
+            layers = self.engine.layers
+            await run_in(self._context.compute, self.engine.load_state, contents.state)
+            self.committed_steps, self.last_attempt = step, attempt
+            restore_residuals(self.residuals, contents)
+            shape = self._spec.train.seq_length, self._spec.model.hidden_size
+            await run_in(
+                self._context.codecs, restore_buffers, self.store, self._run_id, shape, contents
+            )
+        logger.info("run %s: took up layers %s at step %d", self._run_id, layers, step)

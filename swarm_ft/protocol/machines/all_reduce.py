@@ -1,0 +1,364 @@
+"""The sum of all members' gradients at one member, as a state machine: reduce-scatter, all-gather.
+
+Member i sums shard i: each other member sends it its share of every piece; once all shares of a
+piece are there they are added up in the order of the members, and the sum goes out to everybody.
+All members, the one that summed included, take the encoded sum, so all end with the same bits.
+Members that listen give no shares and sum nothing; they get every sum.
+
+The machine sees encoded pieces and says what to do; it knows no gRPC, no tensor and no clock. It
+lives as long as one attempt of a run; streams may break and come back under it. Rules:
+
+- a piece is keyed for ever; a second arrival changes nothing and is acknowledged again;
+- a share is acknowledged when its piece is summed, a sum when it is taken in;
+- at most a window of each is unacknowledged, so a member holds at most a window of shares from
+  each other member, and of its own; encoded sums wait for the slowest, a shard of them at most;
+- shares may come before this member begins the step, and sums where it listens; they are held;
+  what belongs to an earlier step or attempt is void; anything else ends the stream.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from swarm_ft.errors import BadFrame, OutOfTurn, ProtocolError
+from swarm_ft.ids import Attempt, StepNumber
+from swarm_ft.protocol.messages.boundary import EncodedTensor
+from swarm_ft.protocol.messages.reduction import (
+    ROW_VALUES,
+    Division,
+    EncodeShare,
+    GradientPiece,
+    Phase,
+    PieceAck,
+    PieceKey,
+    ReduceHello,
+    ReduceMessage,
+    Span,
+    SumShares,
+    TakeSum,
+)
+
+# ---- what was sent to one other side and is not acknowledged yet, over streams that break
+#
+# At most a window of it is on the way; after a reconnect all that is unacknowledged goes out
+# again.
+
+K = TypeVar("K", bound=Hashable)
+M = TypeVar("M")
+
+
+class Outbox(Generic[K, M]):
+    """Messages by key, oldest first. Each method that may free room returns what is to go out."""
+
+    def __init__(self, window: int) -> None:
+        self._window = window
+        self._is_up = False
+        self._unacknowledged: dict[K, M] = {}
+        self._waiting: deque[K] = deque()
+        self._in_flight: set[K] = set()
+
+    def __len__(self) -> int:
+        return len(self._unacknowledged)
+
+    def put(self, key: K, message: M) -> list[M]:
+        """Keep a message until it is acknowledged."""
+        self._unacknowledged[key] = message
+        self._waiting.append(key)
+        return self._due()
+
+    def acknowledge(self, key: K) -> list[M]:
+        """The other side has it; an acknowledgement of anything else changes nothing."""
+        self._unacknowledged.pop(key, None)
+        self._in_flight.discard(key)
+        return self._due()
+
+    def connected(self) -> list[M]:
+        """A stream is up: what was on the way over the last one may be lost."""
+        self._is_up = True
+        self._in_flight.clear()
+        self._waiting = deque(self._unacknowledged)
+        return self._due()
+
+    def disconnected(self) -> None:
+        """The stream is gone; messages wait."""
+        self._is_up = False
+
+    def clear(self) -> None:
+        """Forget all messages."""
+        for held in (self._unacknowledged, self._waiting, self._in_flight):
+            held.clear()
+
+    def _due(self) -> list[M]:
+        due: list[M] = []
+        while self._is_up and self._waiting and len(self._in_flight) < self._window:
+            key = self._waiting.popleft()
+            if key in self._unacknowledged:
+                self._in_flight.add(key)
+                due.append(self._unacknowledged[key])
+        return due
+
+
+WINDOW_PIECES = 32
+"""Unacknowledged shares or sums on their way from one member to another: 4 MiB at 4 bits, enough
+for 250 Mbps at 130 ms."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transmit:
+    """Put this message on the stream to that member."""
+
+    member: int
+    message: GradientPiece | PieceAck
+
+
+@dataclass(frozen=True, slots=True)
+class BreakOff:
+    """End the stream with that member, for this reason."""
+
+    member: int
+    error: ProtocolError
+
+
+ReduceEffect = EncodeShare | SumShares | TakeSum | Transmit | BreakOff
+Effects = list[ReduceEffect]
+
+
+class _Other:
+    """What goes on with one other member."""
+
+    def __init__(self) -> None:
+        self.outboxes: dict[Phase, Outbox[PieceKey, GradientPiece]] = {
+            phase: Outbox(WINDOW_PIECES) for phase in Phase
+        }
+        self.early: dict[PieceKey, GradientPiece] = {}
+        self.shares: set[int] = set()
+        self.sums: set[int] = set()
+
+    def begin(self) -> list[GradientPiece]:
+        """Forget the last step; what came early of the next ones."""
+        early = list(self.early.values())
+        for outbox in self.outboxes.values():
+            outbox.clear()
+        for held in (self.early, self.shares, self.sums):
+            held.clear()
+        return early
+
+
+class AllReduce:
+    """See the module's docstring. Members are numbered in the order in which they are summed."""
+
+    def __init__(self, *, attempt: Attempt, num_members: int, own: int) -> None:
+        self._attempt = attempt
+        self._own = own
+        self._num_members = num_members
+        self._step = StepNumber(-1)
+        self._spans: tuple[Span, ...] = ()
+        self._givers: tuple[int, ...] = ()
+        self._others = {i: _Other() for i in range(num_members) if i != own}
+        self._to_encode: dict[int, deque[Span]] = {}
+        self._open_shares: dict[int, set[int]] = {}
+        self._encoded: set[int] = set()
+        self._shares: dict[int, dict[int, EncodedTensor]] = {}
+        self._done: set[int] = set()
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the whole result is here, and the others have all that was sent to them."""
+        outboxes = (box for other in self._others.values() for box in other.outboxes.values())
+        return len(self._done) == len(self._spans) and not any(map(len, outboxes))
+
+    @property
+    def _gives(self) -> bool:
+        return self._own in self._givers
+
+    # ---- what this member does
+
+    def begin(self, step: StepNumber, division: Division) -> Effects:
+        """Start a step: forget the last one, take up shares that came before it.
+
+        Raises:
+            OutOfTurn: the step is not a later one; to redo a step takes another attempt.
+        """
+        if step <= self._step:
+            raise OutOfTurn(f"all-reduce of step {step} in this attempt: {self._step} has begun")
+        self._step, self._spans, self._givers = step, division.spans, division.givers
+        for held in (self._encoded, self._shares, self._done):
+            held.clear()
+        self._to_encode = {i: deque() for i in range(self._num_members)}
+        self._open_shares = {i: set() for i in range(self._num_members)}
+        for span in self._spans if self._gives else ():
+            self._to_encode[span.owner].append(span)
+        effects: Effects = []
+        for member, other in self._others.items():
+            for piece in other.begin():
+                effects += self._early(member, piece)
+        return effects + self._encode_more()
+
+    def encoded(self, span: Span, tensor: EncodedTensor) -> Effects:
+        """This member's share of a piece is encoded."""
+        self._encoded.add(span.index)
+        if span.owner == self._own:
+            return self._keep_share(self._own, span, tensor)
+        return self._put(span.owner, Phase.SHARE, span.index, tensor)
+
+    def summed(self, span: Span, tensor: EncodedTensor) -> Effects:
+        """A piece of the own shard is summed: it goes out to all."""
+        self._done.add(span.index)
+        del self._shares[span.index]
+        self._open_shares[self._own].discard(span.index)
+        effects: Effects = []
+        for member, other in self._others.items():
+            other.shares.discard(span.index)
+            if member in self._givers:
+                effects.append(Transmit(member, PieceAck(self._key(Phase.SHARE, span.index))))
+            effects += self._put(member, Phase.SUM, span.index, tensor)
+        return effects + self._encode_more()
+
+    def share_refused(self, span: Span, member: int) -> None:
+        """A member's share of a piece cannot be decoded: let it come again over its next stream."""
+        del self._shares[span.index][member]
+        self._others[member].shares.discard(span.index)
+
+    def taken(self, span: Span) -> Effects:
+        """The sum of a piece is in the result."""
+        self._others[span.owner].sums.discard(span.index)
+        self._done.add(span.index)
+        return [Transmit(span.owner, PieceAck(self._key(Phase.SUM, span.index)))]
+
+    def sum_refused(self, span: Span) -> None:
+        """The sum of a piece cannot be decoded: let it come again over the next stream."""
+        self._others[span.owner].sums.discard(span.index)
+
+    # ---- what the streams do
+
+    def connected(self, member: int) -> Effects:
+        """A stream to a member is up: send what it did not acknowledge."""
+        boxes = self._others[member].outboxes.values()
+        return [Transmit(member, piece) for box in boxes for piece in box.connected()]
+
+    def disconnected(self, member: int) -> None:
+        """The stream is gone: pieces wait, and early ones, not acknowledged, will come again."""
+        self._others[member].early.clear()
+        for box in self._others[member].outboxes.values():
+            box.disconnected()
+
+    def receive(self, member: int, message: ReduceMessage) -> Effects:
+        """Something arrived from a member.
+
+        Raises:
+            OutOfTurn: the message is not allowed now; the stream should be dropped.
+            BadFrame: the piece has another shape than the division gives it.
+        """
+        match message:
+            case GradientPiece(key) if key.attempt != self._attempt or key.step < self._step:
+                return []
+            case GradientPiece(key) if key.step > self._step:
+                return self._hold(member, message)
+            case GradientPiece(key) if key.phase is Phase.SHARE:
+                return self._share(member, message)
+            case GradientPiece():
+                return self._sum(member, message)
+            case PieceAck(key):
+                return self._acknowledge(member, key)
+            case ReduceHello():
+                raise OutOfTurn(f"{message.peer_id} said hello twice")
+
+    def _hold(self, member: int, piece: GradientPiece) -> Effects:
+        # Another member may hear of a step before we do; its windows bound how far it can go. A
+        # sum is early only where this member listens, since else it takes this member's share.
+        early, phase = self._others[member].early, piece.key.phase
+        held = sum(key.phase is phase for key in early)
+        if held >= WINDOW_PIECES and piece.key not in early:
+            raise OutOfTurn(
+                f"more than {WINDOW_PIECES} {phase.name.lower()}s arrived before their step began"
+            )
+        early[piece.key] = piece
+        return []
+
+    def _early(self, member: int, piece: GradientPiece) -> Effects:
+        # Not raised: `begin` must not fail for what another member did.
+        try:
+            return self.receive(member, piece)
+        except ProtocolError as error:
+            return [BreakOff(member, error)]
+
+    def _share(self, member: int, piece: GradientPiece) -> Effects:
+        span, held = self._span(self._own, piece), self._others[member].shares
+        if member not in self._givers:
+            raise OutOfTurn(f"got a share of step {self._step} from a member that listens")
+        if span.index in self._done:
+            return [Transmit(member, PieceAck(piece.key))]
+        if span.index in held:
+            return []
+        _check_window(held, "shares")
+        held.add(span.index)
+        return self._keep_share(member, span, piece.tensor)
+
+    def _keep_share(self, member: int, span: Span, tensor: EncodedTensor) -> Effects:
+        shares = self._shares.setdefault(span.index, {})
+        shares[member] = tensor
+        if len(shares) < len(self._givers):
+            return []
+        return [SumShares(span, {i: shares[i] for i in self._givers})]
+
+    def _sum(self, member: int, piece: GradientPiece) -> Effects:
+        span, decoding = self._span(member, piece), self._others[member].sums
+        if span.index in self._done:
+            return [Transmit(member, PieceAck(piece.key))]
+        if span.index in decoding:
+            return []
+        if self._gives and span.index not in self._encoded:
+            raise OutOfTurn(f"got the sum of piece {span.index} before this member sent its share")
+        _check_window(decoding, "sums")
+        decoding.add(span.index)
+        return [TakeSum(span, piece.tensor)]
+
+    def _span(self, owner: int, piece: GradientPiece) -> Span:
+        index, tensor = piece.key.piece, piece.tensor
+        if index >= len(self._spans) or self._spans[index].owner != owner:
+            shard = [span.index for span in self._spans if span.owner == owner]
+            expected = f"{shard[0]} to {shard[-1]}" if shard else "none"
+            raise OutOfTurn(f"{piece.key.phase.name} of piece {index}: expected {expected}")
+        span = self._spans[index]
+        if (tensor.tokens, tensor.channels) != (span.rows, ROW_VALUES):
+            raise BadFrame(
+                f"piece {index}: expected {span.rows} x {ROW_VALUES} values, "
+                f"got {tensor.tokens} x {tensor.channels}"
+            )
+        return span
+
+    def _acknowledge(self, member: int, key: PieceKey) -> Effects:
+        pieces = self._others[member].outboxes[key.phase].acknowledge(key)
+        if key.phase is Phase.SHARE and (key.attempt, key.step) == (self._attempt, self._step):
+            self._open_shares[member].discard(key.piece)
+        return [*(Transmit(member, piece) for piece in pieces), *self._encode_more()]
+
+    def _put(self, member: int, phase: Phase, index: int, tensor: EncodedTensor) -> Effects:
+        piece = GradientPiece(self._key(phase, index), tensor)
+        pieces = self._others[member].outboxes[phase].put(piece.key, piece)
+        return [Transmit(member, piece) for piece in pieces]
+
+    def _encode_more(self) -> Effects:
+        """Shares for all members in turn, as far as their windows allow."""
+        effects: Effects = []
+        behind = [(self._own + i) % self._num_members for i in range(1, self._num_members + 1)]
+        while ready := [member for member in behind if self._has_room(member)]:
+            for member in ready:
+                span = self._to_encode[member].popleft()
+                self._open_shares[member].add(span.index)
+                effects.append(EncodeShare(span))
+        return effects
+
+    def _has_room(self, member: int) -> bool:
+        return bool(self._to_encode[member]) and len(self._open_shares[member]) < WINDOW_PIECES
+
+    def _key(self, phase: Phase, index: int) -> PieceKey:
+        return PieceKey(self._attempt, self._step, phase, index)
+
+
+def _check_window(held: set[int], what: str) -> None:
+    if len(held) >= WINDOW_PIECES:
+        raise OutOfTurn(f"more than {WINDOW_PIECES} {what} arrived that were not acknowledged")

@@ -1,0 +1,224 @@
+"""One end of a boundary's stream as a state machine: what is sent, waited for, sent again.
+
+It sees messages and says what to do; it knows no gRPC, no tensor and no clock. Both ends run
+the same machine: upstream sends FORWARD frames and receives BACKWARD ones, downstream the
+reverse. A session lives as long as one attempt of a run; streams may break and come back under
+it. Rules (docs/architecture.md, "A boundary is a protocol"):
+
+- a frame is keyed for ever; a second arrival changes nothing and is acknowledged again;
+- at most the other side's window of frames is unacknowledged;
+- after a reconnect both sides say what they have, and only the rest is sent again;
+- a frame whose base is missing or whose result differs is asked for once more, as a key frame.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from swarm_ft.errors import OutOfTurn
+from swarm_ft.ids import Attempt, StepNumber
+from swarm_ft.protocol.messages.boundary import (
+    Ack,
+    BoundaryHello,
+    BoundaryMessage,
+    Frame,
+    FrameKey,
+    FrameKind,
+    KeyFrameRequest,
+)
+from swarm_ft.protocol.spec.codec_spec import Direction
+
+WINDOW_FRAMES = 256
+"""Frames the other side may have unacknowledged; bounds what a hostile peer makes us hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transmit:
+    """Put this message on the stream."""
+
+    message: Frame | Ack | KeyFrameRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver:
+    """Decode this frame, then say `accepted` or `refused`."""
+
+    frame: Frame
+
+
+@dataclass(frozen=True, slots=True)
+class Reencode:
+    """The other side cannot use this frame: encode its value again, as a key frame."""
+
+    frame: Frame
+    reason: str
+
+
+SessionEffect = Transmit | Deliver | Reencode
+Effects = list[SessionEffect]
+
+
+class BoundarySession:
+    """State of one end of a boundary during one attempt. See the module's docstring."""
+
+    def __init__(self, *, attempt: Attempt, sends: Direction) -> None:
+        self.attempt = attempt
+        self.sends = sends
+        self._step = StepNumber(-1)
+        self._window = 0
+        self._outbox: dict[FrameKey, Frame] = {}
+        self._queue: deque[FrameKey] = deque()
+        self._in_flight: set[FrameKey] = set()
+        self._acknowledged: set[FrameKey] = set()
+        self._rekeyed: set[FrameKey] = set()
+        self._received: set[FrameKey] = set()
+        self._decoding: set[FrameKey] = set()
+        self._refused: set[FrameKey] = set()
+        self._early: dict[FrameKey, Frame] = {}
+
+    @property
+    def received(self) -> frozenset[FrameKey]:
+        """Keys of this step's frames that were accepted; a hello carries them."""
+        return frozenset(self._received)
+
+    @property
+    def sent(self) -> tuple[Frame, ...]:
+        """This step's frames of this side, whether they have arrived or not."""
+        return tuple(self._outbox.values())
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the other side has everything that was sent in this step."""
+        return len(self._acknowledged) == len(self._outbox)
+
+    # ---- what this side does
+
+    def begin(self, step: StepNumber) -> Effects:
+        """Start a step: forget the last one, take up frames that came before their plan."""
+        self._step = step
+        sent = (self._outbox, self._queue, self._in_flight, self._acknowledged, self._rekeyed)
+        for held in (*sent, self._received, self._decoding, self._refused):
+            held.clear()
+        early = [frame for key, frame in self._early.items() if key.step == step]
+        self._early.clear()
+        return [effect for frame in early for effect in self._frame(frame)]
+
+    def send(self, frame: Frame) -> Effects:
+        """Queue a frame of the present step; it goes out as soon as the window allows.
+
+        Raises:
+            OutOfTurn: the frame belongs to another step, attempt or direction.
+        """
+        key = frame.key
+        if (key.attempt, key.step, key.direction) != (self.attempt, self._step, self.sends):
+            raise OutOfTurn(f"cannot send {key} in step {self._step} of attempt {self.attempt}")
+        self._outbox[key] = frame
+        self._queue.append(key)
+        return self._pump()
+
+    def accepted(self, key: FrameKey) -> Effects:
+        """The delivered frame was decoded and its digest agrees."""
+        if key not in self._decoding:
+            return []
+        self._decoding.discard(key)
+        self._received.add(key)
+        return [Transmit(Ack(key))]
+
+    def refused(self, key: FrameKey, reason: str) -> Effects:
+        """The delivered frame cannot be used here: ask for a key frame of its sample."""
+        if key not in self._decoding:
+            return []
+        self._decoding.discard(key)
+        self._refused.add(key)
+        return [Transmit(KeyFrameRequest(key, reason))]
+
+    def dropped(self, key: FrameKey) -> None:
+        """The delivered frame was broken: let it come again over the next stream."""
+        self._decoding.discard(key)
+
+    # ---- what the stream does
+
+    def connected(self, hello: BoundaryHello) -> Effects:
+        """A stream is up and the other side said hello: send what it does not have."""
+        self._window = hello.window_frames
+        self._in_flight.clear()
+        self._refused.clear()  # a request may have been lost with the last stream
+        for key in hello.received:
+            self._acknowledge(key)
+        self._queue = deque(self._outbox)
+        return self._pump()
+
+    def disconnected(self) -> None:
+        """The stream is gone; frames wait in the outbox."""
+        self._window = 0
+
+    def receive(self, message: BoundaryMessage) -> Effects:
+        """Something arrived from the other side.
+
+        Raises:
+            OutOfTurn: the message is not allowed now; the stream should be dropped.
+        """
+        match message:
+            case Frame():
+                return self._frame(message)
+            case Ack(key):
+                self._acknowledge(key)
+                return self._pump()
+            case KeyFrameRequest(key, reason):
+                return self._key_frame_request(key, reason)
+            case BoundaryHello():
+                raise OutOfTurn(f"{message.peer_id} said hello twice")
+
+    def _acknowledge(self, key: FrameKey) -> None:
+        self._in_flight.discard(key)
+        if key in self._outbox:
+            self._acknowledged.add(key)
+
+    def _frame(self, frame: Frame) -> Effects:
+        key = frame.key
+        if key.direction is self.sends:
+            raise OutOfTurn(f"got a {key.direction.name} frame, but this side sends those")
+        if key.attempt != self.attempt or key.step < self._step:
+            return []
+        if key.step > self._step:
+            return self._park(frame)
+        if key in self._received:
+            return [Transmit(Ack(key))]
+        if key in self._decoding or (key in self._refused and frame.kind is FrameKind.DELTA):
+            return []  # a copy of what is at work, or of what was refused on this stream
+        self._decoding.add(key)
+        return [Deliver(frame)]
+
+    def _park(self, frame: Frame) -> Effects:
+        # The sender may hear of a step before we do; its window bounds how far it can run ahead.
+        if frame.key.step != self._step + 1 and self._step >= 0:
+            raise OutOfTurn(f"got a frame of step {frame.key.step} during step {self._step}")
+        if len(self._early) >= WINDOW_FRAMES and frame.key not in self._early:
+            raise OutOfTurn(f"more than {WINDOW_FRAMES} frames arrived before their step began")
+        self._early[frame.key] = frame
+        return []
+
+    def _key_frame_request(self, key: FrameKey, reason: str) -> Effects:
+        frame = self._outbox.get(key)
+        if frame is None or key in self._acknowledged or key in self._rekeyed:
+            return []
+        if frame.kind is not FrameKind.DELTA:
+            raise OutOfTurn(f"asked for a key frame of {key}, which builds on nothing: {reason}")
+        self._rekeyed.add(key)
+        self._in_flight.discard(key)
+        return [Reencode(frame, reason)]
+
+    def _pump(self) -> Effects:
+        effects: Effects = []
+        while self._queue and len(self._in_flight) < self._window:
+            key = self._queue.popleft()
+            if self._is_due(key):
+                self._in_flight.add(key)
+                effects.append(Transmit(self._outbox[key]))
+        return effects
+
+    def _is_due(self, key: FrameKey) -> bool:
+        # What waits to be encoded again must not go out as the delta that was refused.
+        is_refused = key in self._rekeyed and self._outbox[key].kind is FrameKind.DELTA
+        return not is_refused and key not in self._in_flight and key not in self._acknowledged

@@ -1,0 +1,136 @@
+"""What clients are told of runs, their steps and the swarm, as frozen values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from swarm_ft.ids import NO_ATTEMPT, Attempt, BlockIndex, PeerId, RunId, StepNumber
+from swarm_ft.protocol.messages.control import StageAssignment
+from swarm_ft.protocol.messages.reports import BufferCounts, ByteCounts, GradientTraffic, Traffic
+from swarm_ft.protocol.spec.layers import LayerRange
+from swarm_ft.protocol.spec.run_spec import RunSpec
+
+
+class RunPhase(IntEnum):
+    """Where a run stands; the numbers are those of the wire."""
+
+    QUEUED = 1
+    WAITING = 2
+    LOADING = 3
+    TRAINING = 4
+    EXPORTING = 5
+    FINISHED = 6
+    COLLECTED = 7
+    CANCELLED = 8
+    FAILED = 9
+
+    @property
+    def is_working(self) -> bool:
+        """Whether all of its peers are there and at work."""
+        return RunPhase.LOADING <= self <= RunPhase.EXPORTING
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no step will follow."""
+        return self >= RunPhase.FINISHED
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BoundaryStatus:
+    """Buffers at one boundary, and the frames that built on them or did not.
+
+    Attributes:
+        buffered_samples: whose buffers are at both ends, at peers that are there.
+        key_frames: of all steps that count; so too `delta_frames`.
+        kept: what all peers at the boundary told, added up, since the coordinator started.
+    """
+
+    boundary: BlockIndex
+    buffered_samples: int
+    key_frames: int
+    delta_frames: int
+    kept: BufferCounts
+
+    @property
+    def hit_rate(self) -> float | None:
+        """Of frames that could build on a buffer, how many did; None before the first."""
+        frames = self.key_frames + self.delta_frames
+        return self.delta_frames / frames if frames else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunStatus:
+    """A run as others see it; `detail` says what it waits for, or why it ended.
+
+    Attributes:
+        attempt: of a finished run, tells its result from one that was made before.
+        joining: peers of the stages that take over while the others train.
+        boundaries: first to last; where the whole swarm is asked for, else none.
+    """
+
+    run_id: RunId
+    phase: RunPhase
+    detail: str
+    committed_steps: int
+    spec: RunSpec
+    attempt: Attempt = NO_ATTEMPT
+    stages: tuple[StageAssignment, ...] = ()
+    sent: ByteCounts = field(default_factory=ByteCounts)
+    joining: tuple[PeerId, ...] = ()
+    boundaries: tuple[BoundaryStatus, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepCommitted:
+    """A step that counts.
+
+    Attributes:
+        loss: mean over the step's target tokens.
+        seconds: from its plan to its commit.
+        traffic: of this step, all peers at a boundary together.
+        gradients: of this step, all stages together.
+        state_bytes: of state that newcomers took since the step before.
+    """
+
+    step: StepNumber
+    loss: float
+    learning_rate: float
+    grad_norm: float
+    num_samples: int
+    seconds: float
+    traffic: tuple[Traffic, ...] = ()
+    gradients: GradientTraffic = field(default_factory=GradientTraffic)
+    state_bytes: int = 0
+
+    @property
+    def sent(self) -> ByteCounts:
+        """All that was sent for this step, by kind."""
+        return ByteCounts(
+            forward_bytes=sum(t.forward_bytes for t in self.traffic),
+            forward_uncompressed_bytes=sum(t.forward_uncompressed_bytes for t in self.traffic),
+            backward_bytes=sum(t.backward_bytes for t in self.traffic),
+            backward_uncompressed_bytes=sum(t.backward_uncompressed_bytes for t in self.traffic),
+            gradient_bytes=self.gradients.sent_bytes,
+            gradient_uncompressed_bytes=self.gradients.uncompressed_bytes,
+            state_bytes=self.state_bytes,
+        )
+
+
+RunEvent = RunStatus | StepCommitted
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemberStatus:
+    """A peer as the coordinator knows it; `layers` None: it takes what it is given."""
+
+    peer_id: PeerId
+    layers: LayerRange | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SwarmStatus:
+    """Everybody and everything the coordinator knows."""
+
+    members: tuple[MemberStatus, ...]
+    runs: tuple[RunStatus, ...]

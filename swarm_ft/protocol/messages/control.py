@@ -1,0 +1,351 @@
+"""What peers say to the coordinator, as frozen values. Protobuf is met only in `peer_wire`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from itertools import groupby
+
+from swarm_ft.ids import NO_ATTEMPT, Attempt, MicrobatchIndex, PeerId, RunId, SampleId, StepNumber
+from swarm_ft.protocol.messages.reports import BufferCounts, GradientTraffic, HeldBuffers, Traffic
+from swarm_ft.protocol.messages.shard import ShardName
+from swarm_ft.protocol.messages.timeline import StepTimeline
+from swarm_ft.protocol.spec.layers import LayerRange
+from swarm_ft.protocol.spec.run_spec import RunSpec
+from swarm_ft.protocol.spec.training_plan import Microbatch
+
+# ---- what the coordinator says to peers, as frozen values
+#
+# Protobuf is met only in `coordinator_wire`.
+#
+# Tokens travel as little-endian uint32 bytes, so that the coordinator can pass them on unread.
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageAssignment:
+    """Which peer hosts which blocks. Replicas of a stage follow each other, in a fixed order."""
+
+    peer_id: PeerId
+    layers: LayerRange
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stage:
+    """A stage and its replicas."""
+
+    layers: LayerRange
+    peers: tuple[PeerId, ...]
+
+
+def stages_of(
+    assignments: Iterable[StageAssignment], *, but: Collection[PeerId] = ()
+) -> tuple[Stage, ...]:
+    """The pipeline that assignments make without these peers, first stage to last."""
+    left_out = set(but)
+    others = (a for a in assignments if a.peer_id not in left_out)
+    groups = groupby(others, key=lambda assignment: assignment.layers)
+    return tuple(Stage(layers=r, peers=tuple(a.peer_id for a in group)) for r, group in groups)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SavedStage:
+    """A stage of a snapshot: a file of that digest and length."""
+
+    layers: LayerRange
+    digest: bytes
+    total_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Taker:
+    """A peer that takes its stage's state over from other replicas.
+
+    It listens meanwhile: it gets the sums of their gradients, to apply them once it has the
+    state. Where tied embeddings are synchronised it cannot, and all wait for it.
+
+    Attributes:
+        step: how many steps are in the state.
+        donors: replicas that offer it.
+    """
+
+    peer_id: PeerId
+    step: StepNumber
+    donors: tuple[PeerId, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Assign:
+    """Host a stage, connect to the neighbours, say StageReady.
+
+    Attributes:
+        stages: all peers of the run, first stage to last, replicas beside each other.
+        fresh: load the snapshot, or the weights that the run began with, whatever is held.
+        spec_digest: of the spec, as the coordinator computes it; the peer computes its own.
+        takers: peers that do not hold their stage's state yet, each to be told to `TakeStage`.
+        last_attempt: whose commit is the last.
+        saved: the snapshot of the committed steps, if the run went back to it.
+    """
+
+    run_id: RunId
+    spec: RunSpec
+    attempt: Attempt
+    stages: tuple[StageAssignment, ...]
+    committed_steps: int
+    fresh: bool
+    spec_digest: bytes
+    takers: tuple[Taker, ...] = ()
+    last_attempt: Attempt = NO_ATTEMPT
+    saved: tuple[SavedStage, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SaveStage:
+    """Put the stage's state, which has so many steps in it, into the run's snapshots."""
+
+    run_id: RunId
+    step: StepNumber
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TakeStage:
+    """To a taker of the assignment: these peers offer the stage's state, with this digest."""
+
+    run_id: RunId
+    attempt: Attempt
+    digest: bytes
+    donors: tuple[PeerId, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanStep:
+    """Run one step: of all microbatches, those whose route passes this peer.
+
+    Attributes:
+        listeners: peers that no microbatch passes, and that have no gradient; routes are over the
+            others, in their order.
+        tokens: sample to little-endian uint32 ids, at the first and the last stage.
+        traced: whether somebody wants to know what peers do when, see `timeline`.
+    """
+
+    run_id: RunId
+    attempt: Attempt
+    step: StepNumber
+    microbatches: tuple[Microbatch, ...]
+    listeners: tuple[PeerId, ...] = ()
+    tokens: dict[SampleId, bytes] = field(default_factory=dict)
+    traced: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CommitStep:
+    """The step counts: scale the gradients, step the optimizer, make staged buffers real.
+
+    Attributes:
+        attempt: the one whose gradients count.
+    """
+
+    run_id: RunId
+    attempt: Attempt
+    step: StepNumber
+    clip_factor: float
+    learning_rate: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExportStage:
+    """The run is trained: write the stage down and serve it until it is collected."""
+
+    run_id: RunId
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReleaseStage:
+    """Let go of the run."""
+
+    run_id: RunId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClockReply:
+    """The coordinator's time when a probe came, and the probe's `sent_us`."""
+
+    sent_us: int
+    coordinator_us: int
+
+
+ToPeer = (
+    Assign | TakeStage | SaveStage | PlanStep | CommitStep | ExportStage | ReleaseStage | ClockReply
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeldStage:
+    """What a peer still holds of a run, so that a restarted coordinator can go on with it.
+
+    Attributes:
+        last_attempt: whose commit was applied last, 0 if none was: tells apart two histories.
+    """
+
+    run_id: RunId
+    spec_digest: bytes
+    layers: LayerRange
+    committed_steps: int
+    last_attempt: Attempt = NO_ATTEMPT
+    exported: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PeerHello:
+    """A peer offers itself. `layers` None: the coordinator chooses, within `memory_bytes`."""
+
+    peer_id: PeerId
+    layers: LayerRange | None
+    memory_bytes: int
+    held: HeldStage | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageReady:
+    """All neighbours are connected, and weights are loaded, but at a peer that listens.
+
+    Attributes:
+        done: microbatches of the first uncommitted step whose gradients are summed here already,
+            and whose frames are kept.
+        buffers: that are here, at each of the stage's boundaries.
+    """
+
+    run_id: RunId
+    attempt: Attempt
+    done: frozenset[MicrobatchIndex] = frozenset()
+    buffers: tuple[HeldBuffers, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageTaken:
+    """A taker has the stage's state as of the last commit that it heard of, and may compute.
+
+    Attributes:
+        state_bytes: that were fetched from the other replicas.
+    """
+
+    run_id: RunId
+    attempt: Attempt
+    state_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepReady:
+    """This peer did its part of the step: all gradients are summed, none is applied.
+
+    Attributes:
+        squared_grad_norm: of the stage's gradient, over all of its replicas.
+        loss_sum: of this peer's microbatches, at the last stage.
+        compute_s: seconds that forwards and backwards took.
+        traffic: what it sent over its boundaries; all replicas behind one count as one.
+        buffers: what is kept at each boundary.
+        lost: buffers that are here no more since the peer told last.
+    """
+
+    run_id: RunId
+    attempt: Attempt
+    step: StepNumber
+    squared_grad_norm: float
+    loss_sum: float = 0.0
+    compute_s: float = 0.0
+    traffic: tuple[Traffic, ...] = ()
+    gradients: GradientTraffic = field(default_factory=GradientTraffic)
+    buffers: tuple[BufferCounts, ...] = ()
+    lost: tuple[HeldBuffers, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageExported:
+    """The trained stage is written down and can be fetched from this peer."""
+
+    run_id: RunId
+    shard_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageFailed:
+    """This peer cannot go on with the run; `code` is that of a `SwarmError`."""
+
+    run_id: RunId
+    attempt: Attempt
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class PeerGoodbye:
+    """The peer leaves on purpose."""
+
+
+_FIRST_STEP = StepNumber(0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PeerAlive:
+    """The peer is there, and so far with the step under way.
+
+    Attributes:
+        attempt: the one at work; 0 if none is.
+        step: its open step.
+        parts_begun: forwards, backwards and weights of it, in this attempt, see `pipeline.PARTS`.
+        compute_s: seconds that they took until now.
+    """
+
+    attempt: Attempt = NO_ATTEMPT
+    step: StepNumber = _FIRST_STEP
+    parts_begun: int = 0
+    compute_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageOffered:
+    """A taker may have this stage's state from this peer.
+
+    Attributes:
+        step: how many steps are in it.
+        digest: of the shard that it is offered as, see `ChunkList.digest`.
+        total_bytes: of the shard.
+    """
+
+    run_id: RunId
+    attempt: Attempt
+    step: StepNumber
+    digest: bytes
+    total_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageSaved:
+    """A stage's state lies among the run's snapshots, as a file of that digest."""
+
+    name: ShardName
+    digest: bytes
+    total_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClockProbe:
+    """What time is it at the coordinator? `sent_us` is this peer's own."""
+
+    sent_us: int
+
+
+FromPeer = (
+    PeerHello
+    | StageReady
+    | StageTaken
+    | StepReady
+    | StageExported
+    | StageFailed
+    | PeerGoodbye
+    | PeerAlive
+    | StageOffered
+    | StageSaved
+    | StepTimeline
+    | ClockProbe
+)

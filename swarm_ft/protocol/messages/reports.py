@@ -1,0 +1,195 @@
+"""What a peer tells of its buffers: which it has, which it lost, what they take. Values only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from swarm_ft.errors import MalformedMessage
+from swarm_ft.ids import BlockIndex, SampleId
+
+# ---- what peers sent each other, counted: bytes by kind, and what they would be as plain float32
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Traffic:
+    """What one side sent over one boundary; each side counts what it sends itself."""
+
+    boundary: BlockIndex
+    forward_bytes: int = 0
+    backward_bytes: int = 0
+    forward_uncompressed_bytes: int = 0
+    backward_uncompressed_bytes: int = 0
+    key_frames: int = 0
+    delta_frames: int = 0
+
+    def __add__(self, other: Traffic) -> Traffic:
+        return Traffic(
+            boundary=self.boundary,
+            forward_bytes=self.forward_bytes + other.forward_bytes,
+            backward_bytes=self.backward_bytes + other.backward_bytes,
+            forward_uncompressed_bytes=(
+                self.forward_uncompressed_bytes + other.forward_uncompressed_bytes
+            ),
+            backward_uncompressed_bytes=(
+                self.backward_uncompressed_bytes + other.backward_uncompressed_bytes
+            ),
+            key_frames=self.key_frames + other.key_frames,
+            delta_frames=self.delta_frames + other.delta_frames,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GradientTraffic:
+    """Bytes of gradients that replicas of a stage sent each other, and what float32 would take."""
+
+    sent_bytes: int = 0
+    uncompressed_bytes: int = 0
+
+    def __add__(self, other: GradientTraffic) -> GradientTraffic:
+        return GradientTraffic(
+            sent_bytes=self.sent_bytes + other.sent_bytes,
+            uncompressed_bytes=self.uncompressed_bytes + other.uncompressed_bytes,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ByteCounts:
+    """What peers sent each other, by kind, and what it would be as plain float32.
+
+    Attributes:
+        gradient_bytes: of gradients that replicas of a stage summed.
+        state_bytes: of weights and optimizer that newcomers took; never compressed.
+    """
+
+    forward_bytes: int = 0
+    forward_uncompressed_bytes: int = 0
+    backward_bytes: int = 0
+    backward_uncompressed_bytes: int = 0
+    gradient_bytes: int = 0
+    gradient_uncompressed_bytes: int = 0
+    state_bytes: int = 0
+
+    def __add__(self, other: ByteCounts) -> ByteCounts:
+        names = ByteCounts.__dataclass_fields__
+        return ByteCounts(**{name: getattr(self, name) + getattr(other, name) for name in names})
+
+    @property
+    def sent_bytes(self) -> int:
+        """Of all kinds."""
+        return self.forward_bytes + self.backward_bytes + self.gradient_bytes + self.state_bytes
+
+    @property
+    def uncompressed_bytes(self) -> int:
+        """Of all kinds, had nothing been compressed."""
+        return (
+            self.forward_uncompressed_bytes
+            + self.backward_uncompressed_bytes
+            + self.gradient_uncompressed_bytes
+            + self.state_bytes
+        )
+
+
+# ---- a set of samples as a bitmap: an eighth of a byte a sample, however many there are
+
+Samples = npt.NDArray[np.int64]
+"""Numbers of samples, rising."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampleSet:
+    """See the module's docstring; equal sets are equal values.
+
+    Attributes:
+        bitmap: bit i % 8 of byte i // 8 is sample i; the last byte is not 0.
+    """
+
+    bitmap: bytes = b""
+
+    @classmethod
+    def of(cls, samples: Iterable[SampleId] | Samples) -> SampleSet:
+        """The set of these samples, in whatever order, twice or not."""
+        numbers = np.fromiter(samples, np.int64)
+        if not len(numbers):
+            return cls()
+        bits = np.zeros(int(numbers.max()) + 1, np.bool_)
+        bits[numbers] = True
+        return cls(np.packbits(bits, bitorder="little").tobytes())
+
+    @classmethod
+    def checked(cls, bitmap: bytes, num_samples: int) -> SampleSet:
+        """A set that somebody else sent.
+
+        Args:
+            bitmap: as it came.
+            num_samples: that there are at most.
+
+        Raises:
+            MalformedMessage: it has others, or is not in its shortest form.
+        """
+        found = cls(bitmap)
+        last = len(bitmap) * 8 - 9 + bitmap[-1].bit_length() if bitmap else -1
+        if (bitmap and not bitmap[-1]) or last >= num_samples:
+            raise MalformedMessage(
+                f"set of samples: expected a bitmap of samples below {num_samples}, without zeros "
+                f"at its end, got {len(bitmap)} bytes with a last sample of {last}"
+            )
+        return found
+
+    def to_array(self) -> Samples:
+        """The samples."""
+        bits = np.unpackbits(np.frombuffer(self.bitmap, np.uint8), bitorder="little")
+        return np.flatnonzero(bits)
+
+    def __iter__(self) -> Iterator[SampleId]:
+        return (SampleId(int(sample)) for sample in self.to_array())
+
+    def __contains__(self, sample: object) -> bool:
+        if not isinstance(sample, int) or not 0 <= sample < len(self.bitmap) * 8:
+            return False
+        return bool(self.bitmap[sample // 8] >> sample % 8 & 1)
+
+    def __len__(self) -> int:
+        return int.from_bytes(self.bitmap, "little").bit_count()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeldBuffers:
+    """Samples of one boundary whose buffers a peer has, or had and lost."""
+
+    boundary: BlockIndex
+    samples: SampleSet = field(default_factory=SampleSet)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BufferCounts:
+    """A peer's buffers at one boundary: the first three as of now, the others since it told last.
+
+    Attributes:
+        samples: that have a buffer here.
+        memory_bytes: of buffers in memory.
+        disk_bytes: of buffers on disk; what is in memory may be there too.
+        memory_hits: buffers that were asked for and were in memory, fetched ahead or not.
+        disk_hits: that had to be waited for.
+        misses: that are not here.
+        evictions: of which no place was left.
+        repairs: that were found damaged, and given up.
+    """
+
+    boundary: BlockIndex
+    samples: int = 0
+    memory_bytes: int = 0
+    disk_bytes: int = 0
+    memory_hits: int = 0
+    disk_hits: int = 0
+    misses: int = 0
+    evictions: int = 0
+    repairs: int = 0
+
+    def __add__(self, other: BufferCounts) -> BufferCounts:
+        names = [name for name in BufferCounts.__dataclass_fields__ if name != "boundary"]
+        sums = {name: getattr(self, name) + getattr(other, name) for name in names}
+        return BufferCounts(boundary=self.boundary, **sums)

@@ -1,0 +1,78 @@
+"""A shard: one stage's saved state as a file, its name and its chunks. No I/O, no torch.
+
+Whoever knows a shard's digest (16 bytes) can take its list of chunks from a stranger, and with the
+list each chunk from another one: the list is checked against the digest, a chunk against the list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from swarm_ft.ids import RunId, StepNumber
+from swarm_ft.protocol.spec.digest import BytesLike, digest_of
+from swarm_ft.protocol.spec.layers import LayerRange
+
+CHUNK_BYTES = 4 << 20
+"""What is checked, and asked for again, at once; a second or so of a home uplink."""
+MAX_CHUNKS = 1 << 18
+"""A shard of 1 TiB; its list of digests has 4 MiB."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardName:
+    """Which state it is.
+
+    Attributes:
+        step: how many steps are in it; the first step that it lacks has this number.
+        layers: the stage's blocks.
+    """
+
+    run_id: RunId
+    step: StepNumber
+    layers: LayerRange
+
+    def __str__(self) -> str:
+        return f"run {self.run_id}, step {self.step}, layers {self.layers}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChunkList:
+    """A file as chunks of CHUNK_BYTES, the last one as long as it happens to be.
+
+    Attributes:
+        total_bytes: of the whole file.
+        digests: of the chunks.
+    """
+
+    total_bytes: int
+    digests: tuple[bytes, ...]
+
+    def __len__(self) -> int:
+        return len(self.digests)
+
+    def digest(self) -> bytes:
+        """The whole file's digest: of its length and its chunks' digests."""
+        return digest_of(self.total_bytes.to_bytes(8, "little"), *self.digests)
+
+    def size_of(self, index: int) -> int:
+        """Bytes of a chunk."""
+        return min(CHUNK_BYTES, self.total_bytes - index * CHUNK_BYTES)
+
+    def holds(self, index: int, chunk: BytesLike) -> bool:
+        """Whether these are the bytes of that chunk."""
+        return len(chunk) == self.size_of(index) and digest_of(chunk) == self.digests[index]
+
+
+def num_chunks(total_bytes: int) -> int:
+    """Chunks of a file of so many bytes."""
+    return -(-total_bytes // CHUNK_BYTES)
+
+
+def list_chunks(chunks: Iterable[BytesLike]) -> ChunkList:
+    """The list of a file that is given chunk after chunk, each of CHUNK_BYTES but the last."""
+    total_bytes, digests = 0, []
+    for chunk in chunks:
+        total_bytes += len(chunk)
+        digests.append(digest_of(chunk))
+    return ChunkList(total_bytes=total_bytes, digests=tuple(digests))

@@ -1,0 +1,1 @@
+"""What a run is: its specification, its codecs' names, its samples' order. Values and rules."""

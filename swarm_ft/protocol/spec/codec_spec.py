@@ -1,0 +1,360 @@
+"""Codec specs such as `aq4`, `q2t+d+z`, `top10+ef`: names and rules; the arithmetic is in `codec`.
+
+spec     = name [number] [axis] {"+" modifier}
+name     = none | fp16 | bf16 | q | aq | hq | top | aqtop | qc | aqc | lowrank
+axis     = f | c | t | tc          who shares a step: the frame, a channel, a token, both
+modifier = d | z | ef | ef21 | efmix
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from typing import NoReturn
+
+from swarm_ft.errors import BadCodec
+
+
+class CodecName(IntEnum):
+    """Which arithmetic; the number is what an encoded tensor's header carries."""
+
+    NONE = 1
+    FP16 = 2
+    Q = 3
+    AQ = 4
+    BF16 = 5
+    HQ = 6
+    TOP = 7
+    AQTOP = 8
+    QC = 9
+    AQC = 10
+    LOWRANK = 11
+
+
+class Axis(IntEnum):
+    """Which values of a sample share a step."""
+
+    NONE = 0
+    """The codec has no steps."""
+    FRAME = 1
+    CHANNEL = 2
+    TOKEN = 3
+    BOTH = 4
+    """A step is the product of a token's and a channel's."""
+
+
+class Feedback(IntEnum):
+    """What a sender does with the error it made (arXiv 2401.07788, section 2)."""
+
+    NONE = 0
+    EF = 1
+    """Adds it to the sample's next gradient."""
+    EF21 = 2
+    """Sends the change against what the receiver has, as AQ-SGD does for activations."""
+    EFMIX = 3
+    """As EF, with half of the entries for the gradient and half for the error."""
+
+
+class Direction(IntEnum):
+    """Which way a frame goes; the numbers are those of the wire."""
+
+    FORWARD = 1
+    BACKWARD = 2
+
+
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """What a name takes."""
+
+    unit: str
+    low: float
+    high: float
+    whole: bool
+    default: float | None = None
+
+
+_FAMILIES = {
+    CodecName.NONE: _Family("bits", 32, 32, True, 32),
+    CodecName.FP16: _Family("bits", 16, 16, True, 16),
+    CodecName.BF16: _Family("bits", 16, 16, True, 16),
+    CodecName.Q: _Family("bits", 1, 8, True),
+    CodecName.AQ: _Family("bits", 1, 8, True),
+    CodecName.HQ: _Family("bits", 1, 8, True),
+    CodecName.TOP: _Family("percent", 0.01, 100, False),
+    CodecName.AQTOP: _Family("percent", 0.01, 100, False),
+    CodecName.QC: _Family("times the spread", 0.02, 8, False),
+    CodecName.AQC: _Family("times the spread", 0.02, 8, False),
+    CodecName.LOWRANK: _Family("ranks", 1, 256, True),
+}
+_PLAIN = {CodecName.NONE: "none", CodecName.FP16: "fp16", CodecName.BF16: "bf16"}
+_DELTAS = {CodecName.AQ, CodecName.AQTOP, CodecName.AQC}
+_GRIDS = {CodecName.Q, CodecName.AQ, CodecName.QC, CodecName.AQC}
+_CONSTANT_QUALITY = {CodecName.QC, CodecName.AQC}
+_AXES = {"": Axis.NONE, "f": Axis.FRAME, "c": Axis.CHANNEL, "t": Axis.TOKEN, "tc": Axis.BOTH}
+_AXIS_TEXTS = {axis: text for text, axis in _AXES.items()}
+_FEEDBACKS = {"ef": Feedback.EF, "ef21": Feedback.EF21, "efmix": Feedback.EFMIX}
+_PATTERN = re.compile(
+    r"(?P<name>none|fp16|bf16|hq|top|aqtop|lowrank|qc|aqc|q|aq)"
+    r"(?P<number>[0-9]+(?:\.[0-9]{1,2})?)?(?P<axis>tc|f|c|t)?(?P<modifiers>(?:\+[a-z0-9]+)*)"
+)
+_DP_PATTERN = re.compile(r"none|fp16|bf16|q[0-9.]+(?:\+z)?")
+MAX_SPEC_CHARS = 40
+_HEADER = struct.Struct("<BBH")
+
+
+@dataclass(frozen=True, slots=True)
+class CodecSpec:
+    """A codec with all its settings.
+
+    Attributes:
+        name: the family.
+        hundredths: its number times 100: bits, percent, times the spread, or ranks.
+        axis: which values share a step; NONE for codecs without steps.
+        dither: subtractive dither, drawn from the frame itself.
+        entropy: a lossless stage over the codes; bits are then a rate on the wire.
+        feedback: what becomes of the error; for gradients.
+    """
+
+    name: CodecName
+    hundredths: int
+    axis: Axis = Axis.NONE
+    dither: bool = False
+    entropy: bool = False
+    feedback: Feedback = Feedback.NONE
+
+    @property
+    def number(self) -> float:
+        """Bits, percent, times the spread, or ranks."""
+        return self.hundredths / 100
+
+    @property
+    def bits(self) -> int:
+        """The whole number of bits of `q`, `aq`, `hq` without an entropy stage."""
+        return self.hundredths // 100
+
+    @property
+    def is_delta(self) -> bool:
+        """Whether frames build on per-sample buffers at both ends."""
+        return self.name in _DELTAS or self.feedback is Feedback.EF21
+
+    @property
+    def has_residual(self) -> bool:
+        """Whether the sender keeps its error, for the sample's next visit."""
+        return self.feedback in (Feedback.EF, Feedback.EFMIX)
+
+    @property
+    def is_constant_quality(self) -> bool:
+        """Whether steps follow the spread of the values, whatever that costs."""
+        return self.name in _CONSTANT_QUALITY
+
+    def to_header(self) -> bytes:
+        """Four bytes that name the codec in an encoded tensor."""
+        flags = self.axis | self.dither << 3 | self.entropy << 4 | self.feedback << 5
+        return _HEADER.pack(self.name, flags, self.hundredths)
+
+    def __str__(self) -> str:
+        text = _PLAIN.get(self.name) or f"{self.name.name.lower()}{self.number:g}"
+        text += _AXIS_TEXTS[self.axis] + "+d" * self.dither
+        if self.feedback is not Feedback.NONE:
+            text += f"+{self.feedback.name.lower()}"
+        return text + "+z" * (self.entropy and not self.is_constant_quality)
+
+
+HEADER_BYTES = _HEADER.size
+
+
+def spec_from_header(header: bytes) -> CodecSpec:
+    """The spec that `to_header` wrote, whoever wrote it now.
+
+    Raises:
+        BadCodec: the bytes name no codec there is.
+    """
+    name, flags, hundredths = _HEADER.unpack(header)
+    try:
+        claimed = CodecSpec(
+            CodecName(name),
+            hundredths,
+            Axis(flags & 7),
+            bool(flags & 8),
+            bool(flags & 16),
+            Feedback(flags >> 5),
+        )
+    except ValueError as error:
+        raise BadCodec(f"codec header {header.hex()}: names none") from error
+    _check(claimed, str(claimed))
+    return claimed
+
+
+def parse_codec_spec(text: str, direction: Direction) -> CodecSpec:
+    """`aq4` as a CodecSpec, checked for its direction, its axis filled in.
+
+    Raises:
+        BadCodec: unknown name, a number out of range, a modifier that the codec does not take,
+            or a codec that makes no sense in that direction.
+    """
+    match = _PATTERN.fullmatch(text) if len(text) <= MAX_SPEC_CHARS else None
+    if match is None:
+        _refuse(text[:MAX_SPEC_CHARS], "expected a codec such as none, fp16, q8, aq4 or aq2+z")
+    name = CodecName[match["name"].upper()]
+    spec = CodecSpec(name, _hundredths(text, name, match["number"]), _AXES[match["axis"] or ""])
+    for modifier in match["modifiers"].split("+")[1:]:
+        spec = _modified(text, spec, modifier)
+    if name in _CONSTANT_QUALITY:
+        spec = replace(spec, entropy=True)
+    if name in _GRIDS and spec.axis is Axis.NONE:
+        spec = _at_its_best(spec, direction)
+    _check(spec, text)
+    _check_direction(spec, text, direction)
+    return spec
+
+
+def parse_key_spec(text: str) -> CodecSpec:
+    """The codec of key frames, which build on nothing.
+
+    Raises:
+        BadCodec: as `parse_codec_spec`, or the codec needs a buffer.
+    """
+    spec = parse_codec_spec(text, Direction.FORWARD)
+    if spec.is_delta:
+        _refuse(text, f"a key frame builds on nothing; use {_without_buffer(text)}")
+    return spec
+
+
+def parse_dp_spec(text: str) -> CodecSpec:
+    """The codec of the gradients that replicas of a stage sum, such as `none`, `fp16`, `q4`.
+
+    Each row of values has its own step, and nothing is dithered: the error is fed back anyway.
+
+    Raises:
+        BadCodec: anything else.
+    """
+    if _DP_PATTERN.fullmatch(text) is None:
+        _refuse(
+            text[:MAX_SPEC_CHARS],
+            "replicas' gradients take none, fp16, bf16, or q1 to q8 with or without +z; "
+            "so does their momentum, as in momentum:q4",
+        )
+    spec = parse_codec_spec(text, Direction.BACKWARD)
+    return replace(spec, dither=False)
+
+
+def _at_its_best(spec: CodecSpec, direction: Direction) -> CodecSpec:
+    """A spec that names no axis stands for what the study in docs/quality.md found best."""
+    if direction is Direction.BACKWARD:
+        return replace(spec, axis=Axis.TOKEN, dither=spec.dither or spec.entropy)
+    if spec.is_constant_quality:
+        return replace(spec, axis=Axis.CHANNEL)
+    return replace(spec, axis=Axis.FRAME if spec.entropy else Axis.BOTH)
+
+
+def _hundredths(text: str, name: CodecName, digits: str | None) -> int:
+    family = _FAMILIES[name]
+    if name in _PLAIN:
+        if digits is not None:
+            _refuse(text, f"{name.name.lower()} takes no number")
+        return int(family.low * 100)
+    if digits is None:
+        _refuse(text, f"expected a number of {family.unit}, as in {name.name.lower()}4")
+    return round(float(digits) * 100)
+
+
+def _modified(text: str, spec: CodecSpec, modifier: str) -> CodecSpec:
+    if modifier == "d" and not spec.dither:
+        return replace(spec, dither=True)
+    if modifier == "z" and not spec.entropy:
+        return replace(spec, entropy=True)
+    if modifier in _FEEDBACKS and spec.feedback is Feedback.NONE:
+        return replace(spec, feedback=_FEEDBACKS[modifier])
+    return _refuse(text, f"'+{modifier}' is none of +d, +z, +ef, +ef21, +efmix, or is there twice")
+
+
+def _check(spec: CodecSpec, text: str) -> None:
+    family = _FAMILIES[spec.name]
+    if not family.low <= spec.number <= family.high:
+        expected = f"{family.low:g} to {family.high:g}"
+        _refuse(text, f"{spec.number:g} {family.unit} is outside {expected}")
+    if spec.name is CodecName.LOWRANK and spec.hundredths % 100:
+        _refuse(text, "a rank is a whole number")
+    if family.whole and not spec.entropy and spec.hundredths % 100:
+        _refuse(text, f"{spec.number:g} {family.unit} is no whole number; with +z it may be")
+    if (spec.axis is not Axis.NONE) != (spec.name in _GRIDS):
+        _refuse(text, "steps shared by frame, channel or token: q, aq, qc and aqc have them")
+    if spec.dither and spec.name not in _GRIDS:
+        _refuse(text, "+d dithers a grid of steps: q, aq, qc and aqc have one")
+    if spec.is_constant_quality and not spec.entropy:
+        _refuse(text, "constant quality needs an entropy stage")
+    _check_feedback(spec, text)
+
+
+def _check_feedback(spec: CodecSpec, text: str) -> None:
+    if spec.feedback is Feedback.NONE:
+        return
+    if spec.name is CodecName.NONE:
+        _refuse(text, "'none' loses nothing, so there is no error to feed back")
+    if spec.name in _DELTAS:
+        _refuse(text, "aq sends the change against a buffer, which feeds its error back already")
+    if spec.feedback is Feedback.EFMIX and spec.name is not CodecName.TOP:
+        _refuse(text, "efmix shares out the entries of topK between gradient and error; use +ef")
+
+
+def _check_direction(spec: CodecSpec, text: str, direction: Direction) -> None:
+    if direction is Direction.BACKWARD and spec.name in _DELTAS:
+        direct = _without_buffer(text)
+        _refuse(
+            text,
+            "aq keeps the last activation of a sample and works forward only; "
+            f"for gradients use {direct}, or {direct}+ef21, which does the same for them",
+        )
+    if direction is Direction.FORWARD and spec.feedback is not Feedback.NONE:
+        _refuse(
+            text,
+            "error feedback is for gradients, where errors add up over steps; an activation "
+            "with another visit's error in it is no activation; aq corrects its error by itself",
+        )
+
+
+def _without_buffer(text: str) -> str:
+    """`q4` for `aq4`, `top10` for `aqtop10`."""
+    rest = text.removeprefix("aq")
+    return rest if rest.startswith("top") else f"q{rest}"
+
+
+def _refuse(text: str, reason: str) -> NoReturn:
+    raise BadCodec(f"codec '{text}': {reason}")
+
+
+# ---- what replicas of a stage sum before each optimizer step, `--dp`: names and rules, no
+# arithmetic
+#
+# spec = codec | "momentum" [":" codec]          as in q4, momentum, momentum:q4+z
+
+MOMENTUM = "momentum"
+DEFAULT_MOMENTUM_CODEC = "q8"
+"""As in the published code; why not fewer bits: docs/codecs.md."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReductionSpec:
+    """What is summed and how it travels.
+
+    Attributes:
+        codec: of each member's share, and of the sum.
+        of_momentum: shares are of the first moment that the step leads to, not of its gradient.
+    """
+
+    codec: CodecSpec
+    of_momentum: bool = False
+
+
+def parse_reduction_spec(text: str) -> ReductionSpec:
+    """`momentum:q4` as a ReductionSpec.
+
+    Raises:
+        BadCodec: neither `momentum` nor a codec of `parse_dp_spec`, alone or behind `momentum:`.
+    """
+    if text == MOMENTUM:
+        return ReductionSpec(parse_dp_spec(DEFAULT_MOMENTUM_CODEC), of_momentum=True)
+    codec = text.removeprefix(f"{MOMENTUM}:")
+    return ReductionSpec(parse_dp_spec(codec), of_momentum=codec != text)

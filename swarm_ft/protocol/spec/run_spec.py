@@ -1,0 +1,312 @@
+"""RunSpec: everything that all peers of a run must agree on, and its digest."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields, replace
+from enum import IntEnum
+from typing import Annotated
+
+from swarm_ft.errors import BadCodec, BadModel, BadOption
+from swarm_ft.protocol.spec.bounds import Length, OneOf, Range
+from swarm_ft.protocol.spec.codec_spec import (
+    MAX_SPEC_CHARS,
+    CodecSpec,
+    Direction,
+    Feedback,
+    parse_codec_spec,
+    parse_key_spec,
+    parse_reduction_spec,
+)
+from swarm_ft.protocol.spec.digest import digest_of
+from swarm_ft.protocol.spec.layers import LayerRange
+from swarm_ft.protocol.spec.options import Option, check
+
+VERSION = 7
+BUFFER_BITS = (16, 8, 4)
+"""What a value of a buffer may take."""
+MAX_SAMPLES = 1 << 24
+MAX_SEQ_LENGTH = 1 << 17
+MAX_HIDDEN_SIZE = 1 << 16
+MAX_VOCAB_SIZE = 1 << 24
+MAX_STEPS = 1 << 31
+MAX_BATCH_SIZE = 1 << 16
+MAX_REFERENCE_CHARS = 1000
+CodecText = Annotated[str, Length(MAX_SPEC_CHARS)]
+"""How users write a codec, such as `aq3+z`."""
+
+
+class LrSchedule(IntEnum):
+    """How the learning rate moves; the numbers are those of the wire."""
+
+    CONSTANT = 1
+    LINEAR = 2
+    COSINE = 3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelSpec:
+    """The model as every peer must find it.
+
+    Attributes:
+        reference: directory or hub id, as the client named it.
+        architecture: `config.model_type`, for example `gpt2`.
+        block_bytes: float32 weights of one block, for placement.
+        embed_digest: of the embeddings' tensors, see `stage.checkpoint`.
+        block_digests: one for each block.
+        head_digest: of the final norm and the head.
+        tied_embeddings: the checkpoint ties its head to its token embeddings.
+    """
+
+    reference: str
+    architecture: str
+    num_blocks: int
+    hidden_size: int
+    vocab_size: int
+    block_bytes: int
+    embed_digest: bytes
+    block_digests: tuple[bytes, ...]
+    head_digest: bytes
+    tied_embeddings: bool
+
+    def __post_init__(self) -> None:
+        for name in (self.reference, self.architecture):
+            if len(name) > MAX_REFERENCE_CHARS or not name.isprintable():
+                raise BadModel(
+                    f"model {name[:80]!a}: expected a path or hub id of at most "
+                    f"{MAX_REFERENCE_CHARS} printable characters; rename its directory"
+                )
+
+    @property
+    def layers(self) -> LayerRange:
+        """All blocks of the model."""
+        return LayerRange(0, self.num_blocks)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainOptions:
+    """How to train, as a user chooses it: whatever the text, however long.
+
+    A sample has seq_length - 1 targets, its own next tokens. An epoch's last step may have fewer
+    samples than batch_size.
+
+    Raises:
+        BadOption: a value is out of its bounds, or contradicts another.
+        BadCodec: a codec is none, or makes no sense where it stands.
+    """
+
+    batch_size: Annotated[int, Range(1, MAX_BATCH_SIZE), Option("Samples a step.")] = 8
+    micro_batch_size: Annotated[
+        int,
+        Range(1, MAX_BATCH_SIZE),
+        Option("Samples that travel together; no effect on the result."),
+    ] = 2
+    seq_length: Annotated[int, Range(2, MAX_SEQ_LENGTH), Option("Tokens a sample.")] = 128
+    learning_rate: Annotated[
+        float,
+        Range(0.0),
+        Option("Peak learning rate.", name="lr", default="5e-5; 2e-3 for the demo's own model"),
+    ] = 5e-5
+    lr_schedule: Annotated[LrSchedule, Option("How the learning rate moves after the warm-up.")] = (
+        LrSchedule.LINEAR
+    )
+    warmup_steps: Annotated[int, Range(0, MAX_STEPS), Option("Steps from 0 to --lr.")] = 0
+    weight_decay: Annotated[float, Range(0.0), Option("Of AdamW; spares biases and norms.")] = 0.0
+    clip_grad_norm: Annotated[
+        float,
+        Range(0.0),
+        Option("Bound of the gradient's norm over all stages; 0 is off."),
+    ] = 1.0
+    seed: Annotated[int, Range(0, (1 << 63) - 1), Option("Draws all that is random.")] = 42
+    shuffle: Annotated[bool, Option("New order every epoch.")] = False
+    dropout: Annotated[
+        bool,
+        Option("Train with the model's own dropout; its noise is a floor under every delta."),
+    ] = False
+    sync_tied_embeddings: Annotated[
+        bool,
+        Option(
+            "Of models that tie head and embeddings: train them apart, or keep them tied.",
+            name="tied-embeddings",
+            words=("untie", "sync"),
+        ),
+    ] = False
+    forward_codec: Annotated[
+        CodecText,
+        Option(
+            "Codec of activations: none, fp16, aq4 (changes in 4 bits), aq2+z (2 bits a "
+            "value, entropy-coded), q4, hq4, aqc0.5, top10 ...",
+            name="fw",
+            metavar="SPEC",
+        ),
+    ] = "aq3+z"
+    backward_codec: Annotated[
+        CodecText,
+        Option(
+            "Codec of gradients: none, fp16, q4, q2+z, top10+ef ...",
+            name="bw",
+            metavar="SPEC",
+        ),
+    ] = "q3+z"
+    key_codec: Annotated[
+        CodecText,
+        Option(
+            "Codec of a sample's first activation, where --fw sends changes: fp16, q8, q4+z ...",
+            name="key",
+            metavar="SPEC",
+        ),
+    ] = "q4+z"
+    fill_codec: Annotated[
+        CodecText,
+        Option(
+            "Codec of the activations that fill the pipeline, for which all later stages "
+            "idle: aq2 with --fw aq4.",
+            name="fill",
+            metavar="SPEC",
+            default="as --fw",
+        ),
+    ] = ""
+    fill_microbatches: Annotated[
+        int,
+        Range(1, MAX_BATCH_SIZE),
+        Option("The first of a step, which --fill is for."),
+    ] = 1
+    dp_codec: Annotated[
+        CodecText,
+        Option(
+            "Codec of the gradients that replicas of a stage sum: none, fp16, bf16, q4, "
+            "q2+z ...; momentum, momentum:q4 ... sum the optimizer's first moment instead.",
+            name="dp",
+            metavar="SPEC",
+        ),
+    ] = "none"
+    buffer_bits: Annotated[
+        int,
+        OneOf(BUFFER_BITS),
+        Option(
+            "Of a value in the buffers that --fw aq ... keeps of each sample at both ends: "
+            "fewer take less memory and disk."
+        ),
+    ] = 16
+    save_steps: Annotated[
+        int,
+        Range(0, MAX_STEPS),
+        Option(
+            "Steps from one snapshot of the run to the next; the coordinator and the peers "
+            "must be told where, with --snapshots.",
+            default="never",
+        ),
+    ] = 0
+
+    def __post_init__(self) -> None:
+        check(self)
+        for name in ("learning_rate", "weight_decay", "clip_grad_norm"):
+            # 1 equals 1.0, and 0.0 equals -0.0: equal specs must have one digest.
+            object.__setattr__(self, name, float(getattr(self, name)) + 0.0)
+        if self.batch_size % self.micro_batch_size:
+            raise BadOption(
+                f"--batch-size {self.batch_size} is not divisible by "
+                f"--micro-batch-size {self.micro_batch_size}"
+            )
+        _check_codecs(self)
+
+    def codec(self, direction: Direction) -> CodecSpec:
+        """The codec of one direction."""
+        text = self.forward_codec if direction is Direction.FORWARD else self.backward_codec
+        return parse_codec_spec(text, direction)
+
+    @property
+    def fill_frame_codec(self) -> CodecSpec:
+        """The codec of the activations that fill the pipeline."""
+        return parse_codec_spec(self.fill_codec or self.forward_codec, Direction.FORWARD)
+
+    def key_frame_codec(self, direction: Direction) -> CodecSpec:
+        """The codec of the frames that begin a buffer.
+
+        The buffer of gradients begins with a gradient by their own codec (EF21, arXiv 2106.05203).
+        """
+        if direction is Direction.FORWARD:
+            return parse_key_spec(self.key_codec)
+        return replace(self.codec(direction), feedback=Feedback.NONE)
+
+    @property
+    def reduction_codec(self) -> CodecSpec:
+        """The codec of what replicas of a stage sum."""
+        return parse_reduction_spec(self.dp_codec).codec
+
+    @property
+    def sums_momentum(self) -> bool:
+        """Whether replicas of a stage sum first moments, not gradients."""
+        return parse_reduction_spec(self.dp_codec).of_momentum
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainSpec(TrainOptions):
+    """How to train on a text of which the length is known."""
+
+    num_samples: Annotated[int, Range(1, MAX_SAMPLES)]
+    num_steps: Annotated[int, Range(1, MAX_STEPS)]
+
+    @classmethod
+    def of(cls, options: TrainOptions, *, num_samples: int, num_steps: int) -> TrainSpec:
+        """`options`, for a text.
+
+        Args:
+            num_samples: of the text.
+            num_steps: optimizer steps in all.
+
+        Raises:
+            BadOption: there are too many of either.
+        """
+        chosen = {field.name: getattr(options, field.name) for field in fields(TrainOptions)}
+        return cls(**chosen, num_samples=num_samples, num_steps=num_steps)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps that visit every sample once."""
+        return math.ceil(self.num_samples / self.batch_size)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunSpec:
+    """One fine-tuning job. Its digest opens every session, so no peer can disagree silently."""
+
+    model: ModelSpec
+    train: TrainSpec
+
+    def __post_init__(self) -> None:
+        if self.train.sync_tied_embeddings and not self.model.tied_embeddings:
+            raise BadOption(
+                "--tied-embeddings sync: expected a model with tied embeddings, got an untied one"
+            )
+
+    def digest(self) -> bytes:
+        """16 bytes that two equal specs share and two different ones do not."""
+        fields = {"version": VERSION, **asdict(self)}
+        text = json.dumps(fields, sort_keys=True, default=lambda value: value.hex())
+        return digest_of(text.encode())
+
+
+def _check_codecs(options: TrainOptions) -> None:
+    """The codecs parse, and those of the same buffers both send changes, or neither does."""
+    parsers: tuple[tuple[str, Callable[[], CodecSpec]], ...] = (
+        ("--fw", lambda: options.codec(Direction.FORWARD)),
+        ("--bw", lambda: options.codec(Direction.BACKWARD)),
+        ("--fill", lambda: options.fill_frame_codec),
+        ("--key", lambda: options.key_frame_codec(Direction.FORWARD)),
+        ("--dp", lambda: options.reduction_codec),
+    )
+    for option, parse in parsers:
+        try:
+            parse()
+        except BadCodec as error:
+            raise BadCodec(f"{option}: {error.message}") from error
+    is_delta = options.codec(Direction.FORWARD).is_delta
+    if options.fill_frame_codec.is_delta != is_delta:
+        expected = "a codec of changes, such as aq2," if is_delta else "one without buffers"
+        raise BadOption(
+            f"--fill: expected {expected} as --fw {options.forward_codec} is, "
+            f"got {options.fill_codec}"
+        )

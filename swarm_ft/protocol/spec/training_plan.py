@@ -1,0 +1,134 @@
+"""Which samples a step visits, in which microbatches, at which learning rate. Pure."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from swarm_ft.ids import MicrobatchIndex, SampleId, StepNumber
+from swarm_ft.protocol.spec.digest import digest_of
+from swarm_ft.protocol.spec.run_spec import LrSchedule, TrainSpec
+
+NEVER = StepNumber(1 << 62)
+"""Later than every step: of a sample that no step visits any more."""
+Numbers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Microbatch:
+    """A few samples that travel together through all stages.
+
+    Attributes:
+        route: the replica of each stage that it passes, first stage to last, counted from 0;
+            empty where every stage has one.
+        done: stages that are done with it, as an earlier attempt at the step got so far.
+    """
+
+    index: MicrobatchIndex
+    samples: tuple[SampleId, ...]
+    route: tuple[int, ...] = ()
+    done: frozenset[int] = frozenset()
+
+    def replica_at(self, stage_index: int) -> int:
+        """Which replica of a stage it passes."""
+        return self.route[stage_index] if self.route else 0
+
+
+@lru_cache(maxsize=2)
+def epoch_order(spec: TrainSpec, epoch: int) -> tuple[SampleId, ...]:
+    """All samples in the order of one epoch: file order, or a permutation drawn from the seed."""
+    samples = [SampleId(i) for i in range(spec.num_samples)]
+    if spec.shuffle:
+        salt = f"{spec.seed}/{epoch}".encode()
+        samples.sort(key=lambda i: digest_of(salt, i.to_bytes(4, "little")))
+    return tuple(samples)
+
+
+def step_samples(spec: TrainSpec, step: StepNumber) -> tuple[SampleId, ...]:
+    """Samples of a step; batches do not cross epochs, so no step visits a sample twice."""
+    epoch, position = divmod(step, spec.steps_per_epoch)
+    start = position * spec.batch_size
+    if not spec.shuffle:
+        stop = min(start + spec.batch_size, spec.num_samples)
+        return tuple(SampleId(i) for i in range(start, stop))
+    return epoch_order(spec, epoch)[start : start + spec.batch_size]
+
+
+class VisitOrder:
+    """When samples are visited next. Of two epochs it keeps the step of every sample."""
+
+    def __init__(self, spec: TrainSpec) -> None:
+        self._spec = spec
+        self._steps_of: dict[int, Numbers] = {}
+
+    def next_visit(self, sample: SampleId, after_step: int) -> StepNumber:
+        """The first step after this one that visits the sample, `NEVER` if none does."""
+        return StepNumber(int(self.next_visits(np.array([sample]), after_step)[0]))
+
+    def next_visits(self, samples: Numbers, after_step: int) -> Numbers:
+        """The same of many samples, int64 [n] each; -1 stands before the first step.
+
+        A sample that the run does not have is never visited.
+        """
+        first = max(0, after_step + 1)
+        epoch = first // self._spec.steps_per_epoch
+        visits = np.full(len(samples), NEVER, np.int64)
+        known = samples < self._spec.num_samples
+        for following in (epoch + 1, epoch):
+            if following * self._spec.steps_per_epoch < self._spec.num_steps:
+                steps = self._steps(following, epoch)[samples[known]]
+                visits[known] = np.where(steps >= first, steps, visits[known])
+        visits[visits >= self._spec.num_steps] = NEVER
+        return visits
+
+    def _steps(self, epoch: int, oldest: int) -> Numbers:
+        """The step at which an epoch visits each sample, int64 [num_samples]."""
+        steps = self._steps_of.get(epoch)
+        if steps is None:
+            position = np.arange(self._spec.num_samples)
+            steps = epoch * self._spec.steps_per_epoch + position // self._spec.batch_size
+            if self._spec.shuffle:
+                by_sample = np.empty_like(steps)
+                by_sample[np.array(epoch_order(self._spec, epoch))] = steps
+                steps = by_sample
+            kept = {e: s for e, s in self._steps_of.items() if oldest <= e <= oldest + 1}
+            self._steps_of = {**kept, epoch: steps}
+        return steps
+
+
+def step_microbatches(spec: TrainSpec, step: StepNumber) -> tuple[Microbatch, ...]:
+    """The step's samples, cut into microbatches; an epoch's last one may be smaller."""
+    samples = step_samples(spec, step)
+    size = spec.micro_batch_size
+    return tuple(
+        Microbatch(MicrobatchIndex(i // size), samples[i : i + size])
+        for i in range(0, len(samples), size)
+    )
+
+
+def learning_rate_at(spec: TrainSpec, step: StepNumber) -> float:
+    """Learning rate of a step, as the schedules of `transformers` with the same names.
+
+    Warm-up is linear from 0; `linear` then falls to 0 at the last step's end, `cosine`
+    follows half a cosine, `constant` stays.
+    """
+    if step < spec.warmup_steps:
+        return spec.learning_rate * step / max(1, spec.warmup_steps)
+    if spec.lr_schedule is LrSchedule.CONSTANT:
+        return spec.learning_rate
+    span = max(1, spec.num_steps - spec.warmup_steps)
+    progress = min(1.0, (step - spec.warmup_steps) / span)
+    if spec.lr_schedule is LrSchedule.LINEAR:
+        return spec.learning_rate * (1.0 - progress)
+    return spec.learning_rate * max(0.0, 0.5 * (1.0 + math.cos(math.pi * progress)))
+
+
+def clip_factor(spec: TrainSpec, grad_norm: float) -> float:
+    """What gradients are multiplied by, as `torch.nn.utils.clip_grad_norm_` computes it."""
+    if spec.clip_grad_norm == 0.0:
+        return 1.0
+    return min(1.0, spec.clip_grad_norm / (grad_norm + 1e-6))

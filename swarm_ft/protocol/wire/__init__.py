@@ -1,0 +1,1 @@
+"""Messages to and from protobuf, checked: the one place where others' bytes become values."""

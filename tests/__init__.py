@@ -1,0 +1,1 @@
+"""Tests, the simulator and the fault matrix."""

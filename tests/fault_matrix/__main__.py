@@ -1,0 +1,54 @@
+"""`python -m tests.fault_matrix`: runs the matrix and prints its table."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import click
+
+from tests.fault_matrix.cells import Cell, chosen_cells
+from tests.fault_matrix.matrix import run_matrix
+from tests.fault_matrix.table import as_dict, as_line, as_markdown
+from tests.fault_matrix.trial import Outcome
+
+
+@click.command()
+@click.option(
+    "--cells",
+    default="",
+    metavar="ROLE:PHASE:FAULT,...",
+    help="Only these; * stands for anything, as in 'middle:mid-*:kill'.",
+)
+@click.option("--list", "is_list", is_flag=True, help="Name the cells and do nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print a line of JSON a cell.")
+@click.option("--logs", metavar="DIR", help="Where processes' logs go.  [default: a new one]")
+def fault_matrix(cells: str, *, is_list: bool, as_json: bool, logs: str | None) -> None:
+    """Kill, freeze and cut off real processes of a swarm, and compare its losses."""
+    chosen = chosen_cells(tuple(filter(None, cells.split(","))))
+    if is_list:
+        click.echo("\n".join(map(str, chosen)))
+        return
+    directory = Path(logs or tempfile.mkdtemp(prefix="swarm-ft-faults-"))
+    click.echo(f"{len(chosen)} cells; logs: {directory}", err=True)
+    outcomes = asyncio.run(_run(chosen, directory, as_json=as_json))
+    if not as_json:
+        click.echo(as_markdown(outcomes))
+    sys.exit(1 if any(outcome.problem for outcome in outcomes) else 0)
+
+
+async def _run(cells: tuple[Cell, ...], directory: Path, *, as_json: bool) -> list[Outcome]:
+    outcomes = []
+    async for outcome in run_matrix(cells, directory):
+        outcomes.append(outcome)
+        click.echo(f"{len(outcomes):3}/{len(cells)}  {as_line(outcome)}", err=True)
+        if as_json:
+            click.echo(json.dumps(as_dict(outcome)))
+    return outcomes
+
+
+if __name__ == "__main__":
+    fault_matrix()

@@ -1,0 +1,53 @@
+"""The matrix: one swarm, one quiet run, then cell after cell."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from pathlib import Path
+
+from swarm_ft.client.job import Job
+from swarm_ft.client.report import counted_steps
+from swarm_ft.protocol.messages.client import RunEvent
+from tests.fault_matrix.cells import Cell
+from tests.fault_matrix.job import make_input, make_job
+from tests.fault_matrix.swarm import TWO_OF_EACH, Swarm
+from tests.fault_matrix.timeline import Timeline
+from tests.fault_matrix.trial import STEPS_WITH_NEWCOMER, Outcome, Trial, spec_of, watch
+
+QUIET_TIMEOUT_S = 300.0
+
+
+async def run_matrix(cells: Sequence[Cell], work_dir: Path) -> AsyncGenerator[Outcome, None]:
+    """Outcomes, one after the other, in the order of the cells.
+
+    A trial that did not come out well leaves its swarm; the next one gets a new one.
+    """
+    sample = make_input(work_dir)
+    job, quiet = make_job(sample, work_dir), list[float]()
+    remaining, number = list(cells), 0
+    while remaining:
+        swarm = Swarm(work_dir / f"swarm-{number}", sample)
+        number += 1
+        try:
+            await swarm.open()
+            quiet = quiet or await quiet_losses(swarm, job)
+            while remaining:
+                outcome = await Trial(swarm, job, remaining.pop(0), quiet).outcome()
+                yield outcome
+                if outcome.problem:
+                    break
+        finally:
+            await swarm.close()
+
+
+async def quiet_losses(swarm: Swarm, job: Job) -> list[float]:
+    """Of the longest run of any trial, without faults."""
+    async with asyncio.timeout(QUIET_TIMEOUT_S):
+        await swarm.refill(TWO_OF_EACH)
+        await swarm.all_joined()
+        status = await swarm.client.submit(spec_of(job, STEPS_WITH_NEWCOMER), job.samples)
+        events: Timeline[RunEvent] = Timeline()
+        await watch(swarm, status.run_id, events)
+        await swarm.client.collected(status.run_id)
+    return [step.loss for step in counted_steps([entry.item for entry in events.entries])]

@@ -1,0 +1,215 @@
+"""What must hold at every moment of a simulation, whatever goes wrong in it.
+
+1. A step that is applied has each of its samples' gradients once in every block.
+2. Weights are, after every applied step, those of the run without faults.
+3. A step is applied only if the coordinator's journal has its commit, and the journal commits
+   each step once, in order, unless it says that it goes back.
+4. Neighbours that are both about to run the next step hold equal buffers of every sample that the
+   last step took from one to the other.
+5. Nothing ends with an error that is not of this package's tree.
+6. A job that is submitted again is the same run.
+7. Once nothing goes wrong any more, the run finishes and the client gets the result.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from swarm_ft.buffers import BufferKey, BufferStore, End
+from swarm_ft.coordinator.facts.events import (
+    CommitRecord,
+    PlanRecord,
+    Record,
+    RollbackRecord,
+    RunRecord,
+)
+from swarm_ft.ids import BlockIndex, RunId, SampleId, StepNumber
+from swarm_ft.peer.node import PeerNode
+from swarm_ft.proto.boundary_pb2 import Frame
+from swarm_ft.protocol.messages.client import RunPhase
+from swarm_ft.protocol.spec.run_spec import RunSpec
+from swarm_ft.protocol.spec.training_plan import step_samples
+from tests.simulation.engine import Applied, TinyEngine
+from tests.simulation.quiet_run import quiet_run
+from tests.simulation.trace import Trace
+
+
+class Violated(Exception):
+    """An invariant does not hold."""
+
+
+@dataclass(slots=True)
+class _Stage:
+    """An engine that is about to run a step.
+
+    Attributes:
+        histories: how often the run had gone back when the step began.
+    """
+
+    engine: TinyEngine
+    store: BufferStore
+    step: StepNumber
+    histories: int
+
+
+class Invariants:
+    """Sees what is written, applied and fetched. `failures` tells what did not hold."""
+
+    def __init__(self, spec: RunSpec, trace: Trace) -> None:
+        self.on_moment: Callable[[str], None] = lambda _moment: None
+        """Told of every moment that a fault may wait for."""
+        self.failures: list[str] = []
+        self.num_commits = 0
+        self.num_rollbacks = 0
+        self._spec = spec
+        self._trace = trace
+        self._expected = quiet_run(spec)
+        self._committed: dict[RunId, int] = {}
+        self._ever_committed = 0
+        self._last_attempt = 0
+        self._stages: dict[str, _Stage] = {}
+        self._applied_in: dict[str, TinyEngine] = {}
+        self._moved: dict[tuple[int, int], dict[tuple[str, str, int], None]] = {}
+
+    def fail(self, text: str) -> None:
+        """Something does not hold."""
+        self._trace.say(f"VIOLATED: {text}")
+        self.failures.append(text)
+
+    def bug(self, text: str, error: BaseException | None) -> None:
+        """Something ended with an error that nobody foresaw."""
+        where = "".join(traceback.format_exception(error)) if error is not None else ""
+        self.fail(f"{text}\n{where}".rstrip())
+
+    # ---- the journal
+
+    def written(self, records: Sequence[Record]) -> None:
+        """Records became durable."""
+        for record in records:
+            match record:
+                case CommitRecord():
+                    self._commit(record)
+                case RollbackRecord(run_id, first_void_step):
+                    self._trace.say(f"journal: back to step {first_void_step}")
+                    committed = self._committed.get(run_id, 0)
+                    self._committed[run_id] = min(committed, first_void_step)
+                    self.num_rollbacks += 1
+                case RunRecord(run):
+                    self._committed.setdefault(run.run_id, 0)
+                    if len(self._committed) > 1:
+                        self.fail("the job became two runs")
+                    self._trace.say(
+                        f"journal: {run.phase.name.lower()}, attempt {run.attempt}, "
+                        f"{run.committed_steps} steps; {run.detail}"
+                    )
+                    if run.phase is RunPhase.FINISHED:
+                        self.on_moment("finished")
+                case PlanRecord():
+                    self.on_moment("planned")
+                case _:
+                    pass
+
+    def _commit(self, record: CommitRecord) -> None:
+        step = record.step.step
+        self._trace.say(f"journal: commit of step {step}")
+        committed = self._committed.get(record.run_id, 0)
+        if step != committed:
+            self.fail(f"the journal commits step {step} when {committed} are committed")
+        self.num_commits += 1
+        self._committed[record.run_id] = step + 1
+        self._last_attempt = record.commit.attempt
+        self._ever_committed = max(self._ever_committed, step + 1)
+        self.on_moment("committed")
+
+    # ---- engines
+
+    def watcher(self, machine: str) -> StageWatcher:
+        """Of one peer's engines."""
+        return StageWatcher(self, machine)
+
+    def began(self, machine: str, engine: TinyEngine, node: PeerNode, step: StepNumber) -> None:
+        """A stage is about to run a step: its buffers are as of all steps before."""
+        store = node.buffers
+        if store is None:
+            return
+        self._stages[machine] = mine = _Stage(engine, store, step, self.num_rollbacks)
+        for pair in self._moved.get((step - 1, self._last_attempt), {}):
+            if machine in pair[:2]:
+                other = self._stages.get(pair[1] if pair[0] == machine else pair[0])
+                if other and (other.step, other.histories) == (step, mine.histories):
+                    self._compare(pair)
+
+    def moved(self, source: str, target: str, frame: Frame) -> None:
+        """A frame that makes a buffer arrived; once its step commits, both ends are to hold it."""
+        key = frame.key
+        moved = self._moved.setdefault((key.step, key.attempt), {})
+        moved[source, target, key.sample] = None
+
+    def _compare(self, pair: tuple[str, str, int]) -> None:
+        sender, receiver = self._stages[pair[0]], self._stages[pair[1]]
+        if any(self._applied_in.get(m) is not self._stages[m].engine for m in pair[:2]):
+            return  # one was loaded since, perhaps from another replica's snapshot
+        boundary = BlockIndex(max(sender.engine.layers.start, receiver.engine.layers.start))
+        for run_id in self._committed:
+            sample = SampleId(pair[2])
+            sent = sender.store.get(BufferKey(run_id, boundary, End.SENT, sample))
+            received = receiver.store.get(BufferKey(run_id, boundary, End.RECEIVED, sample))
+            if sent and received and sent.digest != received.digest:
+                self.fail(
+                    f"boundary {boundary}, sample {sample}: the buffers of {pair[0]} and {pair[1]} "
+                    f"differ after step {sender.step - 1}"
+                )
+
+    def applied(self, machine: str, applied: Applied) -> None:
+        """A stage applied a step."""
+        step = applied.step
+        self._trace.say(f"{machine}: applies step {step} to layers {applied.engine.layers}")
+        self._stages.pop(machine, None)
+        self._applied_in[machine] = applied.engine
+        if step >= self._ever_committed:
+            self.fail(f"{machine} applied step {step}, which the journal never committed")
+        planned = set(step_samples(self._spec.train, step))
+        expected = tuple(int(s in planned) for s in range(self._spec.train.num_samples))
+        for block, tally in applied.tallies.items():
+            if tally != expected:
+                self.fail(
+                    f"{machine}, block {block}, step {step}: gradients of samples counted "
+                    f"{tally}, expected {expected}"
+                )
+        for block, weights in applied.weights.items():
+            if weights != self._expected[step + 1][block]:
+                self.fail(f"{machine}, block {block}: wrong weights after step {step}")
+
+    # ---- the end
+
+    def fetched(self, weights: bytes) -> None:
+        """The client has the result."""
+        self._trace.say("client: has the result")
+        if weights != b"".join(self._expected[-1].values()):
+            self.fail("the client's result is not that of the run without faults")
+
+
+class StageWatcher:
+    """See `EngineWatcher`; one peer process's."""
+
+    def __init__(self, invariants: Invariants, machine: str) -> None:
+        self.node: PeerNode | None = None
+        self._invariants = invariants
+        self._machine = machine
+
+    def began(self, engine: TinyEngine, step: StepNumber) -> None:
+        """See `EngineWatcher`."""
+        if self.node is not None:
+            self._invariants.began(self._machine, engine, self.node, step)
+        self._invariants.on_moment("began")
+
+    def happened(self, what: str) -> None:
+        """See `EngineWatcher`."""
+        self._invariants.on_moment(what)
+
+    def applied(self, applied: Applied) -> None:
+        """See `EngineWatcher`."""
+        self._invariants.applied(self._machine, applied)
+        self._invariants.on_moment("applied")

@@ -1,0 +1,236 @@
+"""Nothing that anybody says makes the coordinator raise, or count a step twice."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swarm_ft.coordinator.facts.events import (
+    PeerLost,
+    PeerSaid,
+    ResultCollected,
+    RunCancelled,
+    RunSubmitted,
+    Tick,
+)
+from swarm_ft.errors import BY_CODE
+from swarm_ft.ids import Attempt, PeerId, RunId, StepNumber
+from swarm_ft.protocol.messages.client import RunPhase
+from swarm_ft.protocol.messages.control import (
+    HeldStage,
+    PeerGoodbye,
+    PeerHello,
+    StageExported,
+    StageFailed,
+    StageOffered,
+    StageReady,
+    StageTaken,
+    StepReady,
+)
+from swarm_ft.protocol.messages.reports import BufferCounts, HeldBuffers, SampleSet, Traffic
+from swarm_ft.protocol.spec.layers import LayerRange
+
+RUNS = (RunId("run-1"), RunId("run-2"))
+OFFERS = {
+    PeerId("a"): LayerRange(0, 2),
+    PeerId("b"): LayerRange(2, 4),
+    PeerId("c"): LayerRange(2, 4),
+    PeerId("d"): None,
+}
+ODD_OFFERS = (None, *(LayerRange(*ends) for ends in ((0, 4), (1, 3), (2, 6))))
+
+peer_ids = st.sampled_from(sorted(OFFERS))
+run_ids = st.sampled_from(RUNS)
+offset = st.sampled_from([0, 0, 0, 0, -1, 1])
+samples = st.lists(st.sampled_from([0, 1, 4, 5, 6, 2**24 - 1]), min_size=1, unique=True)
+codes = st.sampled_from([*sorted(BY_CODE), "of-a-later-version"])
+
+# What peers say is drawn as (kind, peer, details) and made to fit the run as it then stands, since
+# messages of random attempts and steps would all be void.
+disturbances = st.one_of(
+    st.tuples(st.just("hello"), peer_ids, st.none(), offset, st.booleans()),
+    st.tuples(st.just("hello"), peer_ids, st.sampled_from(ODD_OFFERS), offset, st.booleans()),
+    st.tuples(st.just("lost"), peer_ids),
+    st.tuples(st.just("goodbye"), peer_ids),
+    st.tuples(st.just("stage_ready"), peer_ids, offset),
+    st.tuples(st.just("step_ready"), peer_ids, offset, offset, st.floats(0.0, 1e200)),
+    st.tuples(st.just("buffers"), peer_ids, st.sampled_from([2, 2, 3]), samples, st.booleans()),
+    st.tuples(st.just("offered"), peer_ids, offset, offset),
+    st.tuples(st.just("taken"), peer_ids, offset),
+    st.tuples(st.just("exported"), peer_ids, run_ids),
+    st.tuples(st.just("failed"), peer_ids, offset, codes),
+    st.tuples(st.just("submit"), run_ids, st.integers(1, 6)),
+    st.tuples(st.just("cancel"), run_ids),
+    st.tuples(st.just("collected"), run_ids),
+    st.tuples(st.just("time"), st.sampled_from([0.0, 1.0, 3.0, 11.0])),
+    st.tuples(st.just("all_hello")),
+)
+# Between two disturbances the run gets some way, or it would never get anywhere.
+scripts = st.lists(st.tuples(st.integers(0, 3), disturbances), max_size=25)
+
+
+class Mob:
+    """Makes events of actions, and gives them to the coordinator."""
+
+    def __init__(self, swarm, make_spec):
+        self.swarm, self.make_spec = swarm, make_spec
+
+    def play(self, script):
+        self.all_hello()
+        for num_progress, (kind, *details) in script:
+            for _ in range(num_progress):
+                self.progress()
+            getattr(self, kind)(*details)
+
+    @property
+    def _now(self):
+        """Run, attempt and step as the coordinator knows them."""
+        run = self.swarm.state.active_run
+        if run is None:
+            return RUNS[0], 0, 0, ()
+        return run.run_id, run.attempt, run.committed_steps, run.peers
+
+    def _said(self, peer_id, message):
+        self.swarm.handle(PeerSaid(peer_id, message))
+
+    def hello(self, peer_id, layers, steps_off, holds):
+        run_id, _, step, _ = self._now
+        run = self.swarm.state.runs.get(run_id)
+        held = HeldStage(
+            run_id=run_id,
+            spec_digest=run.spec.digest() if run else bytes(16),
+            layers=layers or LayerRange(0, 4),
+            committed_steps=max(0, step + steps_off),
+            last_attempt=self._last_attempt(run),
+            exported=steps_off == 0,
+        )
+        hello = PeerHello(
+            peer_id=peer_id,
+            layers=layers or OFFERS[peer_id],
+            memory_bytes=1 << 20,
+            held=held if holds else None,
+        )
+        self._said(peer_id, hello)
+
+    def _last_attempt(self, run):
+        return run.last_commit.attempt if run and run.last_commit else Attempt(0)
+
+    def lost(self, peer_id):
+        self.swarm.handle(PeerLost(peer_id))
+
+    def goodbye(self, peer_id):
+        self._said(peer_id, PeerGoodbye())
+
+    def all_hello(self):
+        for peer_id in OFFERS:
+            if peer_id not in self.swarm.state.members:
+                self.hello(peer_id, None, 0, True)
+
+    def progress(self):
+        """Whatever the run waits for from its peers."""
+        run_id, _, _, peers = self._now
+        phase = self.swarm.state.runs[run_id].phase
+        for peer_id in peers:
+            if phase is RunPhase.LOADING:
+                self.stage_ready(peer_id, 0)
+            elif phase is RunPhase.TRAINING:
+                self.step_ready(peer_id, 0, 0, 1.0)
+            else:
+                self.exported(peer_id, run_id)
+
+    def stage_ready(self, peer_id, off):
+        run_id, attempt, _, _ = self._now
+        self._said(peer_id, StageReady(run_id=run_id, attempt=Attempt(attempt + off)))
+
+    def offered(self, peer_id, off, steps_off):
+        run_id, attempt, step, _ = self._now
+        offer = StageOffered(
+            run_id=run_id,
+            attempt=Attempt(attempt + off),
+            step=StepNumber(max(0, step + steps_off)),
+            digest=bytes(16),
+            total_bytes=1,
+        )
+        self._said(peer_id, offer)
+
+    def taken(self, peer_id, off):
+        run_id, attempt, _, _ = self._now
+        attempt = Attempt(attempt + off)
+        self._said(peer_id, StageTaken(run_id=run_id, attempt=attempt, state_bytes=1))
+
+    def step_ready(self, peer_id, off, steps_off, number):
+        run_id, attempt, step, _ = self._now
+        ready = StepReady(
+            run_id=run_id,
+            attempt=Attempt(attempt + off),
+            step=StepNumber(step + steps_off),
+            squared_grad_norm=number,
+            loss_sum=number,
+            traffic=(Traffic(boundary=99, key_frames=2**32 - 1), Traffic(boundary=2)),
+        )
+        self._said(peer_id, ready)
+
+    def buffers(self, peer_id, boundary, samples, is_inventory):
+        run_id, attempt, step, _ = self._now
+        held = (HeldBuffers(boundary=boundary, samples=SampleSet.of(samples)),)
+        named = {"run_id": run_id, "attempt": attempt}
+        if is_inventory:
+            self._said(peer_id, StageReady(**named, buffers=held))
+        else:
+            counts = (BufferCounts(boundary=boundary, misses=2**50),)
+            ready = StepReady(**named, step=step, squared_grad_norm=1.0, lost=held, buffers=counts)
+            self._said(peer_id, ready)
+
+    def exported(self, peer_id, run_id):
+        self._said(peer_id, StageExported(run_id=run_id, shard_bytes=0))
+
+    def failed(self, peer_id, off, code):
+        run_id, attempt, _, _ = self._now
+        attempt = Attempt(attempt + off)
+        self._said(peer_id, StageFailed(run_id=run_id, attempt=attempt, code=code, message="no"))
+
+    def submit(self, run_id, num_blocks):
+        if run_id not in self.swarm.state.runs:
+            spec = self.make_spec(num_blocks=num_blocks, num_steps=5, seq_length=64, buffer_bits=4)
+            self.swarm.handle(RunSubmitted(run_id, spec))
+
+    def cancel(self, run_id):
+        self.swarm.handle(RunCancelled(run_id))
+
+    def collected(self, run_id):
+        self.swarm.handle(ResultCollected(run_id))
+
+    def time(self, seconds):
+        self.swarm.now_s += seconds
+        self.swarm.handle(Tick())
+
+
+@pytest.fixture(scope="module")
+def make_mob(make_swarm, make_spec):
+    return lambda: Mob(make_swarm(), make_spec)
+
+
+@settings(derandomize=True, max_examples=250, deadline=None)
+@given(script=scripts, num_blocks=st.sampled_from([2, 4, 4, 4]))
+def test_no_order_of_events_breaks_the_coordinator(make_mob, script, num_blocks):
+    mob = make_mob()
+    mob.submit(RUNS[0], num_blocks)
+    mob.play(script)
+
+
+@settings(derandomize=True, max_examples=100, deadline=None)
+@given(script=scripts)
+def test_honest_peers_can_still_train_after_any_order_of_events(make_mob, make_peer, script):
+    mob = make_mob()
+    mob.submit(RUNS[0], 4)
+    mob.play(script)
+    swarm = mob.swarm
+    for run_id in RUNS:
+        mob.submit(run_id, 4)
+        mob.cancel(run_id)
+    for peer_id in OFFERS:
+        mob.lost(peer_id)
+    last = RunId("run-3")
+    mob.submit(last, 4)
+    swarm.join(make_peer("x", "0-2"), make_peer("y", "2-4"))
+    swarm.settle()
+    assert len(swarm.history[last]) == 5

@@ -1,0 +1,138 @@
+"""A step that is planned again: what is done stays done, a slow peer's share is divided anew."""
+
+import pytest
+
+from swarm_ft.protocol.machines.pipeline import PARTS
+from swarm_ft.protocol.messages.client import RunPhase, RunStatus
+from swarm_ft.protocol.messages.control import PeerAlive, PlanStep
+from tests.unit.coordinator.conftest import FakePeer
+
+MICROBATCHES = 8
+USUAL_S, SLOW_S = 1.0, 6.0
+
+
+@pytest.fixture
+def peers():
+    """Two replicas of the first stage and two of the second."""
+    return [
+        FakePeer(f"{name}{i}", layers)
+        for layers, name in (("0-2", "a"), ("2-4", "b"))
+        for i in (1, 2)
+    ]
+
+
+@pytest.fixture
+def training(swarm, make_spec, peers):
+    """All of them in the middle of the fifth step; nobody is ready yet."""
+    spec = make_spec(
+        num_samples=4 * MICROBATCHES, batch_size=MICROBATCHES, micro_batch_size=1, num_steps=9
+    )
+    for peer in peers:
+        peer.compute_s = USUAL_S * MICROBATCHES / 2
+    swarm.submit(spec)
+    swarm.join(*peers)
+    swarm.settle_until(lambda: swarm.run().committed_steps == 4)
+    for peer in peers:
+        swarm.forget_said(peer.peer_id)
+    return swarm
+
+
+def last_plan(peer):
+    return [message for message in peer.heard if isinstance(message, PlanStep)][-1]
+
+
+def share(plan, stage, replica):
+    own = [batch for batch in plan.microbatches if batch.replica_at(stage) == replica]
+    return [batch.index for batch in own if stage not in batch.done]
+
+
+def alive(swarm, *, parts_begun, compute_s):
+    run = swarm.run()
+    return PeerAlive(
+        attempt=run.attempt, step=run.committed_steps, parts_begun=parts_begun, compute_s=compute_s
+    )
+
+
+def test_after_a_loss_the_plan_names_what_is_done_and_with_whom(training, peers):
+    a1, _, b1, b2 = peers
+    before = last_plan(a1)
+    a1.done = frozenset(share(before, 0, 0)[:2])
+    b1.done = frozenset(share(before, 1, 0))
+    training.lose(b2)
+    training.settle_until(lambda: last_plan(a1) is not before)
+    again = last_plan(a1)
+    assert again.step == before.step
+    assert [b.samples for b in again.microbatches] == [b.samples for b in before.microbatches]
+    assert {b.index for b in again.microbatches if 0 in b.done} == a1.done
+    assert {b.index for b in again.microbatches if 1 in b.done} == b1.done
+    assert len(share(again, 0, 0)) == len(share(again, 0, 1)) == 3
+    assert sorted(share(again, 1, 0)) == sorted(share(before, 1, 1))
+
+
+def test_tokens_go_only_to_those_who_still_compute_with_them(training, peers):
+    *_, b1, b2 = peers
+    before = last_plan(b1)
+    b1.done = frozenset(share(before, 1, 0))
+    training.lose(b2)
+    training.settle_until(lambda: last_plan(b1) is not before)
+    asked = [e.tokens_of for e in training.effects if getattr(e, "peer_id", "") == "b1"][-1]
+    plan = last_plan(b1)
+    assert asked == tuple(plan.microbatches[i].samples[0] for i in share(plan, 1, 0))
+
+
+def test_what_was_done_of_a_committed_step_says_nothing_of_the_next(training, peers):
+    a1, *_, b2 = peers
+    a1.done = frozenset(share(last_plan(a1), 0, 0))
+    training.lose(b2)
+    a1.done = frozenset()
+    training.settle_until(lambda: training.run().committed_steps == 6)
+    assert not any(batch.done for batch in last_plan(a1).microbatches)
+
+
+@pytest.mark.parametrize("index", [0, 2])
+def test_a_peer_that_gets_slow_is_relieved_in_the_same_step(training, peers, index):
+    slow = peers[index]
+    before = last_plan(slow)
+    said = alive(training, parts_begun=PARTS, compute_s=SLOW_S)
+    training.say(slow, said)
+    training.settle_until(lambda: last_plan(slow) is not before)
+    again, stage = last_plan(slow), index // 2
+    assert again.step == before.step
+    assert len(share(again, stage, 0)) == 1
+    assert len(share(again, stage, 1)) == MICROBATCHES - 1
+    details = [
+        e.event.detail for e in training.effects if isinstance(getattr(e, "event", 0), RunStatus)
+    ]
+    assert (
+        f"peer {slow.peer_id} got slow: 6.0 s a microbatch, 1.4 s at most before; its share is "
+        "divided anew"
+    ) in details
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"parts_begun": 0, "compute_s": 0.0},
+        {"parts_begun": PARTS, "compute_s": 1.5 * USUAL_S},
+        {"parts_begun": 4 * PARTS, "compute_s": 4 * SLOW_S},
+        {"parts_begun": 4, "compute_s": 4 / PARTS * USUAL_S},
+    ],
+    ids=["nothing begun", "a little slower", "all begun", "forwards alone, as fast as ever"],
+)
+def test_a_peer_that_holds_nobody_up_for_long_goes_on(training, peers, said):
+    attempt = training.run().attempt
+    training.say(peers[0], alive(training, **said))
+    assert training.run().attempt == attempt
+
+
+def test_old_news_and_a_peer_without_replicas_change_nothing(swarm, make_spec, a, b):
+    for peer in (a, b):
+        peer.compute_s = USUAL_S
+    swarm.submit(make_spec(num_steps=9))
+    swarm.join(a, b)
+    swarm.settle_until(lambda: swarm.run().committed_steps == 4)
+    attempt = swarm.run().attempt
+    for news in ({"step": 3}, {"attempt": 7}, {}):
+        known = {"attempt": attempt, "step": 4, "parts_begun": PARTS, "compute_s": 99.0}
+        swarm.say(a, PeerAlive(**(known | news)))
+    assert (swarm.run().attempt, swarm.run().phase) == (attempt, RunPhase.TRAINING)

@@ -1,0 +1,138 @@
+"""How long a stage's last peer is waited for: as long as it would cost to do without it."""
+
+import pytest
+
+from swarm_ft.coordinator.journal.journal import Journal
+from swarm_ft.coordinator.plan.membership import GRACE_S, SHORT_GRACE_S
+from swarm_ft.coordinator.plan.placement import SETTLE_S
+from swarm_ft.ids import RunId
+from swarm_ft.protocol.messages.client import RunPhase
+
+RUN = RunId("run-1")
+
+
+@pytest.fixture
+def train(make_swarm, make_spec, a, b):
+    """`train(2, seconds=4.0)`: a swarm whose run has two steps behind it, of 4 s each, or more."""
+
+    def make(num_steps, *, seconds=0.0, **options):
+        swarm = make_swarm(Journal(":memory:"))
+        swarm.submit(make_spec(num_steps=20, **options))
+        swarm.join(a, b)
+        swarm.settle_until(lambda: swarm.run().phase is RunPhase.TRAINING)
+        for number in range(1, num_steps + 1):
+            swarm.now_s = swarm.run().step_began_s + seconds
+            swarm.settle_until(lambda number=number: swarm.run().committed_steps == number)
+        return swarm
+
+    return make
+
+
+def away_s(swarm, peer):
+    return swarm.now_s - swarm.run().away_since_s[peer.peer_id]
+
+
+def wait_until_away(swarm, peer, seconds):
+    """Until just before the peer is away for so long."""
+    swarm.wait(seconds - away_s(swarm, peer) - 1.0)
+
+
+def test_where_nobody_else_could_host_the_layers_the_whole_grace_is_waited(train, b):
+    swarm = train(2)
+    swarm.lose(b)
+    wait_until_away(swarm, b, GRACE_S)
+    assert swarm.num_rollbacks == 0
+    swarm.wait(1.0)
+    assert swarm.num_rollbacks == 1
+
+
+def test_a_run_with_little_to_lose_waits_only_for_a_reconnect(train, b, newcomer):
+    swarm = train(2)
+    swarm.lose(b)
+    swarm.join(newcomer)
+    told = f"waiting for layers 2-4: their peer may come back ({SHORT_GRACE_S:.0f} s)"
+    assert swarm.run().detail == told
+    wait_until_away(swarm, b, SHORT_GRACE_S)
+    assert swarm.num_rollbacks == 0
+    swarm.wait(1.0)
+    assert swarm.num_rollbacks == 1
+    assert swarm.run().peers == ("a", "newcomer")
+    swarm.settle()
+    assert swarm.run().phase is RunPhase.FINISHED
+
+
+def test_a_run_waits_as_long_as_going_back_would_cost(train, b, newcomer):
+    swarm = train(3, seconds=4.0)
+    swarm.lose(b)
+    swarm.join(newcomer)
+    redone_s = 3 * swarm.run().step_seconds[1]
+    assert 12.0 < redone_s < 15.0
+    assert swarm.run().detail.endswith(f"may come back ({redone_s:.0f} s)")
+    wait_until_away(swarm, b, redone_s)
+    assert swarm.num_rollbacks == 0
+    swarm.wait(1.0)
+    assert swarm.num_rollbacks == 1
+
+
+def test_a_peer_that_comes_back_in_that_time_keeps_the_work(train, b, newcomer):
+    swarm = train(3, seconds=4.0)
+    swarm.lose(b)
+    swarm.join(newcomer)
+    wait_until_away(swarm, b, 12.0)
+    swarm.join(b)
+    swarm.settle()
+    assert swarm.num_rollbacks == 0
+    assert swarm.run().phase is RunPhase.FINISHED
+
+
+def test_only_steps_since_the_snapshot_would_be_done_again(train, b, newcomer):
+    swarm = train(5, seconds=6.0, save_steps=4)
+    swarm.lose(b)
+    swarm.join(newcomer)
+    assert swarm.run().detail.endswith("may come back (6 s)")
+
+
+def test_nobody_is_waited_for_longer_than_the_grace(train, b, newcomer):
+    swarm = train(5, seconds=100.0)
+    swarm.lose(b)
+    swarm.join(newcomer)
+    wait_until_away(swarm, b, GRACE_S)
+    assert swarm.num_rollbacks == 0
+    swarm.wait(1.0)
+    assert swarm.num_rollbacks == 1
+
+
+def test_one_slow_step_changes_nothing(train, b, newcomer):
+    swarm = train(3)
+    swarm.now_s = swarm.run().step_began_s + 1000.0
+    swarm.settle_until(lambda: swarm.run().committed_steps == 4)
+    swarm.lose(b)
+    swarm.join(newcomer)
+    assert swarm.run().detail.endswith(f"may come back ({SHORT_GRACE_S:.0f} s)")
+
+
+def test_an_automatic_peer_counts_once_it_is_known_who_came(train, b, make_peer):
+    swarm = train(2)
+    swarm.lose(b)
+    swarm.join(make_peer("auto", "auto"))
+    assert swarm.run().detail.endswith(f"may come back ({GRACE_S:.0f} s)")
+    swarm.wait(SETTLE_S)
+    assert swarm.run().detail.endswith(f"may come back ({SHORT_GRACE_S:.0f} s)")
+
+
+def test_the_wait_is_told_once(train, b, newcomer):
+    swarm = train(3, seconds=4.0)
+    swarm.lose(b)
+    swarm.join(newcomer)
+    before = len(swarm.effects)
+    for _ in range(5):
+        swarm.wait(0.5)
+    assert len(swarm.effects) == before
+
+
+def test_after_a_restart_it_is_known_how_long_steps_take(train):
+    swarm = train(7, seconds=4.0)
+    before = swarm.run().step_seconds
+    assert len(before) == 5
+    swarm.restart()
+    assert swarm.run().step_seconds == before

@@ -1,0 +1,265 @@
+"""Results that lie at peers: whose are lost, when they are made again, and from which step."""
+
+import pytest
+
+from swarm_ft.coordinator.facts.events import ResultCollected, RunCancelled
+from swarm_ft.coordinator.journal.journal import Journal
+from swarm_ft.coordinator.plan.membership import GRACE_S
+from swarm_ft.ids import RunId
+from swarm_ft.protocol.messages.client import RunPhase
+from swarm_ft.protocol.messages.control import PlanStep, SaveStage
+
+RUN, SECOND = RunId("run-1"), RunId("run-2")
+
+
+@pytest.fixture
+def finished(make_swarm, make_spec, a, b):
+    """A run whose result lies at a and b; nothing but that was kept of it."""
+    swarm = make_swarm(Journal(":memory:"))
+    swarm.submit(make_spec())
+    swarm.join(a, b)
+    swarm.settle()
+    assert swarm.run().phase is RunPhase.FINISHED
+    return swarm
+
+
+@pytest.fixture
+def saved(make_swarm, make_spec, a, b):
+    """As `finished`, with the state after the last step among the snapshots."""
+    swarm = make_swarm(Journal(":memory:"))
+    swarm.submit(make_spec(save_steps=2))
+    swarm.join(a, b)
+    swarm.settle()
+    assert swarm.run().phase is RunPhase.FINISHED
+    return swarm
+
+
+def details(swarm, run_id=RUN):
+    return [r.detail for r in swarm.told_of(run_id)]
+
+
+# ---- one run
+
+
+def test_a_peer_that_comes_back_with_its_part_costs_nothing(finished, b):
+    attempt = finished.run().attempt
+    finished.lose(b)
+    finished.wait(GRACE_S - 1.0)
+    finished.join(b)
+    finished.wait(10 * GRACE_S)
+    assert (finished.run().phase, finished.run().attempt) == (RunPhase.FINISHED, attempt)
+
+
+def test_a_part_that_nobody_comes_back_with_is_trained_again(finished, a, b, newcomer):
+    finished.lose(b)
+    finished.wait(GRACE_S)
+    told = "the result of layers 2-4 is lost; the run goes back to step 0"
+    assert told in details(finished)
+    assert finished.run().detail == "waiting for layers 2-4"
+    finished.join(newcomer)
+    finished.settle()
+    assert finished.run().phase is RunPhase.FINISHED
+    assert a.applied == newcomer.applied == [0, 1, 2]
+    assert newcomer.exported
+    assert finished.num_rollbacks == 1
+
+
+def test_with_a_snapshot_of_the_end_nothing_is_trained_twice(saved, a, b, newcomer):
+    num_plans = len(saved.said(PlanStep))
+    saved.lose(b)
+    saved.wait(GRACE_S)
+    assert "the result of layers 2-4 is lost; the run goes back to step 3" in details(saved)
+    saved.join(newcomer)
+    saved.settle()
+    assert saved.run().phase is RunPhase.FINISHED
+    assert a.exported
+    assert newcomer.exported
+    assert len(saved.said(PlanStep)) == num_plans
+    assert [save.step for _, save in saved.said(SaveStage)] == [2, 2, 3, 3], "once is enough"
+
+
+def test_a_goodbye_takes_the_result_along_at_once(finished, b):
+    finished.leave(b)
+    assert finished.run().phase is RunPhase.WAITING
+
+
+def test_a_peer_that_restarted_without_its_part_is_not_waited_for(finished, b):
+    finished.lose(b)
+    b.forget()
+    finished.join(b)
+    assert finished.run().phase is RunPhase.LOADING
+    finished.settle()
+    assert finished.run().phase is RunPhase.FINISHED
+    assert b.exported
+
+
+def test_a_replica_keeps_the_result(swarm, make_spec, a, b, make_peer):
+    twin = make_peer("twin", "2-4")
+    swarm.join(a, b, twin)
+    swarm.submit(make_spec())
+    swarm.settle()
+    swarm.leave(b)
+    swarm.wait(10 * GRACE_S)
+    assert swarm.run().phase is RunPhase.FINISHED
+    swarm.leave(twin)
+    assert swarm.run().phase is RunPhase.WAITING
+
+
+def test_a_part_of_a_voided_history_is_no_result(finished, b, newcomer):
+    finished.lose(b)
+    finished.wait(GRACE_S)
+    finished.join(newcomer)
+    finished.settle_until(lambda: finished.run().committed_steps == 1)
+    finished.join(b)
+    assert b.peer_id not in finished.run().exported
+    finished.settle()
+    assert finished.run().phase is RunPhase.FINISHED
+    assert b.applied == [0, 1, 2]
+
+
+def test_a_collected_result_may_be_lost(finished, a, b):
+    finished.handle(ResultCollected(RUN))
+    finished.leave(b)
+    finished.leave(a)
+    finished.wait(GRACE_S)
+    assert finished.run().phase is RunPhase.COLLECTED
+
+
+# ---- after a restart of the coordinator
+
+
+def test_after_a_restart_holders_are_waited_for_and_believed(finished, a, b):
+    finished.restart()
+    finished.join(a)
+    finished.wait(GRACE_S - 1.0)
+    finished.join(b)
+    finished.wait(10 * GRACE_S)
+    assert finished.run().phase is RunPhase.FINISHED
+    finished.leave(b)
+    assert finished.run().phase is RunPhase.WAITING
+
+
+def test_after_a_restart_a_result_that_nobody_brings_is_made_again(saved, a, newcomer):
+    saved.restart()
+    saved.join(a, newcomer)
+    saved.wait(GRACE_S)
+    saved.settle()
+    assert saved.run().phase is RunPhase.FINISHED
+    assert newcomer.exported
+    assert saved.num_rollbacks == 1
+
+
+def test_a_run_that_went_back_goes_on_after_a_restart(saved, a, b, newcomer):
+    saved.leave(b)
+    assert saved.run().phase is RunPhase.WAITING
+    saved.restart()
+    saved.join(a, newcomer)
+    saved.settle()
+    assert saved.run().phase is RunPhase.FINISHED
+    assert newcomer.exported
+
+
+# ---- with other runs
+
+
+@pytest.fixture
+def c(make_peer):
+    return make_peer("c", "0-4")
+
+
+@pytest.fixture
+def second(finished, make_spec, c):
+    """The second run trains at c while the first waits to be collected."""
+    finished.submit(make_spec(num_steps=5), SECOND)
+    finished.join(c)
+    finished.settle_until(lambda: finished.run(SECOND).committed_steps == 2)
+    return finished
+
+
+def test_a_run_that_trains_is_not_disturbed_by_an_older_ones_lost_result(second, a, b, c):
+    second.leave(b)
+    assert second.run().phase is RunPhase.FINISHED
+    told = "the result of layers 2-4 is lost; it is made again after run run-2"
+    assert second.run().detail == told
+    second.settle()
+    assert second.run(SECOND).phase is RunPhase.FINISHED
+    assert second.num_rollbacks == 1, "the first run's, when the second is over"
+    assert second.run().detail.startswith("waiting for layers 2-4")
+    assert c.exported
+
+
+def test_a_part_that_comes_back_meanwhile_counts(second, b):
+    second.lose(b)
+    second.wait(GRACE_S)
+    assert "is lost" in second.run().detail
+    second.join(b)
+    assert second.run().detail == "the result can be fetched"
+    second.settle()
+    assert second.run(SECOND).phase is RunPhase.FINISHED
+    assert second.run().phase is RunPhase.FINISHED
+    assert second.num_rollbacks == 0
+
+
+def test_two_results_are_made_again_one_after_the_other(second, a, b, c):
+    second.settle()
+    second.leave(c)
+    assert second.run(SECOND).phase is RunPhase.WAITING
+    second.leave(b)
+    assert second.run().phase is RunPhase.QUEUED, "the second is begun"
+    assert second.run().detail.endswith("goes back to step 0 after run run-2")
+    second.join(c)
+    second.join(b)
+    second.settle()
+    assert c.exported
+    assert second.run(SECOND).phase is RunPhase.FINISHED
+    second.handle(ResultCollected(SECOND))
+    second.settle()
+    assert second.run().phase is RunPhase.FINISHED
+
+
+def test_what_is_left_of_a_lost_result_does_not_keep_its_peers_from_a_run_that_waits(
+    second, a, b, c, newcomer
+):
+    second.leave(c)
+    assert second.run(SECOND).phase is RunPhase.WAITING
+    second.leave(b)
+    second.join(newcomer)
+    second.settle()
+    assert second.run(SECOND).phase is RunPhase.FINISHED
+    assert second.run(SECOND).peers == ("a", "newcomer")
+    second.handle(ResultCollected(SECOND))
+    second.settle()
+    assert second.run().phase is RunPhase.FINISHED
+
+
+def test_a_run_that_was_never_begun_waits_for_the_older_one(finished, make_spec, a, b, newcomer):
+    finished.submit(make_spec(), SECOND)
+    assert finished.run(SECOND).phase is RunPhase.WAITING
+    finished.leave(b)
+    assert finished.run(SECOND).phase is RunPhase.QUEUED
+    finished.join(newcomer)
+    finished.settle()
+    assert finished.run().phase is RunPhase.FINISHED
+    finished.handle(ResultCollected(RUN))
+    finished.settle()
+    assert finished.run(SECOND).phase is RunPhase.FINISHED
+
+
+def test_after_a_restart_the_run_that_was_begun_is_still_the_first(second, a, b, c):
+    second.settle()
+    second.leave(c)
+    second.leave(b)
+    second.restart()
+    assert second.run().phase is RunPhase.QUEUED
+    second.join(c)
+    second.settle()
+    assert second.run(SECOND).phase is RunPhase.FINISHED
+    assert second.run().phase is RunPhase.WAITING
+
+
+def test_a_lost_result_may_be_cancelled(finished, a, b):
+    finished.leave(b)
+    finished.handle(RunCancelled(RUN))
+    finished.wait(GRACE_S)
+    assert finished.run().phase is RunPhase.CANCELLED
+    assert a.assign is None

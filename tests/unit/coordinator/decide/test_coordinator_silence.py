@@ -1,0 +1,140 @@
+"""Peers of which nothing is heard, and a coordinator that heard nothing because it stood still."""
+
+import pytest
+
+from swarm_ft.coordinator.decide.losses import NOTICED_S, STALLED_S
+from swarm_ft.coordinator.facts.events import Publish, Write
+from swarm_ft.coordinator.journal.journal import Journal
+from swarm_ft.coordinator.plan.membership import GATHER_S, GRACE_S, SILENT_S
+from swarm_ft.coordinator.watching import overview
+from swarm_ft.ids import RunId
+from swarm_ft.protocol.messages.client import RunPhase
+from swarm_ft.protocol.messages.control import PeerAlive
+
+RUN = RunId("run-1")
+
+
+@pytest.fixture
+def peers(make_peer):
+    return make_peer("a", "0-2"), make_peer("b", "2-4"), make_peer("twin", "2-4")
+
+
+@pytest.fixture
+def training(make_swarm, make_spec, peers):
+    """A swarm in which a step has begun; effects are those from then on."""
+    swarm = make_swarm(Journal(":memory:"))
+    swarm.join(*peers)
+    swarm.submit(make_spec())
+    swarm.settle_until(lambda: swarm.run().phase is RunPhase.TRAINING)
+    swarm.effects.clear()
+    return swarm
+
+
+# ---- silent peers
+
+
+def test_a_silent_peer_is_told_of_before_it_is_given_up(training, peers):
+    training.deafen(peers[1])
+    training.wait(NOTICED_S)
+    (told,) = training.told_of()
+    assert told.detail == "peer b (layers 2-4) has said nothing for 4 s"
+    assert told.phase is RunPhase.TRAINING
+    assert overview(training.state).runs[0].detail == told.detail
+    training.wait(SILENT_S - NOTICED_S)
+    assert "peer b (layers 2-4) said nothing for 8 s; its part goes to twin" in [
+        status.detail for status in training.told_of()
+    ]
+    assert training.run().notice == ""
+
+
+def test_a_peer_that_speaks_again_is_told_of_no_more(training, peers):
+    training.deafen(peers[1])
+    training.wait(NOTICED_S)
+    training.deaf.clear()
+    training.say(peers[1], PeerAlive())
+    training.wait(1.0)
+    assert [status.detail for status in training.told_of()][1:] == [""]
+
+
+def test_a_silence_is_told_once_and_not_written_down(training, peers):
+    training.deafen(peers[1])
+    while training.now_s < training.state.members["b"].heard_at_s + SILENT_S - 1.0:
+        training.wait(0.1)
+    assert sum(isinstance(effect, Publish) for effect in training.effects) == 1
+    assert not any(isinstance(effect, Write) for effect in training.effects)
+
+
+def test_all_who_are_silent_are_named(training, peers):
+    for peer in peers[1:]:
+        training.deafen(peer)
+    training.wait(NOTICED_S)
+    assert training.told_of()[-1].detail == (
+        "peer b (layers 2-4) has said nothing for 4 s; "
+        "peer twin (layers 2-4) has said nothing for 4 s"
+    )
+
+
+def test_a_silent_peer_that_has_no_part_in_the_run_is_not_told_of(training, make_peer):
+    spare = make_peer("spare", "2-4")
+    training.join(spare)
+    training.effects.clear()
+    training.deafen(spare)
+    training.wait(NOTICED_S)
+    assert training.told_of() == []
+
+
+def test_what_a_run_is_told_at_its_end_is_not_hidden(training, peers):
+    training.deafen(peers[1])
+    training.wait(NOTICED_S)
+    training.forget_said(peers[0].peer_id)
+    training.say(peers[0], peers[0].failed("non-finite"))
+    assert training.run().status.detail == "peer a: oh"
+
+
+# ---- a coordinator that stood still
+
+
+@pytest.mark.parametrize("seconds", [STALLED_S, SILENT_S, 20.0, 3600.0])
+def test_a_coordinator_that_stood_still_dismisses_nobody(training, seconds):
+    training.stand_still(seconds)
+    assert training.effects == []
+    training.settle()
+    assert training.run().phase is RunPhase.FINISHED
+    assert training.run().attempt == 1
+
+
+def test_whoever_is_silent_from_then_on_is_given_up(training, peers):
+    training.deafen(peers[1])
+    training.stand_still(100.0)
+    training.wait(SILENT_S - 2.0)
+    assert training.dismissals() == {}
+    training.wait(2.0)
+    assert training.dismissals() == {"b": "unavailable"}
+
+
+def test_time_in_which_nobody_could_come_back_does_not_count(training, peers):
+    training.settle_until(lambda: training.run().committed_steps == 1)
+    training.lose(peers[0])
+    training.wait(GRACE_S / 2)
+    training.stand_still(10 * GRACE_S)
+    training.join(peers[0])
+    training.settle()
+    assert training.run().phase is RunPhase.FINISHED
+    assert training.num_rollbacks == 0
+
+
+def test_replicas_are_still_gathered_after_it(training, peers):
+    training.settle_until(lambda: training.run().committed_steps == 1)
+    training.restart()
+    training.join(*peers[:2])
+    training.stand_still(10 * GATHER_S)
+    assert training.run().phase is RunPhase.WAITING
+    training.join(peers[2])
+    assert set(training.run().peers) == {"a", "b", "twin"}
+
+
+def test_a_slow_tick_or_two_hide_no_silence(training, peers):
+    training.deafen(peers[1])
+    for _ in range(8):
+        training.stand_still(STALLED_S - 0.5)
+    assert "b" in training.dismissals()

@@ -1,0 +1,288 @@
+"""A newcomer takes its stage over while the others train: what the coordinator makes of it."""
+
+from dataclasses import replace
+
+import pytest
+
+from swarm_ft.coordinator.decide.machine import RETRY_S
+from swarm_ft.coordinator.facts.events import Publish
+from swarm_ft.coordinator.journal.journal import Journal
+from swarm_ft.coordinator.plan.membership import GRACE_S
+from swarm_ft.ids import Attempt
+from swarm_ft.protocol.messages.client import RunPhase, RunStatus
+from swarm_ft.protocol.messages.control import (
+    Assign,
+    ExportStage,
+    PlanStep,
+    ReleaseStage,
+    SaveStage,
+    StageTaken,
+    TakeStage,
+)
+from swarm_ft.protocol.spec.run_spec import RunSpec
+
+STEPS = 8
+
+
+@pytest.fixture
+def peers(make_peer):
+    return make_peer("a", "0-2"), make_peer("b", "2-4")
+
+
+@pytest.fixture
+def newcomer(make_peer):
+    newcomer = make_peer("newcomer", "2-4")
+    newcomer.is_slow_to_take = True
+    return newcomer
+
+
+def until_commits(swarm, number):
+    swarm.settle_until(lambda: swarm.run().committed_steps == number)
+
+
+def begin(swarm, spec, peers, newcomer):
+    """One step is committed, then the newcomer begins to listen."""
+    swarm.join(*peers)
+    swarm.submit(spec)
+    until_commits(swarm, 1)
+    swarm.join(newcomer)
+    until_commits(swarm, 2)
+
+
+@pytest.fixture
+def listened(swarm, make_spec, peers, newcomer):
+    """The newcomer has begun at step 2 and does not get the state; step 2 is under way."""
+    begin(swarm, make_spec(num_steps=STEPS, save_steps=2), peers, newcomer)
+    until_commits(swarm, 3)
+    return swarm
+
+
+def takers(swarm):
+    return [
+        (taker.peer_id, taker.step, taker.donors)
+        for _, assign in swarm.said(Assign)[-1:]
+        for taker in assign.takers
+    ]
+
+
+def plans_of(swarm, step):
+    return [plan for _, plan in swarm.said(PlanStep) if plan.step == step]
+
+
+def replicas_used(swarm, step):
+    """Of the second stage."""
+    (*_, plan) = plans_of(swarm, step)
+    return {batch.replica_at(1) for batch in plan.microbatches}
+
+
+def told(swarm):
+    statuses = [e.event for e in swarm.effects if isinstance(e, Publish)]
+    return [status.detail for status in statuses if isinstance(status, RunStatus)]
+
+
+def test_the_others_train_on_and_no_microbatch_passes_who_listens(listened, newcomer):
+    assert listened.run().phase is RunPhase.TRAINING
+    assert takers(listened) == [("newcomer", 2, ("b",))]
+    attempt = listened.run().attempt
+    until_commits(listened, 6)
+    assert listened.run().attempt == attempt, "nobody stopped"
+    assert listened.run().listeners == ("newcomer",)
+    assert newcomer.applied == list(range(6)), "it heard every step"
+    for step in (2, 3, 4, 5):
+        assert replicas_used(listened, step) == {0}
+        assert all(plan.listeners == ("newcomer",) for plan in plans_of(listened, step))
+
+
+def test_who_has_caught_up_computes_from_the_next_plan_on_and_not_sooner(listened, newcomer):
+    attempt, step = listened.run().attempt, listened.run().committed_steps
+    listened.say(newcomer, newcomer.taken())
+    assert listened.run().listeners == ("newcomer",), "the step under way is not its own"
+    listened.settle()
+    assert replicas_used(listened, step) == {0}
+    assert replicas_used(listened, step + 1) == {0, 1}
+    assert listened.run().attempt == attempt
+    assert listened.run().phase is RunPhase.FINISHED
+    assert newcomer.exported
+    assert listened.history[listened.run().run_id][step].state_bytes == 7
+
+
+def test_people_are_told_who_joins_and_who_has_caught_up(listened, newcomer):
+    joins = "peer newcomer joins layers 2-4: it takes over while the others train"
+    assert joins in told(listened)
+    assert listened.run().detail == joins
+    assert listened.run().status.joining == ("newcomer",)
+    listened.say(newcomer, newcomer.taken())
+    until_commits(listened, 4)
+    caught_up = "peer newcomer (layers 2-4) has caught up at step 4 and computes from now on"
+    assert listened.run().detail == caught_up
+    assert listened.run().status.joining == ()
+    until_commits(listened, 5)
+    assert listened.run().detail == ""
+
+
+def test_who_listens_takes_part_in_no_snapshot_and_counts_for_no_norm(listened, newcomer):
+    newcomer.squared_grad_norm = 1e9
+    until_commits(listened, 5)
+    assert {peer for peer, _ in listened.said(SaveStage)} == {"a", "b"}
+    assert listened.steps()[4].grad_norm == pytest.approx(8.0**0.5)
+
+
+def test_whoever_still_listens_at_the_end_is_let_go(listened, peers, newcomer):
+    listened.settle()
+    assert listened.run().phase is RunPhase.FINISHED
+    assert listened.run().peers == ("a", "b")
+    assert {peer for peer, _ in listened.said(ExportStage)} == {"a", "b"}
+    assert [peer for peer, _ in listened.said(ReleaseStage)] == ["newcomer"]
+    assert newcomer.assign is None
+
+
+def test_a_listener_goes_on_in_the_next_attempt_with_what_it_heard(listened, make_peer, newcomer):
+    twin = make_peer("twin", "0-2")
+    listened.join(twin)
+    until_commits(listened, 5)
+    assert ("newcomer", 2, ("b",)) in takers(listened)
+    assert listened.run().listeners == ("newcomer",)
+    takes = [take for peer, take in listened.said(TakeStage) if peer == "newcomer"]
+    assert [take.attempt for take in takes] == [2, 3], "the donors offer it again"
+    listened.say(newcomer, newcomer.taken())
+    listened.settle()
+    assert listened.run().phase is RunPhase.FINISHED
+    assert newcomer.applied == list(range(STEPS))
+
+
+def test_a_listener_that_lost_a_sum_begins_anew(listened, peers, newcomer):
+    listened.pending.clear()
+    newcomer.applied.pop()
+    listened.say(peers[0], peers[0].failed("unavailable"))
+    listened.wait(RETRY_S)
+    assert takers(listened) == [("newcomer", 2, ("b",))]
+    listened.settle_until(lambda: ("newcomer", 2, ("b",)) not in takers(listened))
+    assert takers(listened) == [("newcomer", 3, ("b",))]
+    newcomer.is_slow_to_take = False
+    listened.settle()
+    assert listened.run().phase is RunPhase.FINISHED
+    assert newcomer.applied == list(range(STEPS))
+
+
+def test_a_listener_whose_donors_are_gone_begins_anew_with_others(
+    listened, peers, make_peer, newcomer
+):
+    other = make_peer("other", "2-4")
+    listened.join(other)
+    until_commits(listened, 5)
+    assert listened.run().listeners == ("newcomer",)
+    listened.lose(peers[1])
+    step = listened.run().committed_steps
+    assert takers(listened) == [("newcomer", step, ("other",))]
+    listened.say(newcomer, newcomer.taken())
+    listened.settle()
+    assert listened.run().phase is RunPhase.FINISHED
+    assert newcomer.applied == other.applied == list(range(STEPS))
+    assert listened.num_rollbacks == 0
+
+
+def test_who_listens_cannot_stand_in_for_the_last_that_computed(listened, peers, newcomer):
+    listened.lose(peers[1])
+    assert listened.run().phase is RunPhase.WAITING
+    assert listened.run().detail.startswith("waiting for layers 2-4: their peer may come back")
+    listened.wait(GRACE_S)
+    assert listened.num_rollbacks == 1
+    listened.settle()
+    assert listened.run().phase is RunPhase.FINISHED
+    assert listened.run().peers == ("a", "newcomer")
+    assert newcomer.applied == list(range(STEPS))
+
+
+def test_the_last_that_computed_comes_back_and_who_listened_goes_on(listened, peers, newcomer):
+    listened.lose(peers[1])
+    listened.join(peers[1])
+    assert takers(listened) == [("newcomer", 2, ("b",))]
+    listened.say(newcomer, newcomer.taken())
+    listened.settle()
+    assert listened.run().phase is RunPhase.FINISHED
+    assert listened.num_rollbacks == 0
+    assert newcomer.applied == peers[1].applied == list(range(STEPS))
+
+
+def test_a_listener_that_dies_costs_an_attempt_and_is_named(listened, newcomer):
+    listened.lose(newcomer)
+    assert "peer newcomer (layers 2-4) is gone before it had caught up" in told(listened)
+    assert takers(listened) == []
+    listened.settle()
+    assert listened.run().phase is RunPhase.FINISHED
+    assert listened.run().peers == ("a", "b")
+    assert listened.num_rollbacks == 0
+
+
+def test_a_listener_that_comes_back_begins_anew(listened, newcomer):
+    listened.lose(newcomer)
+    listened.join(newcomer)
+    listened.settle_until(lambda: takers(listened))
+    assert takers(listened) == [("newcomer", listened.run().committed_steps, ("b",))]
+
+
+def test_who_catches_up_between_two_attempts_needs_no_donor_any_more(listened, peers, newcomer):
+    listened.say(newcomer, newcomer.taken())
+    listened.lose(peers[1])
+    assert listened.run().phase is RunPhase.LOADING
+    assert listened.run().peers == ("a", "newcomer")
+    assert takers(listened) == []
+    listened.settle()
+    assert listened.run().phase is RunPhase.FINISHED
+    assert listened.num_rollbacks == 0
+
+
+def test_what_an_older_attempt_says_of_a_take_over_is_void(listened, newcomer):
+    run = listened.run()
+    old = StageTaken(run_id=run.run_id, attempt=Attempt(run.attempt - 1), state_bytes=7)
+    assert listened.say(newcomer, old) == []
+    assert listened.run().taken == frozenset()
+
+
+def test_who_does_not_take_over_has_nothing_to_say_of_it(listened, peers):
+    run = listened.run()
+    said = StageTaken(run_id=run.run_id, attempt=run.attempt, state_bytes=7)
+    assert listened.say(peers[1], said) == []
+    assert listened.run().taken == frozenset()
+    assert listened.run().state_bytes == 0
+
+
+def test_after_a_restart_of_the_coordinator_the_listener_begins_anew(
+    make_swarm, make_spec, peers, newcomer
+):
+    swarm = make_swarm(Journal(":memory:"))
+    begin(swarm, make_spec(num_steps=STEPS), peers, newcomer)
+    until_commits(swarm, 4)
+    swarm.restart()
+    swarm.join(*peers, newcomer)
+    assert takers(swarm) == [("newcomer", swarm.run().committed_steps, ("b",))]
+    newcomer.is_slow_to_take = False
+    swarm.settle()
+    assert swarm.run().phase is RunPhase.FINISHED
+    assert swarm.run().peers == ("a", "b", "newcomer")
+    assert swarm.num_rollbacks == 0
+
+
+def test_where_tied_embeddings_are_synchronised_all_wait_for_the_newcomer(
+    swarm, make_spec, peers, newcomer
+):
+    plain = make_spec(num_steps=STEPS)
+    spec = RunSpec(
+        model=replace(plain.model, tied_embeddings=True),
+        train=replace(plain.train, sync_tied_embeddings=True),
+    )
+    swarm.join(*peers)
+    swarm.submit(spec)
+    until_commits(swarm, 1)
+    swarm.join(newcomer)
+    swarm.settle()
+    assert swarm.run().phase is RunPhase.LOADING
+    assert swarm.run().listeners == ()
+    newcomer.is_slow_to_take = False
+    (take,) = (take for _, take in swarm.said(TakeStage))
+    for said in newcomer.hear(take):
+        swarm.say(newcomer, said)
+    swarm.settle()
+    assert swarm.run().phase is RunPhase.FINISHED
+    assert all(not plan.listeners for _, plan in swarm.said(PlanStep))
+    assert newcomer.applied == list(range(STEPS))

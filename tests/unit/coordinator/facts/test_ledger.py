@@ -1,0 +1,161 @@
+"""Which peers hold which buffers: against a dictionary that does the same."""
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from swarm_ft.coordinator.facts.ledger import CHUNK_SAMPLES, MAX_NUMBERED, Ledger, Side, change_of
+from swarm_ft.protocol.messages.control import Stage
+from swarm_ft.protocol.messages.reports import SampleSet
+from swarm_ft.protocol.spec.layers import LayerRange
+
+NUM_SAMPLES = 2 * CHUNK_SAMPLES + 9
+STAGES = (("a", "a2"), ("b", "b2"), ("c",))
+BOUNDARIES = (3, 5)
+
+samples_drawn = st.lists(st.integers(0, NUM_SAMPLES - 1), min_size=1, max_size=12, unique=True)
+routes_drawn = st.tuples(*(st.sampled_from(peers) for peers in STAGES))
+ends = st.sampled_from(
+    [
+        (3, Side.UPSTREAM, "a"),
+        (3, Side.UPSTREAM, "a2"),
+        (3, Side.DOWNSTREAM, "b2"),
+        (5, Side.UPSTREAM, "b"),
+        (5, Side.DOWNSTREAM, "c"),
+    ]
+)
+
+
+def pipeline(peers=STAGES):
+    edges = (0, *BOUNDARIES, 8)
+    return [
+        Stage(layers=LayerRange(edges[i], edges[i + 1]), peers=names)
+        for i, names in enumerate(peers)
+    ]
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    """The ledger, a dictionary, and every ledger that there was."""
+
+    @initialize()
+    def begin(self):
+        self.ledger = Ledger.empty(BOUNDARIES, NUM_SAMPLES)
+        self.model = {}
+        self.older = []
+
+    def _becomes(self, ledger):
+        self.older.append((self.ledger, hash(self.ledger)))
+        self.ledger = ledger
+
+    @rule(samples=samples_drawn, routes=st.lists(routes_drawn, min_size=12, max_size=12))
+    def commit(self, samples, routes):
+        along = dict(zip(samples, routes, strict=False))
+        self._becomes(self.ledger.after(along))
+        for sample, route in along.items():
+            for i, boundary in enumerate(BOUNDARIES):
+                self.model[boundary, Side.UPSTREAM, sample] = route[i]
+                self.model[boundary, Side.DOWNSTREAM, sample] = route[i + 1]
+
+    @rule(end=ends, samples=samples_drawn)
+    def lose(self, end, samples):
+        boundary, _, peer = end
+        self._becomes(self.ledger.without(peer, boundary, SampleSet.of(samples)))
+        self._forget(peer, lambda where, sample: where == boundary and sample in samples)
+
+    @rule(peer=st.sampled_from(["a", "b", "c", "stranger"]), samples=samples_drawn)
+    def come_back(self, peer, samples):
+        held = {5: SampleSet.of(samples)} if peer != "a" else {3: SampleSet.of(samples)}
+        self._becomes(self.ledger.with_inventory(peer, held))
+        self._forget(peer, lambda where, sample: where not in held or sample not in samples)
+
+    def _forget(self, peer, is_gone):
+        self.model = {
+            (boundary, side, sample): holder
+            for (boundary, side, sample), holder in self.model.items()
+            if holder != peer or not is_gone(boundary, sample)
+        }
+
+    @invariant()
+    def entries_are_those_of_the_model(self):
+        entries = self.ledger.all_entries()
+        assert entries.shape == (NUM_SAMPLES, len(BOUNDARIES), 2)
+        known = {
+            (BOUNDARIES[column], Side(side), sample): self.ledger.holder(number)
+            for (sample, column, side), number in np.ndenumerate(entries)
+            if number
+        }
+        assert known == self.model
+        assert (self.ledger.entries([70, 1]) == entries[[70, 1]]).all()
+
+    @invariant()
+    def what_was_kept_is_as_it_was(self):
+        assert all(hash(ledger) == before for ledger, before in self.older)
+
+    @invariant()
+    def a_change_makes_one_of_the_other(self):
+        before = self.older[-1][0] if self.older else None
+        change = change_of(before, self.ledger)
+        chunks = list((before or Ledger.empty(BOUNDARIES, NUM_SAMPLES)).chunks)
+        for place, chunk in change.chunks:
+            chunks[place] = chunk
+        assert tuple(chunks) == self.ledger.chunks
+        assert (change.peers or (before and before.peers) or ()) == self.ledger.peers
+
+
+LedgerMachine.TestCase.settings = settings(
+    derandomize=True, max_examples=60, stateful_step_count=20, deadline=None
+)
+TestLedgerAgainstADictionary = LedgerMachine.TestCase
+
+
+@pytest.fixture
+def ledger():
+    return Ledger.empty(BOUNDARIES, NUM_SAMPLES)
+
+
+def test_a_sample_is_buffered_where_both_ends_are_in_the_pipeline(ledger):
+    ledger = ledger.after({0: ("a", "b", "c"), 1: ("a2", "b", "c"), 2: ("a", "b2", "c")})
+    assert ledger.buffered(pipeline()) == {3: 3, 5: 3}
+    assert ledger.buffered(pipeline((("a",), ("b", "new"), ("c",)))) == {3: 1, 5: 2}
+    lost = ledger.without("b", 5, SampleSet.of([0]))
+    assert lost.buffered(pipeline()) == {3: 3, 5: 2}
+
+
+def test_a_commit_copies_no_more_than_the_chunks_of_its_samples(ledger):
+    after = ledger.after({0: ("a", "b", "c"), 1: ("a", "b", "c")})
+    assert [old is new for old, new in zip(ledger.chunks, after.chunks, strict=True)] == [
+        False,
+        True,
+        True,
+    ]
+    assert change_of(ledger, after).chunks == ((0, after.chunks[0]),)
+
+
+def test_who_finds_no_number_is_nobody(ledger):
+    peers = {sample: (f"a{sample}", f"b{sample}", "c") for sample in range(2)}
+    crowd = tuple(f"peer-{i}" for i in range(MAX_NUMBERED - 2))
+    full = Ledger(
+        boundaries=BOUNDARIES, num_samples=NUM_SAMPLES, peers=crowd, chunks=ledger.chunks
+    ).after(peers)
+    assert len(full.peers) == MAX_NUMBERED
+    assert full.entries([0])[0].tolist() == [
+        [MAX_NUMBERED - 1, MAX_NUMBERED],
+        [MAX_NUMBERED, 0],
+    ]
+    assert full.entries([1])[0].tolist() == [[0, 0], [0, 0]]
+
+
+def test_other_boundaries_are_another_ledger(ledger):
+    before = ledger.after({0: ("a", "b", "c")})
+    change = change_of(before, Ledger.empty((4,), NUM_SAMPLES))
+    assert change.is_new
+    assert change.chunks == ()
+    assert change.peers == ()
+
+
+def test_nothing_changes_where_nobody_lost_anything(ledger):
+    before = ledger.after({0: ("a", "b", "c")})
+    assert before.without("a2", 3, SampleSet.of([0])) == before
+    assert before.with_inventory("a", {3: SampleSet.of([0, 5])}) is before

@@ -1,0 +1,362 @@
+import shutil
+import sqlite3
+import threading
+from contextlib import closing
+from dataclasses import replace
+from types import MappingProxyType
+
+import pytest
+
+from swarm_ft.coordinator.facts.events import (
+    CommitRecord,
+    MemberRecord,
+    PlanRecord,
+    RollbackRecord,
+    RunRecord,
+)
+from swarm_ft.coordinator.facts.state import OpenStep, Run
+from swarm_ft.coordinator.journal.journal import Journal
+from swarm_ft.coordinator.plan.membership import GATHER_S
+from swarm_ft.errors import JournalError, NotFound
+from swarm_ft.ids import (
+    Attempt,
+    BlockIndex,
+    MicrobatchIndex,
+    PeerId,
+    RunId,
+    SampleId,
+    StepNumber,
+)
+from swarm_ft.protocol.messages.client import RunPhase, StepCommitted
+from swarm_ft.protocol.messages.control import CommitStep, PeerHello, StageAssignment
+from swarm_ft.protocol.messages.reports import Traffic
+from swarm_ft.protocol.spec.layers import LayerRange
+from swarm_ft.protocol.spec.training_plan import Microbatch
+
+RUN = RunId("run-1")
+NOW_S = 50.0
+STAGES = (
+    StageAssignment(peer_id=PeerId("a"), layers=LayerRange(0, 2)),
+    StageAssignment(peer_id=PeerId("b"), layers=LayerRange(2, 4)),
+)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "journal.db"
+
+
+@pytest.fixture
+def journal(path):
+    book = Journal(str(path))
+    yield book
+    book.close()
+
+
+@pytest.fixture
+def run(make_spec):
+    return Run(run_id=RUN, spec=make_spec())
+
+
+@pytest.fixture
+def samples():
+    return [bytes([i] * 20) for i in range(6)]
+
+
+@pytest.fixture
+def reopen(tmp_path, path):
+    """The journal as a kill leaves it: the files as they are, the first owner not closed."""
+    opened = []
+
+    def after_kill():
+        copy = tmp_path / f"after-kill-{len(opened)}"
+        copy.mkdir()
+        for file in path.parent.glob("journal.db*"):
+            shutil.copy(file, copy)
+        opened.append(Journal(str(copy / "journal.db")))
+        return opened[-1]
+
+    yield after_kill
+    for book in opened:
+        book.close()
+
+
+def commit_record(step, *, loss=2.5):
+    committed = StepCommitted(
+        step=StepNumber(step),
+        loss=loss,
+        learning_rate=0.1,
+        grad_norm=1.0 / 3.0,
+        num_samples=4,
+        seconds=0.7,
+        traffic=(Traffic(boundary=BlockIndex(2), forward_bytes=2**63, key_frames=4),),
+    )
+    commit = CommitStep(
+        run_id=RUN,
+        attempt=Attempt(1),
+        step=StepNumber(step),
+        clip_factor=0.3,
+        learning_rate=0.1,
+    )
+    return CommitRecord(RUN, committed, commit, committed.sent)
+
+
+def test_a_new_journal_knows_no_run(journal):
+    assert journal.load(NOW_S) == ()
+
+
+def test_a_new_run_comes_back_queued_with_its_spec(journal, reopen, run, samples):
+    journal.write_run(run, samples)
+    (loaded,) = reopen().load(NOW_S)
+    assert loaded == replace(run, gather_until_s=NOW_S + GATHER_S)
+    assert loaded.spec.digest() == run.spec.digest()
+
+
+def test_a_run_under_way_waits_for_its_peers(journal, reopen, run, samples):
+    journal.write_run(run, samples)
+    working = replace(run, phase=RunPhase.TRAINING, attempt=Attempt(7), stages=STAGES)
+    journal.write([RunRecord(working)])
+    (loaded,) = reopen().load(NOW_S)
+    assert loaded == replace(
+        working,
+        phase=RunPhase.WAITING,
+        detail="the coordinator was restarted",
+        committers=frozenset((PeerId("a"), PeerId("b"))),
+        away_since_s=MappingProxyType({PeerId("a"): NOW_S, PeerId("b"): NOW_S}),
+        gather_until_s=NOW_S + GATHER_S,
+    )
+
+
+@pytest.mark.parametrize("phase", [phase for phase in RunPhase if phase.is_over])
+def test_a_run_that_is_over_stays_over(journal, reopen, run, samples, phase):
+    journal.write_run(run, samples)
+    journal.write([RunRecord(replace(run, phase=phase, detail="why", committed_steps=3))])
+    (loaded,) = reopen().load(NOW_S)
+    assert (loaded.phase, loaded.detail, loaded.committed_steps) == (phase, "why", 3)
+
+
+def test_runs_come_back_in_the_order_of_their_submission(journal, reopen, run, samples):
+    names = [RunId(f"run-{letter}") for letter in "zbx"]
+    for name in names:
+        journal.write_run(replace(run, run_id=name), samples)
+    assert [loaded.run_id for loaded in reopen().load(NOW_S)] == names
+
+
+def test_commits_come_back_exactly_and_count_the_steps(journal, reopen, run, samples):
+    journal.write_run(run, samples)
+    records = [commit_record(step, loss=1.0 / (step + 3)) for step in range(3)]
+    for record in records:
+        journal.write([record])
+    book = reopen()
+    assert book.steps(RUN) == tuple(record.step for record in records)
+    (loaded,) = book.load(NOW_S)
+    assert loaded.committed_steps == 3
+    assert loaded.last_commit == records[-1].commit
+
+
+def test_a_step_is_committed_once(journal, run, samples):
+    journal.write_run(run, samples)
+    journal.write([commit_record(0)])
+    with pytest.raises(JournalError):
+        journal.write([commit_record(0, loss=1.0)])
+    assert [step.loss for step in journal.steps(RUN)] == [2.5]
+
+
+def test_records_of_one_decision_are_written_all_or_none(journal, reopen, run, samples):
+    journal.write_run(run, samples)
+    journal.write([commit_record(0)])
+    working = RunRecord(replace(run, phase=RunPhase.TRAINING, attempt=Attempt(9)))
+    with pytest.raises(JournalError):
+        journal.write([working, commit_record(0)])
+    (loaded,) = reopen().load(NOW_S)
+    assert loaded.attempt == 0
+
+
+def test_a_rollback_deletes_commits_and_plans(journal, reopen, path, run, samples):
+    journal.write_run(run, samples)
+    for step in range(3):
+        plan = PlanRecord(RUN, StepNumber(step), Attempt(1), (planned(step),))
+        journal.write([plan, commit_record(step)])
+    journal.write([RollbackRecord(RUN, StepNumber(1)), RunRecord(replace(run, committed_steps=1))])
+    book = reopen()
+    assert [step.step for step in book.steps(RUN)] == [0]
+    (loaded,) = book.load(NOW_S)
+    assert loaded.committed_steps == 1
+    assert loaded.last_commit == commit_record(0).commit
+    journal.write([commit_record(1)])
+    journal.close()
+    assert rows(path, "SELECT step, attempt, microbatches FROM plans") == [(0, 1, "[[0]]")]
+
+
+def test_a_rollback_to_the_start_leaves_no_last_commit(journal, run, samples):
+    journal.write_run(run, samples)
+    journal.write([commit_record(0)])
+    journal.write([RollbackRecord(RUN, StepNumber(0)), RunRecord(run)])
+    (loaded,) = journal.load(NOW_S)
+    assert loaded.last_commit is None
+
+
+def test_members_and_plans_are_kept_for_people(journal, path, run, samples):
+    journal.write_run(run, samples)
+    hello = PeerHello(peer_id=PeerId("a"), layers=LayerRange(0, 2), memory_bytes=2**64 - 1)
+    auto = PeerHello(peer_id=PeerId("b"), layers=None, memory_bytes=5)
+    plan = PlanRecord(RUN, StepNumber(0), Attempt(1), (planned(3, 1),))
+    journal.write([MemberRecord(hello, joined=True), MemberRecord(auto, joined=False), plan])
+    journal.write([plan])
+    journal.close()
+    members = rows(path, "SELECT peer_id, layers, memory_bytes, joined FROM members")
+    assert members == [("a", "0-2", 2**63 - 1, 1), ("b", None, 5, 0)]
+    assert rows(path, "SELECT * FROM plans") == [(RUN, 0, 1, "[[3, 1]]")]
+
+
+def planned(*samples, index=0):
+    return Microbatch(MicrobatchIndex(index), tuple(SampleId(sample) for sample in samples))
+
+
+def test_the_step_under_way_keeps_its_microbatches(journal, reopen, run, samples):
+    journal.write_run(run, samples)
+    batches = planned(3, 1), planned(2, index=1)
+    journal.write([PlanRecord(RUN, StepNumber(0), Attempt(1), batches)])
+    (loaded,) = reopen().load(NOW_S)
+    assert loaded.open_step == OpenStep(microbatches=batches)
+    journal.write([commit_record(0)])
+    (loaded,) = reopen().load(NOW_S)
+    assert loaded.open_step is None
+
+
+def rows(path, query):
+    db = sqlite3.connect(path)
+    try:
+        return db.execute(query).fetchall()
+    finally:
+        db.close()
+
+
+# ---- data
+
+
+def test_tokens_come_back_as_they_were(journal, reopen, run, samples):
+    journal.write_run(run, samples)
+    wanted = [SampleId(4), SampleId(0)]
+    assert reopen().tokens(RUN, wanted) == {4: samples[4], 0: samples[0]}
+
+
+@pytest.mark.parametrize(("run_id", "sample"), [(RUN, 6), (RUN, -1), (RunId("other"), 0)])
+def test_an_unknown_sample_is_not_found(journal, run, samples, run_id, sample):
+    journal.write_run(run, samples)
+    with pytest.raises(NotFound, match=f"run {run_id} has no sample {sample}"):
+        journal.tokens(run_id, [SampleId(sample)])
+
+
+def test_a_run_is_written_with_all_its_samples_or_not_at_all(journal, reopen, run):
+    def broken_off():
+        yield b"\x00" * 20
+        raise ConnectionError
+
+    with pytest.raises(ConnectionError):
+        journal.write_run(run, broken_off())
+    assert reopen().load(NOW_S) == ()
+
+
+def test_another_thread_cannot_commit_half_of_a_run(journal, reopen, run):
+    """Data is written in a thread of its own, while decisions go on being written."""
+    hello = PeerHello(peer_id=PeerId("a"), layers=None, memory_bytes=0)
+    other = threading.Thread(
+        target=journal.write, args=([MemberRecord(hello, joined=True)],), daemon=True
+    )
+
+    def broken_off():
+        yield b"\x00" * 20
+        other.start()
+        other.join(0.1)  # if it could come in between, it would have by now
+        raise ConnectionError
+
+    with pytest.raises(ConnectionError):
+        journal.write_run(run, broken_off())
+    other.join()
+    assert reopen().load(NOW_S) == ()
+
+
+# ---- files that cannot be used
+
+
+def test_a_second_coordinator_is_told_that_it_is_one(journal, path):
+    with pytest.raises(JournalError, match="does another coordinator use it"):
+        Journal(str(path))
+
+
+def test_a_closed_journal_can_be_opened_again(journal, path, run, samples):
+    journal.write_run(run, samples)
+    journal.close()
+    again = Journal(str(path))
+    assert again.load(NOW_S) == (replace(run, gather_until_s=NOW_S + GATHER_S),)
+    again.close()
+
+
+def test_a_file_that_is_no_database_is_refused(path):
+    path.write_bytes(b"this was never a journal" * 100)
+    with pytest.raises(JournalError, match=r"journal\.db: file is not a database"):
+        Journal(str(path))
+
+
+def test_a_directory_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(JournalError, match="unable to open"):
+        Journal(str(tmp_path / "missing" / "journal.db"))
+
+
+def test_a_directory_is_no_journal(tmp_path):
+    with pytest.raises(JournalError, match="unable to open"):
+        Journal(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE runs SET spec=x'ffffffff'",
+        "UPDATE runs SET spec=x''",
+        "UPDATE runs SET phase=99",
+        "UPDATE runs SET stages='[[1]]'",
+        "UPDATE runs SET stages='not json'",
+        "UPDATE runs SET stages='[[\"a\", 3, 1]]'",
+    ],
+)
+def test_a_damaged_run_is_a_journal_error(journal, path, run, samples, damage):
+    journal.write_run(run, samples)
+    journal.close()
+    db = sqlite3.connect(path)
+    db.execute(damage)
+    db.commit()
+    db.close()
+    book = Journal(str(path))
+    with pytest.raises(JournalError, match="a run cannot be read"):
+        book.load(NOW_S)
+    book.close()
+
+
+def test_a_torn_page_is_a_journal_error(journal, path, run):
+    journal.write_run(run, [bytes(4000) for _ in range(50)])
+    journal.close()
+    data = bytearray(path.read_bytes())
+    data[4096:] = b"\xa5" * (len(data) - 4096)
+    path.write_bytes(data)
+    with pytest.raises(JournalError):
+        Journal(str(path)).load(NOW_S)
+
+
+def test_a_closed_journal_writes_nothing(journal, run, samples):
+    journal.close()
+    with pytest.raises(JournalError):
+        journal.write_run(run, samples)
+    with pytest.raises(JournalError):
+        journal.write([RunRecord(run)])
+
+
+def test_a_journal_of_another_version_is_refused_and_left_as_it_is(tmp_path):
+    path = tmp_path / "old.db"
+    with closing(sqlite3.connect(path)) as old:
+        old.execute("CREATE TABLE runs (position INTEGER PRIMARY KEY)")
+        old.commit()
+    with pytest.raises(JournalError, match="expected tables of version 6, found 0; end its runs"):
+        Journal(str(path))
+    with closing(sqlite3.connect(path)) as old:
+        assert old.execute("SELECT name FROM sqlite_master").fetchall() == [("runs",)]

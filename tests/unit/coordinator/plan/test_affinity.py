@@ -1,0 +1,146 @@
+"""Samples go where their buffers are, and nobody has more to do for it."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.key_frames import Way, measure
+from swarm_ft.coordinator.facts.ledger import Ledger
+from swarm_ft.coordinator.plan.routes import plan_microbatches, routes_of
+from swarm_ft.ids import BlockIndex, PeerId, StepNumber
+from swarm_ft.protocol.messages.control import Stage
+from swarm_ft.protocol.messages.reports import SampleSet
+from swarm_ft.protocol.spec.layers import LayerRange
+from swarm_ft.protocol.spec.training_plan import step_samples
+from tests.specs import train_spec
+
+STRANGER = PeerId("stranger")
+
+
+def stages_of_sizes(*sizes):
+    return [
+        Stage(
+            layers=LayerRange(i, i + 1), peers=tuple(PeerId(f"s{i}r{r}") for r in range(replicas))
+        )
+        for i, replicas in enumerate(sizes)
+    ]
+
+
+def spec_of(count, size):
+    return train_spec(
+        num_samples=4 * count * size, batch_size=count * size, micro_batch_size=size, shuffle=True
+    )
+
+
+def empty(stages, spec):
+    boundaries = tuple(BlockIndex(stage.layers.start) for stage in stages[1:])
+    return Ledger.empty(boundaries, spec.num_samples)
+
+
+def held_by(ledger, sample, route):
+    return ledger.after({sample: [PeerId(f"s{i}r{r}") for i, r in enumerate(route)]})
+
+
+def loads(microbatches, num_stages):
+    return [Counter(batch.replica_at(i) for batch in microbatches) for i in range(num_stages)]
+
+
+pipelines = st.lists(st.integers(1, 4), min_size=2, max_size=4).filter(lambda sizes: max(sizes) > 1)
+
+
+@settings(derandomize=True, max_examples=150, deadline=None)
+@given(sizes=pipelines, size=st.integers(1, 4), count=st.integers(1, 9), data=st.data())
+def test_loads_are_as_even_as_without_buffers_and_plans_are_a_function(sizes, size, count, data):
+    stages, spec = stages_of_sizes(*sizes), spec_of(count, size)
+    everybody = [[*stage.peers, STRANGER] for stage in stages]
+    drawn = st.tuples(*(st.sampled_from(peers) for peers in everybody))
+    held = data.draw(st.dictionaries(st.integers(0, spec.num_samples - 1), drawn))
+    ledger = empty(stages, spec).after(held) if held else empty(stages, spec)
+    lost = data.draw(st.lists(st.integers(0, spec.num_samples - 1)))
+    ledger = ledger.without(stages[0].peers[0], ledger.boundaries[0], SampleSet.of(lost))
+    seconds = {stages[0].peers[0]: (data.draw(st.sampled_from([0.5, 1.0, 4.0])),)}
+    step = data.draw(st.integers(0, 3))
+    planned = plan_microbatches(spec, step, stages, seconds, ledger)
+    plain = plan_microbatches(spec, step, stages, seconds)
+    assert loads(planned, len(sizes)) == loads(plain, len(sizes))
+    assert [b.index for b in planned] == [b.index for b in plain]
+    assert [len(b.samples) for b in planned] == [size] * count
+    samples = [sample for batch in planned for sample in batch.samples]
+    assert sorted(samples) == sorted(step_samples(spec, step))
+    assert planned == plan_microbatches(spec, step, stages, seconds, ledger)
+
+
+def test_where_nobody_holds_anything_places_decide():
+    stages, spec = stages_of_sizes(3, 2, 2), spec_of(6, 2)
+    planned = plan_microbatches(spec, 1, stages, {}, empty(stages, spec))
+    assert planned == plan_microbatches(spec, 1, stages, {})
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_samples_stay_with_their_route_where_it_has_room(size):
+    stages, spec = stages_of_sizes(2, 2, 2), spec_of(8, size)
+    samples = step_samples(spec, 0)
+    ledger, routes = empty(stages, spec), {}
+    for i, sample in enumerate(samples):
+        routes[sample] = tuple(f"s{stage}r{i % 2}" for stage in range(3))
+    ledger = ledger.after(routes)
+    assert routes_of(plan_microbatches(spec, 0, stages, {}, ledger), stages) == routes
+
+
+def test_who_must_leave_leaves_whole_and_takes_a_place_that_is_free_at_all_stages():
+    """Ten samples are held by one replica of each stage, six by the other: two too many."""
+    stages, spec = stages_of_sizes(2, 2, 2), spec_of(16, 1)
+    ledger = empty(stages, spec)
+    for i, sample in enumerate(step_samples(spec, 0)):
+        ledger = held_by(ledger, sample, (0, 0, 0) if i < 10 else (1, 1, 1))
+    routes = Counter(b.route for b in plan_microbatches(spec, 0, stages, {}, ledger))
+    assert routes == {(0, 0, 0): 8, (1, 1, 1): 8}
+
+
+def test_samples_that_nobody_holds_fill_up_microbatches_of_those_that_are_held():
+    stages, spec = stages_of_sizes(2, 2), spec_of(4, 4)
+    samples, ledger = step_samples(spec, 0), empty(stages, spec)
+    for i, sample in enumerate(samples[:12]):
+        ledger = held_by(ledger, sample, (0, 0) if i < 5 else (1, 1))
+    routes = routes_of(plan_microbatches(spec, 0, stages, {}, ledger), stages)
+    assert all(routes[sample] == ("s0r0", "s1r0") for sample in samples[:5])
+    assert all(routes[sample] == ("s0r1", "s1r1") for sample in samples[5:12])
+
+
+def test_a_buffer_at_one_end_only_counts_for_nothing() -> None:
+    """Its sample begins anew wherever it goes, and so fills up what others leave."""
+    stages, spec = stages_of_sizes(2, 2), spec_of(4, 2)
+    samples, known = step_samples(spec, 0), empty(stages, spec)
+    for sample in samples[:3]:
+        known = held_by(known, sample, (0, 0))
+    ledger = known
+    for sample in samples[3:]:
+        ledger = held_by(ledger, sample, (1, 0))
+    ledger = ledger.without(PeerId("s0r1"), ledger.boundaries[0], SampleSet.of(samples[3:]))
+    planned = plan_microbatches(spec, StepNumber(0), stages, {}, ledger)
+    assert planned == plan_microbatches(spec, StepNumber(0), stages, {}, known)
+
+
+def test_who_replaces_a_replica_gets_what_nobody_else_holds() -> None:
+    stages, spec = stages_of_sizes(2, 2), spec_of(8, 1)
+    samples, ledger = step_samples(spec, 0), empty(stages, spec)
+    for i, sample in enumerate(samples):
+        ledger = held_by(ledger, sample, (i % 2, i % 2))
+    stages[0] = Stage(layers=stages[0].layers, peers=(PeerId("s0r0"), PeerId("new")))
+    routes = routes_of(plan_microbatches(spec, StepNumber(0), stages, {}, ledger), stages)
+    assert [routes[sample] for sample in samples] == [("s0r0", "s1r0"), ("new", "s1r1")] * 4
+
+
+@pytest.mark.parametrize("size", [1, 4])
+@pytest.mark.parametrize("sizes", [(2, 2), (2, 1, 2)])
+def test_affinity_loses_a_fifth_less_than_places(sizes: tuple[int, ...], size: int) -> None:
+    """Key frames, and deltas on a buffer of an earlier visit than the last."""
+    rates = {way: measure(sizes, size, way, num_samples=1024) for way in Way}
+    lost = {way: one.key_frames + one.stale_frames for way, one in rates.items()}
+    assert lost[Way.DATA] > 0.45
+    assert lost[Way.PLACES] < 0.12
+    assert lost[Way.LEDGER] < 0.075
+    assert lost[Way.LEDGER] < 0.8 * lost[Way.PLACES]
+    assert rates[Way.LEDGER].key_frames < rates[Way.PLACES].key_frames

@@ -1,0 +1,205 @@
+"""Which microbatch passes which replica of each stage."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from swarm_ft.coordinator.facts.state import OpenStep
+from swarm_ft.coordinator.plan.routes import plan_again, plan_microbatches
+from swarm_ft.ids import PeerId
+from swarm_ft.protocol.messages.control import Stage
+from swarm_ft.protocol.spec.layers import LayerRange
+from swarm_ft.protocol.spec.training_plan import step_microbatches, step_samples
+
+
+def stages_of_sizes(*sizes):
+    return [
+        Stage(
+            layers=LayerRange(i, i + 1), peers=tuple(PeerId(f"s{i}r{r}") for r in range(replicas))
+        )
+        for i, replicas in enumerate(sizes)
+    ]
+
+
+@pytest.fixture
+def train(make_spec):
+    return lambda **changes: make_spec(**changes).train
+
+
+def loads(microbatches, stage_index):
+    return Counter(batch.replica_at(stage_index) for batch in microbatches)
+
+
+def test_without_replicas_microbatches_are_in_the_order_of_the_data(train):
+    spec = train(num_samples=32, batch_size=8, micro_batch_size=2)
+    assert plan_microbatches(spec, 1, stages_of_sizes(1, 1), {}) == step_microbatches(spec, 1)
+
+
+@settings(
+    derandomize=True,
+    max_examples=100,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(
+    sizes=st.lists(st.integers(1, 5), min_size=1, max_size=4),
+    size=st.integers(1, 4),
+    count=st.integers(1, 9),
+    step=st.integers(0, 5),
+)
+def test_every_sample_has_one_route_and_replicas_share_evenly(train, sizes, size, count, step):
+    spec = train(num_samples=4 * size * count, batch_size=size * count, micro_batch_size=size)
+    microbatches = plan_microbatches(spec, step, stages_of_sizes(*sizes), {})
+    samples = [sample for batch in microbatches for sample in batch.samples]
+    assert sorted(samples) == sorted(step_samples(spec, step))
+    assert [batch.index for batch in microbatches] == list(range(count))
+    for index, replicas in enumerate(sizes):
+        shares = loads(microbatches, index)
+        assert set(shares) <= set(range(replicas))
+        assert max(shares.values()) - min(shares[r] for r in range(replicas)) <= 1
+
+
+def test_a_peer_half_as_fast_gets_half(train):
+    spec = train(num_samples=12, batch_size=12, micro_batch_size=1)
+    stages = stages_of_sizes(2, 1)
+    seconds = {"s0r0": (1.0, 1.3, 0.9), "s0r1": (2.0,)}
+    assert loads(plan_microbatches(spec, 0, stages, seconds), 0) == {0: 8, 1: 4}
+
+
+def test_noise_moves_nothing(train):
+    spec = train(num_samples=12, batch_size=12, micro_batch_size=1)
+    seconds = {"s0r0": (1.0, 0.8, 1.2, 1.0, 1.3), "s0r1": (1.0, 1.1, 0.9, 1.0, 0.7)}
+    assert loads(plan_microbatches(spec, 0, stages_of_sizes(2), seconds), 0) == {0: 6, 1: 6}
+
+
+def test_a_peer_that_slows_down_is_relieved_in_the_next_step(train):
+    spec = train(num_samples=12, batch_size=12, micro_batch_size=1)
+    seconds = {"s0r0": (1.0, 1.0, 1.0, 1.0, 3.0), "s0r1": (1.0,)}
+    assert loads(plan_microbatches(spec, 0, stages_of_sizes(2), seconds), 0) == {0: 3, 1: 9}
+
+
+def test_a_newcomer_counts_as_fast_as_the_others(train):
+    spec = train(num_samples=12, batch_size=12, micro_batch_size=1)
+    seconds = {"s0r0": (3.0,), "s0r1": (3.0,)}
+    shares = loads(plan_microbatches(spec, 0, stages_of_sizes(3), seconds), 0)
+    assert shares == {0: 4, 1: 4, 2: 4}
+
+
+def test_all_replicas_have_something_to_do_from_the_start(train):
+    spec = train(num_samples=12, batch_size=12, micro_batch_size=1)
+    microbatches = plan_microbatches(spec, 0, stages_of_sizes(3, 2), {})
+    assert {batch.replica_at(0) for batch in microbatches[:3]} == {0, 1, 2}
+    assert {batch.replica_at(1) for batch in microbatches[:3]} == {0, 1}
+
+
+def test_samples_meet_the_same_replicas_again_in_a_shuffled_epoch(train):
+    """Few change sides: those near the division, whose rank in a step depends on the others."""
+    spec = train(num_samples=512, batch_size=64, micro_batch_size=4, shuffle=True)
+    met = [{}, {}]
+    for epoch in range(2):
+        for step in range(epoch * 8, epoch * 8 + 8):
+            for batch in plan_microbatches(spec, step, stages_of_sizes(2), {}):
+                met[epoch] |= dict.fromkeys(batch.samples, batch.replica_at(0))
+    same = sum(met[0][sample] == met[1][sample] for sample in range(512))
+    assert same / 512 > 0.9
+    by_chance = sum(sample % 2 == met[1][sample] for sample in range(512))
+    assert by_chance / 512 < 0.6
+
+
+# ---- a step that is planned again
+
+
+def planned(train, *sizes, count=12, **changes):
+    spec = train(num_samples=4 * count, batch_size=count, micro_batch_size=1, **changes)
+    stages = stages_of_sizes(*sizes)
+    return OpenStep(microbatches=plan_microbatches(spec, 0, stages, {}), pipeline=tuple(stages))
+
+
+def without(stages, *gone):
+    return [
+        Stage(layers=stage.layers, peers=tuple(p for p in stage.peers if p not in gone))
+        for stage in stages
+    ]
+
+
+def hosts(microbatches, stages, index):
+    return [stages[index].peers[batch.replica_at(index)] for batch in microbatches]
+
+
+def test_only_the_microbatches_of_a_lost_peer_change_their_way(train):
+    before = planned(train, 3, 2)
+    stages = without(before.pipeline, "s0r1")
+    again = plan_again(before, stages, {}, {})
+    assert [(b.index, b.samples) for b in again] == [
+        (b.index, b.samples) for b in before.microbatches
+    ]
+    assert hosts(again, stages, 1) == hosts(before.microbatches, before.pipeline, 1)
+    moved = zip(
+        hosts(before.microbatches, before.pipeline, 0), hosts(again, stages, 0), strict=True
+    )
+    assert all(was in (now, "s0r1") for was, now in moved)
+    assert set(loads(again, 0).values()) == {6}
+
+
+def test_what_is_done_stays_done_and_whoever_has_less_to_do_takes_more(train):
+    before = planned(train, 3)
+    of = {peer: [] for peer in before.pipeline[0].peers}
+    for batch in before.microbatches:
+        of[before.host(batch, 0)].append(batch.index)
+    stages = without(before.pipeline, "s0r2")
+    again = plan_again(before, stages, {"s0r0": frozenset(of["s0r0"])}, {})
+    assert [batch.index for batch in again if batch.done == {0}] == of["s0r0"]
+    to_do = Counter(stages[0].peers[batch.replica_at(0)] for batch in again if 0 not in batch.done)
+    assert to_do == {"s0r0": 4, "s0r1": 4}
+
+
+def test_where_two_are_done_with_the_same_one_begins_anew(train):
+    before = planned(train, 2, count=4)
+    claims = {"s0r0": frozenset({0, 1}), "s0r1": frozenset({1, 2, 3})}
+    again = plan_again(before, before.pipeline, claims, {})
+    assert {batch.index for batch in again if batch.done} == {1, 2, 3}
+    assert all(batch.replica_at(0) == 1 for batch in again if batch.done)
+
+
+def test_microbatches_that_there_are_not_cannot_be_done(train):
+    before = planned(train, 1, count=2)
+    again = plan_again(before, before.pipeline, {"s0r0": frozenset({0, 2})}, {})
+    assert not any(batch.done for batch in again)
+
+
+def test_after_a_restart_only_what_is_done_has_a_place(train):
+    before = OpenStep(microbatches=planned(train, 2, count=4).microbatches)
+    stages = stages_of_sizes(2)
+    again = plan_again(before, stages, {"s0r1": frozenset({0})}, {})
+    assert again[0].replica_at(0) == 1
+    assert Counter(b.replica_at(0) for b in again if not b.done) == {0: 2, 1: 1}
+
+
+@settings(
+    derandomize=True,
+    max_examples=200,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(data=st.data(), sizes=st.lists(st.integers(1, 4), min_size=1, max_size=3))
+def test_whoever_goes_each_microbatch_has_one_place_at_each_stage(train, data, sizes):
+    before = planned(train, *sizes, count=data.draw(st.integers(1, 8)))
+    everybody = [peer for stage in before.pipeline for peer in stage.peers]
+    gone = data.draw(st.sets(st.sampled_from(everybody)))
+    stages = without(before.pipeline, *gone)
+    if not all(stage.peers for stage in stages):
+        return
+    indices = st.integers(0, len(before.microbatches) - 1)
+    claims = data.draw(st.dictionaries(st.sampled_from(everybody), st.frozensets(indices)))
+    again = plan_again(before, stages, claims, {})
+    for index, stage in enumerate(stages):
+        assert all(batch.replica_at(index) < len(stage.peers) for batch in again)
+        for peer in stage.peers:
+            done = {
+                batch.index
+                for batch in again
+                if index in batch.done and stage.peers[batch.replica_at(index)] == peer
+            }
+            assert done in (set(), claims.get(peer, frozenset()))

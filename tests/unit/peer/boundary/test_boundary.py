@@ -1,0 +1,602 @@
+"""A boundary's ends on real streams: everything once, whoever breaks what, whoever says what."""
+
+import asyncio
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+
+import pytest
+import torch
+
+from swarm_ft.buffers import BufferKey, BufferStore, End
+from swarm_ft.discovery.directory import Board, Role, StaticDirectory
+from swarm_ft.errors import (
+    BadFrame,
+    MalformedMessage,
+    NonFinite,
+    OutOfTurn,
+    ProtocolError,
+    SwarmError,
+    Unavailable,
+)
+from swarm_ft.ids import RunId
+from swarm_ft.peer.boundary.coder import FrameCoder
+from swarm_ft.peer.boundary.end import dialler
+from swarm_ft.peer.links.stream_slot import MAX_BROKEN_STREAMS
+from swarm_ft.proto.peer_pb2 import BlobPart
+from swarm_ft.protocol.machines.session import WINDOW_FRAMES, BoundarySession
+from swarm_ft.protocol.messages.boundary import (
+    Ack,
+    EncodedTensor,
+    Frame,
+    FrameKey,
+    FrameKind,
+    KeyFrameRequest,
+)
+from swarm_ft.protocol.messages.reports import Traffic
+from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
+from swarm_ft.protocol.wire.boundary_wire import boundary_to_wire, frame_wire_bytes
+from swarm_ft.testing.clock import ManualClock
+from swarm_ft.testing.faults import FaultyTransport
+from swarm_ft.transport.methods import BOUNDARY
+
+TOKENS, CHANNELS = 6, 8
+SAMPLES = (0, 1, 2)
+
+
+def tensors(seed, samples=SAMPLES):
+    generator = torch.Generator().manual_seed(seed)
+    return {sample: torch.randn(TOKENS, CHANNELS, generator=generator) for sample in samples}
+
+
+def forward(sample, step=0):
+    return FrameKey(1, step, 0, sample, Direction.FORWARD)
+
+
+def backward(sample, step=0):
+    return FrameKey(1, step, 0, sample, Direction.BACKWARD)
+
+
+@pytest.fixture(autouse=True)
+def no_backoff(monkeypatch):
+    monkeypatch.setattr("swarm_ft.peer.links.dialling.MIN_BACKOFF_S", 0.0)
+
+
+@asynccontextmanager
+async def dialled(up, site, transport):
+    """`up` at work and connected to the end that is served at `site`."""
+    directory = StaticDirectory(Board(), ManualClock())
+    await directory.announce(Role.PEER, "down", site.endpoint)
+    dialer = dialler(
+        up.boundary, "down", directory=directory, transport=transport, clock=ManualClock()
+    )
+    tasks = [asyncio.create_task(up.boundary.run()), asyncio.create_task(dialer.run())]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+        assert all(isinstance(end, asyncio.CancelledError) for end in ended), ended
+
+
+async def both_ways(up, down, step, values):
+    """One step: activations down, gradients up, everything acknowledged; what arrived."""
+    for end in (up, down):
+        end.begin(step, values)
+    up.send(step, values)
+    arrived = await down.receive(len(values))
+    down.send(step, {sample: -value for sample, value in arrived.items()})
+    gradients = await up.receive(len(values))
+    await up.boundary.settled()
+    await down.boundary.settled()
+    for end in (up, down):
+        end.store.commit()
+    return arrived, gradients
+
+
+def forget(end, sample):
+    """Lose one sample's buffer, as a disk may."""
+    kept = BufferStore()
+    for other in SAMPLES:
+        name = BufferKey(RunId("run"), 2, End.RECEIVED, other)
+        record = end.store.get(name)
+        if record is not None and other != sample:
+            kept.stage(name, record)
+    kept.commit()
+    end.store.forget()
+    for other in SAMPLES:
+        name = BufferKey(RunId("run"), 2, End.RECEIVED, other)
+        record = kept.get(name)
+        if record is not None:
+            end.store.stage(name, record)
+    end.store.commit()
+
+
+def assert_equal_buffers(up, down):
+    for sample in SAMPLES:
+        sent = up.store.get(BufferKey(RunId("run"), 2, End.SENT, sample))
+        assert sent is not None
+        assert sent == down.store.get(BufferKey(RunId("run"), 2, End.RECEIVED, sample))
+
+
+# ---- both ways
+
+
+async def test_a_steps_samples_arrive_both_ways(make_spec, make_ends, at_work, transport):
+    up, down = make_ends(make_spec(forward_codec="none", backward_codec="none"))
+    async with at_work(down, up) as site, dialled(up, site, transport):
+        for step in range(3):
+            values = tensors(step)
+            arrived, gradients = await both_ways(up, down, step, values)
+            for sample, value in values.items():
+                assert torch.equal(arrived[sample], value)
+                assert torch.equal(gradients[sample], -value)
+
+
+async def test_traffic_is_counted_where_it_is_sent(make_spec, make_ends, at_work, transport):
+    up, down = make_ends(make_spec())
+    async with at_work(down, up) as site, dialled(up, site, transport):
+        await both_ways(up, down, 0, tensors(0))
+        first = up.boundary.take_traffic(), down.boundary.take_traffic()
+        await both_ways(up, down, 1, tensors(1))
+        second = up.boundary.take_traffic()
+    plain = 4 * TOKENS * CHANNELS * len(SAMPLES)
+    assert (first[0].key_frames, first[0].delta_frames) == (3, 0)
+    assert (second.key_frames, second.delta_frames) == (0, 3)
+    assert second.forward_bytes < first[0].forward_bytes < plain + 3 * 100
+    assert first[0].forward_uncompressed_bytes == second.forward_uncompressed_bytes == plain
+    assert first[0].backward_bytes == first[0].backward_uncompressed_bytes == 0
+    assert first[1].backward_uncompressed_bytes == plain
+    assert first[1].forward_bytes == first[1].key_frames == 0
+    assert up.boundary.take_traffic() == Traffic(boundary=2)
+
+
+async def test_what_is_sent_before_a_stream_is_up_waits_for_it(
+    make_spec, make_ends, at_work, transport
+):
+    up, down = make_ends(make_spec())
+    async with at_work(down, up) as site:
+        for end in (up, down):
+            end.begin(0, SAMPLES)
+        up.send(0, tensors(0))
+        settled = asyncio.create_task(up.boundary.settled())
+        async with dialled(up, site, transport):
+            assert len(await down.receive(3)) == 3
+            await settled
+
+
+async def test_a_new_step_drops_what_the_last_one_left(make_spec, make_ends, at_work, transport):
+    up, down = make_ends(make_spec())
+    async with at_work(down, up) as site:
+        up.begin(0, SAMPLES)
+        up.send(0, tensors(0))
+        up.begin(1, (1,))
+        await up.boundary.settled()
+        async with dialled(up, site, transport):
+            down.begin(1, (1,))
+            up.send(1, tensors(1, samples=(1,)))
+            assert set(await down.receive(1)) == {1}
+            await up.boundary.settled()
+
+
+async def test_a_lost_buffer_costs_one_key_frame(make_spec, make_ends, at_work, transport):
+    up, down = make_ends(make_spec())
+    async with at_work(down, up) as site, dialled(up, site, transport):
+        await both_ways(up, down, 0, tensors(0))
+        up.boundary.take_traffic()
+        forget(down, 1)
+        await both_ways(up, down, 1, tensors(1))
+        traffic = up.boundary.take_traffic()
+        assert (traffic.key_frames, traffic.delta_frames) == (1, 3)
+        assert_equal_buffers(up, down)
+        await both_ways(up, down, 2, tensors(2))
+        assert up.boundary.take_traffic().key_frames == 0
+
+
+# ---- broken streams
+
+
+async def run_with_faults(make_spec, make_ends, at_work, transport, **cuts):
+    """Two steps and a lost buffer in between; what arrived in the second, and cuts made."""
+    faulty = FaultyTransport(transport, **{name: {BOUNDARY: [at]} for name, at in cuts.items()})
+    up, down = make_ends(make_spec())
+    async with at_work(down, up) as site, dialled(up, site, faulty):
+        await both_ways(up, down, 0, tensors(0))
+        forget(down, 1)
+        made = await both_ways(up, down, 1, tensors(1))
+    assert_equal_buffers(up, down)
+    return made, faulty.num_cuts
+
+
+def assert_same(got, quiet):
+    for values, expected in zip(got, quiet, strict=True):
+        assert values.keys() == expected.keys()
+        assert all(torch.equal(values[sample], expected[sample]) for sample in values)
+
+
+@pytest.mark.parametrize("cut", ["cut_sends", "cut_receives"])
+async def test_a_break_at_any_message_changes_nothing(
+    make_spec, make_ends, at_work, transport, cut
+):
+    async def run(**cuts):
+        return await run_with_faults(make_spec, make_ends, at_work, transport, **cuts)
+
+    quiet, _ = await run()
+    num_messages = 0
+    while True:
+        got, num_cuts = await run(**{cut: num_messages + 1})
+        assert_same(got, quiet)
+        if not num_cuts:
+            break
+        num_messages += 1
+    # A hello, a frame and an ack for each sample in both steps; a key frame or its request.
+    assert num_messages >= 1 + 2 * 2 * len(SAMPLES)
+
+
+async def test_every_byte_counts_also_those_sent_again(make_spec, make_ends, at_work):
+    up, down = make_ends(make_spec())
+    async with at_work(up, down) as site:
+        up.begin(0, SAMPLES)
+        up.send(0, tensors(0))
+        num_bytes = 0
+        for _ in range(3):
+            hand = await site.call()
+            for _ in SAMPLES:
+                num_bytes += frame_wire_bytes(await hand.hear())
+        for sample in SAMPLES:
+            await hand.say(Ack(forward(sample)))
+        await up.boundary.settled()
+        traffic = up.boundary.take_traffic()
+    assert traffic.forward_bytes == num_bytes
+    assert (traffic.key_frames, traffic.delta_frames) == (9, 0)
+
+
+async def test_only_what_the_other_side_lacks_is_sent_again(make_spec, make_ends, at_work):
+    up, down = make_ends(make_spec())
+    async with at_work(up, down) as site:
+        up.begin(0, SAMPLES)
+        up.send(0, tensors(0))
+        hand = await site.call()
+        assert {(await hand.hear()).key for _ in SAMPLES} == {forward(i) for i in SAMPLES}
+        hand = await site.call(received=[forward(0), forward(2)])
+        assert (await hand.hear()).key == forward(1)
+        await hand.say(Ack(forward(1)))
+        await up.boundary.settled()
+
+
+async def test_settled_waits_for_every_ack(make_spec, make_ends, at_work):
+    up, down = make_ends(make_spec())
+    async with at_work(up, down) as site:
+        up.begin(0, SAMPLES)
+        up.send(0, tensors(0))
+        settled = asyncio.create_task(up.boundary.settled())
+        hand = await site.call()
+        for sample in SAMPLES:
+            assert (await hand.hear()).key == forward(sample)
+            assert not settled.done()
+        for sample in SAMPLES:
+            assert not settled.done()
+            await hand.say(Ack(forward(sample)))
+        await settled
+
+
+async def test_settled_waits_for_a_refused_frame_to_come_as_a_key_frame(
+    make_spec, make_ends, at_work
+):
+    up, down = make_ends(make_spec())
+    async with at_work(up, down) as site:
+        hand = await site.call()
+        for step, kind in enumerate([FrameKind.KEY, FrameKind.DELTA]):
+            up.begin(step, (0,))
+            up.send(step, tensors(step, samples=(0,)))
+            assert (await hand.hear()).kind is kind
+            if kind is FrameKind.KEY:
+                await hand.say(Ack(forward(0, step)))
+                await up.boundary.settled()
+                up.store.commit()
+        settled = asyncio.create_task(up.boundary.settled())
+        await hand.say(KeyFrameRequest(forward(0, 1), "lost"))
+        assert (await hand.hear()).kind is FrameKind.KEY
+        assert not settled.done()
+        await hand.say(Ack(forward(0, 1)))
+        await settled
+
+
+async def test_a_newer_stream_replaces_the_older(make_spec, make_ends, at_work):
+    up, down = make_ends(make_spec())
+    async with at_work(up, down) as site:
+        old = await site.call()
+        new = await site.call()
+        with pytest.raises(Unavailable, match="a newer stream took over"):
+            await old.fails()
+        up.begin(0, SAMPLES)
+        up.send(0, tensors(0))
+        assert (await new.hear()).key == forward(0)
+
+
+async def test_of_several_new_streams_the_newest_stays(make_spec, make_ends, at_work):
+    up, down = make_ends(make_spec())
+    async with at_work(up, down) as site:
+        hands = [await site.call()]
+        hands += await asyncio.gather(*(site.call() for _ in range(3)))
+        ends = [asyncio.create_task(hand.fails()) for hand in hands]
+        pending = set(ends)
+        while len(pending) > 1:
+            _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+        for end in set(ends) - pending:
+            with pytest.raises(Unavailable, match="a newer stream took over"):
+                await end
+        up.begin(0, (0,))
+        up.send(0, tensors(0, samples=(0,)))
+        survivor = pending.pop()
+        survivor.cancel()
+        assert (await hands[ends.index(survivor)].hear()).key == forward(0)
+
+
+# ---- hostile neighbours
+
+
+@pytest.fixture
+def coder(make_spec):
+    """What a neighbour that plays by the rules would send."""
+    return FrameCoder(make_spec(), run_id=RunId("run"), boundary=2, store=BufferStore())
+
+
+async def assert_unharmed(up, down, transport, site):
+    """After an attack, a well-behaved neighbour trains as ever."""
+    async with dialled(up, site, transport):
+        arrived, _ = await both_ways(up, down, 7, tensors(7))
+        assert arrived.keys() == set(SAMPLES)
+    assert_equal_buffers(up, down)
+    assert not site.running.done()
+
+
+def noise(frame, byte):
+    return replace(frame, tensor=replace(frame.tensor, payload=byte * len(frame.tensor.payload)))
+
+
+DIRECT = Frame(
+    backward(0),
+    FrameKind.DIRECT,
+    EncodedTensor(
+        parse_codec_spec("q8", Direction.BACKWARD),
+        TOKENS,
+        CHANNELS,
+        b"\1" * TOKENS * (2 + CHANNELS),
+    ),
+)
+ATTACKS = {
+    "a frame that no plan has": (lambda f: [replace(f, key=forward(9))], BadFrame, "plan"),
+    "a frame of another microbatch": (
+        lambda f: [replace(f, key=f.key._replace(microbatch=5))],
+        BadFrame,
+        "plan",
+    ),
+    "a payload of noise": (lambda f: [noise(f, b"\x5a")], BadFrame, "half"),
+    "a payload of another size": (
+        lambda f: [replace(f, tensor=replace(f.tensor, payload=b"x"))],
+        BadFrame,
+        "takes 98 bytes, got 1",
+    ),
+    "a payload beyond any": (
+        lambda f: [replace(f, tensor=replace(f.tensor, payload=bytes(99)))],
+        BadFrame,
+        "expected at most 98 bytes, got 99",
+    ),
+    "another shape": (
+        lambda f: [replace(f, tensor=replace(f.tensor, tokens=99))],
+        BadFrame,
+        "99 x 8",
+    ),
+    "a result that it does not make": (
+        lambda f: [replace(f, result_digest=bytes(16))],
+        BadFrame,
+        "key frame",
+    ),
+    "a frame of its own receiving side": (lambda f: [DIRECT], OutOfTurn, "BACKWARD"),
+    "a frame far ahead": (lambda f: [replace(f, key=forward(0, step=99))], OutOfTurn, "step 99"),
+    "more early frames than the window": (
+        lambda f: [replace(f, key=forward(i, step=1)) for i in range(WINDOW_FRAMES + 1)],
+        OutOfTurn,
+        "before their step",
+    ),
+}
+
+
+@pytest.mark.parametrize(("frames", "error", "match"), ATTACKS.values(), ids=ATTACKS)
+async def test_a_bad_frame_costs_its_stream_and_harms_nothing(
+    make_spec, make_ends, at_work, transport, coder, frames, error, match
+):
+    up, down = make_ends(make_spec())
+    frame = coder.encode(forward(0), torch.ones(TOKENS, CHANNELS))
+    async with at_work(down, up) as site:
+        down.begin(0, SAMPLES)
+        hand = await site.call()
+        with pytest.raises(error, match=match):
+            await hand.fails(frames(frame))
+        assert down.arrivals.empty()
+        await assert_unharmed(up, down, transport, site)
+
+
+async def test_a_second_hello_costs_the_stream(make_spec, make_ends, at_work, transport):
+    up, down = make_ends(make_spec())
+    async with at_work(down, up) as site:
+        hand = await site.call()
+        await hand.say(site.hello)
+        with pytest.raises(OutOfTurn, match="up said hello twice"):
+            await hand.fails()
+        await assert_unharmed(up, down, transport, site)
+
+
+@pytest.mark.parametrize(
+    "nonsense", [BlobPart(data=b"\xff\xff"), BlobPart()], ids=["torn", "empty"]
+)
+async def test_bytes_that_are_no_message_cost_the_stream(
+    make_spec, make_ends, at_work, transport, nonsense
+):
+    up, down = make_ends(make_spec())
+    async with at_work(down, up) as site:
+        hello = boundary_to_wire(site.hello).SerializeToString()
+        stream = site.open(replace(BOUNDARY, request=BlobPart))
+        await stream.send(BlobPart.FromString(hello))
+        assert await stream.receive() is not None
+        await stream.send(nonsense)
+        with pytest.raises(MalformedMessage):
+            await stream.receive()
+        await assert_unharmed(up, down, transport, site)
+
+
+async def say_early(hand, down, coder, samples):
+    """Frames of step 1 while step 0 lasts; returns once the other side has read them."""
+    x = torch.ones(TOKENS, CHANNELS)
+    probe = coder.encode(forward(0), x)
+    down.begin(0, (0,))
+    await hand.say(probe)
+    assert await hand.hear() == Ack(forward(0))
+    await down.receive(1)
+    for sample in samples:
+        await hand.say(coder.encode(forward(sample, step=1), x))
+    await hand.say(probe)
+    assert await hand.hear() == Ack(forward(0))
+
+
+async def test_frames_that_come_before_their_step_are_kept_for_it(
+    make_spec, make_ends, at_work, coder
+):
+    up, down = make_ends(make_spec())
+    async with at_work(down, up) as site:
+        hand = await site.call()
+        await say_early(hand, down, coder, (1, 2))
+        down.begin(1, SAMPLES)
+        assert set(await down.receive(2)) == {1, 2}
+        assert {(await hand.hear()).key for _ in range(2)} == {forward(1, 1), forward(2, 1)}
+
+
+async def test_an_unplanned_frame_that_came_early_does_not_fail_the_step(
+    make_spec, make_ends, at_work, transport, coder
+):
+    up, down = make_ends(make_spec())
+    async with at_work(down, up) as site:
+        hand = await site.call()
+        await say_early(hand, down, coder, (9, 1))
+        down.begin(1, SAMPLES)
+        assert set(await down.receive(1)) == {1}
+        with pytest.raises(BadFrame, match="not part of the step's plan"):
+            await hand.fails()
+        await assert_unharmed(up, down, transport, site)
+
+
+async def test_an_ack_ahead_of_its_frame_and_a_key_frame_request_after_it(
+    make_spec, make_ends, at_work, monkeypatch
+):
+    up, down = make_ends(make_spec())
+    asked, receive = asyncio.Event(), BoundarySession.receive
+
+    def receive_and_tell(session, said):
+        effects = receive(session, said)
+        if isinstance(said, KeyFrameRequest):
+            asked.set()
+        return effects
+
+    monkeypatch.setattr(BoundarySession, "receive", receive_and_tell)
+    async with at_work(up, down) as site:
+        hand = await site.call()
+        up.begin(0, (0,))
+        up.send(0, tensors(0, samples=(0,)))
+        assert (await hand.hear()).kind is FrameKind.KEY
+        await hand.say(Ack(forward(0)))
+        await up.boundary.settled()
+        up.store.commit()
+
+        up.begin(1, (0,))
+        await hand.say(Ack(forward(0, 1)))
+        await hand.say(KeyFrameRequest(forward(0, 1), "too early"))
+        await asked.wait()
+        up.send(1, tensors(1, samples=(0,)))
+        assert (await hand.hear()).kind is FrameKind.DELTA
+        await hand.say(KeyFrameRequest(forward(0, 1), "really"))
+        assert (await hand.hear()).kind is FrameKind.KEY
+        await hand.say(Ack(forward(0, 1)))
+        await up.boundary.settled()
+        assert not site.running.done()
+
+
+async def test_a_key_frame_asked_for_in_place_of_a_gradient_is_out_of_turn(
+    make_spec, make_ends, at_work
+):
+    up, down = make_ends(make_spec())
+    async with at_work(down, up) as site:
+        down.begin(0, (0,))
+        down.send(0, tensors(0, samples=(0,)))
+        hand = await site.call()
+        assert (await hand.hear()).kind is FrameKind.DIRECT
+        await hand.say(KeyFrameRequest(backward(0), "why not"))
+        with pytest.raises(OutOfTurn, match="why not"):
+            await hand.fails()
+
+
+@pytest.mark.parametrize("transport", ["memory"], indirect=True)
+async def test_one_who_sends_and_never_reads_is_dropped(make_spec, make_ends, at_work, coder):
+    up, down = make_ends(make_spec())
+    frame = coder.encode(forward(0), torch.ones(TOKENS, CHANNELS))
+    async with at_work(down, up) as site:
+        down.begin(0, (0,))
+        hand = await site.call()
+        await hand.say(frame)
+        await down.receive(1)
+        with pytest.raises(OutOfTurn, match="does not read"):
+            await hand.say_all([frame] * 3 * WINDOW_FRAMES)
+
+
+async def break_a_stream(site):
+    hand = await site.call()
+    with suppress(SwarmError):
+        await hand.say(site.hello)
+        await hand.fails()
+
+
+async def test_a_neighbour_that_breaks_stream_after_stream_fails_the_attempt(
+    make_spec, make_ends, at_work
+):
+    up, down = make_ends(make_spec())
+    async with at_work(down, up) as site:
+        for _ in range(MAX_BROKEN_STREAMS):
+            assert not site.running.done()
+            await break_a_stream(site)
+        with pytest.raises(ExceptionGroup) as caught:
+            await site.running
+        (error,) = caught.value.exceptions
+        assert type(error) is ProtocolError
+        assert "3 streams were broken off, at last by out-of-turn: up said hello" in str(error)
+        with pytest.raises(Unavailable, match="the attempt is over"):
+            await (await site.call()).fails()
+
+
+async def test_streams_that_only_get_lost_are_no_reason_to_give_up(
+    make_spec, make_ends, at_work, transport
+):
+    up, down = make_ends(make_spec())
+    async with at_work(down, up) as site:
+        for _ in range(2 * MAX_BROKEN_STREAMS):
+            hand = await site.call()
+            await hand.stream.cancel()
+        await assert_unharmed(up, down, transport, site)
+
+
+async def test_a_tensor_that_is_not_finite_ends_the_attempt(make_spec, make_ends, at_work):
+    up, down = make_ends(make_spec())
+    async with at_work(up, down) as site:
+        up.begin(0, (0,))
+        up.send(0, {0: torch.full((TOKENS, CHANNELS), float("nan"))})
+        with pytest.raises(ExceptionGroup) as caught:
+            await site.running
+        assert isinstance(caught.value.exceptions[0], NonFinite)
+
+
+async def test_the_end_of_an_attempt_ends_its_streams(make_spec, make_ends, at_work):
+    up, down = make_ends(make_spec())
+    async with at_work(down, up) as site:
+        hand = await site.call()
+        site.running.cancel()
+        with pytest.raises(Unavailable, match="the attempt is over"):
+            await hand.fails()

@@ -1,0 +1,867 @@
+"""Both ends of a boundary, frame by frame: equal buffers always, or a refusal."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from swarm_ft.buffers import BufferKey, BufferStore, End
+from swarm_ft.codec import buffer_bytes, from_spec, pack_buffer, unpack_buffer
+from swarm_ft.errors import BadFrame, NonFinite
+from swarm_ft.ids import RunId
+from swarm_ft.peer.boundary.coder import FrameCoder, Refusal
+from swarm_ft.protocol.messages.boundary import Frame, FrameKey, FrameKind
+from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
+from swarm_ft.protocol.spec.digest import fingerprint_of
+from swarm_ft.protocol.wire.boundary_wire import (
+    boundary_from_wire,
+    boundary_to_wire,
+    frame_wire_bytes,
+)
+
+RUN, BLOCK = RunId("run"), 2
+TOKENS, CHANNELS = 6, 8
+every_size = pytest.mark.parametrize("bits", [16, 8, 4])
+
+
+class WatchedStore(BufferStore):
+    """A real store that shows what is staged."""
+
+    def __init__(self):
+        super().__init__()
+        self.staged = {}
+
+    def stage(self, key, record):
+        super().stage(key, record)
+        self.staged[key] = record
+
+    def commit(self):
+        super().commit()
+        self.staged.clear()
+
+    def rollback(self):
+        super().rollback()
+        self.staged.clear()
+
+
+def sent(sample):
+    return BufferKey(RUN, BLOCK, End.SENT, sample)
+
+
+def received(sample):
+    return BufferKey(RUN, BLOCK, End.RECEIVED, sample)
+
+
+def residual(sample):
+    return BufferKey(RUN, BLOCK, End.RESIDUAL, sample)
+
+
+def key(sample, step=0, direction=Direction.FORWARD, microbatch=0):
+    return FrameKey(1, step, microbatch, sample, direction)
+
+
+def encoded(coder, name, x, *, as_key=False):
+    """A frame; `as_key` as it is after a receiver without the base asked for one."""
+    frame = coder.encode(name, x)
+    return coder.encode_again(frame) if as_key and frame.kind is FrameKind.DELTA else frame
+
+
+class Ends:
+    """A sender and a receiver, each with a store of its own; gradients go the other way."""
+
+    def __init__(self, spec):
+        self.train = spec.train
+        self.shape = (spec.train.seq_length, spec.model.hidden_size)
+        self.here, self.there = WatchedStore(), WatchedStore()
+        self.sender, self.receiver = (
+            FrameCoder(spec, run_id=RUN, boundary=BLOCK, store=store)
+            for store in (self.here, self.there)
+        )
+
+    def visit(self, sample, x, *, as_key=False):
+        """One frame there, checked in full; the frame and the value decoded."""
+        return self._pass(key(sample), x, self.sender, self.receiver, self.here, as_key)
+
+    def back(self, sample, gradient, *, as_key=False):
+        """As `visit`, for a gradient on its way back."""
+        name = key(sample, direction=Direction.BACKWARD)
+        return self._pass(name, gradient, self.receiver, self.sender, self.there, as_key)
+
+    def _pass(self, name, x, sender, receiver, store, as_key):
+        base = store.get(sent(name.sample))
+        frame = encoded(sender, name, x, as_key=as_key)
+        assert boundary_from_wire(boundary_to_wire(frame)) == frame
+        value = receiver.decode(frame)
+        self.assert_staged_equal()
+        if not isinstance(value, Refusal) and frame.kind is not FrameKind.DIRECT:
+            assert store.staged[sent(name.sample)].payload == self.packed(value)
+            assert torch.equal(value, self.replayed(frame, base))
+        return frame, value
+
+    def replayed(self, frame, base):
+        """The value as base and frame alone make it."""
+        way = frame.key.direction
+        if frame.kind is FrameKind.KEY:
+            return from_spec(self.train.key_frame_codec(way)).decode(frame.tensor)
+        codec = from_spec(self.train.codec(way))
+        base = unpack_buffer(base.payload, *self.shape, self.train.buffer_bits)
+        return codec.decode(frame.tensor, base)
+
+    def packed(self, value):
+        """A buffer as the run keeps it."""
+        return pack_buffer(value, self.train.buffer_bits)
+
+    def assert_staged_equal(self):
+        for one, other in ((self.here, self.there), (self.there, self.here)):
+            for name in one.staged:
+                if name.end is End.RESIDUAL:
+                    assert name not in other.staged
+                    continue
+                opposite = sent if name.end is End.RECEIVED else received
+                assert one.staged[name] == other.staged[opposite(name.sample)]
+
+    def assert_equal(self):
+        self.assert_staged_equal()
+        for sample in range(8):
+            assert self.here.get(sent(sample)) == self.there.get(received(sample))
+            assert self.there.get(sent(sample)) == self.here.get(received(sample))
+
+    def commit(self):
+        for store in (self.here, self.there):
+            store.commit()
+
+    def rollback(self):
+        for store in (self.here, self.there):
+            store.rollback()
+
+
+@pytest.fixture
+def make_coders(make_spec):
+    def make(**train):
+        return Ends(make_spec(**train))
+
+    return make
+
+
+def activations(visits, samples, *, seed=0):
+    """For each visit and sample an activation that drifts, with channels of 1e5 as Llama has."""
+    generator = torch.Generator().manual_seed(seed)
+    scale = torch.tensor([1.0, 1e5, 1e-3, 1.0, 300.0, 1.0, 0.0, 1e-30])
+    now = torch.randn(samples, TOKENS, CHANNELS, generator=generator) * scale
+    for visit in range(visits):
+        yield now
+        drift = torch.randn(samples, TOKENS, CHANNELS, generator=generator)
+        now = now + drift * scale * 0.3 / (1 + visit)
+
+
+# fmt: off
+BUFFERED = [
+    *(f"aq{bits}" for bits in range(1, 9)), "aq3t+d", "aq4f", "aq2tc", "aq1.5+z", "aq2t+d+z",
+    "aqc0.5", "aqc0.25tc+d", "aqtop10", "aqtop30+z",
+]
+# fmt: on
+
+
+@every_size
+@pytest.mark.parametrize("codec", BUFFERED)
+def test_both_ends_hold_equal_buffers_after_every_frame_of_many_visits(make_coders, codec, bits):
+    ends = make_coders(forward_codec=codec, buffer_bits=bits)
+    kinds = []
+    for now in activations(visits=12, samples=3):
+        for sample in range(3):
+            kinds.append(ends.visit(sample, now[sample])[0].kind)
+            ends.assert_equal()
+        ends.commit()
+        ends.assert_equal()
+    assert kinds == [FrameKind.KEY] * 3 + [FrameKind.DELTA] * 33
+
+
+def test_a_first_visit_sends_half_precision_and_later_ones_the_change(make_coders):
+    ends = make_coders()
+    x = torch.randn(TOKENS, CHANNELS)
+    first, value = ends.visit(0, x)
+    assert (first.kind, str(first.tensor.codec), first.base_digest) == (FrameKind.KEY, "fp16", b"")
+    assert torch.allclose(value, x, rtol=2**-11)
+    ends.commit()
+    second, _ = ends.visit(0, x + 0.1)
+    assert second.kind is FrameKind.DELTA
+    assert second.tensor.codec == parse_codec_spec("aq4", Direction.FORWARD)
+    assert second.base_digest == first.result_digest
+    assert second.result_digest == ends.here.staged[sent(0)].digest
+
+
+def test_an_unchanging_activation_is_approached_from_visit_to_visit(make_coders):
+    ends = make_coders(forward_codec="aq2")
+    generator = torch.Generator().manual_seed(1)
+    first, x = torch.randn(2, TOKENS, CHANNELS, generator=generator)
+    ends.visit(0, first)
+    ends.commit()
+    errors = []
+    for _ in range(6):
+        _, value = ends.visit(0, x)
+        errors.append((value - x).norm().item())
+        ends.commit()
+    assert errors[-1] < errors[0] / 10
+
+
+@pytest.mark.parametrize("codec", ["aq4", "aq2"])
+def test_what_is_used_is_finer_than_what_a_coarse_buffer_keeps(make_coders, codec):
+    ends = make_coders(forward_codec=codec, buffer_bits=4, seq_length=64, channels=64)
+    first, x = torch.randn(2, 64, 64, generator=torch.Generator().manual_seed(1))
+    ends.visit(0, first)
+    ends.commit()
+    for _ in range(8):
+        _, value = ends.visit(0, x)
+        ends.commit()
+    kept = unpack_buffer(ends.here.get(sent(0)).payload, 64, 64, 4)
+    errors = {
+        name: ((y - x).norm() / x.norm()).item() for name, y in (("used", value), ("kept", kept))
+    }
+    assert 0.05 < errors["kept"] < 0.11
+    assert errors["used"] < errors["kept"] / (7 if codec == "aq4" else 2.5)
+
+
+@every_size
+def test_records_of_one_run_have_one_size_and_what_is_owed_has_16_bits(make_coders, bits):
+    ends = make_coders(backward_codec="q4+ef", buffer_bits=bits)
+    for now, gradient in zip(activations(visits=3, samples=1), gradients(visits=3), strict=True):
+        ends.visit(0, now[0])
+        ends.back(0, gradient)
+        ends.commit()
+        assert len(ends.here.get(sent(0)).payload) == buffer_bytes(TOKENS, CHANNELS, bits)
+        owed = ends.there.get(residual(0)).payload
+        assert len(owed) == buffer_bytes(TOKENS, CHANNELS, 16)
+
+
+@every_size
+def test_a_lost_coarse_buffer_is_repaired_by_a_key_frame_of_the_value(make_coders, bits):
+    ends = make_coders(buffer_bits=bits)
+    first, x = torch.randn(2, TOKENS, CHANNELS, generator=torch.Generator().manual_seed(1))
+    ends.visit(0, first)
+    ends.here.commit()
+    ends.there.rollback()
+    delta = ends.sender.encode(key(0), x)
+    base = unpack_buffer(ends.here.get(sent(0)).payload, TOKENS, CHANNELS, bits)
+    decoded = from_spec(delta.tensor.codec).decode(delta.tensor, base)
+    assert isinstance(ends.receiver.decode(delta), Refusal)
+    _, value = ends.visit(0, x, as_key=True)
+    assert torch.allclose(value, decoded, rtol=2**-10)
+    ends.commit()
+    ends.assert_equal()
+    assert ends.visit(0, x)[0].kind is FrameKind.DELTA
+
+
+def test_a_step_that_does_not_commit_is_redone_from_the_same_bases(make_coders):
+    ends = make_coders()
+    kept, aborted, redone = torch.randn(3, TOKENS, CHANNELS, generator=torch.manual_seed(2))
+    ends.visit(0, kept)
+    ends.commit()
+    base = ends.here.get(sent(0))
+    lost, _ = ends.visit(0, aborted)
+    ends.rollback()
+    again, _ = ends.visit(0, aborted)
+    assert again == lost
+    ends.rollback()
+    other, _ = ends.visit(0, redone)
+    assert other.base_digest == base.digest
+    ends.commit()
+    assert ends.visit(0, redone)[0].base_digest == other.result_digest
+
+
+def test_a_sample_sent_twice_before_the_commit_counts_as_it_was_sent_last(make_coders):
+    ends = make_coders()
+    ends.visit(0, torch.ones(TOKENS, CHANNELS))
+    ends.commit()
+    ends.visit(0, torch.full((TOKENS, CHANNELS), 2.0))
+    as_key, _ = ends.visit(0, torch.full((TOKENS, CHANNELS), 2.0), as_key=True)
+    ends.commit()
+    ends.assert_equal()
+    assert ends.here.get(sent(0)).digest == as_key.result_digest
+
+
+def put(store, name, record):
+    """As if `record` had been committed under that name."""
+    BufferStore.stage(store, name, record)
+    BufferStore.commit(store)
+
+
+def test_a_receiver_without_the_base_refuses_and_takes_a_key_frame(make_coders):
+    ends = make_coders()
+    ends.visit(0, torch.ones(TOKENS, CHANNELS))
+    ends.here.commit()
+    ends.there.rollback()
+    delta = ends.sender.encode(key(0), torch.full((TOKENS, CHANNELS), 2.0))
+    refusal = ends.receiver.decode(delta)
+    assert isinstance(refusal, Refusal)
+    assert "not here" in refusal.reason
+    assert not ends.there.staged
+    _, value = ends.visit(0, torch.full((TOKENS, CHANNELS), 2.0), as_key=True)
+    # What the delta would have made of the base.
+    assert torch.allclose(value, torch.full((TOKENS, CHANNELS), 2.0), atol=0.1)
+    ends.commit()
+    ends.assert_equal()
+    assert ends.visit(0, torch.ones(TOKENS, CHANNELS))[0].kind is FrameKind.DELTA
+
+
+def warm(ends):
+    """Two samples that were visited once."""
+    for sample in range(2):
+        ends.visit(sample, torch.full((TOKENS, CHANNELS), 1.0 + sample))
+    ends.commit()
+
+
+def test_a_foreign_buffer_is_refused_by_its_digest(make_coders):
+    ends = make_coders()
+    warm(ends)
+    put(ends.there, received(0), ends.there.get(received(1)))
+    refusal = ends.receiver.decode(ends.sender.encode(key(0), torch.ones(TOKENS, CHANNELS)))
+    assert isinstance(refusal, Refusal)
+    assert "other here" in refusal.reason
+    assert not ends.there.staged
+
+
+def test_a_senders_own_foreign_buffer_is_refused_at_the_other_end(make_coders):
+    ends = make_coders()
+    warm(ends)
+    put(ends.here, sent(0), ends.here.get(sent(1)))
+    delta = ends.sender.encode(key(0), torch.ones(TOKENS, CHANNELS))
+    assert isinstance(ends.receiver.decode(delta), Refusal)
+
+
+def test_a_torn_buffer_under_the_right_digest_is_refused_by_the_result(make_coders):
+    ends = make_coders()
+    warm(ends)
+    whole, other = ends.there.get(received(0)), ends.there.get(received(1))
+    put(ends.there, received(0), replace(whole, payload=other.payload))
+    delta = ends.sender.encode(key(0), torch.ones(TOKENS, CHANNELS))
+    refusal = ends.receiver.decode(delta)
+    assert isinstance(refusal, Refusal)
+    assert "another buffer" in refusal.reason
+    assert not ends.there.staged
+
+
+def test_another_result_digest_refuses_a_delta_and_condemns_a_key_frame(make_coders):
+    ends = make_coders()
+    warm(ends)
+    delta = ends.sender.encode(key(0), torch.ones(TOKENS, CHANNELS))
+    assert isinstance(ends.receiver.decode(replace(delta, result_digest=bytes(16))), Refusal)
+    key_frame = encoded(ends.sender, key(0), torch.ones(TOKENS, CHANNELS), as_key=True)
+    with pytest.raises(BadFrame, match="it was a key frame"):
+        ends.receiver.decode(replace(key_frame, result_digest=bytes(16)))
+    assert not ends.there.staged
+
+
+# ---- frames that do not fit the run
+
+
+def of(frame, **tensor):
+    return replace(frame, tensor=replace(frame.tensor, **tensor))
+
+
+def of_codec(frame, text):
+    return of(frame, codec=parse_codec_spec(text, Direction.FORWARD))
+
+
+BROKEN = {
+    "more tokens": lambda f: of(f, tokens=TOKENS + 1),
+    "fewer channels": lambda f: of(f, channels=CHANNELS - 1),
+    "swapped shape": lambda f: of(f, tokens=CHANNELS, channels=TOKENS),
+    "other bits": lambda f: of_codec(f, "aq8tc"),
+    "other codec": lambda f: of_codec(f, "q4tc"),
+    "other axis": lambda f: of_codec(f, "aq4t"),
+    "dithered": lambda f: of_codec(f, "aq4tc+d"),
+    "entropy-coded": lambda f: of_codec(f, "aq4tc+z"),
+    "long payload": lambda f: of(f, payload=f.tensor.payload + b"\0"),
+    "a delta as a key": lambda f: replace(f, kind=FrameKind.KEY, base_digest=b""),
+    "a delta as direct": lambda f: replace(f, kind=FrameKind.DIRECT),
+}
+BROKEN_INSIDE = {
+    "short payload": lambda f: of(f, payload=f.tensor.payload[:-1]),
+    "no payload": lambda f: of(f, payload=b""),
+}
+
+
+def assert_broken(ends, frame, looks):
+    for look in looks:
+        with pytest.raises(BadFrame):
+            look(frame)
+    assert not ends.there.staged
+
+
+@pytest.mark.parametrize("change", BROKEN.values(), ids=BROKEN)
+def test_a_frame_that_does_not_fit_the_run_is_broken(make_coders, change):
+    ends = make_coders(forward_codec="aq4tc")
+    warm(ends)
+    frame = change(ends.sender.encode(key(0), torch.ones(TOKENS, CHANNELS)))
+    assert_broken(ends, frame, (ends.receiver.check, ends.receiver.decode))
+
+
+@pytest.mark.parametrize("change", BROKEN_INSIDE.values(), ids=BROKEN_INSIDE)
+def test_a_payload_that_does_not_fit_its_header_is_broken_once_it_is_read(make_coders, change):
+    ends = make_coders()
+    warm(ends)
+    frame = change(ends.sender.encode(key(0), torch.ones(TOKENS, CHANNELS)))
+    ends.receiver.check(frame)
+    assert_broken(ends, frame, (ends.receiver.decode,))
+
+
+def test_a_direct_frame_is_broken_in_a_run_with_buffers(make_coders):
+    direct = make_coders(forward_codec="q4c").sender.encode(key(0), torch.ones(TOKENS, CHANNELS))
+    assert direct.kind is FrameKind.DIRECT
+    with pytest.raises(BadFrame, match="DIRECT of q4c in a run whose forward codec is aq4t"):
+        make_coders(forward_codec="aq4t").receiver.decode(direct)
+
+
+@pytest.mark.parametrize("codec", ["q4", "fp16", "none"])
+def test_a_key_frame_is_broken_in_a_run_without_buffers(make_coders, codec):
+    key_frame = make_coders().sender.encode(key(0), torch.ones(TOKENS, CHANNELS))
+    ends = make_coders(forward_codec=codec)
+    with pytest.raises(BadFrame, match=f"KEY of fp16 in a run whose forward codec is {codec}"):
+        ends.receiver.decode(key_frame)
+    assert not ends.there.staged
+
+
+def test_a_gradient_in_the_forward_codec_is_broken(make_coders):
+    ends = make_coders()
+    warm(ends)
+    delta = ends.sender.encode(key(0), torch.ones(TOKENS, CHANNELS))
+    backward = key(0, direction=Direction.BACKWARD)
+    with pytest.raises(BadFrame, match="backward codec is q8"):
+        ends.receiver.decode(replace(delta, key=backward))
+
+
+def hostile_payloads(honest, largest):
+    """Noise of any size, the honest payload cut or lengthened, and one with bits flipped."""
+    flips = st.lists(st.tuples(st.integers(0, len(honest) - 1), st.integers(1, 255)), min_size=1)
+    return st.one_of(
+        st.integers(0, largest).flatmap(lambda n: st.binary(min_size=n, max_size=n)),
+        st.binary(min_size=len(honest), max_size=len(honest)),
+        st.integers(0, len(honest) - 1).map(lambda n: honest[:n]),
+        st.binary(min_size=1, max_size=3).map(lambda tail: honest + tail),
+        flips.map(lambda where: flipped(honest, where)),
+    )
+
+
+def flipped(payload, where):
+    changed = bytearray(payload)
+    for place, mask in where:
+        changed[place] ^= mask
+    return bytes(changed)
+
+
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    derandomize=True,
+    max_examples=60,
+    deadline=None,
+)
+@pytest.mark.parametrize(
+    ("codec", "key_codec"),
+    [("aq4", "fp16"), ("aq2t+d", "q4"), ("aq2+z", "q4+z"), ("aqc0.5", "qc0.25")],
+)
+@given(data=st.data(), is_key=st.booleans())
+def test_whatever_bytes_come_nothing_infinite_or_foreign_is_kept(
+    make_coders, data, codec, key_codec, is_key
+):
+    ends = make_coders(forward_codec=codec, key_codec=key_codec)
+    warm(ends)
+    x = torch.randn(TOKENS, CHANNELS, generator=torch.manual_seed(8))
+    honest = encoded(ends.sender, key(0), x, as_key=is_key)
+    largest = from_spec(honest.tensor.codec).max_payload_bytes(TOKENS, CHANNELS)
+    payload = data.draw(hostile_payloads(honest.tensor.payload, largest))
+    claimed = data.draw(st.sampled_from([honest.result_digest, fingerprint_of(payload), bytes(16)]))
+    frame = replace(of(honest, payload=payload), result_digest=claimed)
+    try:
+        value = ends.receiver.decode(frame)
+    except BadFrame:
+        assert not ends.there.staged
+        return
+    if isinstance(value, Refusal):
+        assert not ends.there.staged
+    else:
+        assert torch.isfinite(value).all()
+        assert ends.there.staged[received(0)].digest == claimed
+        assert fingerprint_of(pack_buffer(value)) == claimed
+
+
+# ---- key frames in other codecs
+
+
+KEY_CODECS = ["none", "bf16", "q8", "q4t+d", "q4+z", "qc0.25", "hq4", "top30", "lowrank4+z"]
+
+
+@pytest.mark.parametrize("key_codec", KEY_CODECS)
+def test_any_codec_that_builds_on_nothing_begins_a_buffer(make_coders, key_codec):
+    ends = make_coders(key_codec=key_codec)
+    direct = from_spec(parse_codec_spec(key_codec, Direction.FORWARD))
+    for visit, now in enumerate(activations(visits=4, samples=2)):
+        for sample in range(2):
+            frame, value = ends.visit(sample, now[sample])
+            if visit == 0:
+                assert frame.kind is FrameKind.KEY
+                assert frame.tensor == direct.encode(now[sample])
+                assert torch.equal(value, direct.decode(frame.tensor))
+            else:
+                assert frame.kind is FrameKind.DELTA
+        ends.commit()
+        ends.assert_equal()
+
+
+def test_what_a_coarse_key_frame_lost_the_next_visits_bring(make_coders):
+    ends = make_coders(key_codec="q2", forward_codec="aq4")
+    x = torch.randn(TOKENS, CHANNELS, generator=torch.manual_seed(4))
+    errors = []
+    for _ in range(4):
+        errors.append((ends.visit(0, x)[1] - x).norm().item())
+        ends.commit()
+    assert errors[0] > 0.2 * x.norm()
+    assert all(after < before / 4 for before, after in pairwise(errors))
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [("q8", "fp16"), ("fp16", "q8"), ("q4+z", "q4")])
+def test_a_key_frame_in_another_codec_than_the_runs_is_broken(make_coders, ours, theirs):
+    frame = make_coders(key_codec=theirs).sender.encode(key(0), torch.ones(TOKENS, CHANNELS))
+    ends = make_coders(key_codec=ours)
+    assert_broken(ends, frame, (ends.receiver.check, ends.receiver.decode))
+
+
+@pytest.mark.parametrize("key_codec", ["q8", "q4+z", "qc0.25"])
+def test_a_key_frame_that_was_asked_for_is_in_the_key_codec_too(make_coders, key_codec):
+    ends = make_coders(key_codec=key_codec)
+    warm(ends)
+    put(ends.there, received(0), ends.there.get(received(1)))
+    x = torch.randn(TOKENS, CHANNELS, generator=torch.manual_seed(5))
+    assert isinstance(ends.receiver.decode(ends.sender.encode(key(0), x)), Refusal)
+    frame, _ = ends.visit(0, x, as_key=True)
+    assert frame.tensor.codec == parse_codec_spec(key_codec, Direction.FORWARD)
+    ends.commit()
+    ends.assert_equal()
+
+
+# ---- what fills the pipeline
+
+
+def test_the_first_microbatches_go_by_the_fill_codec(make_coders):
+    ends = make_coders(
+        forward_codec="aq4", backward_codec="q8", fill_codec="aq2+z", fill_microbatches=2
+    )
+    warm(ends)
+    x = torch.randn(TOKENS, CHANNELS, generator=torch.manual_seed(9))
+    for microbatch, expected in enumerate(("aq2f+z", "aq2f+z", "aq4tc")):
+        frame = ends.sender.encode(key(microbatch % 2, microbatch=microbatch), x)
+        assert frame.kind is FrameKind.DELTA
+        assert str(frame.tensor.codec) == expected
+        assert not isinstance(ends.receiver.decode(frame), Refusal)
+        ends.assert_staged_equal()
+        back = ends.receiver.encode(frame.key._replace(direction=Direction.BACKWARD), x)
+        assert str(back.tensor.codec) == "q8t"
+
+
+def test_the_next_visit_builds_on_what_a_fill_frame_left(make_coders):
+    ends = make_coders(forward_codec="aq4", fill_codec="aq2")
+    warm(ends)
+    x = torch.randn(TOKENS, CHANNELS, generator=torch.manual_seed(9))
+    errors = []
+    for microbatch in (0, 1, 0, 5):
+        frame = ends.sender.encode(key(0, microbatch=microbatch), x)
+        errors.append((ends.receiver.decode(frame) - x).norm().item())
+        ends.commit()
+        ends.assert_equal()
+    assert all(after < before / 2 for before, after in pairwise(errors))
+
+
+def test_a_fill_frame_that_was_refused_comes_as_a_key_frame(make_coders):
+    ends = make_coders(forward_codec="aq4", fill_codec="aq2", key_codec="q8")
+    warm(ends)
+    put(ends.there, received(0), ends.there.get(received(1)))
+    x = torch.randn(TOKENS, CHANNELS, generator=torch.manual_seed(9))
+    assert isinstance(ends.receiver.decode(ends.sender.encode(key(0), x)), Refusal)
+    frame, value = ends.visit(0, x, as_key=True)
+    assert str(frame.tensor.codec) == "q8tc"
+    assert torch.equal(value, from_spec(frame.tensor.codec).decode(frame.tensor))
+
+
+@pytest.mark.parametrize(("microbatch", "as_microbatch"), [(0, 1), (1, 0)])
+def test_a_frame_by_the_others_codec_is_broken(make_coders, microbatch, as_microbatch):
+    ends = make_coders(forward_codec="aq4", fill_codec="aq2")
+    warm(ends)
+    x = torch.ones(TOKENS, CHANNELS)
+    frame = ends.sender.encode(key(0, microbatch=microbatch), x)
+    frame = replace(frame, key=key(0, microbatch=as_microbatch))
+    assert_broken(ends, frame, (ends.receiver.check, ends.receiver.decode))
+
+
+# ---- frames of varying size
+
+
+@pytest.mark.parametrize("codec", ["aq2+z", "aqc0.5", "aqc1t+d"])
+def test_entropy_coded_frames_vary_in_size_below_their_bound(make_coders, codec):
+    ends = make_coders(
+        forward_codec=codec, backward_codec="q2+d+z", seq_length=64, channels=32, key_codec="q4+z"
+    )
+    generator = torch.manual_seed(6)
+    base, sizes = torch.randn(64, 32, generator=generator), []
+    for visit in range(5):
+        change = torch.randn(64, 32, generator=generator).pow(1 + visit % 3)
+        frame, _ = ends.visit(0, base + change * 0.5**visit)
+        ends.receiver.check(frame)
+        ends.back(0, change)
+        sizes.append(len(frame.tensor.payload))
+        ends.commit()
+        ends.assert_equal()
+    largest = from_spec(frame.tensor.codec).max_payload_bytes(64, 32)
+    assert max(sizes) <= largest
+    assert len(set(sizes)) > 2
+    assert_broken(ends, of(frame, payload=bytes(largest + 1)), (ends.receiver.check,))
+
+
+def test_constant_quality_costs_less_from_visit_to_visit(make_coders):
+    ends = make_coders(forward_codec="aqc0.5", key_codec="qc0.25", seq_length=64, channels=32)
+    generator = torch.manual_seed(7)
+    base, change = torch.randn(2, 64, 32, generator=generator)
+    sizes, errors = [], []
+    for visit in range(4):
+        x = base + change * 0.5**visit
+        frame, value = ends.visit(0, x)
+        sizes.append(len(frame.tensor.payload))
+        errors.append(((value - x).norm() / x.norm()).item())
+        ends.commit()
+    assert sizes[0] > sizes[1] > sizes[2] > sizes[3]
+    assert max(errors[1:]) < 0.5 / 12**0.5 * 1.2
+
+
+# ---- gradients with error feedback
+
+
+def gradients(visits, *, seed=0):
+    """Gradients of one sample that have much in common from visit to visit."""
+    generator = torch.manual_seed(seed)
+    common = torch.randn(TOKENS, CHANNELS, generator=generator) * 1e-4
+    for _ in range(visits):
+        yield common + torch.randn(TOKENS, CHANNELS, generator=generator) * 2e-5
+
+
+# fmt: off
+RESIDUAL = ["q2+ef", "q1.5+d+z+ef", "qc1+ef", "hq2+ef", "top10+ef", "top10+efmix",
+            "top30+efmix+z", "lowrank2+ef", "fp16+ef"]
+EF21 = ["q2+ef21", "q4t+d+ef21", "q3+ef21+z", "qc0.5+ef21", "hq4+ef21", "top30+ef21",
+        "lowrank4+ef21+z", "fp16+ef21"]
+# fmt: on
+every_residual = pytest.mark.parametrize("codec", RESIDUAL)
+every_ef21 = pytest.mark.parametrize("codec", EF21)
+
+
+@every_residual
+def test_what_was_sent_and_what_is_still_owed_add_up_to_all_gradients(make_coders, codec):
+    ends = make_coders(backward_codec=codec)
+    owed = torch.zeros(TOKENS, CHANNELS)
+    difference, rounding = torch.zeros(2, TOKENS, CHANNELS, dtype=torch.float64)
+    for gradient in gradients(visits=8):
+        frame, value = ends.back(0, gradient)
+        assert frame.kind is FrameKind.DIRECT
+        assert ends.there.staged[residual(0)].payload == pack_buffer(gradient + owed - value)
+        ends.commit()
+        owed = unpack_buffer(ends.there.get(residual(0)).payload, TOKENS, CHANNELS)
+        difference += gradient.double() - value.double()
+        rounding += owed.double().abs() * 2**-11 + 1e-10  # of residuals, which are kept as halves
+        assert ((difference - owed.double()).abs() <= rounding).all()
+    assert len(ends.there) == 1
+    assert len(ends.here) == 0, "a residual is the sender's alone"
+
+
+@pytest.mark.parametrize("codec", ["q1+ef", "top10+ef", "top10+efmix"])
+def test_over_many_visits_feedback_sends_what_plain_compression_loses(make_coders, codec):
+    plain = codec.split("+")[0]
+    sums = {}
+    for name in (codec, plain):
+        ends = make_coders(backward_codec=name)
+        sums[name] = torch.zeros(TOKENS, CHANNELS)
+        for gradient in gradients(visits=30):
+            sums[name] += ends.back(0, gradient)[1]
+            ends.commit()
+    total = sum(gradients(visits=30))
+    errors = {name: ((got - total).norm() / total.norm()).item() for name, got in sums.items()}
+    assert errors[codec] < errors[plain] / 2
+
+
+@every_residual
+def test_a_residual_counts_only_once_its_step_commits(make_coders, codec):
+    ends = make_coders(backward_codec=codec)
+    first, second, other = gradients(visits=3)
+    ends.back(0, first)
+    assert ends.there.get(residual(0)) is None
+    ends.commit()
+    kept = ends.there.get(residual(0))
+    lost, _ = ends.back(0, second)
+    staged = ends.there.staged[residual(0)]
+    assert ends.there.get(residual(0)) == kept
+    ends.rollback()
+    again, _ = ends.back(0, second)
+    assert again == lost, "a step that is redone sends the same bytes"
+    assert ends.there.staged[residual(0)] == staged
+    ends.rollback()
+    ends.back(0, other)
+    ends.commit()
+    assert ends.there.get(residual(0)) not in (kept, staged)
+
+
+@every_residual
+def test_a_residual_is_its_samples_own(make_coders, codec):
+    alone, beside = make_coders(backward_codec=codec), make_coders(backward_codec=codec)
+    for gradient in gradients(visits=3):
+        frame, _ = alone.back(0, gradient)
+        beside.back(1, gradient * 1000)
+        assert beside.back(0, gradient)[0] == frame
+        for ends in (alone, beside):
+            ends.commit()
+
+
+@pytest.mark.parametrize("bad", [float("inf"), float("nan")])
+@pytest.mark.parametrize("codec", ["q8", "top10+ef", "top10+efmix", "q4+ef21", "q2+z+ef"])
+def test_a_gradient_that_is_not_finite_is_not_sent_and_leaves_nothing(make_coders, codec, bad):
+    ends = make_coders(backward_codec=codec)
+    good = next(gradients(visits=1))
+    ends.back(3, good)
+    ends.commit()
+    kept = [ends.there.get(name(3)) for name in (sent, residual)]
+    spoilt = good.clone()
+    spoilt[1, 2] = bad
+    for name in (key(3, 7, Direction.BACKWARD), key(4, 7, Direction.BACKWARD)):
+        with pytest.raises(NonFinite, match=f"^sample {name.sample}, step 7, backward: "):
+            ends.receiver.encode(name, spoilt)
+    assert not ends.there.staged
+    assert [ends.there.get(name(3)) for name in (sent, residual)] == kept
+
+
+@every_ef21
+def test_ef21_begins_with_a_gradient_and_goes_on_with_changes(make_coders, codec):
+    ends = make_coders(backward_codec=codec)
+    kinds = []
+    for visit, gradient in enumerate(gradients(visits=6)):
+        frame, _ = ends.back(0, gradient)
+        kinds.append(frame.kind)
+        assert ("ef21" in str(frame.tensor.codec)) == (visit > 0)
+        ends.commit()
+        ends.assert_equal()
+    assert kinds == [FrameKind.KEY] + [FrameKind.DELTA] * 5
+    assert ends.there.get(residual(0)) is None
+
+
+@pytest.mark.parametrize("codec", [codec for codec in EF21 if not codec.startswith("qc")])
+def test_a_gradient_that_stays_is_approached_and_a_redone_step_repeats_itself(make_coders, codec):
+    ends = make_coders(backward_codec=codec)
+    start, gradient = gradients(visits=2)
+    ends.back(0, start)
+    ends.commit()
+    errors = []
+    for _ in range(12):
+        lost, _ = ends.back(0, gradient)
+        ends.rollback()
+        again, value = ends.back(0, gradient)
+        assert again == lost
+        ends.commit()
+        errors.append((value - gradient).norm().item())
+    assert errors[-1] < max(errors[0] / 4, 1e-3 * gradient.norm().item())
+
+
+def test_ef21_leaves_the_buffers_of_activations_alone(make_coders):
+    ends = make_coders(forward_codec="aq4", backward_codec="q4+ef21", key_codec="q8")
+    for now, gradient in zip(activations(visits=4, samples=1), gradients(visits=4), strict=True):
+        _, value = ends.visit(0, now[0])
+        _, back = ends.back(0, gradient)
+        ends.commit()
+        ends.assert_equal()
+        assert ends.here.get(sent(0)).payload == pack_buffer(value)
+        assert ends.here.get(received(0)).payload == pack_buffer(back)
+
+
+def test_a_lost_buffer_of_gradients_is_refused_and_repaired_by_a_key_frame(make_coders):
+    ends = make_coders(backward_codec="q4+ef21")
+    first, second, third = gradients(visits=3)
+    ends.back(0, first)
+    ends.there.commit()
+    ends.here.rollback()
+    delta = ends.receiver.encode(key(0, direction=Direction.BACKWARD), second)
+    assert isinstance(ends.sender.decode(delta), Refusal)
+    frame, _ = ends.back(0, second, as_key=True)
+    assert str(frame.tensor.codec) == "q4t"
+    ends.commit()
+    ends.assert_equal()
+    assert ends.back(0, third)[0].kind is FrameKind.DELTA
+
+
+# ---- values
+
+
+@pytest.mark.parametrize("bad", [float("inf"), float("-inf"), float("nan")])
+@pytest.mark.parametrize(
+    "codec", ["aq4", "q4", "fp16", "none", "aq2+z", "aqc0.5", "aqtop10", "hq4"]
+)
+def test_an_activation_that_is_not_finite_is_not_sent(make_coders, codec, bad):
+    ends = make_coders(forward_codec=codec)
+    warm(ends)
+    x = torch.ones(TOKENS, CHANNELS)
+    x[3, 5] = bad
+    with pytest.raises(NonFinite, match=r"^sample 0, step 0, forward: .*finite"):
+        ends.sender.encode(key(0), x)
+    assert not ends.here.staged
+
+
+@pytest.mark.parametrize("codec", ["aq4", "q4", "fp16", "aq2+z", "aqc0.5", "aqtop10", "q4t+d"])
+def test_one_samples_outlier_never_touches_another(make_coders, codec):
+    quiet, wild = make_coders(forward_codec=codec), make_coders(forward_codec=codec)
+    for now in activations(visits=3, samples=2):
+        outlier = now[1].clone()
+        outlier[2, 3] = 1e30
+        alone = quiet.visit(0, now[0]), quiet.visit(1, now[1])
+        beside = wild.visit(1, outlier), wild.visit(0, now[0])
+        assert beside[1][0] == alone[0][0]
+        assert torch.equal(beside[1][1], alone[0][1])
+        quiet.commit()
+        wild.commit()
+
+
+def test_gradients_leave_no_buffer(make_coders):
+    ends = make_coders()
+    gradient = torch.randn(TOKENS, CHANNELS)
+    backward = key(0, direction=Direction.BACKWARD)
+    frame = ends.receiver.encode(backward, gradient)
+    assert frame == Frame(backward, FrameKind.DIRECT, frame.tensor)
+    assert torch.allclose(ends.sender.decode(frame), gradient, atol=gradient.abs().max() / 200)
+    assert not ends.here.staged
+    assert not ends.there.staged
+
+
+def test_one_store_keeps_both_boundaries_of_a_stage_apart(make_spec):
+    spec, store = make_spec(), WatchedStore()
+    front, behind = (
+        FrameCoder(spec, run_id=RUN, boundary=block, store=store) for block in (BLOCK, 4)
+    )
+    neighbour = FrameCoder(spec, run_id=RUN, boundary=BLOCK, store=WatchedStore())
+    front.decode(neighbour.encode(key(0), torch.ones(TOKENS, CHANNELS)))
+    store.commit()
+    frame = behind.encode(key(0), torch.full((TOKENS, CHANNELS), 2.0))
+    assert frame.kind is FrameKind.KEY, "the buffer in front of the stage is not the one behind it"
+    store.commit()
+    assert len(store) == 2
+
+
+# ---- size
+
+
+@pytest.mark.parametrize(("tokens", "channels"), [(128, 64), (256, 64), (128, 768), (512, 128)])
+def test_whole_frames_are_as_small_as_promised(make_spec, tokens, channels):
+    ends = Ends(make_spec(seq_length=tokens, channels=channels))
+    x, change, gradient = torch.randn(3, tokens, channels, generator=torch.manual_seed(3))
+    number = (1 << 20) + 5  # a sample whose numbers take more than one byte
+    plain = 4 * tokens * channels
+    ends.sender.encode(key(number, step=100_000), x)
+    ends.here.commit()
+    delta = ends.sender.encode(key(number, step=100_000), x + change)
+    assert delta.kind is FrameKind.DELTA
+    assert frame_wire_bytes(delta) <= plain / 7
+    backward = ends.receiver.encode(key(number, 100_000, Direction.BACKWARD), gradient)
+    assert frame_wire_bytes(backward) <= plain / 3.8

@@ -1,0 +1,902 @@
+"""Replicas on real streams: the same bits everywhere, whoever breaks what, whoever says what."""
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+
+import pytest
+import torch
+
+from swarm_ft.codec.gradient_pieces import PieceCodec
+from swarm_ft.discovery.directory import Board, Role, StaticDirectory
+from swarm_ft.errors import (
+    BadFrame,
+    MalformedMessage,
+    NonFinite,
+    OutOfTurn,
+    ProtocolError,
+    RunMismatch,
+    SwarmError,
+    Unavailable,
+)
+from swarm_ft.peer.links.stream_slot import MAX_BROKEN_STREAMS
+from swarm_ft.peer.reduce.all_reduce import GradientReducer
+from swarm_ft.peer.reduce.gradient_coder import Residuals
+from swarm_ft.peer.reduce.member_link import receive_reduce_hello
+from swarm_ft.proto.peer_pb2 import BlobPart
+from swarm_ft.protocol.machines.all_reduce import WINDOW_PIECES, AllReduce
+from swarm_ft.protocol.messages.reduction import (
+    ROW_VALUES,
+    Division,
+    GradientPiece,
+    Phase,
+    PieceAck,
+    PieceKey,
+    ReduceHello,
+)
+from swarm_ft.protocol.messages.reports import GradientTraffic
+from swarm_ft.protocol.spec.codec_spec import parse_dp_spec
+from swarm_ft.protocol.spec.layers import LayerRange
+from swarm_ft.protocol.wire.reduce_wire import reduce_from_wire, reduce_to_wire, reduce_wire_bytes
+from swarm_ft.testing.clock import ManualClock
+from swarm_ft.testing.faults import FaultyTransport
+from swarm_ft.transport.methods import ALL_REDUCE
+
+N = 5 * ROW_VALUES + 21
+ROW_BYTES = 4 * ROW_VALUES
+LAYERS = LayerRange(0, 2)
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch):
+    """A row each, so that a small gradient has many."""
+    monkeypatch.setattr("swarm_ft.protocol.messages.reduction.PIECE_ROWS", 1)
+
+
+@pytest.fixture(autouse=True)
+def no_backoff(monkeypatch):
+    monkeypatch.setattr("swarm_ft.peer.links.dialling.MIN_BACKOFF_S", 0.0)
+
+
+def gradients(count, seed=0, n=N):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(n, generator=generator) for _ in range(count)]
+
+
+def plain_sum(values):
+    total = values[0]
+    for value in values[1:]:
+        total = total + value
+    return total
+
+
+def error(got, expected):
+    return ((got - expected).norm() / expected.norm()).item()
+
+
+class Group:
+    """Replicas at work; each is served under its own name."""
+
+    def __init__(self, spec, names, pool, transport, residuals, attempt, listeners):
+        self.directory = StaticDirectory(Board(), ManualClock())
+        self.residuals = residuals or [Residuals() for _ in names]
+        self.reducers = [
+            GradientReducer(
+                run_id="run",
+                attempt=attempt,
+                spec=spec,
+                layers=LAYERS,
+                members=names,
+                own=name,
+                num_values=0 if name in listeners else N,
+                residuals=own,
+                pool=pool,
+                directory=self.directory,
+                transport=transport,
+                clock=ManualClock(),
+            )
+            for name, own in zip(names, self.residuals, strict=True)
+        ]
+
+    async def connected(self):
+        await asyncio.gather(*(reducer.connected.wait() for reducer in self.reducers))
+
+    async def reduce(self, step, values):
+        """All members' results, which are checked to be one."""
+        pairs = zip(self.reducers, values, strict=True)
+        results = await asyncio.gather(*(r.reduce(step, value) for r, value in pairs))
+        for result in results[1:]:
+            assert torch.equal(result.view(torch.int32), results[0].view(torch.int32))
+        return results[0]
+
+    async def reduce_among(self, step, values, listeners, codec):
+        """As `reduce`, while some listen: what they kept is decoded, and checked too."""
+
+        async def work(reducer, value):
+            if reducer._hello.peer_id in listeners:
+                return (await reducer.listen(step, set(listeners))).decoded(codec)
+            return await reducer.reduce(step, value, set(listeners))
+
+        await self.connected()
+        pairs = zip(self.reducers, values, strict=True)
+        results = await asyncio.gather(*(work(*pair) for pair in pairs))
+        for result in results[1:]:
+            assert torch.equal(result.view(torch.int32), results[0].view(torch.int32))
+        return results[0]
+
+    def commit(self):
+        for residuals in self.residuals:
+            residuals.commit()
+
+
+@pytest.fixture
+def at_work(make_spec, pool, transport):
+    """`async with at_work("abc", dp="q4")`: a member a letter."""
+
+    @asynccontextmanager
+    async def start(
+        names, *, dp="none", dialling=transport, residuals=None, attempt=1, listeners=()
+    ):
+        names = tuple(names)
+        spec = make_spec(dp_codec=dp)
+        group = Group(spec, names, pool, dialling, residuals, attempt, listeners)
+        servers = []
+        for name, reducer in zip(names, group.reducers, strict=True):
+
+            async def handle(stream, reducer=reducer):
+                await reducer.serve(stream, await receive_reduce_hello(stream))
+
+            servers.append(await transport.serve("127.0.0.1", 0, {ALL_REDUCE: handle}))
+            await group.directory.announce(Role.PEER, name, servers[-1].endpoint)
+        running = [asyncio.create_task(reducer.run()) for reducer in group.reducers]
+        try:
+            yield group
+        finally:
+            for task in running:
+                task.cancel()
+            ended = await asyncio.gather(*running, return_exceptions=True)
+            for server in servers:
+                await server.stop()
+        assert all(isinstance(end, asyncio.CancelledError) for end in ended), ended
+
+    return start
+
+
+# ---- a step
+
+
+@pytest.mark.parametrize("names", ["ab", "abc", "abcde"])
+async def test_uncompressed_the_sum_is_exact_and_in_the_members_order(at_work, names):
+    async with at_work(names) as group:
+        await group.connected()
+        for step in range(3):
+            values = gradients(len(names), seed=step)
+            assert torch.equal(await group.reduce(step, values), plain_sum(values))
+
+
+@pytest.mark.parametrize(
+    ("dp", "bound"), {"fp16": 1e-3, "q8": 0.02, "q4": 0.25, "q4+z": 0.4}.items()
+)
+async def test_compressed_all_members_still_hold_the_same_bits(at_work, dp, bound):
+    async with at_work("abc", dp=dp) as group:
+        for step in range(3):
+            values = gradients(3, seed=step)
+            assert 0 < error(await group.reduce(step, values), plain_sum(values)) < bound
+            group.commit()
+
+
+@pytest.mark.parametrize("n", [1, 7, 257])
+async def test_a_gradient_of_few_values_is_summed_by_some_of_the_members(at_work, n):
+    async with at_work("abcd") as group:
+        values = gradients(4, n=n)
+        assert torch.equal(await group.reduce(0, values), plain_sum(values))
+
+
+async def test_a_gradient_of_many_pieces_and_windows_goes_through(at_work):
+    n = (2 * WINDOW_PIECES + 9) * 2 * ROW_VALUES + 1
+    async with at_work("ab", dp="q8") as group:
+        values = gradients(2, n=n)
+        assert error(await group.reduce(0, values), plain_sum(values)) < 0.02
+
+
+async def test_a_single_member_gets_back_what_it_gave(at_work):
+    async with at_work("a", dp="q4") as group:
+        await group.connected()
+        (value,) = gradients(1)
+        assert await group.reduce(0, [value]) is value
+        assert group.reducers[0].take_traffic() == GradientTraffic()
+
+
+async def test_gradients_of_1e_minus_30_are_summed(at_work):
+    async with at_work("abc", dp="q4") as group:
+        values = [1e-30 * value for value in gradients(3)]
+        total = await group.reduce(0, values)
+        assert error(1e30 * total, 1e30 * plain_sum(values)) < 0.25
+
+
+@pytest.mark.parametrize("transport", ["memory"], indirect=True)
+async def test_with_feedback_twenty_steps_err_an_order_less_than_one(at_work):
+    """Errors of workers and of the servers are both made good."""
+    sent, wanted = torch.zeros(N), torch.zeros(N)
+    async with at_work("abc", dp="q4") as group:
+        for step in range(20):
+            noise = gradients(3, seed=1 + step)
+            values = [g + 0.3 * n for g, n in zip(gradients(3), noise, strict=True)]
+            total = await group.reduce(step, values)
+            group.commit()
+            if step == 0:
+                single = error(total, plain_sum(values))
+            sent += total
+            wanted += plain_sum(values)
+    assert single > 0.05
+    assert error(sent, wanted) < single / 10
+
+
+async def test_a_step_that_is_redone_in_another_attempt_gives_the_same_bits(at_work):
+    values = gradients(3)
+    async with at_work("abc", dp="q4") as group:
+        await group.reduce(0, values)
+        group.commit()
+        first = await group.reduce(1, values)
+        residuals = group.residuals
+    async with at_work("abc", dp="q4", residuals=residuals, attempt=2) as group:
+        again = await group.reduce(1, values)
+        group.commit()
+        other = await group.reduce(2, values)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other), "residuals have moved with the commit"
+
+
+async def test_members_may_come_and_go_between_attempts(at_work):
+    """What is owed by those that stay is made good with the others."""
+    values, kept = gradients(3), [Residuals() for _ in range(3)]
+    sent, step = torch.zeros(N), 0
+    for attempt, names in enumerate(["abc", "ab", "abc"]):
+        own = [kept["abc".index(name)] for name in names]
+        async with at_work(names, dp="q4", residuals=own, attempt=attempt) as group:
+            for _ in range(4):
+                total = await group.reduce(step, values[: len(names)])
+                sent, step = sent + total, step + 1
+                group.commit()
+    wanted = 8 * plain_sum(values) + 4 * plain_sum(values[:2])
+    assert error(sent, wanted) < 0.04
+
+
+async def test_traffic_is_what_was_sent_and_what_it_would_be_in_float32(at_work):
+    async with at_work("abc") as group:
+        await group.reduce(0, gradients(3))
+        plain = [reducer.take_traffic() for reducer in group.reducers]
+        assert group.reducers[0].take_traffic() == GradientTraffic()
+    async with at_work("abc", dp="q4") as group:
+        await group.reduce(0, gradients(3))
+        coded = [reducer.take_traffic() for reducer in group.reducers]
+    division = Division(N, 3)
+    for member, (one, other) in enumerate(zip(plain, coded, strict=True)):
+        start, stop = division.shard(member)
+        # The shares of the others' shards, and the sums of its own to each of the two.
+        expected = 4 * ((N - (stop - start)) + 2 * (stop - start))
+        assert one.uncompressed_bytes == other.uncompressed_bytes == expected
+        assert one.uncompressed_bytes < one.sent_bytes
+        assert other.sent_bytes < 0.3 * one.sent_bytes
+
+
+@pytest.mark.parametrize(
+    "bad", [torch.zeros(3, 3), torch.zeros(3).double(), torch.zeros(0)], ids=str
+)
+async def test_a_gradient_of_another_shape_is_refused(at_work, bad):
+    async with at_work("a") as group:
+        with pytest.raises(MalformedMessage, match=r"expected float32 \[n\], got"):
+            await group.reducers[0].reduce(0, bad)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("-inf"), 1e31])
+async def test_a_gradient_that_is_not_finite_fails_the_step_at_its_member(at_work, bad):
+    async with at_work("ab") as group:
+        one, other = gradients(2)
+        other[N - 1] = bad
+        waiting = asyncio.create_task(group.reducers[0].reduce(4, one))
+        with pytest.raises(NonFinite, match="step 4: a gradient is larger than 1e"):
+            await group.reducers[1].reduce(4, other)
+        waiting.cancel()
+
+
+@pytest.fixture
+def until_heard(monkeypatch):
+    """`until_heard(n)`: an event, set once n pieces more have arrived anywhere."""
+
+    def start(num_pieces):
+        heard, receive, pieces = asyncio.Event(), AllReduce.receive, []
+
+        def receive_and_tell(machine, member, message):
+            effects = receive(machine, member, message)
+            if isinstance(message, GradientPiece):
+                pieces.append(message)
+            if len(pieces) == num_pieces:
+                heard.set()
+            return effects
+
+        monkeypatch.setattr(AllReduce, "receive", receive_and_tell)
+        return heard
+
+    return start
+
+
+async def test_a_step_may_begin_at_one_member_long_before_another(at_work, until_heard):
+    async with at_work("abc") as group:
+        await group.reduce(0, gradients(3))
+        values = gradients(3, seed=1)
+        heard = until_heard(2 * 2 + 2 * 2)  # two from each to c, and two each way between a and b
+        early = [asyncio.create_task(group.reducers[i].reduce(1, values[i])) for i in (0, 1)]
+        await heard.wait()
+        assert not any(task.done() for task in early)
+        late = await group.reducers[2].reduce(1, values[2])
+        for task in early:
+            assert torch.equal(await task, late)
+        assert torch.equal(late, plain_sum(values))
+
+
+# ---- broken streams
+
+
+async def two_steps(at_work, transport, **cuts):
+    faulty = FaultyTransport(transport, **{name: {ALL_REDUCE: at} for name, at in cuts.items()})
+    async with at_work("abc", dp="q4", dialling=faulty) as group:
+        results = []
+        for step in range(2):
+            results.append(await group.reduce(step, gradients(3, seed=step)))
+            group.commit()
+    return torch.stack(results), faulty.num_cuts
+
+
+@pytest.mark.parametrize("transport", ["memory"], indirect=True)
+@pytest.mark.parametrize("cut", ["cut_sends", "cut_receives"])
+async def test_a_break_at_any_message_changes_nothing(at_work, transport, cut):
+    quiet, _ = await two_steps(at_work, transport)
+    num_messages = 0
+    while True:
+        results, num_cuts = await two_steps(at_work, transport, **{cut: [num_messages + 1]})
+        assert torch.equal(results, quiet)
+        if not num_cuts:
+            break
+        num_messages += 1
+    # Of every pair, one dials: its hello, and two shares, two sums and their acks in both steps.
+    assert num_messages >= 3 * (1 + 2 * 4)
+
+
+@pytest.mark.parametrize("transport", ["grpc"], indirect=True)
+async def test_breaks_in_the_middle_of_grpc_streams_change_nothing(at_work, transport):
+    quiet, _ = await two_steps(at_work, transport)
+    for cuts in ({"cut_sends": [4, 9, 17]}, {"cut_receives": [5, 8, 21]}):
+        results, num_cuts = await two_steps(at_work, transport, **cuts)
+        assert num_cuts == 3
+        assert torch.equal(results, quiet)
+
+
+async def test_connected_tells_whether_all_streams_are_up(at_work):
+    async with at_work("abc") as group:
+        await group.connected()
+        first = group.reducers[0]
+        down = asyncio.Event()
+        first._links[2].break_off(Unavailable("a test"))
+        clear = first.connected.clear
+        first.connected.clear = lambda: (clear(), down.set())
+        await down.wait()
+        await group.connected()
+        values = gradients(3)
+        assert torch.equal(await group.reduce(0, values), plain_sum(values))
+
+
+# ---- a member driven by hand
+
+
+class Hand:
+    """Speaks protobuf to a member, and whatever it likes."""
+
+    def __init__(self, stream):
+        self.stream = stream
+
+    async def say(self, *messages):
+        for message in messages:
+            await self.stream.send(reduce_to_wire(message))
+
+    async def hear(self):
+        message = await self.stream.receive()
+        return message if message is None else reduce_from_wire(message)
+
+    async def fails(self, *messages):
+        """Say these, then wait for the error with which the other side ends the stream."""
+        await self.say(*messages)
+        while await self.hear() is not None:
+            pass
+
+
+class Site:
+    """Member b of a and b at work; `call` gives an a that is driven by hand."""
+
+    def __init__(self, spec, pool, transport):
+        self.transport = transport
+        self.directory = StaticDirectory(Board(), ManualClock())
+        self.channels = []
+        self.codec = PieceCodec(spec.train.reduction_codec)
+        self.reducer = self.member("b", spec, pool)
+        self.peer = self.member("a", spec, pool)
+        self.hello = self.peer._hello
+        self.running = asyncio.create_task(self.reducer.run())
+
+    def member(self, own, spec, pool):
+        return GradientReducer(
+            run_id="run",
+            attempt=1,
+            spec=spec,
+            layers=LAYERS,
+            members=("a", "b"),
+            own=own,
+            num_values=N,
+            residuals=Residuals(),
+            pool=pool,
+            directory=self.directory,
+            transport=self.transport,
+            clock=ManualClock(),
+        )
+
+    async def handle(self, stream):
+        await self.reducer.serve(stream, await receive_reduce_hello(stream))
+
+    def open(self, method=ALL_REDUCE):
+        channel = self.transport.connect(self.endpoint)
+        self.channels.append(channel)
+        return channel.open(method)
+
+    async def call(self, hello=None):
+        """An a that has exchanged hellos."""
+        hand = Hand(self.open())
+        await hand.say(hello or self.hello)
+        assert await hand.hear() == replace(self.hello, peer_id="b")
+        return hand
+
+    async def assert_unharmed(self, step):
+        """After an attack, an a that plays by the rules sums as ever."""
+        running = asyncio.create_task(self.peer.run())
+        values = gradients(2, seed=step)
+        results = await asyncio.gather(
+            self.peer.reduce(step, values[0]), self.reducer.reduce(step, values[1])
+        )
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        for result in results:
+            assert torch.equal(result, plain_sum(values))
+        assert not self.running.done()
+
+
+@pytest.fixture
+async def site(make_spec, pool, transport):
+    site = Site(make_spec(), pool, transport)
+    server = await transport.serve("127.0.0.1", 0, {ALL_REDUCE: site.handle})
+    site.endpoint = server.endpoint
+    await site.directory.announce(Role.PEER, "b", server.endpoint)
+    yield site
+    for channel in site.channels:
+        await channel.close()
+    site.running.cancel()
+    await asyncio.gather(site.running, return_exceptions=True)
+    await server.stop()
+
+
+PLAIN, Q4 = (PieceCodec(parse_dp_spec(text)) for text in ("none", "q4"))
+
+
+@pytest.fixture
+def division():
+    """Of N values among a and b, a row a piece: a sums 0 to 2, b 3 to 5."""
+    division = Division(N, 2)
+    assert [span.owner for span in division.spans] == [0, 0, 0, 1, 1, 1]
+    return division
+
+
+def piece(phase, span, values, step=0, codec=PLAIN):
+    part = values[span.start : span.stop]
+    return GradientPiece(PieceKey(1, step, phase, span.index), codec.encode(part).tensor)
+
+
+async def test_pieces_are_acknowledged_and_sent_again_only_if_they_are_not(site, division):
+    one, other = gradients(2)
+    summing = asyncio.create_task(site.reducer.reduce(0, other))
+    hand = await site.call()
+    shares = [await hand.hear() for _ in range(3)]
+    expected = [piece(Phase.SHARE, span, other) for span in division.spans[:3]]
+    assert sorted(shares, key=lambda share: share.key) == expected
+    await hand.say(PieceAck(shares[1].key))
+
+    await hand.say(piece(Phase.SHARE, division.spans[4], one))
+    ack, total = await hand.hear(), await hand.hear()
+    assert ack == PieceAck(PieceKey(1, 0, Phase.SHARE, 4))
+    assert total == piece(Phase.SUM, division.spans[4], one + other)
+
+    hand = await site.call()
+    again = [await hand.hear() for _ in range(3)]
+    assert sorted(m.key for m in again) == sorted(m.key for m in (shares[0], shares[2], total))
+    await hand.say(*(PieceAck(m.key) for m in again))
+    for span in (division.spans[5], division.spans[3]):
+        await hand.say(piece(Phase.SHARE, span, one))
+        assert await hand.hear() == PieceAck(PieceKey(1, 0, Phase.SHARE, span.index))
+        assert (await hand.hear()).key == PieceKey(1, 0, Phase.SUM, span.index)
+        await hand.say(PieceAck(PieceKey(1, 0, Phase.SUM, span.index)))
+    for span in division.spans[:3]:
+        assert not summing.done()
+        await hand.say(piece(Phase.SUM, span, one + other))
+        assert await hand.hear() == PieceAck(PieceKey(1, 0, Phase.SUM, span.index))
+    assert torch.equal(await summing, one + other)
+
+
+async def test_every_byte_counts_also_those_sent_again(site):
+    summing = asyncio.create_task(site.reducer.reduce(0, gradients(2)[1]))
+    num_bytes = 0
+    for _ in range(3):
+        hand = await site.call()
+        for _ in range(3):
+            num_bytes += reduce_wire_bytes(reduce_to_wire(await hand.hear()))
+    summing.cancel()
+    traffic = site.reducer.take_traffic()
+    assert traffic == GradientTraffic(sent_bytes=num_bytes, uncompressed_bytes=3 * 3 * ROW_BYTES)
+
+
+async def test_a_second_arrival_changes_nothing(site, division):
+    one, other = gradients(2)
+    summing = asyncio.create_task(site.reducer.reduce(0, other))
+    hand = await site.call()
+    twice = [piece(Phase.SHARE, span, one) for span in division.spans[3:] for _ in range(2)]
+    shares = {(await hand.hear()).key for _ in range(3)}
+    await hand.say(*twice, *(PieceAck(key) for key in shares))
+    for span in division.spans[:3]:
+        total = piece(Phase.SUM, span, one + other)
+        await hand.say(total, total, piece(Phase.SHARE, division.spans[3], 2 * one))
+    acks, sums = set(), set()
+    while len(acks) < 3 + 3 or len(sums) < 3:
+        match await hand.hear():
+            case PieceAck(key):
+                acks.add(key)
+            case GradientPiece(key):
+                sums.add(key)
+                await hand.say(PieceAck(key))
+    assert torch.equal(await summing, one + other)
+
+
+@pytest.mark.parametrize("phase", Phase)
+async def test_a_piece_that_could_not_be_read_may_come_again_over_the_next_stream(
+    site, division, phase
+):
+    one, other = gradients(2)
+    summing = asyncio.create_task(site.reducer.reduce(0, other))
+    shares = [piece(Phase.SHARE, span, one) for span in division.spans[3:]]
+    sums = [piece(Phase.SUM, span, one + other) for span in division.spans[:3]]
+    good = shares[0] if phase is Phase.SHARE else sums[0]
+    hand = await site.call()
+    for _ in range(3):
+        await hand.hear()
+    with pytest.raises(BadFrame):
+        await hand.fails(replace(good, tensor=replace(good.tensor, payload=b"short")))
+    hand = await site.call()
+    for _ in range(3):
+        await hand.say(PieceAck((await hand.hear()).key))
+    await hand.say(*shares, *sums)
+    for _ in range(3 + 3 + 3):
+        if isinstance(heard := await hand.hear(), GradientPiece):
+            await hand.say(PieceAck(heard.key))
+    assert torch.equal(await summing, one + other)
+
+
+class GatedPool(ThreadPoolExecutor):
+    """Computes nothing before the gate is open."""
+
+    def __init__(self):
+        super().__init__(4)
+        self.gate = threading.Event()
+        self.entered = asyncio.Event()
+
+    def submit(self, work, /, *args):
+        self.entered.set()
+        return super().submit(lambda: self.gate.wait() and work(*args))
+
+
+async def test_what_was_computed_for_a_step_that_was_given_up_does_not_reach_the_next(site):
+    with GatedPool() as pool:
+        site.reducer._pool = pool
+        summing = asyncio.create_task(site.reducer.reduce(0, torch.ones(N)))
+        await pool.entered.wait()
+        summing.cancel()
+        after = asyncio.create_task(site.assert_unharmed(step=1))
+        await site.reducer.connected.wait()
+        pool.gate.set()
+        await after
+
+
+# ---- hostile members
+
+
+def share_of(division, index, values=None, **changes):
+    span = division.spans[index]
+    made = piece(Phase.SHARE, span, torch.ones(N) if values is None else values)
+    return replace(made, tensor=replace(made.tensor, **changes))
+
+
+ATTACKS = {
+    "a share outside b's shard": (lambda d: [share_of(d, 0)], OutOfTurn, "expected 3 to 5"),
+    "a share beyond the division": (
+        lambda d: [
+            GradientPiece(PieceKey(1, 0, Phase.SHARE, 6), share_of(d, 3).tensor),
+        ],
+        OutOfTurn,
+        "SHARE of piece 6",
+    ),
+    "a sum of b's own shard": (
+        lambda d: [piece(Phase.SUM, d.spans[3], torch.ones(N))],
+        OutOfTurn,
+        "SUM of piece 3: expected 0 to 2",
+    ),
+    "another codec": (
+        lambda d: [piece(Phase.SHARE, d.spans[3], torch.ones(N), codec=Q4)],
+        BadFrame,
+        "expected none, the run's --dp, got q4t",
+    ),
+    "another shape": (
+        lambda d: [share_of(d, 3, tokens=2, payload=bytes(2 * ROW_BYTES))],
+        BadFrame,
+        "expected 1 x 128 values, got 2 x 128",
+    ),
+    "more values than any piece": (
+        lambda d: [share_of(d, 3, tokens=1 << 17)],
+        BadFrame,
+        "at most 2048 x 128",
+    ),
+    "too many bytes": (
+        lambda d: [share_of(d, 3, payload=bytes(ROW_BYTES + 1))],
+        BadFrame,
+        "expected 512 bytes at most, got 513",
+    ),
+    "too few bytes": (lambda d: [share_of(d, 3, payload=b"")], BadFrame, "takes 512 bytes, got 0"),
+    "numbers that are not finite": (
+        lambda d: [share_of(d, 3, payload=b"\xff" * ROW_BYTES)],
+        BadFrame,
+        "finite",
+    ),
+    "numbers whose sum would not be finite": (
+        lambda d: [share_of(d, 3, torch.full((N,), 3e38))],
+        BadFrame,
+        "expected gradients up to 1e",
+    ),
+    "a sum that is too large": (
+        lambda d: [piece(Phase.SUM, d.spans[0], torch.full((N,), 3e38))],
+        BadFrame,
+        "expected gradients up to 1e",
+    ),
+    "more early shares than a window": (
+        lambda d: [
+            GradientPiece(PieceKey(1, 1 + i, Phase.SHARE, 3), share_of(d, 3).tensor)
+            for i in range(WINDOW_PIECES + 1)
+        ],
+        OutOfTurn,
+        "before their step",
+    ),
+    "more early sums than a window": (
+        lambda d: [
+            GradientPiece(PieceKey(1, 1 + i, Phase.SUM, 0), share_of(d, 0).tensor)
+            for i in range(WINDOW_PIECES + 1)
+        ],
+        OutOfTurn,
+        "more than 32 sums arrived before their step",
+    ),
+}
+
+
+@pytest.mark.parametrize(("pieces", "kind", "match"), ATTACKS.values(), ids=ATTACKS)
+async def test_a_bad_piece_costs_its_stream_and_harms_nothing(site, division, pieces, kind, match):
+    summing = asyncio.create_task(site.reducer.reduce(0, gradients(2)[1]))
+    hand = await site.call()
+    for _ in range(3):
+        assert (await hand.hear()).key.phase is Phase.SHARE
+    with pytest.raises(kind, match=match):
+        await hand.fails(*pieces(division))
+    assert not summing.done()
+    summing.cancel()
+    await site.assert_unharmed(step=1)
+
+
+async def test_a_second_hello_costs_the_stream(site):
+    hand = await site.call()
+    with pytest.raises(OutOfTurn, match="a said hello twice"):
+        await hand.fails(site.hello)
+    await site.assert_unharmed(step=0)
+
+
+async def test_bytes_that_are_no_message_cost_the_stream(site):
+    for nonsense in (BlobPart(data=b"\xff\xff"), BlobPart()):
+        stream = site.open(replace(ALL_REDUCE, request=BlobPart))
+        await stream.send(BlobPart.FromString(reduce_to_wire(site.hello).SerializeToString()))
+        assert await stream.receive() is not None
+        await stream.send(nonsense)
+        with pytest.raises(MalformedMessage):
+            await stream.receive()
+    await site.assert_unharmed(step=0)
+
+
+async def test_an_unplanned_share_that_came_early_does_not_fail_the_step(
+    site, division, until_heard
+):
+    hand = await site.call()
+    heard = until_heard(1)
+    await hand.say(share_of(division, 0))
+    await heard.wait()
+    summing = asyncio.create_task(site.reducer.reduce(0, gradients(2)[1]))
+    with pytest.raises(OutOfTurn, match="SHARE of piece 0"):
+        await hand.fails()
+    assert not summing.done()
+    summing.cancel()
+    await site.assert_unharmed(step=1)
+
+
+@pytest.mark.parametrize("transport", ["memory"], indirect=True)
+async def test_one_who_sends_and_never_reads_is_dropped(site, division):
+    one, other = gradients(2)
+    summing = asyncio.create_task(site.reducer.reduce(0, other))
+    hand = await site.call()
+    share = piece(Phase.SHARE, division.spans[3], one)
+    await hand.say(share)
+    answers = [await hand.hear() for _ in range(3 + 2)]
+    assert PieceAck(share.key) in answers
+    with pytest.raises(OutOfTurn, match="does not read"):
+        await hand.say(*[share] * 8 * WINDOW_PIECES)
+    summing.cancel()
+
+
+async def break_a_stream(site):
+    hand = await site.call()
+    with suppress(SwarmError):
+        await hand.fails(site.hello)
+
+
+async def test_a_member_that_breaks_stream_after_stream_fails_the_attempt(site):
+    for _ in range(MAX_BROKEN_STREAMS):
+        assert not site.running.done()
+        await break_a_stream(site)
+    with pytest.raises(ExceptionGroup) as caught:
+        await site.running
+    (failure,) = caught.value.exceptions
+    assert type(failure) is ProtocolError
+    assert "replica a: 3 streams were broken off, at last by out-of-turn: a said" in str(failure)
+    with pytest.raises(Unavailable, match="the attempt is over"):
+        await (await site.call()).fails()
+
+
+async def test_streams_that_only_get_lost_are_no_reason_to_give_up(site):
+    for _ in range(2 * MAX_BROKEN_STREAMS):
+        hand = await site.call()
+        await hand.stream.cancel()
+    await site.assert_unharmed(step=0)
+
+
+async def test_a_newer_stream_replaces_the_older(site):
+    old = await site.call()
+    new = await site.call()
+    with pytest.raises(Unavailable, match="a newer stream took over"):
+        await old.fails()
+    summing = asyncio.create_task(site.reducer.reduce(0, gradients(2)[1]))
+    assert (await new.hear()).key.phase is Phase.SHARE
+    summing.cancel()
+
+
+async def test_the_end_of_an_attempt_ends_its_streams(site):
+    hand = await site.call()
+    site.running.cancel()
+    with pytest.raises(Unavailable, match="the attempt is over"):
+        await hand.fails()
+
+
+# ---- hellos
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "match"),
+    [
+        ({"spec_digest": b"x" * 16}, RunMismatch, "RunSpec digest .* here"),
+        ({"run_id": "other"}, OutOfTurn, "expected run, layers, attempt, peer"),
+        ({"attempt": 2}, OutOfTurn, "expected run, layers, attempt, peer"),
+        ({"layers": LayerRange(0, 3)}, OutOfTurn, "'0-2'.*'0-3'"),
+        ({"peer_id": "b"}, OutOfTurn, "expected a call of a replica before it, got one of b"),
+        ({"peer_id": "z"}, OutOfTurn, "expected a call of a replica before it, got one of z"),
+    ],
+    ids=str,
+)
+async def test_a_hello_that_does_not_fit_is_refused(site, changes, kind, match):
+    hand = Hand(site.open())
+    with pytest.raises(kind, match=match):
+        await hand.fails(replace(site.hello, **changes))
+    await site.assert_unharmed(step=0)
+
+
+async def test_the_first_message_has_to_be_a_hello(site):
+    hand = Hand(site.open())
+    with pytest.raises(OutOfTurn, match="expected a hello as the first message"):
+        await hand.fails(PieceAck(PieceKey(1, 0, Phase.SUM, 0)))
+
+
+async def test_a_member_of_another_run_spec_ends_the_attempt_of_the_one_that_calls(
+    make_spec, transport
+):
+    async def answer(stream):
+        hello = await receive_reduce_hello(stream)
+        await stream.send(reduce_to_wire(replace(hello, peer_id="b", spec_digest=b"x" * 16)))
+        await stream.receive()
+
+    server = await transport.serve("127.0.0.1", 0, {ALL_REDUCE: answer})
+    with ThreadPoolExecutor(1) as pool:
+        site = Site(make_spec(), pool, transport)
+        await site.directory.announce(Role.PEER, "b", server.endpoint)
+        with pytest.raises(ExceptionGroup) as caught:
+            await site.peer.run()
+        site.running.cancel()
+        await asyncio.gather(site.running, return_exceptions=True)
+    await server.stop()
+    (failure,) = caught.value.exceptions
+    assert type(failure) is Unavailable
+    assert "peer b: run run: RunSpec digest" in failure.message
+
+
+def test_the_hello_names_what_both_sides_must_agree_on():
+    assert set(ReduceHello.__dataclass_fields__) == {
+        "run_id",
+        "spec_digest",
+        "attempt",
+        "peer_id",
+        "layers",
+        "num_values",
+    }
+
+
+# ---- members that listen
+
+
+@pytest.mark.parametrize("dp", ["none", "q4"])
+@pytest.mark.parametrize(("names", "listeners"), [("ab", "b"), ("ab", "a"), ("abcd", "ac")])
+async def test_a_listener_keeps_the_bits_that_all_others_take(at_work, names, listeners, dp):
+    values = gradients(len(names))
+    given = [v for name, v in zip(names, values, strict=True) if name not in listeners]
+    codec = PLAIN if dp == "none" else Q4
+    async with at_work(names, dp=dp, listeners=listeners) as group:
+        for step in range(3):
+            total = await group.reduce_among(step, values, listeners, codec)
+            assert error(total, plain_sum(given)) < (1e-6 if dp == "none" else 0.4)
+            group.commit()
+
+
+async def test_who_listened_gives_its_gradient_as_soon_as_it_has_one(at_work):
+    values = gradients(3)
+    async with at_work("abc", listeners="b") as group:
+        first = await group.reduce_among(0, values, "b", PLAIN)
+        assert torch.equal(first, values[0] + values[2])
+        assert torch.equal(await group.reduce(1, values), plain_sum(values))
+
+
+async def test_nobody_can_listen_where_nobody_has_weights(at_work):
+    async with at_work("ab", listeners="ab") as group:
+        await group.connected()
+        with pytest.raises(OutOfTurn, match="nobody here has weights"):
+            await group.reducers[0].listen(0, {"a", "b"})
+
+
+async def test_members_whose_gradients_have_other_lengths_do_not_meet(site):
+    hand = Hand(site.open())
+    await hand.say(replace(site.hello, num_values=N + 1))
+    with pytest.raises(RunMismatch, match=f"{N} values here, {N + 1} at peer a"):
+        await hand.fails()
+
+
+async def test_a_member_that_listens_cannot_give_a_share(site, division):
+    alone = Division(N, 2, {0})
+    summing = asyncio.create_task(site.reducer.reduce(0, gradients(2)[1], {"a"}))
+    hand = await site.call()
+    with pytest.raises(OutOfTurn, match="from a member that listens"):
+        await hand.fails(piece(Phase.SHARE, alone.spans[0], torch.ones(N)))
+    summing.cancel()
+    await asyncio.gather(summing, return_exceptions=True)

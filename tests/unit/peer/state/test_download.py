@@ -1,0 +1,440 @@
+"""A newcomer takes a shard from donors that die, lie and fall silent, over real gRPC links."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import pytest
+
+from swarm_ft.discovery.directory import Board, Role, StaticDirectory
+from swarm_ft.errors import BadFrame, MalformedMessage, NotFound, ProtocolError, Unavailable
+from swarm_ft.ids import PeerId, RunId, StepNumber
+from swarm_ft.peer.state import download
+from swarm_ft.peer.state.download import Downloader
+from swarm_ft.peer.state.source import (
+    PART_BYTES,
+    OfferedShard,
+    offer,
+    serve_chunk_list,
+    serve_chunks,
+)
+from swarm_ft.proto import snapshot_pb2 as pb
+from swarm_ft.protocol.messages.shard import CHUNK_BYTES, ChunkList, ShardName
+from swarm_ft.protocol.spec.layers import LayerRange
+from swarm_ft.protocol.wire.shard_wire import chunks_to_wire, fetch_to_wire, shard_to_wire
+from swarm_ft.testing.clock import ManualClock
+from swarm_ft.transport.base import call
+from swarm_ft.transport.grpc_transport import GrpcTransport
+from swarm_ft.transport.methods import FETCH_CHUNKS, LIST_CHUNKS
+
+pytestmark = pytest.mark.timeout(60)
+
+NAME = ShardName(run_id=RunId("run-1"), step=StepNumber(42), layers=LayerRange(0, 12))
+NUM_CHUNKS = 7
+A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
+ALTERED = 5
+
+
+@pytest.fixture(scope="module")
+def shard(tmp_path_factory):
+    """A file of six chunks and a half, each unlike the others."""
+    path = tmp_path_factory.mktemp("shard") / "shard.safetensors"
+    chunk = bytes(range(256)) * (CHUNK_BYTES // 256)
+    data = b"".join(bytes([i]) + chunk[1:] for i in range(NUM_CHUNKS))
+    path.write_bytes(data[: -CHUNK_BYTES // 2])
+    return offer(path)
+
+
+@pytest.fixture
+def directory():
+    return StaticDirectory(Board(), ManualClock())
+
+
+class Donor:
+    """A peer that offers a shard, and notes down which chunks it was asked for."""
+
+    def __init__(self, offered: OfferedShard | None) -> None:
+        self.offered = offered
+        self.asked: list[int] = []
+
+    def offers(self, name: ShardName) -> OfferedShard | None:
+        return self.offered if name == NAME else None
+
+    async def on_list(self, stream) -> None:
+        await serve_chunk_list(stream, self.offers)
+
+    async def on_fetch(self, stream) -> None:
+        await serve_chunks(Counted(stream, self), self.offers)
+
+    async def on_part(self, part) -> None:
+        """Called before each part goes out."""
+
+
+class Counted:
+    """A stream whose parts the donor sees before they are sent."""
+
+    def __init__(self, stream, donor) -> None:
+        self._stream = stream
+        self._donor = donor
+        self.remote = stream.remote
+
+    async def receive(self):
+        return await self._stream.receive()
+
+    async def send(self, part) -> None:
+        if part.chunk not in self._donor.asked:
+            self._donor.asked.append(part.chunk)
+        await self._donor.on_part(part)
+        await self._stream.send(part)
+
+
+class Mortal(Donor):
+    """Its process is gone after so many parts."""
+
+    def __init__(self, offered, parts) -> None:
+        super().__init__(offered)
+        self.parts = parts
+        self.server = None
+        self.stopping = None
+
+    async def on_part(self, part) -> None:
+        self.parts -= 1
+        if self.parts < 0:
+            self.stopping = self.stopping or asyncio.create_task(self.server.stop())
+            await asyncio.Event().wait()  # until the server has cut this call off
+
+
+class Gated(Donor):
+    """Sends so many parts, then nothing until it is let."""
+
+    def __init__(self, offered, parts) -> None:
+        super().__init__(offered)
+        self.parts = parts
+        self.reached = asyncio.Event()
+        self.gate = asyncio.Event()
+
+    async def on_part(self, part) -> None:
+        self.parts -= 1
+        if self.parts < 0:
+            self.reached.set()
+            await self.gate.wait()
+
+
+class Liar(Donor):
+    """Gives a true list, and every chunk with one bit turned."""
+
+    async def on_part(self, part) -> None:
+        part.data = bytes([part.data[0] ^ 1]) + part.data[1:]
+
+
+class Babbler(Donor):
+    """Answers every request with the same part."""
+
+    def __init__(self, offered, part) -> None:
+        super().__init__(offered)
+        self.part = part
+
+    async def on_fetch(self, stream) -> None:
+        await stream.receive()
+        await stream.send(self.part)
+
+
+class Quitter(Donor):
+    """Ends every call at once, cleanly."""
+
+    async def on_fetch(self, stream) -> None:
+        await stream.receive()
+
+
+@asynccontextmanager
+async def serving(directory, **donors):
+    servers = []
+    for name, donor in donors.items():
+        handlers = {LIST_CHUNKS: donor.on_list, FETCH_CHUNKS: donor.on_fetch}
+        server = await GrpcTransport().serve("127.0.0.1", 0, handlers)
+        donor.server = server
+        servers.append(server)
+        await directory.announce(Role.PEER, name, server.endpoint)
+    try:
+        yield
+    finally:
+        for server in servers:
+            await server.stop()
+
+
+class Newcomer:
+    """A downloader that notes down whom it dropped."""
+
+    def __init__(self, directory, silence_s=30.0) -> None:
+        self.faults = {}
+        self.dropped = asyncio.Queue()
+        self.downloader = Downloader(
+            directory, GrpcTransport(), on_fault=self.on_fault, silence_s=silence_s
+        )
+
+    def on_fault(self, donor, error):
+        self.faults[donor] = error
+        self.dropped.put_nowait(donor)
+
+    async def take(self, shard, donors, path):
+        return await self.downloader.download(NAME, shard.chunks, donors, path)
+
+
+async def test_a_shard_comes_from_all_donors_at_once(directory, shard, tmp_path):
+    newcomer, donors = Newcomer(directory), {"a": Donor(shard), "b": Donor(shard)}
+    path = tmp_path / "taken"
+    async with serving(directory, **donors):
+        chunks = await newcomer.downloader.list_chunks(NAME, shard.chunks.digest(), [A, B])
+        assert chunks == shard.chunks
+        brought = await newcomer.take(shard, [A, B], path)
+    assert path.read_bytes() == shard.path.read_bytes()
+    assert brought.keys() == {A, B}
+    assert sum(brought.values()) >= shard.chunks.total_bytes
+    assert newcomer.faults == {}
+    assert list(tmp_path.iterdir()) == [path]
+
+
+async def test_one_dies_half_way_one_lies_and_the_rest_comes_from_the_third(
+    directory, shard, tmp_path
+):
+    newcomer = Newcomer(directory)
+    donors = {"a": Mortal(shard, parts=20), "b": Liar(shard), "c": Gated(shard, parts=3)}
+    path = tmp_path / "taken"
+    async with serving(directory, **donors):
+        taking = asyncio.create_task(newcomer.take(shard, [A, B, C], path))
+        await donors["c"].reached.wait()
+        assert {await newcomer.dropped.get() for _ in range(2)} == {A, B}
+        donors["c"].gate.set()
+        brought = await taking
+        await donors["a"].stopping
+    assert path.read_bytes() == shard.path.read_bytes()
+    assert isinstance(newcomer.faults[A], Unavailable)
+    assert isinstance(newcomer.faults[B], ProtocolError)
+    assert "not those of its digest" in newcomer.faults[B].message
+    assert B not in brought
+    assert brought[A] == CHUNK_BYTES
+
+
+async def test_a_restarted_newcomer_asks_only_for_what_is_missing(
+    directory, shard, tmp_path, monkeypatch
+):
+    loop, written, write = asyncio.get_running_loop(), asyncio.Queue(), download._write
+
+    def told(partial, index, chunk):
+        write(partial, index, chunk)
+        loop.call_soon_threadsafe(written.put_nowait, index)
+
+    monkeypatch.setattr(download, "_write", told)
+    donor, other, path = Gated(shard, parts=16 * 3 + 5), Donor(shard), tmp_path / "taken"
+    async with serving(directory, a=donor, b=other):
+        taking = asyncio.create_task(Newcomer(directory).take(shard, [A], path))
+        assert [await written.get() for _ in range(3)] == [0, 1, 2]
+        taking.cancel()
+        await asyncio.gather(taking, return_exceptions=True)
+        assert not path.exists()
+        brought = await Newcomer(directory).take(shard, [B], path)
+    assert path.read_bytes() == shard.path.read_bytes()
+    assert other.asked == [3, 4, 5, 6]
+    assert brought == {B: shard.chunks.total_bytes - 3 * CHUNK_BYTES}
+
+
+async def test_a_download_that_was_complete_is_checked_and_not_fetched_again(
+    directory, shard, tmp_path
+):
+    path = tmp_path / "taken"
+    path.write_bytes(shard.path.read_bytes())
+    assert await Newcomer(directory).take(shard, [], path) == {}
+    assert path.read_bytes() == shard.path.read_bytes()
+
+
+async def test_a_spoiled_chunk_on_the_own_disk_is_fetched_again(directory, shard, tmp_path):
+    data = bytearray(shard.path.read_bytes())
+    data[ALTERED * CHUNK_BYTES + 77] ^= 4
+    (tmp_path / "taken.partial").write_bytes(data + b"of an earlier, longer shard")
+    donor = Donor(shard)
+    async with serving(directory, a=donor):
+        await Newcomer(directory).take(shard, [A], tmp_path / "taken")
+    assert donor.asked == [ALTERED]
+    assert (tmp_path / "taken").read_bytes() == shard.path.read_bytes()
+
+
+async def test_a_silent_donors_chunks_come_from_another_one(directory, shard, tmp_path):
+    """Without any deadline: who has nothing else to do takes them over."""
+    silent, donor = Gated(shard, parts=0), Donor(shard)
+    newcomer, path = Newcomer(directory), tmp_path / "taken"
+    async with serving(directory, a=silent, b=donor):
+        brought = await newcomer.take(shard, [A, B], path)
+    assert path.read_bytes() == shard.path.read_bytes()
+    assert brought.keys() == {B}
+    assert newcomer.faults == {}
+
+
+async def test_a_silent_donor_alone_is_dropped_after_a_while(directory, shard, tmp_path):
+    newcomer = Newcomer(directory, silence_s=0.2)
+    async with serving(directory, a=Gated(shard, parts=1)):
+        with pytest.raises(Unavailable, match="7 of 7 chunks are missing, and no donor is left"):
+            await newcomer.take(shard, [A], tmp_path / "taken")
+    assert newcomer.faults[A].message == "said nothing for 0.2 s"
+
+
+async def test_what_came_before_the_last_donor_died_is_kept(directory, shard, tmp_path):
+    newcomer, path = Newcomer(directory), tmp_path / "taken"
+    async with serving(directory, a=Mortal(shard, parts=16 + 3)):
+        with pytest.raises(Unavailable, match="6 of 7 chunks are missing"):
+            await newcomer.take(shard, [A], path)
+    again = Donor(shard)
+    async with serving(directory, a=again):
+        await newcomer.take(shard, [A], path)
+    assert again.asked == [1, 2, 3, 4, 5, 6]
+    assert path.read_bytes() == shard.path.read_bytes()
+
+
+BABBLE = {
+    "another chunk": pb.ChunkPart(chunk=6, data=b"x"),
+    "nothing": pb.ChunkPart(chunk=0, data=b""),
+    "too much": pb.ChunkPart(chunk=0, data=bytes(CHUNK_BYTES + 1)),
+}
+
+
+@pytest.mark.parametrize("part", BABBLE.values(), ids=BABBLE)
+async def test_a_donor_that_sends_what_was_not_asked_for_is_a_liar(
+    directory, shard, tmp_path, part
+):
+    newcomer = Newcomer(directory)
+    async with serving(directory, a=Babbler(shard, part)):
+        with pytest.raises(Unavailable):
+            await newcomer.take(shard, [A], tmp_path / "taken")
+    assert isinstance(newcomer.faults[A], BadFrame)
+
+
+async def test_donors_that_have_nothing_or_are_not_there_are_dropped(directory, shard, tmp_path):
+    newcomer = Newcomer(directory)
+    async with serving(directory, a=Donor(None), b=Quitter(shard)):
+        with pytest.raises(Unavailable, match="7 of 7"):
+            await newcomer.take(shard, [A, B, C], tmp_path / "taken")
+    assert {donor: type(error) for donor, error in newcomer.faults.items()} == {
+        A: NotFound,
+        B: Unavailable,
+        C: Unavailable,
+    }
+
+
+async def test_the_list_comes_from_the_first_donor_whose_list_has_the_digest(directory, shard):
+    chunks = shard.chunks
+    forged = ChunkList(total_bytes=chunks.total_bytes, digests=(bytes(16), *chunks.digests[1:]))
+    shorter = ChunkList(total_bytes=chunks.total_bytes - 1, digests=chunks.digests)
+    liars = [Donor(OfferedShard(path=shard.path, chunks=lie)) for lie in (forged, shorter)]
+    newcomer = Newcomer(directory)
+    async with serving(directory, a=liars[0], b=liars[1], c=Donor(shard)):
+        listed = await newcomer.downloader.list_chunks(NAME, chunks.digest(), [A, B, C])
+        assert listed == chunks
+        assert newcomer.faults.keys() == {A, B}
+        assert all(isinstance(error, ProtocolError) for error in newcomer.faults.values())
+        with pytest.raises(Unavailable, match="no donor has a list"):
+            await newcomer.downloader.list_chunks(NAME, bytes(16), [A, B, C])
+
+
+async def test_a_disk_that_does_not_take_it_is_no_donors_fault(directory, shard, tmp_path):
+    newcomer = Newcomer(directory)
+    async with serving(directory, a=Donor(shard)):
+        with pytest.raises(Unavailable, match="cannot be written"):
+            await newcomer.take(shard, [A], tmp_path / "no such folder" / "taken")
+    assert newcomer.faults == {}
+
+
+async def test_an_empty_file_is_a_shard_without_chunks(directory, tmp_path):
+    (tmp_path / "empty").write_bytes(b"")
+    shard = offer(tmp_path / "empty")
+    assert await Newcomer(directory).take(shard, [], tmp_path / "taken") == {}
+    assert (tmp_path / "taken").read_bytes() == b""
+
+
+# ---- the donor's side
+
+
+@asynccontextmanager
+async def a_channel(donor):
+    handlers = {LIST_CHUNKS: donor.on_list, FETCH_CHUNKS: donor.on_fetch}
+    server = await GrpcTransport().serve("127.0.0.1", 0, handlers)
+    channel = GrpcTransport().connect(server.endpoint)
+    try:
+        yield channel
+    finally:
+        await channel.close()
+        await server.stop()
+
+
+async def test_parts_are_small_and_in_order(shard):
+    async with a_channel(Donor(shard)) as channel:
+        stream = channel.open(FETCH_CHUNKS)
+        await stream.send(fetch_to_wire(NAME, range(5, 7)))
+        await stream.finish()
+        parts = []
+        while (part := await stream.receive()) is not None:
+            parts.append(part)
+    assert {len(part.data) for part in parts} == {PART_BYTES}
+    assert [part.chunk for part in parts] == [5] * 16 + [6] * 8
+    whole = b"".join(part.data for part in parts)
+    assert whole == shard.path.read_bytes()[5 * CHUNK_BYTES :]
+
+
+OUTSIDE = {
+    "chunks that it does not have": fetch_to_wire(NAME, range(6, 8)),
+    "no chunks": pb.FetchRequest(name=shard_to_wire(NAME), first_chunk=1, num_chunks=0),
+    "endless chunks": pb.FetchRequest(
+        name=shard_to_wire(NAME), first_chunk=0xFFFFFFFF, num_chunks=0xFFFFFFFF
+    ),
+    "no layers": pb.FetchRequest(name=pb.ShardName(run_id="run-1", step=42), num_chunks=1),
+    "a run that is a path": pb.FetchRequest(name=pb.ShardName(run_id="../x"), num_chunks=1),
+}
+
+
+@pytest.mark.parametrize("request_", OUTSIDE.values(), ids=OUTSIDE)
+async def test_requests_for_what_cannot_be_are_refused(shard, request_):
+    async with a_channel(Donor(shard)) as channel:
+        stream = channel.open(FETCH_CHUNKS)
+        await stream.send(request_)
+        await stream.finish()
+        with pytest.raises(MalformedMessage):
+            await stream.receive()
+
+
+async def test_a_file_that_is_gone_is_told_without_its_path(shard, tmp_path):
+    gone = OfferedShard(path=tmp_path / "gone", chunks=shard.chunks)
+    async with a_channel(Donor(gone)) as channel:
+        stream = channel.open(FETCH_CHUNKS)
+        await stream.send(fetch_to_wire(NAME, range(1)))
+        with pytest.raises(Unavailable) as caught:
+            await stream.receive()
+    assert str(tmp_path) not in caught.value.message
+    with pytest.raises(Unavailable, match="cannot be read"):
+        offer(tmp_path / "gone")
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        pb.ChunkList(total_bytes=CHUNK_BYTES + 1, digests=bytes(16)),
+        pb.ChunkList(total_bytes=1, digests=bytes(17)),
+        pb.ChunkList(total_bytes=(1 << 64) - 1),
+        pb.ChunkList(total_bytes=0, digests=bytes(16)),
+    ],
+)
+async def test_a_list_that_fits_no_file_is_a_lie(directory, lie):
+    class Lister(Donor):
+        async def on_list(self, stream) -> None:
+            await stream.receive()
+            await stream.send(lie)
+
+    newcomer = Newcomer(directory)
+    async with serving(directory, a=Lister(None)):
+        with pytest.raises(Unavailable):
+            await newcomer.downloader.list_chunks(NAME, bytes(16), [A])
+    assert isinstance(newcomer.faults[A], MalformedMessage)
+
+
+async def test_a_list_arrives_as_it_was_sent(shard):
+    async with a_channel(Donor(shard)) as channel:
+        reply = await call(channel, LIST_CHUNKS, shard_to_wire(NAME), timeout_s=10.0)
+    assert reply == chunks_to_wire(shard.chunks)

@@ -1,0 +1,291 @@
+"""A newcomer fetches its stage's state and applies what it heard meanwhile: it ends with the bits
+that the donor has, whatever comes in between."""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from functools import partial
+
+import pytest
+import torch
+
+from swarm_ft.codec.gradient_pieces import PieceCodec
+from swarm_ft.discovery.directory import Board, Role, StaticDirectory
+from swarm_ft.errors import OutOfTurn, Unavailable
+from swarm_ft.ids import Attempt, PeerId, RunId
+from swarm_ft.peer.context import PeerContext
+from swarm_ft.peer.reduce.gradient_coder import EncodedSum
+from swarm_ft.peer.state.learner import TakeOver
+from swarm_ft.peer.state.source import Handover, serve_chunk_list, serve_chunks
+from swarm_ft.peer.state.stage_state import StageState
+from swarm_ft.peer.timeline import Timeline
+from swarm_ft.protocol.messages.control import Assign, CommitStep, StageTaken, TakeStage
+from swarm_ft.protocol.messages.shard import ShardName
+from swarm_ft.protocol.spec.codec_spec import parse_dp_spec
+from swarm_ft.protocol.spec.layers import LayerRange
+from swarm_ft.testing.clock import ManualClock
+from swarm_ft.testing.faults import FaultyTransport
+from swarm_ft.transport.memory import MemoryTransport
+from swarm_ft.transport.methods import FETCH_CHUNKS, LIST_CHUNKS
+from tests.simulation.engine import TinyEngine
+
+RUN, LAYERS, BEGAN = RunId("run"), LayerRange(1, 3), 2
+CODEC = PieceCodec(parse_dp_spec("none"))
+NAME = ShardName(run_id=RUN, step=BEGAN, layers=LAYERS)
+
+
+def commit_of(step, attempt=1):
+    return CommitStep(
+        run_id=RUN, attempt=attempt, step=step, clip_factor=0.5, learning_rate=step / 8
+    )
+
+
+def gradient_of(step, num_values):
+    generator = torch.Generator().manual_seed(step)
+    return torch.randint(0, 9, (num_values,), generator=generator).float()
+
+
+class Side:
+    """One of the two peers."""
+
+    def __init__(self, name, spec, folder, directory, transport):
+        folder.mkdir()
+        self.said = asyncio.Queue()
+        self.pools = ThreadPoolExecutor(1), ThreadPoolExecutor(2)
+        self.context = PeerContext(
+            peer_id=PeerId(name),
+            directory=directory,
+            transport=transport,
+            clock=ManualClock(),
+            compute=self.pools[0],
+            codecs=self.pools[1],
+            say=self.said.put_nowait,
+            timeline=Timeline(ManualClock(), self.said.put_nowait),
+            memory_bytes=1 << 30,
+        )
+        self.state = StageState(self.context, RUN, spec, TinyEngine)
+        self.handover = Handover(self.context, folder, spec.digest(), None)
+        self.folder = folder
+
+    def weights(self):
+        return self.state.engine.weights_digest()
+
+
+class Scene:
+    """A donor with two steps, which offers its state, and a newcomer that is to take it."""
+
+    def __init__(self, spec, folder, lost_lists=()):
+        self.spec = spec
+        self.released = asyncio.Event()
+        self.inner = MemoryTransport()
+        held = FaultyTransport(
+            self.inner,
+            held={FETCH_CHUNKS: self.released.wait},
+            cut_receives={LIST_CHUNKS: lost_lists},
+        )
+        self.directory = StaticDirectory(Board(), ManualClock())
+        self.donor = Side("donor", spec, folder / "donor", self.directory, self.inner)
+        self.newcomer = Side("newcomer", spec, folder / "newcomer", self.directory, held)
+
+    async def begin(self):
+        await self.donor.state.load(LAYERS)
+        self.num_values = self.donor.state.engine.num_values
+        for step in range(BEGAN):
+            await self.train(step)
+        offered = await self.donor.handover.offer(NAME, await self.donor.state.weights())
+        self.digest = offered.chunks.digest()
+        offers = self.donor.handover.find
+        self.server = await self.inner.serve(
+            "donor",
+            1,
+            {
+                FETCH_CHUNKS: partial(serve_chunks, offers=offers),
+                LIST_CHUNKS: partial(serve_chunk_list, offers=offers),
+            },
+        )
+        await self.directory.announce(Role.PEER, "donor", self.server.endpoint)
+        self.take_over = TakeOver(
+            self.newcomer.context,
+            self.newcomer.state,
+            self.newcomer.handover,
+            self.newcomer.folder,
+            NAME,
+            self.assign(),
+        )
+
+    def assign(self, *, attempt=1, committed_steps=BEGAN, last_attempt=1):
+        return Assign(
+            run_id=RUN,
+            spec=self.spec,
+            attempt=attempt,
+            stages=(),
+            committed_steps=committed_steps,
+            fresh=False,
+            spec_digest=self.spec.digest(),
+            last_attempt=last_attempt,
+        )
+
+    async def train(self, step, attempt=1):
+        """At the donor alone."""
+        await self.donor.state.apply_sum(
+            commit_of(step, attempt), gradient_of(step, self.num_values)
+        )
+
+    def sum(self, step, attempt=1):
+        """The newcomer hears the sum."""
+        encoded = CODEC.encode(gradient_of(step, self.num_values)).tensor
+        self.take_over.summed(attempt, step, EncodedSum(((self.num_values, encoded),)))
+
+    async def hear(self, step, attempt=1):
+        """A step that is committed."""
+        await self.train(step, attempt)
+        self.sum(step, attempt)
+        await self.take_over.commit(commit_of(step, attempt))
+
+    def take(self, attempt=1):
+        take = TakeStage(run_id=RUN, attempt=attempt, digest=self.digest, donors=(PeerId("donor"),))
+        self.take_over.take(take)
+
+    async def taken(self, attempt=1):
+        said = await self.newcomer.said.get()
+        assert isinstance(said, StageTaken)
+        assert said.attempt == attempt
+        assert said.state_bytes > 0
+
+    def assert_equal(self, committed_steps, last_attempt=1):
+        for side in (self.donor, self.newcomer):
+            mine = side.state.committed_steps, side.state.last_attempt
+            assert mine == (committed_steps, last_attempt)
+        assert self.newcomer.weights() == self.donor.weights()
+
+
+@asynccontextmanager
+async def played(scene):
+    await scene.begin()
+    yield scene
+    await scene.server.stop()
+    for side in (scene.donor, scene.newcomer):
+        for pool in side.pools:
+            pool.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def no_rest(monkeypatch):
+    monkeypatch.setattr("swarm_ft.peer.state.learner.RETRY_S", 0.0)
+
+
+@pytest.fixture
+async def scene(make_spec, tmp_path):
+    async with played(Scene(make_spec(dp_codec="none"), tmp_path)) as scene:
+        yield scene
+
+
+async def test_a_call_that_breaks_costs_neither_the_attempt_nor_the_take_over(make_spec, tmp_path):
+    lost = Scene(make_spec(dp_codec="none"), tmp_path, lost_lists=(1, 2))
+    async with played(lost) as scene:
+        scene.released.set()
+        scene.take()
+        await scene.take_over.run()
+        await scene.taken()
+        scene.assert_equal(BEGAN)
+
+
+async def test_what_was_heard_while_the_state_came_is_applied_to_it_in_order(scene):
+    running = asyncio.create_task(scene.take_over.run())
+    scene.take()
+    for step in (2, 3, 4):
+        await scene.hear(step)
+    assert not scene.take_over.has_caught_up
+    scene.released.set()
+    await running
+    await scene.taken()
+    scene.assert_equal(5)
+
+
+async def test_who_has_caught_up_applies_each_step_as_it_comes(scene):
+    scene.released.set()
+    scene.take()
+    await scene.take_over.run()
+    await scene.taken()
+    for step in (2, 3):
+        await scene.hear(step)
+        scene.assert_equal(step + 1)
+
+
+async def test_the_next_attempt_goes_on_with_what_was_heard_and_fetched(scene):
+    running = asyncio.create_task(scene.take_over.run())
+    scene.take()
+    await scene.hear(2)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+    following = scene.assign(attempt=2, committed_steps=3)
+    assert scene.take_over.goes_on_with(following, NAME)
+    scene.take_over.expect(Attempt(2))
+    await scene.hear(3, attempt=2)
+    scene.take(attempt=1)  # of an attempt that is over
+    scene.take(attempt=2)
+    scene.released.set()
+    await scene.take_over.run()
+    await scene.taken(attempt=2)
+    scene.assert_equal(4, last_attempt=2)
+
+
+async def test_who_has_caught_up_says_so_in_every_attempt_and_fetches_nothing_again(scene):
+    scene.released.set()
+    scene.take()
+    await scene.take_over.run()
+    await scene.taken()
+    await scene.server.stop()
+    scene.take_over.expect(Attempt(2))
+    await scene.take_over.run()
+    await scene.taken(attempt=2)
+    scene.assert_equal(BEGAN)
+
+
+async def test_a_sum_whose_step_did_not_commit_is_forgotten(scene):
+    scene.sum(2, attempt=1)
+    scene.take_over.expect(Attempt(2))
+    assert not scene.take_over.expects(commit_of(2, attempt=1))
+    with pytest.raises(OutOfTurn, match="commit of step 2, 2 were heard"):
+        await scene.take_over.commit(commit_of(2, attempt=1))
+    await scene.hear(2, attempt=2)
+    scene.released.set()
+    scene.take(attempt=2)
+    await scene.take_over.run()
+    scene.assert_equal(3, last_attempt=2)
+
+
+async def test_a_lost_step_or_another_history_is_nothing_to_go_on_with(scene):
+    await scene.hear(2)
+    goes_on = scene.take_over.goes_on_with
+    assert goes_on(scene.assign(attempt=2, committed_steps=3), NAME)
+    assert not goes_on(scene.assign(attempt=2, committed_steps=4), NAME)
+    assert not goes_on(scene.assign(attempt=3, committed_steps=3, last_attempt=2), NAME)
+    other = ShardName(run_id=RUN, step=3, layers=LAYERS)
+    assert not goes_on(scene.assign(attempt=2, committed_steps=3), other)
+
+
+async def test_a_donor_that_is_gone_costs_the_attempt_and_not_what_was_heard(scene):
+    await scene.directory.withdraw(Role.PEER, "donor")
+    await scene.hear(2)
+    scene.take()
+    with pytest.raises(ExceptionGroup) as raised:
+        await scene.take_over.run()
+    assert raised.group_contains(Unavailable, match="no donor has a list")
+
+    await scene.directory.announce(Role.PEER, "donor", scene.server.endpoint)
+    scene.released.set()
+    scene.take_over.expect(Attempt(2))
+    scene.take(attempt=2)
+    await scene.take_over.run()
+    await scene.taken(attempt=2)
+    scene.assert_equal(3)
+
+
+async def test_what_was_heard_does_not_lie_about_when_nobody_wants_it(scene, monkeypatch):
+    monkeypatch.setattr(scene.take_over._backlog, "_memory_bytes", 0)
+    await scene.hear(2)
+    assert [path.name for path in scene.newcomer.folder.iterdir()] == ["heard-run-1-3-2.sum"]
+    scene.take_over.close()
+    assert list(scene.newcomer.folder.iterdir()) == []

@@ -1,0 +1,191 @@
+"""Chunks are shared out among donors, whatever becomes of the donors."""
+
+from __future__ import annotations
+
+import heapq
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swarm_ft.ids import PeerId
+from swarm_ft.protocol.machines.download import MAX_RANGE_CHUNKS, DownloadPlan
+
+A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
+
+
+def bring(plan, donor, wanted):
+    for index in wanted:
+        assert plan.wants(donor, index)
+        plan.received(index)
+
+
+def test_one_donor_brings_all_of_it_in_order():
+    plan, brought = DownloadPlan(100, [A]), []
+    while wanted := plan.next_range(A):
+        assert len(wanted) <= MAX_RANGE_CHUNKS
+        bring(plan, A, wanted)
+        brought += wanted
+    assert plan.is_complete
+    assert brought == list(range(100))
+
+
+def test_donors_get_different_chunks_and_less_towards_the_end():
+    plan, sizes, seen = DownloadPlan(64, [A, B]), [], []
+    while not plan.is_complete:
+        for donor in (A, B):
+            wanted = plan.next_range(donor)
+            sizes.append(len(wanted))
+            seen += wanted
+            bring(plan, donor, wanted)
+    assert sorted(seen) == list(range(64))
+    assert sizes[0] == 16
+    assert sizes == sorted(sizes, reverse=True)
+
+
+def test_what_is_here_already_is_not_asked_for():
+    plan = DownloadPlan(10, [A], present=[0, 1, 4, 9])
+    asked = []
+    while wanted := plan.next_range(A):
+        asked += wanted
+        bring(plan, A, wanted)
+    assert asked == [2, 3, 5, 6, 7, 8]
+    assert plan.is_complete
+
+
+@pytest.mark.parametrize("present", [range(3), []])
+def test_nothing_is_asked_for_when_nothing_is_missing(present):
+    plan = DownloadPlan(len(present), [A], present=present)
+    assert plan.is_complete
+    assert not plan.next_range(A)
+
+
+def test_a_free_donor_takes_over_the_second_half_of_the_longest_range():
+    plan = DownloadPlan(40, [A, B])
+    first, second = plan.next_range(A), plan.next_range(B)
+    while second:
+        bring(plan, B, second)
+        second = plan.next_range(B) if plan.num_missing > len(first) else None
+    assert (first, plan.num_missing) == (range(10), 10)
+    plan.received(0)
+    stolen = plan.next_range(B)
+    assert stolen == range(6, 10)
+    assert [index for index in first if plan.wants(A, index)] == [1, 2, 3, 4, 5]
+    bring(plan, B, stolen)
+    assert plan.next_range(B) == range(4, 6)
+
+
+def test_of_a_single_chunk_the_first_to_bring_it_counts():
+    plan = DownloadPlan(1, [A, B, C])
+    assert plan.next_range(A) == plan.next_range(B) == range(1)
+    assert not plan.next_range(C)
+    plan.received(0)
+    assert plan.is_complete
+    assert not plan.wants(A, 0)
+    plan.received(0)
+    assert not plan.next_range(A)
+
+
+def test_a_dropped_donors_chunks_are_for_the_others():
+    plan = DownloadPlan(8, [A, B])
+    lost = plan.next_range(A)
+    plan.received(lost[0])
+    plan.drop(A)
+    assert not plan.wants(A, lost[1])
+    brought = []
+    while wanted := plan.next_range(B):
+        bring(plan, B, wanted)
+        brought += wanted
+    assert sorted(brought) == list(range(1, 8))
+    assert list(plan.donors) == [B]
+
+
+def test_a_chunk_that_another_one_brings_too_is_not_given_out_a_third_time():
+    plan = DownloadPlan(1, [A, B, C])
+    plan.next_range(A)
+    plan.next_range(B)
+    plan.drop(A)
+    assert plan.next_range(C) == range(1)
+    plan.drop(B)
+    plan.drop(C)
+    assert plan.num_missing == 1
+
+
+def test_who_asks_again_before_all_was_brought_gets_the_rest():
+    plan = DownloadPlan(8, [A, B])
+    wanted = plan.next_range(A)
+    plan.received(wanted[0])
+    assert plan.next_range(A) == wanted[1:]
+
+
+class Race:
+    """Donors of several speeds on a virtual clock; some die, after so many chunks."""
+
+    def __init__(self, num_chunks, present, seconds_per_chunk, deaths):
+        self.donors = [PeerId(f"donor {i}") for i in range(len(seconds_per_chunk))]
+        self.plan = DownloadPlan(num_chunks, self.donors, present=present)
+        self.speed = dict(zip(self.donors, seconds_per_chunk, strict=True))
+        self.deaths = dict(zip(self.donors, deaths, strict=True))
+        self.brought = dict.fromkeys(self.donors, 0)
+        self.now_s, self.events, self.idle = 0.0, [], set()
+
+    def run(self):
+        for donor in self.donors:
+            self.ask(donor)
+        while self.events and not self.plan.is_complete:
+            self.now_s, _, donor, index = heapq.heappop(self.events)
+            if self.brought[donor] == self.deaths[donor]:
+                self.plan.drop(donor)
+            else:
+                self.brought[donor] += 1
+                self.plan.received(index)
+                self.ask(donor)
+            for other in sorted(self.idle):
+                self.ask(other)
+
+    def ask(self, donor):
+        self.idle.discard(donor)
+        wanted = self.plan.next_range(donor)
+        if not wanted:
+            self.idle.add(donor)
+            return
+        done_s = self.now_s + self.speed[donor]
+        heapq.heappush(self.events, (done_s, len(self.events), donor, wanted[0]))
+
+
+@settings(derandomize=True, deadline=None, max_examples=150)
+@given(
+    num_chunks=st.integers(0, 120),
+    present=st.sets(st.integers(0, 119)),
+    donors=st.lists(
+        st.tuples(st.floats(0.1, 100.0), st.none() | st.integers(0, 30)), min_size=1, max_size=6
+    ),
+)
+def test_it_ends_well_while_one_donor_lives_and_no_chunk_is_lost(num_chunks, present, donors):
+    race = Race(num_chunks, present, *zip(*donors, strict=True))
+    race.run()
+    if any(death is None for _, death in donors):
+        assert race.plan.is_complete
+    # Twice came at most what was a single chunk of two donors at once.
+    missing = len(set(range(num_chunks)) - present)
+    twice = sum(race.brought.values()) - (missing - race.plan.num_missing)
+    assert 0 <= twice <= 2 * len(donors)
+
+
+def test_a_slow_donor_holds_nobody_up():
+    draw = random.Random(3)
+    speeds = [1.0, 1.0, 50.0]
+    draw.shuffle(speeds)
+    race = Race(200, (), speeds, [None] * 3)
+    race.run()
+    # Two fast ones alone would take 100 s.
+    assert race.now_s <= 102.0
+
+
+def test_a_donor_twice_as_fast_brings_twice_as_much():
+    race = Race(300, (), [1.0, 2.0], [None, None])
+    race.run()
+    fast, slow = race.brought.values()
+    assert fast / slow == pytest.approx(2.0, rel=0.05)
+    assert race.now_s <= 203.0

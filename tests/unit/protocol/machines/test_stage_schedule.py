@@ -1,0 +1,321 @@
+"""The schedule: pipelines of schedules, joined by links, on a virtual clock."""
+
+import heapq
+import itertools
+import random
+from collections import defaultdict
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swarm_ft.errors import OutOfTurn
+from swarm_ft.protocol.machines.pipeline import (
+    ALLOCATED,
+    KEPT_FREE,
+    PARTS,
+    StageSchedule,
+    StepDone,
+    Task,
+    TaskKind,
+    least_held,
+    most_held,
+)
+
+FORWARD, BACKWARD, WEIGHTS = TaskKind.FORWARD, TaskKind.BACKWARD, TaskKind.WEIGHTS
+BOTH = TaskKind.FORWARD_BACKWARD
+
+
+class Pipeline:
+    """All stages of one step. `duration_of` says how long a task or a transfer takes.
+
+    Each link carries one microbatch at a time each way. `more_held[i]`: microbatches that stage i
+    may hold beyond what plain 1F1B needs.
+    """
+
+    def __init__(self, num_stages, num_microbatches, duration_of, more_held=None):
+        self.num_stages = num_stages
+        self.num_microbatches = num_microbatches
+        self.duration_of = duration_of
+        more_held = more_held or [0] * num_stages
+        self.max_held = [least_held(num_stages, i) + more_held[i] for i in range(num_stages)]
+        self.stages = [
+            StageSchedule(
+                is_first=i == 0,
+                is_last=i == num_stages - 1,
+                microbatches=range(num_microbatches),
+                max_held=self.max_held[i],
+            )
+            for i in range(num_stages)
+        ]
+        self.events = []
+        self.tie = itertools.count()
+        self.now = 0
+        self.link_free_at = defaultdict(int)
+        self.running = dict.fromkeys(range(num_stages))
+        self.done = set()
+        self.computed = defaultdict(list)
+        self.finished_at = defaultdict(list)
+        self.most_held = defaultdict(int)
+
+    def run(self):
+        for microbatch in range(self.num_microbatches):
+            self.after(self.duration_of("input"), 0, "input_ready", microbatch)
+        while self.events:
+            self.now, _, stage, happening, what = heapq.heappop(self.events)
+            if happening == "computed":
+                self.finish(stage, what)
+            self.take(stage, getattr(self.stages[stage], happening)(what))
+        return self
+
+    def after(self, duration, stage, happening, what):
+        self.at(self.now + duration, stage, happening, what)
+
+    def at(self, when, stage, happening, what):
+        heapq.heappush(self.events, (when, next(self.tie), stage, happening, what))
+
+    def send(self, stage, happening, microbatch):
+        begins = max(self.now, self.link_free_at[stage, happening])
+        arrives = self.link_free_at[stage, happening] = begins + self.duration_of(happening)
+        self.at(arrives, stage, happening, microbatch)
+
+    def take(self, stage, decision):
+        if isinstance(decision, Task):
+            assert self.running[stage] is None, "two tasks at once"
+            self.running[stage] = decision
+            self.after(self.duration_of(decision.kind), stage, "computed", decision)
+        elif isinstance(decision, StepDone):
+            self.done.add(stage)
+
+    def finish(self, stage, task):
+        self.running[stage] = None
+        self.computed[stage].append((task.kind, task.microbatch))
+        self.finished_at[stage].append(self.now)
+        kinds = [kind for kind, _ in self.computed[stage]]
+        held = kinds.count(FORWARD) + kinds.count(BOTH) - kinds.count(WEIGHTS)
+        self.most_held[stage] = max(self.most_held[stage], held)
+        if task.kind is FORWARD:
+            self.send(stage + 1, "input_ready", task.microbatch)
+        elif task.kind is not WEIGHTS and stage > 0:
+            self.send(stage - 1, "gradient_ready", task.microbatch)
+
+
+@given(
+    num_stages=st.integers(1, 6),
+    num_microbatches=st.integers(1, 12),
+    more_held=st.lists(st.integers(0, 12), min_size=6, max_size=6),
+    seed=st.integers(0, 999),
+)
+@settings(derandomize=True, deadline=None, max_examples=300)
+def test_every_stage_computes_every_microbatch_once_and_in_order(
+    num_stages, num_microbatches, more_held, seed
+):
+    chance = random.Random(seed)
+    durations = {"input_ready": 60, "gradient_ready": 90}
+    pipeline = Pipeline(
+        num_stages,
+        num_microbatches,
+        lambda what: chance.randrange(durations.get(what, 20)),
+        more_held,
+    ).run()
+    in_order = list(range(num_microbatches))
+    assert pipeline.done == set(range(num_stages)), "deadlock"
+    for stage in range(num_stages):
+        is_last = stage == num_stages - 1
+        expected = (BOTH, WEIGHTS) if is_last else (FORWARD, BACKWARD, WEIGHTS)
+        assert {kind for kind, _ in pipeline.computed[stage]} == set(expected)
+        assert sum(kind.num_parts for kind in expected) == PARTS
+        for kind in expected:
+            assert [m for k, m in pipeline.computed[stage] if k is kind] == in_order
+        assert pipeline.most_held[stage] <= pipeline.max_held[stage]
+
+
+@given(seed=st.integers(0, 999), num_stages=st.integers(2, 5))
+@settings(derandomize=True, deadline=None, max_examples=50)
+def test_room_for_one_microbatch_is_enough_to_get_through(seed, num_stages):
+    chance = random.Random(seed)
+    too_few = [1 - least_held(num_stages, i) for i in range(num_stages)]
+    pipeline = Pipeline(num_stages, 6, lambda _: chance.randrange(20), too_few).run()
+    assert pipeline.done == set(range(num_stages))
+    assert set(pipeline.most_held.values()) == {1}
+
+
+@pytest.mark.parametrize("num_stages", [2, 3, 5])
+def test_links_as_slow_as_a_forward_leave_the_last_stage_no_gap(num_stages):
+    durations = {"input": 0, FORWARD: 1, BACKWARD: 1, BOTH: 2, WEIGHTS: 1}
+    links = {"input_ready": 1, "gradient_ready": 1}
+    pipeline = Pipeline(num_stages, 20, (durations | links).__getitem__).run()
+    finished = [0, *pipeline.finished_at[num_stages - 1]]
+    gaps = [b - a for a, b in itertools.pairwise(finished)]
+    kinds = [kind for kind, _ in pipeline.computed[num_stages - 1]]
+    assert gaps[1:] == [durations[kind] for kind in kinds[1:]]
+
+
+SLOW_LINKS = {
+    "input": 0,
+    "input_ready": 66,
+    "gradient_ready": 131,
+    FORWARD: 68,
+    BACKWARD: 75,
+    BOTH: 68 + 75,
+    WEIGHTS: 62,
+}
+
+
+def test_slow_links_need_more_in_flight_than_1f1b_and_then_cost_their_latency_alone():
+    stages, batches = 8, 32
+    few, many = (
+        Pipeline(stages, batches, SLOW_LINKS.__getitem__, [more] * stages).run().now
+        for more in (0, batches)
+    )
+    to_the_last = (stages - 1) * (SLOW_LINKS[FORWARD] + SLOW_LINKS["input_ready"])
+    least = to_the_last + batches * (SLOW_LINKS[BOTH] + SLOW_LINKS[WEIGHTS])
+    assert many == least, "the last stage, once it has begun, never waits"
+    assert few > 1.15 * many
+
+
+def schedule(num_stages=2, stage_index=0, num_microbatches=3, more_held=0):
+    return StageSchedule(
+        is_first=stage_index == 0,
+        is_last=stage_index == num_stages - 1,
+        microbatches=range(num_microbatches),
+        max_held=least_held(num_stages, stage_index) + more_held,
+    )
+
+
+def drive(stage, *, inputs=(), gradients=()):
+    """All that a stage does with these, where tasks take no time."""
+    ready = [stage.input_ready(m) for m in inputs] + [stage.gradient_ready(m) for m in gradients]
+    pending = next((task for task in ready if task is not None), None)
+    done = []
+    while isinstance(pending, Task):
+        done.append((pending.kind, pending.microbatch))
+        pending = stage.computed(pending)
+    return done
+
+
+def test_what_upstream_waits_for_goes_first_then_forwards_then_what_nobody_waits_for():
+    stage = schedule(num_stages=3, stage_index=1, num_microbatches=2)
+    order = drive(stage, inputs=(0, 1), gradients=(0,))
+    assert order == [(FORWARD, 0), (BACKWARD, 0), (FORWARD, 1), (WEIGHTS, 0)]
+
+
+def test_at_the_first_stage_nobody_waits_for_a_backward():
+    order = drive(schedule(num_microbatches=3), inputs=range(3), gradients=(0, 1))
+    forwards = [(FORWARD, m) for m in range(3)]
+    rest = [(BACKWARD, 0), (WEIGHTS, 0), (BACKWARD, 1), (WEIGHTS, 1)]
+    assert order == forwards + rest, "what was begun is completed, which makes room"
+
+
+def test_without_room_weights_make_it():
+    stage = schedule(num_stages=1, num_microbatches=3)
+    expected = [(kind, m) for m in range(3) for kind in (BOTH, WEIGHTS)]
+    assert drive(stage, inputs=range(3)) == expected
+    roomy = schedule(num_stages=1, num_microbatches=3, more_held=1)
+    order = [(BOTH, 0), (BOTH, 1), (WEIGHTS, 0), (BOTH, 2), (WEIGHTS, 1), (WEIGHTS, 2)]
+    assert drive(roomy, inputs=range(3)) == order
+
+
+def test_microbatches_that_arrive_out_of_order_wait_for_their_turn():
+    stage = schedule()
+    assert stage.input_ready(2) is None
+    assert stage.input_ready(1) is None
+    assert stage.input_ready(0) == Task(FORWARD, 0)
+
+
+def test_forwards_ahead_are_bounded():
+    stage = schedule(num_microbatches=5)
+    task = stage.input_ready(0)
+    for microbatch in range(1, 5):
+        stage.input_ready(microbatch)
+    for _ in range(2):
+        task = stage.computed(task)
+    assert stage.computed(task) is None
+    assert stage.gradient_ready(0) == Task(BACKWARD, 0)
+    assert stage.computed(Task(BACKWARD, 0)) == Task(WEIGHTS, 0)
+    assert stage.computed(Task(WEIGHTS, 0)) == Task(FORWARD, 3)
+
+
+def test_a_gradient_that_comes_before_its_forward_waits():
+    stage = schedule()
+    assert stage.gradient_ready(0) is None
+    assert stage.input_ready(0) == Task(FORWARD, 0)
+    assert stage.computed(Task(FORWARD, 0)) == Task(BACKWARD, 0)
+
+
+def test_the_last_stage_has_no_use_for_gradients():
+    stage = schedule(num_stages=1, num_microbatches=1)
+    assert stage.gradient_ready(0) is None
+    assert stage.input_ready(0) == Task(BOTH, 0)
+    assert stage.computed(Task(BOTH, 0)) == Task(WEIGHTS, 0)
+    assert stage.computed(Task(WEIGHTS, 0)) == StepDone()
+
+
+@pytest.mark.parametrize("wrong", [Task(FORWARD, 1), Task(BACKWARD, 0), Task(WEIGHTS, 0)])
+def test_another_task_than_the_one_handed_out_is_out_of_turn(wrong):
+    stage = schedule()
+    stage.input_ready(0)
+    with pytest.raises(OutOfTurn, match="was under way"):
+        stage.computed(wrong)
+
+
+def test_a_task_is_finished_once():
+    stage = schedule()
+    task = stage.input_ready(0)
+    stage.computed(task)
+    with pytest.raises(OutOfTurn, match="None was under way"):
+        stage.computed(task)
+
+
+@pytest.mark.parametrize("microbatch", [-1, 3])
+def test_a_microbatch_outside_the_step_is_out_of_turn(microbatch):
+    with pytest.raises(OutOfTurn, match="does not pass here"):
+        schedule().input_ready(microbatch)
+    with pytest.raises(OutOfTurn, match="does not pass here"):
+        schedule().gradient_ready(microbatch)
+
+
+def test_microbatches_of_other_replicas_do_not_pass():
+    stage = StageSchedule(is_first=True, is_last=True, microbatches=[1, 4], max_held=1)
+    assert stage.begin() is None
+    with pytest.raises(OutOfTurn, match="microbatch 0 does not pass"):
+        stage.input_ready(0)
+    assert stage.input_ready(4) is None
+    order = [Task(kind, m) for m in (1, 4) for kind in (BOTH, WEIGHTS)]
+    task = stage.input_ready(1)
+    for expected in order:
+        assert task == expected
+        task = stage.computed(task)
+    assert task == StepDone()
+
+
+def test_a_step_in_which_nothing_passes_is_done_when_it_begins():
+    nothing = StageSchedule(is_first=False, is_last=False, microbatches=[], max_held=3)
+    assert nothing.begin() == StepDone()
+
+
+def test_plain_1f1b_holds_two_for_each_stage_behind_and_one():
+    assert [least_held(4, index) for index in range(4)] == [7, 5, 3, 1]
+
+
+@pytest.mark.parametrize(
+    ("room", "each", "expected"),
+    [
+        (0, 0, 5),
+        (10**12, 0, 5),
+        (-1, 100, 5),
+        ((6 + KEPT_FREE) * 125 - 1, 100, 5),
+        ((6 + KEPT_FREE) * 125, 100, 6),
+        ((40 + KEPT_FREE) * 125 + 124, 100, 40),
+    ],
+)
+def test_as_many_are_held_as_fit_but_no_fewer_than_needed(room, each, expected):
+    assert most_held(5, room_bytes=room, microbatch_bytes=each) == expected
+
+
+@given(least=st.integers(1, 63), room=st.integers(-(10**12), 10**15), each=st.integers(1, 10**10))
+@settings(derandomize=True, deadline=None)
+def test_what_is_held_beyond_the_least_fits_into_the_room(least, room, each):
+    held = most_held(least, room_bytes=room, microbatch_bytes=each)
+    assert held >= least
+    assert held == least or (held + KEPT_FREE) * ALLOCATED * each <= room * (1 + 1e-12)

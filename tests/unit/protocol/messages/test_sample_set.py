@@ -1,0 +1,38 @@
+"""Sets of samples are sets, and only their shortest bitmap counts as one."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarm_ft.errors import MalformedMessage
+from swarm_ft.protocol.messages.reports import SampleSet
+
+some_samples = st.frozensets(st.integers(0, 300), max_size=40)
+
+
+@given(some_samples)
+def test_it_holds_what_it_was_made_of(samples):
+    made = SampleSet.of(samples)
+    assert list(made) == sorted(samples)
+    assert len(made) == len(samples)
+    assert {s for s in range(-1, 400) if s in made} == samples
+    assert made == SampleSet.of(np.array(sorted(samples, reverse=True), np.int64))
+    assert made == SampleSet.checked(made.bitmap, 301)
+
+
+@given(some_samples.filter(bool))
+def test_samples_that_there_are_not_are_refused(samples):
+    made = SampleSet.of(samples)
+    with pytest.raises(MalformedMessage, match=f"last sample of {max(samples)}"):
+        SampleSet.checked(made.bitmap, max(samples))
+
+
+@given(some_samples)
+def test_a_longer_bitmap_of_the_same_set_is_refused(samples):
+    with pytest.raises(MalformedMessage, match="without zeros"):
+        SampleSet.checked(SampleSet.of(samples).bitmap + b"\0", 1 << 24)
+
+
+def test_a_million_samples_take_an_eighth_of_a_megabyte():
+    assert len(SampleSet.of(np.arange(10**6)).bitmap) == 125_000

@@ -1,0 +1,193 @@
+"""RunSpec: one digest for equal specs, another for any other, and clear refusals."""
+
+import re
+from dataclasses import fields, replace
+
+import pytest
+
+from swarm_ft.errors import BadCodec, BadModel, BadOption
+from swarm_ft.protocol.spec.codec_spec import Axis, CodecName, CodecSpec, Direction, Feedback
+from swarm_ft.protocol.spec.layers import LayerRange
+from swarm_ft.protocol.spec.run_spec import LrSchedule, ModelSpec, RunSpec, TrainSpec
+
+PINNED_DIGEST = "b1aed632d47b25a3ed7755e60d4ab4db"
+
+OTHER_MODEL = {
+    "reference": "other",
+    "architecture": "llama",
+    "num_blocks": 4,
+    "hidden_size": 65,
+    "vocab_size": 1001,
+    "block_bytes": 1,
+    "embed_digest": b"x" * 16,
+    "block_digests": (b"1" * 16, b"0" * 16, b"2" * 16),
+    "head_digest": b"x" * 16,
+    "tied_embeddings": False,
+}
+OTHER_TRAIN = {
+    "num_samples": 11,
+    "seq_length": 129,
+    "batch_size": 6,
+    "micro_batch_size": 4,
+    "num_steps": 10,
+    "learning_rate": 1.0000000000000002e-3,
+    "lr_schedule": LrSchedule.COSINE,
+    "warmup_steps": 3,
+    "weight_decay": 0.0,
+    "clip_grad_norm": 0.5,
+    "seed": 1,
+    "shuffle": False,
+    "dropout": True,
+    "sync_tied_embeddings": True,
+    "forward_codec": "aq3",
+    "backward_codec": "none",
+    "key_codec": "q8",
+    "dp_codec": "q4",
+    "save_steps": 100,
+    "buffer_bits": 8,
+    "fill_codec": "aq2",
+    "fill_microbatches": 3,
+}
+
+
+def test_other_values_are_given_for_every_field():
+    assert set(OTHER_MODEL) == {field.name for field in fields(ModelSpec)}
+    assert set(OTHER_TRAIN) == {field.name for field in fields(TrainSpec)}
+
+
+@pytest.mark.parametrize("name", OTHER_MODEL)
+def test_another_model_has_another_digest(run_spec, name):
+    other = replace(run_spec.model, **{name: OTHER_MODEL[name]})
+    assert replace(run_spec, model=other).digest() != run_spec.digest()
+
+
+@pytest.mark.parametrize("name", OTHER_TRAIN)
+def test_another_training_has_another_digest(run_spec, name):
+    other = replace(run_spec.train, **{name: OTHER_TRAIN[name]})
+    assert replace(run_spec, train=other).digest() != run_spec.digest()
+
+
+def test_the_digest_is_stable(run_spec):
+    """A changed digest locks old peers out of new runs: raise `VERSION` with it."""
+    assert run_spec.digest().hex() == PINNED_DIGEST
+
+
+def test_equal_specs_share_a_digest(run_spec):
+    train = replace(run_spec.train, weight_decay=0.0, clip_grad_norm=1.0, learning_rate=1.0)
+    same = replace(run_spec.train, weight_decay=-0.0, clip_grad_norm=1, learning_rate=1)
+    assert train == same
+    digests = {RunSpec(model=run_spec.model, train=spec).digest() for spec in (train, same)}
+    assert len(digests) == 1
+
+
+def test_a_buffer_begins_with_the_key_codec_or_with_the_gradients_own(train_spec):
+    assert train_spec.key_frame_codec(Direction.FORWARD) == CodecSpec(CodecName.FP16, 1600)
+    other = replace(train_spec, key_codec="qc0.25", backward_codec="top10+ef21+z")
+    forward, backward = (other.key_frame_codec(way) for way in Direction)
+    assert forward == CodecSpec(CodecName.QC, 25, Axis.CHANNEL, entropy=True)
+    assert other.codec(Direction.BACKWARD).feedback is Feedback.EF21
+    assert backward == CodecSpec(CodecName.TOP, 1000, entropy=True)
+    assert not backward.is_delta
+
+
+def test_properties(run_spec):
+    assert run_spec.model.layers == LayerRange(0, 3)
+    assert run_spec.train.steps_per_epoch == 3
+    assert run_spec.train.codec(Direction.FORWARD) == CodecSpec(CodecName.AQ, 400, Axis.BOTH)
+    assert run_spec.train.codec(Direction.BACKWARD) == CodecSpec(CodecName.Q, 800, Axis.TOKEN)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_samples": 0}, "number of samples: expected 1 to 16777216, got 0"),
+        ({"seq_length": 1}, "--seq-length: expected 2 to 131072, got 1"),
+        ({"batch_size": 0}, "--batch-size: expected 1 to 65536, got 0"),
+        ({"micro_batch_size": 0}, "--micro-batch-size: expected 1 to 65536, got 0"),
+        ({"num_steps": 0}, "number of steps: expected 1 to 2147483648, got 0"),
+        ({"warmup_steps": -1}, "--warmup-steps: expected 0 to 2147483648, got -1"),
+        ({"seed": -1}, "--seed: expected 0 to 9223372036854775807, got -1"),
+        ({"seed": 1 << 63}, "--seed: expected 0 to"),
+        ({"learning_rate": -1.0}, "--lr: expected a finite number, 0 or more, got -1.0"),
+        ({"learning_rate": float("nan")}, "--lr: expected a finite number, 0 or more, got nan"),
+        ({"weight_decay": float("inf")}, "--weight-decay: expected a finite number"),
+        ({"clip_grad_norm": -0.1}, "--clip-grad-norm: expected a finite number"),
+        ({"micro_batch_size": 3}, "--batch-size 4 is not divisible by --micro-batch-size 3"),
+        ({"micro_batch_size": 8}, "--batch-size 4 is not divisible by --micro-batch-size 8"),
+    ],
+)
+def test_a_bad_option_is_named_with_what_was_expected(train_spec, changes, message):
+    with pytest.raises(BadOption) as raised:
+        replace(train_spec, **changes)
+    assert raised.value.message.startswith(message)
+
+
+def test_codecs_are_checked_for_their_direction(train_spec):
+    with pytest.raises(BadCodec, match="zip"):
+        replace(train_spec, forward_codec="zip")
+    with pytest.raises(BadCodec, match="forward only"):
+        replace(train_spec, backward_codec="aq4")
+    with pytest.raises(BadCodec, match="error feedback is for gradients"):
+        replace(train_spec, forward_codec="q4+ef")
+    with pytest.raises(BadCodec, match="key frame builds on nothing"):
+        replace(train_spec, key_codec="aq4")
+    with pytest.raises(BadCodec, match="zip"):
+        replace(train_spec, key_codec="zip")
+    with pytest.raises(BadCodec, match="replicas' gradients take none"):
+        replace(train_spec, dp_codec="top10")
+
+
+def test_what_fills_the_pipeline_has_a_codec_of_its_own(train_spec):
+    assert train_spec.fill_frame_codec == train_spec.codec(Direction.FORWARD)
+    other = replace(train_spec, fill_codec="aq2")
+    assert other.fill_frame_codec == CodecSpec(CodecName.AQ, 200, Axis.BOTH)
+    with pytest.raises(BadOption, match="--fill-microbatches: expected 1 to"):
+        replace(train_spec, fill_microbatches=0)
+
+
+@pytest.mark.parametrize(
+    ("forward", "fill", "error"),
+    [
+        ("aq4", "q2", "--fill: expected a codec of changes, such as aq2, as --fw aq4 is, got q2"),
+        ("q4", "aq2", "--fill: expected one without buffers as --fw q4 is, got aq2"),
+        ("aq4", "zip", "codec 'zip'"),
+        ("q4", "q2+ef", "error feedback is for gradients"),
+    ],
+)
+def test_it_builds_on_the_same_buffers(train_spec, forward, fill, error):
+    with pytest.raises((BadOption, BadCodec), match=re.escape(error)):
+        replace(train_spec, forward_codec=forward, fill_codec=fill)
+
+
+@pytest.mark.parametrize("bits", [0, 2, 5, 15, 32, -4])
+def test_buffers_take_16_8_or_4_bits(train_spec, bits):
+    with pytest.raises(BadOption, match=f"--buffer-bits: expected 16, 8 or 4, got {bits}"):
+        replace(train_spec, buffer_bits=bits)
+
+
+def test_replicas_gradients_have_a_codec_of_their_own(train_spec):
+    assert train_spec.reduction_codec == CodecSpec(CodecName.NONE, 3200)
+    other = replace(train_spec, dp_codec="q4").reduction_codec
+    assert other == CodecSpec(CodecName.Q, 400, Axis.TOKEN)
+
+
+def test_replicas_sum_moments_where_they_are_told_to(train_spec):
+    assert not train_spec.sums_momentum
+    assert not replace(train_spec, dp_codec="q4").sums_momentum
+    other = replace(train_spec, dp_codec="momentum:q4")
+    assert other.sums_momentum
+    assert other.reduction_codec == CodecSpec(CodecName.Q, 400, Axis.TOKEN)
+
+
+def test_only_tied_embeddings_can_be_kept_tied(model_spec, train_spec):
+    with pytest.raises(BadOption, match="--tied-embeddings sync: expected a model with tied"):
+        RunSpec(
+            model=replace(model_spec, tied_embeddings=False),
+            train=replace(train_spec, sync_tied_embeddings=True),
+        )
+
+
+@pytest.mark.parametrize("reference", ["dir\nwith a line", "d" * 1001])
+def test_a_reference_that_others_could_not_read_is_refused(model_spec, reference):
+    with pytest.raises(BadModel, match="at most 1000 printable characters"):
+        replace(model_spec, reference=reference)

@@ -1,0 +1,180 @@
+"""Order of samples, microbatches, learning rates and clipping, against torch and transformers."""
+
+import math
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers.optimization import get_scheduler
+
+from swarm_ft.protocol.spec.run_spec import LrSchedule
+from swarm_ft.protocol.spec.training_plan import (
+    NEVER,
+    VisitOrder,
+    clip_factor,
+    epoch_order,
+    learning_rate_at,
+    step_microbatches,
+    step_samples,
+)
+
+# ---- which samples
+
+
+@given(
+    num_samples=st.integers(1, 40),
+    micro_batch_size=st.integers(1, 5),
+    microbatches_a_step=st.integers(1, 4),
+    shuffle=st.booleans(),
+    epoch=st.integers(0, 3),
+)
+@settings(derandomize=True, deadline=None)
+def test_an_epoch_visits_every_sample_once(
+    train_spec, num_samples, micro_batch_size, microbatches_a_step, shuffle, epoch
+):
+    spec = replace(
+        train_spec,
+        num_samples=num_samples,
+        batch_size=micro_batch_size * microbatches_a_step,
+        micro_batch_size=micro_batch_size,
+        shuffle=shuffle,
+    )
+    first = epoch * spec.steps_per_epoch
+    batches = [step_samples(spec, first + i) for i in range(spec.steps_per_epoch)]
+    assert Counter(sum(batches, ())) == Counter(range(num_samples))
+    assert sum(batches, ()) == tuple(epoch_order(spec, epoch))
+    assert {len(batch) for batch in batches[:-1]} <= {spec.batch_size}
+    assert 1 <= len(batches[-1]) <= spec.batch_size
+
+
+@given(
+    num_samples=st.integers(1, 12),
+    batch_size=st.integers(1, 5),
+    num_steps=st.integers(1, 14),
+    shuffle=st.booleans(),
+    after_steps=st.lists(st.integers(-2, 16), min_size=1, max_size=5),
+)
+@settings(derandomize=True, deadline=None)
+def test_the_next_visit_is_the_first_step_to_come_that_has_the_sample(
+    train_spec, num_samples, batch_size, num_steps, shuffle, after_steps
+):
+    spec = replace(
+        train_spec,
+        num_samples=num_samples,
+        batch_size=batch_size,
+        micro_batch_size=1,
+        num_steps=num_steps,
+        warmup_steps=0,
+        shuffle=shuffle,
+    )
+    order = VisitOrder(spec)
+    samples = [*range(num_samples), num_samples, num_samples + 7]
+    for after in after_steps:  # in any order: a run may go back
+        expected = [
+            next(
+                (s for s in range(max(0, after + 1), num_steps) if i in step_samples(spec, s)),
+                NEVER,
+            )
+            for i in samples
+        ]
+        assert order.next_visits(np.array(samples), after).tolist() == expected
+        assert [order.next_visit(i, after) for i in samples] == expected
+
+
+@given(num_samples=st.integers(1, 30), micro_batch_size=st.integers(1, 6), step=st.integers(0, 9))
+@settings(derandomize=True, deadline=None)
+def test_microbatches_cut_a_step_in_order(train_spec, num_samples, micro_batch_size, step):
+    spec = replace(
+        train_spec,
+        num_samples=num_samples,
+        batch_size=3 * micro_batch_size,
+        micro_batch_size=micro_batch_size,
+    )
+    batches = step_microbatches(spec, step)
+    assert [batch.index for batch in batches] == list(range(len(batches)))
+    assert sum((batch.samples for batch in batches), ()) == step_samples(spec, step)
+    assert {len(batch.samples) for batch in batches[:-1]} <= {micro_batch_size}
+
+
+def test_the_last_batch_of_an_epoch_is_short_and_the_next_epoch_begins_anew(train_spec):
+    spec = replace(train_spec, num_samples=10, batch_size=4, micro_batch_size=4, shuffle=False)
+    steps = [step_samples(spec, step) for step in range(4)]
+    assert steps == [(0, 1, 2, 3), (4, 5, 6, 7), (8, 9), (0, 1, 2, 3)]
+
+
+def test_without_shuffling_every_epoch_is_in_file_order(train_spec):
+    spec = replace(train_spec, shuffle=False)
+    assert epoch_order(spec, 0) == epoch_order(spec, 5) == tuple(range(10))
+
+
+def test_shuffled_orders_are_pinned(train_spec):
+    """Peers and restarted coordinators of any version must draw the same order."""
+    assert epoch_order(train_spec, 0) == (4, 3, 1, 8, 0, 5, 9, 2, 7, 6)
+    assert epoch_order(train_spec, 1) == (1, 3, 8, 5, 4, 2, 9, 0, 6, 7)
+    assert epoch_order(replace(train_spec, seed=1), 0) == (6, 3, 9, 2, 1, 0, 7, 4, 8, 5)
+
+
+# ---- how fast
+
+
+def transformers_rates(spec):
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=spec.learning_rate)
+    scheduler = get_scheduler(
+        spec.lr_schedule.name.lower()
+        if spec.lr_schedule is not LrSchedule.CONSTANT
+        else "constant_with_warmup",
+        optimizer,
+        num_warmup_steps=spec.warmup_steps,
+        num_training_steps=spec.num_steps,
+    )
+    rates = []
+    for _ in range(spec.num_steps):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    return rates
+
+
+@pytest.mark.parametrize("schedule", LrSchedule)
+@pytest.mark.parametrize(
+    ("warmup_steps", "num_steps"), [(0, 1), (0, 10), (3, 10), (1, 2), (9, 10), (10, 10), (20, 5)]
+)
+def test_schedules_are_those_of_transformers(train_spec, schedule, warmup_steps, num_steps):
+    spec = replace(
+        train_spec,
+        lr_schedule=schedule,
+        warmup_steps=warmup_steps,
+        num_steps=num_steps,
+        learning_rate=3e-4,
+    )
+    ours = [learning_rate_at(spec, step) for step in range(num_steps)]
+    assert ours == pytest.approx(transformers_rates(spec), rel=1e-12, abs=1e-18)
+
+
+@pytest.mark.parametrize("schedule", [LrSchedule.LINEAR, LrSchedule.COSINE])
+def test_the_rate_ends_at_zero_and_stays_there(train_spec, schedule):
+    spec = replace(train_spec, lr_schedule=schedule)
+    assert learning_rate_at(spec, spec.num_steps) == 0.0
+    assert learning_rate_at(spec, spec.num_steps + 5) == 0.0
+
+
+@given(
+    gradient=st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=8),
+    bound=st.floats(1e-3, 1e3),
+)
+@settings(derandomize=True, deadline=None)
+def test_clipping_is_that_of_torch(train_spec, gradient, bound):
+    parameter = torch.zeros(len(gradient), dtype=torch.float64, requires_grad=True)
+    parameter.grad = torch.tensor(gradient, dtype=torch.float64)
+    norm = torch.nn.utils.clip_grad_norm_([parameter], bound).item()
+    factor = clip_factor(replace(train_spec, clip_grad_norm=bound), norm)
+    assert parameter.grad.tolist() == pytest.approx([factor * g for g in gradient], rel=1e-12)
+
+
+def test_a_bound_of_zero_turns_clipping_off(train_spec):
+    spec = replace(train_spec, clip_grad_norm=0.0)
+    assert clip_factor(spec, 1e30) == clip_factor(spec, math.inf) == 1.0

@@ -1,0 +1,235 @@
+"""The simulator sees what is broken on purpose, and gives one seed one history."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from swarm_ft.buffers import BufferStore, End
+from swarm_ft.client.swarm import SwarmClient
+from swarm_ft.client.trace import TraceEvents
+from swarm_ft.coordinator.plan import steps
+from swarm_ft.errors import RunFailed
+from swarm_ft.peer.reduce.gradient_coder import EncodedSum
+from tests.simulation.disk import DiskJournal
+from tests.simulation.engine import TinyEngine
+from tests.simulation.scenario import Fault, FaultKind, Moment, draw
+from tests.simulation.shrink import only, shrink
+from tests.simulation.simulate import simulate
+
+TWO_STAGES = 6
+"""A seed with a peer for each of two stages."""
+LISTENED = 14
+"""A seed whose first fault is a newcomer that listens to some steps."""
+
+
+def quiet(seed):
+    return replace(draw(seed), faults=())
+
+
+def with_fault(seed, **fields):
+    return replace(draw(seed), faults=(Fault(**fields),))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_swarm_in_which_nothing_goes_wrong_gives_the_result(seed):
+    outcome = simulate(quiet(seed))
+    assert outcome.failures == ()
+    assert outcome.num_commits == quiet(seed).spec.train.num_steps
+
+
+@pytest.mark.parametrize("seed", range(100, 130))
+def test_whatever_goes_wrong_all_invariants_hold(seed):
+    assert simulate(draw(seed)).failures == ()
+
+
+@pytest.fixture
+def timelines(monkeypatch):
+    """What peers tell of their steps; the client of every simulated run wants to know now."""
+    told = []
+    watch = SwarmClient.watch
+    monkeypatch.setattr(
+        SwarmClient, "watch", lambda self, run_id, say: watch(self, run_id, say, told.append)
+    )
+    return told
+
+
+def test_invariants_hold_in_runs_that_are_traced(timelines):
+    for seed in range(100, 110):
+        assert simulate(draw(seed)).failures == (), seed
+    assert timelines
+    trace = TraceEvents()
+    assert all(list(trace.add(timeline)) for timeline in timelines)
+
+
+def test_peers_of_a_traced_run_know_the_coordinators_clock(timelines):
+    """In a quiet simulation all clocks show the same."""
+    assert simulate(quiet(TWO_STAGES)).failures == ()
+    clocks = [told.timeline.clock for told in timelines]
+    assert len(clocks) == 2 * quiet(TWO_STAGES).spec.train.num_steps
+    assert all(0 < clock.error_us < 100_000 for clock in clocks)
+    assert all(abs(clock.offset_us) <= clock.error_us for clock in clocks)
+    assert any(clock.offset_us for clock in clocks), "the ways there and back are uneven"
+
+
+@pytest.mark.parametrize("kind", FaultKind)
+def test_every_kind_of_fault_alone_is_survived(kind):
+    machine_name = "peer-new" if kind is FaultKind.JOIN else "peer-0"
+    fault = {"kind": kind, "at_s": 0.1, "duration_s": 3.0, "machine": machine_name, "amount": 0.5}
+    other = draw(TWO_STAGES).layers[0] if kind is FaultKind.JOIN else "peer-1"
+    scenario = with_fault(TWO_STAGES, other=other, moment=Moment.BACKWARD, **fault)
+    outcome = simulate(scenario)
+    assert outcome.failures == ()
+    assert outcome.faults[kind] == 1
+
+
+def test_a_result_that_its_peer_took_along_is_made_again():
+    scenario = with_fault(
+        TWO_STAGES,
+        kind=FaultKind.POWER_CUT,
+        at_s=0.0,
+        duration_s=3.0,
+        machine="peer-1",
+        moment=Moment.FINISHED,
+    )
+    outcome = simulate(scenario)
+    assert outcome.failures == ()
+    assert outcome.num_rollbacks == 1
+
+
+SAY_DIGESTS = """
+import sys
+from tests.simulation.scenario import draw
+from tests.simulation.simulate import simulate
+for seed in map(int, sys.argv[1:]):
+    print(seed, simulate(draw(seed)).trace_digest)
+"""
+
+
+def digests(seeds, hash_seed):
+    environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+    command = [sys.executable, "-c", SAY_DIGESTS, *map(str, seeds)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    return sorted(done.stdout.split("\n"))
+
+
+def test_one_seed_has_one_history_in_every_process():
+    seeds = range(40, 52)
+    assert digests(seeds, "1") == digests(reversed(seeds), "2")
+
+
+def test_steps_are_committed_while_a_newcomer_takes_over():
+    outcome = simulate(only(draw(LISTENED), (0,)), keep_trace=True)
+    assert outcome.failures == ()
+    (begun, *_) = (i for i, line in enumerate(outcome.lines) if "while the others train" in line)
+    (ended, *_) = (i for i, line in enumerate(outcome.lines) if "has caught up" in line)
+    commits = [line for line in outcome.lines[begun:ended] if "commit of step" in line]
+    assert len(commits) > 3
+
+
+# ---- broken on purpose
+
+
+def patch_plans(monkeypatch, altered):
+    """Let the coordinator plan `altered(plan)` instead of `plan`."""
+    plan_step = steps.plan_step
+
+    def planned(run):
+        run, plan = plan_step(run)
+        return run, altered(plan)
+
+    for name, module in list(sys.modules.items()):
+        if name.startswith("swarm_ft.") and getattr(module, "plan_step", None) is plan_step:
+            monkeypatch.setattr(module, "plan_step", planned)
+
+
+def test_a_peer_that_applies_a_commit_twice_is_seen(monkeypatch):
+    apply = TinyEngine.apply
+
+    def twice(self, clip_factor, learning_rate):
+        step = self._step
+        apply(self, clip_factor, learning_rate)
+        self._step = step
+        apply(self, clip_factor, learning_rate)
+
+    monkeypatch.setattr(TinyEngine, "apply", twice)
+    assert any("wrong weights after step 0" in f for f in simulate(quiet(TWO_STAGES)).failures)
+
+
+def test_a_plan_that_has_a_sample_twice_never_gets_through(monkeypatch):
+    def twice(plan):
+        again = replace(plan.microbatches[0], index=len(plan.microbatches))
+        return replace(plan, microbatches=(*plan.microbatches, again))
+
+    patch_plans(monkeypatch, twice)
+    outcome = simulate(quiet(TWO_STAGES))
+    assert outcome.failures[0].startswith("the run is not finished")
+    assert outcome.num_commits == 0
+
+
+def test_a_plan_that_lacks_a_sample_is_seen(monkeypatch):
+    def too_few(plan):
+        return replace(plan, microbatches=plan.microbatches[:-1])
+
+    patch_plans(monkeypatch, too_few)
+    scenario = quiet(TWO_STAGES)
+    train = replace(scenario.spec.train, batch_size=4, micro_batch_size=2)
+    scenario = replace(scenario, spec=replace(scenario.spec, train=train))
+    assert any("gradients of samples counted" in f for f in simulate(scenario).failures)
+
+
+def test_a_newcomer_that_applies_something_else_than_it_heard_is_seen(monkeypatch):
+    decoded = EncodedSum.decoded
+    monkeypatch.setattr(EncodedSum, "decoded", lambda self, codec: decoded(self, codec) + 1.0)
+    failures = simulate(only(draw(LISTENED), (0,))).failures
+    assert any("wrong weights after step" in failure for failure in failures)
+
+
+def test_buffers_that_drift_apart_are_seen(monkeypatch):
+    stage = BufferStore.stage
+
+    def drifting(self, key, record):
+        is_late = key.end is End.RECEIVED and key.sample == 1
+        stage(self, key, replace(record, digest=bytes(16)) if is_late else record)
+
+    monkeypatch.setattr(BufferStore, "stage", drifting)
+    spec = quiet(TWO_STAGES).spec
+    train = replace(spec.train, forward_codec="aq8t", num_steps=6)
+    scenario = replace(quiet(TWO_STAGES), spec=replace(spec, train=train))
+    assert any("buffers of peer-0 and peer-1 differ" in f for f in simulate(scenario).failures)
+
+
+def test_a_commit_that_is_told_before_it_is_durable_is_seen(monkeypatch):
+    monkeypatch.setattr(DiskJournal, "write", lambda _self, _records: None)
+    failures = simulate(quiet(TWO_STAGES)).failures
+    assert any("which the journal never committed" in f for f in failures)
+
+
+def test_a_job_that_becomes_two_runs_is_seen(monkeypatch):
+    submit = SwarmClient.submit
+
+    async def twice(self, spec, samples, **named):
+        await submit(self, spec, samples)
+        return await submit(self, spec, samples, **named)
+
+    monkeypatch.setattr(SwarmClient, "submit", twice)
+    assert "the job became two runs" in simulate(quiet(TWO_STAGES)).failures
+
+
+def test_a_swarm_that_hangs_is_seen(monkeypatch):
+    async def never(*_):
+        raise RunFailed("a peer does not answer")
+
+    monkeypatch.setattr(SwarmClient, "fetch_result", never)
+    (failure,) = simulate(quiet(TWO_STAGES)).failures
+    assert failure.startswith("the run is not finished")
+
+
+def test_a_failing_scenario_is_shrunk_to_the_faults_it_needs():
+    scenario = next(s for s in map(draw, range(100)) if len(s.faults) > 4)
+    needed = {scenario.faults[1], scenario.faults[3]}
+    small = shrink(scenario, lambda tried: needed <= set(tried.faults))
+    assert set(small.faults) == needed
+    assert small == only(scenario, (1, 3))
