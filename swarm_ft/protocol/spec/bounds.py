@@ -116,10 +116,16 @@ def refusal(value: object, hint: object) -> str | None:
     Returns:
         None if `value` will do.
     """
-    origin, inner = get_origin(hint), get_args(hint)
+    origin = get_origin(hint)
+    if origin is None:
+        return None
+    inner = get_args(hint)
     if origin is Annotated:
-        bounds = (one for one in inner[1:] if isinstance(one, Bound))
-        return _first(bound.refusal(value) for bound in bounds) or refusal(value, inner[0])
+        for one in inner[1:]:
+            words = one.refusal(value) if isinstance(one, Bound) else None
+            if words is not None:
+                return words
+        return refusal(value, inner[0])
     if origin in (Union, UnionType):
         # Of other unions nothing can be said without knowing which one is meant.
         others = [one for one in inner if one is not NoneType]
@@ -135,12 +141,22 @@ def first_refusal(checked: DataclassInstance) -> tuple[str, str] | None:
     Returns:
         The field's name and its `refusal`; None if all will do.
     """
-    hints = field_hints(type(checked))
-    for field in fields(checked):
-        words = refusal(getattr(checked, field.name), hints[field.name])
+    for name, hint in _bounded_fields(type(checked)):
+        words = refusal(getattr(checked, name), hint)
         if words is not None:
-            return field.name, words
+            return name, words
     return None
+
+
+@functools.cache
+def _bounded_fields(of: type[DataclassInstance]) -> tuple[tuple[str, object], ...]:
+    """Only those that have bounds: specs are built often, and most looking would be in vain."""
+    hints = ((field.name, field_hints(of)[field.name]) for field in fields(of))
+    return tuple((name, hint) for name, hint in hints if _has_bounds(hint))
+
+
+def _has_bounds(hint: object) -> bool:
+    return isinstance(hint, Bound) or any(map(_has_bounds, get_args(hint)))
 
 
 @functools.cache

@@ -44,7 +44,7 @@ class Option:
     has_no: bool = True
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Declared:
     """One option as it was declared.
 
@@ -77,7 +77,7 @@ class Declared:
         """What its values keep to."""
         return tuple(note for note in self.notes if isinstance(note, Bound))
 
-    @property
+    @functools.cached_property
     def choices(self) -> Mapping[str, object]:
         """The values by their words, where there are but a few; else empty."""
         if self.option.words is not None:

@@ -303,6 +303,8 @@ def _check_codecs(options: TrainOptions) -> None:
             parse()
         except BadCodec as error:
             raise BadCodec(f"{option}: {error.message}") from error
+    if not options.fill_codec:
+        return
     is_delta = options.codec(Direction.FORWARD).is_delta
     if options.fill_frame_codec.is_delta != is_delta:
         expected = "a codec of changes, such as aq2," if is_delta else "one without buffers"
