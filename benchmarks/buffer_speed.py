@@ -250,15 +250,12 @@ def _plan(num_samples: int) -> TrainSpec:
         num_steps=steps,
         learning_rate=0.0,
         lr_schedule=LrSchedule.CONSTANT,
-        warmup_steps=0,
-        weight_decay=0.0,
         clip_grad_norm=0.0,
         seed=0,
         shuffle=True,
-        dropout=False,
-        sync_tied_embeddings=False,
         forward_codec="aq4",
         backward_codec="q8",
+        key_codec="fp16",
     )
 
 

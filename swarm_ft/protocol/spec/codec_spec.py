@@ -100,7 +100,7 @@ _PATTERN = re.compile(
     r"(?P<number>[0-9]+(?:\.[0-9]{1,2})?)?(?P<axis>tc|f|c|t)?(?P<modifiers>(?:\+[a-z0-9]+)*)"
 )
 _DP_PATTERN = re.compile(r"none|fp16|bf16|q[0-9.]+(?:\+z)?")
-_MAX_CHARS = 40
+MAX_SPEC_CHARS = 40
 _HEADER = struct.Struct("<BBH")
 
 
@@ -194,9 +194,9 @@ def parse_codec_spec(text: str, direction: Direction) -> CodecSpec:
         BadCodec: unknown name, a number out of range, a modifier that the codec does not take,
             or a codec that makes no sense in that direction.
     """
-    match = _PATTERN.fullmatch(text) if len(text) <= _MAX_CHARS else None
+    match = _PATTERN.fullmatch(text) if len(text) <= MAX_SPEC_CHARS else None
     if match is None:
-        _refuse(text[:_MAX_CHARS], "expected a codec such as none, fp16, q8, aq4 or aq2+z")
+        _refuse(text[:MAX_SPEC_CHARS], "expected a codec such as none, fp16, q8, aq4 or aq2+z")
     name = CodecName[match["name"].upper()]
     spec = CodecSpec(name, _hundredths(text, name, match["number"]), _AXES[match["axis"] or ""])
     for modifier in match["modifiers"].split("+")[1:]:
@@ -232,7 +232,7 @@ def parse_dp_spec(text: str) -> CodecSpec:
     """
     if _DP_PATTERN.fullmatch(text) is None:
         _refuse(
-            text[:_MAX_CHARS],
+            text[:MAX_SPEC_CHARS],
             "replicas' gradients take none, fp16, bf16, or q1 to q8 with or without +z",
         )
     spec = parse_codec_spec(text, Direction.BACKWARD)

@@ -103,13 +103,11 @@ def make_train_spec():
             "lr_schedule": LrSchedule.LINEAR,
             "warmup_steps": 2,
             "weight_decay": 0.1,
-            "clip_grad_norm": 1.0,
             "seed": 5,
             "shuffle": True,
-            "dropout": False,
-            "sync_tied_embeddings": False,
             "forward_codec": "none",
             "backward_codec": "none",
+            "key_codec": "fp16",
         }
         return TrainSpec(**{**fields, **changes})
 

@@ -104,7 +104,7 @@ def test_properties(run_spec):
         ({"seq_length": 1}, "--seq-length: expected 2 to 131072, got 1"),
         ({"batch_size": 0}, "--batch-size: expected 1 to 65536, got 0"),
         ({"micro_batch_size": 0}, "--micro-batch-size: expected 1 to 65536, got 0"),
-        ({"num_steps": 0}, "--steps: expected 1 to 2147483648, got 0"),
+        ({"num_steps": 0}, "number of steps: expected 1 to 2147483648, got 0"),
         ({"warmup_steps": -1}, "--warmup-steps: expected 0 to 2147483648, got -1"),
         ({"seed": -1}, "--seed: expected 0 to 9223372036854775807, got -1"),
         ({"seed": 1 << 63}, "--seed: expected 0 to"),
