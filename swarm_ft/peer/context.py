@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import ParamSpec, TypeVar
 
@@ -14,6 +14,8 @@ from swarm_ft.discovery.directory import Directory
 from swarm_ft.ids import PeerId
 from swarm_ft.peer.timeline import Timeline
 from swarm_ft.protocol.messages.control import FromPeer
+from swarm_ft.protocol.messages.shard import ShardName
+from swarm_ft.transfer.source import OfferedShard
 from swarm_ft.transport.base import Transport
 
 P = ParamSpec("P")
@@ -36,6 +38,7 @@ class PeerContext:
         say: gives a message to the coordinator's stream.
         timeline: of what this peer does when.
         memory_bytes: that this peer lends to a stage and the microbatches it holds.
+        offers: shards that others may have from here; who puts one in takes it out again.
     """
 
     peer_id: PeerId
@@ -47,3 +50,4 @@ class PeerContext:
     say: Callable[[FromPeer], None]
     timeline: Timeline
     memory_bytes: int
+    offers: dict[ShardName, OfferedShard] = field(default_factory=dict)

@@ -16,7 +16,7 @@ from typing import Any
 from swarm_ft.buffers import BufferStore
 from swarm_ft.clock import Clock
 from swarm_ft.discovery.directory import Directory
-from swarm_ft.errors import MalformedMessage, NotFound, OutOfTurn, RunMismatch
+from swarm_ft.errors import MalformedMessage, OutOfTurn, RunMismatch
 from swarm_ft.ids import PeerId, RunId
 from swarm_ft.log import get_logger
 from swarm_ft.peer.boundary.end import BoundaryStream, receive_hello
@@ -25,11 +25,8 @@ from swarm_ft.peer.coordinator_link import CoordinatorLink
 from swarm_ft.peer.host import StageHost
 from swarm_ft.peer.kept_buffers import BufferPlace
 from swarm_ft.peer.reduce.member_link import ReduceStream, receive_reduce_hello
-from swarm_ft.peer.reduce.tied_embeddings import TiedStream
-from swarm_ft.peer.state.source import OfferedShard, serve_chunk_list, serve_chunks
 from swarm_ft.peer.state.stage_state import EngineMaker, StageState
 from swarm_ft.peer.timeline import Timeline
-from swarm_ft.proto import peer_pb2
 from swarm_ft.protocol.messages.control import (
     Assign,
     ClockReply,
@@ -43,19 +40,16 @@ from swarm_ft.protocol.messages.control import (
     TakeStage,
     ToPeer,
 )
-from swarm_ft.protocol.messages.shard import ShardName
-from swarm_ft.protocol.spec.checks import checked_run_id
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.snapshots.store import SnapshotStore
-from swarm_ft.transport.base import Handler, MessageStream, Method, Transport
+from swarm_ft.transfer.source import serve_chunk_list, serve_chunks
+from swarm_ft.transport.base import Handler, Method, Transport
 from swarm_ft.transport.methods import (
     ALL_REDUCE,
     BOUNDARY,
     FETCH_CHUNKS,
     LIST_CHUNKS,
-    TIED_GRADIENT,
-    WEIGHTS,
 )
 
 logger = get_logger(__name__)
@@ -125,10 +119,8 @@ class PeerNode:
         return {
             BOUNDARY: self._on_boundary,
             ALL_REDUCE: self._on_reduce,
-            FETCH_CHUNKS: partial(serve_chunks, offers=self._find_shard),
-            LIST_CHUNKS: partial(serve_chunk_list, offers=self._find_shard),
-            TIED_GRADIENT: self._on_tied_gradient,
-            WEIGHTS: self._on_weights,
+            FETCH_CHUNKS: partial(serve_chunks, offers=self._context.offers),
+            LIST_CHUNKS: partial(serve_chunk_list, offers=self._context.offers),
         }
 
     @property
@@ -259,7 +251,7 @@ class PeerNode:
             raise OutOfTurn(f"run {run_id} is not hosted here")
         return self._host
 
-    # ---- neighbours and clients
+    # ---- neighbours
 
     async def _on_boundary(self, stream: BoundaryStream) -> None:
         hello = await receive_hello(stream)
@@ -268,25 +260,6 @@ class PeerNode:
     async def _on_reduce(self, stream: ReduceStream) -> None:
         hello = await receive_reduce_hello(stream)
         await self._hosting(hello.run_id).on_reduce(stream, hello)
-
-    def _find_shard(self, name: ShardName) -> OfferedShard | None:
-        return self._host.find_shard(name) if self._host is not None else None
-
-    async def _on_tied_gradient(self, stream: TiedStream) -> None:
-        if self._host is None:
-            raise OutOfTurn("no run is hosted here")
-        await self._host.on_tied_gradient(stream)
-
-    async def _on_weights(
-        self, stream: MessageStream[peer_pb2.BlobPart, peer_pb2.WeightsRequest]
-    ) -> None:
-        request = await stream.receive()
-        if request is None:
-            raise MalformedMessage(f"{stream.remote}: expected a request for weights")
-        run_id = checked_run_id(request.run_id)
-        if self._host is None or self._host.run_id != run_id:
-            raise NotFound(f"run {run_id}: this peer has no result of it")
-        await self._host.on_weights(stream)
 
 
 def check_spec(assign: Assign) -> None:

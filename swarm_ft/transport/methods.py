@@ -82,8 +82,6 @@ STATUS: Method[coordinator.StatusRequest, coordinator.SwarmStatus] = _method(_CO
 
 BOUNDARY: Method[BoundaryMessage, BoundaryMessage] = _method(_PEER, "Boundary")
 ALL_REDUCE: Method[ReduceMessage, ReduceMessage] = _method(_PEER, "AllReduce")
-TIED_GRADIENT: Method[peer.BlobPart, peer.BlobPart] = _method(_PEER, "TiedGradient")
-WEIGHTS: Method[peer.WeightsRequest, peer.BlobPart] = _method(_PEER, "Weights")
 
 LIST_CHUNKS: Method[snapshot.ShardName, snapshot.ChunkList] = _method(_SNAPSHOTS, "ListChunks")
 FETCH_CHUNKS: Method[snapshot.FetchRequest, snapshot.ChunkPart] = _method(_SNAPSHOTS, "FetchChunks")

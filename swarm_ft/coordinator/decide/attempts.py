@@ -128,7 +128,7 @@ def go_back(turn: Turn, run: Run) -> Run:
         holds=MappingProxyType({}),
         takers=(),
         away_since_s=MappingProxyType({}),
-        exported=frozenset(),
+        exported=MappingProxyType({}),
         committed_steps=step,
         committers=frozenset(),
         last_commit=kept.last_commit if kept else None,

@@ -126,7 +126,7 @@ def _peer_said(turn: Turn, peer_id: PeerId, message: FromPeer) -> None:
         case PeerAlive() if run and peer_id in run.peers:
             losses.heard(turn, run, peer_id, message)
         case StageExported() if run and run.run_id == message.run_id and peer_id in run.peers:
-            commits.stage_exported(turn, run, peer_id)
+            commits.stage_exported(turn, run, peer_id, message)
         case _:
             pass  # of an attempt, or a run, that is over
 

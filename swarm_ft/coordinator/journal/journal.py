@@ -186,7 +186,7 @@ class Journal:
             gather_until_s=now_s + GATHER_S,
             open_step=self._open_step(RunId(run_id), committed_steps),
             # Until their hellos tell otherwise.
-            exported=frozenset(peers if phase is RunPhase.FINISHED else ()),
+            exported=MappingProxyType(dict.fromkeys(peers if phase is RunPhase.FINISHED else ())),
             committed_steps=committed_steps,
             last_commit=self._last_commit(RunId(run_id), committed_steps),
             step_seconds=self._step_seconds(RunId(run_id)),

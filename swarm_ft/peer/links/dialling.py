@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from swarm_ft.clock import Clock
-from swarm_ft.discovery.directory import Directory, Role
+from swarm_ft.discovery.directory import Directory, find_peer
 from swarm_ft.errors import RunMismatch, SwarmError, Unavailable
 from swarm_ft.ids import PeerId
 from swarm_ft.log import get_logger
@@ -21,18 +21,6 @@ MIN_BACKOFF_S, MAX_BACKOFF_S = 0.1, 2.0
 Converse = Callable[[Channel, Callable[[], None]], Awaitable[None]]
 """Opens a stream on the channel and works on it until it ends; calls the function once the other
 side has said hello."""
-
-
-async def find_peer(directory: Directory, peer_id: PeerId) -> str:
-    """The endpoint of a peer.
-
-    Raises:
-        Unavailable: the directory does not know it (yet).
-    """
-    endpoint = (await directory.find(Role.PEER)).get(peer_id)
-    if endpoint is None:
-        raise Unavailable(f"peer {peer_id} is not in the DHT")
-    return endpoint
 
 
 class Redialler:

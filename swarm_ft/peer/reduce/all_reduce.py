@@ -1,4 +1,4 @@
-"""Replicas of a stage sum their gradients: one member's part in it, on streams to all others.
+"""Peers sum their gradients: one member's part in it, on streams to all others.
 
 `protocol.all_reduce` decides, the coder computes in the codec threads; this shell only moves
 things between them and the streams. Pieces are encoded, sent, received and summed side by side.
@@ -48,6 +48,7 @@ from swarm_ft.protocol.messages.reduction import (
     TakeSum,
 )
 from swarm_ft.protocol.messages.reports import GradientTraffic
+from swarm_ft.protocol.spec.codec_spec import CodecSpec
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.protocol.wire.reduce_wire import reduce_to_wire
@@ -76,6 +77,7 @@ class GradientReducer:
         members: tuple[PeerId, ...],
         own: PeerId,
         num_values: int,
+        codec: CodecSpec,
         residuals: Residuals,
         pool: Executor,
         directory: Directory,
@@ -88,10 +90,12 @@ class GradientReducer:
             run_id: names the run.
             attempt: its fence.
             spec: its digest must be that of the other members.
-            layers: the stage that the members are replicas of.
+            layers: the stage that the members are replicas of, or all of the model where they are
+                its two ends.
             members: all of them, in the order in which their gradients are added up.
             own: which of them this peer is.
             num_values: of the gradient; 0 if this peer has no weights yet, and only listens.
+            codec: of the pieces.
             residuals: of error feedback; the caller commits them with the step.
             pool: the codec threads.
             directory: where the members' endpoints are found.
@@ -111,7 +115,7 @@ class GradientReducer:
         self._own = members.index(own)
         self._residuals = residuals
         self._pool = pool
-        self._codec = PieceCodec(spec.train.reduction_codec)
+        self._codec = PieceCodec(codec)
         self._machine = AllReduce(attempt=attempt, num_members=len(members), own=self._own)
         others = (i for i in range(len(members)) if i != self._own)
         self._links = {i: MemberLink(members[i], self._events(i)) for i in others}

@@ -1,10 +1,11 @@
 """The client's calls, to a real coordinator over connections that break where a script says."""
 
+import asyncio
 from contextlib import asynccontextmanager
 
 import pytest
 
-from swarm_ft.client.job import prepare_job
+from swarm_ft.client.job import Job, prepare_job
 from swarm_ft.client.options import EvalOptions, JobOptions, Outputs
 from swarm_ft.client.swarm import MAX_RESUBMITS, SwarmClient
 from swarm_ft.coordinator.journal.journal import Journal
@@ -81,6 +82,30 @@ async def test_a_job_whose_connection_breaks_becomes_one_run(job, cuts):
     assert transport.num_cuts > 0
     assert len(told) == 1
     assert told[0].startswith("submitting the job again: ")
+
+
+async def test_an_answer_that_never_comes_is_asked_for_again(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swarm_ft.client.swarm.ANSWER_TIMEOUT_S", 0.05)
+    answers = iter([asyncio.Event().wait])  # the first never comes, the others at once
+
+    async def held() -> None:
+        wait = next(answers, None)
+        if wait is not None:
+            await wait()
+
+    told: list[str] = []
+
+    def on_trouble(trouble: str) -> None:
+        told.append(trouble)
+        monkeypatch.setattr("swarm_ft.client.swarm.ANSWER_TIMEOUT_S", 60.0)
+
+    async with swarm(held={SUBMIT: held}) as (client, _):
+        await client.submit(job.spec, job.samples, on_trouble=on_trouble)
+        assert len((await client.status()).runs) == 1
+    (trouble,) = told
+    assert "did not answer the submission within 0.05 s" in trouble
 
 
 async def test_two_jobs_are_two_runs(job):

@@ -58,7 +58,8 @@ from swarm_ft.protocol.messages.control import (
     stages_of,
 )
 from swarm_ft.protocol.messages.reports import HeldBuffers, SampleSet, Traffic
-from swarm_ft.protocol.messages.shard import ShardName
+from swarm_ft.protocol.messages.shard import ShardFile, ShardName
+from swarm_ft.protocol.spec.digest import digest_of
 from swarm_ft.protocol.spec.layers import parse_layers
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from tests.specs import model_spec, train_spec
@@ -97,7 +98,7 @@ class FakePeer:
         self.applied: list[int] = []
         self.last_attempt = Attempt(0)
         self.gradients_of_step: int | None = None
-        self.exported = False
+        self.exported: ShardFile | None = None
         self.buffers: dict[BlockIndex, set[SampleId]] = {}
         self.visited: tuple[SampleId, ...] = ()
 
@@ -144,8 +145,8 @@ class FakePeer:
                 assert self.assign is not None
                 assert len(self.applied) == self.assign.spec.train.num_steps
                 assert self.has_state
-                self.exported = True
-                return [StageExported(run_id=message.run_id, shard_bytes=1)]
+                self.exported = ShardFile(digest=digest_of(self.peer_id.encode()), total_bytes=1)
+                return [StageExported(run_id=message.run_id, file=self.exported)]
             case ReleaseStage(run_id=run_id):
                 if self.assign is not None and self.assign.run_id == run_id:
                     self.forget()

@@ -22,7 +22,7 @@ from swarm_ft.ids import RunId
 from swarm_ft.peer.boundary.coder import FrameCoder
 from swarm_ft.peer.boundary.end import dialler
 from swarm_ft.peer.links.stream_slot import MAX_BROKEN_STREAMS
-from swarm_ft.proto.peer_pb2 import BlobPart
+from swarm_ft.proto.snapshot_pb2 import ChunkPart
 from swarm_ft.protocol.machines.session import WINDOW_FRAMES, BoundarySession
 from swarm_ft.protocol.messages.boundary import (
     Ack,
@@ -429,7 +429,7 @@ async def test_a_second_hello_costs_the_stream(make_spec, make_ends, at_work, tr
 
 
 @pytest.mark.parametrize(
-    "nonsense", [BlobPart(data=b"\xff\xff"), BlobPart()], ids=["torn", "empty"]
+    "nonsense", [ChunkPart(data=b"\xff\xff"), ChunkPart()], ids=["torn", "empty"]
 )
 async def test_bytes_that_are_no_message_cost_the_stream(
     make_spec, make_ends, at_work, transport, nonsense
@@ -437,8 +437,8 @@ async def test_bytes_that_are_no_message_cost_the_stream(
     up, down = make_ends(make_spec())
     async with at_work(down, up) as site:
         hello = boundary_to_wire(site.hello).SerializeToString()
-        stream = site.open(replace(BOUNDARY, request=BlobPart))
-        await stream.send(BlobPart.FromString(hello))
+        stream = site.open(replace(BOUNDARY, request=ChunkPart))
+        await stream.send(ChunkPart.FromString(hello))
         assert await stream.receive() is not None
         await stream.send(nonsense)
         with pytest.raises(MalformedMessage):

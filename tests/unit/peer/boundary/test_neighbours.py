@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from swarm_ft.discovery.directory import Board, Role, StaticDirectory
+from swarm_ft.discovery.directory import Board, Role, StaticDirectory, find_peer
 from swarm_ft.errors import (
     InternalError,
     NonFinite,
@@ -16,7 +16,7 @@ from swarm_ft.errors import (
 )
 from swarm_ft.ids import PeerId, RunId
 from swarm_ft.peer.boundary.end import answer, check_hello, dialler, receive_hello
-from swarm_ft.peer.links.dialling import UNREACHABLE_AFTER_S, find_peer
+from swarm_ft.peer.links.dialling import UNREACHABLE_AFTER_S
 from swarm_ft.protocol.messages.boundary import Ack, BoundaryHello, FrameKey
 from swarm_ft.protocol.spec.codec_spec import Direction
 from swarm_ft.protocol.wire.boundary_wire import boundary_to_wire

@@ -25,7 +25,7 @@ from swarm_ft.peer.links.stream_slot import MAX_BROKEN_STREAMS
 from swarm_ft.peer.reduce.all_reduce import GradientReducer
 from swarm_ft.peer.reduce.gradient_coder import Residuals
 from swarm_ft.peer.reduce.member_link import receive_reduce_hello
-from swarm_ft.proto.peer_pb2 import BlobPart
+from swarm_ft.proto.snapshot_pb2 import ChunkPart
 from swarm_ft.protocol.machines.all_reduce import WINDOW_PIECES, AllReduce
 from swarm_ft.protocol.messages.reduction import (
     ROW_VALUES,
@@ -91,6 +91,7 @@ class Group:
                 members=names,
                 own=name,
                 num_values=0 if name in listeners else N,
+                codec=spec.train.reduction_codec,
                 residuals=own,
                 pool=pool,
                 directory=self.directory,
@@ -434,6 +435,7 @@ class Site:
             members=("a", "b"),
             own=own,
             num_values=N,
+            codec=spec.train.reduction_codec,
             residuals=Residuals(),
             pool=pool,
             directory=self.directory,
@@ -711,9 +713,9 @@ async def test_a_second_hello_costs_the_stream(site):
 
 
 async def test_bytes_that_are_no_message_cost_the_stream(site):
-    for nonsense in (BlobPart(data=b"\xff\xff"), BlobPart()):
-        stream = site.open(replace(ALL_REDUCE, request=BlobPart))
-        await stream.send(BlobPart.FromString(reduce_to_wire(site.hello).SerializeToString()))
+    for nonsense in (ChunkPart(data=b"\xff\xff"), ChunkPart()):
+        stream = site.open(replace(ALL_REDUCE, request=ChunkPart))
+        await stream.send(ChunkPart.FromString(reduce_to_wire(site.hello).SerializeToString()))
         assert await stream.receive() is not None
         await stream.send(nonsense)
         with pytest.raises(MalformedMessage):
