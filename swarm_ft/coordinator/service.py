@@ -276,7 +276,8 @@ class CoordinatorService:
     def _trace(self, peer_id: PeerId, timeline: StepTimeline) -> None:
         """Pass on what a peer of a run did, to whoever wants to know."""
         run = self._state.runs.get(timeline.run_id)
-        layers = {stage.peer_id: stage.layers for stage in run.stages} if run is not None else {}
+        assignments = run.attempt.assignments if run is not None else ()
+        layers = {assignment.peer_id: assignment.layers for assignment in assignments}
         if peer_id in layers:
             told = PeerTimeline(peer_id=peer_id, layers=layers[peer_id], timeline=timeline)
             self._watchers.trace(told)

@@ -230,8 +230,9 @@ class Turn:
 
     def write_ledger(self, before: Run, after: Run) -> None:
         """Write down what became of a run's ledger."""
-        if after.ledger is not None and after.ledger is not before.ledger:
-            self.write(LedgerRecord(after.run_id, change_of(before.ledger, after.ledger)))
+        known, ledger = before.past.ledger, after.past.ledger
+        if ledger is not None and ledger is not known:
+            self.write(LedgerRecord(after.run_id, change_of(known, ledger)))
 
     def add_member(self, member: Member) -> None:
         """Keep the member and write it down."""

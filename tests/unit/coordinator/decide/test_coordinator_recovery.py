@@ -170,7 +170,7 @@ def test_attempts_rise_over_restarts(begin):
     for _ in range(3):
         swarm.restart()
         swarm.join(*peers)
-    assert swarm.run().attempt == 4
+    assert swarm.run().attempt.number == 4
 
 
 def test_a_result_survives_a_restart(begin):
