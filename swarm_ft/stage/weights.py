@@ -16,15 +16,12 @@ from torch import Tensor, nn
 
 from swarm_ft.errors import BadSnapshot, MalformedMessage
 from swarm_ft.protocol.spec.digest import digest_of
-from swarm_ft.protocol.spec.run_spec import MAX_STEPS
+from swarm_ft.protocol.spec.run_spec import COPIES_PER_WEIGHT, MAX_STEPS
 from swarm_ft.stage.architecture import HEAD_WEIGHT
 from swarm_ft.stage.checkpoint import tensor_digest
 from swarm_ft.stage.deferred import DeferredLinears
 from swarm_ft.stage.module import StageModule
 from swarm_ft.stage.momentum import BETA1, BETA2
-
-COPIES = 4
-"""Weights, gradients and AdamW's two moments, each as large as the weights."""
 
 
 class StageWeights:
@@ -57,7 +54,7 @@ class StageWeights:
     def num_bytes(self) -> int:
         """Of weights, gradients and moments, and of what is made of weights to compute with."""
         own = sum(parameter.nbytes for parameter in self._by_name())
-        return COPIES * own + self.linears.cast_bytes
+        return COPIES_PER_WEIGHT * own + self.linears.cast_bytes
 
     def zero_grad(self) -> None:
         """Drop all gradients, those that were yet to be computed too."""

@@ -14,12 +14,10 @@ from typing import NamedTuple
 from swarm_ft.coordinator.facts.state import Member
 from swarm_ft.protocol.messages.control import PeerHello, StageAssignment
 from swarm_ft.protocol.spec.layers import LayerRange, split_evenly
-from swarm_ft.protocol.spec.run_spec import ModelSpec
+from swarm_ft.protocol.spec.run_spec import COPIES_PER_WEIGHT, ModelSpec
 
 SETTLE_S = 2.0
 """How long automatic peers are gathered after the last one came, before the first assignment."""
-MEMORY_PER_WEIGHT = 4
-"""Weights, gradients and AdamW's two moments, each as large as the weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +80,7 @@ def _filled(
 
 def fits(model: ModelSpec, layers: LayerRange, hello: PeerHello) -> bool:
     """Whether blocks fit into the memory that a peer lends."""
-    return len(layers) * model.block_bytes * MEMORY_PER_WEIGHT <= hello.memory_bytes
+    return len(layers) * model.block_bytes * COPIES_PER_WEIGHT <= hello.memory_bytes
 
 
 def _with_replicas(

@@ -17,11 +17,12 @@ from swarm_ft.ids import PeerId
 from swarm_ft.peer.context import PeerContext
 from swarm_ft.peer.state.download import Downloader
 from swarm_ft.proto import snapshot_pb2 as pb
+from swarm_ft.protocol.messages.control import SavedStage
 from swarm_ft.protocol.messages.shard import CHUNK_BYTES, ChunkList, ShardName
 from swarm_ft.protocol.wire.shard_wire import chunks_to_wire, fetch_from_wire, shard_from_wire
 from swarm_ft.snapshots.files import chunks_of
 from swarm_ft.snapshots.shard import ShardContents, read_shard, write_shard
-from swarm_ft.snapshots.store import ShardEntry, SnapshotStore
+from swarm_ft.snapshots.store import SnapshotStore
 from swarm_ft.transport.base import MessageStream
 
 # ---- gives the shards that this peer holds to newcomers
@@ -175,7 +176,7 @@ class Handover:
         finally:
             path.unlink(missing_ok=True)  # what was read stays mapped until it is let go of
 
-    async def save(self, name: ShardName, contents: ShardContents) -> ShardEntry:
+    async def save(self, name: ShardName, contents: ShardContents) -> SavedStage:
         """Put a state into the run's snapshots.
 
         Raises:

@@ -5,10 +5,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarm_ft.coordinator.facts.state import Member
-from swarm_ft.coordinator.plan.placement import MEMORY_PER_WEIGHT, SETTLE_S, place
+from swarm_ft.coordinator.plan.placement import SETTLE_S, place
 from swarm_ft.ids import PeerId
 from swarm_ft.protocol.messages.control import PeerHello, stages_of
 from swarm_ft.protocol.spec.layers import LayerRange, parse_layers
+from swarm_ft.protocol.spec.run_spec import COPIES_PER_WEIGHT
 
 LATER_S = 1000.0
 PLENTY = 1 << 60
@@ -119,7 +120,7 @@ def test_automatic_peers_help_where_most_blocks_fall_to_a_peer(model):
 
 
 def test_a_peer_without_the_memory_is_no_replica(model):
-    small = member("x", "auto", memory_bytes=3 * 1000 * MEMORY_PER_WEIGHT - 1)
+    small = member("x", "auto", memory_bytes=3 * 1000 * COPIES_PER_WEIGHT - 1)
     assert placed(model(4), member("a", "0-1"), member("b", "1-4"), small) == "a:0-1 x:0-1 b:1-4"
 
 
@@ -134,7 +135,7 @@ def test_fewer_peers_than_gaps_wait(model):
 
 
 def test_memory_holds_weights_gradients_and_two_moments(model):
-    needed = 2 * 1000 * MEMORY_PER_WEIGHT
+    needed = 2 * 1000 * COPIES_PER_WEIGHT
     pair = [member(name, "auto", memory_bytes=needed) for name in "ab"]
     assert placed(model(4), *pair) == "a:0-2 b:2-4"
     pair[1] = member("b", "auto", memory_bytes=needed - 1)
@@ -145,7 +146,7 @@ def test_memory_holds_weights_gradients_and_two_moments(model):
 
 def test_a_peer_that_is_too_small_does_not_keep_the_others_from_working(model):
     small = member("small", "auto", memory_bytes=1)
-    large = member("large", "auto", memory_bytes=4 * 1000 * MEMORY_PER_WEIGHT)
+    large = member("large", "auto", memory_bytes=4 * 1000 * COPIES_PER_WEIGHT)
     assert placed(model(4), small, large) == "large:0-4"
 
 
@@ -223,12 +224,12 @@ def test_stages_tile_the_model_and_use_each_peer_once(model, offered, memories):
     assert edges[-1][1] == NUM_BLOCKS
     assert len({a.peer_id for a in placement.assignments}) == len(placement.assignments)
     hellos = {m.hello.peer_id: m.hello for m in members}
-    for stage in placement.assignments:
-        hello = hellos[stage.peer_id]
+    for assignment in placement.assignments:
+        hello = hellos[assignment.peer_id]
         if hello.layers is None:
-            assert len(stage.layers) * 1000 * MEMORY_PER_WEIGHT <= hello.memory_bytes
+            assert len(assignment.layers) * 1000 * COPIES_PER_WEIGHT <= hello.memory_bytes
         else:
-            assert hello.layers == stage.layers
+            assert hello.layers == assignment.layers
 
 
 @settings(derandomize=True, max_examples=100, deadline=None)
