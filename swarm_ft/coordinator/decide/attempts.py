@@ -100,7 +100,8 @@ def _dismiss_misfits(turn: Turn, run: Run) -> None:
 
 def _resume(turn: Turn, run: Run) -> None:
     run = with_taken(run)  # somebody may have caught up since the last attempt ended
-    kept = settled(turn.state, run, turn.now_s)
+    grace_s = patience_s(turn.state, run, turn.now_s)
+    kept = settled(turn.state, run, turn.now_s, grace_s)
     if kept is None:
         _place(turn, go_back(turn, run))
         return
@@ -109,7 +110,7 @@ def _resume(turn: Turn, run: Run) -> None:
         layers = ", ".join(dict.fromkeys(str(assignment.layers) for assignment in away))
         detail = f"waiting for layers {layers}: their peer may come back"
         if turn.now_s >= kept.gather_until_s:
-            detail += f" ({patience_s(turn.state, kept, turn.now_s):.0f} s)"
+            detail += f" ({grace_s:.0f} s)"
         _wait(turn, kept, detail)
     else:
         _assign(turn, with_newcomers(turn.state, kept), fresh=not kept.committed_steps)
@@ -133,7 +134,7 @@ def _place(turn: Turn, run: Run) -> None:
     if placement.assignments:
         _assign(turn, run.with_assignments(placement.assignments), fresh=True)
     else:
-        busy = sum(state.keeps_result(peer) for peer in state.members)
+        busy = len(state.members.keys() & state.result_keepers)
         keep = f"; {busy} peers keep a result until it is collected" if busy else ""
         _wait(turn, run, placement.reason + keep)
 

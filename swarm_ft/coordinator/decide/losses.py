@@ -41,13 +41,13 @@ def look_after(turn: Turn) -> None:
     """See whether results are still there; make those again that are not, one at a time."""
     for run in _finished(turn):
         lost = lost_parts(turn.state, run, turn.now_s)
-        active = turn.state.active_run
-        if lost and (active is None or not active.attempt.assignments):
-            _make_again(turn, run, lost, active)
-        elif lost and active:
-            _tell(turn, run, f"{_in_words(lost)}; it is made again after run {active.run_id}")
-        else:
+        active = turn.state.active_run if lost else None
+        if not lost:
             _tell(turn, run, TO_BE_FETCHED)
+        elif active is None or not active.attempt.assignments:
+            _make_again(turn, run, lost, active)
+        else:
+            _tell(turn, run, f"{_in_words(lost)}; it is made again after run {active.run_id}")
 
 
 def _finished(turn: Turn) -> list[Run]:

@@ -302,10 +302,11 @@ class SwarmState:
         begun = (run for run in going if run.phase is not RunPhase.QUEUED)
         return next(begun, going[0] if going else None)
 
-    def keeps_result(self, peer_id: PeerId) -> bool:
-        """Whether a client has yet to collect a result from this peer."""
+    @property
+    def result_keepers(self) -> frozenset[PeerId]:
+        """Peers from which a client has yet to collect a result."""
         finished = (run for run in self.runs.values() if run.phase is RunPhase.FINISHED)
-        return any(peer_id in run.past.exported for run in finished)
+        return frozenset().union(*(run.past.exported for run in finished))
 
     def with_run(self, run: Run) -> SwarmState:
         """The same state with this run put in place."""

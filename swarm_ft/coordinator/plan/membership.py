@@ -45,21 +45,22 @@ def layers_refusal(state: SwarmState, run: Run, hello: PeerHello) -> BadLayers |
 
     A peer that keeps the result of an earlier run may stay whatever it offers.
     """
-    layers, model = hello.layers, run.spec.model
-    if layers is None or hello.peer_id in run.peers or state.keeps_result(hello.peer_id):
+    layers, model, snapshot = hello.layers, run.spec.model, run.past.snapshot
+    if layers is None:
+        return None
+    cuts = run.attempt.assignments or (snapshot.stages if snapshot else ())
+    is_of_use = not cuts or any(layers == cut.layers for cut in cuts)
+    if is_of_use and layers.stop <= model.num_blocks:
+        return None
+    if hello.peer_id in run.peers or hello.peer_id in state.result_keepers:
         return None
     if layers.stop > model.num_blocks:
         return BadLayers(
             f"layers {layers}: outside the model of run {run.run_id}, "
             f"{model.reference}, which has layers {model.layers}"
         )
-    taken = [stage.layers for stage in run.stages]
-    if not taken and run.past.snapshot:
-        taken = [stage.layers for stage in run.past.snapshot.stages]
-    if taken and layers not in taken:
-        listed = ", ".join(str(part) for part in taken)
-        return BadLayers(f"layers {layers}: match no stage of run {run.run_id} ({listed})")
-    return None
+    listed = ", ".join(str(cut.layers) for cut in cuts)
+    return BadLayers(f"layers {layers}: match no stage of run {run.run_id} ({listed})")
 
 
 def is_wanted(state: SwarmState, peer_id: PeerId, held: HeldStage) -> bool:
@@ -123,7 +124,8 @@ def lost_parts(state: SwarmState, run: Run, now_s: float) -> tuple[LayerRange, .
 
 def arrangement(state: SwarmState, run: Run, now_s: float) -> Placement:
     """Who would host the run if it went back now: on the stages of its snapshot, if it has one."""
-    free = tuple(member for peer, member in state.members.items() if not state.keeps_result(peer))
+    keepers = state.result_keepers
+    free = tuple(member for peer, member in state.members.items() if peer not in keepers)
     if run.past.snapshot is None:
         return place(run.spec.model, free, now_s)
     cuts = [stage.layers for stage in run.past.snapshot.stages]
@@ -145,14 +147,19 @@ def patience_s(state: SwarmState, run: Run, now_s: float) -> float:
     return min(GRACE_S, max(SHORT_GRACE_S, redone_s))
 
 
-def settled(state: SwarmState, run: Run, now_s: float) -> Run | None:
+def settled(state: SwarmState, run: Run, now_s: float, grace_s: float) -> Run | None:
     """The run without peers that nobody needs to wait for: replicas stand in for them.
 
     A peer that is away stays if it may come back and no replica of its stage is there, or as long
     as peers are gathered; who listens stays, and is nobody to wait for. None if a stage has nobody
-    left: its weights are gone, or nobody waits for them any more (`patience_s`).
+    left: its weights are gone, or nobody waits for them any more.
+
+    Args:
+        state: who is there.
+        run: as the last attempt left it.
+        now_s: monotonic seconds.
+        grace_s: how long a peer that is away may come back, see `patience_s`.
     """
-    grace_s = patience_s(state, run, now_s)
     kept: list[StageAssignment] = []
     for stage in run.stages:
         able = {peer for peer in stage.peers if _is_able(state, run, peer, stage.layers)}
@@ -185,8 +192,9 @@ def _may_return(state: SwarmState, run: Run, peer: PeerId, now_s: float, grace_s
 
 def with_newcomers(state: SwarmState, run: Run) -> Run:
     """The run with members that can join its stages, each beside the stage's replicas."""
+    keepers = state.result_keepers
     for peer, member in state.members.items():
-        layers = _wanted_layers(state, run, member)
+        layers = None if peer in keepers else _wanted_layers(run, member)
         if layers is not None:
             assignments = list(run.attempt.assignments)
             last = max(i for i, a in enumerate(assignments) if a.layers == layers)
@@ -252,10 +260,10 @@ def caught_up_in_words(run: Run) -> str:
     )
 
 
-def _wanted_layers(state: SwarmState, run: Run, member: Member) -> LayerRange | None:
+def _wanted_layers(run: Run, member: Member) -> LayerRange | None:
     """The stage that a newcomer is to host: its own, what it holds, or where it helps most."""
     hello = member.hello
-    if hello.peer_id in run.peers or state.keeps_result(hello.peer_id):
+    if hello.peer_id in run.peers:
         return None
     held = hello.held.layers if hello.held and hello.held.run_id == run.run_id else None
     choice = hello.layers or held

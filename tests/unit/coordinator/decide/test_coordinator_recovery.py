@@ -180,7 +180,7 @@ def test_a_result_survives_a_restart(begin):
     swarm.join(*peers)
     assert swarm.run().phase is RunPhase.FINISHED
     assert all(peer.exported for peer in peers)
-    assert swarm.state.keeps_result(peers[0].peer_id)
+    assert peers[0].peer_id in swarm.state.result_keepers
     swarm.handle(ResultCollected(RUN))
     assert not any(peer.exported for peer in peers)
 
