@@ -82,7 +82,7 @@ def _offered(turn: Turn, run: Run, peer_id: PeerId, offer: StageOffered) -> None
 def _taken(turn: Turn, run: Run, peer_id: PeerId, message: StageTaken) -> None:
     """A taker has its stage, and from the next plan on computes."""
     attempt, measured = run.attempt, run.measured
-    if peer_id in attempt.taken or all(taker.peer_id != peer_id for taker in attempt.takers):
+    if peer_id in attempt.taken or all(t.peer_id != peer_id for t in attempt.takers):
         return
     attempt = replace(attempt, taken=attempt.taken | {peer_id})
     measured = replace(measured, state_bytes=measured.state_bytes + message.state_bytes)

@@ -226,7 +226,7 @@ def _taker(run: Run, peer: PeerId, able: tuple[PeerId, ...], before: Taker | Non
 def without_state(run: Run, peer: PeerId) -> Run:
     """The run in which nothing is known of what this peer holds, or has begun to take."""
     run = run.with_holds({name: n for name, n in run.past.holds.items() if name != peer})
-    takers = tuple(taker for taker in run.attempt.takers if taker.peer_id != peer)
+    takers = tuple(t for t in run.attempt.takers if t.peer_id != peer)
     taken = run.attempt.taken - {peer}
     return replace(run, attempt=replace(run.attempt, takers=takers, taken=taken))
 
@@ -237,7 +237,7 @@ def with_taken(run: Run) -> Run:
     if not taken:
         return run
     run = run.with_holds({**run.past.holds, **dict.fromkeys(taken, run.committed_steps)})
-    takers = tuple(taker for taker in run.attempt.takers if taker.peer_id not in taken)
+    takers = tuple(t for t in run.attempt.takers if t.peer_id not in taken)
     return replace(run, attempt=replace(run.attempt, takers=takers, taken=frozenset()))
 
 
