@@ -51,7 +51,7 @@ from swarm_ft.protocol.spec.checks import checked_run_id
 from swarm_ft.protocol.wire.client_wire import event_to_wire, status_to_wire, swarm_to_wire
 from swarm_ft.protocol.wire.coordinator_wire import to_peer_to_wire
 from swarm_ft.protocol.wire.peer_wire import from_peer_from_wire
-from swarm_ft.snapshots.store import Manifest, ShardEntry, SnapshotStore
+from swarm_ft.snapshots.store import Manifest, SnapshotStore
 from swarm_ft.transport.base import Handler, MessageStream, Method
 from swarm_ft.transport.methods import CANCEL, COLLECTED, JOIN, STATUS, SUBMIT, WATCH
 
@@ -194,11 +194,7 @@ class CoordinatorService:
         if self._snapshots is None:
             logger.warning("run %s: start the coordinator with --snapshots to keep any", run_id)
             return
-        shards = tuple(
-            ShardEntry(layers=stage.layers, digest=stage.digest, total_bytes=stage.total_bytes)
-            for stage in snapshot.stages
-        )
-        manifest = Manifest.of_run(run_id, effect.spec, snapshot.step, shards)
+        manifest = Manifest.of_run(run_id, effect.spec, snapshot.step, snapshot.stages)
         failpoints.reached_meanwhile("snapshot-saved")
         try:
             await asyncio.to_thread(self._snapshots.commit, manifest)
@@ -276,7 +272,8 @@ class CoordinatorService:
     def _trace(self, peer_id: PeerId, timeline: StepTimeline) -> None:
         """Pass on what a peer of a run did, to whoever wants to know."""
         run = self._state.runs.get(timeline.run_id)
-        layers = {stage.peer_id: stage.layers for stage in run.stages} if run is not None else {}
+        assignments = run.attempt.assignments if run is not None else ()
+        layers = {assignment.peer_id: assignment.layers for assignment in assignments}
         if peer_id in layers:
             told = PeerTimeline(peer_id=peer_id, layers=layers[peer_id], timeline=timeline)
             self._watchers.trace(told)

@@ -33,10 +33,11 @@ def overview(state: SwarmState) -> SwarmStatus:
 
 
 def _boundaries(run: Run) -> tuple[BoundaryStatus, ...]:
-    """What is kept at each boundary of the pipeline, and what went over it."""
-    traffic = {one.boundary: one for one in run.traffic}
-    buffered = run.ledger.buffered(run.computing) if run.ledger and run.stages else {}
-    boundaries = [BlockIndex(stage.layers.start) for stage in run.computing[1:]]
+    """What is kept at each boundary between stages, and what went over it."""
+    traffic = {one.boundary: one for one in run.past.traffic}
+    ledger, stages = run.past.ledger, run.computing
+    buffered = ledger.buffered(stages) if ledger and stages else {}
+    boundaries = [BlockIndex(stage.layers.start) for stage in stages[1:]]
     return tuple(
         BoundaryStatus(
             boundary=boundary,
@@ -52,7 +53,7 @@ def _boundaries(run: Run) -> tuple[BoundaryStatus, ...]:
 def _kept(run: Run, boundary: BlockIndex) -> BufferCounts:
     """What all peers told of a boundary; who is away, or hosts another stage now, keeps nothing."""
     total = BufferCounts(boundary=boundary)
-    for peer, kept in run.kept.items():
+    for peer, kept in run.measured.buffers.items():
         counts = kept.get(boundary)
         if counts and boundary in ends_of(run, peer):
             total += counts

@@ -214,8 +214,9 @@ class Turn:
 
     def write_ledger(self, before: Run, after: Run) -> None:
         """Write down what became of a run's ledger."""
-        if after.ledger is not None and after.ledger is not before.ledger:
-            self.write(LedgerRecord(after.run_id, change_of(before.ledger, after.ledger)))
+        known, ledger = before.past.ledger, after.past.ledger
+        if ledger is not None and ledger is not known:
+            self.write(LedgerRecord(after.run_id, change_of(known, ledger)))
 
     def write(self, record: Record) -> None:
         """Put a record into the journal; comes before whatever is said about it."""

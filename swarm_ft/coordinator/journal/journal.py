@@ -25,7 +25,14 @@ from swarm_ft.coordinator.facts.events import (
     SnapshotRecord,
 )
 from swarm_ft.coordinator.facts.ledger import Ledger
-from swarm_ft.coordinator.facts.state import OpenStep, Run, Snapshot
+from swarm_ft.coordinator.facts.state import (
+    AttemptState,
+    Measured,
+    Past,
+    PlannedStep,
+    Run,
+    Snapshot,
+)
 from swarm_ft.coordinator.journal import rows as rows
 from swarm_ft.coordinator.plan.membership import GATHER_S
 from swarm_ft.coordinator.plan.steps import MEASURED_STEPS
@@ -170,8 +177,8 @@ class Journal:
         run_id, spec_bytes, phase_number, detail, attempt, committed_steps, stages = row
         phase = RunPhase(phase_number)
         under_way = not phase.is_over and phase is not RunPhase.QUEUED
-        assignments = rows.stages_from(stages)
-        peers = [stage.peer_id for stage in assignments]
+        assignments = rows.assignments_from(stages)
+        peers = [assignment.peer_id for assignment in assignments]
         spec = rows.spec_from(spec_bytes)
         sent, traffic = self._sent(RunId(run_id), committed_steps)
         return Run(
@@ -179,21 +186,27 @@ class Journal:
             spec=spec,
             phase=RunPhase.WAITING if under_way else phase,
             detail="the coordinator was restarted" if under_way else detail,
-            attempt=Attempt(attempt),
-            stages=assignments,
-            committers=frozenset(peers),
-            away_since_s=MappingProxyType(dict.fromkeys(peers, now_s)),
+            past=Past(
+                committed_steps=committed_steps,
+                last_commit=self._last_commit(RunId(run_id), committed_steps),
+                committers=frozenset(peers),
+                # Until their hellos tell otherwise.
+                exported=MappingProxyType(
+                    dict.fromkeys(peers if phase is RunPhase.FINISHED else ())
+                ),
+                sent=sent,
+                traffic=traffic,
+                ledger=self._ledger(RunId(run_id), spec.train.num_samples),
+                snapshot=self._snapshot(RunId(run_id)),
+            ),
+            attempt=AttemptState(
+                number=Attempt(attempt),
+                assignments=assignments,
+                away_since_s=MappingProxyType(dict.fromkeys(peers, now_s)),
+            ),
+            step=self._planned_step(RunId(run_id), committed_steps),
+            measured=Measured(step_seconds=self._step_seconds(RunId(run_id))),
             gather_until_s=now_s + GATHER_S,
-            open_step=self._open_step(RunId(run_id), committed_steps),
-            # Until their hellos tell otherwise.
-            exported=MappingProxyType(dict.fromkeys(peers if phase is RunPhase.FINISHED else ())),
-            committed_steps=committed_steps,
-            last_commit=self._last_commit(RunId(run_id), committed_steps),
-            step_seconds=self._step_seconds(RunId(run_id)),
-            sent=sent,
-            traffic=traffic,
-            ledger=self._ledger(RunId(run_id), spec.train.num_samples),
-            snapshot=self._snapshot(RunId(run_id)),
         )
 
     def _last_commit(self, run_id: RunId, committed_steps: int) -> CommitStep | None:
@@ -214,7 +227,7 @@ class Journal:
             learning_rate=learning_rate,
         )
 
-    def _open_step(self, run_id: RunId, committed_steps: int) -> OpenStep | None:
+    def _planned_step(self, run_id: RunId, committed_steps: int) -> PlannedStep | None:
         """The microbatches of the step under way; which peers they were to pass is not kept."""
         with self._errors_named():
             row = self._db.execute(
@@ -223,7 +236,7 @@ class Journal:
             ).fetchone()
         if row is None:
             return None
-        return OpenStep(microbatches=rows.plan_from(row[0]))
+        return PlannedStep(microbatches=rows.plan_from(row[0]))
 
     def _step_seconds(self, run_id: RunId) -> tuple[float, ...]:
         """Of the last steps."""

@@ -55,12 +55,13 @@ CREATE TABLE IF NOT EXISTS ledger_chunks (
 
 def run_row(run: Run) -> tuple[int, str, int, int, str]:
     """What changes of a run: phase, detail, attempt, committed steps, stages."""
-    stages = json.dumps([(s.peer_id, s.layers.start, s.layers.stop) for s in run.stages])
-    return run.phase, run.detail, run.attempt, run.committed_steps, stages
+    assigned = run.attempt.assignments
+    stages = json.dumps([(a.peer_id, a.layers.start, a.layers.stop) for a in assigned])
+    return run.phase, run.detail, run.attempt.number, run.committed_steps, stages
 
 
-def stages_from(text: str) -> tuple[StageAssignment, ...]:
-    """Stages of a run's row."""
+def assignments_from(text: str) -> tuple[StageAssignment, ...]:
+    """Who hosts what, of a run's row."""
     return tuple(
         StageAssignment(peer_id=PeerId(peer), layers=LayerRange(start, stop))
         for peer, start, stop in json.loads(text)

@@ -3,12 +3,11 @@ import sqlite3
 import threading
 from contextlib import closing
 from dataclasses import replace
-from types import MappingProxyType
 
 import pytest
 
 from swarm_ft.coordinator.facts.events import CommitRecord, PlanRecord, RollbackRecord, RunRecord
-from swarm_ft.coordinator.facts.state import OpenStep, Run
+from swarm_ft.coordinator.facts.state import AttemptState, Past, PlannedStep, Run
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.plan.membership import GATHER_S
 from swarm_ft.errors import JournalError, NotFound
@@ -29,7 +28,7 @@ from swarm_ft.protocol.spec.training_plan import Microbatch
 
 RUN = RunId("run-1")
 NOW_S = 50.0
-STAGES = (
+ASSIGNMENTS = (
     StageAssignment(peer_id=PeerId("a"), layers=LayerRange(0, 2)),
     StageAssignment(peer_id=PeerId("b"), layers=LayerRange(2, 4)),
 )
@@ -108,15 +107,16 @@ def test_a_new_run_comes_back_queued_with_its_spec(journal, reopen, run, samples
 
 def test_a_run_under_way_waits_for_its_peers(journal, reopen, run, samples):
     journal.write_run(run, samples)
-    working = replace(run, phase=RunPhase.TRAINING, attempt=Attempt(7), stages=STAGES)
+    attempt = AttemptState(number=Attempt(7), assignments=ASSIGNMENTS)
+    working = replace(run, phase=RunPhase.TRAINING, attempt=attempt)
     journal.write([RunRecord(working)])
     (loaded,) = reopen().load(NOW_S)
     assert loaded == replace(
         working,
         phase=RunPhase.WAITING,
         detail="the coordinator was restarted",
-        committers=frozenset((PeerId("a"), PeerId("b"))),
-        away_since_s=MappingProxyType({PeerId("a"): NOW_S, PeerId("b"): NOW_S}),
+        past=Past(committers=frozenset((PeerId("a"), PeerId("b")))),
+        attempt=replace(attempt, away_since_s={PeerId("a"): NOW_S, PeerId("b"): NOW_S}),
         gather_until_s=NOW_S + GATHER_S,
     )
 
@@ -124,7 +124,9 @@ def test_a_run_under_way_waits_for_its_peers(journal, reopen, run, samples):
 @pytest.mark.parametrize("phase", [phase for phase in RunPhase if phase.is_over])
 def test_a_run_that_is_over_stays_over(journal, reopen, run, samples, phase):
     journal.write_run(run, samples)
-    journal.write([RunRecord(replace(run, phase=phase, detail="why", committed_steps=3))])
+    journal.write(
+        [RunRecord(replace(run, phase=phase, detail="why", past=Past(committed_steps=3)))]
+    )
     (loaded,) = reopen().load(NOW_S)
     assert (loaded.phase, loaded.detail, loaded.committed_steps) == (phase, "why", 3)
 
@@ -145,7 +147,7 @@ def test_commits_come_back_exactly_and_count_the_steps(journal, reopen, run, sam
     assert book.steps(RUN) == tuple(record.step for record in records)
     (loaded,) = book.load(NOW_S)
     assert loaded.committed_steps == 3
-    assert loaded.last_commit == records[-1].commit
+    assert loaded.past.last_commit == records[-1].commit
 
 
 def test_a_step_is_committed_once(journal, run, samples):
@@ -159,11 +161,13 @@ def test_a_step_is_committed_once(journal, run, samples):
 def test_records_of_one_decision_are_written_all_or_none(journal, reopen, run, samples):
     journal.write_run(run, samples)
     journal.write([commit_record(0)])
-    working = RunRecord(replace(run, phase=RunPhase.TRAINING, attempt=Attempt(9)))
+    working = RunRecord(
+        replace(run, phase=RunPhase.TRAINING, attempt=AttemptState(number=Attempt(9)))
+    )
     with pytest.raises(JournalError):
         journal.write([working, commit_record(0)])
     (loaded,) = reopen().load(NOW_S)
-    assert loaded.attempt == 0
+    assert loaded.attempt.number == 0
 
 
 def test_a_rollback_deletes_commits_and_plans(journal, reopen, path, run, samples):
@@ -171,12 +175,13 @@ def test_a_rollback_deletes_commits_and_plans(journal, reopen, path, run, sample
     for step in range(3):
         plan = PlanRecord(RUN, StepNumber(step), Attempt(1), (planned(step),))
         journal.write([plan, commit_record(step)])
-    journal.write([RollbackRecord(RUN, StepNumber(1)), RunRecord(replace(run, committed_steps=1))])
+    back = replace(run, past=Past(committed_steps=1))
+    journal.write([RollbackRecord(RUN, StepNumber(1)), RunRecord(back)])
     book = reopen()
     assert [step.step for step in book.steps(RUN)] == [0]
     (loaded,) = book.load(NOW_S)
     assert loaded.committed_steps == 1
-    assert loaded.last_commit == commit_record(0).commit
+    assert loaded.past.last_commit == commit_record(0).commit
     journal.write([commit_record(1)])
     journal.close()
     assert not rows(path, "SELECT * FROM plans")
@@ -187,7 +192,7 @@ def test_a_rollback_to_the_start_leaves_no_last_commit(journal, run, samples):
     journal.write([commit_record(0)])
     journal.write([RollbackRecord(RUN, StepNumber(0)), RunRecord(run)])
     (loaded,) = journal.load(NOW_S)
-    assert loaded.last_commit is None
+    assert loaded.past.last_commit is None
 
 
 def test_a_run_keeps_no_plan_but_its_last(journal, path, run, samples):
@@ -209,10 +214,10 @@ def test_the_step_under_way_keeps_its_microbatches(journal, reopen, run, samples
     batches = planned(3, 1), planned(2, index=1)
     journal.write([PlanRecord(RUN, StepNumber(0), Attempt(1), batches)])
     (loaded,) = reopen().load(NOW_S)
-    assert loaded.open_step == OpenStep(microbatches=batches)
+    assert loaded.step == PlannedStep(microbatches=batches)
     journal.write([commit_record(0)])
     (loaded,) = reopen().load(NOW_S)
-    assert loaded.open_step is None
+    assert loaded.step is None
 
 
 def rows(path, query):
