@@ -166,7 +166,7 @@ def _train(num_samples: int) -> TrainSpec:
 def _write(run: Run, path: Path) -> None:
     """As a coordinator that was killed leaves it; the data itself is left out."""
     journal = Journal(str(path))
-    journal.write_run(run.with_ledger(None), [])
+    journal.write_run(run.with_ledger(None), bytes(16))
     if run.past.ledger is not None:
         change = change_of(None, run.past.ledger)
         journal.write([RunRecord(run), LedgerRecord(run.run_id, change)])

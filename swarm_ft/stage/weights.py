@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from swarm_ft.errors import BadSnapshot, MalformedMessage
+from swarm_ft.private_files import make_private
 from swarm_ft.protocol.spec.run_spec import COPIES_PER_WEIGHT, MAX_STEPS
 from swarm_ft.stage.architecture import HEAD_WEIGHT
 from swarm_ft.stage.deferred import DeferredLinears
@@ -139,6 +140,7 @@ class StageWeights:
             weights.pop(HEAD_WEIGHT, None)
         partial = path.with_name(path.name + ".partial")
         save_file(weights, partial, metadata={"format": "pt"})
+        make_private(partial)
         os.replace(partial, path)
         return path.stat().st_size
 

@@ -36,6 +36,7 @@ from swarm_ft.coordinator.facts.events import (
     RunSubmitted,
     SnapshotWritten,
     Tick,
+    TokensLost,
     Turn,
 )
 from swarm_ft.coordinator.facts.state import Member, Run, SwarmState
@@ -95,6 +96,8 @@ def decide(state: SwarmState, event: Event, now_s: float) -> tuple[SwarmState, l
             _collected(turn, run_id)
         case SnapshotWritten(run_id, snapshot):
             commits.snapshot_written(turn, run_id, snapshot)
+        case TokensLost(run_id, reason):
+            _end(turn, run_id, RunPhase.FAILED, f"its data cannot be read: {reason}")
         case Tick():
             _dismiss_silent(turn)
             losses.tell(turn)

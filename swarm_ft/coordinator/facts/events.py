@@ -65,11 +65,28 @@ class SnapshotWritten:
 
 
 @dataclass(frozen=True, slots=True)
+class TokensLost:
+    """A run's tokens are not on the disk any more as they were."""
+
+    run_id: RunId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time passed."""
 
 
-Event = PeerSaid | PeerLost | RunSubmitted | RunCancelled | ResultCollected | SnapshotWritten | Tick
+Event = (
+    PeerSaid
+    | PeerLost
+    | RunSubmitted
+    | RunCancelled
+    | ResultCollected
+    | SnapshotWritten
+    | TokensLost
+    | Tick
+)
 
 
 # ---- what the coordinator can do: records to write down first, then what to say

@@ -24,11 +24,9 @@ VERSION = 7
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS runs (
     position INTEGER PRIMARY KEY, run_id TEXT UNIQUE NOT NULL, spec BLOB NOT NULL,
+    data_digest BLOB NOT NULL,
     phase INTEGER NOT NULL, detail TEXT NOT NULL, attempt INTEGER NOT NULL,
     committed_steps INTEGER NOT NULL, stages TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS samples (
-    run_id TEXT NOT NULL, sample INTEGER NOT NULL, token_ids BLOB NOT NULL,
-    PRIMARY KEY (run_id, sample)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS plans (
     run_id TEXT PRIMARY KEY, step INTEGER NOT NULL, attempt INTEGER NOT NULL,
     microbatches TEXT NOT NULL) WITHOUT ROWID;

@@ -16,6 +16,7 @@ from swarm_ft import failpoints
 from swarm_ft.errors import BadSnapshot, Unavailable
 from swarm_ft.ids import PeerId
 from swarm_ft.peer.context import PeerContext
+from swarm_ft.private_files import private_folder
 from swarm_ft.protocol.messages.control import SavedStage
 from swarm_ft.protocol.messages.shard import ShardName
 from swarm_ft.snapshots.shard import ShardContents, read_shard, write_shard
@@ -100,7 +101,7 @@ class Handover:
         failpoints.reached_meanwhile("saving")
         # Beside it the same state may be offered to newcomers, without what is this peer's alone.
         folder = self._folder / "saved"
-        folder.mkdir(exist_ok=True)
+        private_folder(folder)
         path = await self._write(folder, name, contents)
         try:
             return await _to_end(partial(store.put_shard, name, path), lambda _entry: None)

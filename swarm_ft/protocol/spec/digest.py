@@ -29,3 +29,19 @@ def digest_of(*parts: BytesLike) -> bytes:
 def fingerprint_of(payload: BytesLike) -> bytes:
     """16 bytes of XXH3 of a buffer's stored form; other threads run meanwhile."""
     return xxhash.xxh3_128_digest(payload)
+
+
+class RunningDigest:
+    """`digest_of` one long part that arrives in pieces; its length is known beforehand."""
+
+    def __init__(self, total_bytes: int) -> None:
+        self._state = hashlib.blake2b(digest_size=DIGEST_BYTES)
+        self._state.update(total_bytes.to_bytes(8, "little"))
+
+    def update(self, piece: BytesLike) -> None:
+        """Take the next piece."""
+        self._state.update(piece)
+
+    def digest(self) -> bytes:
+        """The digest of all pieces so far."""
+        return self._state.digest()

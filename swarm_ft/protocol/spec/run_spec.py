@@ -24,7 +24,7 @@ from swarm_ft.protocol.spec.digest import digest_of
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.options import Option, check
 
-VERSION = 7
+VERSION = 8
 BUFFER_BITS = (16, 8, 4)
 """What a value of a buffer may take."""
 MAX_SAMPLES = 1 << 24

@@ -341,7 +341,7 @@ class Swarm:
 
     def submit(self, spec: RunSpec, run_id: RunId = RUN) -> None:
         if self.journal is not None:
-            self.journal.write_run(Run(run_id=run_id, spec=spec), [b""] * spec.train.num_samples)
+            self.journal.write_run(Run(run_id=run_id, spec=spec), bytes(16))
         self.handle(RunSubmitted(run_id, spec))
 
     def join(self, *peers: FakePeer) -> None:

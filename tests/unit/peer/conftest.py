@@ -27,11 +27,6 @@ from tests.specs import model_spec, train_spec
 TOKENS, CHANNELS, BOUNDARY_BLOCK = 6, 8, 2
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    torch.set_num_threads(1)
-
-
 @pytest.fixture(scope="session")
 def make_train():
     def make(**changes) -> TrainSpec:
