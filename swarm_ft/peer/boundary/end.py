@@ -20,7 +20,6 @@ from swarm_ft.peer.boundary.coder import FrameCoder, Refusal, uncompressed_bytes
 from swarm_ft.peer.links.dialling import Redialler
 from swarm_ft.peer.links.stream_slot import StreamSlot, Work
 from swarm_ft.peer.timeline import Timeline
-from swarm_ft.proto import boundary_pb2 as pb
 from swarm_ft.protocol.machines.session import (
     WINDOW_FRAMES,
     BoundarySession,
@@ -32,6 +31,7 @@ from swarm_ft.protocol.machines.session import (
 from swarm_ft.protocol.messages.boundary import (
     Ack,
     BoundaryHello,
+    BoundaryMessage,
     Frame,
     FrameKey,
     FrameKind,
@@ -40,11 +40,7 @@ from swarm_ft.protocol.messages.boundary import (
 from swarm_ft.protocol.messages.reports import Traffic
 from swarm_ft.protocol.messages.timeline import SpanKind
 from swarm_ft.protocol.spec.codec_spec import Direction
-from swarm_ft.protocol.wire.boundary_wire import (
-    boundary_from_wire,
-    boundary_to_wire,
-    message_wire_bytes,
-)
+from swarm_ft.protocol.wire.frames import frame_wire_bytes
 from swarm_ft.transport.base import Channel, MessageStream, Transport
 from swarm_ft.transport.methods import BOUNDARY
 
@@ -55,7 +51,7 @@ from swarm_ft.transport.methods import BOUNDARY
 
 logger = get_logger(__name__)
 
-BoundaryStream = MessageStream[pb.BoundaryMessage, pb.BoundaryMessage]
+BoundaryStream = MessageStream[BoundaryMessage, BoundaryMessage]
 Outgoing = asyncio.Queue[Frame | Ack | KeyFrameRequest]
 
 
@@ -242,21 +238,19 @@ class Boundary:
     async def _write(self, stream: BoundaryStream, outgoing: Outgoing) -> None:
         while True:
             message = await outgoing.get()
-            wire = boundary_to_wire(message)
             if isinstance(message, Frame):
                 failpoints.reached_meanwhile("mid-frame")
             begin_s = self._timeline.now_s()
-            await stream.send(wire)
+            await stream.send(message)
             if isinstance(message, Frame):
                 failpoints.reached("before-ack")
-                counted = count_frame(self._hello.boundary, message, message_wire_bytes(wire))
+                counted = count_frame(self._hello.boundary, message, frame_wire_bytes(message))
                 self._traffic = self._traffic + counted
                 self._moved(SpanKind.SEND, message, begin_s)
 
     async def _read(self, stream: BoundaryStream) -> None:
-        while (message := await stream.receive()) is not None:
+        while (said := await stream.receive()) is not None:
             begin_s = self._timeline.now_s()
-            said = boundary_from_wire(message)
             if isinstance(said, Frame):
                 self._coder.check(said)  # before the session holds it: that bounds its memory
             self._apply(self._session.receive(said))
@@ -291,8 +285,7 @@ async def receive_hello(stream: BoundaryStream) -> BoundaryHello:
     Raises:
         OutOfTurn: it is something else.
     """
-    first = await stream.receive()
-    hello = boundary_from_wire(first) if first is not None else None
+    hello = await stream.receive()
     if not isinstance(hello, BoundaryHello):
         raise OutOfTurn(f"{stream.remote}: expected a hello as the first message")
     return hello
@@ -318,7 +311,7 @@ def check_hello(ours: BoundaryHello, theirs: BoundaryHello, expected_peer: PeerI
 
 async def answer(boundary: Boundary, stream: BoundaryStream, theirs: BoundaryHello) -> None:
     """Downstream: serve a stream whose hello was checked, until it ends."""
-    await stream.send(boundary_to_wire(boundary.hello))
+    await stream.send(boundary.hello)
     await boundary.serve(stream, theirs)
 
 
@@ -340,7 +333,7 @@ async def _converse(
 ) -> None:
     stream = channel.open(BOUNDARY)
     ours = boundary.hello
-    await stream.send(boundary_to_wire(ours))
+    await stream.send(ours)
     theirs = await receive_hello(stream)
     check_hello(ours, theirs, peer_id)
     logger.debug("boundary %d: connected to %s", ours.boundary, peer_id)

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 from swarm_ft.clock import Clock
 from swarm_ft.discovery.directory import Directory, find_peer
-from swarm_ft.errors import RunMismatch, SwarmError, Unavailable
+from swarm_ft.errors import RunMismatch, SwarmError, Unavailable, VersionMismatch
 from swarm_ft.ids import PeerId
 from swarm_ft.log import get_logger
 from swarm_ft.transport.base import Channel, Transport
@@ -46,15 +46,15 @@ class Redialler:
         """Connect, and connect again whenever the stream breaks, until cancelled.
 
         Raises:
-            Unavailable: the peer works by another RunSpec, or could not be reached for
-                UNREACHABLE_AFTER_S.
+            Unavailable: the peer works by another RunSpec or speaks another version, or could
+                not be reached for UNREACHABLE_AFTER_S.
         """
         backoff_s = MIN_BACKOFF_S
         while True:
             try:
                 await self._connect_once()
-            except RunMismatch as error:
-                # This side checked its spec against the coordinator's, so the fault lies there.
+            except (RunMismatch, VersionMismatch) as error:
+                # This side was checked against the coordinator, so the fault lies there.
                 raise Unavailable(f"peer {self._peer_id}: {error.message}") from error
             except SwarmError as error:  # whatever ails the peer, it may get over it
                 self._give_up_late(error)

@@ -51,7 +51,6 @@ from swarm_ft.protocol.messages.reports import GradientTraffic
 from swarm_ft.protocol.spec.codec_spec import CodecSpec
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
-from swarm_ft.protocol.wire.reduce_wire import reduce_to_wire
 from swarm_ft.transport.base import Channel, Transport
 from swarm_ft.transport.methods import ALL_REDUCE
 
@@ -282,14 +281,14 @@ class GradientReducer:
                 f"of a replica before it, got one of {hello.peer_id}"
             )
         check_reduce_hello(self._hello, hello, hello.peer_id)
-        await stream.send(reduce_to_wire(self._hello))
+        await stream.send(self._hello)
         member = self._members.index(hello.peer_id)
         self._told_values[member] = hello.num_values
         await self._links[member].serve(stream)
 
     async def _converse(self, member: int, channel: Channel, greeted: Callable[[], None]) -> None:
         stream = channel.open(ALL_REDUCE)
-        await stream.send(reduce_to_wire(self._hello))
+        await stream.send(self._hello)
         theirs = await receive_reduce_hello(stream)
         check_reduce_hello(self._hello, theirs, self._members[member])
         greeted()

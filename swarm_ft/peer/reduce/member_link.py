@@ -15,13 +15,12 @@ from swarm_ft import failpoints
 from swarm_ft.errors import OutOfTurn, RunMismatch, SwarmError
 from swarm_ft.ids import PeerId
 from swarm_ft.peer.links.stream_slot import StreamSlot, Work
-from swarm_ft.proto import reduce_pb2 as pb
 from swarm_ft.protocol.machines.all_reduce import WINDOW_PIECES
 from swarm_ft.protocol.messages.reduction import GradientPiece, PieceAck, ReduceHello, ReduceMessage
-from swarm_ft.protocol.wire.reduce_wire import reduce_from_wire, reduce_to_wire, reduce_wire_bytes
+from swarm_ft.protocol.wire.frames import piece_wire_bytes
 from swarm_ft.transport.base import MessageStream
 
-ReduceStream = MessageStream[pb.ReduceMessage, pb.ReduceMessage]
+ReduceStream = MessageStream[ReduceMessage, ReduceMessage]
 _Outgoing = asyncio.PriorityQueue[tuple[bool, int, GradientPiece | PieceAck]]
 
 _MAX_OUTGOING = 4 * WINDOW_PIECES
@@ -34,8 +33,7 @@ async def receive_reduce_hello(stream: ReduceStream) -> ReduceHello:
     Raises:
         OutOfTurn: it is something else.
     """
-    first = await stream.receive()
-    hello = reduce_from_wire(first) if first is not None else None
+    hello = await stream.receive()
     if not isinstance(hello, ReduceHello):
         raise OutOfTurn(f"{stream.remote}: expected a hello as the first message")
     return hello
@@ -137,13 +135,12 @@ class MemberLink:
     async def _write(self, stream: ReduceStream, outgoing: _Outgoing) -> None:
         while True:
             _, _, message = await outgoing.get()
-            wire = reduce_to_wire(message)
             if isinstance(message, GradientPiece):  # told first: its answer may come at once
-                self._events.sent(message, reduce_wire_bytes(wire))
-            await stream.send(wire)
+                self._events.sent(message, piece_wire_bytes(message))
+            await stream.send(message)
             if isinstance(message, GradientPiece):
                 failpoints.reached("mid-reduce")
 
     async def _read(self, stream: ReduceStream) -> None:
         while (message := await stream.receive()) is not None:
-            self._events.received(reduce_from_wire(message))
+            self._events.received(message)

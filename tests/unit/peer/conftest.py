@@ -18,7 +18,6 @@ from swarm_ft.protocol.machines.session import WINDOW_FRAMES, BoundarySession
 from swarm_ft.protocol.messages.boundary import BoundaryHello, FrameKey
 from swarm_ft.protocol.spec.codec_spec import Direction
 from swarm_ft.protocol.spec.run_spec import LrSchedule, RunSpec, TrainSpec
-from swarm_ft.protocol.wire.boundary_wire import boundary_from_wire, boundary_to_wire
 from swarm_ft.transport.grpc_transport import GrpcTransport
 from swarm_ft.transport.memory import MemoryTransport
 from swarm_ft.transport.methods import BOUNDARY
@@ -149,11 +148,10 @@ class Hand:
         return await self.hear()
 
     async def say(self, message):
-        await self.stream.send(boundary_to_wire(message))
+        await self.stream.send(message)
 
     async def hear(self):
-        message = await self.stream.receive()
-        return message if message is None else boundary_from_wire(message)
+        return await self.stream.receive()
 
     async def say_all(self, messages):
         for message in messages:

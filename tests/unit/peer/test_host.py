@@ -41,7 +41,6 @@ from swarm_ft.protocol.messages.shard import ShardName
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.protocol.spec.training_plan import step_microbatches
-from swarm_ft.protocol.wire.boundary_wire import boundary_from_wire, boundary_to_wire
 from swarm_ft.snapshots.files import chunks_of
 from swarm_ft.snapshots.shard import write_shard
 from swarm_ft.snapshots.store import SnapshotStore
@@ -444,7 +443,7 @@ def hello(peer, **changes):
         "attempt": 1,
         "window_frames": 8,
     }
-    return boundary_to_wire(BoundaryHello(**fields | changes))
+    return BoundaryHello(**fields | changes)
 
 
 # ---- newcomers
@@ -517,7 +516,7 @@ async def test_a_neighbour_that_hears_of_an_attempt_first_is_kept_waiting(peer):
         answer = asyncio.create_task(stream.receive())
         await peer.assign(attempt=1, stages=BEHIND)
         await peer.assign(attempt=2, stages=BEHIND)
-        assert boundary_from_wire(await answer).attempt == 2
+        assert (await answer).attempt == 2
         assert isinstance(await peer.said.get(), StageReady)
 
 
@@ -540,7 +539,7 @@ async def test_a_neighbour_waits_as_long_as_the_stage_takes_to_load(peer, monkey
             answer = asyncio.create_task(stream.receive())
             await asyncio.wait({answer}, timeout=0.05)
             assert not answer.done()
-        assert boundary_from_wire(await answer).peer_id == ME
+        assert (await answer).peer_id == ME
 
 
 @pytest.mark.parametrize(
@@ -562,7 +561,7 @@ async def test_a_stranger_is_not_let_in(peer, changes, error):
             await stranger.receive()
         neighbour = channel.open(BOUNDARY)
         await neighbour.send(hello(peer))
-        assert boundary_from_wire(await neighbour.receive()).peer_id == ME
+        assert (await neighbour.receive()).peer_id == ME
 
 
 async def test_the_first_stage_has_nobody_in_front_of_it(peer):

@@ -22,7 +22,6 @@ from swarm_ft.ids import RunId
 from swarm_ft.peer.boundary.coder import FrameCoder
 from swarm_ft.peer.boundary.end import dialler
 from swarm_ft.peer.links.stream_slot import MAX_BROKEN_STREAMS
-from swarm_ft.proto.snapshot_pb2 import ChunkPart
 from swarm_ft.protocol.machines.session import WINDOW_FRAMES, BoundarySession
 from swarm_ft.protocol.messages.boundary import (
     Ack,
@@ -34,10 +33,11 @@ from swarm_ft.protocol.messages.boundary import (
 )
 from swarm_ft.protocol.messages.reports import Traffic
 from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
-from swarm_ft.protocol.wire.boundary_wire import boundary_to_wire, frame_wire_bytes
+from swarm_ft.protocol.wire.frames import frame_wire_bytes
 from swarm_ft.testing.clock import ManualClock
 from swarm_ft.testing.faults import FaultyTransport
 from swarm_ft.transport.methods import BOUNDARY
+from tests.raw_calls import RAW
 
 TOKENS, CHANNELS = 6, 8
 SAMPLES = (0, 1, 2)
@@ -428,17 +428,14 @@ async def test_a_second_hello_costs_the_stream(make_spec, make_ends, at_work, tr
         await assert_unharmed(up, down, transport, site)
 
 
-@pytest.mark.parametrize(
-    "nonsense", [ChunkPart(data=b"\xff\xff"), ChunkPart()], ids=["torn", "empty"]
-)
+@pytest.mark.parametrize("nonsense", [b"\x08\xff", b""], ids=["torn", "empty"])
 async def test_bytes_that_are_no_message_cost_the_stream(
     make_spec, make_ends, at_work, transport, nonsense
 ):
     up, down = make_ends(make_spec())
     async with at_work(down, up) as site:
-        hello = boundary_to_wire(site.hello).SerializeToString()
-        stream = site.open(replace(BOUNDARY, request=ChunkPart))
-        await stream.send(ChunkPart.FromString(hello))
+        stream = site.open(replace(BOUNDARY, request=RAW))
+        await stream.send(BOUNDARY.request.to_wire(site.hello).hello.SerializeToString())
         assert await stream.receive() is not None
         await stream.send(nonsense)
         with pytest.raises(MalformedMessage):

@@ -13,13 +13,13 @@ from swarm_ft.errors import (
     ProtocolError,
     RunMismatch,
     Unavailable,
+    VersionMismatch,
 )
 from swarm_ft.ids import PeerId, RunId
 from swarm_ft.peer.boundary.end import answer, check_hello, dialler, receive_hello
 from swarm_ft.peer.links.dialling import UNREACHABLE_AFTER_S
 from swarm_ft.protocol.messages.boundary import Ack, BoundaryHello, FrameKey
 from swarm_ft.protocol.spec.codec_spec import Direction
-from swarm_ft.protocol.wire.boundary_wire import boundary_to_wire
 from swarm_ft.testing.clock import ManualClock
 from swarm_ft.transport.memory import MemoryTransport
 from swarm_ft.transport.methods import BOUNDARY
@@ -77,7 +77,7 @@ async def first_message(transport, *messages):
     channel = transport.connect(server.endpoint)
     stream = channel.open(BOUNDARY)
     for message in messages:
-        await stream.send(boundary_to_wire(message))
+        await stream.send(message)
     await stream.finish()
     outcome = await heard
     await channel.close()
@@ -145,7 +145,7 @@ class Downstream:
             await answer(self.down.boundary, stream, hello)
 
     async def greet(self, stream, **changes):
-        await stream.send(boundary_to_wire(replace(self.down.boundary.hello, **changes)))
+        await stream.send(replace(self.down.boundary.hello, **changes))
 
 
 class Dialling:
@@ -237,8 +237,9 @@ async def test_a_connection_starts_the_time_anew(dialling):
     assert dialling.clock.looks == 5
 
 
-async def test_another_spec_at_the_neighbour_ends_the_attempt_at_once(dialling):
-    dialling.downstream.script = [failing(RunMismatch("digests aa here, bb there"))]
+@pytest.mark.parametrize("error", [RunMismatch, VersionMismatch])
+async def test_another_spec_or_version_at_the_neighbour_ends_the_attempt_at_once(dialling, error):
+    dialling.downstream.script = [failing(error("digests aa here, bb there"))]
     await dialling.announce()
     dialling.start()
     with pytest.raises(Unavailable, match="aa here, bb there"):

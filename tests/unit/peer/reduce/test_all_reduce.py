@@ -25,7 +25,6 @@ from swarm_ft.peer.links.stream_slot import MAX_BROKEN_STREAMS
 from swarm_ft.peer.reduce.all_reduce import GradientReducer
 from swarm_ft.peer.reduce.gradient_coder import Residuals
 from swarm_ft.peer.reduce.member_link import receive_reduce_hello
-from swarm_ft.proto.snapshot_pb2 import ChunkPart
 from swarm_ft.protocol.machines.all_reduce import WINDOW_PIECES, AllReduce
 from swarm_ft.protocol.messages.reduction import (
     ROW_VALUES,
@@ -39,10 +38,11 @@ from swarm_ft.protocol.messages.reduction import (
 from swarm_ft.protocol.messages.reports import GradientTraffic
 from swarm_ft.protocol.spec.codec_spec import parse_dp_spec
 from swarm_ft.protocol.spec.layers import LayerRange
-from swarm_ft.protocol.wire.reduce_wire import reduce_from_wire, reduce_to_wire, reduce_wire_bytes
+from swarm_ft.protocol.wire.frames import piece_wire_bytes
 from swarm_ft.testing.clock import ManualClock
 from swarm_ft.testing.faults import FaultyTransport
 from swarm_ft.transport.methods import ALL_REDUCE
+from tests.raw_calls import RAW
 
 N = 5 * ROW_VALUES + 21
 ROW_BYTES = 4 * ROW_VALUES
@@ -393,18 +393,17 @@ async def test_connected_tells_whether_all_streams_are_up(at_work):
 
 
 class Hand:
-    """Speaks protobuf to a member, and whatever it likes."""
+    """Says to a member whatever it likes."""
 
     def __init__(self, stream):
         self.stream = stream
 
     async def say(self, *messages):
         for message in messages:
-            await self.stream.send(reduce_to_wire(message))
+            await self.stream.send(message)
 
     async def hear(self):
-        message = await self.stream.receive()
-        return message if message is None else reduce_from_wire(message)
+        return await self.stream.receive()
 
     async def fails(self, *messages):
         """Say these, then wait for the error with which the other side ends the stream."""
@@ -538,7 +537,7 @@ async def test_every_byte_counts_also_those_sent_again(site):
     for _ in range(3):
         hand = await site.call()
         for _ in range(3):
-            num_bytes += reduce_wire_bytes(reduce_to_wire(await hand.hear()))
+            num_bytes += piece_wire_bytes(await hand.hear())
     summing.cancel()
     traffic = site.reducer.take_traffic()
     assert traffic == GradientTraffic(sent_bytes=num_bytes, uncompressed_bytes=3 * 3 * ROW_BYTES)
@@ -713,9 +712,9 @@ async def test_a_second_hello_costs_the_stream(site):
 
 
 async def test_bytes_that_are_no_message_cost_the_stream(site):
-    for nonsense in (ChunkPart(data=b"\xff\xff"), ChunkPart()):
-        stream = site.open(replace(ALL_REDUCE, request=ChunkPart))
-        await stream.send(ChunkPart.FromString(reduce_to_wire(site.hello).SerializeToString()))
+    for nonsense in (b"\x08\xff", b""):
+        stream = site.open(replace(ALL_REDUCE, request=RAW))
+        await stream.send(ALL_REDUCE.request.to_wire(site.hello).hello.SerializeToString())
         assert await stream.receive() is not None
         await stream.send(nonsense)
         with pytest.raises(MalformedMessage):
@@ -828,7 +827,7 @@ async def test_a_member_of_another_run_spec_ends_the_attempt_of_the_one_that_cal
 ):
     async def answer(stream):
         hello = await receive_reduce_hello(stream)
-        await stream.send(reduce_to_wire(replace(hello, peer_id="b", spec_digest=b"x" * 16)))
+        await stream.send(replace(hello, peer_id="b", spec_digest=b"x" * 16))
         await stream.receive()
 
     server = await transport.serve("127.0.0.1", 0, {ALL_REDUCE: answer})
@@ -853,6 +852,7 @@ def test_the_hello_names_what_both_sides_must_agree_on():
         "peer_id",
         "layers",
         "num_values",
+        "protocol_version",
     }
 
 
