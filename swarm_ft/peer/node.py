@@ -101,6 +101,7 @@ class PeerNode:
         self._snapshots = SnapshotStore(options.snapshots_url) if options.snapshots_url else None
         self._compute = ThreadPoolExecutor(1, "compute")
         self._codecs = ThreadPoolExecutor(NUM_CODEC_THREADS, "codec")
+        self._endpoint = ""
         self._host: StageHost | None = None
         self._opening: tuple[RunId, asyncio.Task[StageState]] | None = None
         self._leaving = asyncio.Event()
@@ -140,12 +141,16 @@ class PeerNode:
         """Say goodbye soon and let `run` return; a result waits for its client first."""
         self._leaving.set()
 
-    async def run(self) -> None:
+    async def run(self, endpoint: str) -> None:
         """Serve until `leave` or cancellation.
+
+        Args:
+            endpoint: where others reach `handlers`, `host:port`; the coordinator tells them.
 
         Raises:
             BadInput: the coordinator refuses this peer for what it offers.
         """
+        self._endpoint = endpoint
         serving = asyncio.create_task(self._link.stay_joined())
         leaving = asyncio.create_task(self._left())
         try:
@@ -184,6 +189,7 @@ class PeerNode:
         self._context.timeline.joined()
         return PeerHello(
             peer_id=self._options.peer_id,
+            endpoint=self._endpoint,
             layers=self._options.layers,
             memory_bytes=self._options.memory_bytes,
             held=self._host.held if self._host is not None else None,

@@ -245,7 +245,7 @@ class PeerRole:
         server = await machine.transport.serve(machine.name, 0, node.handlers())
         try:
             await machine.directory.announce(Role.PEER, name, server.endpoint)
-            await node.run()
+            await node.run(server.endpoint)
         finally:
             await server.stop()
             await machine.directory.withdraw(Role.PEER, name)

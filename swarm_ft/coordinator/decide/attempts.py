@@ -25,6 +25,7 @@ from swarm_ft.protocol.messages.client import RunPhase
 from swarm_ft.protocol.messages.control import (
     Assign,
     ReleaseStage,
+    StageAssignment,
     StageOffered,
     StageTaken,
     StepReady,
@@ -165,6 +166,7 @@ def _assign(turn: Turn, run: Run, *, fresh: bool) -> None:
     before = run
     run = replace(
         with_ledger(run),
+        stages=tuple(_reachable(turn, stage) for stage in run.stages),
         phase=RunPhase.LOADING,
         detail="peers load their stages",
         attempt=Attempt(run.attempt + 1),
@@ -181,6 +183,11 @@ def _assign(turn: Turn, run: Run, *, fresh: bool) -> None:
     assign = _assignment(turn, run, fresh=fresh)
     for peer in run.peers:
         turn.say(peer, assign)
+
+
+def _reachable(turn: Turn, stage: StageAssignment) -> StageAssignment:
+    member = turn.state.members.get(stage.peer_id)
+    return replace(stage, endpoint=member.hello.endpoint if member else "")
 
 
 def _assignment(turn: Turn, run: Run, *, fresh: bool) -> Assign:

@@ -23,10 +23,15 @@ from swarm_ft.protocol.spec.training_plan import Microbatch
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageAssignment:
-    """Which peer hosts which blocks. Replicas of a stage follow each other, in a fixed order."""
+    """Which peer hosts which blocks. Replicas of a stage follow each other, in a fixed order.
+
+    Attributes:
+        endpoint: where the others reach it, `host:port`; empty if it is away.
+    """
 
     peer_id: PeerId
     layers: LayerRange
+    endpoint: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -197,9 +202,14 @@ class HeldStage:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PeerHello:
-    """A peer offers itself. `layers` None: the coordinator chooses, within `memory_bytes`."""
+    """A peer offers itself. `layers` None: the coordinator chooses, within `memory_bytes`.
+
+    Attributes:
+        endpoint: where other peers reach it, `host:port`.
+    """
 
     peer_id: PeerId
+    endpoint: str
     layers: LayerRange | None
     memory_bytes: int
     held: HeldStage | None = None

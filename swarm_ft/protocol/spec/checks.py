@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 from swarm_ft.errors import MalformedMessage
 from swarm_ft.ids import BlockIndex, PeerId, RunId
@@ -15,6 +16,30 @@ MAX_TEXT_CHARS = 1000
 """Reasons and details, which end in logs and terminals."""
 MAX_PEER_NUMBER = 1e200
 """Norms and losses of peers, which are summed: larger ones, finite each, would overflow."""
+
+MAX_ENDPOINT_CHARS = 255
+
+_HOST = r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]{2,45}\]"
+_ENDPOINT = re.compile(rf"({_HOST}):([0-9]{{1,5}})")
+
+
+def is_endpoint(text: str) -> bool:
+    """Whether it is `host:port`: a name, an IPv4 address or an IPv6 one in brackets."""
+    if len(text) > MAX_ENDPOINT_CHARS:
+        return False
+    match = _ENDPOINT.fullmatch(text)
+    return match is not None and 1 <= int(match[3]) <= 65535
+
+
+def checked_endpoint(text: str, *, optional: bool = False) -> str:
+    """`text`, if it is an endpoint (or empty, where optional).
+
+    Raises:
+        MalformedMessage: it is neither.
+    """
+    if not is_endpoint(text) and not (optional and not text):
+        raise MalformedMessage(f"endpoint {ascii(text)[:80]}: expected HOST:PORT")
+    return text
 
 
 def bounded(name: str, value: int, low: int, high: int) -> int:

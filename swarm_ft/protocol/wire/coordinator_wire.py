@@ -29,6 +29,7 @@ from swarm_ft.protocol.messages.control import (
 from swarm_ft.protocol.spec.checks import (
     bounded,
     checked_digest,
+    checked_endpoint,
     checked_peer_id,
     checked_run_id,
     checked_text,
@@ -134,7 +135,9 @@ def to_peer_from_wire(message: pb.ToPeer) -> ToPeer:
 def stages_to_wire(stages: tuple[StageAssignment, ...]) -> list[pb.StageAssignment]:
     """A run's stages as protobuf."""
     return [
-        pb.StageAssignment(peer_id=stage.peer_id, layers=layers_to_wire(stage.layers))
+        pb.StageAssignment(
+            peer_id=stage.peer_id, layers=layers_to_wire(stage.layers), endpoint=stage.endpoint
+        )
         for stage in stages
     ]
 
@@ -142,7 +145,9 @@ def stages_to_wire(stages: tuple[StageAssignment, ...]) -> list[pb.StageAssignme
 def stage_from_wire(stage: pb.StageAssignment) -> StageAssignment:
     """One stage of a run from protobuf."""
     return StageAssignment(
-        peer_id=checked_peer_id(stage.peer_id), layers=layers_from_wire(stage.layers)
+        peer_id=checked_peer_id(stage.peer_id),
+        layers=layers_from_wire(stage.layers),
+        endpoint=checked_endpoint(stage.endpoint, optional=True),
     )
 
 

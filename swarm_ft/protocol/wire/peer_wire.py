@@ -29,6 +29,7 @@ from swarm_ft.protocol.spec.checks import (
     MAX_PEER_NUMBER,
     bounded,
     checked_digest,
+    checked_endpoint,
     checked_id,
     checked_peer_id,
     checked_run_id,
@@ -136,6 +137,7 @@ def _hello_to_wire(hello: PeerHello) -> pb.PeerHello:
     held = hello.held
     return pb.PeerHello(
         peer_id=hello.peer_id,
+        endpoint=hello.endpoint,
         layers=layers_to_wire(hello.layers) if hello.layers else None,
         memory_bytes=hello.memory_bytes,
         held=pb.HeldStage(
@@ -164,6 +166,7 @@ def _hello_from_wire(hello: pb.PeerHello) -> PeerHello:
         )
     return PeerHello(
         peer_id=checked_peer_id(hello.peer_id),
+        endpoint=checked_endpoint(hello.endpoint),
         layers=layers_from_wire(hello.layers) if hello.HasField("layers") else None,
         memory_bytes=hello.memory_bytes,
         held=held,

@@ -124,7 +124,7 @@ class Swarm:
         )
         server = await self.transport.serve(name, 1, node.handlers())
         await self.directory.announce(Role.PEER, name, server.endpoint)
-        running = asyncio.create_task(node.run())
+        running = asyncio.create_task(node.run(server.endpoint))
         self._peers.append(running)
         self._closing.append(server.stop)
         return node, running

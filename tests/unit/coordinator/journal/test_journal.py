@@ -198,8 +198,13 @@ def test_a_rollback_to_the_start_leaves_no_last_commit(journal, run, samples):
 
 def test_members_and_plans_are_kept_for_people(journal, path, run, samples):
     journal.write_run(run, samples)
-    hello = PeerHello(peer_id=PeerId("a"), layers=LayerRange(0, 2), memory_bytes=2**64 - 1)
-    auto = PeerHello(peer_id=PeerId("b"), layers=None, memory_bytes=5)
+    hello = PeerHello(
+        peer_id=PeerId("a"),
+        endpoint="peer.example:7001",
+        layers=LayerRange(0, 2),
+        memory_bytes=2**64 - 1,
+    )
+    auto = PeerHello(peer_id=PeerId("b"), endpoint="peer.example:7001", layers=None, memory_bytes=5)
     plan = PlanRecord(RUN, StepNumber(0), Attempt(1), (planned(3, 1),))
     journal.write([MemberRecord(hello, joined=True), MemberRecord(auto, joined=False), plan])
     journal.write([plan])
@@ -260,7 +265,9 @@ def test_a_run_is_written_with_all_its_samples_or_not_at_all(journal, reopen, ru
 
 def test_another_thread_cannot_commit_half_of_a_run(journal, reopen, run):
     """Data is written in a thread of its own, while decisions go on being written."""
-    hello = PeerHello(peer_id=PeerId("a"), layers=None, memory_bytes=0)
+    hello = PeerHello(
+        peer_id=PeerId("a"), endpoint="peer.example:7001", layers=None, memory_bytes=0
+    )
     other = threading.Thread(
         target=journal.write, args=([MemberRecord(hello, joined=True)],), daemon=True
     )

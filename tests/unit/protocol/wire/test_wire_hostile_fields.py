@@ -169,7 +169,9 @@ def test_refuses_hostile_fields_over_a_boundary(message, change, complaint):
 
 LAYERS = LayerRange(0, 2)
 HELD = HeldStage(run_id="run", spec_digest=b"d" * 16, layers=LAYERS, committed_steps=3)
-PEER = PeerHello(peer_id="peer", layers=LAYERS, memory_bytes=1, held=HELD)
+PEER = PeerHello(
+    peer_id="peer", endpoint="peer.example:7001", layers=LAYERS, memory_bytes=1, held=HELD
+)
 READY = StepReady(
     run_id="run",
     attempt=1,
@@ -197,6 +199,9 @@ TOLD = StepTimeline(
 @cases(
     (PEER, "hello", None, "expected a body"),
     (PEER, "hello.peer_id", "p" * 65, "peer id: expected 1 to 64"),
+    (PEER, "hello.endpoint", "", "endpoint '': expected HOST:PORT"),
+    (PEER, "hello.endpoint", "unix:/tmp/x", "expected HOST:PORT"),
+    (PEER, "hello.endpoint", "h" * 300 + ":1", "expected HOST:PORT"),
     (PEER, "hello.layers.stop", 0, "layers' stop: expected 1 to 4096"),
     (PEER, "hello.layers.stop", 4097, "layers' stop: expected 1 to 4096"),
     (PEER, "hello.layers.start", 2, "layers' start: expected 0 to 1, got 2"),

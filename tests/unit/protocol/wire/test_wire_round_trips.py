@@ -163,7 +163,8 @@ def train_specs(draw):
 
 
 specs = st.builds(RunSpec, model=model_specs(), train=train_specs())
-stages = st.builds(StageAssignment, peer_id=names, layers=layers)
+endpoints = st.sampled_from(("peer.example:7001", "192.0.2.7:1", "[2001:db8::7]:65535"))
+stages = st.builds(StageAssignment, peer_id=names, layers=layers, endpoint=endpoints | st.just(""))
 some_stages = st.lists(stages, min_size=1, max_size=3).map(tuple)
 byte_counts, frame_counts = st.integers(0, 1 << 50), st.integers(0, 1 << 26)
 traffic = st.builds(
@@ -238,6 +239,7 @@ timelines = st.builds(
 from_peer_messages = st.one_of(
     st.builds(
         PeerHello,
+        endpoint=endpoints,
         peer_id=names,
         layers=st.none() | layers,
         memory_bytes=u64,
