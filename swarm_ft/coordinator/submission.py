@@ -18,6 +18,7 @@ from swarm_ft.errors import BadDataset, MalformedMessage, OutOfTurn, RunMismatch
 from swarm_ft.ids import RunId
 from swarm_ft.proto import coordinator_pb2 as pb
 from swarm_ft.protocol.spec.checks import checked_run_id
+from swarm_ft.protocol.spec.digest import check_spec_digest
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.protocol.wire.coordinator_wire import BYTES_PER_TOKEN, tokens_from_wire
 from swarm_ft.protocol.wire.run_wire import spec_from_wire
@@ -114,11 +115,8 @@ async def receive_submission(
         raise OutOfTurn(f"{stream.remote}: expected a header as the first message")
     run_id = checked_run_id(first.header.run_id)
     spec = spec_from_wire(first.header.spec)
-    if first.header.spec_digest != spec.digest():
-        raise RunMismatch(
-            f"RunSpec digest: {spec.digest().hex()} here, "
-            f"{first.header.spec_digest.hex()} at the client; are the versions the same?"
-        )
+    here, there = spec.digest(), first.header.spec_digest
+    check_spec_digest(f"run {run_id}", here, there, "the client")
     total_bytes = spec.train.num_samples * spec.train.seq_length * BYTES_PER_TOKEN
     if total_bytes > MAX_DATA_BYTES:
         raise BadDataset(f"data: {total_bytes} bytes of tokens, {MAX_DATA_BYTES} allowed")

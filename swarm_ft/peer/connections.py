@@ -9,8 +9,9 @@ from torch import Tensor
 
 from swarm_ft.ids import BlockIndex, PeerId
 from swarm_ft.peer.boundary.coder import TimedCoder
-from swarm_ft.peer.boundary.end import Boundary, dialler
+from swarm_ft.peer.boundary.end import Boundary
 from swarm_ft.peer.context import PeerContext
+from swarm_ft.peer.links.link import LinkChannel
 from swarm_ft.peer.reduce.all_reduce import GradientReducer
 from swarm_ft.peer.state.stage_state import StageState
 from swarm_ft.protocol.machines.session import WINDOW_FRAMES, BoundarySession
@@ -53,6 +54,7 @@ class Connections:
         self._assign = assign
         self._state = state
         self._deliver = deliver
+        self._endpoints = {stage.peer_id: stage.endpoint for stage in assign.stages}
         self.pipeline = stages_of(assign.stages)
         self.index = next(
             i for i, stage in enumerate(self.pipeline) if context.peer_id in stage.peers
@@ -67,27 +69,18 @@ class Connections:
         return (*self.upstream.values(), *self.downstream.values())
 
     def start(self, group: asyncio.TaskGroup) -> None:
-        """Connect, and work on the streams until the group is cancelled."""
+        """Connect, and work until the group is cancelled."""
         for boundary in self.boundaries:
             group.create_task(boundary.run())
-        for peer, boundary in self.downstream.items():
-            dialled = dialler(
-                boundary,
-                peer,
-                directory=self._context.directory,
-                transport=self._context.transport,
-                clock=self._context.clock,
-            )
-            group.create_task(dialled.run())
         if self.reducer is not None:
             group.create_task(self.reducer.run())
 
     async def connected(self) -> None:
-        """Wait until streams to all of them are up."""
+        """Wait until all of them are there."""
         for boundary in self.boundaries:
-            await boundary.connected.wait()
+            await boundary.is_connected.wait()
         if self.reducer is not None:
-            await self.reducer.connected.wait()
+            await self.reducer.is_connected.wait()
 
     async def settled(self) -> None:
         """Wait until neighbours have everything that was sent to them in this step."""
@@ -107,7 +100,7 @@ class Connections:
                 yield sum(sent[1:], sent[0])
 
     def _make_reducer(self, num_values: int) -> GradientReducer | None:
-        stage = self.pipeline[self.index]
+        stage, own = self.pipeline[self.index], self._context.peer_id
         if len(stage.peers) == 1:
             return None
         return GradientReducer(
@@ -116,14 +109,15 @@ class Connections:
             spec=self._assign.spec,
             layers=stage.layers,
             members=stage.peers,
-            own=self._context.peer_id,
+            channels={peer: self._channel(peer) for peer in stage.peers if peer != own},
+            own=own,
             num_values=num_values,
             residuals=self._state.residuals,
             pool=self._context.codecs,
-            directory=self._context.directory,
-            transport=self._context.transport,
-            clock=self._context.clock,
         )
+
+    def _channel(self, peer: PeerId) -> LinkChannel:
+        return self._context.links.channel(peer, self._endpoints[peer])
 
     def _boundaries(self, index: int, sends: Direction) -> dict[PeerId, Boundary]:
         """This peer's ends of the boundaries to all replicas of stage `index`, if there is one."""
@@ -137,9 +131,14 @@ class Connections:
             store=self._state.store,
             timeline=self._context.timeline,
         )
-        return {peer: self._boundary(block, sends, coder) for peer in self.pipeline[index].peers}
+        return {
+            peer: self._boundary(self._channel(peer), block, sends, coder)
+            for peer in self.pipeline[index].peers
+        }
 
-    def _boundary(self, block: BlockIndex, sends: Direction, coder: TimedCoder) -> Boundary:
+    def _boundary(
+        self, channel: LinkChannel, block: BlockIndex, sends: Direction, coder: TimedCoder
+    ) -> Boundary:
         hello = BoundaryHello(
             run_id=self._assign.run_id,
             spec_digest=self._assign.spec.digest(),
@@ -150,6 +149,7 @@ class Connections:
         )
         return Boundary(
             hello,
+            channel,
             session=BoundarySession(attempt=self._assign.attempt, sends=sends),
             coder=coder,
             pool=self._context.codecs,

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
+from random import Random
 
 from swarm_ft.discovery.directory import Directory, Role
 from swarm_ft.errors import BadInput, SwarmError, Unavailable
 from swarm_ft.log import get_logger
+from swarm_ft.peer.links.dialling import Backoff
 from swarm_ft.proto import coordinator_pb2 as pb
 from swarm_ft.protocol.messages.control import FromPeer, PeerAlive, PeerGoodbye, PeerHello, ToPeer
 from swarm_ft.protocol.wire.coordinator_wire import to_peer_from_wire
@@ -18,7 +20,8 @@ from swarm_ft.transport.methods import JOIN
 
 logger = get_logger(__name__)
 
-RECONNECT_S = 0.5
+MIN_RECONNECT_S, MAX_RECONNECT_S = 0.25, 2.0
+"""Between tries to join. A coordinator that starts again gathers peers for a little longer."""
 ALIVE_EVERY_S = 2.0
 """How often the coordinator hears from this peer at least; it gives up after some silence."""
 GOODBYE_S = 2.0
@@ -33,6 +36,7 @@ class CoordinatorLink:
     Args:
         directory: where the coordinator is found.
         transport: how it is reached.
+        rng: draws how long to wait between tries.
         hello: what this peer says first, every time.
         alive: what it says from time to time.
         obey: does what the coordinator says, one message after the other.
@@ -43,6 +47,7 @@ class CoordinatorLink:
         directory: Directory,
         transport: Transport,
         *,
+        rng: Random,
         hello: Callable[[], PeerHello],
         alive: Callable[[], PeerAlive],
         obey: Callable[[ToPeer], Awaitable[None]],
@@ -52,6 +57,8 @@ class CoordinatorLink:
         self._hello = hello
         self._alive = alive
         self._obey = obey
+        self._backoff = Backoff(rng, min_s=MIN_RECONNECT_S, max_s=MAX_RECONNECT_S)
+        # Bounded by what a peer has to say: some messages a step, and none when it is disconnected.
         self._outbox: asyncio.Queue[FromPeer] = asyncio.Queue()
         self._said_goodbye = asyncio.Event()
 
@@ -82,7 +89,7 @@ class CoordinatorLink:
                 if error.message != reason:
                     logger.warning("coordinator: %s; trying on", error.message)
                 reason = error.message
-            await asyncio.sleep(RECONNECT_S)
+            await asyncio.sleep(self._backoff.draw_s())
 
     async def _join_once(self) -> None:
         coordinators = await self._directory.find(Role.COORDINATOR)
@@ -126,4 +133,5 @@ class CoordinatorLink:
 
     async def _read(self, stream: ControlStream) -> None:
         while (message := await stream.receive()) is not None:
+            self._backoff.reset()
             await self._obey(to_peer_from_wire(message))

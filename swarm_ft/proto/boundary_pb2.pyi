@@ -80,15 +80,3 @@ class KeyFrameRequest(_message.Message):
     key: FrameKey
     reason: str
     def __init__(self, key: _Optional[_Union[FrameKey, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
-
-class BoundaryMessage(_message.Message):
-    __slots__ = ("hello", "frame", "ack", "key_frame_request")
-    HELLO_FIELD_NUMBER: _ClassVar[int]
-    FRAME_FIELD_NUMBER: _ClassVar[int]
-    ACK_FIELD_NUMBER: _ClassVar[int]
-    KEY_FRAME_REQUEST_FIELD_NUMBER: _ClassVar[int]
-    hello: BoundaryHello
-    frame: Frame
-    ack: FrameKey
-    key_frame_request: KeyFrameRequest
-    def __init__(self, hello: _Optional[_Union[BoundaryHello, _Mapping]] = ..., frame: _Optional[_Union[Frame, _Mapping]] = ..., ack: _Optional[_Union[FrameKey, _Mapping]] = ..., key_frame_request: _Optional[_Union[KeyFrameRequest, _Mapping]] = ...) -> None: ...

@@ -51,13 +51,3 @@ class ReduceHello(_message.Message):
     layers: _run_pb2.LayerRange
     num_values: int
     def __init__(self, run_id: _Optional[str] = ..., spec_digest: _Optional[bytes] = ..., attempt: _Optional[int] = ..., peer_id: _Optional[str] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., num_values: _Optional[int] = ...) -> None: ...
-
-class ReduceMessage(_message.Message):
-    __slots__ = ("hello", "piece", "ack")
-    HELLO_FIELD_NUMBER: _ClassVar[int]
-    PIECE_FIELD_NUMBER: _ClassVar[int]
-    ACK_FIELD_NUMBER: _ClassVar[int]
-    hello: ReduceHello
-    piece: GradientPiece
-    ack: PieceKey
-    def __init__(self, hello: _Optional[_Union[ReduceHello, _Mapping]] = ..., piece: _Optional[_Union[GradientPiece, _Mapping]] = ..., ack: _Optional[_Union[PieceKey, _Mapping]] = ...) -> None: ...

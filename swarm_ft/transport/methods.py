@@ -12,8 +12,7 @@ from swarm_ft.errors import MalformedMessage
 from swarm_ft.proto import coordinator_pb2 as coordinator
 from swarm_ft.proto import peer_pb2 as peer
 from swarm_ft.proto import snapshot_pb2 as snapshot
-from swarm_ft.proto.boundary_pb2 import BoundaryMessage
-from swarm_ft.proto.reduce_pb2 import ReduceMessage
+from swarm_ft.proto.link_pb2 import LinkMessage
 from swarm_ft.transport.base import Method
 
 # ---- messages to bytes and back, bounded
@@ -80,8 +79,7 @@ COLLECTED: Method[coordinator.CollectedRequest, coordinator.RunStatus] = _method
 )
 STATUS: Method[coordinator.StatusRequest, coordinator.SwarmStatus] = _method(_COORDINATOR, "Status")
 
-BOUNDARY: Method[BoundaryMessage, BoundaryMessage] = _method(_PEER, "Boundary")
-ALL_REDUCE: Method[ReduceMessage, ReduceMessage] = _method(_PEER, "AllReduce")
+LINK: Method[LinkMessage, LinkMessage] = _method(_PEER, "Link")
 TIED_GRADIENT: Method[peer.BlobPart, peer.BlobPart] = _method(_PEER, "TiedGradient")
 WEIGHTS: Method[peer.WeightsRequest, peer.BlobPart] = _method(_PEER, "Weights")
 

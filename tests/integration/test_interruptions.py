@@ -9,7 +9,7 @@ from swarm_ft.protocol.messages.client import RunPhase, RunStatus, StepCommitted
 from swarm_ft.testing.faults import FaultyTransport
 from swarm_ft.testing.local_swarm import LocalSwarm
 from swarm_ft.transport.grpc_transport import GrpcTransport
-from swarm_ft.transport.methods import BOUNDARY, JOIN, TIED_GRADIENT
+from swarm_ft.transport.methods import JOIN, LINK, TIED_GRADIENT
 
 LAYERS = ["0-2", "2-4", "4-6"]
 
@@ -36,8 +36,8 @@ async def quiet_losses(aq_job, tmp_path_factory):
 async def test_broken_boundary_streams_change_nothing(aq_job, quiet_losses, tmp_path):
     transport = FaultyTransport(
         GrpcTransport(),
-        cut_sends={BOUNDARY: [1, 9, 20, 41, 66]},
-        cut_receives={BOUNDARY: [5, 30, 33, 70]},
+        cut_sends={LINK: [2, 9, 20, 41, 66]},
+        cut_receives={LINK: [5, 30, 33, 70]},
     )
     async with LocalSwarm(tmp_path, LAYERS, transport=transport) as swarm:
         events = await swarm.train(aq_job.spec, aq_job.samples)

@@ -10,9 +10,10 @@ from functools import partial
 from typing import Any
 
 from swarm_ft.errors import OutOfTurn, SwarmError, Unavailable
-from swarm_ft.proto.boundary_pb2 import BoundaryMessage, Frame
+from swarm_ft.proto.boundary_pb2 import Frame
+from swarm_ft.proto.link_pb2 import LinkMessage
 from swarm_ft.transport.base import Method
-from swarm_ft.transport.methods import BOUNDARY, MAX_MESSAGE_BYTES, from_bytes, to_bytes
+from swarm_ft.transport.methods import LINK, MAX_MESSAGE_BYTES, from_bytes, to_bytes
 from tests.simulation.links import Connection, Pipe
 from tests.simulation.tampering import GARBAGE, Tamperer
 from tests.simulation.trace import Trace
@@ -155,9 +156,9 @@ class SimStream:
 
     def _show(self, data: bytes) -> None:
         call = self._call
-        if call.method.path != BOUNDARY.path or data == GARBAGE:
+        if call.method.path != LINK.path or data == GARBAGE:
             return
-        message = BoundaryMessage.FromString(data)
+        message = LinkMessage.FromString(data)
         if message.WhichOneof("body") == "frame" and message.frame.result_digest:
             source, target = call.names(up=self._is_client)
             call.observed.on_frame(source, target, message.frame)

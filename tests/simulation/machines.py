@@ -240,6 +240,7 @@ class PeerRole:
             transport=FaultyTransport(machine.transport, held=_held(machine.world)),
             clock=machine.clock,
             make_engine=make_engine,
+            rng=Random(machine.world.rng.getrandbits(64)),
         )
         watcher.node = node
         server = await machine.transport.serve(machine.name, 0, node.handlers())

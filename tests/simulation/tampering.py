@@ -13,8 +13,8 @@ from collections import Counter
 from dataclasses import dataclass
 from random import Random
 
-from swarm_ft.proto.boundary_pb2 import BoundaryMessage
-from swarm_ft.transport.methods import BOUNDARY
+from swarm_ft.proto.link_pb2 import LinkMessage
+from swarm_ft.transport.methods import LINK
 
 GARBAGE = b"\xff\xff\xff"
 
@@ -56,14 +56,14 @@ class Tamperer:
     def altered(self, source: str, target: str, path: str, data: bytes) -> list[Sent]:
         """What is really sent when `data` should be."""
         habit = self.habits.get((source, target))
-        if habit is None or path != BOUNDARY.path:
+        if habit is None or path != LINK.path:
             return [Sent(data)]
-        message = BoundaryMessage.FromString(data)
+        message = LinkMessage.FromString(data)
         if message.WhichOneof("body") != "frame":
             return [Sent(data)]
         return self._meet(habit, message, data)
 
-    def _meet(self, habit: Habit, message: BoundaryMessage, data: bytes) -> list[Sent]:
+    def _meet(self, habit: Habit, message: LinkMessage, data: bytes) -> list[Sent]:
         if self._happens("duplicate", habit.duplicate):
             return [Sent(data), Sent(data, self._late_s())]
         if self._happens("reorder", habit.reorder):
@@ -83,8 +83,8 @@ class Tamperer:
     def _late_s(self) -> float:
         return self._rng.expovariate(1 / MEAN_LATE_S)
 
-    def _corrupted(self, message: BoundaryMessage) -> bytes:
-        altered = BoundaryMessage()
+    def _corrupted(self, message: LinkMessage) -> bytes:
+        altered = LinkMessage()
         altered.CopyFrom(message)
         tensor = bytearray(altered.frame.tensor)
         where = self._rng.randrange(len(tensor))

@@ -30,12 +30,11 @@ from swarm_ft.protocol.messages.reduction import (
     ROW_VALUES,
     Division,
     EncodeShare,
+    FromReplica,
     GradientPiece,
     Phase,
     PieceAck,
     PieceKey,
-    ReduceHello,
-    ReduceMessage,
     Span,
     SumShares,
     TakeSum,
@@ -245,7 +244,7 @@ class AllReduce:
         for box in self._others[member].outboxes.values():
             box.disconnected()
 
-    def receive(self, member: int, message: ReduceMessage) -> Effects:
+    def receive(self, member: int, message: FromReplica) -> Effects:
         """Something arrived from a member.
 
         Raises:
@@ -263,8 +262,6 @@ class AllReduce:
                 return self._sum(member, message)
             case PieceAck(key):
                 return self._acknowledge(member, key)
-            case ReduceHello():
-                raise OutOfTurn(f"{message.peer_id} said hello twice")
 
     def _hold(self, member: int, piece: GradientPiece) -> Effects:
         # Another member may hear of a step before we do; its windows bound how far it can go. A

@@ -21,10 +21,10 @@ from swarm_ft.ids import Attempt, StepNumber
 from swarm_ft.protocol.messages.boundary import (
     Ack,
     BoundaryHello,
-    BoundaryMessage,
     Frame,
     FrameKey,
     FrameKind,
+    FromNeighbour,
     KeyFrameRequest,
 )
 from swarm_ft.protocol.spec.codec_spec import Direction
@@ -37,7 +37,7 @@ WINDOW_FRAMES = 256
 class Transmit:
     """Put this message on the stream."""
 
-    message: Frame | Ack | KeyFrameRequest
+    message: FromNeighbour
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ class BoundarySession:
         """The stream is gone; frames wait in the outbox."""
         self._window = 0
 
-    def receive(self, message: BoundaryMessage) -> Effects:
+    def receive(self, message: FromNeighbour) -> Effects:
         """Something arrived from the other side.
 
         Raises:
@@ -167,8 +167,6 @@ class BoundarySession:
                 return self._pump()
             case KeyFrameRequest(key, reason):
                 return self._key_frame_request(key, reason)
-            case BoundaryHello():
-                raise OutOfTurn(f"{message.peer_id} said hello twice")
 
     def _acknowledge(self, key: FrameKey) -> None:
         self._in_flight.discard(key)

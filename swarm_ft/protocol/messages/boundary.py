@@ -126,4 +126,6 @@ class KeyFrameRequest:
     reason: str
 
 
-BoundaryMessage = BoundaryHello | Frame | Ack | KeyFrameRequest
+FromNeighbour = Frame | Ack | KeyFrameRequest
+"""What follows the hellos."""
+BoundaryMessage = BoundaryHello | FromNeighbour

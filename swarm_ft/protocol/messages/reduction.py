@@ -74,7 +74,9 @@ class ReduceHello:
     num_values: int = 0
 
 
-ReduceMessage = ReduceHello | GradientPiece | PieceAck
+FromReplica = GradientPiece | PieceAck
+"""What follows the hellos."""
+ReduceMessage = ReduceHello | FromReplica
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,7 +83,7 @@ class FakePeer:
         self.peer_id = PeerId(name)
         self.layers = parse_layers(layers)
         self.memory_bytes = memory_bytes
-        self.endpoint = f"{peer_id}.example:7001"
+        self.endpoint = f"{name}.example:7001"
         self.squared_grad_norm = 4.0
         self.compute_s = 0.0
         self.done: frozenset[int] = frozenset()

@@ -13,7 +13,6 @@ from swarm_ft.ids import PeerId, RunId
 from swarm_ft.peer.node import PeerNode, PeerOptions
 from swarm_ft.proto.coordinator_pb2 import ToPeer
 from swarm_ft.proto.peer_pb2 import BlobPart, WeightsRequest
-from swarm_ft.protocol.messages.boundary import BoundaryHello
 from swarm_ft.protocol.messages.control import (
     Assign,
     CommitStep,
@@ -32,14 +31,13 @@ from swarm_ft.protocol.messages.control import (
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.protocol.spec.training_plan import step_microbatches
-from swarm_ft.protocol.wire.boundary_wire import boundary_to_wire
 from swarm_ft.protocol.wire.coordinator_wire import to_peer_to_wire
 from swarm_ft.protocol.wire.peer_wire import from_peer_from_wire
 from swarm_ft.stage.checkpoint import open_checkpoint
 from swarm_ft.stage.engine import StageEngine
 from swarm_ft.testing.clock import ManualClock
 from swarm_ft.transport.memory import MemoryTransport
-from swarm_ft.transport.methods import BOUNDARY, JOIN, TIED_GRADIENT, WEIGHTS
+from swarm_ft.transport.methods import JOIN, TIED_GRADIENT, WEIGHTS
 
 RUN = RunId("run")
 
@@ -149,8 +147,8 @@ def cpu_engine(spec, layers):
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch):
-    monkeypatch.setattr("swarm_ft.peer.coordinator_link.RECONNECT_S", 0.0)
-    monkeypatch.setattr("swarm_ft.peer.links.dialling.MIN_BACKOFF_S", 0.0)
+    monkeypatch.setattr("swarm_ft.peer.coordinator_link.MIN_RECONNECT_S", 0.0)
+    monkeypatch.setattr("swarm_ft.peer.links.link.MIN_BACKOFF_S", 0.0)
 
 
 @pytest.fixture
@@ -174,7 +172,8 @@ def assign_of(spec):
             spec=spec,
             attempt=attempt,
             stages=tuple(
-                StageAssignment(peer_id=PeerId(p), layers=LayerRange(a, b)) for p, a, b in stages
+                StageAssignment(peer_id=PeerId(p), layers=LayerRange(a, b), endpoint=f"{p}:1")
+                for p, a, b in stages
             ),
             committed_steps=committed_steps,
             fresh=fresh,
@@ -381,21 +380,12 @@ async def test_a_release_of_another_run_changes_nothing(swarm, assign_of, plan_o
 
 
 @pytest.mark.parametrize("hosts", [False, True], ids=["hosts nothing", "hosts another run"])
-async def test_who_asks_for_a_run_that_is_not_here_is_told_so(swarm, assign_of, spec, hosts):
+async def test_who_asks_for_a_run_that_is_not_here_is_told_so(swarm, assign_of, hosts):
     await swarm.peer()
     joined = await swarm.joined()
     if hosts:
         await ready(joined, assign_of(run_id=RunId("other")))
-    hello = BoundaryHello(
-        run_id=RUN,
-        spec_digest=spec.digest(),
-        boundary=1,
-        peer_id=PeerId("up"),
-        attempt=1,
-        window_frames=8,
-    )
     asked = (
-        (BOUNDARY, boundary_to_wire(hello), OutOfTurn),
         (WEIGHTS, WeightsRequest(run_id=RUN), NotFound),
         (TIED_GRADIENT, BlobPart(), OutOfTurn),
     )

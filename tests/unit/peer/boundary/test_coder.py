@@ -16,10 +16,10 @@ from swarm_ft.peer.boundary.coder import FrameCoder, Refusal
 from swarm_ft.protocol.messages.boundary import Frame, FrameKey, FrameKind
 from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
 from swarm_ft.protocol.spec.digest import fingerprint_of
-from swarm_ft.protocol.wire.boundary_wire import (
-    boundary_from_wire,
-    boundary_to_wire,
+from swarm_ft.protocol.wire.frames import (
     frame_wire_bytes,
+    link_from_wire,
+    link_to_wire,
 )
 
 RUN, BLOCK = RunId("run"), 2
@@ -93,7 +93,7 @@ class Ends:
     def _pass(self, name, x, sender, receiver, store, as_key):
         base = store.get(sent(name.sample))
         frame = encoded(sender, name, x, as_key=as_key)
-        assert boundary_from_wire(boundary_to_wire(frame)) == frame
+        assert link_from_wire(link_to_wire(frame)) == frame
         value = receiver.decode(frame)
         self.assert_staged_equal()
         if not isinstance(value, Refusal) and frame.kind is not FrameKind.DIRECT:

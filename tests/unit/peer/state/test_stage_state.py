@@ -25,6 +25,7 @@ def state(make_spec):
             directory=None,
             transport=None,
             clock=ManualClock(),
+            links=None,
             compute=compute,
             codecs=codecs,
             say=[].append,

@@ -9,11 +9,11 @@ from swarm_ft.codec import pack_buffer, parse
 from swarm_ft.protocol.messages.boundary import EncodedTensor, Frame, FrameKey, FrameKind
 from swarm_ft.protocol.spec.codec_spec import Direction
 from swarm_ft.protocol.spec.digest import digest_of
-from swarm_ft.protocol.wire.boundary_wire import (
+from swarm_ft.protocol.wire.frames import (
     GRPC_PREFIX_BYTES,
-    boundary_from_wire,
-    boundary_to_wire,
     frame_wire_bytes,
+    link_from_wire,
+    link_to_wire,
 )
 
 LARGEST = 2**32 - 1
@@ -65,6 +65,6 @@ def test_every_larger_frame_keeps_the_ratio(codec, make_frame, ratio, tokens, ch
 def test_the_size_is_that_of_the_serialised_message_and_its_grpc_prefix():
     tensor = EncodedTensor(parse("q8").spec, 2, 3, b"payload")
     frame = direct_frame(tensor)
-    wire = boundary_to_wire(frame)
+    wire = link_to_wire(frame)
     assert frame_wire_bytes(frame) == len(wire.SerializeToString()) + GRPC_PREFIX_BYTES
-    assert boundary_from_wire(wire) == frame
+    assert link_from_wire(wire) == frame

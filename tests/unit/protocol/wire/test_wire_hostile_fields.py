@@ -41,16 +41,16 @@ from swarm_ft.protocol.spec.codec_spec import Axis, CodecName, CodecSpec, Direct
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import MAX_HIDDEN_SIZE, MAX_SEQ_LENGTH
 from swarm_ft.protocol.spec.training_plan import Microbatch
-from swarm_ft.protocol.wire.boundary_wire import (
-    MAX_RECEIVED_KEYS,
-    boundary_from_wire,
-    boundary_to_wire,
-)
 from swarm_ft.protocol.wire.client_wire import event_from_wire, event_to_wire
 from swarm_ft.protocol.wire.coordinator_wire import (
     to_peer_from_wire,
     to_peer_to_wire,
     tokens_from_wire,
+)
+from swarm_ft.protocol.wire.frames import (
+    MAX_RECEIVED_KEYS,
+    link_from_wire,
+    link_to_wire,
 )
 from swarm_ft.protocol.wire.peer_wire import from_peer_from_wire, from_peer_to_wire
 
@@ -109,25 +109,25 @@ def cases(*rows):
 
 
 @cases(
-    (HELLO, "hello", None, "expected a body"),
-    (HELLO, "hello.run_id", "", "run id: expected 1 to 64"),
-    (HELLO, "hello.run_id", "r" * 65, "run id: expected 1 to 64"),
-    (HELLO, "hello.run_id", "../run", "no slash"),
-    (HELLO, "hello.peer_id", "a\nb", "peer id: .* printable"),
-    (HELLO, "hello.spec_digest", b"", "RunSpec digest: expected 16 bytes, got 0"),
-    (HELLO, "hello.spec_digest", b"d" * 17, "RunSpec digest: expected 16 bytes, got 17"),
-    (HELLO, "hello.boundary", 0, "boundary: expected 1 to 4096, got 0"),
-    (HELLO, "hello.boundary", 4097, "boundary: expected 1 to 4096, got 4097"),
-    (HELLO, "hello.window_frames", 0, "window: expected 1 to"),
-    (HELLO, "hello.window_frames", 2**32 - 1, "window: expected 1 to"),
-    (HELLO, "hello.received[0].direction", 0, "direction: expected 1 to 2, got 0"),
+    (HELLO, "boundary_hello", None, "expected a body"),
+    (HELLO, "boundary_hello.run_id", "", "run id: expected 1 to 64"),
+    (HELLO, "boundary_hello.run_id", "r" * 65, "run id: expected 1 to 64"),
+    (HELLO, "boundary_hello.run_id", "../run", "no slash"),
+    (HELLO, "boundary_hello.peer_id", "a\nb", "peer id: .* printable"),
+    (HELLO, "boundary_hello.spec_digest", b"", "RunSpec digest: expected 16 bytes, got 0"),
+    (HELLO, "boundary_hello.spec_digest", b"d" * 17, "RunSpec digest: expected 16 bytes, got 17"),
+    (HELLO, "boundary_hello.boundary", 0, "boundary: expected 1 to 4096, got 0"),
+    (HELLO, "boundary_hello.boundary", 4097, "boundary: expected 1 to 4096, got 4097"),
+    (HELLO, "boundary_hello.window_frames", 0, "window: expected 1 to"),
+    (HELLO, "boundary_hello.window_frames", 2**32 - 1, "window: expected 1 to"),
+    (HELLO, "boundary_hello.received[0].direction", 0, "direction: expected 1 to 2, got 0"),
     (
         HELLO,
-        "hello.received",
+        "boundary_hello.received",
         [boundary_pb2.FrameKey()] * (MAX_RECEIVED_KEYS + 1),
         "frames received: expected 0 to",
     ),
-    (Ack(KEY), "ack.direction", 3, "direction: expected 1 to 2, got 3"),
+    (Ack(KEY), "frame_ack.direction", 3, "direction: expected 1 to 2, got 3"),
     (KeyFrameRequest(KEY, ""), "key_frame_request.key", None, "direction"),
     (DELTA, "frame.key", None, "direction"),
     (DELTA, "frame.kind", 0, "frame kind: expected 1 to 3, got 0"),
@@ -161,10 +161,10 @@ def cases(*rows):
     (DIRECT, "frame.result_digest", b"r" * 16, "DIRECT frame: has a digest"),
 )
 def test_refuses_hostile_fields_over_a_boundary(message, change, complaint):
-    wire = boundary_to_wire(message)
+    wire = link_to_wire(message)
     change(wire)
     with pytest.raises(MalformedMessage, match=complaint):
-        boundary_from_wire(wire)
+        link_from_wire(wire)
 
 
 LAYERS = LayerRange(0, 2)
@@ -399,5 +399,5 @@ def test_texts_are_cut_and_freed_of_control_characters():
     failed = StageFailed(run_id="run", attempt=1, code="internal", message=hostile)
     read = from_peer_from_wire(from_peer_to_wire(failed)).message
     assert read == " [2J" + "x" * 996
-    request = boundary_to_wire(KeyFrameRequest(KEY, hostile))
-    assert boundary_from_wire(request).reason == read
+    request = link_to_wire(KeyFrameRequest(KEY, hostile))
+    assert link_from_wire(request).reason == read

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarm_ft.errors import MalformedMessage
-from swarm_ft.proto import boundary_pb2, coordinator_pb2, run_pb2
+from swarm_ft.proto import coordinator_pb2, link_pb2, run_pb2
 from swarm_ft.protocol.messages.boundary import (
     Ack,
     BoundaryHello,
@@ -46,6 +46,7 @@ from swarm_ft.protocol.messages.control import (
     Taker,
     TakeStage,
 )
+from swarm_ft.protocol.messages.link import LinkHello
 from swarm_ft.protocol.messages.reports import (
     BufferCounts,
     GradientTraffic,
@@ -64,7 +65,7 @@ from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
 from swarm_ft.protocol.spec.layers import MAX_BLOCKS, LayerRange
 from swarm_ft.protocol.spec.run_spec import BUFFER_BITS, LrSchedule, ModelSpec, RunSpec, TrainSpec
 from swarm_ft.protocol.spec.training_plan import Microbatch
-from swarm_ft.protocol.wire import boundary_wire, client_wire, coordinator_wire, peer_wire, run_wire
+from swarm_ft.protocol.wire import client_wire, coordinator_wire, frames, peer_wire, run_wire
 
 # ---- strategies: any message that our own side may send
 
@@ -95,7 +96,7 @@ keys = st.builds(FrameKey, u32, u32, u32, u32, st.sampled_from(Direction))
 tensors = st.builds(
     EncodedTensor, codecs, st.integers(1, 2**17), st.integers(1, 2**16), st.binary(max_size=20)
 )
-frames = st.one_of(
+sent_frames = st.one_of(
     st.builds(Frame, keys, st.just(FrameKind.DIRECT), tensors),
     st.builds(Frame, keys, st.just(FrameKind.KEY), tensors, result_digest=digests),
     st.builds(Frame, keys, st.just(FrameKind.DELTA), tensors, digests, digests),
@@ -110,8 +111,12 @@ boundary_hellos = st.builds(
     window_frames=st.integers(1, 2**16),
     received=st.frozensets(keys, max_size=4),
 )
-boundary_messages = st.one_of(
-    boundary_hellos, frames, keys.map(Ack), st.builds(KeyFrameRequest, keys, texts)
+link_messages = st.one_of(
+    st.builds(LinkHello, peer_id=names, to=names),
+    boundary_hellos,
+    sent_frames,
+    keys.map(Ack),
+    st.builds(KeyFrameRequest, keys, texts),
 )
 
 
@@ -363,11 +368,11 @@ swarm_statuses = st.builds(
 )
 
 WIRES = {
-    "boundary": (
-        boundary_messages,
-        boundary_wire.boundary_to_wire,
-        boundary_pb2.BoundaryMessage,
-        boundary_wire.boundary_from_wire,
+    "link": (
+        link_messages,
+        frames.link_to_wire,
+        link_pb2.LinkMessage,
+        frames.link_from_wire,
     ),
     "from-peer": (
         from_peer_messages,
