@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,7 @@ async def measure(trials: int, folder: Path) -> list[dict[str, float]]:
     from swarm_ft.transport.grpc_transport import GrpcTransport
 
     torch.set_num_threads(1)
+    _end_without_waiting()
     transport = CountingTransport(GrpcTransport())
     layers = [f"{i}-{i + 1}" for i in range(NUM_STAGES) for _ in range(NUM_REPLICAS)]
     async with LocalSwarm(folder, layers, transport=transport) as swarm:
@@ -144,6 +146,16 @@ async def measure(trials: int, folder: Path) -> list[dict[str, float]]:
         finally:
             await swarm.client.cancel(status.run_id)
             await course.close()
+
+
+def _end_without_waiting() -> None:
+    """One that is killed must not hold up the others, whose event loop it has in this process."""
+    plain = ThreadPoolExecutor.shutdown
+
+    def shutdown(pool: ThreadPoolExecutor, wait: bool = True, **options: bool) -> None:  # noqa: FBT001, FBT002 - as it is
+        plain(pool, wait=False, **options)
+
+    ThreadPoolExecutor.shutdown = shutdown  # type: ignore[method-assign, assignment]
 
 
 async def _death(

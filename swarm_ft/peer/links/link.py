@@ -286,13 +286,15 @@ class PeerLink:
             while True:
                 if self._dialled is not None:
                     await asyncio.wait({self._dialled[1]})
+                    self._dialled = None
+                    await asyncio.sleep(backoff.draw_s())
                 try:
                     await self._dial_once(endpoint)
                     failing_since_s = None
                     backoff.reset()
                 except SwarmError as error:  # whatever ails the peer, it may get over it
                     failing_since_s = self._failing_since_s(failing_since_s, error)
-                await asyncio.sleep(backoff.draw_s())
+                    await asyncio.sleep(backoff.draw_s())
 
     async def _dial_once(self, endpoint: str) -> None:
         if not endpoint:
