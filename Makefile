@@ -19,7 +19,7 @@ PACKAGE := $(VENV)/.package-installed
 TOOLS := $(VENV)/.tools-installed
 
 .DELETE_ON_ERROR:
-.PHONY: help demo install test test-slow faults sim check format proto compose clean
+.PHONY: help demo install test test-slow faults sim check format proto docs compose clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -54,6 +54,9 @@ format: $(TOOLS) ## bring the code into form
 
 proto: $(TOOLS) ## generate swarm_ft/proto from proto/
 	PYTHON=$(BIN)/python deploy/generate_proto.sh
+
+docs: $(PACKAGE) ## write the table of docs/options.md from the declarations
+	$(BIN)/python -m swarm_ft.cli.option_reference
 
 compose: ## train with the swarm of docker-compose.yml
 	$(COMPOSE) up --build --exit-code-from client

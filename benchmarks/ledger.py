@@ -152,15 +152,11 @@ def _train(num_samples: int) -> TrainSpec:
         num_steps=3 * num_samples // BATCH_SIZE,
         learning_rate=1e-4,
         lr_schedule=LrSchedule.CONSTANT,
-        warmup_steps=0,
-        weight_decay=0.0,
-        clip_grad_norm=1.0,
         seed=0,
         shuffle=True,
-        dropout=False,
-        sync_tied_embeddings=False,
         forward_codec="aq4",
         backward_codec="q8",
+        key_codec="fp16",
         buffer_bits=4,
     )
 

@@ -1,11 +1,11 @@
-"""Kills one peer of 4 stages x 3 replicas again and again: how soon training goes on, what is dialled.
+"""Kills a peer of 4 stages x 3 replicas again and again: how soon training goes on, who is dialled.
 
     python -m benchmarks.recovery --beside ../older-checkout --json FILE
 
 A swarm in one process, over gRPC on this machine, trains a model that takes next to no time. A peer
 is killed in the middle of a step, and another comes in its place before the next is. Times are from
-the attempt without it, which the coordinator begins as it sees the stream break, to the plan of that
-attempt, for which all neighbours have to be connected, and to the next commit. Calls are those that
+the attempt without it, which the coordinator begins as it sees the stream break, to that attempt's
+plan, for which all neighbours have to be connected, and to the next commit. Calls are those that
 peers open to living peers from the death to the plan. Given another checkout, swarms of both take
 turns, so that whatever else this machine does meets both.
 """
@@ -23,6 +23,7 @@ import tempfile
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -152,7 +153,7 @@ def _end_without_waiting() -> None:
     """One that is killed must not hold up the others, whose event loop it has in this process."""
     plain = ThreadPoolExecutor.shutdown
 
-    def shutdown(pool: ThreadPoolExecutor, wait: bool = True, **options: bool) -> None:  # noqa: FBT001, FBT002 - as it is
+    def shutdown(pool: ThreadPoolExecutor, wait: bool = True, **options: bool) -> None:
         plain(pool, wait=False, **options)
 
     ThreadPoolExecutor.shutdown = shutdown  # type: ignore[method-assign, assignment]
@@ -220,10 +221,12 @@ class Course:
     async def quiet(self, num_peers: int) -> None:
         """Until everybody computes, and has for some steps."""
         await self.until(
-            lambda: self.status is not None
-            and self.status.phase.name == "TRAINING"
-            and len(self.status.stages) == num_peers
-            and not self.status.joining
+            lambda: (
+                self.status is not None
+                and self.status.phase.name == "TRAINING"
+                and len(self.status.stages) == num_peers
+                and not self.status.joining
+            )
         )
         steps = self.steps
         await self.until(lambda: self.steps >= steps + QUIET_COMMITS)
@@ -240,8 +243,7 @@ def _job(model_dir: Path) -> tuple[Any, list[bytes]]:
     from transformers import AutoModelForCausalLM, GPT2Config
 
     from swarm_ft.stage.checkpoint import open_checkpoint
-    from swarm_ft.testing.local_swarm import RunSpec
-    from tests.specs import train_spec
+    from tests.specs import run_spec, train_spec
 
     torch.manual_seed(3)
     config = GPT2Config(
@@ -258,7 +260,8 @@ def _job(model_dir: Path) -> tuple[Any, list[bytes]]:
     )
     rng = np.random.default_rng(1)
     samples = rng.integers(0, VOCAB_SIZE, (NUM_SAMPLES, SEQ_LENGTH)).astype("<u4")
-    spec = RunSpec(model=open_checkpoint(str(model_dir)).describe(), train=train)
+    model = open_checkpoint(str(model_dir)).describe()
+    spec = replace(run_spec(), model=model, train=train)
     return spec, [row.tobytes() for row in samples]
 
 

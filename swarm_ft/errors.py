@@ -15,7 +15,7 @@ SwarmError
 │   ├── BadFrame            a payload that is not what its header says
 │   └── OutOfTurn           a message that the state does not allow
 ├── NotFound                a run, peer or result that is not there
-├── Unavailable             the other side cannot be reached now (retryable)
+├── Unavailable             the other side cannot be reached now; trying again may help
 ├── JournalError            the coordinator's database cannot be read or written
 ├── BadSnapshot             a saved state that is torn, altered, or of another run, stage or step
 ├── NonFinite               a loss, activation or gradient is inf or NaN
@@ -30,7 +30,6 @@ class SwarmError(Exception):
     """Root of the tree. `code` is stable: it crosses the wire and appears in `--json`."""
 
     code = "swarm-error"
-    retryable = False
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -125,7 +124,6 @@ class Unavailable(SwarmError):
     """The other side cannot be reached now; trying again may help."""
 
     code = "unavailable"
-    retryable = True
 
 
 class JournalError(SwarmError):

@@ -30,15 +30,10 @@ def train_spec(**changes: object) -> TrainSpec:
         "num_steps": 3,
         "learning_rate": 0.5,
         "lr_schedule": LrSchedule.LINEAR,
-        "warmup_steps": 0,
-        "weight_decay": 0.0,
-        "clip_grad_norm": 1.0,
         "seed": 0,
-        "shuffle": False,
-        "dropout": False,
-        "sync_tied_embeddings": False,
         "forward_codec": "aq4",
         "backward_codec": "q8",
+        "key_codec": "fp16",
     }
     return TrainSpec(**fields | changes)
 

@@ -18,7 +18,7 @@ DEFAULT_KEY = "fp16"
 DEFAULT_EPOCHS = 6
 DEFAULT_BITS = 16
 _PATTERN = re.compile(
-    r"(?P<fw>[^/@#:~]+)(~(?P<fill>[^/@#:]+))?/(?P<bw>[^/@#:]+)(/(?P<dp>momentum(:[a-z][^/@#:]*)?|[^/@#:]+))?"
+    r"(?P<fw>[^/@#:~]+)(~(?P<fill>[^/@#:]+))?/(?P<bw>[^/@#:]+)(/(?P<dp>[^/@#:]+))?"
     r"(@(?P<key>[^/@#:]+))?(@(?P<first>[^/@#:]+))?(#(?P<bits>\d+))?(:(?P<epochs>\d+))?"
 )
 
@@ -77,11 +77,10 @@ GROUPS: dict[str, str] = {
         none:3   aq4/q8@fp16:3   aq2+z/q2+z@q4+z:3   q2+z/q2+z:3
         none:10  aq4/q8@fp16:10  aq2+z/q2+z@q4+z:10  q2+z/q2+z:10
     """,
-    # Two replicas that sum gradients or moments.
+    # Two replicas that sum gradients.
     "dp": """
         none
-        none/none/q4  none/none/q4+z  none/none/momentum:q4  aq3/q6/q4  none/none/q8
-        none/none/momentum  none/none/momentum:q4+z  none/none/none  aq3/q6
+        none/none/q4  none/none/q4+z  aq3/q6/q4  none/none/q8  none/none/none  aq3/q6
     """,
     # What a value of a buffer takes.
     "buffers": """

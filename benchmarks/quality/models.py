@@ -127,23 +127,20 @@ def steps(
         for part in dataset.batches(batch, torch.randperm(len(dataset), generator=generator)):
             for group in optimizer.param_groups:
                 group["lr"] = rate * (1 - step / total)
-            loss = _backward(model, optimizer, dataset, part)
+            loss = _backward(model, dataset, part)
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             step += 1
             yield epoch, loss
 
 
-def _backward(
-    model: CutModel, optimizer: torch.optim.AdamW, dataset: Dataset, part: Batch
-) -> Tensor:
+def _backward(model: CutModel, dataset: Dataset, part: Batch) -> Tensor:
     """The gradients of a batch's mean loss, by one peer or as replicas sum them; the loss."""
     if model.replicas is None:
         return _set_gradients(model, part, 1.0)
     loss, gradients = flat_gradients(model, dataset, part, model.replicas.count)
     parameters = [parameter for _, parameter in sorted(model.named_parameters())]
-    moments = [optimizer.state[p].get("exp_avg", torch.zeros_like(p)) for p in parameters]
-    total = model.replicas.reduce(gradients, torch.cat([moment.flatten() for moment in moments]))
+    total = model.replicas.reduce(gradients)
     for parameter, gradient in zip(
         parameters, total.split([p.numel() for p in parameters]), strict=True
     ):

@@ -14,8 +14,7 @@ from swarm_ft.ids import StepNumber
 from swarm_ft.peer.reduce.gradient_coder import GradientCoder, Residuals
 from swarm_ft.protocol.messages.boundary import EncodedTensor
 from swarm_ft.protocol.messages.reduction import Division, EncodeShare, Span, SumShares, TakeSum
-from swarm_ft.protocol.spec.codec_spec import parse_reduction_spec
-from swarm_ft.stage.momentum import gradient_from_momentum, momentum_share
+from swarm_ft.protocol.spec.codec_spec import parse_dp_spec
 
 NUM_REPLICAS = 2
 
@@ -29,31 +28,26 @@ class Replicas:
 
     def __init__(self, dp: str, count: int = NUM_REPLICAS) -> None:
         """`dp` as in `--dp`."""
-        spec = parse_reduction_spec(dp)
         self.count = count
         self.tally = Tally()
-        self._of_momentum = spec.of_momentum
-        self._codec = PieceCodec(spec.codec)
+        self._codec = PieceCodec(parse_dp_spec(dp))
         self._residuals = [Residuals() for _ in range(count)]
         self._step = 0
 
-    def reduce(self, gradients: list[Tensor], momentum: Tensor) -> Tensor:
+    def reduce(self, gradients: list[Tensor]) -> Tensor:
         """The gradient that all replicas take from theirs; a step, which is committed.
 
         Args:
             gradients: of each replica, float32 [n]; they add up to the step's.
-            momentum: the optimizer's present first moment, float32 [n].
 
         Raises:
             NonFinite: a gradient is infinite or NaN.
         """
-        if self._of_momentum:
-            gradients = [momentum_share(momentum, g, self.count) for g in gradients]
         total = self._sum(gradients)
         for residuals in self._residuals:
             residuals.commit()
         self._step += 1
-        return gradient_from_momentum(total, momentum) if self._of_momentum else total
+        return total
 
     def _sum(self, shares: list[Tensor]) -> Tensor:
         division = Division(len(shares[0]), self.count)

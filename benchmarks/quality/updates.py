@@ -21,9 +21,9 @@ from torch import Tensor
 from benchmarks.quality.models import CutModel, flat_gradients, regime_of
 from benchmarks.quality.replicas import Replicas
 from benchmarks.quality.train import RATES, Task, deterministic, read_task
-from swarm_ft.stage.momentum import BETA1, BETA2
+from swarm_ft.stage.weights import BETAS
 
-_CODECS = "fp16,q8,q4,q4+z,momentum,momentum:q4,momentum:q4+z"
+_CODECS = "fp16,q8,q4,q4+z"
 
 
 class Follower:
@@ -32,7 +32,7 @@ class Follower:
     def __init__(self, dp: str, count: int) -> None:
         self.replicas = Replicas(dp)
         self.weights = torch.nn.Parameter(torch.zeros(count))
-        self._optimizer = torch.optim.AdamW([self.weights], betas=(BETA1, BETA2), weight_decay=0.0)
+        self._optimizer = torch.optim.AdamW([self.weights], betas=BETAS, weight_decay=0.0)
 
     @property
     def moved(self) -> Tensor:
@@ -42,9 +42,7 @@ class Follower:
     def step(self, halves: list[Tensor], rate: float) -> Tensor:
         """Go on by the sum of the replicas' gradients, clipped at norm 1; the step, [n]."""
         before = self.moved.clone()
-        held = self._optimizer.state.get(self.weights)
-        momentum = torch.zeros_like(before) if held is None else held["exp_avg"]
-        self.weights.grad = self.replicas.reduce(halves, momentum).clone()
+        self.weights.grad = self.replicas.reduce(halves).clone()
         torch.nn.utils.clip_grad_norm_([self.weights], 1.0)
         self._optimizer.param_groups[0]["lr"] = rate
         self._optimizer.step()

@@ -113,10 +113,6 @@ class EmulatedEngine:
         """Normal values, float32 [n]."""
         return self._gradient
 
-    def share(self, gradient: Tensor, num_members: int) -> Tensor:
-        """See `Engine`."""
-        return gradient
-
     def take_sum(self, total: Tensor) -> None:
         """Nothing follows from it."""
 

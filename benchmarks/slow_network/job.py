@@ -78,13 +78,9 @@ def _train_spec(work: Work, fields: dict[str, Any]) -> TrainSpec:
         micro_batch_size=work.micro_batch_size,
         learning_rate=LEARNING_RATE,
         lr_schedule=LrSchedule.CONSTANT,
-        warmup_steps=0,
         weight_decay=WEIGHT_DECAY,
         clip_grad_norm=CLIP_GRAD_NORM,
         seed=0,
-        shuffle=False,
-        dropout=False,
-        sync_tied_embeddings=False,
         **fields,
     )
 

@@ -140,6 +140,11 @@ class BufferStore:
         with self._changed:
             self._tiers.rollback(but)
 
+    def lose_staged(self) -> None:
+        """The step counts, but what it staged cannot be kept: of these there is no record now."""
+        with self._changed:
+            self._tiers.lose_staged()
+
     def drop(self, keys: Iterable[BufferKey]) -> None:
         """Let go of committed records that are out of date."""
         with self._changed:

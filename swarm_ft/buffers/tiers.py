@@ -157,6 +157,13 @@ class Tiers:
         self._memory.move_on(step)
         self._make_room()
 
+    def lose_staged(self) -> None:
+        """What was staged is lost, and what was committed before of the same keys out of date."""
+        for key in self._staged:
+            self._let_go(key)
+            self._lose(key, "repairs")
+        self._staged.clear()
+
     def drop(self, keys: Iterable[BufferKey]) -> None:
         """Nobody needs these any more."""
         for key in keys:

@@ -6,7 +6,6 @@ import itertools
 import json
 import re
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -17,7 +16,6 @@ from swarm_ft.errors import BadOption
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from swarm_ft.cli import buffer_speed
     from swarm_ft.cli.codec_speed import SpeedRow
     from swarm_ft.protocol.spec.codec_spec import CodecSpec
 
@@ -25,7 +23,7 @@ _MAX_VALUES = 1 << 28
 """A gigabyte of float32; several such tensors are alive at once."""
 
 
-@click.group(epilog=examples("swarm-ft bench codec --codecs aq4,aq2+z", "swarm-ft bench buffers"))
+@click.group(epilog=examples("swarm-ft bench codec --codecs aq4,aq2+z"))
 def bench() -> None:
     """Measure what this machine can do."""
 
@@ -70,76 +68,6 @@ def codec(codecs: str | None, shapes: str, repeats: int, reference: bool, as_jso
         click.echo("No CUDA device here, so there are no rows of the Triton kernels.")
 
 
-@bench.command(
-    epilog=examples(
-        "swarm-ft bench buffers",
-        "swarm-ft bench buffers --directory /mnt/scratch --gigabytes 64",
-        "swarm-ft bench buffers --shape 2048x4096 --json",
-    )
-)
-@click.option(
-    "--shape",
-    default="1024x1600",
-    show_default=True,
-    metavar="TOKENSxCHANNELS",
-    help="Of a sample.",
-)
-@click.option(
-    "--gigabytes",
-    default=1.0,
-    show_default=True,
-    type=click.FloatRange(0.0, min_open=True),
-    help="Of records; more than fits the page cache measures the disk itself.",
-)
-@click.option(
-    "--directory",
-    type=click.Path(file_okay=False, exists=True, path_type=Path),
-    help="Where files are made for a while.  [default: the system's for temporary files]",
-)
-@click.option(
-    "--samples",
-    default=4000,
-    show_default=True,
-    type=click.IntRange(10, 1_000_000),
-    help="Of the epochs in which hits are counted.",
-)
-@click.option(
-    "--repeats", default=3, show_default=True, type=click.IntRange(1), help="Medians of so many."
-)
-@json_flag
-def buffers(
-    shape: str,
-    gigabytes: float,
-    directory: Path | None,
-    samples: int,
-    repeats: int,
-    as_json: bool,
-) -> None:
-    """Time the buffer store against a raw memory-mapped file in the same run; count hits."""
-    if "," in shape:
-        raise BadOption(f"--shape {shape}: expected one shape, such as 1024x1600")
-    (parsed,) = _shapes(shape)
-
-    from swarm_ft.cli import buffer_speed
-
-    total_bytes = int(gigabytes * 1e9)
-    speeds = list(
-        buffer_speed.measure_speed(
-            parsed, total_bytes=total_bytes, repeats=repeats, directory=directory
-        )
-    )
-    hits = list(buffer_speed.measure_hits(samples))
-    if as_json:
-        document = {"speeds": [asdict(row) for row in speeds], "hits": [asdict(r) for r in hits]}
-        click.echo(json.dumps(document))
-        return
-
-    from rich.console import Console
-
-    Console().print(_speed_table(shape, speeds))
-    Console().print(_hit_table(samples, hits))
-
-
 def _specs(codecs: str | None) -> list[CodecSpec]:
     from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
 
@@ -172,41 +100,4 @@ def _table(rows: list[SpeedRow]) -> Table:
         numbers = (row.encode_gb_s, row.encode_ratio, row.decode_gb_s, row.decode_ratio)
         formatted = [f"{number:.2f}" for number in (*numbers, row.bits_a_value)]
         table.add_row(row.codec, row.backend, *formatted, f"{row.error:.4f}")
-    return table
-
-
-def _short(number: float) -> str:
-    """Two digits of it, or all before the point."""
-    return f"{number:.0f}" if number >= 10 else f"{number:.2g}"
-
-
-def _speed_table(shape: str, rows: list[buffer_speed.SpeedRow]) -> Table:
-    """GB/s of all tiers, and of the mapped file's."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    title = f"Records of {shape}: GB/s of payload (and times the mapped file's)"
-    table = Table("bits", "bytes", "tier", title=title, box=SIMPLE_HEAD)
-    for name in ("first put", "put again", "and sync", "get"):
-        table.add_column(name, justify="right")
-    for row in rows:
-        ratios = (row.first_ratio, row.put_ratio, row.synced_ratio, row.get_ratio)
-        speeds = (row.first_gb_s, row.put_gb_s, row.synced_gb_s, row.get_gb_s)
-        pairs = zip(speeds, ratios, strict=True)
-        cells = [f"{_short(speed)} ({_short(ratio)})" for speed, ratio in pairs]
-        table.add_row(str(row.bits), f"{row.sample_bytes:,}", row.tier, *cells)
-    return table
-
-
-def _hit_table(samples: int, rows: list[buffer_speed.HitRow]) -> Table:
-    """Hit rates by budget."""
-    from rich.table import Table
-
-    title = f"Visits that find their record, of {samples:,} samples in shuffled epochs"
-    table = Table("budget, of the set", title=title)
-    for name in ("needed last goes", "least recently used goes"):
-        table.add_column(name, justify="right")
-    for row in rows:
-        rates = (row.needed_last, row.least_recently_used)
-        table.add_row(f"{row.budget:.0%}", *(f"{rate:.1%}" for rate in rates))
     return table

@@ -7,10 +7,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
+from swarm_ft.cli.declared import takes
 from swarm_ft.cli.options import (
     dht_prefix_option,
     examples,
@@ -19,12 +20,7 @@ from swarm_ft.cli.options import (
     stack,
 )
 from swarm_ft.cli.running import on_stop_signal, run_async, spinner
-from swarm_ft.cli.train_options import (
-    collect_options,
-    eval_options,
-    result_options,
-    train_options,
-)
+from swarm_ft.client.options import EvalOptions, JobOptions, Outputs
 
 if TYPE_CHECKING:
     from swarm_ft.client.progress import RunProgress
@@ -34,8 +30,6 @@ if TYPE_CHECKING:
     from swarm_ft.ids import RunId
     from swarm_ft.protocol.messages.client import RunEvent
     from swarm_ft.stage.checkpoint import Checkpoint
-
-DEFAULT_LR = 5e-5
 
 swarm_options = stack(needed_initial_peers_option, dht_prefix_option, log_option)
 run_option = click.option("--run", "run_name", metavar="ID", help="The run.  [default: the newest]")
@@ -60,27 +54,17 @@ def client() -> None:
         "    --epochs 3 --fw aq3 --bw q6 --out ./tuned --initial-peers @swarm.txt",
     )
 )
-@click.option("--model", required=True, metavar="DIR|HUB_ID", help="What to fine-tune.")
-@click.option(
-    "--dataset",
-    required=True,
-    metavar="PATH",
-    help="UTF-8 text to train on: a file, or a directory of .txt files.",
-)
-@train_options
+@takes("options", JobOptions)
 @swarm_options
-def train(
-    model: str, dataset: str, initial_peers: tuple[str, ...], dht_prefix: str, **given: Any
-) -> None:
+def train(options: JobOptions, initial_peers: tuple[str, ...], dht_prefix: str) -> None:
     """Fine-tune a model; Ctrl-C detaches, and the run goes on."""
-    options = collect_options(model, dataset, default_lr=DEFAULT_LR, **given)
 
     async def work() -> None:
-        from swarm_ft.client.job import check_options, prepare_job
+        from swarm_ft.client.job import check_outputs, prepare_job
         from swarm_ft.client.progress import RunProgress
         from swarm_ft.client.train import begin, measure_baseline, note_untied
 
-        check_options(options)
+        check_outputs(options.outputs)
         async with connected(initial_peers, dht_prefix) as swarm:
             with spinner("reading the model and the text"):
                 job = await asyncio.to_thread(prepare_job, options)
@@ -89,11 +73,11 @@ def train(
             baseline = await measure_baseline(options.model, job.eval_data, progress)
             run_id = await begin(swarm, job, resume=options.resume, progress=progress)
             watch = _Watch(swarm, run_id, job.checkpoint, baseline, progress)
-            report = await watch.to_report(options.out, options.trace_file)
+            report = await watch.to_report(options.outputs)
         if report is None:
             _tell_way_back(run_id, initial_peers)
         else:
-            conclude(report, options.json_file)
+            conclude(report, options.outputs.json_file)
 
     run_async(work)
 
@@ -106,37 +90,35 @@ def train(
 )
 @run_option
 @click.option("--model", metavar="DIR|HUB_ID", help="The model, if not where the run says.")
-@eval_options
-@result_options
+@takes("evaluation", EvalOptions)
+@takes("outputs", Outputs)
 @swarm_options
 def attach(
+    run_name: str | None,
+    model: str | None,
+    evaluation: EvalOptions,
+    outputs: Outputs,
     initial_peers: tuple[str, ...],
     dht_prefix: str,
-    out: str,
-    json_file: str | None,
-    trace_file: str | None,
-    **named: Any,
 ) -> None:
     """Come back to a run: watch it to its end and fetch the result."""
-    json_path = Path(json_file) if json_file else None
-    trace_path = Path(trace_file) if trace_file else None
 
     async def work() -> None:
         from swarm_ft.client.job import check_outputs
         from swarm_ft.client.progress import RunProgress
         from swarm_ft.client.train import attach_to
 
-        check_outputs(Path(out), json_path, trace_path)
+        check_outputs(outputs)
         async with connected(initial_peers, dht_prefix) as swarm:
-            found = await attach_to(swarm, **named)
+            found = await attach_to(swarm, run_name, model, evaluation)
             progress = RunProgress(found.status.spec.train)
             baseline = await found.baseline(progress)
             watch = _Watch(swarm, found.status.run_id, found.checkpoint, baseline, progress)
-            report = await watch.to_report(Path(out), trace_path)
+            report = await watch.to_report(outputs)
         if report is None:
             _tell_way_back(found.status.run_id, initial_peers)
         else:
-            conclude(report, json_path)
+            conclude(report, outputs.json_file)
 
     run_async(work)
 
@@ -188,12 +170,12 @@ class _Watch:
     baseline: Baseline | None
     progress: RunProgress
 
-    async def to_report(self, out: Path, trace_file: Path | None) -> RunReport | None:
+    async def to_report(self, outputs: Outputs) -> RunReport | None:
         """The report; or None, once a stop signal detached this client from the run."""
         from swarm_ft.client.train import report_on
 
         command = asyncio.current_task()
-        fetching = asyncio.ensure_future(self._fetch(out, trace_file))
+        fetching = asyncio.ensure_future(self._fetch(outputs))
         on_stop_signal(fetching.cancel)
         self.progress.message(f"watching {self.run_id}; Ctrl-C detaches, and the run goes on")
         await asyncio.wait([fetching])
@@ -201,15 +183,16 @@ class _Watch:
             return None
         if command is not None:  # the run is over, and nothing is left to detach from
             on_stop_signal(command.cancel)
-        return await report_on(fetching.result(), self.run_id, self.baseline, self.progress, out)
+        events = fetching.result()
+        return await report_on(events, self.run_id, self.baseline, self.progress, outputs.out)
 
-    async def _fetch(self, out: Path, trace_file: Path | None) -> list[RunEvent]:
+    async def _fetch(self, outputs: Outputs) -> list[RunEvent]:
         from swarm_ft.client.trace import open_trace
         from swarm_ft.client.train import fetch_result
 
-        with open_trace(trace_file, self.progress.message) as trace:
+        with open_trace(outputs.trace_file, self.progress.message) as trace:
             return await fetch_result(
-                self.swarm, self.run_id, self.checkpoint, self.progress, out, trace
+                self.swarm, self.run_id, self.checkpoint, self.progress, outputs.out, trace
             )
 
 

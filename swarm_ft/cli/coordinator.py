@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 import click
 
+from swarm_ft.cli.declared import takes
 from swarm_ft.cli.options import (
     Listening,
     dht_prefix_option,
     examples,
     initial_peers_option,
     json_flag,
-    listen_options,
     log_option,
     snapshots_option,
 )
@@ -42,7 +42,7 @@ NAME = "coordinator"
 )
 @initial_peers_option
 @dht_prefix_option
-@listen_options
+@takes("listening", Listening)
 @click.option(
     "--journal",
     default="swarm-ft-coordinator.db",
@@ -56,9 +56,7 @@ NAME = "coordinator"
 def coordinator(
     initial_peers: tuple[str, ...],
     dht_prefix: str,
-    host: str,
-    port: int,
-    announce: str | None,
+    listening: Listening,
     journal: str,
     snapshots: str | None,
     as_json: bool,
@@ -67,19 +65,17 @@ def coordinator(
 
     Without --initial-peers it starts a DHT of its own and prints its address.
     """
-    listening = Listening(host, port, announce)
-
     store = _open_snapshots(snapshots)
 
     async def work() -> None:
         from swarm_ft.discovery.dht import DhtDirectory, DhtOptions
         from swarm_ft.transport.grpc_options import check_address
 
-        await check_address(host, port)  # before a journal is made
+        await check_address(listening.host, listening.port)  # before a journal is made
         # With a DHT to join it only asks there; others could not reach a node behind a home link.
         options = DhtOptions(
             initial_peers=initial_peers,
-            host_maddrs=() if initial_peers else (await _listening_maddr(host),),
+            host_maddrs=() if initial_peers else (await _listening_maddr(listening.host),),
             client_mode=bool(initial_peers),
             prefix=dht_prefix,
         )

@@ -6,21 +6,23 @@ import asyncio
 import json
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from swarm_ft.cli.client import DEFAULT_LR, conclude, connected
-from swarm_ft.cli.options import buffer_options, examples, json_flag, log_option
+from swarm_ft.cli.client import conclude, connected
+from swarm_ft.cli.declared import declared_options, takes
+from swarm_ft.cli.options import BufferOptions, examples, json_flag, log_option
 from swarm_ft.cli.processes import ProcessSwarm
 from swarm_ft.cli.running import on_stop_signal, run_async, spinner
-from swarm_ft.cli.train_options import collect_options, train_options
+from swarm_ft.client.options import JobOptions
 from swarm_ft.errors import BadInput, BadOption, RunFailed
+from swarm_ft.protocol.spec.options import arguments, build
 
 if TYPE_CHECKING:
-    from swarm_ft.client.job import Job, TrainOptions
+    from swarm_ft.client.job import Job
     from swarm_ft.client.progress import RunProgress
     from swarm_ft.client.report import RunReport
     from swarm_ft.client.swarm import SwarmClient
@@ -62,6 +64,8 @@ def sample(directory: str, seed: int, as_json: bool) -> None:
 
 SAMPLE_LR = 2e-3
 """For the demo's own model, which starts from random weights; a trained one wants far less."""
+SAMPLE = {"model": "a small GPT-2 made on the spot", "dataset": "Python's own source text"}
+"""What is trained, and on what, where nothing else is named."""
 DHT_PREFIX = "swarm-ft"
 JOIN_TIMEOUT_S, JOIN_POLL_S = 60.0, 0.2
 JOURNAL = "coordinator.db"
@@ -90,28 +94,13 @@ JOURNAL = "coordinator.db"
     type=click.IntRange(1),
     help="Peers that host each stage; with more than one, any of them may die.",
 )
-@click.option(
-    "--model",
-    metavar="DIR|HUB_ID",
-    help="What to fine-tune.  [default: a small GPT-2 made on the spot]",
-)
-@click.option(
-    "--dataset",
-    metavar="PATH",
-    help="UTF-8 text to train on: a file, or a directory of .txt files.  "
-    "[default: Python's own source text]",
-)
-@train_options
-@buffer_options
+@declared_options(JobOptions, instead=SAMPLE)
+@takes("buffers", BufferOptions)
 @log_option
 def demo(
     stages: int,
     replicas: int,
-    model: str | None,
-    dataset: str | None,
-    buffer_memory_bytes: int,
-    buffer_disk_bytes: int,
-    buffer_dir: str | None,
+    buffers: BufferOptions,
     **given: Any,
 ) -> None:
     """Start a DHT node, a coordinator and stage peers here, and fine-tune a model with them.
@@ -119,9 +108,9 @@ def demo(
     Needs no GPU and no network. The processes' logs are kept beside the result.
     """
     with spinner("reading the model and the text"):
-        job, options = _prepare(stages, model, dataset, given)
-    directory = Path(buffer_dir) if buffer_dir else _work_dir(options.out) / "buffers"
-    buffers = _Buffers(buffer_memory_bytes, buffer_disk_bytes, directory)
+        job, options = _prepare(stages, given)
+    work_dir = _work_dir(options.outputs.out)
+    buffers = replace(buffers, directory=buffers.directory or work_dir / "buffers")
 
     async def work() -> None:
         command = asyncio.current_task()
@@ -130,21 +119,6 @@ def demo(
         await _train_here(_shares(job, stages, replicas), buffers, job, options)
 
     run_async(work)
-
-
-@dataclass(frozen=True, slots=True)
-class _Buffers:
-    """What each peer may take for buffers, and where."""
-
-    memory_bytes: int
-    disk_bytes: int
-    directory: Path
-
-    def options(self, peer: str) -> tuple[str, ...]:
-        """Of `serve-stage`."""
-        memory, disk = str(self.memory_bytes), str(self.disk_bytes)
-        directory = str(self.directory.resolve() / peer)
-        return "--buffer-memory", memory, "--buffer-disk", disk, "--buffer-dir", directory
 
 
 def _shares(job: Job, stages: int, replicas: int) -> dict[str, str]:
@@ -167,18 +141,15 @@ def _work_dir(out: Path) -> Path:
 # ---- before anything is started
 
 
-def _prepare(
-    stages: int, model: str | None, dataset: str | None, given: dict[str, Any]
-) -> tuple[Job, TrainOptions]:
+def _prepare(stages: int, given: dict[str, Any]) -> tuple[Job, JobOptions]:
     """Make what is missing, and check everything; no files are left if it comes to nothing."""
     from swarm_ft.client.job import check_outputs, prepare_job
 
-    out = Path(given["out"])
-    files = (Path(name) if name else None for name in (given["json_file"], given["trace_file"]))
-    check_outputs(out, *files)
-    made = _first_missing(_work_dir(out))
+    asked = _asked(given)
+    check_outputs(asked.outputs)
+    made = _first_missing(_work_dir(asked.outputs.out))
     try:
-        options = _options(model, dataset, given)
+        options = _with_sample(asked)
         job = prepare_job(options)
         _check_stages(stages, job.spec.model.num_blocks)
     except (BadInput, KeyboardInterrupt):
@@ -188,19 +159,29 @@ def _prepare(
     return job, options
 
 
-def _options(model: str | None, dataset: str | None, given: dict[str, Any]) -> TrainOptions:
+def _asked(given: Mapping[str, Any]) -> JobOptions:
+    """What was asked for; a model or text that is yet to be made has an empty name."""
+    own = {name: given[name] or "" for name in SAMPLE}
+    if not own["model"] and given["learning_rate"] is None:
+        own["learning_rate"] = SAMPLE_LR
+    return build(JobOptions, {**given, **own})
+
+
+def _with_sample(asked: JobOptions) -> JobOptions:
+    """The same with a model and text of our own where none is named."""
     from swarm_ft.client.sample import write_sample
 
-    if model is not None and dataset is not None:
-        return collect_options(model, dataset, default_lr=DEFAULT_LR, **given)
-    made = write_sample(_work_dir(Path(given["out"])) / "input", seed=given["seed"])
-    if dataset is None and given["eval_dataset"] is None:
-        given = {**given, "eval_dataset": made.eval_file}
-    return collect_options(
-        model or made.model_dir,
-        dataset or made.train_file,
-        default_lr=DEFAULT_LR if model else SAMPLE_LR,
-        **given,
+    if asked.model and asked.dataset:
+        return asked
+    made = write_sample(_work_dir(asked.outputs.out) / "input", seed=asked.train.seed)
+    evaluation = asked.evaluation
+    if not asked.dataset and evaluation.eval_dataset is None:
+        evaluation = replace(evaluation, eval_dataset=made.eval_file)
+    return replace(
+        asked,
+        model=asked.model or made.model_dir,
+        dataset=asked.dataset or made.train_file,
+        evaluation=evaluation,
     )
 
 
@@ -219,10 +200,10 @@ def _first_missing(path: Path) -> Path | None:
 
 
 async def _train_here(
-    peers: Mapping[str, str], buffers: _Buffers, job: Job, options: TrainOptions
+    peers: Mapping[str, str], buffers: BufferOptions, job: Job, options: JobOptions
 ) -> None:
     """Start everybody, train, report, and end everybody, whatever happens."""
-    work_dir = _work_dir(options.out)
+    work_dir = _work_dir(options.outputs.out)
     swarm = ProcessSwarm(work_dir / "logs")
     if not options.resume:
         _forget(work_dir, buffers)
@@ -237,7 +218,7 @@ async def _train_here(
             with spinner("waiting for them to join the coordinator"):
                 await _joined(client, len(peers))
             report = await _train(swarm, client, job, options)
-        conclude(report, options.json_file)
+        conclude(report, options.outputs.json_file)
     except asyncio.CancelledError:
         click.echo("taking the swarm down; the logs stay", err=True)
         raise
@@ -257,7 +238,7 @@ async def _joined(client: SwarmClient, num_peers: int) -> None:
 
 
 async def _start(
-    swarm: ProcessSwarm, peers: Mapping[str, str], buffers: _Buffers, work_dir: Path
+    swarm: ProcessSwarm, peers: Mapping[str, str], buffers: BufferOptions, work_dir: Path
 ) -> str:
     """Start everybody; the DHT address that others start from."""
     addresses = (await swarm.start("dht", ["dht"])).get("addresses")
@@ -271,12 +252,18 @@ async def _start(
     commands = {"coordinator": ["coordinator", "--journal", journal, *common]}
     for name, part in peers.items():
         offer = ("--layers", part, "--threads", "1", "--peer-id", name)
-        commands[name] = ["serve-stage", *offer, *buffers.options(name), *common]
+        commands[name] = ["serve-stage", *offer, *_buffer_arguments(buffers, name), *common]
     await swarm.start_all(commands)
     return address
 
 
-def _forget(work_dir: Path, buffers: _Buffers) -> None:
+def _buffer_arguments(buffers: BufferOptions, peer: str) -> list[str]:
+    """Each peer has a directory of its own."""
+    directory = buffers.directory.resolve() / peer if buffers.directory else None
+    return arguments(replace(buffers, directory=directory))
+
+
+def _forget(work_dir: Path, buffers: BufferOptions) -> None:
     """A demo is a new swarm; what the last one left would take up its run."""
     for leftover in work_dir.glob(f"{JOURNAL}*"):
         leftover.unlink()
@@ -285,7 +272,7 @@ def _forget(work_dir: Path, buffers: _Buffers) -> None:
 
 
 async def _train(
-    swarm: ProcessSwarm, client: SwarmClient, job: Job, options: TrainOptions
+    swarm: ProcessSwarm, client: SwarmClient, job: Job, options: JobOptions
 ) -> RunReport:
     """Submit the job and see it through, unless a process of the swarm ends first."""
     from swarm_ft.client.progress import RunProgress
@@ -305,14 +292,15 @@ async def _train(
 
 
 async def _see_through(
-    client: SwarmClient, job: Job, options: TrainOptions, progress: RunProgress
+    client: SwarmClient, job: Job, options: JobOptions, progress: RunProgress
 ) -> RunReport:
     from swarm_ft.client.trace import open_trace
     from swarm_ft.client.train import begin, fetch_result, measure_baseline, note_untied, report_on
 
+    outputs = options.outputs
     note_untied(job.spec, progress)
     baseline = await measure_baseline(options.model, job.eval_data, progress)
     run_id = await begin(client, job, resume=options.resume, progress=progress)
-    with open_trace(options.trace_file, progress.message) as trace:
-        events = await fetch_result(client, run_id, job.checkpoint, progress, options.out, trace)
-    return await report_on(events, run_id, baseline, progress, options.out)
+    with open_trace(outputs.trace_file, progress.message) as trace:
+        events = await fetch_result(client, run_id, job.checkpoint, progress, outputs.out, trace)
+    return await report_on(events, run_id, baseline, progress, outputs.out)

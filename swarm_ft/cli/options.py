@@ -6,12 +6,15 @@ import functools
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import click
 
 from swarm_ft import log
 from swarm_ft.errors import BadOption
+from swarm_ft.protocol.spec.bounds import Range
+from swarm_ft.protocol.spec.options import Option, check
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -83,56 +86,11 @@ needed_initial_peers_option = _initial_peers(_expanded_and_there)
 dht_prefix_option = click.option(
     "--dht-prefix", default="swarm-ft", show_default=True, help="Name of the swarm in the DHT."
 )
-listen_options = stack(
-    click.option(
-        "--host",
-        default="127.0.0.1",
-        show_default=True,
-        help="Address to listen on; links are not encrypted yet, so by default this machine only.",
-    ),
-    click.option(
-        "--port",
-        default=0,
-        show_default="any free one",
-        type=click.IntRange(0, 65535),
-        help="Port to listen on.",
-    ),
-    click.option(
-        "--announce",
-        metavar="HOST:PORT",
-        help="Address that others should use, where it differs. A bare HOST gets the port.",
-    ),
-)
 snapshots_option = click.option(
     "--snapshots",
     metavar="URL",
     help="Where snapshots of runs lie: a directory, or what fsspec takes, as s3://...; the same "
     "for the coordinator and all peers.  [default: none are kept]",
-)
-buffer_options = stack(
-    click.option(
-        "--buffer-memory",
-        "buffer_memory_bytes",
-        default="2GiB",
-        show_default=True,
-        type=ByteSize(),
-        help="Memory for samples' buffers (--fw aq...); those needed last go first.",
-    ),
-    click.option(
-        "--buffer-disk",
-        "buffer_disk_bytes",
-        default="50GiB",
-        show_default=True,
-        type=ByteSize(),
-        help="Disk for them; 0 keeps none there, and a restart loses them.",
-    ),
-    click.option(
-        "--buffer-dir",
-        metavar="DIR",
-        type=click.Path(file_okay=False),
-        help="Where on disk, a directory of its own for each peer.  "
-        "[default: under ~/.cache/swarm-ft]",
-    ),
 )
 log_option = click.option(
     "--log-level",
@@ -146,21 +104,68 @@ log_option = click.option(
 json_flag = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BufferOptions:
+    """What a peer lends to samples' buffers, and where."""
+
+    memory_bytes: Annotated[
+        int,
+        ByteSize(),
+        Option(
+            "Memory for samples' buffers (--fw aq...); those needed last go first.",
+            name="buffer-memory",
+            default="2GiB",
+        ),
+    ] = 2 << 30
+    disk_bytes: Annotated[
+        int,
+        ByteSize(),
+        Option(
+            "Disk for them; 0 keeps none there, and a restart loses them.",
+            name="buffer-disk",
+            default="50GiB",
+        ),
+    ] = 50 << 30
+    directory: Annotated[
+        Path | None,
+        click.Path(file_okay=False, path_type=Path),
+        Option(
+            "Where on disk, a directory of its own for each peer.",
+            name="buffer-dir",
+            metavar="DIR",
+            default="under ~/.cache/swarm-ft",
+        ),
+    ] = None
+
+
 @dataclass(frozen=True, slots=True)
 class Listening:
-    """What `listen_options` parsed.
+    """Where a process listens, and where others find it.
 
     Raises:
-        BadOption: listening everywhere without `--announce`, or `--announce` is no address.
+        BadOption: a port that there is not, listening everywhere without `--announce`, or
+            `--announce` is no address.
     """
 
-    host: str
-    port: int
-    announce: str | None
+    host: Annotated[
+        str,
+        Option(
+            "Address to listen on; links are not encrypted yet, so by default this machine only."
+        ),
+    ] = "127.0.0.1"
+    port: Annotated[int, Range(0, 65535), Option("Port to listen on.", default="any free one")] = 0
+    announce: Annotated[
+        str | None,
+        Option(
+            "Address that others should use, where it differs. A bare HOST gets the port.",
+            metavar="HOST:PORT",
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
         from swarm_ft.discovery.directory import checked_record
 
+        check(self)
         if self.host in LISTEN_ANYWHERE and not self.announce:
             raise BadOption(
                 f"--host {self.host} listens everywhere; --announce HOST must say where others "

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from swarm_ft.cli.declared import takes
 from swarm_ft.cli.options import (
+    BufferOptions,
     Listening,
-    buffer_options,
     dht_prefix_option,
     examples,
     json_flag,
-    listen_options,
     log_option,
     needed_initial_peers_option,
     snapshots_option,
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 )
 @needed_initial_peers_option
 @dht_prefix_option
-@listen_options
+@takes("listening", Listening)
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
 @click.option(
     "--dtype",
@@ -71,7 +71,7 @@ if TYPE_CHECKING:
     "On a CPU buffers come on top.  [default: 80 % of what is free beside buffers]",
 )
 @click.option("--threads", type=click.IntRange(1), help="CPU threads to compute with.")
-@buffer_options
+@takes("buffers", BufferOptions)
 @snapshots_option
 @click.option(
     "--peer-id",
@@ -84,9 +84,8 @@ def serve_stage(
     layers: str,
     initial_peers: tuple[str, ...],
     dht_prefix: str,
-    host: str,
-    port: int,
-    announce: str | None,
+    listening: Listening,
+    buffers: BufferOptions,
     as_json: bool,
     **given: Any,
 ) -> None:
@@ -94,12 +93,10 @@ def serve_stage(
     from swarm_ft.protocol.spec.layers import parse_layers
 
     layer_range = parse_layers(layers)
-    listening = Listening(host, port, announce)
     make_engine = _engine_maker(given["device"], given["dtype"], given["model"], given["threads"])
-    memory_bytes = _memory_bytes(given["memory_gib"], given["device"], given["buffer_memory_bytes"])
-    home = _home(given["peer_id"], given["buffer_dir"], given["buffer_disk_bytes"])
+    memory_bytes = _memory_bytes(given["memory_gib"], given["device"], buffers.memory_bytes)
+    home = _home(given["peer_id"], buffers)
     peer_id = _peer_id(given["peer_id"], home)
-    buffers = _buffers(home, given["buffer_memory_bytes"], given["buffer_disk_bytes"])
     shard_dir = Path(tempfile.mkdtemp(prefix="swarm-ft-"))
 
     async def work() -> None:
@@ -111,7 +108,7 @@ def serve_stage(
             layers=layer_range,
             memory_bytes=memory_bytes,
             shard_dir=shard_dir,
-            buffers=buffers,
+            buffers=_buffer_place(home, buffers),
             snapshots_url=given["snapshots"] or "",
         )
         swarm = initial_peers, dht_prefix
@@ -125,20 +122,20 @@ def serve_stage(
             home.close()
 
 
-def _home(name: str | None, directory: str | None, disk_bytes: int) -> PeerHome | None:
+def _home(name: str | None, buffers: BufferOptions) -> PeerHome | None:
     """Where on disk this peer keeps buffers; None if it is to keep none there."""
-    if not disk_bytes:
+    if not buffers.disk_bytes:
         return None
     if name is not None:
         _checked_name(name)  # it may become a directory's
-    return claim_home(name, Path(directory) if directory is not None else None)
+    return claim_home(name, buffers.directory)
 
 
-def _buffers(home: PeerHome | None, memory_bytes: int, disk_bytes: int) -> BufferPlace:
+def _buffer_place(home: PeerHome | None, buffers: BufferOptions) -> BufferPlace:
     from swarm_ft.buffers import BufferLimits
     from swarm_ft.peer.kept_buffers import BufferPlace
 
-    limits = BufferLimits(memory_bytes=memory_bytes, disk_bytes=disk_bytes)
+    limits = BufferLimits(memory_bytes=buffers.memory_bytes, disk_bytes=buffers.disk_bytes)
     return BufferPlace(limits=limits, directory=home.path / "buffers" if home else None)
 
 

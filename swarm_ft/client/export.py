@@ -53,10 +53,13 @@ def assemble(out_dir: Path, shards: Sequence[Path], write_config: Callable[[Path
 
 @contextmanager
 def shard_dir(out_dir: Path) -> Iterator[Path]:
-    """An empty directory to collect shards in, beside `out_dir`; gone at the end."""
+    """A directory to collect shards in, beside `out_dir`; gone at the end.
+
+    It is empty but for what a collection that was killed left there.
+    """
     out_dir = out_dir.resolve()
-    out_dir.parent.mkdir(parents=True, exist_ok=True)
-    directory = _fresh_dir(_sibling(out_dir, "shards"))
+    directory = _sibling(out_dir, "shards")
+    directory.mkdir(parents=True, exist_ok=True)
     try:
         yield directory
     finally:

@@ -11,73 +11,19 @@ import numpy as np
 import numpy.typing as npt
 
 from swarm_ft.client.export import check_out_dir
-from swarm_ft.errors import BadDataset, BadOption, MalformedMessage
-from swarm_ft.protocol.spec.run_spec import LrSchedule, RunSpec, TrainSpec
+from swarm_ft.client.options import EvalOptions, JobOptions, Outputs
+from swarm_ft.errors import BadDataset, BadOption
+from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.stage.architecture import check_seq_length
 from swarm_ft.stage.checkpoint import Checkpoint, open_checkpoint
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# ---- what a user asks for, as `client train` and `demo` take it
-#
-# Names are those of the options.
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TrainOptions:
-    """Options of one job.
-
-    Attributes:
-        dataset: a UTF-8 file, or a directory of .txt files.
-        eval_dataset: held-out text; None evaluates on the training text, and says so.
-        steps: optimizer steps; wins over `epochs`.
-        batch_size: samples a step.
-        clip_grad_norm: 0 is off.
-        sync_tied_embeddings: keep tied embeddings tied, instead of untying them.
-        max_eval_samples: evaluate on the first so many samples; None: all.
-        out: directory for the trained checkpoint.
-        json_file: where the report goes; None: nowhere.
-        trace_file: where it goes what peers did when; None: nowhere, and nobody records it.
-    """
-
-    model: str
-    dataset: str
-    eval_dataset: str | None
-    epochs: int
-    steps: int | None
-    batch_size: int
-    micro_batch_size: int
-    seq_length: int
-    lr: float
-    lr_schedule: str
-    warmup_steps: int
-    weight_decay: float
-    clip_grad_norm: float
-    seed: int
-    shuffle: bool
-    dropout: bool
-    sync_tied_embeddings: bool
-    fw: str
-    bw: str
-    key: str
-    dp: str
-    buffer_bits: int
-    save_steps: int
-    resume: bool
-    max_eval_samples: int | None
-    out: Path
-    json_file: Path | None
-    trace_file: Path | None = None
-    fill: str = ""
-    fill_microbatches: int = 1
-
-
 # ---- text to samples of token ids
 
 TokenArray = npt.NDArray[np.uint32]
 
-_TOKEN_BYTES = 4
 _LITTLE_ENDIAN = np.dtype("<u4")
 
 
@@ -156,19 +102,6 @@ def tokens_to_bytes(row: TokenArray) -> bytes:
     return row.astype(_LITTLE_ENDIAN).tobytes()
 
 
-def tokens_from_bytes(data: bytes) -> TokenArray:
-    """The reverse of `tokens_to_bytes`: ids [seq_length], in memory of their own.
-
-    Raises:
-        MalformedMessage: the length is no multiple of four bytes.
-    """
-    if len(data) % _TOKEN_BYTES:
-        raise MalformedMessage(
-            f"tokens: expected a multiple of {_TOKEN_BYTES} bytes, got {len(data)} bytes"
-        )
-    return np.frombuffer(data, dtype=_LITTLE_ENDIAN).astype(np.uint32)
-
-
 TRAINING_TEXT_EVAL_SAMPLES = 256
 """Without held-out text, this much of the training text is evaluated on."""
 
@@ -202,18 +135,18 @@ class Job:
     eval_data: EvalData
 
 
-def prepare_job(options: TrainOptions) -> Job:
+def prepare_job(options: JobOptions) -> Job:
     """Read, tokenise and check; nothing is written and nobody is called.
 
     Raises:
         BadInput: the first thing that is wrong with the options, the model or the data.
     """
-    check_options(options)
+    check_outputs(options.outputs)
     checkpoint = open_checkpoint(_reference(options.model))
-    check_seq_length(checkpoint.config, options.seq_length)
-    tokens = read_tokens(options.dataset, checkpoint, options.seq_length)
-    eval_data = read_eval_data(options, checkpoint, tokens)
-    train = _train_spec(options, num_samples=len(tokens))
+    check_seq_length(checkpoint.config, options.train.seq_length)
+    tokens = read_tokens(options.dataset, checkpoint, options.train.seq_length)
+    eval_data = read_eval_data(options.evaluation, checkpoint, tokens)
+    train = options.train_spec(num_samples=len(tokens))
     return Job(
         spec=RunSpec(model=checkpoint.describe(), train=train),
         checkpoint=checkpoint,
@@ -222,29 +155,19 @@ def prepare_job(options: TrainOptions) -> Job:
     )
 
 
-def check_options(options: TrainOptions) -> None:
-    """Refuse what is wrong whatever the model and the data are.
-
-    Raises:
-        BadInput: an option is out of range, or an output cannot be written.
-    """
-    check_outputs(options.out, options.json_file, options.trace_file)
-    _train_spec(options, num_samples=1)
-
-
 def _reference(model: str) -> str:
     """A directory by its whole path: a peer may have been started in another place."""
     return str(Path(model).absolute()) if Path(model).is_dir() else model
 
 
-def check_outputs(out: Path, json_file: Path | None, trace_file: Path | None) -> None:
+def check_outputs(outputs: Outputs) -> None:
     """Refuse outputs that could not be written at the end of a long run.
 
     Raises:
         BadOption: `--out`, `--json` or `--trace` cannot be written.
     """
-    check_out_dir(out)
-    for option, path in (("--json", json_file), ("--trace", trace_file)):
+    check_out_dir(outputs.out)
+    for option, path in (("--json", outputs.json_file), ("--trace", outputs.trace_file)):
         if path is not None and not path.absolute().parent.is_dir():
             raise BadOption(f"{option} {path}: there is no directory {path.absolute().parent}")
         if path is not None and path.is_dir():
@@ -269,42 +192,12 @@ def read_tokens(path: str, checkpoint: Checkpoint, seq_length: int) -> Tokens:
     return tokens
 
 
-def read_eval_data(options: TrainOptions, checkpoint: Checkpoint, tokens: Tokens) -> EvalData:
+def read_eval_data(options: EvalOptions, checkpoint: Checkpoint, tokens: Tokens) -> EvalData:
     """Held-out samples; without held-out text, the beginning of the training text."""
     if options.eval_dataset is None:
         limit = options.max_eval_samples or TRAINING_TEXT_EVAL_SAMPLES
         return EvalData(samples=tokens[:limit], source="the training text")
-    held_out = read_tokens(options.eval_dataset, checkpoint, options.seq_length)
+    held_out = read_tokens(options.eval_dataset, checkpoint, tokens.shape[1])
     return EvalData(
         samples=held_out[: options.max_eval_samples], source=f"held-out {options.eval_dataset}"
-    )
-
-
-def _train_spec(options: TrainOptions, *, num_samples: int) -> TrainSpec:
-    if options.epochs < 1:
-        raise BadOption(f"--epochs: expected 1 or more, got {options.epochs}")
-    steps_per_epoch = -(-num_samples // max(1, options.batch_size))
-    return TrainSpec(
-        num_samples=num_samples,
-        seq_length=options.seq_length,
-        batch_size=options.batch_size,
-        micro_batch_size=options.micro_batch_size,
-        num_steps=options.epochs * steps_per_epoch if options.steps is None else options.steps,
-        learning_rate=options.lr,
-        lr_schedule=LrSchedule[options.lr_schedule.upper()],
-        warmup_steps=options.warmup_steps,
-        weight_decay=options.weight_decay,
-        clip_grad_norm=options.clip_grad_norm,
-        seed=options.seed,
-        shuffle=options.shuffle,
-        dropout=options.dropout,
-        sync_tied_embeddings=options.sync_tied_embeddings,
-        forward_codec=options.fw,
-        backward_codec=options.bw,
-        key_codec=options.key,
-        dp_codec=options.dp,
-        save_steps=options.save_steps,
-        buffer_bits=options.buffer_bits,
-        fill_codec=options.fill,
-        fill_microbatches=options.fill_microbatches,
     )

@@ -3,34 +3,39 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from swarm_ft.discovery.directory import Directory, Role
-from swarm_ft.errors import NotFound, Unavailable
-from swarm_ft.ids import RunId, SampleId
+from swarm_ft.errors import ProtocolError, SwarmError, Unavailable
+from swarm_ft.ids import PeerId, RunId, SampleId, StepNumber
+from swarm_ft.log import get_logger
 from swarm_ft.proto import coordinator_pb2 as pb
-from swarm_ft.proto import peer_pb2
 from swarm_ft.protocol.messages.client import RunEvent, RunPhase, RunStatus, SwarmStatus
-from swarm_ft.protocol.messages.control import stages_of
+from swarm_ft.protocol.messages.control import Stage, stages_of
+from swarm_ft.protocol.messages.shard import ShardFile, ShardName
 from swarm_ft.protocol.messages.timeline import PeerTimeline
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.protocol.wire.client_wire import event_from_wire, status_from_wire, swarm_from_wire
 from swarm_ft.protocol.wire.coordinator_wire import tokens_to_wire
 from swarm_ft.protocol.wire.run_wire import spec_to_wire
+from swarm_ft.transfer.download import Downloader
 from swarm_ft.transport.base import Channel, Transport, call
-from swarm_ft.transport.blob import receive_file, receive_header
-from swarm_ft.transport.methods import CANCEL, COLLECTED, STATUS, SUBMIT, WATCH, WEIGHTS
+from swarm_ft.transport.methods import CANCEL, COLLECTED, STATUS, SUBMIT, WATCH
+
+logger = get_logger(__name__)
 
 CALL_TIMEOUT_S = 30.0
+ANSWER_TIMEOUT_S = 300.0
+"""How long a coordinator may take to check a job and write it down, once it has all of it."""
 FIND_TIMEOUT_S = 20.0
 """How long a coordinator may take to appear in the DHT."""
 RETRY_S = 0.5
 MAX_RESUBMITS = 40
 """A coordinator that is started again has 20 s to be there."""
-MAX_SHARD_BYTES = 1 << 42
 
 
 class SwarmClient:
@@ -39,6 +44,7 @@ class SwarmClient:
     def __init__(self, directory: Directory, transport: Transport) -> None:
         self._directory = directory
         self._transport = transport
+        self._downloader = Downloader(directory, transport, on_fault=_log_fault)
 
     async def submit(
         self,
@@ -86,7 +92,13 @@ class SwarmClient:
                 part = tokens_to_wire(SampleId(sample), tokens)
                 await stream.send(pb.SubmitPart(tokens=part))
             await stream.finish()
-            reply = await stream.receive()
+            try:
+                async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                    reply = await stream.receive()
+            except TimeoutError:
+                raise Unavailable(
+                    f"the coordinator did not answer the submission within {ANSWER_TIMEOUT_S:g} s"
+                ) from None
             if reply is None:
                 raise Unavailable("the coordinator ended the submission without an answer")
             return status_from_wire(reply)
@@ -166,71 +178,57 @@ class SwarmClient:
                     on_trouble(error.message)
                 told = error.message
             await asyncio.sleep(RETRY_S)
-            if not await self._is_result_of(status):
+            known = await self._as_known_now(status)
+            if known is None:
                 return None
+            status = known
 
-    async def _is_result_of(self, status: RunStatus) -> bool:
-        """Whether the result is still the one of that status, as far as anybody can tell now."""
+    async def _as_known_now(self, status: RunStatus) -> RunStatus | None:
+        """The newest status with the same result; None if that is lost, as far as is known."""
         try:
             runs = (await self.status()).runs
         except Unavailable:
-            return True
-        kept = [(run.run_id, run.attempt) for run in runs if run.phase is RunPhase.FINISHED]
-        return (status.run_id, status.attempt) in kept
+            return status
+        kept = (run for run in runs if run.phase is RunPhase.FINISHED)
+        same = (run for run in kept if (run.run_id, run.attempt) == (status.run_id, status.attempt))
+        return next(same, None)
 
-    async def fetch_shards(
-        self,
-        status: RunStatus,
-        directory: Path,
-        on_bytes: Callable[[int], None] = lambda _num_bytes: None,
-    ) -> tuple[Path, ...]:
+    async def fetch_shards(self, status: RunStatus, directory: Path) -> tuple[Path, ...]:
         """The trained stages of a finished run, first to last, as files in `directory`.
 
-        A stage that is there already, from an earlier call, is not fetched again.
+        What is there already, from an earlier call, is not fetched again.
 
         Raises:
             Unavailable: nobody who holds a stage of the result gives it now.
         """
-        endpoints = await self._directory.find(Role.PEER)
-        paths = []
-        for index, stage in enumerate(stages_of(status.stages)):
-            path = directory / f"stage-{index}.safetensors"
-            known = [endpoints[peer] for peer in stage.peers if peer in endpoints]
-            is_here = path.exists()
-            if not is_here and not await self._fetch_from_any(known, status.run_id, path, on_bytes):
-                raise Unavailable(
-                    f"layers {stage.layers} of the result: peer {' or '.join(stage.peers)} does "
-                    f"not answer; waiting until it is back, or the result is made again"
-                )
-            paths.append(path)
-        return tuple(paths)
+        stages = stages_of(status.stages)
+        return tuple([await self._fetch_stage(status, stage, directory) for stage in stages])
 
-    async def _fetch_from_any(
-        self, endpoints: list[str], run_id: RunId, path: Path, on_bytes: Callable[[int], None]
-    ) -> bool:
-        """Whether one of a stage's replicas, which all hold the same weights, gave them."""
-        for endpoint in endpoints:
+    async def _fetch_stage(self, status: RunStatus, stage: Stage, directory: Path) -> Path:
+        name = ShardName(
+            run_id=status.run_id,
+            step=StepNumber(status.committed_steps),
+            layers=stage.layers,
+            is_result=True,
+        )
+        peers = " or ".join(stage.peers)
+        trouble = f"layers {stage.layers} of the result: peer {peers} does not answer"
+        for file, sources in _holders(status, stage):
+            # Named by its digest, it is what it should be in whatever call it was fetched.
+            path = directory / f"{file.digest.hex()}.safetensors"
+            if path.exists():
+                return path
             try:
-                await self._fetch_shard(endpoint, run_id, path, on_bytes)
-            except (NotFound, Unavailable):
+                chunks = await self._downloader.list_chunks(name, file.digest, sources)
+            except Unavailable:
                 continue
-            return True
-        return False
-
-    async def _fetch_shard(
-        self, endpoint: str, run_id: RunId, path: Path, on_bytes: Callable[[int], None]
-    ) -> None:
-        channel = self._transport.connect(endpoint)
-        try:
-            stream = channel.open(WEIGHTS)
-            await stream.send(peer_pb2.WeightsRequest(run_id=run_id))
-            await stream.finish()
-            blob = await receive_header(stream, max_bytes=MAX_SHARD_BYTES)
-            partial = path.with_name(f"{path.name}.partial")
-            await receive_file(stream, blob, partial, on_bytes)
-            partial.rename(path)
-        finally:
-            await channel.close()
+            try:
+                await self._downloader.download(name, chunks, sources, path)
+            except Unavailable as error:
+                trouble = error.message
+            else:
+                return path
+        raise Unavailable(f"{trouble}; waiting until it is back, or the result is made again")
 
     @asynccontextmanager
     async def _coordinator(self) -> AsyncIterator[Channel]:
@@ -258,3 +256,21 @@ class SwarmClient:
                 "and --dht-prefix?"
             ) from None
         return next(iter(found.values()))
+
+
+def _holders(status: RunStatus, stage: Stage) -> list[tuple[ShardFile, list[PeerId]]]:
+    """Who of a stage's replicas gives which file, the most common one first.
+
+    All should have the same one. Should they not, each is still a trained stage.
+    """
+    found: dict[ShardFile, list[PeerId]] = {}
+    for result in status.results:
+        if result.peer_id in stage.peers:
+            found.setdefault(result.file, []).append(result.peer_id)
+    return sorted(found.items(), key=lambda item: -len(item[1]))
+
+
+def _log_fault(source: PeerId, error: SwarmError) -> None:
+    """A source that is away is tried again, and waited for; one that lies is worth a word."""
+    level = logging.WARNING if isinstance(error, ProtocolError) else logging.DEBUG
+    logger.log(level, "peer %s: %s", source, error.message)

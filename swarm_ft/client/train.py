@@ -15,6 +15,7 @@ import torch
 from swarm_ft.client.evaluate import Evaluation, evaluate
 from swarm_ft.client.export import assemble, shard_dir
 from swarm_ft.client.job import EvalData, Job, read_tokens
+from swarm_ft.client.options import EvalOptions
 from swarm_ft.client.progress import RunProgress
 from swarm_ft.client.report import RunReport
 from swarm_ft.client.swarm import SwarmClient
@@ -226,10 +227,8 @@ class Attached:
 async def attach_to(
     client: SwarmClient,
     run_name: str | None,
-    *,
     model: str | None,
-    eval_dataset: str | None,
-    max_eval_samples: int | None,
+    evaluation: EvalOptions,
 ) -> Attached:
     """Find a run (the newest, if None) and what belongs to it.
 
@@ -247,11 +246,11 @@ async def attach_to(
             f"model '{checkpoint.reference}': not the model that run {status.run_id} began with; "
             "give that one with --model"
         )
-    eval_data = None
-    if eval_dataset is not None:
+    eval_data, dataset = None, evaluation.eval_dataset
+    if dataset is not None:
         seq_length = status.spec.train.seq_length
-        tokens = await asyncio.to_thread(read_tokens, eval_dataset, checkpoint, seq_length)
-        eval_data = EvalData(samples=tokens[:max_eval_samples], source=eval_dataset)
+        tokens = await asyncio.to_thread(read_tokens, dataset, checkpoint, seq_length)
+        eval_data = EvalData(samples=tokens[: evaluation.max_eval_samples], source=dataset)
     return Attached(status=status, checkpoint=checkpoint, eval_data=eval_data)
 
 

@@ -88,7 +88,7 @@ def parse(text: str, direction: Direction = Direction.FORWARD) -> Codec:
 
 
 def _of_tiles(spec: CodecSpec) -> CodecSpec:
-    # A row is a tile: with codes of a fixed width it has its own step. With an entropy stage one
-    # step for all errs less, and contexts tell wide tiles from narrow ones.
+    # A row is a tile: with codes of a fixed width it has its own scale. With an entropy stage one
+    # scale for all errs less, and contexts tell wide tiles from narrow ones.
     axis = Axis.FRAME if spec.entropy else Axis.TOKEN
     return CodecSpec(CodecName.Q, spec.hundredths, axis, entropy=spec.entropy)

@@ -153,7 +153,7 @@ def check_finite(x: Tensor) -> Tensor:
     """
     # A finite sum has finite terms; a sum that overflows by itself is looked at again.
     if not math.isfinite(x.sum().item()) and not math.isfinite(peak := peak_of(x)):
-        raise BadFrame(f"frame: expected finite values, its codes and steps make {peak}")
+        raise BadFrame(f"frame: expected finite values, its codes and scales make {peak}")
     return x
 
 

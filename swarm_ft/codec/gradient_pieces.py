@@ -1,9 +1,9 @@
 """Pieces of a flat gradient to encoded tensors and back, with error feedback.
 
-A piece is seen as rows of 128 values, so that each row has its own step; the last one is filled up
-with its own values over again, which leave its step as it is. Both the members that send their
+A piece is seen as rows of 128 values, so that each row has its own scale; the last one is filled up
+with its own values over again, which leave its scale as it is. Both the members that send their
 values and the one that sends the sum feed their errors back: the end-to-end scheme of AQ-SGD
-(arXiv 2206.01299), here of gradients. Its published code keeps residuals and steps in halves, so
+(arXiv 2206.01299), here of gradients. Its published code keeps residuals and scales in halves, so
 that values of 1e-8 are never sent; here both have the range of float32. Pure: residuals are passed
 in and out.
 """

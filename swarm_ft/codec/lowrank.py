@@ -4,11 +4,11 @@ Payload of one sample of T tokens and C channels, m of them outliers, rank r = m
 its size follows from T, C and R alone, all numbers little-endian:
 
     uint16 [m]              outlier channels, rising
-    bfloat16 [m], [r]       steps of the outliers, of the products
+    bfloat16 [m], [r]       scales of the outliers, of the products
     int8 [T, m]             codes of the outliers
     int8 [r, T], [r, C - m] codes of the left and of the right factors
 
-An outlier is code * step. Any other value is the sum of left * right * step over the products,
+An outlier is code * scale. Any other value is the sum of left * right * scale over the products,
 added in their order. Codes lie in -127 .. 127, so each product has at most 14 + 8 bits and is
 exact in float32: every addition has one rounding, fused or not.
 """
@@ -40,9 +40,9 @@ _LEVELS = 127
 _CHANNELS_PER_OUTLIER = 64
 _MIN_CHANNELS = 8
 """A sample of fewer channels has no outliers."""
-_MIN_STEP = 2.0**-126
-"""The smallest normal step; it serves channels and products of zeros. No step is zero."""
-_MAX_OUTLIER_STEP = 2.0**120
+_MIN_SCALE = 2.0**-126
+"""The smallest normal scale; it serves channels and products of zeros. No scale is zero."""
+_MAX_OUTLIER_SCALE = 2.0**120
 """127 times it is finite."""
 _MAX_SHIFT = 126
 """2^126 and 2^-126 are both normal in float32."""
@@ -75,13 +75,13 @@ class LowRankCodec:
         x = x * 2.0**-shift
         channels = _strongest(x, layout.outliers)
         strong = x[:, channels]
-        outlier_steps = _steps_for(strong, _MAX_OUTLIER_STEP, shift)
+        outlier_scales = _scales_for(strong, _MAX_OUTLIER_SCALE, shift)
         others = x[:, _without(channels, layout.channels)]
-        left, right, steps = _factorise(others, layout, shift)
+        left, right, scales = _factorise(others, layout, shift)
         parts = (
             channels.cpu().numpy().astype("<u2").tobytes(),
-            _write_steps(torch.cat([outlier_steps, steps]) * 2.0**shift),
-            _write_codes(_round(strong, outlier_steps)),
+            _write_scales(torch.cat([outlier_scales, scales]) * 2.0**shift),
+            _write_codes(_round(strong, outlier_scales)),
             _write_codes(left.T),
             _write_codes(right.T),
         )
@@ -98,14 +98,14 @@ class LowRankCodec:
             for start, end in pairwise(accumulate(layout.part_bytes, initial=0))
         ]
         channels = _read_channels(parts[0], layout.channels)
-        outlier_steps = _read_steps(parts[1], _MAX_OUTLIER_STEP)
-        steps = _read_steps(parts[2], layout.max_step)
+        outlier_scales = _read_scales(parts[1], _MAX_OUTLIER_SCALE)
+        scales = _read_scales(parts[2], layout.max_scale)
         strong = _read_codes(parts[3]).view(layout.tokens, layout.outliers)
         left = _read_codes(parts[4]).view(layout.rank, layout.tokens)
         right = _read_codes(parts[5]).view(layout.rank, layout.others)
         x = torch.empty(layout.tokens, layout.channels)
-        x[:, channels] = strong * outlier_steps
-        x[:, _without(channels, layout.channels)] = _sum_of_products(left, right, steps)
+        x[:, channels] = strong * outlier_scales
+        x[:, _without(channels, layout.channels)] = _sum_of_products(left, right, scales)
         return x
 
     def max_payload_bytes(self, tokens: int, channels: int) -> int:
@@ -127,13 +127,13 @@ class _Layout:
         return self.channels - self.outliers
 
     @property
-    def max_step(self) -> float:
-        """A power of two; `rank` products of such steps add up to a finite sum."""
+    def max_scale(self) -> float:
+        """A power of two; `rank` products of such scales add up to a finite sum."""
         return 2.0 ** (113 - (self.rank - 1).bit_length())
 
     @property
     def part_bytes(self) -> tuple[int, ...]:
-        """Of outlier channels, their steps, the products' steps, and the three kinds of codes."""
+        """Of outlier channels, their scales, the products' scales, and the three kinds of codes."""
         m, rank = self.outliers, self.rank
         return (2 * m, 2 * m, 2 * rank, self.tokens * m, rank * self.tokens, rank * self.others)
 
@@ -149,7 +149,7 @@ def _layout_of(spec: CodecSpec, tokens: int, channels: int) -> _Layout:
 
 
 def _shift_of(peak: float) -> int:
-    """The n for which 2^-n brings `peak` near 1; squares and steps then stay in range."""
+    """The n for which 2^-n brings `peak` near 1; squares and scales then stay in range."""
     return max(-_MAX_SHIFT, min(_MAX_SHIFT, math.frexp(peak)[1]))
 
 
@@ -166,7 +166,7 @@ def _without(channels: Tensor, count: int) -> Tensor:
 
 
 def _factorise(x: Tensor, layout: _Layout, shift: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Left codes [tokens, rank], right codes [channels, rank] and steps [rank] for x * 2^-shift.
+    """Left codes [tokens, rank], right codes [channels, rank] and scales [rank] for x * 2^-shift.
 
     The second fit of each side works as one more power iteration does, and costs less.
     """
@@ -174,8 +174,8 @@ def _factorise(x: Tensor, layout: _Layout, shift: int) -> tuple[Tensor, Tensor, 
     right = _full_range(_fit(x.T, left))
     left = _full_range(_fit(x, right))
     right = _fit(x.T, left)
-    steps = _steps_for(right, layout.max_step, shift)
-    return left, _round(right, steps), steps
+    scales = _scales_for(right, layout.max_scale, shift)
+    return left, _round(right, scales), scales
 
 
 def _leading(x: Tensor, rank: int) -> Tensor:
@@ -204,29 +204,29 @@ def _fit(x: Tensor, factor: Tensor) -> Tensor:
 
 def _full_range(factor: Tensor) -> Tensor:
     """Codes of each column that reach from its largest magnitude down; zeros for zeros."""
-    peaks = factor.abs().amax(0).clamp_min(_MIN_STEP)
+    peaks = factor.abs().amax(0).clamp_min(_MIN_SCALE)
     return (factor / peaks * _LEVELS).round()
 
 
-def _steps_for(values: Tensor, limit: float, shift: int) -> Tensor:
-    """Steps that cover each column of values * 2^shift, as float32 [columns] * 2^-shift.
+def _scales_for(values: Tensor, limit: float, shift: int) -> Tensor:
+    """Scales that cover each column of values * 2^shift, as float32 [columns] * 2^-shift.
 
     Exactly bfloat16s, and in range after the shift.
     """
-    low = _MIN_STEP * 2.0 ** max(0, -shift)
+    low = _MIN_SCALE * 2.0 ** max(0, -shift)
     high = min(limit * 2.0**-shift, 2.0**127)
-    steps = values.abs().amax(0) / _LEVELS
-    return steps.clamp(low, high).to(torch.bfloat16).float()
+    scales = values.abs().amax(0) / _LEVELS
+    return scales.clamp(low, high).to(torch.bfloat16).float()
 
 
-def _round(values: Tensor, steps: Tensor) -> Tensor:
-    return (values / steps).round().clamp(-_LEVELS, _LEVELS)
+def _round(values: Tensor, scales: Tensor) -> Tensor:
+    return (values / scales).round().clamp(-_LEVELS, _LEVELS)
 
 
-def _sum_of_products(left: Tensor, right: Tensor, steps: Tensor) -> Tensor:
-    """The sum of left[r] x right[r] * steps[r], r rising: float32 [tokens, channels]."""
+def _sum_of_products(left: Tensor, right: Tensor, scales: Tensor) -> Tensor:
+    """The sum of left[r] x right[r] * scales[r], r rising: float32 [tokens, channels]."""
     total = torch.zeros(left.shape[1], right.shape[1])
-    right = right * steps[:, None]  # exact, and so is its product with a code
+    right = right * scales[:, None]  # exact, and so is its product with a code
     for start in range(0, len(total), _ROWS):
         rows = total[start : start + _ROWS]
         for column, row in zip(left[:, start : start + _ROWS], right, strict=True):
@@ -234,8 +234,8 @@ def _sum_of_products(left: Tensor, right: Tensor, steps: Tensor) -> Tensor:
     return total
 
 
-def _write_steps(steps: Tensor) -> bytes:
-    patterns = steps.to(torch.bfloat16).view(torch.int16).cpu().numpy()
+def _write_scales(scales: Tensor) -> bytes:
+    patterns = scales.to(torch.bfloat16).view(torch.int16).cpu().numpy()
     return patterns.astype("<i2", copy=False).tobytes()
 
 
@@ -250,13 +250,15 @@ def _read_channels(payload: bytes, count: int) -> Tensor:
     return torch.from_numpy(channels)
 
 
-def _read_steps(payload: bytes, limit: float) -> Tensor:
+def _read_scales(payload: bytes, limit: float) -> Tensor:
     patterns = np.frombuffer(payload, "<i2").astype(np.int16)
-    steps = torch.from_numpy(patterns).view(torch.bfloat16).float()
-    bad = steps[~((steps >= _MIN_STEP) & (steps <= limit))]  # so that NaN is bad
+    scales = torch.from_numpy(patterns).view(torch.bfloat16).float()
+    bad = scales[~((scales >= _MIN_SCALE) & (scales <= limit))]  # so that NaN is bad
     if len(bad):
-        raise BadFrame(f"frame: expected steps of {_MIN_STEP:.6g} to {limit:.6g}, got {bad[0]:.6g}")
-    return steps
+        raise BadFrame(
+            f"frame: expected scales of {_MIN_SCALE:.6g} to {limit:.6g}, got {bad[0]:.6g}"
+        )
+    return scales
 
 
 def _read_codes(payload: bytes) -> Tensor:

@@ -24,13 +24,19 @@ from swarm_ft.codec.base import (
     to_host,
 )
 from swarm_ft.codec.kernels import Kernels, NarrowGrid, kernels_for, packed_bytes
-from swarm_ft.codec.scales import STEP_BYTES, choose_steps, read_steps, step_patterns, steps_for
+from swarm_ft.codec.scales import (
+    SCALE_BYTES,
+    choose_scales,
+    read_scales,
+    scale_patterns,
+    scales_for,
+)
 from swarm_ft.protocol.messages.boundary import EncodedTensor
 from swarm_ft.protocol.spec.codec_spec import CodecSpec
 
 # ---- the codec `hqB`: tiles of a token's channels, rotated so that outliers spread over the tile
 #
-# Payload of one sample: that of `qB`, with a step a tile, of the rotated values.
+# Payload of one sample: that of `qB`, with a scale a tile, of the rotated values.
 
 TILE = 64
 
@@ -94,16 +100,16 @@ def _tiling(tokens: int, channels: int) -> tuple[int, int]:
 
 # ---- the codecs `qB` and `aqB`: B-bit codes of values, or of their change against a buffer
 #
-# Payload of one sample: the steps of the axis, then the codes, packed.
+# Payload of one sample: the scales of the axis, then the codes, packed.
 
 
 @dataclass(frozen=True, slots=True)
 class NarrowCodec:
     """Q of AQ-SGD (arXiv 2206.01299), of x or, with a base, of x - base (its algorithm 1).
 
-    Without the faults of its published code: steps belong to one sample, not to a microbatch, and
+    Without the faults of its published code: scales belong to one sample, not to a microbatch, and
     have the range of float32 and no epsilon; the grid is symmetric and uses all 2^B codes; up to 6
-    bits its step is the one with the least squared error, not the one that covers all.
+    bits its scale is the one with the least squared error, not the one that covers all.
 
     Attributes:
         kernels: the backend; by default the one for the tensor's device.
@@ -118,10 +124,10 @@ class NarrowCodec:
         base = checked_base(self.spec, base, *x.shape)
         base = None if base is None else base.to(x.device)
         kernels = self.kernels or kernels_for(x.device.type)
-        steps, peak = choose_steps(x, base, self.spec, kernels)
-        patterns = step_patterns(steps, self.spec.axis)
+        scales, peak = choose_scales(x, base, self.spec, kernels)
+        patterns = scale_patterns(scales, self.spec.axis)
         grid = self._grid(_bytes_of(*to_host(patterns))) if self.spec.dither else self._grid()
-        packed = kernels.quantize_pack(x, base, steps, grid)
+        packed = kernels.quantize_pack(x, base, scales, grid)
         # All that a GPU has to say comes at once, so that it is waited for once.
         header, body, largest = to_host(patterns, packed, peak)
         checked_peak(float(largest[0]))
@@ -129,20 +135,20 @@ class NarrowCodec:
         return EncodedTensor(self.spec, x.shape[0], x.shape[1], payload)
 
     def decode(self, encoded: EncodedTensor, base: Tensor | None = None) -> Tensor:
-        """See `Codec.decode`; base + units * step, with the one rounding of the sum."""
+        """See `Codec.decode`; base + units * scale, with the one rounding of the sum."""
         check_encoded(self, encoded)
         tokens, channels = encoded.tokens, encoded.channels
         check_size(encoded, self.max_payload_bytes(tokens, channels))
         base = checked_base(self.spec, base, tokens, channels)
         device = torch.device("cpu") if base is None else base.device
         kernels = self.kernels or kernels_for(device.type)
-        steps = read_steps(encoded.payload, self.spec.axis, tokens, channels)
+        scales = read_scales(encoded.payload, self.spec.axis, tokens, channels)
         header_bytes = self._header_bytes(tokens, channels)
         packed = as_tensor(encoded.payload[header_bytes:]).to(device)
-        steps = steps.to(device)
+        scales = scales.to(device)
         grid = self._grid(encoded.payload[:header_bytes])
         shape = tokens, channels
-        return check_finite(kernels.unpack_dequantize(packed, shape, base, steps, grid))
+        return check_finite(kernels.unpack_dequantize(packed, shape, base, scales, grid))
 
     def max_payload_bytes(self, tokens: int, channels: int) -> int:
         """See `Codec.max_payload_bytes`; every payload has that size."""
@@ -150,10 +156,10 @@ class NarrowCodec:
         return self._header_bytes(tokens, channels) + codes
 
     def _header_bytes(self, tokens: int, channels: int) -> int:
-        return STEP_BYTES * sum(steps_for(self.spec.axis, tokens, channels))
+        return SCALE_BYTES * sum(scales_for(self.spec.axis, tokens, channels))
 
     def _grid(self, header: bytes = b"") -> NarrowGrid:
-        # Both ends have the steps, so a seed made of them needs no room on the wire.
+        # Both ends have the scales, so a seed made of them needs no room on the wire.
         return NarrowGrid(self.spec.bits, zlib.crc32(header) if self.spec.dither else None)
 
 

@@ -1,14 +1,14 @@
 """Buffers in their stored form: what both ends of a boundary keep of a sample, byte for byte.
 
-Of 16 bits a value: the payload of `fp16`. Of 8 or 4: whole steps, a step being a channel's times
-that of a block of 32 channels of one token. A channel's step is its values' geometric mean, so one
+Of 16 bits a value: the payload of `fp16`. Of 8 or 4: whole multiples of a scale, a channel's times
+that of a block of 32 channels of one token. A channel's scale is its values' geometric mean, so one
 that is always large does not hide its neighbours in a block, and a token that is large in one
 channel (a massive activation, arXiv 2402.17762) costs precision only there and then. Blocks follow
-the OCP microscaling formats, whose steps are powers of two.
+the OCP microscaling formats, whose scales are powers of two.
 
-Layout of 8 and 4 bits, little-endian: exponent int16, pattern of the largest block's step uint16,
-patterns of channels' steps uint16 each, of blocks' steps uint8 each (below the largest by 255 less
-the number; 0: a block of zeros), codes in planes. Patterns: see `kernels.blocks`.
+Layout of 8 and 4 bits, little-endian: exponent int16, pattern of the largest block's scale uint16,
+patterns of channels' scales uint16 each, of blocks' scales uint8 each (below the largest by 255
+less the number; 0: a block of zeros), codes in planes. Patterns: see `kernels.reference`.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ _HALVES = HalfCodec(CodecSpec(CodecName.FP16, 1600))
 _HEAD = struct.Struct("<hH")
 _OCTAVES = 40
 """Peaks within so many powers of two of 1 are stored as they are, others with an exponent; and a
-channel's step is at most so many below the peak. So nothing on the way over- or underflows."""
+channel's scale is at most so many below the peak. So nothing on the way over- or underflows."""
 _PEAK = ONE - 8 * _OCTAVES, ONE + 8 * _OCTAVES
 _EXPONENTS = -149, 127
 """Of the smallest and the largest float32."""
 _MAX_FLOAT = torch.finfo(torch.float32).max
 _MOST_BELOW = 255
-"""Patterns from the largest block's step to the least one that is kept, 2^-31 of it."""
+"""Patterns from the largest block's scale to the least one that is kept, 2^-31 of it."""
 
 
 def buffer_bytes(tokens: int, channels: int, bits: int) -> int:
     """The size of every buffer of that shape, in its stored form."""
     if bits == 16:
         return _HALVES.max_payload_bytes(tokens, channels)
-    steps = 2 * channels + tokens * block_count(channels)
-    return _HEAD.size + steps + packed_bytes(tokens * channels, bits)
+    scales = 2 * channels + tokens * block_count(channels)
+    return _HEAD.size + scales + packed_bytes(tokens * channels, bits)
 
 
 def pack_buffer(y: Tensor, bits: int = 16) -> bytes:
@@ -55,7 +55,7 @@ def pack_buffer(y: Tensor, bits: int = 16) -> bytes:
 
     At 16 bits the error is at most 2^-11 of the value, or 2^-39 of the largest one, and packing
     what was unpacked gives the same bytes again. At B = 8 and 4 it is at most 0.6 * 2^-(B - 1) of
-    the block's largest value, both in their channels' steps, or 2^-30 of the sample's; the bytes
+    the block's largest value, both in their channels' scales, or 2^-30 of the sample's; the bytes
     may differ when packed again.
 
     Args:
@@ -88,17 +88,17 @@ def unpack_buffer(payload: bytes, tokens: int, channels: int, bits: int = 16) ->
 
 def _pack(y: Tensor, bits: int) -> bytes:
     kernels = block_kernels_for(y.device.type)
-    exponent, y, steps = _channel_steps(y, kernels)
-    blocks, codes = kernels.quantize_blocks(y, steps, bits)
+    exponent, y, scales = _channel_scales(y, kernels)
+    blocks, codes = kernels.quantize_blocks(y, scales, bits)
     largest = max(int(blocks.max()), _MOST_BELOW)
     below = (blocks - (largest - _MOST_BELOW)).clamp(min=0).to(torch.uint8)
     packed = kernels_for(y.device.type).pack(codes.reshape(-1), bits)
-    head = _HEAD.pack(exponent, largest) + steps.cpu().numpy().astype("<u2").tobytes()
+    head = _HEAD.pack(exponent, largest) + scales.cpu().numpy().astype("<u2").tobytes()
     return head + below.cpu().numpy().tobytes() + packed.cpu().numpy().tobytes()
 
 
-def _channel_steps(y: Tensor, kernels: BlockKernels) -> tuple[int, Tensor, Tensor]:
-    """An exponent, y without it, and patterns of channels' steps, int64 [channels]."""
+def _channel_scales(y: Tensor, kernels: BlockKernels) -> tuple[int, Tensor, Tensor]:
+    """An exponent, y without it, and patterns of channels' scales, int64 [channels]."""
     sums, counts, peak = kernels.magnitudes(y)
     exponent = _exponent(checked_peak(peak.item()))
     if exponent:
@@ -117,28 +117,28 @@ def _exponent(peak: float) -> int:
 
 def _unpack(payload: bytes, tokens: int, channels: int, bits: int) -> Tensor:
     exponent, largest = _HEAD.unpack_from(payload)
-    steps = np.frombuffer(payload, "<u2", channels, _HEAD.size).astype(np.int64)
-    _check_head(exponent, largest, steps)
+    scales = np.frombuffer(payload, "<u2", channels, _HEAD.size).astype(np.int64)
+    _check_head(exponent, largest, scales)
     count, start = tokens * block_count(channels), _HEAD.size + 2 * channels
     below = np.frombuffer(payload, np.uint8, count, start).reshape(tokens, -1).astype(np.int32)
     blocks = np.where(below > 0, below + np.int32(largest - _MOST_BELOW), np.int32(0))
     codes = kernels_for("cpu").unpack(as_tensor(payload[start + count :]), tokens * channels, bits)
     y = block_kernels_for("cpu").dequantize_blocks(
-        codes.view(tokens, channels), torch.from_numpy(blocks), torch.from_numpy(steps), bits
+        codes.view(tokens, channels), torch.from_numpy(blocks), torch.from_numpy(scales), bits
     )
     return _restored(y, exponent) if exponent else y
 
 
-def _check_head(exponent: int, largest: int, steps: NDArray[np.int64]) -> None:
-    """Refuse steps that pack never writes; with those it does, everything is finite."""
+def _check_head(exponent: int, largest: int, scales: NDArray[np.int64]) -> None:
+    """Refuse scales that pack never writes; with those it does, everything is finite."""
     lowest, highest = _PEAK[0] - 8 * _OCTAVES, _PEAK[1]
     if not _EXPONENTS[0] <= exponent <= _EXPONENTS[1]:
         raise BadFrame(f"buffer: expected an exponent within {_EXPONENTS}, got {exponent}")
     if not _MOST_BELOW <= largest <= highest:
-        raise BadFrame(f"buffer: expected a step from {_MOST_BELOW} to {highest}, got {largest}")
-    outside = steps[(steps < lowest) | (steps > highest)]
+        raise BadFrame(f"buffer: expected a scale from {_MOST_BELOW} to {highest}, got {largest}")
+    outside = scales[(scales < lowest) | (scales > highest)]
     if len(outside):
-        raise BadFrame(f"buffer: expected steps from {lowest} to {highest}, got {outside[0]}")
+        raise BadFrame(f"buffer: expected scales from {lowest} to {highest}, got {outside[0]}")
 
 
 def _restored(y: Tensor, exponent: int) -> Tensor:

@@ -37,11 +37,11 @@ from swarm_ft.codec.entropy.plan import (
     codes_bytes,
     levels_for,
     reach_of,
-    step_for_rate,
+    scale_for_rate,
     to_symbols,
     with_contexts,
     with_low_bits,
-    with_step,
+    with_scale,
 )
 from swarm_ft.codec.entropy.stream import (
     WideHeader,
@@ -140,9 +140,9 @@ class WideCodec:
     """A uniform quantiser with as many levels as it needs, and rANS over its codes.
 
     For a given rate such a quantiser is within a quarter of a bit of what any can do (Gish and
-    Pierce 1968). `qB`: the step at which the frame takes B bits a value on the wire. `qcS`: a step
-    of S times the spread of x's groups, so that the error stays and the bits fall as a sample
-    settles.
+    Pierce 1968). `qB`: the scale at which the frame takes B bits a value on the wire. `qcS`: a
+    scale of S times the spread of x's groups, so that the error stays and the bits fall as a
+    sample settles.
 
     Attributes:
         kernels: the backend; by default the one for the tensor's device.
@@ -161,7 +161,7 @@ class WideCodec:
         return EncodedTensor(self.spec, x.shape[0], x.shape[1], payload)
 
     def decode(self, encoded: EncodedTensor, base: Tensor | None = None) -> Tensor:
-        """See `Codec.decode`; base + units * step, with the one rounding of the sum."""
+        """See `Codec.decode`; base + units * scale, with the one rounding of the sum."""
         check_encoded(self, encoded)
         tokens, channels = encoded.tokens, encoded.channels
         base = checked_base(self.spec, base, tokens, channels)
@@ -169,9 +169,9 @@ class WideCodec:
         kernels = self.kernels or kernels_for(device.type)
         header, at = WideHeader.from_bytes(encoded.payload, tokens, channels)
         codes = _read_codes(encoded.payload[at:], header, (tokens, channels), device, kernels)
-        steps = header.steps().to(device)
+        scales = header.scales().to(device)
         grid = _grid(self.spec, header)
-        return check_finite(kernels.dequantize(codes, base, steps, grid))
+        return check_finite(kernels.dequantize(codes, base, scales, grid))
 
     def max_payload_bytes(self, tokens: int, channels: int) -> int:
         """See `Codec.max_payload_bytes`."""
@@ -195,7 +195,7 @@ class _Encoder:
     def payload(self) -> bytes:
         """The frame's payload."""
         header = WideHeader(0.0, 0, 0, 0) if self._peak == 0 else self._plan()
-        # The classes are settled: from here on only the step moves.
+        # The classes are settled: from here on only the scale moves.
         self._contexts = header.contexts(*self._x.shape).to(self._x.device)
         codes = self._quantized(header)
         if self._peak and not self._spec.is_constant_quality:
@@ -215,19 +215,19 @@ class _Encoder:
         header = levels_for(groups, spec.axis)
         self._reach = reach_of(header, row_peaks, col_peaks)
         sample = Sample(self._x, self._base, header, self._kernels)
-        scale = spec.number if spec.is_constant_quality else 4.1 * 2.0**-spec.number
-        header = with_step(header, header.step * scale, self._reach)
+        factor = spec.number if spec.is_constant_quality else 4.1 * 2.0**-spec.number
+        header = with_scale(header, header.scale * factor, self._reach)
         header = with_contexts(header, spreads, sample)
         if spec.is_constant_quality:
             header = with_low_bits(header, sample)
         else:
-            header = step_for_rate(header, sample, self._budget_bytes)
-            header = with_step(header, header.step, self._reach)
+            header = scale_for_rate(header, sample, self._budget_bytes)
+            header = with_scale(header, header.scale, self._reach)
         return header if spec.dither else replace(header, shrink=sample.shrink(header))
 
     def _quantized(self, header: WideHeader) -> Tensor:
-        steps = header.steps().to(self._x.device)
-        return self._kernels.quantize(self._x, self._base, steps, _grid(self._spec, header))
+        scales = header.scales().to(self._x.device)
+        return self._kernels.quantize(self._x, self._base, scales, _grid(self._spec, header))
 
     def _at_rate(self, codes: Tensor, header: WideHeader) -> tuple[Tensor, WideHeader]:
         """Codes and header of the largest frame within the budget; the sample said about where."""
@@ -239,12 +239,12 @@ class _Encoder:
             if _UNDER * budget <= size <= budget:
                 break
             octaves = min(max((size - _AIM * budget) / slope, -MAX_OCTAVES), MAX_OCTAVES)
-            moved = with_step(header, header.step * 2.0**octaves, self._reach)
-            if moved.step == header.step:
+            moved = with_scale(header, header.scale * 2.0**octaves, self._reach)
+            if moved.scale == header.scale:
                 break
             codes = self._quantized(moved)
             size, before = self._size(codes, moved), size
-            octaves = math.log2(moved.step / header.step)
+            octaves = math.log2(moved.scale / header.scale)
             slope = min(max((before - size) / octaves, slope / 4), slope * 2)
             header = moved
         return best[:2]

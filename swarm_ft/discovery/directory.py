@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Protocol
 
 from swarm_ft.clock import Clock
-from swarm_ft.errors import BadOption
+from swarm_ft.errors import BadOption, Unavailable
+from swarm_ft.ids import PeerId
 from swarm_ft.log import get_logger
 from swarm_ft.protocol.spec.checks import is_endpoint
 
@@ -56,6 +57,18 @@ class Directory(Protocol):
     async def close(self) -> None:
         """Withdraw everything and leave. The directory is of no use afterwards."""
         ...
+
+
+async def find_peer(directory: Directory, peer_id: PeerId) -> str:
+    """The endpoint of a peer.
+
+    Raises:
+        Unavailable: the directory does not know it (yet).
+    """
+    endpoint = (await directory.find(Role.PEER)).get(peer_id)
+    if endpoint is None:
+        raise Unavailable(f"peer {peer_id} is not in the DHT")
+    return endpoint
 
 
 # ---- what a record may hold, for writers and for readers who trust nobody

@@ -15,7 +15,7 @@ from swarm_ft.peer.boundary.end import Boundary
 from swarm_ft.peer.connections import Connections
 from swarm_ft.peer.context import PeerContext, run_in
 from swarm_ft.peer.kept_buffers import AttemptBuffers
-from swarm_ft.peer.reduce.tied_embeddings import TiedGradients
+from swarm_ft.peer.reduce.tied_embeddings import synchronise
 from swarm_ft.peer.state.learner import TakeOver
 from swarm_ft.peer.state.stage_state import StageState
 from swarm_ft.peer.step import Passing, StageStep, StepProgress
@@ -44,8 +44,7 @@ class StageAttempt:
     """See the module's docstring; `run` until cancelled, plans come in through `plan`.
 
     Attributes:
-        connections: to neighbours and replicas.
-        tied: keeps tied embeddings tied.
+        connections: to neighbours and replicas, and to the other end.
         buffers: reads ahead what this stage keeps of samples, and tells what is here.
     """
 
@@ -76,7 +75,6 @@ class StageAttempt:
             num_values=0 if self._is_behind else self._engine.num_values,
             deliver=self._deliver,
         )
-        self.tied = TiedGradients(context, assign)
         self._index = self.connections.index
         layers = self.connections.pipeline[self._index].layers
         self.buffers = AttemptBuffers(assign, state, layers)
@@ -222,7 +220,6 @@ class StageAttempt:
         self.buffers.planned(plan.step, here=own, elsewhere=others)
         step = self._make_step(plan, [batch for batch in own if batch not in done], progress)
         self._step = step
-        self.tied.open(plan, self._engine)
         for boundaries, direction in (
             (self.connections.upstream, Direction.FORWARD),
             (self.connections.downstream, Direction.BACKWARD),
@@ -299,9 +296,7 @@ class StageAttempt:
         """Sum this stage's gradients over its replicas, all of which end with the same bits."""
         if self.connections.reducer is None or progress.gradient is None:
             return GradientTraffic()
-        num_members = len(self._computing[self._index].peers)
-        own = await self._of_gradient(self._engine.share, progress.gradient, num_members)
-        began_s = self._timeline.now_s()
+        began_s, own = self._timeline.now_s(), progress.gradient
         total = await self.connections.reducer.reduce(plan.step, own, set(plan.listeners))
         sent = self.connections.reducer.take_traffic()
         self._timeline.add(SpanKind.REDUCE, began_s, num_bytes=sent.sent_bytes)
@@ -310,9 +305,10 @@ class StageAttempt:
 
     async def _tie(self, plan: PlanStep) -> None:
         """Keep tied embeddings tied, where they are to be."""
-        began_s = self._timeline.now_s()
-        await self.tied.synchronise(plan, self._engine)
-        if self._engine.exchanges_tied_gradient:
+        pairs = self.connections.tied.values()
+        if pairs:
+            began_s = self._timeline.now_s()
+            await synchronise(pairs, plan.step, self._engine, self._context.compute)
             self._timeline.add(SpanKind.TIE, began_s)
 
     async def _settled(self) -> None:

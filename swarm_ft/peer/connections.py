@@ -1,4 +1,4 @@
-"""What joins a stage to the rest of its run during one attempt: to neighbours and to replicas."""
+"""What joins a stage to the rest of its run during one attempt: neighbours, replicas, other end."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from swarm_ft.peer.boundary.end import Boundary
 from swarm_ft.peer.context import PeerContext
 from swarm_ft.peer.links.link import LinkChannel
 from swarm_ft.peer.reduce.all_reduce import GradientReducer
+from swarm_ft.peer.reduce.gradient_coder import Residuals
+from swarm_ft.peer.reduce.tied_embeddings import tied_pairs
 from swarm_ft.peer.state.stage_state import StageState
 from swarm_ft.protocol.machines.session import WINDOW_FRAMES, BoundarySession
 from swarm_ft.protocol.messages.boundary import BoundaryHello, Frame, FrameKey
 from swarm_ft.protocol.messages.control import Assign, stages_of
 from swarm_ft.protocol.messages.reports import Traffic
-from swarm_ft.protocol.spec.codec_spec import Direction
+from swarm_ft.protocol.spec.codec_spec import CodecSpec, Direction, parse_dp_spec
+from swarm_ft.protocol.spec.layers import LayerRange
 
 
 class Connections:
@@ -30,6 +33,7 @@ class Connections:
         upstream: boundaries to the replicas of the stage in front, by peer; none at the first.
         downstream: to those of the stage behind; none at the last.
         reducer: sums gradients with the other replicas of this stage; None if there are none.
+        tied: by the other end's peer, what sums the gradient of tied embeddings with it.
     """
 
     def __init__(
@@ -62,25 +66,30 @@ class Connections:
         self.upstream = self._boundaries(self.index - 1, Direction.BACKWARD)
         self.downstream = self._boundaries(self.index + 1, Direction.FORWARD)
         self.reducer = self._make_reducer(num_values)
+        self.tied = self._make_tied()
 
     @property
     def boundaries(self) -> tuple[Boundary, ...]:
         """All of them."""
         return (*self.upstream.values(), *self.downstream.values())
 
+    @property
+    def _reducers(self) -> tuple[GradientReducer, ...]:
+        return (*([self.reducer] if self.reducer is not None else ()), *self.tied.values())
+
     def start(self, group: asyncio.TaskGroup) -> None:
         """Connect, and work until the group is cancelled."""
         for boundary in self.boundaries:
             group.create_task(boundary.run())
-        if self.reducer is not None:
-            group.create_task(self.reducer.run())
+        for reducer in self._reducers:
+            group.create_task(reducer.run())
 
     async def connected(self) -> None:
         """Wait until all of them are there."""
         for boundary in self.boundaries:
             await boundary.is_connected.wait()
-        if self.reducer is not None:
-            await self.reducer.is_connected.wait()
+        for reducer in self._reducers:
+            await reducer.is_connected.wait()
 
     async def settled(self) -> None:
         """Wait until neighbours have everything that was sent to them in this step."""
@@ -100,19 +109,51 @@ class Connections:
                 yield sum(sent[1:], sent[0])
 
     def _make_reducer(self, num_values: int) -> GradientReducer | None:
-        stage, own = self.pipeline[self.index], self._context.peer_id
+        stage = self.pipeline[self.index]
         if len(stage.peers) == 1:
             return None
+        codec = self._assign.spec.train.reduction_codec
+        return self._reducer_of(
+            stage.peers, stage.layers, num_values, codec=codec, residuals=self._state.residuals
+        )
+
+    def _make_tied(self) -> dict[PeerId, GradientReducer]:
+        model, own = self._assign.spec.model, self._context.peer_id
+        if not self._assign.spec.train.sync_tied_embeddings or len(self.pipeline) == 1:
+            return {}
+        return {
+            last if own == first else first: self._reducer_of(
+                (first, last),
+                model.layers,
+                model.vocab_size * model.hidden_size,
+                codec=parse_dp_spec("none"),
+                residuals=Residuals(),
+            )
+            for first, last in tied_pairs(self.pipeline[0], self.pipeline[-1])
+            if own in (first, last)
+        }
+
+    def _reducer_of(
+        self,
+        members: tuple[PeerId, ...],
+        layers: LayerRange,
+        num_values: int,
+        *,
+        codec: CodecSpec,
+        residuals: Residuals,
+    ) -> GradientReducer:
+        own = self._context.peer_id
         return GradientReducer(
             run_id=self._assign.run_id,
             attempt=self._assign.attempt,
             spec=self._assign.spec,
-            layers=stage.layers,
-            members=stage.peers,
-            channels={peer: self._channel(peer) for peer in stage.peers if peer != own},
+            layers=layers,
+            members=members,
+            channels={peer: self._channel(peer) for peer in members if peer != own},
             own=own,
             num_values=num_values,
-            residuals=self._state.residuals,
+            codec=codec,
+            residuals=residuals,
             pool=self._context.codecs,
         )
 

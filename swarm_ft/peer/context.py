@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import ParamSpec, TypeVar
 
@@ -15,6 +15,8 @@ from swarm_ft.ids import PeerId
 from swarm_ft.peer.links.link import Links
 from swarm_ft.peer.timeline import Timeline
 from swarm_ft.protocol.messages.control import FromPeer
+from swarm_ft.protocol.messages.shard import ShardName
+from swarm_ft.transfer.source import OfferedShard
 from swarm_ft.transport.base import Transport
 
 P = ParamSpec("P")
@@ -38,6 +40,7 @@ class PeerContext:
         say: gives a message to the coordinator's stream.
         timeline: of what this peer does when.
         memory_bytes: that this peer lends to a stage and the microbatches it holds.
+        offers: shards that others may have from here; who puts one in takes it out again.
     """
 
     peer_id: PeerId
@@ -50,3 +53,4 @@ class PeerContext:
     say: Callable[[FromPeer], None]
     timeline: Timeline
     memory_bytes: int
+    offers: dict[ShardName, OfferedShard] = field(default_factory=dict)

@@ -10,7 +10,7 @@ from random import Random
 from swarm_ft.discovery.directory import Directory, Role
 from swarm_ft.errors import BadInput, SwarmError, Unavailable
 from swarm_ft.log import get_logger
-from swarm_ft.peer.links.dialling import Backoff
+from swarm_ft.peer.links.backoff import Backoff
 from swarm_ft.proto import coordinator_pb2 as pb
 from swarm_ft.protocol.messages.control import FromPeer, PeerAlive, PeerGoodbye, PeerHello, ToPeer
 from swarm_ft.protocol.wire.coordinator_wire import to_peer_from_wire

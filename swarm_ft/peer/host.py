@@ -7,19 +7,18 @@ its commit comes; a commit that comes twice changes nothing.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 from swarm_ft.buffers import BufferStore
-from swarm_ft.errors import InternalError, NotFound, OutOfTurn, SwarmError
+from swarm_ft.errors import InternalError, OutOfTurn, SwarmError
 from swarm_ft.ids import RunId
 from swarm_ft.log import get_logger
 from swarm_ft.peer.attempt import StageAttempt
 from swarm_ft.peer.context import PeerContext
-from swarm_ft.peer.reduce.tied_embeddings import TiedStream
 from swarm_ft.peer.state.exchange import StateExchange
-from swarm_ft.peer.state.source import Handover, OfferedShard
+from swarm_ft.peer.state.source import Handover
 from swarm_ft.peer.state.stage_state import StageState
-from swarm_ft.proto import peer_pb2 as pb
 from swarm_ft.protocol.messages.control import (
     Assign,
     CommitStep,
@@ -34,8 +33,7 @@ from swarm_ft.protocol.messages.control import (
 from swarm_ft.protocol.messages.shard import ShardName
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.snapshots.store import SnapshotStore
-from swarm_ft.transport.base import MessageStream
-from swarm_ft.transport.blob import BlobName, send_file
+from swarm_ft.transfer.source import offer
 
 logger = get_logger(__name__)
 
@@ -71,12 +69,12 @@ class StageHost:
         self._exchange = StateExchange(context, self._state, handover, shard_dir)
         self._attempt: StageAttempt | None = None
         self._task: asyncio.Task[None] | None = None
-        self._shard: Path | None = None
+        self._result: ShardName | None = None
 
     @property
     def has_result(self) -> bool:
         """Whether a trained stage lies here that nobody collected yet."""
-        return self._shard is not None
+        return self._result is not None
 
     @property
     def buffers(self) -> BufferStore:
@@ -92,7 +90,8 @@ class StageHost:
         """What to tell a coordinator that does not know; None before the stage is loaded."""
         if self._exchange.is_behind:
             return None
-        return self._state.held(exported=self.has_result)
+        offered = self._context.offers[self._result] if self._result is not None else None
+        return self._state.held(offered.chunks.file if offered else None)
 
     # ---- what the coordinator says
 
@@ -104,10 +103,6 @@ class StageHost:
     def take(self, take: TakeStage) -> None:
         """The state that this assignment waits for is there to be fetched."""
         self._exchange.take(take)
-
-    def find_shard(self, name: ShardName) -> OfferedShard | None:
-        """A shard that newcomers may have from here."""
-        return self._exchange.find(name)
 
     def plan(self, plan: PlanStep) -> None:
         """Run a step of the present attempt; one of an older attempt is void."""
@@ -147,31 +142,38 @@ class StageHost:
         await self._exchange.save(save)
 
     async def export(self) -> None:
-        """Write the trained stage down, and say so.
+        """Write the trained stage down, offer it to its client, and say so.
 
         Raises:
             OutOfTurn: nothing is loaded.
             Unavailable: the disk does not take it (now).
         """
-        layers = self._state.engine.layers
-        path = self._shard_dir / f"{self.run_id}-{layers}.safetensors"
-        shard_bytes = await self._state.export(path)
-        self._shard = path
+        name = replace(self._state.name, is_result=True)
+        path = self._shard_dir / f"{self.run_id}-{name.layers}.safetensors"
+        self._drop_result()
+        await self._state.export(path)
+        offered = self._context.offers[name] = await asyncio.to_thread(offer, path)
+        self._result = name
         logger.info("run %s: trained; the result waits for its client", self.run_id)
-        self._context.say(StageExported(run_id=self.run_id, shard_bytes=shard_bytes))
+        self._context.say(StageExported(run_id=self.run_id, file=offered.chunks.file))
 
     async def release(self) -> None:
         """Let go of everything."""
         await self.stop()
-        self._exchange.close()
+        await self._exchange.close()
         await self._state.release()
-        if self._shard is not None:
-            self._shard.unlink(missing_ok=True)
-            self._shard = None
+        self._drop_result()
+
+    def _drop_result(self) -> None:
+        """Nobody wants it any more, or another one is made."""
+        if self._result is not None:
+            self._context.offers.pop(self._result).path.unlink(missing_ok=True)
+            self._result = None
 
     async def close(self) -> None:
         """End the present attempt, and see that buffers are written down."""
         await self.stop()
+        await self._exchange.close()
         await self._state.at_rest()  # a commit under way goes on to its end, and needs its threads
         await asyncio.to_thread(self._state.store.close)
 
@@ -204,13 +206,13 @@ class StageHost:
         layers = next(s.layers for s in assign.stages if s.peer_id == self._context.peer_id)
         self._exchange.follow(assign, layers)
         if self._exchange.take_over is not None:
-            self._shard = None
+            self._drop_result()
             if assign.spec.train.sync_tied_embeddings:
                 await self._exchange.take_over.run()
             return
         if self._exchange.is_outdated(assign, layers):
             await self._state.load(layers, is_beginning=not assign.committed_steps)
-            self._shard = None
+            self._drop_result()
             await self._exchange.take_up(assign, layers)
         if self._state.committed_steps != assign.committed_steps:
             raise OutOfTurn(
@@ -229,24 +231,6 @@ class StageHost:
                 message=error.message,
             )
         )
-
-    # ---- what others ask
-
-    async def on_tied_gradient(self, stream: TiedStream) -> None:
-        """The last stage exchanges the gradients of the tied embeddings."""
-        if self._attempt is None:
-            raise OutOfTurn(f"run {self.run_id}: no tied gradient is expected here now")
-        await self._attempt.tied.serve(stream)
-
-    async def on_weights(self, stream: MessageStream[pb.BlobPart, pb.WeightsRequest]) -> None:
-        """A client fetches the trained stage.
-
-        Raises:
-            NotFound: it is not written down (yet).
-        """
-        if self._shard is None:
-            raise NotFound(f"run {self.run_id}: this peer has no result of it")
-        await send_file(stream, BlobName(run_id=self.run_id), self._shard)
 
 
 def _first_error(group: BaseExceptionGroup[SwarmError]) -> SwarmError:

@@ -17,7 +17,7 @@ from typing import Any
 from swarm_ft.buffers import BufferStore
 from swarm_ft.clock import Clock
 from swarm_ft.discovery.directory import Directory
-from swarm_ft.errors import MalformedMessage, NotFound, OutOfTurn
+from swarm_ft.errors import MalformedMessage, OutOfTurn
 from swarm_ft.ids import PeerId, RunId
 from swarm_ft.log import get_logger
 from swarm_ft.peer.context import PeerContext, run_in
@@ -25,11 +25,8 @@ from swarm_ft.peer.coordinator_link import CoordinatorLink
 from swarm_ft.peer.host import StageHost
 from swarm_ft.peer.kept_buffers import BufferPlace
 from swarm_ft.peer.links.link import Links
-from swarm_ft.peer.reduce.tied_embeddings import TiedStream
-from swarm_ft.peer.state.source import OfferedShard, serve_chunk_list, serve_chunks
 from swarm_ft.peer.state.stage_state import EngineMaker, StageState
 from swarm_ft.peer.timeline import Timeline
-from swarm_ft.proto import peer_pb2
 from swarm_ft.protocol.messages.control import (
     Assign,
     ClockReply,
@@ -43,19 +40,16 @@ from swarm_ft.protocol.messages.control import (
     TakeStage,
     ToPeer,
 )
-from swarm_ft.protocol.messages.shard import ShardName
-from swarm_ft.protocol.spec.checks import checked_run_id
 from swarm_ft.protocol.spec.digest import check_spec_digest
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.snapshots.store import SnapshotStore
-from swarm_ft.transport.base import Handler, MessageStream, Method, Transport
+from swarm_ft.transfer.source import serve_chunk_list, serve_chunks
+from swarm_ft.transport.base import Handler, Method, Transport
 from swarm_ft.transport.methods import (
     FETCH_CHUNKS,
     LINK,
     LIST_CHUNKS,
-    TIED_GRADIENT,
-    WEIGHTS,
 )
 
 logger = get_logger(__name__)
@@ -129,10 +123,8 @@ class PeerNode:
         """What a peer answers, for `Transport.serve`."""
         return {
             LINK: self._links.answer,
-            FETCH_CHUNKS: partial(serve_chunks, offers=self._find_shard),
-            LIST_CHUNKS: partial(serve_chunk_list, offers=self._find_shard),
-            TIED_GRADIENT: self._on_tied_gradient,
-            WEIGHTS: self._on_weights,
+            FETCH_CHUNKS: partial(serve_chunks, offers=self._context.offers),
+            LIST_CHUNKS: partial(serve_chunk_list, offers=self._context.offers),
         }
 
     @property
@@ -268,27 +260,6 @@ class PeerNode:
         if self._host is None or self._host.run_id != run_id:
             raise OutOfTurn(f"run {run_id} is not hosted here")
         return self._host
-
-    # ---- other peers and clients
-
-    def _find_shard(self, name: ShardName) -> OfferedShard | None:
-        return self._host.find_shard(name) if self._host is not None else None
-
-    async def _on_tied_gradient(self, stream: TiedStream) -> None:
-        if self._host is None:
-            raise OutOfTurn("no run is hosted here")
-        await self._host.on_tied_gradient(stream)
-
-    async def _on_weights(
-        self, stream: MessageStream[peer_pb2.BlobPart, peer_pb2.WeightsRequest]
-    ) -> None:
-        request = await stream.receive()
-        if request is None:
-            raise MalformedMessage(f"{stream.remote}: expected a request for weights")
-        run_id = checked_run_id(request.run_id)
-        if self._host is None or self._host.run_id != run_id:
-            raise NotFound(f"run {run_id}: this peer has no result of it")
-        await self._host.on_weights(stream)
 
 
 def check_spec(assign: Assign) -> None:

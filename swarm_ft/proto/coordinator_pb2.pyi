@@ -1,4 +1,5 @@
 from swarm_ft.proto import run_pb2 as _run_pb2
+from swarm_ft.proto import snapshot_pb2 as _snapshot_pb2
 from swarm_ft.proto import timeline_pb2 as _timeline_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -33,20 +34,20 @@ RUN_PHASE_CANCELLED: RunPhase
 RUN_PHASE_FAILED: RunPhase
 
 class HeldStage(_message.Message):
-    __slots__ = ("run_id", "spec_digest", "layers", "committed_steps", "exported", "last_attempt")
+    __slots__ = ("run_id", "spec_digest", "layers", "committed_steps", "last_attempt", "exported")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     SPEC_DIGEST_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_STEPS_FIELD_NUMBER: _ClassVar[int]
-    EXPORTED_FIELD_NUMBER: _ClassVar[int]
     LAST_ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    EXPORTED_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     spec_digest: bytes
     layers: _run_pb2.LayerRange
     committed_steps: int
-    exported: bool
     last_attempt: int
-    def __init__(self, run_id: _Optional[str] = ..., spec_digest: _Optional[bytes] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., committed_steps: _Optional[int] = ..., exported: _Optional[bool] = ..., last_attempt: _Optional[int] = ...) -> None: ...
+    exported: _snapshot_pb2.ShardFile
+    def __init__(self, run_id: _Optional[str] = ..., spec_digest: _Optional[bytes] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., committed_steps: _Optional[int] = ..., last_attempt: _Optional[int] = ..., exported: _Optional[_Union[_snapshot_pb2.ShardFile, _Mapping]] = ...) -> None: ...
 
 class PeerHello(_message.Message):
     __slots__ = ("peer_id", "layers", "memory_bytes", "held", "endpoint")
@@ -177,12 +178,12 @@ class PeerAlive(_message.Message):
     def __init__(self, attempt: _Optional[int] = ..., step: _Optional[int] = ..., compute_s: _Optional[float] = ..., parts_begun: _Optional[int] = ...) -> None: ...
 
 class StageExported(_message.Message):
-    __slots__ = ("run_id", "shard_bytes")
+    __slots__ = ("run_id", "file")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
-    SHARD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FILE_FIELD_NUMBER: _ClassVar[int]
     run_id: str
-    shard_bytes: int
-    def __init__(self, run_id: _Optional[str] = ..., shard_bytes: _Optional[int] = ...) -> None: ...
+    file: _snapshot_pb2.ShardFile
+    def __init__(self, run_id: _Optional[str] = ..., file: _Optional[_Union[_snapshot_pb2.ShardFile, _Mapping]] = ...) -> None: ...
 
 class StageFailed(_message.Message):
     __slots__ = ("run_id", "attempt", "code", "message")
@@ -459,7 +460,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class RunStatus(_message.Message):
-    __slots__ = ("run_id", "phase", "detail", "committed_steps", "spec", "stages", "bytes", "attempt", "joining", "boundaries")
+    __slots__ = ("run_id", "phase", "detail", "committed_steps", "spec", "stages", "bytes", "attempt", "joining", "boundaries", "results")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
@@ -470,6 +471,7 @@ class RunStatus(_message.Message):
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     JOINING_FIELD_NUMBER: _ClassVar[int]
     BOUNDARIES_FIELD_NUMBER: _ClassVar[int]
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     phase: RunPhase
     detail: str
@@ -480,7 +482,16 @@ class RunStatus(_message.Message):
     attempt: int
     joining: _containers.RepeatedScalarFieldContainer[str]
     boundaries: _containers.RepeatedCompositeFieldContainer[BoundaryStatus]
-    def __init__(self, run_id: _Optional[str] = ..., phase: _Optional[_Union[RunPhase, str]] = ..., detail: _Optional[str] = ..., committed_steps: _Optional[int] = ..., spec: _Optional[_Union[_run_pb2.RunSpec, _Mapping]] = ..., stages: _Optional[_Iterable[_Union[StageAssignment, _Mapping]]] = ..., bytes: _Optional[_Union[ByteCounts, _Mapping]] = ..., attempt: _Optional[int] = ..., joining: _Optional[_Iterable[str]] = ..., boundaries: _Optional[_Iterable[_Union[BoundaryStatus, _Mapping]]] = ...) -> None: ...
+    results: _containers.RepeatedCompositeFieldContainer[StageResult]
+    def __init__(self, run_id: _Optional[str] = ..., phase: _Optional[_Union[RunPhase, str]] = ..., detail: _Optional[str] = ..., committed_steps: _Optional[int] = ..., spec: _Optional[_Union[_run_pb2.RunSpec, _Mapping]] = ..., stages: _Optional[_Iterable[_Union[StageAssignment, _Mapping]]] = ..., bytes: _Optional[_Union[ByteCounts, _Mapping]] = ..., attempt: _Optional[int] = ..., joining: _Optional[_Iterable[str]] = ..., boundaries: _Optional[_Iterable[_Union[BoundaryStatus, _Mapping]]] = ..., results: _Optional[_Iterable[_Union[StageResult, _Mapping]]] = ...) -> None: ...
+
+class StageResult(_message.Message):
+    __slots__ = ("peer_id", "file")
+    PEER_ID_FIELD_NUMBER: _ClassVar[int]
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    peer_id: str
+    file: _snapshot_pb2.ShardFile
+    def __init__(self, peer_id: _Optional[str] = ..., file: _Optional[_Union[_snapshot_pb2.ShardFile, _Mapping]] = ...) -> None: ...
 
 class BoundaryStatus(_message.Message):
     __slots__ = ("boundary", "buffered_samples", "key_frames", "delta_frames", "kept")

@@ -25,19 +25,13 @@ _sym_db = _symbol_database.Default()
 from swarm_ft.proto import link_pb2 as swarm__ft_dot_proto_dot_link__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19swarm_ft/proto/peer.proto\x12\x0bswarm_ft.v1\x1a\x19swarm_ft/proto/link.proto\" \n\x0eWeightsRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"`\n\nBlobHeader\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0c\n\x04step\x18\x03 \x01(\r\x12\x13\n\x0btotal_bytes\x18\x04 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x05 \x01(\x0c\"M\n\x08\x42lobPart\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x17.swarm_ft.v1.BlobHeaderH\x00\x12\x0e\n\x04\x64\x61ta\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04\x62ody2\xc9\x01\n\x04Peer\x12>\n\x04Link\x12\x18.swarm_ft.v1.LinkMessage\x1a\x18.swarm_ft.v1.LinkMessage(\x01\x30\x01\x12@\n\x0cTiedGradient\x12\x15.swarm_ft.v1.BlobPart\x1a\x15.swarm_ft.v1.BlobPart(\x01\x30\x01\x12?\n\x07Weights\x12\x1b.swarm_ft.v1.WeightsRequest\x1a\x15.swarm_ft.v1.BlobPart0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19swarm_ft/proto/peer.proto\x12\x0bswarm_ft.v1\x1a\x19swarm_ft/proto/link.proto2F\n\x04Peer\x12>\n\x04Link\x12\x18.swarm_ft.v1.LinkMessage\x1a\x18.swarm_ft.v1.LinkMessage(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'swarm_ft.proto.peer_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_WEIGHTSREQUEST']._serialized_start=69
-  _globals['_WEIGHTSREQUEST']._serialized_end=101
-  _globals['_BLOBHEADER']._serialized_start=103
-  _globals['_BLOBHEADER']._serialized_end=199
-  _globals['_BLOBPART']._serialized_start=201
-  _globals['_BLOBPART']._serialized_end=278
-  _globals['_PEER']._serialized_start=281
-  _globals['_PEER']._serialized_end=482
+  _globals['_PEER']._serialized_start=69
+  _globals['_PEER']._serialized_end=139
 # @@protoc_insertion_point(module_scope)

@@ -7,14 +7,24 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ShardName(_message.Message):
-    __slots__ = ("run_id", "step", "layers")
+    __slots__ = ("run_id", "step", "layers", "is_result")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
+    IS_RESULT_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     step: int
     layers: _run_pb2.LayerRange
-    def __init__(self, run_id: _Optional[str] = ..., step: _Optional[int] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ...) -> None: ...
+    is_result: bool
+    def __init__(self, run_id: _Optional[str] = ..., step: _Optional[int] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., is_result: _Optional[bool] = ...) -> None: ...
+
+class ShardFile(_message.Message):
+    __slots__ = ("digest", "total_bytes")
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    digest: bytes
+    total_bytes: int
+    def __init__(self, digest: _Optional[bytes] = ..., total_bytes: _Optional[int] = ...) -> None: ...
 
 class ChunkList(_message.Message):
     __slots__ = ("total_bytes", "digests")

@@ -214,7 +214,7 @@ class Engine(Protocol):
     def apply_sum(
         self, step: StepNumber, total: Tensor, clip_factor: float, learning_rate: float
     ) -> None:
-        """Apply a step that others computed, the sum [n] of whose shares is known; see `apply`.
+        """Apply a step that others computed, the sum [n] of whose gradients is known; see `apply`.
 
         Raises:
             MalformedMessage: the sum has another length or dtype.
@@ -228,20 +228,8 @@ class Engine(Protocol):
         """All gradients of this stage, float32 [n], parameters by name; zeros for none."""
         ...
 
-    def share(self, gradient: Tensor, num_members: int) -> Tensor:
-        """What one of `num_members` replicas of the stage gives to their sum, see `take_sum`.
-
-        Args:
-            gradient: `flat_gradient` of this replica; itself the share, but for `--dp momentum`.
-            num_members: who give a share each.
-
-        Returns:
-            Float32 [n], not to be written to.
-        """
-        ...
-
     def take_sum(self, total: Tensor) -> None:
-        """Go on with the gradients that the sum of all shares [n] stands for.
+        """Go on with the sum [n] of all replicas' gradients in the place of this one's.
 
         Nothing but gradients changes: moments do so at `apply`.
 

@@ -22,7 +22,6 @@ from swarm_ft.stage.checkpoint import Checkpoint
 from swarm_ft.stage.deferred import WeightProduct
 from swarm_ft.stage.memory import HeldBytes, Storages
 from swarm_ft.stage.module import DropoutSeeds, StageModule
-from swarm_ft.stage.momentum import gradient_from_momentum, momentum_share
 from swarm_ft.stage.weights import StageWeights
 
 # ---- checks of tensors that other processes sent
@@ -346,19 +345,10 @@ class StageEngine:
         """See `Engine`."""
         return self._summed().flat_gradient()
 
-    def share(self, gradient: Tensor, num_members: int) -> Tensor:
-        """See `Engine`."""
-        if not self._spec.train.sums_momentum:
-            return gradient
-        return momentum_share(self._loaded().flat_momentum(), gradient, num_members)
-
     def take_sum(self, total: Tensor) -> None:
         """See `Engine`."""
-        weights = self._loaded()
-        weights.check_flat(total)
-        if self._spec.train.sums_momentum:
-            total = gradient_from_momentum(total, weights.flat_momentum())
-        weights.set_flat_gradient(total)
+        self._loaded().check_flat(total)
+        self._loaded().set_flat_gradient(total)
 
     def tied_gradient(self) -> Tensor:
         """See `Engine`."""
@@ -394,10 +384,6 @@ class StageEngine:
         """See `Engine`."""
         self._loaded().load_state(state)
         self._step = None
-
-    def weights_digest(self) -> bytes:
-        """Digest of all weights of this stage, by name: equal weights, equal digest."""
-        return self._loaded().digest()
 
     def _run(self, step: _Step, microbatch: MicrobatchIndex, x: Tensor) -> _Graph:
         step.check_untouched(microbatch)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -15,14 +14,13 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from swarm_ft.errors import BadSnapshot, MalformedMessage
-from swarm_ft.protocol.spec.digest import digest_of
 from swarm_ft.protocol.spec.run_spec import MAX_STEPS
 from swarm_ft.stage.architecture import HEAD_WEIGHT
-from swarm_ft.stage.checkpoint import tensor_digest
 from swarm_ft.stage.deferred import DeferredLinears
 from swarm_ft.stage.module import StageModule
-from swarm_ft.stage.momentum import BETA1, BETA2
 
+BETAS = (0.9, 0.999)
+"""Of every stage's AdamW."""
 COPIES = 4
 """Weights, gradients and AdamW's two moments, each as large as the weights."""
 
@@ -80,11 +78,6 @@ class StageWeights:
         """All gradients, float32 [n], parameters in the order of their names; zeros for none."""
         parameters = self._by_name()
         return _flat(parameters, [p.grad for p in parameters])
-
-    def flat_momentum(self) -> Tensor:
-        """AdamW's first moments in the same order, float32 [n]; zeros before the first step."""
-        parameters, state = self._by_name(), self._optimizer.state
-        return _flat(parameters, [state[p][EXP_AVG] if p in state else None for p in parameters])
 
     def check_flat(self, values: Tensor) -> None:
         """Whether there is one value for each of this stage's parameters.
@@ -164,12 +157,6 @@ class StageWeights:
         put_state(self.module, self._optimizer, state)
         self.zero_grad()
 
-    def digest(self) -> bytes:
-        """Digest of all weights, by name: equal weights, equal digest."""
-        weights = self.module.state_dict()
-        pieces = ((name.encode(), tensor_digest(weights[name])) for name in sorted(weights))
-        return digest_of(*(piece for pair in pieces for piece in pair))
-
     def _by_name(self) -> list[nn.Parameter]:
         own = dict(self.module.named_parameters())
         return [own[name] for name in sorted(own)]
@@ -201,7 +188,7 @@ def _adamw(module: nn.Module, weight_decay: float) -> torch.optim.AdamW:
         {"params": decayed, "weight_decay": weight_decay},
         {"params": spared, "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(groups, lr=0.0, betas=(BETA1, BETA2), eps=1e-8)
+    return torch.optim.AdamW(groups, lr=0.0, betas=BETAS, eps=1e-8)
 
 
 # ---- all that a stage's training goes on from: weights and AdamW's moments, by name
@@ -248,18 +235,6 @@ def put_state(module: nn.Module, optimizer: torch.optim.AdamW, state: Mapping[st
                 for moment in (EXP_AVG, EXP_AVG_SQ)
             },
         }
-
-
-def state_digest(state: Mapping[str, Tensor]) -> bytes:
-    """One digest of all names, shapes, dtypes and bytes: equal states, equal digest.
-
-    Tensors are digested side by side, as fast as the memory is read.
-    """
-    names = sorted(state)
-    with ThreadPoolExecutor() as pool:
-        digests = pool.map(tensor_digest, [state[name] for name in names])
-        pairs = zip(names, digests, strict=True)
-        return digest_of(*(part for name, digest in pairs for part in (name.encode(), digest)))
 
 
 def _key(kind: str, name: str) -> str:

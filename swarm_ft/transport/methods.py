@@ -80,8 +80,6 @@ COLLECTED: Method[coordinator.CollectedRequest, coordinator.RunStatus] = _method
 STATUS: Method[coordinator.StatusRequest, coordinator.SwarmStatus] = _method(_COORDINATOR, "Status")
 
 LINK: Method[LinkMessage, LinkMessage] = _method(_PEER, "Link")
-TIED_GRADIENT: Method[peer.BlobPart, peer.BlobPart] = _method(_PEER, "TiedGradient")
-WEIGHTS: Method[peer.WeightsRequest, peer.BlobPart] = _method(_PEER, "Weights")
 
 LIST_CHUNKS: Method[snapshot.ShardName, snapshot.ChunkList] = _method(_SNAPSHOTS, "ListChunks")
 FETCH_CHUNKS: Method[snapshot.FetchRequest, snapshot.ChunkPart] = _method(_SNAPSHOTS, "FetchChunks")

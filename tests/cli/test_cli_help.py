@@ -23,7 +23,6 @@ COMMANDS = (
     ("status",),
     ("bench",),
     ("bench", "codec"),
-    ("bench", "buffers"),
     ("sample",),
 )
 HEAVY = {"torch", "grpc", "hivemind", "transformers", "safetensors", "sqlite3", "rich", "numpy"}

@@ -12,7 +12,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from swarm_ft.codec.kernels.base import NarrowGrid, Steps, WideGrid
+from swarm_ft.codec.kernels.base import NarrowGrid, Scales, WideGrid
 from swarm_ft.codec.kernels.cuda import TritonKernels
 
 ARCHITECTURE = int(sys.argv[1])
@@ -51,12 +51,12 @@ def launch_grids(kernels, tokens, channels):
     x = torch.zeros(tokens, channels)
     one, rows, cols = torch.ones(1), torch.ones(tokens), torch.ones(channels)
     for base in (None, x):
-        for steps in (Steps(rows, cols), Steps(one, cols), Steps(rows, one)):
+        for scales in (Scales(rows, cols), Scales(one, cols), Scales(rows, one)):
             for grid in (NarrowGrid(4), NarrowGrid(3, seed=1), WideGrid(15), WideGrid(seed=2)):
-                kernels.dequantize(kernels.quantize(x, base, steps, grid), base, steps, grid)
+                kernels.dequantize(kernels.quantize(x, base, scales, grid), base, scales, grid)
                 if isinstance(grid, NarrowGrid):
-                    packed = kernels.quantize_pack(x, base, steps, grid)
-                    kernels.unpack_dequantize(packed, (tokens, channels), base, steps, grid)
+                    packed = kernels.quantize_pack(x, base, scales, grid)
+                    kernels.unpack_dequantize(packed, (tokens, channels), base, scales, grid)
         kernels.moments(x, base)
         kernels.grid_errors(x, base, cols, torch.ones(5), 3)
 

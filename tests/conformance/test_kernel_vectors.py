@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from swarm_ft.codec.kernels.base import Coded, NarrowGrid, Steps, WideGrid
+from swarm_ft.codec.kernels.base import Coded, NarrowGrid, Scales, WideGrid
 from swarm_ft.codec.kernels.reference import ReferenceKernels
 
 TABLE = Path(__file__).with_name("vectors.json")
 BITS = {1: "u1", 2: "<u2", 4: "<u4", 8: "<u8"}
-RECORDS = {kind.__name__: kind for kind in (Coded, NarrowGrid, Steps, WideGrid)}
+RECORDS = {kind.__name__: kind for kind in (Coded, NarrowGrid, Scales, WideGrid)}
 
 
 def to_json(x):
@@ -77,13 +77,13 @@ def cases():
         yield "hadamard", f"tile {tile}", (torch.randn(2, 32, generator=generator), tile)
 
 
-def some_steps(generator, rows, cols):
+def some_scales(generator, rows, cols):
     """Of all magnitudes and both signs; the last column's is 0."""
     powers = 2.0 ** torch.randint(-30, 31, (cols,), generator=generator)
-    steps = (torch.randn(cols, generator=generator) * powers).bfloat16().float()
+    scales = (torch.randn(cols, generator=generator) * powers).bfloat16().float()
     if cols > 1:
-        steps[-1] = 0.0
-    return Steps(torch.randn(rows, generator=generator).bfloat16().float(), steps)
+        scales[-1] = 0.0
+    return Scales(torch.randn(rows, generator=generator).bfloat16().float(), scales)
 
 
 def narrow_cases(generator):
@@ -91,11 +91,11 @@ def narrow_cases(generator):
         codes = torch.randint(0, 1 << bits, (3, 7), generator=generator).to(torch.uint8)
         base = torch.randn(3, 7, generator=generator)
         for rows, cols in ((1, 7), (3, 1), (3, 7)):
-            steps = some_steps(generator, rows, cols)
-            name = f"{bits} bits, {rows} x {cols} steps"
-            yield "dequantize", name, (codes, None, steps, NarrowGrid(bits))
+            scales = some_scales(generator, rows, cols)
+            name = f"{bits} bits, {rows} x {cols} scales"
+            yield "dequantize", name, (codes, None, scales, NarrowGrid(bits))
             dithered = NarrowGrid(bits, 0x9ABCDEF0 + bits)
-            yield "dequantize", f"{name}, base, dither", (codes, base, steps, dithered)
+            yield "dequantize", f"{name}, base, dither", (codes, base, scales, dithered)
 
 
 def wide_cases(generator):
@@ -104,11 +104,11 @@ def wide_cases(generator):
     )
     codes = torch.stack([codes, codes.flip(0)]).to(torch.int16)
     base = torch.randn(codes.shape, generator=generator)
-    steps = some_steps(generator, 2, codes.shape[1])
+    scales = some_scales(generator, 2, codes.shape[1])
     for shrink in range(16):
-        yield "dequantize", f"wide, shrink {shrink}", (codes, None, steps, WideGrid(shrink))
-    yield "dequantize", "wide, base", (codes, base, steps, WideGrid(5))
-    yield "dequantize", "wide, base, dither", (codes, base, steps, WideGrid(seed=77))
+        yield "dequantize", f"wide, shrink {shrink}", (codes, None, scales, WideGrid(shrink))
+    yield "dequantize", "wide, base", (codes, base, scales, WideGrid(5))
+    yield "dequantize", "wide, base, dither", (codes, base, scales, WideGrid(seed=77))
 
 
 def coded_cases(generator):

@@ -18,12 +18,12 @@ from swarm_ft.codec.kernels.base import (
     UNITS,
     WIDEST,
     NarrowGrid,
-    Steps,
+    Scales,
     WideGrid,
     packed_bytes,
     segment_lengths,
 )
-from swarm_ft.codec.kernels.reference import grid_limits, mix, step_table
+from swarm_ft.codec.kernels.reference import grid_limits, mix, scale_table
 
 # Triton's interpreter computes with numpy, which warns of what is meant to become infinite.
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
@@ -45,7 +45,7 @@ def drawn(seed):
     return torch.Generator().manual_seed(seed)
 
 
-def some_steps(axis, shape, exponent, generator):
+def some_scales(axis, shape, exponent, generator):
     """Of any sign and some of them zero, around 2^exponent."""
 
     def vector(n, scale):
@@ -56,17 +56,17 @@ def some_steps(axis, shape, exponent, generator):
     tokens, channels = shape
     one = torch.ones(1)
     if axis == "both":
-        return Steps(vector(tokens, exponent // 2), vector(channels, exponent // 2))
+        return Scales(vector(tokens, exponent // 2), vector(channels, exponent // 2))
     if axis == "frame":
-        return Steps(one, vector(1, exponent))
+        return Scales(one, vector(1, exponent))
     if axis == "rows":
-        return Steps(vector(tokens, exponent), one)
-    return Steps(one, vector(channels, exponent))
+        return Scales(vector(tokens, exponent), one)
+    return Scales(one, vector(channels, exponent))
 
 
-def some_values(steps, shape, generator, reach):
-    """Around the steps' own size, so that codes are of all kinds; some of them zero."""
-    size = step_table(steps).abs().max().item() or 1.0
+def some_values(scales, shape, generator, reach):
+    """Around the scales' own size, so that codes are of all kinds; some of them zero."""
+    size = scale_table(scales).abs().max().item() or 1.0
     values = torch.randn(shape, generator=generator) * reach
     return values * (torch.rand(shape, generator=generator) > 0.1) * size
 
@@ -114,10 +114,10 @@ def test_narrow_codes_are_the_same_values(
     fast, reference, shape, axis, exponent, bits, dither, has_base, seed
 ):
     generator = drawn(seed)
-    steps = some_steps(axis, shape, exponent, generator)
-    base = some_values(steps, shape, generator, 5.0) if has_base else None
+    scales = some_scales(axis, shape, exponent, generator)
+    base = some_values(scales, shape, generator, 5.0) if has_base else None
     codes = torch.randint(0, 1 << bits, shape, generator=generator).to(torch.uint8)
-    args = (codes, base, steps, NarrowGrid(bits, dither))
+    args = (codes, base, scales, NarrowGrid(bits, dither))
     values = fast("dequantize", *args)
     assert torch.equal(bits_of(values), bits_of(reference("dequantize", *args)))
 
@@ -128,15 +128,15 @@ def test_wide_codes_are_the_same_values(
     fast, reference, shape, axis, exponent, shrink, dither, has_base, seed
 ):
     generator = drawn(seed)
-    steps = some_steps(axis, shape, exponent, generator)
-    base = some_values(steps, shape, generator, 5.0) if has_base else None
+    scales = some_scales(axis, shape, exponent, generator)
+    base = some_values(scales, shape, generator, 5.0) if has_base else None
     edges = torch.tensor(
         [0, 1, -1, EXACT_CODE, -EXACT_CODE, 2048, -2048, 2049, -2049, MAX_CODE, -MAX_CODE, -32768]
     )
     picks = torch.randint(0, len(edges), shape, generator=generator)
     small = torch.randint(-40, 41, shape, generator=generator)
     codes = torch.where(torch.rand(shape, generator=generator) < 0.5, edges[picks], small)
-    args = (codes.to(torch.int16), base, steps, WideGrid(0 if dither else shrink, dither))
+    args = (codes.to(torch.int16), base, scales, WideGrid(0 if dither else shrink, dither))
     values = fast("dequantize", *args)
     assert torch.equal(bits_of(values), bits_of(reference("dequantize", *args)))
 
@@ -152,38 +152,38 @@ def test_wide_codes_are_the_same_values(
 )
 def test_both_at_once_is_one_after_the_other(backend, shape, axis, bits, dither, has_base, seed):
     generator, grid = drawn(seed), NarrowGrid(bits, dither)
-    steps = some_steps(axis, shape, 0, generator)
-    x = some_values(steps, shape, generator, 3)
+    scales = some_scales(axis, shape, 0, generator)
+    x = some_values(scales, shape, generator, 3)
     base = torch.randn(shape, generator=generator) if has_base else None
-    codes = backend("quantize", x, base, steps, grid)
-    packed = backend("quantize_pack", x, base, steps, grid)
+    codes = backend("quantize", x, base, scales, grid)
+    packed = backend("quantize_pack", x, base, scales, grid)
     assert torch.equal(packed, backend("pack", codes.reshape(-1), bits))
-    values = backend("unpack_dequantize", packed, shape, base, steps, grid)
-    assert torch.equal(bits_of(values), bits_of(backend("dequantize", codes, base, steps, grid)))
+    values = backend("unpack_dequantize", packed, shape, base, scales, grid)
+    assert torch.equal(bits_of(values), bits_of(backend("dequantize", codes, base, scales, grid)))
 
 
-def positions(x, base, steps, shape, seed):
-    """Where values lie, in steps, dither taken off; exact enough to tell cells apart."""
+def positions(x, base, scales, shape, seed):
+    """Where values lie, in scales, dither taken off; exact enough to tell cells apart."""
     change = (x if base is None else x - base).double()
     dither = 0.0
     if seed is not None:
         index = torch.arange(shape[0] * shape[1]).view(shape)
         dither = ((mix(index, seed) >> 28) * 2 - 15) / UNITS
-    return change / step_table(steps).abs().double() - dither
+    return change / scale_table(scales).abs().double() - dither
 
 
 @FEW
 @given(SHAPES, AXES, st.integers(-110, 100), BITS, DITHERS, st.booleans(), SEEDS)
 def test_narrow_codes_are_the_nearest(backend, shape, axis, exponent, bits, dither, has_base, seed):
     generator = drawn(seed)
-    steps = some_steps(axis, shape, exponent, generator)
-    x = some_values(steps, shape, generator, 2.0**bits)
-    base = some_values(steps, shape, generator, 1.0) if has_base else None
-    codes = backend("quantize", x, base, steps, NarrowGrid(bits, dither))
-    table = step_table(steps)
+    scales = some_scales(axis, shape, exponent, generator)
+    x = some_values(scales, shape, generator, 2.0**bits)
+    base = some_values(scales, shape, generator, 1.0) if has_base else None
+    codes = backend("quantize", x, base, scales, NarrowGrid(bits, dither))
+    table = scale_table(scales)
     lowest, highest = grid_limits(bits, table < 0)
     top = (highest - lowest).double() / UNITS
-    at = positions(x, base, steps, shape, dither) - lowest / UNITS
+    at = positions(x, base, scales, shape, dither) - lowest / UNITS
     error = (at.maximum(torch.zeros(())).minimum(top) - codes).abs()
     assert codes.dtype == torch.uint8
     assert (codes[(table == 0).expand(shape)] == 0).all()
@@ -195,15 +195,15 @@ def test_narrow_codes_are_the_nearest(backend, shape, axis, exponent, bits, dith
 @given(SHAPES, AXES, st.integers(-110, 100), DITHERS, st.booleans(), SEEDS)
 def test_wide_codes_are_the_nearest(backend, shape, axis, exponent, dither, has_base, seed):
     generator = drawn(seed)
-    steps = some_steps(axis, shape, exponent, generator)
+    scales = some_scales(axis, shape, exponent, generator)
     reach = 10.0 ** float(torch.rand((), generator=generator) * 5)
-    x = some_values(steps, shape, generator, reach)
-    base = some_values(steps, shape, generator, 1.0) if has_base else None
-    codes = backend("quantize", x, base, steps, WideGrid(seed=dither))
-    table = step_table(steps)
-    at = positions(x, base, steps, shape, dither).clamp(-MAX_CODE, MAX_CODE)
+    x = some_values(scales, shape, generator, reach)
+    base = some_values(scales, shape, generator, 1.0) if has_base else None
+    codes = backend("quantize", x, base, scales, WideGrid(seed=dither))
+    table = scale_table(scales)
+    at = positions(x, base, scales, shape, dither).clamp(-MAX_CODE, MAX_CODE)
     is_coarse = codes.abs() > EXACT_CODE
-    # A coarse code stands for the value without dither, which is below half a step.
+    # A coarse code stands for the value without dither, which is below half a scale.
     allowed = torch.where(is_coarse, 8.5, 0.5) + 1e-5 + at.abs() * 1e-6
     assert codes.dtype == torch.int16
     assert (((at - codes).abs() <= allowed) | (table == 0)).all()
@@ -213,9 +213,9 @@ def test_wide_codes_are_the_nearest(backend, shape, axis, exponent, dither, has_
 
 @pytest.mark.parametrize("grid", [NarrowGrid(3), NarrowGrid(8, 5), WideGrid(), WideGrid(seed=5)])
 def test_what_lies_beyond_the_grid_gets_its_ends(backend, grid):
-    steps = Steps(torch.ones(1), torch.tensor([2.0**-120, -(2.0**-120), 1.0]))
+    scales = Scales(torch.ones(1), torch.tensor([2.0**-120, -(2.0**-120), 1.0]))
     x = torch.tensor([[3e38, 3e38, 3e38], [-3e38, -3e38, -3e38]])
-    codes = backend("quantize", x, None, steps, grid)
+    codes = backend("quantize", x, None, scales, grid)
     if isinstance(grid, WideGrid):
         assert codes.tolist() == [[MAX_CODE] * 3, [-MAX_CODE] * 3]
     else:
@@ -225,11 +225,11 @@ def test_what_lies_beyond_the_grid_gets_its_ends(backend, grid):
 
 def test_quantize_takes_values_in_any_order_of_memory(backend):
     x = torch.randn(6, 10, generator=drawn(1))
-    steps, grid = Steps(torch.ones(1), torch.full((6,), 0.25)), NarrowGrid(4)
-    codes = backend("quantize", x.T, x.T * 0.5, steps, grid)
-    in_order = backend("quantize", x.T.contiguous(), x.T.contiguous() * 0.5, steps, grid)
+    scales, grid = Scales(torch.ones(1), torch.full((6,), 0.25)), NarrowGrid(4)
+    codes = backend("quantize", x.T, x.T * 0.5, scales, grid)
+    in_order = backend("quantize", x.T.contiguous(), x.T.contiguous() * 0.5, scales, grid)
     assert torch.equal(codes, in_order)
-    values = backend("dequantize", codes.T, x, Steps(torch.full((6,), 0.25), torch.ones(1)), grid)
+    values = backend("dequantize", codes.T, x, Scales(torch.full((6,), 0.25), torch.ones(1)), grid)
     assert values.shape == x.shape
     assert (values - (x + x * 0.5)).abs().max() <= 0.125 + 1e-6
 
@@ -311,10 +311,10 @@ def test_grid_errors_are_those_of_the_grids(backend, shape, bits, size, has_base
     multiples = torch.tensor([1.0, 0.5, -1.0, -0.625])
     errors = backend("grid_errors", x, base, covering, multiples, bits)
     for multiple, of_grid in zip(multiples, errors, strict=True):
-        step = covering.double() * multiple.abs()
+        scale = covering.double() * multiple.abs()
         lowest, highest = grid_limits(bits, multiple < 0)
-        codes = ((change / step - lowest / UNITS).round()).clamp(0, int(highest - lowest) // UNITS)
-        distances = (codes + lowest / UNITS) * step - change
+        codes = ((change / scale - lowest / UNITS).round()).clamp(0, int(highest - lowest) // UNITS)
+        distances = (codes + lowest / UNITS) * scale - change
         expected = (distances / covering).square().sum(0).float()
         torch.testing.assert_close(of_grid, expected, rtol=1e-3, atol=1e-5)
 

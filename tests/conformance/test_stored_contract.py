@@ -12,7 +12,7 @@ import torch
 
 from swarm_ft.codec import pack_buffer, unpack_buffer
 from swarm_ft.codec.kernels.cpu_blocks import NumbaBlocks
-from swarm_ft.codec.kernels.reference import TorchBlocks, step_of
+from swarm_ft.codec.kernels.reference import TorchBlocks, scale_of
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
@@ -135,8 +135,8 @@ def test_a_block_of_an_infinity_or_nan_is_seen_by_its_peak():
             assert not kernels.magnitudes(x)[2].isfinite().any()
 
 
-def test_steps_are_patterns_of_three_bits_of_mantissa():
-    assert step_of(torch.tensor([0, 127 << 3, (127 << 3) + 1, 128 << 3])).tolist() == [
+def test_scales_are_patterns_of_three_bits_of_mantissa():
+    assert scale_of(torch.tensor([0, 127 << 3, (127 << 3) + 1, 128 << 3])).tolist() == [
         0.0,
         1.0,
         1.125,

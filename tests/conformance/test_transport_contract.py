@@ -16,12 +16,13 @@ from swarm_ft.proto.coordinator_pb2 import (
     SubmitPart,
     SwarmStatus,
 )
-from swarm_ft.proto.peer_pb2 import BlobHeader, BlobPart, WeightsRequest
+from swarm_ft.proto.snapshot_pb2 import ChunkPart, FetchRequest
 from swarm_ft.transport.base import Channel, Handler, Method, Server, Transport, call
 from swarm_ft.transport.grpc_options import GrpcOptions
 from swarm_ft.transport.grpc_transport import GrpcTransport
 from swarm_ft.transport.memory import MemoryTransport
-from swarm_ft.transport.methods import JOIN, STATUS, SUBMIT, TIED_GRADIENT, WEIGHTS
+from swarm_ft.transport.methods import FETCH_CHUNKS, JOIN, STATUS, SUBMIT
+from tests.echo import ECHO
 
 DEADLINE_S = 10.0
 
@@ -46,8 +47,8 @@ async def serving(
         await server.stop()
 
 
-def blob(data: bytes) -> BlobPart:
-    return BlobPart(data=data)
+def blob(data: bytes) -> ChunkPart:
+    return ChunkPart(data=data)
 
 
 async def echo(stream) -> None:
@@ -94,8 +95,8 @@ class Witness:
 
 
 async def test_messages_come_back_in_order_both_ways(transport):
-    async with serving(transport, {TIED_GRADIENT: echo}) as (_, channel):
-        stream = channel.open(TIED_GRADIENT)
+    async with serving(transport, {ECHO: echo}) as (_, channel):
+        stream = channel.open(ECHO)
         sent = [blob(b"%d" % i) for i in range(50)]
 
         async def send_all():
@@ -112,10 +113,10 @@ async def test_messages_come_back_in_order_both_ways(transport):
 
 
 async def test_empty_messages_are_messages(transport):
-    async with serving(transport, {TIED_GRADIENT: echo}) as (_, channel):
-        stream = channel.open(TIED_GRADIENT)
-        await stream.send(BlobPart())
-        assert await stream.receive() == BlobPart()
+    async with serving(transport, {ECHO: echo}) as (_, channel):
+        stream = channel.open(ECHO)
+        await stream.send(ChunkPart())
+        assert await stream.receive() == ChunkPart()
 
 
 async def test_a_unary_call_answers_once(transport):
@@ -145,18 +146,17 @@ async def test_a_client_may_stream_and_get_one_reply(transport):
 
 
 async def test_a_server_may_stream_after_one_request(transport):
-    async def weights(stream):
+    async def chunks(stream):
         request = await stream.receive()
-        await stream.send(BlobPart(header=BlobHeader(run_id=request.run_id)))
-        for _ in range(3):
-            await stream.send(blob(b"w"))
+        for chunk in range(request.num_chunks):
+            await stream.send(ChunkPart(chunk=chunk, data=b"w"))
 
-    async with serving(transport, {WEIGHTS: weights}) as (_, channel):
-        stream = channel.open(WEIGHTS)
-        await stream.send(WeightsRequest(run_id="r"))
+    async with serving(transport, {FETCH_CHUNKS: chunks}) as (_, channel):
+        stream = channel.open(FETCH_CHUNKS)
+        await stream.send(FetchRequest(num_chunks=3))
         await stream.finish()
-        assert (await stream.receive()).header.run_id == "r"
-        assert [await stream.receive() for _ in range(4)] == [blob(b"w")] * 3 + [None]
+        expected = [ChunkPart(chunk=chunk, data=b"w") for chunk in range(3)]
+        assert [await stream.receive() for _ in range(4)] == [*expected, None]
 
 
 async def test_after_half_close_the_server_still_sends(transport):
@@ -164,31 +164,31 @@ async def test_after_half_close_the_server_still_sends(transport):
         assert await stream.receive() is None
         await stream.send(blob(b"late"))
 
-    async with serving(transport, {TIED_GRADIENT: answer_late}) as (_, channel):
-        stream = channel.open(TIED_GRADIENT)
+    async with serving(transport, {ECHO: answer_late}) as (_, channel):
+        stream = channel.open(ECHO)
         await stream.finish()
         await stream.finish()
         assert await stream.receive() == blob(b"late")
 
 
 async def test_sending_after_finish_is_refused(transport):
-    async with serving(transport, {TIED_GRADIENT: echo}) as (_, channel):
-        stream = channel.open(TIED_GRADIENT)
+    async with serving(transport, {ECHO: echo}) as (_, channel):
+        stream = channel.open(ECHO)
         await stream.finish()
         assert isinstance(await raised_by(stream.send(blob(b"x"))), errors.OutOfTurn)
 
 
 async def test_eight_megabytes_arrive_whole(transport):
     data = bytes(range(256)) * (8 << 12)
-    async with serving(transport, {TIED_GRADIENT: echo}) as (_, channel):
-        stream = channel.open(TIED_GRADIENT)
+    async with serving(transport, {ECHO: echo}) as (_, channel):
+        stream = channel.open(ECHO)
         await stream.send(blob(data))
         assert (await stream.receive()).data == data
 
 
 async def test_many_tasks_may_send_on_one_stream(transport):
-    async with serving(transport, {TIED_GRADIENT: echo}) as (_, channel):
-        stream = channel.open(TIED_GRADIENT)
+    async with serving(transport, {ECHO: echo}) as (_, channel):
+        stream = channel.open(ECHO)
         sent = {b"%d" % i * 1000 for i in range(40)}
         async with asyncio.TaskGroup() as group:
             for data in sent:
@@ -198,12 +198,12 @@ async def test_many_tasks_may_send_on_one_stream(transport):
 
 
 async def test_calls_on_one_channel_do_not_mix(transport):
-    async with serving(transport, {TIED_GRADIENT: echo, STATUS: echo_nothing}) as (_, channel):
+    async with serving(transport, {ECHO: echo, STATUS: echo_nothing}) as (_, channel):
         held = channel.open(STATUS)
         await held.send(StatusRequest())
 
         async def exchange(number: int) -> None:
-            stream = channel.open(TIED_GRADIENT)
+            stream = channel.open(ECHO)
             for turn in range(5):
                 message = blob(b"%d/%d" % (number, turn))
                 await stream.send(message)
@@ -221,8 +221,8 @@ async def test_each_end_names_the_other(transport):
     async def look(stream):
         seen.set_result(stream.remote)
 
-    async with serving(transport, {TIED_GRADIENT: look}) as (server, channel):
-        stream = channel.open(TIED_GRADIENT)
+    async with serving(transport, {ECHO: look}) as (server, channel):
+        stream = channel.open(ECHO)
         assert stream.remote == server.endpoint
         assert re.fullmatch(r"127\.0\.0\.1:\d+|client", await seen)
 
@@ -257,8 +257,8 @@ async def test_a_slow_reader_bounds_the_writer(transport):
             accepted += 1
         await stream.finish()
 
-    async with serving(transport, {TIED_GRADIENT: read_when_told}) as (_, channel):
-        stream = channel.open(TIED_GRADIENT)
+    async with serving(transport, {ECHO: read_when_told}) as (_, channel):
+        stream = channel.open(ECHO)
         sender = asyncio.create_task(send_all(stream))
         await stalled.wait()
         assert accepted < count
@@ -268,8 +268,8 @@ async def test_a_slow_reader_bounds_the_writer(transport):
 
 
 async def test_a_cancelled_receive_loses_no_message(transport):
-    async with serving(transport, {TIED_GRADIENT: echo}) as (_, channel):
-        stream = channel.open(TIED_GRADIENT)
+    async with serving(transport, {ECHO: echo}) as (_, channel):
+        stream = channel.open(ECHO)
         for _ in range(3):
             impatient = asyncio.create_task(stream.receive())
             await asyncio.sleep(0)
@@ -286,8 +286,8 @@ async def test_a_cancelled_send_leaves_the_call_usable(transport):
         await go.wait()
         await echo(stream)
 
-    async with serving(transport, {TIED_GRADIENT: read_late}) as (_, channel):
-        stream = channel.open(TIED_GRADIENT)
+    async with serving(transport, {ECHO: read_late}) as (_, channel):
+        stream = channel.open(ECHO)
         sending = [asyncio.create_task(stream.send(blob(b"x" * (1 << 20)))) for _ in range(8)]
         await asyncio.sleep(0)
         for task in sending:
@@ -321,8 +321,8 @@ async def test_an_error_comes_after_the_messages_before_it(transport):
             await stream.send(blob(b"x"))
         raise errors.NonFinite("loss is nan")
 
-    async with serving(transport, {TIED_GRADIENT: three_then_fail}) as (_, channel):
-        stream = channel.open(TIED_GRADIENT)
+    async with serving(transport, {ECHO: three_then_fail}) as (_, channel):
+        stream = channel.open(ECHO)
         assert [await stream.receive() for _ in range(3)] == [blob(b"x")] * 3
         for _ in range(2):
             assert isinstance(await raised_by(stream.receive()), errors.NonFinite)
@@ -336,8 +336,8 @@ async def test_a_sender_learns_the_error_that_ended_the_call(transport):
         while True:
             await stream.send(blob(b"x" * 1000))
 
-    async with serving(transport, {TIED_GRADIENT: refuse}) as (_, channel):
-        error = await raised_by(send_until_refused(channel.open(TIED_GRADIENT)))
+    async with serving(transport, {ECHO: refuse}) as (_, channel):
+        error = await raised_by(send_until_refused(channel.open(ECHO)))
         assert isinstance(error, errors.RunMismatch)
         assert error.message == "other digest"
 
@@ -346,8 +346,8 @@ async def test_a_sender_learns_that_the_call_ended_cleanly(transport):
     async def leave(_):
         return
 
-    async with serving(transport, {TIED_GRADIENT: leave}) as (_, channel):
-        stream = channel.open(TIED_GRADIENT)
+    async with serving(transport, {ECHO: leave}) as (_, channel):
+        stream = channel.open(ECHO)
         assert await stream.receive() is None
         assert isinstance(await raised_by(stream.send(blob(b"x"))), errors.Unavailable)
 
@@ -401,7 +401,7 @@ async def test_bytes_that_are_no_such_message_are_malformed(transport):
 
 
 async def test_a_method_that_is_not_served_is_refused(transport):
-    async with serving(transport, {TIED_GRADIENT: echo}) as (_, channel):
+    async with serving(transport, {ECHO: echo}) as (_, channel):
         error = await raised_by(call(channel, STATUS, StatusRequest(), timeout_s=5.0))
         assert isinstance(error, errors.InternalError)
 
@@ -426,8 +426,8 @@ async def test_a_unary_call_without_a_reply_is_malformed(transport):
 
 async def test_a_handler_that_receives_sees_the_client_cancel(transport):
     witness = Witness(echo)
-    async with serving(transport, {TIED_GRADIENT: witness}) as (_, channel):
-        stream = channel.open(TIED_GRADIENT)
+    async with serving(transport, {ECHO: witness}) as (_, channel):
+        stream = channel.open(ECHO)
         await stream.send(blob(b"x"))
         await stream.receive()
         await stream.cancel()
@@ -439,8 +439,8 @@ async def test_a_handler_that_receives_sees_the_client_cancel(transport):
 async def test_a_client_that_vanishes_is_never_taken_for_one_that_finished(transport):
     for _ in range(25):
         witness = Witness(echo)
-        async with serving(transport, {TIED_GRADIENT: witness}) as (_, channel):
-            stream = channel.open(TIED_GRADIENT)
+        async with serving(transport, {ECHO: witness}) as (_, channel):
+            stream = channel.open(ECHO)
             await stream.send(blob(b"x"))
             await witness.begun.wait()
             await channel.close()
@@ -453,8 +453,8 @@ async def test_a_handler_that_sends_sees_the_client_cancel(transport):
             await stream.send(blob(b"x" * 100_000))
 
     witness = Witness(pour)
-    async with serving(transport, {TIED_GRADIENT: witness}) as (_, channel):
-        stream = channel.open(TIED_GRADIENT)
+    async with serving(transport, {ECHO: witness}) as (_, channel):
+        stream = channel.open(ECHO)
         await stream.receive()
         await stream.cancel()
         assert isinstance(await witness.ended, errors.Unavailable)
@@ -462,8 +462,8 @@ async def test_a_handler_that_sends_sees_the_client_cancel(transport):
 
 async def test_a_handler_that_waits_for_something_else_is_cancelled(transport):
     witness = Witness(wait_for_ever)
-    async with serving(transport, {TIED_GRADIENT: witness}) as (_, channel):
-        stream = channel.open(TIED_GRADIENT)
+    async with serving(transport, {ECHO: witness}) as (_, channel):
+        stream = channel.open(ECHO)
         await stream.send(blob(b"x"))
         await witness.begun.wait()
         await stream.cancel()
@@ -477,8 +477,8 @@ async def test_a_handler_may_drop_its_call(transport):
         await stream.receive()
 
     witness = Witness(drop)
-    async with serving(transport, {TIED_GRADIENT: witness}) as (_, channel):
-        stream = channel.open(TIED_GRADIENT)
+    async with serving(transport, {ECHO: witness}) as (_, channel):
+        stream = channel.open(ECHO)
         await stream.send(blob(b"x"))
         assert isinstance(await raised_by(stream.receive()), errors.Unavailable)
         assert isinstance(await witness.ended, errors.Unavailable)
@@ -486,8 +486,8 @@ async def test_a_handler_may_drop_its_call(transport):
 
 async def test_a_client_sees_the_server_stop(transport):
     witness = Witness(echo)
-    async with serving(transport, {TIED_GRADIENT: witness}) as (server, channel):
-        stream = channel.open(TIED_GRADIENT)
+    async with serving(transport, {ECHO: witness}) as (server, channel):
+        stream = channel.open(ECHO)
         await stream.send(blob(b"x"))
         await stream.receive()
         waiting = asyncio.create_task(stream.receive())
@@ -500,8 +500,8 @@ async def test_a_client_sees_the_server_stop(transport):
 
 async def test_a_stop_with_grace_lets_calls_end(transport):
     witness = Witness(echo)
-    async with serving(transport, {TIED_GRADIENT: witness}) as (server, channel):
-        stream = channel.open(TIED_GRADIENT)
+    async with serving(transport, {ECHO: witness}) as (server, channel):
+        stream = channel.open(ECHO)
         await stream.send(blob(b"x"))
         await witness.begun.wait()
         stopping = asyncio.create_task(server.stop(grace_s=DEADLINE_S))
@@ -514,8 +514,8 @@ async def test_a_stop_with_grace_lets_calls_end(transport):
 
 async def test_cancelling_an_ended_call_changes_nothing(transport):
     witness = Witness(echo)
-    async with serving(transport, {TIED_GRADIENT: witness}) as (_, channel):
-        stream = channel.open(TIED_GRADIENT)
+    async with serving(transport, {ECHO: witness}) as (_, channel):
+        stream = channel.open(ECHO)
         await stream.finish()
         assert await stream.receive() is None
         await stream.cancel()
@@ -549,10 +549,10 @@ async def test_a_taken_port_is_one_clear_line(transport):
 
 
 async def test_a_port_is_free_again_after_stop(transport):
-    server = await transport.serve("127.0.0.1", 0, {TIED_GRADIENT: echo})
+    server = await transport.serve("127.0.0.1", 0, {ECHO: echo})
     port = int(server.endpoint.rpartition(":")[2])
     await server.stop()
-    again = await transport.serve("127.0.0.1", port, {TIED_GRADIENT: echo})
+    again = await transport.serve("127.0.0.1", port, {ECHO: echo})
     assert again.endpoint == server.endpoint
     await again.stop()
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from swarm_ft.client.job import Job, TrainOptions, prepare_job
+from swarm_ft.client.job import Job, prepare_job
+from swarm_ft.client.options import EvalOptions, JobOptions, Outputs
 from swarm_ft.client.sample import SampleInput, write_sample
+from swarm_ft.protocol.spec.options import arguments
+from swarm_ft.protocol.spec.run_spec import LrSchedule, TrainOptions
 
 NUM_LAYERS = 3
 HIDDEN_SIZE = 192
@@ -28,46 +31,30 @@ def make_input(work_dir: Path) -> SampleInput:
 
 def make_job(sample: SampleInput, work_dir: Path) -> Job:
     """The job, to be submitted from this process; its steps are for the trial to set."""
-    return prepare_job(
-        TrainOptions(
-            model=sample.model_dir,
-            dataset=sample.train_file,
-            eval_dataset=None,
-            epochs=1,
-            steps=1,
-            batch_size=BATCH_SIZE,
-            micro_batch_size=MICRO_BATCH_SIZE,
-            seq_length=SEQ_LENGTH,
-            lr=LEARNING_RATE,
-            lr_schedule="constant",
-            warmup_steps=0,
-            weight_decay=0.0,
-            clip_grad_norm=1.0,
-            seed=42,
-            shuffle=False,
-            dropout=False,
-            sync_tied_embeddings=False,
-            fw=NO_CODEC,
-            bw=NO_CODEC,
-            key=NO_CODEC,
-            dp=NO_CODEC,
-            buffer_bits=16,
-            save_steps=SAVE_STEPS,
-            resume=False,
-            max_eval_samples=1,
-            out=work_dir / "unused",
-            json_file=None,
-        )
-    )
+    return prepare_job(_options(sample, num_steps=1, out=work_dir / "unused"))
 
 
 def train_arguments(sample: SampleInput, num_steps: int, out: Path) -> list[str]:
     """The same job for `swarm-ft client train`."""
-    return [
-        *("--model", sample.model_dir, "--dataset", sample.train_file, "--out", str(out)),
-        *("--steps", str(num_steps), "--batch-size", str(BATCH_SIZE)),
-        *("--micro-batch-size", str(MICRO_BATCH_SIZE), "--seq-length", str(SEQ_LENGTH)),
-        *("--save-steps", str(SAVE_STEPS)),
-        *("--lr", str(LEARNING_RATE), "--lr-schedule", "constant", "--max-eval-samples", "1"),
-        *("--fw", NO_CODEC, "--bw", NO_CODEC, "--key", NO_CODEC, "--dp", NO_CODEC),
-    ]
+    return arguments(_options(sample, num_steps, out))
+
+
+def _options(sample: SampleInput, num_steps: int, out: Path) -> JobOptions:
+    return JobOptions(
+        model=sample.model_dir,
+        dataset=sample.train_file,
+        evaluation=EvalOptions(max_eval_samples=1),
+        steps=num_steps,
+        train=TrainOptions(
+            batch_size=BATCH_SIZE,
+            micro_batch_size=MICRO_BATCH_SIZE,
+            seq_length=SEQ_LENGTH,
+            learning_rate=LEARNING_RATE,
+            lr_schedule=LrSchedule.CONSTANT,
+            forward_codec=NO_CODEC,
+            backward_codec=NO_CODEC,
+            key_codec=NO_CODEC,
+            save_steps=SAVE_STEPS,
+        ),
+        outputs=Outputs(out=out),
+    )

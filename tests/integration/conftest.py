@@ -74,13 +74,10 @@ def make_job(model_dir):
             "lr_schedule": LrSchedule.COSINE,
             "warmup_steps": 3,
             "weight_decay": 0.1,
-            "clip_grad_norm": 1.0,
             "seed": 5,
-            "shuffle": False,
-            "dropout": False,
-            "sync_tied_embeddings": False,
             "forward_codec": "none",
             "backward_codec": "none",
+            "key_codec": "fp16",
         } | changes
         rng = np.random.default_rng(1)
         # Every sample repeats a few tokens, so that there is something to learn.

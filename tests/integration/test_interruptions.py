@@ -9,7 +9,7 @@ from swarm_ft.protocol.messages.client import RunPhase, RunStatus, StepCommitted
 from swarm_ft.testing.faults import FaultyTransport
 from swarm_ft.testing.local_swarm import LocalSwarm
 from swarm_ft.transport.grpc_transport import GrpcTransport
-from swarm_ft.transport.methods import JOIN, LINK, TIED_GRADIENT
+from swarm_ft.transport.methods import JOIN, LINK
 
 LAYERS = ["0-2", "2-4", "4-6"]
 
@@ -61,12 +61,12 @@ async def test_a_broken_tied_exchange_is_made_again(make_job, tmp_path):
     async with LocalSwarm(tmp_path / "quiet", LAYERS) as swarm:
         quiet = final_losses(await swarm.train(job.spec, job.samples))
     transport = FaultyTransport(
-        GrpcTransport(), cut_sends={TIED_GRADIENT: [2]}, cut_receives={TIED_GRADIENT: [3]}
+        GrpcTransport(), cut_sends={LINK: [9, 21, 40]}, cut_receives={LINK: [12, 33, 45]}
     )
     (tmp_path / "faulty").mkdir()
     async with LocalSwarm(tmp_path / "faulty", LAYERS, transport=transport) as swarm:
         events = await swarm.train(job.spec, job.samples)
-    assert transport.num_cuts == 2
+    assert transport.num_cuts == 4
     assert final_losses(events) == quiet
 
 

@@ -51,31 +51,20 @@ async def test_tied_embeddings_stay_tied_over_uneven_replicas(make_job, tmp_path
     assert final_losses(events) == pytest.approx(alone, rel=RTOL)
 
 
-@pytest.mark.parametrize("dp_codec", ["q4", "momentum:q4"])
-async def test_compressed_replicas_train_nearly_as_well(make_job, tmp_path, dp_codec):
+async def test_compressed_replicas_train_nearly_as_well(make_job, tmp_path):
     job = make_job(num_samples=16, batch_size=8, num_steps=24)
-    compressed = make_job(num_samples=16, batch_size=8, num_steps=24, dp_codec=dp_codec)
+    compressed = make_job(num_samples=16, batch_size=8, num_steps=24, dp_codec="q4")
     plain = final_losses(await trained(job, tmp_path / "plain", LAYERS * 2))
     events = await trained(compressed, tmp_path / "compressed", LAYERS * 2)
     losses = final_losses(events)
-    assert losses[-1] == pytest.approx(plain[-1], rel=0.01 if dp_codec == "q4" else 0.03)
+    assert losses[-1] == pytest.approx(plain[-1], rel=0.01)
     assert losses != pytest.approx(plain, rel=1e-6)
     sent = [event.gradients for event in events if isinstance(event, StepCommitted)]
     assert all(0 < 7 * t.sent_bytes < t.uncompressed_bytes for t in sent)
 
 
-@pytest.mark.parametrize("layers", [LAYERS * 2, ["0-3", "3-6", "3-6"]])
-async def test_momentum_uncompressed_is_the_optimizer_of_one_peer(make_job, tmp_path, layers):
+async def test_a_replica_of_every_stage_dies_in_the_middle_of_a_step(make_job, tmp_path):
     job = make_job(num_samples=16, batch_size=8, num_steps=8)
-    momentum = make_job(num_samples=16, batch_size=8, num_steps=8, dp_codec="momentum:none")
-    alone = final_losses(await trained(job, tmp_path / "alone", LAYERS))
-    events = await trained(momentum, tmp_path / "replicas", layers)
-    assert final_losses(events) == pytest.approx(alone, rel=RTOL)
-
-
-@pytest.mark.parametrize("dp_codec", ["none", "momentum:none"])
-async def test_a_replica_of_every_stage_dies_in_the_middle_of_a_step(make_job, tmp_path, dp_codec):
-    job = make_job(num_samples=16, batch_size=8, num_steps=8, dp_codec=dp_codec)
     quiet = final_losses(await trained(job, tmp_path / "quiet", LAYERS * 2))
     (tmp_path / "faulty").mkdir()
     async with LocalSwarm(tmp_path / "faulty", LAYERS * 2) as swarm:
@@ -92,12 +81,9 @@ async def test_a_replica_of_every_stage_dies_in_the_middle_of_a_step(make_job, t
     assert steps == list(range(8))
 
 
-@pytest.mark.parametrize("dp_codec", ["none", "momentum:none"])
-async def test_a_newcomer_takes_over_from_its_replica_and_then_stands_in_for_it(
-    make_job, tmp_path, dp_codec
-):
+async def test_a_newcomer_takes_over_from_its_replica_and_then_stands_in_for_it(make_job, tmp_path):
     num_steps = 40
-    job = make_job(num_samples=16, batch_size=8, num_steps=num_steps, dp_codec=dp_codec)
+    job = make_job(num_samples=16, batch_size=8, num_steps=num_steps)
     quiet = final_losses(await trained(job, tmp_path / "quiet", LAYERS))
     (tmp_path / "faulty").mkdir()
     async with LocalSwarm(tmp_path / "faulty", LAYERS) as swarm:

@@ -1,6 +1,7 @@
 """A result whose peers die before a client has it is made again, and the client gets it."""
 
 import asyncio
+from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
@@ -10,7 +11,7 @@ from swarm_ft.client.progress import RunProgress
 from swarm_ft.client.sample import write_sample
 from swarm_ft.client.train import fetch_result
 from swarm_ft.ids import PeerId
-from swarm_ft.protocol.messages.client import RunPhase, StepCommitted
+from swarm_ft.protocol.messages.client import RunPhase, RunStatus, StepCommitted
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.stage.checkpoint import open_checkpoint
 from swarm_ft.testing.local_swarm import LocalSwarm
@@ -47,6 +48,24 @@ def job(make_job, tmp_path):
 
 def weights_in(paths):
     return {name: tensor for path in paths for name, tensor in load_file(path).items()}
+
+
+async def test_a_coordinator_that_was_restarted_hears_again_who_gives_the_result(
+    job: Job, tmp_path: Path
+) -> None:
+    async with LocalSwarm(tmp_path, ["0-1", "1-2", "1-2"]) as swarm:
+        first = (await swarm.train(job.spec, job.samples))[-1]
+        assert isinstance(first, RunStatus)
+        assert {result.peer_id for result in first.results} == {"peer-0", "peer-1", "peer-2"}
+        assert len({result.file for result in first.results}) == 2, "replicas have the same bytes"
+        await swarm.kill_coordinator()
+        await swarm.start_coordinator()
+        await swarm.kill_peer(PeerId("peer-2"))
+        progress, out = Told(job.spec.train), tmp_path / "out"
+        await fetch_result(swarm.client, first.run_id, job.checkpoint, progress, out)
+        (run,) = (await swarm.client.status()).runs
+    assert run.phase is RunPhase.COLLECTED
+    assert len(weights_in(out.glob("*.safetensors"))) > 0
 
 
 async def test_a_client_whose_result_was_taken_along_gets_it_when_it_is_made_again(

@@ -221,10 +221,6 @@ class TinyEngine:
         parts = [part for block in blocks for part in (block.gradient, block.tally)]
         return torch.from_numpy(np.concatenate(parts).astype(np.float32))
 
-    def share(self, gradient: Tensor, num_members: int) -> Tensor:
-        """See `Engine`; here always the gradient."""
-        return gradient
-
     def take_sum(self, total: Tensor) -> None:
         """See `Engine`."""
         values, at = np.rint(total.numpy()).astype(np.int64), 0
@@ -265,11 +261,6 @@ class TinyEngine:
     def weights(self) -> dict[int, bytes]:
         """Every block's weights."""
         return {b: block.weights.tobytes() for b, block in self._loaded().items()}
-
-    def weights_digest(self) -> bytes:
-        """See `Engine`."""
-        joined = b"".join(self.weights().values())
-        return hashlib.blake2b(joined, digest_size=16).digest()
 
     def export(self, path: Path) -> int:
         """See `Engine`; the file holds the blocks' weights, first to last."""

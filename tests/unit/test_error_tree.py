@@ -5,7 +5,7 @@ import re
 import pytest
 
 from swarm_ft import errors
-from swarm_ft.errors import BY_CODE, InternalError, SwarmError, Unavailable, from_code
+from swarm_ft.errors import BY_CODE, InternalError, SwarmError, from_code
 
 
 def drawn_tree():
@@ -59,10 +59,6 @@ def test_codes_are_frozen():
         "swarm-error",
         "unavailable",
     ]
-
-
-def test_only_what_may_pass_is_retryable():
-    assert [c for c in classes() if c.retryable] == [Unavailable]
 
 
 @pytest.mark.parametrize("kind", classes())

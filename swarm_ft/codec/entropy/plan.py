@@ -1,4 +1,4 @@
-"""The encoder's choices for an entropy-coded frame: steps for a rate, and contexts.
+"""The encoder's choices for an entropy-coded frame: scales for a rate, and contexts.
 
 Only encoders come here, so floats may round as they like.
 """
@@ -17,14 +17,14 @@ from swarm_ft.codec.entropy.stream import (
     CLASSES,
     LEVELS_AN_OCTAVE,
     MAX_LEVEL,
-    MAX_STEP,
+    MAX_SCALE,
     Numbers,
     WideHeader,
     estimated_stream_bytes,
     stream_bytes,
 )
 from swarm_ft.codec.kernels import MAX_CODE, UNITS, Kernels
-from swarm_ft.codec.scales import MIN_STEP
+from swarm_ft.codec.scales import MIN_SCALE
 from swarm_ft.protocol.spec.codec_spec import Axis
 
 Floats = NDArray[np.float64]
@@ -43,7 +43,7 @@ _SPREAD_OF_SYMBOLS = 8
 MAX_OCTAVES = 3.0
 _CLOSE_OCTAVES = 0.01
 OCTAVE_BITS = 0.9
-"""About what a value costs more when its step halves; less than 1 at low rates."""
+"""About what a value costs more when its scale halves; less than 1 at low rates."""
 _TINY = 1e-75  # squares of the smallest floats are larger, or zero
 
 
@@ -106,43 +106,43 @@ def balanced(x: Tensor, base: Tensor | None, spreads: Spreads, kernels: Kernels)
 
 
 def levels_for(spreads: Spreads, axis: Axis) -> WideHeader:
-    """A header whose steps follow the spreads along the axis; its step is the largest spread."""
+    """A header whose scales follow the spreads along the axis; its scale is the largest spread."""
     none = np.zeros(0, np.uint8)
     if axis is Axis.FRAME:
         return WideHeader(_root_mean_square(spreads.rows), 0, 0, 0, none, none)
     if axis is Axis.TOKEN:
-        step = spreads.rows.max()
-        return WideHeader(step, 0, 0, 0, _levels(spreads.rows, step), none)
-    step = spreads.cols.max()
+        scale = spreads.rows.max()
+        return WideHeader(scale, 0, 0, 0, _levels(spreads.rows, scale), none)
+    scale = spreads.cols.max()
     if axis is Axis.CHANNEL:
-        return WideHeader(step, 0, 0, 0, none, _levels(spreads.cols, step))
-    step *= spreads.relative_rows.max()
-    rows, cols = (_levels(group, step) // 2 for group in (spreads.relative_rows, spreads.cols))
-    return WideHeader(step, 0, 0, 0, 2 * rows, 2 * cols)
+        return WideHeader(scale, 0, 0, 0, none, _levels(spreads.cols, scale))
+    scale *= spreads.relative_rows.max()
+    rows, cols = (_levels(group, scale) // 2 for group in (spreads.relative_rows, spreads.cols))
+    return WideHeader(scale, 0, 0, 0, 2 * rows, 2 * cols)
 
 
 def reach_of(header: WideHeader, row_peaks: Tensor, col_peaks: Tensor) -> float:
-    """The largest value there is, in steps of level 0 where its own step is finer."""
+    """The largest value there is, in scales of level 0 where its own scale is finer."""
     rows, cols = (peaks.cpu().double().numpy() for peaks in (row_peaks, col_peaks))
     by_row = rows * 2.0 ** _octaves(header.row_levels)
     by_col = cols * 2.0 ** _octaves(header.col_levels)
     return float(max(by_row.max(), by_col.max()))
 
 
-def with_step(header: WideHeader, step: float, reach: float) -> WideHeader:
-    """The header with that step, as a bfloat16 within the range that codes and floats allow."""
+def with_scale(header: WideHeader, scale: float, reach: float) -> WideHeader:
+    """The header with that scale, as a bfloat16 within the range that codes and floats allow."""
     deepest = sum(int(n.max()) for n in (header.row_levels, header.col_levels) if len(n))
-    lowest = MIN_STEP * 2.0 ** (deepest / LEVELS_AN_OCTAVE + 1.5)
-    bounded = min(max(step, lowest, reach / MAX_CODE), MAX_STEP / 2)
-    return replace(header, step=torch.tensor(bounded).to(torch.bfloat16).item())
+    lowest = MIN_SCALE * 2.0 ** (deepest / LEVELS_AN_OCTAVE + 1.5)
+    bounded = min(max(scale, lowest, reach / MAX_CODE), MAX_SCALE / 2)
+    return replace(header, scale=torch.tensor(bounded).to(torch.bfloat16).item())
 
 
 class Sample:
-    """A few tokens of a frame, to try steps and contexts on.
+    """A few tokens of a frame, to try scales and contexts on.
 
     Args:
         x, base: what is to be coded is x, or x - base.
-        header: its levels count, its step does not.
+        header: its levels count, its scale does not.
     """
 
     def __init__(
@@ -152,25 +152,25 @@ class Sample:
         self.every = min(max(1, self.count // _SAMPLE_VALUES), tokens)
         self.share = len(range(0, tokens, self.every)) / tokens
         self._kernels = kernels
-        steps = replace(header, step=1.0).steps()
-        rows = steps.rows[:: self.every] if len(steps.rows) > 1 else steps.rows
-        table = (rows[:, None] * steps.cols[None, :]).to(x.device)
+        scales = replace(header, scale=1.0).scales()
+        rows = scales.rows[:: self.every] if len(scales.rows) > 1 else scales.rows
+        table = (rows[:, None] * scales.cols[None, :]).to(x.device)
         change = x[:: self.every] if base is None else x[:: self.every] - base[:: self.every]
-        # In float64, as a step may be far smaller than the largest value.
+        # In float64, as a scale may be far smaller than the largest value.
         self._scaled = change.double() / table
         self._weights = table.double().square()
         self._spread = self._scaled.square().mean().sqrt().item()
 
     def code_spread(self, header: WideHeader) -> float:
-        """Root mean square of the codes at the header's step."""
-        return self._spread / header.step
+        """Root mean square of the codes at the header's scale."""
+        return self._spread / header.scale
 
     def frame_bytes(self, header: WideHeader) -> float:
         """About what the whole frame takes with that header."""
         some = header.row_classes[:: self.every]
         sampled = replace(header, row_classes=some)
         contexts = sampled.contexts(*self._scaled.shape).to(self._scaled.device)
-        codes = (self._scaled / header.step).round_().clamp_(-MAX_CODE, MAX_CODE)
+        codes = (self._scaled / header.scale).round_().clamp_(-MAX_CODE, MAX_CODE)
         symbols, _ = to_symbols(codes.to(torch.int16), header.low_bits)
         counts = self._kernels.histogram(symbols.reshape(-1), contexts, header.num_contexts)
         numbers = counts.cpu().numpy()
@@ -179,7 +179,7 @@ class Sample:
 
     def shrink(self, header: WideHeader) -> int:
         """How many units nearer to zero the values of a cell are than its middle, on average."""
-        exact = self._scaled.abs() / header.step
+        exact = self._scaled.abs() / header.scale
         codes = exact.round()
         weights = self._weights * (codes > 0) * (codes < 64)
         total = weights.expand_as(codes).sum().item()
@@ -240,14 +240,14 @@ def with_contexts(header: WideHeader, spreads: Spreads, sample: Sample) -> WideH
     return min(header, by_channel, *by_both, key=sample.frame_bytes)
 
 
-def step_for_rate(header: WideHeader, sample: Sample, budget_bytes: float) -> WideHeader:
-    """The header with the step at which the sample says that the frame takes `budget_bytes`."""
+def scale_for_rate(header: WideHeader, sample: Sample, budget_bytes: float) -> WideHeader:
+    """The header with the scale at which the sample says that the frame takes `budget_bytes`."""
     for _ in range(_SEARCHES):
         header = with_low_bits(header, sample)
         size = sample.frame_bytes(header)
         octaves = (size - budget_bytes) * 8 / sample.count / OCTAVE_BITS
-        step = header.step * 2.0 ** min(max(octaves, -MAX_OCTAVES), MAX_OCTAVES)
-        header = replace(header, step=step)
+        scale = header.scale * 2.0 ** min(max(octaves, -MAX_OCTAVES), MAX_OCTAVES)
+        header = replace(header, scale=scale)
         if abs(octaves) < _CLOSE_OCTAVES:
             break
     return header
@@ -259,12 +259,12 @@ def _root_mean_square(spreads: Floats) -> float:
     return largest * math.sqrt(np.mean((spreads / largest) ** 2))
 
 
-def _levels(spreads: Floats, step: float) -> Numbers:
+def _levels(spreads: Floats, scale: float) -> Numbers:
     """How far below the largest each spread is; a silent group is as low as the lowest other.
 
-    No deeper than what is left of floats' range below `step` and the rate's own share of it.
+    No deeper than what is left of floats' range below `scale` and the rate's own share of it.
     """
-    spare = math.log2(max(step, MIN_STEP) / MIN_STEP) - _SPARE_OCTAVES
+    spare = math.log2(max(scale, MIN_SCALE) / MIN_SCALE) - _SPARE_OCTAVES
     deepest = min(max(spare * LEVELS_AN_OCTAVE, 0), MAX_LEVEL)
     largest = max(float(spreads.max()), _TINY)
     lowest = spreads.min(where=spreads > _TINY, initial=largest)

@@ -21,12 +21,12 @@ from swarm_ft.codec.kernels import (
     Coded,
     Kernels,
     ReferenceKernels,
-    Steps,
+    Scales,
     packed_bytes,
     segment_lengths,
 )
 from swarm_ft.codec.kernels.base import PROBABILITY_BITS
-from swarm_ft.codec.scales import MIN_STEP
+from swarm_ft.codec.scales import MIN_SCALE
 from swarm_ft.errors import BadFrame
 
 # ---- symbols' frequencies: from counts to a few bytes, and from these to the coder's integers
@@ -119,9 +119,9 @@ def first_and_last(is_used: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArr
     return np.where(some, is_used.argmax(1), 1), np.where(some, last, 0)
 
 
-# ---- what an entropy-coded frame says before its codes: the steps of its groups and their contexts
+# ---- what an entropy-coded frame says before its codes: its groups' scales and their contexts
 #
-# A group is a token or a channel. It has a level, which halves its step every LEVELS_AN_OCTAVE,
+# A group is a token or a channel. It has a level, which halves its scale every LEVELS_AN_OCTAVE,
 # and a class, which says how widely its codes spread, so that rows of few bits share symbol
 # tables.
 
@@ -130,7 +130,7 @@ Numbers = NDArray[np.uint8]
 LEVELS_AN_OCTAVE = 2
 MAX_LEVEL = 63
 CLASSES = 8
-MAX_STEP = 2.0**112
+MAX_SCALE = 2.0**112
 """The largest code times it is finite."""
 _HALF_OCTAVE = 181 / 256  # a bfloat16
 _MAX_LEVEL_BITS = 6
@@ -150,7 +150,7 @@ class WideHeader:
     """The head of a payload.
 
     Attributes:
-        step: of level 0; exactly a bfloat16. 0 if all values are.
+        scale: of level 0; exactly a bfloat16. 0 if all values are.
         shrink: see `WideGrid`.
         low_bits: lower bits of every code that are sent as they are, 0 to 8.
         escapes: codes that are too large for a symbol.
@@ -158,7 +158,7 @@ class WideHeader:
         row_classes, col_classes: uint8 [tokens], [channels], 0 to 7; empty where all are 0.
     """
 
-    step: float
+    scale: float
     shrink: int
     low_bits: int
     escapes: int
@@ -167,10 +167,10 @@ class WideHeader:
     row_classes: Numbers = field(default_factory=_no_numbers)
     col_classes: Numbers = field(default_factory=_no_numbers)
 
-    def steps(self) -> Steps:
-        """Each group's step; rows and columns without levels have one for all."""
+    def scales(self) -> Scales:
+        """Each group's scale; rows and columns without levels have one for all."""
         rows, cols = _factors(self.row_levels), _factors(self.col_levels)
-        return Steps(rows, (cols * self.step).to(torch.bfloat16).float())
+        return Scales(rows, (cols * self.scale).to(torch.bfloat16).float())
 
     def contexts(self, tokens: int, channels: int) -> Tensor:
         """The context of every value, uint8 [tokens * channels]: the sum of its classes."""
@@ -186,7 +186,7 @@ class WideHeader:
         """Ten bytes, then the groups' numbers, packed in as many bits as the largest needs."""
         parts, widths = self._parts(), self._widths()
         four = sum(width << 4 * place for place, width in enumerate(widths))
-        pattern = int(torch.tensor(self.step).to(torch.bfloat16).view(torch.int16)) & 0xFFFF
+        pattern = int(torch.tensor(self.scale).to(torch.bfloat16).view(torch.int16)) & 0xFFFF
         fixed = _FIXED.pack(pattern, self.shrink, self.low_bits, four, self.escapes)
         return fixed + b"".join(_pack(n, width) for n, width in zip(parts, widths, strict=True))
 
@@ -200,7 +200,7 @@ class WideHeader:
         if len(data) < _FIXED.size:
             raise BadFrame(f"frame: expected {_FIXED.size} bytes of header, got {len(data)}")
         pattern, shrink, low_bits, four, escapes = _FIXED.unpack_from(data)
-        step = torch.tensor(pattern, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).item()
+        scale = torch.tensor(pattern, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).item()
         widths = [four >> 4 * place & 15 for place in range(4)]
         if shrink > 15 or low_bits > 8 or escapes > tokens * channels:
             raise BadFrame("frame: a header that no encoder writes")
@@ -215,8 +215,8 @@ class WideHeader:
             _unpack(data[start : start + size], length, width)
             for start, size, length, width in zip(ends, sizes, lengths, widths, strict=False)
         ]
-        header = WideHeader(step, shrink, low_bits, escapes, *found)
-        header._check_steps()
+        header = WideHeader(scale, shrink, low_bits, escapes, *found)
+        header._check_scales()
         return header, ends[-1]
 
     @property
@@ -231,13 +231,13 @@ class WideHeader:
     def _widths(self) -> list[int]:
         return [int(numbers.max(initial=0)).bit_length() for numbers in self._parts()]
 
-    def _check_steps(self) -> None:
+    def _check_scales(self) -> None:
         deepest = sum(int(n.max()) for n in (self.row_levels, self.col_levels) if len(n))
         if (
-            self.step != 0
-            and not MIN_STEP * 2.0 ** (deepest / LEVELS_AN_OCTAVE + 1) <= self.step <= MAX_STEP
+            self.scale != 0
+            and not MIN_SCALE * 2.0 ** (deepest / LEVELS_AN_OCTAVE + 1) <= self.scale <= MAX_SCALE
         ):
-            raise BadFrame(f"frame: a step of {self.step:.4g} at level 0 is out of range")
+            raise BadFrame(f"frame: a scale of {self.scale:.4g} at level 0 is out of range")
 
 
 def max_header_bytes(tokens: int, channels: int) -> int:
@@ -247,7 +247,7 @@ def max_header_bytes(tokens: int, channels: int) -> int:
 
 
 def _factors(levels: Numbers) -> Tensor:
-    """The step of each level over that of level 0: float32 [groups], or [1]."""
+    """The scale of each level over that of level 0: float32 [groups], or [1]."""
     return _FACTORS[_or_zeros(levels).int()]
 
 

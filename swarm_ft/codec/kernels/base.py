@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 UNITS = 32
-"""A step has so many units; a code's value is a whole number of them, times step / UNITS."""
+"""A scale has so many units; a code's value is a whole number of them, times scale / UNITS."""
 EXACT_CODE = 2047
 """Wide codes up to this keep every bit. Larger ones are multiples of COARSE, so that units keep
-16 bits, which is what makes units * step exact in float32 for a bfloat16 step."""
+16 bits, which is what makes units * scale exact in float32 for a bfloat16 scale."""
 COARSE = 16
 MAX_CODE = 32752
 """Of wide codes: the largest multiple of COARSE in an int16."""
@@ -32,8 +32,8 @@ NARROWEST, WIDEST = 2.0**-20, 2.0**20
 
 
 @dataclass(frozen=True, slots=True)
-class Steps:
-    """The step of value (t, c) is bfloat16(rows[t] * cols[c]), rounded to nearest even.
+class Scales:
+    """The scale of value (t, c) is bfloat16(rows[t] * cols[c]), rounded to nearest even.
 
     Attributes:
         rows: float32 [tokens] or [1], each exactly a bfloat16.
@@ -43,16 +43,16 @@ class Steps:
     rows: Tensor
     cols: Tensor
 
-    def to(self, device: torch.device) -> Steps:
+    def to(self, device: torch.device) -> Scales:
         """The same on that device."""
-        return Steps(self.rows.to(device), self.cols.to(device))
+        return Scales(self.rows.to(device), self.cols.to(device))
 
 
 @dataclass(frozen=True, slots=True)
 class NarrowGrid:
     """2^bits codes from 0, a byte each before they are packed.
 
-    A positive step has its grid half a step beside zero: code * 32 - 16 * (2^bits - 1) units. A
+    A positive scale has its grid half a scale beside zero: code * 32 - 16 * (2^bits - 1) units. A
     negative one has zero on its grid: code * 32 - 32 * (2^(bits - 1) - 1) units of its magnitude.
 
     Attributes:
@@ -127,10 +127,10 @@ class Kernels(Protocol):
         """The `count` codes that `pack` was given, uint8 [count]; any bytes are some codes."""
         ...
 
-    def quantize(self, x: Tensor, base: Tensor | None, steps: Steps, grid: Grid) -> Tensor:
+    def quantize(self, x: Tensor, base: Tensor | None, scales: Scales, grid: Grid) -> Tensor:
         """The nearest codes of x, or of x - base; the ends of the grid for what lies beyond.
 
-        A step of zero gives code 0. An encoder's function: rounding is free.
+        A scale of zero gives code 0. An encoder's function: rounding is free.
 
         Args:
             x: float32 [tokens, channels].
@@ -141,8 +141,8 @@ class Kernels(Protocol):
         """
         ...
 
-    def dequantize(self, codes: Tensor, base: Tensor | None, steps: Steps, grid: Grid) -> Tensor:
-        """Units * (step / 32), plus base where there is one: one rounding, of the sum.
+    def dequantize(self, codes: Tensor, base: Tensor | None, scales: Scales, grid: Grid) -> Tensor:
+        """Units * (scale / 32), plus base where there is one: one rounding, of the sum.
 
         Dither adds 2 r - 15 units, r the upper 4 bits of `mix(flat index, seed)`, see `reference`.
 
@@ -155,25 +155,25 @@ class Kernels(Protocol):
         ...
 
     def quantize_pack(
-        self, x: Tensor, base: Tensor | None, steps: Steps, grid: NarrowGrid
+        self, x: Tensor, base: Tensor | None, scales: Scales, grid: NarrowGrid
     ) -> Tensor:
         """`pack` of what `quantize` returns, uint8 [packed_bytes(tokens * channels, bits)].
 
         One function so that a GPU can do both in one pass.
         """
-        return self.pack(self.quantize(x, base, steps, grid).reshape(-1), grid.bits)
+        return self.pack(self.quantize(x, base, scales, grid).reshape(-1), grid.bits)
 
     def unpack_dequantize(
         self,
         packed: Tensor,
         shape: tuple[int, int],
         base: Tensor | None,
-        steps: Steps,
+        scales: Scales,
         grid: NarrowGrid,
     ) -> Tensor:
         """`dequantize` of what `unpack` returns, float32 of shape [tokens, channels]."""
         codes = self.unpack(packed, shape[0] * shape[1], grid.bits)
-        return self.dequantize(codes.view(shape), base, steps, grid)
+        return self.dequantize(codes.view(shape), base, scales, grid)
 
     def moments(self, x: Tensor, base: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Sums of squares and peaks of x, or of x - base. An encoder's function.
@@ -211,15 +211,15 @@ class Kernels(Protocol):
     def grid_errors(
         self, x: Tensor, base: Tensor | None, covering: Tensor, multiples: Tensor, bits: int
     ) -> Tensor:
-        """Squared errors by channel of narrow grids, for the choice of steps.
+        """Squared errors by channel of narrow grids, for the choice of scales.
 
         Args:
-            covering: float32 [channels], positive steps.
-            multiples: float32 [m]; grid k of channel c has step covering[c] * multiples[k], zero
+            covering: float32 [channels], positive scales.
+            multiples: float32 [m]; grid k of channel c has scale covering[c] * multiples[k], zero
                 on it where that is negative.
 
         Returns:
-            float32 [m, channels], in squared covering steps.
+            float32 [m, channels], in squared covering scales.
         """
         ...
 

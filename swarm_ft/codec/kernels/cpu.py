@@ -21,7 +21,7 @@ from swarm_ft.codec.kernels.base import (
     Grid,
     Kernels,
     NarrowGrid,
-    Steps,
+    Scales,
     packed_bytes,
     planes_of,
     segment_lengths,
@@ -56,9 +56,9 @@ class NumbaKernels(Kernels):
             start = end
         return torch.from_numpy(codes)
 
-    def quantize(self, x: Tensor, base: Tensor | None, steps: Steps, grid: Grid) -> Tensor:
+    def quantize(self, x: Tensor, base: Tensor | None, scales: Scales, grid: Grid) -> Tensor:
         """See `Kernels.quantize`."""
-        vectors, values, other = _vectors(steps, x.shape), _array(x), _base(base, x.shape)
+        vectors, values, other = _vectors(scales, x.shape), _array(x), _base(base, x.shape)
         if isinstance(grid, NarrowGrid):
             codes = np.empty(x.shape, np.uint8)
             cpu_grid.quantize_narrow(values, other, vectors, grid.bits, grid.seed, codes)
@@ -67,9 +67,9 @@ class NumbaKernels(Kernels):
         cpu_grid.quantize_wide(values, other, vectors, grid.seed, wide)
         return torch.from_numpy(wide)
 
-    def dequantize(self, codes: Tensor, base: Tensor | None, steps: Steps, grid: Grid) -> Tensor:
+    def dequantize(self, codes: Tensor, base: Tensor | None, scales: Scales, grid: Grid) -> Tensor:
         """See `Kernels.dequantize`."""
-        vectors, whole = _vectors(steps, codes.shape), _array(codes)
+        vectors, whole = _vectors(scales, codes.shape), _array(codes)
         other, x = _base(base, codes.shape), np.empty(codes.shape, np.float32)
         if isinstance(grid, NarrowGrid):
             cpu_grid.dequantize_narrow(whole, other, vectors, grid.bits, grid.seed, x)
@@ -207,12 +207,12 @@ def _base(base: Tensor | None, shape: torch.Size) -> NDArray[Any] | None:
     return _array(base)
 
 
-def _vectors(steps: Steps, shape: torch.Size) -> cpu_grid.StepVectors:
+def _vectors(scales: Scales, shape: torch.Size) -> cpu_grid.ScaleVectors:
     tokens, channels = shape
-    if len(steps.rows) not in (1, tokens) or len(steps.cols) not in (1, channels):
-        got = f"{len(steps.rows)} rows and {len(steps.cols)} columns"
-        raise ValueError(f"steps: {got} do not fit values of [{tokens}, {channels}]")
-    return _array(steps.rows), _array(steps.cols.expand(channels))
+    if len(scales.rows) not in (1, tokens) or len(scales.cols) not in (1, channels):
+        got = f"{len(scales.rows)} rows and {len(scales.cols)} columns"
+        raise ValueError(f"scales: {got} do not fit values of [{tokens}, {channels}]")
+    return _array(scales.rows), _array(scales.cols.expand(channels))
 
 
 def _contexts(contexts: Tensor, count: int, num_contexts: int) -> NDArray[np.uint8]:

@@ -18,7 +18,7 @@ from swarm_ft.codec.kernels.reference import (
     block_count,
     last_code,
     per_reach,
-    step_of,
+    scale_of,
 )
 
 Floats = NDArray[np.float32]
@@ -47,7 +47,7 @@ class NumbaBlocks(BlockKernels):
         _check_channels(x, channels)
         blocks = np.empty((len(x), block_count(x.shape[1])), np.int32)
         codes = np.empty(x.shape, np.uint8)
-        inverse = _array(1 / step_of(channels))
+        inverse = _array(1 / scale_of(channels))
         _quantize(_array(x), inverse, np.float32(per_reach(bits)), last_code(bits), blocks, codes)
         return torch.from_numpy(blocks), torch.from_numpy(codes)
 
@@ -59,8 +59,8 @@ class NumbaBlocks(BlockKernels):
         if blocks.shape != (len(codes), block_count(codes.shape[1])):
             raise ValueError(f"blocks: {list(blocks.shape)} do not fit {list(codes.shape)} codes")
         x = np.empty(codes.shape, np.float32)
-        steps = _array(step_of(blocks)), _array(step_of(channels))
-        _dequantize(_array(codes), *steps, last_code(bits) + 1, x)
+        scales = _array(scale_of(blocks)), _array(scale_of(channels))
+        _dequantize(_array(codes), *scales, last_code(bits) + 1, x)
         return torch.from_numpy(x)
 
 
@@ -110,23 +110,23 @@ def _quantize(
                 peak = max(peak, np.float32(abs(block[k])))
             pattern = _pattern_of(peak, inverse_reach)
             blocks[t, b] = pattern
-            per_step = _inverse_of(pattern)
+            per_scale = _inverse_of(pattern)
             part_of = codes[t, b * BLOCK : (b + 1) * BLOCK]
             for k in range(block.size):
-                code = np.rint(np.float32(block[k] * per_step))
+                code = np.rint(np.float32(block[k] * per_scale))
                 code = min(max(code, -top), top)
                 part_of[k] = np.uint8(_I32(code) + middle)
 
 
 @compiled
-def _dequantize(codes: Codes, blocks: Floats, steps: Floats, middle: int, x: Floats) -> None:
+def _dequantize(codes: Codes, blocks: Floats, scales: Floats, middle: int, x: Floats) -> None:
     """See `BlockKernels.dequantize_blocks`."""
     for t in range(codes.shape[0]):
         for b in range(blocks.shape[1]):
             block = blocks[t, b]
             part_of = codes[t, b * BLOCK : (b + 1) * BLOCK]
             values = x[t, b * BLOCK : (b + 1) * BLOCK]
-            of_channel = steps[b * BLOCK : (b + 1) * BLOCK]
+            of_channel = scales[b * BLOCK : (b + 1) * BLOCK]
             for k in range(part_of.size):
                 units = np.float32(_I32(_I32(part_of[k]) - _I32(middle)))
                 values[k] = np.float32(units * block) * of_channel[k]
@@ -138,4 +138,4 @@ def _array(x: Tensor) -> NDArray[Any]:
 
 def _check_channels(x: Tensor, channels: Tensor) -> None:
     if len(channels) != x.shape[1]:
-        raise ValueError(f"channels: {len(channels)} steps do not fit {list(x.shape)} values")
+        raise ValueError(f"channels: {len(channels)} scales do not fit {list(x.shape)} values")

@@ -13,7 +13,7 @@ from swarm_ft.codec.kernels.base import (
     UNITS,
     WIDEST,
 )
-from swarm_ft.codec.kernels.cpu_grid import Floats, compiled, compiled_loosely, part, step_of
+from swarm_ft.codec.kernels.cpu_grid import Floats, compiled, compiled_loosely, part, scale_of
 
 # ---- loops of interleaved rANS, for one thread of a CPU
 #
@@ -207,7 +207,7 @@ def moments(
 def _spread(square: np.float32) -> np.float32:
     """Its root as a bfloat16, see `Kernels.balance`."""
     spread = np.float32(min(max(np.sqrt(square), _NARROWEST), _WIDEST))
-    return step_of(spread, _ONE) if square != _ZERO else _ONE
+    return scale_of(spread, _ONE) if square != _ZERO else _ONE
 
 
 @compiled_loosely

@@ -1,7 +1,7 @@
 """Loops between values and codes, for one thread of a CPU. Knows arrays; knows no tensors.
 
 They run along channels, where LLVM makes vectors of them, over arrays that `_prepare_*` makes of a
-row's steps: once where rows share their steps, else row by row, within the first-level cache.
+row's scales: once where rows share their scales, else row by row, within the first-level cache.
 `base` and `seed` may be None: Numba compiles a loop apart for that. Each operand and intermediate
 of 32 bits is said to be one, as Numba widens to 64 what it may.
 """
@@ -53,8 +53,8 @@ def _compile(loop: Loop, fastmath: bool | set[str]) -> Loop:
 
 Floats = NDArray[np.float32]
 Codes = NDArray[Any]
-StepVectors = tuple[Floats, Floats]
-"""`Steps` with all its columns: rows [tokens] or [1], and cols [channels]."""
+ScaleVectors = tuple[Floats, Floats]
+"""`Scales` with all its columns: rows [tokens] or [1], and cols [channels]."""
 
 _ZERO, _HALF, _ONE = np.float32(0), np.float32(0.5), np.float32(1)
 _UNITS, _PER_UNITS = np.float32(UNITS), np.float32(1 / UNITS)
@@ -66,7 +66,7 @@ _I32 = np.int32
 
 
 @part
-def step_of(row: np.float32, col: np.float32) -> np.float32:
+def scale_of(row: np.float32, col: np.float32) -> np.float32:
     """bfloat16(row * col) of a finite product, rounded to nearest even."""
     bits = np.float32(row * col).view(np.uint32)
     is_odd = _U32(_U32(bits >> _U32(16)) & _U32(1))
@@ -85,9 +85,9 @@ def _dither(index: int, seed: int) -> np.float32:
 
 
 @part
-def _inverse(step: np.float32) -> np.float32:
-    """1 / |step|, finite also for a step of zero."""
-    size = np.float32(abs(step))
+def _inverse(scale: np.float32) -> np.float32:
+    """1 / |scale|, finite also for a scale of zero."""
+    size = np.float32(abs(scale))
     return np.float32(min(_ONE / size, _LARGEST)) if size > _ZERO else _ZERO
 
 
@@ -98,24 +98,24 @@ def _prepare_quantize(
     """Of min(max(0, x inverse + offset), top), the whole part is the code: offset has the 0.5."""
     last = np.float32((1 << bits) - 1)
     for c in range(cols.size):
-        step = step_of(row, cols[c])
-        largest = last - _ONE if step < _ZERO else last
-        inverse[c] = _inverse(step)
+        scale = scale_of(row, cols[c])
+        largest = last - _ONE if scale < _ZERO else last
+        inverse[c] = _inverse(scale)
         offset[c] = largest * _HALF + _HALF
-        top[c] = largest + _HALF if step != _ZERO else _ZERO
+        top[c] = largest + _HALF if scale != _ZERO else _ZERO
 
 
 @compiled_loosely
 def quantize_narrow(
-    x: Floats, base: Floats | None, steps: StepVectors, bits: int, seed: int | None, codes: Codes
+    x: Floats, base: Floats | None, scales: ScaleVectors, bits: int, seed: int | None, codes: Codes
 ) -> None:
     """See `Kernels.quantize`; what is NaN gets code 0."""
     tokens, channels = x.shape
     inverse, offset = np.empty(channels, np.float32), np.empty(channels, np.float32)
     top = np.empty(channels, np.float32)
     for t in range(tokens):
-        if t < steps[0].size:
-            _prepare_quantize(steps[0][t], steps[1], bits, inverse, offset, top)
+        if t < scales[0].size:
+            _prepare_quantize(scales[0][t], scales[1], bits, inverse, offset, top)
         for c in range(channels):
             change = x[t, c]
             if base is not None:
@@ -134,21 +134,21 @@ def _prepare_dequantize(
     half = np.float32(UNITS // 2 * ((1 << bits) - 1))
     side = np.float32(UNITS * ((1 << bits - 1) - 1))
     for c in range(cols.size):
-        step = step_of(row, cols[c])
-        unit[c] = np.float32(abs(step)) * _PER_UNITS
-        lowest[c] = -side if step < _ZERO else -half
+        scale = scale_of(row, cols[c])
+        unit[c] = np.float32(abs(scale)) * _PER_UNITS
+        lowest[c] = -side if scale < _ZERO else -half
 
 
 @compiled
 def dequantize_narrow(
-    codes: Codes, base: Floats | None, steps: StepVectors, bits: int, seed: int | None, x: Floats
+    codes: Codes, base: Floats | None, scales: ScaleVectors, bits: int, seed: int | None, x: Floats
 ) -> None:
     """See `Kernels.dequantize`; units are whole numbers below 2^14, exact in any order."""
     tokens, channels = codes.shape
     unit, lowest = np.empty(channels, np.float32), np.empty(channels, np.float32)
     for t in range(tokens):
-        if t < steps[0].size:
-            _prepare_dequantize(steps[0][t], steps[1], bits, unit, lowest)
+        if t < scales[0].size:
+            _prepare_dequantize(scales[0][t], scales[1], bits, unit, lowest)
         for c in range(channels):
             units = np.float32(_I32(codes[t, c])) * _UNITS + lowest[c]
             if seed is not None:
@@ -161,15 +161,15 @@ def dequantize_narrow(
 
 @compiled_loosely
 def quantize_wide(
-    x: Floats, base: Floats | None, steps: StepVectors, seed: int | None, codes: Codes
+    x: Floats, base: Floats | None, scales: ScaleVectors, seed: int | None, codes: Codes
 ) -> None:
     """See `Kernels.quantize`."""
     tokens, channels = x.shape
     inverse = np.empty(channels, np.float32)
     for t in range(tokens):
-        if t < steps[0].size:
+        if t < scales[0].size:
             for c in range(channels):
-                inverse[c] = _inverse(step_of(steps[0][t], steps[1][c]))
+                inverse[c] = _inverse(scale_of(scales[0][t], scales[1][c]))
         for c in range(channels):
             change = x[t, c]
             if base is not None:
@@ -187,15 +187,20 @@ def quantize_wide(
 
 @compiled
 def dequantize_wide(
-    codes: Codes, base: Floats | None, steps: StepVectors, shrink: int, seed: int | None, x: Floats
+    codes: Codes,
+    base: Floats | None,
+    scales: ScaleVectors,
+    shrink: int,
+    seed: int | None,
+    x: Floats,
 ) -> None:
     """See `Kernels.dequantize`; units are whole numbers of at most 2^20, exact in any order."""
     tokens, channels = codes.shape
     unit, less = np.empty(channels, np.float32), np.float32(shrink)
     for t in range(tokens):
-        if t < steps[0].size:
+        if t < scales[0].size:
             for c in range(channels):
-                unit[c] = np.float32(abs(step_of(steps[0][t], steps[1][c]))) * _PER_UNITS
+                unit[c] = np.float32(abs(scale_of(scales[0][t], scales[1][c]))) * _PER_UNITS
         for c in range(channels):
             code = _I32(codes[t, c])
             toward_zero = less if code > _I32(0) else (-less if code < _I32(0) else _ZERO)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from swarm_ft.codec.kernels import cuda_entropy, cuda_grid
-from swarm_ft.codec.kernels.base import Coded, Grid, Kernels, NarrowGrid, Steps
+from swarm_ft.codec.kernels.base import Coded, Grid, Kernels, NarrowGrid, Scales
 
 
 def _device_of(x: Tensor) -> AbstractContextManager[object]:
@@ -32,34 +32,34 @@ class TritonKernels(Kernels):
         with _device_of(packed):
             return cuda_grid.unpack(packed, count, bits)
 
-    def quantize(self, x: Tensor, base: Tensor | None, steps: Steps, grid: Grid) -> Tensor:
+    def quantize(self, x: Tensor, base: Tensor | None, scales: Scales, grid: Grid) -> Tensor:
         """See `Kernels.quantize`."""
         with _device_of(x):
-            return cuda_grid.quantize(x, base, steps, grid)
+            return cuda_grid.quantize(x, base, scales, grid)
 
-    def dequantize(self, codes: Tensor, base: Tensor | None, steps: Steps, grid: Grid) -> Tensor:
+    def dequantize(self, codes: Tensor, base: Tensor | None, scales: Scales, grid: Grid) -> Tensor:
         """See `Kernels.dequantize`."""
         with _device_of(codes):
-            return cuda_grid.dequantize(codes, base, steps, grid)
+            return cuda_grid.dequantize(codes, base, scales, grid)
 
     def quantize_pack(
-        self, x: Tensor, base: Tensor | None, steps: Steps, grid: NarrowGrid
+        self, x: Tensor, base: Tensor | None, scales: Scales, grid: NarrowGrid
     ) -> Tensor:
         """See `Kernels.quantize_pack`; one pass where tokens come in eights."""
         with _device_of(x):
-            return cuda_grid.quantize_pack(x, base, steps, grid)
+            return cuda_grid.quantize_pack(x, base, scales, grid)
 
     def unpack_dequantize(
         self,
         packed: Tensor,
         shape: tuple[int, int],
         base: Tensor | None,
-        steps: Steps,
+        scales: Scales,
         grid: NarrowGrid,
     ) -> Tensor:
         """See `Kernels.unpack_dequantize`; one pass where tokens come in eights."""
         with _device_of(packed):
-            return cuda_grid.unpack_dequantize(packed, shape, base, steps, grid)
+            return cuda_grid.unpack_dequantize(packed, shape, base, scales, grid)
 
     def moments(self, x: Tensor, base: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """See `Kernels.moments`."""

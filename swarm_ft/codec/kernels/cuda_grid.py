@@ -1,7 +1,7 @@
 """Triton kernels of grids: from values to codes and back.
 
-Knows how tensors are cut into tiles; knows no packing and no choice of steps. All of it is bound
-by memory: a kernel touches each value once, and works out a tile's steps beside it.
+Knows how tensors are cut into tiles; knows no packing and no choice of scales. All of it is bound
+by memory: a kernel touches each value once, and works out a tile's scales beside it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from swarm_ft.codec.kernels.base import (
     UNITS,
     Grid,
     NarrowGrid,
-    Steps,
+    Scales,
     WideGrid,
     packed_bytes,
 )
@@ -79,7 +79,7 @@ def nearest(x: tl.tensor) -> tl.tensor:
 def load_factor(
     factors: tl.tensor, at: tl.tensor, count: tl.tensor, is_one: tl.constexpr
 ) -> tl.tensor:
-    """Rows or cols of `Steps` in the shape of `at`; [1, 1] where one stands for all."""
+    """Rows or cols of `Scales` in the shape of `at`; [1, 1] where one stands for all."""
     if is_one:
         factor = tl.load(factors + tl.zeros([1, 1], tl.int32))
     else:
@@ -88,7 +88,7 @@ def load_factor(
 
 
 @triton.jit
-def step_from(row: tl.tensor, col: tl.tensor) -> tl.tensor:
+def scale_from(row: tl.tensor, col: tl.tensor) -> tl.tensor:
     """bfloat16(row * col) as float32, of no larger a shape than it needs."""
     product = row * col
     # By hand: not every card converts to the nearest with ties to even, nor does the interpreter.
@@ -108,27 +108,27 @@ def _dither(at: tl.tensor, seed: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def lowest_of(step: tl.tensor, bits: tl.constexpr) -> tl.tensor:
+def lowest_of(scale: tl.tensor, bits: tl.constexpr) -> tl.tensor:
     """Units of a narrow grid's code 0, int32."""
     half: tl.constexpr = _UNITS // 2 * ((1 << bits) - 1)
     side: tl.constexpr = _UNITS * ((1 << (bits - 1)) - 1)
-    return tl.where(step < 0, -side, -half)
+    return tl.where(scale < 0, -side, -half)
 
 
 @triton.jit
 def to_codes(
-    change: tl.tensor, step: tl.tensor, at: tl.tensor, seed: tl.tensor, bits: tl.constexpr
+    change: tl.tensor, scale: tl.tensor, at: tl.tensor, seed: tl.tensor, bits: tl.constexpr
 ) -> tl.tensor:
     """Codes, int32, of a grid of `bits` bits, or of a wide one for 0 bits."""
-    size = tl.where(step == 0, float("inf"), tl.abs(step))
+    size = tl.where(scale == 0, float("inf"), tl.abs(scale))
     ratio = tl.div_rn(change, size)
     units = ratio * _UNITS
     if seed is not None:
         units -= _dither(at, seed).to(tl.float32)
     if bits > 0:
-        lowest = lowest_of(step, bits).to(tl.float32)
+        lowest = lowest_of(scale, bits).to(tl.float32)
         above = tl.minimum((units - lowest) * (1.0 / _UNITS), lowest * (-2.0 / _UNITS))
-        codes = tl.where(step == 0, 0, nearest(tl.maximum(above, 0.0)))
+        codes = tl.where(scale == 0, 0, nearest(tl.maximum(above, 0.0)))
     else:
         fine = nearest(tl.clamp(units * (1.0 / _UNITS), -32768.0, 32768.0))
         coarse = nearest(tl.clamp(ratio * (1.0 / _COARSE), -1.0 * _MOST, 1.0 * _MOST)) * _COARSE
@@ -139,23 +139,23 @@ def to_codes(
 @triton.jit
 def to_values(
     codes: tl.tensor,
-    step: tl.tensor,
+    scale: tl.tensor,
     at: tl.tensor,
     seed: tl.tensor,
     shrink: tl.tensor,
     bits: tl.constexpr,
 ) -> tl.tensor:
-    """What int32 codes stand for: units * (step / 32), exact. For `bits`, see `to_codes`."""
+    """What int32 codes stand for: units * (scale / 32), exact. For `bits`, see `to_codes`."""
     units = codes * _UNITS
     if bits > 0:
-        units += lowest_of(step, bits)
+        units += lowest_of(scale, bits)
     else:
         units -= tl.where(codes > 0, shrink, tl.where(codes < 0, -shrink, 0))
     if seed is not None:
         units += _dither(at, seed)
     if bits == 0:
         units = tl.where(tl.abs(codes) > _EXACT_CODE, (codes & -_COARSE) * _UNITS, units)
-    return units.to(tl.float32) * (tl.abs(step) * (1.0 / _UNITS))
+    return units.to(tl.float32) * (tl.abs(scale) * (1.0 / _UNITS))
 
 
 @triton.jit(do_not_specialize=["seed"])
@@ -177,7 +177,7 @@ def _quantize(
     t, c = tile_place(height, width)
     at, is_there = t * channels + c, (t < tokens) & (c < channels)
     row, col = load_factor(rows, t, tokens, one_row), load_factor(cols, c, channels, one_col)
-    code = to_codes(load_change(x, base, at, is_there), step_from(row, col), at, seed, bits)
+    code = to_codes(load_change(x, base, at, is_there), scale_from(row, col), at, seed, bits)
     tl.store(codes + at, code.to(codes.dtype.element_ty), mask=is_there)
 
 
@@ -202,15 +202,15 @@ def _dequantize(
     at, is_there = t * channels + c, (t < tokens) & (c < channels)
     row, col = load_factor(rows, t, tokens, one_row), load_factor(cols, c, channels, one_col)
     code = tl.load(codes + at, mask=is_there, other=0).to(tl.int32)
-    value = to_values(code, step_from(row, col), at, seed, shrink, bits)
+    value = to_values(code, scale_from(row, col), at, seed, shrink, bits)
     if base is not None:
         value = tl.load(base + at, mask=is_there, other=0.0) + value
     tl.store(values + at, value, mask=is_there)
 
 
-def factors_of(steps: Steps) -> tuple[tuple[Tensor, Tensor], tuple[bool, bool]]:
+def factors_of(scales: Scales) -> tuple[tuple[Tensor, Tensor], tuple[bool, bool]]:
     """Rows and cols, and whether one of them stands for all."""
-    rows, cols = steps.rows.contiguous(), steps.cols.contiguous()
+    rows, cols = scales.rows.contiguous(), scales.cols.contiguous()
     return (rows, cols), (len(rows) == 1, len(cols) == 1)
 
 
@@ -219,24 +219,24 @@ def seed_of(grid: Grid) -> int | None:
     return None if grid.seed is None else (grid.seed ^ 1 << 31) - (1 << 31)
 
 
-def quantize(x: Tensor, base: Tensor | None, steps: Steps, grid: Grid) -> Tensor:
+def quantize(x: Tensor, base: Tensor | None, scales: Scales, grid: Grid) -> Tensor:
     """See `Kernels.quantize`."""
     bits = grid.bits if isinstance(grid, NarrowGrid) else 0
     codes = torch.empty(x.shape, dtype=torch.uint8 if bits else torch.int16, device=x.device)
     tensors = codes, x.contiguous(), None if base is None else base.contiguous()
-    tile, (factors, are_one) = tile_of(x.shape, _TILE), factors_of(steps)
+    tile, (factors, are_one) = tile_of(x.shape, _TILE), factors_of(scales)
     launch = _quantize[tiles(x.shape, tile)]
     launch(*tensors, *factors, seed_of(grid), *x.shape, *are_one, bits, **tile, **EXACT)
     return codes
 
 
-def dequantize(codes: Tensor, base: Tensor | None, steps: Steps, grid: Grid) -> Tensor:
+def dequantize(codes: Tensor, base: Tensor | None, scales: Scales, grid: Grid) -> Tensor:
     """See `Kernels.dequantize`."""
     bits = grid.bits if isinstance(grid, NarrowGrid) else 0
     units = seed_of(grid), grid.shrink if isinstance(grid, WideGrid) else 0
     values = torch.empty(codes.shape, device=codes.device)
     tensors = values, codes.contiguous(), None if base is None else base.contiguous()
-    tile, (factors, are_one) = tile_of(codes.shape, _TILE), factors_of(steps)
+    tile, (factors, are_one) = tile_of(codes.shape, _TILE), factors_of(scales)
     launch = _dequantize[tiles(codes.shape, tile)]
     launch(*tensors, *factors, *units, *codes.shape, *are_one, bits, **tile, **EXACT)
     return values
@@ -376,8 +376,8 @@ def _quantize_pack(
     for k in tl.static_range(8):
         token = t + k * tokens_each
         at = token * channels + c
-        step = step_from(load_factor(rows, token, tokens, one_row), col)
-        code = to_codes(load_change(x, base, at, is_there), step, at, seed, bits)
+        scale = scale_from(load_factor(rows, token, tokens, one_row), col)
+        code = to_codes(load_change(x, base, at, is_there), scale, at, seed, bits)
         streams += (code,)
     stride = tl.cast(tokens_each, tl.int64) * channels
     _store_rows(packed, streams, t * channels + c, is_there, stride, bits)
@@ -408,8 +408,8 @@ def _unpack_dequantize(
     for k in tl.static_range(8):
         token = t + k * tokens_each
         at = token * channels + c
-        step = step_from(load_factor(rows, token, tokens, one_row), col)
-        value = to_values(_code_of(lines, k, bits), step, at, seed, 0, bits)
+        scale = scale_from(load_factor(rows, token, tokens, one_row), col)
+        value = to_values(_code_of(lines, k, bits), scale, at, seed, 0, bits)
         if base is not None:
             value = tl.load(base + at, mask=is_there, other=0.0) + value
         tl.store(values + at, value, mask=is_there)
@@ -433,15 +433,15 @@ def unpack(packed: Tensor, count: int, bits: int) -> Tensor:
     return codes
 
 
-def quantize_pack(x: Tensor, base: Tensor | None, steps: Steps, grid: NarrowGrid) -> Tensor:
+def quantize_pack(x: Tensor, base: Tensor | None, scales: Scales, grid: NarrowGrid) -> Tensor:
     """`quantize`, then `pack`: the same bytes, in one pass where tokens come in eights."""
     tokens, channels = x.shape
     if tokens % _STREAMS:
-        return pack(quantize(x, base, steps, grid).view(-1), grid.bits)
+        return pack(quantize(x, base, scales, grid).view(-1), grid.bits)
     size = packed_bytes(x.numel(), grid.bits)
     packed = torch.empty(size, dtype=torch.uint8, device=x.device)
     tensors = packed, x.contiguous(), None if base is None else base.contiguous()
-    each, (factors, are_one) = (tokens // _STREAMS, channels), factors_of(steps)
+    each, (factors, are_one) = (tokens // _STREAMS, channels), factors_of(scales)
     tile = tile_of(each, _BLOCK)
     launch = _quantize_pack[tiles(each, tile)]
     launch(*tensors, *factors, seed_of(grid), *x.shape, *are_one, grid.bits, **tile, **EXACT)
@@ -449,16 +449,16 @@ def quantize_pack(x: Tensor, base: Tensor | None, steps: Steps, grid: NarrowGrid
 
 
 def unpack_dequantize(
-    packed: Tensor, shape: tuple[int, int], base: Tensor | None, steps: Steps, grid: NarrowGrid
+    packed: Tensor, shape: tuple[int, int], base: Tensor | None, scales: Scales, grid: NarrowGrid
 ) -> Tensor:
     """`unpack`, then `dequantize`: the same values, in one pass where tokens come in eights."""
     tokens, channels = shape
     if tokens % _STREAMS:
         codes = unpack(packed, tokens * channels, grid.bits).view(shape)
-        return dequantize(codes, base, steps, grid)
+        return dequantize(codes, base, scales, grid)
     values = torch.empty(shape, device=packed.device)
     tensors = values, packed.contiguous(), None if base is None else base.contiguous()
-    each, (factors, are_one) = (tokens // _STREAMS, channels), factors_of(steps)
+    each, (factors, are_one) = (tokens // _STREAMS, channels), factors_of(scales)
     tile = tile_of(each, _BLOCK)
     launch = _unpack_dequantize[tiles(each, tile)]
     launch(*tensors, *factors, seed_of(grid), *shape, *are_one, grid.bits, **tile, **EXACT)

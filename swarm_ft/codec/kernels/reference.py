@@ -19,7 +19,7 @@ from swarm_ft.codec.kernels.base import (
     Grid,
     Kernels,
     NarrowGrid,
-    Steps,
+    Scales,
     planes_of,
     segment_lengths,
 )
@@ -36,9 +36,9 @@ def mix(index: Tensor, seed: int) -> Tensor:
     return h ^ (h >> 16)
 
 
-def step_table(steps: Steps) -> Tensor:
-    """The step of each value, float32, of a shape that broadcasts to [tokens, channels]."""
-    return (steps.rows[:, None] * steps.cols[None, :]).to(torch.bfloat16).float()
+def scale_table(scales: Scales) -> Tensor:
+    """The scale of each value, float32, of a shape that broadcasts to [tokens, channels]."""
+    return (scales.rows[:, None] * scales.cols[None, :]).to(torch.bfloat16).float()
 
 
 def grid_limits(bits: int, on_zero: Tensor) -> tuple[Tensor, Tensor]:
@@ -75,10 +75,10 @@ class ReferenceKernels(Kernels):
             codes |= (torch.cat(parts) & ((1 << width) - 1)) << shift
         return codes[:count]
 
-    def quantize(self, x: Tensor, base: Tensor | None, steps: Steps, grid: Grid) -> Tensor:
+    def quantize(self, x: Tensor, base: Tensor | None, scales: Scales, grid: Grid) -> Tensor:
         """See `Kernels.quantize`."""
         change = x if base is None else x - base
-        table = step_table(steps)
+        table = scale_table(scales)
         size = torch.where(table == 0, torch.inf, table.abs())
         units = change / size * UNITS - self._dither(x.shape, grid.seed, x.device)
         if isinstance(grid, NarrowGrid):
@@ -91,9 +91,9 @@ class ReferenceKernels(Kernels):
         codes = torch.where(nearest.abs() > EXACT_CODE, coarse, nearest)
         return codes.clamp(-MAX_CODE, MAX_CODE).to(torch.int16)
 
-    def dequantize(self, codes: Tensor, base: Tensor | None, steps: Steps, grid: Grid) -> Tensor:
+    def dequantize(self, codes: Tensor, base: Tensor | None, scales: Scales, grid: Grid) -> Tensor:
         """See `Kernels.dequantize`."""
-        table = step_table(steps)
+        table = scale_table(scales)
         whole = codes.to(torch.int32)
         dither = self._dither(codes.shape, grid.seed, codes.device).to(torch.int32)
         if isinstance(grid, NarrowGrid):
@@ -209,23 +209,23 @@ def _slots(frequencies: Tensor) -> Tensor:
     return torch.searchsorted(ends.long(), slots, right=True).clamp(max=255)
 
 
-# ---- arithmetic of stored buffers: a step for every channel, times one for every block of a token
+# ---- arithmetic of stored buffers: a scale for every channel, times one for every block of a token
 #
 # All of it is exact or correctly rounded value by value, and sums are of whole numbers, so that
 # every backend and device returns the same bits: what packs a buffer must do alike at both ends.
 # Here in plain torch, for any device; `cpu_blocks` has it as loops.
 #
-# Steps are floats of 3 bits of mantissa, and known by the upper 11 bits of their pattern: 8 a
-# power of two, in the order of the steps, 0 for 0, so about 8 log2(step) + 1016.
+# Scales are floats of 3 bits of mantissa, and known by the upper 11 bits of their pattern: 8 a
+# power of two, in the order of the scales, 0 for 0, so about 8 log2(scale) + 1016.
 
 BLOCK = 32
-"""Channels of a token that share a step; a token's last block may have fewer."""
+"""Channels of a token that share a scale; a token's last block may have fewer."""
 CUT = 20
-"""Lower bits of a float32 that a step does not have."""
+"""Lower bits of a float32 that a scale does not have."""
 ONE = 127 << 3
 """The pattern of 1.0."""
 LEAST = 8 << 3
-"""Below this pattern a block is as good as zero: its step has no float32 for an inverse."""
+"""Below this pattern a block is as good as zero: its scale has no float32 for an inverse."""
 
 
 class BlockKernels(Protocol):
@@ -244,18 +244,19 @@ class BlockKernels(Protocol):
         ...
 
     def quantize_blocks(self, x: Tensor, channels: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-        """Blocks' steps and codes of x with its channels divided by their steps.
+        """Blocks' scales and codes of x with its channels divided by their scales.
 
-        A block's step is the least that brings its largest magnitude to 2^(bits - 1) - 1/2 or less.
-        Codes are whole steps, to nearest even, at most 2^(bits - 1) - 1 to either side of zero.
+        A block's scale is the least that brings its largest magnitude to 2^(bits - 1) - 1/2 or
+        less. Codes are whole multiples of it, to nearest even, at most 2^(bits - 1) - 1 to either
+        side of zero.
 
         Args:
             x: float32 [tokens, channels].
-            channels: int64 [channels], patterns of channels' steps, none of them zero.
+            channels: int64 [channels], patterns of channels' scales, none of them zero.
             bits: 4 or 8.
 
         Returns:
-            Patterns of blocks' steps, int32 [tokens, blocks], and codes, uint8 [tokens, channels],
+            Patterns of blocks' scales, int32 [tokens, blocks], and codes, uint8 [tokens, channels],
             2^(bits - 1) for zero.
         """
         ...
@@ -263,12 +264,12 @@ class BlockKernels(Protocol):
     def dequantize_blocks(
         self, codes: Tensor, blocks: Tensor, channels: Tensor, bits: int
     ) -> Tensor:
-        """Codes times the block's step times the channel's: one or no rounding.
+        """Codes times the block's scale times the channel's: one or no rounding.
 
         Args:
             codes: uint8 [tokens, channels].
-            blocks: int32 [tokens, blocks], patterns of steps.
-            channels: int64 [channels], patterns of steps.
+            blocks: int32 [tokens, blocks], patterns of scales.
+            channels: int64 [channels], patterns of scales.
 
         Returns:
             float32 [tokens, channels].
@@ -288,12 +289,12 @@ class TorchBlocks(BlockKernels):
     def quantize_blocks(self, x: Tensor, channels: Tensor, bits: int) -> tuple[Tensor, Tensor]:
         """See `BlockKernels.quantize_blocks`."""
         levels, padding = last_code(bits), -x.shape[1] % BLOCK
-        even = torch.nn.functional.pad(x * (1 / step_of(channels)), (0, padding))
+        even = torch.nn.functional.pad(x * (1 / scale_of(channels)), (0, padding))
         parts = even.view(len(x), -1, BLOCK)
         covering = parts.abs().amax(2) * per_reach(bits)
         blocks = (covering.view(torch.int32) + ((1 << CUT) - 1)) >> CUT
         blocks = torch.where(blocks < LEAST, 0, blocks)
-        inverse = torch.where(blocks == 0, 0.0, 1 / step_of(blocks))
+        inverse = torch.where(blocks == 0, 0.0, 1 / scale_of(blocks))
         codes = (parts * inverse[:, :, None]).round().clamp(-levels, levels) + (levels + 1)
         return blocks, codes.to(torch.uint8).view(len(x), -1)[:, : x.shape[1]]
 
@@ -301,18 +302,18 @@ class TorchBlocks(BlockKernels):
         self, codes: Tensor, blocks: Tensor, channels: Tensor, bits: int
     ) -> Tensor:
         """See `BlockKernels.dequantize_blocks`."""
-        of_value = step_of(blocks).repeat_interleave(BLOCK, 1)[:, : codes.shape[1]]
+        of_value = scale_of(blocks).repeat_interleave(BLOCK, 1)[:, : codes.shape[1]]
         units = codes.to(torch.int32) - (last_code(bits) + 1)
-        return units.float() * of_value * step_of(channels)
+        return units.float() * of_value * scale_of(channels)
 
 
 def last_code(bits: int) -> int:
-    """Steps from zero to the last code on either side."""
+    """Scales from zero to the last code on either side."""
     return (1 << (bits - 1)) - 1
 
 
 def per_reach(bits: int) -> float:
-    """One over the steps that a block reaches to either side, as a float32."""
+    """One over the scales that a block reaches to either side, as a float32."""
     return torch.tensor(1 / (last_code(bits) + 0.5)).item()
 
 
@@ -321,6 +322,6 @@ def block_count(channels: int) -> int:
     return -(-channels // BLOCK)
 
 
-def step_of(patterns: Tensor) -> Tensor:
-    """The steps of these patterns, float32."""
+def scale_of(patterns: Tensor) -> Tensor:
+    """The scales of these patterns, float32."""
     return (patterns.to(torch.int32) << CUT).view(torch.float32)

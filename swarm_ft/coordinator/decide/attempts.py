@@ -96,7 +96,7 @@ def _dismiss_misfits(turn: Turn, run: Run) -> None:
     for peer_id, member in turn.state.members.items():
         refusal = layers_refusal(turn.state, run, member.hello)
         if refusal is not None:
-            turn.drop_member(member)
+            turn.state = turn.state.without_member(peer_id)
             turn.dismiss(peer_id, refusal)
 
 
@@ -129,7 +129,7 @@ def go_back(turn: Turn, run: Run) -> Run:
         holds=MappingProxyType({}),
         takers=(),
         away_since_s=MappingProxyType({}),
-        exported=frozenset(),
+        exported=MappingProxyType({}),
         committed_steps=step,
         committers=frozenset(),
         last_commit=kept.last_commit if kept else None,

@@ -32,6 +32,7 @@ from swarm_ft.protocol.messages.control import (
     ReleaseStage,
     SavedStage,
     SaveStage,
+    StageExported,
     StageReady,
     StageSaved,
     StepReady,
@@ -133,12 +134,12 @@ def step_ready(turn: Turn, run: Run, peer_id: PeerId, message: StepReady) -> Non
         _go_on(turn, _commit(turn, run))
 
 
-def stage_exported(turn: Turn, run: Run, peer_id: PeerId) -> None:
+def stage_exported(turn: Turn, run: Run, peer_id: PeerId, message: StageExported) -> None:
     """A peer wrote its stage down; with the last one the result can be fetched."""
     if run.phase is not RunPhase.EXPORTING:
         return
-    run = replace(run, exported=run.exported | {peer_id})
-    if run.exported >= set(run.peers):
+    run = replace(run, exported=MappingProxyType({**run.exported, peer_id: message.file}))
+    if run.exported.keys() >= set(run.peers):
         turn.put(replace(run, phase=RunPhase.FINISHED, detail=losses.TO_BE_FETCHED))
     else:
         turn.keep(run)

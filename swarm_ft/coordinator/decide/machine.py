@@ -126,7 +126,7 @@ def _peer_said(turn: Turn, peer_id: PeerId, message: FromPeer) -> None:
         case PeerAlive() if run and peer_id in run.peers:
             losses.heard(turn, run, peer_id, message)
         case StageExported() if run and run.run_id == message.run_id and peer_id in run.peers:
-            commits.stage_exported(turn, run, peer_id)
+            commits.stage_exported(turn, run, peer_id, message)
         case _:
             pass  # of an attempt, or a run, that is over
 
@@ -179,7 +179,8 @@ def _joined(turn: Turn, hello: PeerHello) -> None:
     if refusal is not None:
         turn.dismiss(hello.peer_id, refusal)
         return
-    turn.add_member(Member(hello=hello, joined_at_s=turn.now_s, heard_at_s=turn.now_s))
+    member = Member(hello=hello, joined_at_s=turn.now_s, heard_at_s=turn.now_s)
+    turn.state = turn.state.with_member(member)
     run = turn.state.active_run
     if run is not None:
         _came(turn, run, hello)
@@ -219,10 +220,9 @@ def _dismiss_silent(turn: Turn) -> None:
 
 
 def _peer_gone(turn: Turn, peer_id: PeerId, why: str, *, away_since_s: float) -> None:
-    member = turn.state.members.get(peer_id)
-    if member is None:
+    if peer_id not in turn.state.members:
         return
-    turn.drop_member(member)
+    turn.state = turn.state.without_member(peer_id)
     losses.holder_gone(turn, peer_id, away_since_s=away_since_s)
     run = turn.state.active_run
     if run is not None and peer_id in run.peers:

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from swarm_ft.coordinator.facts.ledger import LedgerChange, change_of
-from swarm_ft.coordinator.facts.state import Member, Run, Snapshot, SwarmState
+from swarm_ft.coordinator.facts.state import Run, Snapshot, SwarmState
 from swarm_ft.errors import SwarmError
 from swarm_ft.ids import Attempt, PeerId, RunId, SampleId, StepNumber
 from swarm_ft.protocol.messages.client import RunEvent, StepCommitted
-from swarm_ft.protocol.messages.control import CommitStep, FromPeer, PeerHello, ToPeer
+from swarm_ft.protocol.messages.control import CommitStep, FromPeer, ToPeer
 from swarm_ft.protocol.messages.reports import ByteCounts, Traffic
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.protocol.spec.training_plan import Microbatch
@@ -80,14 +80,6 @@ Event = PeerSaid | PeerLost | RunSubmitted | RunCancelled | ResultCollected | Sn
 
 
 @dataclass(frozen=True, slots=True)
-class MemberRecord:
-    """A peer came, or went."""
-
-    hello: PeerHello
-    joined: bool
-
-
-@dataclass(frozen=True, slots=True)
 class RunRecord:
     """A run's phase, attempt, stages or committed steps changed."""
 
@@ -144,15 +136,7 @@ class SnapshotRecord:
     snapshot: Snapshot
 
 
-Record = (
-    MemberRecord
-    | RunRecord
-    | PlanRecord
-    | CommitRecord
-    | LedgerRecord
-    | RollbackRecord
-    | SnapshotRecord
-)
+Record = RunRecord | PlanRecord | CommitRecord | LedgerRecord | RollbackRecord | SnapshotRecord
 
 # ---- what to do
 
@@ -232,16 +216,6 @@ class Turn:
         """Write down what became of a run's ledger."""
         if after.ledger is not None and after.ledger is not before.ledger:
             self.write(LedgerRecord(after.run_id, change_of(before.ledger, after.ledger)))
-
-    def add_member(self, member: Member) -> None:
-        """Keep the member and write it down."""
-        self.state = self.state.with_member(member)
-        self.write(MemberRecord(member.hello, joined=True))
-
-    def drop_member(self, member: Member) -> None:
-        """Do without the member and write that down."""
-        self.state = self.state.without_member(member.hello.peer_id)
-        self.write(MemberRecord(member.hello, joined=False))
 
     def write(self, record: Record) -> None:
         """Put a record into the journal; comes before whatever is said about it."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from swarm_ft.coordinator.facts.ledger import Ledger
 from swarm_ft.ids import NO_ATTEMPT, Attempt, BlockIndex, MicrobatchIndex, PeerId, RunId, StepNumber
-from swarm_ft.protocol.messages.client import RunPhase, RunStatus
+from swarm_ft.protocol.messages.client import RunPhase, RunStatus, StageResult
 from swarm_ft.protocol.messages.control import (
     CommitStep,
     PeerHello,
@@ -24,6 +24,7 @@ from swarm_ft.protocol.messages.control import (
     stages_of,
 )
 from swarm_ft.protocol.messages.reports import BufferCounts, ByteCounts, Traffic
+from swarm_ft.protocol.messages.shard import ShardFile
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.protocol.spec.training_plan import Microbatch
 
@@ -103,7 +104,8 @@ class Run:
         ready: peers that said StepReady in this attempt and step.
         open_step: the first uncommitted step, once it was planned.
         done: microbatches of it that peers said are done there, at the start of this attempt.
-        exported: peers that wrote down their trained stage, and have it as far as is known.
+        exported: peers that wrote down their trained stage, and have it as far as is known; what
+            it is, None where the peer did not say so again since a restart.
         last_commit: repeated to a peer that may have missed it.
         seconds: how long a microbatch took each peer to compute in its last steps.
         step_seconds: how long each of the last steps took, from its plan to its commit.
@@ -140,7 +142,9 @@ class Run:
     done: Mapping[PeerId, frozenset[MicrobatchIndex]] = field(
         default_factory=lambda: MappingProxyType({})
     )
-    exported: frozenset[PeerId] = frozenset()
+    exported: Mapping[PeerId, ShardFile | None] = field(
+        default_factory=lambda: MappingProxyType({})
+    )
     committed_steps: int = 0
     last_commit: CommitStep | None = None
     seconds: Mapping[PeerId, tuple[float, ...]] = field(
@@ -204,6 +208,9 @@ class Run:
             stages=self.stages,
             sent=self.sent,
             joining=self.listeners,
+            results=tuple(
+                StageResult(peer_id=peer, file=file) for peer, file in self.exported.items() if file
+            ),
         )
 
 

@@ -18,7 +18,6 @@ from google.protobuf.message import DecodeError
 from swarm_ft.coordinator.facts.events import (
     CommitRecord,
     LedgerRecord,
-    MemberRecord,
     PlanRecord,
     Record,
     RollbackRecord,
@@ -109,13 +108,6 @@ class Journal:
                 )
                 if run.phase > RunPhase.FINISHED:
                     self._forget_ledger(run.run_id)
-            case MemberRecord(hello, joined):
-                layers = str(hello.layers) if hello.layers else None
-                execute(
-                    "INSERT INTO members (peer_id, layers, memory_bytes, joined)"
-                    " VALUES (?, ?, ?, ?)",
-                    (hello.peer_id, layers, min(hello.memory_bytes, 2**63 - 1), joined),
-                )
             case PlanRecord(run_id, step, attempt, microbatches):
                 row = (run_id, step, attempt, rows.plan_text(microbatches))
                 execute("INSERT OR REPLACE INTO plans VALUES (?, ?, ?, ?)", row)
@@ -194,7 +186,7 @@ class Journal:
             gather_until_s=now_s + GATHER_S,
             open_step=self._open_step(RunId(run_id), committed_steps),
             # Until their hellos tell otherwise.
-            exported=frozenset(peers if phase is RunPhase.FINISHED else ()),
+            exported=MappingProxyType(dict.fromkeys(peers if phase is RunPhase.FINISHED else ())),
             committed_steps=committed_steps,
             last_commit=self._last_commit(RunId(run_id), committed_steps),
             step_seconds=self._step_seconds(RunId(run_id)),
@@ -226,7 +218,7 @@ class Journal:
         """The microbatches of the step under way; which peers they were to pass is not kept."""
         with self._errors_named():
             row = self._db.execute(
-                "SELECT microbatches FROM plans WHERE run_id=? AND step=? LIMIT 1",
+                "SELECT microbatches FROM plans WHERE run_id=? AND step=?",
                 (run_id, committed_steps),
             ).fetchone()
         if row is None:

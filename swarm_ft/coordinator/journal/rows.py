@@ -19,7 +19,7 @@ from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.protocol.spec.training_plan import Microbatch
 from swarm_ft.protocol.wire.run_wire import spec_from_wire, spec_to_wire
 
-VERSION = 6
+VERSION = 7
 """Of the tables, and of the RunSpecs in them; a journal of another one is not touched."""
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS runs (
@@ -29,13 +29,9 @@ CREATE TABLE IF NOT EXISTS runs (
 CREATE TABLE IF NOT EXISTS samples (
     run_id TEXT NOT NULL, sample INTEGER NOT NULL, token_ids BLOB NOT NULL,
     PRIMARY KEY (run_id, sample)) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS members (
-    number INTEGER PRIMARY KEY, peer_id TEXT NOT NULL, layers TEXT, memory_bytes INTEGER NOT NULL,
-    joined INTEGER NOT NULL, at TEXT NOT NULL DEFAULT CURRENT_TIMESTAMP);
 CREATE TABLE IF NOT EXISTS plans (
-    run_id TEXT NOT NULL, step INTEGER NOT NULL, attempt INTEGER NOT NULL,
-    microbatches TEXT NOT NULL,
-    PRIMARY KEY (run_id, step, attempt)) WITHOUT ROWID;
+    run_id TEXT PRIMARY KEY, step INTEGER NOT NULL, attempt INTEGER NOT NULL,
+    microbatches TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS commits (
     run_id TEXT NOT NULL, step INTEGER NOT NULL, attempt INTEGER NOT NULL,
     loss REAL NOT NULL, learning_rate REAL NOT NULL, clip_factor REAL NOT NULL,

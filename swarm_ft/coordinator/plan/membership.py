@@ -102,10 +102,10 @@ def with_exports_of(state: SwarmState, hello: PeerHello) -> SwarmState:
     held = hello.held
     for run in state.runs.values():
         if hello.peer_id in run.peers:
-            has = held is not None and held.exported and holds_last_commit(run, held)
-            others = run.exported - {hello.peer_id}
-            exported = others | {hello.peer_id} if has else others
-            state = state.with_run(replace(run, exported=exported))
+            exported = {peer: file for peer, file in run.exported.items() if peer != hello.peer_id}
+            if held is not None and held.exported and holds_last_commit(run, held):
+                exported[hello.peer_id] = held.exported
+            state = state.with_run(replace(run, exported=MappingProxyType(exported)))
     return state
 
 

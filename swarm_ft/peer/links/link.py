@@ -19,7 +19,7 @@ from swarm_ft.clock import Clock
 from swarm_ft.errors import OutOfTurn, ProtocolError, RunMismatch, SwarmError, Unavailable
 from swarm_ft.ids import PeerId
 from swarm_ft.log import get_logger
-from swarm_ft.peer.links.dialling import MAX_BACKOFF_S, MIN_BACKOFF_S, Backoff
+from swarm_ft.peer.links.backoff import MAX_BACKOFF_S, MIN_BACKOFF_S, Backoff
 from swarm_ft.proto import link_pb2 as pb
 from swarm_ft.protocol.machines.all_reduce import WINDOW_PIECES
 from swarm_ft.protocol.machines.link import (

@@ -1,4 +1,4 @@
-"""Replicas of a stage sum their gradients: one member's part in it, on channels to all others.
+"""Peers sum their gradients: one member's part in it, on channels to all others.
 
 `protocol.machines.all_reduce` decides, the coder computes in the codec threads; this shell only
 moves things between them and the channels. Pieces are encoded, sent, received and summed side by
@@ -41,6 +41,7 @@ from swarm_ft.protocol.messages.reduction import (
     TakeSum,
 )
 from swarm_ft.protocol.messages.reports import GradientTraffic
+from swarm_ft.protocol.spec.codec_spec import CodecSpec
 from swarm_ft.protocol.spec.digest import check_spec_digest
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
@@ -69,6 +70,7 @@ class GradientReducer:
         channels: Mapping[PeerId, LinkChannel],
         own: PeerId,
         num_values: int,
+        codec: CodecSpec,
         residuals: Residuals,
         pool: Executor,
     ) -> None:
@@ -78,11 +80,13 @@ class GradientReducer:
             run_id: names the run.
             attempt: its fence.
             spec: its digest must be that of the other members.
-            layers: the stage that the members are replicas of.
+            layers: the stage that the members are replicas of, or all of the model where they are
+                its two ends.
             members: all of them, in the order in which their gradients are added up.
             channels: the ways to the others.
             own: which of them this peer is.
             num_values: of the gradient; 0 if this peer has no weights yet, and only listens.
+            codec: of the pieces.
             residuals: of error feedback; the caller commits them with the step.
             pool: the codec threads.
         """
@@ -99,7 +103,7 @@ class GradientReducer:
         self._own = members.index(own)
         self._residuals = residuals
         self._pool = pool
-        self._codec = PieceCodec(spec.train.reduction_codec)
+        self._codec = PieceCodec(codec)
         self._machine = AllReduce(attempt=attempt, num_members=len(members), own=self._own)
         self._channels = {members.index(peer): channel for peer, channel in channels.items()}
         self._connected: set[int] = set()

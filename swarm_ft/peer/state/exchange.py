@@ -14,7 +14,7 @@ from swarm_ft.ids import Attempt, PeerId, StepNumber
 from swarm_ft.log import get_logger
 from swarm_ft.peer.context import PeerContext
 from swarm_ft.peer.state.learner import TakeOver
-from swarm_ft.peer.state.source import Handover, OfferedShard
+from swarm_ft.peer.state.source import Handover
 from swarm_ft.peer.state.stage_state import StageState
 from swarm_ft.protocol.messages.control import (
     Assign,
@@ -27,6 +27,7 @@ from swarm_ft.protocol.messages.control import (
 from swarm_ft.protocol.messages.shard import ShardName
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.snapshots.shard import ShardContents
+from swarm_ft.transfer.source import OfferedShard
 
 logger = get_logger(__name__)
 
@@ -60,14 +61,14 @@ class StateExchange:
         """Whether what is here lacks steps that are committed."""
         return self.take_over is not None and not self.take_over.has_caught_up
 
-    def find(self, name: ShardName) -> OfferedShard | None:
-        """The shard of that name, if it is offered."""
-        return self._handover.find(name)
-
-    def close(self) -> None:
-        """Take nothing, and offer nothing any more."""
+    async def close(self) -> None:
+        """Take, offer and save nothing any more; once this returns nothing is written either."""
         self._stop_taking()
+        for save in self._saves:
+            save.cancel()
+        ending = (*self._saves, *self._offering.values())
         self._stop_offering(set())
+        await asyncio.gather(*ending, return_exceptions=True)
 
     # ---- what an assignment asks for
 

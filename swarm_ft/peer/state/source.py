@@ -8,113 +8,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence, Set
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from swarm_ft import failpoints
-from swarm_ft.errors import BadSnapshot, MalformedMessage, NotFound, Unavailable
+from swarm_ft.errors import BadSnapshot, Unavailable
 from swarm_ft.ids import PeerId
 from swarm_ft.peer.context import PeerContext
-from swarm_ft.peer.state.download import Downloader
-from swarm_ft.proto import snapshot_pb2 as pb
-from swarm_ft.protocol.messages.shard import CHUNK_BYTES, ChunkList, ShardName
-from swarm_ft.protocol.wire.shard_wire import chunks_to_wire, fetch_from_wire, shard_from_wire
-from swarm_ft.snapshots.files import chunks_of
+from swarm_ft.protocol.messages.shard import ShardName
 from swarm_ft.snapshots.shard import ShardContents, read_shard, write_shard
 from swarm_ft.snapshots.store import ShardEntry, SnapshotStore
-from swarm_ft.transport.base import MessageStream
+from swarm_ft.transfer.download import Downloader
+from swarm_ft.transfer.source import OfferedShard, offer
 
-# ---- gives the shards that this peer holds to newcomers
-
-PART_BYTES = 256 << 10
-"""Small enough that a link of 1 Mbps brings one every other second: silence tells soon."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OfferedShard:
-    """A file that newcomers may have; it does not change while it is offered.
-
-    Attributes:
-        chunks: of the file; its digest is what the coordinator is told.
-    """
-
-    path: Path
-    chunks: ChunkList
-
-
-Offers = Callable[[ShardName], OfferedShard | None]
-"""The shard of that name, if this peer offers it."""
-
-
-def offer(path: Path) -> OfferedShard:
-    """Read a shard once, to offer it. Blocks.
-
-    Raises:
-        Unavailable: it cannot be read (now).
-    """
-    try:
-        return OfferedShard(path=path, chunks=chunks_of(path))
-    except OSError as error:
-        raise Unavailable(f"{path} cannot be read: {error}") from error
-
-
-async def serve_chunk_list(
-    stream: MessageStream[pb.ChunkList, pb.ShardName], offers: Offers
-) -> None:
-    """A newcomer asks for a shard's list of chunks.
-
-    Raises:
-        NotFound: no such shard is offered here.
-        MalformedMessage: it asks for nothing that could be one.
-    """
-    request = await stream.receive()
-    if request is None:
-        raise MalformedMessage(f"{stream.remote}: expected the name of a shard")
-    offered = _found(offers, shard_from_wire(request))
-    await stream.send(chunks_to_wire(offered.chunks))
-
-
-async def serve_chunks(
-    stream: MessageStream[pb.ChunkPart, pb.FetchRequest], offers: Offers
-) -> None:
-    """A newcomer fetches some chunks of a shard.
-
-    Raises:
-        NotFound: no such shard is offered here.
-        MalformedMessage: it asks for chunks that the shard does not have.
-        Unavailable: the shard cannot be read (now).
-    """
-    request = await stream.receive()
-    if request is None:
-        raise MalformedMessage(f"{stream.remote}: expected a request for chunks")
-    name, wanted = fetch_from_wire(request)
-    offered = _found(offers, name)
-    if wanted.stop > len(offered.chunks):
-        raise MalformedMessage(
-            f"{stream.remote}: expected chunks below {len(offered.chunks)} of {name}, got "
-            f"{wanted.start} to {wanted.stop - 1}"
-        )
-    for index in wanted:
-        chunk = await asyncio.to_thread(_read, offered.path, index)
-        for start in range(0, len(chunk), PART_BYTES):
-            failpoints.reached("handing-over")
-            await stream.send(pb.ChunkPart(chunk=index, data=chunk[start : start + PART_BYTES]))
-
-
-def _found(offers: Offers, name: ShardName) -> OfferedShard:
-    offered = offers(name)
-    if offered is None:
-        raise NotFound(f"{name}: this peer does not offer it (any more)")
-    return offered
-
-
-def _read(path: Path, index: int) -> bytes:
-    try:
-        with path.open("rb") as file:
-            file.seek(index * CHUNK_BYTES)
-            return file.read(CHUNK_BYTES)
-    except OSError as error:
-        raise Unavailable(f"the shard cannot be read: {error.strerror}") from error
+R = TypeVar("R")
 
 
 class Handover:
@@ -136,11 +44,12 @@ class Handover:
         self._folder = folder
         self._spec_digest = spec_digest
         self._snapshots = snapshots
-        self._offered: dict[ShardName, OfferedShard] = {}
+        self._offers = context.offers
+        self._offered: set[ShardName] = set()
 
     def find(self, name: ShardName) -> OfferedShard | None:
-        """The shard of that name, if it is offered."""
-        return self._offered.get(name)
+        """The state of that name, if it is offered."""
+        return self._offers.get(name) if name in self._offered else None
 
     async def offer(self, name: ShardName, contents: ShardContents) -> OfferedShard:
         """Save a state, and give it to whoever asks, until `close`.
@@ -148,8 +57,13 @@ class Handover:
         Raises:
             Unavailable: the disk does not take it (now).
         """
-        path = await asyncio.to_thread(write_shard, self._folder, name, self._spec_digest, contents)
-        offered = self._offered[name] = await asyncio.to_thread(offer, path)
+        path = await self._write(self._folder, name, contents)
+        try:
+            offered = self._offers[name] = await asyncio.to_thread(offer, path)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+        self._offered.add(name)
         return offered
 
     async def fetch(
@@ -176,7 +90,7 @@ class Handover:
             path.unlink(missing_ok=True)  # what was read stays mapped until it is let go of
 
     async def save(self, name: ShardName, contents: ShardContents) -> ShardEntry:
-        """Put a state into the run's snapshots.
+        """Put a state into the run's snapshots. Cancelled, it waits for what is being written.
 
         Raises:
             Unavailable: this peer was not told where, or the place does not take it (now).
@@ -186,8 +100,11 @@ class Handover:
         # Beside it the same state may be offered to newcomers, without what is this peer's alone.
         folder = self._folder / "saved"
         folder.mkdir(exist_ok=True)
-        path = await asyncio.to_thread(write_shard, folder, name, self._spec_digest, contents)
-        return await asyncio.to_thread(store.put_shard, name, path)
+        path = await self._write(folder, name, contents)
+        try:
+            return await _to_end(partial(store.put_shard, name, path), lambda _entry: None)
+        finally:
+            path.unlink(missing_ok=True)  # it was moved, unless that failed
 
     async def read(self, name: ShardName, digest: bytes) -> ShardContents:
         """A state from the run's snapshots.
@@ -209,8 +126,14 @@ class Handover:
 
     def close(self, *, but: Set[ShardName] = frozenset()) -> None:
         """Offer nothing any more, or nothing but these."""
-        for name in self._offered.keys() - but:
-            self._offered.pop(name).path.unlink(missing_ok=True)
+        for name in self._offered - but:
+            self._offered.remove(name)
+            self._offers.pop(name).path.unlink(missing_ok=True)
+
+    async def _write(self, folder: Path, name: ShardName, contents: ShardContents) -> Path:
+        """Write a state down; cancelled, it leaves no file."""
+        write = partial(write_shard, folder, name, self._spec_digest, contents)
+        return await _to_end(write, Path.unlink)
 
     def _store(self) -> SnapshotStore:
         if self._snapshots is None:
@@ -218,3 +141,15 @@ class Handover:
                 "this peer was not told where snapshots lie; start it with --snapshots URL"
             )
         return self._snapshots
+
+
+async def _to_end(function: Callable[[], R], undo: Callable[[R], object]) -> R:
+    """What the function returns, called in a thread; cancelled, this waits for it and undoes it."""
+    work = asyncio.ensure_future(asyncio.to_thread(function))
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        await asyncio.wait((work,))
+        if work.exception() is None:
+            undo(work.result())
+        raise

@@ -1,7 +1,8 @@
 """All that a stage at this peer consists of: weights and optimizer, buffers, residuals, its step.
 
-They move together: `commit` and `restore` change all of them or none. The engine is touched in
-the compute thread only.
+What steps are counted by moves with the weights, whatever becomes of the buffers: without these
+the next frames are key frames, but a step that is counted twice or not at all is never mended. The
+engine is touched in the compute thread only.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from swarm_ft.peer.context import PeerContext, run_in
 from swarm_ft.peer.reduce.gradient_coder import Residuals
 from swarm_ft.peer.step import StepProgress
 from swarm_ft.protocol.messages.control import CommitStep, HeldStage
-from swarm_ft.protocol.messages.shard import ShardName
+from swarm_ft.protocol.messages.shard import ShardFile, ShardName
 from swarm_ft.protocol.messages.timeline import SpanKind
 from swarm_ft.protocol.spec.codec_spec import CodecSpec, Direction
 from swarm_ft.protocol.spec.digest import fingerprint_of
@@ -233,7 +234,7 @@ class StageState:
         step = StepNumber(self.committed_steps)
         return ShardName(run_id=self._run_id, step=step, layers=self.engine.layers)
 
-    def held(self, *, exported: bool) -> HeldStage | None:
+    def held(self, exported: ShardFile | None) -> HeldStage | None:
         """What to tell a coordinator that does not know; None if nothing is loaded."""
         if self._engine is None:
             return None
@@ -302,13 +303,21 @@ class StageState:
             failpoints.reached("commit-heard")
             apply = self._context.timeline.timed(SpanKind.OPTIMIZER, self.engine.apply)
             await run_in(self._context.compute, apply, commit.clip_factor, commit.learning_rate)
-            # An epoch's first may take its time: it looks up the order of the next.
-            await run_in(self._context.codecs, self.store.commit, commit.step)
-            self.store.drop(self.elsewhere)
-            self.residuals.commit()
             self.committed_steps += 1
             self.last_attempt = commit.attempt
             self.progress = None
+            self.residuals.commit()
+            await self._commit_buffers(commit.step)
+
+    async def _commit_buffers(self, step: StepNumber) -> None:
+        """Make the step's buffers real; where that fails they are lost, which key frames repair."""
+        try:
+            # An epoch's first may take its time: it looks up the order of the next.
+            await run_in(self._context.codecs, self.store.commit, step)
+        except Exception:
+            logger.exception("run %s: the buffers of step %d are lost", self._run_id, step)
+            self.store.lose_staged()
+        self.store.drop(self.elsewhere)
 
     async def apply_sum(self, commit: CommitStep, total: Tensor) -> None:
         """Apply a step that the other replicas computed, once. Cancelled, it still goes on.
@@ -403,6 +412,7 @@ class StageState:
         Raises:
             OutOfTurn: nothing is loaded.
         """
+        await self.at_rest()  # weights are counted before their buffers are committed
         state = await run_in(self._context.compute, self.engine.state)
         return await run_in(self._context.codecs, with_extras, state, self.store, self.residuals)
 

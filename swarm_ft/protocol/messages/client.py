@@ -8,6 +8,7 @@ from enum import IntEnum
 from swarm_ft.ids import NO_ATTEMPT, Attempt, BlockIndex, PeerId, RunId, StepNumber
 from swarm_ft.protocol.messages.control import StageAssignment
 from swarm_ft.protocol.messages.reports import BufferCounts, ByteCounts, GradientTraffic, Traffic
+from swarm_ft.protocol.messages.shard import ShardFile
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
 
@@ -60,6 +61,14 @@ class BoundaryStatus:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class StageResult:
+    """A peer that gives its stage of the result."""
+
+    peer_id: PeerId
+    file: ShardFile
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RunStatus:
     """A run as others see it; `detail` says what it waits for, or why it ended.
 
@@ -67,6 +76,7 @@ class RunStatus:
         attempt: of a finished run, tells its result from one that was made before.
         joining: peers of the stages that take over while the others train.
         boundaries: first to last; where the whole swarm is asked for, else none.
+        results: of a finished run, as far as its peers told (again, after a restart).
     """
 
     run_id: RunId
@@ -79,6 +89,7 @@ class RunStatus:
     sent: ByteCounts = field(default_factory=ByteCounts)
     joining: tuple[PeerId, ...] = ()
     boundaries: tuple[BoundaryStatus, ...] = ()
+    results: tuple[StageResult, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,7 +8,7 @@ from itertools import groupby
 
 from swarm_ft.ids import NO_ATTEMPT, Attempt, MicrobatchIndex, PeerId, RunId, SampleId, StepNumber
 from swarm_ft.protocol.messages.reports import BufferCounts, GradientTraffic, HeldBuffers, Traffic
-from swarm_ft.protocol.messages.shard import ShardName
+from swarm_ft.protocol.messages.shard import ShardFile, ShardName
 from swarm_ft.protocol.messages.timeline import StepTimeline
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
@@ -190,6 +190,7 @@ class HeldStage:
 
     Attributes:
         last_attempt: whose commit was applied last, 0 if none was: tells apart two histories.
+        exported: the trained stage, if it is written down here.
     """
 
     run_id: RunId
@@ -197,7 +198,7 @@ class HeldStage:
     layers: LayerRange
     committed_steps: int
     last_attempt: Attempt = NO_ATTEMPT
-    exported: bool = False
+    exported: ShardFile | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -274,7 +275,7 @@ class StageExported:
     """The trained stage is written down and can be fetched from this peer."""
 
     run_id: RunId
-    shard_bytes: int
+    file: ShardFile
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -31,7 +31,7 @@ class ChannelKind(Enum):
     BOUNDARY = "boundary"
     """Frames between neighbours."""
     REDUCTION = "reduction"
-    """Gradients between replicas."""
+    """Gradients between replicas, or between the pipeline's two ends."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -63,7 +63,9 @@ class ReduceHello:
     """First message of either side.
 
     Attributes:
-        num_values: of the stage's gradient; 0 if this side does not know, since it has no weights.
+        layers: the stage that both are replicas of; all of the model between its two ends, which
+            sum the gradient of tied embeddings.
+        num_values: of the gradient; 0 if this side does not know, since it has no weights.
     """
 
     run_id: RunId

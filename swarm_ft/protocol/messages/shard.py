@@ -1,4 +1,4 @@
-"""A shard: one stage's saved state as a file, its name and its chunks. No I/O, no torch.
+"""A shard: one stage's state or result as a file, its name and its chunks. No I/O, no torch.
 
 Whoever knows a shard's digest (16 bytes) can take its list of chunks from a stranger, and with the
 list each chunk from another one: the list is checked against the digest, a chunk against the list.
@@ -26,14 +26,25 @@ class ShardName:
     Attributes:
         step: how many steps are in it; the first step that it lacks has this number.
         layers: the stage's blocks.
+        is_result: the trained weights as a client gets them, instead of all to go on from.
     """
 
     run_id: RunId
     step: StepNumber
     layers: LayerRange
+    is_result: bool = False
 
     def __str__(self) -> str:
-        return f"run {self.run_id}, step {self.step}, layers {self.layers}"
+        what = "result of " if self.is_result else ""
+        return f"{what}run {self.run_id}, step {self.step}, layers {self.layers}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardFile:
+    """What a shard must be, whoever gives it; see `ChunkList.digest`."""
+
+    digest: bytes
+    total_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,6 +65,11 @@ class ChunkList:
     def digest(self) -> bytes:
         """The whole file's digest: of its length and its chunks' digests."""
         return digest_of(self.total_bytes.to_bytes(8, "little"), *self.digests)
+
+    @property
+    def file(self) -> ShardFile:
+        """What the whole file is checked against."""
+        return ShardFile(digest=self.digest(), total_bytes=self.total_bytes)
 
     def size_of(self, index: int) -> int:
         """Bytes of a chunk."""

@@ -100,7 +100,7 @@ _PATTERN = re.compile(
     r"(?P<number>[0-9]+(?:\.[0-9]{1,2})?)?(?P<axis>tc|f|c|t)?(?P<modifiers>(?:\+[a-z0-9]+)*)"
 )
 _DP_PATTERN = re.compile(r"none|fp16|bf16|q[0-9.]+(?:\+z)?")
-_MAX_CHARS = 40
+MAX_SPEC_CHARS = 40
 _HEADER = struct.Struct("<BBH")
 
 
@@ -194,9 +194,9 @@ def parse_codec_spec(text: str, direction: Direction) -> CodecSpec:
         BadCodec: unknown name, a number out of range, a modifier that the codec does not take,
             or a codec that makes no sense in that direction.
     """
-    match = _PATTERN.fullmatch(text) if len(text) <= _MAX_CHARS else None
+    match = _PATTERN.fullmatch(text) if len(text) <= MAX_SPEC_CHARS else None
     if match is None:
-        _refuse(text[:_MAX_CHARS], "expected a codec such as none, fp16, q8, aq4 or aq2+z")
+        _refuse(text[:MAX_SPEC_CHARS], "expected a codec such as none, fp16, q8, aq4 or aq2+z")
     name = CodecName[match["name"].upper()]
     spec = CodecSpec(name, _hundredths(text, name, match["number"]), _AXES[match["axis"] or ""])
     for modifier in match["modifiers"].split("+")[1:]:
@@ -232,9 +232,8 @@ def parse_dp_spec(text: str) -> CodecSpec:
     """
     if _DP_PATTERN.fullmatch(text) is None:
         _refuse(
-            text[:_MAX_CHARS],
-            "replicas' gradients take none, fp16, bf16, or q1 to q8 with or without +z; "
-            "so does their momentum, as in momentum:q4",
+            text[:MAX_SPEC_CHARS],
+            "replicas' gradients take none, fp16, bf16, or q1 to q8 with or without +z",
         )
     spec = parse_codec_spec(text, Direction.BACKWARD)
     return replace(spec, dither=False)
@@ -323,38 +322,3 @@ def _without_buffer(text: str) -> str:
 
 def _refuse(text: str, reason: str) -> NoReturn:
     raise BadCodec(f"codec '{text}': {reason}")
-
-
-# ---- what replicas of a stage sum before each optimizer step, `--dp`: names and rules, no
-# arithmetic
-#
-# spec = codec | "momentum" [":" codec]          as in q4, momentum, momentum:q4+z
-
-MOMENTUM = "momentum"
-DEFAULT_MOMENTUM_CODEC = "q8"
-"""As in the published code; why not fewer bits: docs/codecs.md."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReductionSpec:
-    """What is summed and how it travels.
-
-    Attributes:
-        codec: of each member's share, and of the sum.
-        of_momentum: shares are of the first moment that the step leads to, not of its gradient.
-    """
-
-    codec: CodecSpec
-    of_momentum: bool = False
-
-
-def parse_reduction_spec(text: str) -> ReductionSpec:
-    """`momentum:q4` as a ReductionSpec.
-
-    Raises:
-        BadCodec: neither `momentum` nor a codec of `parse_dp_spec`, alone or behind `momentum:`.
-    """
-    if text == MOMENTUM:
-        return ReductionSpec(parse_dp_spec(DEFAULT_MOMENTUM_CODEC), of_momentum=True)
-    codec = text.removeprefix(f"{MOMENTUM}:")
-    return ReductionSpec(parse_dp_spec(codec), of_momentum=codec != text)

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields, replace
 from enum import IntEnum
-from typing import NoReturn
+from typing import Annotated
 
-from swarm_ft.errors import BadModel, BadOption
+from swarm_ft.errors import BadCodec, BadModel, BadOption
+from swarm_ft.protocol.spec.bounds import Length, OneOf, Range
 from swarm_ft.protocol.spec.codec_spec import (
+    MAX_SPEC_CHARS,
     CodecSpec,
     Direction,
     Feedback,
     parse_codec_spec,
+    parse_dp_spec,
     parse_key_spec,
-    parse_reduction_spec,
 )
 from swarm_ft.protocol.spec.digest import digest_of
 from swarm_ft.protocol.spec.layers import LayerRange
+from swarm_ft.protocol.spec.options import Option, check
 
 VERSION = 7
 BUFFER_BITS = (16, 8, 4)
@@ -30,6 +34,8 @@ MAX_VOCAB_SIZE = 1 << 24
 MAX_STEPS = 1 << 31
 MAX_BATCH_SIZE = 1 << 16
 MAX_REFERENCE_CHARS = 1000
+CodecText = Annotated[str, Length(MAX_SPEC_CHARS)]
+"""How users write a codec, such as `aq3+z`."""
 
 
 class LrSchedule(IntEnum):
@@ -80,60 +86,130 @@ class ModelSpec:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TrainSpec:
-    """How to train.
+class TrainOptions:
+    """How to train, as a user chooses it: whatever the text, however long.
 
-    Attributes:
-        seq_length: tokens a sample; it has seq_length - 1 targets, its own next tokens.
-        batch_size: samples a step; an epoch's last step may have fewer.
-        num_steps: optimizer steps in all.
-        clip_grad_norm: bound of the global gradient norm, over all stages; 0 is off.
-        dropout: train with the model's own dropout rates; off by default, since dropout
-            noise is a floor under every delta.
-        key_codec: of frames that begin a buffer.
-        dp_codec: what replicas of a stage sum, and by which codec.
-        save_steps: steps from one snapshot to the next; 0 makes none.
-        buffer_bits: of a value in both ends' buffers, one of BUFFER_BITS.
-        fill_codec: of what fills the pipeline, that is of the activations of a step's first
-            microbatches, for which all later stages idle; as forward_codec if empty.
-        fill_microbatches: how many those are.
-        sync_tied_embeddings: keep tied embeddings tied across first and last stage.
+    A sample has seq_length - 1 targets, its own next tokens. An epoch's last step may have fewer
+    samples than batch_size.
+
+    Raises:
+        BadOption: a value is out of its bounds, or contradicts another.
+        BadCodec: a codec is none, or makes no sense where it stands.
     """
 
-    num_samples: int
-    seq_length: int
-    batch_size: int
-    micro_batch_size: int
-    num_steps: int
-    learning_rate: float
-    lr_schedule: LrSchedule
-    warmup_steps: int
-    weight_decay: float
-    clip_grad_norm: float
-    seed: int
-    shuffle: bool
-    dropout: bool
-    sync_tied_embeddings: bool
-    forward_codec: str
-    backward_codec: str
-    key_codec: str = "fp16"
-    dp_codec: str = "none"
-    save_steps: int = 0
-    buffer_bits: int = 16
-    fill_codec: str = ""
-    fill_microbatches: int = 1
+    batch_size: Annotated[int, Range(1, MAX_BATCH_SIZE), Option("Samples a step.")] = 8
+    micro_batch_size: Annotated[
+        int,
+        Range(1, MAX_BATCH_SIZE),
+        Option("Samples that travel together; no effect on the result."),
+    ] = 2
+    seq_length: Annotated[int, Range(2, MAX_SEQ_LENGTH), Option("Tokens a sample.")] = 128
+    learning_rate: Annotated[
+        float,
+        Range(0.0),
+        Option("Peak learning rate.", name="lr", default="5e-5; 2e-3 for the demo's own model"),
+    ] = 5e-5
+    lr_schedule: Annotated[LrSchedule, Option("How the learning rate moves after the warm-up.")] = (
+        LrSchedule.LINEAR
+    )
+    warmup_steps: Annotated[int, Range(0, MAX_STEPS), Option("Steps from 0 to --lr.")] = 0
+    weight_decay: Annotated[float, Range(0.0), Option("Of AdamW; spares biases and norms.")] = 0.0
+    clip_grad_norm: Annotated[
+        float,
+        Range(0.0),
+        Option("Bound of the gradient's norm over all stages; 0 is off."),
+    ] = 1.0
+    seed: Annotated[int, Range(0, (1 << 63) - 1), Option("Draws all that is random.")] = 42
+    shuffle: Annotated[bool, Option("New order every epoch.")] = False
+    dropout: Annotated[
+        bool,
+        Option("Train with the model's own dropout; its noise is a floor under every delta."),
+    ] = False
+    sync_tied_embeddings: Annotated[
+        bool,
+        Option(
+            "Of models that tie head and embeddings: train them apart, or keep them tied.",
+            name="tied-embeddings",
+            words=("untie", "sync"),
+        ),
+    ] = False
+    forward_codec: Annotated[
+        CodecText,
+        Option(
+            "Codec of activations: none, fp16, aq4 (changes in 4 bits), aq2+z (2 bits a "
+            "value, entropy-coded), q4, hq4, aqc0.5, top10 ...",
+            name="fw",
+            metavar="SPEC",
+        ),
+    ] = "aq3+z"
+    backward_codec: Annotated[
+        CodecText,
+        Option(
+            "Codec of gradients: none, fp16, q4, q2+z, top10+ef ...",
+            name="bw",
+            metavar="SPEC",
+        ),
+    ] = "q3+z"
+    key_codec: Annotated[
+        CodecText,
+        Option(
+            "Codec of a sample's first activation, where --fw sends changes: fp16, q8, q4+z ...",
+            name="key",
+            metavar="SPEC",
+        ),
+    ] = "q4+z"
+    fill_codec: Annotated[
+        CodecText,
+        Option(
+            "Codec of the activations that fill the pipeline, for which all later stages "
+            "idle: aq2 with --fw aq4.",
+            name="fill",
+            metavar="SPEC",
+            default="as --fw",
+        ),
+    ] = ""
+    fill_microbatches: Annotated[
+        int,
+        Range(1, MAX_BATCH_SIZE),
+        Option("The first of a step, which --fill is for."),
+    ] = 1
+    dp_codec: Annotated[
+        CodecText,
+        Option(
+            "Codec of the gradients that replicas of a stage sum: none, fp16, bf16, q4, q2+z ...",
+            name="dp",
+            metavar="SPEC",
+        ),
+    ] = "none"
+    buffer_bits: Annotated[
+        int,
+        OneOf(BUFFER_BITS),
+        Option(
+            "Of a value in the buffers that --fw aq ... keeps of each sample at both ends: "
+            "fewer take less memory and disk."
+        ),
+    ] = 16
+    save_steps: Annotated[
+        int,
+        Range(0, MAX_STEPS),
+        Option(
+            "Steps from one snapshot of the run to the next; the coordinator and the peers "
+            "must be told where, with --snapshots.",
+            default="never",
+        ),
+    ] = 0
 
     def __post_init__(self) -> None:
-        _check_counts(self)
-        _check_numbers(self)
+        check(self)
         for name in ("learning_rate", "weight_decay", "clip_grad_norm"):
             # 1 equals 1.0, and 0.0 equals -0.0: equal specs must have one digest.
             object.__setattr__(self, name, float(getattr(self, name)) + 0.0)
-        parse_codec_spec(self.forward_codec, Direction.FORWARD)
-        parse_codec_spec(self.backward_codec, Direction.BACKWARD)
-        _check_fill(self)
-        parse_key_spec(self.key_codec)
-        parse_reduction_spec(self.dp_codec)
+        if self.batch_size % self.micro_batch_size:
+            raise BadOption(
+                f"--batch-size {self.batch_size} is not divisible by "
+                f"--micro-batch-size {self.micro_batch_size}"
+            )
+        _check_codecs(self)
 
     def codec(self, direction: Direction) -> CodecSpec:
         """The codec of one direction."""
@@ -156,13 +232,30 @@ class TrainSpec:
 
     @property
     def reduction_codec(self) -> CodecSpec:
-        """The codec of what replicas of a stage sum."""
-        return parse_reduction_spec(self.dp_codec).codec
+        """The codec of the gradients that replicas of a stage sum."""
+        return parse_dp_spec(self.dp_codec)
 
-    @property
-    def sums_momentum(self) -> bool:
-        """Whether replicas of a stage sum first moments, not gradients."""
-        return parse_reduction_spec(self.dp_codec).of_momentum
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainSpec(TrainOptions):
+    """How to train on a text of which the length is known."""
+
+    num_samples: Annotated[int, Range(1, MAX_SAMPLES)]
+    num_steps: Annotated[int, Range(1, MAX_STEPS)]
+
+    @classmethod
+    def of(cls, options: TrainOptions, *, num_samples: int, num_steps: int) -> TrainSpec:
+        """`options`, for a text.
+
+        Args:
+            num_samples: of the text.
+            num_steps: optimizer steps in all.
+
+        Raises:
+            BadOption: there are too many of either.
+        """
+        chosen = {field.name: getattr(options, field.name) for field in fields(TrainOptions)}
+        return cls(**chosen, num_samples=num_samples, num_steps=num_steps)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -179,7 +272,9 @@ class RunSpec:
 
     def __post_init__(self) -> None:
         if self.train.sync_tied_embeddings and not self.model.tied_embeddings:
-            _refuse("--tied-embeddings sync", "a model with tied embeddings", "an untied one")
+            raise BadOption(
+                "--tied-embeddings sync: expected a model with tied embeddings, got an untied one"
+            )
 
     def digest(self) -> bytes:
         """16 bytes that two equal specs share and two different ones do not."""
@@ -188,46 +283,26 @@ class RunSpec:
         return digest_of(text.encode())
 
 
-def _refuse(option: str, expected: str, got: object) -> NoReturn:
-    raise BadOption(f"{option}: expected {expected}, got {got}")
-
-
-def _check_counts(spec: TrainSpec) -> None:
-    bounds = (
-        ("number of samples", spec.num_samples, 1, MAX_SAMPLES),
-        ("--seq-length", spec.seq_length, 2, MAX_SEQ_LENGTH),
-        ("--batch-size", spec.batch_size, 1, MAX_BATCH_SIZE),
-        ("--micro-batch-size", spec.micro_batch_size, 1, MAX_BATCH_SIZE),
-        ("--steps", spec.num_steps, 1, MAX_STEPS),
-        ("--warmup-steps", spec.warmup_steps, 0, MAX_STEPS),
-        ("--save-steps", spec.save_steps, 0, MAX_STEPS),
-        ("--fill-microbatches", spec.fill_microbatches, 1, MAX_BATCH_SIZE),
-        ("--seed", spec.seed, 0, (1 << 63) - 1),
+def _check_codecs(options: TrainOptions) -> None:
+    """The codecs parse, and those of the same buffers both send changes, or neither does."""
+    parsers: tuple[tuple[str, Callable[[], CodecSpec]], ...] = (
+        ("--fw", lambda: options.codec(Direction.FORWARD)),
+        ("--bw", lambda: options.codec(Direction.BACKWARD)),
+        ("--fill", lambda: options.fill_frame_codec),
+        ("--key", lambda: options.key_frame_codec(Direction.FORWARD)),
+        ("--dp", lambda: options.reduction_codec),
     )
-    for option, value, low, high in bounds:
-        if not low <= value <= high:
-            _refuse(option, f"{low} to {high}", value)
-    if spec.buffer_bits not in BUFFER_BITS:
-        _refuse("--buffer-bits", "16, 8 or 4", spec.buffer_bits)
-    if spec.batch_size % spec.micro_batch_size:
-        raise BadOption(
-            f"--batch-size {spec.batch_size} is not divisible by "
-            f"--micro-batch-size {spec.micro_batch_size}"
-        )
-
-
-def _check_fill(spec: TrainSpec) -> None:
-    is_delta = spec.codec(Direction.FORWARD).is_delta
-    if spec.fill_frame_codec.is_delta != is_delta:
+    for option, parse in parsers:
+        try:
+            parse()
+        except BadCodec as error:
+            raise BadCodec(f"{option}: {error.message}") from error
+    if not options.fill_codec:
+        return
+    is_delta = options.codec(Direction.FORWARD).is_delta
+    if options.fill_frame_codec.is_delta != is_delta:
         expected = "a codec of changes, such as aq2," if is_delta else "one without buffers"
-        _refuse("--fill", f"{expected} as --fw {spec.forward_codec} is", spec.fill_codec)
-
-
-def _check_numbers(spec: TrainSpec) -> None:
-    for option, value, low in (
-        ("--lr", spec.learning_rate, 0.0),
-        ("--weight-decay", spec.weight_decay, 0.0),
-        ("--clip-grad-norm", spec.clip_grad_norm, 0.0),
-    ):
-        if not (math.isfinite(value) and value >= low):
-            _refuse(option, "a finite number, 0 or more", value)
+        raise BadOption(
+            f"--fill: expected {expected} as --fw {options.forward_codec} is, "
+            f"got {options.fill_codec}"
+        )

@@ -13,6 +13,7 @@ from swarm_ft.protocol.messages.client import (
     RunEvent,
     RunPhase,
     RunStatus,
+    StageResult,
     StepCommitted,
     SwarmStatus,
 )
@@ -34,6 +35,7 @@ from swarm_ft.protocol.wire.run_wire import (
     spec_from_wire,
     spec_to_wire,
 )
+from swarm_ft.protocol.wire.shard_wire import file_from_wire, file_to_wire
 from swarm_ft.protocol.wire.timeline_wire import peer_timeline_from_wire, peer_timeline_to_wire
 from swarm_ft.protocol.wire.traffic_wire import (
     gradients_from_wire,
@@ -56,6 +58,10 @@ def status_to_wire(status: RunStatus) -> pb.RunStatus:
         bytes=pb.ByteCounts(**asdict(status.sent)),
         joining=status.joining,
         boundaries=[_boundary_to_wire(boundary) for boundary in status.boundaries],
+        results=[
+            pb.StageResult(peer_id=result.peer_id, file=file_to_wire(result.file))
+            for result in status.results
+        ],
     )
 
 
@@ -78,6 +84,10 @@ def status_from_wire(status: pb.RunStatus) -> RunStatus:
         ),
         joining=tuple(checked_peer_id(peer) for peer in status.joining),
         boundaries=tuple(_boundary_from_wire(boundary) for boundary in status.boundaries),
+        results=tuple(
+            StageResult(peer_id=checked_peer_id(result.peer_id), file=file_from_wire(result.file))
+            for result in status.results
+        ),
     )
 
 

@@ -44,6 +44,7 @@ from swarm_ft.protocol.wire.buffer_wire import (
     held_to_wire,
 )
 from swarm_ft.protocol.wire.run_wire import layers_from_wire, layers_to_wire
+from swarm_ft.protocol.wire.shard_wire import file_from_wire, file_to_wire
 from swarm_ft.protocol.wire.timeline_wire import (
     probe_from_wire,
     timeline_from_wire,
@@ -146,7 +147,7 @@ def _hello_to_wire(hello: PeerHello) -> pb.PeerHello:
             layers=layers_to_wire(held.layers),
             committed_steps=held.committed_steps,
             last_attempt=held.last_attempt,
-            exported=held.exported,
+            exported=file_to_wire(held.exported) if held.exported else None,
         )
         if held
         else None,
@@ -162,7 +163,9 @@ def _hello_from_wire(hello: pb.PeerHello) -> PeerHello:
             layers=layers_from_wire(hello.held.layers),
             committed_steps=hello.held.committed_steps,
             last_attempt=Attempt(hello.held.last_attempt),
-            exported=hello.held.exported,
+            exported=file_from_wire(hello.held.exported)
+            if hello.held.HasField("exported")
+            else None,
         )
     return PeerHello(
         peer_id=checked_peer_id(hello.peer_id),
@@ -210,7 +213,7 @@ def _outcome_to_wire(message: StageExported | StageFailed) -> pb.FromPeer:
     """How a peer's work on a run ended."""
     match message:
         case StageExported():
-            exported = pb.StageExported(run_id=message.run_id, shard_bytes=message.shard_bytes)
+            exported = pb.StageExported(run_id=message.run_id, file=file_to_wire(message.file))
             return pb.FromPeer(exported=exported)
         case StageFailed():
             failed = pb.StageFailed(
@@ -226,7 +229,7 @@ def _outcome_from_wire(message: pb.FromPeer) -> StageExported | StageFailed:
     if message.HasField("exported"):
         return StageExported(
             run_id=checked_run_id(message.exported.run_id),
-            shard_bytes=message.exported.shard_bytes,
+            file=file_from_wire(message.exported.file),
         )
     failed = message.failed
     return StageFailed(

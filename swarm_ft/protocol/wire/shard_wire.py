@@ -9,10 +9,11 @@ from swarm_ft.protocol.messages.shard import (
     CHUNK_BYTES,
     MAX_CHUNKS,
     ChunkList,
+    ShardFile,
     ShardName,
     num_chunks,
 )
-from swarm_ft.protocol.spec.checks import bounded, checked_run_id
+from swarm_ft.protocol.spec.checks import bounded, checked_digest, checked_run_id
 from swarm_ft.protocol.spec.digest import DIGEST_BYTES
 from swarm_ft.protocol.spec.run_spec import MAX_STEPS
 from swarm_ft.protocol.wire.run_wire import layers_from_wire, layers_to_wire
@@ -20,7 +21,12 @@ from swarm_ft.protocol.wire.run_wire import layers_from_wire, layers_to_wire
 
 def shard_to_wire(name: ShardName) -> pb.ShardName:
     """A shard's name as protobuf."""
-    return pb.ShardName(run_id=name.run_id, step=name.step, layers=layers_to_wire(name.layers))
+    return pb.ShardName(
+        run_id=name.run_id,
+        step=name.step,
+        layers=layers_to_wire(name.layers),
+        is_result=name.is_result,
+    )
 
 
 def shard_from_wire(name: pb.ShardName) -> ShardName:
@@ -33,6 +39,24 @@ def shard_from_wire(name: pb.ShardName) -> ShardName:
         run_id=checked_run_id(name.run_id),
         step=StepNumber(bounded("step", name.step, 0, MAX_STEPS)),
         layers=layers_from_wire(name.layers),
+        is_result=name.is_result,
+    )
+
+
+def file_to_wire(file: ShardFile) -> pb.ShardFile:
+    """What a shard must be, as protobuf."""
+    return pb.ShardFile(digest=file.digest, total_bytes=file.total_bytes)
+
+
+def file_from_wire(file: pb.ShardFile) -> ShardFile:
+    """What a shard must be, from protobuf.
+
+    Raises:
+        MalformedMessage: it has no digest, or would be too large.
+    """
+    return ShardFile(
+        digest=checked_digest("digest of a shard", file.digest),
+        total_bytes=bounded("shard", file.total_bytes, 0, CHUNK_BYTES * MAX_CHUNKS),
     )
 
 

@@ -59,6 +59,12 @@ class StoreMachine(RuleBasedStateMachine):
         self.staged = {}
 
     @rule()
+    def lose_staged(self):
+        self.store.lose_staged()
+        self.committed = {k: r for k, r in self.committed.items() if k not in self.staged}
+        self.staged = {}
+
+    @rule()
     def forget(self):
         self.store.forget()
         self.committed, self.staged = {}, {}

@@ -3,7 +3,8 @@
 import click
 import pytest
 
-from swarm_ft.cli.options import ByteSize
+from swarm_ft.cli.options import BufferOptions, ByteSize
+from swarm_ft.protocol.spec.options import declared
 
 
 @pytest.mark.parametrize(
@@ -28,3 +29,11 @@ def test_a_size_is_understood(text, num_bytes):
 def test_what_is_no_size_is_refused(text):
     with pytest.raises(click.BadParameter, match="expected a size such as 2GiB"):
         ByteSize().convert(text, None, None)
+
+
+def test_the_defaults_that_help_tells_are_those_that_are_used():
+    sizes = [one for one in declared(BufferOptions) if one.kind is int]
+    assert [ByteSize().convert(one.option.default, None, None) for one in sizes] == [
+        one.default for one in sizes
+    ]
+    assert len(sizes) == 2

@@ -49,6 +49,17 @@ def test_transformers_loads_what_the_stages_wrote(sample: SampleInput, tmp_path:
     assert AutoTokenizer.from_pretrained(out).vocab_size == 512
 
 
+def test_what_a_collection_that_was_killed_left_there_is_gone_on_from(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with shard_dir(out) as collected:
+        left = collected / "half.partial"
+    left.parent.mkdir()
+    left.write_bytes(b"half")
+    with shard_dir(out) as collected:
+        assert _names(collected) == {"half.partial"}
+    assert _names(tmp_path) == set()
+
+
 def test_several_shards_get_an_index_with_every_tensor_and_the_size(
     sample: SampleInput, tmp_path: Path
 ):

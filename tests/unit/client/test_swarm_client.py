@@ -1,16 +1,19 @@
 """The client's calls, to a real coordinator over connections that break where a script says."""
 
+import asyncio
 from contextlib import asynccontextmanager
 
 import pytest
 
-from swarm_ft.client.job import TrainOptions, check_options, prepare_job
+from swarm_ft.client.job import Job, prepare_job
+from swarm_ft.client.options import EvalOptions, JobOptions, Outputs
 from swarm_ft.client.swarm import MAX_RESUBMITS, SwarmClient
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.service import CoordinatorService
 from swarm_ft.discovery.directory import Board, Role, StaticDirectory
 from swarm_ft.errors import RunMismatch, Unavailable
 from swarm_ft.ids import RunId
+from swarm_ft.protocol.spec.run_spec import LrSchedule, TrainOptions
 from swarm_ft.testing.clock import ManualClock
 from swarm_ft.testing.faults import FaultyTransport
 from swarm_ft.transport.memory import MemoryTransport
@@ -19,36 +22,24 @@ from swarm_ft.transport.methods import SUBMIT
 
 @pytest.fixture(scope="module")
 def job(sample, tmp_path_factory):
-    options = TrainOptions(
+    train = TrainOptions(
+        batch_size=4,
+        seq_length=64,
+        learning_rate=1e-3,
+        lr_schedule=LrSchedule.CONSTANT,
+        seed=0,
+        forward_codec="none",
+        backward_codec="none",
+        key_codec="fp16",
+    )
+    options = JobOptions(
         model=sample.model_dir,
         dataset=sample.eval_file,
-        eval_dataset=None,
-        epochs=1,
+        evaluation=EvalOptions(max_eval_samples=1),
         steps=2,
-        batch_size=4,
-        micro_batch_size=2,
-        seq_length=64,
-        lr=1e-3,
-        lr_schedule="constant",
-        warmup_steps=0,
-        weight_decay=0.0,
-        clip_grad_norm=1.0,
-        seed=0,
-        shuffle=False,
-        dropout=False,
-        sync_tied_embeddings=False,
-        fw="none",
-        bw="none",
-        key="fp16",
-        dp="none",
-        buffer_bits=16,
-        save_steps=0,
-        resume=False,
-        max_eval_samples=1,
-        out=tmp_path_factory.mktemp("out") / "tuned",
-        json_file=None,
+        train=train,
+        outputs=Outputs(out=tmp_path_factory.mktemp("out") / "tuned"),
     )
-    check_options(options)
     return prepare_job(options)
 
 
@@ -91,6 +82,30 @@ async def test_a_job_whose_connection_breaks_becomes_one_run(job, cuts):
     assert transport.num_cuts > 0
     assert len(told) == 1
     assert told[0].startswith("submitting the job again: ")
+
+
+async def test_an_answer_that_never_comes_is_asked_for_again(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swarm_ft.client.swarm.ANSWER_TIMEOUT_S", 0.05)
+    answers = iter([asyncio.Event().wait])  # the first never comes, the others at once
+
+    async def held() -> None:
+        wait = next(answers, None)
+        if wait is not None:
+            await wait()
+
+    told: list[str] = []
+
+    def on_trouble(trouble: str) -> None:
+        told.append(trouble)
+        monkeypatch.setattr("swarm_ft.client.swarm.ANSWER_TIMEOUT_S", 60.0)
+
+    async with swarm(held={SUBMIT: held}) as (client, _):
+        await client.submit(job.spec, job.samples, on_trouble=on_trouble)
+        assert len((await client.status()).runs) == 1
+    (trouble,) = told
+    assert "did not answer the submission within 0.05 s" in trouble
 
 
 async def test_two_jobs_are_two_runs(job):

@@ -29,7 +29,7 @@ def relative_error(y, x):
     return ((y.double() - x.double()).norm() / x.double().norm()).item()
 
 
-# Of Gaussian values, by a step for each 64 of them.
+# Of Gaussian values, by a scale for each 64 of them.
 ERRORS = {1: 0.61, 2: 0.345, 3: 0.19, 4: 0.099, 5: 0.049, 6: 0.024, 7: 0.0124, 8: 0.0062}
 
 
@@ -44,14 +44,14 @@ def test_gaussian_values_come_back_within_the_error_of_their_bits(bits, error):
 @property_test
 def test_any_number_of_channels_comes_back(bits, shape, seed):
     x = gaussian(*shape, seed)
-    # A step covers its tile at worst; filled up with zeros, a tile of n channels has up to 2 n.
+    # A scale covers its tile at worst; filled up with zeros, a tile of n channels has up to 2 n.
     limit = 1.05 * 2.0**0.5 * max(0.8 * 2.0 ** -(bits - 1), ERRORS[bits])
     assert relative_error(roundtrip(x, f"hq{bits}"), x) < max(limit, 0.9 if bits == 1 else 0)
 
 
 @every_width
 @pytest.mark.parametrize("channels", [1, 2, 3, 63, 64, 65, 128, 200])
-def test_a_payload_is_a_step_and_the_codes_of_every_tile(bits, channels):
+def test_a_payload_is_a_scale_and_the_codes_of_every_tile(bits, channels):
     tile = min(TILE, 1 << (channels - 1).bit_length())
     tiles = 7 * -(-channels // tile)
     size = 2 * tiles + -(-tiles * tile // 8) * bits
@@ -75,7 +75,7 @@ def test_an_outlier_in_one_channel_is_spread_over_its_tile(bits):
 
 
 @every_width
-def test_a_single_spike_comes_back_exactly_but_for_its_steps_rounding(bits):
+def test_a_single_spike_comes_back_exactly_but_for_its_scales_rounding(bits):
     x = torch.zeros(4, 128)  # rotated, it is one magnitude everywhere
     x[1, 70] = 3.0
     y = roundtrip(x, f"hq{bits}")
@@ -131,9 +131,9 @@ def test_a_rate_is_kept_and_pays(bits):
         assert relative_error(y, x) < relative_error(roundtrip(x, f"hq{int(bits)}"), x)
 
 
-def test_steps_that_make_a_tile_overflow_are_refused():
+def test_scales_that_make_a_tile_overflow_are_refused():
     codec = parse("hq8")
-    step = torch.tensor(2.0**120).bfloat16().view(torch.int16).numpy().tobytes()
-    payload = step + b"\xff" * 64
+    scale = torch.tensor(2.0**120).bfloat16().view(torch.int16).numpy().tobytes()
+    payload = scale + b"\xff" * 64
     with pytest.raises(BadFrame, match="finite"):
         codec.decode(EncodedTensor(codec.spec, 1, 64, payload))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from swarm_ft.codec.kernels.base import Coded, NarrowGrid, Steps
+from swarm_ft.codec.kernels.base import Coded, NarrowGrid, Scales
 from swarm_ft.codec.kernels.cpu import NumbaKernels
 from swarm_ft.codec.kernels.cpu_grid import compiled
 
@@ -14,10 +14,10 @@ FREQUENCIES = torch.full((2, 256), 16, dtype=torch.int32)
 CODED = Coded(torch.full((1, 4), 1 << 16), torch.tensor([0]), torch.zeros(0, dtype=torch.int32))
 UNFIT = {
     "packed bytes": ("unpack", CODES, 41, 1),
-    "a base": ("quantize", X, X[:2], Steps(ONE, ONE), NarrowGrid(2)),
-    "rows of steps": ("quantize", X, None, Steps(torch.ones(2), ONE), NarrowGrid(2)),
-    "columns of steps": ("dequantize", X.byte(), None, Steps(ONE, torch.ones(3)), NarrowGrid(2)),
-    "covering steps": ("grid_errors", X, None, torch.ones(3), ONE, 2),
+    "a base": ("quantize", X, X[:2], Scales(ONE, ONE), NarrowGrid(2)),
+    "rows of scales": ("quantize", X, None, Scales(torch.ones(2), ONE), NarrowGrid(2)),
+    "columns of scales": ("dequantize", X.byte(), None, Scales(ONE, torch.ones(3)), NarrowGrid(2)),
+    "covering scales": ("grid_errors", X, None, torch.ones(3), ONE, 2),
     "a context": ("histogram", CODES, CODES + 2, 2),
     "contexts": ("histogram", CODES, CODES[:4], 2),
     "a context to encode": ("encode_symbols", CODES, CODES + 2, FREQUENCIES, 4),

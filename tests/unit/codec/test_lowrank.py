@@ -146,10 +146,14 @@ def test_size_follows_from_shape_and_rank():
     assert codec_of(8).max_payload_bytes(5, 8) == (2 + 2 + 5) + 5 * (2 + 5 + 7)
 
 
-def payload_of(channels, outlier_steps, steps, *codes):
-    steps = [struct.unpack("<HH", struct.pack("<f", step))[1] for step in outlier_steps + steps]
+def payload_of(channels, outlier_scales, scales, *codes):
+    scales = [
+        struct.unpack("<HH", struct.pack("<f", scale))[1] for scale in outlier_scales + scales
+    ]
     return struct.pack(f"<{len(channels)}H", *channels) + struct.pack(
-        f"<{len(steps)}H{sum(map(len, codes))}b", *steps, *(code for part in codes for code in part)
+        f"<{len(scales)}H{sum(map(len, codes))}b",
+        *scales,
+        *(code for part in codes for code in part),
     )
 
 
@@ -167,14 +171,16 @@ def test_layout():
 @property_test
 def test_decode_is_exact_products_added_in_order(seed, spread):
     random, codec = np.random.default_rng(seed), codec_of(5)
-    steps = (random.integers(128, 256, 5) * 2.0 ** random.integers(-spread, spread + 1, 5)).tolist()
+    scales = (
+        random.integers(128, 256, 5) * 2.0 ** random.integers(-spread, spread + 1, 5)
+    ).tolist()
     left, right = random.integers(-127, 128, (5, 5)), random.integers(-127, 128, (5, 6))
-    payload = payload_of([], [], steps, left.reshape(-1).tolist(), right.reshape(-1).tolist())
+    payload = payload_of([], [], scales, left.reshape(-1).tolist(), right.reshape(-1).tolist())
     y = codec.decode(EncodedTensor(codec.spec, 5, 6, payload))
     for token, channel in np.ndindex(5, 6):
         total = np.float32(0)
         for r in range(5):
-            product = Fraction(int(left[r, token] * right[r, channel])) * Fraction(steps[r])
+            product = Fraction(int(left[r, token] * right[r, channel])) * Fraction(scales[r])
             rounded = np.float32(float(product))
             assert Fraction(float(rounded)) == product
             total += rounded
@@ -193,29 +199,29 @@ def test_tokens_beyond_one_block_decode_as_those_within():
     [0x0000, 0x8000, 0x007F, 0x0001, 0xBF80, 0x7F80, 0xFF80, 0x7FC0, 0x7F00],
     ids=lambda pattern: f"{bfloat16(pattern):g}-{pattern:04x}",
 )
-def test_steps_that_are_none_are_refused(pattern):
+def test_scales_that_are_none_are_refused(pattern):
     codec = codec_of(2)
     good = codec.encode(gaussian(6, 20))
-    for place in (2, 4, 6):  # after one channel: its step, then those of two products
+    for place in (2, 4, 6):  # after one channel: its scale, then those of two products
         payload = good.payload[:place] + struct.pack("<H", pattern) + good.payload[place + 2 :]
-        with pytest.raises(BadFrame, match="expected steps"):
+        with pytest.raises(BadFrame, match="expected scales"):
             codec.decode(replace(good, payload=payload))
 
 
 @pytest.mark.parametrize("rank", [1, 2, 3, 5, 256])
-def test_the_largest_steps_and_codes_decode_to_finite_values(rank):
+def test_the_largest_scales_and_codes_decode_to_finite_values(rank):
     codec, over = codec_of(rank), 1 + 2**-7
     limit = 2.0 ** (113 - (rank - 1).bit_length())
     codes = [-127] * 1200, [127] * (rank * 300), [127] * (rank * 296)
 
-    def decoded(outlier_step, step):
-        payload = payload_of(range(4), [outlier_step] * 4, [step] * rank, *codes)
+    def decoded(outlier_scale, scale):
+        payload = payload_of(range(4), [outlier_scale] * 4, [scale] * rank, *codes)
         return codec.decode(EncodedTensor(codec.spec, 300, 300, payload))
 
     assert decoded(2.0**120, limit).isfinite().all()
-    for steps in ((2.0**120, limit * over), (2.0**120 * over, limit)):
-        with pytest.raises(BadFrame, match="expected steps"):
-            decoded(*steps)
+    for scales in ((2.0**120, limit * over), (2.0**120 * over, limit)):
+        with pytest.raises(BadFrame, match="expected scales"):
+            decoded(*scales)
 
 
 @pytest.mark.parametrize("channels", [(3, 3), (4, 3), (0, 130), (130, 131), (65535, 0)])

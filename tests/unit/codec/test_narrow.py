@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarm_ft.codec import pack_buffer, parse, unpack_buffer
-from swarm_ft.codec.scales import read_steps
+from swarm_ft.codec.scales import read_scales
 from swarm_ft.errors import BadFrame
 from swarm_ft.protocol.messages.boundary import EncodedTensor
 
 WIDTHS = range(1, 9)
 AXES = ["f", "c", "t", "tc"]
 MAX_FLOAT = torch.finfo(torch.float32).max
-MIN_STEP = 2.0**-120
+MIN_SCALE = 2.0**-120
 property_test = settings(derandomize=True, deadline=None, max_examples=15)
 every_width = pytest.mark.parametrize("bits", WIDTHS)
 every_axis = pytest.mark.parametrize("axis", AXES)
@@ -46,12 +46,12 @@ def relative_error(y, x):
 
 
 def reach_of(bits):
-    """Steps from zero to either end of the grid."""
+    """Scales from zero to either end of the grid."""
     return (2**bits - 1) / 2
 
 
 def groups_of(x, axis):
-    """The values that share a step, a column each."""
+    """The values that share a scale, a column each."""
     return {"f": x.reshape(-1, 1), "c": x, "t": x.T}[axis]
 
 
@@ -79,24 +79,24 @@ samples = st.builds(
 @pytest.mark.parametrize("axis", ["f", "c", "t"])
 @given(x=samples, magnitude=st.sampled_from([1e-30, 1e-7, 1.0, 1e5, 1e30]))
 @settings(property_test, max_examples=6)
-def test_no_group_errs_more_than_half_a_covering_step(bits, axis, x, magnitude):
+def test_no_group_errs_more_than_half_a_covering_scale(bits, axis, x, magnitude):
     x = x * magnitude
     y = roundtrip(x, f"q{bits}{axis}")
     error = groups_of(y.double() - x.double(), axis).square().mean(0).sqrt()
-    step = groups_of(x, axis).double().abs().amax(0) / reach_of(bits)
-    step = step.clamp(min=16 * MIN_STEP)  # what is near the smallest step may vanish
-    assert (error <= step * (0.5 + 2**-7)).all()
+    scale = groups_of(x, axis).double().abs().amax(0) / reach_of(bits)
+    scale = scale.clamp(min=16 * MIN_SCALE)  # what is near the smallest scale may vanish
+    assert (error <= scale * (0.5 + 2**-7)).all()
 
 
 @pytest.mark.parametrize("bits", [7, 8])
 @pytest.mark.parametrize("axis", ["f", "c", "t"])
 @given(x=samples)
 @property_test
-def test_without_clipping_no_value_errs_more_than_half_a_step(bits, axis, x):
+def test_without_clipping_no_value_errs_more_than_half_a_scale(bits, axis, x):
     y = roundtrip(x, f"q{bits}{axis}")
-    step = groups_of(x, axis).abs().amax(0) / reach_of(bits)
+    scale = groups_of(x, axis).abs().amax(0) / reach_of(bits)
     assert (
-        groups_of(y - x, axis).abs() <= step * (0.5 + 2**-7) + reach_of(bits) * step / 256
+        groups_of(y - x, axis).abs() <= scale * (0.5 + 2**-7) + reach_of(bits) * scale / 256
     ).all()
 
 
@@ -122,7 +122,7 @@ def test_error_beats_the_published_quantiser(kind, bits):
 
 
 # The least that any uniform grid of so many codes with zero between two of them errs on Gaussian
-# values (Max 1960): what a step for the least error can reach.
+# values (Max 1960): what a scale for the least error can reach.
 MAX_1960 = {1: 0.603, 2: 0.345, 3: 0.1935, 4: 0.1074, 5: 0.0591, 6: 0.0322}
 
 
@@ -145,7 +145,7 @@ def test_fitting_never_does_worse_than_covering_the_largest_value(bits, x):
     assert (ours <= (plain - x).norm(dim=0) * (1 + 2**-6) + peaks * 2**-7).all()
 
 
-def test_a_step_by_token_and_channel_follows_both():
+def test_a_scale_by_token_and_channel_follows_both():
     x = gaussian(128, 96) * 4.0 ** torch.arange(-3, 3).repeat(16)
     x *= 4.0 ** torch.arange(-4, 4).repeat(16)[:, None]
     errors = {axis: relative_error_by_value(roundtrip(x, f"q4{axis}"), x) for axis in AXES}
@@ -166,7 +166,7 @@ def relative_error_by_value(y, x):
 @every_axis
 @given(x=samples, power=st.integers(-80, 80))
 @settings(property_test, max_examples=5)
-def test_powers_of_two_move_the_steps_and_leave_the_codes(bits, axis, x, power):
+def test_powers_of_two_move_the_scales_and_leave_the_codes(bits, axis, x, power):
     name = f"q{bits}{axis}"
     assert torch.equal(roundtrip(x * 2.0**power, name), roundtrip(x, name) * 2.0**power)
 
@@ -211,16 +211,16 @@ def test_at_eight_bits_all_of_it_comes_back(axis, dither):
 @every_width
 @pytest.mark.parametrize("axis", ["f", "c", "t"])
 @pytest.mark.parametrize("value", [0.0, 3.0, -1e-30, 1e30, -1e38])
-def test_constants_come_back_within_the_steps_own_rounding(bits, axis, value):
+def test_constants_come_back_within_the_scales_own_rounding(bits, axis, value):
     x = torch.full((5, 3), value)
     assert torch.allclose(roundtrip(x, f"q{bits}{axis}"), x, rtol=2**-8, atol=0)
 
 
 @every_width
-def test_channels_below_the_smallest_step_decode_to_no_more_than_it(bits):
+def test_channels_below_the_smallest_scale_decode_to_no_more_than_it(bits):
     x = torch.tensor([[1e-45, 1e-39, 1.0], [-1e-45, -1e-39, -1.0]])
     y = roundtrip(x, f"q{bits}c")
-    assert (y[:, :2].abs() <= MIN_STEP).all()
+    assert (y[:, :2].abs() <= MIN_SCALE).all()
     assert relative_error(y[:, 2], x[:, 2]) < 0.01
 
 
@@ -284,9 +284,9 @@ def test_a_token_of_huge_values_costs_the_others_little(axis, bits, height):
 @every_axis
 @given(tokens=st.integers(1, 300), channels=st.integers(1, 300))
 @settings(property_test, max_examples=5)
-def test_a_payload_is_the_steps_of_its_axis_and_the_codes(bits, axis, tokens, channels):
-    steps = {"f": 1, "c": channels, "t": tokens, "tc": tokens + channels}[axis]
-    size = 2 * steps + -(-tokens * channels // 8) * bits
+def test_a_payload_is_the_scales_of_its_axis_and_the_codes(bits, axis, tokens, channels):
+    scales = {"f": 1, "c": channels, "t": tokens, "tc": tokens + channels}[axis]
+    size = 2 * scales + -(-tokens * channels // 8) * bits
     codec = parse(f"q{bits}{axis}")
     assert codec.max_payload_bytes(tokens, channels) == size
     assert len(codec.encode(gaussian(tokens, channels)).payload) == size
@@ -296,9 +296,9 @@ def bfloat16_bytes(*values):
     return torch.tensor(values).bfloat16().view(torch.int16).numpy().tobytes()
 
 
-def test_layout_is_steps_then_codes_from_the_lowest_value():
-    x = torch.tensor([[127.5, -255.0], [-1.5, 3.0]])  # steps of 1 and 2
-    codes = bytes([255, 0, 126, 129])  # value = (code - 127.5) * step
+def test_layout_is_scales_then_codes_from_the_lowest_value():
+    x = torch.tensor([[127.5, -255.0], [-1.5, 3.0]])  # scales of 1 and 2
+    codes = bytes([255, 0, 126, 129])  # value = (code - 127.5) * scale
     assert parse("q8c").encode(x).payload == bfloat16_bytes(1.0, 2.0) + codes + bytes(4)
     assert parse("q8t").encode(x.T).payload == (
         bfloat16_bytes(1.0, 2.0) + bytes([255, 126, 0, 129]) + bytes(4)
@@ -307,22 +307,22 @@ def test_layout_is_steps_then_codes_from_the_lowest_value():
 
 def test_payloads_written_by_hand_decode_as_the_layout_says():
     codec = parse("q2tc")  # one plane of two bits; codes lie four to a byte, n / 4 apart
-    steps = bfloat16_bytes(0.5, -3.0, 1.0, 2.0, 0.0, 4.0)  # of two tokens and four channels
-    payload = steps + bytes([0b00_01_10_11, 0b11_10_01_00])
+    scales = bfloat16_bytes(0.5, -3.0, 1.0, 2.0, 0.0, 4.0)  # of two tokens and four channels
+    payload = scales + bytes([0b00_01_10_11, 0b11_10_01_00])
     y = codec.decode(EncodedTensor(codec.spec, 2, 4, payload))
-    # Codes by token: 0 3 1 2 / 2 1 3 0, at -1.5 .. 1.5 steps; a negative step has zero on it and
-    # three codes, so a fourth is one step beyond them.
+    # Codes by token: 0 3 1 2 / 2 1 3 0, at -1.5 .. 1.5 scales; a negative scale has zero on it and
+    # three codes, so a fourth is one scale beyond them.
     assert y.tolist() == [
         [-1.5 * 0.5, 1.5 * 1.0, -0.0, 0.5 * 2.0],
         [1.0 * 3.0, 0.0 * 6.0, 0.0, -1.0 * 12.0],
     ]
 
 
-# ---- hostile steps
+# ---- hostile scales
 
 
 @every_width
-def test_any_step_pattern_decodes_to_finite_values_or_is_refused(bits):
+def test_any_scale_pattern_decodes_to_finite_values_or_is_refused(bits):
     codec, accepted = parse(f"q{bits}f"), 0
     for pattern in range(0, 1 << 16, 37):
         payload = pattern.to_bytes(2, "little") + bytes([255] * bits)
@@ -335,17 +335,17 @@ def test_any_step_pattern_decodes_to_finite_values_or_is_refused(bits):
     assert accepted > 1500
 
 
-@pytest.mark.parametrize("step", [math.inf, -math.inf, math.nan, 1e-40, -1e-40, 2.0**-121])
+@pytest.mark.parametrize("scale", [math.inf, -math.inf, math.nan, 1e-40, -1e-40, 2.0**-121])
 @every_axis
-def test_what_is_no_step_is_refused(step, axis):
+def test_what_is_no_scale_is_refused(scale, axis):
     codec = parse(f"q8{axis}")
     count = {"tc": 2}.get(axis, 1)
-    payload = bfloat16_bytes(*[1.0] * (count - 1), step) + bytes(8)
-    with pytest.raises(BadFrame, match="expected steps"):
+    payload = bfloat16_bytes(*[1.0] * (count - 1), scale) + bytes(8)
+    with pytest.raises(BadFrame, match="expected scales"):
         codec.decode(EncodedTensor(codec.spec, 1, 1, payload))
 
 
-def test_a_step_that_takes_its_codes_out_of_range_is_refused():
+def test_a_scale_that_takes_its_codes_out_of_range_is_refused():
     codec = parse("q8f")
     payload = bfloat16_bytes(3e38) + bytes([255] * 8)
     with pytest.raises(BadFrame, match="finite"):
@@ -362,8 +362,8 @@ def constant_beside_a_peak(value):
     return x
 
 
-def bias_in_steps(name, bits, value):
-    """Mean error of all values that equal `value`, in covering steps."""
+def bias_in_scales(name, bits, value):
+    """Mean error of all values that equal `value`, in covering scales."""
     x = constant_beside_a_peak(value)
     error = (roundtrip(x, name) - x)[1:].double().mean().item()
     return abs(error) * reach_of(bits)
@@ -372,7 +372,7 @@ def bias_in_steps(name, bits, value):
 @pytest.mark.parametrize("bits", [2, 3, 4])
 def test_dither_makes_the_mean_of_many_errors_vanish(bits):
     places = [0.013, 0.05, 0.11, 0.17, 0.23, 0.31, 0.37, 0.44]
-    with_dither = [bias_in_steps(f"q{bits}f+d", bits, value) for value in places]
+    with_dither = [bias_in_scales(f"q{bits}f+d", bits, value) for value in places]
     assert max(with_dither) < 0.05
 
 
@@ -383,11 +383,11 @@ def test_with_dither_errors_are_uniform_and_say_nothing_about_the_value(bits, ax
     x[0], x[:, 0] = 1.0, 1.0
     codec = parse(f"q{bits}{axis}+d")
     encoded = codec.encode(x)
-    steps = read_steps(encoded.payload, codec.spec.axis, *x.shape)
-    step = (steps.rows[:, None] * steps.cols).expand_as(x)
-    assert (step * reach_of(bits) < 1.1).all()
-    inside = x.abs() < 1 - step  # at the ends of the grid values may be clipped
-    error = ((codec.decode(encoded) - x) / step)[inside]
+    scales = read_scales(encoded.payload, codec.spec.axis, *x.shape)
+    scale = (scales.rows[:, None] * scales.cols).expand_as(x)
+    assert (scale * reach_of(bits) < 1.1).all()
+    inside = x.abs() < 1 - scale  # at the ends of the grid values may be clipped
+    error = ((codec.decode(encoded) - x) / scale)[inside]
     plain = roundtrip(x, f"q{bits}{axis}") - x
     assert error.abs().max() < 0.501
     assert error.double().square().mean() == pytest.approx(1 / 12, rel=0.02)
@@ -403,25 +403,25 @@ def correlation(one, other):
 
 
 @pytest.mark.parametrize("name", ["q3t+d", "q4c+d", "q8f+d"])
-def test_dither_is_a_function_of_the_steps_and_the_place(name):
+def test_dither_is_a_function_of_the_scales_and_the_place(name):
     codec, x = parse(name), gaussian(32, 16)
     encoded = codec.encode(x)
-    steps_end = len(encoded.payload) - 32 * 16 // 8 * codec.spec.bits
+    scales_end = len(encoded.payload) - 32 * 16 // 8 * codec.spec.bits
     changed = bytearray(encoded.payload)
-    changed[steps_end] ^= 0x80
+    changed[scales_end] ^= 0x80
     y = codec.decode(encoded)
     z = codec.decode(EncodedTensor(codec.spec, 32, 16, bytes(changed)))
     assert ((y != z).sum()) == 1
     assert torch.equal(parse(name).decode(EncodedTensor.from_bytes(encoded.to_bytes())), y)
 
 
-def test_other_steps_have_another_dither():
+def test_other_scales_have_another_dither():
     x = gaussian(64, 64)
     one, other = (roundtrip(s, "q8f+d") for s in (x, x * 1.01))
     assert abs(correlation(one - x, other / 1.01 - x)) < 0.1
 
 
-def test_steps_of_zero_have_no_dither():
+def test_scales_of_zero_have_no_dither():
     x = gaussian(16, 4)
     x[:, 2] = 0
     assert not roundtrip(x, "q4c+d")[:, 2].any()
@@ -470,8 +470,8 @@ def visit(sender, receiver, x):
 @settings(property_test, max_examples=5)
 def test_both_ends_hold_the_same_bytes_after_every_visit(name, shape, seed, magnitude):
     sender, receiver = BoundaryEnd(name), BoundaryEnd(name)
-    for step in range(6):
-        x = (gaussian(*shape, seed) + gaussian(*shape, seed + step) * 0.5**step) * magnitude
+    for scale in range(6):
+        x = (gaussian(*shape, seed) + gaussian(*shape, seed + scale) * 0.5**scale) * magnitude
         visit(sender, receiver, x)
 
 
@@ -513,8 +513,8 @@ def test_even_one_bit_brings_a_fixed_value_nearer_at_every_visit():
 def test_error_follows_a_drift_that_shrinks(bits):
     sender, receiver = BoundaryEnd(f"aq{bits}c"), BoundaryEnd(f"aq{bits}c")
     x, errors = gaussian(64, 16), []
-    for step in range(8):
-        x = x + gaussian(64, 16, seed=step + 1) * 0.2 * 0.5**step
+    for scale in range(8):
+        x = x + gaussian(64, 16, seed=scale + 1) * 0.2 * 0.5**scale
         errors.append(visit(sender, receiver, x))
     assert errors[-1] < relative_error(roundtrip(x, f"q{bits}c"), x) / 8
 
@@ -527,7 +527,7 @@ def test_a_fixed_point_stays(name):
 
 @every_width
 @pytest.mark.parametrize("mode", ["c", "t+d", "tc"])
-def test_the_result_has_one_rounding_of_base_plus_code_times_step(bits, mode):
+def test_the_result_has_one_rounding_of_base_plus_code_times_scale(bits, mode):
     base, change = gaussian(50, 7), gaussian(50, 7, seed=1) * 0.01
     codec, direct = parse(f"aq{bits}{mode}"), parse(f"q{bits}{mode}")
     payload = direct.encode(change).payload

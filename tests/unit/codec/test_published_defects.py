@@ -208,15 +208,12 @@ def a_run(**train):
         "num_steps": 12,
         "learning_rate": 1e-2,
         "lr_schedule": LrSchedule.CONSTANT,
-        "warmup_steps": 0,
-        "weight_decay": 0.0,
         "clip_grad_norm": 0.0,
         "seed": 5,
         "shuffle": True,
-        "dropout": False,
-        "sync_tied_embeddings": False,
         "forward_codec": "aq4",
         "backward_codec": "q8",
+        "key_codec": "fp16",
     }
     return RunSpec(model=model, train=TrainSpec(**fields | train))
 

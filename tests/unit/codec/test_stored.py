@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarm_ft.codec import buffer_bytes, pack_buffer, parse, unpack_buffer
-from swarm_ft.codec.kernels.reference import BLOCK, TorchBlocks, step_of
+from swarm_ft.codec.kernels.reference import BLOCK, TorchBlocks, scale_of
 from swarm_ft.errors import BadFrame, NonFinite
 
 MAX_FLOAT = torch.finfo(torch.float32).max
@@ -19,7 +19,7 @@ few_bits = pytest.mark.parametrize("bits", [8, 4])
 floats = st.floats(width=32, allow_nan=False, allow_infinity=False)
 magnitudes = st.sampled_from([1e-45, 1e-38, 1e-30, 1e-8, 1.0, 1e5, 1e30, 1e38])
 HEAD = 4
-"""Bytes before the channels' steps."""
+"""Bytes before the channels' scales."""
 
 
 @st.composite
@@ -39,11 +39,11 @@ def stored(x, bits):
     return unpack_buffer(pack_buffer(x, bits), *x.shape, bits)
 
 
-def channel_steps(payload, channels):
-    """The channels' steps as the payload has them, float64; with the sample's exponent."""
+def channel_scales(payload, channels):
+    """The channels' scales as the payload has them, float64; with the sample's exponent."""
     (exponent,) = struct.unpack_from("<h", payload)
     patterns = torch.from_numpy(np.frombuffer(payload, "<u2", channels, HEAD).astype(np.int32))
-    return step_of(patterns).double() * 2.0**exponent
+    return scale_of(patterns).double() * 2.0**exponent
 
 
 def block_peaks(x):
@@ -63,15 +63,15 @@ def relative_error(y, x):
 @few_bits
 @given(x=tensors())
 @property_test
-def test_the_error_is_bounded_by_the_blocks_largest_value_in_its_channels_steps(bits, x):
+def test_the_error_is_bounded_by_the_blocks_largest_value_in_its_channels_scales(bits, x):
     payload = pack_buffer(x, bits)
     y = unpack_buffer(payload, *x.shape, bits)
     assert y.isfinite().all()
-    steps = channel_steps(payload, x.shape[1])
-    even = x.double() / steps
+    scales = channel_scales(payload, x.shape[1])
+    even = x.double() / scales
     bound = 0.6 * 2.0 ** (1 - bits) * block_peaks(even)
     floor = even.abs().max() * 2.0**-30  # blocks that are as good as zero beside the largest
-    allowed = torch.maximum(bound, floor) * steps * (1 + 1e-6) + 2.0**-150  # no float32 is smaller
+    allowed = torch.maximum(bound, floor) * scales * (1 + 1e-6) + 2.0**-150  # no float32 is smaller
     assert ((y.double() - x.double()).abs() <= allowed).all()
 
 
@@ -163,18 +163,18 @@ def test_memory_order_and_graphs_do_not_matter(bits):
     assert pack_buffer(x.clone().requires_grad_(), bits) == payload
 
 
-def test_layout_is_head_then_steps_of_channels_and_blocks_then_codes():
-    # The channels' means are 2 and 1, so rows are 1 and -1 in their steps, or 0. The least step
+def test_layout_is_head_then_scales_of_channels_and_blocks_then_codes():
+    # The channels' means are 2 and 1, so rows are 1 and -1 in their scales, or 0. The least scale
     # that brings 1 to 7.5 or less is 9/64; 1 is 7.1 of it. With 8 bits it is 9/1024, 113.8.
     x = torch.tensor([[2.0, -1.0], [0.0, 0.0], [2.0, -1.0]])
-    steps = struct.pack("<2H", 128 * 8, 127 * 8) + bytes([255, 0, 255])
+    scales = struct.pack("<2H", 128 * 8, 127 * 8) + bytes([255, 0, 255])
     head = struct.pack("<hH", 0, 124 * 8 + 1)
     codes = [15, 1, 8, 8, 15, 1, 0, 0]  # those of 4 bits come in eights
     packed = bytes(upper << 4 | lower for upper, lower in zip(codes[:4], codes[4:], strict=True))
-    assert pack_buffer(x, 4) == head + steps + packed
+    assert pack_buffer(x, 4) == head + scales + packed
     head = struct.pack("<hH", 0, 120 * 8 + 1)
     packed = bytes([128 + 114, 128 - 114, 128, 128, 128 + 114, 128 - 114, 0, 0])
-    assert pack_buffer(x, 8) == head + steps + packed
+    assert pack_buffer(x, 8) == head + scales + packed
 
 
 def test_sizes_follow_from_the_shape():
@@ -226,13 +226,13 @@ def test_a_payload_of_other_bits_is_refused():
     [
         (0, 128, "an exponent within"),
         (0, 0x10000 - 150, "an exponent within"),
-        (2, 254, "a step from 255"),
-        (2, 1337, "a step from 255 to 1336"),
-        (HEAD, 375, "steps from 376"),
-        (HEAD + 2 * 39, 1337, "steps from 376 to 1336, got 1337"),
+        (2, 254, "a scale from 255"),
+        (2, 1337, "a scale from 255 to 1336"),
+        (HEAD, 375, "scales from 376"),
+        (HEAD + 2 * 39, 1337, "scales from 376 to 1336, got 1337"),
     ],
 )
-def test_steps_that_pack_never_writes_are_refused(bits, at, number, complaint):
+def test_scales_that_pack_never_writes_are_refused(bits, at, number, complaint):
     payload = bytearray(pack_buffer(torch.ones(4, 40), bits))
     payload[at : at + 2] = struct.pack("<H", number)
     with pytest.raises(BadFrame, match=complaint):
@@ -244,8 +244,8 @@ def test_steps_that_pack_never_writes_are_refused(bits, at, number, complaint):
 @property_test
 def test_any_bytes_are_refused_or_finite(bits, data):
     exponent = data.draw(st.integers(-149, 127))
-    steps = data.draw(st.lists(st.integers(376, 1336), min_size=33, max_size=33))
-    head = struct.pack("<hH33H", exponent, data.draw(st.integers(255, 1336)), *steps)
+    scales = data.draw(st.lists(st.integers(376, 1336), min_size=33, max_size=33))
+    head = struct.pack("<hH33H", exponent, data.draw(st.integers(255, 1336)), *scales)
     rest = data.draw(st.binary(min_size=4 + 66 * bits // 8 + 8, max_size=4 + 66 * bits // 8 + 8))
     size = buffer_bytes(2, 33, bits)
     assert unpack_buffer((head + rest)[:size], 2, 33, bits).isfinite().all()

@@ -17,7 +17,7 @@ FRAME_BYTES = 80
 """Of a frame beside its tensor: key, digests, message and gRPC headers."""
 AXES = ["f", "c", "t", "tc"]
 SMALLEST = 2.0**-110
-"""Far below it there are no steps; dither may put such values in place of zeros."""
+"""Far below it there are no scales; dither may put such values in place of zeros."""
 every_axis = pytest.mark.parametrize("axis", AXES)
 property_test = settings(derandomize=True, deadline=None, max_examples=10)
 
@@ -100,26 +100,26 @@ def test_error_is_that_of_an_ideally_coded_uniform_quantiser(kind, bits):
     assert relative_error(y, x) <= 1.05 * TABLE[kind][bits]
 
 
-def gaussian_cell(step):
-    """Entropy in bits and squared error of unit Gaussian values, rounded to multiples of a step."""
+def gaussian_cell(scale):
+    """Entropy in bits and squared error of unit Gaussian values, rounded to whole scales."""
     codes = torch.arange(-4000, 4000, dtype=torch.float64)
-    edges = (torch.arange(-4000, 4001, dtype=torch.float64) - 0.5) * step
+    edges = (torch.arange(-4000, 4001, dtype=torch.float64) - 0.5) * scale
     shares = torch.special.ndtr(edges).diff()
     sums = -(torch.exp(-edges.square() / 2) / math.sqrt(2 * math.pi)).diff()  # of x, by cell
     used = shares > 1e-300
     entropy = -(shares[used] * shares[used].log2()).sum()
-    error = 1 - 2 * (codes * step * sums)[used].sum() + (shares * (codes * step) ** 2)[used].sum()
+    error = 1 - 2 * (codes * scale * sums)[used].sum() + (shares * (codes * scale) ** 2)[used].sum()
     return entropy.item(), error.item()
 
 
 def ideal_error(widths, bits):
-    """Relative error of Gaussian channels of these widths under one step and ideal codes."""
+    """Relative error of Gaussian channels of these widths under one scale and ideal codes."""
     low, high = 1e-6, 1e4
     for _ in range(60):
-        step = math.sqrt(low * high)
-        cells = [gaussian_cell(step / width) for width in widths]
+        scale = math.sqrt(low * high)
+        cells = [gaussian_cell(scale / width) for width in widths]
         rate = sum(entropy for entropy, _ in cells) / len(cells)
-        low, high = (step, high) if rate > bits else (low, step)
+        low, high = (scale, high) if rate > bits else (low, scale)
     lost = sum(error * width**2 for (_, error), width in zip(cells, widths, strict=True))
     return math.sqrt(lost / sum(width**2 for width in widths))
 
@@ -148,7 +148,7 @@ def test_tokens_of_many_widths_share_the_bits_as_they_should(bits):
 
 
 @pytest.mark.parametrize("axis", ["c", "t"])
-def test_steps_by_group_give_each_group_the_same_quality(axis):
+def test_scales_by_group_give_each_group_the_same_quality(axis):
     widths = 2.0 ** -torch.arange(9.0).repeat(15)[:128]
     shape = (1, -1) if axis == "c" else (-1, 1)
     x = gaussian(128 if axis == "t" else 512, 128 if axis == "c" else 512) * widths.view(shape)
@@ -178,7 +178,7 @@ def test_error_stays_as_the_change_shrinks_and_the_bits_fall(axis, dither):
 
 
 @pytest.mark.parametrize("scale", [0.02, 0.25, 1, 2])
-def test_the_step_is_the_scale_times_the_spread(scale):
+def test_the_scale_is_the_scale_times_the_spread(scale):
     x = student(512, 256)
     for name, base in ((f"qc{scale}f", None), (f"aqc{scale}f", x - gaussian(512, 256) * 3)):
         y, _ = coded(x, name, base)
@@ -188,7 +188,7 @@ def test_the_step_is_the_scale_times_the_spread(scale):
         assert scale > 1 or error >= 0.85 * scale / math.sqrt(12)
 
 
-def test_a_change_that_is_far_below_the_step_costs_next_to_nothing():
+def test_a_change_that_is_far_below_the_scale_costs_next_to_nothing():
     x = gaussian()
     y, encoded = coded(x, "aqc0.5f", x + gaussian(seed=1) / 100)
     assert bits_a_value(encoded) < 0.02
@@ -237,8 +237,8 @@ def test_one_huge_value_comes_back_apart_from_the_others(bits, height):
     y, _ = coded(x, f"q{bits}f+z")
     assert y[3, 4].item() == pytest.approx(height, rel=0.02)
     y[3, 4] = x[3, 4] = 0
-    step = abs(height) / 32_752
-    assert relative_error(y, x) < max(1.05 * TABLE["Gaussian"][bits], step)
+    scale = abs(height) / 32_752
+    assert relative_error(y, x) < max(1.05 * TABLE["Gaussian"][bits], scale)
 
 
 @pytest.mark.parametrize("ratio", [1e5, 1e8, 1e30])
@@ -287,7 +287,7 @@ def test_constants_come_back(name, axis, value):
     power=st.integers(-60, 60),
 )
 @settings(property_test, max_examples=5)
-def test_powers_of_two_move_the_steps_and_leave_the_codes(axis, seed, shape, power):
+def test_powers_of_two_move_the_scales_and_leave_the_codes(axis, seed, shape, power):
     x = gaussian(*shape, seed) ** 3
     for name in (f"q3{axis}+z", f"qc0.5{axis}"):
         one, other = coded(x, name)[0], coded(x * 2.0**power, name)[0]
@@ -361,11 +361,11 @@ def test_dither_makes_the_mean_of_many_errors_vanish(name):
     y, _ = coded(x, name)
     plain, _ = coded(x, name.replace("+d", ""))
     error, bias = ([(z - x)[:, c::16].mean().item() for c in range(5)] for z in (y, plain))
-    step = (y - x).abs().max().item() * 2
-    assert max(abs(e) for e in error) < 0.05 * step
-    assert max(abs(b) for b in bias) > 0.1 * step
+    scale = (y - x).abs().max().item() * 2
+    assert max(abs(e) for e in error) < 0.05 * scale
+    assert max(abs(b) for b in bias) > 0.1 * scale
     inside = (y - x)[:, 5:16]
-    assert inside.square().mean().sqrt() == pytest.approx(step / math.sqrt(12), rel=0.15)
+    assert inside.square().mean().sqrt() == pytest.approx(scale / math.sqrt(12), rel=0.15)
 
 
 def test_the_same_bytes_have_the_same_dither_and_others_another():
@@ -390,7 +390,7 @@ def test_codes_lie_nearer_to_zero_than_the_middle_of_their_cells():
 # ---- hostile payloads
 
 FIXED = struct.Struct("<HBBHI")
-"""bfloat16 step, shrink, low bits, four widths of numbers, escapes."""
+"""bfloat16 scale, shrink, low bits, four widths of numbers, escapes."""
 
 
 def bfloat16(value):
@@ -398,17 +398,17 @@ def bfloat16(value):
 
 
 def with_fields(payload, **changes):
-    names = ("step", "shrink", "low_bits", "widths", "escapes")
+    names = ("scale", "shrink", "low_bits", "widths", "escapes")
     fields = dict(zip(names, FIXED.unpack_from(payload), strict=True)) | changes
     return FIXED.pack(*fields.values()) + payload[FIXED.size :]
 
 
 HOSTILE_FIELDS = {
-    "step -1": {"step": bfloat16(-1.0)},
-    "step NaN": {"step": bfloat16(math.nan)},
-    "step inf": {"step": bfloat16(math.inf)},
-    "step too large": {"step": bfloat16(2.0**113)},
-    "step too small": {"step": bfloat16(2.0**-121)},
+    "scale -1": {"scale": bfloat16(-1.0)},
+    "scale NaN": {"scale": bfloat16(math.nan)},
+    "scale inf": {"scale": bfloat16(math.inf)},
+    "scale too large": {"scale": bfloat16(2.0**113)},
+    "scale too small": {"scale": bfloat16(2.0**-121)},
     "shrink 16": {"shrink": 16},
     "shrink 255": {"shrink": 255},
     "9 low bits": {"low_bits": 9},
@@ -436,11 +436,11 @@ def test_a_header_out_of_range_is_refused(name, fields):
         codec.decode(EncodedTensor(codec.spec, 31, 17, with_fields(honest, **fields)))
 
 
-def test_deep_levels_need_a_step_that_leaves_them_above_the_smallest():
+def test_deep_levels_need_a_scale_that_leaves_them_above_the_smallest():
     x = gaussian(16, 16) * 2.0 ** torch.arange(0, -16, -1)
     codec = parse("qc0.5c")
     honest = codec.encode(x).payload
-    low = with_fields(honest, step=bfloat16(2.0**-118))
+    low = with_fields(honest, scale=bfloat16(2.0**-118))
     with pytest.raises(BadFrame, match="out of range"):
         codec.decode(EncodedTensor(codec.spec, 16, 16, low))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -15,7 +15,6 @@ from swarm_ft.coordinator.facts.events import (
     Dismiss,
     Effect,
     Event,
-    MemberRecord,
     PeerLost,
     PeerSaid,
     PlanRecord,
@@ -59,7 +58,8 @@ from swarm_ft.protocol.messages.control import (
     stages_of,
 )
 from swarm_ft.protocol.messages.reports import HeldBuffers, SampleSet, Traffic
-from swarm_ft.protocol.messages.shard import ShardName
+from swarm_ft.protocol.messages.shard import ShardFile, ShardName
+from swarm_ft.protocol.spec.digest import digest_of
 from swarm_ft.protocol.spec.layers import parse_layers
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from tests.specs import model_spec, train_spec
@@ -99,7 +99,7 @@ class FakePeer:
         self.applied: list[int] = []
         self.last_attempt = Attempt(0)
         self.gradients_of_step: int | None = None
-        self.exported = False
+        self.exported: ShardFile | None = None
         self.buffers: dict[BlockIndex, set[SampleId]] = {}
         self.visited: tuple[SampleId, ...] = ()
 
@@ -150,8 +150,8 @@ class FakePeer:
                 assert self.assign is not None
                 assert len(self.applied) == self.assign.spec.train.num_steps
                 assert self.has_state
-                self.exported = True
-                return [StageExported(run_id=message.run_id, shard_bytes=1)]
+                self.exported = ShardFile(digest=digest_of(self.peer_id.encode()), total_bytes=1)
+                return [StageExported(run_id=message.run_id, file=self.exported)]
             case ReleaseStage(run_id=run_id):
                 if self.assign is not None and self.assign.run_id == run_id:
                     self.forget()
@@ -336,7 +336,6 @@ class Swarm:
         self.pending: deque[tuple[PeerId, FromPeer]] = deque()
         self.effects: list[Effect] = []
         self.written_runs: dict[RunId, Run] = {}
-        self.written_members: set[PeerId] = set()
         self.plans: list[PlanRecord] = []
         self.history: dict[RunId, list[StepCommitted]] = {}
         self.num_rollbacks = 0
@@ -412,7 +411,6 @@ class Swarm:
         assert self.journal is not None
         for peer_id in list(self.connected):
             self._cut(peer_id)
-        self.written_members.clear()
         runs = {run.run_id: run for run in self.journal.load(self.now_s)}
         self.state = SwarmState(runs=MappingProxyType(runs))
 
@@ -453,8 +451,9 @@ class Swarm:
     def handle(self, event: Event, *, num_said: int | None = None) -> list[Effect]:
         self.now_s += EVENT_S
         self.state, effects = decide(self.state, event, self.now_s)
-        for effect in effects:
-            self._check(effect, event)
+        for i, effect in enumerate(effects):
+            dismissed = {e.peer_id for e in effects[i:] if isinstance(e, Dismiss)}
+            self._check(effect, event, self.state.members.keys() | dismissed)
         self._check_state()
         self.effects += effects
         if self.journal is not None:
@@ -485,12 +484,13 @@ class Swarm:
     def forget_said(self, peer_id: PeerId) -> None:
         self.pending = deque(said for said in self.pending if said[0] != peer_id)
 
-    def _check(self, effect: Effect, event: Event) -> None:
+    def _check(self, effect: Effect, event: Event, there: Collection[PeerId]) -> None:
+        """Whether an effect may be; `there` are those who may still be told something."""
         match effect:
             case Write():
                 self._check_written(effect)
             case Say(peer_id, message):
-                assert peer_id in self.written_members
+                assert peer_id in there
                 self._check_said(peer_id, message)
             case Publish(run_id, RunStatus() as status):
                 # A notice is nothing that has to last.
@@ -500,7 +500,7 @@ class Swarm:
                 assert step == self.history[run_id][-1]
             case Dismiss(peer_id):
                 is_refused = isinstance(event, PeerSaid) and isinstance(event.message, PeerHello)
-                assert is_refused or peer_id not in self.written_members
+                assert is_refused or peer_id not in self.state.members
 
     def _check_written(self, write: Write) -> None:
         match write.record:
@@ -521,9 +521,6 @@ class Swarm:
             case RollbackRecord(run_id, first_void_step):
                 self.num_rollbacks += 1
                 del self.history[run_id][first_void_step:]
-            case MemberRecord(hello, joined):
-                change = self.written_members.add if joined else self.written_members.discard
-                change(hello.peer_id)
 
     def _check_said(self, peer_id: PeerId, message: ToPeer) -> None:
         run = self.written_runs.get(message.run_id)
@@ -547,7 +544,6 @@ class Swarm:
                 assert is_over or peer_id not in run.peers
 
     def _check_state(self) -> None:
-        assert set(self.state.members) == self.written_members
         for run in self.state.runs.values():
             assert run.committed_steps == len(self.history[run.run_id])
             if run.stages:

@@ -2,10 +2,13 @@
 
 import asyncio
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,19 +16,19 @@ import torch
 from safetensors.torch import load_file
 
 from swarm_ft.discovery.directory import Board, StaticDirectory
-from swarm_ft.errors import NotFound, OutOfTurn, RunMismatch, Unavailable
-from swarm_ft.ids import PeerId, RunId
+from swarm_ft.errors import OutOfTurn, RunMismatch, Unavailable
+from swarm_ft.ids import PeerId, RunId, StepNumber
 from swarm_ft.peer.context import PeerContext
 from swarm_ft.peer.host import StageHost
 from swarm_ft.peer.links.link import Links
 from swarm_ft.peer.state.stage_state import StageState
 from swarm_ft.peer.timeline import Timeline
-from swarm_ft.proto.peer_pb2 import WeightsRequest
 from swarm_ft.protocol.messages.boundary import BoundaryHello
 from swarm_ft.protocol.messages.control import (
     Assign,
     CommitStep,
     PlanStep,
+    SaveStage,
     StageAssignment,
     StageExported,
     StageFailed,
@@ -39,12 +42,15 @@ from swarm_ft.protocol.messages.shard import ShardName
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.protocol.spec.training_plan import step_microbatches
+from swarm_ft.snapshots.files import chunks_of
+from swarm_ft.snapshots.shard import write_shard
+from swarm_ft.snapshots.store import SnapshotStore
 from swarm_ft.stage.checkpoint import open_checkpoint
 from swarm_ft.stage.engine import StageEngine
 from swarm_ft.testing.clock import ManualClock
-from swarm_ft.transport.blob import receive_file, receive_header
 from swarm_ft.transport.memory import MemoryTransport
-from swarm_ft.transport.methods import LINK, WEIGHTS
+from swarm_ft.transport.methods import LINK
+from tests.states import weights_digest
 from tests.unit.peer.hands import Caller
 
 RUN, ME = RunId("run"), PeerId("me")
@@ -59,7 +65,7 @@ def spec(model_dir, make_train):
 class Peer:
     """A host on a transport of its own, and what it says to the coordinator."""
 
-    def __init__(self, spec, shard_dir, *, make_engine=None):
+    def __init__(self, spec, shard_dir, *, make_engine=None, snapshots=None):
         self.spec = spec
         self.said = asyncio.Queue()
         self.engines = []
@@ -67,7 +73,7 @@ class Peer:
         self.compute, self.codecs = ThreadPoolExecutor(1), ThreadPoolExecutor(2)
         self.directory = StaticDirectory(Board(), ManualClock())
         self.links = Links(ME, transport=self.transport, clock=ManualClock(), rng=Random(0))
-        context = PeerContext(
+        context = self.context = PeerContext(
             peer_id=ME,
             directory=self.directory,
             transport=self.transport,
@@ -80,7 +86,9 @@ class Peer:
             memory_bytes=1 << 30,
         )
         state = StageState(context, RUN, spec, make_engine or self._make_engine)
-        self.host = StageHost(context, RUN, spec, state=state, shard_dir=shard_dir)
+        self.host = StageHost(
+            context, RUN, spec, state=state, shard_dir=shard_dir, snapshots=snapshots
+        )
 
     def _make_engine(self, spec, layers):
         checkpoint = open_checkpoint(spec.model.reference)
@@ -122,7 +130,7 @@ class Peer:
 
     async def weights(self):
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self.compute, self.engines[-1].weights_digest)
+        return await loop.run_in_executor(self.compute, weights_digest, self.engines[-1])
 
     @asynccontextmanager
     async def busy(self):
@@ -133,22 +141,6 @@ class Peer:
             yield
         finally:
             gate.set()
-
-    @asynccontextmanager
-    async def serving(self):
-        """A channel to this peer's handlers."""
-
-        async def on_weights(stream):
-            await stream.receive()
-            await self.host.on_weights(stream)
-
-        server = await self.transport.serve("me", 1, {WEIGHTS: on_weights})
-        channel = self.transport.connect(server.endpoint)
-        try:
-            yield channel
-        finally:
-            await channel.close()
-            await server.stop()
 
     @asynccontextmanager
     async def called(self):
@@ -378,7 +370,7 @@ async def test_nothing_is_held_until_the_stage_is_loaded(peer):
     assert peer.host.held is None
     await peer.ready()
     held = peer.host.held
-    assert (str(held.layers), held.committed_steps, held.exported) == ("0-2", 0, False)
+    assert (str(held.layers), held.committed_steps, held.exported) == ("0-2", 0, None)
     assert held.spec_digest == peer.spec.digest()
 
 
@@ -470,7 +462,7 @@ async def test_a_donor_offers_its_state_beside_and_no_longer_than_somebody_takes
     offered = await peer.said.get()
     assert isinstance(offered, StageOffered), "before the other one is even connected"
     name = ShardName(run_id=RUN, step=0, layers=LayerRange(0, 2))
-    path = peer.host.find_shard(name).path
+    path = peer.context.offers[name].path
     assert path.exists()
 
     await peer.assign(attempt=2, stages=TWO, takers=takers)
@@ -478,12 +470,12 @@ async def test_a_donor_offers_its_state_beside_and_no_longer_than_somebody_takes
     assert again == replace(offered, attempt=2), "the next attempt's taker hears of it too"
 
     await peer.ready(attempt=3)
-    assert peer.host.find_shard(name) is None
+    assert name not in peer.context.offers
     assert not path.exists()
 
 
 async def test_who_takes_over_holds_nothing_and_begins_anew_if_it_did_not_hear_all(peer):
-    async with peer.serving():
+    async with peer.called():
         takers = (Taker(peer_id=ME, step=3, donors=(PeerId("other"),)),)
         await peer.assign(stages=TWO, committed_steps=3, fresh=False, takers=takers)
         assert peer.host.held is None
@@ -499,13 +491,13 @@ async def test_a_state_that_is_offered_before_the_taker_has_begun_is_fetched_nev
 ):
     monkeypatch.setattr("swarm_ft.peer.state.learner.RETRY_S", 0.0)
     takers = (Taker(peer_id=ME, step=3, donors=(PeerId("other"),)),)
-    async with peer.serving(), peer.busy():
+    async with peer.called(), peer.busy():
         await peer.assign(stages=TWO, committed_steps=3, fresh=False, takers=takers)
         take = TakeStage(run_id=RUN, attempt=1, digest=bytes(16), donors=(PeerId("other"),))
         peer.host.take(take)
     failed = await peer.said.get()
     assert isinstance(failed, StageFailed)
-    assert "no donor has a list" in failed.message, "it tried"
+    assert "no source has a list" in failed.message, "it tried"
 
 
 async def test_a_step_is_not_computed_by_who_has_not_caught_up(peer):
@@ -592,46 +584,84 @@ async def test_another_spec_at_the_neighbour_behind_fails_the_attempt(peer):
 # ---- results
 
 
-async def fetch(channel, path):
-    stream = channel.open(WEIGHTS)
-    await stream.send(WeightsRequest(run_id=RUN))
-    await stream.finish()
-    blob = await receive_header(stream, max_bytes=1 << 20)
-    await receive_file(stream, blob, path)
-
-
-async def test_weights_are_not_there_before_the_export(peer, tmp_path):
-    await peer.ready()
-    async with peer.serving() as channel:
-        with pytest.raises(NotFound, match="has no result of it"):
-            await fetch(channel, tmp_path / "fetched")
-
-
 async def test_an_export_without_a_stage_is_out_of_turn(peer):
     with pytest.raises(OutOfTurn, match="nothing is loaded"):
         await peer.host.export()
 
 
-async def test_exported_weights_can_be_fetched_until_the_run_is_released(peer, tmp_path):
+async def test_exported_weights_are_offered_until_the_run_is_released(peer, tmp_path):
     await peer.ready()
+    assert peer.context.offers == {}
     await peer.host.export()
     exported = await peer.said.get()
     assert isinstance(exported, StageExported)
     assert peer.host.has_result
-    assert peer.host.held.exported
-    async with peer.serving() as channel:
-        for copy in ("one", "two"):
-            await fetch(channel, tmp_path / copy)
-            assert (tmp_path / copy).stat().st_size == exported.shard_bytes
-        assert "transformer.h.1.ln_1.weight" in load_file(tmp_path / "one")
-        (shard,) = tmp_path.glob("run-*.safetensors")
-        await peer.host.release()
-        assert not shard.exists()
-        assert not peer.host.has_result
-        assert peer.host.held is None
-        with pytest.raises(NotFound):
-            await fetch(channel, tmp_path / "three")
+    assert peer.host.held.exported == exported.file
+    name = ShardName(run_id=RUN, step=0, layers=LayerRange(0, 2), is_result=True)
+    offered = peer.context.offers[name]
+    assert chunks_of(offered.path).file == offered.chunks.file == exported.file
+    assert "transformer.h.1.ln_1.weight" in load_file(offered.path)
     await peer.host.release()
+    assert not offered.path.exists()
+    assert peer.context.offers == {}
+    assert not peer.host.has_result
+    assert peer.host.held is None
+    await peer.host.release()
+
+
+async def test_a_result_that_the_run_went_back_from_is_offered_no_more(peer):
+    await peer.ready()
+    await peer.step(0)
+    await peer.host.commit(commit_of(0))
+    await peer.host.export()
+    assert isinstance(await peer.said.get(), StageExported)
+    (offered,) = peer.context.offers.values()
+    await peer.ready(attempt=2, committed_steps=0)
+    assert not peer.host.has_result
+    assert peer.context.offers == {}
+    assert not offered.path.exists()
+
+
+class Gate:
+    """A function that waits in its thread, once it was called, until it may go on."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self.begun, self.may_go_on = threading.Event(), threading.Event()
+
+    def __call__(self, *args: object) -> Any:
+        self.begun.set()
+        self.may_go_on.wait()
+        return self.function(*args)
+
+
+@pytest.mark.parametrize("moment", ["written", "put"])
+async def test_who_was_released_saves_no_more(
+    make_peer: Callable[..., Peer],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    moment: str,
+) -> None:
+    """Neither into its folder, which goes, nor into the run's snapshots."""
+    store = SnapshotStore(str(tmp_path / "snapshots"))
+    gate = Gate(write_shard if moment == "written" else store.put_shard)
+    if moment == "written":
+        monkeypatch.setattr("swarm_ft.peer.state.source.write_shard", gate)
+    else:
+        monkeypatch.setattr(store, "put_shard", gate)
+    peer = make_peer(snapshots=store)
+    await peer.ready()
+    await peer.host.save(SaveStage(run_id=RUN, step=StepNumber(0)))
+    await asyncio.get_running_loop().run_in_executor(peer.codecs, gate.begun.wait)
+    releasing = asyncio.create_task(peer.host.release())
+    # What is being written cannot be stopped: a release that does not wait for it is over by now.
+    done, _ = await asyncio.wait({releasing}, timeout=0.3)
+    gate.may_go_on.set()
+    assert not done
+    await releasing
+    assert list((tmp_path / "saved").iterdir()) == []
+    assert (tmp_path / "snapshots").exists() == (moment == "put")
+    assert peer.said.empty()
 
 
 async def test_a_disk_that_cannot_be_written_is_unavailable(make_peer, tmp_path):

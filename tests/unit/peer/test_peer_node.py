@@ -12,7 +12,6 @@ from swarm_ft.errors import BadLayers, JournalError, NotFound, OutOfTurn, RunMis
 from swarm_ft.ids import PeerId, RunId
 from swarm_ft.peer.node import PeerNode, PeerOptions
 from swarm_ft.proto.coordinator_pb2 import ToPeer
-from swarm_ft.proto.peer_pb2 import BlobPart, WeightsRequest
 from swarm_ft.protocol.messages.control import (
     Assign,
     CommitStep,
@@ -28,16 +27,19 @@ from swarm_ft.protocol.messages.control import (
     StageReady,
     StepReady,
 )
+from swarm_ft.protocol.messages.shard import ShardName
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.protocol.spec.training_plan import step_microbatches
 from swarm_ft.protocol.wire.coordinator_wire import to_peer_to_wire
 from swarm_ft.protocol.wire.peer_wire import from_peer_from_wire
+from swarm_ft.protocol.wire.shard_wire import chunks_from_wire, shard_to_wire
 from swarm_ft.stage.checkpoint import open_checkpoint
 from swarm_ft.stage.engine import StageEngine
 from swarm_ft.testing.clock import ManualClock
+from swarm_ft.transport.base import call
 from swarm_ft.transport.memory import MemoryTransport
-from swarm_ft.transport.methods import JOIN, TIED_GRADIENT, WEIGHTS
+from swarm_ft.transport.methods import JOIN, LIST_CHUNKS
 
 RUN = RunId("run")
 
@@ -215,6 +217,16 @@ async def exported(swarm, assign, joined):
     assert isinstance(await joined.hear(), StageExported)
 
 
+def result_of(run_id):
+    return ShardName(run_id=run_id, step=0, layers=LayerRange(0, 2), is_result=True)
+
+
+async def num_chunks_of(channel, run_id):
+    """Of the result that the peer gives."""
+    chunks = await call(channel, LIST_CHUNKS, shard_to_wire(result_of(run_id)), timeout_s=10.0)
+    return len(chunks_from_wire(chunks))
+
+
 # ---- obeying
 
 
@@ -340,9 +352,7 @@ async def test_a_peer_with_a_result_leaves_once_it_is_collected(swarm, assign_of
     await exported(swarm, assign_of(), joined)
     node.leave()
     goodbye = asyncio.create_task(joined.hear())
-    stream = swarm.channel().open(WEIGHTS)
-    await stream.send(WeightsRequest(run_id=RUN))
-    assert (await stream.receive()).header.run_id == RUN, "its client is still served"
+    assert await num_chunks_of(swarm.channel(), RUN) == 1, "its client is still served"
     assert not goodbye.done()
     await joined.say(ReleaseStage(run_id=RUN, reason="collected"))
     assert isinstance(await goodbye, PeerGoodbye)
@@ -358,9 +368,7 @@ async def test_a_second_result_is_waited_for_as_the_first_was(swarm, assign_of):
     await exported(swarm, assign_of(run_id=second), joined)
     node.leave()
     goodbye = asyncio.create_task(joined.hear())
-    stream = swarm.channel().open(WEIGHTS)
-    await stream.send(WeightsRequest(run_id=second))
-    assert (await stream.receive()).header.run_id == second
+    assert await num_chunks_of(swarm.channel(), second) == 1
     assert not goodbye.done()
     await joined.say(ReleaseStage(run_id=second, reason="collected"))
     assert isinstance(await goodbye, PeerGoodbye)
@@ -385,10 +393,7 @@ async def test_who_asks_for_a_run_that_is_not_here_is_told_so(swarm, assign_of, 
     joined = await swarm.joined()
     if hosts:
         await ready(joined, assign_of(run_id=RunId("other")))
-    asked = (
-        (WEIGHTS, WeightsRequest(run_id=RUN), NotFound),
-        (TIED_GRADIENT, BlobPart(), OutOfTurn),
-    )
+    asked = ((LIST_CHUNKS, shard_to_wire(result_of(RUN)), NotFound),)
     for method, message, error in asked:
         stream = swarm.channel().open(method)
         await stream.send(message)
@@ -405,10 +410,8 @@ async def test_neighbours_meet_whoever_hears_of_the_run_first(swarm, assign_of, 
     joined = {name: await swarm.joined(name) for name in peers}
     second = "down" if first == "up" else "up"
     await joined[first].say(assign_of(stages=STAGES))
-    stream = swarm.channel(first).open(WEIGHTS)
-    await stream.send(WeightsRequest(run_id=RUN))
     with pytest.raises(NotFound):  # by now it hosts the run
-        await stream.receive()
+        await num_chunks_of(swarm.channel(first), RUN)
     await joined[second].say(assign_of(stages=STAGES))
     for name in peers:
         assert isinstance(await joined[name].hear(), StageReady)

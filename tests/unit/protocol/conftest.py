@@ -35,13 +35,11 @@ def train_spec() -> TrainSpec:
         lr_schedule=LrSchedule.LINEAR,
         warmup_steps=2,
         weight_decay=0.01,
-        clip_grad_norm=1.0,
         seed=0,
         shuffle=True,
-        dropout=False,
-        sync_tied_embeddings=False,
         forward_codec="aq4",
         backward_codec="q8",
+        key_codec="fp16",
     )
 
 

@@ -22,6 +22,7 @@ from swarm_ft.protocol.spec.run_spec import LrSchedule, RunSpec, TrainSpec
 from swarm_ft.protocol.spec.training_plan import clip_factor, learning_rate_at, step_microbatches
 from swarm_ft.stage.checkpoint import Checkpoint, open_checkpoint
 from swarm_ft.stage.engine import StageEngine
+from tests.states import weights_digest
 
 NUM_BLOCKS = 4
 VOCAB_SIZE = 97
@@ -102,13 +103,11 @@ def make_train_spec():
             "lr_schedule": LrSchedule.LINEAR,
             "warmup_steps": 2,
             "weight_decay": 0.1,
-            "clip_grad_norm": 1.0,
             "seed": 5,
             "shuffle": True,
-            "dropout": False,
-            "sync_tied_embeddings": False,
             "forward_codec": "none",
             "backward_codec": "none",
+            "key_codec": "fp16",
         }
         return TrainSpec(**{**fields, **changes})
 
@@ -173,7 +172,7 @@ class Pipeline:
         return losses
 
     def digests(self) -> list[bytes]:
-        return [stage.weights_digest() for stage in self.stages]
+        return [weights_digest(stage) for stage in self.stages]
 
     def export(self, directory: Path) -> dict[str, str]:
         """Every stage's shard; the weight map of the whole."""

@@ -10,11 +10,12 @@ import pytest
 
 from swarm_ft import errors
 from swarm_ft.proto.coordinator_pb2 import RunStatus, StatusRequest, SwarmStatus
-from swarm_ft.proto.peer_pb2 import BlobPart
+from swarm_ft.proto.snapshot_pb2 import ChunkPart
 from swarm_ft.transport.base import call
 from swarm_ft.transport.grpc_options import GrpcOptions
 from swarm_ft.transport.grpc_transport import METADATA_KEY, GrpcTransport
-from swarm_ft.transport.methods import STATUS, TIED_GRADIENT
+from swarm_ft.transport.methods import STATUS
+from tests.echo import ECHO
 
 pytestmark = pytest.mark.timeout(20)
 
@@ -89,13 +90,13 @@ async def test_both_ends_notice_a_dead_link(warm_idle_s):
         except errors.Unavailable as error:
             handler_saw.set_result(error)
 
-    server = await transport.serve("127.0.0.1", 0, {TIED_GRADIENT: watch})
+    server = await transport.serve("127.0.0.1", 0, {ECHO: watch})
     cable = Cable(server.endpoint)
     async with cable.plugged() as endpoint:
         channel = transport.connect(endpoint)
-        stream = channel.open(TIED_GRADIENT)
-        await stream.send(BlobPart(data=b"x"))
-        assert await stream.receive() == BlobPart(data=b"x")
+        stream = channel.open(ECHO)
+        await stream.send(ChunkPart(data=b"x"))
+        assert await stream.receive() == ChunkPart(data=b"x")
         cable.go_dead()
         async with asyncio.timeout(5.0):
             with pytest.raises(errors.Unavailable):
@@ -107,19 +108,19 @@ async def test_both_ends_notice_a_dead_link(warm_idle_s):
 
 async def test_on_a_link_that_is_kept_warm_both_ends_send_all_the_time():
     transport = GrpcTransport(GrpcOptions(warm_idle_s=0.02))
-    server = await transport.serve("127.0.0.1", 0, {TIED_GRADIENT: echo})
+    server = await transport.serve("127.0.0.1", 0, {ECHO: echo})
     cable = Cable(server.endpoint)
     async with cable.plugged() as endpoint:
         channel = transport.connect(endpoint)
-        stream = channel.open(TIED_GRADIENT)
-        await stream.send(BlobPart())
-        assert await stream.receive() == BlobPart()
+        stream = channel.open(ECHO)
+        await stream.send(ChunkPart())
+        assert await stream.receive() == ChunkPart()
         async with asyncio.timeout(2.0):  # before any other probe
             for _ in range(15):
                 await cable.from_server.get()
                 await cable.from_client.get()
-        await stream.send(BlobPart(data=b"still here"))
-        assert await stream.receive() == BlobPart(data=b"still here")
+        await stream.send(ChunkPart(data=b"still here"))
+        assert await stream.receive() == ChunkPart(data=b"still here")
         await channel.close()
     await server.stop()
 
@@ -127,12 +128,12 @@ async def test_on_a_link_that_is_kept_warm_both_ends_send_all_the_time():
 async def test_a_full_link_lives_however_late_probes_are_answered():
     """Some 4 MB lie in buffers here each way, and take a second each."""
     transport = GrpcTransport(GrpcOptions(keepalive_idle_s=0.1, keepalive_timeout_s=0.2))
-    server = await transport.serve("127.0.0.1", 0, {TIED_GRADIENT: echo})
+    server = await transport.serve("127.0.0.1", 0, {ECHO: echo})
     cable = Cable(server.endpoint, bytes_per_s=4e6)
     async with cable.plugged() as endpoint:
         channel = transport.connect(endpoint)
-        stream = channel.open(TIED_GRADIENT)
-        part = BlobPart(data=bytes(2_000_000))
+        stream = channel.open(ECHO)
+        part = ChunkPart(data=bytes(2_000_000))
 
         async def send_all() -> None:
             for _ in range(4):
@@ -148,17 +149,17 @@ async def test_a_full_link_lives_however_late_probes_are_answered():
 
 async def test_a_quiet_link_that_lives_is_left_alone():
     transport = GrpcTransport(GrpcOptions(keepalive_idle_s=0.05, keepalive_timeout_s=2.0))
-    server = await transport.serve("127.0.0.1", 0, {TIED_GRADIENT: echo})
+    server = await transport.serve("127.0.0.1", 0, {ECHO: echo})
     channel = transport.connect(server.endpoint)
-    stream = channel.open(TIED_GRADIENT)
-    await stream.send(BlobPart())
-    assert await stream.receive() == BlobPart()
+    stream = channel.open(ECHO)
+    await stream.send(ChunkPart())
+    assert await stream.receive() == ChunkPart()
     # Some ten probes: a server of gRPC's usual settings hangs up at the third.
     reading = asyncio.create_task(stream.receive())
     done, _ = await asyncio.wait({reading}, timeout=0.6)
     assert not done
-    await stream.send(BlobPart(data=b"still here"))
-    assert await reading == BlobPart(data=b"still here")
+    await stream.send(ChunkPart(data=b"still here"))
+    assert await reading == ChunkPart(data=b"still here")
     await channel.close()
     await server.stop()
 
@@ -218,29 +219,29 @@ async def test_an_endpoint_cannot_choose_another_scheme(target):
 
 async def test_a_message_over_the_servers_bound_ends_the_call_and_not_the_server():
     server = await GrpcTransport(GrpcOptions(max_message_bytes=1000)).serve(
-        "127.0.0.1", 0, {TIED_GRADIENT: echo}
+        "127.0.0.1", 0, {ECHO: echo}
     )
     channel = GrpcTransport().connect(server.endpoint)
-    stream = channel.open(TIED_GRADIENT)
-    await stream.send(BlobPart(data=bytes(2000)))
+    stream = channel.open(ECHO)
+    await stream.send(ChunkPart(data=bytes(2000)))
     with pytest.raises(errors.InternalError, match="larger than max"):
         await stream.receive()
-    stream = channel.open(TIED_GRADIENT)
-    await stream.send(BlobPart(data=b"x"))
-    assert await stream.receive() == BlobPart(data=b"x")
+    stream = channel.open(ECHO)
+    await stream.send(ChunkPart(data=b"x"))
+    assert await stream.receive() == ChunkPart(data=b"x")
     await channel.close()
     await server.stop()
 
 
 async def test_a_message_over_this_sides_bound_is_not_sent():
     transport = GrpcTransport(GrpcOptions(max_message_bytes=1000))
-    server = await transport.serve("127.0.0.1", 0, {TIED_GRADIENT: echo})
+    server = await transport.serve("127.0.0.1", 0, {ECHO: echo})
     channel = transport.connect(server.endpoint)
-    stream = channel.open(TIED_GRADIENT)
+    stream = channel.open(ECHO)
     with pytest.raises(errors.MalformedMessage, match="1000 at most"):
-        await stream.send(BlobPart(data=bytes(2000)))
-    await stream.send(BlobPart(data=b"x"))
-    assert await stream.receive() == BlobPart(data=b"x")
+        await stream.send(ChunkPart(data=bytes(2000)))
+    await stream.send(ChunkPart(data=b"x"))
+    assert await stream.receive() == ChunkPart(data=b"x")
     await channel.close()
     await server.stop()
 
@@ -250,7 +251,7 @@ async def test_an_ordinary_unary_grpc_client_is_served_and_told_the_error():
         await stream.receive()
         raise errors.NotFound("no run 'x'")
 
-    server = await GrpcTransport().serve("127.0.0.1", 0, {STATUS: status, TIED_GRADIENT: missing})
+    server = await GrpcTransport().serve("127.0.0.1", 0, {STATUS: status, ECHO: missing})
     async with grpc.aio.insecure_channel(server.endpoint) as channel:
         ask = channel.unary_unary(
             STATUS.path,
@@ -259,7 +260,7 @@ async def test_an_ordinary_unary_grpc_client_is_served_and_told_the_error():
         )
         assert (await ask(StatusRequest())).runs[0].run_id == "r"
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await channel.unary_unary(TIED_GRADIENT.path)(b"")
+            await channel.unary_unary(ECHO.path)(b"")
         assert caught.value.code() is grpc.StatusCode.NOT_FOUND
         assert caught.value.details() == "not-found"
         assert dict(caught.value.trailing_metadata())[METADATA_KEY] == b"not-found\nno run 'x'"

@@ -32,10 +32,10 @@ def test_the_types_written_down_are_those_of_the_proto(name):
 
 def test_streaming_is_as_the_proto_says():
     kinds = {name: (m.client_streaming, m.server_streaming) for name, m in METHODS.items()}
-    both_ways = ("JOIN", "LINK", "TIED_GRADIENT")
+    both_ways = ("JOIN", "LINK")
     assert all(kinds[name] == (True, True) for name in both_ways)
     assert kinds["SUBMIT"] == (True, False)
-    assert kinds["WATCH"] == kinds["WEIGHTS"] == kinds["FETCH_CHUNKS"] == (False, True)
+    assert kinds["WATCH"] == kinds["FETCH_CHUNKS"] == (False, True)
     assert kinds["LIST_CHUNKS"] == (False, False)
     assert kinds["CANCEL"] == kinds["COLLECTED"] == kinds["STATUS"] == (False, False)
 

@@ -27,9 +27,11 @@ from swarm_ft.protocol.messages.control import (
     StepReady,
 )
 from swarm_ft.protocol.messages.reports import BufferCounts, HeldBuffers, SampleSet, Traffic
+from swarm_ft.protocol.messages.shard import ShardFile
 from swarm_ft.protocol.spec.layers import LayerRange
 
 RUNS = (RunId("run-1"), RunId("run-2"))
+RESULT = ShardFile(digest=bytes(16), total_bytes=1 << 20)
 OFFERS = {
     PeerId("a"): LayerRange(0, 2),
     PeerId("b"): LayerRange(2, 4),
@@ -101,7 +103,7 @@ class Mob:
             layers=layers or LayerRange(0, 4),
             committed_steps=max(0, step + steps_off),
             last_attempt=self._last_attempt(run),
-            exported=steps_off == 0,
+            exported=RESULT if steps_off == 0 else None,
         )
         hello = PeerHello(
             peer_id=peer_id,
@@ -182,7 +184,7 @@ class Mob:
             self._said(peer_id, ready)
 
     def exported(self, peer_id, run_id):
-        self._said(peer_id, StageExported(run_id=run_id, shard_bytes=0))
+        self._said(peer_id, StageExported(run_id=run_id, file=RESULT))
 
     def failed(self, peer_id, off, code):
         run_id, attempt, _, _ = self._now

@@ -41,6 +41,17 @@ def details(swarm, run_id=RUN):
 # ---- one run
 
 
+def test_clients_are_told_who_gives_which_file_and_again_after_a_restart(finished, a, b):
+    told = {"a": a.exported, "b": b.exported}
+    assert {result.peer_id: result.file for result in finished.told_of(RUN)[-1].results} == told
+    finished.restart()
+    assert finished.run().status.results == (), "it is for the peers to say"
+    finished.join(a)
+    assert [result.file for result in finished.run().status.results] == [a.exported]
+    finished.join(b)
+    assert {result.peer_id: result.file for result in finished.run().status.results} == told
+
+
 def test_a_peer_that_comes_back_with_its_part_costs_nothing(finished, b):
     attempt = finished.run().attempt
     finished.lose(b)

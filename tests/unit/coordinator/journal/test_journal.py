@@ -7,13 +7,7 @@ from types import MappingProxyType
 
 import pytest
 
-from swarm_ft.coordinator.facts.events import (
-    CommitRecord,
-    MemberRecord,
-    PlanRecord,
-    RollbackRecord,
-    RunRecord,
-)
+from swarm_ft.coordinator.facts.events import CommitRecord, PlanRecord, RollbackRecord, RunRecord
 from swarm_ft.coordinator.facts.state import OpenStep, Run
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.plan.membership import GATHER_S
@@ -28,7 +22,7 @@ from swarm_ft.ids import (
     StepNumber,
 )
 from swarm_ft.protocol.messages.client import RunPhase, StepCommitted
-from swarm_ft.protocol.messages.control import CommitStep, PeerHello, StageAssignment
+from swarm_ft.protocol.messages.control import CommitStep, StageAssignment
 from swarm_ft.protocol.messages.reports import Traffic
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.training_plan import Microbatch
@@ -185,7 +179,7 @@ def test_a_rollback_deletes_commits_and_plans(journal, reopen, path, run, sample
     assert loaded.last_commit == commit_record(0).commit
     journal.write([commit_record(1)])
     journal.close()
-    assert rows(path, "SELECT step, attempt, microbatches FROM plans") == [(0, 1, "[[0]]")]
+    assert not rows(path, "SELECT * FROM plans")
 
 
 def test_a_rollback_to_the_start_leaves_no_last_commit(journal, run, samples):
@@ -196,22 +190,14 @@ def test_a_rollback_to_the_start_leaves_no_last_commit(journal, run, samples):
     assert loaded.last_commit is None
 
 
-def test_members_and_plans_are_kept_for_people(journal, path, run, samples):
+def test_a_run_keeps_no_plan_but_its_last(journal, path, run, samples):
     journal.write_run(run, samples)
-    hello = PeerHello(
-        peer_id=PeerId("a"),
-        endpoint="peer.example:7001",
-        layers=LayerRange(0, 2),
-        memory_bytes=2**64 - 1,
-    )
-    auto = PeerHello(peer_id=PeerId("b"), endpoint="peer.example:7001", layers=None, memory_bytes=5)
-    plan = PlanRecord(RUN, StepNumber(0), Attempt(1), (planned(3, 1),))
-    journal.write([MemberRecord(hello, joined=True), MemberRecord(auto, joined=False), plan])
-    journal.write([plan])
+    for step in range(3):
+        plan = PlanRecord(RUN, StepNumber(step), Attempt(1), (planned(step, 4),))
+        journal.write([plan, commit_record(step)])
+    journal.write([PlanRecord(RUN, StepNumber(3), Attempt(2), (planned(3, 1),))])
     journal.close()
-    members = rows(path, "SELECT peer_id, layers, memory_bytes, joined FROM members")
-    assert members == [("a", "0-2", 2**63 - 1, 1), ("b", None, 5, 0)]
-    assert rows(path, "SELECT * FROM plans") == [(RUN, 0, 1, "[[3, 1]]")]
+    assert rows(path, "SELECT * FROM plans") == [(RUN, 3, 2, "[[3, 1]]")]
 
 
 def planned(*samples, index=0):
@@ -265,12 +251,7 @@ def test_a_run_is_written_with_all_its_samples_or_not_at_all(journal, reopen, ru
 
 def test_another_thread_cannot_commit_half_of_a_run(journal, reopen, run):
     """Data is written in a thread of its own, while decisions go on being written."""
-    hello = PeerHello(
-        peer_id=PeerId("a"), endpoint="peer.example:7001", layers=None, memory_bytes=0
-    )
-    other = threading.Thread(
-        target=journal.write, args=([MemberRecord(hello, joined=True)],), daemon=True
-    )
+    other = threading.Thread(target=journal.write, args=([RunRecord(run)],), daemon=True)
 
     def broken_off():
         yield b"\x00" * 20
@@ -363,7 +344,7 @@ def test_a_journal_of_another_version_is_refused_and_left_as_it_is(tmp_path):
     with closing(sqlite3.connect(path)) as old:
         old.execute("CREATE TABLE runs (position INTEGER PRIMARY KEY)")
         old.commit()
-    with pytest.raises(JournalError, match="expected tables of version 6, found 0; end its runs"):
+    with pytest.raises(JournalError, match="expected tables of version 7, found 0; end its runs"):
         Journal(str(path))
     with closing(sqlite3.connect(path)) as old:
         assert old.execute("SELECT name FROM sqlite_master").fetchall() == [("runs",)]

@@ -20,7 +20,7 @@ from swarm_ft.errors import (
 from swarm_ft.ids import RunId
 from swarm_ft.peer.boundary.coder import FrameCoder
 from swarm_ft.peer.links.link import MAX_ANSWERS, MAX_BROKEN_STREAMS
-from swarm_ft.proto.peer_pb2 import BlobPart
+from swarm_ft.proto.snapshot_pb2 import ChunkPart
 from swarm_ft.protocol.machines.session import WINDOW_FRAMES, BoundarySession
 from swarm_ft.protocol.messages.boundary import (
     Ack,
@@ -389,7 +389,7 @@ async def test_a_second_hello_costs_the_stream(make_spec, make_ends, at_work, tr
 
 
 @pytest.mark.parametrize(
-    "nonsense", [BlobPart(data=b"\xff\xff"), BlobPart()], ids=["torn", "empty"]
+    "nonsense", [ChunkPart(data=b"\xff\xff"), ChunkPart()], ids=["torn", "empty"]
 )
 async def test_bytes_that_are_no_message_cost_the_stream(
     make_spec, make_ends, at_work, transport, nonsense

@@ -25,7 +25,7 @@ from swarm_ft.errors import (
 from swarm_ft.peer.links.link import MAX_ANSWERS, MAX_BROKEN_STREAMS, Links
 from swarm_ft.peer.reduce.all_reduce import GradientReducer
 from swarm_ft.peer.reduce.gradient_coder import Residuals
-from swarm_ft.proto.peer_pb2 import BlobPart
+from swarm_ft.proto.snapshot_pb2 import ChunkPart
 from swarm_ft.protocol.machines.all_reduce import WINDOW_PIECES, AllReduce
 from swarm_ft.protocol.messages.reduction import (
     ROW_VALUES,
@@ -105,6 +105,7 @@ class Group:
                 channels=first if name == names[0] else channels(links[name], name, endpoints),
                 own=name,
                 num_values=0 if name in listeners else N,
+                codec=spec.train.reduction_codec,
                 residuals=own,
                 pool=pool,
             )
@@ -423,6 +424,7 @@ class Site:
             channels={other: self.links[own].channel(other, endpoint)},
             own=own,
             num_values=N,
+            codec=spec.train.reduction_codec,
             residuals=Residuals(),
             pool=pool,
         )
@@ -689,7 +691,7 @@ async def test_a_second_hello_costs_the_stream(site):
 
 
 async def test_bytes_that_are_no_message_cost_the_stream(site):
-    for nonsense in (BlobPart(data=b"\xff\xff"), BlobPart()):
+    for nonsense in (ChunkPart(data=b"\xff\xff"), ChunkPart()):
         hand = await site.call()
         await hand.stream.send(nonsense)
         with pytest.raises(MalformedMessage):

@@ -1,24 +1,50 @@
-"""A stage's open step is gone on with over attempts, however often they end."""
+"""A stage's open step is gone on with over attempts, however often they end, and counts once."""
 
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
-from swarm_ft.ids import PeerId, RunId
+from swarm_ft.buffers import BufferKey, BufferRecord, BufferStore, End
+from swarm_ft.ids import Attempt, BlockIndex, PeerId, RunId, SampleId, StepNumber
 from swarm_ft.peer.context import PeerContext
 from swarm_ft.peer.state.stage_state import StageState
 from swarm_ft.peer.timeline import Timeline
+from swarm_ft.protocol.messages.control import CommitStep
 from swarm_ft.protocol.spec.layers import LayerRange
+from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.testing.clock import ManualClock
 from tests.simulation.engine import TinyEngine
 
 RUN, STEP = RunId("run"), 0
 
 
+class FailsOnce(BufferStore):
+    """Its first commit fails, as on a machine that is out of memory."""
+
+    failure: Exception | None = MemoryError("no room for the order of the next epoch")
+
+    def commit(self, step: StepNumber | None = None) -> None:
+        failure, self.failure = self.failure, None
+        if failure is not None:
+            raise failure
+        super().commit(step)
+
+
 @pytest.fixture
-def state(make_spec):
+def state(make_spec: Callable[..., RunSpec]) -> Iterator[StageState]:
     """Of a stage that has all blocks."""
+    yield from made_state(make_spec(dp_codec="none"), BufferStore())
+
+
+@pytest.fixture
+def failing_once(make_spec: Callable[..., RunSpec]) -> Iterator[StageState]:
+    """The same, with a store whose first commit fails."""
+    yield from made_state(make_spec(dp_codec="none"), FailsOnce())
+
+
+def made_state(spec: RunSpec, store: BufferStore) -> Iterator[StageState]:
     with ThreadPoolExecutor(1) as compute, ThreadPoolExecutor(2) as codecs:
         context = PeerContext(
             peer_id=PeerId("peer"),
@@ -32,7 +58,7 @@ def state(make_spec):
             timeline=Timeline(ManualClock(), [].append),
             memory_bytes=1 << 30,
         )
-        yield StageState(context, RUN, make_spec(dp_codec="none"), TinyEngine)
+        yield StageState(context, RUN, spec, TinyEngine, store)
 
 
 async def test_what_attempts_count_one_after_the_other_is_all_in_the_gradient(state, make_spec):
@@ -58,3 +84,47 @@ async def test_what_attempts_count_one_after_the_other_is_all_in_the_gradient(st
 
     await state.resume_step(state.progress)
     assert torch.equal(state.engine.flat_gradient(), both)
+
+
+def commit_of(step: int) -> CommitStep:
+    return CommitStep(
+        run_id=RUN, attempt=Attempt(1), step=StepNumber(step), clip_factor=1.0, learning_rate=0.05
+    )
+
+
+async def test_a_step_whose_buffers_cannot_be_kept_counts_once_and_costs_the_buffers(
+    failing_once: StageState, make_spec: Callable[..., RunSpec]
+) -> None:
+    state, spec = failing_once, make_spec(dp_codec="none")
+    await state.load(LayerRange(0, spec.model.num_blocks))
+    tokens = torch.arange(spec.train.seq_length)[None] % spec.model.vocab_size
+    key = BufferKey(RUN, BlockIndex(1), End.SENT, SampleId(0))
+    other = BufferKey(RUN, BlockIndex(1), End.SENT, SampleId(1))
+    record = BufferRecord(digest=bytes(16), tokens=1, channels=1, payload=b"older")
+    for held in (key, other):
+        state.store.put(held, record)
+
+    async def train(step: int) -> None:
+        progress = await state.begin_step(StepNumber(step), 100)
+        state.engine.forward_backward(0, tokens, tokens)
+        state.engine.weight_gradients(0)
+        progress.done[0] = (0,)
+        state.summed_in = Attempt(1)
+        made = BufferRecord(digest=bytes(16), tokens=1, channels=1, payload=b"step %d" % step)
+        state.store.stage(key, made)
+
+    await train(0)
+    await state.commit(commit_of(0))
+    assert (state.committed_steps, state.last_attempt) == (1, 1)
+    assert (state.store.get(key), state.store.get(other)) == (None, record)
+    assert state.store.take_lost() == [key]
+    once = state.engine.weights_digest()
+    await state.commit(commit_of(0))  # the coordinator repeats it to whoever joins again
+    assert state.engine.weights_digest() == once
+
+    await train(1)
+    await state.commit(commit_of(1))
+    assert state.committed_steps == 2
+    kept = state.store.get(key)
+    assert kept is not None
+    assert kept.payload == b"step 1"

@@ -16,7 +16,7 @@ from swarm_ft.ids import Attempt, PeerId, RunId
 from swarm_ft.peer.context import PeerContext
 from swarm_ft.peer.reduce.gradient_coder import EncodedSum
 from swarm_ft.peer.state.learner import TakeOver
-from swarm_ft.peer.state.source import Handover, serve_chunk_list, serve_chunks
+from swarm_ft.peer.state.source import Handover
 from swarm_ft.peer.state.stage_state import StageState
 from swarm_ft.peer.timeline import Timeline
 from swarm_ft.protocol.messages.control import Assign, CommitStep, StageTaken, TakeStage
@@ -25,9 +25,11 @@ from swarm_ft.protocol.spec.codec_spec import parse_dp_spec
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.testing.clock import ManualClock
 from swarm_ft.testing.faults import FaultyTransport
+from swarm_ft.transfer.source import serve_chunk_list, serve_chunks
 from swarm_ft.transport.memory import MemoryTransport
 from swarm_ft.transport.methods import FETCH_CHUNKS, LIST_CHUNKS
 from tests.simulation.engine import TinyEngine
+from tests.states import weights_digest
 
 RUN, LAYERS, BEGAN = RunId("run"), LayerRange(1, 3), 2
 CODEC = PieceCodec(parse_dp_spec("none"))
@@ -69,7 +71,7 @@ class Side:
         self.folder = folder
 
     def weights(self):
-        return self.state.engine.weights_digest()
+        return weights_digest(self.state.engine)
 
 
 class Scene:
@@ -95,7 +97,7 @@ class Scene:
             await self.train(step)
         offered = await self.donor.handover.offer(NAME, await self.donor.state.weights())
         self.digest = offered.chunks.digest()
-        offers = self.donor.handover.find
+        offers = self.donor.context.offers
         self.server = await self.inner.serve(
             "donor",
             1,
@@ -273,7 +275,7 @@ async def test_a_donor_that_is_gone_costs_the_attempt_and_not_what_was_heard(sce
     scene.take()
     with pytest.raises(ExceptionGroup) as raised:
         await scene.take_over.run()
-    assert raised.group_contains(Unavailable, match="no donor has a list")
+    assert raised.group_contains(Unavailable, match="no source has a list")
 
     await scene.directory.announce(Role.PEER, "donor", scene.server.endpoint)
     scene.released.set()

@@ -388,6 +388,7 @@ def test_replicas_gradients_have_a_step_a_row_and_no_dither(text, stands_for):
 NOT_DP = [
     "", "zip", "q", "q4c", "q4tc", "q4t+d", "q4+d", "q4+ef", "q4+ef21", "q4+z+z", "fp16+z",
     "none+z", "aq4", "hq4", "top10", "qc0.5", "lowrank8", "q4 ", "q" * 9000,
+    "momentum", "momentum:q4",
 ]
 # fmt: on
 

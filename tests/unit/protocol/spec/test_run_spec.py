@@ -104,7 +104,7 @@ def test_properties(run_spec):
         ({"seq_length": 1}, "--seq-length: expected 2 to 131072, got 1"),
         ({"batch_size": 0}, "--batch-size: expected 1 to 65536, got 0"),
         ({"micro_batch_size": 0}, "--micro-batch-size: expected 1 to 65536, got 0"),
-        ({"num_steps": 0}, "--steps: expected 1 to 2147483648, got 0"),
+        ({"num_steps": 0}, "number of steps: expected 1 to 2147483648, got 0"),
         ({"warmup_steps": -1}, "--warmup-steps: expected 0 to 2147483648, got -1"),
         ({"seed": -1}, "--seed: expected 0 to 9223372036854775807, got -1"),
         ({"seed": 1 << 63}, "--seed: expected 0 to"),
@@ -169,14 +169,6 @@ def test_replicas_gradients_have_a_codec_of_their_own(train_spec):
     assert train_spec.reduction_codec == CodecSpec(CodecName.NONE, 3200)
     other = replace(train_spec, dp_codec="q4").reduction_codec
     assert other == CodecSpec(CodecName.Q, 400, Axis.TOKEN)
-
-
-def test_replicas_sum_moments_where_they_are_told_to(train_spec):
-    assert not train_spec.sums_momentum
-    assert not replace(train_spec, dp_codec="q4").sums_momentum
-    other = replace(train_spec, dp_codec="momentum:q4")
-    assert other.sums_momentum
-    assert other.reduction_codec == CodecSpec(CodecName.Q, 400, Axis.TOKEN)
 
 
 def test_only_tied_embeddings_can_be_kept_tied(model_spec, train_spec):

@@ -15,7 +15,7 @@ from swarm_ft.protocol.messages.boundary import (
     FrameKind,
     KeyFrameRequest,
 )
-from swarm_ft.protocol.messages.client import RunPhase, RunStatus, StepCommitted
+from swarm_ft.protocol.messages.client import RunPhase, RunStatus, StageResult, StepCommitted
 from swarm_ft.protocol.messages.control import (
     Assign,
     ClockProbe,
@@ -25,11 +25,13 @@ from swarm_ft.protocol.messages.control import (
     PeerHello,
     PlanStep,
     StageAssignment,
+    StageExported,
     StageFailed,
     StageReady,
     StepReady,
 )
 from swarm_ft.protocol.messages.reports import BufferCounts, HeldBuffers, SampleSet, Traffic
+from swarm_ft.protocol.messages.shard import ShardFile
 from swarm_ft.protocol.messages.timeline import (
     MAX_SPANS,
     ClockEstimate,
@@ -168,7 +170,11 @@ def test_refuses_hostile_fields_over_a_boundary(message, change, complaint):
 
 
 LAYERS = LayerRange(0, 2)
-HELD = HeldStage(run_id="run", spec_digest=b"d" * 16, layers=LAYERS, committed_steps=3)
+FILE = ShardFile(digest=b"d" * 16, total_bytes=5)
+EXPORTED = StageExported(run_id="run", file=FILE)
+HELD = HeldStage(
+    run_id="run", spec_digest=b"d" * 16, layers=LAYERS, committed_steps=3, exported=FILE
+)
 PEER = PeerHello(
     peer_id="peer", endpoint="peer.example:7001", layers=LAYERS, memory_bytes=1, held=HELD
 )
@@ -208,6 +214,9 @@ TOLD = StepTimeline(
     (PEER, "hello.held.run_id", "", "run id"),
     (PEER, "hello.held.spec_digest", b"d", "RunSpec digest: expected 16 bytes, got 1"),
     (PEER, "hello.held.layers", None, "layers' stop"),
+    (PEER, "hello.held.exported.digest", b"", "digest of a shard: expected 16 bytes, got 0"),
+    (EXPORTED, "exported.file", None, "digest of a shard: expected 16 bytes, got 0"),
+    (EXPORTED, "exported.file.total_bytes", (1 << 40) + 1, "shard: expected 0 to 1099511627776"),
     (READY, "step_ready.squared_grad_norm", NAN, "squared gradient norm: expected a finite"),
     (READY, "step_ready.squared_grad_norm", INF, "squared gradient norm: expected a finite"),
     (READY, "step_ready.squared_grad_norm", -1.0, "squared gradient norm: expected a finite"),
@@ -308,19 +317,39 @@ def test_refuses_hostile_fields_from_a_coordinator(message, change, complaint):
         ("spec.train.learning_rate", NAN, "RunSpec: --lr: expected a finite number"),
         ("spec.train.weight_decay", INF, "RunSpec: --weight-decay: expected a finite"),
         ("spec.train.clip_grad_norm", -1.0, "RunSpec: --clip-grad-norm: expected a finite"),
-        ("spec.train.forward_codec", "aq9", "RunSpec: codec 'aq9'"),
-        ("spec.train.forward_codec", "\x1b" * 9000, "RunSpec: codec ' {40}'"),
-        ("spec.train.backward_codec", "aq4", "RunSpec: codec 'aq4': .* forward only"),
-        ("spec.train.backward_codec", "\x1b[2J+ef", r"RunSpec: codec ' \[2J\+ef'"),
-        ("spec.train.key_codec", "", "RunSpec: codec ''"),
-        ("spec.train.key_codec", "\x1b" * 9000, "RunSpec: codec ' {40}'"),
-        ("spec.train.key_codec", "aq4", "RunSpec: codec 'aq4': a key frame builds on nothing"),
-        ("spec.train.fill_codec", "\x1b" * 9000, "RunSpec: codec ' {40}'"),
+        ("spec.train.forward_codec", "aq9", "RunSpec: --fw: codec 'aq9'"),
+        (
+            "spec.train.forward_codec",
+            "\x1b" * 9000,
+            "RunSpec: --fw: expected at most 40 characters, got 1000",
+        ),
+        ("spec.train.backward_codec", "aq4", "RunSpec: --bw: codec 'aq4': .* forward only"),
+        ("spec.train.backward_codec", "\x1b[2J+ef", r"RunSpec: --bw: codec ' \[2J\+ef'"),
+        ("spec.train.key_codec", "", "RunSpec: --key: codec ''"),
+        (
+            "spec.train.key_codec",
+            "\x1b" * 9000,
+            "RunSpec: --key: expected at most 40 characters, got 1000",
+        ),
+        (
+            "spec.train.key_codec",
+            "aq4",
+            "RunSpec: --key: codec 'aq4': a key frame builds on nothing",
+        ),
+        (
+            "spec.train.fill_codec",
+            "\x1b" * 9000,
+            "RunSpec: --fill: expected at most 40 characters, got 1000",
+        ),
         ("spec.train.fill_codec", "q2", "RunSpec: --fill: expected a codec of changes"),
         ("spec.train.fill_microbatches", 0, "RunSpec: --fill-microbatches: expected 1 to"),
-        ("spec.train.dp_codec", "", "RunSpec: codec '': replicas' gradients take none, fp16"),
-        ("spec.train.dp_codec", "\x1b" * 9000, "RunSpec: codec ' {40}'"),
-        ("spec.train.dp_codec", "aq4", "RunSpec: codec 'aq4': replicas' gradients"),
+        ("spec.train.dp_codec", "", "RunSpec: --dp: codec '': replicas' gradients take none, fp16"),
+        (
+            "spec.train.dp_codec",
+            "\x1b" * 9000,
+            "RunSpec: --dp: expected at most 40 characters, got 1000",
+        ),
+        ("spec.train.dp_codec", "aq4", "RunSpec: --dp: codec 'aq4': replicas' gradients"),
         ("spec.train.buffer_bits", 0, "RunSpec: --buffer-bits: expected 16, 8 or 4, got 0"),
         ("spec.train.buffer_bits", 2**32 - 1, "RunSpec: --buffer-bits: .* got 4294967295"),
     ],
@@ -350,11 +379,20 @@ def test_refuses_hostile_fields_of_an_assignment(run_spec, path, value, complain
         ("status.phase", 0, "phase: expected 1 to 9, got 0"),
         ("status.phase", 10, "phase: expected 1 to 9, got 10"),
         ("status.spec", None, "RunSpec"),
+        ("status.results[0].peer_id", "../peer", "peer id: .* no slash"),
+        ("status.results[0].file", None, "digest of a shard: expected 16 bytes"),
     ],
 )
 def test_refuses_hostile_fields_of_a_run_status(run_spec, path, value, complaint):
     wire = event_to_wire(
-        RunStatus(run_id="run", phase=RunPhase.QUEUED, detail="", committed_steps=0, spec=run_spec)
+        RunStatus(
+            run_id="run",
+            phase=RunPhase.QUEUED,
+            detail="",
+            committed_steps=0,
+            spec=run_spec,
+            results=(StageResult(peer_id="peer", file=FILE),),
+        )
     )
     put(path, value)(wire)
     with pytest.raises(MalformedMessage, match=complaint):

@@ -21,6 +21,7 @@ from swarm_ft.protocol.messages.client import (
     MemberStatus,
     RunPhase,
     RunStatus,
+    StageResult,
     StepCommitted,
     SwarmStatus,
 )
@@ -54,6 +55,7 @@ from swarm_ft.protocol.messages.reports import (
     SampleSet,
     Traffic,
 )
+from swarm_ft.protocol.messages.shard import ShardFile
 from swarm_ft.protocol.messages.timeline import (
     ClockEstimate,
     PeerTimeline,
@@ -182,6 +184,7 @@ traffic = st.builds(
     key_frames=frame_counts,
     delta_frames=frame_counts,
 )
+shard_files = st.builds(ShardFile, digest=digests, total_bytes=st.integers(0, 1 << 40))
 held_stages = st.builds(
     HeldStage,
     run_id=names,
@@ -189,7 +192,7 @@ held_stages = st.builds(
     layers=layers,
     committed_steps=u32,
     last_attempt=u32,
-    exported=st.booleans(),
+    exported=st.none() | shard_files,
 )
 digests = st.binary(min_size=16, max_size=16)
 some_names = st.lists(names, min_size=1, max_size=2).map(tuple)
@@ -268,7 +271,7 @@ from_peer_messages = st.one_of(
         buffers=st.lists(buffer_counts, max_size=2).map(tuple),
         lost=held_buffers,
     ),
-    st.builds(StageExported, run_id=names, shard_bytes=u64),
+    st.builds(StageExported, run_id=names, file=shard_files),
     st.builds(StageFailed, run_id=names, attempt=u32, code=names, message=texts),
     st.just(PeerGoodbye()),
     timelines,
@@ -344,6 +347,9 @@ run_statuses = st.builds(
     stages=st.just(()) | some_stages,
     joining=st.lists(names, max_size=2).map(tuple),
     boundaries=st.lists(boundary_statuses, max_size=2).map(tuple),
+    results=st.lists(st.builds(StageResult, peer_id=names, file=shard_files), max_size=2).map(
+        tuple
+    ),
 )
 run_events = st.one_of(
     run_statuses,

@@ -1,29 +1,26 @@
-"""A newcomer takes a shard from donors that die, lie and fall silent, over real gRPC links."""
+"""A shard comes from sources that die, lie and fall silent, over real gRPC links."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import IO, Any
 
 import pytest
 
 from swarm_ft.discovery.directory import Board, Role, StaticDirectory
 from swarm_ft.errors import BadFrame, MalformedMessage, NotFound, ProtocolError, Unavailable
 from swarm_ft.ids import PeerId, RunId, StepNumber
-from swarm_ft.peer.state import download
-from swarm_ft.peer.state.download import Downloader
-from swarm_ft.peer.state.source import (
-    PART_BYTES,
-    OfferedShard,
-    offer,
-    serve_chunk_list,
-    serve_chunks,
-)
 from swarm_ft.proto import snapshot_pb2 as pb
 from swarm_ft.protocol.messages.shard import CHUNK_BYTES, ChunkList, ShardName
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.wire.shard_wire import chunks_to_wire, fetch_to_wire, shard_to_wire
 from swarm_ft.testing.clock import ManualClock
+from swarm_ft.transfer import download
+from swarm_ft.transfer.download import Downloader
+from swarm_ft.transfer.source import PART_BYTES, OfferedShard, offer, serve_chunk_list, serve_chunks
 from swarm_ft.transport.base import call
 from swarm_ft.transport.grpc_transport import GrpcTransport
 from swarm_ft.transport.methods import FETCH_CHUNKS, LIST_CHUNKS
@@ -51,15 +48,12 @@ def directory():
     return StaticDirectory(Board(), ManualClock())
 
 
-class Donor:
+class Source:
     """A peer that offers a shard, and notes down which chunks it was asked for."""
 
     def __init__(self, offered: OfferedShard | None) -> None:
-        self.offered = offered
+        self.offers = {NAME: offered} if offered is not None else {}
         self.asked: list[int] = []
-
-    def offers(self, name: ShardName) -> OfferedShard | None:
-        return self.offered if name == NAME else None
 
     async def on_list(self, stream) -> None:
         await serve_chunk_list(stream, self.offers)
@@ -72,24 +66,24 @@ class Donor:
 
 
 class Counted:
-    """A stream whose parts the donor sees before they are sent."""
+    """A stream whose parts the source sees before they are sent."""
 
-    def __init__(self, stream, donor) -> None:
+    def __init__(self, stream, source) -> None:
         self._stream = stream
-        self._donor = donor
+        self._source = source
         self.remote = stream.remote
 
     async def receive(self):
         return await self._stream.receive()
 
     async def send(self, part) -> None:
-        if part.chunk not in self._donor.asked:
-            self._donor.asked.append(part.chunk)
-        await self._donor.on_part(part)
+        if part.chunk not in self._source.asked:
+            self._source.asked.append(part.chunk)
+        await self._source.on_part(part)
         await self._stream.send(part)
 
 
-class Mortal(Donor):
+class Mortal(Source):
     """Its process is gone after so many parts."""
 
     def __init__(self, offered, parts) -> None:
@@ -105,7 +99,7 @@ class Mortal(Donor):
             await asyncio.Event().wait()  # until the server has cut this call off
 
 
-class Gated(Donor):
+class Gated(Source):
     """Sends so many parts, then nothing until it is let."""
 
     def __init__(self, offered, parts) -> None:
@@ -121,14 +115,14 @@ class Gated(Donor):
             await self.gate.wait()
 
 
-class Liar(Donor):
+class Liar(Source):
     """Gives a true list, and every chunk with one bit turned."""
 
     async def on_part(self, part) -> None:
         part.data = bytes([part.data[0] ^ 1]) + part.data[1:]
 
 
-class Babbler(Donor):
+class Babbler(Source):
     """Answers every request with the same part."""
 
     def __init__(self, offered, part) -> None:
@@ -140,7 +134,7 @@ class Babbler(Donor):
         await stream.send(self.part)
 
 
-class Quitter(Donor):
+class Quitter(Source):
     """Ends every call at once, cleanly."""
 
     async def on_fetch(self, stream) -> None:
@@ -148,12 +142,12 @@ class Quitter(Donor):
 
 
 @asynccontextmanager
-async def serving(directory, **donors):
+async def serving(directory, **sources):
     servers = []
-    for name, donor in donors.items():
-        handlers = {LIST_CHUNKS: donor.on_list, FETCH_CHUNKS: donor.on_fetch}
+    for name, source in sources.items():
+        handlers = {LIST_CHUNKS: source.on_list, FETCH_CHUNKS: source.on_fetch}
         server = await GrpcTransport().serve("127.0.0.1", 0, handlers)
-        donor.server = server
+        source.server = server
         servers.append(server)
         await directory.announce(Role.PEER, name, server.endpoint)
     try:
@@ -173,18 +167,18 @@ class Newcomer:
             directory, GrpcTransport(), on_fault=self.on_fault, silence_s=silence_s
         )
 
-    def on_fault(self, donor, error):
-        self.faults[donor] = error
-        self.dropped.put_nowait(donor)
+    def on_fault(self, source, error):
+        self.faults[source] = error
+        self.dropped.put_nowait(source)
 
-    async def take(self, shard, donors, path):
-        return await self.downloader.download(NAME, shard.chunks, donors, path)
+    async def take(self, shard, sources, path):
+        return await self.downloader.download(NAME, shard.chunks, sources, path)
 
 
-async def test_a_shard_comes_from_all_donors_at_once(directory, shard, tmp_path):
-    newcomer, donors = Newcomer(directory), {"a": Donor(shard), "b": Donor(shard)}
+async def test_a_shard_comes_from_all_sources_at_once(directory, shard, tmp_path):
+    newcomer, sources = Newcomer(directory), {"a": Source(shard), "b": Source(shard)}
     path = tmp_path / "taken"
-    async with serving(directory, **donors):
+    async with serving(directory, **sources):
         chunks = await newcomer.downloader.list_chunks(NAME, shard.chunks.digest(), [A, B])
         assert chunks == shard.chunks
         brought = await newcomer.take(shard, [A, B], path)
@@ -199,15 +193,15 @@ async def test_one_dies_half_way_one_lies_and_the_rest_comes_from_the_third(
     directory, shard, tmp_path
 ):
     newcomer = Newcomer(directory)
-    donors = {"a": Mortal(shard, parts=20), "b": Liar(shard), "c": Gated(shard, parts=3)}
+    sources = {"a": Mortal(shard, parts=20), "b": Liar(shard), "c": Gated(shard, parts=3)}
     path = tmp_path / "taken"
-    async with serving(directory, **donors):
+    async with serving(directory, **sources):
         taking = asyncio.create_task(newcomer.take(shard, [A, B, C], path))
-        await donors["c"].reached.wait()
+        await sources["c"].reached.wait()
         assert {await newcomer.dropped.get() for _ in range(2)} == {A, B}
-        donors["c"].gate.set()
+        sources["c"].gate.set()
         brought = await taking
-        await donors["a"].stopping
+        await sources["a"].stopping
     assert path.read_bytes() == shard.path.read_bytes()
     assert isinstance(newcomer.faults[A], Unavailable)
     assert isinstance(newcomer.faults[B], ProtocolError)
@@ -226,8 +220,8 @@ async def test_a_restarted_newcomer_asks_only_for_what_is_missing(
         loop.call_soon_threadsafe(written.put_nowait, index)
 
     monkeypatch.setattr(download, "_write", told)
-    donor, other, path = Gated(shard, parts=16 * 3 + 5), Donor(shard), tmp_path / "taken"
-    async with serving(directory, a=donor, b=other):
+    source, other, path = Gated(shard, parts=16 * 3 + 5), Source(shard), tmp_path / "taken"
+    async with serving(directory, a=source, b=other):
         taking = asyncio.create_task(Newcomer(directory).take(shard, [A], path))
         assert [await written.get() for _ in range(3)] == [0, 1, 2]
         taking.cancel()
@@ -252,38 +246,38 @@ async def test_a_spoiled_chunk_on_the_own_disk_is_fetched_again(directory, shard
     data = bytearray(shard.path.read_bytes())
     data[ALTERED * CHUNK_BYTES + 77] ^= 4
     (tmp_path / "taken.partial").write_bytes(data + b"of an earlier, longer shard")
-    donor = Donor(shard)
-    async with serving(directory, a=donor):
+    source = Source(shard)
+    async with serving(directory, a=source):
         await Newcomer(directory).take(shard, [A], tmp_path / "taken")
-    assert donor.asked == [ALTERED]
+    assert source.asked == [ALTERED]
     assert (tmp_path / "taken").read_bytes() == shard.path.read_bytes()
 
 
-async def test_a_silent_donors_chunks_come_from_another_one(directory, shard, tmp_path):
+async def test_a_silent_sources_chunks_come_from_another_one(directory, shard, tmp_path):
     """Without any deadline: who has nothing else to do takes them over."""
-    silent, donor = Gated(shard, parts=0), Donor(shard)
+    silent, source = Gated(shard, parts=0), Source(shard)
     newcomer, path = Newcomer(directory), tmp_path / "taken"
-    async with serving(directory, a=silent, b=donor):
+    async with serving(directory, a=silent, b=source):
         brought = await newcomer.take(shard, [A, B], path)
     assert path.read_bytes() == shard.path.read_bytes()
     assert brought.keys() == {B}
     assert newcomer.faults == {}
 
 
-async def test_a_silent_donor_alone_is_dropped_after_a_while(directory, shard, tmp_path):
+async def test_a_silent_source_alone_is_dropped_after_a_while(directory, shard, tmp_path):
     newcomer = Newcomer(directory, silence_s=0.2)
     async with serving(directory, a=Gated(shard, parts=1)):
-        with pytest.raises(Unavailable, match="7 of 7 chunks are missing, and no donor is left"):
+        with pytest.raises(Unavailable, match="7 of 7 chunks are missing, and no source is left"):
             await newcomer.take(shard, [A], tmp_path / "taken")
     assert newcomer.faults[A].message == "said nothing for 0.2 s"
 
 
-async def test_what_came_before_the_last_donor_died_is_kept(directory, shard, tmp_path):
+async def test_what_came_before_the_last_source_died_is_kept(directory, shard, tmp_path):
     newcomer, path = Newcomer(directory), tmp_path / "taken"
     async with serving(directory, a=Mortal(shard, parts=16 + 3)):
         with pytest.raises(Unavailable, match="6 of 7 chunks are missing"):
             await newcomer.take(shard, [A], path)
-    again = Donor(shard)
+    again = Source(shard)
     async with serving(directory, a=again):
         await newcomer.take(shard, [A], path)
     assert again.asked == [1, 2, 3, 4, 5, 6]
@@ -298,7 +292,7 @@ BABBLE = {
 
 
 @pytest.mark.parametrize("part", BABBLE.values(), ids=BABBLE)
-async def test_a_donor_that_sends_what_was_not_asked_for_is_a_liar(
+async def test_a_source_that_sends_what_was_not_asked_for_is_a_liar(
     directory, shard, tmp_path, part
 ):
     newcomer = Newcomer(directory)
@@ -308,36 +302,36 @@ async def test_a_donor_that_sends_what_was_not_asked_for_is_a_liar(
     assert isinstance(newcomer.faults[A], BadFrame)
 
 
-async def test_donors_that_have_nothing_or_are_not_there_are_dropped(directory, shard, tmp_path):
+async def test_sources_that_have_nothing_or_are_not_there_are_dropped(directory, shard, tmp_path):
     newcomer = Newcomer(directory)
-    async with serving(directory, a=Donor(None), b=Quitter(shard)):
+    async with serving(directory, a=Source(None), b=Quitter(shard)):
         with pytest.raises(Unavailable, match="7 of 7"):
             await newcomer.take(shard, [A, B, C], tmp_path / "taken")
-    assert {donor: type(error) for donor, error in newcomer.faults.items()} == {
+    assert {source: type(error) for source, error in newcomer.faults.items()} == {
         A: NotFound,
         B: Unavailable,
         C: Unavailable,
     }
 
 
-async def test_the_list_comes_from_the_first_donor_whose_list_has_the_digest(directory, shard):
+async def test_the_list_comes_from_the_first_source_whose_list_has_the_digest(directory, shard):
     chunks = shard.chunks
     forged = ChunkList(total_bytes=chunks.total_bytes, digests=(bytes(16), *chunks.digests[1:]))
     shorter = ChunkList(total_bytes=chunks.total_bytes - 1, digests=chunks.digests)
-    liars = [Donor(OfferedShard(path=shard.path, chunks=lie)) for lie in (forged, shorter)]
+    liars = [Source(OfferedShard(path=shard.path, chunks=lie)) for lie in (forged, shorter)]
     newcomer = Newcomer(directory)
-    async with serving(directory, a=liars[0], b=liars[1], c=Donor(shard)):
+    async with serving(directory, a=liars[0], b=liars[1], c=Source(shard)):
         listed = await newcomer.downloader.list_chunks(NAME, chunks.digest(), [A, B, C])
         assert listed == chunks
         assert newcomer.faults.keys() == {A, B}
         assert all(isinstance(error, ProtocolError) for error in newcomer.faults.values())
-        with pytest.raises(Unavailable, match="no donor has a list"):
+        with pytest.raises(Unavailable, match="no source has a list"):
             await newcomer.downloader.list_chunks(NAME, bytes(16), [A, B, C])
 
 
-async def test_a_disk_that_does_not_take_it_is_no_donors_fault(directory, shard, tmp_path):
+async def test_a_disk_that_does_not_take_it_is_no_sources_fault(directory, shard, tmp_path):
     newcomer = Newcomer(directory)
-    async with serving(directory, a=Donor(shard)):
+    async with serving(directory, a=Source(shard)):
         with pytest.raises(Unavailable, match="cannot be written"):
             await newcomer.take(shard, [A], tmp_path / "no such folder" / "taken")
     assert newcomer.faults == {}
@@ -350,12 +344,12 @@ async def test_an_empty_file_is_a_shard_without_chunks(directory, tmp_path):
     assert (tmp_path / "taken").read_bytes() == b""
 
 
-# ---- the donor's side
+# ---- the source's side
 
 
 @asynccontextmanager
-async def a_channel(donor):
-    handlers = {LIST_CHUNKS: donor.on_list, FETCH_CHUNKS: donor.on_fetch}
+async def a_channel(source):
+    handlers = {LIST_CHUNKS: source.on_list, FETCH_CHUNKS: source.on_fetch}
     server = await GrpcTransport().serve("127.0.0.1", 0, handlers)
     channel = GrpcTransport().connect(server.endpoint)
     try:
@@ -366,7 +360,7 @@ async def a_channel(donor):
 
 
 async def test_parts_are_small_and_in_order(shard):
-    async with a_channel(Donor(shard)) as channel:
+    async with a_channel(Source(shard)) as channel:
         stream = channel.open(FETCH_CHUNKS)
         await stream.send(fetch_to_wire(NAME, range(5, 7)))
         await stream.finish()
@@ -392,7 +386,7 @@ OUTSIDE = {
 
 @pytest.mark.parametrize("request_", OUTSIDE.values(), ids=OUTSIDE)
 async def test_requests_for_what_cannot_be_are_refused(shard, request_):
-    async with a_channel(Donor(shard)) as channel:
+    async with a_channel(Source(shard)) as channel:
         stream = channel.open(FETCH_CHUNKS)
         await stream.send(request_)
         await stream.finish()
@@ -402,7 +396,7 @@ async def test_requests_for_what_cannot_be_are_refused(shard, request_):
 
 async def test_a_file_that_is_gone_is_told_without_its_path(shard, tmp_path):
     gone = OfferedShard(path=tmp_path / "gone", chunks=shard.chunks)
-    async with a_channel(Donor(gone)) as channel:
+    async with a_channel(Source(gone)) as channel:
         stream = channel.open(FETCH_CHUNKS)
         await stream.send(fetch_to_wire(NAME, range(1)))
         with pytest.raises(Unavailable) as caught:
@@ -422,7 +416,7 @@ async def test_a_file_that_is_gone_is_told_without_its_path(shard, tmp_path):
     ],
 )
 async def test_a_list_that_fits_no_file_is_a_lie(directory, lie):
-    class Lister(Donor):
+    class Lister(Source):
         async def on_list(self, stream) -> None:
             await stream.receive()
             await stream.send(lie)
@@ -435,6 +429,35 @@ async def test_a_list_that_fits_no_file_is_a_lie(directory, lie):
 
 
 async def test_a_list_arrives_as_it_was_sent(shard):
-    async with a_channel(Donor(shard)) as channel:
+    async with a_channel(Source(shard)) as channel:
         reply = await call(channel, LIST_CHUNKS, shard_to_wire(NAME), timeout_s=10.0)
     assert reply == chunks_to_wire(shard.chunks)
+
+
+# ---- beside the event loop
+
+
+class Patient(type(Path())):  # type: ignore[misc]
+    """A path whose files open only after the event loop has run something else."""
+
+    loop: asyncio.AbstractEventLoop
+    num_opened = 0
+
+    def open(self, *args: Any, **kwargs: Any) -> IO[Any]:
+        has_run = threading.Event()
+        self.loop.call_soon_threadsafe(has_run.set)
+        if not has_run.wait(timeout=10):
+            raise AssertionError("the event loop stands still while a file is opened")
+        Patient.num_opened += 1
+        return super().open(*args, **kwargs)
+
+
+async def test_no_file_is_read_or_written_on_the_event_loop(
+    directory: StaticDirectory, shard: OfferedShard, tmp_path: Path
+) -> None:
+    Patient.loop, Patient.num_opened = asyncio.get_running_loop(), 0
+    slow = OfferedShard(path=Patient(shard.path), chunks=shard.chunks)
+    async with serving(directory, a=Source(slow)):
+        await Newcomer(directory).take(shard, [A], Patient(tmp_path / "taken"))
+    assert (tmp_path / "taken").read_bytes() == shard.path.read_bytes()
+    assert Patient.num_opened == 2 * NUM_CHUNKS + 1, "chunks given, chunks taken, a first look"

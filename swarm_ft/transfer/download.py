@@ -1,4 +1,4 @@
-"""Fetches a shard from several donors at once; goes on where an earlier try ended.
+"""Fetches a shard from several sources at once; goes on where an earlier try ended.
 
 `protocol.download` decides who brings what. What comes is checked chunk by chunk before it is
 written, so that `NAME.partial` holds right chunks and gaps: nothing else is noted down, and who
@@ -14,11 +14,10 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from swarm_ft import failpoints
-from swarm_ft.discovery.directory import Directory
+from swarm_ft.discovery.directory import Directory, find_peer
 from swarm_ft.errors import BadFrame, SwarmError, Unavailable
 from swarm_ft.ids import PeerId
 from swarm_ft.log import get_logger
-from swarm_ft.peer.links.dialling import find_peer
 from swarm_ft.proto import snapshot_pb2 as pb
 from swarm_ft.protocol.machines.download import DownloadPlan
 from swarm_ft.protocol.messages.shard import CHUNK_BYTES, ChunkList, ShardName
@@ -29,20 +28,20 @@ from swarm_ft.transport.methods import FETCH_CHUNKS, LIST_CHUNKS
 logger = get_logger(__name__)
 
 SILENCE_S = 10.0
-"""A donor that says nothing for so long is dropped."""
+"""A source that says nothing for so long is dropped."""
 
 Parts = MessageStream[pb.FetchRequest, pb.ChunkPart]
 OnFault = Callable[[PeerId, SwarmError], None]
-"""Told of each donor that was dropped, and why; a `ProtocolError` means that it lied."""
+"""Told of each source that was dropped, and why; a `ProtocolError` means that it lied."""
 
 
-def log_fault(donor: PeerId, error: SwarmError) -> None:
+def log_fault(source: PeerId, error: SwarmError) -> None:
     """The `OnFault` that only tells people."""
-    logger.warning("donor %s: %s", donor, error.message)
+    logger.warning("source %s: %s", source, error.message)
 
 
 class Downloader:
-    """What all downloads of a peer share."""
+    """What all downloads of a process share."""
 
     def __init__(
         self,
@@ -58,50 +57,50 @@ class Downloader:
         self._silence_s = silence_s
 
     async def list_chunks(
-        self, name: ShardName, digest: bytes, donors: Iterable[PeerId]
+        self, name: ShardName, digest: bytes, sources: Iterable[PeerId]
     ) -> ChunkList:
-        """The shard's chunks, from the first donor whose list has the digest.
+        """The shard's chunks, from the first source whose list has the digest.
 
         Args:
             name: of the shard.
             digest: as the coordinator knows it.
-            donors: who are said to have it.
+            sources: who are said to have it.
 
         Raises:
             Unavailable: none has it.
         """
-        for donor in donors:
+        for source in sources:
             try:
-                return await self._list_of(donor, name, digest)
+                return await self._list_of(source, name, digest)
             except SwarmError as error:
-                self._on_fault(donor, error)
-        raise Unavailable(f"{name}: no donor has a list of its chunks with the right digest")
+                self._on_fault(source, error)
+        raise Unavailable(f"{name}: no source has a list of its chunks with the right digest")
 
     async def download(
-        self, name: ShardName, chunks: ChunkList, donors: Sequence[PeerId], path: Path
+        self, name: ShardName, chunks: ChunkList, sources: Sequence[PeerId], path: Path
     ) -> dict[PeerId, int]:
         """Write the shard to `path`, whole and checked, or keep what came beside it.
 
         Args:
             name: of the shard.
             chunks: of which it consists.
-            donors: who are said to have it; all are asked at once.
-            path: what lies there is gone on from, or replaced; called again, with other donors
+            sources: who are said to have it; all are asked at once.
+            path: what lies there is gone on from, or replaced; called again, with other sources
                 too, it goes on.
 
         Returns:
-            The bytes that each donor brought.
+            The bytes that each source brought.
 
         Raises:
-            Unavailable: the donors were dropped before all was there, or the disk does not take it.
+            Unavailable: all were dropped before all was there, or the disk does not take it.
         """
         partial = path.with_name(f"{path.name}.partial")
         try:
             present = await asyncio.to_thread(_prepare, path, partial, chunks)
             fetch = _Fetch(
-                name, chunks, partial, DownloadPlan(len(chunks), donors, present=present)
+                name, chunks, partial, DownloadPlan(len(chunks), sources, present=present)
             )
-            await self._run(fetch, donors)
+            await self._run(fetch, sources)
             if fetch.plan.is_complete:
                 os.replace(partial, path)
         except OSError as error:
@@ -109,12 +108,12 @@ class Downloader:
         if not fetch.plan.is_complete:
             raise Unavailable(
                 f"{name}: {fetch.plan.num_missing} of {len(chunks)} chunks are missing, and no "
-                f"donor is left; what came is kept, try again when one is back"
+                f"source is left; what came is kept, try again when one is back"
             )
         return dict(fetch.brought)
 
-    async def _list_of(self, donor: PeerId, name: ShardName, digest: bytes) -> ChunkList:
-        channel = self._transport.connect(await find_peer(self._directory, donor))
+    async def _list_of(self, source: PeerId, name: ShardName, digest: bytes) -> ChunkList:
+        channel = self._transport.connect(await find_peer(self._directory, source))
         try:
             request = shard_to_wire(name)
             chunks = chunks_from_wire(await call(channel, LIST_CHUNKS, request, self._silence_s))
@@ -124,8 +123,8 @@ class Downloader:
             raise BadFrame(f"{name}: its list of chunks has another digest than the shard")
         return chunks
 
-    async def _run(self, fetch: _Fetch, donors: Sequence[PeerId]) -> None:
-        pending = {asyncio.create_task(self._draw(fetch, donor)) for donor in donors}
+    async def _run(self, fetch: _Fetch, sources: Sequence[PeerId]) -> None:
+        pending = {asyncio.create_task(self._draw(fetch, source)) for source in sources}
         try:
             while pending and not fetch.plan.is_complete:
                 done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
@@ -136,21 +135,21 @@ class Downloader:
                 task.cancel()
             await asyncio.gather(*pending, return_exceptions=True)
 
-    async def _draw(self, fetch: _Fetch, donor: PeerId) -> None:
-        """Let one donor bring what it can, until all is here or it is dropped."""
+    async def _draw(self, fetch: _Fetch, source: PeerId) -> None:
+        """Let one source bring what it can, until all is here or it is dropped."""
         try:
-            channel = self._transport.connect(await find_peer(self._directory, donor))
+            channel = self._transport.connect(await find_peer(self._directory, source))
             try:
-                await self._draw_over(channel, fetch, donor)
+                await self._draw_over(channel, fetch, source)
             finally:
                 await channel.close()
         except SwarmError as error:
-            fetch.drop(donor)
-            self._on_fault(donor, error)
+            fetch.drop(source)
+            self._on_fault(source, error)
 
-    async def _draw_over(self, channel: Channel, fetch: _Fetch, donor: PeerId) -> None:
+    async def _draw_over(self, channel: Channel, fetch: _Fetch, source: PeerId) -> None:
         while not fetch.plan.is_complete:
-            wanted = fetch.plan.next_range(donor)
+            wanted = fetch.plan.next_range(source)
             if not wanted:
                 await fetch.changed.wait()
                 continue
@@ -158,17 +157,17 @@ class Downloader:
             try:
                 await stream.send(fetch_to_wire(fetch.name, wanted))
                 await stream.finish()
-                await self._take(stream, fetch, donor, wanted)
+                await self._take(stream, fetch, source, wanted)
             finally:
                 await stream.cancel()
 
-    async def _take(self, stream: Parts, fetch: _Fetch, donor: PeerId, wanted: range) -> None:
+    async def _take(self, stream: Parts, fetch: _Fetch, source: PeerId, wanted: range) -> None:
         for index in wanted:
             # Another one may have brought it by now, or have taken over the rest.
-            if not fetch.plan.wants(donor, index):
+            if not fetch.plan.wants(source, index):
                 return
             chunk = await self._receive_chunk(stream, fetch, index)
-            await fetch.keep(donor, index, chunk)
+            await fetch.keep(source, index, chunk)
             failpoints.reached("joining")
 
     async def _receive_chunk(self, stream: Parts, fetch: _Fetch, index: int) -> bytearray:
@@ -207,7 +206,7 @@ class _Fetch:
         self.changed = asyncio.Event()
         self._partial = partial
 
-    async def keep(self, donor: PeerId, index: int, chunk: bytearray) -> None:
+    async def keep(self, source: PeerId, index: int, chunk: bytearray) -> None:
         """Write a chunk down, if it is what it should be.
 
         Raises:
@@ -217,13 +216,13 @@ class _Fetch:
         if not await asyncio.to_thread(self.chunks.holds, index, chunk):
             raise BadFrame(f"the bytes of chunk {index} are not those of its digest")
         await asyncio.to_thread(_write, self._partial, index, chunk)
-        self.brought[donor] += len(chunk)
+        self.brought[source] += len(chunk)
         self.plan.received(index)
         self._tell()
 
-    def drop(self, donor: PeerId) -> None:
+    def drop(self, source: PeerId) -> None:
         """Its chunks are for the others now."""
-        self.plan.drop(donor)
+        self.plan.drop(source)
         self._tell()
 
     def _tell(self) -> None:

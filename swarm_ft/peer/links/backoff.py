@@ -1,26 +1,10 @@
-"""Where another peer is, and how long to wait before it is called again."""
+"""How long to wait before somebody is called again. No clock, and no chance but the one given."""
 
 from __future__ import annotations
 
 from random import Random
 
-from swarm_ft.discovery.directory import Directory, Role
-from swarm_ft.errors import Unavailable
-from swarm_ft.ids import PeerId
-
 MIN_BACKOFF_S, MAX_BACKOFF_S = 0.1, 2.0
-
-
-async def find_peer(directory: Directory, peer_id: PeerId) -> str:
-    """The endpoint of a peer.
-
-    Raises:
-        Unavailable: the directory does not know it (yet).
-    """
-    endpoint = (await directory.find(Role.PEER)).get(peer_id)
-    if endpoint is None:
-        raise Unavailable(f"peer {peer_id} is not in the DHT")
-    return endpoint
 
 
 class Backoff:

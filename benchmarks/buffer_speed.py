@@ -1,20 +1,30 @@
 """How fast buffers are kept on this machine, against a raw memory-mapped file in the same run.
 
-Knows the clock and what a row is; knows no options and no output.
+    python -m benchmarks.buffer_speed [--shape 1024x1600] [--gigabytes 1] [--directory DIR] [--json]
+
+Counts hits, too: of a store that drops what the plan needs last, and of a cache that drops what was
+used longest ago. See docs/buffers.md.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import mmap
 import os
 import random
+import re
 import statistics
 import tempfile
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
 
 from swarm_ft.buffers import BufferKey, BufferLimits, BufferRecord, BufferStore, End
 from swarm_ft.codec.stored import buffer_bytes
@@ -240,15 +250,12 @@ def _plan(num_samples: int) -> TrainSpec:
         num_steps=steps,
         learning_rate=0.0,
         lr_schedule=LrSchedule.CONSTANT,
-        warmup_steps=0,
-        weight_decay=0.0,
         clip_grad_norm=0.0,
         seed=0,
         shuffle=True,
-        dropout=False,
-        sync_tied_embeddings=False,
         forward_codec="aq4",
         backward_codec="q8",
+        key_codec="fp16",
     )
 
 
@@ -274,3 +281,74 @@ def _hits_of_lru(train: TrainSpec, room: int) -> float:
         while len(cache) > room:
             cache.popitem(last=False)
     return hits / (train.num_samples * (_EPOCHS - 1))
+
+
+# ---- what is shown
+
+
+def _short(number: float) -> str:
+    """Two digits of it, or all before the point."""
+    return f"{number:.0f}" if number >= 10 else f"{number:.2g}"
+
+
+def _speed_table(shape: str, rows: list[SpeedRow]) -> Table:
+    """GB/s of all tiers, and of the mapped file's."""
+    title = f"Records of {shape}: GB/s of payload (and times the mapped file's)"
+    table = Table("bits", "bytes", "tier", title=title, box=SIMPLE_HEAD)
+    for name in ("first put", "put again", "and sync", "get"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        ratios = (row.first_ratio, row.put_ratio, row.synced_ratio, row.get_ratio)
+        speeds = (row.first_gb_s, row.put_gb_s, row.synced_gb_s, row.get_gb_s)
+        pairs = zip(speeds, ratios, strict=True)
+        cells = [f"{_short(speed)} ({_short(ratio)})" for speed, ratio in pairs]
+        table.add_row(str(row.bits), f"{row.sample_bytes:,}", row.tier, *cells)
+    return table
+
+
+def _hit_table(samples: int, rows: list[HitRow]) -> Table:
+    """Hit rates by budget."""
+    title = f"Visits that find their record, of {samples:,} samples in shuffled epochs"
+    table = Table("budget, of the set", title=title)
+    for name in ("needed last goes", "least recently used goes"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        rates = (row.needed_last, row.least_recently_used)
+        table.add_row(f"{row.budget:.0%}", *(f"{rate:.1%}" for rate in rates))
+    return table
+
+
+def main() -> None:
+    """Print two tables, or the same as JSON."""
+    parser = argparse.ArgumentParser(description="How fast buffers are kept, and how many hit.")
+    parser.add_argument("--shape", type=_shape, default="1024x1600", help="TOKENSxCHANNELS")
+    parser.add_argument("--gigabytes", type=float, default=1.0, help="of records")
+    parser.add_argument("--directory", type=Path, help="where files are made for a while")
+    parser.add_argument("--samples", type=int, default=4000, help="of the epochs that count hits")
+    parser.add_argument("--repeats", type=int, default=3, help="medians of so many")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    args = parser.parse_args()
+    total_bytes = int(args.gigabytes * _GIGA)
+    speeds = list(
+        measure_speed(
+            args.shape, total_bytes=total_bytes, repeats=args.repeats, directory=args.directory
+        )
+    )
+    hits = list(measure_hits(args.samples))
+    if args.json:
+        document = {"speeds": [asdict(row) for row in speeds], "hits": [asdict(r) for r in hits]}
+        print(json.dumps(document))  # noqa: T201
+        return
+    Console().print(_speed_table("x".join(map(str, args.shape)), speeds))
+    Console().print(_hit_table(args.samples, hits))
+
+
+def _shape(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"([1-9][0-9]{0,8})x([1-9][0-9]{0,8})", text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"expected TOKENSxCHANNELS, such as 1024x1600, got {text}")
+    return int(match[1]), int(match[2])
+
+
+if __name__ == "__main__":
+    main()

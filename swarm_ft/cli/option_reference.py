@@ -1,0 +1,59 @@
+"""Writes the table of docs/options.md: `python -m swarm_ft.cli.option_reference`."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import MISSING
+from pathlib import Path
+
+from swarm_ft.client.options import JobOptions
+from swarm_ft.protocol.spec.bounds import Range
+from swarm_ft.protocol.spec.options import Declared, declared
+
+PAGE = Path("docs/options.md")
+BEGIN = "<!-- from the declarations, by `make docs`: begin -->\n"
+END = "<!-- end -->\n"
+
+
+def with_table(page: str) -> str:
+    """The page with its table as it should be.
+
+    Raises:
+        ValueError: it does not hold BEGIN and, behind it, END.
+    """
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise ValueError(f"expected {BEGIN!r} and {END!r} in the page")
+    return f"{before}{begin}\n{_table()}\n{end}{after}"
+
+
+def _table() -> str:
+    rows = [("option", "values", "default", "what"), ("---",) * 4]
+    rows += map(_row, declared(JobOptions))
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def _row(one: Declared) -> tuple[str, str, str, str]:
+    flags = ", ".join(f"`{flag}`" for flag in (one.flag, one.no_flag) if flag)
+    return flags, _values(one), _default(one), one.option.help
+
+
+def _default(one: Declared) -> str:
+    if one.default is MISSING:
+        return "required"
+    word = one.default_word
+    return word if one.option.default or not word else f"`{word}`"
+
+
+def _values(one: Declared) -> str:
+    if one.choices:
+        return ", ".join(f"`{word}`" for word in one.choices)
+    ranges = [str(bound) for bound in one.bounds if isinstance(bound, Range)]
+    named = one.option.metavar.replace("|", r"\|")
+    return ", ".join([f"`{named}`"] * bool(named) + ranges)
+
+
+if __name__ == "__main__":
+    page = Path(sys.argv[1]) if len(sys.argv) > 1 else PAGE
+    page.write_text(with_table(page.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,0 +1,190 @@
+"""What a field may hold, said beside its type, and checked the same wherever a value comes from.
+
+    batch_size: Annotated[int, Range(1, 65536)]
+
+Whoever takes values in (a command line, a Python caller, another process) asks `refusal` or
+`first_refusal`, and raises the error that is its own.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, fields
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin, get_type_hints
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+MAX_SHOWN_CHARS = 80
+"""Of a refused value, which ends in logs."""
+
+
+class Bound(ABC):
+    """Metadata of a type that knows which values it refuses."""
+
+    @abstractmethod
+    def refusal(self, value: object) -> str | None:
+        """None if `value` will do, else what was expected and what came."""
+
+
+@dataclass(frozen=True, slots=True)
+class Range(Bound):
+    """A number from `minimum` to `maximum`, both included; never inf, never NaN.
+
+    Integers only if `minimum` is an int; `Range(0.0)` takes any finite number from 0 on.
+    """
+
+    minimum: float
+    maximum: float = math.inf
+
+    @property
+    def is_integer(self) -> bool:
+        """Whether only integers will do."""
+        return isinstance(self.minimum, int)
+
+    def refusal(self, value: object) -> str | None:
+        """See `Bound`."""
+        if isinstance(value, bool) or not isinstance(
+            value, int if self.is_integer else int | float
+        ):
+            return (
+                f"expected {'an integer' if self.is_integer else 'a number'}, got {_shown(value)}"
+            )
+        if math.isfinite(value) and self.minimum <= value <= self.maximum:
+            return None
+        return f"expected {self}, got {value}"
+
+    def __str__(self) -> str:
+        kind, low, high = "", str(self.minimum), str(self.maximum)
+        if not self.is_integer:
+            kind, low, high = "a finite number, ", f"{self.minimum:g}", f"{self.maximum:g}"
+        return f"{kind}{low} or more" if self.maximum == math.inf else f"{kind}{low} to {high}"
+
+
+@dataclass(frozen=True, slots=True)
+class Length(Bound):
+    """Text, bytes or a collection of `minimum` to `maximum` characters, bytes or entries."""
+
+    maximum: int
+    minimum: int = 0
+
+    def refusal(self, value: object) -> str | None:
+        """See `Bound`. The value itself is not shown: it may be long."""
+        if not isinstance(value, Collection):
+            return f"expected {self._in('entries')}, got {_shown(value)}"
+        if self.minimum <= len(value) <= self.maximum:
+            return None
+        unit = "characters" if isinstance(value, str) else "entries"
+        return (
+            f"expected {self._in('bytes' if isinstance(value, bytes) else unit)}, got {len(value)}"
+        )
+
+    def _in(self, unit: str) -> str:
+        if self.minimum == self.maximum:
+            return f"{self.maximum} {unit}"
+        few = f"{self.minimum} to " if self.minimum else "at most "
+        return f"{few}{self.maximum} {unit}"
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf(Bound):
+    """One of a few values."""
+
+    values: tuple[object, ...]
+
+    def refusal(self, value: object) -> str | None:
+        """See `Bound`."""
+        return None if value in self.values else f"expected {self}, got {_shown(value)}"
+
+    def __str__(self) -> str:
+        *others, last = map(str, self.values)
+        return f"{', '.join(others)} or {last}" if others else last
+
+
+def refusal(value: object, hint: object) -> str | None:
+    """Why `value` is out of the bounds in `hint`: what was expected, and what came.
+
+    Args:
+        value: anything, also what is not of the type.
+        hint: a type; the bounds of `Annotated` are looked for in it, in the entries of tuples,
+            sets and mappings, and in `X | None`. Nested dataclasses check themselves.
+
+    Returns:
+        None if `value` will do.
+    """
+    origin = get_origin(hint)
+    if origin is None:
+        return None
+    inner = get_args(hint)
+    if origin is Annotated:
+        for one in inner[1:]:
+            words = one.refusal(value) if isinstance(one, Bound) else None
+            if words is not None:
+                return words
+        return refusal(value, inner[0])
+    if origin in (Union, UnionType):
+        # Of other unions nothing can be said without knowing which one is meant.
+        others = [one for one in inner if one is not NoneType]
+        return None if value is None or len(others) > 1 else refusal(value, others[0])
+    if not inner or not isinstance(value, Collection):
+        return None
+    return _first(refusal(entry, of) for entry, of in _entries(value, inner))
+
+
+def first_refusal(checked: DataclassInstance) -> tuple[str, str] | None:
+    """The first field of a dataclass instance that is out of its bounds, and why.
+
+    Returns:
+        The field's name and its `refusal`; None if all will do.
+    """
+    for name, hint in _bounded_fields(type(checked)):
+        words = refusal(getattr(checked, name), hint)
+        if words is not None:
+            return name, words
+    return None
+
+
+@functools.cache
+def _bounded_fields(of: type[DataclassInstance]) -> tuple[tuple[str, object], ...]:
+    """Only those that have bounds: specs are built often, and most looking would be in vain."""
+    hints = ((field.name, field_hints(of)[field.name]) for field in fields(of))
+    return tuple((name, hint) for name, hint in hints if _has_bounds(hint))
+
+
+def _has_bounds(hint: object) -> bool:
+    return isinstance(hint, Bound) or any(map(_has_bounds, get_args(hint)))
+
+
+@functools.cache
+def field_hints(of: type[DataclassInstance]) -> Mapping[str, Any]:
+    """The types of a dataclass's fields with their metadata, by name."""
+    return get_type_hints(of, include_extras=True)
+
+
+def metadata(hint: object) -> tuple[Any, ...]:
+    """What `Annotated` says of a type; nothing if it is not annotated."""
+    return get_args(hint)[1:] if get_origin(hint) is Annotated else ()
+
+
+def _entries(value: Collection[Any], inner: tuple[object, ...]) -> Iterable[tuple[object, object]]:
+    """What lies in a collection, each with its type."""
+    if isinstance(value, Mapping):
+        for key, entry in value.items():
+            yield key, inner[0]
+            yield entry, inner[1]
+    elif len(inner) == 1 or inner[1] is Ellipsis:
+        yield from ((entry, inner[0]) for entry in value)
+    else:
+        yield from zip(value, inner, strict=False)
+
+
+def _first(refusals: Iterable[str | None]) -> str | None:
+    return next((words for words in refusals if words is not None), None)
+
+
+def _shown(value: object) -> str:
+    return ascii(value)[:MAX_SHOWN_CHARS]

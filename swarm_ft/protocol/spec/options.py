@@ -1,0 +1,206 @@
+"""Options: fields that users set, told once, beside their type, their bounds and their default.
+
+    batch_size: Annotated[int, Range(1, 65536), Option("Samples a step.")] = 8
+
+The command line, the checks of values and the reference in docs/options.md are made of that.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from enum import Enum
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, Union, cast, get_args, get_origin
+
+from swarm_ft.errors import BadOption
+from swarm_ft.protocol.spec.bounds import Bound, OneOf, field_hints, first_refusal, metadata
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Options = TypeVar("Options", bound="DataclassInstance")
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """Makes a field of a dataclass an option of the commands that take the dataclass.
+
+    Attributes:
+        help: what it is for, in a sentence.
+        name: on the command line, without dashes; the field's own where empty.
+        metavar: what stands for the value in help; by the type where empty.
+        default: the default in words, where it is not the field's own or does not speak.
+        words: what stands for False and for True, of a bool that is no switch.
+        has_no: whether there is a `--no-NAME` beside a switch.
+    """
+
+    help: str
+    name: str = ""
+    metavar: str = ""
+    default: str = ""
+    words: tuple[str, str] | None = None
+    has_no: bool = True
+
+
+@dataclass(frozen=True)
+class Declared:
+    """One option as it was declared.
+
+    Attributes:
+        field: its name in Python, and as the parameter of a command.
+        kind: its type, without None and metadata.
+        default: a value of `kind`, or None; MISSING if it must be given.
+        notes: all that its type is annotated with: bounds, and what others put there.
+    """
+
+    field: str
+    kind: type
+    option: Option
+    default: object
+    notes: tuple[Any, ...]
+
+    @property
+    def flag(self) -> str:
+        """As it is written on the command line."""
+        return f"--{self.option.name or self.field.replace('_', '-')}"
+
+    @property
+    def no_flag(self) -> str:
+        """What turns a switch off; empty if nothing does."""
+        has_one = self.is_switch and self.option.has_no
+        return f"--no-{self.flag[2:]}" if has_one else ""
+
+    @property
+    def bounds(self) -> tuple[Bound, ...]:
+        """What its values keep to."""
+        return tuple(note for note in self.notes if isinstance(note, Bound))
+
+    @functools.cached_property
+    def choices(self) -> Mapping[str, object]:
+        """The values by their words, where there are but a few; else empty."""
+        if self.option.words is not None:
+            return dict(zip(self.option.words, (False, True), strict=True))
+        if issubclass(self.kind, Enum):
+            return {one.name.lower(): one for one in self.kind}
+        few = next((bound.values for bound in self.bounds if isinstance(bound, OneOf)), ())
+        return {str(value): value for value in few}
+
+    @property
+    def is_switch(self) -> bool:
+        """Whether it is given without a value."""
+        return self.kind is bool and self.option.words is None
+
+    @property
+    def default_word(self) -> str:
+        """The default as users know it; empty if there is none to tell."""
+        if self.option.default or self.default in (None, MISSING):
+            return self.option.default
+        if self.is_switch:
+            return (self.flag if self.default else self.no_flag)[2:]
+        return self.word_for(self.default)
+
+    def arguments(self, value: object) -> list[str]:
+        """What asks for a value on the command line."""
+        if self.is_switch:
+            return [self.flag if value else self.no_flag]
+        return [self.flag, self.word_for(value)]
+
+    def word_for(self, value: object) -> str:
+        """A value as it is written on the command line."""
+        words = (word for word, choice in self.choices.items() if choice == value)
+        return next(words, str(value))
+
+
+def declared(of: type[DataclassInstance]) -> tuple[Declared, ...]:
+    """The options of a dataclass in order; where it is made of others, theirs in their place."""
+    found: list[Declared] = []
+    for part in _parts(of).values():
+        found += [part] if isinstance(part, Declared) else declared(part)
+    return tuple(found)
+
+
+def build(of: type[Options], given: Mapping[str, object]) -> Options:
+    """A dataclass, and those that it is made of, from its options.
+
+    Args:
+        of: what to build.
+        given: values by `Declared.field`; None, or nothing, leaves the default.
+
+    Raises:
+        BadInput: a value that the dataclass refuses.
+    """
+    values: dict[str, Any] = {}
+    for name, part in _parts(of).items():
+        if not isinstance(part, Declared):
+            values[name] = build(part, given)
+        elif given.get(name) is not None:
+            values[name] = given[name]
+    return of(**values)
+
+
+def arguments(options: DataclassInstance) -> list[str]:
+    """The command line that asks for `options`; what is as by default is left out."""
+    words: list[str] = []
+    for name, part in _parts(type(options)).items():
+        value = getattr(options, name)
+        if not isinstance(part, Declared):
+            words += arguments(value)
+        elif value is not None and value != part.default:
+            words += part.arguments(value)
+    return words
+
+
+def check(options: DataclassInstance) -> None:
+    """Refuse values out of the bounds that are declared.
+
+    Raises:
+        BadOption: the first of them, by the name that users know it by.
+    """
+    parts = _parts(type(options))
+    refused = first_refusal(options)
+    if refused is not None:
+        field, words = refused
+        raise BadOption(f"{_called(field, parts.get(field))}: {words}")
+    for field, part in parts.items():
+        if isinstance(part, Declared) and part.choices:
+            _check_choice(part, getattr(options, field))
+
+
+def _check_choice(one: Declared, value: object) -> None:
+    if value not in one.choices.values():
+        raise BadOption(f"{one.flag}: expected {OneOf(tuple(one.choices))}, got {value!a:.80}")
+
+
+def _called(field: str, part: Part | None) -> str:
+    if isinstance(part, Declared):
+        return part.flag
+    return field.replace("num_", "number of ").replace("_", " ")
+
+
+Part = Declared | type["DataclassInstance"]
+
+
+@functools.cache
+def _parts(of: type[DataclassInstance]) -> Mapping[str, Part]:
+    """The fields of a dataclass that are options, or dataclasses that have some."""
+    parts: dict[str, Part] = {}
+    for field in fields(of):
+        kind, notes = _kind_and_notes(field_hints(of)[field.name])
+        option = next((note for note in notes if isinstance(note, Option)), None)
+        if option is not None:
+            parts[field.name] = Declared(field.name, kind, option, field.default, notes)
+        elif is_dataclass(kind):
+            parts[field.name] = kind
+    return parts
+
+
+def _kind_and_notes(hint: object) -> tuple[type, tuple[Any, ...]]:
+    """`X` of `Annotated[Annotated[X, ...] | None, ...]`, and what all of it is annotated with."""
+    if get_origin(hint) is Annotated:
+        kind, notes = _kind_and_notes(get_args(hint)[0])
+        return kind, (*notes, *metadata(hint))
+    if get_origin(hint) in (Union, UnionType):
+        return _kind_and_notes(next(one for one in get_args(hint) if one is not NoneType))
+    return cast(type, hint), ()

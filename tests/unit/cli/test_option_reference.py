@@ -1,0 +1,38 @@
+"""docs/options.md says what is declared."""
+
+from pathlib import Path
+
+import pytest
+
+from swarm_ft.cli.option_reference import BEGIN, END, PAGE, with_table
+from swarm_ft.client.options import JobOptions
+from swarm_ft.protocol.spec.options import declared
+
+PAGE_HERE = Path(__file__).parents[3] / PAGE
+
+
+def test_the_page_is_not_stale() -> None:
+    page = PAGE_HERE.read_text(encoding="utf-8")
+    assert page == with_table(page), "run `make docs`"
+
+
+def test_every_option_of_a_job_has_a_row() -> None:
+    rows = with_table(BEGIN + END).splitlines()
+    for one in declared(JobOptions):
+        (row,) = (row for row in rows if row.startswith(f"| `{one.flag}`"))
+        assert row.endswith(f"| {one.option.help} |")
+        assert row.replace(r"\|", "").count("|") == 5
+
+
+def test_what_stands_around_the_table_is_kept() -> None:
+    page = f"# Before\n{BEGIN}old\n{END}behind\n"
+    written = with_table(page)
+    assert written.startswith(f"# Before\n{BEGIN}\n| option |")
+    assert written.endswith(f"|\n\n{END}behind\n")
+    assert with_table(written) == written
+
+
+@pytest.mark.parametrize("page", ["", BEGIN, END, END + BEGIN])
+def test_a_page_without_a_place_for_the_table_is_told(page: str) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        with_table(page)

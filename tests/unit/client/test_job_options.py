@@ -1,0 +1,98 @@
+"""The options of a job: what follows from them, and what is refused, without a command line."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from swarm_ft.cli.demo import SAMPLE_LR
+from swarm_ft.client.options import EvalOptions, JobOptions, Outputs
+from swarm_ft.errors import BadCodec, BadInput, BadOption
+from swarm_ft.protocol.spec.options import build, declared
+from swarm_ft.protocol.spec.run_spec import LrSchedule, TrainOptions, TrainSpec
+
+NAMED = {"model": "gpt2", "dataset": "notes.txt"}
+
+
+def test_every_option_has_a_name_of_its_own() -> None:
+    options = declared(JobOptions)
+    assert len({one.field for one in options}) == len({one.flag for one in options}) == len(options)
+
+
+def test_a_model_and_a_text_are_enough() -> None:
+    assert build(JobOptions, NAMED) == JobOptions(model="gpt2", dataset="notes.txt")
+
+
+def test_values_reach_the_part_that_declares_them() -> None:
+    given = {
+        "learning_rate": 1e-3,
+        "lr_schedule": LrSchedule.COSINE,
+        "max_eval_samples": 5,
+        "json_file": Path("report.json"),
+        "steps": None,
+        "resume": True,
+    }
+    assert build(JobOptions, NAMED | given) == JobOptions(
+        model="gpt2",
+        dataset="notes.txt",
+        evaluation=EvalOptions(max_eval_samples=5),
+        train=TrainOptions(learning_rate=1e-3, lr_schedule=LrSchedule.COSINE),
+        resume=True,
+        outputs=Outputs(json_file=Path("report.json")),
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "num_samples", "num_steps"),
+    [
+        ({}, 8, 3),
+        ({}, 9, 6),
+        ({"epochs": 1}, 17, 3),
+        ({"epochs": 1, "batch_size": 4}, 17, 5),
+        ({"epochs": 2, "steps": 7}, 100, 7),
+    ],
+)
+def test_steps_win_over_epochs(given: dict[str, object], num_samples: int, num_steps: int) -> None:
+    options = build(JobOptions, NAMED | given)
+    spec = options.train_spec(num_samples)
+    assert spec == TrainSpec.of(options.train, num_samples=num_samples, num_steps=num_steps)
+
+
+def test_more_steps_than_a_run_can_have_are_refused() -> None:
+    options = build(JobOptions, NAMED | {"epochs": 1 << 31, "batch_size": 2})
+    with pytest.raises(BadOption, match="number of steps: expected 1 to"):
+        options.train_spec(num_samples=3)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("epochs", 0, "--epochs: expected 1 to"),
+        ("steps", 0, "--steps: expected 1 to"),
+        ("max_eval_samples", 0, "--max-eval-samples: expected 1 or more, got 0"),
+        ("batch_size", 1 << 17, "--batch-size: expected 1 to 65536, got 131072"),
+        ("batch_size", "8", "--batch-size: expected an integer, got '8'"),
+        ("learning_rate", float("inf"), "--lr: expected a finite number, 0 or more, got inf"),
+        ("lr_schedule", "linear", "--lr-schedule: expected constant, linear or cosine, got 'linea"),
+        ("forward_codec", "q" * 41, "--fw: expected at most 40 characters, got 41"),
+        ("forward_codec", "zip", "--fw: codec 'zip': expected a codec such as"),
+        ("backward_codec", "aq4", "--bw: codec 'aq4': "),
+        ("key_codec", "aq4", "--key: codec 'aq4': a key frame builds on nothing"),
+        ("fill_codec", "zip", "--fill: codec 'zip': "),
+        ("fill_codec", "q2", "--fill: expected a codec of changes, such as aq2, as --fw aq3+z is"),
+        ("dp_codec", "top10", "--dp: codec 'top10': replicas' gradients take"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_the_options_name(
+    field: str, value: object, message: str
+) -> None:
+    with pytest.raises(BadInput) as raised:
+        build(JobOptions, NAMED | {field: value})
+    assert isinstance(raised.value, BadOption | BadCodec)
+    assert raised.value.message.startswith(message)
+
+
+def test_the_learning_rates_that_help_tells_are_those_that_are_used() -> None:
+    (lr,) = (one for one in declared(JobOptions) if one.flag == "--lr")
+    told = [float(number) for number in re.findall(r"\de-\d", lr.option.default)]
+    assert told == [TrainOptions().learning_rate, SAMPLE_LR]

@@ -1,0 +1,70 @@
+"""run.proto, which is written by hand, has the fields of the specs and holds all their values."""
+
+from dataclasses import fields
+from enum import IntEnum
+from typing import Any
+
+import pytest
+from google.protobuf.descriptor import FieldDescriptor
+
+from swarm_ft.proto import run_pb2 as pb
+from swarm_ft.protocol.spec.bounds import Range, field_hints, metadata
+from swarm_ft.protocol.spec.run_spec import LrSchedule, ModelSpec, TrainSpec
+
+MESSAGES: dict[type, Any] = {
+    ModelSpec: pb.ModelSpec.DESCRIPTOR,
+    TrainSpec: pb.TrainSpec.DESCRIPTOR,
+}
+SPECS = pytest.mark.parametrize("spec", MESSAGES, ids=lambda spec: spec.__name__)
+KINDS: dict[object, set[int]] = {
+    int: {FieldDescriptor.TYPE_UINT32, FieldDescriptor.TYPE_UINT64},
+    float: {FieldDescriptor.TYPE_DOUBLE},
+    bool: {FieldDescriptor.TYPE_BOOL},
+    str: {FieldDescriptor.TYPE_STRING},
+    bytes: {FieldDescriptor.TYPE_BYTES},
+    tuple[bytes, ...]: {FieldDescriptor.TYPE_BYTES},
+    LrSchedule: {FieldDescriptor.TYPE_ENUM},
+}
+LARGEST = {FieldDescriptor.TYPE_UINT32: 2**32 - 1, FieldDescriptor.TYPE_UINT64: 2**64 - 1}
+
+
+def bare(hint: Any) -> object:
+    return hint.__origin__ if metadata(hint) else hint
+
+
+@SPECS
+def test_fields_have_the_same_names(spec: type) -> None:
+    theirs = MESSAGES[spec].fields_by_name
+    assert set(theirs) == {field.name for field in fields(spec)}
+
+
+@SPECS
+def test_fields_are_of_the_same_kind(spec: type) -> None:
+    for name, hint in field_hints(spec).items():
+        theirs = MESSAGES[spec].fields_by_name[name]
+        assert theirs.type in KINDS[bare(hint)], name
+        assert theirs.is_repeated == (bare(hint) == tuple[bytes, ...]), name
+
+
+@SPECS
+def test_every_number_within_its_bounds_has_room(spec: type) -> None:
+    for name, hint in field_hints(spec).items():
+        kind = MESSAGES[spec].fields_by_name[name].type
+        for bound in metadata(hint):
+            if isinstance(bound, Range) and kind in LARGEST:
+                assert 0 <= bound.minimum <= bound.maximum <= LARGEST[kind], name
+
+
+def test_numbers_of_a_training_are_bounded() -> None:
+    for name, hint in field_hints(TrainSpec).items():
+        if bare(hint) in (int, float):
+            assert metadata(hint), name
+
+
+def test_enums_have_the_same_names_and_numbers() -> None:
+    theirs = {value.name: value.number for value in pb.LrSchedule.DESCRIPTOR.values}
+    assert theirs == {"LR_SCHEDULE_UNSPECIFIED": 0} | wire_names(LrSchedule, "LR_SCHEDULE")
+
+
+def wire_names(kind: type[IntEnum], prefix: str) -> dict[str, int]:
+    return {f"{prefix}_{one.name}": one.value for one in kind}
