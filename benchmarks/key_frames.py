@@ -17,7 +17,7 @@ from enum import StrEnum
 from itertools import pairwise
 from types import MappingProxyType
 
-from swarm_ft.coordinator.facts.state import OpenStep, Run
+from swarm_ft.coordinator.facts.state import AttemptState, PlannedStep, Run
 from swarm_ft.coordinator.plan.holdings import with_ledger
 from swarm_ft.coordinator.plan.routes import routes_of
 from swarm_ft.coordinator.plan.steps import commit_step, plan_step
@@ -51,7 +51,7 @@ class Peers:
 
     def visit(self, routes: dict[SampleId, tuple[PeerId, ...]], run: Run) -> None:
         """A step's samples go their way."""
-        boundaries = [BlockIndex(stage.layers.start) for stage in run.pipeline[1:]]
+        boundaries = [BlockIndex(stage.layers.start) for stage in run.stages[1:]]
         for sample, route in routes.items():
             for boundary, ends in zip(boundaries, pairwise(route), strict=True):
                 made = {self.buffers.get((peer, boundary, sample)) for peer in ends}
@@ -100,13 +100,13 @@ def measure(
     while run.committed_steps < train.num_steps:
         if is_replaced and run.committed_steps == 2 * train.steps_per_epoch:
             run = _with_another(run)
-        run, _ = plan_step(run)
+        run, _ = plan_step(run, 0.0)
         run = _in_order_of_data(run) if way is Way.DATA else run
         if run.committed_steps == train.steps_per_epoch:
             peers = Peers(buffers=peers.buffers, latest=peers.latest)
-        opened = run.open_step or OpenStep(microbatches=())
-        peers.visit(routes_of(opened.microbatches, opened.pipeline), run)
-        run = _committed(run)
+        step = run.step or PlannedStep(microbatches=())
+        peers.visit(routes_of(step.microbatches, step.stages), run)
+        run = _committed(run, step)
     return Rates(
         key_frames=peers.key_frames / peers.frames,
         stale_frames=peers.stale_frames / peers.frames,
@@ -114,13 +114,14 @@ def measure(
 
 
 def _run(sizes: tuple[int, ...], micro_batch_size: int, num_samples: int) -> Run:
-    stages = tuple(
+    assignments = tuple(
         StageAssignment(peer_id=PeerId(f"s{i}r{r}"), layers=LayerRange(i, i + 1))
         for i, replicas in enumerate(sizes)
         for r in range(replicas)
     )
     spec = RunSpec(model=_model(len(sizes)), train=_train(micro_batch_size, num_samples))
-    return Run(run_id=RunId("run"), spec=spec, attempt=Attempt(1), stages=stages)
+    attempt = AttemptState(number=Attempt(1), assignments=assignments)
+    return Run(run_id=RunId("run"), spec=spec, attempt=attempt)
 
 
 def _model(num_blocks: int) -> ModelSpec:
@@ -158,38 +159,39 @@ def _train(micro_batch_size: int, num_samples: int) -> TrainSpec:
 
 def _in_order_of_data(run: Run) -> Run:
     """Microbatches go round the replicas, whoever had their samples."""
-    opened = run.open_step
-    if opened is None:
+    step = run.step
+    if step is None:
         return run
-    batches = sorted(opened.microbatches, key=lambda batch: min(batch.samples))
-    lanes = [len(stage.peers) for stage in opened.pipeline]
+    batches = sorted(step.microbatches, key=lambda batch: min(batch.samples))
+    lanes = [len(stage.peers) for stage in step.stages]
     routed = tuple(
         replace(batch, route=tuple(i % lane for lane in lanes)) for i, batch in enumerate(batches)
     )
-    return replace(run, open_step=replace(opened, microbatches=routed))
+    return replace(run, step=replace(step, microbatches=routed))
 
 
 def _with_another(run: Run) -> Run:
     """A newcomer in the place of a replica of the first stage that is gone."""
-    gone = run.pipeline[0].peers[-1]
-    stages = tuple(
-        replace(stage, peer_id=PeerId("newcomer")) if stage.peer_id == gone else stage
-        for stage in run.stages
+    gone = run.stages[0].peers[-1]
+    return run.with_assignments(
+        replace(assignment, peer_id=PeerId("newcomer"))
+        if assignment.peer_id == gone
+        else assignment
+        for assignment in run.attempt.assignments
     )
-    return replace(run, stages=stages)
 
 
-def _committed(run: Run) -> Run:
+def _committed(run: Run, step: PlannedStep) -> Run:
     ready = {
         peer: StepReady(
             run_id=run.run_id,
-            attempt=run.attempt,
+            attempt=run.attempt.number,
             step=StepNumber(run.committed_steps),
             squared_grad_norm=1.0,
         )
         for peer in run.peers
     }
-    after, _, _ = commit_step(replace(run, ready=MappingProxyType(ready)), 0.0)
+    after, _, _ = commit_step(run, replace(step, ready=MappingProxyType(ready)), 0.0)
     return after
 
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from swarm_ft.coordinator.facts.events import LedgerRecord, RunRecord
 from swarm_ft.coordinator.facts.ledger import CHUNK_SAMPLES, Ledger, change_of
-from swarm_ft.coordinator.facts.state import Run
+from swarm_ft.coordinator.facts.state import AttemptState, Past, Run
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.plan.routes import plan_microbatches, routes_of
 from swarm_ft.ids import BlockIndex, PeerId, RunId, SampleId, StepNumber
@@ -72,7 +72,8 @@ def measure(num_samples: int, num_boundaries: int, replicas: int, folder: Path) 
     load_s = time.perf_counter() - began_s
     entries = num_samples * num_boundaries
     run, bytes_held = _with_memory(lambda: journal.load(0.0)[0])
-    if run.ledger is None or run.ledger != loaded.ledger or run.run_id != run_id:
+    ledger = run.past.ledger
+    if ledger is None or ledger != loaded.past.ledger or run.run_id != run_id:
         raise SystemExit("the journal gave back another run")
     return Figures(
         samples=num_samples,
@@ -81,34 +82,34 @@ def measure(num_samples: int, num_boundaries: int, replicas: int, folder: Path) 
         load_s=load_s,
         bytes_per_entry=bytes_held / entries,
         journal_bytes_per_entry=journal_bytes / entries,
-        **_use(run, run.ledger, journal),
+        **_use(run, ledger, journal),
     )
 
 
 def _use(run: Run, ledger: Ledger, journal: Journal) -> dict[str, float]:
-    train, pipeline = run.spec.train, run.pipeline
+    train, stages = run.spec.train, run.stages
     first = step_samples(train, StepNumber(0))  # the epoch's order is drawn once, not each step
-    planned = plan_microbatches(train, StepNumber(0), pipeline, {}, ledger)
+    planned = plan_microbatches(train, StepNumber(0), stages, {}, ledger)
     # As after a step in which all samples changed sides.
-    routes = {sample: route[::-1] for sample, route in routes_of(planned, pipeline).items()}
+    routes = {sample: route[::-1] for sample, route in routes_of(planned, stages).items()}
 
     def commit() -> None:
         change = change_of(ledger, ledger.after(routes))
         journal.write([LedgerRecord(run.run_id, change)])
 
-    peer, boundary = pipeline[0].peers[0], ledger.boundaries[0]
+    peer, boundary = stages[0].peers[0], ledger.boundaries[0]
     lost = set(first[:10])
     held = SampleSet.of(SampleId(s) for s in range(train.num_samples) if s not in lost)
     return {
         "commit_s": _median_s(commit),
-        "plan_s": _median_s(lambda: plan_microbatches(train, StepNumber(0), pipeline, {}, ledger)),
+        "plan_s": _median_s(lambda: plan_microbatches(train, StepNumber(0), stages, {}, ledger)),
         "inventory_s": _median_s(lambda: ledger.with_inventory(peer, {boundary: held})),
-        "overview_s": _median_s(lambda: ledger.buffered(pipeline)),
+        "overview_s": _median_s(lambda: ledger.buffered(stages)),
     }
 
 
 def _run(num_samples: int, num_boundaries: int, replicas: int) -> Run:
-    stages = tuple(
+    assignments = tuple(
         StageAssignment(peer_id=PeerId(f"peer-{i}-{r}"), layers=LayerRange(i, i + 1))
         for i in range(num_boundaries + 1)
         for r in range(replicas)
@@ -121,11 +122,12 @@ def _run(num_samples: int, num_boundaries: int, replicas: int) -> Run:
     chunks = entries.reshape(len(empty.chunks), -1)
     ledger = replace(
         empty,
-        peers=tuple(stage.peer_id for stage in stages),
+        peers=tuple(assignment.peer_id for assignment in assignments),
         chunks=tuple(chunk.tobytes() for chunk in chunks),
     )
     spec = RunSpec(model=_model(num_boundaries + 1), train=_train(num_samples))
-    return Run(run_id=RunId("run-1"), spec=spec, stages=stages, ledger=ledger)
+    attempt = AttemptState(assignments=assignments)
+    return Run(run_id=RunId("run-1"), spec=spec, past=Past(ledger=ledger), attempt=attempt)
 
 
 def _model(num_blocks: int) -> ModelSpec:
@@ -164,9 +166,9 @@ def _train(num_samples: int) -> TrainSpec:
 def _write(run: Run, path: Path) -> None:
     """As a coordinator that was killed leaves it; the data itself is left out."""
     journal = Journal(str(path))
-    journal.write_run(replace(run, ledger=None), [])
-    if run.ledger is not None:
-        change = change_of(None, run.ledger)
+    journal.write_run(run.with_ledger(None), bytes(16))
+    if run.past.ledger is not None:
+        change = change_of(None, run.past.ledger)
         journal.write([RunRecord(run), LedgerRecord(run.run_id, change)])
     journal.close()
 

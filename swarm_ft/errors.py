@@ -16,6 +16,7 @@ SwarmError
 │   └── OutOfTurn           a message that the state does not allow
 ├── NotFound                a run, peer or result that is not there
 ├── Unavailable             the other side cannot be reached now; trying again may help
+│   └── Busy                it has as much to do as it takes on; later it may have less
 ├── JournalError            the coordinator's database cannot be read or written
 ├── BadSnapshot             a saved state that is torn, altered, or of another run, stage or step
 ├── NonFinite               a loss, activation or gradient is inf or NaN
@@ -124,6 +125,12 @@ class Unavailable(SwarmError):
     """The other side cannot be reached now; trying again may help."""
 
     code = "unavailable"
+
+
+class Busy(Unavailable):
+    """The other side is there, and has as much to do as it takes on; try again later."""
+
+    code = "busy"
 
 
 class JournalError(SwarmError):

@@ -1,10 +1,18 @@
 """What holds for all tests."""
 
 import atexit
+import gc
 import os
 import shutil
 import tempfile
+from collections.abc import Generator, Iterator
 from pathlib import Path
+
+import pytest
+
+# Read when torch is imported, here and in the processes that tests start. Tensors of tests are
+# small: threads cost them more than they bring, the more so where every core has a worker.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 # As the commands set it. gRPC reads it when it is imported, which collecting the tests does; its
 # notes would then appear among the lines of commands that a test runs in this process.
@@ -18,3 +26,26 @@ atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 # kernels run in its interpreter.
 if not Path("/dev/nvidia0").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is imported and collected stays: the garbage collector need not look through it.
+
+    Simulations among others collect after every run, which would take longer than the run.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
+        atexit.register(gc.unfreeze)  # or extension modules would say that they leak
+
+
+@pytest.fixture
+def no_umask() -> Iterator[None]:
+    """Nothing but the code itself keeps others out of its files."""
+    before = os.umask(0)
+    yield
+    os.umask(before)

@@ -21,6 +21,7 @@ from swarm_ft.buffers.slab import PAGE_BYTES, Owner, Slab, SlabError, SlotTable,
 from swarm_ft.errors import BadOption
 from swarm_ft.ids import BlockIndex
 from swarm_ft.log import get_logger
+from swarm_ft.private_files import private_folder
 from swarm_ft.protocol.spec.digest import digest_of
 
 # ---- the directory of a peer's buffers: one folder a run, one process at a time
@@ -58,7 +59,7 @@ class BufferDirectory:
         name = digest_of(owner.run_id.encode(), owner.identity).hex()
         self.own = path / f"{_RUN_PREFIX}{name}"
         try:
-            path.mkdir(parents=True, exist_ok=True)
+            private_folder(path)
             self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise BadOption(f"buffers in {path}: the directory cannot be used: {error}") from error
@@ -280,7 +281,7 @@ class DiskTier:
         """Open a file of slots, or begin one; None if that cannot be."""
         path = self._directory.slab_path(payload_bytes)
         try:
-            path.parent.mkdir(exist_ok=True, parents=True)
+            private_folder(path.parent)
             try:
                 slab = Slab(path, payload_bytes, self._owner)
             except SlabError as error:

@@ -21,6 +21,7 @@ import xxhash
 from swarm_ft.buffers.memory import Visits
 from swarm_ft.buffers.records import BufferKey, BufferRecord, End, samples_of
 from swarm_ft.ids import BlockIndex, RunId, SampleId
+from swarm_ft.private_files import FILE_MODE, make_private
 from swarm_ft.protocol.spec.run_spec import MAX_SAMPLES
 
 # ---- the checksum of what lies on disk: XXH3 of 128 bits
@@ -217,8 +218,9 @@ class Slab:
         self._owner, self._seed = owner, owner.seed
         self.slot_bytes = slot_bytes_of(payload_bytes)
         self._padding = bytes(self.slot_bytes - _HEAD_BYTES - payload_bytes)
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
         try:
+            make_private(path)
             self._check_first_page()
         except BaseException:
             os.close(self._file)

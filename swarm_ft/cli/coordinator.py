@@ -48,7 +48,8 @@ NAME = "coordinator"
     default="swarm-ft-coordinator.db",
     show_default=True,
     metavar="FILE",
-    help="SQLite file that holds all runs; start again with the same one to go on with them.",
+    help="SQLite file that holds all runs, with their data beside it in FILE.tokens; start again "
+    "with the same one to go on with them.",
 )
 @snapshots_option
 @json_flag
@@ -114,14 +115,17 @@ async def _coordinate(
 ) -> None:
     from swarm_ft.clock import SystemClock
     from swarm_ft.coordinator.service import CoordinatorService
+    from swarm_ft.coordinator.submission import MAX_REQUEST_BYTES
     from swarm_ft.discovery import Role
+    from swarm_ft.transport.grpc_options import GrpcOptions
     from swarm_ft.transport.grpc_transport import GrpcTransport
 
     journal_file, snapshots = memory
     journal = _open_journal(journal_file)
     try:
         service = CoordinatorService(journal, SystemClock(), snapshots)
-        server = await GrpcTransport().serve(listening.host, listening.port, service.handlers())
+        transport = GrpcTransport(GrpcOptions(max_request_bytes=MAX_REQUEST_BYTES))
+        server = await transport.serve(listening.host, listening.port, service.handlers())
         endpoint = listening.endpoint(int(server.endpoint.rpartition(":")[2]))
         try:
             await directory.announce(Role.COORDINATOR, NAME, endpoint)

@@ -17,6 +17,7 @@ from swarm_ft.cli.options import Listening
 from swarm_ft.cli.running import on_stop_signal
 from swarm_ft.errors import BadOption
 from swarm_ft.log import get_logger
+from swarm_ft.private_files import make_private, open_private, private_folder
 
 if TYPE_CHECKING:
     from swarm_ft.discovery import Directory
@@ -48,8 +49,10 @@ class PeerHome:
         """The name that an earlier start drew and left here; without one, `drawn`, left here."""
         file = self.path / "peer-id"
         if file.exists():
+            make_private(file)
             return file.read_text(encoding="utf-8").strip()
-        file.write_text(f"{drawn}\n", encoding="utf-8")
+        with open_private(file, "wb") as new:
+            new.write(f"{drawn}\n".encode())
         return drawn
 
 
@@ -91,8 +94,8 @@ def _homes() -> Path:
 
 def _locked(path: Path) -> IO[bytes] | None:
     """The directory's lock; None if another process has it."""
-    path.mkdir(parents=True, exist_ok=True)
-    lock = (path / "lock").open("ab")
+    private_folder(path)
+    lock = open_private(path / "lock", "ab")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

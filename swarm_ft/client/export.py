@@ -16,6 +16,7 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from swarm_ft.errors import BadOption, ProtocolError
+from swarm_ft.private_files import FOLDER_MODE, make_private
 
 MANIFEST = "swarm_ft_export.json"
 _HEADER_LENGTH_BYTES = 8
@@ -23,6 +24,8 @@ _HEADER_LENGTH_BYTES = 8
 
 def assemble(out_dir: Path, shards: Sequence[Path], write_config: Callable[[Path], None]) -> None:
     """Build the checkpoint beside `out_dir` and rename it into place as the last act.
+
+    It is readable by its owner alone, as the text that it was trained on may be.
 
     Whatever interrupts this, `out_dir` is as it was or complete; only a kill between the two
     renames that replace an earlier export leaves that one under its sibling's name,
@@ -46,6 +49,8 @@ def assemble(out_dir: Path, shards: Sequence[Path], write_config: Callable[[Path
         _place_weights(partial, shards)
         write_config(partial)
         _write_manifest(partial)
+        for file in partial.rglob("*"):
+            make_private(file)
         _rename_into_place(partial, out_dir)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -158,8 +163,6 @@ def _link_or_copy(source: Path, target: Path) -> None:
         target.hardlink_to(source)
     except OSError:  # another file system, or one without links
         shutil.copyfile(source, target)
-    # safetensors writes for the owner alone; the rest of the export follows the umask.
-    target.chmod(target.parent.stat().st_mode & 0o666)
 
 
 def _write_manifest(directory: Path) -> None:
@@ -178,7 +181,7 @@ def _sibling(path: Path, role: str) -> Path:
 def _fresh_dir(path: Path) -> Path:
     """An empty directory; what a killed export left there goes."""
     shutil.rmtree(path, ignore_errors=True)
-    path.mkdir()
+    path.mkdir(mode=FOLDER_MODE)
     return path
 
 

@@ -15,13 +15,13 @@ from rich.table import Table
 
 from swarm_ft.errors import BadOption, ProtocolError
 from swarm_ft.protocol.messages.client import RunEvent, StepCommitted
-from swarm_ft.protocol.messages.reports import ByteCounts, Traffic
+from swarm_ft.protocol.messages.reports import ByteCounts, Traffic, summed_by_boundary
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from swarm_ft.client.evaluate import Evaluation
-    from swarm_ft.ids import BlockIndex, RunId
+    from swarm_ft.ids import RunId
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,7 +70,7 @@ class RunReport:
             losses=tuple(step.loss for step in steps),
             samples=sum(step.num_samples for step in steps),
             seconds=sum(step.seconds for step in steps),
-            traffic=_sum_traffic(steps),
+            traffic=summed_by_boundary(one for step in steps for one in step.traffic),
             sent=sum((step.sent for step in steps), ByteCounts()),
             eval_before=eval_before,
             eval_after=eval_after,
@@ -157,15 +157,6 @@ def counted_steps(events: Iterable[RunEvent]) -> tuple[StepCommitted, ...]:
         del steps[event.step :]
         steps.append(event)
     return tuple(steps)
-
-
-def _sum_traffic(steps: Iterable[StepCommitted]) -> tuple[Traffic, ...]:
-    sums: dict[BlockIndex, Traffic] = {}
-    for step in steps:
-        for traffic in step.traffic:
-            known = sums.get(traffic.boundary)
-            sums[traffic.boundary] = traffic if known is None else known + traffic
-    return tuple(sums[boundary] for boundary in sorted(sums))
 
 
 def _byte_fields(traffic: Traffic) -> dict[str, int]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from swarm_ft.discovery.directory import Directory, Role
-from swarm_ft.errors import ProtocolError, SwarmError, Unavailable
+from swarm_ft.errors import Busy, ProtocolError, SwarmError, Unavailable
 from swarm_ft.ids import PeerId, RunId, SampleId, StepNumber
 from swarm_ft.log import get_logger
 from swarm_ft.proto import coordinator_pb2 as pb
@@ -36,6 +37,12 @@ FIND_TIMEOUT_S = 20.0
 RETRY_S = 0.5
 MAX_RESUBMITS = 40
 """A coordinator that is started again has 20 s to be there."""
+PART_BYTES = 256 << 10
+"""Of samples that are sent in one message; one at least."""
+BUSY_TIMEOUT_S = 3600.0
+"""How long a coordinator may have too many others to serve."""
+MAX_BUSY_REST_S = 15.0
+"""Between two tries; the first rests are shorter, and all are drawn, so that clients disperse."""
 
 
 class SwarmClient:
@@ -63,21 +70,28 @@ class SwarmClient:
             run_id: the run's name; drawn if None.
 
         Raises:
+            Busy: the coordinator had too many others to serve for an hour.
             Unavailable: no coordinator is found, or its connections break again and again.
             SwarmError: the coordinator's reason not to take it.
         """
         run_id = run_id or RunId(f"run-{secrets.token_hex(4)}")
-        told = ""
-        for _ in range(MAX_RESUBMITS):
-            endpoint = await self._find_coordinator()
+        told, num_lost, rests = "", 0, _busy_rests()
+        trouble: Unavailable
+        while True:
             try:
+                endpoint = await self._find_coordinator()
                 return await self._submit_to(endpoint, run_id, spec, samples)
+            except Busy as error:
+                trouble, rest_s = error, next(rests, None)
             except Unavailable as error:
-                if error.message != told:
-                    on_trouble(f"submitting the job again: {error.message}")
-                told = error.message
-            await asyncio.sleep(RETRY_S)
-        return await self._submit_to(await self._find_coordinator(), run_id, spec, samples)
+                num_lost += 1
+                trouble, rest_s = error, RETRY_S if num_lost <= MAX_RESUBMITS else None
+            if rest_s is None:
+                raise trouble
+            if trouble.message != told:
+                on_trouble(f"submitting the job again: {trouble.message}")
+            told = trouble.message
+            await asyncio.sleep(rest_s)
 
     async def _submit_to(
         self, endpoint: str, run_id: RunId, spec: RunSpec, samples: Sequence[bytes]
@@ -88,8 +102,10 @@ class SwarmClient:
                 spec=spec_to_wire(spec), spec_digest=spec.digest(), run_id=run_id
             )
             await stream.send(pb.SubmitPart(header=header))
-            for sample, tokens in enumerate(samples):
-                part = tokens_to_wire(SampleId(sample), tokens)
+            num_together = max(1, PART_BYTES // len(samples[0])) if samples else 1
+            for first in range(0, len(samples), num_together):
+                tokens = b"".join(samples[first : first + num_together])
+                part = tokens_to_wire(SampleId(first), tokens)
                 await stream.send(pb.SubmitPart(tokens=part))
             await stream.finish()
             try:
@@ -274,3 +290,13 @@ def _log_fault(source: PeerId, error: SwarmError) -> None:
     """A source that is away is tried again, and waited for; one that lies is worth a word."""
     level = logging.WARNING if isinstance(error, ProtocolError) else logging.DEBUG
     logger.log(level, "peer %s: %s", source, error.message)
+
+
+def _busy_rests() -> Iterator[float]:
+    """Seconds to rest before each new try at a busy coordinator; they end with patience."""
+    longest_s, rested_s = RETRY_S, 0.0
+    while rested_s < BUSY_TIMEOUT_S:
+        rest_s = longest_s * random.uniform(0.5, 1.0)
+        yield rest_s
+        rested_s += rest_s
+        longest_s = min(2 * longest_s, MAX_BUSY_REST_S)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -22,22 +22,24 @@ from swarm_ft.coordinator.facts.events import (
     Publish,
     ResultCollected,
     RunCancelled,
+    RunRecord,
     RunSubmitted,
     Say,
     SnapshotWritten,
     Tick,
+    TokensLost,
     Write,
     WriteSnapshot,
 )
 from swarm_ft.coordinator.facts.state import Run, SwarmState
 from swarm_ft.coordinator.journal.journal import Journal
-from swarm_ft.coordinator.submission import Submissions, receive_submission
-from swarm_ft.coordinator.watching import Watchers, overview
-from swarm_ft.errors import NotFound, OutOfTurn, SwarmError, Unavailable
+from swarm_ft.coordinator.submission import Submissions
+from swarm_ft.coordinator.watching import Watcher, Watchers, overview
+from swarm_ft.errors import JournalError, NotFound, OutOfTurn, SwarmError, Unavailable
 from swarm_ft.ids import PeerId, RunId, SampleId
 from swarm_ft.log import get_logger
 from swarm_ft.proto import coordinator_pb2 as pb
-from swarm_ft.protocol.messages.client import RunEvent, RunStatus
+from swarm_ft.protocol.messages.client import RunEvent, RunPhase, RunStatus
 from swarm_ft.protocol.messages.control import (
     ClockProbe,
     ClockReply,
@@ -51,7 +53,7 @@ from swarm_ft.protocol.spec.checks import checked_run_id
 from swarm_ft.protocol.wire.client_wire import event_to_wire, status_to_wire, swarm_to_wire
 from swarm_ft.protocol.wire.coordinator_wire import to_peer_to_wire
 from swarm_ft.protocol.wire.peer_wire import from_peer_from_wire
-from swarm_ft.snapshots.store import Manifest, ShardEntry, SnapshotStore
+from swarm_ft.snapshots.store import Manifest, SnapshotStore
 from swarm_ft.transport.base import Handler, MessageStream, Method
 from swarm_ft.transport.methods import CANCEL, COLLECTED, JOIN, STATUS, SUBMIT, WATCH
 
@@ -61,17 +63,37 @@ TICK_S = 0.25
 MAX_QUEUED_TO_PEER = 256
 """A peer that lets more messages pile up is dropped; it may join again."""
 
+STEPS_AT_ONCE = 256
+"""Read from the journal for a watcher: a run may have millions, and others wait meanwhile."""
+
 PeerStream = MessageStream[pb.ToPeer, pb.FromPeer]
+WatchStream = MessageStream[pb.RunEvent, pb.WatchRequest]
+
+
+@dataclass(frozen=True, slots=True)
+class _PlanWithTokens:
+    """A plan to which the tokens of these samples belong; they are read when it is sent."""
+
+    plan: PlanStep
+    tokens_of: tuple[SampleId, ...]
+
+
+_Item = ToPeer | _PlanWithTokens | SwarmError
 
 
 class _Outbox:
-    """What a peer is to be told, in order; its stream ends when `write` or `dropped` does."""
+    """What a peer is to be told, in order; its stream ends when `write` or `dropped` does.
 
-    def __init__(self) -> None:
-        self._queue: asyncio.Queue[ToPeer | SwarmError] = asyncio.Queue(MAX_QUEUED_TO_PEER)
+    Args:
+        load: reads a plan's tokens; None if the plan is of no use any more.
+    """
+
+    def __init__(self, load: Callable[[_PlanWithTokens], Awaitable[PlanStep | None]]) -> None:
+        self._load = load
+        self._queue: asyncio.Queue[_Item] = asyncio.Queue(MAX_QUEUED_TO_PEER)
         self._dropped: asyncio.Future[SwarmError] = asyncio.get_running_loop().create_future()
 
-    def put(self, item: ToPeer | SwarmError) -> None:
+    def put(self, item: _Item) -> None:
         """Tell this next; an error ends the stream when all before it is said."""
         if self._queue.full():
             self.drop(Unavailable("this peer does not read what the coordinator says"))
@@ -89,13 +111,28 @@ class _Outbox:
             item = await self._queue.get()
             if isinstance(item, SwarmError):
                 raise item
-            await stream.send(to_peer_to_wire(item))
+            message = await self._load(item) if isinstance(item, _PlanWithTokens) else item
+            if message is not None:
+                await stream.send(to_peer_to_wire(message))
             if isinstance(item, CommitStep):
                 failpoints.reached("commit-said")
 
     async def dropped(self) -> None:
         """Raise the reason once there is one."""
         raise await self._dropped
+
+
+async def _until_one_ends(*parts: Coroutine[Any, Any, None]) -> None:
+    """Do all of these at once; the first that ends, ends the others, and its error is raised."""
+    tasks = [asyncio.create_task(part) for part in parts]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class CoordinatorService:
@@ -118,7 +155,7 @@ class CoordinatorService:
         self._submissions = Submissions(
             journal,
             known=lambda run_id: self._state.runs.get(run_id),
-            begin=lambda run: self._handle(RunSubmitted(run.run_id, run.spec)),
+            begin=self._begin,
         )
         self._tasks: set[asyncio.Task[None]] = set()
         self._outboxes: dict[PeerId, _Outbox] = {}
@@ -181,6 +218,8 @@ class CoordinatorService:
                 self._publish(run_id, run_event)
             case WriteSnapshot():
                 self._start(self._write_snapshot(effect))
+            case Write(RunRecord(run)) if run.phase > RunPhase.FINISHED:
+                self._start(asyncio.to_thread(self._journal.tokens.delete, run.run_id))
             case Write():
                 pass  # is in the journal already
 
@@ -194,11 +233,7 @@ class CoordinatorService:
         if self._snapshots is None:
             logger.warning("run %s: start the coordinator with --snapshots to keep any", run_id)
             return
-        shards = tuple(
-            ShardEntry(layers=stage.layers, digest=stage.digest, total_bytes=stage.total_bytes)
-            for stage in snapshot.stages
-        )
-        manifest = Manifest.of_run(run_id, effect.spec, snapshot.step, shards)
+        manifest = Manifest.of_run(run_id, effect.spec, snapshot.step, snapshot.stages)
         failpoints.reached_meanwhile("snapshot-saved")
         try:
             await asyncio.to_thread(self._snapshots.commit, manifest)
@@ -210,14 +245,24 @@ class CoordinatorService:
         with contextlib.suppress(SwarmError):  # a journal that fails ends `run`, which tells why
             self._handle(SnapshotWritten(run_id, snapshot))
 
-    def _say(self, peer_id: PeerId, message: ToPeer, tokens_of: Sequence[SampleId]) -> None:
+    def _say(self, peer_id: PeerId, message: ToPeer, tokens_of: tuple[SampleId, ...]) -> None:
         if isinstance(message, PlanStep):
-            tokens = self._journal.tokens(message.run_id, tokens_of) if tokens_of else {}
-            traced = self._watchers.is_traced(message.run_id)
-            message = replace(message, tokens=tokens, traced=traced)
-        self._put(peer_id, message)
+            message = replace(message, traced=self._watchers.is_traced(message.run_id))
+            self._put(peer_id, _PlanWithTokens(message, tokens_of) if tokens_of else message)
+        else:
+            self._put(peer_id, message)
 
-    def _put(self, peer_id: PeerId, item: ToPeer | SwarmError) -> None:
+    async def _with_tokens(self, item: _PlanWithTokens) -> PlanStep | None:
+        run = self._state.runs[item.plan.run_id]
+        read = self._journal.tokens.read
+        try:
+            tokens = await asyncio.to_thread(read, run.run_id, run.spec, item.tokens_of)
+        except (JournalError, NotFound) as error:
+            self._handle(TokensLost(run.run_id, error.message))
+            return None
+        return replace(item.plan, tokens=tokens)
+
+    def _put(self, peer_id: PeerId, item: _Item) -> None:
         outbox = self._outboxes.get(peer_id)
         if outbox is not None:  # else its loss is on its way to the machine
             outbox.put(item)
@@ -236,17 +281,11 @@ class CoordinatorService:
             raise OutOfTurn(f"{stream.remote}: expected a hello as the first message")
         outbox = self._open_outbox(hello.peer_id)
         logger.info("peer %s joined from %s: layers %s", hello.peer_id, stream.remote, hello.layers)
-        parts = (outbox.write(stream), outbox.dropped(), self._read(stream, hello.peer_id))
-        tasks = [asyncio.create_task(part) for part in parts]
         try:
             self._handle(PeerSaid(hello.peer_id, hello))
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
+            reading = self._read(stream, hello.peer_id)
+            await _until_one_ends(outbox.write(stream), outbox.dropped(), reading)
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
             if self._outboxes.get(hello.peer_id) is outbox:
                 del self._outboxes[hello.peer_id]
                 logger.info("peer %s is gone", hello.peer_id)
@@ -254,7 +293,7 @@ class CoordinatorService:
 
     def _open_outbox(self, peer_id: PeerId) -> _Outbox:
         """The outbox of a peer's new stream, which replaces an older one."""
-        older, outbox = self._outboxes.get(peer_id), _Outbox()
+        older, outbox = self._outboxes.get(peer_id), _Outbox(self._with_tokens)
         if older is not None:
             older.drop(OutOfTurn(f"peer {peer_id} joined again elsewhere"))
         self._outboxes[peer_id] = outbox
@@ -276,7 +315,8 @@ class CoordinatorService:
     def _trace(self, peer_id: PeerId, timeline: StepTimeline) -> None:
         """Pass on what a peer of a run did, to whoever wants to know."""
         run = self._state.runs.get(timeline.run_id)
-        layers = {stage.peer_id: stage.layers for stage in run.stages} if run is not None else {}
+        assignments = run.attempt.assignments if run is not None else ()
+        layers = {assignment.peer_id: assignment.layers for assignment in assignments}
         if peer_id in layers:
             told = PeerTimeline(peer_id=peer_id, layers=layers[peer_id], timeline=timeline)
             self._watchers.trace(told)
@@ -284,27 +324,36 @@ class CoordinatorService:
     # ---- clients
 
     async def _submit(self, stream: MessageStream[pb.RunStatus, pb.SubmitPart]) -> None:
-        submission = await receive_submission(stream)
-        await self._submissions.accept(submission)
-        await stream.send(status_to_wire(self._state.runs[submission.run_id].status))
+        run_id = await self._submissions.receive(stream)
+        await stream.send(status_to_wire(self._state.runs[run_id].status))
 
-    async def _watch(self, stream: MessageStream[pb.RunEvent, pb.WatchRequest]) -> None:
+    def _begin(self, run: Run, data_digest: bytes) -> None:
+        self._journal.write_run(run, data_digest)
+        self._handle(RunSubmitted(run.run_id, run.spec))
+
+    async def _watch(self, stream: WatchStream) -> None:
         request = await stream.receive()
         run = self._named(request)
         is_tracing = request is not None and request.traced
         with self._watchers.watching(run.run_id, is_tracing=is_tracing) as watcher:
-            status = run.status
-            await stream.send(event_to_wire(status))
-            for step in self._journal.steps(run.run_id):
+            # A watcher that does not read may be dropped while it is waited for.
+            await _until_one_ends(self._tell_all(stream, run, watcher), watcher.dropped())
+
+    async def _tell_all(self, stream: WatchStream, run: Run, watcher: Watcher) -> None:
+        """What happened in a run, then what happens, until it is over."""
+        status = run.status
+        await stream.send(event_to_wire(status))
+        for first in range(0, status.committed_steps, STEPS_AT_ONCE):
+            for step in self._journal.steps(run.run_id, first, STEPS_AT_ONCE):
                 if step.step < status.committed_steps:
                     await stream.send(event_to_wire(step))
-            if status.phase.is_over:
-                await stream.send(event_to_wire(status))
-                return
-            event: RunEvent | PeerTimeline = status
-            while not (isinstance(event, RunStatus) and event.phase.is_over):
-                event = await watcher.next()
-                await stream.send(event_to_wire(event))
+        if status.phase.is_over:
+            await stream.send(event_to_wire(status))
+            return
+        event: RunEvent | PeerTimeline = status
+        while not (isinstance(event, RunStatus) and event.phase.is_over):
+            event = await watcher.next()
+            await stream.send(event_to_wire(event))
 
     async def _cancel(self, stream: MessageStream[pb.RunStatus, pb.CancelRequest]) -> None:
         run = self._named(await stream.receive())

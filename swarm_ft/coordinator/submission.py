@@ -1,53 +1,115 @@
 """A client's job: it arrives as a header and every sample's tokens, is checked, and becomes a run.
 
-The client draws the run's name, so that a job that it submits again, because it heard no answer,
-is the same run.
+Tokens go to the disk as they come, written by a thread of their own: neither the memory nor the
+time of the event loop depends on how many there are. The client draws the run's name, so that a
+job that it submits again, because it heard no answer, is the same run.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 import numpy as np
 
 from swarm_ft.coordinator.facts.state import Run
 from swarm_ft.coordinator.journal.journal import Journal
-from swarm_ft.errors import BadDataset, MalformedMessage, OutOfTurn, RunMismatch
+from swarm_ft.coordinator.journal.tokens import NewTokenFile, TokenFiles
+from swarm_ft.errors import (
+    BadDataset,
+    Busy,
+    MalformedMessage,
+    OutOfTurn,
+    RunMismatch,
+    Unavailable,
+)
 from swarm_ft.ids import RunId
 from swarm_ft.proto import coordinator_pb2 as pb
 from swarm_ft.protocol.spec.checks import checked_run_id
-from swarm_ft.protocol.spec.digest import check_spec_digest
+from swarm_ft.protocol.spec.digest import RunningDigest, check_spec_digest
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.protocol.wire.coordinator_wire import BYTES_PER_TOKEN, tokens_from_wire
 from swarm_ft.protocol.wire.run_wire import spec_from_wire
 from swarm_ft.transport.base import MessageStream
 
 MAX_DATA_BYTES = 4 << 30
-"""Token ids of one run; more would let one client fill the coordinator's memory."""
+"""Token ids of one run; more would let one client fill the coordinator's disk."""
+MAX_SUBMISSIONS = 4
+"""That come in at a time; who comes then is told to try again."""
+MAX_REQUEST_BYTES = 8 << 20
+"""Of a message to the coordinator. The largest honest ones, inventories of buffers, stay below; a
+submission holds two of them at most, one that comes in and one that is read."""
+BATCH_BYTES = 1 << 20
+"""Of tokens that are checked and written at a time."""
+PART_TIMEOUT_S = 60.0
+"""A client of which nothing comes for so long makes room for others."""
+
+SubmitStream = MessageStream[pb.RunStatus, pb.SubmitPart]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Submission:
-    """A job, checked.
-
-    Attributes:
-        samples: tokens of sample 0, 1, ... as little-endian uint32.
-    """
+class _Job:
+    """What a submission's header says."""
 
     run_id: RunId
     spec: RunSpec
-    samples: list[bytes]
+
+    @property
+    def sample_bytes(self) -> int:
+        return self.spec.train.seq_length * BYTES_PER_TOKEN
+
+    @property
+    def total_bytes(self) -> int:
+        return self.spec.train.num_samples * self.sample_bytes
+
+
+class _Intake:
+    """The tokens of one job as they come in; the writer's thread alone calls it."""
+
+    def __init__(self, job: _Job) -> None:
+        self._job = job
+        self._digest = RunningDigest(job.total_bytes)
+        self._file: NewTokenFile | None = None
+
+    def open(self, files: TokenFiles) -> None:
+        """Write from now on; without it, tokens are only checked and digested."""
+        self._file = files.begin(self._job.run_id, self._job.spec)
+
+    def take(self, first: int, tokens: bytes) -> None:
+        """Samples from `first` on."""
+        _check_vocabulary(self._job, first, tokens)
+        self._digest.update(tokens)
+        if self._file is not None:
+            self._file.append(tokens)
+
+    def digest(self) -> bytes:
+        """Of all tokens, once they are here."""
+        return self._digest.digest()
+
+    def keep(self) -> None:
+        """Make them durable."""
+        if self._file is not None:
+            self._file.keep()
+
+    def discard(self) -> None:
+        """Leave nothing behind that was not kept."""
+        if self._file is not None:
+            self._file.discard()
 
 
 class Submissions:
     """Makes every submission a run, once.
 
     Args:
-        journal: where runs and their data are kept.
+        journal: where runs and their tokens are kept.
         known: the run of that name, if there is one.
-        begin: told of a run that is new, and in the journal.
+        begin: told of a run that is new, with its tokens' digest, once these are on the disk.
     """
 
     def __init__(
@@ -55,22 +117,90 @@ class Submissions:
         journal: Journal,
         *,
         known: Callable[[RunId], Run | None],
-        begin: Callable[[Run], None],
+        begin: Callable[[Run, bytes], None],
     ) -> None:
         self._journal = journal
         self._known = known
         self._begin = begin
+        self._num_under_way = 0
+        # One thread: what it is asked first, it does first, even if nobody waits for it any more.
+        self._writer = ThreadPoolExecutor(1, "tokens")
         self._one_at_a_time = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def accept(self, submission: Submission) -> None:
-        """Make it a run, unless it is one already. Cancelled, it still goes on to its end.
+    async def receive(self, stream: SubmitStream) -> RunId:
+        """Take a job in and make it a run, unless it is one already.
+
+        Cancelled after the last sample, it still goes on to its end.
 
         Raises:
-            RunMismatch: a run of that name has another spec, or other data.
-            JournalError: the journal cannot be written.
+            Busy: too many others are coming in.
+            RunMismatch: the client's digest of the RunSpec is not ours, or a run of that name has
+                another spec, or other data.
+            BadDataset: samples are missing, too many, or hold ids outside the vocabulary.
+            MalformedMessage: a field is out of its bounds.
+            Unavailable: the client is gone, or sends nothing any more.
+            JournalError: the disk has no room, or refuses.
         """
-        task = asyncio.create_task(self._accept(submission))
+        job = _job(stream.remote, await _next_part(stream))
+        known = self._known(job.run_id)
+        if known is not None and known.spec.digest() != job.spec.digest():
+            raise _is_another(job.run_id)
+        with self._slot():
+            intake = _Intake(job)
+            try:
+                if known is None:
+                    await self._writing(intake.open, self._journal.tokens)
+                await self._take_in(stream, job, intake)
+            except BaseException:
+                self._writing(intake.discard)
+                raise
+            await self._to_its_end(self._accept(job, intake))
+        return job.run_id
+
+    async def _take_in(self, stream: SubmitStream, job: _Job, intake: _Intake) -> None:
+        num_samples = 0
+        while tokens := await _next_batch(stream, job, num_samples):
+            await self._writing(intake.take, num_samples, tokens)
+            num_samples += len(tokens) // job.sample_bytes
+        if num_samples != job.spec.train.num_samples:
+            expected = job.spec.train.num_samples
+            raise BadDataset(f"data: expected {expected} samples, got {num_samples}")
+
+    async def _accept(self, job: _Job, intake: _Intake) -> None:
+        try:
+            async with self._one_at_a_time:
+                digest = await self._writing(intake.digest)
+                known = self._known(job.run_id)
+                if known is None:
+                    await self._writing(intake.keep)
+                    self._begin(Run(run_id=job.run_id, spec=job.spec), digest)
+                elif (
+                    known.spec.digest() != job.spec.digest()
+                    or self._journal.data_digest(job.run_id) != digest
+                ):
+                    raise _is_another(job.run_id)
+        finally:
+            await self._writing(intake.discard)
+
+    @contextmanager
+    def _slot(self) -> Iterator[None]:
+        if self._num_under_way >= MAX_SUBMISSIONS:
+            raise Busy(f"{MAX_SUBMISSIONS} jobs are being submitted just now; try again later")
+        self._num_under_way += 1
+        try:
+            yield
+        finally:
+            self._num_under_way -= 1
+
+    def _writing(self, work: Callable[..., T], *args: object) -> asyncio.Future[T]:
+        loop = asyncio.get_running_loop()
+        done = loop.run_in_executor(self._writer, partial(work, *args))
+        done.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+        return done
+
+    async def _to_its_end(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
         await asyncio.shield(task)
@@ -80,69 +210,75 @@ class Submissions:
         if not task.cancelled():
             task.exception()  # the client that would be told may be gone
 
-    async def _accept(self, submission: Submission) -> None:
-        async with self._one_at_a_time:
-            known = self._known(submission.run_id)
-            if known is None:
-                run = Run(run_id=submission.run_id, spec=submission.spec)
-                await asyncio.to_thread(self._journal.write_run, run, submission.samples)
-                self._begin(run)
-            elif not await self._is_same(known, submission):
-                raise RunMismatch(
-                    f"run {known.run_id}: is here already, with other options or other data; "
-                    "submit the job under another name"
-                )
 
-    async def _is_same(self, run: Run, submission: Submission) -> bool:
-        if run.spec.digest() != submission.spec.digest():
-            return False
-        holds = self._journal.holds_samples
-        return await asyncio.to_thread(holds, run.run_id, submission.samples)
+# ---- what comes in
 
 
-async def receive_submission(
-    stream: MessageStream[pb.RunStatus, pb.SubmitPart],
-) -> Submission:
-    """A job as it comes in.
+async def _next_part(stream: SubmitStream) -> pb.SubmitPart | None:
+    try:
+        async with asyncio.timeout(PART_TIMEOUT_S):
+            return await stream.receive()
+    except TimeoutError:
+        raise Unavailable(
+            f"{stream.remote} sent nothing of its job for {PART_TIMEOUT_S:g} s"
+        ) from None
 
-    Raises:
-        RunMismatch: the client's digest of the RunSpec is not ours.
-        BadDataset: samples are missing, too many, or hold ids outside the vocabulary.
-        MalformedMessage: a field is out of its bounds.
-    """
-    first = await stream.receive()
+
+def _job(remote: str, first: pb.SubmitPart | None) -> _Job:
     if first is None or first.WhichOneof("body") != "header":
-        raise OutOfTurn(f"{stream.remote}: expected a header as the first message")
+        raise OutOfTurn(f"{remote}: expected a header as the first message")
     run_id = checked_run_id(first.header.run_id)
     spec = spec_from_wire(first.header.spec)
     here, there = spec.digest(), first.header.spec_digest
     check_spec_digest(f"run {run_id}", here, there, "the client")
-    total_bytes = spec.train.num_samples * spec.train.seq_length * BYTES_PER_TOKEN
-    if total_bytes > MAX_DATA_BYTES:
-        raise BadDataset(f"data: {total_bytes} bytes of tokens, {MAX_DATA_BYTES} allowed")
-    samples: list[bytes] = []
-    while (part := await stream.receive()) is not None:
-        samples.append(_sample(part, spec, len(samples)))
-    if len(samples) != spec.train.num_samples:
-        raise BadDataset(f"data: expected {spec.train.num_samples} samples, got {len(samples)}")
-    return Submission(run_id=run_id, spec=spec, samples=samples)
+    job = _Job(run_id=run_id, spec=spec)
+    if job.total_bytes > MAX_DATA_BYTES:
+        raise BadDataset(f"data: {job.total_bytes} bytes of tokens, {MAX_DATA_BYTES} allowed")
+    return job
 
 
-def _sample(part: pb.SubmitPart, spec: RunSpec, expected: int) -> bytes:
-    if part.WhichOneof("body") != "tokens" or expected >= spec.train.num_samples:
-        raise MalformedMessage(f"data: expected {spec.train.num_samples} samples of tokens")
-    sample, token_ids = tokens_from_wire(part.tokens)
+async def _next_batch(stream: SubmitStream, job: _Job, first: int) -> bytes:
+    """Samples from `first` on, about BATCH_BYTES of them; nothing at the end."""
+    pieces: list[bytes] = []
+    num_bytes = 0
+    while num_bytes < BATCH_BYTES and (part := await _next_part(stream)) is not None:
+        pieces.append(_samples_of(part, job, first + num_bytes // job.sample_bytes))
+        num_bytes += len(pieces[-1])
+    return b"".join(pieces)
+
+
+def _samples_of(part: pb.SubmitPart, job: _Job, expected: int) -> bytes:
+    """Tokens of one or more samples in a row, of which the first must be the expected one."""
+    num_samples = job.spec.train.num_samples
+    if part.WhichOneof("body") != "tokens":
+        raise MalformedMessage(f"data: expected {num_samples} samples of tokens")
+    sample, tokens = tokens_from_wire(part.tokens)
+    if expected + len(tokens) // job.sample_bytes > num_samples:
+        raise MalformedMessage(f"data: expected {num_samples} samples of tokens, got more")
     if sample != expected:
         raise MalformedMessage(f"data: expected sample {expected}, got sample {sample}")
-    if len(token_ids) != spec.train.seq_length * BYTES_PER_TOKEN:
-        num_tokens = len(token_ids) // BYTES_PER_TOKEN
+    whole, rest = divmod(len(tokens), job.sample_bytes)
+    if rest:
         raise BadDataset(
-            f"sample {sample}: expected {spec.train.seq_length} tokens, got {num_tokens}"
+            f"sample {sample + whole}: expected {job.spec.train.seq_length} tokens, "
+            f"got {rest // BYTES_PER_TOKEN}"
         )
-    largest = int(np.frombuffer(token_ids, dtype="<u4").max())
-    if largest >= spec.model.vocab_size:
+    return tokens
+
+
+def _check_vocabulary(job: _Job, first: int, tokens: bytes) -> None:
+    token_ids = np.frombuffer(tokens, dtype="<u4")
+    where = int(token_ids.argmax())
+    if token_ids[where] >= job.spec.model.vocab_size:
         raise BadDataset(
-            f"sample {sample}: token id {largest} is outside the model's vocabulary of "
-            f"{spec.model.vocab_size}; does the tokenizer belong to the model?"
+            f"sample {first + where // job.spec.train.seq_length}: token id {token_ids[where]} is "
+            f"outside the model's vocabulary of {job.spec.model.vocab_size}; does the tokenizer "
+            "belong to the model?"
         )
-    return token_ids
+
+
+def _is_another(run_id: RunId) -> RunMismatch:
+    return RunMismatch(
+        f"run {run_id}: is here already, with other options or other data; submit the job under "
+        "another name"
+    )

@@ -10,9 +10,11 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import NoReturn
 
 from swarm_ft.coordinator.facts.state import Run, SwarmState
 from swarm_ft.coordinator.plan.holdings import ends_of
+from swarm_ft.errors import Unavailable
 from swarm_ft.ids import BlockIndex, RunId
 from swarm_ft.protocol.messages.client import BoundaryStatus, MemberStatus, RunEvent, SwarmStatus
 from swarm_ft.protocol.messages.reports import BufferCounts, Traffic
@@ -33,10 +35,11 @@ def overview(state: SwarmState) -> SwarmStatus:
 
 
 def _boundaries(run: Run) -> tuple[BoundaryStatus, ...]:
-    """What is kept at each boundary of the pipeline, and what went over it."""
-    traffic = {one.boundary: one for one in run.traffic}
-    buffered = run.ledger.buffered(run.computing) if run.ledger and run.stages else {}
-    boundaries = [BlockIndex(stage.layers.start) for stage in run.computing[1:]]
+    """What is kept at each boundary between stages, and what went over it."""
+    traffic = {one.boundary: one for one in run.past.traffic}
+    ledger, stages = run.past.ledger, run.computing
+    buffered = ledger.buffered(stages) if ledger and stages else {}
+    boundaries = [BlockIndex(stage.layers.start) for stage in stages[1:]]
     return tuple(
         BoundaryStatus(
             boundary=boundary,
@@ -52,7 +55,7 @@ def _boundaries(run: Run) -> tuple[BoundaryStatus, ...]:
 def _kept(run: Run, boundary: BlockIndex) -> BufferCounts:
     """What all peers told of a boundary; who is away, or hosts another stage now, keeps nothing."""
     total = BufferCounts(boundary=boundary)
-    for peer, kept in run.kept.items():
+    for peer, kept in run.measured.buffers.items():
         counts = kept.get(boundary)
         if counts and boundary in ends_of(run, peer):
             total += counts
@@ -62,7 +65,7 @@ def _kept(run: Run, boundary: BlockIndex) -> BufferCounts:
 
 
 MAX_QUEUED = 100_000
-"""Of one watcher that does not read; what comes then, it misses."""
+"""Of one watcher that does not read; then it is dropped, and may watch anew from the beginning."""
 MAX_QUEUED_TIMELINES = 1_000
 """They are larger by far, and go first."""
 
@@ -77,15 +80,27 @@ class Watcher:
     def __init__(self, *, is_tracing: bool) -> None:
         self.is_tracing = is_tracing
         self._queue: asyncio.Queue[RunEvent | PeerTimeline] = asyncio.Queue(MAX_QUEUED)
+        self._is_dropped = asyncio.Event()
         self._num_missed = 0
 
     async def next(self) -> RunEvent | PeerTimeline:
         """What it has yet to be told, in order."""
         return await self._queue.get()
 
+    async def dropped(self) -> NoReturn:
+        """Wait until the watcher has let too much pile up.
+
+        Raises:
+            Unavailable: it has.
+        """
+        await self._is_dropped.wait()
+        raise Unavailable(f"this watcher left {MAX_QUEUED} events unread; it may watch anew")
+
     def tell(self, event: RunEvent) -> None:
-        """Something happened in the run."""
-        if not self._queue.full():
+        """Something happened in the run; the watcher gets to know it, or is dropped."""
+        if self._queue.full():
+            self._is_dropped.set()
+        else:
             self._queue.put_nowait(event)
 
     def trace(self, told: PeerTimeline) -> None:

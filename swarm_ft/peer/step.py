@@ -17,13 +17,13 @@ from torch import Tensor
 
 from swarm_ft import failpoints
 from swarm_ft.errors import MalformedMessage, OutOfTurn
-from swarm_ft.ids import BlockIndex, MicrobatchIndex, SampleId, StepNumber
+from swarm_ft.ids import MicrobatchIndex, SampleId, StepNumber
 from swarm_ft.peer.boundary.end import Boundary
 from swarm_ft.peer.context import PeerContext, run_in
 from swarm_ft.protocol.machines.pipeline import StageSchedule, StepDone, Task, TaskKind
 from swarm_ft.protocol.messages.boundary import Frame, FrameKey
 from swarm_ft.protocol.messages.control import PlanStep
-from swarm_ft.protocol.messages.reports import Traffic
+from swarm_ft.protocol.messages.reports import Traffic, summed_by_boundary
 from swarm_ft.protocol.messages.timeline import SpanKind
 from swarm_ft.protocol.spec.codec_spec import Direction
 from swarm_ft.protocol.spec.training_plan import Microbatch
@@ -52,7 +52,7 @@ class StepProgress:
     done: dict[MicrobatchIndex, tuple[SampleId, ...]] = field(default_factory=dict)
     loss_sum: float = 0.0
     gradient: Tensor | None = None
-    _traffic: dict[BlockIndex, Traffic] = field(default_factory=dict)
+    _traffic: tuple[Traffic, ...] = ()
     _sent: dict[tuple[Direction, SampleId], Tensor | Frame] = field(default_factory=dict)
 
     @property
@@ -96,10 +96,8 @@ class StepProgress:
 
     def count(self, traffic: Iterable[Traffic]) -> tuple[Traffic, ...]:
         """What was sent by now in the step, over all attempts, with this added."""
-        for sent in traffic:
-            known = self._traffic.get(sent.boundary)
-            self._traffic[sent.boundary] = known + sent if known else sent
-        return tuple(self._traffic.values())
+        self._traffic = summed_by_boundary((*self._traffic, *traffic))
+        return self._traffic
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

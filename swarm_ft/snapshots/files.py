@@ -1,5 +1,8 @@
 """Files below one fsspec url. Knows names and bytes, no snapshot.
 
+On a local file system only their owner reads them, unless the folder's group may write to it: then
+peers of several users share it, and what is made in it has the folder's rights.
+
 On a local file system a file is there whole or not at all; elsewhere that is up to the service
 (object stores keep it: an upload is there once it is complete).
 """
@@ -8,6 +11,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +20,7 @@ from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
 from swarm_ft.errors import BadOption, Unavailable
+from swarm_ft.private_files import private_folder
 from swarm_ft.protocol.messages.shard import CHUNK_BYTES, ChunkList, list_chunks
 
 
@@ -151,7 +156,20 @@ class StoredFiles:
             return entries
 
     def _make_folder(self, path: str) -> None:
-        self._fs.makedirs(self._full(path).rpartition("/")[0], exist_ok=True)
+        if self.is_local:
+            self._make_local_folder(self.local_path(path).parent)
+        else:
+            self._fs.makedirs(self._full(path).rpartition("/")[0], exist_ok=True)
+
+    def _make_local_folder(self, folder: Path) -> None:
+        root = Path(self._root)
+        if not (root.is_dir() and root.stat().st_mode & stat.S_IWGRP):
+            private_folder(root)
+        mode = stat.S_IMODE(root.stat().st_mode)
+        for level in (*reversed(folder.parents), folder):
+            if level.is_relative_to(root) and not level.is_dir():
+                level.mkdir(exist_ok=True)
+                level.chmod(mode)
 
     def _full(self, path: str) -> str:
         return f"{self._root.rstrip('/')}/{path}"
@@ -182,7 +200,7 @@ def _move(source: Path, target: Path) -> None:
     """Rename `source` into place once its bytes are on the disk, from another disk too."""
     partial = target.with_name(f"{target.name}.partial")
     shutil.move(source, partial)
-    # safetensors writes for the owner alone; who shares the folder is to read it.
+    # safetensors writes for the owner alone; who shares the folder, if any, is to read it.
     partial.chmod(target.parent.stat().st_mode & 0o666)
     _flush(partial)
     os.replace(partial, target)

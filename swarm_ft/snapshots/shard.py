@@ -21,6 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from swarm_ft.errors import BadSnapshot, Unavailable
+from swarm_ft.private_files import make_private
 from swarm_ft.protocol.messages.shard import ShardName
 from swarm_ft.protocol.spec.digest import DIGEST_BYTES, digest_of
 
@@ -66,6 +67,7 @@ def write_shard(folder: Path, name: ShardName, spec_digest: bytes, contents: Sha
     partial = path.with_name(f"{path.name}.partial")
     try:
         save_file(tensors, partial, metadata={_METADATA: json.dumps(document)})
+        make_private(partial)
         os.replace(partial, path)
     except (OSError, SafetensorError) as error:
         partial.unlink(missing_ok=True)

@@ -23,6 +23,7 @@ from urllib.parse import quote
 from swarm_ft.errors import BadOption, BadSnapshot, SwarmError
 from swarm_ft.ids import RunId, StepNumber
 from swarm_ft.log import get_logger
+from swarm_ft.protocol.messages.control import SavedStage
 from swarm_ft.protocol.messages.shard import CHUNK_BYTES, MAX_CHUNKS, ShardName
 from swarm_ft.protocol.spec.checks import bounded, checked_digest, checked_id
 from swarm_ft.protocol.spec.layers import MAX_BLOCKS, LayerRange
@@ -37,20 +38,6 @@ VERSION = 1
 MAX_MANIFEST_BYTES = 1 << 20
 """Far above what MAX_BLOCKS stages of one block need."""
 MAX_SEED = (1 << 63) - 1
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ShardEntry:
-    """One stage's shard.
-
-    Attributes:
-        digest: of the file, see `protocol.shard.ChunkList`.
-        total_bytes: of the file.
-    """
-
-    layers: LayerRange
-    digest: bytes
-    total_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,7 +58,7 @@ class Manifest:
     epoch: int
     step_in_epoch: int
     seed: int
-    shards: tuple[ShardEntry, ...]
+    shards: tuple[SavedStage, ...]
 
     def __post_init__(self) -> None:
         ranges = [shard.layers for shard in self.shards]
@@ -82,7 +69,7 @@ class Manifest:
                 f"0 on, got {', '.join(map(str, ranges)) or 'none'}"
             )
 
-    def shard(self, layers: LayerRange) -> ShardEntry:
+    def shard(self, layers: LayerRange) -> SavedStage:
         """The entry of a stage.
 
         Raises:
@@ -97,13 +84,13 @@ class Manifest:
             f"host the same stages, or start the run anew"
         )
 
-    def name_of(self, shard: ShardEntry) -> ShardName:
+    def name_of(self, shard: SavedStage) -> ShardName:
         """What that shard is called."""
         return ShardName(run_id=self.run_id, step=self.step, layers=shard.layers)
 
     @classmethod
     def of_run(
-        cls, run_id: RunId, spec: RunSpec, step: StepNumber, shards: tuple[ShardEntry, ...]
+        cls, run_id: RunId, spec: RunSpec, step: StepNumber, shards: tuple[SavedStage, ...]
     ) -> Manifest:
         """The manifest of a run's state after `step` steps.
 
@@ -167,9 +154,9 @@ def manifest_from_json(data: bytes) -> Manifest:
         raise BadSnapshot(f"manifest: {error.message}") from error
 
 
-def _entry(shard: dict[str, Any]) -> ShardEntry:
+def _entry(shard: dict[str, Any]) -> SavedStage:
     start, stop = shard["layers"]
-    return ShardEntry(
+    return SavedStage(
         layers=LayerRange(_count(start, MAX_BLOCKS), _count(stop, MAX_BLOCKS)),
         digest=_digest(shard["digest"]),
         total_bytes=_count(shard["bytes"], CHUNK_BYTES * MAX_CHUNKS),
@@ -214,7 +201,7 @@ class SnapshotStore:
 
     # ---- writing
 
-    def put_shard(self, name: ShardName, path: Path) -> ShardEntry:
+    def put_shard(self, name: ShardName, path: Path) -> SavedStage:
         """Take a shard that `write_shard` wrote: `path` is moved here, or uploaded and removed.
 
         If these layers of this step belong to a snapshot already, with other bytes, that snapshot
@@ -224,7 +211,7 @@ class SnapshotStore:
             What the manifest is to say of it.
         """
         chunks = chunks_of(path)
-        entry = ShardEntry(
+        entry = SavedStage(
             layers=name.layers, digest=chunks.digest(), total_bytes=chunks.total_bytes
         )
         earlier = self._manifest(name.run_id, name.step)
@@ -312,7 +299,7 @@ class SnapshotStore:
         for entry in manifest.shards:
             self._check(manifest, entry)
 
-    def _check(self, manifest: Manifest, entry: ShardEntry) -> None:
+    def _check(self, manifest: Manifest, entry: SavedStage) -> None:
         name = manifest.name_of(entry)
         if self._files.chunks(_shard_path(name)).digest() != entry.digest:
             raise self._altered(name)

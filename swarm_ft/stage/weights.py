@@ -14,15 +14,14 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from swarm_ft.errors import BadSnapshot, MalformedMessage
-from swarm_ft.protocol.spec.run_spec import MAX_STEPS
+from swarm_ft.private_files import make_private
+from swarm_ft.protocol.spec.run_spec import COPIES_PER_WEIGHT, MAX_STEPS
 from swarm_ft.stage.architecture import HEAD_WEIGHT
 from swarm_ft.stage.deferred import DeferredLinears
 from swarm_ft.stage.module import StageModule
 
 BETAS = (0.9, 0.999)
 """Of every stage's AdamW."""
-COPIES = 4
-"""Weights, gradients and AdamW's two moments, each as large as the weights."""
 
 
 class StageWeights:
@@ -55,7 +54,7 @@ class StageWeights:
     def num_bytes(self) -> int:
         """Of weights, gradients and moments, and of what is made of weights to compute with."""
         own = sum(parameter.nbytes for parameter in self._by_name())
-        return COPIES * own + self.linears.cast_bytes
+        return COPIES_PER_WEIGHT * own + self.linears.cast_bytes
 
     def zero_grad(self) -> None:
         """Drop all gradients, those that were yet to be computed too."""
@@ -141,6 +140,7 @@ class StageWeights:
             weights.pop(HEAD_WEIGHT, None)
         partial = path.with_name(path.name + ".partial")
         save_file(weights, partial, metadata={"format": "pt"})
+        make_private(partial)
         os.replace(partial, path)
         return path.stat().st_size
 

@@ -18,6 +18,7 @@ from swarm_ft.discovery.directory import Directory, find_peer
 from swarm_ft.errors import BadFrame, SwarmError, Unavailable
 from swarm_ft.ids import PeerId
 from swarm_ft.log import get_logger
+from swarm_ft.private_files import open_private
 from swarm_ft.proto import snapshot_pb2 as pb
 from swarm_ft.protocol.machines.download import DownloadPlan
 from swarm_ft.protocol.messages.shard import CHUNK_BYTES, ChunkList, ShardName
@@ -234,7 +235,7 @@ def _prepare(path: Path, partial: Path, chunks: ChunkList) -> list[int]:
     """Make the file as long as it will be; the chunks that it holds already."""
     if path.exists() and not partial.exists():
         os.replace(path, partial)
-    with partial.open("a+b") as file:
+    with open_private(partial, "a+b") as file:
         file.truncate(chunks.total_bytes)
         file.seek(0)
         return [i for i in range(len(chunks)) if chunks.holds(i, file.read(CHUNK_BYTES))]

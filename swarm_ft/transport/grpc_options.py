@@ -96,6 +96,9 @@ class GrpcOptions:
     """Settings of both ends of gRPC links.
 
     Attributes:
+        max_message_bytes: that are sent or received.
+        max_request_bytes: that a server receives; None: `max_message_bytes`. gRPC holds a message
+            whole before anybody can look at it.
         keepalive_idle_s: silence after which a link is probed.
         keepalive_timeout_s: the other machine is gone if it has not acknowledged what was sent
             for so long: the kernel sees that (TCP_USER_TIMEOUT).
@@ -113,6 +116,7 @@ class GrpcOptions:
     """
 
     max_message_bytes: int = MAX_MESSAGE_BYTES
+    max_request_bytes: int | None = None
     keepalive_idle_s: float = 3.0
     keepalive_timeout_s: float = 5.0
     answer_timeout_s: float = 20.0
@@ -126,7 +130,6 @@ def _common_arguments(options: GrpcOptions, idle_s: float) -> Arguments:
     timeout_s = options.keepalive_idle_s + options.keepalive_timeout_s - idle_s
     return [
         ("grpc.max_send_message_length", options.max_message_bytes),
-        ("grpc.max_receive_message_length", options.max_message_bytes),
         ("grpc.keepalive_time_ms", _ms(idle_s)),
         ("grpc.keepalive_timeout_ms", _ms(timeout_s)),
         ("grpc.http2.ping_timeout_ms", _ms(options.answer_timeout_s)),
@@ -140,6 +143,7 @@ def channel_arguments(options: GrpcOptions) -> Arguments:
     """Arguments for a client's channel, in gRPC's own names."""
     return [
         *_common_arguments(options, options.keepalive_idle_s),
+        ("grpc.max_receive_message_length", options.max_message_bytes),
         # A failed attempt must not slow down the next one by gRPC's usual two minutes.
         ("grpc.min_reconnect_backoff_ms", _ms(options.connect_timeout_s)),
         ("grpc.initial_reconnect_backoff_ms", 200),
@@ -159,6 +163,7 @@ def server_arguments(options: GrpcOptions) -> Arguments:
     idle_s = options.keepalive_idle_s if options.warm_idle_s is None else options.warm_idle_s
     return [
         *_common_arguments(options, idle_s),
+        ("grpc.max_receive_message_length", options.max_request_bytes or options.max_message_bytes),
         # By default gRPC lets two processes share a port, each getting some of the calls.
         ("grpc.so_reuseport", 0),
         ("grpc.max_concurrent_streams", MAX_STREAMS_PER_CONNECTION),

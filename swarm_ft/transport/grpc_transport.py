@@ -61,6 +61,7 @@ STATUS: dict[str, grpc.StatusCode] = {
     "out-of-turn": grpc.StatusCode.FAILED_PRECONDITION,
     "not-found": grpc.StatusCode.NOT_FOUND,
     "unavailable": grpc.StatusCode.UNAVAILABLE,
+    "busy": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "journal-error": grpc.StatusCode.INTERNAL,
     "bad-snapshot": grpc.StatusCode.DATA_LOSS,
     "non-finite": grpc.StatusCode.ABORTED,

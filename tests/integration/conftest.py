@@ -8,8 +8,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
 
+from swarm_ft.protocol.messages.client import RunEvent
 from swarm_ft.protocol.spec.run_spec import LrSchedule, RunSpec, TrainSpec
 from swarm_ft.stage.checkpoint import open_checkpoint
+from swarm_ft.testing.local_swarm import LocalSwarm
 
 VOCAB_SIZE, SEQ_LENGTH, NUM_BLOCKS = 96, 24, 6
 
@@ -27,11 +29,6 @@ CONFIGS = {
         max_position_embeddings=32,
     ),
 }
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
@@ -90,3 +87,21 @@ def make_job(model_dir):
         )
 
     return make
+
+
+@pytest.fixture(scope="session")
+def quiet_events(tmp_path_factory):
+    """`await quiet_events(job, layers)`: events of the job in a swarm that nothing happens to.
+
+    Each is trained once; the tests of a module compare with the same few.
+    """
+    trained: dict[tuple[bytes, ...], list[RunEvent]] = {}
+
+    async def train(job: Job, layers: list[str]) -> list[RunEvent]:
+        key = (job.spec.digest(), *(part.encode() for part in layers))
+        if key not in trained:
+            async with LocalSwarm(tmp_path_factory.mktemp("quiet"), layers) as swarm:
+                trained[key] = await swarm.train(job.spec, job.samples)
+        return trained[key]
+
+    return train

@@ -28,9 +28,8 @@ def aq_job(make_job):
 
 
 @pytest.fixture
-async def quiet_losses(aq_job, tmp_path_factory):
-    async with LocalSwarm(tmp_path_factory.mktemp("quiet"), LAYERS) as swarm:
-        return final_losses(await swarm.train(aq_job.spec, aq_job.samples))
+async def quiet_losses(aq_job, quiet_events):
+    return final_losses(await quiet_events(aq_job, LAYERS))
 
 
 async def test_broken_boundary_streams_change_nothing(aq_job, quiet_losses, tmp_path):

@@ -26,7 +26,6 @@ def is_training(event) -> bool:
 
 
 async def trained(job, directory, layers) -> list:
-    directory.mkdir()
     async with LocalSwarm(directory, layers) as swarm:
         return await swarm.train(job.spec, job.samples)
 
@@ -35,27 +34,29 @@ async def trained(job, directory, layers) -> list:
     "layers",
     [["0-3", "0-3", "3-6", "3-6"], ["0-3", "3-6", "3-6", "3-6"], ["0-2", "2-4", "2-4", "4-6"]],
 )
-async def test_replicas_train_as_one_peer_does(make_job, tmp_path, layers):
+async def test_replicas_train_as_one_peer_does(make_job, quiet_events, tmp_path, layers):
     job = make_job(num_samples=16, batch_size=8, num_steps=8)
-    alone = final_losses(await trained(job, tmp_path / "alone", LAYERS))
-    events = await trained(job, tmp_path / "replicas", layers)
+    alone = final_losses(await quiet_events(job, LAYERS))
+    events = await trained(job, tmp_path, layers)
     assert final_losses(events) == pytest.approx(alone, rel=RTOL)
     assert len(last_status(events).stages) == len(layers)
 
 
 @pytest.mark.parametrize("layers", [["0-3", "0-3", "3-6"], ["0-3", "3-6", "3-6"]])
-async def test_tied_embeddings_stay_tied_over_uneven_replicas(make_job, tmp_path, layers):
+async def test_tied_embeddings_stay_tied_over_uneven_replicas(
+    make_job, quiet_events, tmp_path, layers
+):
     job = make_job(num_samples=16, batch_size=8, num_steps=4, sync_tied_embeddings=True)
-    alone = final_losses(await trained(job, tmp_path / "alone", LAYERS))
-    events = await trained(job, tmp_path / "replicas", layers)
+    alone = final_losses(await quiet_events(job, LAYERS))
+    events = await trained(job, tmp_path, layers)
     assert final_losses(events) == pytest.approx(alone, rel=RTOL)
 
 
-async def test_compressed_replicas_train_nearly_as_well(make_job, tmp_path):
-    job = make_job(num_samples=16, batch_size=8, num_steps=24)
-    compressed = make_job(num_samples=16, batch_size=8, num_steps=24, dp_codec="q4")
-    plain = final_losses(await trained(job, tmp_path / "plain", LAYERS * 2))
-    events = await trained(compressed, tmp_path / "compressed", LAYERS * 2)
+async def test_compressed_replicas_train_nearly_as_well(make_job, quiet_events, tmp_path):
+    job = make_job(num_samples=16, batch_size=8, num_steps=16)
+    compressed = make_job(num_samples=16, batch_size=8, num_steps=16, dp_codec="q4")
+    plain = final_losses(await quiet_events(job, LAYERS * 2))
+    events = await trained(compressed, tmp_path, LAYERS * 2)
     losses = final_losses(events)
     assert losses[-1] == pytest.approx(plain[-1], rel=0.01)
     assert losses != pytest.approx(plain, rel=1e-6)
@@ -63,11 +64,12 @@ async def test_compressed_replicas_train_nearly_as_well(make_job, tmp_path):
     assert all(0 < 7 * t.sent_bytes < t.uncompressed_bytes for t in sent)
 
 
-async def test_a_replica_of_every_stage_dies_in_the_middle_of_a_step(make_job, tmp_path):
+async def test_a_replica_of_every_stage_dies_in_the_middle_of_a_step(
+    make_job, quiet_events, tmp_path
+):
     job = make_job(num_samples=16, batch_size=8, num_steps=8)
-    quiet = final_losses(await trained(job, tmp_path / "quiet", LAYERS * 2))
-    (tmp_path / "faulty").mkdir()
-    async with LocalSwarm(tmp_path / "faulty", LAYERS * 2) as swarm:
+    quiet = final_losses(await quiet_events(job, LAYERS * 2))
+    async with LocalSwarm(tmp_path, LAYERS * 2) as swarm:
         await swarm.all_joined()
         status = await swarm.client.submit(job.spec, job.samples)
         events = []
@@ -81,12 +83,13 @@ async def test_a_replica_of_every_stage_dies_in_the_middle_of_a_step(make_job, t
     assert steps == list(range(8))
 
 
-async def test_a_newcomer_takes_over_from_its_replica_and_then_stands_in_for_it(make_job, tmp_path):
-    num_steps = 40
+async def test_a_newcomer_takes_over_from_its_replica_and_then_stands_in_for_it(
+    make_job, quiet_events, tmp_path
+):
+    num_steps = 16
     job = make_job(num_samples=16, batch_size=8, num_steps=num_steps)
-    quiet = final_losses(await trained(job, tmp_path / "quiet", LAYERS))
-    (tmp_path / "faulty").mkdir()
-    async with LocalSwarm(tmp_path / "faulty", LAYERS) as swarm:
+    quiet = final_losses(await quiet_events(job, LAYERS))
+    async with LocalSwarm(tmp_path, LAYERS) as swarm:
         await swarm.all_joined()
         status = await swarm.client.submit(job.spec, job.samples)
         events, has_joined, has_died = [], False, False

@@ -30,9 +30,8 @@ def job(make_job):
 
 
 @pytest.fixture
-async def quiet(job, tmp_path_factory):
-    async with LocalSwarm(tmp_path_factory.mktemp("quiet"), LAYERS) as swarm:
-        return losses_by_step(await swarm.train(job.spec, job.samples))
+async def quiet(job, quiet_events):
+    return losses_by_step(await quiet_events(job, LAYERS))
 
 
 async def test_a_lost_stage_goes_back_to_the_newest_snapshot(job, quiet, tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ from swarm_ft.transport.grpc_transport import GrpcTransport
 from swarm_ft.transport.methods import FETCH_CHUNKS
 
 NEWCOMER = PeerId("newcomer")
-STEPS, JOINS_AT, HELD_STEPS = 60, 2, 6
+STEPS, JOINS_AT, HELD_STEPS = 24, 2, 6
 CAUGHT_UP = "peer newcomer (layers 0-3) has caught up at step"
 
 
@@ -77,16 +77,18 @@ class Story:
         return [event.detail for event in self.events if isinstance(event, RunStatus)]
 
 
-async def quiet_losses(job, directory):
-    directory.mkdir()
-    async with LocalSwarm(directory, ["0-3", "3-6"]) as swarm:
-        events = await swarm.train(job.spec, job.samples)
-    return [event.loss for event in events if isinstance(event, StepCommitted)]
+@pytest.fixture
+def quiet_losses(quiet_events):
+    async def train(job):
+        events = await quiet_events(job, ["0-3", "3-6"])
+        return [event.loss for event in events if isinstance(event, StepCommitted)]
+
+    return train
 
 
 @pytest.mark.parametrize("dp", ["none", "q4"])
 async def test_steps_are_committed_while_a_newcomer_takes_over_and_then_it_has_the_same_bits(
-    make_job, tmp_path, dp
+    make_job, tmp_path, quiet_losses, dp
 ):
     job = make_job(num_samples=16, batch_size=8, num_steps=STEPS, dp_codec=dp)
     story = Story(job, tmp_path / "joined", ["0-3", "3-6"])
@@ -99,8 +101,7 @@ async def test_steps_are_committed_while_a_newcomer_takes_over_and_then_it_has_t
     assert not list(story.directory.glob("*/*step*")), "what was handed over does not lie about"
     assert weights["peer-0"] == weights[NEWCOMER]
     if dp == "none":
-        quiet = await quiet_losses(job, tmp_path / "quiet")
-        assert story.losses() == pytest.approx(quiet, rel=1e-4)
+        assert story.losses() == pytest.approx(await quiet_losses(job), rel=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -124,11 +125,13 @@ async def test_a_newcomer_goes_on_taking_over_when_somebody_dies(make_job, tmp_p
     assert any(dies not in {stage.peer_id for stage in stages} for stages in begun)
 
 
-async def test_a_newcomer_that_dies_while_it_takes_over_costs_no_step(make_job, tmp_path):
+async def test_a_newcomer_that_dies_while_it_takes_over_costs_no_step(
+    make_job, tmp_path, quiet_losses
+):
     job = make_job(num_samples=16, batch_size=8, num_steps=STEPS)
     story = Story(job, tmp_path / "joined", ["0-3", "3-6"], NEWCOMER)
     weights = await story.play()
     assert story.status().phase is RunPhase.FINISHED
     assert story.steps() == list(range(STEPS))
     assert weights.keys() == {"peer-0"}
-    assert story.losses() == await quiet_losses(job, tmp_path / "quiet")
+    assert story.losses() == await quiet_losses(job)

@@ -14,7 +14,10 @@ from pathlib import Path
 from swarm_ft.coordinator.facts.events import Record
 from swarm_ft.coordinator.facts.state import Run
 from swarm_ft.coordinator.journal.journal import Journal
+from swarm_ft.coordinator.journal.tokens import NewTokenFile, TokenFiles
 from swarm_ft.errors import JournalError
+from swarm_ft.ids import RunId
+from swarm_ft.protocol.spec.run_spec import RunSpec
 
 
 class Disk:
@@ -40,9 +43,9 @@ class Disk:
         """A process of before may have been killed: go on with the files as they lie there now."""
         old = self.journal
         self._generation += 1
-        for file in sorted(old.parent.glob("journal.db*")):
-            if not file.name.endswith("-shm"):  # an index of the log; SQLite makes it again
-                shutil.copyfile(file, self.journal.parent / file.name)
+        # Not -shm: it is an index of the log, which SQLite makes again.
+        but = shutil.ignore_patterns("*-shm")
+        shutil.copytree(old.parent, self.journal.parent, ignore=but, dirs_exist_ok=True)
 
     def check(self) -> None:
         """Whether there is room.
@@ -52,6 +55,20 @@ class Disk:
         """
         if self.is_full:
             raise OSError(errno.ENOSPC, "No space left on device")
+
+
+class _DiskTokens(TokenFiles):
+    """Token files on a disk that may be full."""
+
+    def __init__(self, disk: Disk, folder: Path) -> None:
+        super().__init__(folder)
+        self._disk = disk
+
+    def begin(self, run_id: RunId, spec: RunSpec) -> NewTokenFile:
+        """See `TokenFiles.begin`."""
+        if self._disk.is_full:
+            raise JournalError(f"tokens in {self.folder}: no space left on device")
+        return super().begin(run_id, spec)
 
 
 class DiskJournal(Journal):
@@ -64,6 +81,7 @@ class DiskJournal(Journal):
 
     def __init__(self, disk: Disk, on_write: Callable[[Sequence[Record]], None]) -> None:
         super().__init__(str(disk.journal))
+        self.tokens = _DiskTokens(disk, self.tokens.folder)
         self._disk = disk
         self._on_write = on_write
 
@@ -75,10 +93,10 @@ class DiskJournal(Journal):
         super().write(listed)
         self._on_write(listed)
 
-    def write_run(self, run: Run, samples: Sequence[bytes]) -> None:
+    def write_run(self, run: Run, data_digest: bytes) -> None:
         """See `Journal.write_run`."""
         self._check()
-        super().write_run(run, samples)
+        super().write_run(run, data_digest)
 
     def _check(self) -> None:
         if self._disk.is_full:

@@ -101,7 +101,7 @@ class Invariants:
                     if len(self._committed) > 1:
                         self.fail("the job became two runs")
                     self._trace.say(
-                        f"journal: {run.phase.name.lower()}, attempt {run.attempt}, "
+                        f"journal: {run.phase.name.lower()}, attempt {run.attempt.number}, "
                         f"{run.committed_steps} steps; {run.detail}"
                     )
                     if run.phase is RunPhase.FINISHED:

@@ -6,10 +6,9 @@ An attempt ends with `interrupt`; `advance` starts the next as soon as all it ne
 from __future__ import annotations
 
 from dataclasses import replace
-from types import MappingProxyType
 
 from swarm_ft.coordinator.facts.events import RollbackRecord, Turn
-from swarm_ft.coordinator.facts.state import Run
+from swarm_ft.coordinator.facts.state import AttemptState, Run, Saving
 from swarm_ft.coordinator.plan.holdings import with_ledger
 from swarm_ft.coordinator.plan.membership import (
     arrangement,
@@ -28,17 +27,13 @@ from swarm_ft.protocol.messages.control import (
     StageAssignment,
     StageOffered,
     StageTaken,
-    StepReady,
     TakeStage,
 )
-from swarm_ft.protocol.messages.reports import ByteCounts
 
 
 def interrupt(turn: Turn, run: Run) -> None:
     """The present attempt cannot go on; `advance` starts the next when it can."""
-    run = with_taken(run)
-    nothing: MappingProxyType[PeerId, StepReady] = MappingProxyType({})
-    turn.put(replace(run, phase=RunPhase.WAITING, notice="", loaded=frozenset(), ready=nothing))
+    turn.put(replace(with_taken(run), phase=RunPhase.WAITING, notice=""))
 
 
 def advance(turn: Turn) -> None:
@@ -47,7 +42,7 @@ def advance(turn: Turn) -> None:
     if run is None or run.phase > RunPhase.WAITING or turn.now_s < run.not_before_s:
         return
     _dismiss_misfits(turn, run)
-    if run.stages:
+    if run.attempt.assignments:
         _resume(turn, run)
     else:
         _place(turn, run)
@@ -71,24 +66,28 @@ def handed_over(turn: Turn, run: Run, peer_id: PeerId, message: StageOffered | S
 
 def _offered(turn: Turn, run: Run, peer_id: PeerId, offer: StageOffered) -> None:
     """Pass the first offer on to the takers it is for; the other donors have the same bytes."""
-    takers = [t for t in run.takers if t.step == offer.step and peer_id in t.donors]
+    attempt = run.attempt
+    takers = [t for t in attempt.takers if t.step == offer.step and peer_id in t.donors]
     for taker in takers:
-        if taker.peer_id in run.told:
+        if taker.peer_id in attempt.notified:
             continue
         donors = (peer_id, *(donor for donor in taker.donors if donor != peer_id))
-        turn.say(
-            taker.peer_id,
-            TakeStage(run_id=run.run_id, attempt=run.attempt, digest=offer.digest, donors=donors),
+        take = TakeStage(
+            run_id=run.run_id, attempt=attempt.number, digest=offer.digest, donors=donors
         )
-    turn.keep(replace(run, told=run.told | {taker.peer_id for taker in takers}))
+        turn.say(taker.peer_id, take)
+    notified = attempt.notified | {taker.peer_id for taker in takers}
+    turn.keep(replace(run, attempt=replace(attempt, notified=notified)))
 
 
 def _taken(turn: Turn, run: Run, peer_id: PeerId, message: StageTaken) -> None:
     """A taker has its stage, and from the next plan on computes."""
-    if peer_id in run.taken or all(taker.peer_id != peer_id for taker in run.takers):
+    attempt, measured = run.attempt, run.measured
+    if peer_id in attempt.taken or all(t.peer_id != peer_id for t in attempt.takers):
         return
-    taken = run.taken | {peer_id}
-    turn.keep(replace(run, taken=taken, state_bytes=run.state_bytes + message.state_bytes))
+    attempt = replace(attempt, taken=attempt.taken | {peer_id})
+    measured = replace(measured, state_bytes=measured.state_bytes + message.state_bytes)
+    turn.keep(replace(run, attempt=attempt, measured=measured))
 
 
 def _dismiss_misfits(turn: Turn, run: Run) -> None:
@@ -102,16 +101,17 @@ def _dismiss_misfits(turn: Turn, run: Run) -> None:
 
 def _resume(turn: Turn, run: Run) -> None:
     run = with_taken(run)  # somebody may have caught up since the last attempt ended
-    kept = settled(turn.state, run, turn.now_s)
+    grace_s = patience_s(turn.state, run, turn.now_s)
+    kept = settled(turn.state, run, turn.now_s, grace_s)
     if kept is None:
         _place(turn, go_back(turn, run))
         return
-    away = [stage for stage in kept.stages if stage.peer_id not in turn.state.members]
+    away = [a for a in kept.attempt.assignments if a.peer_id not in turn.state.members]
     if away:
-        layers = ", ".join(dict.fromkeys(str(stage.layers) for stage in away))
+        layers = ", ".join(dict.fromkeys(str(assignment.layers) for assignment in away))
         detail = f"waiting for layers {layers}: their peer may come back"
         if turn.now_s >= kept.gather_until_s:
-            detail += f" ({patience_s(turn.state, kept, turn.now_s):.0f} s)"
+            detail += f" ({grace_s:.0f} s)"
         _wait(turn, kept, detail)
     else:
         _assign(turn, with_newcomers(turn.state, kept), fresh=not kept.committed_steps)
@@ -119,40 +119,23 @@ def _resume(turn: Turn, run: Run) -> None:
 
 def go_back(turn: Turn, run: Run) -> Run:
     """Go back to the newest snapshot, or the beginning, with whoever is there."""
-    kept = run.snapshot
-    step = kept.step if kept else StepNumber(0)
-    turn.write(RollbackRecord(run.run_id, step))
-    before = run
-    run = replace(
-        run,
-        stages=(),
-        holds=MappingProxyType({}),
-        takers=(),
-        away_since_s=MappingProxyType({}),
-        exported=MappingProxyType({}),
-        committed_steps=step,
-        committers=frozenset(),
-        last_commit=kept.last_commit if kept else None,
-        sent=kept.sent if kept else ByteCounts(),
-        traffic=kept.traffic if kept else (),
-        ledger=run.ledger if kept else None,
-        saving=None,
-        open_step=None,
-        unlisted=(),
-    )
-    turn.put(run)
-    if kept is None:
-        release(turn, before, "the run goes back to its beginning")
-    return run
+    past = run.past.rolled_back
+    turn.write(RollbackRecord(run.run_id, StepNumber(past.committed_steps)))
+    attempt = AttemptState(number=run.attempt.number)
+    back = replace(run, past=past, attempt=attempt, step=None, saving=Saving())
+    turn.put(back)
+    if past.snapshot is None:
+        release(turn, run, "the run goes back to its beginning")
+    return back
 
 
 def _place(turn: Turn, run: Run) -> None:
     state = turn.state
     placement = arrangement(state, run, turn.now_s)
-    if placement.stages:
-        _assign(turn, replace(run, stages=placement.stages), fresh=True)
+    if placement.assignments:
+        _assign(turn, run.with_assignments(placement.assignments), fresh=True)
     else:
-        busy = sum(state.keeps_result(peer) for peer in state.members)
+        busy = len(state.members.keys() & state.result_keepers)
         keep = f"; {busy} peers keep a result until it is collected" if busy else ""
         _wait(turn, run, placement.reason + keep)
 
@@ -164,23 +147,17 @@ def _wait(turn: Turn, run: Run, detail: str) -> None:
 
 def _assign(turn: Turn, run: Run, *, fresh: bool) -> None:
     before = run
-    run = replace(
-        with_ledger(run),
-        stages=tuple(_reachable(turn, stage) for stage in run.stages),
-        phase=RunPhase.LOADING,
-        detail="peers load their stages",
-        attempt=Attempt(run.attempt + 1),
+    attempt = AttemptState(
+        number=Attempt(run.attempt.number + 1),
+        assignments=tuple(_reachable(turn, stage) for stage in run.attempt.assignments),
         takers=() if fresh else tuple(takers_of(turn.state, run)),
-        loaded=frozenset(),
-        told=frozenset(),
-        ready=MappingProxyType({}),
-        done=MappingProxyType({}),
-        away_since_s=MappingProxyType({}),
     )
+    detail = "peers load their stages"
+    run = replace(with_ledger(run), phase=RunPhase.LOADING, detail=detail, attempt=attempt)
     turn.put(run)
     turn.write_ledger(before, run)
     _dismiss_misfits(turn, run)
-    assign = _assignment(turn, run, fresh=fresh)
+    assign = _assignment(run, fresh=fresh)
     for peer in run.peers:
         turn.say(peer, assign)
 
@@ -190,17 +167,18 @@ def _reachable(turn: Turn, stage: StageAssignment) -> StageAssignment:
     return replace(stage, endpoint=member.hello.endpoint if member else "")
 
 
-def _assignment(turn: Turn, run: Run, *, fresh: bool) -> Assign:
-    went_back = fresh and run.committed_steps and run.snapshot
+def _assignment(run: Run, *, fresh: bool) -> Assign:
+    past, attempt = run.past, run.attempt
+    went_back = fresh and past.committed_steps and past.snapshot
     return Assign(
         run_id=run.run_id,
         spec=run.spec,
-        attempt=run.attempt,
-        stages=run.stages,
-        committed_steps=run.committed_steps,
+        attempt=attempt.number,
+        stages=attempt.assignments,
+        committed_steps=past.committed_steps,
         fresh=fresh,
         spec_digest=run.spec.digest(),
-        takers=run.takers,
-        saved=run.snapshot.stages if went_back and run.snapshot else (),
-        last_attempt=run.last_commit.attempt if run.last_commit else NO_ATTEMPT,
+        takers=attempt.takers,
+        saved=past.snapshot.stages if went_back and past.snapshot else (),
+        last_attempt=past.last_commit.attempt if past.last_commit else NO_ATTEMPT,
     )

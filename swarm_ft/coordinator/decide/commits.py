@@ -16,8 +16,8 @@ from swarm_ft.coordinator.facts.events import (
     Turn,
     WriteSnapshot,
 )
-from swarm_ft.coordinator.facts.state import Run, Snapshot
-from swarm_ft.coordinator.plan.holdings import told, took_stock
+from swarm_ft.coordinator.facts.state import PlannedStep, Run, Saving, Snapshot
+from swarm_ft.coordinator.plan.holdings import after_report, took_stock
 from swarm_ft.coordinator.plan.membership import (
     caught_up_in_words,
     joining_in_words,
@@ -52,17 +52,18 @@ def is_due(run: Run) -> bool:
 
 def is_end_due(run: Run) -> bool:
     """Whether the trained state is to be saved, so that a lost result costs no training."""
-    saved_steps = run.snapshot.step if run.snapshot else 0
+    snapshot = run.past.snapshot
+    saved_steps = snapshot.step if snapshot else 0
     return bool(run.spec.train.save_steps) and saved_steps < run.committed_steps
 
 
 def save(turn: Turn, run: Run) -> Run:
     """Ask one replica of each stage to save the state as of the last commit."""
-    if run.last_commit is None:
+    past = run.past
+    if past.last_commit is None:
         return run
-    run = replace(
-        run, saving=Snapshot(last_commit=run.last_commit, sent=run.sent, traffic=run.traffic)
-    )
+    asked = Snapshot(last_commit=past.last_commit, sent=past.sent, traffic=past.traffic)
+    run = replace(run, saving=replace(run.saving, asked=asked))
     turn.keep(run)
     step = StepNumber(run.committed_steps)
     for stage in run.computing:
@@ -75,32 +76,33 @@ def stage_saved(turn: Turn, peer_id: PeerId, message: StageSaved) -> None:
     run = turn.state.runs.get(message.name.run_id)
     if run is None or peer_id not in run.peers or run.phase > RunPhase.FINISHED:
         return
-    saving = run.saving
-    if saving is None or message.name.step != saving.step:
+    asked = run.saving.asked
+    if asked is None or message.name.step != asked.step:
         return  # a later snapshot took its place
     saved = SavedStage(
         layers=message.name.layers, digest=message.digest, total_bytes=message.total_bytes
     )
-    others = [stage for stage in saving.stages if stage.layers != saved.layers]
+    others = [stage for stage in asked.stages if stage.layers != saved.layers]
     stages = tuple(sorted((*others, saved), key=lambda stage: stage.layers))
-    saving = replace(saving, stages=stages)
-    is_whole = [s.layers for s in stages] == [s.layers for s in run.pipeline]
+    asked = replace(asked, stages=stages)
+    is_whole = [s.layers for s in stages] == [s.layers for s in run.stages]
     if not is_whole:
-        turn.keep(replace(run, saving=saving))
+        turn.keep(replace(run, saving=replace(run.saving, asked=asked)))
     else:
-        unlisted = (*run.unlisted, saving)[-MAX_UNLISTED:]
-        turn.keep(replace(run, saving=None, unlisted=unlisted))
-        turn.effects.append(WriteSnapshot(run.run_id, run.spec, saving))
+        unlisted = (*run.saving.unlisted, asked)[-MAX_UNLISTED:]
+        turn.keep(replace(run, saving=Saving(unlisted=unlisted)))
+        turn.effects.append(WriteSnapshot(run.run_id, run.spec, asked))
 
 
 def snapshot_written(turn: Turn, run_id: RunId, snapshot: Snapshot) -> None:
     """The run can go back to the snapshot from now on, unless its history is void by now."""
     run = turn.state.runs.get(run_id)
-    if run is None or run.phase > RunPhase.FINISHED or snapshot not in run.unlisted:
+    if run is None or run.phase > RunPhase.FINISHED or snapshot not in run.saving.unlisted:
         return
     # An older one's manifest may be there later; the newest counts.
-    unlisted = tuple(other for other in run.unlisted if other.step > snapshot.step)
-    turn.keep(replace(run, snapshot=snapshot, unlisted=unlisted))
+    unlisted = tuple(other for other in run.saving.unlisted if other.step > snapshot.step)
+    saving = replace(run.saving, unlisted=unlisted)
+    turn.keep(replace(run, past=replace(run.past, snapshot=snapshot), saving=saving))
     turn.write(SnapshotRecord(run_id, snapshot))
 
 
@@ -108,15 +110,13 @@ def stage_ready(turn: Turn, run: Run, peer_id: PeerId, ready: StageReady) -> Non
     """A peer has its stage, or listens; with the last one the first uncommitted step begins."""
     if run.phase is not RunPhase.LOADING:
         return
-    done = MappingProxyType({**run.done, peer_id: ready.done})
-    run = took_stock(run, peer_id, ready.buffers)
-    run = replace(run, loaded=run.loaded | {peer_id}, done=done)
+    done = MappingProxyType({**run.attempt.done, peer_id: ready.done})
+    attempt = replace(run.attempt, loaded=run.attempt.loaded | {peer_id}, done=done)
+    run = replace(took_stock(run, peer_id, ready.buffers), attempt=attempt)
     if peer_id not in run.listeners:
-        holds = {**run.holds, peer_id: run.committed_steps}
-        run = replace(run, holds=MappingProxyType(holds))
-    if run.loaded >= set(run.peers):
-        detail = joining_in_words(run)
-        run = replace(run, phase=RunPhase.TRAINING, detail=detail, step_began_s=turn.now_s)
+        run = run.with_holds({**run.past.holds, peer_id: run.committed_steps})
+    if attempt.loaded >= set(run.peers):
+        run = replace(run, phase=RunPhase.TRAINING, detail=joining_in_words(run))
         turn.put(run)
         _plan_or_export(turn, run)
     else:
@@ -125,21 +125,24 @@ def stage_ready(turn: Turn, run: Run, peer_id: PeerId, ready: StageReady) -> Non
 
 def step_ready(turn: Turn, run: Run, peer_id: PeerId, message: StepReady) -> None:
     """A peer did its part of the step; with the last one the step is committed."""
-    if run.phase is not RunPhase.TRAINING or message.step != run.committed_steps:
+    step = run.step
+    is_current = run.phase is RunPhase.TRAINING and message.step == run.committed_steps
+    if step is None or not is_current:
         return
-    run = told(run, peer_id, message)
-    run = replace(run, ready=MappingProxyType({**run.ready, peer_id: message}))
+    step = replace(step, ready=MappingProxyType({**step.ready, peer_id: message}))
+    run = replace(after_report(run, peer_id, message), step=step)
     turn.keep(run)
-    if run.ready.keys() >= set(run.peers):
-        _go_on(turn, _commit(turn, run))
+    if step.ready.keys() >= set(run.peers):
+        _go_on(turn, _commit(turn, run, step))
 
 
 def stage_exported(turn: Turn, run: Run, peer_id: PeerId, message: StageExported) -> None:
     """A peer wrote its stage down; with the last one the result can be fetched."""
     if run.phase is not RunPhase.EXPORTING:
         return
-    run = replace(run, exported=MappingProxyType({**run.exported, peer_id: message.file}))
-    if run.exported.keys() >= set(run.peers):
+    exported = MappingProxyType({**run.past.exported, peer_id: message.file})
+    run = replace(run, past=replace(run.past, exported=exported))
+    if exported.keys() >= set(run.peers):
         turn.put(replace(run, phase=RunPhase.FINISHED, detail=losses.TO_BE_FETCHED))
     else:
         turn.keep(run)
@@ -151,8 +154,8 @@ def _plan_or_export(turn: Turn, run: Run) -> None:
         _plan(turn, run)
         return
     late = run.listeners
-    stages = tuple(stage for stage in run.stages if stage.peer_id not in late)
-    run = replace(run, stages=stages, takers=())
+    staying = tuple(a for a in run.attempt.assignments if a.peer_id not in late)
+    run = replace(run, attempt=replace(run.attempt, assignments=staying, takers=()))
     if is_end_due(run):
         run = save(turn, run)
     turn.put(replace(run, phase=RunPhase.EXPORTING, detail="peers write their stages down"))
@@ -165,27 +168,27 @@ def _plan_or_export(turn: Turn, run: Run) -> None:
 
 def _admit(turn: Turn, run: Run) -> Run:
     """Let takers that have caught up compute from the next plan on."""
-    told = caught_up_in_words(run)
+    words = caught_up_in_words(run)
     run = with_taken(run)
-    if told:
-        run = replace(run, detail=told)
+    if words:
+        run = replace(run, detail=words)
         turn.put(run)
     return run
 
 
 def _plan(turn: Turn, run: Run) -> None:
-    run, plan = plan_step(run)
+    run, plan = plan_step(run, turn.now_s)
     turn.keep(run)
-    turn.write(PlanRecord(run.run_id, plan.step, run.attempt, plan.microbatches))
+    turn.write(PlanRecord(run.run_id, plan.step, plan.attempt, plan.microbatches))
     for peer in run.peers:
         turn.say(peer, plan, tokens_for(run, plan, peer))
 
 
-def _commit(turn: Turn, run: Run) -> Run:
+def _commit(turn: Turn, run: Run, step: PlannedStep) -> Run:
     before = run
-    run, committed, commit = commit_step(run, turn.now_s)
+    run, committed, commit = commit_step(run, step, turn.now_s)
     turn.keep(run)
-    turn.write(CommitRecord(run.run_id, committed, commit, run.sent, run.traffic))
+    turn.write(CommitRecord(run.run_id, committed, commit, run.past.sent, run.past.traffic))
     turn.write_ledger(before, run)
     for peer in run.peers:
         turn.say(peer, commit)

@@ -34,21 +34,20 @@ def holder_gone(turn: Turn, peer_id: PeerId, *, away_since_s: float) -> None:
     """A peer went away; what it has of results may be gone with it."""
     for run in _finished(turn):
         if peer_id in run.peers:
-            away = {**run.away_since_s, peer_id: away_since_s}
-            turn.keep(replace(run, away_since_s=MappingProxyType(away)))
+            turn.keep(run.with_away({**run.attempt.away_since_s, peer_id: away_since_s}))
 
 
 def look_after(turn: Turn) -> None:
     """See whether results are still there; make those again that are not, one at a time."""
     for run in _finished(turn):
         lost = lost_parts(turn.state, run, turn.now_s)
-        active = turn.state.active_run
-        if lost and (active is None or not active.stages):
-            _make_again(turn, run, lost, active)
-        elif lost and active:
-            _tell(turn, run, f"{_in_words(lost)}; it is made again after run {active.run_id}")
-        else:
+        active = turn.state.active_run if lost else None
+        if not lost:
             _tell(turn, run, TO_BE_FETCHED)
+        elif active is None or not active.attempt.assignments:
+            _make_again(turn, run, lost, active)
+        else:
+            _tell(turn, run, f"{_in_words(lost)}; it is made again after run {active.run_id}")
 
 
 def _finished(turn: Turn) -> list[Run]:
@@ -57,10 +56,10 @@ def _finished(turn: Turn) -> list[Run]:
 
 def _make_again(turn: Turn, run: Run, lost: Sequence[LayerRange], active: Run | None) -> None:
     """Go back, now or, where another run is begun, as soon as that is over."""
-    step = run.snapshot.step if run.snapshot else 0
+    step = run.past.rolled_back.committed_steps
     detail = f"{_in_words(lost)}; the run goes back to step {step}"
     phase = RunPhase.WAITING
-    if active is not None and active.attempt != NO_ATTEMPT:
+    if active is not None and active.attempt.number != NO_ATTEMPT:
         phase, detail = RunPhase.QUEUED, f"{detail} after run {active.run_id}"
     elif active is not None:
         turn.put(replace(active, phase=RunPhase.QUEUED, detail=""))
@@ -104,10 +103,9 @@ def _postponed(state: SwarmState, gap_s: float) -> SwarmState:
 
 
 def _run_postponed(run: Run, gap_s: float) -> Run:
-    away = {peer: since_s + gap_s for peer, since_s in run.away_since_s.items()}
+    away = {peer: since_s + gap_s for peer, since_s in run.attempt.away_since_s.items()}
     return replace(
-        run,
-        away_since_s=MappingProxyType(away),
+        run.with_away(away),
         gather_until_s=run.gather_until_s + gap_s,
         not_before_s=run.not_before_s + gap_s,
     )
@@ -128,9 +126,9 @@ def tell(turn: Turn) -> None:
 def _notice(turn: Turn, run: Run) -> str:
     members = turn.state.members
     return "; ".join(
-        f"peer {stage.peer_id} (layers {stage.layers}) has said nothing for {NOTICED_S:.0f} s"
-        for stage in run.stages
-        if stage.peer_id in members and turn.now_s - members[stage.peer_id].heard_at_s >= NOTICED_S
+        f"peer {a.peer_id} (layers {a.layers}) has said nothing for {NOTICED_S:.0f} s"
+        for a in run.attempt.assignments
+        if a.peer_id in members and turn.now_s - members[a.peer_id].heard_at_s >= NOTICED_S
     )
 
 
@@ -140,19 +138,20 @@ MEASURED_AT_LEAST = 3
 
 def heard(turn: Turn, run: Run, peer_id: PeerId, alive: PeerAlive) -> None:
     """A peer told how far it is; its share is divided anew if the others would wait for long."""
-    is_current = (alive.attempt, alive.step) == (run.attempt, run.committed_steps)
+    is_current = (alive.attempt, alive.step) == (run.attempt.number, run.committed_steps)
     if run.phase is not RunPhase.TRAINING or not is_current:
         return
     seconds = _seconds_each(run, peer_id, alive)
     if seconds is None:
         return
-    usual = run.seconds[peer_id]
-    known = MappingProxyType({**run.seconds, peer_id: (*usual, seconds)})
+    usual = run.measured.seconds[peer_id]
+    known = MappingProxyType({**run.measured.seconds, peer_id: (*usual, seconds)})
+    measured = replace(run.measured, seconds=known)
     detail = (
         f"peer {peer_id} got slow: {seconds:.1f} s a microbatch, {longest_s(usual):.1f} s at most "
         f"before; its share is divided anew"
     )
-    attempts.interrupt(turn, replace(run, seconds=known, detail=detail))
+    attempts.interrupt(turn, replace(run, measured=measured, detail=detail))
 
 
 def _seconds_each(run: Run, peer_id: PeerId, alive: PeerAlive) -> float | None:
@@ -160,15 +159,15 @@ def _seconds_each(run: Run, peer_id: PeerId, alive: PeerAlive) -> float | None:
 
     It does if what it has not begun yet will take it longer than its whole share ever did.
     """
-    usual = run.seconds.get(peer_id, ())
+    usual = run.measured.seconds.get(peer_id, ())
     place = next(((i, s) for i, s in enumerate(run.computing) if peer_id in s.peers), None)
-    if place is None:
+    if place is None or run.step is None:
         return None  # it listens
     index, stage = place
     if len(stage.peers) == 1 or len(usual) < MEASURED_AT_LEAST or not alive.parts_begun:
         return None
     seconds = alive.compute_s / alive.parts_begun * PARTS
-    share = run.share(index, stage.peers.index(peer_id))
+    share = run.step.share(index, stage.peers.index(peer_id))
     remaining = share - -(-alive.parts_begun // PARTS)
     is_slow = remaining > 0 and remaining * seconds > share * longest_s(usual)
     return seconds if is_slow else None

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from types import MappingProxyType
 
 from swarm_ft.coordinator.decide import attempts, commits, losses
 from swarm_ft.coordinator.facts.events import (
@@ -37,6 +36,7 @@ from swarm_ft.coordinator.facts.events import (
     RunSubmitted,
     SnapshotWritten,
     Tick,
+    TokensLost,
     Turn,
 )
 from swarm_ft.coordinator.facts.state import Member, Run, SwarmState
@@ -96,6 +96,8 @@ def decide(state: SwarmState, event: Event, now_s: float) -> tuple[SwarmState, l
             _collected(turn, run_id)
         case SnapshotWritten(run_id, snapshot):
             commits.snapshot_written(turn, run_id, snapshot)
+        case TokensLost(run_id, reason):
+            _end(turn, run_id, RunPhase.FAILED, f"its data cannot be read: {reason}")
         case Tick():
             _dismiss_silent(turn)
             losses.tell(turn)
@@ -137,7 +139,7 @@ def _is_current(
     message: StageReady | StageTaken | StepReady | StageFailed | StageOffered,
 ) -> bool:
     named = (message.run_id, message.attempt)
-    return named == (run.run_id, run.attempt) and peer_id in run.peers
+    return named == (run.run_id, run.attempt.number) and peer_id in run.peers
 
 
 def _ready(turn: Turn, run: Run, peer_id: PeerId, message: StageReady | StepReady) -> None:
@@ -193,14 +195,14 @@ def _came(turn: Turn, run: Run, hello: PeerHello) -> None:
     """A peer came, or came back: what it holds decides what can be done with it."""
     peer = hello.peer_id
     run = without_state(run, peer)
-    holds = dict(run.holds)
-    if hello.held and missed_last_commit(run, hello.held, peer) and run.last_commit:
-        turn.say(peer, run.last_commit)
+    holds = dict(run.past.holds)
+    if hello.held and missed_last_commit(run, hello.held, peer) and run.past.last_commit:
+        turn.say(peer, run.past.last_commit)
         holds[peer] = run.committed_steps
     elif hello.held and holds_last_commit(run, hello.held):
         holds[peer] = run.committed_steps
-    away = {name: since for name, since in run.away_since_s.items() if name != peer}
-    run = replace(run, holds=MappingProxyType(holds), away_since_s=MappingProxyType(away))
+    away = {name: since for name, since in run.attempt.away_since_s.items() if name != peer}
+    run = run.with_holds(holds).with_away(away)
     is_loading = run.phase is RunPhase.LOADING
     if peer in run.peers or (is_loading and with_newcomers(turn.state, run) is not run):
         detail = run.detail if run.phase is RunPhase.WAITING else f"joined by {peer}"
@@ -226,11 +228,11 @@ def _peer_gone(turn: Turn, peer_id: PeerId, why: str, *, away_since_s: float) ->
     losses.holder_gone(turn, peer_id, away_since_s=away_since_s)
     run = turn.state.active_run
     if run is not None and peer_id in run.peers:
-        away = {**run.away_since_s, peer_id: away_since_s}
+        away = {**run.attempt.away_since_s, peer_id: away_since_s}
         detail = loss_in_words(turn.state, run, peer_id, why)
         if peer_id in run.listeners:
             run = without_state(run, peer_id)
-        attempts.interrupt(turn, replace(run, detail=detail, away_since_s=MappingProxyType(away)))
+        attempts.interrupt(turn, replace(run.with_away(away), detail=detail))
 
 
 # ---- ends

@@ -65,11 +65,28 @@ class SnapshotWritten:
 
 
 @dataclass(frozen=True, slots=True)
+class TokensLost:
+    """A run's tokens are not on the disk any more as they were."""
+
+    run_id: RunId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time passed."""
 
 
-Event = PeerSaid | PeerLost | RunSubmitted | RunCancelled | ResultCollected | SnapshotWritten | Tick
+Event = (
+    PeerSaid
+    | PeerLost
+    | RunSubmitted
+    | RunCancelled
+    | ResultCollected
+    | SnapshotWritten
+    | TokensLost
+    | Tick
+)
 
 
 # ---- what the coordinator can do: records to write down first, then what to say
@@ -214,8 +231,9 @@ class Turn:
 
     def write_ledger(self, before: Run, after: Run) -> None:
         """Write down what became of a run's ledger."""
-        if after.ledger is not None and after.ledger is not before.ledger:
-            self.write(LedgerRecord(after.run_id, change_of(before.ledger, after.ledger)))
+        known, ledger = before.past.ledger, after.past.ledger
+        if ledger is not None and ledger is not known:
+            self.write(LedgerRecord(after.run_id, change_of(known, ledger)))
 
     def write(self, record: Record) -> None:
         """Put a record into the journal; comes before whatever is said about it."""

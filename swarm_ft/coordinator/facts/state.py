@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from swarm_ft.coordinator.facts.ledger import Ledger
 from swarm_ft.ids import NO_ATTEMPT, Attempt, BlockIndex, MicrobatchIndex, PeerId, RunId, StepNumber
@@ -29,7 +29,11 @@ from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.protocol.spec.training_plan import Microbatch
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
+
+
+def _nothing() -> MappingProxyType[Any, Any]:
+    return MappingProxyType({})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,61 +68,144 @@ class Snapshot:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OpenStep:
+class Past:
+    """What a run has behind it: every commit makes a new one, and a rollback an older one.
+
+    Attributes:
+        last_commit: repeated to a peer that may have missed it.
+        committers: peers whose gradients are in the last commit.
+        holds: steps that each peer's weights contain, as far as is known.
+        exported: peers that wrote down their trained stage, and have it as far as is known; what
+            it is, None where the peer did not say so again since a restart.
+        sent: what peers sent each other in the steps that count.
+        traffic: of that, what went over each boundary.
+        ledger: who holds the buffers of which sample; None if the run has none at both ends.
+        snapshot: the newest that is whole.
+    """
+
+    committed_steps: int = 0
+    last_commit: CommitStep | None = None
+    committers: frozenset[PeerId] = frozenset()
+    holds: Mapping[PeerId, int] = field(default_factory=_nothing)
+    exported: Mapping[PeerId, ShardFile | None] = field(default_factory=_nothing)
+    sent: ByteCounts = field(default_factory=ByteCounts)
+    traffic: tuple[Traffic, ...] = ()
+    ledger: Ledger | None = None
+    snapshot: Snapshot | None = None
+
+    @property
+    def rolled_back(self) -> Past:
+        """As of the snapshot, or the beginning. Nobody holds weights of then, all load them.
+
+        The ledger of before stays until peers that loaded tell which buffers they have.
+        """
+        if self.snapshot is None:
+            return Past()
+        return Past(
+            committed_steps=self.snapshot.step,
+            last_commit=self.snapshot.last_commit,
+            sent=self.snapshot.sent,
+            traffic=self.snapshot.traffic,
+            ledger=self.ledger,
+            snapshot=self.snapshot,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttemptState:
+    """Who hosts what, and how far they are: each attempt begins with a new one.
+
+    Attributes:
+        number: rises with every assignment; messages of older ones are void.
+        assignments: who hosts what, replicas beside each other; a peer that no replica stands in
+            for is kept while it is away and may come back.
+        takers: peers that take their stage's state over.
+        notified: takers that were told to `TakeStage`.
+        taken: takers that said they have it; replicas as all others from the next plan on.
+        loaded: peers that said StageReady.
+        done: microbatches of the open step that peers said are done there, at the start.
+        away_since_s: peers that are away, and since when.
+    """
+
+    number: Attempt = NO_ATTEMPT
+    assignments: tuple[StageAssignment, ...] = ()
+    takers: tuple[Taker, ...] = ()
+    notified: frozenset[PeerId] = frozenset()
+    taken: frozenset[PeerId] = frozenset()
+    loaded: frozenset[PeerId] = frozenset()
+    done: Mapping[PeerId, frozenset[MicrobatchIndex]] = field(default_factory=_nothing)
+    away_since_s: Mapping[PeerId, float] = field(default_factory=_nothing)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedStep:
     """The first uncommitted step as it was planned last.
 
     Its microbatches stay as they are however often it is planned: gradients of some of them may be
     summed already.
 
     Attributes:
-        pipeline: the stages of their routes; empty if these are not known.
+        stages: those of its routes; empty if these are not known.
+        began_s: when it was planned.
+        ready: peers that said StepReady since.
     """
 
     microbatches: tuple[Microbatch, ...]
-    pipeline: tuple[Stage, ...] = ()
+    stages: tuple[Stage, ...] = ()
+    began_s: float = 0.0
+    ready: Mapping[PeerId, StepReady] = field(default_factory=_nothing)
 
     def host(self, microbatch: Microbatch, stage_index: int) -> PeerId | None:
         """The peer of a stage that a microbatch was to pass, if that is known."""
-        if not self.pipeline:
+        if not self.stages:
             return None
-        return self.pipeline[stage_index].peers[microbatch.replica_at(stage_index)]
+        return self.stages[stage_index].peers[microbatch.replica_at(stage_index)]
+
+    def share(self, stage_index: int, replica: int) -> int:
+        """How many of its microbatches a replica computes in this attempt."""
+        own = [b for b in self.microbatches if b.replica_at(stage_index) == replica]
+        return sum(stage_index not in batch.done for batch in own)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Saving:
+    """Snapshots that are not whole yet.
+
+    Attributes:
+        asked: the one that peers were asked for last.
+        unlisted: whole but for their manifests, which are being written.
+    """
+
+    asked: Snapshot | None = None
+    unlisted: tuple[Snapshot, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """What was seen of peers at work; a rollback does not undo it.
+
+    Attributes:
+        seconds: how long a microbatch took each peer to compute in its last steps.
+        step_seconds: how long each of the last steps took, from its plan to its commit.
+        state_bytes: of state that newcomers took since the last commit.
+        buffers: what peers told of theirs, at each of their boundaries; of no use after a restart.
+    """
+
+    seconds: Mapping[PeerId, tuple[float, ...]] = field(default_factory=_nothing)
+    step_seconds: tuple[float, ...] = ()
+    state_bytes: int = 0
+    buffers: Mapping[PeerId, Mapping[BlockIndex, BufferCounts]] = field(default_factory=_nothing)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
-    """A run and where it stands.
+    """A run and where it stands. What ends at one time is one value: see `Past` and those below it.
 
     Attributes:
         notice: who of its peers at work is silent just now; of no use after a restart.
-        attempt: rises with every assignment; messages of older ones are void.
-        stages: who hosts what, replicas beside each other; a peer that no replica stands in for
-            is kept while it is away and may come back.
-        holds: steps that each peer's weights contain, as far as is known.
-        committers: peers whose gradients are in the last commit.
-        away_since_s: stages' peers that are away, and since when.
+        attempt: the one at work, or the last one.
+        step: the first uncommitted step, once it was planned.
         gather_until_s: until then peers that are away are waited for, replicas or not.
-        loaded: peers that said StageReady in this attempt.
-        takers: peers of this attempt that take their stage's state over.
-        told: takers that were told to `TakeStage` in this attempt.
-        taken: takers that said they have it; replicas as all others from the next plan on.
-        ready: peers that said StepReady in this attempt and step.
-        open_step: the first uncommitted step, once it was planned.
-        done: microbatches of it that peers said are done there, at the start of this attempt.
-        exported: peers that wrote down their trained stage, and have it as far as is known; what
-            it is, None where the peer did not say so again since a restart.
-        last_commit: repeated to a peer that may have missed it.
-        seconds: how long a microbatch took each peer to compute in its last steps.
-        step_seconds: how long each of the last steps took, from its plan to its commit.
-        sent: what peers sent each other in the steps that count.
-        traffic: of that, what went over each boundary.
-        ledger: who holds the buffers of which sample; None if the run has none at both ends.
-        kept: what peers told of their buffers, at each of their boundaries; of no use after a
-            restart.
-        state_bytes: of state that newcomers took since the last commit.
-        saving: the snapshot that peers were asked for last.
-        unlisted: snapshots that are whole but for their manifests, which are being written.
-        snapshot: the newest that is whole.
-        step_began_s: when the step under way was planned.
         not_before_s: no new attempt begins earlier.
     """
 
@@ -127,58 +214,28 @@ class Run:
     phase: RunPhase = RunPhase.QUEUED
     detail: str = ""
     notice: str = ""
-    attempt: Attempt = NO_ATTEMPT
-    stages: tuple[StageAssignment, ...] = ()
-    holds: Mapping[PeerId, int] = field(default_factory=lambda: MappingProxyType({}))
-    committers: frozenset[PeerId] = frozenset()
-    away_since_s: Mapping[PeerId, float] = field(default_factory=lambda: MappingProxyType({}))
+    past: Past = field(default_factory=Past)
+    attempt: AttemptState = field(default_factory=AttemptState)
+    step: PlannedStep | None = None
+    saving: Saving = field(default_factory=Saving)
+    measured: Measured = field(default_factory=Measured)
     gather_until_s: float = -math.inf
-    loaded: frozenset[PeerId] = frozenset()
-    takers: tuple[Taker, ...] = ()
-    told: frozenset[PeerId] = frozenset()
-    taken: frozenset[PeerId] = frozenset()
-    ready: Mapping[PeerId, StepReady] = field(default_factory=lambda: MappingProxyType({}))
-    open_step: OpenStep | None = None
-    done: Mapping[PeerId, frozenset[MicrobatchIndex]] = field(
-        default_factory=lambda: MappingProxyType({})
-    )
-    exported: Mapping[PeerId, ShardFile | None] = field(
-        default_factory=lambda: MappingProxyType({})
-    )
-    committed_steps: int = 0
-    last_commit: CommitStep | None = None
-    seconds: Mapping[PeerId, tuple[float, ...]] = field(
-        default_factory=lambda: MappingProxyType({})
-    )
-    step_seconds: tuple[float, ...] = ()
-    sent: ByteCounts = field(default_factory=ByteCounts)
-    traffic: tuple[Traffic, ...] = ()
-    ledger: Ledger | None = None
-    kept: Mapping[PeerId, Mapping[BlockIndex, BufferCounts]] = field(
-        default_factory=lambda: MappingProxyType({})
-    )
-    state_bytes: int = 0
-    saving: Snapshot | None = None
-    unlisted: tuple[Snapshot, ...] = ()
-    snapshot: Snapshot | None = None
-    step_began_s: float = 0.0
     not_before_s: float = 0.0
+
+    @property
+    def committed_steps(self) -> int:
+        """How many steps count."""
+        return self.past.committed_steps
 
     @property
     def peers(self) -> tuple[PeerId, ...]:
         """Peers of the stages, first to last."""
-        return tuple(stage.peer_id for stage in self.stages)
+        return tuple(assignment.peer_id for assignment in self.attempt.assignments)
 
     @property
-    def pipeline(self) -> tuple[Stage, ...]:
+    def stages(self) -> tuple[Stage, ...]:
         """Stages with their replicas, first to last."""
-        return stages_of(self.stages)
-
-    def share(self, stage_index: int, replica: int) -> int:
-        """How many microbatches of the open step a replica computes in this attempt."""
-        batches = self.open_step.microbatches if self.open_step else ()
-        own = [batch for batch in batches if batch.replica_at(stage_index) == replica]
-        return sum(stage_index not in batch.done for batch in own)
+        return stages_of(self.attempt.assignments)
 
     @property
     def listeners(self) -> tuple[PeerId, ...]:
@@ -188,12 +245,12 @@ class Run:
         to each other's sums goes past them.
         """
         is_tied = self.spec.train.sync_tied_embeddings
-        return () if is_tied else tuple(taker.peer_id for taker in self.takers)
+        return () if is_tied else tuple(taker.peer_id for taker in self.attempt.takers)
 
     @property
     def computing(self) -> tuple[Stage, ...]:
-        """The pipeline without peers that only listen."""
-        return stages_of(self.stages, but=self.listeners)
+        """The stages without peers that only listen."""
+        return stages_of(self.attempt.assignments, but=self.listeners)
 
     @property
     def status(self) -> RunStatus:
@@ -203,15 +260,34 @@ class Run:
             phase=self.phase,
             detail=(self.notice if self.phase.is_working else "") or self.detail,
             committed_steps=self.committed_steps,
-            attempt=self.attempt,
+            attempt=self.attempt.number,
             spec=self.spec,
-            stages=self.stages,
-            sent=self.sent,
+            stages=self.attempt.assignments,
+            sent=self.past.sent,
             joining=self.listeners,
             results=tuple(
-                StageResult(peer_id=peer, file=file) for peer, file in self.exported.items() if file
+                StageResult(peer_id=peer, file=file)
+                for peer, file in self.past.exported.items()
+                if file
             ),
         )
+
+    def with_assignments(self, assignments: Iterable[StageAssignment]) -> Run:
+        """The run on these peers."""
+        return replace(self, attempt=replace(self.attempt, assignments=tuple(assignments)))
+
+    def with_away(self, away_since_s: Mapping[PeerId, float]) -> Run:
+        """The run in which these peers are away, and no others."""
+        away = MappingProxyType(away_since_s)
+        return replace(self, attempt=replace(self.attempt, away_since_s=away))
+
+    def with_holds(self, holds: Mapping[PeerId, int]) -> Run:
+        """The run in which these peers hold so many steps, and of no others it is known."""
+        return replace(self, past=replace(self.past, holds=MappingProxyType(holds)))
+
+    def with_ledger(self, ledger: Ledger | None) -> Run:
+        """The run with this ledger."""
+        return replace(self, past=replace(self.past, ledger=ledger))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -222,8 +298,8 @@ class SwarmState:
         seen_at_s: when the last event was; infinite before the first.
     """
 
-    members: Mapping[PeerId, Member] = field(default_factory=lambda: MappingProxyType({}))
-    runs: Mapping[RunId, Run] = field(default_factory=lambda: MappingProxyType({}))
+    members: Mapping[PeerId, Member] = field(default_factory=_nothing)
+    runs: Mapping[RunId, Run] = field(default_factory=_nothing)
     seen_at_s: float = math.inf
 
     @property
@@ -233,10 +309,11 @@ class SwarmState:
         begun = (run for run in going if run.phase is not RunPhase.QUEUED)
         return next(begun, going[0] if going else None)
 
-    def keeps_result(self, peer_id: PeerId) -> bool:
-        """Whether a client has yet to collect a result from this peer."""
+    @property
+    def result_keepers(self) -> frozenset[PeerId]:
+        """Peers from which a client has yet to collect a result."""
         finished = (run for run in self.runs.values() if run.phase is RunPhase.FINISHED)
-        return any(peer_id in run.exported for run in finished)
+        return frozenset().union(*(run.past.exported for run in finished))
 
     def with_run(self, run: Run) -> SwarmState:
         """The same state with this run put in place."""

@@ -1,16 +1,18 @@
 """The coordinator's memory: one SQLite database, the only `import sqlite3`. Decides nothing.
 
 Records are durable when `write` returns (WAL, synchronous FULL). `load` gives every run back as
-it was when the last record was written; peers then say what they still hold.
+it was when the last record was written; peers then say what they still hold. The tokens of runs
+lie in files beside it (`token_files`), so that a transaction is a few rows and nobody waits for it.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
-import threading
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import MappingProxyType
 
 from google.protobuf.message import DecodeError
@@ -25,12 +27,21 @@ from swarm_ft.coordinator.facts.events import (
     SnapshotRecord,
 )
 from swarm_ft.coordinator.facts.ledger import Ledger
-from swarm_ft.coordinator.facts.state import OpenStep, Run, Snapshot
+from swarm_ft.coordinator.facts.state import (
+    AttemptState,
+    Measured,
+    Past,
+    PlannedStep,
+    Run,
+    Snapshot,
+)
 from swarm_ft.coordinator.journal import rows as rows
+from swarm_ft.coordinator.journal.tokens import TokenFiles
 from swarm_ft.coordinator.plan.membership import GATHER_S
 from swarm_ft.coordinator.plan.steps import MEASURED_STEPS
-from swarm_ft.errors import JournalError, NotFound, SwarmError
-from swarm_ft.ids import Attempt, RunId, SampleId, StepNumber
+from swarm_ft.errors import JournalError, SwarmError
+from swarm_ft.ids import Attempt, RunId, StepNumber
+from swarm_ft.private_files import FILE_MODE, make_private
 from swarm_ft.protocol.messages.client import RunPhase, StepCommitted
 from swarm_ft.protocol.messages.control import CommitStep
 from swarm_ft.protocol.messages.reports import ByteCounts, Traffic
@@ -39,6 +50,9 @@ from swarm_ft.protocol.messages.reports import ByteCounts, Traffic
 class Journal:
     """The database at `path`; `:memory:` keeps nothing. One owner at a time.
 
+    Attributes:
+        tokens: those of its runs, in the folder `PATH.tokens`.
+
     Raises:
         JournalError: the file cannot be opened, read or written, another process has it, or
             another version wrote it.
@@ -46,10 +60,9 @@ class Journal:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        # One connection has one transaction: a new run's data is written in a thread of its own.
-        self._transaction = threading.Lock()
+        _keep_private(path)
         with self._errors_named():
-            self._db = sqlite3.connect(path, check_same_thread=False, timeout=1.0)
+            self._db = sqlite3.connect(path, timeout=1.0)
             self._db.execute("PRAGMA locking_mode=EXCLUSIVE")
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
@@ -59,6 +72,11 @@ class Journal:
             # A write takes the exclusive lock now, so that a second coordinator learns it at once.
             self._db.execute("BEGIN IMMEDIATE")
             self._db.commit()
+        try:
+            self.tokens = self._open_tokens()
+        except BaseException:
+            self._db.close()
+            raise
 
     def _check_version(self) -> None:
         (version,) = self._db.execute("PRAGMA user_version").fetchone()
@@ -70,32 +88,55 @@ class Journal:
                 f"{version}; end its runs with the swarm-ft that wrote it, or name another file"
             )
 
+    def _open_tokens(self) -> TokenFiles:
+        """The files of runs that may still need them; what is left of others is deleted."""
+        with self._errors_named():
+            found = self._db.execute(
+                "SELECT run_id FROM runs WHERE phase<=?", (RunPhase.FINISHED,)
+            ).fetchall()
+        folder = None if self._path == ":memory:" else Path(f"{self._path}.tokens")
+        if found and folder is not None and not folder.is_dir():
+            raise JournalError(
+                f"journal {self._path}: expected its runs' tokens in {folder}, which is not there; "
+                "put it back beside the journal"
+            )
+        tokens = TokenFiles(folder)
+        tokens.sweep(RunId(run_id) for (run_id,) in found)
+        return tokens
+
     def close(self) -> None:
         """Close the file; nothing is lost by not calling it."""
         self._db.close()
+        self.tokens.close()
 
     # ---- writing
 
     def write(self, records: Iterable[Record]) -> None:
-        """Make records durable, all of them or none.
+        """Make records durable, all of them or none; nothing is done for none.
 
         Raises:
             JournalError: the disk refused.
         """
-        with self._errors_named(), self._transaction, self._db:
-            for record in records:
+        listed = list(records)
+        if not listed:
+            return
+        with self._errors_named(), self._db:
+            for record in listed:
                 self._write_one(record)
 
-    def write_run(self, run: Run, samples: Sequence[bytes]) -> None:
-        """Make a new run and its data durable; `samples[i]` are the tokens of sample i."""
-        data = ((run.run_id, i, tokens) for i, tokens in enumerate(samples))
-        with self._errors_named(), self._transaction, self._db:
+    def write_run(self, run: Run, data_digest: bytes) -> None:
+        """Make a new run durable, whose tokens are: `data_digest` is that of all of them.
+
+        Raises:
+            JournalError: the disk refused.
+        """
+        with self._errors_named(), self._db:
             self._db.execute(
-                "INSERT INTO runs (run_id, spec, phase, detail, attempt, committed_steps, stages)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (run.run_id, rows.spec_bytes(run.spec), *rows.run_row(run)),
+                "INSERT INTO runs (run_id, spec, data_digest,"
+                " phase, detail, attempt, committed_steps, stages)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                (run.run_id, rows.spec_bytes(run.spec), data_digest, *rows.run_row(run)),
             )
-            self._db.executemany("INSERT INTO samples VALUES (?, ?, ?)", data)
 
     def _write_one(self, record: Record) -> None:
         execute = self._db.execute
@@ -170,8 +211,8 @@ class Journal:
         run_id, spec_bytes, phase_number, detail, attempt, committed_steps, stages = row
         phase = RunPhase(phase_number)
         under_way = not phase.is_over and phase is not RunPhase.QUEUED
-        assignments = rows.stages_from(stages)
-        peers = [stage.peer_id for stage in assignments]
+        assignments = rows.assignments_from(stages)
+        peers = [assignment.peer_id for assignment in assignments]
         spec = rows.spec_from(spec_bytes)
         sent, traffic = self._sent(RunId(run_id), committed_steps)
         return Run(
@@ -179,21 +220,27 @@ class Journal:
             spec=spec,
             phase=RunPhase.WAITING if under_way else phase,
             detail="the coordinator was restarted" if under_way else detail,
-            attempt=Attempt(attempt),
-            stages=assignments,
-            committers=frozenset(peers),
-            away_since_s=MappingProxyType(dict.fromkeys(peers, now_s)),
+            past=Past(
+                committed_steps=committed_steps,
+                last_commit=self._last_commit(RunId(run_id), committed_steps),
+                committers=frozenset(peers),
+                # Until their hellos tell otherwise.
+                exported=MappingProxyType(
+                    dict.fromkeys(peers if phase is RunPhase.FINISHED else ())
+                ),
+                sent=sent,
+                traffic=traffic,
+                ledger=self._ledger(RunId(run_id), spec.train.num_samples),
+                snapshot=self._snapshot(RunId(run_id)),
+            ),
+            attempt=AttemptState(
+                number=Attempt(attempt),
+                assignments=assignments,
+                away_since_s=MappingProxyType(dict.fromkeys(peers, now_s)),
+            ),
+            step=self._planned_step(RunId(run_id), committed_steps),
+            measured=Measured(step_seconds=self._step_seconds(RunId(run_id))),
             gather_until_s=now_s + GATHER_S,
-            open_step=self._open_step(RunId(run_id), committed_steps),
-            # Until their hellos tell otherwise.
-            exported=MappingProxyType(dict.fromkeys(peers if phase is RunPhase.FINISHED else ())),
-            committed_steps=committed_steps,
-            last_commit=self._last_commit(RunId(run_id), committed_steps),
-            step_seconds=self._step_seconds(RunId(run_id)),
-            sent=sent,
-            traffic=traffic,
-            ledger=self._ledger(RunId(run_id), spec.train.num_samples),
-            snapshot=self._snapshot(RunId(run_id)),
         )
 
     def _last_commit(self, run_id: RunId, committed_steps: int) -> CommitStep | None:
@@ -214,7 +261,7 @@ class Journal:
             learning_rate=learning_rate,
         )
 
-    def _open_step(self, run_id: RunId, committed_steps: int) -> OpenStep | None:
+    def _planned_step(self, run_id: RunId, committed_steps: int) -> PlannedStep | None:
         """The microbatches of the step under way; which peers they were to pass is not kept."""
         with self._errors_named():
             row = self._db.execute(
@@ -223,7 +270,7 @@ class Journal:
             ).fetchone()
         if row is None:
             return None
-        return OpenStep(microbatches=rows.plan_from(row[0]))
+        return PlannedStep(microbatches=rows.plan_from(row[0]))
 
     def _step_seconds(self, run_id: RunId) -> tuple[float, ...]:
         """Of the last steps."""
@@ -270,41 +317,22 @@ class Journal:
         stages = rows.saved_from(row[1])
         return Snapshot(last_commit=last_commit, sent=sent, traffic=traffic, stages=stages)
 
-    def steps(self, run_id: RunId) -> tuple[StepCommitted, ...]:
-        """Every committed step of a run, first to last."""
+    def steps(self, run_id: RunId, first: int, limit: int) -> tuple[StepCommitted, ...]:
+        """Committed steps of a run, from `first` on, so many at most."""
         with self._errors_named():
             found = self._db.execute(
                 "SELECT step, loss, learning_rate, grad_norm, num_samples, seconds, traffic,"
-                " gradients, state_bytes FROM commits WHERE run_id=? ORDER BY step",
-                (run_id,),
+                " gradients, state_bytes FROM commits WHERE run_id=? AND step>=?"
+                " ORDER BY step LIMIT ?",
+                (run_id, first, limit),
             ).fetchall()
         return tuple(rows.committed_from(row) for row in found)
 
-    def tokens(self, run_id: RunId, samples: Iterable[SampleId]) -> dict[SampleId, bytes]:
-        """Token ids of samples, little-endian uint32.
-
-        Raises:
-            NotFound: the run has no such sample.
-        """
-        found = {}
+    def data_digest(self, run_id: RunId) -> bytes:
+        """The digest of all tokens of a run that is here, `digest_of` them in a row."""
         with self._errors_named():
-            for sample in samples:
-                row = self._db.execute(
-                    "SELECT token_ids FROM samples WHERE run_id=? AND sample=?", (run_id, sample)
-                ).fetchone()
-                if row is None:
-                    raise NotFound(f"run {run_id} has no sample {sample}")
-                found[sample] = row[0]
-        return found
-
-    def holds_samples(self, run_id: RunId, samples: Sequence[bytes]) -> bool:
-        """Whether the run's data are these; `samples[i]` are the tokens of sample i."""
-        query = "SELECT token_ids FROM samples WHERE run_id=? AND sample=?"
-        with self._errors_named():
-            return all(
-                self._db.execute(query, (run_id, i)).fetchone() == (tokens,)
-                for i, tokens in enumerate(samples)
-            )
+            query = "SELECT data_digest FROM runs WHERE run_id=?"
+            return bytes(self._db.execute(query, (run_id,)).fetchone()[0])
 
     @contextmanager
     def _errors_named(self) -> Iterator[None]:
@@ -313,3 +341,18 @@ class Journal:
         except sqlite3.Error as error:
             hint = "; does another coordinator use it?" if "locked" in str(error) else ""
             raise JournalError(f"journal {self._path}: {error}{hint}") from error
+
+
+def _keep_private(path: str) -> None:
+    """Let nobody else read the database; its write-ahead log gets the rights that it has."""
+    if path == ":memory:":
+        return
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE))
+    except FileExistsError:
+        # Not opened: closing it would let go of another connection's locks, which are POSIX's.
+        for file in (path, f"{path}-wal", f"{path}-shm"):
+            with suppress(OSError):
+                make_private(Path(file))
+    except OSError:
+        return  # SQLite is about to say what is wrong

@@ -24,11 +24,9 @@ VERSION = 7
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS runs (
     position INTEGER PRIMARY KEY, run_id TEXT UNIQUE NOT NULL, spec BLOB NOT NULL,
+    data_digest BLOB NOT NULL,
     phase INTEGER NOT NULL, detail TEXT NOT NULL, attempt INTEGER NOT NULL,
     committed_steps INTEGER NOT NULL, stages TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS samples (
-    run_id TEXT NOT NULL, sample INTEGER NOT NULL, token_ids BLOB NOT NULL,
-    PRIMARY KEY (run_id, sample)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS plans (
     run_id TEXT PRIMARY KEY, step INTEGER NOT NULL, attempt INTEGER NOT NULL,
     microbatches TEXT NOT NULL) WITHOUT ROWID;
@@ -55,12 +53,13 @@ CREATE TABLE IF NOT EXISTS ledger_chunks (
 
 def run_row(run: Run) -> tuple[int, str, int, int, str]:
     """What changes of a run: phase, detail, attempt, committed steps, stages."""
-    stages = json.dumps([(s.peer_id, s.layers.start, s.layers.stop) for s in run.stages])
-    return run.phase, run.detail, run.attempt, run.committed_steps, stages
+    assigned = run.attempt.assignments
+    stages = json.dumps([(a.peer_id, a.layers.start, a.layers.stop) for a in assigned])
+    return run.phase, run.detail, run.attempt.number, run.committed_steps, stages
 
 
-def stages_from(text: str) -> tuple[StageAssignment, ...]:
-    """Stages of a run's row."""
+def assignments_from(text: str) -> tuple[StageAssignment, ...]:
+    """Who hosts what, of a run's row."""
     return tuple(
         StageAssignment(peer_id=PeerId(peer), layers=LayerRange(start, stop))
         for peer, start, stop in json.loads(text)

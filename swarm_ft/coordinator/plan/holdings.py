@@ -28,19 +28,19 @@ def with_ledger(run: Run) -> Run:
     What is known of other boundaries is of no use.
     """
     train = run.spec.train
-    boundaries = tuple(BlockIndex(stage.layers.start) for stage in run.pipeline[1:])
+    boundaries = tuple(BlockIndex(stage.layers.start) for stage in run.stages[1:])
     if not boundaries or not any(train.codec(direction).is_delta for direction in Direction):
-        return replace(run, ledger=None)
-    if run.ledger is not None and run.ledger.boundaries == boundaries:
+        return run.with_ledger(None)
+    if run.past.ledger is not None and run.past.ledger.boundaries == boundaries:
         return run
-    return replace(run, ledger=Ledger.empty(boundaries, train.num_samples))
+    return run.with_ledger(Ledger.empty(boundaries, train.num_samples))
 
 
 def ends_of(run: Run, peer_id: PeerId) -> dict[BlockIndex, Side]:
     """The boundaries of a peer's stage, and its side of them."""
-    last = len(run.pipeline) - 1
+    last = len(run.stages) - 1
     ends = {}
-    for index, stage in enumerate(run.pipeline):
+    for index, stage in enumerate(run.stages):
         if peer_id in stage.peers and index > 0:
             ends[BlockIndex(stage.layers.start)] = Side.DOWNSTREAM
         if peer_id in stage.peers and index < last:
@@ -54,15 +54,15 @@ def refusal_of(
     """Why what a peer of the run tells of its buffers cannot be, if it cannot."""
     held = report.buffers if isinstance(report, StageReady) else report.lost
     boundaries = ends_of(run, peer_id)
-    for boundary in (told.boundary for told in (*held, *report.buffers)):
+    for boundary in (buffers.boundary for buffers in (*held, *report.buffers)):
         if boundary not in boundaries:
             expected = " or ".join(map(str, boundaries)) or "none"
             return MalformedMessage(
                 f"peer {peer_id}: buffers of boundary {boundary}; its stage has {expected}"
             )
     try:
-        for told in held:
-            SampleSet.checked(told.samples.bitmap, run.spec.train.num_samples)
+        for buffers in held:
+            SampleSet.checked(buffers.samples.bitmap, run.spec.train.num_samples)
     except MalformedMessage as error:
         return MalformedMessage(f"peer {peer_id}: {error.message}")
     return None
@@ -70,22 +70,23 @@ def refusal_of(
 
 def took_stock(run: Run, peer_id: PeerId, held: Iterable[HeldBuffers]) -> Run:
     """After a peer told all that it has."""
-    if run.ledger is None:
+    ledger = run.past.ledger
+    if ledger is None:
         return run
-    known = {told.boundary: told.samples for told in held}
-    return replace(run, ledger=run.ledger.with_inventory(peer_id, known))
+    known = {buffers.boundary: buffers.samples for buffers in held}
+    return run.with_ledger(ledger.with_inventory(peer_id, known))
 
 
-def told(run: Run, peer_id: PeerId, ready: StepReady) -> Run:
+def after_report(run: Run, peer_id: PeerId, ready: StepReady) -> Run:
     """After a peer told what it lost, and what its buffers take."""
-    ledger = run.ledger
+    ledger = run.past.ledger
     for lost in ready.lost if ledger else ():
         ledger = ledger and ledger.without(peer_id, lost.boundary, lost.samples)
-    counts = dict(run.kept.get(peer_id, {}))
+    counts = dict(run.measured.buffers.get(peer_id, {}))
     for new in ready.buffers:
         counts[new.boundary] = _sum(counts.get(new.boundary), new)
-    kept = MappingProxyType({**run.kept, peer_id: MappingProxyType(counts)})
-    return replace(run, ledger=ledger, kept=kept)
+    kept = MappingProxyType({**run.measured.buffers, peer_id: MappingProxyType(counts)})
+    return replace(run.with_ledger(ledger), measured=replace(run.measured, buffers=kept))
 
 
 def _sum(before: BufferCounts | None, new: BufferCounts) -> BufferCounts:

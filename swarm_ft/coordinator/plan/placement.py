@@ -14,19 +14,17 @@ from typing import NamedTuple
 from swarm_ft.coordinator.facts.state import Member
 from swarm_ft.protocol.messages.control import PeerHello, StageAssignment
 from swarm_ft.protocol.spec.layers import LayerRange, split_evenly
-from swarm_ft.protocol.spec.run_spec import ModelSpec
+from swarm_ft.protocol.spec.run_spec import COPIES_PER_WEIGHT, ModelSpec
 
 SETTLE_S = 2.0
 """How long automatic peers are gathered after the last one came, before the first assignment."""
-MEMORY_PER_WEIGHT = 4
-"""Weights, gradients and AdamW's two moments, each as large as the weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Stages, first to last, replicas beside each other; or none, and the reason."""
+    """Who hosts what, first stage to last, replicas beside each other; or nobody, and why."""
 
-    stages: tuple[StageAssignment, ...]
+    assignments: tuple[StageAssignment, ...]
     reason: str
 
 
@@ -41,7 +39,8 @@ def place(model: ModelSpec, members: Sequence[Member], now_s: float) -> Placemen
     if free and now_s - max(m.joined_at_s for m in free) < SETTLE_S:
         return Placement((), "gathering peers")
     filled = _filled(model, parts, gaps, free)
-    return replace(filled, stages=_with_replicas(model, filled.stages, members))
+    assignments = _with_replicas(model, filled.assignments, members)
+    return replace(filled, assignments=assignments)
 
 
 def place_on(
@@ -59,8 +58,8 @@ def place_on(
     missing = [layers for layers in cuts if layers not in hosts]
     if missing:
         return Placement((), f"waiting for layers {_listed(missing)}")
-    stages = tuple(StageAssignment(peer_id=hosts[layers], layers=layers) for layers in cuts)
-    return Placement(_with_replicas(model, stages, members), "")
+    first = tuple(StageAssignment(peer_id=hosts[layers], layers=layers) for layers in cuts)
+    return Placement(_with_replicas(model, first, members), "")
 
 
 def _filled(
@@ -70,27 +69,27 @@ def _filled(
     free: Sequence[Member],
 ) -> Placement:
     if not gaps:
-        return Placement(tuple(_stage(part) for part in parts if isinstance(part, Member)), "")
+        return Placement(tuple(_assignment(part) for part in parts if isinstance(part, Member)), "")
     # All of them if their memory allows; else the larger ones, for an even share may be too much.
     by_memory = sorted(free, key=lambda m: (-m.hello.memory_bytes, m.joined_at_s))
     most = min(len(free), sum(len(gap) for gap in gaps))
     tries = (_fill(model, parts, gaps, by_memory[:n]) for n in range(most, 0, -1))
     refused = next(tries)
-    return next((fit for fit in (refused, *tries) if fit.stages), refused)
+    return next((fit for fit in (refused, *tries) if fit.assignments), refused)
 
 
 def fits(model: ModelSpec, layers: LayerRange, hello: PeerHello) -> bool:
     """Whether blocks fit into the memory that a peer lends."""
-    return len(layers) * model.block_bytes * MEMORY_PER_WEIGHT <= hello.memory_bytes
+    return len(layers) * model.block_bytes * COPIES_PER_WEIGHT <= hello.memory_bytes
 
 
 def _with_replicas(
-    model: ModelSpec, stages: tuple[StageAssignment, ...], members: Sequence[Member]
+    model: ModelSpec, first: tuple[StageAssignment, ...], members: Sequence[Member]
 ) -> tuple[StageAssignment, ...]:
-    """The stages with every other member that can host one of them too."""
-    hosts = {stage.layers: [stage] for stage in stages}
-    named = {stage.peer_id for stage in stages}
-    for member in members if stages else ():
+    """One peer a stage, and every other member that can host one of the stages too."""
+    hosts = {assignment.layers: [assignment] for assignment in first}
+    named = {assignment.peer_id for assignment in first}
+    for member in members if first else ():
         hello = member.hello
         if hello.peer_id in named:
             continue
@@ -100,7 +99,7 @@ def _with_replicas(
         if open_to:
             busiest = max(open_to, key=lambda r: len(r) / len(hosts[r]))
             hosts[busiest].append(StageAssignment(peer_id=hello.peer_id, layers=busiest))
-    return tuple(stage for replicas in hosts.values() for stage in replicas)
+    return tuple(assignment for replicas in hosts.values() for assignment in replicas)
 
 
 class _Tail(NamedTuple):
@@ -167,14 +166,14 @@ def _fill(
             return Placement(
                 (), f"waiting for more peers: layers {layers} fit into nobody's memory"
             )
-    stages = []
+    chosen = []
     for part in parts:
         if isinstance(part, Member):
-            stages.append(_stage(part))
+            chosen.append(_assignment(part))
         else:
             inside = [r for r in ranges if part.start <= r.start < part.stop]
-            stages += [StageAssignment(peer_id=hosts[r].hello.peer_id, layers=r) for r in inside]
-    return Placement(tuple(stages), "")
+            chosen += [StageAssignment(peer_id=hosts[r].hello.peer_id, layers=r) for r in inside]
+    return Placement(tuple(chosen), "")
 
 
 def _shares(gaps: Sequence[LayerRange], num_peers: int) -> dict[LayerRange, int] | None:
@@ -190,7 +189,7 @@ def _shares(gaps: Sequence[LayerRange], num_peers: int) -> dict[LayerRange, int]
     return shares
 
 
-def _stage(member: Member) -> StageAssignment:
+def _assignment(member: Member) -> StageAssignment:
     layers = member.hello.layers
     if layers is None:
         raise ValueError("a member without layers covers nothing")

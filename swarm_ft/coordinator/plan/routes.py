@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swarm_ft.coordinator.facts.ledger import Ledger, Side
-from swarm_ft.coordinator.facts.state import OpenStep
+from swarm_ft.coordinator.facts.state import PlannedStep
 from swarm_ft.ids import MicrobatchIndex, PeerId, SampleId, StepNumber
 from swarm_ft.protocol.messages.control import Stage
 from swarm_ft.protocol.spec.digest import digest_of
@@ -268,7 +268,7 @@ def routes_of(
 
 
 def plan_again(
-    before: OpenStep,
+    before: PlannedStep,
     stages: Sequence[Stage],
     done: Mapping[PeerId, frozenset[MicrobatchIndex]],
     seconds: Seconds,
@@ -280,7 +280,7 @@ def plan_again(
 
     Args:
         before: the step as it was planned.
-        stages: the pipeline by now; the same stages, other peers.
+        stages: the run's by now; the same stages, other peers.
         done: what peers say they are done with.
         seconds: how fast peers are.
     """
@@ -320,7 +320,7 @@ def _accepted(
 
 
 def _kept_routes(
-    before: OpenStep,
+    before: PlannedStep,
     stage_index: int,
     stage: Stage,
     accepted: dict[MicrobatchIndex, int],

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import replace
 from types import MappingProxyType
 
-from swarm_ft.coordinator.facts.state import OpenStep, Run
+from swarm_ft.coordinator.facts.state import Measured, Past, PlannedStep, Run
 from swarm_ft.coordinator.plan.membership import joining_in_words
 from swarm_ft.coordinator.plan.routes import plan_again, plan_microbatches, routes_of
 from swarm_ft.ids import PeerId, SampleId, StepNumber
 from swarm_ft.protocol.messages.client import StepCommitted
 from swarm_ft.protocol.messages.control import CommitStep, PlanStep, StepReady
-from swarm_ft.protocol.messages.reports import GradientTraffic, Traffic
+from swarm_ft.protocol.messages.reports import GradientTraffic, summed_by_boundary
 from swarm_ft.protocol.spec.training_plan import clip_factor, learning_rate_at, step_samples
 
 MEASURED_STEPS = 5
@@ -21,30 +20,31 @@ MEASURED_STEPS = 5
 FORGIVEN = 0.9
 
 
-def plan_step(run: Run) -> tuple[Run, PlanStep]:
+def plan_step(run: Run, now_s: float) -> tuple[Run, PlanStep]:
     """The run with its first uncommitted step planned, and the plan, for everybody.
 
     What peers have done of it in earlier attempts stays done, and with whom.
     """
-    step, pipeline = StepNumber(run.committed_steps), run.computing
-    if run.open_step is None:
-        microbatches = plan_microbatches(run.spec.train, step, pipeline, run.seconds, run.ledger)
+    number, stages, seconds = StepNumber(run.committed_steps), run.computing, run.measured.seconds
+    if run.step is None:
+        microbatches = plan_microbatches(run.spec.train, number, stages, seconds, run.past.ledger)
     else:
-        microbatches = plan_again(run.open_step, pipeline, run.done, run.seconds)
+        microbatches = plan_again(run.step, stages, run.attempt.done, seconds)
     plan = PlanStep(
         run_id=run.run_id,
-        attempt=run.attempt,
-        step=step,
+        attempt=run.attempt.number,
+        step=number,
         microbatches=microbatches,
         listeners=run.listeners,
     )
-    return replace(run, open_step=OpenStep(microbatches=microbatches, pipeline=pipeline)), plan
+    step = PlannedStep(microbatches=microbatches, stages=stages, began_s=now_s)
+    return replace(run, step=step), plan
 
 
 def tokens_for(run: Run, plan: PlanStep, peer: PeerId) -> tuple[SampleId, ...]:
     """Samples whose tokens a peer needs: inputs at the first stage, targets at the last."""
-    pipeline = run.computing
-    ends = {0: pipeline[0], len(pipeline) - 1: pipeline[-1]}
+    stages = run.computing
+    ends = {0: stages[0], len(stages) - 1: stages[-1]}
     return tuple(
         sample
         for index, stage in ends.items()
@@ -55,71 +55,76 @@ def tokens_for(run: Run, plan: PlanStep, peer: PeerId) -> tuple[SampleId, ...]:
     )
 
 
-def commit_step(run: Run, now_s: float) -> tuple[Run, StepCommitted, CommitStep]:
+def commit_step(run: Run, step: PlannedStep, now_s: float) -> tuple[Run, StepCommitted, CommitStep]:
     """The run after a step that all stages are ready for, what happened, and what to tell peers.
 
     The loss is the mean over all target tokens of the batch; gradients are clipped by the norm
     over all stages.
     """
-    train, step = run.spec.train, StepNumber(run.committed_steps)
-    reports = [run.ready[peer] for peer in run.peers]
-    pipeline = run.computing
+    train, number = run.spec.train, StepNumber(run.committed_steps)
+    reports = [step.ready[peer] for peer in run.peers]
+    stages = run.computing
     # Replicas of a stage have one gradient, so any of them can tell its norm.
-    norms = [run.ready[stage.peers[0]].squared_grad_norm for stage in pipeline]
+    norms = [step.ready[stage.peers[0]].squared_grad_norm for stage in stages]
     grad_norm = math.sqrt(math.fsum(norms))
-    loss_sum = math.fsum(run.ready[peer].loss_sum for peer in pipeline[-1].peers)
-    num_samples = len(step_samples(train, step))
+    loss_sum = math.fsum(step.ready[peer].loss_sum for peer in stages[-1].peers)
+    num_samples = len(step_samples(train, number))
     commit = CommitStep(
         run_id=run.run_id,
-        attempt=run.attempt,
-        step=step,
+        attempt=run.attempt.number,
+        step=number,
         clip_factor=clip_factor(train, grad_norm),
-        learning_rate=learning_rate_at(train, step),
+        learning_rate=learning_rate_at(train, number),
     )
     committed = StepCommitted(
-        step=step,
+        step=number,
         loss=loss_sum / (num_samples * (train.seq_length - 1)),
         learning_rate=commit.learning_rate,
         grad_norm=grad_norm,
         num_samples=num_samples,
-        seconds=now_s - run.step_began_s,
-        traffic=added_up(t for report in reports for t in report.traffic),
+        seconds=now_s - step.began_s,
+        traffic=summed_by_boundary(t for report in reports for t in report.traffic),
         gradients=sum((report.gradients for report in reports), GradientTraffic()),
-        state_bytes=run.state_bytes,
+        state_bytes=run.measured.state_bytes,
     )
-    computing = [peer for stage in pipeline for peer in stage.peers]
-    opened = run.open_step or OpenStep(microbatches=())
-    routes = routes_of(opened.microbatches, opened.pipeline)
     after = replace(
         run,
         detail=joining_in_words(run),
-        ready=MappingProxyType({}),
-        open_step=None,
-        done=MappingProxyType({}),
-        committed_steps=step + 1,
-        holds=MappingProxyType(dict.fromkeys(computing, step + 1)),
-        committers=frozenset(computing),
-        sent=run.sent + committed.sent,
-        traffic=added_up((*run.traffic, *committed.traffic)),
-        ledger=run.ledger and run.ledger.after(routes),
-        state_bytes=0,
-        seconds=MappingProxyType(_measured(run)),
-        step_seconds=(*run.step_seconds, committed.seconds)[-MEASURED_STEPS:],
-        last_commit=commit,
-        step_began_s=now_s,
+        past=_past_after(run, step, committed, commit),
+        step=None,
+        measured=_measured_after(run, step, committed),
     )
     return after, committed, commit
 
 
-def _measured(run: Run) -> dict[PeerId, tuple[float, ...]]:
-    """Seconds a microbatch of each peer's last steps, this one included."""
-    measured = {}
+def _past_after(run: Run, step: PlannedStep, committed: StepCommitted, commit: CommitStep) -> Past:
+    past, steps = run.past, commit.step + 1
+    computing = [peer for stage in run.computing for peer in stage.peers]
+    return replace(
+        past,
+        committed_steps=steps,
+        last_commit=commit,
+        committers=frozenset(computing),
+        holds=MappingProxyType(dict.fromkeys(computing, steps)),
+        sent=past.sent + committed.sent,
+        traffic=summed_by_boundary((*past.traffic, *committed.traffic)),
+        ledger=past.ledger and past.ledger.after(routes_of(step.microbatches, step.stages)),
+    )
+
+
+def _measured_after(run: Run, step: PlannedStep, committed: StepCommitted) -> Measured:
+    before = run.measured
+    seconds = {}
     for index, stage in enumerate(run.computing):
         for replica, peer in enumerate(stage.peers):
-            count = run.share(index, replica)
-            before = run.seconds.get(peer, ())
-            measured[peer] = (*before, *_newest(before, run.ready[peer], count))[-MEASURED_STEPS:]
-    return measured
+            known = before.seconds.get(peer, ())
+            newest = _newest(known, step.ready[peer], step.share(index, replica))
+            seconds[peer] = (*known, *newest)[-MEASURED_STEPS:]
+    return Measured(
+        seconds=MappingProxyType(seconds),
+        step_seconds=(*before.step_seconds, committed.seconds)[-MEASURED_STEPS:],
+        buffers=before.buffers,
+    )
 
 
 def _newest(before: tuple[float, ...], ready: StepReady, count: int) -> tuple[float, ...]:
@@ -127,12 +132,3 @@ def _newest(before: tuple[float, ...], ready: StepReady, count: int) -> tuple[fl
         return (ready.compute_s / count,) if ready.compute_s else ()
     # Who was too slow to get any is thought a little faster, until it is tried again.
     return (before[-1] * FORGIVEN,) if before else ()
-
-
-def added_up(counts: Iterable[Traffic]) -> tuple[Traffic, ...]:
-    """The sum of each boundary's counts, in the order of the boundaries."""
-    merged: dict[int, Traffic] = {}
-    for traffic in counts:
-        known = merged.get(traffic.boundary)
-        merged[traffic.boundary] = known + traffic if known else traffic
-    return tuple(merged[boundary] for boundary in sorted(merged))

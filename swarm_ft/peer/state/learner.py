@@ -20,6 +20,7 @@ from swarm_ft.peer.context import PeerContext, run_in
 from swarm_ft.peer.reduce.gradient_coder import EncodedSum
 from swarm_ft.peer.state.source import Handover
 from swarm_ft.peer.state.stage_state import StageState
+from swarm_ft.private_files import open_private
 from swarm_ft.protocol.messages.boundary import EncodedTensor
 from swarm_ft.protocol.messages.control import Assign, CommitStep, StageTaken, TakeStage
 from swarm_ft.protocol.messages.shard import ShardName
@@ -98,7 +99,7 @@ class Backlog:
 def _write(path: Path, total: EncodedSum) -> _InFile:
     pieces = [(count, tensor.to_bytes()) for count, tensor in total.pieces]
     try:
-        with path.open("wb") as file:
+        with open_private(path, "wb") as file:
             file.writelines(data for _, data in pieces)
     except OSError as error:
         path.unlink(missing_ok=True)

@@ -16,9 +16,11 @@ from swarm_ft import failpoints
 from swarm_ft.errors import BadSnapshot, Unavailable
 from swarm_ft.ids import PeerId
 from swarm_ft.peer.context import PeerContext
+from swarm_ft.private_files import private_folder
+from swarm_ft.protocol.messages.control import SavedStage
 from swarm_ft.protocol.messages.shard import ShardName
 from swarm_ft.snapshots.shard import ShardContents, read_shard, write_shard
-from swarm_ft.snapshots.store import ShardEntry, SnapshotStore
+from swarm_ft.snapshots.store import SnapshotStore
 from swarm_ft.transfer.download import Downloader
 from swarm_ft.transfer.source import OfferedShard, offer
 
@@ -89,7 +91,7 @@ class Handover:
         finally:
             path.unlink(missing_ok=True)  # what was read stays mapped until it is let go of
 
-    async def save(self, name: ShardName, contents: ShardContents) -> ShardEntry:
+    async def save(self, name: ShardName, contents: ShardContents) -> SavedStage:
         """Put a state into the run's snapshots. Cancelled, it waits for what is being written.
 
         Raises:
@@ -99,7 +101,7 @@ class Handover:
         failpoints.reached_meanwhile("saving")
         # Beside it the same state may be offered to newcomers, without what is this peer's alone.
         folder = self._folder / "saved"
-        folder.mkdir(exist_ok=True)
+        private_folder(folder)
         path = await self._write(folder, name, contents)
         try:
             return await _to_end(partial(store.put_shard, name, path), lambda _entry: None)

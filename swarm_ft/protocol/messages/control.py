@@ -54,7 +54,7 @@ def stages_of(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SavedStage:
-    """A stage of a snapshot: a file of that digest and length."""
+    """A stage of a snapshot: a file of that digest and length, see `shard.ChunkList`."""
 
     layers: LayerRange
     digest: bytes

@@ -42,6 +42,15 @@ class Traffic:
         )
 
 
+def summed_by_boundary(counts: Iterable[Traffic]) -> tuple[Traffic, ...]:
+    """The sum of each boundary's counts, in the order of the boundaries."""
+    summed: dict[BlockIndex, Traffic] = {}
+    for traffic in counts:
+        known = summed.get(traffic.boundary)
+        summed[traffic.boundary] = known + traffic if known else traffic
+    return tuple(summed[boundary] for boundary in sorted(summed))
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GradientTraffic:
     """Bytes of gradients that replicas of a stage sent each other, and what float32 would take."""

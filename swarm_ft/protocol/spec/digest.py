@@ -50,3 +50,19 @@ def check_spec_digest(what: str, here: bytes, there: bytes, whose: str) -> None:
             f"{what}: RunSpec digest {here.hex()} here, {there.hex()} at {whose}; both need the "
             "same version of swarm-ft"
         )
+
+
+class RunningDigest:
+    """`digest_of` one long part that arrives in pieces; its length is known beforehand."""
+
+    def __init__(self, total_bytes: int) -> None:
+        self._state = hashlib.blake2b(digest_size=DIGEST_BYTES)
+        self._state.update(total_bytes.to_bytes(8, "little"))
+
+    def update(self, piece: BytesLike) -> None:
+        """Take the next piece."""
+        self._state.update(piece)
+
+    def digest(self) -> bytes:
+        """The digest of all pieces so far."""
+        return self._state.digest()

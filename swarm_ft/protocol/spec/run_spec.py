@@ -24,7 +24,7 @@ from swarm_ft.protocol.spec.digest import digest_of
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.options import Option, check
 
-VERSION = 7
+VERSION = 8
 BUFFER_BITS = (16, 8, 4)
 """What a value of a buffer may take."""
 MAX_SAMPLES = 1 << 24
@@ -34,6 +34,8 @@ MAX_VOCAB_SIZE = 1 << 24
 MAX_STEPS = 1 << 31
 MAX_BATCH_SIZE = 1 << 16
 MAX_REFERENCE_CHARS = 1000
+COPIES_PER_WEIGHT = 4
+"""In a peer's memory: the weight, its gradient and AdamW's two moments, all equally large."""
 CodecText = Annotated[str, Length(MAX_SPEC_CHARS)]
 """How users write a codec, such as `aq3+z`."""
 

@@ -7,15 +7,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-import numpy.typing as npt
 
 from swarm_ft.ids import MicrobatchIndex, SampleId, StepNumber
-from swarm_ft.protocol.spec.digest import digest_of
 from swarm_ft.protocol.spec.run_spec import LrSchedule, TrainSpec
+from swarm_ft.protocol.spec.shuffle import Numbers, Permutation
 
 NEVER = StepNumber(1 << 62)
 """Later than every step: of a sample that no step visits any more."""
-Numbers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,32 +36,30 @@ class Microbatch:
         return self.route[stage_index] if self.route else 0
 
 
-@lru_cache(maxsize=2)
-def epoch_order(spec: TrainSpec, epoch: int) -> tuple[SampleId, ...]:
-    """All samples in the order of one epoch: file order, or a permutation drawn from the seed."""
-    samples = [SampleId(i) for i in range(spec.num_samples)]
-    if spec.shuffle:
-        salt = f"{spec.seed}/{epoch}".encode()
-        samples.sort(key=lambda i: digest_of(salt, i.to_bytes(4, "little")))
-    return tuple(samples)
+@lru_cache(maxsize=4)
+def _order_of(num_samples: int, seed: int, epoch: int) -> Permutation:
+    """The order of a shuffled epoch; as large as the root of the number of samples."""
+    return Permutation(num_samples, f"{seed}/{epoch}".encode())
 
 
 def step_samples(spec: TrainSpec, step: StepNumber) -> tuple[SampleId, ...]:
-    """Samples of a step; batches do not cross epochs, so no step visits a sample twice."""
+    """Samples of a step; batches do not cross epochs, so no step visits a sample twice.
+
+    An epoch visits samples in their order in the file, or in one that is drawn from the seed.
+    """
     epoch, position = divmod(step, spec.steps_per_epoch)
     start = position * spec.batch_size
-    if not spec.shuffle:
-        stop = min(start + spec.batch_size, spec.num_samples)
-        return tuple(SampleId(i) for i in range(start, stop))
-    return epoch_order(spec, epoch)[start : start + spec.batch_size]
+    samples = np.arange(start, min(start + spec.batch_size, spec.num_samples))
+    if spec.shuffle:
+        samples = _order_of(spec.num_samples, spec.seed, epoch).at(samples)
+    return tuple(SampleId(sample) for sample in samples.tolist())
 
 
 class VisitOrder:
-    """When samples are visited next. Of two epochs it keeps the step of every sample."""
+    """When samples are visited next. Computed anew for each question; it keeps nothing."""
 
     def __init__(self, spec: TrainSpec) -> None:
         self._spec = spec
-        self._steps_of: dict[int, Numbers] = {}
 
     def next_visit(self, sample: SampleId, after_step: int) -> StepNumber:
         """The first step after this one that visits the sample, `NEVER` if none does."""
@@ -77,27 +73,22 @@ class VisitOrder:
         first = max(0, after_step + 1)
         epoch = first // self._spec.steps_per_epoch
         visits = np.full(len(samples), NEVER, np.int64)
-        known = samples < self._spec.num_samples
-        for following in (epoch + 1, epoch):
-            if following * self._spec.steps_per_epoch < self._spec.num_steps:
-                steps = self._steps(following, epoch)[samples[known]]
-                visits[known] = np.where(steps >= first, steps, visits[known])
+        left = np.flatnonzero(samples < self._spec.num_samples)
+        for following in (epoch, epoch + 1):
+            steps = self._steps(samples[left], following)
+            is_ahead = steps >= first
+            visits[left[is_ahead]] = steps[is_ahead]
+            left = left[~is_ahead]
         visits[visits >= self._spec.num_steps] = NEVER
         return visits
 
-    def _steps(self, epoch: int, oldest: int) -> Numbers:
-        """The step at which an epoch visits each sample, int64 [num_samples]."""
-        steps = self._steps_of.get(epoch)
-        if steps is None:
-            position = np.arange(self._spec.num_samples)
-            steps = epoch * self._spec.steps_per_epoch + position // self._spec.batch_size
-            if self._spec.shuffle:
-                by_sample = np.empty_like(steps)
-                by_sample[np.array(epoch_order(self._spec, epoch))] = steps
-                steps = by_sample
-            kept = {e: s for e, s in self._steps_of.items() if oldest <= e <= oldest + 1}
-            self._steps_of = {**kept, epoch: steps}
-        return steps
+    def _steps(self, samples: Numbers, epoch: int) -> Numbers:
+        """The step at which an epoch visits each of these samples."""
+        spec = self._spec
+        places = samples
+        if spec.shuffle:
+            places = _order_of(spec.num_samples, spec.seed, epoch).places_of(samples)
+        return epoch * spec.steps_per_epoch + places // spec.batch_size
 
 
 def step_microbatches(spec: TrainSpec, step: StepNumber) -> tuple[Microbatch, ...]:

@@ -41,15 +41,26 @@ def study(*options: str, module: str = "benchmarks.quality") -> str:
     return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
 
 
-def test_runs_each_config_once_and_prints_a_table(
-    texts: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+CONFIGS = "none,none/pubq4@fp16@none,aq4/pubq2,aq4/pubq2#4"
+REDUCED = ",".join(f"none/none/{dp}" for dp in ("none", "q4", "q8"))
+
+
+@pytest.fixture(scope="module")
+def results(texts: Path) -> Path:
+    """What the study writes of all of these."""
     out = texts / "results.jsonl"
     options = [f"--set={setting}" for setting in TINY.split()]
     options += ["--data", str(texts), "--cache", str(texts), "--out", str(out), "--seeds", "0"]
     options += ["--rates", "2e-3,0.002"]  # the same twice: the second is found to be done
-    study(*options, "--epochs", "2", "--configs", "none,none/pubq4@fp16@none,aq4/pubq2,aq4/pubq2#4")
-    none, late, aq4, coarse = (json.loads(line) for line in out.read_text().splitlines())
+    study(*options, "--epochs", "2", "--configs", f"{CONFIGS},{REDUCED}")
+    return out
+
+
+def test_runs_each_config_once_and_prints_a_table(
+    results: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    none, late, aq4, coarse, *reduced = map(json.loads, results.read_text().splitlines())
+    assert len(reduced) == 3
     assert none["bits_fw"] == none["bits_bw"] == 32 + HEADER
     assert none["epochs"][1]["ppl"] < none["start"]["ppl"]
     assert late["epochs"][0] == none["epochs"][0]  # the same bits, run after run
@@ -63,20 +74,14 @@ def test_runs_each_config_once_and_prints_a_table(
     assert coarse["epochs"][0] == first  # of first visits, which no buffer precedes
     assert coarse["epochs"][1]["loss"] != second["loss"]
     assert coarse["epochs"][1]["ppl"] == pytest.approx(second["ppl"], rel=0.01)
-    print_tables(read_records(out), None, None)
+    print_tables(read_records(results), None, None)
     table = capsys.readouterr().out
     assert "| `aq4/pubq2@fp16` | 2 | 1 |" in table
     assert "| `aq4/pubq2@fp16#4` | 2 | 1 |" in table
 
 
-def test_replicas_train_as_one_peer_does_but_for_what_their_codec_loses(texts: Path) -> None:
-    out = texts / "replicas.jsonl"
-    options = [f"--set={setting}" for setting in TINY.split()]
-    options += ["--data", str(texts), "--cache", str(texts), "--out", str(out), "--seeds", "0"]
-    dps = ["none", "q4", "q8"]
-    study(*options, "--epochs", "2", "--configs", "none," + ",".join(f"none/none/{d}" for d in dps))
-    alone, *replicas = (json.loads(line) for line in out.read_text().splitlines())
-    exact, *coarse = replicas
+def test_replicas_train_as_one_peer_does_but_for_what_their_codec_loses(results: Path) -> None:
+    alone, _late, _aq4, _coarse, exact, *coarse = map(json.loads, results.read_text().splitlines())
     assert exact["bits_dp"] == pytest.approx(32, rel=0.01)
     for mine, theirs in zip(exact["epochs"], alone["epochs"], strict=True):
         assert mine["loss"] == pytest.approx(theirs["loss"], rel=1e-5)

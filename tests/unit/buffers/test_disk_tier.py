@@ -154,3 +154,28 @@ def test_records_put_faster_than_they_are_written_are_all_written(open_store, th
     records = {key(i): record(f"sample {i}") for i in range(200)}
     assert all(store.put(name, value) for name, value in records.items())
     assert dict(open_store().records()) == records
+
+
+@pytest.mark.usefixtures("no_umask")
+def test_only_their_owner_reads_buffers(open_store, tmp_path):
+    store = open_store(memory_bytes=0, directory=tmp_path / "buffers")
+    commit(store, {key(): record("private")})
+    store.flush()
+    paths = [tmp_path / "buffers", *(tmp_path / "buffers").rglob("*")]
+    folders = {path.stat().st_mode & 0o777 for path in paths if path.is_dir()}
+    files = {path.stat().st_mode & 0o777 for path in paths if path.is_file()}
+    assert (folders, files) == ({0o700}, {0o600})
+
+
+def test_buffers_that_all_could_read_are_their_owners_from_the_next_start(open_store, tmp_path):
+    store = open_store(directory=tmp_path / "buffers")
+    commit(store, {key(): record("private")})
+    store.flush()
+    store.close()
+    (slab,) = (tmp_path / "buffers").rglob("*.slab")
+    for path in (tmp_path / "buffers", slab.parent):
+        path.chmod(0o755)
+    slab.chmod(0o644)
+    assert open_store(directory=tmp_path / "buffers").get(key()) == record("private")
+    assert (tmp_path / "buffers").stat().st_mode & 0o777 == 0o700
+    assert slab.stat().st_mode & 0o777 == 0o600

@@ -54,3 +54,25 @@ def test_a_directory_that_cannot_be_made_is_refused(tmp_path, claim):
     (tmp_path / "file").touch()
     with pytest.raises(BadOption, match="--buffer-disk 0"):
         claim(None, tmp_path / "file" / "buffers")
+
+
+@pytest.mark.usefixtures("no_umask")
+def test_a_home_is_its_owners_alone(cache, claim):
+    home = claim()
+    home.name("peer-1")
+    home.close()
+    modes = {path.name: path.stat().st_mode & 0o777 for path in home.path.iterdir()}
+    assert modes == {"lock": 0o600, "peer-id": 0o600}
+    assert home.path.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_home_that_all_could_read_is_its_owners_from_its_next_start(cache, claim):
+    home = claim()
+    home.name("peer-1")
+    home.close()
+    home.path.chmod(0o755)
+    for path in home.path.iterdir():
+        path.chmod(0o644)
+    assert claim().name("peer-2") == "peer-1"
+    modes = {path.stat().st_mode & 0o777 for path in home.path.iterdir()}
+    assert (home.path.stat().st_mode & 0o777, modes) == (0o700, {0o600})

@@ -82,11 +82,16 @@ def test_a_single_shard_needs_no_index(sample: SampleInput, tmp_path: Path):
     assert "model.safetensors.index.json" not in _names(out)
 
 
-def test_weights_are_readable_by_whom_the_config_is(sample: SampleInput, tmp_path: Path):
+@pytest.mark.usefixtures("no_umask")
+def test_an_export_is_readable_by_its_owner_alone(sample: SampleInput, tmp_path: Path):
     out = tmp_path / "out"
-    assemble(out, _shards(sample, tmp_path, 1), _write_config_of(sample))
-    modes = {(out / name).stat().st_mode for name in ("model.safetensors", "config.json")}
-    assert len(modes) == 1
+    shards = _shards(sample, tmp_path, 1)
+    shards[0].chmod(0o644)
+    assemble(out, shards, _write_config_of(sample))
+    assert out.stat().st_mode & 0o777 == 0o700
+    modes = {path.name: path.stat().st_mode & 0o777 for path in out.iterdir()}
+    assert {"model.safetensors", "config.json", MANIFEST} <= modes.keys()
+    assert set(modes.values()) == {0o600}
 
 
 def test_a_tensor_in_two_shards_is_refused_and_leaves_nothing(sample: SampleInput, tmp_path: Path):

@@ -11,7 +11,7 @@ from swarm_ft.client.swarm import MAX_RESUBMITS, SwarmClient
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.service import CoordinatorService
 from swarm_ft.discovery.directory import Board, Role, StaticDirectory
-from swarm_ft.errors import RunMismatch, Unavailable
+from swarm_ft.errors import Busy, RunMismatch, Unavailable
 from swarm_ft.ids import RunId
 from swarm_ft.protocol.spec.run_spec import LrSchedule, TrainOptions
 from swarm_ft.testing.clock import ManualClock
@@ -62,6 +62,7 @@ async def swarm(**cuts):
 @pytest.fixture(autouse=True)
 def no_rest(monkeypatch):
     monkeypatch.setattr("swarm_ft.client.swarm.RETRY_S", 0.0)
+    monkeypatch.setattr("swarm_ft.client.swarm.PART_BYTES", 1)  # a sample a message
 
 
 @pytest.mark.parametrize(
@@ -131,3 +132,31 @@ async def test_a_connection_that_breaks_every_time_is_given_up(job):
         with pytest.raises(Unavailable):
             await client.submit(job.spec, job.samples)
     assert transport.num_cuts == MAX_RESUBMITS + 1
+
+
+async def test_a_busy_coordinator_is_asked_again_until_it_has_room(job, monkeypatch):
+    """More often than a lost connection is: its submissions may take minutes each."""
+    monkeypatch.setattr("swarm_ft.coordinator.submission.MAX_SUBMISSIONS", 0)
+    told = []
+    async with swarm() as (client, _):
+        submitting = asyncio.create_task(
+            client.submit(job.spec, job.samples, run_id=RunId("mine"), on_trouble=told.append)
+        )
+        for _ in range(1000):
+            await asyncio.sleep(0)
+        assert not submitting.done()
+        monkeypatch.setattr("swarm_ft.coordinator.submission.MAX_SUBMISSIONS", 1)
+        assert (await submitting).run_id == "mine"
+    assert told == [
+        "submitting the job again: 0 jobs are being submitted just now; try again later"
+    ]
+
+
+async def test_a_coordinator_that_is_busy_for_too_long_is_given_up(job, monkeypatch):
+    monkeypatch.setattr("swarm_ft.coordinator.submission.MAX_SUBMISSIONS", 0)
+    monkeypatch.setattr("swarm_ft.client.swarm.RETRY_S", 1e-3)
+    monkeypatch.setattr("swarm_ft.client.swarm.MAX_BUSY_REST_S", 1e-3)
+    monkeypatch.setattr("swarm_ft.client.swarm.BUSY_TIMEOUT_S", 0.02)
+    async with swarm() as (client, _):
+        with pytest.raises(Busy):
+            await client.submit(job.spec, job.samples)

@@ -346,7 +346,7 @@ class Swarm:
 
     def submit(self, spec: RunSpec, run_id: RunId = RUN) -> None:
         if self.journal is not None:
-            self.journal.write_run(Run(run_id=run_id, spec=spec), [b""] * spec.train.num_samples)
+            self.journal.write_run(Run(run_id=run_id, spec=spec), bytes(16))
         self.handle(RunSubmitted(run_id, spec))
 
     def join(self, *peers: FakePeer) -> None:
@@ -506,7 +506,7 @@ class Swarm:
         match write.record:
             case RunRecord(run):
                 known = self.written_runs.get(run.run_id)
-                assert known is None or run.attempt >= known.attempt
+                assert known is None or run.attempt.number >= known.attempt.number
                 assert run.committed_steps == len(self.history.setdefault(run.run_id, []))
                 self.written_runs[run.run_id] = run
             case PlanRecord(run_id, step) as plan:
@@ -515,9 +515,9 @@ class Swarm:
             case CommitRecord(run_id, step, commit, sent):
                 assert step.step == commit.step == len(self.history[run_id])
                 self.history[run_id].append(step)
-                self.written_runs[run_id] = replace(
-                    self.written_runs[run_id], committed_steps=step.step + 1, sent=sent
-                )
+                written = self.written_runs[run_id]
+                past = replace(written.past, committed_steps=step.step + 1, sent=sent)
+                self.written_runs[run_id] = replace(written, past=past)
             case RollbackRecord(run_id, first_void_step):
                 self.num_rollbacks += 1
                 del self.history[run_id][first_void_step:]
@@ -527,7 +527,8 @@ class Swarm:
         match message:
             case Assign():
                 assert run is not None
-                assert (run.attempt, run.stages) == (message.attempt, message.stages)
+                assert run.attempt.number == message.attempt
+                assert run.attempt.assignments == message.stages
                 assert message.committed_steps == len(self.history[message.run_id])
                 assert bool(message.saved) == bool(message.fresh and message.committed_steps)
                 assert {taker.peer_id for taker in message.takers} < set(run.peers)
@@ -547,7 +548,7 @@ class Swarm:
         for run in self.state.runs.values():
             assert run.committed_steps == len(self.history[run.run_id])
             if run.stages:
-                cuts = [(s.layers.start, s.layers.stop) for s in run.pipeline]
+                cuts = [(s.layers.start, s.layers.stop) for s in run.stages]
                 edges = [0, *(stop for _, stop in cuts)]
                 assert [start for start, _ in cuts] == edges[:-1]
                 assert edges[-1] == run.spec.model.num_blocks
@@ -555,9 +556,10 @@ class Swarm:
             if run.phase in WORKING:
                 assert run.stages
                 assert set(run.listeners) < set(run.peers)
-                assert len(run.computing) == len(run.pipeline), "somebody has every stage"
-                assert run.taken <= {taker.peer_id for taker in run.takers}
-                for taker in run.takers:
+                assert len(run.computing) == len(run.stages), "somebody has every stage"
+                takers = run.attempt.takers
+                assert run.attempt.taken <= {taker.peer_id for taker in takers}
+                for taker in takers:
                     assert set(taker.donors) <= set(run.peers) - {taker.peer_id}
                     assert taker.step <= run.committed_steps
                 assert set(run.peers) <= set(self.state.members)

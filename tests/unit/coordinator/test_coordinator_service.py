@@ -3,18 +3,21 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import count
 
 import pytest
 
 from swarm_ft.coordinator.journal.journal import Journal
+from swarm_ft.coordinator.journal.tokens import TokenFiles
 from swarm_ft.coordinator.plan.placement import SETTLE_S
 from swarm_ft.coordinator.service import TICK_S, CoordinatorService
+from swarm_ft.coordinator.submission import MAX_SUBMISSIONS
 from swarm_ft.errors import (
     BadDataset,
     BadLayers,
+    Busy,
     JournalError,
     MalformedMessage,
     NotFound,
@@ -145,14 +148,18 @@ class JoinedPeer:
         message = await self.stream.receive()
         return None if message is None else to_peer_from_wire(message)
 
-    async def work(self, stop_at=NO_STEP):
-        """Answer until the plan of `stop_at`, a release, or the stream's end."""
+    async def work(self, stop_at=NO_STEP, *, goes_on=False):
+        """Answer until the plan of `stop_at`, a release, or the stream's end.
+
+        Args:
+            goes_on: after a release too.
+        """
         while (message := await self.hear()) is not None:
             if isinstance(message, PlanStep) and message.step == stop_at:
                 return
             for answer in self.fake.hear(message):
                 await self.say(answer)
-            if isinstance(message, ReleaseStage):
+            if isinstance(message, ReleaseStage) and not goes_on:
                 return
 
 
@@ -288,7 +295,9 @@ GOOD = [(i, TOKENS) for i in range(6)]
         ([(1, TOKENS), *GOOD], MalformedMessage, "expected sample 0, got sample 1"),
         ([(0, TOKENS), (0, TOKENS)], MalformedMessage, "expected sample 1, got sample 0"),
         ([(0, bytes(16))], BadDataset, "sample 0: expected 5 tokens, got 4"),
-        ([(0, bytes(24))], BadDataset, "sample 0: expected 5 tokens, got 6"),
+        ([(0, bytes(24))], BadDataset, "sample 1: expected 5 tokens, got 1"),
+        ([(0, bytes(60)), (2, TOKENS)], MalformedMessage, "expected sample 3, got sample 2"),
+        ([(0, bytes(60)), (3, bytes(80))], MalformedMessage, "expected 6 samples .*, got more"),
         ([(0, bytes(19))], MalformedMessage, "bytes past the last token"),
         ([(0, b"")], MalformedMessage, "bytes of a sample"),
         (
@@ -304,6 +313,23 @@ async def test_bad_data_is_refused_and_leaves_nothing(spec, samples, error, text
             await submit(office.channel, spec, samples)
         assert not (await swarm_status(office.channel)).runs
         assert office.journal.load(0.0) == ()
+        assert await emptied(office.journal)
+
+
+async def emptied(journal):
+    """Wait until no token file is there; another thread deletes them."""
+    while any(journal.tokens.folder.iterdir()):  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    return True
+
+
+async def test_samples_may_come_together(spec):
+    together = [(0, b"".join(token_ids(spec, i) for i in range(6)))]
+    async with coordinator() as office:
+        await submit(office.channel, spec, together, run_id="mine")
+        await submit(office.channel, spec, run_id="mine")
+        samples = office.journal.tokens.read("mine", spec, range(6))
+    assert samples == {i: token_ids(spec, i) for i in range(6)}
 
 
 async def test_the_largest_token_of_the_vocabulary_is_taken(spec):
@@ -354,9 +380,40 @@ async def test_a_client_that_goes_away_halfway_leaves_nothing(spec):
         header = pb.SubmitHeader(spec=spec_to_wire(spec), spec_digest=spec.digest(), run_id="run")
         await stream.send(pb.SubmitPart(header=header))
         await stream.send(pb.SubmitPart(tokens=tokens_to_wire(0, TOKENS)))
+        while not any(office.journal.tokens.folder.iterdir()):  # noqa: ASYNC110
+            await asyncio.sleep(0)
         await stream.cancel()
         assert not (await swarm_status(office.channel)).runs
         assert office.journal.load(0.0) == ()
+        assert await emptied(office.journal)
+
+
+async def test_one_submission_too_many_is_told_to_try_again(spec):
+    async with coordinator() as office:
+        header = pb.SubmitHeader(spec=spec_to_wire(spec), spec_digest=spec.digest(), run_id="run")
+        others = [office.channel.open(SUBMIT) for _ in range(MAX_SUBMISSIONS)]
+        for other in others:
+            await other.send(pb.SubmitPart(header=header))
+        with pytest.raises(Busy, match="try again later"):
+            await submit(office.channel, spec, run_id="mine")
+        await others[0].cancel()
+        while True:  # until the coordinator has seen that one is gone
+            with suppress(Busy):
+                assert (await submit(office.channel, spec, run_id="mine")).run_id == "mine"
+                break
+        for other in others:
+            await other.cancel()
+
+
+async def test_a_client_that_sends_nothing_makes_room(spec, monkeypatch):
+    monkeypatch.setattr("swarm_ft.coordinator.submission.PART_TIMEOUT_S", 0.01)
+    async with coordinator() as office:
+        stream = office.channel.open(SUBMIT)
+        header = pb.SubmitHeader(spec=spec_to_wire(spec), spec_digest=spec.digest(), run_id="run")
+        await stream.send(pb.SubmitPart(header=header))
+        with pytest.raises(Unavailable, match="sent nothing of its job for"):
+            await stream.receive()
+        assert await emptied(office.journal)
 
 
 @pytest.mark.parametrize("run_id", ["", "a/b", "..\\x", "line\nbreak", "x" * 65])
@@ -403,30 +460,84 @@ async def test_another_job_cannot_take_the_name_of_a_run(spec, make_spec):
         assert status_from_wire(run) == first
 
 
-class SlowJournal(Journal):
-    """Writes runs once it may."""
+class SlowTokens(TokenFiles):
+    """Keeps files once it may."""
 
-    def __init__(self, path):
-        super().__init__(path)
-        self.may_write, self.is_writing = threading.Event(), threading.Event()
+    def __init__(self):
+        super().__init__(None)
+        self.may_keep, self.is_keeping = threading.Event(), threading.Event()
 
-    def write_run(self, run, samples):
-        self.is_writing.set()
-        assert self.may_write.wait(DEADLINE_S)
-        super().write_run(run, samples)
+    def begin(self, run_id, spec):
+        new = super().begin(run_id, spec)
+        keep = new.keep
+
+        def keep_slowly():
+            self.is_keeping.set()
+            assert self.may_keep.wait(DEADLINE_S)
+            keep()
+
+        new.keep = keep_slowly
+        return new
 
 
 async def test_a_submission_whose_client_goes_away_while_it_is_written_is_a_run(spec):
-    journal = SlowJournal(":memory:")
+    journal = Journal(":memory:")
+    journal.tokens = tokens = SlowTokens()
     async with coordinator(journal=journal) as office:
         stream = await send_submission(office.channel, spec, run_id="mine")
-        await asyncio.to_thread(journal.is_writing.wait, DEADLINE_S)
+        await asyncio.to_thread(tokens.is_keeping.wait, DEADLINE_S)
         await stream.cancel()
-        again = await send_submission(office.channel, spec, run_id="mine")
-        journal.may_write.set()
-        assert status_from_wire(await again.receive()).run_id == "mine"
+        again = asyncio.create_task(submit(office.channel, spec, run_id="mine"))
+        assert not (await swarm_status(office.channel)).runs, "others are served meanwhile"
+        tokens.may_keep.set()
+        assert (await again).run_id == "mine"
         assert len((await swarm_status(office.channel)).runs) == 1
         assert len(journal.load(0.0)) == 1
+        assert journal.tokens.read("mine", spec, [5]) == {5: token_ids(spec, 5)}
+
+
+# ---- data on the disk
+
+
+async def test_the_tokens_of_a_run_that_is_over_are_deleted(spec, peers):
+    async with coordinator() as office, asyncio.TaskGroup() as group:
+        run_id = (await submit(office.channel, spec)).run_id
+        training = group.create_task(train(office.channel, peers))
+        await watch(office.channel, run_id)
+        assert any(office.journal.tokens.folder.iterdir()), "it may have to be made again"
+        await call(office.channel, COLLECTED, pb.CollectedRequest(run_id=run_id), DEADLINE_S)
+        assert await emptied(office.journal)
+        await training
+        assert (await submit(office.channel, spec, run_id=run_id)).phase is RunPhase.COLLECTED
+
+
+async def test_a_run_whose_tokens_were_altered_fails_and_the_next_one_trains(spec, peers):
+    async with coordinator() as office, asyncio.TaskGroup() as group:
+        damaged = (await submit(office.channel, spec)).run_id
+        (file,) = office.journal.tokens.folder.iterdir()
+        data = bytearray(file.read_bytes())
+        data[0] ^= 1
+        file.write_bytes(data)
+        sound = (await submit(office.channel, spec)).run_id
+        training = group.create_task(train_all(office.channel, peers))
+        last = (await watch(office.channel, damaged))[-1]
+        assert last.phase is RunPhase.FAILED
+        assert "its data cannot be read" in last.detail
+        assert "sample 0 of run" in last.detail
+        assert phases_of(await watch(office.channel, sound))[-1] is RunPhase.FINISHED
+        training.cancel()
+    for peer in peers:
+        plans = [message for message in peer.heard if isinstance(message, PlanStep)]
+        assert {plan.run_id for plan in plans if plan.tokens} == {sound}
+
+
+async def train_all(channel, peers):
+    """Peers that work for one run after the other."""
+    async with asyncio.TaskGroup() as group:
+        for fake in peers:
+            joined = JoinedPeer(channel, fake)
+            await joined.hello()
+            group.create_task(joined.work(goes_on=True))
 
 
 # ---- watching
@@ -451,7 +562,9 @@ async def test_a_late_watcher_sees_the_history_and_then_what_happens(spec, peers
         assert phases_of(live)[-1] is RunPhase.FINISHED
 
 
-async def test_a_run_that_is_over_is_shown_whole(spec, peers):
+@pytest.mark.parametrize("steps_at_once", [1, 2, 256])
+async def test_a_run_that_is_over_is_shown_whole(spec, peers, monkeypatch, steps_at_once):
+    monkeypatch.setattr("swarm_ft.coordinator.service.STEPS_AT_ONCE", steps_at_once)
     async with coordinator() as office, asyncio.TaskGroup() as group:
         await submit(office.channel, spec)
         training = group.create_task(train(office.channel, peers))
@@ -473,6 +586,32 @@ async def test_a_watcher_that_leaves_is_forgotten(spec):
         assert (await call(office.channel, CANCEL, request, DEADLINE_S)).phase == (
             RunPhase.CANCELLED
         )
+
+
+async def to_its_end(stream):
+    while await stream.receive() is not None:
+        pass
+
+
+async def test_a_watcher_that_does_not_read_is_dropped_and_may_watch_anew(
+    make_spec, peers, monkeypatch
+):
+    """It heard all but the end of its run, and waited for that for ever."""
+    monkeypatch.setattr("swarm_ft.coordinator.watching.MAX_QUEUED", 3)
+    async with coordinator() as office, asyncio.TaskGroup() as group:
+        run_id = (await submit(office.channel, make_spec(num_steps=9))).run_id
+        slow = office.channel.open(WATCH)
+        await slow.send(pb.WatchRequest(run_id=run_id))
+        await slow.finish()
+        training = group.create_task(train(office.channel, peers))
+        while not any(peer.exported for peer in peers):  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        with pytest.raises(Unavailable, match="left 3 events unread; it may watch anew"):
+            await to_its_end(slow)
+        again = await watch(office.channel, run_id)
+        assert steps_of(again) == list(range(9))
+        assert phases_of(again)[-1] is RunPhase.FINISHED
+        training.cancel()
 
 
 async def test_the_newest_run_is_meant_by_no_name(spec):
@@ -536,7 +675,7 @@ async def test_timelines_go_to_whoever_asked_and_into_no_journal(spec, peers):
         assert event_from_wire(await watcher.receive()) == PeerTimeline(
             peer_id=peers[0].peer_id, layers=LayerRange(0, 4), timeline=timeline_of(run_id, 1)
         )
-        assert list(office.journal.steps(run_id)) == []
+        assert office.journal.steps(run_id, 0, 9) == ()
         await watcher.cancel()
 
 

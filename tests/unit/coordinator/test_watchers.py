@@ -6,6 +6,7 @@ import pytest
 
 from swarm_ft.coordinator import watching as watchers_module
 from swarm_ft.coordinator.watching import Watchers
+from swarm_ft.errors import Unavailable
 from swarm_ft.ids import RunId
 from swarm_ft.protocol.messages.client import StepCommitted
 from swarm_ft.protocol.messages.timeline import ClockEstimate, PeerTimeline, Spans, StepTimeline
@@ -95,3 +96,17 @@ async def test_a_count_stays_in_its_field(watchers, monkeypatch):
         await slow.next()
         watchers.trace(many)
         assert (await slow.next()).timeline.num_dropped == 2**32 - 1
+
+
+async def test_a_watcher_that_does_not_read_is_dropped_and_told_so(watchers, monkeypatch):
+    """It waited for ever for the last status, which had found no room."""
+    monkeypatch.setattr(watchers_module, "MAX_QUEUED", 2)
+    with (
+        watchers.watching(RUN, is_tracing=False) as slow,
+        watchers.watching(RUN, is_tracing=False) as quick,
+    ):
+        for step in range(3):
+            watchers.tell(RUN, committed(step))
+            assert await quick.next() == committed(step)
+        with pytest.raises(Unavailable, match="left 2 events unread; it may watch anew"):
+            await slow.dropped()

@@ -31,11 +31,6 @@ from tests.unit.peer.hands import Caller
 TOKENS, CHANNELS, BOUNDARY_BLOCK = 6, 8, 2
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    torch.set_num_threads(1)
-
-
 @pytest.fixture(scope="session")
 def make_train():
     def make(**changes) -> TrainSpec:

@@ -40,7 +40,7 @@ def test_a_swarm_in_which_nothing_goes_wrong_gives_the_result(seed):
     assert outcome.num_commits == quiet(seed).spec.train.num_steps
 
 
-@pytest.mark.parametrize("seed", range(100, 130))
+@pytest.mark.parametrize("seed", range(110, 130))
 def test_whatever_goes_wrong_all_invariants_hold(seed):
     assert simulate(draw(seed)).failures == ()
 
@@ -101,8 +101,10 @@ def test_a_result_that_its_peer_took_along_is_made_again():
 
 SAY_DIGESTS = """
 import sys
+from tests.simulation.many import settle
 from tests.simulation.scenario import draw
 from tests.simulation.simulate import simulate
+settle()
 for seed in map(int, sys.argv[1:]):
     print(seed, simulate(draw(seed)).trace_digest)
 """
@@ -116,7 +118,7 @@ def digests(seeds, hash_seed):
 
 
 def test_one_seed_has_one_history_in_every_process():
-    seeds = range(40, 52)
+    seeds = range(40, 48)
     assert digests(seeds, "1") == digests(reversed(seeds), "2")
 
 
@@ -130,6 +132,12 @@ def test_steps_are_committed_while_a_newcomer_takes_over():
 
 
 # ---- broken on purpose
+
+
+@pytest.fixture
+def little_patience(monkeypatch):
+    """Simulated minutes in which nothing comes of it cost seconds."""
+    monkeypatch.setattr("tests.simulation.simulate.PATIENCE_S", 20.0)
 
 
 def patch_plans(monkeypatch, altered):
@@ -158,6 +166,7 @@ def test_a_peer_that_applies_a_commit_twice_is_seen(monkeypatch):
     assert any("wrong weights after step 0" in f for f in simulate(quiet(TWO_STAGES)).failures)
 
 
+@pytest.mark.usefixtures("little_patience")
 def test_a_plan_that_has_a_sample_twice_never_gets_through(monkeypatch):
     def twice(plan):
         again = replace(plan.microbatches[0], index=len(plan.microbatches))
@@ -218,6 +227,7 @@ def test_a_job_that_becomes_two_runs_is_seen(monkeypatch):
     assert "the job became two runs" in simulate(quiet(TWO_STAGES)).failures
 
 
+@pytest.mark.usefixtures("little_patience")
 def test_a_swarm_that_hangs_is_seen(monkeypatch):
     async def never(*_):
         raise RunFailed("a peer does not answer")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import fsspec
 import pytest
@@ -248,12 +249,31 @@ def test_a_url_that_nobody_serves_is_refused_at_once(url):
         SnapshotStore(url)
 
 
-def test_who_shares_the_folder_may_read_the_shards(tmp_path, save):
-    store = SnapshotStore(str(tmp_path / "snapshots"))
-    save(store, 1)
-    folder = tmp_path / "snapshots" / "run-1" / "step-00000001"
-    mode = folder.stat().st_mode & 0o666
-    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {mode}
+def modes_below(root):
+    """Of folders and of files, all of them, the root too."""
+    paths = [root, *root.rglob("*")]
+    folders = {path.stat().st_mode & 0o777 for path in paths if path.is_dir()}
+    return folders, {path.stat().st_mode & 0o777 for path in paths if path.is_file()}
+
+
+@pytest.mark.usefixtures("no_umask")
+@pytest.mark.parametrize("before", [None, 0o755])
+def test_only_their_owner_reads_snapshots(tmp_path, save, before):
+    root = tmp_path / "deep" / "snapshots"
+    if before is not None:
+        root.mkdir(mode=before, parents=True)
+    save(SnapshotStore(str(root)), 1)
+    assert modes_below(root) == ({0o700}, {0o600})
+
+
+@pytest.mark.parametrize("umask", [0, 0o077])
+def test_a_folder_that_a_group_shares_stays_shared(tmp_path, save, umask, no_umask):
+    root = tmp_path / "snapshots"
+    root.mkdir()
+    root.chmod(0o770)
+    os.umask(umask)
+    save(SnapshotStore(str(root)), 1)
+    assert modes_below(root) == ({0o770}, {0o660})
 
 
 def altered_json(**changes):

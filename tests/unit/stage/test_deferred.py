@@ -23,13 +23,10 @@ BATCHES = 3
 
 
 @pytest.fixture(autouse=True)
-def one_thread_and_seed():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+def seed():
     with torch.random.fork_rng():
         torch.manual_seed(5)
         yield
-    torch.set_num_threads(threads)
 
 
 # ---- whole stages

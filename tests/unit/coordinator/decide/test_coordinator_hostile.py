@@ -89,7 +89,7 @@ class Mob:
         run = self.swarm.state.active_run
         if run is None:
             return RUNS[0], 0, 0, ()
-        return run.run_id, run.attempt, run.committed_steps, run.peers
+        return run.run_id, run.attempt.number, run.committed_steps, run.peers
 
     def _said(self, peer_id, message):
         self.swarm.handle(PeerSaid(peer_id, message))
@@ -115,7 +115,7 @@ class Mob:
         self._said(peer_id, hello)
 
     def _last_attempt(self, run):
-        return run.last_commit.attempt if run and run.last_commit else Attempt(0)
+        return run.past.last_commit.attempt if run and run.past.last_commit else Attempt(0)
 
     def lost(self, peer_id):
         self.swarm.handle(PeerLost(peer_id))

@@ -474,7 +474,7 @@ def test_a_peer_that_slept_through_a_rollback_loads_afresh(swarm, spec, a, b, ma
 def test_a_result_of_before_a_rollback_does_not_count(swarm, spec, a, b, make_peer):
     swarm.submit(spec)
     swarm.join(a, b)
-    swarm.settle_until(lambda: "a" in swarm.run().exported)
+    swarm.settle_until(lambda: "a" in swarm.run().past.exported)
     swarm.leave(b)
     newcomer = make_peer("c", "2-4")
     swarm.join(newcomer)
@@ -564,7 +564,7 @@ def test_a_peer_that_joins_again_before_its_loss_is_noticed(swarm, spec, a, b):
     swarm.join(b)
     swarm.settle()
     assert swarm.run().phase is RunPhase.FINISHED
-    assert swarm.run().attempt == 2
+    assert swarm.run().attempt.number == 2
 
 
 # ---- what does not count
@@ -581,7 +581,7 @@ def test_messages_of_an_older_attempt_are_ignored(swarm, spec, a, b):
     swarm.join(b)
     assert_ignored(swarm, stale)
     swarm.settle_until(lambda: swarm.run().phase is RunPhase.TRAINING)
-    assert swarm.run().attempt == 2
+    assert swarm.run().attempt.number == 2
     assert_ignored(swarm, stale)
 
 
@@ -620,7 +620,7 @@ def test_a_spare_has_no_say(swarm, spec, a, b, make_peer):
     swarm.join(spare)
     run = swarm.run()
     assert set(run.peers) == {"a", "b"}
-    assert swarm.say(spare, StageReady(run_id=RUN, attempt=run.attempt)) == []
+    assert swarm.say(spare, StageReady(run_id=RUN, attempt=run.attempt.number)) == []
     assert swarm.run() == run
 
 
@@ -657,9 +657,9 @@ def test_an_unreachable_neighbour_is_tried_again(swarm, spec, a, b):
     swarm.join(a, b)
     until_commits(swarm, 1)
     fail(swarm, a, "unavailable")
-    assert swarm.run().attempt == 1, "after a rest, not in a tight loop"
+    assert swarm.run().attempt.number == 1, "after a rest, not in a tight loop"
     swarm.wait(RETRY_S)
-    assert swarm.run().attempt == 2
+    assert swarm.run().attempt.number == 2
     assert swarm.run().committed_steps == 1
     swarm.settle()
     assert swarm.run().phase is RunPhase.FINISHED
@@ -701,7 +701,7 @@ def test_a_code_that_nobody_knows_is_tried_again(swarm, spec, a, b):
     swarm.join(a, b)
     fail(swarm, a, "of-a-later-version")
     swarm.wait(RETRY_S)
-    assert swarm.run().attempt == 2
+    assert swarm.run().attempt.number == 2
     assert swarm.run().phase is RunPhase.LOADING
 
 
@@ -799,7 +799,7 @@ def test_the_grace_is_counted_from_the_loss(swarm, spec, a, b):
     swarm.lose(b)
     swarm.wait(GRACE_S / 2)
     assert swarm.run().stages
-    assert math.isfinite(swarm.run().away_since_s[b.peer_id])
+    assert math.isfinite(swarm.run().attempt.away_since_s[b.peer_id])
 
 
 # ---- replicas
@@ -921,7 +921,7 @@ def test_every_stage_is_saved_every_few_steps_and_at_the_end(swarm, make_spec, a
         ("a", 5),
         ("b", 5),
     ]
-    snapshot = swarm.run().snapshot
+    snapshot = swarm.run().past.snapshot
     assert snapshot is not None
     assert snapshot.step == 5
     assert [str(stage.layers) for stage in snapshot.stages] == ["0-2", "2-4"]
@@ -942,7 +942,7 @@ def test_a_lost_stage_is_taken_up_from_the_newest_snapshot(swarm, make_spec, a, 
     assert a.applied == newcomer.applied == list(range(6))
     assert swarm.num_rollbacks == 1
     counted = (step.sent for step in swarm.history[RUN])
-    assert swarm.run().sent == sum(counted, ByteCounts()), "what was voided does not count"
+    assert swarm.run().past.sent == sum(counted, ByteCounts()), "what was voided does not count"
 
 
 def test_a_manifest_that_is_written_late_names_no_snapshot_of_a_voided_history(
@@ -957,11 +957,11 @@ def test_a_manifest_that_is_written_late_names_no_snapshot_of_a_voided_history(
     swarm.join(make_peer("newcomer", "2-4"))
     swarm.settle_until(lambda: len(swarm.unwritten) == 2)
     swarm.handle(void)
-    assert swarm.run().snapshot is None
+    assert swarm.run().past.snapshot is None
     own = swarm.unwritten[-1]
     assert own.snapshot.step == void.snapshot.step == 2
     swarm.handle(own)
-    assert swarm.run().snapshot == own.snapshot
+    assert swarm.run().past.snapshot == own.snapshot
 
 
 def test_manifests_may_be_written_in_any_order(swarm, make_spec, a, b):
@@ -972,7 +972,9 @@ def test_manifests_may_be_written_in_any_order(swarm, make_spec, a, b):
     first, second, third = swarm.unwritten
     for written in (second, first, third):
         swarm.handle(written)
-        assert swarm.run().snapshot == max((second, written), key=swarm.unwritten.index).snapshot
+        assert (
+            swarm.run().past.snapshot == max((second, written), key=swarm.unwritten.index).snapshot
+        )
 
 
 def test_peers_with_other_layers_than_the_snapshots_are_sent_away(
@@ -992,9 +994,9 @@ def test_after_a_restart_the_newest_snapshot_is_known(make_swarm, make_spec, a, 
     swarm.submit(make_spec(num_steps=6, save_steps=2))
     swarm.join(a, b)
     until_commits(swarm, 3)
-    before = swarm.run().snapshot
+    before = swarm.run().past.snapshot
     swarm.restart()
-    assert swarm.run().snapshot == before
+    assert swarm.run().past.snapshot == before
     swarm.join(a, make_peer("newcomer", "2-4"))
     swarm.wait(GRACE_S)
     swarm.settle()
@@ -1008,7 +1010,7 @@ def test_a_replica_that_missed_only_the_last_commit_hears_it_and_joins(
     swarm.join(a, b, twin)
     swarm.submit(make_spec(num_steps=6))
     until_commits(swarm, 1)
-    swarm.settle_until(lambda: len(swarm.run().ready) == 2)
+    swarm.settle_until(lambda: len(swarm.run().step.ready) == 2)
     swarm.deafen(b)
     swarm.settle_until(lambda: swarm.run().committed_steps == 2)
     assert b.applied == [0]

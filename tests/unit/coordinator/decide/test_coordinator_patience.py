@@ -21,7 +21,7 @@ def train(make_swarm, make_spec, a, b):
         swarm.join(a, b)
         swarm.settle_until(lambda: swarm.run().phase is RunPhase.TRAINING)
         for number in range(1, num_steps + 1):
-            swarm.now_s = swarm.run().step_began_s + seconds
+            swarm.now_s = swarm.run().step.began_s + seconds
             swarm.settle_until(lambda number=number: swarm.run().committed_steps == number)
         return swarm
 
@@ -29,7 +29,7 @@ def train(make_swarm, make_spec, a, b):
 
 
 def away_s(swarm, peer):
-    return swarm.now_s - swarm.run().away_since_s[peer.peer_id]
+    return swarm.now_s - swarm.run().attempt.away_since_s[peer.peer_id]
 
 
 def wait_until_away(swarm, peer, seconds):
@@ -65,7 +65,7 @@ def test_a_run_waits_as_long_as_going_back_would_cost(train, b, newcomer):
     swarm = train(3, seconds=4.0)
     swarm.lose(b)
     swarm.join(newcomer)
-    redone_s = 3 * swarm.run().step_seconds[1]
+    redone_s = 3 * swarm.run().measured.step_seconds[1]
     assert 12.0 < redone_s < 15.0
     assert swarm.run().detail.endswith(f"may come back ({redone_s:.0f} s)")
     wait_until_away(swarm, b, redone_s)
@@ -104,7 +104,7 @@ def test_nobody_is_waited_for_longer_than_the_grace(train, b, newcomer):
 
 def test_one_slow_step_changes_nothing(train, b, newcomer):
     swarm = train(3)
-    swarm.now_s = swarm.run().step_began_s + 1000.0
+    swarm.now_s = swarm.run().step.began_s + 1000.0
     swarm.settle_until(lambda: swarm.run().committed_steps == 4)
     swarm.lose(b)
     swarm.join(newcomer)
@@ -132,7 +132,7 @@ def test_the_wait_is_told_once(train, b, newcomer):
 
 def test_after_a_restart_it_is_known_how_long_steps_take(train):
     swarm = train(7, seconds=4.0)
-    before = swarm.run().step_seconds
+    before = swarm.run().measured.step_seconds
     assert len(before) == 5
     swarm.restart()
-    assert swarm.run().step_seconds == before
+    assert swarm.run().measured.step_seconds == before

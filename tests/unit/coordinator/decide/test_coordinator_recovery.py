@@ -170,7 +170,7 @@ def test_attempts_rise_over_restarts(begin):
     for _ in range(3):
         swarm.restart()
         swarm.join(*peers)
-    assert swarm.run().attempt == 4
+    assert swarm.run().attempt.number == 4
 
 
 def test_a_result_survives_a_restart(begin):
@@ -180,7 +180,7 @@ def test_a_result_survives_a_restart(begin):
     swarm.join(*peers)
     assert swarm.run().phase is RunPhase.FINISHED
     assert all(peer.exported for peer in peers)
-    assert swarm.state.keeps_result(peers[0].peer_id)
+    assert peers[0].peer_id in swarm.state.result_keepers
     swarm.handle(ResultCollected(RUN))
     assert not any(peer.exported for peer in peers)
 

@@ -53,12 +53,12 @@ def test_clients_are_told_who_gives_which_file_and_again_after_a_restart(finishe
 
 
 def test_a_peer_that_comes_back_with_its_part_costs_nothing(finished, b):
-    attempt = finished.run().attempt
+    attempt = finished.run().attempt.number
     finished.lose(b)
     finished.wait(GRACE_S - 1.0)
     finished.join(b)
     finished.wait(10 * GRACE_S)
-    assert (finished.run().phase, finished.run().attempt) == (RunPhase.FINISHED, attempt)
+    assert (finished.run().phase, finished.run().attempt.number) == (RunPhase.FINISHED, attempt)
 
 
 def test_a_part_that_nobody_comes_back_with_is_trained_again(finished, a, b, newcomer):
@@ -122,7 +122,7 @@ def test_a_part_of_a_voided_history_is_no_result(finished, b, newcomer):
     finished.join(newcomer)
     finished.settle_until(lambda: finished.run().committed_steps == 1)
     finished.join(b)
-    assert b.peer_id not in finished.run().exported
+    assert b.peer_id not in finished.run().past.exported
     finished.settle()
     assert finished.run().phase is RunPhase.FINISHED
     assert b.applied == [0, 1, 2]

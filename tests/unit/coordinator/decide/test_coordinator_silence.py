@@ -100,7 +100,7 @@ def test_a_coordinator_that_stood_still_dismisses_nobody(training, seconds):
     assert training.effects == []
     training.settle()
     assert training.run().phase is RunPhase.FINISHED
-    assert training.run().attempt == 1
+    assert training.run().attempt.number == 1
 
 
 def test_whoever_is_silent_from_then_on_is_given_up(training, peers):

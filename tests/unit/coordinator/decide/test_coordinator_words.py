@@ -58,7 +58,7 @@ def test_a_peer_that_cannot_host_its_layers_is_named_with_the_reason(trained, pe
     error = BadLayers("too little memory")
     failed = StageFailed(
         run_id=trained.run().run_id,
-        attempt=trained.run().attempt,
+        attempt=trained.run().attempt.number,
         code=error.code,
         message=error.message,
     )

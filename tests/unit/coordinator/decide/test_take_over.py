@@ -83,9 +83,9 @@ def told(swarm):
 def test_the_others_train_on_and_no_microbatch_passes_who_listens(listened, newcomer):
     assert listened.run().phase is RunPhase.TRAINING
     assert takers(listened) == [("newcomer", 2, ("b",))]
-    attempt = listened.run().attempt
+    attempt = listened.run().attempt.number
     until_commits(listened, 6)
-    assert listened.run().attempt == attempt, "nobody stopped"
+    assert listened.run().attempt.number == attempt, "nobody stopped"
     assert listened.run().listeners == ("newcomer",)
     assert newcomer.applied == list(range(6)), "it heard every step"
     for step in (2, 3, 4, 5):
@@ -94,13 +94,13 @@ def test_the_others_train_on_and_no_microbatch_passes_who_listens(listened, newc
 
 
 def test_who_has_caught_up_computes_from_the_next_plan_on_and_not_sooner(listened, newcomer):
-    attempt, step = listened.run().attempt, listened.run().committed_steps
+    attempt, step = listened.run().attempt.number, listened.run().committed_steps
     listened.say(newcomer, newcomer.taken())
     assert listened.run().listeners == ("newcomer",), "the step under way is not its own"
     listened.settle()
     assert replicas_used(listened, step) == {0}
     assert replicas_used(listened, step + 1) == {0, 1}
-    assert listened.run().attempt == attempt
+    assert listened.run().attempt.number == attempt
     assert listened.run().phase is RunPhase.FINISHED
     assert newcomer.exported
     assert listened.history[listened.run().run_id][step].state_bytes == 7
@@ -234,17 +234,17 @@ def test_who_catches_up_between_two_attempts_needs_no_donor_any_more(listened, p
 
 def test_what_an_older_attempt_says_of_a_take_over_is_void(listened, newcomer):
     run = listened.run()
-    old = StageTaken(run_id=run.run_id, attempt=Attempt(run.attempt - 1), state_bytes=7)
+    old = StageTaken(run_id=run.run_id, attempt=Attempt(run.attempt.number - 1), state_bytes=7)
     assert listened.say(newcomer, old) == []
-    assert listened.run().taken == frozenset()
+    assert listened.run().attempt.taken == frozenset()
 
 
 def test_who_does_not_take_over_has_nothing_to_say_of_it(listened, peers):
     run = listened.run()
-    said = StageTaken(run_id=run.run_id, attempt=run.attempt, state_bytes=7)
+    said = StageTaken(run_id=run.run_id, attempt=run.attempt.number, state_bytes=7)
     assert listened.say(peers[1], said) == []
-    assert listened.run().taken == frozenset()
-    assert listened.run().state_bytes == 0
+    assert listened.run().attempt.taken == frozenset()
+    assert listened.run().measured.state_bytes == 0
 
 
 def test_after_a_restart_of_the_coordinator_the_listener_begins_anew(

@@ -1,17 +1,15 @@
 import shutil
 import sqlite3
-import threading
 from contextlib import closing
 from dataclasses import replace
-from types import MappingProxyType
 
 import pytest
 
 from swarm_ft.coordinator.facts.events import CommitRecord, PlanRecord, RollbackRecord, RunRecord
-from swarm_ft.coordinator.facts.state import OpenStep, Run
+from swarm_ft.coordinator.facts.state import AttemptState, Past, PlannedStep, Run
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.plan.membership import GATHER_S
-from swarm_ft.errors import JournalError, NotFound
+from swarm_ft.errors import JournalError
 from swarm_ft.ids import (
     Attempt,
     BlockIndex,
@@ -28,8 +26,9 @@ from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.training_plan import Microbatch
 
 RUN = RunId("run-1")
+DIGEST = b"d" * 16
 NOW_S = 50.0
-STAGES = (
+ASSIGNMENTS = (
     StageAssignment(peer_id=PeerId("a"), layers=LayerRange(0, 2)),
     StageAssignment(peer_id=PeerId("b"), layers=LayerRange(2, 4)),
 )
@@ -53,11 +52,6 @@ def run(make_spec):
 
 
 @pytest.fixture
-def samples():
-    return [bytes([i] * 20) for i in range(6)]
-
-
-@pytest.fixture
 def reopen(tmp_path, path):
     """The journal as a kill leaves it: the files as they are, the first owner not closed."""
     opened = []
@@ -66,7 +60,7 @@ def reopen(tmp_path, path):
         copy = tmp_path / f"after-kill-{len(opened)}"
         copy.mkdir()
         for file in path.parent.glob("journal.db*"):
-            shutil.copy(file, copy)
+            (shutil.copytree if file.is_dir() else shutil.copy)(file, copy / file.name)
         opened.append(Journal(str(copy / "journal.db")))
         return opened[-1]
 
@@ -99,99 +93,106 @@ def test_a_new_journal_knows_no_run(journal):
     assert journal.load(NOW_S) == ()
 
 
-def test_a_new_run_comes_back_queued_with_its_spec(journal, reopen, run, samples):
-    journal.write_run(run, samples)
+def test_a_new_run_comes_back_queued_with_its_spec(journal, reopen, run):
+    journal.write_run(run, DIGEST)
     (loaded,) = reopen().load(NOW_S)
     assert loaded == replace(run, gather_until_s=NOW_S + GATHER_S)
     assert loaded.spec.digest() == run.spec.digest()
 
 
-def test_a_run_under_way_waits_for_its_peers(journal, reopen, run, samples):
-    journal.write_run(run, samples)
-    working = replace(run, phase=RunPhase.TRAINING, attempt=Attempt(7), stages=STAGES)
+def test_a_run_under_way_waits_for_its_peers(journal, reopen, run):
+    journal.write_run(run, DIGEST)
+    attempt = AttemptState(number=Attempt(7), assignments=ASSIGNMENTS)
+    working = replace(run, phase=RunPhase.TRAINING, attempt=attempt)
     journal.write([RunRecord(working)])
     (loaded,) = reopen().load(NOW_S)
     assert loaded == replace(
         working,
         phase=RunPhase.WAITING,
         detail="the coordinator was restarted",
-        committers=frozenset((PeerId("a"), PeerId("b"))),
-        away_since_s=MappingProxyType({PeerId("a"): NOW_S, PeerId("b"): NOW_S}),
+        past=Past(committers=frozenset((PeerId("a"), PeerId("b")))),
+        attempt=replace(attempt, away_since_s={PeerId("a"): NOW_S, PeerId("b"): NOW_S}),
         gather_until_s=NOW_S + GATHER_S,
     )
 
 
 @pytest.mark.parametrize("phase", [phase for phase in RunPhase if phase.is_over])
-def test_a_run_that_is_over_stays_over(journal, reopen, run, samples, phase):
-    journal.write_run(run, samples)
-    journal.write([RunRecord(replace(run, phase=phase, detail="why", committed_steps=3))])
+def test_a_run_that_is_over_stays_over(journal, reopen, run, phase):
+    journal.write_run(run, DIGEST)
+    journal.write(
+        [RunRecord(replace(run, phase=phase, detail="why", past=Past(committed_steps=3)))]
+    )
     (loaded,) = reopen().load(NOW_S)
     assert (loaded.phase, loaded.detail, loaded.committed_steps) == (phase, "why", 3)
 
 
-def test_runs_come_back_in_the_order_of_their_submission(journal, reopen, run, samples):
+def test_runs_come_back_in_the_order_of_their_submission(journal, reopen, run):
     names = [RunId(f"run-{letter}") for letter in "zbx"]
     for name in names:
-        journal.write_run(replace(run, run_id=name), samples)
+        journal.write_run(replace(run, run_id=name), DIGEST)
     assert [loaded.run_id for loaded in reopen().load(NOW_S)] == names
 
 
-def test_commits_come_back_exactly_and_count_the_steps(journal, reopen, run, samples):
-    journal.write_run(run, samples)
+def test_commits_come_back_exactly_and_count_the_steps(journal, reopen, run):
+    journal.write_run(run, DIGEST)
     records = [commit_record(step, loss=1.0 / (step + 3)) for step in range(3)]
     for record in records:
         journal.write([record])
     book = reopen()
-    assert book.steps(RUN) == tuple(record.step for record in records)
+    assert book.steps(RUN, 0, 100) == tuple(record.step for record in records)
+    assert book.steps(RUN, 1, 1) == (records[1].step,)
     (loaded,) = book.load(NOW_S)
     assert loaded.committed_steps == 3
-    assert loaded.last_commit == records[-1].commit
+    assert loaded.past.last_commit == records[-1].commit
 
 
-def test_a_step_is_committed_once(journal, run, samples):
-    journal.write_run(run, samples)
+def test_a_step_is_committed_once(journal, run):
+    journal.write_run(run, DIGEST)
     journal.write([commit_record(0)])
     with pytest.raises(JournalError):
         journal.write([commit_record(0, loss=1.0)])
-    assert [step.loss for step in journal.steps(RUN)] == [2.5]
+    assert [step.loss for step in journal.steps(RUN, 0, 100)] == [2.5]
 
 
-def test_records_of_one_decision_are_written_all_or_none(journal, reopen, run, samples):
-    journal.write_run(run, samples)
+def test_records_of_one_decision_are_written_all_or_none(journal, reopen, run):
+    journal.write_run(run, DIGEST)
     journal.write([commit_record(0)])
-    working = RunRecord(replace(run, phase=RunPhase.TRAINING, attempt=Attempt(9)))
+    working = RunRecord(
+        replace(run, phase=RunPhase.TRAINING, attempt=AttemptState(number=Attempt(9)))
+    )
     with pytest.raises(JournalError):
         journal.write([working, commit_record(0)])
     (loaded,) = reopen().load(NOW_S)
-    assert loaded.attempt == 0
+    assert loaded.attempt.number == 0
 
 
-def test_a_rollback_deletes_commits_and_plans(journal, reopen, path, run, samples):
-    journal.write_run(run, samples)
+def test_a_rollback_deletes_commits_and_plans(journal, reopen, path, run):
+    journal.write_run(run, DIGEST)
     for step in range(3):
         plan = PlanRecord(RUN, StepNumber(step), Attempt(1), (planned(step),))
         journal.write([plan, commit_record(step)])
-    journal.write([RollbackRecord(RUN, StepNumber(1)), RunRecord(replace(run, committed_steps=1))])
+    back = replace(run, past=Past(committed_steps=1))
+    journal.write([RollbackRecord(RUN, StepNumber(1)), RunRecord(back)])
     book = reopen()
-    assert [step.step for step in book.steps(RUN)] == [0]
+    assert [step.step for step in book.steps(RUN, 0, 100)] == [0]
     (loaded,) = book.load(NOW_S)
     assert loaded.committed_steps == 1
-    assert loaded.last_commit == commit_record(0).commit
+    assert loaded.past.last_commit == commit_record(0).commit
     journal.write([commit_record(1)])
     journal.close()
     assert not rows(path, "SELECT * FROM plans")
 
 
-def test_a_rollback_to_the_start_leaves_no_last_commit(journal, run, samples):
-    journal.write_run(run, samples)
+def test_a_rollback_to_the_start_leaves_no_last_commit(journal, run):
+    journal.write_run(run, DIGEST)
     journal.write([commit_record(0)])
     journal.write([RollbackRecord(RUN, StepNumber(0)), RunRecord(run)])
     (loaded,) = journal.load(NOW_S)
-    assert loaded.last_commit is None
+    assert loaded.past.last_commit is None
 
 
-def test_a_run_keeps_no_plan_but_its_last(journal, path, run, samples):
-    journal.write_run(run, samples)
+def test_a_run_keeps_no_plan_but_its_last(journal, path, run):
+    journal.write_run(run, DIGEST)
     for step in range(3):
         plan = PlanRecord(RUN, StepNumber(step), Attempt(1), (planned(step, 4),))
         journal.write([plan, commit_record(step)])
@@ -204,15 +205,15 @@ def planned(*samples, index=0):
     return Microbatch(MicrobatchIndex(index), tuple(SampleId(sample) for sample in samples))
 
 
-def test_the_step_under_way_keeps_its_microbatches(journal, reopen, run, samples):
-    journal.write_run(run, samples)
+def test_the_step_under_way_keeps_its_microbatches(journal, reopen, run):
+    journal.write_run(run, DIGEST)
     batches = planned(3, 1), planned(2, index=1)
     journal.write([PlanRecord(RUN, StepNumber(0), Attempt(1), batches)])
     (loaded,) = reopen().load(NOW_S)
-    assert loaded.open_step == OpenStep(microbatches=batches)
+    assert loaded.step == PlannedStep(microbatches=batches)
     journal.write([commit_record(0)])
     (loaded,) = reopen().load(NOW_S)
-    assert loaded.open_step is None
+    assert loaded.step is None
 
 
 def rows(path, query):
@@ -226,43 +227,94 @@ def rows(path, query):
 # ---- data
 
 
-def test_tokens_come_back_as_they_were(journal, reopen, run, samples):
-    journal.write_run(run, samples)
-    wanted = [SampleId(4), SampleId(0)]
-    assert reopen().tokens(RUN, wanted) == {4: samples[4], 0: samples[0]}
+def test_the_digest_of_a_runs_data_is_kept(journal, reopen, run):
+    journal.write_run(run, DIGEST)
+    assert reopen().data_digest(RUN) == DIGEST
 
 
-@pytest.mark.parametrize(("run_id", "sample"), [(RUN, 6), (RUN, -1), (RunId("other"), 0)])
-def test_an_unknown_sample_is_not_found(journal, run, samples, run_id, sample):
-    journal.write_run(run, samples)
-    with pytest.raises(NotFound, match=f"run {run_id} has no sample {sample}"):
-        journal.tokens(run_id, [SampleId(sample)])
+def write_tokens(journal, run, *, is_kept=True):
+    """All tokens of a run, each sample's are its number."""
+    new = journal.tokens.begin(run.run_id, run.spec)
+    for sample in range(run.spec.train.num_samples):
+        new.append(bytes([sample, 0, 0, 0]) * run.spec.train.seq_length)
+    if is_kept:
+        new.keep()
+    return new
 
 
-def test_a_run_is_written_with_all_its_samples_or_not_at_all(journal, reopen, run):
-    def broken_off():
-        yield b"\x00" * 20
-        raise ConnectionError
-
-    with pytest.raises(ConnectionError):
-        journal.write_run(run, broken_off())
-    assert reopen().load(NOW_S) == ()
+def files_of(journal):
+    return sorted(path.suffix for path in journal.tokens.folder.iterdir())
 
 
-def test_another_thread_cannot_commit_half_of_a_run(journal, reopen, run):
-    """Data is written in a thread of its own, while decisions go on being written."""
-    other = threading.Thread(target=journal.write, args=([RunRecord(run)],), daemon=True)
+@pytest.mark.parametrize("phase", RunPhase)
+def test_tokens_are_kept_until_nobody_can_need_them(journal, reopen, run, phase):
+    """A result that is lost before it is collected is made again, from the same tokens."""
+    write_tokens(journal, run)
+    journal.write_run(run, DIGEST)
+    journal.write([RunRecord(replace(run, phase=phase))])
+    is_needed = phase not in (RunPhase.COLLECTED, RunPhase.CANCELLED, RunPhase.FAILED)
+    again = reopen()
+    assert files_of(again) == [".tokens"] * is_needed
+    if is_needed:
+        tokens = again.tokens.read(RUN, run.spec, [SampleId(3)])
+        assert tokens == {3: bytes([3, 0, 0, 0]) * run.spec.train.seq_length}
 
-    def broken_off():
-        yield b"\x00" * 20
-        other.start()
-        other.join(0.1)  # if it could come in between, it would have by now
-        raise ConnectionError
 
-    with pytest.raises(ConnectionError):
-        journal.write_run(run, broken_off())
-    other.join()
-    assert reopen().load(NOW_S) == ()
+@pytest.mark.parametrize("is_kept", [False, True], ids=["its file grows", "its run is not known"])
+def test_a_kill_during_a_submission_leaves_nothing(journal, reopen, run, is_kept):
+    new = write_tokens(journal, run, is_kept=is_kept)
+    assert len(files_of(journal)) == 1
+    again = reopen()
+    assert files_of(again) == []
+    assert again.load(NOW_S) == ()
+    new.discard()
+
+
+def test_a_journal_without_its_tokens_is_refused(journal, path, run):
+    """It was moved, and they were not: its runs need not fail for that."""
+    write_tokens(journal, run)
+    journal.write_run(run, DIGEST)
+    journal.close()
+    journal.tokens.folder.rename(path.parent / "elsewhere")
+    with pytest.raises(JournalError, match="put it back beside the journal"):
+        Journal(str(path))
+    (path.parent / "elsewhere").rename(journal.tokens.folder)
+    again = Journal(str(path))
+    assert len(again.load(NOW_S)) == 1
+    again.close()
+
+
+# ---- who may read it
+
+
+def modes_of(path):
+    return {file.name: file.stat().st_mode & 0o777 for file in path.parent.rglob("*")}
+
+
+@pytest.mark.usefixtures("no_umask")
+def test_only_its_owner_reads_a_journal(path, run):
+    journal = Journal(str(path))
+    write_tokens(journal, run)
+    journal.write_run(run, DIGEST)
+    modes = modes_of(path)
+    assert modes.pop("journal.db.tokens") == 0o700
+    assert {"journal.db", "journal.db-wal"} < modes.keys()
+    assert set(modes.values()) == {0o600}
+    journal.close()
+
+
+@pytest.mark.usefixtures("no_umask")
+def test_a_journal_that_all_could_read_is_its_owners_from_its_next_start(journal, path, run):
+    write_tokens(journal, run)
+    journal.write_run(run, DIGEST)
+    journal.close()
+    path.chmod(0o664)
+    journal.tokens.folder.chmod(0o755)
+    again = Journal(str(path))
+    assert again.load(NOW_S)
+    assert modes_of(path)["journal.db"] == 0o600
+    assert modes_of(path)["journal.db.tokens"] == 0o700
+    again.close()
 
 
 # ---- files that cannot be used
@@ -273,8 +325,8 @@ def test_a_second_coordinator_is_told_that_it_is_one(journal, path):
         Journal(str(path))
 
 
-def test_a_closed_journal_can_be_opened_again(journal, path, run, samples):
-    journal.write_run(run, samples)
+def test_a_closed_journal_can_be_opened_again(journal, path, run):
+    journal.write_run(run, DIGEST)
     journal.close()
     again = Journal(str(path))
     assert again.load(NOW_S) == (replace(run, gather_until_s=NOW_S + GATHER_S),)
@@ -308,8 +360,8 @@ def test_a_directory_is_no_journal(tmp_path):
         "UPDATE runs SET stages='[[\"a\", 3, 1]]'",
     ],
 )
-def test_a_damaged_run_is_a_journal_error(journal, path, run, samples, damage):
-    journal.write_run(run, samples)
+def test_a_damaged_run_is_a_journal_error(journal, path, run, damage):
+    journal.write_run(run, DIGEST)
     journal.close()
     db = sqlite3.connect(path)
     db.execute(damage)
@@ -322,7 +374,7 @@ def test_a_damaged_run_is_a_journal_error(journal, path, run, samples, damage):
 
 
 def test_a_torn_page_is_a_journal_error(journal, path, run):
-    journal.write_run(run, [bytes(4000) for _ in range(50)])
+    journal.write_run(replace(run, detail="long" * 5000), DIGEST)
     journal.close()
     data = bytearray(path.read_bytes())
     data[4096:] = b"\xa5" * (len(data) - 4096)
@@ -331,10 +383,16 @@ def test_a_torn_page_is_a_journal_error(journal, path, run):
         Journal(str(path)).load(NOW_S)
 
 
-def test_a_closed_journal_writes_nothing(journal, run, samples):
+def test_nothing_to_write_needs_no_transaction(journal):
+    """A tick comes four times a second: it must not wait for the disk."""
+    journal.close()
+    journal.write([])  # a closed database refuses all transactions
+
+
+def test_a_closed_journal_writes_nothing(journal, run):
     journal.close()
     with pytest.raises(JournalError):
-        journal.write_run(run, samples)
+        journal.write_run(run, DIGEST)
     with pytest.raises(JournalError):
         journal.write([RunRecord(run)])
 

@@ -36,7 +36,7 @@ def replicas(make_peer):
 
 def pair(swarm, sample):
     """Who holds a sample's buffer."""
-    ledger = swarm.run().ledger
+    ledger = swarm.run().past.ledger
     upstream, downstream = ledger.entries([sample])[0][0].tolist()
     return ledger.holder(upstream), ledger.holder(downstream)
 
@@ -80,12 +80,12 @@ def test_only_runs_with_buffers_at_both_ends_have_a_ledger(
     swarm, make_spec, a, b, codecs, is_there
 ):
     begun(swarm, make_spec(**codecs), (a, b))
-    assert (swarm.run().ledger is not None) is is_there
+    assert (swarm.run().past.ledger is not None) is is_there
 
 
 def test_a_run_of_one_stage_has_no_ledger(swarm, spec, make_peer):
     begun(swarm, spec, (make_peer("all", "0-4"),))
-    assert swarm.run().ledger is None
+    assert swarm.run().past.ledger is None
     swarm.settle()
     assert swarm.run().phase is RunPhase.FINISHED
 
@@ -126,9 +126,9 @@ def test_a_restarted_coordinator_knows_it_all_again(tmp_path, make_swarm, spec, 
     before = swarm.run()
     assert len({pair for pair in pairs(swarm) if None not in pair}) > 1
     swarm.restart()
-    assert swarm.run().ledger == before.ledger
-    assert swarm.run().traffic == before.traffic
-    assert before.traffic[0].key_frames > 0
+    assert swarm.run().past.ledger == before.past.ledger
+    assert swarm.run().past.traffic == before.past.traffic
+    assert before.past.traffic[0].key_frames > 0
     swarm.join(*replicas)
     swarm.settle()
     assert swarm.run().phase is RunPhase.FINISHED
@@ -140,7 +140,7 @@ def test_with_a_run_its_ledger_goes(tmp_path, make_swarm, spec, replicas):
     train_until(swarm, 4)
     swarm.handle(RunCancelled(RUN))
     swarm.restart()
-    assert swarm.run().ledger is None
+    assert swarm.run().past.ledger is None
 
 
 def test_who_goes_back_to_the_beginning_knows_nothing(tmp_path, make_swarm, spec, a, b, newcomer):
@@ -163,7 +163,8 @@ def test_who_goes_back_to_a_snapshot_keeps_what_is_known(swarm, spec, a, b, newc
     swarm.join(newcomer)
     swarm.settle_until(lambda: swarm.run().phase is RunPhase.TRAINING)
     assert swarm.run().committed_steps == 3
-    assert swarm.run().traffic[0].key_frames == swarm.run().snapshot.traffic[0].key_frames > 0
+    past = swarm.run().past
+    assert past.traffic[0].key_frames == past.snapshot.traffic[0].key_frames > 0
     assert {pair[0] for pair in pairs(swarm)} == {"a", None}
 
 
@@ -181,10 +182,10 @@ def test_who_tells_of_buffers_that_cannot_be_is_sent_away(swarm, spec, replicas,
     begun(swarm, spec, replicas)
     train_until(swarm, 2)
     liar = replicas[3]
-    attempt, step = swarm.run().attempt, swarm.run().committed_steps
+    attempt, step = swarm.run().attempt.number, swarm.run().committed_steps
     swarm.say(liar, replace(liar.step_ready(step), lost=(held,)))
     assert swarm.dismissals() == {"b2": "malformed-message"}
-    assert swarm.run().attempt == attempt + 1
+    assert swarm.run().attempt.number == attempt + 1
     assert why in swarm.run().detail or any(why in s.detail for s in swarm.told_of())
     swarm.settle()
     assert swarm.run().phase is RunPhase.FINISHED
@@ -195,7 +196,7 @@ def test_an_inventory_that_cannot_be_is_refused_too(swarm, spec, a, b):
     swarm.join(a, b)
     swarm.forget_said("b")
     inventory = (HeldBuffers(boundary=2, samples=SampleSet.of([2**20])),)
-    ready = StageReady(run_id=RUN, attempt=swarm.run().attempt, buffers=inventory)
+    ready = StageReady(run_id=RUN, attempt=swarm.run().attempt.number, buffers=inventory)
     swarm.say(b, ready)
     assert swarm.dismissals() == {"b": "malformed-message"}
 
@@ -223,7 +224,7 @@ def test_the_overview_tells_of_every_boundary(swarm, spec, a, b):
     (run,) = overview(swarm.state).runs
     (boundary,) = run.boundaries
     assert (boundary.boundary, boundary.buffered_samples) == (2, 12)
-    assert boundary.key_frames == swarm.run().traffic[0].key_frames > 0
+    assert boundary.key_frames == swarm.run().past.traffic[0].key_frames > 0
     assert (boundary.delta_frames, boundary.hit_rate) == (0, 0.0)
     assert boundary.kept == replace(counts, memory_hits=8, evictions=2)
 
@@ -255,4 +256,6 @@ def test_counts_stay_in_their_fields_whatever_peers_tell(swarm, spec, a, b):
 def test_peers_are_named_once(swarm, spec, replicas):
     begun(swarm, spec, replicas)
     swarm.settle()
-    assert sorted(swarm.run().ledger.peers) == sorted(PeerId(p) for p in ("a", "a2", "b", "b2"))
+    assert sorted(swarm.run().past.ledger.peers) == sorted(
+        PeerId(p) for p in ("a", "a2", "b", "b2")
+    )

@@ -5,10 +5,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarm_ft.coordinator.facts.state import Member
-from swarm_ft.coordinator.plan.placement import MEMORY_PER_WEIGHT, SETTLE_S, place
+from swarm_ft.coordinator.plan.placement import SETTLE_S, place
 from swarm_ft.ids import PeerId
 from swarm_ft.protocol.messages.control import PeerHello, stages_of
 from swarm_ft.protocol.spec.layers import LayerRange, parse_layers
+from swarm_ft.protocol.spec.run_spec import COPIES_PER_WEIGHT
 
 LATER_S = 1000.0
 PLENTY = 1 << 60
@@ -35,8 +36,8 @@ def model(make_spec):
 def placed(model, *members, now_s=LATER_S):
     """`peer:layers` of every stage, or the reason why there is none."""
     placement = place(model, members, now_s)
-    stages = [f"{stage.peer_id}:{stage.layers}" for stage in placement.stages]
-    return " ".join(stages) or placement.reason
+    hosts = [f"{a.peer_id}:{a.layers}" for a in placement.assignments]
+    return " ".join(hosts) or placement.reason
 
 
 # ---- peers that name their layers
@@ -87,7 +88,7 @@ def test_layers_outside_the_model_are_ignored(model):
 
 def test_a_thousand_stages_are_placed(model):
     members = [member(f"p{i}", f"{i}-{i + 1}") for i in range(1200)]
-    assert len(place(model(1200), members, LATER_S).stages) == 1200
+    assert len(place(model(1200), members, LATER_S).assignments) == 1200
 
 
 # ---- peers that leave the choice
@@ -124,7 +125,7 @@ def test_automatic_peers_help_where_most_blocks_fall_to_a_peer(model):
 
 
 def test_a_peer_without_the_memory_is_no_replica(model):
-    small = member("x", "auto", memory_bytes=3 * 1000 * MEMORY_PER_WEIGHT - 1)
+    small = member("x", "auto", memory_bytes=3 * 1000 * COPIES_PER_WEIGHT - 1)
     assert placed(model(4), member("a", "0-1"), member("b", "1-4"), small) == "a:0-1 x:0-1 b:1-4"
 
 
@@ -139,7 +140,7 @@ def test_fewer_peers_than_gaps_wait(model):
 
 
 def test_memory_holds_weights_gradients_and_two_moments(model):
-    needed = 2 * 1000 * MEMORY_PER_WEIGHT
+    needed = 2 * 1000 * COPIES_PER_WEIGHT
     pair = [member(name, "auto", memory_bytes=needed) for name in "ab"]
     assert placed(model(4), *pair) == "a:0-2 b:2-4"
     pair[1] = member("b", "auto", memory_bytes=needed - 1)
@@ -150,7 +151,7 @@ def test_memory_holds_weights_gradients_and_two_moments(model):
 
 def test_a_peer_that_is_too_small_does_not_keep_the_others_from_working(model):
     small = member("small", "auto", memory_bytes=1)
-    large = member("large", "auto", memory_bytes=4 * 1000 * MEMORY_PER_WEIGHT)
+    large = member("large", "auto", memory_bytes=4 * 1000 * COPIES_PER_WEIGHT)
     assert placed(model(4), small, large) == "large:0-4"
 
 
@@ -205,7 +206,7 @@ def smallest_gap(offered):
 def test_what_is_waited_for_is_the_smallest_gap(model, offered):
     placement = place(model(NUM_BLOCKS), members_of(offered, [PLENTY]), LATER_S)
     missing = smallest_gap(offered)
-    assert bool(placement.stages) == (missing == 0)
+    assert bool(placement.assignments) == (missing == 0)
     if missing:
         listed = placement.reason.removeprefix("waiting for layers ").split(", ")
         assert sum(len(parse_layers(gap)) for gap in listed) == missing
@@ -220,21 +221,21 @@ def test_stages_tile_the_model_and_use_each_peer_once(model, offered, memories):
     members = members_of(offered, memories)
     placement = place(model(NUM_BLOCKS), members, LATER_S)
     if smallest_gap(offered) == 0:
-        assert placement.stages
-    if not placement.stages:
+        assert placement.assignments
+    if not placement.assignments:
         assert placement.reason
         return
-    edges = [(0, 0), *((s.layers.start, s.layers.stop) for s in stages_of(placement.stages))]
+    edges = [(0, 0), *((s.layers.start, s.layers.stop) for s in stages_of(placement.assignments))]
     assert all(left[1] == right[0] for left, right in pairwise(edges))
     assert edges[-1][1] == NUM_BLOCKS
-    assert len({stage.peer_id for stage in placement.stages}) == len(placement.stages)
+    assert len({a.peer_id for a in placement.assignments}) == len(placement.assignments)
     hellos = {m.hello.peer_id: m.hello for m in members}
-    for stage in placement.stages:
-        hello = hellos[stage.peer_id]
+    for assignment in placement.assignments:
+        hello = hellos[assignment.peer_id]
         if hello.layers is None:
-            assert len(stage.layers) * 1000 * MEMORY_PER_WEIGHT <= hello.memory_bytes
+            assert len(assignment.layers) * 1000 * COPIES_PER_WEIGHT <= hello.memory_bytes
         else:
-            assert hello.layers == stage.layers
+            assert hello.layers == assignment.layers
 
 
 @settings(derandomize=True, max_examples=100, deadline=None)
@@ -242,8 +243,8 @@ def test_stages_tile_the_model_and_use_each_peer_once(model, offered, memories):
 def test_shares_of_equal_peers_differ_by_one_block_at_most(model, num_blocks, num_peers):
     members = members_of([None] * num_peers, [PLENTY])
     placement = place(model(num_blocks), members, LATER_S)
-    sizes = [len(stage.layers) for stage in stages_of(placement.stages)]
+    sizes = [len(stage.layers) for stage in stages_of(placement.assignments)]
     assert sum(sizes) == num_blocks
     assert max(sizes) - min(sizes) <= 1
     assert len(sizes) == min(num_blocks, num_peers)
-    assert len(placement.stages) == num_peers
+    assert len(placement.assignments) == num_peers

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from swarm_ft.coordinator.facts.state import OpenStep
+from swarm_ft.coordinator.facts.state import PlannedStep
 from swarm_ft.coordinator.plan.routes import plan_again, plan_microbatches
 from swarm_ft.ids import PeerId
 from swarm_ft.protocol.messages.control import Stage
@@ -114,7 +114,7 @@ def test_samples_meet_the_same_replicas_again_in_a_shuffled_epoch(train):
 def planned(train, *sizes, count=12, **changes):
     spec = train(num_samples=4 * count, batch_size=count, micro_batch_size=1, **changes)
     stages = stages_of_sizes(*sizes)
-    return OpenStep(microbatches=plan_microbatches(spec, 0, stages, {}), pipeline=tuple(stages))
+    return PlannedStep(microbatches=plan_microbatches(spec, 0, stages, {}), stages=tuple(stages))
 
 
 def without(stages, *gone):
@@ -130,25 +130,23 @@ def hosts(microbatches, stages, index):
 
 def test_only_the_microbatches_of_a_lost_peer_change_their_way(train):
     before = planned(train, 3, 2)
-    stages = without(before.pipeline, "s0r1")
+    stages = without(before.stages, "s0r1")
     again = plan_again(before, stages, {}, {})
     assert [(b.index, b.samples) for b in again] == [
         (b.index, b.samples) for b in before.microbatches
     ]
-    assert hosts(again, stages, 1) == hosts(before.microbatches, before.pipeline, 1)
-    moved = zip(
-        hosts(before.microbatches, before.pipeline, 0), hosts(again, stages, 0), strict=True
-    )
+    assert hosts(again, stages, 1) == hosts(before.microbatches, before.stages, 1)
+    moved = zip(hosts(before.microbatches, before.stages, 0), hosts(again, stages, 0), strict=True)
     assert all(was in (now, "s0r1") for was, now in moved)
     assert set(loads(again, 0).values()) == {6}
 
 
 def test_what_is_done_stays_done_and_whoever_has_less_to_do_takes_more(train):
     before = planned(train, 3)
-    of = {peer: [] for peer in before.pipeline[0].peers}
+    of = {peer: [] for peer in before.stages[0].peers}
     for batch in before.microbatches:
         of[before.host(batch, 0)].append(batch.index)
-    stages = without(before.pipeline, "s0r2")
+    stages = without(before.stages, "s0r2")
     again = plan_again(before, stages, {"s0r0": frozenset(of["s0r0"])}, {})
     assert [batch.index for batch in again if batch.done == {0}] == of["s0r0"]
     to_do = Counter(stages[0].peers[batch.replica_at(0)] for batch in again if 0 not in batch.done)
@@ -158,19 +156,19 @@ def test_what_is_done_stays_done_and_whoever_has_less_to_do_takes_more(train):
 def test_where_two_are_done_with_the_same_one_begins_anew(train):
     before = planned(train, 2, count=4)
     claims = {"s0r0": frozenset({0, 1}), "s0r1": frozenset({1, 2, 3})}
-    again = plan_again(before, before.pipeline, claims, {})
+    again = plan_again(before, before.stages, claims, {})
     assert {batch.index for batch in again if batch.done} == {1, 2, 3}
     assert all(batch.replica_at(0) == 1 for batch in again if batch.done)
 
 
 def test_microbatches_that_there_are_not_cannot_be_done(train):
     before = planned(train, 1, count=2)
-    again = plan_again(before, before.pipeline, {"s0r0": frozenset({0, 2})}, {})
+    again = plan_again(before, before.stages, {"s0r0": frozenset({0, 2})}, {})
     assert not any(batch.done for batch in again)
 
 
 def test_after_a_restart_only_what_is_done_has_a_place(train):
-    before = OpenStep(microbatches=planned(train, 2, count=4).microbatches)
+    before = PlannedStep(microbatches=planned(train, 2, count=4).microbatches)
     stages = stages_of_sizes(2)
     again = plan_again(before, stages, {"s0r1": frozenset({0})}, {})
     assert again[0].replica_at(0) == 1
@@ -186,9 +184,9 @@ def test_after_a_restart_only_what_is_done_has_a_place(train):
 @given(data=st.data(), sizes=st.lists(st.integers(1, 4), min_size=1, max_size=3))
 def test_whoever_goes_each_microbatch_has_one_place_at_each_stage(train, data, sizes):
     before = planned(train, *sizes, count=data.draw(st.integers(1, 8)))
-    everybody = [peer for stage in before.pipeline for peer in stage.peers]
+    everybody = [peer for stage in before.stages for peer in stage.peers]
     gone = data.draw(st.sets(st.sampled_from(everybody)))
-    stages = without(before.pipeline, *gone)
+    stages = without(before.stages, *gone)
     if not all(stage.peers for stage in stages):
         return
     indices = st.integers(0, len(before.microbatches) - 1)

@@ -283,7 +283,7 @@ async def test_a_peer_that_moved_is_called_where_it_is_now(pair: Pair) -> None:
     server = await pair.transport.serve("127.0.0.1", 0, {LINK: pair.b.links.answer})
     pair.b.endpoint = server.endpoint
     async with pair.attempt(2) as (a, _):
-        while pair.transport.num_calls < 2:  # it may meet on the old stream first
+        while pair.transport.num_calls < 2:  # noqa: ASYNC110 - they may meet on the old stream first
             await asyncio.sleep(0)
         await a.connected()
     await server.stop()

@@ -16,6 +16,7 @@ from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.testing.clock import ManualClock
 from tests.simulation.engine import TinyEngine
+from tests.states import weights_digest
 
 RUN, STEP = RunId("run"), 0
 
@@ -118,9 +119,9 @@ async def test_a_step_whose_buffers_cannot_be_kept_counts_once_and_costs_the_buf
     assert (state.committed_steps, state.last_attempt) == (1, 1)
     assert (state.store.get(key), state.store.get(other)) == (None, record)
     assert state.store.take_lost() == [key]
-    once = state.engine.weights_digest()
+    once = weights_digest(state.engine)
     await state.commit(commit_of(0))  # the coordinator repeats it to whoever joins again
-    assert state.engine.weights_digest() == once
+    assert weights_digest(state.engine) == once
 
     await train(1)
     await state.commit(commit_of(1))

@@ -1,8 +1,10 @@
-"""The one digest: framed parts; and the fingerprint."""
+"""The one digest: framed parts, and pieces of a long part."""
 
 import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from swarm_ft.protocol.spec.digest import DIGEST_BYTES, digest_of, fingerprint_of
+from swarm_ft.protocol.spec.digest import DIGEST_BYTES, RunningDigest, digest_of, fingerprint_of
 
 
 def test_the_digest_is_pinned():
@@ -16,6 +18,17 @@ def test_parts_are_framed_so_that_no_byte_can_move_between_them():
 def test_any_bytes_like_object_counts_as_its_bytes():
     assert digest_of(b"abcd") == digest_of(bytearray(b"abcd")) == digest_of(memoryview(b"abcd"))
     assert digest_of(memoryview(b"abcd").cast("I")) == digest_of(b"abcd")
+
+
+@given(st.lists(st.binary(max_size=20), max_size=5))
+@settings(derandomize=True, deadline=None)
+def test_a_running_digest_equals_that_of_the_whole(pieces):
+    whole = b"".join(pieces)
+    running = RunningDigest(len(whole))
+    for piece in pieces:
+        running.update(piece)
+    assert running.digest() == digest_of(whole)
+    assert len(running.digest()) == DIGEST_BYTES
 
 
 def test_a_fingerprint_is_xxh3_of_128_bits():

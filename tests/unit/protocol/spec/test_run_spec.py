@@ -10,7 +10,7 @@ from swarm_ft.protocol.spec.codec_spec import Axis, CodecName, CodecSpec, Direct
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import LrSchedule, ModelSpec, RunSpec, TrainSpec
 
-PINNED_DIGEST = "b1aed632d47b25a3ed7755e60d4ab4db"
+PINNED_DIGEST = "29c606fd07c2fa690f0dd148fb4ce145"
 
 OTHER_MODEL = {
     "reference": "other",

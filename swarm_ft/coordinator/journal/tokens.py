@@ -1,0 +1,206 @@
+"""Tokens of runs: a file each, in a folder beside the journal. Blocks; belongs into threads.
+
+A sample is a record: its tokens, little-endian uint32, and 16 bytes of XXH3 over the run, its
+RunSpec, the sample's number and the tokens. What is read is what was written, or an error.
+
+A file grows under a name of its own and is renamed once all of it is on the disk; its run is
+written to the journal after that. So a file of which the journal knows nothing is of no use, and
+`sweep` deletes it. A run that is over needs its tokens no more; its file's space is free at once.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+
+from swarm_ft.errors import JournalError, NotFound
+from swarm_ft.ids import RunId, SampleId
+from swarm_ft.private_files import open_private, private_folder
+from swarm_ft.protocol.spec.digest import digest_of, fingerprint_of
+from swarm_ft.protocol.spec.run_spec import RunSpec
+from swarm_ft.protocol.wire.coordinator_wire import BYTES_PER_TOKEN
+
+CHECKSUM_BYTES = 16
+RESERVE_BYTES = 64 << 20
+"""Of the disk, which no job may take: commits of runs under way need some."""
+SYNC_BYTES = 4 << 20
+"""Written at a time. A commit's own fsync may have to wait for what others left unwritten."""
+
+
+class TokenFiles:
+    """The files in `folder`; None keeps them as long as this object, anywhere.
+
+    Raises:
+        JournalError: the folder cannot be used.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self.folder = folder or Path(tempfile.mkdtemp())
+        self._forget: Callable[[], object] = lambda: None
+        if folder is None:
+            self._forget = weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
+        self._numbers = count()
+        try:
+            private_folder(self.folder)
+        except OSError as error:
+            raise JournalError(f"tokens in {self.folder}: {error}") from error
+
+    def close(self) -> None:
+        """Let go of a temporary folder."""
+        self._forget()
+
+    def begin(self, run_id: RunId, spec: RunSpec) -> NewTokenFile:
+        """A file for a run's tokens; nobody sees it before it is kept.
+
+        Raises:
+            JournalError: the disk has no room for them, or refuses.
+        """
+        total_bytes = spec.train.num_samples * _record_bytes(spec)
+        partial = self.folder / f"{_name(run_id)}.{next(self._numbers)}.partial"
+        try:
+            free_bytes = shutil.disk_usage(self.folder).free
+            if free_bytes < total_bytes + RESERVE_BYTES:
+                raise JournalError(
+                    f"tokens in {self.folder}: {total_bytes} bytes of them, {free_bytes} are "
+                    f"free, of which {RESERVE_BYTES} are kept for runs under way"
+                )
+            return NewTokenFile(partial, self._path(run_id), _salt(run_id, spec), spec)
+        except OSError as error:
+            raise JournalError(f"tokens in {self.folder}: {error}") from error
+
+    def read(
+        self, run_id: RunId, spec: RunSpec, samples: Sequence[SampleId]
+    ) -> dict[SampleId, bytes]:
+        """Token ids of samples, little-endian uint32.
+
+        Raises:
+            NotFound: the run has no such sample.
+            JournalError: the file is gone, cannot be read, or was altered.
+        """
+        path, salt, size = self._path(run_id), _salt(run_id, spec), _record_bytes(spec)
+        found = {}
+        try:
+            with path.open("rb", buffering=0) as file:
+                for sample in samples:
+                    if not 0 <= sample < spec.train.num_samples:
+                        raise NotFound(f"run {run_id} has no sample {sample}")
+                    record = os.pread(file.fileno(), size, sample * size)
+                    found[sample] = tokens = record[:-CHECKSUM_BYTES]
+                    if record[-CHECKSUM_BYTES:] != _checksum(salt, sample, tokens):
+                        raise JournalError(
+                            f"{path}: sample {sample} of run {run_id} is torn or altered; submit "
+                            "the job again, under another name, and see to the disk"
+                        )
+        except OSError as error:
+            raise JournalError(f"{path}: the tokens of run {run_id}: {error}") from error
+        return found
+
+    def delete(self, run_id: RunId) -> None:
+        """Of a run that is over. Never fails: what is left is swept at the next start."""
+        with suppress(OSError):
+            self._path(run_id).unlink(missing_ok=True)
+
+    def sweep(self, wanted: Iterable[RunId]) -> None:
+        """Delete all files but those of these runs.
+
+        Raises:
+            JournalError: the folder cannot be read or written.
+        """
+        names = {self._path(run_id).name for run_id in wanted}
+        try:
+            for path in self.folder.iterdir():
+                if path.name not in names:
+                    path.unlink()
+        except OSError as error:
+            raise JournalError(f"tokens in {self.folder}: {error}") from error
+
+    def _path(self, run_id: RunId) -> Path:
+        return self.folder / f"{_name(run_id)}.tokens"
+
+
+class NewTokenFile:
+    """A file of tokens that is being written, by one thread at a time; then keep or discard it."""
+
+    def __init__(self, partial: Path, path: Path, salt: bytes, spec: RunSpec) -> None:
+        self._partial, self._path, self._salt = partial, path, salt
+        self._sample_bytes = spec.train.seq_length * BYTES_PER_TOKEN
+        self._num_samples = 0
+        self._unsynced_bytes = 0
+        self._file = open_private(partial, "xb")
+
+    def append(self, tokens: bytes) -> None:
+        """The next samples, a whole number of them.
+
+        Raises:
+            JournalError: the disk refuses.
+        """
+        pieces: list[bytes] = []
+        for start in range(0, len(tokens), self._sample_bytes):
+            sample = tokens[start : start + self._sample_bytes]
+            pieces += sample, _checksum(self._salt, self._num_samples, sample)
+            self._num_samples += 1
+        try:
+            self._file.write(b"".join(pieces))
+            self._unsynced_bytes += len(tokens)
+            if self._unsynced_bytes >= SYNC_BYTES:
+                self._sync()
+        except OSError as error:
+            raise JournalError(f"{self._partial}: {error}") from error
+
+    def keep(self) -> None:
+        """Give it the name under which it is read, once all of it is on the disk.
+
+        Raises:
+            JournalError: the disk refuses.
+        """
+        try:
+            self._sync()
+            self._file.close()
+            self._partial.rename(self._path)
+            _sync_folder(self._path.parent)
+        except OSError as error:
+            raise JournalError(f"{self._path}: {error}") from error
+
+    def discard(self) -> None:
+        """Delete it, unless it was kept. Never fails: what is left is swept at the next start."""
+        with suppress(OSError):
+            self._partial.unlink(missing_ok=True)
+        with suppress(OSError):
+            self._file.close()
+
+    def _sync(self) -> None:
+        self._file.flush()
+        os.fdatasync(self._file.fileno())
+        self._unsynced_bytes = 0
+
+
+def _record_bytes(spec: RunSpec) -> int:
+    return spec.train.seq_length * BYTES_PER_TOKEN + CHECKSUM_BYTES
+
+
+def _name(run_id: RunId) -> str:
+    """Fit for any file system, whatever a client named its run."""
+    return digest_of(run_id.encode()).hex()
+
+
+def _salt(run_id: RunId, spec: RunSpec) -> bytes:
+    """Of a run's checksums: tokens of another run or spec are none of this one's."""
+    return digest_of(run_id.encode(), spec.digest())
+
+
+def _checksum(salt: bytes, sample: int, tokens: bytes) -> bytes:
+    return fingerprint_of(b"".join((salt, sample.to_bytes(4, "little"), tokens)))
+
+
+def _sync_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,52 @@
+"""Files and folders that their owner alone may read and write, whatever the umask."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import IO
+
+FILE_MODE = 0o600
+FOLDER_MODE = 0o700
+
+
+def private_folder(path: Path) -> Path:
+    """Make a folder, with those above it, or take one that is there; see `make_private`.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.mkdir(mode=FOLDER_MODE, exist_ok=True)
+    make_private(path)
+    return path
+
+
+def make_private(path: Path) -> None:
+    """Take the rights of others to a file or folder of ours away, if they have any.
+
+    A folder like /tmp, in which all may make files and nobody may touch another's, stays as it is.
+
+    Raises:
+        OSError: it is not there.
+    """
+    found = path.stat()
+    is_ours = found.st_uid == os.geteuid() and not found.st_mode & stat.S_ISVTX
+    if is_ours and found.st_mode & 0o077:
+        path.chmod(found.st_mode & 0o700)
+
+
+def open_private(path: Path, mode: str) -> IO[bytes]:
+    """`path.open(mode)`, in binary; the file is its owner's alone from its first byte on.
+
+    Raises:
+        OSError: as `open` does.
+    """
+    file: IO[bytes] = open(path, mode, opener=_opener)  # noqa: SIM115  # the caller closes it
+    os.fchmod(file.fileno(), FILE_MODE)
+    return file
+
+
+def _opener(path: str, flags: int) -> int:
+    return os.open(path, flags, FILE_MODE)
