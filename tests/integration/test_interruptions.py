@@ -65,7 +65,7 @@ async def test_a_broken_tied_exchange_is_made_again(make_job, tmp_path):
     (tmp_path / "faulty").mkdir()
     async with LocalSwarm(tmp_path / "faulty", LAYERS, transport=transport) as swarm:
         events = await swarm.train(job.spec, job.samples)
-    assert transport.num_cuts == 4
+    assert transport.num_cuts == 6
     assert final_losses(events) == quiet
 
 
