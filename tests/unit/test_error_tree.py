@@ -45,6 +45,7 @@ def test_codes_are_frozen():
         "bad-model",
         "bad-option",
         "bad-snapshot",
+        "busy",
         "dht-unreachable",
         "internal",
         "journal-error",

@@ -42,7 +42,7 @@ class DiskMachine(RuleBasedStateMachine):
             shuffle=True,
         )
         self.order = VisitOrder(self.train)
-        self.held, self.staged, self.ever = {}, {}, {}
+        self.held, self.staged, self.ever, self.lent = {}, {}, {}, {}
         self.num_records, self.step = 0, 0
         self.writes, self.reads = [], []
         self.is_damaged = False
@@ -102,7 +102,7 @@ class DiskMachine(RuleBasedStateMachine):
             self.held[name] = staged
             if self.order.next_visit(name.sample, self.step) == NEVER:
                 del self.held[name]
-        self.staged = {}
+        self.staged, self.lent = {}, {}
         self.step += 1
 
     @rule(but=st.sets(st.integers(0, NUM_SAMPLES - 1)))
@@ -123,12 +123,13 @@ class DiskMachine(RuleBasedStateMachine):
         assert self.store.put(name, made, replace=replace) == expected
         if expected:
             self.held[name] = made
+            self.lent.pop(name, None)
 
     @rule()
     def forget(self):
         self.finish_all()
         self.store.forget()
-        self.held, self.staged = {}, {}
+        self.held, self.staged, self.lent = {}, {}, {}
 
     # ---- reads and writes, whole or interleaved with all else
 
@@ -255,7 +256,7 @@ class DiskMachine(RuleBasedStateMachine):
         found = dict(self.store.records())
         for name, value in found.items():
             assert value in self.ever[name]
-        self.held, self.staged, self.is_damaged = found, {}, False
+        self.held, self.staged, self.lent, self.is_damaged = found, {}, {}, False
         self.store.resume_at(self.step)
         self.store.take_lost()
 
@@ -271,7 +272,12 @@ class DiskMachine(RuleBasedStateMachine):
         held = self.held.get(name)
         found = self.store.get(name)
         self.note_losses()  # what comes back into a full memory may be the next to go
-        assert found == held or (found is None and name not in self.held)
+        if name in self.held:
+            assert found == self.held[name]
+        else:  # what the open step builds on stays until its commit, lost or not
+            assert found in (None, held, self.lent.get(name))
+        if found is not None:
+            self.lent[name] = found
 
     @rule()
     def get_all(self):

@@ -52,7 +52,7 @@ def assert_like_quiet(swarm, peers, quiet):
     assert [peer.applied for peer in peers] == [[0, 1, 2]] * len(peers)
     assert all(peer.exported for peer in peers)
     assert swarm.num_rollbacks == 0
-    journalled = swarm.journal.steps(RUN)
+    journalled = swarm.journal.steps(RUN, 0, 100)
     assert [step.step for step in journalled] == [step.step for step in swarm.history[RUN]]
 
 
