@@ -58,7 +58,7 @@ class CoordinatorLink:
         self._alive = alive
         self._obey = obey
         self._backoff = Backoff(rng, min_s=MIN_RECONNECT_S, max_s=MAX_RECONNECT_S)
-        # Bounded by what a peer has to say: some messages a step, and none when it is disconnected.
+        # Bounded: after some messages a step the peer has nothing to say until it is told to go on.
         self._outbox: asyncio.Queue[FromPeer] = asyncio.Queue()
         self._said_goodbye = asyncio.Event()
 

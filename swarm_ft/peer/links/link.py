@@ -261,6 +261,7 @@ class PeerLink:
                 case Connected(_, hello):
                     self._connect(end, hello)
                 case Disconnected():
+                    self._outgoing.forget(end, but_hello=True)
                     end.disconnected()
                 case Deliver(_, message):
                     end.receive(message)
@@ -464,9 +465,13 @@ class _Outgoing:
             await self._changed.wait()
         return waiting.popleft()
 
-    def forget(self, end: End) -> None:
+    def forget(self, end: End, *, but_hello: bool = False) -> None:
         """Drop what this end has put."""
-        self._answers = deque(item for item in self._answers if item[0] is not end)
+        self._answers = deque(
+            (owner, message)
+            for owner, message in self._answers
+            if owner is not end or (but_hello and isinstance(message, BoundaryHello | ReduceHello))
+        )
         self._rest = deque(item for item in self._rest if item[0] is not end)
 
     def clear(self) -> None:

@@ -265,6 +265,26 @@ async def test_what_an_attempt_left_to_be_sent_is_not_sent_in_the_next(pair: Pai
                 assert await next_b.end.heard.get() == ack(2)
 
 
+async def test_what_was_said_before_the_other_went_away_is_not_sent_when_it_is_back(
+    pair: Pair, caller: Caller
+) -> None:
+    """One that comes and goes over one stream does not make this side's memory grow."""
+    async with pair.b.attempt(pair.a, 1) as b:
+        hand, _ = await caller.greet(End("a", 1).hello)
+        await b.connected()
+        for number in range(100):
+            b.channel.say(ack(1, number))
+        await hand.say(End("a", 2).hello)
+        await b.end.is_away.wait()
+        await hand.say(End("a", 1).hello)
+        await b.connected()
+        b.channel.say(ack(1, 100))
+        heard = [await hand.hear()]
+        while heard[-1] != ack(1, 100):
+            heard.append(await hand.hear())
+        assert len(heard) < 100
+
+
 async def test_a_stream_that_breaks_comes_back_under_the_attempt(pair: Pair) -> None:
     async with pair.attempt(1) as (a, b):
         for number in range(2 * MAX_BROKEN_STREAMS):
