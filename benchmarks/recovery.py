@@ -2,12 +2,12 @@
 
     python -m benchmarks.recovery --beside ../older-checkout --json FILE
 
-A swarm in one process, over gRPC on this machine, trains a model that takes next to no time. A peer
-is killed in the middle of a step, and another comes in its place before the next is. Times are from
-the attempt without it, which the coordinator begins as it sees the stream break, to that attempt's
-plan, for which all neighbours have to be connected, and to the next commit. Calls are those that
-peers open to living peers from the death to the plan. Given another checkout, swarms of both take
-turns, so that whatever else this machine does meets both.
+A swarm in one process, over gRPC and a DHT on this machine, trains a model that takes next to no
+time. A peer is killed in the middle of a step, and another comes in its place before the next one
+dies. Times are from the attempt without it, which the coordinator begins as it sees the stream
+break, to that attempt's plan, for which all neighbours have to be connected, and to the next commit.
+Calls are those that peers open to living peers from the death to the plan. Given another checkout,
+swarms of both take turns, so that whatever else this machine does meets both.
 """
 
 from __future__ import annotations
@@ -131,13 +131,28 @@ async def measure(trials: int, folder: Path) -> list[dict[str, float]]:
     """So many deaths in one swarm, one after the other."""
     import torch
 
-    from swarm_ft.testing.local_swarm import LocalSwarm
+    from swarm_ft.discovery.dht import DhtDirectory, DhtOptions
+    from swarm_ft.testing import local_swarm
     from swarm_ft.transport.grpc_transport import GrpcTransport
 
     torch.set_num_threads(1)
     _end_without_waiting()
     transport = CountingTransport(GrpcTransport())
     layers = [f"{i}-{i + 1}" for i in range(NUM_STAGES) for _ in range(NUM_REPLICAS)]
+    node = await DhtDirectory.open(DhtOptions())
+    asks = await DhtDirectory.open(DhtOptions(initial_peers=node.addresses, client_mode=True))
+    vars(local_swarm)["StaticDirectory"] = lambda *_: asks
+    try:
+        return await _deaths(trials, folder, transport, layers)
+    finally:
+        await node.close()
+
+
+async def _deaths(
+    trials: int, folder: Path, transport: CountingTransport, layers: list[str]
+) -> list[dict[str, float]]:
+    from swarm_ft.testing.local_swarm import LocalSwarm
+
     async with LocalSwarm(folder, layers, transport=transport) as swarm:
         await swarm.all_joined()
         status = await swarm.client.submit(*_job(folder / "model"))

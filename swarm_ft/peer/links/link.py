@@ -240,8 +240,7 @@ class PeerLink:
 
     def say(self, end: End, message: ChannelMessage) -> None:
         """See `LinkChannel.say`."""
-        kind = kind_of(message)
-        if self._ends.get(kind) is not end or not self._machine.is_connected(kind):
+        if not self._machine.is_connected(kind_of(message)):
             return  # the hellos of the next stream or attempt make up for it
         self._outgoing.put(end, message)
         if self._outgoing.num_answers > MAX_ANSWERS:
