@@ -5,9 +5,9 @@
 A swarm in one process, over gRPC and a DHT on this machine, trains a model that takes next to no
 time. A peer is killed in the middle of a step, and another comes in its place before the next one
 dies. Times are from the attempt without it, which the coordinator begins as it sees the stream
-break, to that attempt's plan, for which all neighbours have to be connected, and to the next commit.
-Calls are those that peers open to living peers from the death to the plan. Given another checkout,
-swarms of both take turns, so that whatever else this machine does meets both.
+break, to that attempt's plan, for which all neighbours have to be connected, and to the next
+commit. Calls are those that peers open to living peers from the death to the plan. Given another
+checkout, swarms of both take turns, so that whatever else this machine does meets both.
 """
 
 from __future__ import annotations

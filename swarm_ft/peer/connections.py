@@ -49,7 +49,7 @@ class Connections:
 
         Args:
             context: of the peer.
-            assign: names the attempt and its peers.
+            assign: names the attempt and its peers; its digest was checked against its spec.
             state: the stage, with its ends of the buffers.
             num_values: of the stage's gradient; 0 if that is not known yet.
             deliver: called with every sample that neighbours sent.
@@ -146,7 +146,7 @@ class Connections:
         return GradientReducer(
             run_id=self._assign.run_id,
             attempt=self._assign.attempt,
-            spec=self._assign.spec,
+            spec_digest=self._assign.spec_digest,
             layers=layers,
             members=members,
             channels={peer: self._channel(peer) for peer in members if peer != own},
@@ -182,7 +182,7 @@ class Connections:
     ) -> Boundary:
         hello = BoundaryHello(
             run_id=self._assign.run_id,
-            spec_digest=self._assign.spec.digest(),
+            spec_digest=self._assign.spec_digest,
             boundary=block,
             peer_id=self._context.peer_id,
             attempt=self._assign.attempt,

@@ -44,7 +44,6 @@ from swarm_ft.protocol.messages.reports import GradientTraffic
 from swarm_ft.protocol.spec.codec_spec import CodecSpec
 from swarm_ft.protocol.spec.digest import check_spec_digest
 from swarm_ft.protocol.spec.layers import LayerRange
-from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.protocol.wire.frames import piece_wire_bytes
 
 _TASKS_AT_WORK = 2
@@ -64,7 +63,7 @@ class GradientReducer:
         *,
         run_id: RunId,
         attempt: Attempt,
-        spec: RunSpec,
+        spec_digest: bytes,
         layers: LayerRange,
         members: tuple[PeerId, ...],
         channels: Mapping[PeerId, LinkChannel],
@@ -79,7 +78,7 @@ class GradientReducer:
         Args:
             run_id: names the run.
             attempt: its fence.
-            spec: its digest must be that of the other members.
+            spec_digest: of the RunSpec; the other members must have the same.
             layers: the stage that the members are replicas of, or all of the model where they are
                 its two ends.
             members: all of them, in the order in which their gradients are added up.
@@ -93,7 +92,7 @@ class GradientReducer:
         self.is_connected = asyncio.Event()
         self._hello = ReduceHello(
             run_id=run_id,
-            spec_digest=spec.digest(),
+            spec_digest=spec_digest,
             attempt=attempt,
             peer_id=own,
             layers=layers,

@@ -99,7 +99,7 @@ class Group:
             GradientReducer(
                 run_id="run",
                 attempt=attempt,
-                spec=spec,
+                spec_digest=spec.digest(),
                 layers=LAYERS,
                 members=names,
                 channels=first if name == names[0] else channels(links[name], name, endpoints),
@@ -418,7 +418,7 @@ class Site:
         return GradientReducer(
             run_id="run",
             attempt=1,
-            spec=spec,
+            spec_digest=spec.digest(),
             layers=LAYERS,
             members=("a", "b"),
             channels={other: self.links[own].channel(other, endpoint)},
