@@ -41,7 +41,6 @@ from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.service import CoordinatorService
 from swarm_ft.discovery.directory import Board, Role, StaticDirectory
 from swarm_ft.ids import PeerId, StepNumber
-from swarm_ft.proto import coordinator_pb2 as pb
 from swarm_ft.protocol.messages.control import (
     Assign,
     ClockProbe,
@@ -56,8 +55,6 @@ from swarm_ft.protocol.messages.control import (
 )
 from swarm_ft.protocol.spec.layers import parse_layers
 from swarm_ft.protocol.spec.run_spec import LrSchedule, ModelSpec, RunSpec, TrainSpec
-from swarm_ft.protocol.wire.coordinator_wire import to_peer_from_wire
-from swarm_ft.protocol.wire.peer_wire import from_peer_to_wire
 from swarm_ft.transport.base import MessageStream
 from swarm_ft.transport.grpc_transport import GrpcTransport
 from swarm_ft.transport.methods import JOIN
@@ -224,14 +221,14 @@ class _Peers:
 class _Peer:
     """One of them; it does what it is told, and sleeps instead of computing."""
 
-    def __init__(self, peers: _Peers, stream: MessageStream[pb.FromPeer, pb.ToPeer]) -> None:
+    def __init__(self, peers: _Peers, stream: MessageStream[FromPeer, ToPeer]) -> None:
         self._peers = peers
         self._stream = stream
         self._committed_at_s = 0.0
 
     async def say(self, message: FromPeer) -> None:
         """Tell the coordinator."""
-        await self._stream.send(from_peer_to_wire(message))
+        await self._stream.send(message)
 
     async def probe(self) -> None:
         """Ask for the time again and again; the question says when it was asked."""
@@ -242,7 +239,7 @@ class _Peer:
     async def work(self, group: asyncio.TaskGroup) -> None:
         """Obey until the coordinator says no more."""
         while (message := await self._stream.receive()) is not None:
-            self._hear(to_peer_from_wire(message), group)
+            self._hear(message, group)
 
     def _hear(self, message: ToPeer, group: asyncio.TaskGroup) -> None:
         now_s = time.monotonic()
@@ -282,7 +279,8 @@ async def _training(endpoint: str, seq_length: int, step_s: float) -> AsyncItera
     async with asyncio.TaskGroup() as group:
         tasks = []
         for index, layers in enumerate(LAYERS):
-            peer = _Peer(peers, channel.open(JOIN))
+            stream = channel.open(JOIN)
+            peer = _Peer(peers, stream)
             name = PeerId(f"peer-{index}")
             hello = PeerHello(
                 endpoint="127.0.0.1:1",

@@ -13,7 +13,8 @@ SwarmError
 ├── ProtocolError           what another process said; it loses its stream, never the run
 │   ├── MalformedMessage    a field out of bounds
 │   ├── BadFrame            a payload that is not what its header says
-│   └── OutOfTurn           a message that the state does not allow
+│   ├── OutOfTurn           a message that the state does not allow
+│   └── VersionMismatch     the other side speaks another version of the protocol
 ├── NotFound                a run, peer or result that is not there
 ├── Unavailable             the other side cannot be reached now; trying again may help
 │   └── Busy                it has as much to do as it takes on; later it may have less
@@ -113,6 +114,12 @@ class OutOfTurn(ProtocolError):
     """A well-formed message that the present state does not allow."""
 
     code = "out-of-turn"
+
+
+class VersionMismatch(ProtocolError):
+    """The other side speaks another version of the protocol; trying again does not help."""
+
+    code = "version-mismatch"
 
 
 class NotFound(SwarmError):

@@ -14,15 +14,22 @@ from swarm_ft.discovery.directory import Directory, Role
 from swarm_ft.errors import Busy, ProtocolError, SwarmError, Unavailable
 from swarm_ft.ids import PeerId, RunId, SampleId, StepNumber
 from swarm_ft.log import get_logger
-from swarm_ft.proto import coordinator_pb2 as pb
-from swarm_ft.protocol.messages.client import RunEvent, RunPhase, RunStatus, SwarmStatus
+from swarm_ft.protocol.messages.client import (
+    CancelRequest,
+    CollectedRequest,
+    RunEvent,
+    RunPhase,
+    RunStatus,
+    SampleTokens,
+    StatusRequest,
+    SubmitHeader,
+    SwarmStatus,
+    WatchRequest,
+)
 from swarm_ft.protocol.messages.control import Stage, stages_of
 from swarm_ft.protocol.messages.shard import ShardFile, ShardName
 from swarm_ft.protocol.messages.timeline import PeerTimeline
 from swarm_ft.protocol.spec.run_spec import RunSpec
-from swarm_ft.protocol.wire.client_wire import event_from_wire, status_from_wire, swarm_from_wire
-from swarm_ft.protocol.wire.coordinator_wire import tokens_to_wire
-from swarm_ft.protocol.wire.run_wire import spec_to_wire
 from swarm_ft.transfer.download import Downloader
 from swarm_ft.transport.base import Channel, Transport, call
 from swarm_ft.transport.methods import CANCEL, COLLECTED, STATUS, SUBMIT, WATCH
@@ -98,15 +105,11 @@ class SwarmClient:
     ) -> RunStatus:
         async with self._connected(endpoint) as channel:
             stream = channel.open(SUBMIT)
-            header = pb.SubmitHeader(
-                spec=spec_to_wire(spec), spec_digest=spec.digest(), run_id=run_id
-            )
-            await stream.send(pb.SubmitPart(header=header))
+            await stream.send(SubmitHeader(spec=spec, spec_digest=spec.digest(), run_id=run_id))
             num_together = max(1, PART_BYTES // len(samples[0])) if samples else 1
             for first in range(0, len(samples), num_together):
                 tokens = b"".join(samples[first : first + num_together])
-                part = tokens_to_wire(SampleId(first), tokens)
-                await stream.send(pb.SubmitPart(tokens=part))
+                await stream.send(SampleTokens(sample=SampleId(first), token_ids=tokens))
             await stream.finish()
             try:
                 async with asyncio.timeout(ANSWER_TIMEOUT_S):
@@ -117,7 +120,7 @@ class SwarmClient:
                 ) from None
             if reply is None:
                 raise Unavailable("the coordinator ended the submission without an answer")
-            return status_from_wire(reply)
+            return reply
 
     async def watch(
         self,
@@ -144,11 +147,10 @@ class SwarmClient:
                 async with self._coordinator() as channel:
                     stream = channel.open(WATCH)
                     traced = on_timeline is not None
-                    await stream.send(pb.WatchRequest(run_id=run_id or "", traced=traced))
+                    await stream.send(WatchRequest(run_id=run_id, traced=traced))
                     await stream.finish()
-                    while (message := await stream.receive()) is not None:
+                    while (event := await stream.receive()) is not None:
                         told = ""
-                        event = event_from_wire(message)
                         if not isinstance(event, PeerTimeline):
                             yield event
                         elif on_timeline is not None:
@@ -163,19 +165,17 @@ class SwarmClient:
     async def cancel(self, run_id: RunId | None) -> RunStatus:
         """End a run (the newest, if None); what it trained is lost."""
         async with self._coordinator() as channel:
-            request = pb.CancelRequest(run_id=run_id or "")
-            return status_from_wire(await call(channel, CANCEL, request, CALL_TIMEOUT_S))
+            return await call(channel, CANCEL, CancelRequest(run_id=run_id), CALL_TIMEOUT_S)
 
     async def collected(self, run_id: RunId) -> None:
         """Say that the result is safe here, so that peers may let go of it."""
         async with self._coordinator() as channel:
-            await call(channel, COLLECTED, pb.CollectedRequest(run_id=run_id), CALL_TIMEOUT_S)
+            await call(channel, COLLECTED, CollectedRequest(run_id=run_id), CALL_TIMEOUT_S)
 
     async def status(self) -> SwarmStatus:
         """Members and runs."""
         async with self._coordinator() as channel:
-            reply = await call(channel, STATUS, pb.StatusRequest(), CALL_TIMEOUT_S)
-            return swarm_from_wire(reply)
+            return await call(channel, STATUS, StatusRequest(), CALL_TIMEOUT_S)
 
     async def fetch_result(
         self, status: RunStatus, directory: Path, on_trouble: Callable[[str], None]

@@ -38,21 +38,27 @@ from swarm_ft.coordinator.watching import Watcher, Watchers, overview
 from swarm_ft.errors import JournalError, NotFound, OutOfTurn, SwarmError, Unavailable
 from swarm_ft.ids import PeerId, RunId, SampleId
 from swarm_ft.log import get_logger
-from swarm_ft.proto import coordinator_pb2 as pb
-from swarm_ft.protocol.messages.client import RunEvent, RunPhase, RunStatus
+from swarm_ft.protocol.messages.client import (
+    CancelRequest,
+    CollectedRequest,
+    RunEvent,
+    RunPhase,
+    RunStatus,
+    StatusRequest,
+    SubmitPart,
+    SwarmStatus,
+    WatchRequest,
+)
 from swarm_ft.protocol.messages.control import (
     ClockProbe,
     ClockReply,
     CommitStep,
+    FromPeer,
     PeerHello,
     PlanStep,
     ToPeer,
 )
 from swarm_ft.protocol.messages.timeline import PeerTimeline, StepTimeline
-from swarm_ft.protocol.spec.checks import checked_run_id
-from swarm_ft.protocol.wire.client_wire import event_to_wire, status_to_wire, swarm_to_wire
-from swarm_ft.protocol.wire.coordinator_wire import to_peer_to_wire
-from swarm_ft.protocol.wire.peer_wire import from_peer_from_wire
 from swarm_ft.snapshots.store import Manifest, SnapshotStore
 from swarm_ft.transport.base import Handler, MessageStream, Method
 from swarm_ft.transport.methods import CANCEL, COLLECTED, JOIN, STATUS, SUBMIT, WATCH
@@ -66,8 +72,8 @@ MAX_QUEUED_TO_PEER = 256
 STEPS_AT_ONCE = 256
 """Read from the journal for a watcher: a run may have millions, and others wait meanwhile."""
 
-PeerStream = MessageStream[pb.ToPeer, pb.FromPeer]
-WatchStream = MessageStream[pb.RunEvent, pb.WatchRequest]
+PeerStream = MessageStream[ToPeer, FromPeer]
+WatchStream = MessageStream[RunEvent | PeerTimeline, WatchRequest]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +119,7 @@ class _Outbox:
                 raise item
             message = await self._load(item) if isinstance(item, _PlanWithTokens) else item
             if message is not None:
-                await stream.send(to_peer_to_wire(message))
+                await stream.send(message)
             if isinstance(item, CommitStep):
                 failpoints.reached("commit-said")
 
@@ -275,8 +281,7 @@ class CoordinatorService:
     # ---- peers
 
     async def _join(self, stream: PeerStream) -> None:
-        first = await stream.receive()
-        hello = from_peer_from_wire(first) if first is not None else None
+        hello = await stream.receive()
         if not isinstance(hello, PeerHello):
             raise OutOfTurn(f"{stream.remote}: expected a hello as the first message")
         outbox = self._open_outbox(hello.peer_id)
@@ -300,8 +305,7 @@ class CoordinatorService:
         return outbox
 
     async def _read(self, stream: PeerStream, peer_id: PeerId) -> None:
-        while (message := await stream.receive()) is not None:
-            said = from_peer_from_wire(message)
+        while (said := await stream.receive()) is not None:
             match said:
                 case PeerHello():
                     raise OutOfTurn(f"peer {peer_id} said hello twice")
@@ -323,9 +327,9 @@ class CoordinatorService:
 
     # ---- clients
 
-    async def _submit(self, stream: MessageStream[pb.RunStatus, pb.SubmitPart]) -> None:
+    async def _submit(self, stream: MessageStream[RunStatus, SubmitPart]) -> None:
         run_id = await self._submissions.receive(stream)
-        await stream.send(status_to_wire(self._state.runs[run_id].status))
+        await stream.send(self._state.runs[run_id].status)
 
     def _begin(self, run: Run, data_digest: bytes) -> None:
         self._journal.write_run(run, data_digest)
@@ -342,44 +346,42 @@ class CoordinatorService:
     async def _tell_all(self, stream: WatchStream, run: Run, watcher: Watcher) -> None:
         """What happened in a run, then what happens, until it is over."""
         status = run.status
-        await stream.send(event_to_wire(status))
+        await stream.send(status)
         for first in range(0, status.committed_steps, STEPS_AT_ONCE):
             for step in self._journal.steps(run.run_id, first, STEPS_AT_ONCE):
                 if step.step < status.committed_steps:
-                    await stream.send(event_to_wire(step))
+                    await stream.send(step)
         if status.phase.is_over:
-            await stream.send(event_to_wire(status))
+            await stream.send(status)
             return
         event: RunEvent | PeerTimeline = status
         while not (isinstance(event, RunStatus) and event.phase.is_over):
             event = await watcher.next()
-            await stream.send(event_to_wire(event))
+            await stream.send(event)
 
-    async def _cancel(self, stream: MessageStream[pb.RunStatus, pb.CancelRequest]) -> None:
+    async def _cancel(self, stream: MessageStream[RunStatus, CancelRequest]) -> None:
         run = self._named(await stream.receive())
         self._handle(RunCancelled(run.run_id))
-        await stream.send(status_to_wire(self._state.runs[run.run_id].status))
+        await stream.send(self._state.runs[run.run_id].status)
 
-    async def _collected(self, stream: MessageStream[pb.RunStatus, pb.CollectedRequest]) -> None:
+    async def _collected(self, stream: MessageStream[RunStatus, CollectedRequest]) -> None:
         run = self._named(await stream.receive())
         self._handle(ResultCollected(run.run_id))
-        await stream.send(status_to_wire(self._state.runs[run.run_id].status))
+        await stream.send(self._state.runs[run.run_id].status)
 
-    async def _status(self, stream: MessageStream[pb.SwarmStatus, pb.StatusRequest]) -> None:
+    async def _status(self, stream: MessageStream[SwarmStatus, StatusRequest]) -> None:
         await stream.receive()
-        await stream.send(swarm_to_wire(overview(self._state)))
+        await stream.send(overview(self._state))
 
-    def _named(
-        self, request: pb.WatchRequest | pb.CancelRequest | pb.CollectedRequest | None
-    ) -> Run:
+    def _named(self, request: WatchRequest | CancelRequest | CollectedRequest | None) -> Run:
         """The run a client means; the newest if it names none."""
         runs = list(self._state.runs.values())
-        name = request.run_id if request is not None else ""
-        if not name and runs:
+        name = request.run_id if request is not None else None
+        if name is None and runs:
             return runs[-1]
-        if not name:
+        if name is None:
             raise NotFound("the coordinator knows no run yet; submit one with 'client train'")
-        run = self._state.runs.get(checked_run_id(name))
+        run = self._state.runs.get(name)
         if run is None:
             known = ", ".join(r.run_id for r in runs) or "none"
             raise NotFound(f"run {name} is not known here; known: {known}")

@@ -29,12 +29,10 @@ from swarm_ft.errors import (
     Unavailable,
 )
 from swarm_ft.ids import RunId
-from swarm_ft.proto import coordinator_pb2 as pb
-from swarm_ft.protocol.spec.checks import checked_run_id
+from swarm_ft.protocol.messages.client import RunStatus, SampleTokens, SubmitHeader, SubmitPart
+from swarm_ft.protocol.messages.control import BYTES_PER_TOKEN
 from swarm_ft.protocol.spec.digest import RunningDigest, check_spec_digest
 from swarm_ft.protocol.spec.run_spec import RunSpec
-from swarm_ft.protocol.wire.coordinator_wire import BYTES_PER_TOKEN, tokens_from_wire
-from swarm_ft.protocol.wire.run_wire import spec_from_wire
 from swarm_ft.transport.base import MessageStream
 
 MAX_DATA_BYTES = 4 << 30
@@ -49,7 +47,7 @@ BATCH_BYTES = 1 << 20
 PART_TIMEOUT_S = 60.0
 """A client of which nothing comes for so long makes room for others."""
 
-SubmitStream = MessageStream[pb.RunStatus, pb.SubmitPart]
+SubmitStream = MessageStream[RunStatus, SubmitPart]
 T = TypeVar("T")
 
 
@@ -214,7 +212,7 @@ class Submissions:
 # ---- what comes in
 
 
-async def _next_part(stream: SubmitStream) -> pb.SubmitPart | None:
+async def _next_part(stream: SubmitStream) -> SubmitPart | None:
     try:
         async with asyncio.timeout(PART_TIMEOUT_S):
             return await stream.receive()
@@ -224,13 +222,11 @@ async def _next_part(stream: SubmitStream) -> pb.SubmitPart | None:
         ) from None
 
 
-def _job(remote: str, first: pb.SubmitPart | None) -> _Job:
-    if first is None or first.WhichOneof("body") != "header":
+def _job(remote: str, header: SubmitPart | None) -> _Job:
+    if not isinstance(header, SubmitHeader):
         raise OutOfTurn(f"{remote}: expected a header as the first message")
-    run_id = checked_run_id(first.header.run_id)
-    spec = spec_from_wire(first.header.spec)
-    here, there = spec.digest(), first.header.spec_digest
-    check_spec_digest(f"run {run_id}", here, there, "the client")
+    run_id, spec = header.run_id, header.spec
+    check_spec_digest(f"run {run_id}", spec.digest(), header.spec_digest, "the client")
     job = _Job(run_id=run_id, spec=spec)
     if job.total_bytes > MAX_DATA_BYTES:
         raise BadDataset(f"data: {job.total_bytes} bytes of tokens, {MAX_DATA_BYTES} allowed")
@@ -247,12 +243,12 @@ async def _next_batch(stream: SubmitStream, job: _Job, first: int) -> bytes:
     return b"".join(pieces)
 
 
-def _samples_of(part: pb.SubmitPart, job: _Job, expected: int) -> bytes:
+def _samples_of(part: SubmitPart, job: _Job, expected: int) -> bytes:
     """Tokens of one or more samples in a row, of which the first must be the expected one."""
     num_samples = job.spec.train.num_samples
-    if part.WhichOneof("body") != "tokens":
+    if not isinstance(part, SampleTokens):
         raise MalformedMessage(f"data: expected {num_samples} samples of tokens")
-    sample, tokens = tokens_from_wire(part.tokens)
+    sample, tokens = part.sample, part.token_ids
     if expected + len(tokens) // job.sample_bytes > num_samples:
         raise MalformedMessage(f"data: expected {num_samples} samples of tokens, got more")
     if sample != expected:

@@ -8,13 +8,10 @@ from collections.abc import Awaitable, Callable
 from random import Random
 
 from swarm_ft.discovery.directory import Directory, Role
-from swarm_ft.errors import BadInput, SwarmError, Unavailable
+from swarm_ft.errors import BadInput, SwarmError, Unavailable, VersionMismatch
 from swarm_ft.log import get_logger
 from swarm_ft.peer.links.backoff import Backoff
-from swarm_ft.proto import coordinator_pb2 as pb
 from swarm_ft.protocol.messages.control import FromPeer, PeerAlive, PeerGoodbye, PeerHello, ToPeer
-from swarm_ft.protocol.wire.coordinator_wire import to_peer_from_wire
-from swarm_ft.protocol.wire.peer_wire import from_peer_to_wire
 from swarm_ft.transport.base import MessageStream, Transport
 from swarm_ft.transport.methods import JOIN
 
@@ -27,7 +24,7 @@ ALIVE_EVERY_S = 2.0
 GOODBYE_S = 2.0
 """How long a goodbye may take to be sent, when the coordinator may be gone too."""
 
-ControlStream = MessageStream[pb.FromPeer, pb.ToPeer]
+ControlStream = MessageStream[FromPeer, ToPeer]
 
 
 class CoordinatorLink:
@@ -77,13 +74,14 @@ class CoordinatorLink:
 
         Raises:
             BadInput: the coordinator refuses this peer for what it offers.
+            VersionMismatch: one of the two is to be updated.
         """
         reason = ""
         while True:
             try:
                 await self._join_once()
                 reason = ""
-            except BadInput:
+            except (BadInput, VersionMismatch):
                 raise
             except SwarmError as error:  # its trouble may pass, and the weights here are kept
                 if error.message != reason:
@@ -101,7 +99,7 @@ class CoordinatorLink:
             stream = channel.open(JOIN)
             while not self._outbox.empty():
                 self._outbox.get_nowait()  # said to a coordinator that is gone; hello tells anew
-            await stream.send(from_peer_to_wire(self._hello()))
+            await stream.send(self._hello())
             logger.info("joined the coordinator at %s", endpoint)
             await self._converse(stream)
         finally:
@@ -127,11 +125,11 @@ class CoordinatorLink:
     async def _write(self, stream: ControlStream) -> None:
         while True:
             message = await self._outbox.get()
-            await stream.send(from_peer_to_wire(message))
+            await stream.send(message)
             if isinstance(message, PeerGoodbye):
                 self._said_goodbye.set()
 
     async def _read(self, stream: ControlStream) -> None:
         while (message := await stream.receive()) is not None:
             self._backoff.reset()
-            await self._obey(to_peer_from_wire(message))
+            await self._obey(message)

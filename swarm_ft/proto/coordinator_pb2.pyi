@@ -50,18 +50,20 @@ class HeldStage(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., spec_digest: _Optional[bytes] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., committed_steps: _Optional[int] = ..., last_attempt: _Optional[int] = ..., exported: _Optional[_Union[_snapshot_pb2.ShardFile, _Mapping]] = ...) -> None: ...
 
 class PeerHello(_message.Message):
-    __slots__ = ("peer_id", "layers", "memory_bytes", "held", "endpoint")
+    __slots__ = ("peer_id", "layers", "memory_bytes", "held", "endpoint", "protocol_version")
     PEER_ID_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     peer_id: str
     layers: _run_pb2.LayerRange
     memory_bytes: int
     held: HeldStage
     endpoint: str
-    def __init__(self, peer_id: _Optional[str] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., memory_bytes: _Optional[int] = ..., held: _Optional[_Union[HeldStage, _Mapping]] = ..., endpoint: _Optional[str] = ...) -> None: ...
+    protocol_version: int
+    def __init__(self, peer_id: _Optional[str] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., memory_bytes: _Optional[int] = ..., held: _Optional[_Union[HeldStage, _Mapping]] = ..., endpoint: _Optional[str] = ..., protocol_version: _Optional[int] = ...) -> None: ...
 
 class StageReady(_message.Message):
     __slots__ = ("run_id", "attempt", "done", "buffers")
@@ -216,18 +218,14 @@ class StageOffered(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., attempt: _Optional[int] = ..., digest: _Optional[bytes] = ..., total_bytes: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
 
 class StageSaved(_message.Message):
-    __slots__ = ("run_id", "step", "layers", "digest", "total_bytes")
-    RUN_ID_FIELD_NUMBER: _ClassVar[int]
-    STEP_FIELD_NUMBER: _ClassVar[int]
-    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("name", "digest", "total_bytes")
+    NAME_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
-    run_id: str
-    step: int
-    layers: _run_pb2.LayerRange
+    name: _snapshot_pb2.ShardName
     digest: bytes
     total_bytes: int
-    def __init__(self, run_id: _Optional[str] = ..., step: _Optional[int] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., digest: _Optional[bytes] = ..., total_bytes: _Optional[int] = ...) -> None: ...
+    def __init__(self, name: _Optional[_Union[_snapshot_pb2.ShardName, _Mapping]] = ..., digest: _Optional[bytes] = ..., total_bytes: _Optional[int] = ...) -> None: ...
 
 class FromPeer(_message.Message):
     __slots__ = ("hello", "stage_ready", "step_ready", "exported", "failed", "goodbye", "alive", "offered", "saved", "taken", "timeline", "probe")
@@ -418,14 +416,16 @@ class ToPeer(_message.Message):
     def __init__(self, assign: _Optional[_Union[Assign, _Mapping]] = ..., plan: _Optional[_Union[PlanStep, _Mapping]] = ..., commit: _Optional[_Union[CommitStep, _Mapping]] = ..., export: _Optional[_Union[ExportStage, _Mapping]] = ..., release: _Optional[_Union[ReleaseStage, _Mapping]] = ..., take: _Optional[_Union[TakeStage, _Mapping]] = ..., save: _Optional[_Union[SaveStage, _Mapping]] = ..., clock: _Optional[_Union[_timeline_pb2.ClockReply, _Mapping]] = ...) -> None: ...
 
 class SubmitHeader(_message.Message):
-    __slots__ = ("spec", "spec_digest", "run_id")
+    __slots__ = ("spec", "spec_digest", "run_id", "protocol_version")
     SPEC_FIELD_NUMBER: _ClassVar[int]
     SPEC_DIGEST_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     spec: _run_pb2.RunSpec
     spec_digest: bytes
     run_id: str
-    def __init__(self, spec: _Optional[_Union[_run_pb2.RunSpec, _Mapping]] = ..., spec_digest: _Optional[bytes] = ..., run_id: _Optional[str] = ...) -> None: ...
+    protocol_version: int
+    def __init__(self, spec: _Optional[_Union[_run_pb2.RunSpec, _Mapping]] = ..., spec_digest: _Optional[bytes] = ..., run_id: _Optional[str] = ..., protocol_version: _Optional[int] = ...) -> None: ...
 
 class SubmitPart(_message.Message):
     __slots__ = ("header", "tokens")
@@ -436,38 +436,46 @@ class SubmitPart(_message.Message):
     def __init__(self, header: _Optional[_Union[SubmitHeader, _Mapping]] = ..., tokens: _Optional[_Union[SampleTokens, _Mapping]] = ...) -> None: ...
 
 class WatchRequest(_message.Message):
-    __slots__ = ("run_id", "traced")
+    __slots__ = ("run_id", "traced", "protocol_version")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     TRACED_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     traced: bool
-    def __init__(self, run_id: _Optional[str] = ..., traced: _Optional[bool] = ...) -> None: ...
+    protocol_version: int
+    def __init__(self, run_id: _Optional[str] = ..., traced: _Optional[bool] = ..., protocol_version: _Optional[int] = ...) -> None: ...
 
 class CancelRequest(_message.Message):
-    __slots__ = ("run_id",)
+    __slots__ = ("run_id", "protocol_version")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     run_id: str
-    def __init__(self, run_id: _Optional[str] = ...) -> None: ...
+    protocol_version: int
+    def __init__(self, run_id: _Optional[str] = ..., protocol_version: _Optional[int] = ...) -> None: ...
 
 class CollectedRequest(_message.Message):
-    __slots__ = ("run_id",)
+    __slots__ = ("run_id", "protocol_version")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     run_id: str
-    def __init__(self, run_id: _Optional[str] = ...) -> None: ...
+    protocol_version: int
+    def __init__(self, run_id: _Optional[str] = ..., protocol_version: _Optional[int] = ...) -> None: ...
 
 class StatusRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("protocol_version",)
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    def __init__(self, protocol_version: _Optional[int] = ...) -> None: ...
 
 class RunStatus(_message.Message):
-    __slots__ = ("run_id", "phase", "detail", "committed_steps", "spec", "stages", "bytes", "attempt", "joining", "boundaries", "results")
+    __slots__ = ("run_id", "phase", "detail", "committed_steps", "spec", "stages", "sent", "attempt", "joining", "boundaries", "results")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_STEPS_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
-    BYTES_FIELD_NUMBER: _ClassVar[int]
+    SENT_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     JOINING_FIELD_NUMBER: _ClassVar[int]
     BOUNDARIES_FIELD_NUMBER: _ClassVar[int]
@@ -478,12 +486,12 @@ class RunStatus(_message.Message):
     committed_steps: int
     spec: _run_pb2.RunSpec
     stages: _containers.RepeatedCompositeFieldContainer[StageAssignment]
-    bytes: ByteCounts
+    sent: ByteCounts
     attempt: int
     joining: _containers.RepeatedScalarFieldContainer[str]
     boundaries: _containers.RepeatedCompositeFieldContainer[BoundaryStatus]
     results: _containers.RepeatedCompositeFieldContainer[StageResult]
-    def __init__(self, run_id: _Optional[str] = ..., phase: _Optional[_Union[RunPhase, str]] = ..., detail: _Optional[str] = ..., committed_steps: _Optional[int] = ..., spec: _Optional[_Union[_run_pb2.RunSpec, _Mapping]] = ..., stages: _Optional[_Iterable[_Union[StageAssignment, _Mapping]]] = ..., bytes: _Optional[_Union[ByteCounts, _Mapping]] = ..., attempt: _Optional[int] = ..., joining: _Optional[_Iterable[str]] = ..., boundaries: _Optional[_Iterable[_Union[BoundaryStatus, _Mapping]]] = ..., results: _Optional[_Iterable[_Union[StageResult, _Mapping]]] = ...) -> None: ...
+    def __init__(self, run_id: _Optional[str] = ..., phase: _Optional[_Union[RunPhase, str]] = ..., detail: _Optional[str] = ..., committed_steps: _Optional[int] = ..., spec: _Optional[_Union[_run_pb2.RunSpec, _Mapping]] = ..., stages: _Optional[_Iterable[_Union[StageAssignment, _Mapping]]] = ..., sent: _Optional[_Union[ByteCounts, _Mapping]] = ..., attempt: _Optional[int] = ..., joining: _Optional[_Iterable[str]] = ..., boundaries: _Optional[_Iterable[_Union[BoundaryStatus, _Mapping]]] = ..., results: _Optional[_Iterable[_Union[StageResult, _Mapping]]] = ...) -> None: ...
 
 class StageResult(_message.Message):
     __slots__ = ("peer_id", "file")

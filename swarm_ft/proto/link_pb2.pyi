@@ -8,12 +8,14 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class LinkHello(_message.Message):
-    __slots__ = ("peer_id", "to")
+    __slots__ = ("peer_id", "to", "protocol_version")
     PEER_ID_FIELD_NUMBER: _ClassVar[int]
     TO_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     peer_id: str
     to: str
-    def __init__(self, peer_id: _Optional[str] = ..., to: _Optional[str] = ...) -> None: ...
+    protocol_version: int
+    def __init__(self, peer_id: _Optional[str] = ..., to: _Optional[str] = ..., protocol_version: _Optional[int] = ...) -> None: ...
 
 class LinkMessage(_message.Message):
     __slots__ = ("hello", "boundary_hello", "frame", "frame_ack", "key_frame_request", "reduce_hello", "piece", "piece_ack")

@@ -1,7 +1,8 @@
 from swarm_ft.proto import run_pb2 as _run_pb2
+from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from collections.abc import Mapping as _Mapping
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
@@ -31,8 +32,8 @@ class ChunkList(_message.Message):
     TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
     DIGESTS_FIELD_NUMBER: _ClassVar[int]
     total_bytes: int
-    digests: bytes
-    def __init__(self, total_bytes: _Optional[int] = ..., digests: _Optional[bytes] = ...) -> None: ...
+    digests: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, total_bytes: _Optional[int] = ..., digests: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class FetchRequest(_message.Message):
     __slots__ = ("name", "first_chunk", "num_chunks")

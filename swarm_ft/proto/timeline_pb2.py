@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from swarm_ft.proto import run_pb2 as swarm__ft_dot_proto_dot_run__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dswarm_ft/proto/timeline.proto\x12\x0bswarm_ft.v1\x1a\x18swarm_ft/proto/run.proto\"\xae\x01\n\x05Spans\x12\r\n\x05kinds\x18\x01 \x03(\r\x12\x10\n\x08\x62\x65gin_us\x18\x02 \x03(\x04\x12\x13\n\x0b\x64uration_us\x18\x03 \x03(\x04\x12\r\n\x05steps\x18\x04 \x03(\r\x12\x14\n\x0cmicrobatches\x18\x05 \x03(\x04\x12\x0f\n\x07samples\x18\x06 \x03(\x04\x12\x12\n\nboundaries\x18\x07 \x03(\r\x12\x12\n\ndirections\x18\x08 \x03(\r\x12\x11\n\tnum_bytes\x18\t \x03(\x04\"\xb9\x01\n\x0cStepTimeline\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0c\n\x04step\x18\x03 \x01(\r\x12\x11\n\torigin_us\x18\x04 \x01(\x04\x12\x17\n\x0f\x63lock_offset_us\x18\x05 \x01(\x12\x12\x16\n\x0e\x63lock_error_us\x18\x06 \x01(\x04\x12\x13\n\x0bnum_dropped\x18\x07 \x01(\r\x12!\n\x05spans\x18\x08 \x01(\x0b\x32\x12.swarm_ft.v1.Spans\"u\n\x0cPeerTimeline\x12\x0f\n\x07peer_id\x18\x01 \x01(\t\x12\'\n\x06layers\x18\x02 \x01(\x0b\x32\x17.swarm_ft.v1.LayerRange\x12+\n\x08timeline\x18\x03 \x01(\x0b\x32\x19.swarm_ft.v1.StepTimeline\"\x1d\n\nClockProbe\x12\x0f\n\x07sent_us\x18\x01 \x01(\x04\"5\n\nClockReply\x12\x0f\n\x07sent_us\x18\x01 \x01(\x04\x12\x16\n\x0e\x63oordinator_us\x18\x02 \x01(\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dswarm_ft/proto/timeline.proto\x12\x0bswarm_ft.v1\x1a\x18swarm_ft/proto/run.proto\"\xae\x01\n\x05Spans\x12\r\n\x05kinds\x18\x01 \x03(\r\x12\x10\n\x08\x62\x65gin_us\x18\x02 \x03(\x04\x12\x13\n\x0b\x64uration_us\x18\x03 \x03(\x04\x12\r\n\x05steps\x18\x04 \x03(\r\x12\x14\n\x0cmicrobatches\x18\x05 \x03(\x04\x12\x0f\n\x07samples\x18\x06 \x03(\x04\x12\x12\n\nboundaries\x18\x07 \x03(\r\x12\x12\n\ndirections\x18\x08 \x03(\r\x12\x11\n\tnum_bytes\x18\t \x03(\x04\"\xb3\x01\n\x0cStepTimeline\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0c\n\x04step\x18\x03 \x01(\r\x12\x11\n\torigin_us\x18\x04 \x01(\x04\x12)\n\x05\x63lock\x18\x05 \x01(\x0b\x32\x1a.swarm_ft.v1.ClockEstimate\x12\x13\n\x0bnum_dropped\x18\x06 \x01(\r\x12!\n\x05spans\x18\x07 \x01(\x0b\x32\x12.swarm_ft.v1.Spans\"4\n\rClockEstimate\x12\x11\n\toffset_us\x18\x01 \x01(\x12\x12\x10\n\x08\x65rror_us\x18\x02 \x01(\x04\"u\n\x0cPeerTimeline\x12\x0f\n\x07peer_id\x18\x01 \x01(\t\x12\'\n\x06layers\x18\x02 \x01(\x0b\x32\x17.swarm_ft.v1.LayerRange\x12+\n\x08timeline\x18\x03 \x01(\x0b\x32\x19.swarm_ft.v1.StepTimeline\"\x1d\n\nClockProbe\x12\x0f\n\x07sent_us\x18\x01 \x01(\x04\"5\n\nClockReply\x12\x0f\n\x07sent_us\x18\x01 \x01(\x04\x12\x16\n\x0e\x63oordinator_us\x18\x02 \x01(\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,11 +35,13 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SPANS']._serialized_start=73
   _globals['_SPANS']._serialized_end=247
   _globals['_STEPTIMELINE']._serialized_start=250
-  _globals['_STEPTIMELINE']._serialized_end=435
-  _globals['_PEERTIMELINE']._serialized_start=437
-  _globals['_PEERTIMELINE']._serialized_end=554
-  _globals['_CLOCKPROBE']._serialized_start=556
-  _globals['_CLOCKPROBE']._serialized_end=585
-  _globals['_CLOCKREPLY']._serialized_start=587
-  _globals['_CLOCKREPLY']._serialized_end=640
+  _globals['_STEPTIMELINE']._serialized_end=429
+  _globals['_CLOCKESTIMATE']._serialized_start=431
+  _globals['_CLOCKESTIMATE']._serialized_end=483
+  _globals['_PEERTIMELINE']._serialized_start=485
+  _globals['_PEERTIMELINE']._serialized_end=602
+  _globals['_CLOCKPROBE']._serialized_start=604
+  _globals['_CLOCKPROBE']._serialized_end=633
+  _globals['_CLOCKREPLY']._serialized_start=635
+  _globals['_CLOCKREPLY']._serialized_end=688
 # @@protoc_insertion_point(module_scope)

@@ -30,24 +30,30 @@ class Spans(_message.Message):
     def __init__(self, kinds: _Optional[_Iterable[int]] = ..., begin_us: _Optional[_Iterable[int]] = ..., duration_us: _Optional[_Iterable[int]] = ..., steps: _Optional[_Iterable[int]] = ..., microbatches: _Optional[_Iterable[int]] = ..., samples: _Optional[_Iterable[int]] = ..., boundaries: _Optional[_Iterable[int]] = ..., directions: _Optional[_Iterable[int]] = ..., num_bytes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class StepTimeline(_message.Message):
-    __slots__ = ("run_id", "attempt", "step", "origin_us", "clock_offset_us", "clock_error_us", "num_dropped", "spans")
+    __slots__ = ("run_id", "attempt", "step", "origin_us", "clock", "num_dropped", "spans")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     ORIGIN_US_FIELD_NUMBER: _ClassVar[int]
-    CLOCK_OFFSET_US_FIELD_NUMBER: _ClassVar[int]
-    CLOCK_ERROR_US_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_FIELD_NUMBER: _ClassVar[int]
     NUM_DROPPED_FIELD_NUMBER: _ClassVar[int]
     SPANS_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     attempt: int
     step: int
     origin_us: int
-    clock_offset_us: int
-    clock_error_us: int
+    clock: ClockEstimate
     num_dropped: int
     spans: Spans
-    def __init__(self, run_id: _Optional[str] = ..., attempt: _Optional[int] = ..., step: _Optional[int] = ..., origin_us: _Optional[int] = ..., clock_offset_us: _Optional[int] = ..., clock_error_us: _Optional[int] = ..., num_dropped: _Optional[int] = ..., spans: _Optional[_Union[Spans, _Mapping]] = ...) -> None: ...
+    def __init__(self, run_id: _Optional[str] = ..., attempt: _Optional[int] = ..., step: _Optional[int] = ..., origin_us: _Optional[int] = ..., clock: _Optional[_Union[ClockEstimate, _Mapping]] = ..., num_dropped: _Optional[int] = ..., spans: _Optional[_Union[Spans, _Mapping]] = ...) -> None: ...
+
+class ClockEstimate(_message.Message):
+    __slots__ = ("offset_us", "error_us")
+    OFFSET_US_FIELD_NUMBER: _ClassVar[int]
+    ERROR_US_FIELD_NUMBER: _ClassVar[int]
+    offset_us: int
+    error_us: int
+    def __init__(self, offset_us: _Optional[int] = ..., error_us: _Optional[int] = ...) -> None: ...
 
 class PeerTimeline(_message.Message):
     __slots__ = ("peer_id", "layers", "timeline")

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
-from google.protobuf.message import Message
-
 from swarm_ft.errors import Unavailable
 from swarm_ft.transport.base import Channel, Handler, MessageStream, Method, Server, Transport
 
-Request = TypeVar("Request", bound=Message)
-Reply = TypeVar("Reply", bound=Message)
+Request = TypeVar("Request")
+Reply = TypeVar("Reply")
 Wait = Callable[[], Awaitable[object]]
 
 

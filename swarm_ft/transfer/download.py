@@ -19,10 +19,14 @@ from swarm_ft.errors import BadFrame, SwarmError, Unavailable
 from swarm_ft.ids import PeerId
 from swarm_ft.log import get_logger
 from swarm_ft.private_files import open_private
-from swarm_ft.proto import snapshot_pb2 as pb
 from swarm_ft.protocol.machines.download import DownloadPlan
-from swarm_ft.protocol.messages.shard import CHUNK_BYTES, ChunkList, ShardName
-from swarm_ft.protocol.wire.shard_wire import chunks_from_wire, fetch_to_wire, shard_to_wire
+from swarm_ft.protocol.messages.shard import (
+    CHUNK_BYTES,
+    ChunkList,
+    ChunkPart,
+    FetchRequest,
+    ShardName,
+)
 from swarm_ft.transport.base import Channel, MessageStream, Transport, call
 from swarm_ft.transport.methods import FETCH_CHUNKS, LIST_CHUNKS
 
@@ -31,7 +35,7 @@ logger = get_logger(__name__)
 SILENCE_S = 10.0
 """A source that says nothing for so long is dropped."""
 
-Parts = MessageStream[pb.FetchRequest, pb.ChunkPart]
+Parts = MessageStream[FetchRequest, ChunkPart]
 OnFault = Callable[[PeerId, SwarmError], None]
 """Told of each source that was dropped, and why; a `ProtocolError` means that it lied."""
 
@@ -116,8 +120,7 @@ class Downloader:
     async def _list_of(self, source: PeerId, name: ShardName, digest: bytes) -> ChunkList:
         channel = self._transport.connect(await find_peer(self._directory, source))
         try:
-            request = shard_to_wire(name)
-            chunks = chunks_from_wire(await call(channel, LIST_CHUNKS, request, self._silence_s))
+            chunks = await call(channel, LIST_CHUNKS, name, self._silence_s)
         finally:
             await channel.close()
         if chunks.digest() != digest:
@@ -156,7 +159,10 @@ class Downloader:
                 continue
             stream = channel.open(FETCH_CHUNKS)
             try:
-                await stream.send(fetch_to_wire(fetch.name, wanted))
+                request = FetchRequest(
+                    name=fetch.name, first_chunk=wanted.start, num_chunks=len(wanted)
+                )
+                await stream.send(request)
                 await stream.finish()
                 await self._take(stream, fetch, source, wanted)
             finally:
@@ -183,7 +189,7 @@ class Downloader:
             chunk += part.data
         return chunk
 
-    async def _next_part(self, stream: Parts) -> pb.ChunkPart:
+    async def _next_part(self, stream: Parts) -> ChunkPart:
         try:
             async with asyncio.timeout(self._silence_s):
                 part = await stream.receive()

@@ -9,9 +9,13 @@ from pathlib import Path
 
 from swarm_ft import failpoints
 from swarm_ft.errors import MalformedMessage, NotFound, Unavailable
-from swarm_ft.proto import snapshot_pb2 as pb
-from swarm_ft.protocol.messages.shard import CHUNK_BYTES, ChunkList, ShardName
-from swarm_ft.protocol.wire.shard_wire import chunks_to_wire, fetch_from_wire, shard_from_wire
+from swarm_ft.protocol.messages.shard import (
+    CHUNK_BYTES,
+    ChunkList,
+    ChunkPart,
+    FetchRequest,
+    ShardName,
+)
 from swarm_ft.snapshots.files import chunks_of
 from swarm_ft.transport.base import MessageStream
 
@@ -47,25 +51,20 @@ def offer(path: Path) -> OfferedShard:
         raise Unavailable(f"{path} cannot be read: {error}") from error
 
 
-async def serve_chunk_list(
-    stream: MessageStream[pb.ChunkList, pb.ShardName], offers: Offers
-) -> None:
+async def serve_chunk_list(stream: MessageStream[ChunkList, ShardName], offers: Offers) -> None:
     """Somebody asks for a shard's list of chunks.
 
     Raises:
         NotFound: no such shard is offered here.
         MalformedMessage: it asks for nothing that could be one.
     """
-    request = await stream.receive()
-    if request is None:
+    name = await stream.receive()
+    if name is None:
         raise MalformedMessage(f"{stream.remote}: expected the name of a shard")
-    offered = _found(offers, shard_from_wire(request))
-    await stream.send(chunks_to_wire(offered.chunks))
+    await stream.send(_found(offers, name).chunks)
 
 
-async def serve_chunks(
-    stream: MessageStream[pb.ChunkPart, pb.FetchRequest], offers: Offers
-) -> None:
+async def serve_chunks(stream: MessageStream[ChunkPart, FetchRequest], offers: Offers) -> None:
     """Somebody fetches some chunks of a shard.
 
     Raises:
@@ -76,7 +75,7 @@ async def serve_chunks(
     request = await stream.receive()
     if request is None:
         raise MalformedMessage(f"{stream.remote}: expected a request for chunks")
-    name, wanted = fetch_from_wire(request)
+    name, wanted = request.name, request.chunks
     offered = _found(offers, name)
     if wanted.stop > len(offered.chunks):
         raise MalformedMessage(
@@ -87,7 +86,7 @@ async def serve_chunks(
         chunk = await asyncio.to_thread(_read, offered.path, index)
         for start in range(0, len(chunk), PART_BYTES):
             failpoints.reached("handing-over")
-            await stream.send(pb.ChunkPart(chunk=index, data=chunk[start : start + PART_BYTES]))
+            await stream.send(ChunkPart(chunk=index, data=chunk[start : start + PART_BYTES]))
 
 
 def _found(offers: Offers, name: ShardName) -> OfferedShard:

@@ -1,5 +1,8 @@
 """Calls as streams of messages, whatever carries them. It knows no gRPC and no message's meaning.
 
+Messages are values of `protocol`. A stream turns them into bytes and back as its `Method` says, so
+that what a handler receives is checked.
+
 Every call, of whatever kind, is one `MessageStream` seen from two ends; a unary call is one
 message each way. `grpc_transport` carries calls between machines, `memory` inside a process,
 and one conformance suite holds both to what is written here.
@@ -12,15 +15,14 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-from google.protobuf.message import Message
-
 from swarm_ft.errors import InternalError, MalformedMessage, SwarmError, Unavailable
 from swarm_ft.log import get_logger
+from swarm_ft.protocol.wire.convert import WireType
 
-Send = TypeVar("Send", bound=Message, contravariant=True)
-Receive = TypeVar("Receive", bound=Message, covariant=True)
-Request = TypeVar("Request", bound=Message)
-Reply = TypeVar("Reply", bound=Message)
+Send = TypeVar("Send", contravariant=True)
+Receive = TypeVar("Receive", covariant=True)
+Request = TypeVar("Request")
+Reply = TypeVar("Reply")
 
 
 class MessageStream(Protocol[Send, Receive]):
@@ -52,7 +54,9 @@ class MessageStream(Protocol[Send, Receive]):
         Raises:
             SwarmError: the error with which the other side ended the call.
             Unavailable: the other side is gone, or this side cancelled.
-            MalformedMessage: the bytes are not the message they should be.
+            MalformedMessage: the bytes are not the message they should be, or it has a field out
+                of its bounds; the error names the other side.
+            VersionMismatch: the other side speaks another version of the protocol.
         """
         ...
 
@@ -78,16 +82,16 @@ class Method(Generic[Request, Reply]):
 
     Attributes:
         service: full name, for example `swarm_ft.v1.Coordinator`.
-        request: class of what the client sends.
-        reply: class of what the server sends.
+        request: how what the client sends travels.
+        reply: how what the server sends does.
         client_streaming: the client may send more than one message.
         server_streaming: the server may send more than one message.
     """
 
     service: str
     name: str
-    request: type[Request]
-    reply: type[Reply]
+    request: WireType[Request]
+    reply: WireType[Reply]
     client_streaming: bool
     server_streaming: bool
 

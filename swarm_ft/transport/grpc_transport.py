@@ -10,9 +10,9 @@ from typing import Any, Generic, TypeVar
 from urllib.parse import unquote
 
 import grpc
-from google.protobuf.message import Message
 
 from swarm_ft.errors import InternalError, OutOfTurn, SwarmError, Unavailable, from_code
+from swarm_ft.protocol.wire.convert import WireType
 from swarm_ft.transport.base import (
     LOST_GRACE_S,
     Handler,
@@ -59,6 +59,7 @@ STATUS: dict[str, grpc.StatusCode] = {
     "malformed-message": grpc.StatusCode.INVALID_ARGUMENT,
     "bad-frame": grpc.StatusCode.INVALID_ARGUMENT,
     "out-of-turn": grpc.StatusCode.FAILED_PRECONDITION,
+    "version-mismatch": grpc.StatusCode.FAILED_PRECONDITION,
     "not-found": grpc.StatusCode.NOT_FOUND,
     "unavailable": grpc.StatusCode.UNAVAILABLE,
     "busy": grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -109,8 +110,8 @@ def _printable(text: str) -> str:
 
 # ---- one end of a gRPC call as a `MessageStream`
 
-Out = TypeVar("Out", bound=Message)
-In = TypeVar("In", bound=Message)
+Out = TypeVar("Out")
+In = TypeVar("In")
 T = TypeVar("T")
 
 
@@ -122,8 +123,15 @@ class GrpcStream(ABC, Generic[Out, In]):
     the next caller to take up.
     """
 
-    def __init__(self, remote: str, incoming: type[In], max_message_bytes: int) -> None:
+    def __init__(
+        self,
+        remote: str,
+        outgoing: WireType[Out],
+        incoming: WireType[In],
+        max_message_bytes: int,
+    ) -> None:
         self._remote = remote
+        self._outgoing = outgoing
         self._incoming = incoming
         self._max_message_bytes = max_message_bytes
         self._one_sender = asyncio.Lock()
@@ -140,7 +148,7 @@ class GrpcStream(ABC, Generic[Out, In]):
 
     async def send(self, message: Out) -> None:
         """See `MessageStream`."""
-        data = to_bytes(message, self._max_message_bytes)
+        data = to_bytes(self._outgoing, message, self._max_message_bytes)
         async with self._one_sender:
             if self._finished:
                 raise OutOfTurn("send after finish: this side has said its last message")
@@ -228,7 +236,13 @@ class GrpcChannel:
     def open(self, method: Method[Request, Reply]) -> GrpcStream[Request, Reply]:
         """See `Channel`. All kinds of rpc look alike on the wire, so all are opened alike."""
         begun = self._channel.stream_stream(method.path)(wait_for_ready=False)
-        return ClientStream(begun, self._endpoint, method.reply, self._options.max_message_bytes)
+        return ClientStream(
+            begun,
+            self._endpoint,
+            method.request,
+            method.reply,
+            self._options.max_message_bytes,
+        )
 
     async def close(self) -> None:
         """See `Channel`."""
@@ -242,10 +256,11 @@ class ClientStream(GrpcStream[Out, In]):
         self,
         begun: grpc.aio.StreamStreamCall,
         remote: str,
-        incoming: type[In],
+        outgoing: WireType[Out],
+        incoming: WireType[In],
         max_message_bytes: int,
     ) -> None:
-        super().__init__(remote, incoming, max_message_bytes)
+        super().__init__(remote, outgoing, incoming, max_message_bytes)
         self._call = begun
 
     async def cancel(self) -> None:
@@ -367,7 +382,7 @@ class GrpcServer:
         self, method: Method[Any, Any], handler: Handler, context: grpc.aio.ServicerContext
     ) -> None:
         stream: ServerStream[Any, Any] = ServerStream(
-            context, method.request, self._options.max_message_bytes
+            context, method.reply, method.request, self._options.max_message_bytes
         )
         running = asyncio.create_task(run_handler(handler, stream, method, stream.lost))
         self._running[running] = stream
@@ -385,10 +400,15 @@ class ServerStream(GrpcStream[Out, In]):
     """The server's end of a call."""
 
     def __init__(
-        self, context: grpc.aio.ServicerContext, incoming: type[In], max_message_bytes: int
+        self,
+        context: grpc.aio.ServicerContext,
+        outgoing: WireType[Out],
+        incoming: WireType[In],
+        max_message_bytes: int,
     ) -> None:
         # For example `ipv4:127.0.0.1:5000`, with an IPv6 address's brackets escaped.
-        super().__init__(unquote(context.peer()).partition(":")[2], incoming, max_message_bytes)
+        remote = unquote(context.peer()).partition(":")[2]
+        super().__init__(remote, outgoing, incoming, max_message_bytes)
         self._context = context
 
     async def _read(self) -> bytes | None:

@@ -11,9 +11,8 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, Generic, TypeVar
 
-from google.protobuf.message import Message
-
 from swarm_ft.errors import InternalError, OutOfTurn, PortInUse, SwarmError, Unavailable
+from swarm_ft.protocol.wire.convert import WireType
 from swarm_ft.transport.base import Handler, Method, Reply, Request, run_handler
 from swarm_ft.transport.methods import MAX_MESSAGE_BYTES, from_bytes, to_bytes
 
@@ -22,8 +21,8 @@ QUEUE_MESSAGES = 4
 
 FIRST_FREE_PORT = 49152
 
-Out = TypeVar("Out", bound=Message)
-In = TypeVar("In", bound=Message)
+Out = TypeVar("Out")
+In = TypeVar("In")
 
 
 class MemoryTransport:
@@ -77,7 +76,12 @@ class MemoryChannel:
         else:
             server.accept(method, made)
         return MemoryStream(
-            made, self._endpoint, method.reply, inbox=made.replies, outbox=made.requests
+            made,
+            self._endpoint,
+            method.request,
+            method.reply,
+            inbox=made.replies,
+            outbox=made.requests,
         )
 
     async def close(self) -> None:
@@ -113,7 +117,12 @@ class MemoryServer:
         if method.path in self._handlers:
             method, handler = self._handlers[method.path]
             stream: MemoryStream[Any, Any] = MemoryStream(
-                accepted, "client", method.request, inbox=accepted.requests, outbox=accepted.replies
+                accepted,
+                "client",
+                method.reply,
+                method.request,
+                inbox=accepted.requests,
+                outbox=accepted.replies,
             )
             failure = await run_handler(handler, stream, method, accepted.lost)
         accepted.replies.finish(failure)
@@ -148,10 +157,18 @@ class MemoryStream(Generic[Out, In]):
     """One end of a call; see `MessageStream`."""
 
     def __init__(
-        self, shared: _Call, remote: str, incoming: type[In], *, inbox: _Pipe, outbox: _Pipe
+        self,
+        shared: _Call,
+        remote: str,
+        outgoing: WireType[Out],
+        incoming: WireType[In],
+        *,
+        inbox: _Pipe,
+        outbox: _Pipe,
     ) -> None:
         self._shared = shared
         self._remote = remote
+        self._outgoing = outgoing
         self._incoming = incoming
         self._inbox = inbox
         self._outbox = outbox
@@ -163,7 +180,7 @@ class MemoryStream(Generic[Out, In]):
 
     async def send(self, message: Out) -> None:
         """See `MessageStream`."""
-        await self._outbox.put(to_bytes(message, MAX_MESSAGE_BYTES))
+        await self._outbox.put(to_bytes(self._outgoing, message, MAX_MESSAGE_BYTES))
 
     async def receive(self) -> In | None:
         """See `MessageStream`."""

@@ -4,15 +4,29 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from google.protobuf.descriptor import ServiceDescriptor
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.descriptor import Descriptor, ServiceDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
 from swarm_ft.errors import MalformedMessage
 from swarm_ft.proto import coordinator_pb2 as coordinator
 from swarm_ft.proto import peer_pb2 as peer
 from swarm_ft.proto import snapshot_pb2 as snapshot
-from swarm_ft.proto.link_pb2 import LinkMessage
+from swarm_ft.protocol.messages.client import (
+    CancelRequest,
+    CollectedRequest,
+    RunEvent,
+    RunStatus,
+    StatusRequest,
+    SubmitPart,
+    SwarmStatus,
+    WatchRequest,
+)
+from swarm_ft.protocol.messages.control import FromPeer, ToPeer
+from swarm_ft.protocol.messages.link import LinkMessage
+from swarm_ft.protocol.messages.shard import ChunkList, ChunkPart, FetchRequest, ShardName
+from swarm_ft.protocol.messages.timeline import PeerTimeline
+from swarm_ft.protocol.wire.convert import WireType, wire_type
+from swarm_ft.protocol.wire.frames import LINK_MESSAGE
 from swarm_ft.transport.base import Method
 
 # ---- messages to bytes and back, bounded
@@ -21,65 +35,81 @@ MAX_MESSAGE_BYTES = 128 << 20
 """Largest message. Above the largest frame that a real model makes (8,192 tokens x 4,096
 channels of float32), below what a hostile sender needs to exhaust a volunteer's memory."""
 
-Some = TypeVar("Some", bound=Message)
+Some = TypeVar("Some")
 
 
-def to_bytes(message: Message, max_bytes: int) -> bytes:
+def to_bytes(kind: WireType[Some], message: Some, max_bytes: int) -> bytes:
     """The message's bytes.
 
     Raises:
         MalformedMessage: they are more than `max_bytes`.
     """
-    data = message.SerializeToString()
+    data = kind.to_bytes(message)
     if len(data) > max_bytes:
-        raise MalformedMessage(
-            f"a {type(message).__name__} of {len(data)} bytes: expected {max_bytes} at most"
-        )
+        raise MalformedMessage(f"a {kind.name} of {len(data)} bytes: expected {max_bytes} at most")
     return data
 
 
-def from_bytes(kind: type[Some], data: bytes, remote: str) -> Some:
-    """The message of class `kind` that `remote` wrote as `data`.
+def from_bytes(kind: WireType[Some], data: bytes, remote: str) -> Some:
+    """The message that `remote` wrote as `data`.
 
     Raises:
-        MalformedMessage: the bytes are not such a message.
+        MalformedMessage: the bytes are not such a message, or it has a field out of its bounds.
+        VersionMismatch: it is in another version of the protocol.
     """
     try:
-        return kind.FromString(data)
-    except DecodeError:
-        raise MalformedMessage(
-            f"{remote} sent {len(data)} bytes that are not a {kind.__name__}"
-        ) from None
+        return kind.from_bytes(data)
+    except MalformedMessage as error:
+        raise MalformedMessage(f"{remote} sent {error.message}") from error
 
 
-def _method(service: ServiceDescriptor, name: str) -> Method[Any, Any]:
-    # Names and classes come from the descriptor, so they cannot differ from the proto; the
-    # types written below are for readers and the type checker, and a test compares them.
+_BY_HAND: dict[Any, WireType[Any]] = {
+    LinkMessage: LINK_MESSAGE,
+}
+
+
+def _method(
+    service: ServiceDescriptor, name: str, request: object, reply: object
+) -> Method[Any, Any]:
+    # Names come from the descriptor, so they cannot differ from the proto; that the types have the
+    # fields of its messages is seen to as they are put together.
     rpc = service.methods_by_name[name]
     return Method(
         service=service.full_name,
         name=rpc.name,
-        request=GetMessageClass(rpc.input_type),
-        reply=GetMessageClass(rpc.output_type),
+        request=_wire(request, rpc.input_type),
+        reply=_wire(reply, rpc.output_type),
         client_streaming=rpc.client_streaming,
         server_streaming=rpc.server_streaming,
     )
+
+
+def _wire(kind: Any, descriptor: Descriptor) -> WireType[Any]:  # noqa: ANN401 - a type
+    if kind in _BY_HAND:
+        return _BY_HAND[kind]
+    return wire_type(kind, GetMessageClass(descriptor))
 
 
 _COORDINATOR: ServiceDescriptor = coordinator.DESCRIPTOR.services_by_name["Coordinator"]
 _PEER: ServiceDescriptor = peer.DESCRIPTOR.services_by_name["Peer"]
 _SNAPSHOTS: ServiceDescriptor = snapshot.DESCRIPTOR.services_by_name["Snapshots"]
 
-JOIN: Method[coordinator.FromPeer, coordinator.ToPeer] = _method(_COORDINATOR, "Join")
-SUBMIT: Method[coordinator.SubmitPart, coordinator.RunStatus] = _method(_COORDINATOR, "Submit")
-WATCH: Method[coordinator.WatchRequest, coordinator.RunEvent] = _method(_COORDINATOR, "Watch")
-CANCEL: Method[coordinator.CancelRequest, coordinator.RunStatus] = _method(_COORDINATOR, "Cancel")
-COLLECTED: Method[coordinator.CollectedRequest, coordinator.RunStatus] = _method(
-    _COORDINATOR, "Collected"
+JOIN: Method[FromPeer, ToPeer] = _method(_COORDINATOR, "Join", FromPeer, ToPeer)
+SUBMIT: Method[SubmitPart, RunStatus] = _method(_COORDINATOR, "Submit", SubmitPart, RunStatus)
+WATCH: Method[WatchRequest, RunEvent | PeerTimeline] = _method(
+    _COORDINATOR, "Watch", WatchRequest, RunEvent | PeerTimeline
 )
-STATUS: Method[coordinator.StatusRequest, coordinator.SwarmStatus] = _method(_COORDINATOR, "Status")
+CANCEL: Method[CancelRequest, RunStatus] = _method(_COORDINATOR, "Cancel", CancelRequest, RunStatus)
+COLLECTED: Method[CollectedRequest, RunStatus] = _method(
+    _COORDINATOR, "Collected", CollectedRequest, RunStatus
+)
+STATUS: Method[StatusRequest, SwarmStatus] = _method(
+    _COORDINATOR, "Status", StatusRequest, SwarmStatus
+)
 
-LINK: Method[LinkMessage, LinkMessage] = _method(_PEER, "Link")
+LINK: Method[LinkMessage, LinkMessage] = _method(_PEER, "Link", LinkMessage, LinkMessage)
 
-LIST_CHUNKS: Method[snapshot.ShardName, snapshot.ChunkList] = _method(_SNAPSHOTS, "ListChunks")
-FETCH_CHUNKS: Method[snapshot.FetchRequest, snapshot.ChunkPart] = _method(_SNAPSHOTS, "FetchChunks")
+LIST_CHUNKS: Method[ShardName, ChunkList] = _method(_SNAPSHOTS, "ListChunks", ShardName, ChunkList)
+FETCH_CHUNKS: Method[FetchRequest, ChunkPart] = _method(
+    _SNAPSHOTS, "FetchChunks", FetchRequest, ChunkPart
+)

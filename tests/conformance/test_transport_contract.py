@@ -9,20 +9,24 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from swarm_ft import errors
-from swarm_ft.proto.coordinator_pb2 import (
+from swarm_ft.ids import PeerId, RunId, SampleId
+from swarm_ft.protocol.messages.client import (
+    MemberStatus,
+    RunPhase,
     RunStatus,
+    SampleTokens,
     StatusRequest,
-    SubmitHeader,
-    SubmitPart,
     SwarmStatus,
+    WatchRequest,
 )
-from swarm_ft.proto.snapshot_pb2 import ChunkPart, FetchRequest
+from swarm_ft.protocol.spec.version import PROTOCOL_VERSION
 from swarm_ft.transport.base import Channel, Handler, Method, Server, Transport, call
 from swarm_ft.transport.grpc_options import GrpcOptions
 from swarm_ft.transport.grpc_transport import GrpcTransport
 from swarm_ft.transport.memory import MemoryTransport
-from swarm_ft.transport.methods import FETCH_CHUNKS, JOIN, STATUS, SUBMIT
-from tests.echo import ECHO
+from swarm_ft.transport.methods import JOIN, STATUS, SUBMIT, WATCH
+from tests.raw_calls import BYTES, RAW
+from tests.specs import run_spec
 
 DEADLINE_S = 10.0
 
@@ -45,10 +49,6 @@ async def serving(
     finally:
         await channel.close()
         await server.stop()
-
-
-def blob(data: bytes) -> ChunkPart:
-    return ChunkPart(data=data)
 
 
 async def echo(stream) -> None:
@@ -95,9 +95,9 @@ class Witness:
 
 
 async def test_messages_come_back_in_order_both_ways(transport):
-    async with serving(transport, {ECHO: echo}) as (_, channel):
-        stream = channel.open(ECHO)
-        sent = [blob(b"%d" % i) for i in range(50)]
+    async with serving(transport, {BYTES: echo}) as (_, channel):
+        stream = channel.open(BYTES)
+        sent = [b"%d" % i for i in range(50)]
 
         async def send_all():
             for message in sent:
@@ -113,20 +113,31 @@ async def test_messages_come_back_in_order_both_ways(transport):
 
 
 async def test_empty_messages_are_messages(transport):
-    async with serving(transport, {ECHO: echo}) as (_, channel):
-        stream = channel.open(ECHO)
-        await stream.send(ChunkPart())
-        assert await stream.receive() == ChunkPart()
+    async with serving(transport, {BYTES: echo}) as (_, channel):
+        stream = channel.open(BYTES)
+        await stream.send(b"")
+        assert await stream.receive() == b""
 
 
 async def test_a_unary_call_answers_once(transport):
+    told = SwarmStatus(members=(MemberStatus(peer_id=PeerId("p"), layers=None),), runs=())
+
     async def status(stream):
         assert await stream.receive() == StatusRequest()
-        await stream.send(SwarmStatus(runs=[RunStatus(run_id="r")]))
+        await stream.send(told)
 
     async with serving(transport, {STATUS: status}) as (_, channel):
-        reply = await call(channel, STATUS, StatusRequest(), timeout_s=5.0)
-        assert [run.run_id for run in reply.runs] == ["r"]
+        assert await call(channel, STATUS, StatusRequest(), timeout_s=5.0) == told
+
+
+def run_status(committed_steps: int) -> RunStatus:
+    return RunStatus(
+        run_id=RunId("r"),
+        phase=RunPhase.TRAINING,
+        detail="",
+        committed_steps=committed_steps,
+        spec=run_spec(),
+    )
 
 
 async def test_a_client_may_stream_and_get_one_reply(transport):
@@ -134,78 +145,79 @@ async def test_a_client_may_stream_and_get_one_reply(transport):
         count = 0
         while await stream.receive() is not None:
             count += 1
-        await stream.send(RunStatus(committed_steps=count))
+        await stream.send(run_status(count))
 
     async with serving(transport, {SUBMIT: submit}) as (_, channel):
         stream = channel.open(SUBMIT)
-        for _ in range(7):
-            await stream.send(SubmitPart(header=SubmitHeader()))
+        for sample in range(7):
+            await stream.send(SampleTokens(sample=SampleId(sample), token_ids=bytes(4)))
         await stream.finish()
-        assert (await stream.receive()).committed_steps == 7
+        assert await stream.receive() == run_status(7)
         assert await stream.receive() is None
 
 
 async def test_a_server_may_stream_after_one_request(transport):
-    async def chunks(stream):
+    async def watch(stream):
         request = await stream.receive()
-        for chunk in range(request.num_chunks):
-            await stream.send(ChunkPart(chunk=chunk, data=b"w"))
+        assert request == WatchRequest(run_id=RunId("r"))
+        for step in range(3):
+            await stream.send(run_status(step))
 
-    async with serving(transport, {FETCH_CHUNKS: chunks}) as (_, channel):
-        stream = channel.open(FETCH_CHUNKS)
-        await stream.send(FetchRequest(num_chunks=3))
+    async with serving(transport, {WATCH: watch}) as (_, channel):
+        stream = channel.open(WATCH)
+        await stream.send(WatchRequest(run_id=RunId("r")))
         await stream.finish()
-        expected = [ChunkPart(chunk=chunk, data=b"w") for chunk in range(3)]
+        expected = [run_status(step) for step in range(3)]
         assert [await stream.receive() for _ in range(4)] == [*expected, None]
 
 
 async def test_after_half_close_the_server_still_sends(transport):
     async def answer_late(stream):
         assert await stream.receive() is None
-        await stream.send(blob(b"late"))
+        await stream.send(b"late")
 
-    async with serving(transport, {ECHO: answer_late}) as (_, channel):
-        stream = channel.open(ECHO)
+    async with serving(transport, {BYTES: answer_late}) as (_, channel):
+        stream = channel.open(BYTES)
         await stream.finish()
         await stream.finish()
-        assert await stream.receive() == blob(b"late")
+        assert await stream.receive() == b"late"
 
 
 async def test_sending_after_finish_is_refused(transport):
-    async with serving(transport, {ECHO: echo}) as (_, channel):
-        stream = channel.open(ECHO)
+    async with serving(transport, {BYTES: echo}) as (_, channel):
+        stream = channel.open(BYTES)
         await stream.finish()
-        assert isinstance(await raised_by(stream.send(blob(b"x"))), errors.OutOfTurn)
+        assert isinstance(await raised_by(stream.send(b"x")), errors.OutOfTurn)
 
 
 async def test_eight_megabytes_arrive_whole(transport):
     data = bytes(range(256)) * (8 << 12)
-    async with serving(transport, {ECHO: echo}) as (_, channel):
-        stream = channel.open(ECHO)
-        await stream.send(blob(data))
-        assert (await stream.receive()).data == data
+    async with serving(transport, {BYTES: echo}) as (_, channel):
+        stream = channel.open(BYTES)
+        await stream.send(data)
+        assert await stream.receive() == data
 
 
 async def test_many_tasks_may_send_on_one_stream(transport):
-    async with serving(transport, {ECHO: echo}) as (_, channel):
-        stream = channel.open(ECHO)
+    async with serving(transport, {BYTES: echo}) as (_, channel):
+        stream = channel.open(BYTES)
         sent = {b"%d" % i * 1000 for i in range(40)}
         async with asyncio.TaskGroup() as group:
             for data in sent:
-                group.create_task(stream.send(blob(data)))
-            received = {(await stream.receive()).data for _ in sent}
+                group.create_task(stream.send(data))
+            received = {await stream.receive() for _ in sent}
         assert received == sent
 
 
 async def test_calls_on_one_channel_do_not_mix(transport):
-    async with serving(transport, {ECHO: echo, STATUS: echo_nothing}) as (_, channel):
+    async with serving(transport, {BYTES: echo, STATUS: echo_nothing}) as (_, channel):
         held = channel.open(STATUS)
         await held.send(StatusRequest())
 
         async def exchange(number: int) -> None:
-            stream = channel.open(ECHO)
+            stream = channel.open(BYTES)
             for turn in range(5):
-                message = blob(b"%d/%d" % (number, turn))
+                message = b"%d/%d" % (number, turn)
                 await stream.send(message)
                 assert await stream.receive() == message
             await stream.cancel()
@@ -221,8 +233,8 @@ async def test_each_end_names_the_other(transport):
     async def look(stream):
         seen.set_result(stream.remote)
 
-    async with serving(transport, {ECHO: look}) as (server, channel):
-        stream = channel.open(ECHO)
+    async with serving(transport, {BYTES: look}) as (server, channel):
+        stream = channel.open(BYTES)
         assert stream.remote == server.endpoint
         assert re.fullmatch(r"127\.0\.0\.1:\d+|client", await seen)
 
@@ -231,7 +243,7 @@ async def test_each_end_names_the_other(transport):
 
 
 async def test_a_slow_reader_bounds_the_writer(transport):
-    message, count = blob(b"x" * (1 << 20)), 64
+    message, count = b"x" * (1 << 20), 64
     go, stalled = asyncio.Event(), asyncio.Event()
     accepted = 0
 
@@ -243,7 +255,7 @@ async def test_a_slow_reader_bounds_the_writer(transport):
         read = 0
         while await stream.receive() is not None:
             read += 1
-        await stream.send(blob(b"%d" % read))
+        await stream.send(b"%d" % read)
 
     async def send_all(stream):
         nonlocal accepted
@@ -257,26 +269,26 @@ async def test_a_slow_reader_bounds_the_writer(transport):
             accepted += 1
         await stream.finish()
 
-    async with serving(transport, {ECHO: read_when_told}) as (_, channel):
-        stream = channel.open(ECHO)
+    async with serving(transport, {BYTES: read_when_told}) as (_, channel):
+        stream = channel.open(BYTES)
         sender = asyncio.create_task(send_all(stream))
         await stalled.wait()
         assert accepted < count
         go.set()
         await sender
-        assert (await stream.receive()).data == b"%d" % count
+        assert await stream.receive() == b"%d" % count
 
 
 async def test_a_cancelled_receive_loses_no_message(transport):
-    async with serving(transport, {ECHO: echo}) as (_, channel):
-        stream = channel.open(ECHO)
+    async with serving(transport, {BYTES: echo}) as (_, channel):
+        stream = channel.open(BYTES)
         for _ in range(3):
             impatient = asyncio.create_task(stream.receive())
             await asyncio.sleep(0)
             impatient.cancel()
             await asyncio.wait({impatient})
-        await stream.send(blob(b"kept"))
-        assert await stream.receive() == blob(b"kept")
+        await stream.send(b"kept")
+        assert await stream.receive() == b"kept"
 
 
 async def test_a_cancelled_send_leaves_the_call_usable(transport):
@@ -286,17 +298,17 @@ async def test_a_cancelled_send_leaves_the_call_usable(transport):
         await go.wait()
         await echo(stream)
 
-    async with serving(transport, {ECHO: read_late}) as (_, channel):
-        stream = channel.open(ECHO)
-        sending = [asyncio.create_task(stream.send(blob(b"x" * (1 << 20)))) for _ in range(8)]
+    async with serving(transport, {BYTES: read_late}) as (_, channel):
+        stream = channel.open(BYTES)
+        sending = [asyncio.create_task(stream.send(b"x" * (1 << 20))) for _ in range(8)]
         await asyncio.sleep(0)
         for task in sending:
             task.cancel()
         await asyncio.wait(sending)
         go.set()
-        last = asyncio.create_task(stream.send(blob(b"last")))
-        while (message := await stream.receive()) != blob(b"last"):
-            assert message == blob(b"x" * (1 << 20))
+        last = asyncio.create_task(stream.send(b"last"))
+        while (message := await stream.receive()) != b"last":
+            assert message == b"x" * (1 << 20)
         await last
 
 
@@ -318,12 +330,12 @@ async def test_a_handlers_error_reaches_the_client_with_code_and_message(transpo
 async def test_an_error_comes_after_the_messages_before_it(transport):
     async def three_then_fail(stream):
         for _ in range(3):
-            await stream.send(blob(b"x"))
+            await stream.send(b"x")
         raise errors.NonFinite("loss is nan")
 
-    async with serving(transport, {ECHO: three_then_fail}) as (_, channel):
-        stream = channel.open(ECHO)
-        assert [await stream.receive() for _ in range(3)] == [blob(b"x")] * 3
+    async with serving(transport, {BYTES: three_then_fail}) as (_, channel):
+        stream = channel.open(BYTES)
+        assert [await stream.receive() for _ in range(3)] == [b"x"] * 3
         for _ in range(2):
             assert isinstance(await raised_by(stream.receive()), errors.NonFinite)
 
@@ -334,10 +346,10 @@ async def test_a_sender_learns_the_error_that_ended_the_call(transport):
 
     async def send_until_refused(stream):
         while True:
-            await stream.send(blob(b"x" * 1000))
+            await stream.send(b"x" * 1000)
 
-    async with serving(transport, {ECHO: refuse}) as (_, channel):
-        error = await raised_by(send_until_refused(channel.open(ECHO)))
+    async with serving(transport, {BYTES: refuse}) as (_, channel):
+        error = await raised_by(send_until_refused(channel.open(BYTES)))
         assert isinstance(error, errors.RunMismatch)
         assert error.message == "other digest"
 
@@ -346,10 +358,10 @@ async def test_a_sender_learns_that_the_call_ended_cleanly(transport):
     async def leave(_):
         return
 
-    async with serving(transport, {ECHO: leave}) as (_, channel):
-        stream = channel.open(ECHO)
+    async with serving(transport, {BYTES: leave}) as (_, channel):
+        stream = channel.open(BYTES)
         assert await stream.receive() is None
-        assert isinstance(await raised_by(stream.send(blob(b"x"))), errors.Unavailable)
+        assert isinstance(await raised_by(stream.send(b"x")), errors.Unavailable)
 
 
 @pytest.mark.parametrize("grouped", [False, True])
@@ -383,7 +395,13 @@ async def test_a_swarm_error_inside_a_task_group_reaches_the_client(transport):
         assert isinstance(error, errors.BadFrame)
 
 
-async def test_bytes_that_are_no_such_message_are_malformed(transport):
+# A client that thinks the rpc's requests are others: what it sends is the hello of a FromPeer.
+LYING = replace(JOIN, request=RAW)
+VERSION = bytes([15 << 3, PROTOCOL_VERSION])
+
+
+async def greeted_with(transport: Transport, hello: bytes) -> tuple[object, object]:
+    """What a server of JOIN receives, or the error that it gets, and then the client of it."""
     seen = asyncio.get_running_loop().create_future()
 
     async def read(stream):
@@ -391,17 +409,60 @@ async def test_bytes_that_are_no_such_message_are_malformed(transport):
             seen.set_result(await stream.receive())
         except errors.SwarmError as error:
             seen.set_result(error)
+            raise
 
-    # A client that thinks the rpc's requests are others: field 1 breaks off inside a number.
-    lying = replace(JOIN, request=StatusRequest)
-    nonsense = StatusRequest.FromString(b"\x0a\x02\x08\xff")
     async with serving(transport, {JOIN: read}) as (_, channel):
-        await channel.open(lying).send(nonsense)
-        assert isinstance(await seen, errors.MalformedMessage)
+        stream = channel.open(LYING)
+        await stream.send(hello)
+        return await seen, await raised_by(stream.receive())
+
+
+async def test_bytes_that_are_no_such_message_are_malformed(transport):
+    seen, told = await greeted_with(transport, b"\x08\xff")  # breaks off inside a number
+    assert type(seen) is type(told) is errors.MalformedMessage
+
+
+async def test_a_field_out_of_its_bounds_is_malformed_and_names_its_sender(transport):
+    seen, told = await greeted_with(transport, b"\x0a\x03a/b" + VERSION)
+    assert isinstance(seen, errors.MalformedMessage)
+    words = (
+        r"(client|127\.0\.0\.1:\d+) sent FromPeer\.hello\.peer_id: expected 1 to 64 .* got 'a/b'"
+    )
+    assert re.fullmatch(words, seen.message)
+    assert (type(told), told.message) == (type(seen), seen.message)
+
+
+async def test_another_version_is_told_apart_from_what_is_malformed(transport):
+    seen, told = await greeted_with(transport, b"\x0a\x05alice")
+    assert type(seen) is type(told) is errors.VersionMismatch
+    assert told.message == (
+        f"this coordinator speaks protocol version {PROTOCOL_VERSION}, peer alice speaks an "
+        "older one: update peer alice with pip install -U swarm-ft"
+    )
+
+
+async def test_a_message_that_is_refused_does_not_take_the_next_one_with_it(transport):
+    seen = []
+
+    async def read(stream):
+        while len(seen) < 2:
+            try:
+                seen.append(await stream.receive())
+            except errors.MalformedMessage as error:
+                seen.append(error)
+
+    async with serving(transport, {JOIN: read}) as (_, channel):
+        stream = channel.open(replace(JOIN, request=RAW, reply=RAW))
+        await stream.send(VERSION)
+        await stream.send(b"")  # an empty FromPeer
+        assert await stream.receive() is None
+    assert [type(one) for one in seen] == [errors.MalformedMessage] * 2
+    assert "peer_id" in seen[0].message
+    assert "expected one of hello, " in seen[1].message
 
 
 async def test_a_method_that_is_not_served_is_refused(transport):
-    async with serving(transport, {ECHO: echo}) as (_, channel):
+    async with serving(transport, {BYTES: echo}) as (_, channel):
         error = await raised_by(call(channel, STATUS, StatusRequest(), timeout_s=5.0))
         assert isinstance(error, errors.InternalError)
 
@@ -426,22 +487,22 @@ async def test_a_unary_call_without_a_reply_is_malformed(transport):
 
 async def test_a_handler_that_receives_sees_the_client_cancel(transport):
     witness = Witness(echo)
-    async with serving(transport, {ECHO: witness}) as (_, channel):
-        stream = channel.open(ECHO)
-        await stream.send(blob(b"x"))
+    async with serving(transport, {BYTES: witness}) as (_, channel):
+        stream = channel.open(BYTES)
+        await stream.send(b"x")
         await stream.receive()
         await stream.cancel()
         assert isinstance(await witness.ended, errors.Unavailable)
         assert isinstance(await raised_by(stream.receive()), errors.Unavailable)
-        assert isinstance(await raised_by(stream.send(blob(b"x"))), errors.Unavailable)
+        assert isinstance(await raised_by(stream.send(b"x")), errors.Unavailable)
 
 
 async def test_a_client_that_vanishes_is_never_taken_for_one_that_finished(transport):
     for _ in range(25):
         witness = Witness(echo)
-        async with serving(transport, {ECHO: witness}) as (_, channel):
-            stream = channel.open(ECHO)
-            await stream.send(blob(b"x"))
+        async with serving(transport, {BYTES: witness}) as (_, channel):
+            stream = channel.open(BYTES)
+            await stream.send(b"x")
             await witness.begun.wait()
             await channel.close()
             assert isinstance(await witness.ended, errors.Unavailable)
@@ -450,11 +511,11 @@ async def test_a_client_that_vanishes_is_never_taken_for_one_that_finished(trans
 async def test_a_handler_that_sends_sees_the_client_cancel(transport):
     async def pour(stream):
         while True:
-            await stream.send(blob(b"x" * 100_000))
+            await stream.send(b"x" * 100_000)
 
     witness = Witness(pour)
-    async with serving(transport, {ECHO: witness}) as (_, channel):
-        stream = channel.open(ECHO)
+    async with serving(transport, {BYTES: witness}) as (_, channel):
+        stream = channel.open(BYTES)
         await stream.receive()
         await stream.cancel()
         assert isinstance(await witness.ended, errors.Unavailable)
@@ -462,9 +523,9 @@ async def test_a_handler_that_sends_sees_the_client_cancel(transport):
 
 async def test_a_handler_that_waits_for_something_else_is_cancelled(transport):
     witness = Witness(wait_for_ever)
-    async with serving(transport, {ECHO: witness}) as (_, channel):
-        stream = channel.open(ECHO)
-        await stream.send(blob(b"x"))
+    async with serving(transport, {BYTES: witness}) as (_, channel):
+        stream = channel.open(BYTES)
+        await stream.send(b"x")
         await witness.begun.wait()
         await stream.cancel()
         assert isinstance(await witness.ended, asyncio.CancelledError)
@@ -477,18 +538,18 @@ async def test_a_handler_may_drop_its_call(transport):
         await stream.receive()
 
     witness = Witness(drop)
-    async with serving(transport, {ECHO: witness}) as (_, channel):
-        stream = channel.open(ECHO)
-        await stream.send(blob(b"x"))
+    async with serving(transport, {BYTES: witness}) as (_, channel):
+        stream = channel.open(BYTES)
+        await stream.send(b"x")
         assert isinstance(await raised_by(stream.receive()), errors.Unavailable)
         assert isinstance(await witness.ended, errors.Unavailable)
 
 
 async def test_a_client_sees_the_server_stop(transport):
     witness = Witness(echo)
-    async with serving(transport, {ECHO: witness}) as (server, channel):
-        stream = channel.open(ECHO)
-        await stream.send(blob(b"x"))
+    async with serving(transport, {BYTES: witness}) as (server, channel):
+        stream = channel.open(BYTES)
+        await stream.send(b"x")
         await stream.receive()
         waiting = asyncio.create_task(stream.receive())
         await server.stop()
@@ -500,13 +561,13 @@ async def test_a_client_sees_the_server_stop(transport):
 
 async def test_a_stop_with_grace_lets_calls_end(transport):
     witness = Witness(echo)
-    async with serving(transport, {ECHO: witness}) as (server, channel):
-        stream = channel.open(ECHO)
-        await stream.send(blob(b"x"))
+    async with serving(transport, {BYTES: witness}) as (server, channel):
+        stream = channel.open(BYTES)
+        await stream.send(b"x")
         await witness.begun.wait()
         stopping = asyncio.create_task(server.stop(grace_s=DEADLINE_S))
         await stream.finish()
-        assert await stream.receive() == blob(b"x")
+        assert await stream.receive() == b"x"
         assert await stream.receive() is None
         await stopping
         assert await witness.ended is None
@@ -514,8 +575,8 @@ async def test_a_stop_with_grace_lets_calls_end(transport):
 
 async def test_cancelling_an_ended_call_changes_nothing(transport):
     witness = Witness(echo)
-    async with serving(transport, {ECHO: witness}) as (_, channel):
-        stream = channel.open(ECHO)
+    async with serving(transport, {BYTES: witness}) as (_, channel):
+        stream = channel.open(BYTES)
         await stream.finish()
         assert await stream.receive() is None
         await stream.cancel()
@@ -549,10 +610,10 @@ async def test_a_taken_port_is_one_clear_line(transport):
 
 
 async def test_a_port_is_free_again_after_stop(transport):
-    server = await transport.serve("127.0.0.1", 0, {ECHO: echo})
+    server = await transport.serve("127.0.0.1", 0, {BYTES: echo})
     port = int(server.endpoint.rpartition(":")[2])
     await server.stop()
-    again = await transport.serve("127.0.0.1", port, {ECHO: echo})
+    again = await transport.serve("127.0.0.1", port, {BYTES: echo})
     assert again.endpoint == server.endpoint
     await again.stop()
 

@@ -9,13 +9,13 @@ from itertools import pairwise
 import pytest
 
 from swarm_ft.client.trace import TraceFile
-from swarm_ft.coordinator import service
 from swarm_ft.ids import PeerId
-from swarm_ft.peer import coordinator_link
 from swarm_ft.protocol.messages.client import RunPhase
 from swarm_ft.protocol.messages.control import ClockProbe, ClockReply, PlanStep
 from swarm_ft.protocol.messages.timeline import StepTimeline
 from swarm_ft.testing.local_swarm import LocalSwarm
+from swarm_ft.transport import memory
+from swarm_ft.transport.methods import to_bytes
 
 NUM_STEPS, BATCH_SIZE, MICRO_BATCH_SIZE = 4, 4, 2
 PIPELINE = ["0-2", "2-4", "4-6"]
@@ -240,17 +240,14 @@ async def test_tied_gradients_are_shown(make_job, tmp_path):
 async def test_nobody_who_is_not_asked_records_or_sends_anything(make_job, tmp_path, monkeypatch):
     said = []
 
-    def noted(to_wire):
-        def wrapped(message):
-            said.append(message)
-            return to_wire(message)
+    def noted(kind, message, max_bytes):
+        said.append(message)
+        return to_bytes(kind, message, max_bytes)
 
-        return wrapped
-
-    for module, name in ((coordinator_link, "from_peer_to_wire"), (service, "to_peer_to_wire")):
-        monkeypatch.setattr(module, name, noted(getattr(module, name)))
+    monkeypatch.setattr(memory, "to_bytes", noted)
     job = make_job(num_samples=4, num_steps=2)
-    async with LocalSwarm(tmp_path, ["0-3", "3-6"]) as swarm:
+    network = memory.MemoryTransport()
+    async with LocalSwarm(tmp_path, ["0-3", "3-6"], transport=network) as swarm:
         await swarm.train(job.spec, job.samples)
         rows = [peer.node._context.timeline._rows for peer in swarm.peers.values()]
     plans = [message for message in said if isinstance(message, PlanStep)]

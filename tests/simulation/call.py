@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from swarm_ft.errors import OutOfTurn, SwarmError, Unavailable
-from swarm_ft.proto.boundary_pb2 import Frame
-from swarm_ft.proto.link_pb2 import LinkMessage
+from swarm_ft.errors import MalformedMessage, OutOfTurn, SwarmError, Unavailable
+from swarm_ft.protocol.messages.boundary import Frame
+from swarm_ft.protocol.wire.convert import WireType
 from swarm_ft.transport.base import Method
 from swarm_ft.transport.methods import LINK, MAX_MESSAGE_BYTES, from_bytes, to_bytes
 from tests.simulation.links import Connection, Pipe
-from tests.simulation.tampering import GARBAGE, Tamperer
+from tests.simulation.tampering import Tamperer
 from tests.simulation.trace import Trace
 
 HEADER_BYTES = 40
@@ -89,12 +90,13 @@ class Call:
 class SimStream:
     """One end of a call; see `MessageStream`."""
 
-    def __init__(self, call: Call, remote: str, incoming: type[Any], *, is_client: bool) -> None:
+    def __init__(self, call: Call, remote: str, *, is_client: bool) -> None:
         self.changed = asyncio.Event()
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._call = call
         self._remote = remote
-        self._incoming = incoming
+        ways: tuple[WireType[Any], WireType[Any]] = call.method.request, call.method.reply
+        self._outgoing, self._incoming = ways if is_client else ways[::-1]
         self._is_client = is_client
         self._inbox: deque[bytes] = deque()
         self._num_unread = 0
@@ -117,7 +119,7 @@ class SimStream:
 
     async def send(self, message: Any) -> None:
         """See `MessageStream`."""
-        data = to_bytes(message, MAX_MESSAGE_BYTES)
+        data = to_bytes(self._outgoing, message, MAX_MESSAGE_BYTES)
         async with self._sending:
             if self._finished and not self.lost.done():
                 raise OutOfTurn("send after finish: this side has said its last message")
@@ -156,12 +158,13 @@ class SimStream:
 
     def _show(self, data: bytes) -> None:
         call = self._call
-        if call.method.path != LINK.path or data == GARBAGE:
+        if call.method.path != LINK.path:
             return
-        message = LinkMessage.FromString(data)
-        if message.WhichOneof("body") == "frame" and message.frame.result_digest:
-            source, target = call.names(up=self._is_client)
-            call.observed.on_frame(source, target, message.frame)
+        with contextlib.suppress(MalformedMessage):  # the other end will say so
+            message = LINK.request.from_bytes(data)
+            if isinstance(message, Frame) and message.result_digest:
+                source, target = call.names(up=self._is_client)
+                call.observed.on_frame(source, target, message)
 
     async def finish(self) -> None:
         """See `MessageStream`."""

@@ -27,7 +27,7 @@ from swarm_ft.coordinator.facts.events import (
 )
 from swarm_ft.ids import BlockIndex, RunId, SampleId, StepNumber
 from swarm_ft.peer.node import PeerNode
-from swarm_ft.proto.boundary_pb2 import Frame
+from swarm_ft.protocol.messages.boundary import Frame
 from swarm_ft.protocol.messages.client import RunPhase
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.protocol.spec.training_plan import step_samples

@@ -91,7 +91,7 @@ class SimChannel:
     def open(self, method: Method[Any, Any]) -> SimStream:
         """See `Channel`."""
         call = Call(self._network.observed, method)
-        stream = call.client = SimStream(call, self._endpoint, method.reply, is_client=True)
+        stream = call.client = SimStream(call, self._endpoint, is_client=True)
         self._calls = [*(c for c in self._calls if c.client and not c.client.is_over), call]
         if self._connection is not None and not self._connection.client.lost:
             self._begin(call, self._connection)
@@ -194,7 +194,7 @@ class SimServer:
             reason = Unavailable(f"{self._endpoint} has stopped")
             call.put(HEADER_BYTES, partial(call.end_client, reason), up=False)
             return
-        call.server = SimStream(call, call.client_name, call.method.request, is_client=False)
+        call.server = SimStream(call, call.client_name, is_client=False)
         task = self.process.spawn(self._serve(call, call.server))
         self._running[task] = call
         task.add_done_callback(self._running.pop)

@@ -13,7 +13,7 @@ from collections import Counter
 from dataclasses import dataclass
 from random import Random
 
-from swarm_ft.proto.link_pb2 import LinkMessage
+from swarm_ft.protocol.messages.boundary import Frame
 from swarm_ft.transport.methods import LINK
 
 GARBAGE = b"\xff\xff\xff"
@@ -58,20 +58,20 @@ class Tamperer:
         habit = self.habits.get((source, target))
         if habit is None or path != LINK.path:
             return [Sent(data)]
-        message = LinkMessage.FromString(data)
-        if message.WhichOneof("body") != "frame":
+        message = LINK.request.from_bytes(data)
+        if not isinstance(message, Frame):
             return [Sent(data)]
         return self._meet(habit, message, data)
 
-    def _meet(self, habit: Habit, message: LinkMessage, data: bytes) -> list[Sent]:
+    def _meet(self, habit: Habit, frame: Frame, data: bytes) -> list[Sent]:
         if self._happens("duplicate", habit.duplicate):
             return [Sent(data), Sent(data, self._late_s())]
         if self._happens("reorder", habit.reorder):
             return [Sent(data, self._late_s())]
         if self._happens("garble", habit.garble):
             return [Sent(GARBAGE)]
-        if message.frame.result_digest and self._happens("corrupt", habit.corrupt):
-            return [Sent(self._corrupted(message))]
+        if frame.result_digest and self._happens("corrupt", habit.corrupt):
+            return [Sent(self._corrupted(frame, data))]
         return [Sent(data)]
 
     def _happens(self, kind: str, probability: float) -> bool:
@@ -83,11 +83,8 @@ class Tamperer:
     def _late_s(self) -> float:
         return self._rng.expovariate(1 / MEAN_LATE_S)
 
-    def _corrupted(self, message: LinkMessage) -> bytes:
-        altered = LinkMessage()
-        altered.CopyFrom(message)
-        tensor = bytearray(altered.frame.tensor)
-        where = self._rng.randrange(len(tensor))
-        tensor[where] ^= 1 << self._rng.randrange(8)
-        altered.frame.tensor = bytes(tensor)
-        return altered.SerializeToString()
+    def _corrupted(self, frame: Frame, data: bytes) -> bytes:
+        tensor_bytes = len(frame.tensor.to_bytes())  # the message's last field
+        altered = bytearray(data)
+        altered[self._rng.randrange(tensor_bytes) - tensor_bytes] ^= 1 << self._rng.randrange(8)
+        return bytes(altered)

@@ -59,6 +59,7 @@ def test_codes_are_frozen():
         "run-mismatch",
         "swarm-error",
         "unavailable",
+        "version-mismatch",
     ]
 
 

@@ -15,8 +15,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
 
-from google.protobuf.message import DecodeError
-
 from swarm_ft.coordinator.facts.events import (
     CommitRecord,
     LedgerRecord,
@@ -204,7 +202,7 @@ class Journal:
             ).fetchall()
         try:
             return tuple(self._run(row, now_s) for row in found)
-        except (SwarmError, DecodeError, ValueError, TypeError) as error:
+        except (SwarmError, ValueError, TypeError) as error:
             raise JournalError(f"journal {self._path}: a run cannot be read: {error}") from error
 
     def _run(self, row: tuple[str, bytes, int, str, int, int, str], now_s: float) -> Run:

@@ -10,14 +10,13 @@ from swarm_ft.coordinator.facts.events import CommitRecord
 from swarm_ft.coordinator.facts.ledger import Ledger
 from swarm_ft.coordinator.facts.state import Run
 from swarm_ft.ids import BlockIndex, MicrobatchIndex, PeerId, StepNumber
-from swarm_ft.proto import run_pb2
 from swarm_ft.protocol.messages.client import StepCommitted
 from swarm_ft.protocol.messages.control import SavedStage, StageAssignment
 from swarm_ft.protocol.messages.reports import ByteCounts, GradientTraffic, Traffic
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.protocol.spec.training_plan import Microbatch
-from swarm_ft.protocol.wire.run_wire import spec_from_wire, spec_to_wire
+from swarm_ft.protocol.wire import RUN_SPEC
 
 VERSION = 7
 """Of the tables, and of the RunSpecs in them; a journal of another one is not touched."""
@@ -68,16 +67,16 @@ def assignments_from(text: str) -> tuple[StageAssignment, ...]:
 
 def spec_bytes(spec: RunSpec) -> bytes:
     """A RunSpec in a run's row."""
-    return spec_to_wire(spec).SerializeToString()
+    return RUN_SPEC.to_bytes(spec)
 
 
 def spec_from(data: bytes) -> RunSpec:
     """The RunSpec of a run's row.
 
     Raises:
-        DecodeError, MalformedMessage: it is none.
+        MalformedMessage: it is none.
     """
-    return spec_from_wire(run_pb2.RunSpec.FromString(data))
+    return RUN_SPEC.from_bytes(data)
 
 
 # ---- steps

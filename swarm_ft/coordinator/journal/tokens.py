@@ -22,9 +22,9 @@ from pathlib import Path
 from swarm_ft.errors import JournalError, NotFound
 from swarm_ft.ids import RunId, SampleId
 from swarm_ft.private_files import open_private, private_folder
+from swarm_ft.protocol.messages.control import BYTES_PER_TOKEN
 from swarm_ft.protocol.spec.digest import digest_of, fingerprint_of
 from swarm_ft.protocol.spec.run_spec import RunSpec
-from swarm_ft.protocol.wire.coordinator_wire import BYTES_PER_TOKEN
 
 CHECKSUM_BYTES = 16
 RESERVE_BYTES = 64 << 20

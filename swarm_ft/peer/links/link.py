@@ -16,11 +16,17 @@ from random import Random
 from typing import Any, Protocol, TypeVar
 
 from swarm_ft.clock import Clock
-from swarm_ft.errors import OutOfTurn, ProtocolError, RunMismatch, SwarmError, Unavailable
+from swarm_ft.errors import (
+    OutOfTurn,
+    ProtocolError,
+    RunMismatch,
+    SwarmError,
+    Unavailable,
+    VersionMismatch,
+)
 from swarm_ft.ids import PeerId
 from swarm_ft.log import get_logger
 from swarm_ft.peer.links.backoff import MAX_BACKOFF_S, MIN_BACKOFF_S, Backoff
-from swarm_ft.proto import link_pb2 as pb
 from swarm_ft.protocol.machines.all_reduce import WINDOW_PIECES
 from swarm_ft.protocol.machines.link import (
     Connected,
@@ -41,7 +47,6 @@ from swarm_ft.protocol.messages.link import (
     kind_of,
 )
 from swarm_ft.protocol.messages.reduction import GradientPiece, ReduceHello
-from swarm_ft.protocol.wire.frames import link_from_wire, link_to_wire
 from swarm_ft.transport.base import Channel, MessageStream, Transport
 from swarm_ft.transport.methods import LINK
 
@@ -64,7 +69,7 @@ have on its way. More means that it sends, and does not read what it is answered
 
 Hello = TypeVar("Hello", bound=ChannelHello)
 Message = TypeVar("Message", bound=ChannelMessage, contravariant=True)
-LinkStream = MessageStream[pb.LinkMessage, pb.LinkMessage]
+LinkStream = MessageStream[LinkMessage, LinkMessage]
 Send = Callable[[ChannelMessage], Awaitable[None]]
 
 
@@ -126,8 +131,8 @@ class LinkChannel:
         """Keep `end` connected until cancelled.
 
         Raises:
-            Unavailable: the peer works by another RunSpec, or could not be reached for
-                UNREACHABLE_AFTER_S.
+            Unavailable: the peer works by another RunSpec or speaks another version, or could not
+                be reached for UNREACHABLE_AFTER_S.
             ProtocolError: its streams were broken off too often.
         """
         link = self._links.link_to(self.peer_id)
@@ -302,7 +307,7 @@ class PeerLink:
         channel = self._transport.connect(endpoint)
         try:
             stream: LinkStream = channel.open(LINK)
-            await _say(stream, LinkHello(peer_id=self._own, to=self._peer_id))
+            await stream.send(LinkHello(peer_id=self._own, to=self._peer_id))
             theirs = await heard_hello(stream)
             if (theirs.peer_id, theirs.to) != (self._peer_id, self._own):
                 raise OutOfTurn(f"peer {theirs.peer_id} answers at {endpoint}")
@@ -315,7 +320,8 @@ class PeerLink:
 
     def _failing_since_s(self, since_s: float | None, error: SwarmError) -> float:
         logger.debug("peer %s: %s", self._peer_id, error.message)
-        if isinstance(error, RunMismatch):
+        if isinstance(error, RunMismatch | VersionMismatch):
+            # This side was checked against the coordinator, so the fault lies there.
             raise Unavailable(f"peer {self._peer_id}: {error.message}") from error
         now_s = self._clock.now_s()
         if since_s is not None and now_s - since_s >= UNREACHABLE_AFTER_S:
@@ -345,7 +351,7 @@ class PeerLink:
         """
         self._num_streams += 1
         try:
-            await _say(stream, LinkHello(peer_id=self._own, to=self._peer_id))
+            await stream.send(LinkHello(peer_id=self._own, to=self._peer_id))
             await self._serve(stream)
         finally:
             self._num_streams -= 1
@@ -391,19 +397,16 @@ class PeerLink:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _write(self, stream: LinkStream) -> None:
-        async def send(message: ChannelMessage) -> None:
-            await _say(stream, message)
-
         while True:
             end, message = await self._outgoing.get()
             if isinstance(message, BoundaryHello | ReduceHello):
-                await send(message)
+                await stream.send(message)
             else:
-                await end.write(message, send)
+                await end.write(message, stream.send)
 
     async def _read(self, stream: LinkStream) -> None:
         while (message := await stream.receive()) is not None:
-            self._apply(self._machine.receive(link_from_wire(message)))
+            self._apply(self._machine.receive(message))
 
     async def _patience(self) -> None:
         while True:
@@ -418,7 +421,6 @@ class PeerLink:
 
     def _count_broken(self, error: SwarmError) -> None:
         if isinstance(error, RunMismatch) and self._dials:
-            # This side checked its spec against the coordinator's, so the fault lies there.
             self._fail(Unavailable(f"peer {self._peer_id}: {error.message}"))
             return
         logger.warning("peer %s: %s", self._peer_id, error.message)
@@ -559,14 +561,9 @@ async def heard_hello(stream: LinkStream) -> LinkHello:
     """
     try:
         async with asyncio.timeout(GREETING_S):
-            first = await stream.receive()
+            hello = await stream.receive()
     except TimeoutError:
         raise Unavailable(f"{stream.remote} did not greet within {GREETING_S:g} s") from None
-    hello = link_from_wire(first) if first is not None else None
     if not isinstance(hello, LinkHello):
         raise OutOfTurn(f"{stream.remote}: expected a hello as the first message")
     return hello
-
-
-async def _say(stream: LinkStream, message: LinkMessage) -> None:
-    await stream.send(link_to_wire(message))

@@ -5,11 +5,12 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 from swarm_ft.errors import BadCodec, MalformedMessage
 from swarm_ft.ids import Attempt, BlockIndex, MicrobatchIndex, PeerId, RunId, SampleId, StepNumber
-from swarm_ft.protocol.spec.checks import bounded
+from swarm_ft.protocol.spec.bounds import Length, Range
+from swarm_ft.protocol.spec.checks import Digest, bounded
 from swarm_ft.protocol.spec.codec_spec import HEADER_BYTES as CODEC_HEADER_BYTES
 from swarm_ft.protocol.spec.codec_spec import CodecSpec, Direction, spec_from_header
 from swarm_ft.protocol.spec.run_spec import MAX_HIDDEN_SIZE, MAX_SEQ_LENGTH
@@ -98,17 +99,22 @@ class Frame:
     result_digest: bytes = b""
 
 
+MAX_RECEIVED_KEYS = 1 << 16
+"""Frames of one step over one boundary; a hello with more is an attack on memory."""
+MAX_WINDOW_FRAMES = 1 << 16
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BoundaryHello:
     """First message of either side; what the other has already is not sent again."""
 
     run_id: RunId
-    spec_digest: bytes
+    spec_digest: Digest
     boundary: BlockIndex
     peer_id: PeerId
     attempt: Attempt
-    window_frames: int
-    received: frozenset[FrameKey] = frozenset()
+    window_frames: Annotated[int, Range(1, MAX_WINDOW_FRAMES)]
+    received: Annotated[frozenset[FrameKey], Length(MAX_RECEIVED_KEYS)] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,13 +4,85 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import Annotated
 
-from swarm_ft.ids import NO_ATTEMPT, Attempt, BlockIndex, PeerId, RunId, StepNumber
-from swarm_ft.protocol.messages.control import StageAssignment
+from swarm_ft.ids import NO_ATTEMPT, Attempt, BlockIndex, PeerId, RunId, SampleId, StepNumber
+from swarm_ft.protocol.messages.control import MAX_RUN_PEERS, Amount, StageAssignment, TokenIds
 from swarm_ft.protocol.messages.reports import BufferCounts, ByteCounts, GradientTraffic, Traffic
 from swarm_ft.protocol.messages.shard import ShardFile
+from swarm_ft.protocol.spec.bounds import Length
+from swarm_ft.protocol.spec.checks import Digest, Text
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
+from swarm_ft.protocol.spec.version import PROTOCOL_VERSION, Spoken
+
+# ---- what clients ask of the coordinator, as frozen values whose types say what may come
+
+ClientsVersion = Annotated[int, Spoken("client", "coordinator")]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SubmitHeader:
+    """A job, without its data.
+
+    Attributes:
+        spec_digest: as the client computes it; the coordinator computes its own.
+        run_id: drawn by the client, so that a job that comes again is the same run.
+    """
+
+    spec: RunSpec
+    spec_digest: Digest
+    run_id: RunId
+    protocol_version: ClientsVersion = PROTOCOL_VERSION
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampleTokens:
+    """One sample's tokens, little-endian uint32."""
+
+    sample: SampleId
+    token_ids: TokenIds
+
+
+SubmitPart = SubmitHeader | SampleTokens
+"""A header, then every sample in order."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WatchRequest:
+    """Tell everything that happened in a run, then everything that happens.
+
+    Attributes:
+        run_id: None for the newest.
+        traced: tell what peers do when, from the next plan on.
+    """
+
+    run_id: RunId | None = None
+    traced: bool = False
+    protocol_version: ClientsVersion = PROTOCOL_VERSION
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CancelRequest:
+    """End a run; the newest if `run_id` is None."""
+
+    run_id: RunId | None = None
+    protocol_version: ClientsVersion = PROTOCOL_VERSION
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CollectedRequest:
+    """The client has the result: peers may let go of it."""
+
+    run_id: RunId
+    protocol_version: ClientsVersion = PROTOCOL_VERSION
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StatusRequest:
+    """Tell who is there and which runs there are."""
+
+    protocol_version: ClientsVersion = PROTOCOL_VERSION
 
 
 class RunPhase(IntEnum):
@@ -81,15 +153,15 @@ class RunStatus:
 
     run_id: RunId
     phase: RunPhase
-    detail: str
+    detail: Text
     committed_steps: int
     spec: RunSpec
     attempt: Attempt = NO_ATTEMPT
-    stages: tuple[StageAssignment, ...] = ()
+    stages: Annotated[tuple[StageAssignment, ...], Length(MAX_RUN_PEERS)] = ()
     sent: ByteCounts = field(default_factory=ByteCounts)
-    joining: tuple[PeerId, ...] = ()
+    joining: Annotated[tuple[PeerId, ...], Length(MAX_RUN_PEERS)] = ()
     boundaries: tuple[BoundaryStatus, ...] = ()
-    results: tuple[StageResult, ...] = ()
+    results: Annotated[tuple[StageResult, ...], Length(MAX_RUN_PEERS)] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,11 +177,11 @@ class StepCommitted:
     """
 
     step: StepNumber
-    loss: float
-    learning_rate: float
-    grad_norm: float
+    loss: Amount
+    learning_rate: Amount
+    grad_norm: Amount
     num_samples: int
-    seconds: float
+    seconds: Amount
     traffic: tuple[Traffic, ...] = ()
     gradients: GradientTraffic = field(default_factory=GradientTraffic)
     state_bytes: int = 0

@@ -1,24 +1,64 @@
-"""What peers say to the coordinator, as frozen values. Protobuf is met only in `peer_wire`."""
+"""What peers say to the coordinator, as frozen values whose types say what may come."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from itertools import groupby
+from typing import Annotated
 
+from swarm_ft.errors import MalformedMessage
 from swarm_ft.ids import NO_ATTEMPT, Attempt, MicrobatchIndex, PeerId, RunId, SampleId, StepNumber
-from swarm_ft.protocol.messages.reports import BufferCounts, GradientTraffic, HeldBuffers, Traffic
+from swarm_ft.protocol.messages.reports import (
+    MAX_TRAFFIC_BYTES,
+    BufferCounts,
+    GradientTraffic,
+    HeldBuffers,
+    OfOneStep,
+    Traffic,
+)
 from swarm_ft.protocol.messages.shard import ShardFile, ShardName
-from swarm_ft.protocol.messages.timeline import StepTimeline
-from swarm_ft.protocol.spec.layers import LayerRange
-from swarm_ft.protocol.spec.run_spec import RunSpec
+from swarm_ft.protocol.messages.timeline import ClockTime, StepTimeline
+from swarm_ft.protocol.spec.bounds import Bound, Length, Range
+from swarm_ft.protocol.spec.checks import (
+    MAX_PEER_NUMBER,
+    Digest,
+    Endpoint,
+    HostAndPort,
+    Name,
+    Text,
+)
+from swarm_ft.protocol.spec.layers import MAX_BLOCKS, LayerRange
+from swarm_ft.protocol.spec.run_spec import MAX_BATCH_SIZE, MAX_SEQ_LENGTH, RunSpec
 from swarm_ft.protocol.spec.training_plan import Microbatch
+from swarm_ft.protocol.spec.version import PROTOCOL_VERSION, Spoken
 
-# ---- what the coordinator says to peers, as frozen values
-#
-# Protobuf is met only in `coordinator_wire`.
+# ---- what the coordinator says to peers, as frozen values whose types say what may come
 #
 # Tokens travel as little-endian uint32 bytes, so that the coordinator can pass them on unread.
+
+BYTES_PER_TOKEN = 4
+MAX_RUN_PEERS = 1 << 14
+SomePeers = Annotated[tuple[PeerId, ...], Length(MAX_RUN_PEERS, 1)]
+Amount = Annotated[float, Range(0.0)]
+
+
+@dataclass(frozen=True, slots=True)
+class WholeTokens(Bound):
+    """One sample's: a whole number of them."""
+
+    def refusal(self, value: object) -> str | None:
+        """See `Bound`."""
+        num_bytes = len(value) if isinstance(value, bytes) else 0
+        if num_bytes % BYTES_PER_TOKEN == 0 and 0 < num_bytes <= MAX_SEQ_LENGTH * BYTES_PER_TOKEN:
+            return None
+        return (
+            f"expected 1 to {MAX_SEQ_LENGTH} tokens of {BYTES_PER_TOKEN} bytes, "
+            f"got {num_bytes} bytes"
+        )
+
+
+TokenIds = Annotated[bytes, WholeTokens()]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,7 +71,7 @@ class StageAssignment:
 
     peer_id: PeerId
     layers: LayerRange
-    endpoint: str = ""
+    endpoint: Annotated[str, HostAndPort(is_optional=True)] = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,7 +97,7 @@ class SavedStage:
     """A stage of a snapshot: a file of that digest and length, see `shard.ChunkList`."""
 
     layers: LayerRange
-    digest: bytes
+    digest: Digest
     total_bytes: int
 
 
@@ -75,7 +115,7 @@ class Taker:
 
     peer_id: PeerId
     step: StepNumber
-    donors: tuple[PeerId, ...]
+    donors: SomePeers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,13 +134,13 @@ class Assign:
     run_id: RunId
     spec: RunSpec
     attempt: Attempt
-    stages: tuple[StageAssignment, ...]
+    stages: Annotated[tuple[StageAssignment, ...], Length(MAX_RUN_PEERS, 1)]
     committed_steps: int
     fresh: bool
-    spec_digest: bytes
-    takers: tuple[Taker, ...] = ()
+    spec_digest: Digest
+    takers: Annotated[tuple[Taker, ...], Length(MAX_RUN_PEERS)] = ()
     last_attempt: Attempt = NO_ATTEMPT
-    saved: tuple[SavedStage, ...] = ()
+    saved: Annotated[tuple[SavedStage, ...], Length(MAX_BLOCKS)] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,8 +157,8 @@ class TakeStage:
 
     run_id: RunId
     attempt: Attempt
-    digest: bytes
-    donors: tuple[PeerId, ...]
+    digest: Digest
+    donors: SomePeers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -135,10 +175,22 @@ class PlanStep:
     run_id: RunId
     attempt: Attempt
     step: StepNumber
-    microbatches: tuple[Microbatch, ...]
-    listeners: tuple[PeerId, ...] = ()
-    tokens: dict[SampleId, bytes] = field(default_factory=dict)
+    microbatches: Annotated[tuple[Microbatch, ...], Length(MAX_BATCH_SIZE, 1)]
+    listeners: Annotated[tuple[PeerId, ...], Length(MAX_RUN_PEERS)] = ()
+    tokens: Annotated[dict[SampleId, TokenIds], Length(MAX_BATCH_SIZE)] = field(
+        default_factory=dict
+    )
     traced: bool = False
+
+    def __post_init__(self) -> None:
+        if any(batch.index != place for place, batch in enumerate(self.microbatches)):
+            raise MalformedMessage("expected microbatches numbered from 0")
+        samples = [sample for batch in self.microbatches for sample in batch.samples]
+        if len(samples) > MAX_BATCH_SIZE or len(set(samples)) < len(samples):
+            raise MalformedMessage(
+                f"expected at most {MAX_BATCH_SIZE} samples, each once, "
+                f"got {len(samples)}, {len(set(samples))} different ones"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -152,8 +204,8 @@ class CommitStep:
     run_id: RunId
     attempt: Attempt
     step: StepNumber
-    clip_factor: float
-    learning_rate: float
+    clip_factor: Amount
+    learning_rate: Amount
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -168,20 +220,26 @@ class ReleaseStage:
     """Let go of the run."""
 
     run_id: RunId
-    reason: str
+    reason: Text
 
 
 @dataclass(frozen=True, slots=True)
 class ClockReply:
     """The coordinator's time when a probe came, and the probe's `sent_us`."""
 
-    sent_us: int
-    coordinator_us: int
+    sent_us: ClockTime
+    coordinator_us: ClockTime
 
 
 ToPeer = (
     Assign | TakeStage | SaveStage | PlanStep | CommitStep | ExportStage | ReleaseStage | ClockReply
 )
+
+
+MAX_BOUNDARIES = 2
+"""Of one peer: in front of its stage and behind it."""
+Measured = Annotated[float, Range(0.0, MAX_PEER_NUMBER)]
+SomeHeld = Annotated[tuple[HeldBuffers, ...], Length(MAX_BOUNDARIES)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -194,7 +252,7 @@ class HeldStage:
     """
 
     run_id: RunId
-    spec_digest: bytes
+    spec_digest: Digest
     layers: LayerRange
     committed_steps: int
     last_attempt: Attempt = NO_ATTEMPT
@@ -210,10 +268,11 @@ class PeerHello:
     """
 
     peer_id: PeerId
-    endpoint: str
+    endpoint: Endpoint
     layers: LayerRange | None
     memory_bytes: int
     held: HeldStage | None = None
+    protocol_version: Annotated[int, Spoken("peer", "coordinator")] = PROTOCOL_VERSION
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -228,8 +287,8 @@ class StageReady:
 
     run_id: RunId
     attempt: Attempt
-    done: frozenset[MicrobatchIndex] = frozenset()
-    buffers: tuple[HeldBuffers, ...] = ()
+    done: Annotated[frozenset[MicrobatchIndex], Length(MAX_BATCH_SIZE)] = frozenset()
+    buffers: SomeHeld = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -242,7 +301,7 @@ class StageTaken:
 
     run_id: RunId
     attempt: Attempt
-    state_bytes: int
+    state_bytes: Annotated[int, Range(0, MAX_TRAFFIC_BYTES)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -261,13 +320,15 @@ class StepReady:
     run_id: RunId
     attempt: Attempt
     step: StepNumber
-    squared_grad_norm: float
-    loss_sum: float = 0.0
-    compute_s: float = 0.0
-    traffic: tuple[Traffic, ...] = ()
-    gradients: GradientTraffic = field(default_factory=GradientTraffic)
-    buffers: tuple[BufferCounts, ...] = ()
-    lost: tuple[HeldBuffers, ...] = ()
+    squared_grad_norm: Measured
+    loss_sum: Measured = 0.0
+    compute_s: Measured = 0.0
+    traffic: Annotated[tuple[Annotated[Traffic, OfOneStep()], ...], Length(MAX_BOUNDARIES)] = ()
+    gradients: Annotated[GradientTraffic, OfOneStep()] = field(default_factory=GradientTraffic)
+    buffers: Annotated[
+        tuple[Annotated[BufferCounts, OfOneStep()], ...], Length(MAX_BOUNDARIES)
+    ] = ()
+    lost: SomeHeld = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -284,8 +345,8 @@ class StageFailed:
 
     run_id: RunId
     attempt: Attempt
-    code: str
-    message: str
+    code: Annotated[str, Name()]
+    message: Text
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,7 +371,7 @@ class PeerAlive:
     attempt: Attempt = NO_ATTEMPT
     step: StepNumber = _FIRST_STEP
     parts_begun: int = 0
-    compute_s: float = 0.0
+    compute_s: Measured = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -326,7 +387,7 @@ class StageOffered:
     run_id: RunId
     attempt: Attempt
     step: StepNumber
-    digest: bytes
+    digest: Digest
     total_bytes: int
 
 
@@ -335,7 +396,7 @@ class StageSaved:
     """A stage's state lies among the run's snapshots, as a file of that digest."""
 
     name: ShardName
-    digest: bytes
+    digest: Digest
     total_bytes: int
 
 
@@ -343,7 +404,7 @@ class StageSaved:
 class ClockProbe:
     """What time is it at the coordinator? `sent_us` is this peer's own."""
 
-    sent_us: int
+    sent_us: ClockTime
 
 
 FromPeer = (

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Annotated
 
 from swarm_ft.ids import PeerId
 from swarm_ft.protocol.messages.boundary import (
@@ -23,6 +24,7 @@ from swarm_ft.protocol.messages.reduction import (
     ReduceHello,
     ReduceMessage,
 )
+from swarm_ft.protocol.spec.version import PROTOCOL_VERSION, Spoken
 
 
 class ChannelKind(Enum):
@@ -45,6 +47,7 @@ class LinkHello:
 
     peer_id: PeerId
     to: PeerId
+    protocol_version: Annotated[int, Spoken("peer", "peer")] = PROTOCOL_VERSION
 
 
 ChannelHello = BoundaryHello | ReduceHello

@@ -11,12 +11,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 from swarm_ft.ids import Attempt, PeerId, RunId, StepNumber
 from swarm_ft.protocol.messages.boundary import EncodedTensor
+from swarm_ft.protocol.spec.bounds import Range
+from swarm_ft.protocol.spec.checks import Digest
 from swarm_ft.protocol.spec.layers import LayerRange
 
+MAX_GRADIENT_VALUES = 1 << 36
+"""Of one stage."""
 ROW_VALUES = 128
 """Values that share a step. Usual widths are multiples of it, so rows seldom hold values of two
 tokens' embeddings or of two neurons."""
@@ -69,11 +73,11 @@ class ReduceHello:
     """
 
     run_id: RunId
-    spec_digest: bytes
+    spec_digest: Digest
     attempt: Attempt
     peer_id: PeerId
     layers: LayerRange
-    num_values: int = 0
+    num_values: Annotated[int, Range(0, MAX_GRADIENT_VALUES)] = 0
 
 
 FromReplica = GradientPiece | PieceAck

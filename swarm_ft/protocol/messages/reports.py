@@ -4,14 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
 
 from swarm_ft.errors import MalformedMessage
 from swarm_ft.ids import BlockIndex, SampleId
+from swarm_ft.protocol.spec.bounds import Bound
+from swarm_ft.protocol.spec.run_spec import MAX_SAMPLES
 
 # ---- what peers sent each other, counted: bytes by kind, and what they would be as plain float32
+
+MAX_TRAFFIC_BYTES, MAX_TRAFFIC_FRAMES = 1 << 50, 1 << 26
+
+
+@dataclass(frozen=True, slots=True)
+class OfOneStep(Bound):
+    """Counters as a peer may report them of one step at one boundary.
+
+    Sums of them over peers and steps stay in their fields, which have no other bounds.
+    """
+
+    def refusal(self, value: object) -> str | None:
+        """See `Bound`."""
+        for name in getattr(value, "__dataclass_fields__", ()):
+            count = getattr(value, name)
+            high = MAX_TRAFFIC_BYTES if name.endswith("_bytes") else MAX_TRAFFIC_FRAMES
+            if not 0 <= count <= high:
+                return f"expected {name} of 0 to {high}, got {count}"
+        return None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,6 +131,24 @@ Samples = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
+class Bitmap(Bound):
+    """Bytes that are a bitmap of fewer than so many samples, in its shortest form."""
+
+    num_samples: int
+
+    def refusal(self, value: object) -> str | None:
+        """See `Bound`."""
+        bitmap = value if isinstance(value, bytes) else b""
+        last = len(bitmap) * 8 - 9 + bitmap[-1].bit_length() if bitmap else -1
+        if not (bitmap and not bitmap[-1]) and last < self.num_samples:
+            return None
+        return (
+            f"expected a bitmap of samples below {self.num_samples}, without zeros at its end, "
+            f"got {len(bitmap)} bytes with a last sample of {last}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class SampleSet:
     """See the module's docstring; equal sets are equal values.
 
@@ -116,7 +156,7 @@ class SampleSet:
         bitmap: bit i % 8 of byte i // 8 is sample i; the last byte is not 0.
     """
 
-    bitmap: bytes = b""
+    bitmap: Annotated[bytes, Bitmap(MAX_SAMPLES)] = b""
 
     @classmethod
     def of(cls, samples: Iterable[SampleId] | Samples) -> SampleSet:
@@ -130,23 +170,15 @@ class SampleSet:
 
     @classmethod
     def checked(cls, bitmap: bytes, num_samples: int) -> SampleSet:
-        """A set that somebody else sent.
-
-        Args:
-            bitmap: as it came.
-            num_samples: that there are at most.
+        """A set that somebody else sent, of a run that has so many samples.
 
         Raises:
             MalformedMessage: it has others, or is not in its shortest form.
         """
-        found = cls(bitmap)
-        last = len(bitmap) * 8 - 9 + bitmap[-1].bit_length() if bitmap else -1
-        if (bitmap and not bitmap[-1]) or last >= num_samples:
-            raise MalformedMessage(
-                f"set of samples: expected a bitmap of samples below {num_samples}, without zeros "
-                f"at its end, got {len(bitmap)} bytes with a last sample of {last}"
-            )
-        return found
+        words = Bitmap(num_samples).refusal(bitmap)
+        if words is not None:
+            raise MalformedMessage(f"set of samples: {words}")
+        return cls(bitmap)
 
     def to_array(self) -> Samples:
         """The samples."""

@@ -8,8 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Annotated
 
+from swarm_ft.errors import MalformedMessage
 from swarm_ft.ids import RunId, StepNumber
+from swarm_ft.protocol.spec.bounds import Length, Range
+from swarm_ft.protocol.spec.checks import Digest
 from swarm_ft.protocol.spec.digest import BytesLike, digest_of
 from swarm_ft.protocol.spec.layers import LayerRange
 
@@ -43,8 +47,8 @@ class ShardName:
 class ShardFile:
     """What a shard must be, whoever gives it; see `ChunkList.digest`."""
 
-    digest: bytes
-    total_bytes: int
+    digest: Digest
+    total_bytes: Annotated[int, Range(0, CHUNK_BYTES * MAX_CHUNKS)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,8 +60,15 @@ class ChunkList:
         digests: of the chunks.
     """
 
-    total_bytes: int
-    digests: tuple[bytes, ...]
+    total_bytes: Annotated[int, Range(0, CHUNK_BYTES * MAX_CHUNKS)]
+    digests: Annotated[tuple[Digest, ...], Length(MAX_CHUNKS)]
+
+    def __post_init__(self) -> None:
+        if len(self.digests) != num_chunks(self.total_bytes):
+            raise MalformedMessage(
+                f"expected {num_chunks(self.total_bytes)} digests of chunks for "
+                f"{self.total_bytes} bytes, got {len(self.digests)}"
+            )
 
     def __len__(self) -> int:
         return len(self.digests)
@@ -78,6 +89,28 @@ class ChunkList:
     def holds(self, index: int, chunk: BytesLike) -> bool:
         """Whether these are the bytes of that chunk."""
         return len(chunk) == self.size_of(index) and digest_of(chunk) == self.digests[index]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FetchRequest:
+    """Some chunks of a shard, asked for; whether the shard has them is not checked here."""
+
+    name: ShardName
+    first_chunk: Annotated[int, Range(0, MAX_CHUNKS)]
+    num_chunks: Annotated[int, Range(1, MAX_CHUNKS)]
+
+    @property
+    def chunks(self) -> range:
+        """Their numbers."""
+        return range(self.first_chunk, self.first_chunk + self.num_chunks)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChunkPart:
+    """A part of a chunk: the bytes that follow those of the part before."""
+
+    chunk: int
+    data: bytes
 
 
 def num_chunks(total_bytes: int) -> int:

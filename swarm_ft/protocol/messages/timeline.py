@@ -10,11 +10,14 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
+from swarm_ft.errors import MalformedMessage
 from swarm_ft.ids import Attempt, BlockIndex, MicrobatchIndex, PeerId, RunId, SampleId, StepNumber
+from swarm_ft.protocol.messages.reports import MAX_TRAFFIC_BYTES
+from swarm_ft.protocol.spec.bounds import Length, Range
 from swarm_ft.protocol.spec.codec_spec import Direction
-from swarm_ft.protocol.spec.layers import LayerRange
+from swarm_ft.protocol.spec.layers import MAX_BLOCKS, LayerRange
 
 # ---- another machine's clock, as far as round trips tell
 #
@@ -23,6 +26,9 @@ from swarm_ft.protocol.spec.layers import LayerRange
 # (Cristian 1989, doi 10.1007/BF01784024). The bound loosens as clocks drift apart, until the next
 # short trip.
 
+MAX_CLOCK_US = 1 << 51
+"""70 years; sums of a few are exact in JSON's numbers."""
+ClockTime = Annotated[int, Range(0, MAX_CLOCK_US)]
 NUM_KEPT = 64
 """Round trips that are remembered."""
 DRIFT = 1e-4
@@ -33,8 +39,8 @@ DRIFT = 1e-4
 class ClockEstimate:
     """How far the other clock is ahead of ours, to within an error; microseconds."""
 
-    offset_us: int
-    error_us: int
+    offset_us: Annotated[int, Range(-MAX_CLOCK_US, MAX_CLOCK_US)]
+    error_us: ClockTime
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,6 +124,16 @@ class SpanKind(IntEnum):
     """The gradients of the weights."""
 
 
+_MAX_NUMBER = 1 << 32
+"""Whatever a neighbour's frame may be called: its receiver is not to be refused for it."""
+_Kind = Annotated[int, Range(int(min(SpanKind)), int(max(SpanKind)))]
+_Number = Annotated[int, Range(0, _MAX_NUMBER)]
+_Boundary = Annotated[int, Range(0, MAX_BLOCKS)]
+_Direction = Annotated[int, Range(0, int(max(Direction)))]
+_Bytes = Annotated[int, Range(0, MAX_TRAFFIC_BYTES)]
+_LENGTH = Length(MAX_SPANS)
+
+
 class Span(NamedTuple):
     """One span of time at one peer.
 
@@ -148,15 +164,22 @@ class Spans:
         directions: 0: none.
     """
 
-    kinds: tuple[int, ...] = ()
-    begin_us: tuple[int, ...] = ()
-    duration_us: tuple[int, ...] = ()
-    steps: tuple[int, ...] = ()
-    microbatches: tuple[int, ...] = ()
-    samples: tuple[int, ...] = ()
-    boundaries: tuple[int, ...] = ()
-    directions: tuple[int, ...] = ()
-    num_bytes: tuple[int, ...] = ()
+    kinds: Annotated[tuple[_Kind, ...], _LENGTH] = ()
+    begin_us: Annotated[tuple[ClockTime, ...], _LENGTH] = ()
+    duration_us: Annotated[tuple[ClockTime, ...], _LENGTH] = ()
+    steps: Annotated[tuple[_Number, ...], _LENGTH] = ()
+    microbatches: Annotated[tuple[_Number, ...], _LENGTH] = ()
+    samples: Annotated[tuple[_Number, ...], _LENGTH] = ()
+    boundaries: Annotated[tuple[_Boundary, ...], _LENGTH] = ()
+    directions: Annotated[tuple[_Direction, ...], _LENGTH] = ()
+    num_bytes: Annotated[tuple[_Bytes, ...], _LENGTH] = ()
+
+    def __post_init__(self) -> None:
+        for name in self.__dataclass_fields__:
+            if len(getattr(self, name)) != len(self.kinds):
+                raise MalformedMessage(
+                    f"expected {len(self.kinds)} {name}, got {len(getattr(self, name))}"
+                )
 
     def __len__(self) -> int:
         return len(self.kinds)
@@ -192,7 +215,7 @@ class StepTimeline:
     run_id: RunId
     attempt: Attempt
     step: StepNumber
-    origin_us: int
+    origin_us: ClockTime
     clock: ClockEstimate
     spans: Spans
     num_dropped: int = 0

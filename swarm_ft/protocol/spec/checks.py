@@ -1,12 +1,14 @@
-"""Bounds for what others send: the checks that every reader of the wire uses. Nothing else."""
+"""What others may send, said in types, and the checks of those who read it by hand."""
 
 from __future__ import annotations
 
-import math
 import re
+from dataclasses import dataclass
+from typing import Annotated
 
 from swarm_ft.errors import MalformedMessage
 from swarm_ft.ids import BlockIndex, PeerId, RunId
+from swarm_ft.protocol.spec.bounds import Bound, Length
 from swarm_ft.protocol.spec.digest import DIGEST_BYTES
 from swarm_ft.protocol.spec.layers import MAX_BLOCKS
 
@@ -31,15 +33,57 @@ def is_endpoint(text: str) -> bool:
     return match is not None and 1 <= int(match[3]) <= 65535
 
 
-def checked_endpoint(text: str, *, optional: bool = False) -> str:
-    """`text`, if it is an endpoint (or empty, where optional).
+@dataclass(frozen=True, slots=True)
+class Name(Bound):
+    """A short printable name without slashes, since names end in paths."""
 
-    Raises:
-        MalformedMessage: it is neither.
-    """
-    if not is_endpoint(text) and not (optional and not text):
-        raise MalformedMessage(f"endpoint {ascii(text)[:80]}: expected HOST:PORT")
-    return text
+    def refusal(self, value: object) -> str | None:
+        """See `Bound`."""
+        is_line = isinstance(value, str) and 0 < len(value) <= MAX_ID_CHARS and value.isprintable()
+        if is_line and not {"/", "\\"}.intersection(str(value)):
+            return None
+        return (
+            f"expected 1 to {MAX_ID_CHARS} printable characters and no slash, "
+            f"got {ascii(value)[:MAX_ID_CHARS]}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Line(Bound):
+    """A line of text, perhaps empty; what every text has to be of which nothing else is said."""
+
+    def refusal(self, value: object) -> str | None:
+        """See `Bound`."""
+        if isinstance(value, str) and len(value) <= MAX_TEXT_CHARS and value.isprintable():
+            return None
+        return (
+            f"expected at most {MAX_TEXT_CHARS} printable characters, "
+            f"got {ascii(value)[:MAX_ID_CHARS]}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Cleaned:
+    """Metadata of a text for people: never refused, but cut and made printable."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostAndPort(Bound):
+    """`host:port`, see `is_endpoint`; perhaps empty, where nobody knows."""
+
+    is_optional: bool = False
+
+    def refusal(self, value: object) -> str | None:
+        """See `Bound`."""
+        if isinstance(value, str) and (is_endpoint(value) or (self.is_optional and not value)):
+            return None
+        return f"expected HOST:PORT, got {ascii(value)[:MAX_ID_CHARS]}"
+
+
+Endpoint = Annotated[str, HostAndPort()]
+Text = Annotated[str, Cleaned()]
+Digest = Annotated[bytes, Length(DIGEST_BYTES, DIGEST_BYTES)]
+_NAME = Name()
 
 
 def bounded(name: str, value: int, low: int, high: int) -> int:
@@ -53,17 +97,15 @@ def bounded(name: str, value: int, low: int, high: int) -> int:
     return value
 
 
-def checked_id(name: str, value: str, *, optional: bool = False) -> str:
-    """`value`, if it is a short printable name without slashes, since names end in paths.
+def checked_id(name: str, value: str) -> str:
+    """`value`, if it is a `Name`.
 
     Raises:
-        MalformedMessage: it is too long, not printable, or empty and not optional.
+        MalformedMessage: it is none.
     """
-    is_printable = value.isprintable() and not {"/", "\\"} & set(value)
-    if (not value and not optional) or len(value) > MAX_ID_CHARS or not is_printable:
-        raise MalformedMessage(
-            f"{name}: expected 1 to {MAX_ID_CHARS} printable characters and no slash"
-        )
+    words = _NAME.refusal(value)
+    if words is not None:
+        raise MalformedMessage(f"{name}: {words}")
     return value
 
 
@@ -107,15 +149,4 @@ def checked_digest(name: str, value: bytes, *, optional: bool = False) -> bytes:
     """
     if len(value) != DIGEST_BYTES and not (optional and not value):
         raise MalformedMessage(f"{name}: expected {DIGEST_BYTES} bytes, got {len(value)}")
-    return value
-
-
-def finite(name: str, value: float, *, high: float = math.inf) -> float:
-    """`value`, if it is a finite number from 0 to `high`.
-
-    Raises:
-        MalformedMessage: it is not.
-    """
-    if not (math.isfinite(value) and 0.0 <= value <= high):
-        raise MalformedMessage(f"{name}: expected a finite number from 0 to {high}, got {value}")
     return value

@@ -321,4 +321,4 @@ def _without_buffer(text: str) -> str:
 
 
 def _refuse(text: str, reason: str) -> NoReturn:
-    raise BadCodec(f"codec '{text}': {reason}")
+    raise BadCodec(f"codec {text!a}: {reason}")

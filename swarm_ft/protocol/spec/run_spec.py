@@ -11,6 +11,7 @@ from typing import Annotated
 
 from swarm_ft.errors import BadCodec, BadModel, BadOption
 from swarm_ft.protocol.spec.bounds import Length, OneOf, Range
+from swarm_ft.protocol.spec.checks import Digest
 from swarm_ft.protocol.spec.codec_spec import (
     MAX_SPEC_CHARS,
     CodecSpec,
@@ -21,7 +22,7 @@ from swarm_ft.protocol.spec.codec_spec import (
     parse_key_spec,
 )
 from swarm_ft.protocol.spec.digest import digest_of
-from swarm_ft.protocol.spec.layers import LayerRange
+from swarm_ft.protocol.spec.layers import MAX_BLOCKS, LayerRange
 from swarm_ft.protocol.spec.options import Option, check
 
 VERSION = 8
@@ -64,13 +65,13 @@ class ModelSpec:
 
     reference: str
     architecture: str
-    num_blocks: int
-    hidden_size: int
-    vocab_size: int
+    num_blocks: Annotated[int, Range(1, MAX_BLOCKS)]
+    hidden_size: Annotated[int, Range(1, MAX_HIDDEN_SIZE)]
+    vocab_size: Annotated[int, Range(1, MAX_VOCAB_SIZE)]
     block_bytes: int
-    embed_digest: bytes
-    block_digests: tuple[bytes, ...]
-    head_digest: bytes
+    embed_digest: Digest
+    block_digests: Annotated[tuple[Digest, ...], Length(MAX_BLOCKS, 1)]
+    head_digest: Digest
     tied_embeddings: bool
 
     def __post_init__(self) -> None:
@@ -80,6 +81,11 @@ class ModelSpec:
                     f"model {name[:80]!a}: expected a path or hub id of at most "
                     f"{MAX_REFERENCE_CHARS} printable characters; rename its directory"
                 )
+        if len(self.block_digests) != self.num_blocks:
+            raise BadModel(
+                f"model: expected digests of {self.num_blocks} blocks, "
+                f"got {len(self.block_digests)}"
+            )
 
     @property
     def layers(self) -> LayerRange:
@@ -267,10 +273,15 @@ class TrainSpec(TrainOptions):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunSpec:
-    """One fine-tuning job. Its digest opens every session, so no peer can disagree silently."""
+    """One fine-tuning job. Its digest opens every session, so no peer can disagree silently.
+
+    Attributes:
+        version: of the spec's own fields, which journals and snapshots keep too.
+    """
 
     model: ModelSpec
     train: TrainSpec
+    version: Annotated[int, OneOf((VERSION,))] = VERSION
 
     def __post_init__(self) -> None:
         if self.train.sync_tied_embeddings and not self.model.tied_embeddings:
@@ -280,8 +291,7 @@ class RunSpec:
 
     def digest(self) -> bytes:
         """16 bytes that two equal specs share and two different ones do not."""
-        fields = {"version": VERSION, **asdict(self)}
-        text = json.dumps(fields, sort_keys=True, default=lambda value: value.hex())
+        text = json.dumps(asdict(self), sort_keys=True, default=lambda value: value.hex())
         return digest_of(text.encode())
 
 

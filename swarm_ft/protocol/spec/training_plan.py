@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Annotated
 
 import numpy as np
 
 from swarm_ft.ids import MicrobatchIndex, SampleId, StepNumber
-from swarm_ft.protocol.spec.run_spec import LrSchedule, TrainSpec
+from swarm_ft.protocol.spec.bounds import Length
+from swarm_ft.protocol.spec.layers import MAX_BLOCKS
+from swarm_ft.protocol.spec.run_spec import MAX_BATCH_SIZE, LrSchedule, TrainSpec
 from swarm_ft.protocol.spec.shuffle import Numbers, Permutation
 
 NEVER = StepNumber(1 << 62)
@@ -27,9 +30,9 @@ class Microbatch:
     """
 
     index: MicrobatchIndex
-    samples: tuple[SampleId, ...]
-    route: tuple[int, ...] = ()
-    done: frozenset[int] = frozenset()
+    samples: Annotated[tuple[SampleId, ...], Length(MAX_BATCH_SIZE, 1)]
+    route: Annotated[tuple[int, ...], Length(MAX_BLOCKS)] = ()
+    done: Annotated[frozenset[int], Length(MAX_BLOCKS)] = frozenset()
 
     def replica_at(self, stage_index: int) -> int:
         """Which replica of a stage it passes."""

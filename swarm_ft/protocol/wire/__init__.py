@@ -1,1 +1,10 @@
-"""Messages to and from protobuf, checked: the one place where others' bytes become values."""
+"""Messages to and from protobuf, and to and from bytes. Nothing else knows protobuf."""
+
+from __future__ import annotations
+
+from swarm_ft.proto import run_pb2
+from swarm_ft.protocol.spec.run_spec import RunSpec
+from swarm_ft.protocol.wire.convert import WireType, wire_type
+
+RUN_SPEC: WireType[RunSpec] = wire_type(RunSpec, run_pb2.RunSpec)
+"""As coordinators keep it."""

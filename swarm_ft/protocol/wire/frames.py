@@ -7,7 +7,7 @@ its codec, its turn) is for those who know the run.
 
 from __future__ import annotations
 
-from typing import assert_never
+from typing import Any, assert_never
 
 from google.protobuf.message import Message
 
@@ -32,28 +32,21 @@ from swarm_ft.protocol.messages.reduction import (
     PieceKey,
     ReduceHello,
 )
-from swarm_ft.protocol.spec.checks import (
-    bounded,
-    checked_boundary,
-    checked_digest,
-    checked_peer_id,
-    checked_run_id,
-    checked_text,
-)
+from swarm_ft.protocol.spec.checks import bounded, checked_digest, checked_text
 from swarm_ft.protocol.spec.codec_spec import Direction
-from swarm_ft.protocol.wire.run_wire import layers_from_wire, layers_to_wire
+from swarm_ft.protocol.wire.convert import WireType, wire_type
 
-MAX_RECEIVED_KEYS = 1 << 16
-"""Frames of one step over one boundary; a hello with more is an attack on memory."""
-MAX_WINDOW_FRAMES = 1 << 16
-MAX_GRADIENT_VALUES = 1 << 36
-"""Of one stage."""
 GRPC_PREFIX_BYTES = 5
 """gRPC puts a flag and a length in front of every message; part of a frame's cost."""
+
+_LINK_HELLO: WireType[LinkHello] = wire_type(LinkHello, link_pb2.LinkHello)
+_BOUNDARY_HELLO: WireType[BoundaryHello] = wire_type(BoundaryHello, boundary_pb2.BoundaryHello)
+_REDUCE_HELLO: WireType[ReduceHello] = wire_type(ReduceHello, reduce_pb2.ReduceHello)
 
 
 def link_to_wire(message: LinkMessage) -> link_pb2.LinkMessage:
     """What goes over a link, as protobuf."""
+    hello: Any
     match message:
         case Frame():
             frame = _frame_to_wire(message, message.tensor.to_bytes())
@@ -69,11 +62,13 @@ def link_to_wire(message: LinkMessage) -> link_pb2.LinkMessage:
             request = boundary_pb2.KeyFrameRequest(key=_key_to_wire(key), reason=reason)
             return link_pb2.LinkMessage(key_frame_request=request)
         case BoundaryHello():
-            return link_pb2.LinkMessage(boundary_hello=_boundary_hello_to_wire(message))
+            hello = _BOUNDARY_HELLO.to_wire(message)
+            return link_pb2.LinkMessage(boundary_hello=hello)
         case ReduceHello():
-            return link_pb2.LinkMessage(reduce_hello=_reduce_hello_to_wire(message))
+            hello = _REDUCE_HELLO.to_wire(message)
+            return link_pb2.LinkMessage(reduce_hello=hello)
         case LinkHello():
-            hello = link_pb2.LinkHello(peer_id=message.peer_id, to=message.to)
+            hello = _LINK_HELLO.to_wire(message)
             return link_pb2.LinkMessage(hello=hello)
         case _:
             assert_never(message)
@@ -84,6 +79,7 @@ def link_from_wire(message: link_pb2.LinkMessage) -> LinkMessage:
 
     Raises:
         MalformedMessage: any field is out of its bounds.
+        VersionMismatch: it is a hello in another version.
     """
     match message.WhichOneof("body"):
         case "frame":
@@ -99,12 +95,11 @@ def link_from_wire(message: link_pb2.LinkMessage) -> LinkMessage:
             request = message.key_frame_request
             return KeyFrameRequest(_key_from_wire(request.key), checked_text(request.reason))
         case "boundary_hello":
-            return _boundary_hello_from_wire(message.boundary_hello)
+            return _BOUNDARY_HELLO.from_wire(message.boundary_hello)
         case "reduce_hello":
-            return _reduce_hello_from_wire(message.reduce_hello)
+            return _REDUCE_HELLO.from_wire(message.reduce_hello)
         case "hello":
-            hello = message.hello
-            return LinkHello(peer_id=checked_peer_id(hello.peer_id), to=checked_peer_id(hello.to))
+            return _LINK_HELLO.from_wire(message.hello)
         case _:
             raise MalformedMessage("message over a link: expected a body, got none we know")
 
@@ -156,31 +151,6 @@ def _key_from_wire(key: boundary_pb2.FrameKey) -> FrameKey:
     )
 
 
-def _boundary_hello_to_wire(hello: BoundaryHello) -> boundary_pb2.BoundaryHello:
-    return boundary_pb2.BoundaryHello(
-        run_id=hello.run_id,
-        spec_digest=hello.spec_digest,
-        boundary=hello.boundary,
-        peer_id=hello.peer_id,
-        attempt=hello.attempt,
-        window_frames=hello.window_frames,
-        received=[_key_to_wire(key) for key in sorted(hello.received)],
-    )
-
-
-def _boundary_hello_from_wire(hello: boundary_pb2.BoundaryHello) -> BoundaryHello:
-    bounded("frames received", len(hello.received), 0, MAX_RECEIVED_KEYS)
-    return BoundaryHello(
-        run_id=checked_run_id(hello.run_id),
-        spec_digest=checked_digest("RunSpec digest", hello.spec_digest),
-        boundary=checked_boundary(hello.boundary),
-        peer_id=checked_peer_id(hello.peer_id),
-        attempt=Attempt(hello.attempt),
-        window_frames=bounded("window", hello.window_frames, 1, MAX_WINDOW_FRAMES),
-        received=frozenset(_key_from_wire(key) for key in hello.received),
-    )
-
-
 # ---- between replicas
 
 
@@ -206,28 +176,6 @@ def _piece_key_from_wire(key: reduce_pb2.PieceKey) -> PieceKey:
     )
 
 
-def _reduce_hello_to_wire(hello: ReduceHello) -> reduce_pb2.ReduceHello:
-    return reduce_pb2.ReduceHello(
-        run_id=hello.run_id,
-        spec_digest=hello.spec_digest,
-        attempt=hello.attempt,
-        peer_id=hello.peer_id,
-        layers=layers_to_wire(hello.layers),
-        num_values=hello.num_values,
-    )
-
-
-def _reduce_hello_from_wire(hello: reduce_pb2.ReduceHello) -> ReduceHello:
-    return ReduceHello(
-        run_id=checked_run_id(hello.run_id),
-        spec_digest=checked_digest("RunSpec digest", hello.spec_digest),
-        attempt=Attempt(hello.attempt),
-        peer_id=checked_peer_id(hello.peer_id),
-        layers=layers_from_wire(hello.layers),
-        num_values=bounded("values of a gradient", hello.num_values, 0, MAX_GRADIENT_VALUES),
-    )
-
-
 # ---- what is counted as traffic, without a second copy of the payload
 
 
@@ -249,3 +197,8 @@ def _wire_bytes(rest: Message, tensor: EncodedTensor) -> int:
 def _field_bytes(num_bytes: int) -> int:
     """Of a field of so many bytes: its tag, its length in groups of 7 bits, and the bytes."""
     return 1 + max(1, -(-num_bytes.bit_length() // 7)) + num_bytes
+
+
+LINK_MESSAGE: WireType[LinkMessage] = WireType(
+    LinkMessage, link_pb2.LinkMessage, link_to_wire, link_from_wire
+)

@@ -25,15 +25,26 @@ from swarm_ft.errors import (
     RunMismatch,
     SwarmError,
     Unavailable,
+    VersionMismatch,
 )
-from swarm_ft.ids import Attempt, RunId, StepNumber
-from swarm_ft.proto import coordinator_pb2 as pb
-from swarm_ft.protocol.messages.client import RunPhase, RunStatus, StepCommitted
+from swarm_ft.ids import Attempt, RunId, SampleId, StepNumber
+from swarm_ft.protocol.messages.client import (
+    CancelRequest,
+    CollectedRequest,
+    RunPhase,
+    RunStatus,
+    SampleTokens,
+    StatusRequest,
+    StepCommitted,
+    SubmitHeader,
+    WatchRequest,
+)
 from swarm_ft.protocol.messages.control import (
     Assign,
     ClockProbe,
     ClockReply,
     HeldStage,
+    PeerAlive,
     PeerGoodbye,
     PlanStep,
     ReleaseStage,
@@ -41,13 +52,11 @@ from swarm_ft.protocol.messages.control import (
 )
 from swarm_ft.protocol.messages.timeline import ClockEstimate, PeerTimeline, Spans, StepTimeline
 from swarm_ft.protocol.spec.layers import LayerRange
-from swarm_ft.protocol.wire.client_wire import event_from_wire, status_from_wire
-from swarm_ft.protocol.wire.coordinator_wire import to_peer_from_wire, tokens_to_wire
-from swarm_ft.protocol.wire.peer_wire import from_peer_to_wire
-from swarm_ft.protocol.wire.run_wire import spec_to_wire
+from swarm_ft.protocol.spec.version import PROTOCOL_VERSION
 from swarm_ft.transport.base import call
 from swarm_ft.transport.memory import MemoryChannel, MemoryTransport
 from swarm_ft.transport.methods import CANCEL, COLLECTED, JOIN, STATUS, SUBMIT, WATCH
+from tests.raw_calls import RAW
 
 DEADLINE_S = 10.0
 NO_STEP = StepNumber(1 << 30)
@@ -108,7 +117,7 @@ run_names = (f"run-{number}" for number in count())
 async def submit(channel, spec, samples=None, digest=None, run_id=None):
     """Submit `samples`, (number, tokens) each; the right ones if None."""
     stream = await send_submission(channel, spec, samples, digest, run_id)
-    status = status_from_wire(await stream.receive())
+    status = await stream.receive()
     assert await stream.receive() is None
     return status
 
@@ -118,14 +127,14 @@ async def send_submission(channel, spec, samples=None, digest=None, run_id=None)
     if samples is None:
         samples = [(i, token_ids(spec, i)) for i in range(spec.train.num_samples)]
     stream = channel.open(SUBMIT)
-    header = pb.SubmitHeader(
-        spec=spec_to_wire(spec),
+    header = SubmitHeader(
+        spec=spec,
         spec_digest=digest or spec.digest(),
         run_id=next(run_names) if run_id is None else run_id,
     )
-    await stream.send(pb.SubmitPart(header=header))
+    await stream.send(header)
     for sample, tokens in samples:
-        await stream.send(pb.SubmitPart(tokens=tokens_to_wire(sample, tokens)))
+        await stream.send(SampleTokens(sample=sample, token_ids=tokens))
     await stream.finish()
     return stream
 
@@ -142,11 +151,10 @@ class JoinedPeer:
         await self.say(replace(hello, held=held) if held else hello)
 
     async def say(self, message):
-        await self.stream.send(from_peer_to_wire(message))
+        await self.stream.send(message)
 
     async def hear(self):
-        message = await self.stream.receive()
-        return None if message is None else to_peer_from_wire(message)
+        return await self.stream.receive()
 
     async def work(self, stop_at=NO_STEP, *, goes_on=False):
         """Answer until the plan of `stop_at`, a release, or the stream's end.
@@ -172,21 +180,21 @@ async def train(channel, peers, stop_at=NO_STEP):
             group.create_task(joined.work(stop_at))
 
 
-async def watch(channel, run_id=""):
+async def watch(channel, run_id=None):
     """All events up to the end of the run."""
     return [event async for event in events(channel, run_id)]
 
 
-async def events(channel, run_id=""):
+async def events(channel, run_id=None):
     stream = channel.open(WATCH)
-    await stream.send(pb.WatchRequest(run_id=run_id))
+    await stream.send(WatchRequest(run_id=run_id))
     await stream.finish()
     while (message := await stream.receive()) is not None:
-        yield event_from_wire(message)
+        yield message
 
 
 async def swarm_status(channel):
-    return await call(channel, STATUS, pb.StatusRequest(), DEADLINE_S)
+    return await call(channel, STATUS, StatusRequest(), DEADLINE_S)
 
 
 def steps_of(seen):
@@ -227,7 +235,7 @@ async def test_a_run_trains_and_is_collected(tmp_path, spec, peers):
         assert steps_of(seen) == [0, 1, 2]
         assert phases_of(seen)[-1] is RunPhase.FINISHED
         assert not training.done(), "peers keep the result"
-        request = pb.CollectedRequest(run_id=run_id)
+        request = CollectedRequest(run_id=run_id)
         reply = await call(office.channel, COLLECTED, request, DEADLINE_S)
         assert reply.phase == RunPhase.COLLECTED
         await training
@@ -298,8 +306,8 @@ GOOD = [(i, TOKENS) for i in range(6)]
         ([(0, bytes(24))], BadDataset, "sample 1: expected 5 tokens, got 1"),
         ([(0, bytes(60)), (2, TOKENS)], MalformedMessage, "expected sample 3, got sample 2"),
         ([(0, bytes(60)), (3, bytes(80))], MalformedMessage, "expected 6 samples .*, got more"),
-        ([(0, bytes(19))], MalformedMessage, "bytes past the last token"),
-        ([(0, b"")], MalformedMessage, "bytes of a sample"),
+        ([(0, bytes(19))], MalformedMessage, "tokens of 4 bytes, got 19"),
+        ([(0, b"")], MalformedMessage, "tokens of 4 bytes, got 0"),
         (
             [(0, bytes(16) + bytes([50, 0, 0, 0]))],
             BadDataset,
@@ -354,7 +362,7 @@ async def test_more_data_than_is_allowed_is_refused_before_it_is_sent(make_spec)
 
 async def test_a_submission_without_a_header_is_out_of_turn(spec):
     async with coordinator() as office:
-        for first in (None, pb.SubmitPart(tokens=tokens_to_wire(0, TOKENS))):
+        for first in (None, SampleTokens(sample=SampleId(0), token_ids=TOKENS)):
             stream = office.channel.open(SUBMIT)
             if first is not None:
                 await stream.send(first)
@@ -364,22 +372,22 @@ async def test_a_submission_without_a_header_is_out_of_turn(spec):
 
 
 async def test_a_spec_out_of_bounds_is_malformed(spec):
-    wire = spec_to_wire(spec)
-    wire.train.num_samples = 0
+    good = SubmitHeader(spec=spec, spec_digest=spec.digest(), run_id=RunId("run"))
+    wire = SUBMIT.request.to_wire(good).header
+    wire.spec.train.num_samples = 0
     async with coordinator() as office:
-        stream = office.channel.open(SUBMIT)
-        header = pb.SubmitHeader(spec=wire, spec_digest=spec.digest(), run_id="run")
-        await stream.send(pb.SubmitPart(header=header))
-        with pytest.raises(MalformedMessage, match="number of samples"):
+        stream = office.channel.open(replace(SUBMIT, request=RAW))
+        await stream.send(wire.SerializeToString())
+        with pytest.raises(MalformedMessage, match="num_samples: expected 1 to"):
             await stream.receive()
 
 
 async def test_a_client_that_goes_away_halfway_leaves_nothing(spec):
     async with coordinator() as office:
         stream = office.channel.open(SUBMIT)
-        header = pb.SubmitHeader(spec=spec_to_wire(spec), spec_digest=spec.digest(), run_id="run")
-        await stream.send(pb.SubmitPart(header=header))
-        await stream.send(pb.SubmitPart(tokens=tokens_to_wire(0, TOKENS)))
+        header = SubmitHeader(spec=spec, spec_digest=spec.digest(), run_id=RunId("run"))
+        await stream.send(header)
+        await stream.send(SampleTokens(sample=SampleId(0), token_ids=TOKENS))
         while not any(office.journal.tokens.folder.iterdir()):  # noqa: ASYNC110
             await asyncio.sleep(0)
         await stream.cancel()
@@ -390,10 +398,10 @@ async def test_a_client_that_goes_away_halfway_leaves_nothing(spec):
 
 async def test_one_submission_too_many_is_told_to_try_again(spec):
     async with coordinator() as office:
-        header = pb.SubmitHeader(spec=spec_to_wire(spec), spec_digest=spec.digest(), run_id="run")
+        header = SubmitHeader(spec=spec, spec_digest=spec.digest(), run_id=RunId("run"))
         others = [office.channel.open(SUBMIT) for _ in range(MAX_SUBMISSIONS)]
         for other in others:
-            await other.send(pb.SubmitPart(header=header))
+            await other.send(header)
         with pytest.raises(Busy, match="try again later"):
             await submit(office.channel, spec, run_id="mine")
         await others[0].cancel()
@@ -409,8 +417,8 @@ async def test_a_client_that_sends_nothing_makes_room(spec, monkeypatch):
     monkeypatch.setattr("swarm_ft.coordinator.submission.PART_TIMEOUT_S", 0.01)
     async with coordinator() as office:
         stream = office.channel.open(SUBMIT)
-        header = pb.SubmitHeader(spec=spec_to_wire(spec), spec_digest=spec.digest(), run_id="run")
-        await stream.send(pb.SubmitPart(header=header))
+        header = SubmitHeader(spec=spec, spec_digest=spec.digest(), run_id=RunId("run"))
+        await stream.send(header)
         with pytest.raises(Unavailable, match="sent nothing of its job for"):
             await stream.receive()
         assert await emptied(office.journal)
@@ -419,7 +427,7 @@ async def test_a_client_that_sends_nothing_makes_room(spec, monkeypatch):
 @pytest.mark.parametrize("run_id", ["", "a/b", "..\\x", "line\nbreak", "x" * 65])
 async def test_a_run_whose_name_is_none_is_malformed(spec, run_id):
     async with coordinator() as office:
-        with pytest.raises(MalformedMessage, match="run id"):
+        with pytest.raises(MalformedMessage, match="run_id"):
             await submit(office.channel, spec, run_id=run_id)
 
 
@@ -445,7 +453,7 @@ async def test_a_submission_that_comes_again_after_a_restart_is_the_same_run(spe
 async def test_a_submission_of_a_run_that_is_over_is_told_so(spec):
     async with coordinator() as office:
         await submit(office.channel, spec, run_id="mine")
-        await call(office.channel, CANCEL, pb.CancelRequest(run_id="mine"), DEADLINE_S)
+        await call(office.channel, CANCEL, CancelRequest(run_id="mine"), DEADLINE_S)
         assert (await submit(office.channel, spec, run_id="mine")).phase is RunPhase.CANCELLED
 
 
@@ -457,7 +465,7 @@ async def test_another_job_cannot_take_the_name_of_a_run(spec, make_spec):
             with pytest.raises(RunMismatch, match="run mine: is here already"):
                 await submit(office.channel, other_spec, samples, run_id="mine")
         (run,) = (await swarm_status(office.channel)).runs
-        assert status_from_wire(run) == first
+        assert run == first
 
 
 class SlowTokens(TokenFiles):
@@ -505,7 +513,7 @@ async def test_the_tokens_of_a_run_that_is_over_are_deleted(spec, peers):
         training = group.create_task(train(office.channel, peers))
         await watch(office.channel, run_id)
         assert any(office.journal.tokens.folder.iterdir()), "it may have to be made again"
-        await call(office.channel, COLLECTED, pb.CollectedRequest(run_id=run_id), DEADLINE_S)
+        await call(office.channel, COLLECTED, CollectedRequest(run_id=run_id), DEADLINE_S)
         assert await emptied(office.journal)
         await training
         assert (await submit(office.channel, spec, run_id=run_id)).phase is RunPhase.COLLECTED
@@ -579,10 +587,10 @@ async def test_a_watcher_that_leaves_is_forgotten(spec):
     async with coordinator() as office:
         run_id = (await submit(office.channel, spec)).run_id
         watcher = office.channel.open(WATCH)
-        await watcher.send(pb.WatchRequest(run_id=run_id))
+        await watcher.send(WatchRequest(run_id=run_id))
         await watcher.receive()
         await watcher.cancel()
-        request = pb.CancelRequest(run_id=run_id)
+        request = CancelRequest(run_id=run_id)
         assert (await call(office.channel, CANCEL, request, DEADLINE_S)).phase == (
             RunPhase.CANCELLED
         )
@@ -601,7 +609,7 @@ async def test_a_watcher_that_does_not_read_is_dropped_and_may_watch_anew(
     async with coordinator() as office, asyncio.TaskGroup() as group:
         run_id = (await submit(office.channel, make_spec(num_steps=9))).run_id
         slow = office.channel.open(WATCH)
-        await slow.send(pb.WatchRequest(run_id=run_id))
+        await slow.send(WatchRequest(run_id=run_id))
         await slow.finish()
         training = group.create_task(train(office.channel, peers))
         while not any(peer.exported for peer in peers):  # noqa: ASYNC110
@@ -620,7 +628,7 @@ async def test_the_newest_run_is_meant_by_no_name(spec):
             await watch(office.channel)
         for _ in range(2):
             newest = await submit(office.channel, spec)
-        reply = await call(office.channel, CANCEL, pb.CancelRequest(), DEADLINE_S)
+        reply = await call(office.channel, CANCEL, CancelRequest(), DEADLINE_S)
         assert reply.run_id == newest.run_id
         with pytest.raises(NotFound, match=f"run nobody is not known here; .*{newest.run_id}"):
             await watch(office.channel, "nobody")
@@ -647,7 +655,7 @@ async def test_plans_ask_for_timelines_if_a_watcher_does(spec, peers, is_traced)
     async with coordinator() as office:
         run_id = (await submit(office.channel, spec)).run_id
         watcher = office.channel.open(WATCH)
-        await watcher.send(pb.WatchRequest(run_id=run_id, traced=is_traced))
+        await watcher.send(WatchRequest(run_id=run_id, traced=is_traced))
         await watcher.receive()
         joined = JoinedPeer(office.channel, fake)
         await joined.hello()
@@ -661,7 +669,7 @@ async def test_plans_ask_for_timelines_if_a_watcher_does(spec, peers, is_traced)
 async def tracing(channel, run_id):
     """A watcher that wants timelines and heard what is known by now."""
     watcher = channel.open(WATCH)
-    await watcher.send(pb.WatchRequest(run_id=run_id, traced=True))
+    await watcher.send(WatchRequest(run_id=run_id, traced=True))
     await watcher.receive()
     return watcher
 
@@ -672,7 +680,7 @@ async def test_timelines_go_to_whoever_asked_and_into_no_journal(spec, peers):
         run_id = RunId((await swarm_status(office.channel)).runs[0].run_id)
         watcher = await tracing(office.channel, run_id)
         await joined.say(timeline_of(run_id, 1))
-        assert event_from_wire(await watcher.receive()) == PeerTimeline(
+        assert await watcher.receive() == PeerTimeline(
             peer_id=peers[0].peer_id, layers=LayerRange(0, 4), timeline=timeline_of(run_id, 1)
         )
         assert office.journal.steps(run_id, 0, 9) == ()
@@ -687,8 +695,8 @@ async def test_a_peer_tells_nothing_of_runs_that_it_has_no_part_in(spec, peers):
         await joined.say(timeline_of(RunId("nobody"), 1))
         await joined.say(timeline_of(other, 1))
         assert await answer_to_probe(joined), "what was said before was heard"
-        await call(office.channel, CANCEL, pb.CancelRequest(run_id=other), DEADLINE_S)
-        told = event_from_wire(await watcher.receive())
+        await call(office.channel, CANCEL, CancelRequest(run_id=other), DEADLINE_S)
+        told = await watcher.receive()
         assert isinstance(told, RunStatus)
         assert told.phase is RunPhase.CANCELLED
 
@@ -718,7 +726,7 @@ async def test_cancel_releases_peers_and_ends_watching(spec, peers):
         joined = JoinedPeer(office.channel, make_all(peers[0]))
         await joined.hello()
         assert isinstance(await joined.hear(), Assign)
-        reply = await call(office.channel, CANCEL, pb.CancelRequest(run_id=run_id), DEADLINE_S)
+        reply = await call(office.channel, CANCEL, CancelRequest(run_id=run_id), DEADLINE_S)
         assert reply.phase == RunPhase.CANCELLED
         assert isinstance(await joined.hear(), ReleaseStage)
         assert phases_of(await watching)[-1] is RunPhase.CANCELLED
@@ -728,7 +736,7 @@ async def test_cancel_releases_peers_and_ends_watching(spec, peers):
 async def test_collecting_what_is_not_finished_changes_nothing(spec):
     async with coordinator() as office:
         run_id = (await submit(office.channel, spec)).run_id
-        request = pb.CollectedRequest(run_id=run_id)
+        request = CollectedRequest(run_id=run_id)
         reply = await call(office.channel, COLLECTED, request, DEADLINE_S)
         assert reply.phase == RunPhase.WAITING
 
@@ -854,7 +862,7 @@ async def test_a_peer_whose_stream_ends_is_no_member(spec, peers):
         await joined.stream.cancel()
         assert (await anext(watcher)).phase is RunPhase.WAITING
         assert not (await swarm_status(office.channel)).members
-        await call(office.channel, CANCEL, pb.CancelRequest(), DEADLINE_S)
+        await call(office.channel, CANCEL, CancelRequest(), DEADLINE_S)
         assert phases_of([event async for event in watcher])[-1] is RunPhase.CANCELLED
 
 
@@ -893,10 +901,33 @@ async def test_a_peer_begins_with_a_hello(is_silent):
     async with coordinator() as office:
         stream = office.channel.open(JOIN)
         if not is_silent:
-            await stream.send(from_peer_to_wire(PeerGoodbye()))
+            await stream.send(PeerGoodbye())
         await stream.finish()
         with pytest.raises(OutOfTurn, match="expected a hello"):
             await stream.receive()
+
+
+async def test_a_peer_of_an_older_version_is_told_so_and_never_known(peers):
+    async with coordinator() as office:
+        joined = JoinedPeer(office.channel, peers[0])
+        older = replace(joined.fake.hello(), protocol_version=PROTOCOL_VERSION - 1)
+        await joined.say(older)
+        with pytest.raises(VersionMismatch, match=f"update peer {older.peer_id} with pip install"):
+            await joined.hear()
+        assert not (await swarm_status(office.channel)).members
+
+
+async def test_a_client_of_an_older_version_is_told_so():
+    async with coordinator() as office:
+        asked = (
+            (WATCH, WatchRequest(protocol_version=0)),
+            (CANCEL, CancelRequest(protocol_version=0)),
+            (COLLECTED, CollectedRequest(run_id=RunId("run"), protocol_version=0)),
+            (STATUS, StatusRequest(protocol_version=0)),
+        )
+        for method, request in asked:
+            with pytest.raises(VersionMismatch, match="the client speaks an older one: update"):
+                await call(office.channel, method, request, DEADLINE_S)
 
 
 async def test_a_second_hello_is_out_of_turn(spec, peers):
@@ -911,7 +942,7 @@ async def test_a_second_hello_is_out_of_turn(spec, peers):
 async def test_a_malformed_message_costs_the_peer_its_stream(spec, peers):
     async with coordinator() as office:
         joined = await joined_to_a_run(office, spec, make_all(peers[0]))
-        await joined.stream.send(pb.FromPeer())
+        await joined.say(PeerAlive(compute_s=-1.0))
         assert isinstance(await refused(joined), MalformedMessage)
         assert not (await swarm_status(office.channel)).members
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 from swarm_ft.ids import PeerId
 from swarm_ft.peer.links.link import LinkStream
 from swarm_ft.protocol.messages.link import ChannelHello, LinkHello, LinkMessage
-from swarm_ft.protocol.wire.frames import link_from_wire, link_to_wire
-from swarm_ft.transport.base import Channel, Transport
+from swarm_ft.transport.base import Channel, MessageStream, Transport
 from swarm_ft.transport.methods import LINK
+from tests.raw_calls import RAW
 
 
 class Hand:
@@ -19,12 +22,11 @@ class Hand:
     async def say(self, *messages: LinkMessage) -> None:
         """Send these."""
         for message in messages:
-            await self.stream.send(link_to_wire(message))
+            await self.stream.send(message)
 
     async def hear(self) -> LinkMessage | None:
         """The next message; None at the clean end."""
-        message = await self.stream.receive()
-        return message if message is None else link_from_wire(message)
+        return await self.stream.receive()
 
     async def fails(self, *messages: LinkMessage) -> None:
         """Say these, then wait for the error with which the other side ends the stream."""
@@ -58,6 +60,18 @@ class Caller:
         hand = Hand(self.open())
         await hand.link(self._own, self._to)
         return hand
+
+    async def fails(self, nonsense: bytes) -> None:
+        """Send bytes as a message's first field, and wait for the error that this costs."""
+        channel = self._transport.connect(self.endpoint)
+        self._channels.append(channel)
+        stream: MessageStream[bytes, LinkMessage] = channel.open(replace(LINK, request=RAW))
+        hello = LinkHello(peer_id=PeerId(self._own), to=PeerId(self._to))
+        wire: Any = LINK.request.to_wire(hello)
+        await stream.send(wire.hello.SerializeToString())
+        await stream.send(nonsense)
+        while await stream.receive() is not None:
+            pass
 
     async def greet(self, *hellos: ChannelHello) -> tuple[Hand, list[LinkMessage | None]]:
         """A link with these channels, and the hellos that were said in return."""

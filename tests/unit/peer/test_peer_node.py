@@ -8,10 +8,17 @@ import pytest
 import torch
 
 from swarm_ft.discovery.directory import Board, Role, StaticDirectory
-from swarm_ft.errors import BadLayers, JournalError, NotFound, OutOfTurn, RunMismatch, Unavailable
+from swarm_ft.errors import (
+    BadLayers,
+    JournalError,
+    NotFound,
+    OutOfTurn,
+    RunMismatch,
+    Unavailable,
+    VersionMismatch,
+)
 from swarm_ft.ids import PeerId, RunId
 from swarm_ft.peer.node import PeerNode, PeerOptions
-from swarm_ft.proto.coordinator_pb2 import ToPeer
 from swarm_ft.protocol.messages.control import (
     Assign,
     CommitStep,
@@ -31,9 +38,6 @@ from swarm_ft.protocol.messages.shard import ShardName
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.protocol.spec.training_plan import step_microbatches
-from swarm_ft.protocol.wire.coordinator_wire import to_peer_to_wire
-from swarm_ft.protocol.wire.peer_wire import from_peer_from_wire
-from swarm_ft.protocol.wire.shard_wire import chunks_from_wire, shard_to_wire
 from swarm_ft.stage.checkpoint import open_checkpoint
 from swarm_ft.stage.engine import StageEngine
 from swarm_ft.testing.clock import ManualClock
@@ -53,14 +57,11 @@ class Joined:
         self._stream = stream
 
     async def say(self, message):
-        await self._stream.send(to_peer_to_wire(message))
-
-    async def say_raw(self, message):
         await self._stream.send(message)
 
     async def hear(self):
         """What the peer says next, but that it is there."""
-        while isinstance(said := from_peer_from_wire(await self._stream.receive()), PeerAlive):
+        while isinstance(said := await self._stream.receive(), PeerAlive):
             pass
         return said
 
@@ -90,7 +91,7 @@ class Swarm:
         await self.directory.announce(Role.COORDINATOR, "coordinator", server.endpoint)
 
     async def _join(self, stream):
-        hello = from_peer_from_wire(await stream.receive())
+        hello = await stream.receive()
         assert isinstance(hello, PeerHello)
         joined = Joined(stream, hello)
         self._closing.insert(0, joined.hang_up)
@@ -223,8 +224,8 @@ def result_of(run_id):
 
 async def num_chunks_of(channel, run_id):
     """Of the result that the peer gives."""
-    chunks = await call(channel, LIST_CHUNKS, shard_to_wire(result_of(run_id)), timeout_s=10.0)
-    return len(chunks_from_wire(chunks))
+    chunks = await call(channel, LIST_CHUNKS, result_of(run_id), timeout_s=10.0)
+    return len(chunks)
 
 
 # ---- obeying
@@ -287,6 +288,14 @@ async def test_a_coordinator_that_is_nowhere_is_waited_for(swarm, tmp_path):
     assert not running.done()
 
 
+async def test_a_peer_of_another_version_is_told_so_once_and_leaves(swarm):
+    _, running = await swarm.peer()
+    joined = await swarm.joined()
+    joined.end(VersionMismatch("this coordinator speaks protocol version 9"))
+    with pytest.raises(VersionMismatch, match="speaks protocol version 9"):
+        await running
+
+
 async def test_what_makes_no_sense_costs_the_stream_and_not_the_stage(swarm, assign_of, plan_of):
     _, running = await swarm.peer()
     joined = await swarm.joined()
@@ -301,7 +310,7 @@ async def test_what_makes_no_sense_costs_the_stream_and_not_the_stage(swarm, ass
         await joined.say(message)
         joined = await swarm.joined()
         assert joined.hello.held is not None
-    await joined.say_raw(ToPeer())
+    await joined.say(ExportStage(run_id=RunId("../run")))
     joined = await swarm.joined()
     await ready(joined, assign_of(attempt=2, fresh=False))
     assert not running.done()
@@ -393,7 +402,7 @@ async def test_who_asks_for_a_run_that_is_not_here_is_told_so(swarm, assign_of, 
     joined = await swarm.joined()
     if hosts:
         await ready(joined, assign_of(run_id=RunId("other")))
-    asked = ((LIST_CHUNKS, shard_to_wire(result_of(RUN)), NotFound),)
+    asked = ((LIST_CHUNKS, result_of(RUN), NotFound),)
     for method, message, error in asked:
         stream = swarm.channel().open(method)
         await stream.send(message)

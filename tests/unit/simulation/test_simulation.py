@@ -144,8 +144,8 @@ def patch_plans(monkeypatch, altered):
     """Let the coordinator plan `altered(plan)` instead of `plan`."""
     plan_step = steps.plan_step
 
-    def planned(run):
-        run, plan = plan_step(run)
+    def planned(run, now_s):
+        run, plan = plan_step(run, now_s)
         return run, altered(plan)
 
     for name, module in list(sys.modules.items()):

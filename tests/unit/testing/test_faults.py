@@ -5,16 +5,14 @@ import asyncio
 import pytest
 
 from swarm_ft.errors import SwarmError, Unavailable
-from swarm_ft.proto.snapshot_pb2 import ChunkPart, FetchRequest
 from swarm_ft.testing.faults import FaultyTransport
 from swarm_ft.transport.grpc_transport import GrpcTransport
 from swarm_ft.transport.memory import MemoryTransport
-from swarm_ft.transport.methods import FETCH_CHUNKS
-from tests.echo import ECHO
+from tests.raw_calls import BYTES, MORE_BYTES
 
 
 def part(number):
-    return ChunkPart(data=bytes([number]))
+    return bytes([number])
 
 
 class Service:
@@ -28,7 +26,7 @@ class Service:
         end = None
         try:
             while (message := await stream.receive()) is not None:
-                self.read.append(message.data[0])
+                self.read.append(message[0])
                 await stream.send(message)
         except SwarmError as error:
             end = error
@@ -36,7 +34,7 @@ class Service:
         finally:
             self.ends.put_nowait(end)
 
-    async def chunks(self, stream):
+    async def answer(self, stream):
         await stream.receive()
         await stream.send(part(42))
 
@@ -48,12 +46,12 @@ def inner(request):
 
 @pytest.fixture
 async def faulty(inner):
-    """`faulty(cut_sends={ECHO: [2]})`: the transport, the service, a channel to it."""
+    """`faulty(cut_sends={BYTES: [2]})`: the transport, the service, a channel to it."""
     closing = []
 
     async def make(**cuts):
         transport, service = FaultyTransport(inner, **cuts), Service()
-        handlers = {ECHO: service.echo, FETCH_CHUNKS: service.chunks}
+        handlers = {BYTES: service.echo, MORE_BYTES: service.answer}
         server = await transport.serve("127.0.0.1", 0, handlers)
         channel = transport.connect(server.endpoint)
         closing.extend((channel.close, server.stop))
@@ -67,12 +65,12 @@ async def faulty(inner):
 async def echoed(stream, number):
     await stream.send(part(number))
     message = await stream.receive()
-    return message.data[0]
+    return message[0]
 
 
 async def test_without_a_script_everything_passes(faulty):
     transport, service, channel = await faulty()
-    stream = channel.open(ECHO)
+    stream = channel.open(BYTES)
     assert [await echoed(stream, i) for i in range(5)] == list(range(5))
     await stream.finish()
     assert await stream.receive() is None
@@ -81,8 +79,8 @@ async def test_without_a_script_everything_passes(faulty):
 
 
 async def test_a_cut_send_loses_its_message_and_breaks_both_ends(faulty):
-    transport, service, channel = await faulty(cut_sends={ECHO: [3]})
-    stream = channel.open(ECHO)
+    transport, service, channel = await faulty(cut_sends={BYTES: [3]})
+    stream = channel.open(BYTES)
     assert [await echoed(stream, i) for i in range(2)] == [0, 1]
     with pytest.raises(Unavailable, match="the script broke the stream"):
         await stream.send(part(2))
@@ -95,8 +93,8 @@ async def test_a_cut_send_loses_its_message_and_breaks_both_ends(faulty):
 
 
 async def test_a_cut_receive_loses_a_message_that_the_other_side_did_send(faulty):
-    transport, service, channel = await faulty(cut_receives={ECHO: [2]})
-    stream = channel.open(ECHO)
+    transport, service, channel = await faulty(cut_receives={BYTES: [2]})
+    stream = channel.open(BYTES)
     assert await echoed(stream, 0) == 0
     await stream.send(part(1))
     with pytest.raises(Unavailable, match="the script broke the stream"):
@@ -107,32 +105,32 @@ async def test_a_cut_receive_loses_a_message_that_the_other_side_did_send(faulty
 
 
 async def test_messages_are_counted_over_all_streams_of_a_method(faulty):
-    transport, service, channel = await faulty(cut_sends={ECHO: [2, 4]})
+    transport, service, channel = await faulty(cut_sends={BYTES: [2, 4]})
     for number in (0, 1):
-        stream = channel.open(ECHO)
+        stream = channel.open(BYTES)
         assert await echoed(stream, number) == number
         with pytest.raises(Unavailable):
             await stream.send(part(9))
-    stream = channel.open(ECHO)
+    stream = channel.open(BYTES)
     assert [await echoed(stream, i) for i in (2, 3, 4)] == [2, 3, 4]
     assert service.read == [0, 1, 2, 3, 4]
     assert transport.num_cuts == 2
 
 
 async def test_other_methods_and_other_streams_are_left_alone(faulty):
-    transport, _, channel = await faulty(cut_sends={ECHO: [2]}, cut_receives={ECHO: [9]})
-    broken, other = channel.open(ECHO), channel.open(FETCH_CHUNKS)
+    transport, _, channel = await faulty(cut_sends={BYTES: [2]}, cut_receives={BYTES: [9]})
+    broken, other = channel.open(BYTES), channel.open(MORE_BYTES)
     assert await echoed(broken, 0) == 0
     with pytest.raises(Unavailable):
         await broken.send(part(1))
-    await other.send(FetchRequest())
-    assert (await other.receive()).data[0] == 42
+    await other.send(b"give")
+    assert (await other.receive())[0] == 42
     assert transport.num_cuts == 1
 
 
 async def test_the_end_of_a_stream_counts_as_something_received(faulty):
-    transport, _, channel = await faulty(cut_receives={ECHO: [2]})
-    stream = channel.open(ECHO)
+    transport, _, channel = await faulty(cut_receives={BYTES: [2]})
+    stream = channel.open(BYTES)
     assert await echoed(stream, 0) == 0
     await stream.finish()
     with pytest.raises(Unavailable):
@@ -141,8 +139,8 @@ async def test_the_end_of_a_stream_counts_as_something_received(faulty):
 
 
 async def test_a_receive_that_was_cancelled_is_not_counted(faulty):
-    transport, _, channel = await faulty(cut_receives={ECHO: [2]})
-    stream = channel.open(ECHO)
+    transport, _, channel = await faulty(cut_receives={BYTES: [2]})
+    stream = channel.open(BYTES)
     waiting = asyncio.create_task(stream.receive())
     await asyncio.sleep(0)
     waiting.cancel()
@@ -152,8 +150,8 @@ async def test_a_receive_that_was_cancelled_is_not_counted(faulty):
 
 
 async def test_what_fails_by_itself_is_no_cut(faulty):
-    transport, service, channel = await faulty(cut_receives={ECHO: [1]})
-    stream = channel.open(ECHO)
+    transport, service, channel = await faulty(cut_receives={BYTES: [1]})
+    stream = channel.open(BYTES)
     await stream.send(part(0))
     await stream.cancel()
     with pytest.raises(Unavailable):
@@ -163,9 +161,7 @@ async def test_what_fails_by_itself_is_no_cut(faulty):
 
 
 async def test_a_script_that_names_no_message_that_comes_does_nothing(faulty):
-    transport, _, channel = await faulty(
-        cut_sends={ECHO: [0, 99]}, cut_receives={FETCH_CHUNKS: [1]}
-    )
-    stream = channel.open(ECHO)
+    transport, _, channel = await faulty(cut_sends={BYTES: [0, 99]}, cut_receives={MORE_BYTES: [1]})
+    stream = channel.open(BYTES)
     assert [await echoed(stream, i) for i in range(4)] == list(range(4))
     assert transport.num_cuts == 0

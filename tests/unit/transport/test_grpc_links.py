@@ -9,15 +9,17 @@ import grpc
 import pytest
 
 from swarm_ft import errors
-from swarm_ft.proto.coordinator_pb2 import RunStatus, StatusRequest, SwarmStatus
-from swarm_ft.proto.snapshot_pb2 import ChunkPart
+from swarm_ft.ids import PeerId
+from swarm_ft.protocol.messages.client import MemberStatus, StatusRequest, SwarmStatus
 from swarm_ft.transport.base import call
 from swarm_ft.transport.grpc_options import GrpcOptions
 from swarm_ft.transport.grpc_transport import METADATA_KEY, GrpcTransport
 from swarm_ft.transport.methods import STATUS
-from tests.echo import ECHO
+from tests.raw_calls import BYTES
 
 pytestmark = pytest.mark.timeout(20)
+
+SWARM = SwarmStatus(members=(MemberStatus(peer_id=PeerId("p"), layers=None),), runs=())
 
 
 async def echo(stream) -> None:
@@ -27,7 +29,7 @@ async def echo(stream) -> None:
 
 async def status(stream) -> None:
     await stream.receive()
-    await stream.send(SwarmStatus(runs=[RunStatus(run_id="r")]))
+    await stream.send(SWARM)
 
 
 class Cable:
@@ -90,13 +92,13 @@ async def test_both_ends_notice_a_dead_link(warm_idle_s):
         except errors.Unavailable as error:
             handler_saw.set_result(error)
 
-    server = await transport.serve("127.0.0.1", 0, {ECHO: watch})
+    server = await transport.serve("127.0.0.1", 0, {BYTES: watch})
     cable = Cable(server.endpoint)
     async with cable.plugged() as endpoint:
         channel = transport.connect(endpoint)
-        stream = channel.open(ECHO)
-        await stream.send(ChunkPart(data=b"x"))
-        assert await stream.receive() == ChunkPart(data=b"x")
+        stream = channel.open(BYTES)
+        await stream.send(b"x")
+        assert await stream.receive() == b"x"
         cable.go_dead()
         async with asyncio.timeout(5.0):
             with pytest.raises(errors.Unavailable):
@@ -108,19 +110,19 @@ async def test_both_ends_notice_a_dead_link(warm_idle_s):
 
 async def test_on_a_link_that_is_kept_warm_both_ends_send_all_the_time():
     transport = GrpcTransport(GrpcOptions(warm_idle_s=0.02))
-    server = await transport.serve("127.0.0.1", 0, {ECHO: echo})
+    server = await transport.serve("127.0.0.1", 0, {BYTES: echo})
     cable = Cable(server.endpoint)
     async with cable.plugged() as endpoint:
         channel = transport.connect(endpoint)
-        stream = channel.open(ECHO)
-        await stream.send(ChunkPart())
-        assert await stream.receive() == ChunkPart()
+        stream = channel.open(BYTES)
+        await stream.send(b"")
+        assert await stream.receive() == b""
         async with asyncio.timeout(2.0):  # before any other probe
             for _ in range(15):
                 await cable.from_server.get()
                 await cable.from_client.get()
-        await stream.send(ChunkPart(data=b"still here"))
-        assert await stream.receive() == ChunkPart(data=b"still here")
+        await stream.send(b"still here")
+        assert await stream.receive() == b"still here"
         await channel.close()
     await server.stop()
 
@@ -128,12 +130,12 @@ async def test_on_a_link_that_is_kept_warm_both_ends_send_all_the_time():
 async def test_a_full_link_lives_however_late_probes_are_answered():
     """Some 4 MB lie in buffers here each way, and take a second each."""
     transport = GrpcTransport(GrpcOptions(keepalive_idle_s=0.1, keepalive_timeout_s=0.2))
-    server = await transport.serve("127.0.0.1", 0, {ECHO: echo})
+    server = await transport.serve("127.0.0.1", 0, {BYTES: echo})
     cable = Cable(server.endpoint, bytes_per_s=4e6)
     async with cable.plugged() as endpoint:
         channel = transport.connect(endpoint)
-        stream = channel.open(ECHO)
-        part = ChunkPart(data=bytes(2_000_000))
+        stream = channel.open(BYTES)
+        part = bytes(2_000_000)
 
         async def send_all() -> None:
             for _ in range(4):
@@ -149,17 +151,17 @@ async def test_a_full_link_lives_however_late_probes_are_answered():
 
 async def test_a_quiet_link_that_lives_is_left_alone():
     transport = GrpcTransport(GrpcOptions(keepalive_idle_s=0.05, keepalive_timeout_s=2.0))
-    server = await transport.serve("127.0.0.1", 0, {ECHO: echo})
+    server = await transport.serve("127.0.0.1", 0, {BYTES: echo})
     channel = transport.connect(server.endpoint)
-    stream = channel.open(ECHO)
-    await stream.send(ChunkPart())
-    assert await stream.receive() == ChunkPart()
+    stream = channel.open(BYTES)
+    await stream.send(b"")
+    assert await stream.receive() == b""
     # Some ten probes: a server of gRPC's usual settings hangs up at the third.
     reading = asyncio.create_task(stream.receive())
     done, _ = await asyncio.wait({reading}, timeout=0.6)
     assert not done
-    await stream.send(ChunkPart(data=b"still here"))
-    assert await reading == ChunkPart(data=b"still here")
+    await stream.send(b"still here")
+    assert await reading == b"still here"
     await channel.close()
     await server.stop()
 
@@ -204,7 +206,7 @@ async def test_a_channel_made_before_its_server_reaches_it_later():
                 break
             except errors.Unavailable:
                 continue
-    assert reply.runs[0].run_id == "r"
+    assert reply == SWARM
     await channel.close()
     await server.stop()
 
@@ -219,29 +221,29 @@ async def test_an_endpoint_cannot_choose_another_scheme(target):
 
 async def test_a_message_over_the_servers_bound_ends_the_call_and_not_the_server():
     server = await GrpcTransport(GrpcOptions(max_message_bytes=1000)).serve(
-        "127.0.0.1", 0, {ECHO: echo}
+        "127.0.0.1", 0, {BYTES: echo}
     )
     channel = GrpcTransport().connect(server.endpoint)
-    stream = channel.open(ECHO)
-    await stream.send(ChunkPart(data=bytes(2000)))
+    stream = channel.open(BYTES)
+    await stream.send(bytes(2000))
     with pytest.raises(errors.InternalError, match="larger than max"):
         await stream.receive()
-    stream = channel.open(ECHO)
-    await stream.send(ChunkPart(data=b"x"))
-    assert await stream.receive() == ChunkPart(data=b"x")
+    stream = channel.open(BYTES)
+    await stream.send(b"x")
+    assert await stream.receive() == b"x"
     await channel.close()
     await server.stop()
 
 
 async def test_a_message_over_this_sides_bound_is_not_sent():
     transport = GrpcTransport(GrpcOptions(max_message_bytes=1000))
-    server = await transport.serve("127.0.0.1", 0, {ECHO: echo})
+    server = await transport.serve("127.0.0.1", 0, {BYTES: echo})
     channel = transport.connect(server.endpoint)
-    stream = channel.open(ECHO)
+    stream = channel.open(BYTES)
     with pytest.raises(errors.MalformedMessage, match="1000 at most"):
-        await stream.send(ChunkPart(data=bytes(2000)))
-    await stream.send(ChunkPart(data=b"x"))
-    assert await stream.receive() == ChunkPart(data=b"x")
+        await stream.send(bytes(2000))
+    await stream.send(b"x")
+    assert await stream.receive() == b"x"
     await channel.close()
     await server.stop()
 
@@ -251,16 +253,16 @@ async def test_an_ordinary_unary_grpc_client_is_served_and_told_the_error():
         await stream.receive()
         raise errors.NotFound("no run 'x'")
 
-    server = await GrpcTransport().serve("127.0.0.1", 0, {STATUS: status, ECHO: missing})
+    server = await GrpcTransport().serve("127.0.0.1", 0, {STATUS: status, BYTES: missing})
     async with grpc.aio.insecure_channel(server.endpoint) as channel:
         ask = channel.unary_unary(
             STATUS.path,
-            request_serializer=StatusRequest.SerializeToString,
-            response_deserializer=SwarmStatus.FromString,
+            request_serializer=STATUS.request.to_bytes,
+            response_deserializer=STATUS.reply.from_bytes,
         )
-        assert (await ask(StatusRequest())).runs[0].run_id == "r"
+        assert await ask(StatusRequest()) == SWARM
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await channel.unary_unary(ECHO.path)(b"")
+            await channel.unary_unary(BYTES.path)(b"")
         assert caught.value.code() is grpc.StatusCode.NOT_FOUND
         assert caught.value.details() == "not-found"
         assert dict(caught.value.trailing_metadata())[METADATA_KEY] == b"not-found\nno run 'x'"
@@ -275,7 +277,7 @@ async def test_credentials_are_used_on_both_ends():
     server = await GrpcTransport(local).serve("127.0.0.1", 0, {STATUS: status})
     channel = GrpcTransport(local).connect(server.endpoint)
     reply = await call(channel, STATUS, StatusRequest(), timeout_s=5.0)
-    assert reply.runs[0].run_id == "r"
+    assert reply == SWARM
     await channel.close()
     await server.stop()
 

@@ -20,7 +20,6 @@ from swarm_ft.errors import (
 from swarm_ft.ids import RunId
 from swarm_ft.peer.boundary.coder import FrameCoder
 from swarm_ft.peer.links.link import MAX_ANSWERS, MAX_BROKEN_STREAMS
-from swarm_ft.proto.snapshot_pb2 import ChunkPart
 from swarm_ft.protocol.machines.session import WINDOW_FRAMES, BoundarySession
 from swarm_ft.protocol.messages.boundary import (
     Ack,
@@ -388,18 +387,14 @@ async def test_a_second_hello_costs_the_stream(make_spec, make_ends, at_work, tr
         await assert_unharmed(up, down, transport, site)
 
 
-@pytest.mark.parametrize(
-    "nonsense", [ChunkPart(data=b"\xff\xff"), ChunkPart()], ids=["torn", "empty"]
-)
+@pytest.mark.parametrize("nonsense", [b"\x08\xff", b""], ids=["torn", "empty"])
 async def test_bytes_that_are_no_message_cost_the_stream(
     make_spec, make_ends, at_work, transport, nonsense
 ):
     up, down = make_ends(make_spec())
     async with at_work(down, up) as site:
-        hand = await site.call()
-        await hand.stream.send(nonsense)
         with pytest.raises(MalformedMessage):
-            await hand.stream.receive()
+            await site.caller.fails(nonsense)
         await assert_unharmed(up, down, transport, site)
 
 

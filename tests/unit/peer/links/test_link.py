@@ -38,7 +38,6 @@ from swarm_ft.protocol.messages.boundary import (
 )
 from swarm_ft.protocol.messages.link import LinkHello
 from swarm_ft.protocol.spec.codec_spec import Direction
-from swarm_ft.protocol.wire.frames import link_to_wire
 from swarm_ft.testing.clock import ManualClock
 from swarm_ft.transport.base import Channel, Method, Reply, Request, Server, Transport
 from swarm_ft.transport.memory import MemoryTransport
@@ -469,10 +468,10 @@ def greeting(
 
     async def behave(stream: LinkStream) -> None:
         hello = await heard_hello(stream)
-        await stream.send(link_to_wire(LinkHello(peer_id=name, to=hello.peer_id)))
+        await stream.send(LinkHello(peer_id=name, to=hello.peer_id))
         await stream.receive()
         for said in says:
-            await stream.send(link_to_wire(said))
+            await stream.send(said)
         raise then
 
     return behave

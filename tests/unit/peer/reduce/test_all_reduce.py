@@ -25,7 +25,6 @@ from swarm_ft.errors import (
 from swarm_ft.peer.links.link import MAX_ANSWERS, MAX_BROKEN_STREAMS, Links
 from swarm_ft.peer.reduce.all_reduce import GradientReducer
 from swarm_ft.peer.reduce.gradient_coder import Residuals
-from swarm_ft.proto.snapshot_pb2 import ChunkPart
 from swarm_ft.protocol.machines.all_reduce import WINDOW_PIECES, AllReduce
 from swarm_ft.protocol.messages.reduction import (
     ROW_VALUES,
@@ -691,11 +690,9 @@ async def test_a_second_hello_costs_the_stream(site):
 
 
 async def test_bytes_that_are_no_message_cost_the_stream(site):
-    for nonsense in (ChunkPart(data=b"\xff\xff"), ChunkPart()):
-        hand = await site.call()
-        await hand.stream.send(nonsense)
+    for nonsense in (b"\x08\xff", b""):
         with pytest.raises(MalformedMessage):
-            await hand.fails()
+            await site.caller.fails(nonsense)
     await site.assert_unharmed(step=0)
 
 

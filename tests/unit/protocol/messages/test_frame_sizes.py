@@ -1,5 +1,7 @@
 """What a frame costs on the wire, headers included, from 128 tokens x 64 channels up."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -7,13 +9,14 @@ from hypothesis import strategies as st
 
 from swarm_ft.codec import pack_buffer, parse
 from swarm_ft.protocol.messages.boundary import EncodedTensor, Frame, FrameKey, FrameKind
+from swarm_ft.protocol.messages.reduction import GradientPiece, Phase, PieceKey
 from swarm_ft.protocol.spec.codec_spec import Direction
 from swarm_ft.protocol.spec.digest import digest_of
 from swarm_ft.protocol.wire.frames import (
     GRPC_PREFIX_BYTES,
+    LINK_MESSAGE,
     frame_wire_bytes,
-    link_from_wire,
-    link_to_wire,
+    piece_wire_bytes,
 )
 
 LARGEST = 2**32 - 1
@@ -62,9 +65,26 @@ def test_every_larger_frame_keeps_the_ratio(codec, make_frame, ratio, tokens, ch
     assert frame_wire_bytes(frame) <= FLOAT32_BYTES * tokens * channels / ratio
 
 
-def test_the_size_is_that_of_the_serialised_message_and_its_grpc_prefix():
-    tensor = EncodedTensor(parse("q8").spec, 2, 3, b"payload")
-    frame = direct_frame(tensor)
-    wire = link_to_wire(frame)
-    assert frame_wire_bytes(frame) == len(wire.SerializeToString()) + GRPC_PREFIX_BYTES
-    assert link_from_wire(wire) == frame
+sizes = st.integers(0, 300) | st.sampled_from([16_300, 16_384, 1 << 21])
+numbers = st.integers(0, LARGEST)
+
+
+@given(num_bytes=sizes, numbers=st.tuples(numbers, numbers, numbers, numbers))
+@settings(derandomize=True, deadline=None, max_examples=200)
+def test_sizes_are_those_of_serialised_messages_and_their_grpc_prefix(num_bytes, numbers):
+    tensor = EncodedTensor(parse("q8").spec, 2, 3, bytes(num_bytes))
+    for frame in (direct_frame(tensor), delta_frame(tensor)):
+        frame = replace(frame, key=FrameKey(*numbers, frame.key.direction))
+        data = LINK_MESSAGE.to_bytes(frame)
+        assert frame_wire_bytes(frame) == len(data) + GRPC_PREFIX_BYTES
+        assert LINK_MESSAGE.from_bytes(data) == frame
+    piece = GradientPiece(PieceKey(*numbers[:2], Phase.SUM, numbers[2]), tensor)
+    data = LINK_MESSAGE.to_bytes(piece)
+    assert piece_wire_bytes(piece) == len(data) + GRPC_PREFIX_BYTES
+    assert LINK_MESSAGE.from_bytes(data) == piece
+
+
+def test_a_piece_costs_a_few_bytes_beside_its_payload():
+    tensor = EncodedTensor(parse("q8").spec, 1, 128, b"payload")
+    piece = GradientPiece(PieceKey(1, 2, Phase.SUM, 3), tensor)
+    assert piece_wire_bytes(piece) - len(tensor.payload) <= 40

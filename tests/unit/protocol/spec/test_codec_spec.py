@@ -217,7 +217,7 @@ def test_headers_with_one_byte_changed_name_a_legal_spec_or_none(spec, place, by
 def test_an_unknown_codec_is_told_what_is_known(text, direction):
     with pytest.raises(BadCodec, match=r"expected a codec such as .*q8.*aq4") as raised:
         parse_codec_spec(text, direction)
-    assert raised.value.message.startswith(f"codec '{text[:40]}'")
+    assert raised.value.message.startswith(f"codec {text[:40]!a}")
     assert len(raised.value.message) < 200
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import fields
 from enum import IntEnum
-from typing import Any
+from typing import Any, get_args, get_origin
 
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
@@ -29,7 +29,10 @@ LARGEST = {FieldDescriptor.TYPE_UINT32: 2**32 - 1, FieldDescriptor.TYPE_UINT64: 
 
 
 def bare(hint: Any) -> object:
-    return hint.__origin__ if metadata(hint) else hint
+    hint = hint.__origin__ if metadata(hint) else hint
+    if get_origin(hint) is tuple:
+        return tuple[tuple(bare(one) for one in get_args(hint))]
+    return hint
 
 
 @SPECS

@@ -1,0 +1,131 @@
+"""The bytes of one example of every message: they change only with the version of the protocol.
+
+After a change that is meant: raise `PROTOCOL_VERSION`, then
+
+    python -m tests.unit.protocol.test_golden_bytes
+
+in the repository's root writes the new ones beside the old. Those of a version that was never
+released may be taken out of the file by hand first, instead of raising it.
+"""
+
+from __future__ import annotations
+
+import json
+from enum import IntEnum
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+
+from swarm_ft.protocol.messages.boundary import Ack, EncodedTensor, FrameKind
+from swarm_ft.protocol.messages.control import WholeTokens
+from swarm_ft.protocol.messages.reduction import PieceAck
+from swarm_ft.protocol.messages.reports import SampleSet
+from swarm_ft.protocol.messages.shard import CHUNK_BYTES, ChunkList
+from swarm_ft.protocol.spec.bounds import OneOf, Range, field_hints
+from swarm_ft.protocol.spec.checks import HostAndPort
+from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
+from swarm_ft.protocol.spec.layers import LayerRange
+from swarm_ft.protocol.spec.run_spec import ModelSpec, RunSpec, TrainSpec
+from swarm_ft.protocol.spec.version import PROTOCOL_VERSION, Spoken
+from tests.specs import model_spec, run_spec, train_spec
+from tests.unit.protocol.wire_values import WIRES, has_fields, kinds_of, present, said_of
+
+GOLDEN = Path(__file__).with_name("golden_bytes.json")
+_FIXED: dict[Any, Any] = {
+    LayerRange: LayerRange(2, 5),
+    SampleSet: SampleSet(b"\x05\x80"),
+    ModelSpec: model_spec(),
+    TrainSpec: train_spec(),
+    RunSpec: run_spec(),
+    ChunkList: ChunkList(total_bytes=CHUNK_BYTES + 7, digests=(b"a" * 16, b"b" * 16)),
+    EncodedTensor: EncodedTensor(parse_codec_spec("aq4", Direction.FORWARD), 2, 3, b"payload"),
+    FrameKind: FrameKind.DELTA,
+    str: "text",
+    bool: True,
+    float: 0.75,
+}
+
+
+def example_of(kind: Any, descriptor: Descriptor) -> Any:
+    """A value that depends on nothing but the types of its fields, and sets them all."""
+    if kind in _FIXED:
+        return _FIXED[kind]
+    hints = field_hints(kind)
+    if kind in (Ack, PieceAck):
+        return kind(example_of(hints["key"], descriptor))
+    found = descriptor.fields_by_name
+    return kind(**{name: _example(hint, found[name], name) for name, hint in hints.items()})
+
+
+def _example(hint: Any, field: FieldDescriptor, name: str) -> Any:
+    kind, notes = said_of(present(hint))
+    if get_origin(kind) is dict:
+        return {0: bytes(8), 1: b"\1\0\0\0"}
+    if get_origin(kind) is not None:
+        # Microbatches count from 0, and no sample comes twice.
+        return get_origin(kind)([_example(get_args(kind)[0], field, name)])
+    if any(isinstance(note, HostAndPort) for note in notes):
+        return "peer.example:7001"
+    if kind in _FIXED:
+        return _FIXED[kind]
+    if isinstance(kind, type) and issubclass(kind, IntEnum):
+        return max(kind)
+    if isinstance(kind, type) and has_fields(kind):
+        return example_of(kind, field.message_type)
+    if kind is bytes:
+        return _bytes(notes)
+    return _number(notes, field, name)
+
+
+def _bytes(notes: tuple[Any, ...]) -> bytes:
+    if any(isinstance(note, WholeTokens) for note in notes):
+        return bytes(range(4))
+    return b"d" * 16  # a digest, or any other bytes
+
+
+def _number(notes: tuple[Any, ...], field: FieldDescriptor, name: str) -> int:
+    if any(isinstance(note, Spoken) for note in notes):
+        return PROTOCOL_VERSION
+    for note in notes:
+        if isinstance(note, OneOf):
+            return int(str(note.values[0]))
+        if isinstance(note, Range) and note.maximum < 100 + field.number:
+            return int(note.maximum)
+    return 0 if name == "index" else 100 + field.number
+
+
+def present_bytes() -> dict[str, str]:
+    """Of an example of each kind of message, by its name."""
+    return {
+        f"{wire.name}.{place}".rstrip("."): wire.to_bytes(example_of(*kind)).hex()
+        for wire in WIRES.values()
+        for place, kind in kinds_of(wire).items()
+    }
+
+
+def test_bytes_change_only_with_the_version() -> None:
+    golden = json.loads(GOLDEN.read_text())
+    assert str(PROTOCOL_VERSION) in golden, "a new version: write down its bytes, see above"
+    assert present_bytes() == golden[str(PROTOCOL_VERSION)], "raise PROTOCOL_VERSION, see above"
+
+
+def test_golden_bytes_are_read_as_they_were_written() -> None:
+    golden = json.loads(GOLDEN.read_text())[str(PROTOCOL_VERSION)]
+    for name, data in golden.items():
+        message, _, place = name.partition(".")
+        wire = WIRES[message]
+        assert wire.from_bytes(bytes.fromhex(data)) == example_of(*kinds_of(wire)[place])
+
+
+def write_down() -> None:
+    """Add the present version's bytes to the file, unless other ones are there."""
+    golden = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
+    ours = golden.setdefault(str(PROTOCOL_VERSION), present_bytes())
+    if ours != present_bytes():
+        raise SystemExit(f"other bytes are version {PROTOCOL_VERSION} already; raise it")
+    GOLDEN.write_text(json.dumps(golden, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    write_down()
