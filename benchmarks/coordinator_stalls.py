@@ -282,7 +282,12 @@ async def _training(endpoint: str, seq_length: int, step_s: float) -> AsyncItera
             stream = channel.open(JOIN)
             peer = _Peer(peers, stream)
             name = PeerId(f"peer-{index}")
-            hello = PeerHello(peer_id=name, layers=parse_layers(layers), memory_bytes=1 << 30)
+            hello = PeerHello(
+                endpoint="127.0.0.1:1",
+                peer_id=name,
+                layers=parse_layers(layers),
+                memory_bytes=1 << 30,
+            )
             await peer.say(hello)
             tasks.append(group.create_task(peer.work(group)))
             tasks.append(group.create_task(peer.probe()))

@@ -5,11 +5,11 @@ from dataclasses import replace
 from google.protobuf.wrappers_pb2 import BytesValue
 
 from swarm_ft.protocol.wire.convert import WireType
-from swarm_ft.transport.methods import ALL_REDUCE, BOUNDARY
+from swarm_ft.transport.methods import JOIN, LINK
 
 RAW: WireType[bytes] = WireType(
     bytes, BytesValue, lambda data: BytesValue(value=data), lambda message: message.value
 )
 """As field 1 of a message, which in most of ours is a hello."""
-BYTES = replace(BOUNDARY, request=RAW, reply=RAW)
-MORE_BYTES = replace(ALL_REDUCE, request=RAW, reply=RAW)
+BYTES = replace(LINK, request=RAW, reply=RAW)
+MORE_BYTES = replace(JOIN, request=RAW, reply=RAW)

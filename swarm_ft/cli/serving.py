@@ -171,7 +171,7 @@ async def _serve(
     try:
         await directory.announce(Role.PEER, offer.peer_id, endpoint)
         _show(offer, endpoint, as_json=as_json)
-        await node.run()
+        await node.run(endpoint)
     finally:
         await server.stop()
         await directory.withdraw(Role.PEER, offer.peer_id)

@@ -31,7 +31,7 @@ from swarm_ft.errors import (
 from swarm_ft.ids import RunId
 from swarm_ft.protocol.messages.client import RunStatus, SampleTokens, SubmitHeader, SubmitPart
 from swarm_ft.protocol.messages.control import BYTES_PER_TOKEN
-from swarm_ft.protocol.spec.digest import RunningDigest
+from swarm_ft.protocol.spec.digest import RunningDigest, check_spec_digest
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.transport.base import MessageStream
 
@@ -225,13 +225,9 @@ async def _next_part(stream: SubmitStream) -> SubmitPart | None:
 def _job(remote: str, header: SubmitPart | None) -> _Job:
     if not isinstance(header, SubmitHeader):
         raise OutOfTurn(f"{remote}: expected a header as the first message")
-    spec = header.spec
-    if header.spec_digest != spec.digest():
-        raise RunMismatch(
-            f"RunSpec digest: {spec.digest().hex()} here, "
-            f"{header.spec_digest.hex()} at the client; are the versions the same?"
-        )
-    job = _Job(run_id=header.run_id, spec=spec)
+    run_id, spec = header.run_id, header.spec
+    check_spec_digest(f"run {run_id}", spec.digest(), header.spec_digest, "the client")
+    job = _Job(run_id=run_id, spec=spec)
     if job.total_bytes > MAX_DATA_BYTES:
         raise BadDataset(f"data: {job.total_bytes} bytes of tokens, {MAX_DATA_BYTES} allowed")
     return job

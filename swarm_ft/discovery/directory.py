@@ -14,6 +14,7 @@ from swarm_ft.clock import Clock
 from swarm_ft.errors import BadOption, Unavailable
 from swarm_ft.ids import PeerId
 from swarm_ft.log import get_logger
+from swarm_ft.protocol.spec.checks import is_endpoint
 
 # ---- a directory of who is there, whoever keeps it
 
@@ -73,13 +74,10 @@ async def find_peer(directory: Directory, peer_id: PeerId) -> str:
 # ---- what a record may hold, for writers and for readers who trust nobody
 
 MAX_NAME_CHARS = 128
-MAX_ENDPOINT_CHARS = 255
 MAX_RECORDS = 10_000
 """Of one role. A flood of made-up names costs a reader this much and no more."""
 
 _NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._:@-]{{0,{MAX_NAME_CHARS - 1}}}")
-_HOST = r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]{2,45}\]"
-_ENDPOINT = re.compile(rf"({_HOST}):([0-9]{{1,5}})")
 
 _logger = get_logger(__name__)
 
@@ -94,7 +92,7 @@ def checked_record(name: object, endpoint: object) -> tuple[str, str]:
         raise BadOption(
             f"name {_shown(name)}: expected 1 to {MAX_NAME_CHARS} letters, digits or ._:@-"
         )
-    if not (isinstance(endpoint, str) and _is_endpoint(endpoint)):
+    if not (isinstance(endpoint, str) and is_endpoint(endpoint)):
         raise BadOption(
             f"endpoint {_shown(endpoint)}: expected HOST:PORT, for example 192.0.2.7:7001"
         )
@@ -113,13 +111,6 @@ def readable_records(found: Iterable[tuple[object, object]]) -> dict[str, str]:
         except BadOption as error:
             _logger.warning("record_skipped reason=%s", error)
     return records
-
-
-def _is_endpoint(text: str) -> bool:
-    if len(text) > MAX_ENDPOINT_CHARS:
-        return False
-    match = _ENDPOINT.fullmatch(text)
-    return match is not None and 1 <= int(match[3]) <= 65535
 
 
 def _shown(value: object) -> str:

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from swarm_ft.ids import BlockIndex, PeerId
 from swarm_ft.peer.boundary.coder import TimedCoder
-from swarm_ft.peer.boundary.end import Boundary, dialler
+from swarm_ft.peer.boundary.end import Boundary
 from swarm_ft.peer.context import PeerContext
+from swarm_ft.peer.links.link import LinkChannel
 from swarm_ft.peer.reduce.all_reduce import GradientReducer
 from swarm_ft.peer.reduce.gradient_coder import Residuals
 from swarm_ft.peer.reduce.tied_embeddings import tied_pairs
@@ -18,7 +19,6 @@ from swarm_ft.peer.state.stage_state import StageState
 from swarm_ft.protocol.machines.session import WINDOW_FRAMES, BoundarySession
 from swarm_ft.protocol.messages.boundary import BoundaryHello, Frame, FrameKey
 from swarm_ft.protocol.messages.control import Assign, stages_of
-from swarm_ft.protocol.messages.reduction import ReduceHello
 from swarm_ft.protocol.messages.reports import Traffic
 from swarm_ft.protocol.spec.codec_spec import CodecSpec, Direction, parse_dp_spec
 from swarm_ft.protocol.spec.layers import LayerRange
@@ -49,7 +49,7 @@ class Connections:
 
         Args:
             context: of the peer.
-            assign: names the attempt and its peers.
+            assign: names the attempt and its peers; its digest was checked against its spec.
             state: the stage, with its ends of the buffers.
             num_values: of the stage's gradient; 0 if that is not known yet.
             deliver: called with every sample that neighbours sent.
@@ -58,6 +58,7 @@ class Connections:
         self._assign = assign
         self._state = state
         self._deliver = deliver
+        self._endpoints = {stage.peer_id: stage.endpoint for stage in assign.stages}
         self.pipeline = stages_of(assign.stages)
         self.index = next(
             i for i, stage in enumerate(self.pipeline) if context.peer_id in stage.peers
@@ -76,34 +77,19 @@ class Connections:
     def _reducers(self) -> tuple[GradientReducer, ...]:
         return (*([self.reducer] if self.reducer is not None else ()), *self.tied.values())
 
-    def reducer_for(self, hello: ReduceHello) -> GradientReducer | None:
-        """What a call for an all-reduce is meant for; None if this peer sums nothing with it."""
-        if hello.layers == self._assign.spec.model.layers and len(self.pipeline) > 1:
-            return self.tied.get(hello.peer_id)
-        return self.reducer
-
     def start(self, group: asyncio.TaskGroup) -> None:
-        """Connect, and work on the streams until the group is cancelled."""
+        """Connect, and work until the group is cancelled."""
         for boundary in self.boundaries:
             group.create_task(boundary.run())
-        for peer, boundary in self.downstream.items():
-            dialled = dialler(
-                boundary,
-                peer,
-                directory=self._context.directory,
-                transport=self._context.transport,
-                clock=self._context.clock,
-            )
-            group.create_task(dialled.run())
         for reducer in self._reducers:
             group.create_task(reducer.run())
 
     async def connected(self) -> None:
-        """Wait until streams to all of them are up."""
+        """Wait until all of them are there."""
         for boundary in self.boundaries:
-            await boundary.connected.wait()
+            await boundary.is_connected.wait()
         for reducer in self._reducers:
-            await reducer.connected.wait()
+            await reducer.is_connected.wait()
 
     async def settled(self) -> None:
         """Wait until neighbours have everything that was sent to them in this step."""
@@ -156,21 +142,23 @@ class Connections:
         codec: CodecSpec,
         residuals: Residuals,
     ) -> GradientReducer:
+        own = self._context.peer_id
         return GradientReducer(
             run_id=self._assign.run_id,
             attempt=self._assign.attempt,
-            spec=self._assign.spec,
+            spec_digest=self._assign.spec_digest,
             layers=layers,
             members=members,
-            own=self._context.peer_id,
+            channels={peer: self._channel(peer) for peer in members if peer != own},
+            own=own,
             num_values=num_values,
             codec=codec,
             residuals=residuals,
             pool=self._context.codecs,
-            directory=self._context.directory,
-            transport=self._context.transport,
-            clock=self._context.clock,
         )
+
+    def _channel(self, peer: PeerId) -> LinkChannel:
+        return self._context.links.channel(peer, self._endpoints[peer])
 
     def _boundaries(self, index: int, sends: Direction) -> dict[PeerId, Boundary]:
         """This peer's ends of the boundaries to all replicas of stage `index`, if there is one."""
@@ -184,12 +172,17 @@ class Connections:
             store=self._state.store,
             timeline=self._context.timeline,
         )
-        return {peer: self._boundary(block, sends, coder) for peer in self.pipeline[index].peers}
+        return {
+            peer: self._boundary(self._channel(peer), block, sends, coder)
+            for peer in self.pipeline[index].peers
+        }
 
-    def _boundary(self, block: BlockIndex, sends: Direction, coder: TimedCoder) -> Boundary:
+    def _boundary(
+        self, channel: LinkChannel, block: BlockIndex, sends: Direction, coder: TimedCoder
+    ) -> Boundary:
         hello = BoundaryHello(
             run_id=self._assign.run_id,
-            spec_digest=self._assign.spec.digest(),
+            spec_digest=self._assign.spec_digest,
             boundary=block,
             peer_id=self._context.peer_id,
             attempt=self._assign.attempt,
@@ -197,6 +190,7 @@ class Connections:
         )
         return Boundary(
             hello,
+            channel,
             session=BoundarySession(attempt=self._assign.attempt, sends=sends),
             coder=coder,
             pool=self._context.codecs,

@@ -12,6 +12,7 @@ from typing import ParamSpec, TypeVar
 from swarm_ft.clock import Clock
 from swarm_ft.discovery.directory import Directory
 from swarm_ft.ids import PeerId
+from swarm_ft.peer.links.link import Links
 from swarm_ft.peer.timeline import Timeline
 from swarm_ft.protocol.messages.control import FromPeer
 from swarm_ft.protocol.messages.shard import ShardName
@@ -33,6 +34,7 @@ class PeerContext:
     """See the module's docstring.
 
     Attributes:
+        links: to other peers; they outlive attempts and runs.
         compute: one thread, in which the engine lives.
         codecs: threads that encode and decode.
         say: gives a message to the coordinator's stream.
@@ -45,6 +47,7 @@ class PeerContext:
     directory: Directory
     transport: Transport
     clock: Clock
+    links: Links
     compute: Executor
     codecs: Executor
     say: Callable[[FromPeer], None]

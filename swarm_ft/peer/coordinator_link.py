@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
+from random import Random
 
 from swarm_ft.discovery.directory import Directory, Role
 from swarm_ft.errors import BadInput, SwarmError, Unavailable, VersionMismatch
 from swarm_ft.log import get_logger
+from swarm_ft.peer.links.backoff import Backoff
 from swarm_ft.protocol.messages.control import FromPeer, PeerAlive, PeerGoodbye, PeerHello, ToPeer
 from swarm_ft.transport.base import MessageStream, Transport
 from swarm_ft.transport.methods import JOIN
 
 logger = get_logger(__name__)
 
-RECONNECT_S = 0.5
+MIN_RECONNECT_S, MAX_RECONNECT_S = 0.25, 2.0
+"""Between tries to join. A coordinator that starts again gathers peers for a little longer."""
 ALIVE_EVERY_S = 2.0
 """How often the coordinator hears from this peer at least; it gives up after some silence."""
 GOODBYE_S = 2.0
@@ -30,6 +33,7 @@ class CoordinatorLink:
     Args:
         directory: where the coordinator is found.
         transport: how it is reached.
+        rng: draws how long to wait between tries.
         hello: what this peer says first, every time.
         alive: what it says from time to time.
         obey: does what the coordinator says, one message after the other.
@@ -40,6 +44,7 @@ class CoordinatorLink:
         directory: Directory,
         transport: Transport,
         *,
+        rng: Random,
         hello: Callable[[], PeerHello],
         alive: Callable[[], PeerAlive],
         obey: Callable[[ToPeer], Awaitable[None]],
@@ -49,6 +54,8 @@ class CoordinatorLink:
         self._hello = hello
         self._alive = alive
         self._obey = obey
+        self._backoff = Backoff(rng, min_s=MIN_RECONNECT_S, max_s=MAX_RECONNECT_S)
+        # Bounded: after some messages a step the peer has nothing to say until it is told to go on.
         self._outbox: asyncio.Queue[FromPeer] = asyncio.Queue()
         self._said_goodbye = asyncio.Event()
 
@@ -80,7 +87,7 @@ class CoordinatorLink:
                 if error.message != reason:
                     logger.warning("coordinator: %s; trying on", error.message)
                 reason = error.message
-            await asyncio.sleep(RECONNECT_S)
+            await asyncio.sleep(self._backoff.draw_s())
 
     async def _join_once(self) -> None:
         coordinators = await self._directory.find(Role.COORDINATOR)
@@ -124,4 +131,5 @@ class CoordinatorLink:
 
     async def _read(self, stream: ControlStream) -> None:
         while (message := await stream.receive()) is not None:
+            self._backoff.reset()
             await self._obey(message)

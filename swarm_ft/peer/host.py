@@ -14,14 +14,11 @@ from swarm_ft.buffers import BufferStore
 from swarm_ft.errors import InternalError, OutOfTurn, SwarmError
 from swarm_ft.ids import RunId
 from swarm_ft.log import get_logger
-from swarm_ft.peer.attempt import AttemptSlot, StageAttempt
-from swarm_ft.peer.boundary.end import BoundaryStream, answer, check_hello
+from swarm_ft.peer.attempt import StageAttempt
 from swarm_ft.peer.context import PeerContext
-from swarm_ft.peer.reduce.member_link import ReduceStream
 from swarm_ft.peer.state.exchange import StateExchange
 from swarm_ft.peer.state.source import Handover
 from swarm_ft.peer.state.stage_state import StageState
-from swarm_ft.protocol.messages.boundary import BoundaryHello
 from swarm_ft.protocol.messages.control import (
     Assign,
     CommitStep,
@@ -33,7 +30,6 @@ from swarm_ft.protocol.messages.control import (
     StageFailed,
     TakeStage,
 )
-from swarm_ft.protocol.messages.reduction import ReduceHello
 from swarm_ft.protocol.messages.shard import ShardName
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.snapshots.store import SnapshotStore
@@ -71,7 +67,7 @@ class StageHost:
         self._state = state
         handover = Handover(context, shard_dir, spec.digest(), snapshots)
         self._exchange = StateExchange(context, self._state, handover, shard_dir)
-        self._attempt: AttemptSlot[StageAttempt] = AttemptSlot(run_id)
+        self._attempt: StageAttempt | None = None
         self._task: asyncio.Task[None] | None = None
         self._result: ShardName | None = None
 
@@ -87,7 +83,7 @@ class StageHost:
 
     def alive(self) -> PeerAlive:
         """What to tell the coordinator from time to time."""
-        return self._attempt.work.alive() if self._attempt.work is not None else PeerAlive()
+        return self._attempt.alive() if self._attempt is not None else PeerAlive()
 
     @property
     def held(self) -> HeldStage | None:
@@ -102,7 +98,6 @@ class StageHost:
     async def assign(self, assign: Assign) -> None:
         """Drop the present attempt and start another."""
         await self.stop()
-        self._attempt.assigned(assign.attempt)
         self._task = asyncio.create_task(self._work(assign))
 
     def take(self, take: TakeStage) -> None:
@@ -111,8 +106,8 @@ class StageHost:
 
     def plan(self, plan: PlanStep) -> None:
         """Run a step of the present attempt; one of an older attempt is void."""
-        attempt = self._attempt.at(plan.attempt)
-        if attempt is not None:
+        attempt = self._attempt
+        if attempt is not None and attempt.assign.attempt == plan.attempt:
             self._exchange.planned(plan)
             attempt.plan(plan)
 
@@ -194,16 +189,16 @@ class StageHost:
     async def _work(self, assign: Assign) -> None:
         try:
             await self._prepare(assign)
-            attempt = StageAttempt(self._context, assign, self._state, self._exchange.take_over)
-            self._attempt.begun(attempt)
-            await attempt.run()
+            taking = self._exchange.take_over
+            self._attempt = StageAttempt(self._context, assign, self._state, taking)
+            await self._attempt.run()
         except* SwarmError as group:
             self._fail(assign, _first_error(group))
         except* Exception:
             logger.exception("run %s: a bug ended the attempt", self.run_id)
             self._fail(assign, InternalError("a bug; the peer's log has the details"))
         finally:
-            self._attempt.ended()
+            self._attempt = None
 
     async def _prepare(self, assign: Assign) -> None:
         """Have the stage as of the last commit, or listen; offer it to those who have not."""
@@ -236,41 +231,6 @@ class StageHost:
                 message=error.message,
             )
         )
-
-    # ---- what neighbours ask
-
-    async def on_boundary(self, stream: BoundaryStream, hello: BoundaryHello) -> None:
-        """The upstream neighbour opened the boundary in front of this stage.
-
-        It may have heard of the attempt before this peer did, and is then kept waiting.
-
-        Raises:
-            OutOfTurn: the attempt is over, or does not begin here in time.
-            RunMismatch: the neighbour works by another RunSpec.
-        """
-        attempt = await self._attempt.wait_for(hello.attempt)
-        boundary = attempt.connections.upstream.get(hello.peer_id)
-        if boundary is None:
-            raise OutOfTurn(
-                f"run {self.run_id}: peer {hello.peer_id} hosts no stage in front of this one"
-            )
-        check_hello(boundary.hello, hello, hello.peer_id)
-        await answer(boundary, stream, hello)
-
-    async def on_reduce(self, stream: ReduceStream, hello: ReduceHello) -> None:
-        """Another replica of this stage, or the other end, wants to sum gradients.
-
-        Raises:
-            OutOfTurn: the attempt is over, or does not begin here in time, or it is neither.
-        """
-        attempt = await self._attempt.wait_for(hello.attempt)
-        reducer = attempt.connections.reducer_for(hello)
-        if reducer is None:
-            raise OutOfTurn(
-                f"run {self.run_id}: nothing of layers {hello.layers} is summed here with peer "
-                f"{hello.peer_id}"
-            )
-        await reducer.serve(stream, hello)
 
 
 def _first_error(group: BaseExceptionGroup[SwarmError]) -> SwarmError:

@@ -11,20 +11,20 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from swarm_ft.buffers import BufferStore
 from swarm_ft.clock import Clock
 from swarm_ft.discovery.directory import Directory
-from swarm_ft.errors import MalformedMessage, OutOfTurn, RunMismatch
+from swarm_ft.errors import MalformedMessage, OutOfTurn
 from swarm_ft.ids import PeerId, RunId
 from swarm_ft.log import get_logger
-from swarm_ft.peer.boundary.end import BoundaryStream, receive_hello
 from swarm_ft.peer.context import PeerContext, run_in
 from swarm_ft.peer.coordinator_link import CoordinatorLink
 from swarm_ft.peer.host import StageHost
 from swarm_ft.peer.kept_buffers import BufferPlace
-from swarm_ft.peer.reduce.member_link import ReduceStream, receive_reduce_hello
+from swarm_ft.peer.links.link import Links
 from swarm_ft.peer.state.stage_state import EngineMaker, StageState
 from swarm_ft.peer.timeline import Timeline
 from swarm_ft.protocol.messages.control import (
@@ -40,15 +40,15 @@ from swarm_ft.protocol.messages.control import (
     TakeStage,
     ToPeer,
 )
+from swarm_ft.protocol.spec.digest import check_spec_digest
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.snapshots.store import SnapshotStore
 from swarm_ft.transfer.source import serve_chunk_list, serve_chunks
 from swarm_ft.transport.base import Handler, Method, Transport
 from swarm_ft.transport.methods import (
-    ALL_REDUCE,
-    BOUNDARY,
     FETCH_CHUNKS,
+    LINK,
     LIST_CHUNKS,
 )
 
@@ -89,24 +89,29 @@ class PeerNode:
         transport: Transport,
         clock: Clock,
         make_engine: EngineMaker,
+        rng: Random | None = None,
     ) -> None:
         self._options = options
         self._make_engine = make_engine
         self._snapshots = SnapshotStore(options.snapshots_url) if options.snapshots_url else None
         self._compute = ThreadPoolExecutor(1, "compute")
         self._codecs = ThreadPoolExecutor(NUM_CODEC_THREADS, "codec")
+        self._endpoint = ""
         self._host: StageHost | None = None
         self._opening: tuple[RunId, asyncio.Task[StageState]] | None = None
         self._leaving = asyncio.Event()
         self._released = asyncio.Event()
+        rng = rng or Random()
+        self._links = Links(options.peer_id, transport=transport, clock=clock, rng=rng)
         self._link = CoordinatorLink(
-            directory, transport, hello=self._hello, alive=self._alive, obey=self._obey
+            directory, transport, rng=rng, hello=self._hello, alive=self._alive, obey=self._obey
         )
         self._context = PeerContext(
             peer_id=options.peer_id,
             directory=directory,
             transport=transport,
             clock=clock,
+            links=self._links,
             compute=self._compute,
             codecs=self._codecs,
             say=self._link.say,
@@ -117,8 +122,7 @@ class PeerNode:
     def handlers(self) -> Mapping[Method[Any, Any], Handler]:
         """What a peer answers, for `Transport.serve`."""
         return {
-            BOUNDARY: self._on_boundary,
-            ALL_REDUCE: self._on_reduce,
+            LINK: self._links.answer,
             FETCH_CHUNKS: partial(serve_chunks, offers=self._context.offers),
             LIST_CHUNKS: partial(serve_chunk_list, offers=self._context.offers),
         }
@@ -132,12 +136,16 @@ class PeerNode:
         """Say goodbye soon and let `run` return; a result waits for its client first."""
         self._leaving.set()
 
-    async def run(self) -> None:
+    async def run(self, endpoint: str) -> None:
         """Serve until `leave` or cancellation.
+
+        Args:
+            endpoint: where others reach `handlers`, `host:port`; the coordinator tells them.
 
         Raises:
             BadInput: the coordinator refuses this peer for what it offers.
         """
+        self._endpoint = endpoint
         serving = asyncio.create_task(self._link.stay_joined())
         leaving = asyncio.create_task(self._left())
         try:
@@ -149,6 +157,7 @@ class PeerNode:
                 task.cancel()
             await asyncio.gather(serving, leaving, return_exceptions=True)
             await self._close()
+            await self._links.close()
             self._compute.shutdown(wait=True, cancel_futures=True)
             self._codecs.shutdown(wait=True, cancel_futures=True)
 
@@ -176,6 +185,7 @@ class PeerNode:
         self._context.timeline.joined()
         return PeerHello(
             peer_id=self._options.peer_id,
+            endpoint=self._endpoint,
             layers=self._options.layers,
             memory_bytes=self._options.memory_bytes,
             held=self._host.held if self._host is not None else None,
@@ -251,16 +261,6 @@ class PeerNode:
             raise OutOfTurn(f"run {run_id} is not hosted here")
         return self._host
 
-    # ---- neighbours
-
-    async def _on_boundary(self, stream: BoundaryStream) -> None:
-        hello = await receive_hello(stream)
-        await self._hosting(hello.run_id).on_boundary(stream, hello)
-
-    async def _on_reduce(self, stream: ReduceStream) -> None:
-        hello = await receive_reduce_hello(stream)
-        await self._hosting(hello.run_id).on_reduce(stream, hello)
-
 
 def check_spec(assign: Assign) -> None:
     """Whether the coordinator means the RunSpec that arrived here.
@@ -268,9 +268,5 @@ def check_spec(assign: Assign) -> None:
     Raises:
         RunMismatch: it does not; the two speak different versions.
     """
-    digest = assign.spec.digest()
-    if digest != assign.spec_digest:
-        raise RunMismatch(
-            f"run {assign.run_id}: RunSpec digest {digest.hex()} here, "
-            f"{assign.spec_digest.hex()} at the coordinator; install the same version of swarm-ft"
-        )
+    here, there = assign.spec.digest(), assign.spec_digest
+    check_spec_digest(f"run {assign.run_id}", here, there, "the coordinator")

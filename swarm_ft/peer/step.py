@@ -151,6 +151,7 @@ class StageStep:
         self._engine = engine
         self._context = context
         self._schedule = schedule
+        # Bounded by the step's plan: what is not in it, or comes again, does not get here.
         self._arrivals: asyncio.Queue[tuple[FrameKey, Tensor]] = asyncio.Queue()
         self._samples: dict[FrameKey, Tensor] = {}
         self._inputs: dict[MicrobatchIndex, Tensor] = {}

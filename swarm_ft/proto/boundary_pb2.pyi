@@ -56,7 +56,7 @@ class Frame(_message.Message):
     def __init__(self, key: _Optional[_Union[FrameKey, _Mapping]] = ..., kind: _Optional[_Union[FrameKind, str]] = ..., base_digest: _Optional[bytes] = ..., result_digest: _Optional[bytes] = ..., tensor: _Optional[bytes] = ...) -> None: ...
 
 class BoundaryHello(_message.Message):
-    __slots__ = ("run_id", "spec_digest", "boundary", "peer_id", "attempt", "window_frames", "received", "protocol_version")
+    __slots__ = ("run_id", "spec_digest", "boundary", "peer_id", "attempt", "window_frames", "received")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     SPEC_DIGEST_FIELD_NUMBER: _ClassVar[int]
     BOUNDARY_FIELD_NUMBER: _ClassVar[int]
@@ -64,7 +64,6 @@ class BoundaryHello(_message.Message):
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     WINDOW_FRAMES_FIELD_NUMBER: _ClassVar[int]
     RECEIVED_FIELD_NUMBER: _ClassVar[int]
-    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     spec_digest: bytes
     boundary: int
@@ -72,8 +71,7 @@ class BoundaryHello(_message.Message):
     attempt: int
     window_frames: int
     received: _containers.RepeatedCompositeFieldContainer[FrameKey]
-    protocol_version: int
-    def __init__(self, run_id: _Optional[str] = ..., spec_digest: _Optional[bytes] = ..., boundary: _Optional[int] = ..., peer_id: _Optional[str] = ..., attempt: _Optional[int] = ..., window_frames: _Optional[int] = ..., received: _Optional[_Iterable[_Union[FrameKey, _Mapping]]] = ..., protocol_version: _Optional[int] = ...) -> None: ...
+    def __init__(self, run_id: _Optional[str] = ..., spec_digest: _Optional[bytes] = ..., boundary: _Optional[int] = ..., peer_id: _Optional[str] = ..., attempt: _Optional[int] = ..., window_frames: _Optional[int] = ..., received: _Optional[_Iterable[_Union[FrameKey, _Mapping]]] = ...) -> None: ...
 
 class KeyFrameRequest(_message.Message):
     __slots__ = ("key", "reason")
@@ -82,15 +80,3 @@ class KeyFrameRequest(_message.Message):
     key: FrameKey
     reason: str
     def __init__(self, key: _Optional[_Union[FrameKey, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
-
-class BoundaryMessage(_message.Message):
-    __slots__ = ("hello", "frame", "ack", "key_frame_request")
-    HELLO_FIELD_NUMBER: _ClassVar[int]
-    FRAME_FIELD_NUMBER: _ClassVar[int]
-    ACK_FIELD_NUMBER: _ClassVar[int]
-    KEY_FRAME_REQUEST_FIELD_NUMBER: _ClassVar[int]
-    hello: BoundaryHello
-    frame: Frame
-    ack: FrameKey
-    key_frame_request: KeyFrameRequest
-    def __init__(self, hello: _Optional[_Union[BoundaryHello, _Mapping]] = ..., frame: _Optional[_Union[Frame, _Mapping]] = ..., ack: _Optional[_Union[FrameKey, _Mapping]] = ..., key_frame_request: _Optional[_Union[KeyFrameRequest, _Mapping]] = ...) -> None: ...

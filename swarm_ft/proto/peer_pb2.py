@@ -22,17 +22,16 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
-from swarm_ft.proto import boundary_pb2 as swarm__ft_dot_proto_dot_boundary__pb2
-from swarm_ft.proto import reduce_pb2 as swarm__ft_dot_proto_dot_reduce__pb2
+from swarm_ft.proto import link_pb2 as swarm__ft_dot_proto_dot_link__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19swarm_ft/proto/peer.proto\x12\x0bswarm_ft.v1\x1a\x1dswarm_ft/proto/boundary.proto\x1a\x1bswarm_ft/proto/reduce.proto2\x9b\x01\n\x04Peer\x12J\n\x08\x42oundary\x12\x1c.swarm_ft.v1.BoundaryMessage\x1a\x1c.swarm_ft.v1.BoundaryMessage(\x01\x30\x01\x12G\n\tAllReduce\x12\x1a.swarm_ft.v1.ReduceMessage\x1a\x1a.swarm_ft.v1.ReduceMessage(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19swarm_ft/proto/peer.proto\x12\x0bswarm_ft.v1\x1a\x19swarm_ft/proto/link.proto2F\n\x04Peer\x12>\n\x04Link\x12\x18.swarm_ft.v1.LinkMessage\x1a\x18.swarm_ft.v1.LinkMessage(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'swarm_ft.proto.peer_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PEER']._serialized_start=103
-  _globals['_PEER']._serialized_end=258
+  _globals['_PEER']._serialized_start=69
+  _globals['_PEER']._serialized_end=139
 # @@protoc_insertion_point(module_scope)

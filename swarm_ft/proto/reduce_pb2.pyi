@@ -37,29 +37,17 @@ class GradientPiece(_message.Message):
     def __init__(self, key: _Optional[_Union[PieceKey, _Mapping]] = ..., tensor: _Optional[bytes] = ...) -> None: ...
 
 class ReduceHello(_message.Message):
-    __slots__ = ("run_id", "spec_digest", "attempt", "peer_id", "layers", "num_values", "protocol_version")
+    __slots__ = ("run_id", "spec_digest", "attempt", "peer_id", "layers", "num_values")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     SPEC_DIGEST_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     PEER_ID_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     NUM_VALUES_FIELD_NUMBER: _ClassVar[int]
-    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     spec_digest: bytes
     attempt: int
     peer_id: str
     layers: _run_pb2.LayerRange
     num_values: int
-    protocol_version: int
-    def __init__(self, run_id: _Optional[str] = ..., spec_digest: _Optional[bytes] = ..., attempt: _Optional[int] = ..., peer_id: _Optional[str] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., num_values: _Optional[int] = ..., protocol_version: _Optional[int] = ...) -> None: ...
-
-class ReduceMessage(_message.Message):
-    __slots__ = ("hello", "piece", "ack")
-    HELLO_FIELD_NUMBER: _ClassVar[int]
-    PIECE_FIELD_NUMBER: _ClassVar[int]
-    ACK_FIELD_NUMBER: _ClassVar[int]
-    hello: ReduceHello
-    piece: GradientPiece
-    ack: PieceKey
-    def __init__(self, hello: _Optional[_Union[ReduceHello, _Mapping]] = ..., piece: _Optional[_Union[GradientPiece, _Mapping]] = ..., ack: _Optional[_Union[PieceKey, _Mapping]] = ...) -> None: ...
+    def __init__(self, run_id: _Optional[str] = ..., spec_digest: _Optional[bytes] = ..., attempt: _Optional[int] = ..., peer_id: _Optional[str] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., num_values: _Optional[int] = ...) -> None: ...

@@ -142,7 +142,7 @@ class LocalSwarm:
         )
         server = await self._transport.serve("127.0.0.1", 0, node.handlers())
         await self._directory.announce(Role.PEER, name, server.endpoint)
-        peer = LocalPeer(node, server, asyncio.create_task(node.run()))
+        peer = LocalPeer(node, server, asyncio.create_task(node.run(server.endpoint)))
         self.peers[name] = peer
         return peer
 

@@ -11,7 +11,6 @@ from swarm_ft.errors import MalformedMessage
 from swarm_ft.proto import coordinator_pb2 as coordinator
 from swarm_ft.proto import peer_pb2 as peer
 from swarm_ft.proto import snapshot_pb2 as snapshot
-from swarm_ft.protocol.messages.boundary import BoundaryMessage
 from swarm_ft.protocol.messages.client import (
     CancelRequest,
     CollectedRequest,
@@ -23,11 +22,11 @@ from swarm_ft.protocol.messages.client import (
     WatchRequest,
 )
 from swarm_ft.protocol.messages.control import FromPeer, ToPeer
-from swarm_ft.protocol.messages.reduction import ReduceMessage
+from swarm_ft.protocol.messages.link import LinkMessage
 from swarm_ft.protocol.messages.shard import ChunkList, ChunkPart, FetchRequest, ShardName
 from swarm_ft.protocol.messages.timeline import PeerTimeline
 from swarm_ft.protocol.wire.convert import WireType, wire_type
-from swarm_ft.protocol.wire.frames import BOUNDARY_MESSAGE, REDUCE_MESSAGE
+from swarm_ft.protocol.wire.frames import LINK_MESSAGE
 from swarm_ft.transport.base import Method
 
 # ---- messages to bytes and back, bounded
@@ -65,8 +64,7 @@ def from_bytes(kind: WireType[Some], data: bytes, remote: str) -> Some:
 
 
 _BY_HAND: dict[Any, WireType[Any]] = {
-    BoundaryMessage: BOUNDARY_MESSAGE,
-    ReduceMessage: REDUCE_MESSAGE,
+    LinkMessage: LINK_MESSAGE,
 }
 
 
@@ -109,12 +107,7 @@ STATUS: Method[StatusRequest, SwarmStatus] = _method(
     _COORDINATOR, "Status", StatusRequest, SwarmStatus
 )
 
-BOUNDARY: Method[BoundaryMessage, BoundaryMessage] = _method(
-    _PEER, "Boundary", BoundaryMessage, BoundaryMessage
-)
-ALL_REDUCE: Method[ReduceMessage, ReduceMessage] = _method(
-    _PEER, "AllReduce", ReduceMessage, ReduceMessage
-)
+LINK: Method[LinkMessage, LinkMessage] = _method(_PEER, "Link", LinkMessage, LinkMessage)
 
 LIST_CHUNKS: Method[ShardName, ChunkList] = _method(_SNAPSHOTS, "ListChunks", ShardName, ChunkList)
 FETCH_CHUNKS: Method[FetchRequest, ChunkPart] = _method(

@@ -9,7 +9,7 @@ from swarm_ft.protocol.messages.client import RunPhase, RunStatus, StepCommitted
 from swarm_ft.testing.faults import FaultyTransport
 from swarm_ft.testing.local_swarm import LocalSwarm
 from swarm_ft.transport.grpc_transport import GrpcTransport
-from swarm_ft.transport.methods import ALL_REDUCE, BOUNDARY, JOIN
+from swarm_ft.transport.methods import JOIN, LINK
 
 LAYERS = ["0-2", "2-4", "4-6"]
 
@@ -35,8 +35,8 @@ async def quiet_losses(aq_job, quiet_events):
 async def test_broken_boundary_streams_change_nothing(aq_job, quiet_losses, tmp_path):
     transport = FaultyTransport(
         GrpcTransport(),
-        cut_sends={BOUNDARY: [1, 9, 20, 41, 66]},
-        cut_receives={BOUNDARY: [5, 30, 33, 70]},
+        cut_sends={LINK: [2, 9, 20, 41, 66]},
+        cut_receives={LINK: [5, 30, 33, 70]},
     )
     async with LocalSwarm(tmp_path, LAYERS, transport=transport) as swarm:
         events = await swarm.train(aq_job.spec, aq_job.samples)
@@ -60,12 +60,12 @@ async def test_a_broken_tied_exchange_is_made_again(make_job, tmp_path):
     async with LocalSwarm(tmp_path / "quiet", LAYERS) as swarm:
         quiet = final_losses(await swarm.train(job.spec, job.samples))
     transport = FaultyTransport(
-        GrpcTransport(), cut_sends={ALL_REDUCE: [2, 9]}, cut_receives={ALL_REDUCE: [3, 11]}
+        GrpcTransport(), cut_sends={LINK: [9, 21, 40]}, cut_receives={LINK: [12, 33, 45]}
     )
     (tmp_path / "faulty").mkdir()
     async with LocalSwarm(tmp_path / "faulty", LAYERS, transport=transport) as swarm:
         events = await swarm.train(job.spec, job.samples)
-    assert transport.num_cuts == 4
+    assert transport.num_cuts == 6
     assert final_losses(events) == quiet
 
 

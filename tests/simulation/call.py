@@ -14,7 +14,7 @@ from swarm_ft.errors import MalformedMessage, OutOfTurn, SwarmError, Unavailable
 from swarm_ft.protocol.messages.boundary import Frame
 from swarm_ft.protocol.wire.convert import WireType
 from swarm_ft.transport.base import Method
-from swarm_ft.transport.methods import BOUNDARY, MAX_MESSAGE_BYTES, from_bytes, to_bytes
+from swarm_ft.transport.methods import LINK, MAX_MESSAGE_BYTES, from_bytes, to_bytes
 from tests.simulation.links import Connection, Pipe
 from tests.simulation.tampering import Tamperer
 from tests.simulation.trace import Trace
@@ -158,10 +158,10 @@ class SimStream:
 
     def _show(self, data: bytes) -> None:
         call = self._call
-        if call.method.path != BOUNDARY.path:
+        if call.method.path != LINK.path:
             return
         with contextlib.suppress(MalformedMessage):  # the other end will say so
-            message = BOUNDARY.request.from_bytes(data)
+            message = LINK.request.from_bytes(data)
             if isinstance(message, Frame) and message.result_digest:
                 source, target = call.names(up=self._is_client)
                 call.observed.on_frame(source, target, message)

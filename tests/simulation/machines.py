@@ -240,12 +240,13 @@ class PeerRole:
             transport=FaultyTransport(machine.transport, held=_held(machine.world)),
             clock=machine.clock,
             make_engine=make_engine,
+            rng=Random(machine.world.rng.getrandbits(64)),
         )
         watcher.node = node
         server = await machine.transport.serve(machine.name, 0, node.handlers())
         try:
             await machine.directory.announce(Role.PEER, name, server.endpoint)
-            await node.run()
+            await node.run(server.endpoint)
         finally:
             await server.stop()
             await machine.directory.withdraw(Role.PEER, name)

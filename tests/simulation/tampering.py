@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from random import Random
 
 from swarm_ft.protocol.messages.boundary import Frame
-from swarm_ft.transport.methods import BOUNDARY
+from swarm_ft.transport.methods import LINK
 
 GARBAGE = b"\xff\xff\xff"
 
@@ -56,9 +56,9 @@ class Tamperer:
     def altered(self, source: str, target: str, path: str, data: bytes) -> list[Sent]:
         """What is really sent when `data` should be."""
         habit = self.habits.get((source, target))
-        if habit is None or path != BOUNDARY.path:
+        if habit is None or path != LINK.path:
             return [Sent(data)]
-        message = BOUNDARY.request.from_bytes(data)
+        message = LINK.request.from_bytes(data)
         if not isinstance(message, Frame):
             return [Sent(data)]
         return self._meet(habit, message, data)

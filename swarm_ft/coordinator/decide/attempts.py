@@ -24,6 +24,7 @@ from swarm_ft.protocol.messages.client import RunPhase
 from swarm_ft.protocol.messages.control import (
     Assign,
     ReleaseStage,
+    StageAssignment,
     StageOffered,
     StageTaken,
     TakeStage,
@@ -148,7 +149,7 @@ def _assign(turn: Turn, run: Run, *, fresh: bool) -> None:
     before = run
     attempt = AttemptState(
         number=Attempt(run.attempt.number + 1),
-        assignments=run.attempt.assignments,
+        assignments=tuple(_reachable(turn, stage) for stage in run.attempt.assignments),
         takers=() if fresh else tuple(takers_of(turn.state, run)),
     )
     detail = "peers load their stages"
@@ -159,6 +160,11 @@ def _assign(turn: Turn, run: Run, *, fresh: bool) -> None:
     assign = _assignment(run, fresh=fresh)
     for peer in run.peers:
         turn.say(peer, assign)
+
+
+def _reachable(turn: Turn, stage: StageAssignment) -> StageAssignment:
+    member = turn.state.members.get(stage.peer_id)
+    return replace(stage, endpoint=member.hello.endpoint if member else "")
 
 
 def _assignment(run: Run, *, fresh: bool) -> Assign:

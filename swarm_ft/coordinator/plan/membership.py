@@ -14,6 +14,7 @@ from swarm_ft.errors import BadLayers, RunMismatch, SwarmError
 from swarm_ft.ids import PeerId, StepNumber
 from swarm_ft.protocol.messages.client import RunPhase
 from swarm_ft.protocol.messages.control import HeldStage, PeerHello, StageAssignment, Taker
+from swarm_ft.protocol.spec.digest import check_spec_digest
 from swarm_ft.protocol.spec.layers import LayerRange
 
 GRACE_S = 30.0
@@ -32,12 +33,12 @@ def refusal_of(state: SwarmState, hello: PeerHello) -> SwarmError | None:
     run = state.active_run
     if run is None:
         return None
-    held, digest = hello.held, run.spec.digest()
-    if held and held.run_id == run.run_id and held.spec_digest != digest:
-        return RunMismatch(
-            f"run {run.run_id}: RunSpec digest {digest.hex()} expected, "
-            f"{held.spec_digest.hex()} held by peer {hello.peer_id}"
-        )
+    held, whose = hello.held, f"peer {hello.peer_id}"
+    if held and held.run_id == run.run_id:
+        try:
+            check_spec_digest(f"run {run.run_id}", run.spec.digest(), held.spec_digest, whose)
+        except RunMismatch as error:
+            return error
     return layers_refusal(state, run, hello)
 
 

@@ -1,4 +1,8 @@
-"""How the two ends of a boundary meet: upstream dials, downstream answers, both check hellos."""
+"""One end of a boundary at work: its session on a channel, its coder in the codec threads.
+
+The session decides, the coder computes; this shell only moves things between them. Streams may
+break and be replaced under it; what belongs to an older step is dropped on the way.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +15,13 @@ from functools import partial
 from torch import Tensor
 
 from swarm_ft import failpoints
-from swarm_ft.clock import Clock
-from swarm_ft.discovery.directory import Directory
-from swarm_ft.errors import BadFrame, OutOfTurn, RunMismatch
-from swarm_ft.ids import BlockIndex, PeerId, StepNumber
+from swarm_ft.errors import BadFrame, OutOfTurn
+from swarm_ft.ids import BlockIndex, StepNumber
 from swarm_ft.log import get_logger
 from swarm_ft.peer.boundary.coder import FrameCoder, Refusal, uncompressed_bytes
-from swarm_ft.peer.links.dialling import Redialler
-from swarm_ft.peer.links.stream_slot import StreamSlot, Work
+from swarm_ft.peer.links.link import LinkChannel, Send
 from swarm_ft.peer.timeline import Timeline
 from swarm_ft.protocol.machines.session import (
-    WINDOW_FRAMES,
     BoundarySession,
     Deliver,
     Reencode,
@@ -29,30 +29,19 @@ from swarm_ft.protocol.machines.session import (
     Transmit,
 )
 from swarm_ft.protocol.messages.boundary import (
-    Ack,
     BoundaryHello,
-    BoundaryMessage,
     Frame,
     FrameKey,
     FrameKind,
-    KeyFrameRequest,
+    FromNeighbour,
 )
 from swarm_ft.protocol.messages.reports import Traffic
 from swarm_ft.protocol.messages.timeline import SpanKind
 from swarm_ft.protocol.spec.codec_spec import Direction
+from swarm_ft.protocol.spec.digest import check_spec_digest
 from swarm_ft.protocol.wire.frames import frame_wire_bytes
-from swarm_ft.transport.base import Channel, MessageStream, Transport
-from swarm_ft.transport.methods import BOUNDARY
-
-# ---- one end of a boundary at work: its session on a stream, its coder in the codec threads
-#
-# The session decides, the coder computes; this shell only moves things between them. Streams may
-# break and be replaced under it; what belongs to an older step is dropped on the way.
 
 logger = get_logger(__name__)
-
-BoundaryStream = MessageStream[BoundaryMessage, BoundaryMessage]
-Outgoing = asyncio.Queue[Frame | Ack | KeyFrameRequest]
 
 
 class Boundary:
@@ -60,6 +49,7 @@ class Boundary:
 
     Args:
         hello: what this side says first; its `received` is filled in at every connection.
+        channel: the way to the other end.
         session: the protocol's state, new for this attempt.
         coder: the arithmetic, with this end's buffers.
         pool: the codec threads.
@@ -67,9 +57,10 @@ class Boundary:
         timeline: told when frames are sent and received.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what an attempt shares with its parts, by name
         self,
         hello: BoundaryHello,
+        channel: LinkChannel,
         *,
         session: BoundarySession,
         coder: FrameCoder,
@@ -77,19 +68,17 @@ class Boundary:
         deliver: Callable[[FrameKey, Tensor], None],
         timeline: Timeline,
     ) -> None:
-        self.connected = asyncio.Event()
+        self.is_connected = asyncio.Event()
         self._hello = hello
+        self._channel = channel
         self._session = session
         self._coder = coder
         self._pool = pool
         self._deliver = deliver
         self._timeline = timeline
+        # The first is bounded by the step's plan, the second by the window that the session keeps.
         self._encode_jobs: asyncio.Queue[FrameKey | Frame] = asyncio.Queue()
         self._decode_jobs: asyncio.Queue[Frame] = asyncio.Queue()
-        self._outgoing: Outgoing | None = None
-        self._slot = StreamSlot(
-            f"boundary {hello.boundary}", opened=self.connected.set, closed=self._closed
-        )
         self._expected: frozenset[FrameKey] = frozenset()
         self._unencoded: dict[FrameKey, Tensor] = {}
         self._changed = asyncio.Event()
@@ -142,16 +131,17 @@ class Boundary:
     # ---- work
 
     async def run(self) -> None:
-        """Encode and decode until cancelled.
+        """Keep connected, encode and decode until cancelled.
 
         Raises:
-            ExceptionGroup: of NonFinite, if a tensor to send is not finite; of ProtocolError, if
-                the neighbour's streams were broken off too often.
+            ExceptionGroup: of NonFinite, if a tensor to send is not finite; of Unavailable, if the
+                neighbour cannot be reached; of ProtocolError, if its streams were broken off too
+                often.
         """
         async with asyncio.TaskGroup() as group:
             group.create_task(self._encode())
             group.create_task(self._decode())
-            group.create_task(self._slot.watch())
+            group.create_task(self._channel.attend(self))
 
     async def _encode(self) -> None:
         loop = asyncio.get_running_loop()
@@ -177,7 +167,7 @@ class Boundary:
                 value = await loop.run_in_executor(self._pool, self._coder.decode, frame)
             except BadFrame as error:
                 self._session.dropped(frame.key)
-                self._slot.break_off(error)
+                self._channel.break_off(error)
                 continue
             if isinstance(value, Refusal):
                 logger.warning("boundary %d: %s", self._hello.boundary, value.reason)
@@ -190,13 +180,13 @@ class Boundary:
         for effect in effects:
             match effect:
                 case Transmit(message):
-                    self._transmit(message)
+                    self._channel.say(message)
                 case Deliver(frame) if frame.key in self._expected:
                     self._decode_jobs.put_nowait(frame)
                 case Deliver(frame):
                     # Not raised: it may have come before its step, and `begin` must not fail.
                     self._session.dropped(frame.key)
-                    self._slot.break_off(
+                    self._channel.break_off(
                         BadFrame(f"frame {frame.key} is not part of the step's plan")
                     )
                 case Reencode(frame, reason):
@@ -204,58 +194,48 @@ class Boundary:
                     self._encode_jobs.put_nowait(frame)
         self._changed.set()
 
-    def _transmit(self, message: Frame | Ack | KeyFrameRequest) -> None:
-        if self._outgoing is None:
-            return  # the hellos of the next stream make up for it
-        try:
-            self._outgoing.put_nowait(message)
-        except asyncio.QueueFull:
-            self._slot.break_off(
-                OutOfTurn("the neighbour sends, but does not read what it is answered")
-            )
+    # ---- what the channel calls
 
-    # ---- streams
-
-    async def serve(self, stream: BoundaryStream, hello: BoundaryHello) -> None:
-        """Work on a stream whose hellos were exchanged, until it ends; replaces an older one.
-
-        Raises:
-            SwarmError: why the stream ended.
-        """
-        await self._slot.serve(stream, partial(self._begin, stream, hello))
-
-    def _begin(self, stream: BoundaryStream, hello: BoundaryHello) -> Work:
-        # What one side has in flight and the other's answers to it; more means it does not read.
-        self._outgoing = asyncio.Queue(hello.window_frames + WINDOW_FRAMES)
+    def connected(self, hello: BoundaryHello) -> None:
+        """See `ChannelEnd`."""
+        ours = self._hello
+        if hello.boundary != ours.boundary:
+            raise OutOfTurn(f"expected boundary {ours.boundary}, got {hello.boundary}")
+        whose = f"peer {hello.peer_id}"
+        check_spec_digest(f"run {ours.run_id}", ours.spec_digest, hello.spec_digest, whose)
+        logger.debug("boundary %d: connected to %s", ours.boundary, hello.peer_id)
+        self.is_connected.set()
         self._apply(self._session.connected(hello))
-        return self._write(stream, self._outgoing), self._read(stream)
 
-    def _closed(self) -> None:
-        self._outgoing = None
-        self.connected.clear()
+    def disconnected(self) -> None:
+        """See `ChannelEnd`."""
+        self.is_connected.clear()
         self._session.disconnected()
 
-    async def _write(self, stream: BoundaryStream, outgoing: Outgoing) -> None:
-        while True:
-            message = await outgoing.get()
-            if isinstance(message, Frame):
-                failpoints.reached_meanwhile("mid-frame")
-            begin_s = self._timeline.now_s()
-            await stream.send(message)
-            if isinstance(message, Frame):
-                failpoints.reached("before-ack")
-                counted = count_frame(self._hello.boundary, message, frame_wire_bytes(message))
-                self._traffic = self._traffic + counted
-                self._moved(SpanKind.SEND, message, begin_s)
+    def receive(self, message: FromNeighbour) -> None:
+        """See `ChannelEnd`."""
+        begin_s = self._timeline.now_s()
+        if isinstance(message, Frame):
+            self._coder.check(message)  # before the session holds it: that bounds its memory
+        self._apply(self._session.receive(message))
+        if isinstance(message, Frame):
+            self._moved(SpanKind.RECEIVE, message, begin_s)
 
-    async def _read(self, stream: BoundaryStream) -> None:
-        while (said := await stream.receive()) is not None:
-            begin_s = self._timeline.now_s()
-            if isinstance(said, Frame):
-                self._coder.check(said)  # before the session holds it: that bounds its memory
-            self._apply(self._session.receive(said))
-            if isinstance(said, Frame):
-                self._moved(SpanKind.RECEIVE, said, begin_s)
+    async def write(self, message: FromNeighbour, send: Send) -> None:
+        """See `ChannelEnd`."""
+        if isinstance(message, Frame):
+            await self._write_frame(message, send)
+        else:
+            await send(message)
+
+    async def _write_frame(self, frame: Frame, send: Send) -> None:
+        failpoints.reached_meanwhile("mid-frame")
+        begin_s = self._timeline.now_s()
+        await send(frame)
+        failpoints.reached("before-ack")
+        counted = count_frame(self._hello.boundary, frame, frame_wire_bytes(frame))
+        self._traffic = self._traffic + counted
+        self._moved(SpanKind.SEND, frame, begin_s)
 
     def _moved(self, kind: SpanKind, frame: Frame, begin_s: float) -> None:
         boundary, num_bytes = self._hello.boundary, len(frame.tensor.payload)
@@ -277,65 +257,3 @@ def count_frame(boundary: BlockIndex, frame: Frame, wire_bytes: int) -> Traffic:
         key_frames=0 if is_delta else 1,
         delta_frames=1 if is_delta else 0,
     )
-
-
-async def receive_hello(stream: BoundaryStream) -> BoundaryHello:
-    """The other side's first message.
-
-    Raises:
-        OutOfTurn: it is something else.
-    """
-    hello = await stream.receive()
-    if not isinstance(hello, BoundaryHello):
-        raise OutOfTurn(f"{stream.remote}: expected a hello as the first message")
-    return hello
-
-
-def check_hello(ours: BoundaryHello, theirs: BoundaryHello, expected_peer: PeerId) -> None:
-    """Whether the other side speaks of the same boundary of the same run.
-
-    Raises:
-        RunMismatch: it works by another RunSpec.
-        OutOfTurn: it is not the neighbour, or at another boundary or attempt.
-    """
-    if theirs.spec_digest != ours.spec_digest:
-        raise RunMismatch(
-            f"run {ours.run_id}: RunSpec digest {ours.spec_digest.hex()} here, "
-            f"{theirs.spec_digest.hex()} at peer {theirs.peer_id}"
-        )
-    mine = (ours.run_id, ours.boundary, ours.attempt, expected_peer)
-    got = (theirs.run_id, theirs.boundary, theirs.attempt, theirs.peer_id)
-    if mine != got:
-        raise OutOfTurn(f"boundary: expected run, boundary, attempt, peer {mine}, got {got}")
-
-
-async def answer(boundary: Boundary, stream: BoundaryStream, theirs: BoundaryHello) -> None:
-    """Downstream: serve a stream whose hello was checked, until it ends."""
-    await stream.send(boundary.hello)
-    await boundary.serve(stream, theirs)
-
-
-def dialler(
-    boundary: Boundary,
-    peer_id: PeerId,
-    *,
-    directory: Directory,
-    transport: Transport,
-    clock: Clock,
-) -> Redialler:
-    """Upstream: what keeps a boundary connected to the peer behind it."""
-    converse = partial(_converse, boundary, peer_id)
-    return Redialler(peer_id, converse, directory=directory, transport=transport, clock=clock)
-
-
-async def _converse(
-    boundary: Boundary, peer_id: PeerId, channel: Channel, greeted: Callable[[], None]
-) -> None:
-    stream = channel.open(BOUNDARY)
-    ours = boundary.hello
-    await stream.send(ours)
-    theirs = await receive_hello(stream)
-    check_hello(ours, theirs, peer_id)
-    logger.debug("boundary %d: connected to %s", ours.boundary, peer_id)
-    greeted()
-    await boundary.serve(stream, theirs)

@@ -1,1 +1,1 @@
-"""A stream kept to another peer: found, dialled, replaced."""
+"""What joins this peer to others: streams that stand from attempt to attempt."""

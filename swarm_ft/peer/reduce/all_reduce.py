@@ -1,13 +1,14 @@
-"""Peers sum their gradients: one member's part in it, on streams to all others.
+"""Peers sum their gradients: one member's part in it, on channels to all others.
 
-`protocol.all_reduce` decides, the coder computes in the codec threads; this shell only moves
-things between them and the streams. Pieces are encoded, sent, received and summed side by side.
+`protocol.machines.all_reduce` decides, the coder computes in the codec threads; this shell only
+moves things between them and the channels. Pieces are encoded, sent, received and summed side by
+side.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Set
+from collections.abc import Mapping, Set
 from concurrent.futures import Executor
 from functools import partial
 from itertools import count
@@ -15,12 +16,11 @@ from itertools import count
 import torch
 from torch import Tensor
 
-from swarm_ft.clock import Clock
+from swarm_ft import failpoints
 from swarm_ft.codec.gradient_pieces import PieceCodec
-from swarm_ft.discovery.directory import Directory
-from swarm_ft.errors import MalformedMessage, NonFinite, OutOfTurn
+from swarm_ft.errors import MalformedMessage, NonFinite, OutOfTurn, RunMismatch
 from swarm_ft.ids import Attempt, PeerId, RunId, StepNumber
-from swarm_ft.peer.links.dialling import Redialler
+from swarm_ft.peer.links.link import LinkChannel, Send
 from swarm_ft.peer.reduce.gradient_coder import (
     BadPiece,
     EncodedSum,
@@ -28,31 +28,23 @@ from swarm_ft.peer.reduce.gradient_coder import (
     Residuals,
     SumKeeper,
 )
-from swarm_ft.peer.reduce.member_link import (
-    LinkEvents,
-    MemberLink,
-    ReduceStream,
-    check_reduce_hello,
-    receive_reduce_hello,
-)
 from swarm_ft.protocol.machines.all_reduce import AllReduce, BreakOff, ReduceEffect, Transmit
 from swarm_ft.protocol.messages.boundary import EncodedTensor
 from swarm_ft.protocol.messages.reduction import (
     Division,
     EncodeShare,
+    FromReplica,
     GradientPiece,
     PieceTask,
     ReduceHello,
-    ReduceMessage,
     SumShares,
     TakeSum,
 )
 from swarm_ft.protocol.messages.reports import GradientTraffic
 from swarm_ft.protocol.spec.codec_spec import CodecSpec
+from swarm_ft.protocol.spec.digest import check_spec_digest
 from swarm_ft.protocol.spec.layers import LayerRange
-from swarm_ft.protocol.spec.run_spec import RunSpec
-from swarm_ft.transport.base import Channel, Transport
-from swarm_ft.transport.methods import ALL_REDUCE
+from swarm_ft.protocol.wire.frames import piece_wire_bytes
 
 _TASKS_AT_WORK = 2
 """Beside each other in the codec threads."""
@@ -63,7 +55,7 @@ class GradientReducer:
     """One member's part during one attempt; `run` has to be at work for the rest to proceed.
 
     Attributes:
-        connected: set while streams to all other members are up.
+        is_connected: set while channels to all other members are connected.
     """
 
     def __init__(  # noqa: PLR0913 - what an attempt shares with its parts, by name
@@ -71,40 +63,36 @@ class GradientReducer:
         *,
         run_id: RunId,
         attempt: Attempt,
-        spec: RunSpec,
+        spec_digest: bytes,
         layers: LayerRange,
         members: tuple[PeerId, ...],
+        channels: Mapping[PeerId, LinkChannel],
         own: PeerId,
         num_values: int,
         codec: CodecSpec,
         residuals: Residuals,
         pool: Executor,
-        directory: Directory,
-        transport: Transport,
-        clock: Clock,
     ) -> None:
-        """Nothing is dialled before `run`.
+        """Nothing is connected before `run`.
 
         Args:
             run_id: names the run.
             attempt: its fence.
-            spec: its digest must be that of the other members.
+            spec_digest: of the RunSpec; the other members must have the same.
             layers: the stage that the members are replicas of, or all of the model where they are
                 its two ends.
             members: all of them, in the order in which their gradients are added up.
+            channels: the ways to the others.
             own: which of them this peer is.
             num_values: of the gradient; 0 if this peer has no weights yet, and only listens.
             codec: of the pieces.
             residuals: of error feedback; the caller commits them with the step.
             pool: the codec threads.
-            directory: where the members' endpoints are found.
-            transport: carries the streams.
-            clock: tells how long a member could not be reached.
         """
-        self.connected = asyncio.Event()
+        self.is_connected = asyncio.Event()
         self._hello = ReduceHello(
             run_id=run_id,
-            spec_digest=spec.digest(),
+            spec_digest=spec_digest,
             attempt=attempt,
             peer_id=own,
             layers=layers,
@@ -116,12 +104,12 @@ class GradientReducer:
         self._pool = pool
         self._codec = PieceCodec(codec)
         self._machine = AllReduce(attempt=attempt, num_members=len(members), own=self._own)
-        others = (i for i in range(len(members)) if i != self._own)
-        self._links = {i: MemberLink(members[i], self._events(i)) for i in others}
-        self._redialler = partial(Redialler, directory=directory, transport=transport, clock=clock)
+        self._channels = {members.index(peer): channel for peer, channel in channels.items()}
+        self._connected: set[int] = set()
         self._told_values = {self._own: num_values}
         self._division = Division(1, len(members))
         self._coder: _Coder | None = None
+        # Bounded by the windows of the all-reduce.
         self._tasks: asyncio.PriorityQueue[tuple[bool, int, _Coder, PieceTask]] = (
             asyncio.PriorityQueue()
         )
@@ -205,7 +193,7 @@ class GradientReducer:
     # ---- work
 
     async def run(self) -> None:
-        """Keep the streams and compute until cancelled.
+        """Keep connected and compute until cancelled.
 
         Raises:
             ExceptionGroup: of Unavailable, if a member could not be reached; of ProtocolError, if
@@ -214,12 +202,8 @@ class GradientReducer:
         async with asyncio.TaskGroup() as group:
             for _ in range(_TASKS_AT_WORK):
                 group.create_task(self._work())
-            for member, link in self._links.items():
-                group.create_task(link.watch())
-                if member > self._own:
-                    converse = partial(self._converse, member)
-                    dialler = self._redialler(self._members[member], converse)
-                    group.create_task(dialler.run())
+            for member, channel in self._channels.items():
+                group.create_task(channel.attend(_MemberEnd(self, member)))
 
     async def _work(self) -> None:
         loop = asyncio.get_running_loop()
@@ -244,10 +228,10 @@ class GradientReducer:
                 return self._machine.summed(span, made)
             case SumShares(span), BadPiece(member, error):
                 self._machine.share_refused(span, member)
-                self._links[member].break_off(error)
+                self._channels[member].break_off(error)
             case TakeSum(span), BadPiece(member, error):
                 self._machine.sum_refused(span)
-                self._links[member].break_off(error)
+                self._channels[member].break_off(error)
             case TakeSum(span), _:
                 return self._machine.taken(span)
         return []
@@ -256,72 +240,100 @@ class GradientReducer:
         for effect in effects:
             match effect:
                 case Transmit(member, message):
-                    self._links[member].say(message)
+                    self._channels[member].say(message)
                 case BreakOff(member, error):
-                    self._links[member].break_off(error)
+                    self._channels[member].break_off(error)
                 case EncodeShare() | SumShares() | TakeSum() if self._coder is not None:
                     # What others wait for goes before what they will have to wait for anyway.
                     is_later = isinstance(effect, EncodeShare)
                     self._tasks.put_nowait((is_later, next(self._order), self._coder, effect))
         self._changed.set()
 
-    # ---- streams
+    # ---- what the channels call, see `ChannelEnd`
 
-    async def serve(self, stream: ReduceStream, hello: ReduceHello) -> None:
-        """Answer a member's call, whose first message was read; until the stream ends.
+    @property
+    def hello(self) -> ReduceHello:
+        """What to say to each of the others first."""
+        return self._hello
+
+    def connected(self, member: int, hello: ReduceHello) -> None:
+        """A member is there.
 
         Raises:
-            RunMismatch: it works by another RunSpec.
-            OutOfTurn: it is not a member that is to call, or at another stage or attempt.
-            SwarmError: why the stream ended.
+            RunMismatch: it works by another RunSpec, or its gradient has another length.
+            OutOfTurn: it is at another stage.
         """
-        if hello.peer_id not in self._members[: self._own]:
-            raise OutOfTurn(
-                f"all-reduce of layers {self._hello.layers}: {self._hello.peer_id} expected a call "
-                f"of a replica before it, got one of {hello.peer_id}"
-            )
-        check_reduce_hello(self._hello, hello, hello.peer_id)
-        await stream.send(self._hello)
-        member = self._members.index(hello.peer_id)
+        check_reduce_hello(self._hello, hello)
         self._told_values[member] = hello.num_values
-        await self._links[member].serve(stream)
-
-    async def _converse(self, member: int, channel: Channel, greeted: Callable[[], None]) -> None:
-        stream = channel.open(ALL_REDUCE)
-        await stream.send(self._hello)
-        theirs = await receive_reduce_hello(stream)
-        check_reduce_hello(self._hello, theirs, self._members[member])
-        greeted()
-        self._told_values[member] = theirs.num_values
-        await self._links[member].serve(stream)
-
-    def _events(self, member: int) -> LinkEvents:
-        return LinkEvents(
-            connected=partial(self._connected, member),
-            disconnected=partial(self._disconnected, member),
-            received=partial(self._received, member),
-            sent=self._sent,
-        )
-
-    def _connected(self, member: int) -> None:
+        self._connected.add(member)
         self._note_connections()
         self._apply(self._machine.connected(member))
 
-    def _disconnected(self, member: int) -> None:
+    def disconnected(self, member: int) -> None:
+        """It is there no more."""
         self._machine.disconnected(member)
+        self._connected.discard(member)
         self._note_connections()
 
-    def _note_connections(self) -> None:
-        if all(link.is_up for link in self._links.values()):
-            self.connected.set()
-        else:
-            self.connected.clear()
+    def receive(self, member: int, message: FromReplica) -> None:
+        """It said this.
 
-    def _received(self, member: int, message: ReduceMessage) -> None:
+        Raises:
+            ProtocolError: it must not.
+        """
         if isinstance(message, GradientPiece):
             self._codec.check(message.tensor)  # before it is held: that bounds the memory
         self._apply(self._machine.receive(member, message))
 
-    def _sent(self, piece: GradientPiece, wire_bytes: int) -> None:
+    async def write(self, message: FromReplica, send: Send) -> None:
+        """Send a message, in its turn."""
+        if isinstance(message, GradientPiece):  # counted first: its answer may come at once
+            self._count(message)
+        await send(message)
+        if isinstance(message, GradientPiece):
+            failpoints.reached("mid-reduce")
+
+    def _note_connections(self) -> None:
+        if len(self._connected) == len(self._channels):
+            self.is_connected.set()
+        else:
+            self.is_connected.clear()
+
+    def _count(self, piece: GradientPiece) -> None:
         plain = 4 * self._division.spans[piece.key.piece].num_values
-        self._traffic += GradientTraffic(sent_bytes=wire_bytes, uncompressed_bytes=plain)
+        sent = GradientTraffic(sent_bytes=piece_wire_bytes(piece), uncompressed_bytes=plain)
+        self._traffic += sent
+
+
+class _MemberEnd:
+    """The end of the channel to one other member; see `ChannelEnd`."""
+
+    def __init__(self, reducer: GradientReducer, member: int) -> None:
+        self._reducer = reducer
+        self.disconnected = partial(reducer.disconnected, member)
+        self.connected = partial(reducer.connected, member)
+        self.receive = partial(reducer.receive, member)
+        self.write = reducer.write
+
+    @property
+    def hello(self) -> ReduceHello:
+        return self._reducer.hello
+
+
+def check_reduce_hello(ours: ReduceHello, theirs: ReduceHello) -> None:
+    """Whether the other side is a replica of the same stage of the run.
+
+    Raises:
+        RunMismatch: it works by another RunSpec, or its gradient has another length.
+        OutOfTurn: it is at another stage.
+    """
+    whose = f"peer {theirs.peer_id}"
+    check_spec_digest(f"run {ours.run_id}", ours.spec_digest, theirs.spec_digest, whose)
+    if theirs.layers != ours.layers:
+        raise OutOfTurn(f"all-reduce: expected layers {ours.layers}, got {theirs.layers}")
+    lengths = {hello.num_values for hello in (ours, theirs) if hello.num_values}
+    if len(lengths) > 1:
+        raise RunMismatch(
+            f"run {ours.run_id}, layers {ours.layers}: gradients have {ours.num_values} values "
+            f"here, {theirs.num_values} at peer {theirs.peer_id}"
+        )

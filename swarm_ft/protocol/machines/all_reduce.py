@@ -19,87 +19,25 @@ lives as long as one attempt of a run; streams may break and come back under it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
 
 from swarm_ft.errors import BadFrame, OutOfTurn, ProtocolError
 from swarm_ft.ids import Attempt, StepNumber
+from swarm_ft.protocol.machines.outbox import Outbox
 from swarm_ft.protocol.messages.boundary import EncodedTensor
 from swarm_ft.protocol.messages.reduction import (
     ROW_VALUES,
     Division,
     EncodeShare,
+    FromReplica,
     GradientPiece,
     Phase,
     PieceAck,
     PieceKey,
-    ReduceHello,
-    ReduceMessage,
     Span,
     SumShares,
     TakeSum,
 )
-
-# ---- what was sent to one other side and is not acknowledged yet, over streams that break
-#
-# At most a window of it is on the way; after a reconnect all that is unacknowledged goes out
-# again.
-
-K = TypeVar("K", bound=Hashable)
-M = TypeVar("M")
-
-
-class Outbox(Generic[K, M]):
-    """Messages by key, oldest first. Each method that may free room returns what is to go out."""
-
-    def __init__(self, window: int) -> None:
-        self._window = window
-        self._is_up = False
-        self._unacknowledged: dict[K, M] = {}
-        self._waiting: deque[K] = deque()
-        self._in_flight: set[K] = set()
-
-    def __len__(self) -> int:
-        return len(self._unacknowledged)
-
-    def put(self, key: K, message: M) -> list[M]:
-        """Keep a message until it is acknowledged."""
-        self._unacknowledged[key] = message
-        self._waiting.append(key)
-        return self._due()
-
-    def acknowledge(self, key: K) -> list[M]:
-        """The other side has it; an acknowledgement of anything else changes nothing."""
-        self._unacknowledged.pop(key, None)
-        self._in_flight.discard(key)
-        return self._due()
-
-    def connected(self) -> list[M]:
-        """A stream is up: what was on the way over the last one may be lost."""
-        self._is_up = True
-        self._in_flight.clear()
-        self._waiting = deque(self._unacknowledged)
-        return self._due()
-
-    def disconnected(self) -> None:
-        """The stream is gone; messages wait."""
-        self._is_up = False
-
-    def clear(self) -> None:
-        """Forget all messages."""
-        for held in (self._unacknowledged, self._waiting, self._in_flight):
-            held.clear()
-
-    def _due(self) -> list[M]:
-        due: list[M] = []
-        while self._is_up and self._waiting and len(self._in_flight) < self._window:
-            key = self._waiting.popleft()
-            if key in self._unacknowledged:
-                self._in_flight.add(key)
-                due.append(self._unacknowledged[key])
-        return due
-
 
 WINDOW_PIECES = 32
 """Unacknowledged shares or sums on their way from one member to another: 4 MiB at 4 bits, enough
@@ -131,7 +69,7 @@ class _Other:
 
     def __init__(self) -> None:
         self.outboxes: dict[Phase, Outbox[PieceKey, GradientPiece]] = {
-            phase: Outbox(WINDOW_PIECES) for phase in Phase
+            phase: Outbox() for phase in Phase
         }
         self.early: dict[PieceKey, GradientPiece] = {}
         self.shares: set[int] = set()
@@ -237,7 +175,7 @@ class AllReduce:
     def connected(self, member: int) -> Effects:
         """A stream to a member is up: send what it did not acknowledge."""
         boxes = self._others[member].outboxes.values()
-        return [Transmit(member, piece) for box in boxes for piece in box.connected()]
+        return [Transmit(member, piece) for box in boxes for piece in box.connected(WINDOW_PIECES)]
 
     def disconnected(self, member: int) -> None:
         """The stream is gone: pieces wait, and early ones, not acknowledged, will come again."""
@@ -245,7 +183,7 @@ class AllReduce:
         for box in self._others[member].outboxes.values():
             box.disconnected()
 
-    def receive(self, member: int, message: ReduceMessage) -> Effects:
+    def receive(self, member: int, message: FromReplica) -> Effects:
         """Something arrived from a member.
 
         Raises:
@@ -263,8 +201,6 @@ class AllReduce:
                 return self._sum(member, message)
             case PieceAck(key):
                 return self._acknowledge(member, key)
-            case ReduceHello():
-                raise OutOfTurn(f"{message.peer_id} said hello twice")
 
     def _hold(self, member: int, piece: GradientPiece) -> Effects:
         # Another member may hear of a step before we do; its windows bound how far it can go. A

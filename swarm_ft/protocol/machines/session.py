@@ -13,18 +13,18 @@ it. Rules (docs/architecture.md, "A boundary is a protocol"):
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
 
 from swarm_ft.errors import OutOfTurn
 from swarm_ft.ids import Attempt, StepNumber
+from swarm_ft.protocol.machines.outbox import Outbox
 from swarm_ft.protocol.messages.boundary import (
     Ack,
     BoundaryHello,
-    BoundaryMessage,
     Frame,
     FrameKey,
     FrameKind,
+    FromNeighbour,
     KeyFrameRequest,
 )
 from swarm_ft.protocol.spec.codec_spec import Direction
@@ -37,7 +37,7 @@ WINDOW_FRAMES = 256
 class Transmit:
     """Put this message on the stream."""
 
-    message: Frame | Ack | KeyFrameRequest
+    message: FromNeighbour
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +66,10 @@ class BoundarySession:
         self.attempt = attempt
         self.sends = sends
         self._step = StepNumber(-1)
-        self._window = 0
-        self._outbox: dict[FrameKey, Frame] = {}
-        self._queue: deque[FrameKey] = deque()
-        self._in_flight: set[FrameKey] = set()
-        self._acknowledged: set[FrameKey] = set()
+        self._sent: dict[FrameKey, Frame] = {}
+        self._outbox: Outbox[FrameKey, Frame] = Outbox()
         self._rekeyed: set[FrameKey] = set()
+        self._withheld: set[FrameKey] = set()
         self._received: set[FrameKey] = set()
         self._decoding: set[FrameKey] = set()
         self._refused: set[FrameKey] = set()
@@ -85,19 +83,20 @@ class BoundarySession:
     @property
     def sent(self) -> tuple[Frame, ...]:
         """This step's frames of this side, whether they have arrived or not."""
-        return tuple(self._outbox.values())
+        return tuple(self._sent.values())
 
     @property
     def is_settled(self) -> bool:
         """Whether the other side has everything that was sent in this step."""
-        return len(self._acknowledged) == len(self._outbox)
+        return not self._outbox and not self._withheld
 
     # ---- what this side does
 
     def begin(self, step: StepNumber) -> Effects:
         """Start a step: forget the last one, take up frames that came before their plan."""
         self._step = step
-        sent = (self._outbox, self._queue, self._in_flight, self._acknowledged, self._rekeyed)
+        self._outbox.clear()
+        sent = (self._sent, self._rekeyed, self._withheld)
         for held in (*sent, self._received, self._decoding, self._refused):
             held.clear()
         early = [frame for key, frame in self._early.items() if key.step == step]
@@ -113,9 +112,11 @@ class BoundarySession:
         key = frame.key
         if (key.attempt, key.step, key.direction) != (self.attempt, self._step, self.sends):
             raise OutOfTurn(f"cannot send {key} in step {self._step} of attempt {self.attempt}")
-        self._outbox[key] = frame
-        self._queue.append(key)
-        return self._pump()
+        if key in self._rekeyed and key not in self._withheld:
+            return []  # the refused one was taken after all
+        self._sent[key] = frame
+        self._withheld.discard(key)
+        return _transmitted(self._outbox.put(key, frame))
 
     def accepted(self, key: FrameKey) -> Effects:
         """The delivered frame was decoded and its digest agrees."""
@@ -141,19 +142,17 @@ class BoundarySession:
 
     def connected(self, hello: BoundaryHello) -> Effects:
         """A stream is up and the other side said hello: send what it does not have."""
-        self._window = hello.window_frames
-        self._in_flight.clear()
         self._refused.clear()  # a request may have been lost with the last stream
         for key in hello.received:
-            self._acknowledge(key)
-        self._queue = deque(self._outbox)
-        return self._pump()
+            self._withheld.discard(key)
+            self._outbox.withdraw(key)
+        return _transmitted(self._outbox.connected(hello.window_frames))
 
     def disconnected(self) -> None:
         """The stream is gone; frames wait in the outbox."""
-        self._window = 0
+        self._outbox.disconnected()
 
-    def receive(self, message: BoundaryMessage) -> Effects:
+    def receive(self, message: FromNeighbour) -> Effects:
         """Something arrived from the other side.
 
         Raises:
@@ -163,17 +162,10 @@ class BoundarySession:
             case Frame():
                 return self._frame(message)
             case Ack(key):
-                self._acknowledge(key)
-                return self._pump()
+                self._withheld.discard(key)
+                return _transmitted(self._outbox.acknowledge(key))
             case KeyFrameRequest(key, reason):
                 return self._key_frame_request(key, reason)
-            case BoundaryHello():
-                raise OutOfTurn(f"{message.peer_id} said hello twice")
-
-    def _acknowledge(self, key: FrameKey) -> None:
-        self._in_flight.discard(key)
-        if key in self._outbox:
-            self._acknowledged.add(key)
 
     def _frame(self, frame: Frame) -> Effects:
         key = frame.key
@@ -200,25 +192,16 @@ class BoundarySession:
         return []
 
     def _key_frame_request(self, key: FrameKey, reason: str) -> Effects:
-        frame = self._outbox.get(key)
-        if frame is None or key in self._acknowledged or key in self._rekeyed:
+        frame = self._outbox.find(key)
+        if frame is None or key in self._rekeyed:
             return []
         if frame.kind is not FrameKind.DELTA:
             raise OutOfTurn(f"asked for a key frame of {key}, which builds on nothing: {reason}")
         self._rekeyed.add(key)
-        self._in_flight.discard(key)
+        self._withheld.add(key)
+        self._outbox.withdraw(key)  # it must not go out again as the delta that was refused
         return [Reencode(frame, reason)]
 
-    def _pump(self) -> Effects:
-        effects: Effects = []
-        while self._queue and len(self._in_flight) < self._window:
-            key = self._queue.popleft()
-            if self._is_due(key):
-                self._in_flight.add(key)
-                effects.append(Transmit(self._outbox[key]))
-        return effects
 
-    def _is_due(self, key: FrameKey) -> bool:
-        # What waits to be encoded again must not go out as the delta that was refused.
-        is_refused = key in self._rekeyed and self._outbox[key].kind is FrameKind.DELTA
-        return not is_refused and key not in self._in_flight and key not in self._acknowledged
+def _transmitted(frames: list[Frame]) -> Effects:
+    return [Transmit(frame) for frame in frames]

@@ -14,7 +14,6 @@ from swarm_ft.protocol.spec.checks import Digest, bounded
 from swarm_ft.protocol.spec.codec_spec import HEADER_BYTES as CODEC_HEADER_BYTES
 from swarm_ft.protocol.spec.codec_spec import CodecSpec, Direction, spec_from_header
 from swarm_ft.protocol.spec.run_spec import MAX_HIDDEN_SIZE, MAX_SEQ_LENGTH
-from swarm_ft.protocol.spec.version import PROTOCOL_VERSION, Spoken
 
 # ---- a frame: one sample's activation or gradient on its way over a boundary
 
@@ -116,7 +115,6 @@ class BoundaryHello:
     attempt: Attempt
     window_frames: Annotated[int, Range(1, MAX_WINDOW_FRAMES)]
     received: Annotated[frozenset[FrameKey], Length(MAX_RECEIVED_KEYS)] = frozenset()
-    protocol_version: Annotated[int, Spoken("peer", "peer")] = PROTOCOL_VERSION
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,4 +132,6 @@ class KeyFrameRequest:
     reason: str
 
 
-BoundaryMessage = BoundaryHello | Frame | Ack | KeyFrameRequest
+FromNeighbour = Frame | Ack | KeyFrameRequest
+"""What follows the hellos."""
+BoundaryMessage = BoundaryHello | FromNeighbour

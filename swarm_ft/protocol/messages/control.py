@@ -20,7 +20,14 @@ from swarm_ft.protocol.messages.reports import (
 from swarm_ft.protocol.messages.shard import ShardFile, ShardName
 from swarm_ft.protocol.messages.timeline import ClockTime, StepTimeline
 from swarm_ft.protocol.spec.bounds import Bound, Length, Range
-from swarm_ft.protocol.spec.checks import MAX_PEER_NUMBER, Digest, Name, Text
+from swarm_ft.protocol.spec.checks import (
+    MAX_PEER_NUMBER,
+    Digest,
+    Endpoint,
+    HostAndPort,
+    Name,
+    Text,
+)
 from swarm_ft.protocol.spec.layers import MAX_BLOCKS, LayerRange
 from swarm_ft.protocol.spec.run_spec import MAX_BATCH_SIZE, MAX_SEQ_LENGTH, RunSpec
 from swarm_ft.protocol.spec.training_plan import Microbatch
@@ -56,10 +63,15 @@ TokenIds = Annotated[bytes, WholeTokens()]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageAssignment:
-    """Which peer hosts which blocks. Replicas of a stage follow each other, in a fixed order."""
+    """Which peer hosts which blocks. Replicas of a stage follow each other, in a fixed order.
+
+    Attributes:
+        endpoint: where the others reach it, `host:port`; empty if it is away.
+    """
 
     peer_id: PeerId
     layers: LayerRange
+    endpoint: Annotated[str, HostAndPort(is_optional=True)] = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -249,9 +261,14 @@ class HeldStage:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PeerHello:
-    """A peer offers itself. `layers` None: the coordinator chooses, within `memory_bytes`."""
+    """A peer offers itself. `layers` None: the coordinator chooses, within `memory_bytes`.
+
+    Attributes:
+        endpoint: where other peers reach it, `host:port`.
+    """
 
     peer_id: PeerId
+    endpoint: Endpoint
     layers: LayerRange | None
     memory_bytes: int
     held: HeldStage | None = None

@@ -18,7 +18,6 @@ from swarm_ft.protocol.messages.boundary import EncodedTensor
 from swarm_ft.protocol.spec.bounds import Range
 from swarm_ft.protocol.spec.checks import Digest
 from swarm_ft.protocol.spec.layers import LayerRange
-from swarm_ft.protocol.spec.version import PROTOCOL_VERSION, Spoken
 
 MAX_GRADIENT_VALUES = 1 << 36
 """Of one stage."""
@@ -79,10 +78,11 @@ class ReduceHello:
     peer_id: PeerId
     layers: LayerRange
     num_values: Annotated[int, Range(0, MAX_GRADIENT_VALUES)] = 0
-    protocol_version: Annotated[int, Spoken("peer", "peer")] = PROTOCOL_VERSION
 
 
-ReduceMessage = ReduceHello | GradientPiece | PieceAck
+FromReplica = GradientPiece | PieceAck
+"""What follows the hellos."""
+ReduceMessage = ReduceHello | FromReplica
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -17,6 +18,19 @@ MAX_TEXT_CHARS = 1000
 """Reasons and details, which end in logs and terminals."""
 MAX_PEER_NUMBER = 1e200
 """Norms and losses of peers, which are summed: larger ones, finite each, would overflow."""
+
+MAX_ENDPOINT_CHARS = 255
+
+_HOST = r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]{2,45}\]"
+_ENDPOINT = re.compile(rf"({_HOST}):([0-9]{{1,5}})")
+
+
+def is_endpoint(text: str) -> bool:
+    """Whether it is `host:port`: a name, an IPv4 address or an IPv6 one in brackets."""
+    if len(text) > MAX_ENDPOINT_CHARS:
+        return False
+    match = _ENDPOINT.fullmatch(text)
+    return match is not None and 1 <= int(match[3]) <= 65535
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +67,20 @@ class Cleaned:
     """Metadata of a text for people: never refused, but cut and made printable."""
 
 
+@dataclass(frozen=True, slots=True)
+class HostAndPort(Bound):
+    """`host:port`, see `is_endpoint`; perhaps empty, where nobody knows."""
+
+    is_optional: bool = False
+
+    def refusal(self, value: object) -> str | None:
+        """See `Bound`."""
+        if isinstance(value, str) and (is_endpoint(value) or (self.is_optional and not value)):
+            return None
+        return f"expected HOST:PORT, got {ascii(value)[:MAX_ID_CHARS]}"
+
+
+Endpoint = Annotated[str, HostAndPort()]
 Text = Annotated[str, Cleaned()]
 Digest = Annotated[bytes, Length(DIGEST_BYTES, DIGEST_BYTES)]
 _NAME = Name()

@@ -11,6 +11,8 @@ import hashlib
 
 import xxhash
 
+from swarm_ft.errors import RunMismatch
+
 BytesLike = bytes | bytearray | memoryview
 
 DIGEST_BYTES = 16
@@ -29,6 +31,25 @@ def digest_of(*parts: BytesLike) -> bytes:
 def fingerprint_of(payload: BytesLike) -> bytes:
     """16 bytes of XXH3 of a buffer's stored form; other threads run meanwhile."""
     return xxhash.xxh3_128_digest(payload)
+
+
+def check_spec_digest(what: str, here: bytes, there: bytes, whose: str) -> None:
+    """Whether two sides work by one RunSpec.
+
+    Args:
+        what: that the spec is of.
+        here: its digest as this side computes it.
+        there: as the other side does.
+        whose: the other side.
+
+    Raises:
+        RunMismatch: they differ.
+    """
+    if here != there:
+        raise RunMismatch(
+            f"{what}: RunSpec digest {here.hex()} here, {there.hex()} at {whose}; both need the "
+            "same version of swarm-ft"
+        )
 
 
 class RunningDigest:

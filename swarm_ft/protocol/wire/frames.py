@@ -1,4 +1,4 @@
-"""Messages between two peers to and from protobuf, by hand: there are thousands of them a step.
+"""What two peers say to each other, to and from protobuf: there are thousands of messages a step.
 
 Frames and acknowledgements over a boundary, pieces of gradients between replicas. Checked here:
 presence, ranges, sizes of digests and lists. Whether a frame or a piece fits the run (its shape,
@@ -13,25 +13,24 @@ from google.protobuf.message import Message
 
 from swarm_ft.errors import MalformedMessage
 from swarm_ft.ids import Attempt, MicrobatchIndex, SampleId, StepNumber
-from swarm_ft.proto import boundary_pb2, reduce_pb2
+from swarm_ft.proto import boundary_pb2, link_pb2, reduce_pb2
 from swarm_ft.protocol.messages.boundary import (
     TENSOR_HEADER_BYTES,
     Ack,
     BoundaryHello,
-    BoundaryMessage,
     EncodedTensor,
     Frame,
     FrameKey,
     FrameKind,
     KeyFrameRequest,
 )
+from swarm_ft.protocol.messages.link import LinkHello, LinkMessage
 from swarm_ft.protocol.messages.reduction import (
     GradientPiece,
     Phase,
     PieceAck,
     PieceKey,
     ReduceHello,
-    ReduceMessage,
 )
 from swarm_ft.protocol.spec.checks import bounded, checked_digest, checked_text
 from swarm_ft.protocol.spec.codec_spec import Direction
@@ -40,33 +39,43 @@ from swarm_ft.protocol.wire.convert import WireType, wire_type
 GRPC_PREFIX_BYTES = 5
 """gRPC puts a flag and a length in front of every message; part of a frame's cost."""
 
+_LINK_HELLO: WireType[LinkHello] = wire_type(LinkHello, link_pb2.LinkHello)
 _BOUNDARY_HELLO: WireType[BoundaryHello] = wire_type(BoundaryHello, boundary_pb2.BoundaryHello)
 _REDUCE_HELLO: WireType[ReduceHello] = wire_type(ReduceHello, reduce_pb2.ReduceHello)
 
 
-# ---- over a boundary
-
-
-def boundary_to_wire(message: BoundaryMessage) -> Message:
-    """A boundary message as protobuf."""
+def link_to_wire(message: LinkMessage) -> link_pb2.LinkMessage:
+    """What goes over a link, as protobuf."""
+    hello: Any
     match message:
         case Frame():
             frame = _frame_to_wire(message, message.tensor.to_bytes())
-            return boundary_pb2.BoundaryMessage(frame=frame)
+            return link_pb2.LinkMessage(frame=frame)
         case Ack(key):
-            return boundary_pb2.BoundaryMessage(ack=_key_to_wire(key))
+            return link_pb2.LinkMessage(frame_ack=_key_to_wire(key))
+        case GradientPiece(piece_key, tensor):
+            piece = _piece_to_wire(piece_key, tensor.to_bytes())
+            return link_pb2.LinkMessage(piece=piece)
+        case PieceAck(piece_key):
+            return link_pb2.LinkMessage(piece_ack=_piece_key_to_wire(piece_key))
         case KeyFrameRequest(key, reason):
             request = boundary_pb2.KeyFrameRequest(key=_key_to_wire(key), reason=reason)
-            return boundary_pb2.BoundaryMessage(key_frame_request=request)
+            return link_pb2.LinkMessage(key_frame_request=request)
         case BoundaryHello():
-            hello: Any = _BOUNDARY_HELLO.to_wire(message)
-            return boundary_pb2.BoundaryMessage(hello=hello)
+            hello = _BOUNDARY_HELLO.to_wire(message)
+            return link_pb2.LinkMessage(boundary_hello=hello)
+        case ReduceHello():
+            hello = _REDUCE_HELLO.to_wire(message)
+            return link_pb2.LinkMessage(reduce_hello=hello)
+        case LinkHello():
+            hello = _LINK_HELLO.to_wire(message)
+            return link_pb2.LinkMessage(hello=hello)
         case _:
             assert_never(message)
 
 
-def boundary_from_wire(message: boundary_pb2.BoundaryMessage) -> BoundaryMessage:
-    """A boundary message from protobuf.
+def link_from_wire(message: link_pb2.LinkMessage) -> LinkMessage:
+    """What came over a link, from protobuf.
 
     Raises:
         MalformedMessage: any field is out of its bounds.
@@ -75,20 +84,27 @@ def boundary_from_wire(message: boundary_pb2.BoundaryMessage) -> BoundaryMessage
     match message.WhichOneof("body"):
         case "frame":
             return _frame_from_wire(message.frame)
-        case "ack":
-            return Ack(_key_from_wire(message.ack))
+        case "frame_ack":
+            return Ack(_key_from_wire(message.frame_ack))
+        case "piece":
+            tensor = EncodedTensor.from_bytes(message.piece.tensor)
+            return GradientPiece(_piece_key_from_wire(message.piece.key), tensor)
+        case "piece_ack":
+            return PieceAck(_piece_key_from_wire(message.piece_ack))
         case "key_frame_request":
             request = message.key_frame_request
             return KeyFrameRequest(_key_from_wire(request.key), checked_text(request.reason))
+        case "boundary_hello":
+            return _BOUNDARY_HELLO.from_wire(message.boundary_hello)
+        case "reduce_hello":
+            return _REDUCE_HELLO.from_wire(message.reduce_hello)
         case "hello":
-            return _BOUNDARY_HELLO.from_wire(message.hello)
+            return _LINK_HELLO.from_wire(message.hello)
         case _:
-            raise MalformedMessage("boundary message: expected a body, got none we know")
+            raise MalformedMessage("message over a link: expected a body, got none we know")
 
 
-def frame_wire_bytes(frame: Frame) -> int:
-    """Bytes that a frame takes on the stream, all headers of message and gRPC included."""
-    return _wire_bytes(_frame_to_wire(frame, b""), frame.tensor)
+# ---- over a boundary
 
 
 def _frame_to_wire(frame: Frame, tensor: bytes) -> boundary_pb2.Frame:
@@ -138,43 +154,8 @@ def _key_from_wire(key: boundary_pb2.FrameKey) -> FrameKey:
 # ---- between replicas
 
 
-def reduce_to_wire(message: ReduceMessage) -> Message:
-    """A message between replicas as protobuf."""
-    match message:
-        case GradientPiece(key, tensor):
-            piece = reduce_pb2.GradientPiece(key=_piece_key_to_wire(key), tensor=tensor.to_bytes())
-            return reduce_pb2.ReduceMessage(piece=piece)
-        case PieceAck(key):
-            return reduce_pb2.ReduceMessage(ack=_piece_key_to_wire(key))
-        case ReduceHello():
-            hello: Any = _REDUCE_HELLO.to_wire(message)
-            return reduce_pb2.ReduceMessage(hello=hello)
-        case _:
-            assert_never(message)
-
-
-def reduce_from_wire(message: reduce_pb2.ReduceMessage) -> ReduceMessage:
-    """A message between replicas from protobuf.
-
-    Raises:
-        MalformedMessage: any field is out of its bounds.
-        VersionMismatch: it is a hello in another version.
-    """
-    match message.WhichOneof("body"):
-        case "piece":
-            tensor = EncodedTensor.from_bytes(message.piece.tensor)
-            return GradientPiece(_piece_key_from_wire(message.piece.key), tensor)
-        case "ack":
-            return PieceAck(_piece_key_from_wire(message.ack))
-        case "hello":
-            return _REDUCE_HELLO.from_wire(message.hello)
-        case _:
-            raise MalformedMessage("all-reduce message: expected a body, got none we know")
-
-
-def piece_wire_bytes(piece: GradientPiece) -> int:
-    """Bytes that a piece takes on the stream, all headers of message and gRPC included."""
-    return _wire_bytes(reduce_pb2.GradientPiece(key=_piece_key_to_wire(piece.key)), piece.tensor)
+def _piece_to_wire(key: PieceKey, tensor: bytes) -> reduce_pb2.GradientPiece:
+    return reduce_pb2.GradientPiece(key=_piece_key_to_wire(key), tensor=tensor)
 
 
 def _piece_key_to_wire(key: PieceKey) -> reduce_pb2.PieceKey:
@@ -195,7 +176,17 @@ def _piece_key_from_wire(key: reduce_pb2.PieceKey) -> PieceKey:
     )
 
 
-# ---- sizes, without a second copy of the payload
+# ---- what is counted as traffic, without a second copy of the payload
+
+
+def frame_wire_bytes(frame: Frame) -> int:
+    """Bytes that a frame takes on the stream, all headers of message and gRPC included."""
+    return _wire_bytes(_frame_to_wire(frame, b""), frame.tensor)
+
+
+def piece_wire_bytes(piece: GradientPiece) -> int:
+    """Bytes that a piece takes on the stream, all headers of message and gRPC included."""
+    return _wire_bytes(_piece_to_wire(piece.key, b""), piece.tensor)
 
 
 def _wire_bytes(rest: Message, tensor: EncodedTensor) -> int:
@@ -208,9 +199,6 @@ def _field_bytes(num_bytes: int) -> int:
     return 1 + max(1, -(-num_bytes.bit_length() // 7)) + num_bytes
 
 
-BOUNDARY_MESSAGE: WireType[BoundaryMessage] = WireType(
-    BoundaryMessage, boundary_pb2.BoundaryMessage, boundary_to_wire, boundary_from_wire
-)
-REDUCE_MESSAGE: WireType[ReduceMessage] = WireType(
-    ReduceMessage, reduce_pb2.ReduceMessage, reduce_to_wire, reduce_from_wire
+LINK_MESSAGE: WireType[LinkMessage] = WireType(
+    LinkMessage, link_pb2.LinkMessage, link_to_wire, link_from_wire
 )

@@ -22,7 +22,7 @@ from swarm_ft.protocol.spec.codec_spec import Direction
 from swarm_ft.protocol.spec.digest import fingerprint_of
 from swarm_ft.protocol.spec.run_spec import LrSchedule, ModelSpec, RunSpec, TrainSpec
 from swarm_ft.protocol.spec.training_plan import step_microbatches, step_samples
-from swarm_ft.protocol.wire.frames import BOUNDARY_MESSAGE
+from swarm_ft.protocol.wire.frames import LINK_MESSAGE
 
 TOKENS, CHANNELS = 64, 48
 RUN, BLOCK = RunId("run"), 2
@@ -235,7 +235,7 @@ class Boundary:
         frame = self.sender.encode(name, x)
         if as_key:
             frame = self.sender.encode_again(frame)
-        frame = BOUNDARY_MESSAGE.from_bytes(BOUNDARY_MESSAGE.to_bytes(frame))
+        frame = LINK_MESSAGE.from_bytes(LINK_MESSAGE.to_bytes(frame))
         return frame, self.receiver.decode(frame)
 
     def visit(self, sample, x):

@@ -83,6 +83,7 @@ class FakePeer:
         self.peer_id = PeerId(name)
         self.layers = parse_layers(layers)
         self.memory_bytes = memory_bytes
+        self.endpoint = f"{name}.example:7001"
         self.squared_grad_norm = 4.0
         self.compute_s = 0.0
         self.done: frozenset[int] = frozenset()
@@ -114,7 +115,11 @@ class FakePeer:
                 exported=self.exported,
             )
         return PeerHello(
-            peer_id=self.peer_id, layers=self.layers, memory_bytes=self.memory_bytes, held=held
+            peer_id=self.peer_id,
+            endpoint=self.endpoint,
+            layers=self.layers,
+            memory_bytes=self.memory_bytes,
+            held=held,
         )
 
     @property

@@ -3,6 +3,8 @@
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from random import Random
 
 import pytest
 import torch
@@ -12,16 +14,19 @@ from swarm_ft.buffers import BufferStore
 from swarm_ft.clock import SystemClock
 from swarm_ft.ids import PeerId, RunId
 from swarm_ft.peer.boundary.coder import FrameCoder
-from swarm_ft.peer.boundary.end import Boundary, answer, check_hello, receive_hello
+from swarm_ft.peer.boundary.end import Boundary
+from swarm_ft.peer.links.link import Links
 from swarm_ft.peer.timeline import Timeline
 from swarm_ft.protocol.machines.session import WINDOW_FRAMES, BoundarySession
 from swarm_ft.protocol.messages.boundary import BoundaryHello, FrameKey
 from swarm_ft.protocol.spec.codec_spec import Direction
 from swarm_ft.protocol.spec.run_spec import LrSchedule, RunSpec, TrainSpec
+from swarm_ft.testing.clock import ManualClock
 from swarm_ft.transport.grpc_transport import GrpcTransport
 from swarm_ft.transport.memory import MemoryTransport
-from swarm_ft.transport.methods import BOUNDARY
+from swarm_ft.transport.methods import LINK
 from tests.specs import model_spec, train_spec
+from tests.unit.peer.hands import Caller
 
 TOKENS, CHANNELS, BOUNDARY_BLOCK = 6, 8, 2
 
@@ -77,27 +82,43 @@ def pool():
         yield pool
 
 
+def links_of(name, transport):
+    """A peer's links; nobody is given up for being away."""
+    return Links(PeerId(name), transport=transport, clock=ManualClock(), rng=Random(0))
+
+
 class End:
     """One end of a boundary with its buffers; what it decodes is in `arrivals`."""
 
-    def __init__(self, spec, name, sends, pool):
+    def __init__(self, spec, sends, pool):
         self.sends = sends
         self.store = BufferStore()
         self.arrivals = asyncio.Queue()
-        hello = BoundaryHello(
+        self.boundary = None
+        self._spec = spec
+        self._pool = pool
+
+    def hello(self, name):
+        return BoundaryHello(
             run_id=RunId("run"),
-            spec_digest=spec.digest(),
+            spec_digest=self._spec.digest(),
             boundary=BOUNDARY_BLOCK,
             peer_id=PeerId(name),
             attempt=1,
             window_frames=WINDOW_FRAMES,
         )
-        coder = FrameCoder(spec, run_id=RunId("run"), boundary=BOUNDARY_BLOCK, store=self.store)
+
+    def join(self, name, channel):
+        """Be at the peer of this name, with that way to the other end."""
+        coder = FrameCoder(
+            self._spec, run_id=RunId("run"), boundary=BOUNDARY_BLOCK, store=self.store
+        )
         self.boundary = Boundary(
-            hello,
-            session=BoundarySession(attempt=1, sends=sends),
+            self.hello(name),
+            channel,
+            session=BoundarySession(attempt=1, sends=self.sends),
             coder=coder,
-            pool=pool,
+            pool=self._pool,
             deliver=lambda key, value: self.arrivals.put_nowait((key, value)),
             timeline=Timeline(SystemClock(), lambda _message: None),
         )
@@ -127,94 +148,83 @@ def make_ends(pool):
     """Both ends of a boundary: the one that sends activations, the one that sends gradients."""
 
     def make(spec):
-        return End(spec, "up", Direction.FORWARD, pool), End(spec, "down", Direction.BACKWARD, pool)
+        return End(spec, Direction.FORWARD, pool), End(spec, Direction.BACKWARD, pool)
 
     return make
 
 
-class Hand:
-    """A neighbour driven by hand: it speaks protobuf, and whatever it likes."""
+class LaterChannel:
+    """A way to the other end that is not known yet."""
 
-    def __init__(self, stream, hello):
-        self.stream = stream
-        self.hello = hello
+    def __init__(self):
+        self.real = None
 
-    async def greet(self, received=()):
-        hello = BoundaryHello(
-            **{name: getattr(self.hello, name) for name in BoundaryHello.__dataclass_fields__}
-            | {"received": frozenset(received)}
-        )
-        await self.say(hello)
-        return await self.hear()
+    async def attend(self, end):
+        await self.real.attend(end)
 
-    async def say(self, message):
-        await self.stream.send(message)
+    def say(self, message):
+        if self.real is not None:
+            self.real.say(message)
 
-    async def hear(self):
-        return await self.stream.receive()
-
-    async def say_all(self, messages):
-        for message in messages:
-            await self.say(message)
-
-    async def fails(self, messages=()):
-        """Say these, then wait for the error with which the other side ends the stream."""
-        await self.say_all(messages)
-        while await self.hear() is not None:
-            pass
+    def break_off(self, error):
+        self.real.break_off(error)
 
 
 class Site:
-    """An end that is served and at work; `call` gives a neighbour driven by hand."""
+    """An end that is served as `served` and at work; `call` gives a neighbour driven by hand."""
 
-    def __init__(self, end, hello, server, transport, running):
-        self.end = end
+    def __init__(self, hello, caller, channel, running):
         self.hello = hello
         self.running = running
-        self._server = server
-        self._transport = transport
-        self.channels = []
+        self.caller = caller
+        self.channel = channel
 
     @property
     def endpoint(self):
-        return self._server.endpoint
-
-    def open(self, method=BOUNDARY):
-        """A stream on a connection of its own."""
-        channel = self._transport.connect(self._server.endpoint)
-        self.channels.append(channel)
-        return channel.open(method)
+        return self.caller.endpoint
 
     async def call(self, received=()):
         """A neighbour that has exchanged hellos."""
-        hand = Hand(self.open(), self.hello)
-        await hand.greet(received)
+        hello = replace(self.hello, received=frozenset(received))
+        hand, _ = await self.caller.greet(hello)
         return hand
+
+    @asynccontextmanager
+    async def dialled(self, neighbour, transport):
+        """The neighbour's end at work, calling as `caller`."""
+        links = links_of("caller", transport)
+        self.channel.real = links.channel(PeerId("served"), self.endpoint)
+        running = asyncio.create_task(neighbour.boundary.run())
+        try:
+            yield
+        finally:
+            running.cancel()
+            (ended,) = await asyncio.gather(running, return_exceptions=True)
+            await links.close()
+            assert isinstance(ended, asyncio.CancelledError), ended
 
 
 @pytest.fixture
 def at_work(transport):
-    """`async with at_work(end, neighbour)`: serve `end` for one who says `neighbour`'s hello."""
+    """`async with at_work(end, neighbour)`: serve `end`, for one who calls in its place."""
 
     @asynccontextmanager
     async def start(end, neighbour):
-        hello = neighbour.boundary.hello
-
-        async def handle(stream):
-            theirs = await receive_hello(stream)
-            check_hello(end.boundary.hello, theirs, hello.peer_id)
-            await answer(end.boundary, stream, theirs)
-
-        server = await transport.serve("127.0.0.1", 0, {BOUNDARY: handle})
+        links = links_of("served", transport)
+        end.join("served", links.channel(PeerId("caller"), ""))
+        channel = LaterChannel()
+        neighbour.join("caller", channel)
+        server = await transport.serve("127.0.0.1", 0, {LINK: links.answer})
+        caller = Caller(transport, "caller", "served")
+        caller.endpoint = server.endpoint
         running = asyncio.create_task(end.boundary.run())
-        site = Site(end, hello, server, transport, running)
         try:
-            yield site
+            yield Site(neighbour.hello("caller"), caller, channel, running)
         finally:
-            for channel in site.channels:
-                await channel.close()
+            await caller.close()
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
+            await links.close()
             await server.stop()
 
     return start

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -14,12 +15,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from swarm_ft.discovery.directory import Board, Role, StaticDirectory
+from swarm_ft.discovery.directory import Board, StaticDirectory
 from swarm_ft.errors import OutOfTurn, RunMismatch, Unavailable
 from swarm_ft.ids import PeerId, RunId, StepNumber
-from swarm_ft.peer.boundary.end import receive_hello
 from swarm_ft.peer.context import PeerContext
 from swarm_ft.peer.host import StageHost
+from swarm_ft.peer.links.link import Links
 from swarm_ft.peer.state.stage_state import StageState
 from swarm_ft.peer.timeline import Timeline
 from swarm_ft.protocol.messages.boundary import BoundaryHello
@@ -48,8 +49,9 @@ from swarm_ft.stage.checkpoint import open_checkpoint
 from swarm_ft.stage.engine import StageEngine
 from swarm_ft.testing.clock import ManualClock
 from swarm_ft.transport.memory import MemoryTransport
-from swarm_ft.transport.methods import BOUNDARY
+from swarm_ft.transport.methods import LINK
 from tests.states import weights_digest
+from tests.unit.peer.hands import Caller
 
 RUN, ME = RunId("run"), PeerId("me")
 SEQ_LENGTH = 6
@@ -70,11 +72,13 @@ class Peer:
         self.transport = MemoryTransport()
         self.compute, self.codecs = ThreadPoolExecutor(1), ThreadPoolExecutor(2)
         self.directory = StaticDirectory(Board(), ManualClock())
+        self.links = Links(ME, transport=self.transport, clock=ManualClock(), rng=Random(0))
         context = self.context = PeerContext(
             peer_id=ME,
             directory=self.directory,
             transport=self.transport,
             clock=ManualClock(),
+            links=self.links,
             compute=self.compute,
             codecs=self.codecs,
             say=self.said.put_nowait,
@@ -96,7 +100,10 @@ class Peer:
     async def assign(
         self, *, attempt=1, stages=((ME, 0, 2),), committed_steps=0, fresh=True, takers=()
     ):
-        stages = tuple(StageAssignment(peer_id=p, layers=LayerRange(a, b)) for p, a, b in stages)
+        stages = tuple(
+            StageAssignment(peer_id=p, layers=LayerRange(a, b), endpoint=f"{p}:1")
+            for p, a, b in stages
+        )
         await self.host.assign(
             Assign(
                 run_id=RUN,
@@ -136,22 +143,20 @@ class Peer:
             gate.set()
 
     @asynccontextmanager
-    async def serving(self):
-        """A channel to this peer's handlers."""
-
-        async def on_boundary(stream):
-            await self.host.on_boundary(stream, await receive_hello(stream))
-
-        server = await self.transport.serve("me", 1, {BOUNDARY: on_boundary})
-        channel = self.transport.connect(server.endpoint)
+    async def called(self):
+        """The stage before this one, driven by hand."""
+        server = await self.transport.serve("me", 1, {LINK: self.links.answer})
+        caller = Caller(self.transport, "before", "me")
+        caller.endpoint = server.endpoint
         try:
-            yield channel
+            yield await caller.link()
         finally:
-            await channel.close()
+            await caller.close()
             await server.stop()
 
     async def close(self):
         await self.host.stop()
+        await self.links.close()
         self.compute.shutdown()
         self.codecs.shutdown()
 
@@ -439,7 +444,7 @@ def hello(peer, **changes):
         "run_id": RUN,
         "spec_digest": peer.spec.digest(),
         "boundary": 1,
-        "peer_id": PeerId("up"),
+        "peer_id": PeerId("before"),
         "attempt": 1,
         "window_frames": 8,
     }
@@ -470,7 +475,7 @@ async def test_a_donor_offers_its_state_beside_and_no_longer_than_somebody_takes
 
 
 async def test_who_takes_over_holds_nothing_and_begins_anew_if_it_did_not_hear_all(peer):
-    async with peer.serving():
+    async with peer.called():
         takers = (Taker(peer_id=ME, step=3, donors=(PeerId("other"),)),)
         await peer.assign(stages=TWO, committed_steps=3, fresh=False, takers=takers)
         assert peer.host.held is None
@@ -486,7 +491,7 @@ async def test_a_state_that_is_offered_before_the_taker_has_begun_is_fetched_nev
 ):
     monkeypatch.setattr("swarm_ft.peer.state.learner.RETRY_S", 0.0)
     takers = (Taker(peer_id=ME, step=3, donors=(PeerId("other"),)),)
-    async with peer.serving(), peer.busy():
+    async with peer.called(), peer.busy():
         await peer.assign(stages=TWO, committed_steps=3, fresh=False, takers=takers)
         take = TakeStage(run_id=RUN, attempt=1, digest=bytes(16), donors=(PeerId("other"),))
         peer.host.take(take)
@@ -506,90 +511,63 @@ async def test_a_step_is_not_computed_by_who_has_not_caught_up(peer):
 
 # ---- neighbours
 
-BEHIND = (("up", 0, 1), (ME, 1, 2))
+BEHIND = (("before", 0, 1), (ME, 1, 2))
 
 
 async def test_a_neighbour_that_hears_of_an_attempt_first_is_kept_waiting(peer):
-    async with peer.serving() as channel:
-        stream = channel.open(BOUNDARY)
-        await stream.send(hello(peer, attempt=2))
-        answer = asyncio.create_task(stream.receive())
+    async with peer.called() as hand:
+        await hand.say(hello(peer, attempt=2))
         await peer.assign(attempt=1, stages=BEHIND)
+        assert (await hand.hear()).attempt == 1
         await peer.assign(attempt=2, stages=BEHIND)
-        assert (await answer).attempt == 2
+        assert (await hand.hear()).attempt == 2
         assert isinstance(await peer.said.get(), StageReady)
 
 
-async def test_a_neighbour_waits_only_so_long_for_a_peer_to_hear_of_an_attempt(peer, monkeypatch):
-    monkeypatch.setattr("swarm_ft.peer.attempt.NEIGHBOUR_PATIENCE_S", 0.0)
-    async with peer.serving() as channel:
-        stream = channel.open(BOUNDARY)
-        await stream.send(hello(peer))
-        with pytest.raises(OutOfTurn, match="attempt 1 did not begin"):
-            await stream.receive()
-
-
-async def test_a_neighbour_waits_as_long_as_the_stage_takes_to_load(peer, monkeypatch):
-    monkeypatch.setattr("swarm_ft.peer.attempt.NEIGHBOUR_PATIENCE_S", 0.0)
-    async with peer.serving() as channel:
+async def test_a_neighbour_waits_as_long_as_the_stage_takes_to_load(peer):
+    async with peer.called() as hand:
         async with peer.busy():
             await peer.assign(stages=BEHIND)
-            stream = channel.open(BOUNDARY)
-            await stream.send(hello(peer))
-            answer = asyncio.create_task(stream.receive())
+            await hand.say(hello(peer))
+            answer = asyncio.create_task(hand.hear())
             await asyncio.wait({answer}, timeout=0.05)
             assert not answer.done()
         assert (await answer).peer_id == ME
+        assert isinstance(await peer.said.get(), StageReady)
 
 
 @pytest.mark.parametrize(
     ("changes", "error"),
-    [
-        ({"spec_digest": bytes(16)}, RunMismatch),
-        ({"peer_id": "stranger"}, OutOfTurn),
-        ({"attempt": 0}, OutOfTurn),
-        ({"boundary": 2}, OutOfTurn),
-    ],
+    [({"spec_digest": bytes(16)}, RunMismatch), ({"boundary": 2}, OutOfTurn)],
     ids=str,
 )
 async def test_a_stranger_is_not_let_in(peer, changes, error):
     await peer.assign(stages=BEHIND)
-    async with peer.serving() as channel:
-        stranger = channel.open(BOUNDARY)
-        await stranger.send(hello(peer, **changes))
+    async with peer.called() as stranger:
+        assert (await stranger.hear()).peer_id == ME
         with pytest.raises(error):
-            await stranger.receive()
-        neighbour = channel.open(BOUNDARY)
-        await neighbour.send(hello(peer))
-        assert (await neighbour.receive()).peer_id == ME
+            await stranger.fails(hello(peer, **changes))
+    async with peer.called() as neighbour:
+        await neighbour.say(hello(peer))
+        assert isinstance(await peer.said.get(), StageReady)
 
 
-async def test_the_first_stage_has_nobody_in_front_of_it(peer):
-    await peer.ready()
-    async with peer.serving() as channel:
-        stream = channel.open(BOUNDARY)
-        await stream.send(hello(peer))
-        with pytest.raises(OutOfTurn, match="hosts no stage in front"):
-            await stream.receive()
-
-
-async def test_the_end_of_an_attempt_hangs_up_on_its_neighbours(peer):
-    await peer.assign(stages=BEHIND)
-    async with peer.serving() as channel:
-        stream = channel.open(BOUNDARY)
-        await stream.send(hello(peer))
-        await stream.receive()
-        await peer.host.stop()
-        with pytest.raises(Unavailable, match="the attempt is over"):
-            await stream.receive()
+async def test_the_next_attempt_goes_on_over_the_stream_that_stands(peer):
+    async with peer.called() as hand:
+        for attempt in (1, 2, 3):
+            await peer.assign(attempt=attempt, stages=BEHIND)
+            await hand.say(hello(peer, attempt=attempt))
+            assert (await hand.hear()).attempt == attempt
+            assert isinstance(await peer.said.get(), StageReady)
+            await peer.host.stop()
 
 
 async def test_a_neighbour_that_is_nowhere_fails_the_attempt(peer, monkeypatch):
-    monkeypatch.setattr("swarm_ft.peer.links.dialling.UNREACHABLE_AFTER_S", 0.0)
-    await peer.assign(stages=((ME, 0, 1), ("down", 1, 2)))
+    monkeypatch.setattr("swarm_ft.peer.links.link.UNREACHABLE_AFTER_S", 0.0)
+    await peer.assign(stages=((ME, 0, 1), ("next", 1, 2)))
     failed = await peer.said.get()
     assert failed.code == "unavailable"
-    assert "peer down cannot be reached" in failed.message
+    assert "peer next cannot be reached" in failed.message
 
 
 async def test_another_spec_at_the_neighbour_behind_fails_the_attempt(peer):
@@ -597,9 +575,8 @@ async def test_another_spec_at_the_neighbour_behind_fails_the_attempt(peer):
         await stream.receive()
         raise RunMismatch("digests differ")
 
-    server = await peer.transport.serve("down", 1, {BOUNDARY: refuse})
-    await peer.directory.announce(Role.PEER, "down", server.endpoint)
-    await peer.assign(stages=((ME, 0, 1), ("down", 1, 2)))
+    server = await peer.transport.serve("next", 1, {LINK: refuse})
+    await peer.assign(stages=((ME, 0, 1), ("next", 1, 2)))
     assert (await peer.said.get()).code == "unavailable"
     await server.stop()
 

@@ -19,7 +19,6 @@ from swarm_ft.errors import (
 )
 from swarm_ft.ids import PeerId, RunId
 from swarm_ft.peer.node import PeerNode, PeerOptions
-from swarm_ft.protocol.messages.boundary import BoundaryHello
 from swarm_ft.protocol.messages.control import (
     Assign,
     CommitStep,
@@ -35,7 +34,6 @@ from swarm_ft.protocol.messages.control import (
     StageReady,
     StepReady,
 )
-from swarm_ft.protocol.messages.reduction import ReduceHello
 from swarm_ft.protocol.messages.shard import ShardName
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
@@ -45,7 +43,7 @@ from swarm_ft.stage.engine import StageEngine
 from swarm_ft.testing.clock import ManualClock
 from swarm_ft.transport.base import call
 from swarm_ft.transport.memory import MemoryTransport
-from swarm_ft.transport.methods import ALL_REDUCE, BOUNDARY, JOIN, LIST_CHUNKS
+from swarm_ft.transport.methods import JOIN, LIST_CHUNKS
 
 RUN = RunId("run")
 
@@ -127,7 +125,7 @@ class Swarm:
         )
         server = await self.transport.serve(name, 1, node.handlers())
         await self.directory.announce(Role.PEER, name, server.endpoint)
-        running = asyncio.create_task(node.run())
+        running = asyncio.create_task(node.run(server.endpoint))
         self._peers.append(running)
         self._closing.append(server.stop)
         return node, running
@@ -152,8 +150,8 @@ def cpu_engine(spec, layers):
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch):
-    monkeypatch.setattr("swarm_ft.peer.coordinator_link.RECONNECT_S", 0.0)
-    monkeypatch.setattr("swarm_ft.peer.links.dialling.MIN_BACKOFF_S", 0.0)
+    monkeypatch.setattr("swarm_ft.peer.coordinator_link.MIN_RECONNECT_S", 0.0)
+    monkeypatch.setattr("swarm_ft.peer.links.link.MIN_BACKOFF_S", 0.0)
 
 
 @pytest.fixture
@@ -177,7 +175,8 @@ def assign_of(spec):
             spec=spec,
             attempt=attempt,
             stages=tuple(
-                StageAssignment(peer_id=PeerId(p), layers=LayerRange(a, b)) for p, a, b in stages
+                StageAssignment(peer_id=PeerId(p), layers=LayerRange(a, b), endpoint=f"{p}:1")
+                for p, a, b in stages
             ),
             committed_steps=committed_steps,
             fresh=fresh,
@@ -398,31 +397,12 @@ async def test_a_release_of_another_run_changes_nothing(swarm, assign_of, plan_o
 
 
 @pytest.mark.parametrize("hosts", [False, True], ids=["hosts nothing", "hosts another run"])
-async def test_who_asks_for_a_run_that_is_not_here_is_told_so(swarm, assign_of, spec, hosts):
+async def test_who_asks_for_a_run_that_is_not_here_is_told_so(swarm, assign_of, hosts):
     await swarm.peer()
     joined = await swarm.joined()
     if hosts:
         await ready(joined, assign_of(run_id=RunId("other")))
-    hello = BoundaryHello(
-        run_id=RUN,
-        spec_digest=spec.digest(),
-        boundary=1,
-        peer_id=PeerId("up"),
-        attempt=1,
-        window_frames=8,
-    )
-    reduce_hello = ReduceHello(
-        run_id=RUN,
-        spec_digest=spec.digest(),
-        attempt=1,
-        peer_id=PeerId("last"),
-        layers=spec.model.layers,
-    )
-    asked = (
-        (BOUNDARY, hello, OutOfTurn),
-        (LIST_CHUNKS, result_of(RUN), NotFound),
-        (ALL_REDUCE, reduce_hello, OutOfTurn),
-    )
+    asked = ((LIST_CHUNKS, result_of(RUN), NotFound),)
     for method, message, error in asked:
         stream = swarm.channel().open(method)
         await stream.send(message)

@@ -21,7 +21,7 @@ from swarm_ft.protocol.messages.reduction import GradientPiece, Phase, PieceAck,
 from swarm_ft.protocol.spec.codec_spec import Axis, CodecName, CodecSpec, Direction
 from swarm_ft.protocol.spec.run_spec import MAX_HIDDEN_SIZE, MAX_SEQ_LENGTH
 from swarm_ft.protocol.wire.convert import WireType
-from swarm_ft.protocol.wire.frames import BOUNDARY_MESSAGE, REDUCE_MESSAGE
+from swarm_ft.protocol.wire.frames import LINK_MESSAGE
 
 KEY = FrameKey(Attempt(1), StepNumber(2), MicrobatchIndex(0), SampleId(5), Direction.FORWARD)
 TENSOR = EncodedTensor(CodecSpec(CodecName.AQ, 400, Axis.CHANNEL), 128, 64, b"payload")
@@ -56,7 +56,7 @@ def test_a_tensor_takes_twelve_bytes_beside_its_payload() -> None:
 @pytest.mark.parametrize(
     ("message", "path", "value", "complaint"),
     [
-        (Ack(KEY), "ack.direction", 3, "direction: expected 1 to 2, got 3"),
+        (Ack(KEY), "frame_ack.direction", 3, "direction: expected 1 to 2, got 3"),
         (KeyFrameRequest(KEY, ""), "key_frame_request.key", None, "direction"),
         (DELTA, "frame", None, "expected a body"),
         (DELTA, "frame.key", None, "direction"),
@@ -94,12 +94,16 @@ def test_a_tensor_takes_twelve_bytes_beside_its_payload() -> None:
         (PIECE, "piece.key.phase", 3, "phase of an all-reduce: expected 1 to 2, got 3"),
         (PIECE, "piece.tensor", b"", "tensor: expected a header of 12 bytes, got 0"),
         (PIECE, "piece.tensor", b"\xff" * 12, "tensor: codec header .* names none"),
-        (PieceAck(PIECE_KEY), "ack.phase", 0, "phase of an all-reduce: expected 1 to 2, got 0"),
+        (
+            PieceAck(PIECE_KEY),
+            "piece_ack.phase",
+            0,
+            "phase of an all-reduce: expected 1 to 2, got 0",
+        ),
     ],
 )
 def test_refuses_hostile_fields(message: Any, path: str, value: Any, complaint: str) -> None:
-    is_piece = isinstance(message, GradientPiece | PieceAck)
-    wire: WireType[Any] = REDUCE_MESSAGE if is_piece else BOUNDARY_MESSAGE
+    wire: WireType[Any] = LINK_MESSAGE
     spoilt: Any = wire.to_wire(message)
     *owners, last = path.split(".")
     owner = spoilt
@@ -115,6 +119,6 @@ def test_refuses_hostile_fields(message: Any, path: str, value: Any, complaint: 
 
 def test_the_reason_for_a_key_frame_is_cut_and_freed_of_control_characters() -> None:
     request = KeyFrameRequest(KEY, "\x1b[2J" + "x" * 2000)
-    assert BOUNDARY_MESSAGE.from_bytes(BOUNDARY_MESSAGE.to_bytes(request)) == KeyFrameRequest(
+    assert LINK_MESSAGE.from_bytes(LINK_MESSAGE.to_bytes(request)) == KeyFrameRequest(
         KEY, " [2J" + "x" * 996
     )

@@ -23,6 +23,7 @@ from swarm_ft.protocol.messages.reduction import PieceAck
 from swarm_ft.protocol.messages.reports import SampleSet
 from swarm_ft.protocol.messages.shard import CHUNK_BYTES, ChunkList
 from swarm_ft.protocol.spec.bounds import OneOf, Range, field_hints
+from swarm_ft.protocol.spec.checks import HostAndPort
 from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import ModelSpec, RunSpec, TrainSpec
@@ -64,6 +65,8 @@ def _example(hint: Any, field: FieldDescriptor, name: str) -> Any:
     if get_origin(kind) is not None:
         # Microbatches count from 0, and no sample comes twice.
         return get_origin(kind)([_example(get_args(kind)[0], field, name)])
+    if any(isinstance(note, HostAndPort) for note in notes):
+        return "peer.example:7001"
     if kind in _FIXED:
         return _FIXED[kind]
     if isinstance(kind, type) and issubclass(kind, IntEnum):

@@ -27,7 +27,15 @@ from swarm_ft.protocol.messages.reports import (
 from swarm_ft.protocol.messages.shard import CHUNK_BYTES, ChunkList
 from swarm_ft.protocol.messages.timeline import Spans
 from swarm_ft.protocol.spec.bounds import Bound, Length, OneOf, Range, field_hints, metadata
-from swarm_ft.protocol.spec.checks import MAX_ID_CHARS, MAX_TEXT_CHARS, Cleaned, Line, Name
+from swarm_ft.protocol.spec.checks import (
+    MAX_ENDPOINT_CHARS,
+    MAX_ID_CHARS,
+    MAX_TEXT_CHARS,
+    Cleaned,
+    HostAndPort,
+    Line,
+    Name,
+)
 from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
 from swarm_ft.protocol.spec.layers import MAX_BLOCKS, LayerRange
 from swarm_ft.protocol.spec.run_spec import ModelSpec, RunSpec, TrainSpec
@@ -135,6 +143,9 @@ _BY_BOUND: Mapping[type, Callable[[Any, FieldDescriptor | None], Strategy]] = {
         _PRINTABLE.filter(lambda c: c not in "/\\"), min_size=1, max_size=MAX_ID_CHARS
     ),
     Line: lambda _, __: st.text(_PRINTABLE, max_size=40),
+    HostAndPort: lambda _, __: st.sampled_from(
+        ("peer.example:7001", "192.0.2.7:1", "[2001:db8::7]:65535")
+    ),
     Cleaned: lambda _, __: st.text(_PRINTABLE, max_size=40),
     OneOf: lambda bound, _: st.sampled_from(bound.values),
     Length: lambda bound, _: st.binary(
@@ -209,7 +220,7 @@ def _frames(draw: st.DrawFn) -> Frame:
 
 _BOUNDARY_FRAME: Descriptor = next(
     field.message_type
-    for field in methods.BOUNDARY.request.message.DESCRIPTOR.fields
+    for field in methods.LINK.request.message.DESCRIPTOR.fields
     if field.name == "frame"
 )
 
@@ -372,6 +383,7 @@ def _beyond(note: Any, field: FieldDescriptor) -> tuple[Any, ...]:
 _BEYOND: Mapping[type, tuple[Any, ...]] = {
     Name: ("", "a/b", "..\\x", "x" * (MAX_ID_CHARS + 1), "\x1b[2J", "a\nb"),
     Line: ("x" * (MAX_TEXT_CHARS + 1), "\x1b[2J"),
+    HostAndPort: ("unix:/tmp/x", "h:0", "h:65536", "h" * MAX_ENDPOINT_CHARS + ":1", "a b:1"),
     WholeTokens: (b"", bytes(3), bytes(6), bytes(4 * 2**17 + 4)),
 }
 

@@ -31,7 +31,7 @@ def test_the_types_written_down_are_those_that_are_converted(name: str) -> None:
 
 def test_streaming_is_as_the_proto_says():
     kinds = {name: (m.client_streaming, m.server_streaming) for name, m in METHODS.items()}
-    both_ways = ("JOIN", "BOUNDARY", "ALL_REDUCE")
+    both_ways = ("JOIN", "LINK")
     assert all(kinds[name] == (True, True) for name in both_ways)
     assert kinds["SUBMIT"] == (True, False)
     assert kinds["WATCH"] == kinds["FETCH_CHUNKS"] == (False, True)

@@ -107,6 +107,7 @@ class Mob:
         )
         hello = PeerHello(
             peer_id=peer_id,
+            endpoint="peer.example:7001",
             layers=layers or OFFERS[peer_id],
             memory_bytes=1 << 20,
             held=held if holds else None,

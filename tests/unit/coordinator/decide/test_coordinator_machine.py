@@ -73,6 +73,18 @@ def test_a_run_goes_from_queued_to_collected(swarm, spec, a, b):
     assert a.assign is b.assign is None
 
 
+def test_an_assignment_says_where_each_peer_is_reached_by_now(swarm, spec, a, b):
+    swarm.submit(spec)
+    swarm.join(a, b)
+    swarm.settle_until(lambda: swarm.run().phase is RunPhase.TRAINING)
+    assert [stage.endpoint for stage in b.assign.stages] == ["a.example:7001", "b.example:7001"]
+    a.endpoint = "192.0.2.7:4000"
+    swarm.lose(a)
+    swarm.join(a)
+    assert [stage.endpoint for stage in b.assign.stages] == ["192.0.2.7:4000", "b.example:7001"]
+    assert swarm.run().status.stages == b.assign.stages
+
+
 def test_peers_that_were_there_first_are_used(swarm, spec, a, b):
     swarm.join(b, a)
     swarm.submit(spec)

@@ -16,7 +16,12 @@ PLENTY = 1 << 60
 
 
 def member(name, layers, *, memory_bytes=PLENTY, joined_at_s=0.0):
-    hello = PeerHello(peer_id=PeerId(name), layers=parse_layers(layers), memory_bytes=memory_bytes)
+    hello = PeerHello(
+        peer_id=PeerId(name),
+        endpoint="peer.example:7001",
+        layers=parse_layers(layers),
+        memory_bytes=memory_bytes,
+    )
     return Member(hello=hello, joined_at_s=joined_at_s, heard_at_s=joined_at_s)
 
 
@@ -174,6 +179,7 @@ def members_of(offered, memories):
         Member(
             hello=PeerHello(
                 peer_id=PeerId(f"p{i}"),
+                endpoint=f"p{i}.example:7001",
                 layers=LayerRange(*ends) if ends else None,
                 memory_bytes=memories[i % len(memories)],
             ),

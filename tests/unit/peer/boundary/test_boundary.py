@@ -1,14 +1,13 @@
 """A boundary's ends on real streams: everything once, whoever breaks what, whoever says what."""
 
 import asyncio
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
 import torch
 
 from swarm_ft.buffers import BufferKey, BufferStore, End
-from swarm_ft.discovery.directory import Board, Role, StaticDirectory
 from swarm_ft.errors import (
     BadFrame,
     MalformedMessage,
@@ -20,8 +19,7 @@ from swarm_ft.errors import (
 )
 from swarm_ft.ids import RunId
 from swarm_ft.peer.boundary.coder import FrameCoder
-from swarm_ft.peer.boundary.end import dialler
-from swarm_ft.peer.links.stream_slot import MAX_BROKEN_STREAMS
+from swarm_ft.peer.links.link import MAX_ANSWERS, MAX_BROKEN_STREAMS
 from swarm_ft.protocol.machines.session import WINDOW_FRAMES, BoundarySession
 from swarm_ft.protocol.messages.boundary import (
     Ack,
@@ -34,10 +32,8 @@ from swarm_ft.protocol.messages.boundary import (
 from swarm_ft.protocol.messages.reports import Traffic
 from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
 from swarm_ft.protocol.wire.frames import frame_wire_bytes
-from swarm_ft.testing.clock import ManualClock
 from swarm_ft.testing.faults import FaultyTransport
-from swarm_ft.transport.methods import BOUNDARY
-from tests.raw_calls import RAW
+from swarm_ft.transport.methods import LINK
 
 TOKENS, CHANNELS = 6, 8
 SAMPLES = (0, 1, 2)
@@ -58,25 +54,7 @@ def backward(sample, step=0):
 
 @pytest.fixture(autouse=True)
 def no_backoff(monkeypatch):
-    monkeypatch.setattr("swarm_ft.peer.links.dialling.MIN_BACKOFF_S", 0.0)
-
-
-@asynccontextmanager
-async def dialled(up, site, transport):
-    """`up` at work and connected to the end that is served at `site`."""
-    directory = StaticDirectory(Board(), ManualClock())
-    await directory.announce(Role.PEER, "down", site.endpoint)
-    dialer = dialler(
-        up.boundary, "down", directory=directory, transport=transport, clock=ManualClock()
-    )
-    tasks = [asyncio.create_task(up.boundary.run()), asyncio.create_task(dialer.run())]
-    try:
-        yield
-    finally:
-        for task in tasks:
-            task.cancel()
-        ended = await asyncio.gather(*tasks, return_exceptions=True)
-        assert all(isinstance(end, asyncio.CancelledError) for end in ended), ended
+    monkeypatch.setattr("swarm_ft.peer.links.link.MIN_BACKOFF_S", 0.0)
 
 
 async def both_ways(up, down, step, values):
@@ -124,7 +102,7 @@ def assert_equal_buffers(up, down):
 
 async def test_a_steps_samples_arrive_both_ways(make_spec, make_ends, at_work, transport):
     up, down = make_ends(make_spec(forward_codec="none", backward_codec="none"))
-    async with at_work(down, up) as site, dialled(up, site, transport):
+    async with at_work(down, up) as site, site.dialled(up, transport):
         for step in range(3):
             values = tensors(step)
             arrived, gradients = await both_ways(up, down, step, values)
@@ -135,7 +113,7 @@ async def test_a_steps_samples_arrive_both_ways(make_spec, make_ends, at_work, t
 
 async def test_traffic_is_counted_where_it_is_sent(make_spec, make_ends, at_work, transport):
     up, down = make_ends(make_spec())
-    async with at_work(down, up) as site, dialled(up, site, transport):
+    async with at_work(down, up) as site, site.dialled(up, transport):
         await both_ways(up, down, 0, tensors(0))
         first = up.boundary.take_traffic(), down.boundary.take_traffic()
         await both_ways(up, down, 1, tensors(1))
@@ -160,7 +138,7 @@ async def test_what_is_sent_before_a_stream_is_up_waits_for_it(
             end.begin(0, SAMPLES)
         up.send(0, tensors(0))
         settled = asyncio.create_task(up.boundary.settled())
-        async with dialled(up, site, transport):
+        async with site.dialled(up, transport):
             assert len(await down.receive(3)) == 3
             await settled
 
@@ -172,7 +150,7 @@ async def test_a_new_step_drops_what_the_last_one_left(make_spec, make_ends, at_
         up.send(0, tensors(0))
         up.begin(1, (1,))
         await up.boundary.settled()
-        async with dialled(up, site, transport):
+        async with site.dialled(up, transport):
             down.begin(1, (1,))
             up.send(1, tensors(1, samples=(1,)))
             assert set(await down.receive(1)) == {1}
@@ -181,7 +159,7 @@ async def test_a_new_step_drops_what_the_last_one_left(make_spec, make_ends, at_
 
 async def test_a_lost_buffer_costs_one_key_frame(make_spec, make_ends, at_work, transport):
     up, down = make_ends(make_spec())
-    async with at_work(down, up) as site, dialled(up, site, transport):
+    async with at_work(down, up) as site, site.dialled(up, transport):
         await both_ways(up, down, 0, tensors(0))
         up.boundary.take_traffic()
         forget(down, 1)
@@ -198,9 +176,9 @@ async def test_a_lost_buffer_costs_one_key_frame(make_spec, make_ends, at_work, 
 
 async def run_with_faults(make_spec, make_ends, at_work, transport, **cuts):
     """Two steps and a lost buffer in between; what arrived in the second, and cuts made."""
-    faulty = FaultyTransport(transport, **{name: {BOUNDARY: [at]} for name, at in cuts.items()})
+    faulty = FaultyTransport(transport, **{name: {LINK: [at]} for name, at in cuts.items()})
     up, down = make_ends(make_spec())
-    async with at_work(down, up) as site, dialled(up, site, faulty):
+    async with at_work(down, up) as site, site.dialled(up, faulty):
         await both_ways(up, down, 0, tensors(0))
         forget(down, 1)
         made = await both_ways(up, down, 1, tensors(1))
@@ -314,25 +292,6 @@ async def test_a_newer_stream_replaces_the_older(make_spec, make_ends, at_work):
         assert (await new.hear()).key == forward(0)
 
 
-async def test_of_several_new_streams_the_newest_stays(make_spec, make_ends, at_work):
-    up, down = make_ends(make_spec())
-    async with at_work(up, down) as site:
-        hands = [await site.call()]
-        hands += await asyncio.gather(*(site.call() for _ in range(3)))
-        ends = [asyncio.create_task(hand.fails()) for hand in hands]
-        pending = set(ends)
-        while len(pending) > 1:
-            _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-        for end in set(ends) - pending:
-            with pytest.raises(Unavailable, match="a newer stream took over"):
-                await end
-        up.begin(0, (0,))
-        up.send(0, tensors(0, samples=(0,)))
-        survivor = pending.pop()
-        survivor.cancel()
-        assert (await hands[ends.index(survivor)].hear()).key == forward(0)
-
-
 # ---- hostile neighbours
 
 
@@ -344,7 +303,7 @@ def coder(make_spec):
 
 async def assert_unharmed(up, down, transport, site):
     """After an attack, a well-behaved neighbour trains as ever."""
-    async with dialled(up, site, transport):
+    async with site.dialled(up, transport):
         arrived, _ = await both_ways(up, down, 7, tensors(7))
         assert arrived.keys() == set(SAMPLES)
     assert_equal_buffers(up, down)
@@ -413,7 +372,7 @@ async def test_a_bad_frame_costs_its_stream_and_harms_nothing(
         down.begin(0, SAMPLES)
         hand = await site.call()
         with pytest.raises(error, match=match):
-            await hand.fails(frames(frame))
+            await hand.fails(*frames(frame))
         assert down.arrivals.empty()
         await assert_unharmed(up, down, transport, site)
 
@@ -423,7 +382,7 @@ async def test_a_second_hello_costs_the_stream(make_spec, make_ends, at_work, tr
     async with at_work(down, up) as site:
         hand = await site.call()
         await hand.say(site.hello)
-        with pytest.raises(OutOfTurn, match="up said hello twice"):
+        with pytest.raises(OutOfTurn, match="caller said hello twice"):
             await hand.fails()
         await assert_unharmed(up, down, transport, site)
 
@@ -434,12 +393,8 @@ async def test_bytes_that_are_no_message_cost_the_stream(
 ):
     up, down = make_ends(make_spec())
     async with at_work(down, up) as site:
-        stream = site.open(replace(BOUNDARY, request=RAW))
-        await stream.send(BOUNDARY.request.to_wire(site.hello).hello.SerializeToString())
-        assert await stream.receive() is not None
-        await stream.send(nonsense)
         with pytest.raises(MalformedMessage):
-            await stream.receive()
+            await site.caller.fails(nonsense)
         await assert_unharmed(up, down, transport, site)
 
 
@@ -542,7 +497,7 @@ async def test_one_who_sends_and_never_reads_is_dropped(make_spec, make_ends, at
         await hand.say(frame)
         await down.receive(1)
         with pytest.raises(OutOfTurn, match="does not read"):
-            await hand.say_all([frame] * 3 * WINDOW_FRAMES)
+            await hand.say(*[frame] * 2 * MAX_ANSWERS)
 
 
 async def break_a_stream(site):
@@ -564,9 +519,7 @@ async def test_a_neighbour_that_breaks_stream_after_stream_fails_the_attempt(
             await site.running
         (error,) = caught.value.exceptions
         assert type(error) is ProtocolError
-        assert "3 streams were broken off, at last by out-of-turn: up said hello" in str(error)
-        with pytest.raises(Unavailable, match="the attempt is over"):
-            await (await site.call()).fails()
+        assert "3 streams were broken off, at last by out-of-turn: caller said hello" in str(error)
 
 
 async def test_streams_that_only_get_lost_are_no_reason_to_give_up(
@@ -588,12 +541,3 @@ async def test_a_tensor_that_is_not_finite_ends_the_attempt(make_spec, make_ends
         with pytest.raises(ExceptionGroup) as caught:
             await site.running
         assert isinstance(caught.value.exceptions[0], NonFinite)
-
-
-async def test_the_end_of_an_attempt_ends_its_streams(make_spec, make_ends, at_work):
-    up, down = make_ends(make_spec())
-    async with at_work(down, up) as site:
-        hand = await site.call()
-        site.running.cancel()
-        with pytest.raises(Unavailable, match="the attempt is over"):
-            await hand.fails()

@@ -16,7 +16,7 @@ from swarm_ft.peer.boundary.coder import FrameCoder, Refusal
 from swarm_ft.protocol.messages.boundary import Frame, FrameKey, FrameKind
 from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
 from swarm_ft.protocol.spec.digest import fingerprint_of
-from swarm_ft.protocol.wire.frames import BOUNDARY_MESSAGE, frame_wire_bytes
+from swarm_ft.protocol.wire.frames import LINK_MESSAGE, frame_wire_bytes
 
 RUN, BLOCK = RunId("run"), 2
 TOKENS, CHANNELS = 6, 8
@@ -89,7 +89,7 @@ class Ends:
     def _pass(self, name, x, sender, receiver, store, as_key):
         base = store.get(sent(name.sample))
         frame = encoded(sender, name, x, as_key=as_key)
-        assert BOUNDARY_MESSAGE.from_bytes(BOUNDARY_MESSAGE.to_bytes(frame)) == frame
+        assert LINK_MESSAGE.from_bytes(LINK_MESSAGE.to_bytes(frame)) == frame
         value = receiver.decode(frame)
         self.assert_staged_equal()
         if not isinstance(value, Refusal) and frame.kind is not FrameKind.DIRECT:

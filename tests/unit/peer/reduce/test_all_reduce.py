@@ -5,12 +5,13 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from functools import partial
+from random import Random
 
 import pytest
 import torch
 
 from swarm_ft.codec.gradient_pieces import PieceCodec
-from swarm_ft.discovery.directory import Board, Role, StaticDirectory
 from swarm_ft.errors import (
     BadFrame,
     MalformedMessage,
@@ -21,10 +22,9 @@ from swarm_ft.errors import (
     SwarmError,
     Unavailable,
 )
-from swarm_ft.peer.links.stream_slot import MAX_BROKEN_STREAMS
+from swarm_ft.peer.links.link import MAX_ANSWERS, MAX_BROKEN_STREAMS, Links
 from swarm_ft.peer.reduce.all_reduce import GradientReducer
 from swarm_ft.peer.reduce.gradient_coder import Residuals
-from swarm_ft.peer.reduce.member_link import receive_reduce_hello
 from swarm_ft.protocol.machines.all_reduce import WINDOW_PIECES, AllReduce
 from swarm_ft.protocol.messages.reduction import (
     ROW_VALUES,
@@ -41,8 +41,8 @@ from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.wire.frames import piece_wire_bytes
 from swarm_ft.testing.clock import ManualClock
 from swarm_ft.testing.faults import FaultyTransport
-from swarm_ft.transport.methods import ALL_REDUCE
-from tests.raw_calls import RAW
+from swarm_ft.transport.methods import LINK
+from tests.unit.peer.hands import Caller
 
 N = 5 * ROW_VALUES + 21
 ROW_BYTES = 4 * ROW_VALUES
@@ -57,7 +57,7 @@ def small_pieces(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def no_backoff(monkeypatch):
-    monkeypatch.setattr("swarm_ft.peer.links.dialling.MIN_BACKOFF_S", 0.0)
+    monkeypatch.setattr("swarm_ft.peer.links.link.MIN_BACKOFF_S", 0.0)
 
 
 def gradients(count, seed=0, n=N):
@@ -76,33 +76,43 @@ def error(got, expected):
     return ((got - expected).norm() / expected.norm()).item()
 
 
+def links_of(name, transport):
+    """A member's links; nobody is given up for being away."""
+    return Links(name, transport=transport, clock=ManualClock(), rng=Random(0))
+
+
+def channels(links, own, endpoints):
+    """The ways from a member to all others."""
+    return {name: links.channel(name, at) for name, at in endpoints.items() if name != own}
+
+
 class Group:
     """Replicas at work; each is served under its own name."""
 
-    def __init__(self, spec, names, pool, transport, residuals, attempt, listeners):
-        self.directory = StaticDirectory(Board(), ManualClock())
+    def __init__(self, spec, names, pool, links, endpoints, residuals, attempt, listeners):
         self.residuals = residuals or [Residuals() for _ in names]
+        first = channels(links[names[0]], names[0], endpoints)
+        self.channels = [first.get(name) for name in names]
+        """Of the first member."""
         self.reducers = [
             GradientReducer(
                 run_id="run",
                 attempt=attempt,
-                spec=spec,
+                spec_digest=spec.digest(),
                 layers=LAYERS,
                 members=names,
+                channels=first if name == names[0] else channels(links[name], name, endpoints),
                 own=name,
                 num_values=0 if name in listeners else N,
                 codec=spec.train.reduction_codec,
                 residuals=own,
                 pool=pool,
-                directory=self.directory,
-                transport=transport,
-                clock=ManualClock(),
             )
             for name, own in zip(names, self.residuals, strict=True)
         ]
 
     async def connected(self):
-        await asyncio.gather(*(reducer.connected.wait() for reducer in self.reducers))
+        await asyncio.gather(*(reducer.is_connected.wait() for reducer in self.reducers))
 
     async def reduce(self, step, values):
         """All members' results, which are checked to be one."""
@@ -116,7 +126,7 @@ class Group:
         """As `reduce`, while some listen: what they kept is decoded, and checked too."""
 
         async def work(reducer, value):
-            if reducer._hello.peer_id in listeners:
+            if reducer.hello.peer_id in listeners:
                 return (await reducer.listen(step, set(listeners))).decoded(codec)
             return await reducer.reduce(step, value, set(listeners))
 
@@ -142,15 +152,13 @@ def at_work(make_spec, pool, transport):
     ):
         names = tuple(names)
         spec = make_spec(dp_codec=dp)
-        group = Group(spec, names, pool, dialling, residuals, attempt, listeners)
-        servers = []
-        for name, reducer in zip(names, group.reducers, strict=True):
-
-            async def handle(stream, reducer=reducer):
-                await reducer.serve(stream, await receive_reduce_hello(stream))
-
-            servers.append(await transport.serve("127.0.0.1", 0, {ALL_REDUCE: handle}))
-            await group.directory.announce(Role.PEER, name, servers[-1].endpoint)
+        links = {name: links_of(name, dialling) for name in names}
+        servers = {
+            name: await transport.serve("127.0.0.1", 0, {LINK: links[name].answer})
+            for name in names
+        }
+        endpoints = {name: server.endpoint for name, server in servers.items()}
+        group = Group(spec, names, pool, links, endpoints, residuals, attempt, listeners)
         running = [asyncio.create_task(reducer.run()) for reducer in group.reducers]
         try:
             yield group
@@ -158,8 +166,9 @@ def at_work(make_spec, pool, transport):
             for task in running:
                 task.cancel()
             ended = await asyncio.gather(*running, return_exceptions=True)
-            for server in servers:
-                await server.stop()
+            for name in names:
+                await links[name].close()
+                await servers[name].stop()
         assert all(isinstance(end, asyncio.CancelledError) for end in ended), ended
 
     return start
@@ -342,7 +351,7 @@ async def test_a_step_may_begin_at_one_member_long_before_another(at_work, until
 
 
 async def two_steps(at_work, transport, **cuts):
-    faulty = FaultyTransport(transport, **{name: {ALL_REDUCE: at} for name, at in cuts.items()})
+    faulty = FaultyTransport(transport, **{name: {LINK: at} for name, at in cuts.items()})
     async with at_work("abc", dp="q4", dialling=faulty) as group:
         results = []
         for step in range(2):
@@ -380,9 +389,9 @@ async def test_connected_tells_whether_all_streams_are_up(at_work):
         await group.connected()
         first = group.reducers[0]
         down = asyncio.Event()
-        first._links[2].break_off(Unavailable("a test"))
-        clear = first.connected.clear
-        first.connected.clear = lambda: (clear(), down.set())
+        clear = first.is_connected.clear
+        first.is_connected.clear = lambda: (clear(), down.set())
+        group.channels[2].break_off(Unavailable("a test"))
         await down.wait()
         await group.connected()
         values = gradients(3)
@@ -392,77 +401,46 @@ async def test_connected_tells_whether_all_streams_are_up(at_work):
 # ---- a member driven by hand
 
 
-class Hand:
-    """Says to a member whatever it likes."""
-
-    def __init__(self, stream):
-        self.stream = stream
-
-    async def say(self, *messages):
-        for message in messages:
-            await self.stream.send(message)
-
-    async def hear(self):
-        return await self.stream.receive()
-
-    async def fails(self, *messages):
-        """Say these, then wait for the error with which the other side ends the stream."""
-        await self.say(*messages)
-        while await self.hear() is not None:
-            pass
-
-
 class Site:
     """Member b of a and b at work; `call` gives an a that is driven by hand."""
 
     def __init__(self, spec, pool, transport):
-        self.transport = transport
-        self.directory = StaticDirectory(Board(), ManualClock())
-        self.channels = []
+        self.links = {name: links_of(name, transport) for name in "ab"}
+        self.caller = Caller(transport, "a", "b")
         self.codec = PieceCodec(spec.train.reduction_codec)
-        self.reducer = self.member("b", spec, pool)
-        self.peer = self.member("a", spec, pool)
-        self.hello = self.peer._hello
+        self.reducer = self.member("b", "a", spec, pool, "")
+        self.make_peer = partial(self.member, "a", "b", spec, pool)
+        self.hello = self.make_peer("").hello
         self.running = asyncio.create_task(self.reducer.run())
 
-    def member(self, own, spec, pool):
+    def member(self, own, other, spec, pool, endpoint):
         return GradientReducer(
             run_id="run",
             attempt=1,
-            spec=spec,
+            spec_digest=spec.digest(),
             layers=LAYERS,
             members=("a", "b"),
+            channels={other: self.links[own].channel(other, endpoint)},
             own=own,
             num_values=N,
             codec=spec.train.reduction_codec,
             residuals=Residuals(),
             pool=pool,
-            directory=self.directory,
-            transport=self.transport,
-            clock=ManualClock(),
         )
-
-    async def handle(self, stream):
-        await self.reducer.serve(stream, await receive_reduce_hello(stream))
-
-    def open(self, method=ALL_REDUCE):
-        channel = self.transport.connect(self.endpoint)
-        self.channels.append(channel)
-        return channel.open(method)
 
     async def call(self, hello=None):
         """An a that has exchanged hellos."""
-        hand = Hand(self.open())
-        await hand.say(hello or self.hello)
-        assert await hand.hear() == replace(self.hello, peer_id="b")
+        hand, heard = await self.caller.greet(hello or self.hello)
+        assert heard == [replace(self.hello, peer_id="b")]
         return hand
 
     async def assert_unharmed(self, step):
         """After an attack, an a that plays by the rules sums as ever."""
-        running = asyncio.create_task(self.peer.run())
+        peer = self.make_peer(self.caller.endpoint)
+        running = asyncio.create_task(peer.run())
         values = gradients(2, seed=step)
         results = await asyncio.gather(
-            self.peer.reduce(step, values[0]), self.reducer.reduce(step, values[1])
+            peer.reduce(step, values[0]), self.reducer.reduce(step, values[1])
         )
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
@@ -474,14 +452,14 @@ class Site:
 @pytest.fixture
 async def site(make_spec, pool, transport):
     site = Site(make_spec(), pool, transport)
-    server = await transport.serve("127.0.0.1", 0, {ALL_REDUCE: site.handle})
-    site.endpoint = server.endpoint
-    await site.directory.announce(Role.PEER, "b", server.endpoint)
+    server = await transport.serve("127.0.0.1", 0, {LINK: site.links["b"].answer})
+    site.caller.endpoint = server.endpoint
     yield site
-    for channel in site.channels:
-        await channel.close()
+    await site.caller.close()
     site.running.cancel()
     await asyncio.gather(site.running, return_exceptions=True)
+    for links in site.links.values():
+        await links.close()
     await server.stop()
 
 
@@ -608,7 +586,7 @@ async def test_what_was_computed_for_a_step_that_was_given_up_does_not_reach_the
         await pool.entered.wait()
         summing.cancel()
         after = asyncio.create_task(site.assert_unharmed(step=1))
-        await site.reducer.connected.wait()
+        await site.reducer.is_connected.wait()
         pool.gate.set()
         await after
 
@@ -713,12 +691,8 @@ async def test_a_second_hello_costs_the_stream(site):
 
 async def test_bytes_that_are_no_message_cost_the_stream(site):
     for nonsense in (b"\x08\xff", b""):
-        stream = site.open(replace(ALL_REDUCE, request=RAW))
-        await stream.send(ALL_REDUCE.request.to_wire(site.hello).hello.SerializeToString())
-        assert await stream.receive() is not None
-        await stream.send(nonsense)
         with pytest.raises(MalformedMessage):
-            await stream.receive()
+            await site.caller.fails(nonsense)
     await site.assert_unharmed(step=0)
 
 
@@ -747,7 +721,7 @@ async def test_one_who_sends_and_never_reads_is_dropped(site, division):
     answers = [await hand.hear() for _ in range(3 + 2)]
     assert PieceAck(share.key) in answers
     with pytest.raises(OutOfTurn, match="does not read"):
-        await hand.say(*[share] * 8 * WINDOW_PIECES)
+        await hand.say(*[share] * 2 * MAX_ANSWERS)
     summing.cancel()
 
 
@@ -765,9 +739,7 @@ async def test_a_member_that_breaks_stream_after_stream_fails_the_attempt(site):
         await site.running
     (failure,) = caught.value.exceptions
     assert type(failure) is ProtocolError
-    assert "replica a: 3 streams were broken off, at last by out-of-turn: a said" in str(failure)
-    with pytest.raises(Unavailable, match="the attempt is over"):
-        await (await site.call()).fails()
+    assert "peer a: 3 streams were broken off, at last by out-of-turn: a said" in str(failure)
 
 
 async def test_streams_that_only_get_lost_are_no_reason_to_give_up(site):
@@ -787,13 +759,6 @@ async def test_a_newer_stream_replaces_the_older(site):
     summing.cancel()
 
 
-async def test_the_end_of_an_attempt_ends_its_streams(site):
-    hand = await site.call()
-    site.running.cancel()
-    with pytest.raises(Unavailable, match="the attempt is over"):
-        await hand.fails()
-
-
 # ---- hellos
 
 
@@ -801,47 +766,15 @@ async def test_the_end_of_an_attempt_ends_its_streams(site):
     ("changes", "kind", "match"),
     [
         ({"spec_digest": b"x" * 16}, RunMismatch, "RunSpec digest .* here"),
-        ({"run_id": "other"}, OutOfTurn, "expected run, layers, attempt, peer"),
-        ({"attempt": 2}, OutOfTurn, "expected run, layers, attempt, peer"),
-        ({"layers": LayerRange(0, 3)}, OutOfTurn, "'0-2'.*'0-3'"),
-        ({"peer_id": "b"}, OutOfTurn, "expected a call of a replica before it, got one of b"),
-        ({"peer_id": "z"}, OutOfTurn, "expected a call of a replica before it, got one of z"),
+        ({"layers": LayerRange(0, 3)}, OutOfTurn, "expected layers 0-2, got 0-3"),
     ],
     ids=str,
 )
 async def test_a_hello_that_does_not_fit_is_refused(site, changes, kind, match):
-    hand = Hand(site.open())
+    hand = await site.caller.link()
     with pytest.raises(kind, match=match):
         await hand.fails(replace(site.hello, **changes))
     await site.assert_unharmed(step=0)
-
-
-async def test_the_first_message_has_to_be_a_hello(site):
-    hand = Hand(site.open())
-    with pytest.raises(OutOfTurn, match="expected a hello as the first message"):
-        await hand.fails(PieceAck(PieceKey(1, 0, Phase.SUM, 0)))
-
-
-async def test_a_member_of_another_run_spec_ends_the_attempt_of_the_one_that_calls(
-    make_spec, transport
-):
-    async def answer(stream):
-        hello = await receive_reduce_hello(stream)
-        await stream.send(replace(hello, peer_id="b", spec_digest=b"x" * 16))
-        await stream.receive()
-
-    server = await transport.serve("127.0.0.1", 0, {ALL_REDUCE: answer})
-    with ThreadPoolExecutor(1) as pool:
-        site = Site(make_spec(), pool, transport)
-        await site.directory.announce(Role.PEER, "b", server.endpoint)
-        with pytest.raises(ExceptionGroup) as caught:
-            await site.peer.run()
-        site.running.cancel()
-        await asyncio.gather(site.running, return_exceptions=True)
-    await server.stop()
-    (failure,) = caught.value.exceptions
-    assert type(failure) is Unavailable
-    assert "peer b: run run: RunSpec digest" in failure.message
 
 
 def test_the_hello_names_what_both_sides_must_agree_on():
@@ -852,7 +785,6 @@ def test_the_hello_names_what_both_sides_must_agree_on():
         "peer_id",
         "layers",
         "num_values",
-        "protocol_version",
     }
 
 
@@ -888,7 +820,7 @@ async def test_nobody_can_listen_where_nobody_has_weights(at_work):
 
 
 async def test_members_whose_gradients_have_other_lengths_do_not_meet(site):
-    hand = Hand(site.open())
+    hand = await site.caller.link()
     await hand.say(replace(site.hello, num_values=N + 1))
     with pytest.raises(RunMismatch, match=f"{N} values here, {N + 1} at peer a"):
         await hand.fails()

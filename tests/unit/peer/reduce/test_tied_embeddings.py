@@ -6,23 +6,23 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager
 from pathlib import Path
+from random import Random
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm_ft.discovery.directory import Board, Role, StaticDirectory
+from swarm_ft.discovery.directory import Board, StaticDirectory
 from swarm_ft.errors import NonFinite, Unavailable
 from swarm_ft.ids import Attempt, MicrobatchIndex, PeerId, RunId, StepNumber
 from swarm_ft.peer.connections import Connections
 from swarm_ft.peer.context import PeerContext
-from swarm_ft.peer.reduce.member_link import ReduceStream, receive_reduce_hello
+from swarm_ft.peer.links.link import Links
 from swarm_ft.peer.reduce.tied_embeddings import synchronise, tied_pairs
 from swarm_ft.peer.state.stage_state import StageState
 from swarm_ft.peer.timeline import Timeline
 from swarm_ft.protocol.messages.control import Assign, Stage, StageAssignment
-from swarm_ft.protocol.messages.reduction import ReduceHello
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec, TrainSpec
 from swarm_ft.stage.checkpoint import open_checkpoint
@@ -31,7 +31,7 @@ from swarm_ft.testing.clock import ManualClock
 from swarm_ft.testing.faults import FaultyTransport
 from swarm_ft.transport.base import Server, Transport
 from swarm_ft.transport.memory import MemoryTransport
-from swarm_ft.transport.methods import ALL_REDUCE
+from swarm_ft.transport.methods import LINK
 
 RUN, STEP, BATCH = RunId("run"), StepNumber(3), MicrobatchIndex(0)
 FIRST, LAST = LayerRange(0, 1), LayerRange(1, 2)
@@ -41,7 +41,7 @@ counts = st.integers(1, 7)
 
 @pytest.fixture(autouse=True)
 def no_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swarm_ft.peer.links.dialling.MIN_BACKOFF_S", 0.0)
+    monkeypatch.setattr("swarm_ft.peer.links.link.MIN_BACKOFF_S", 0.0)
 
 
 @given(num_firsts=counts, num_lasts=counts)
@@ -95,6 +95,7 @@ class End:
             directory=net.directory,
             transport=net.dialling,
             clock=ManualClock(),
+            links=net.links[peer],
             compute=net.pool,
             codecs=net.pool,
             say=said.append,
@@ -107,12 +108,6 @@ class End:
         )
         self.pairs = self.connections.tied.values()
 
-    async def serve(self, stream: ReduceStream) -> None:
-        hello = await receive_reduce_hello(stream)
-        reducer = self.connections.reducer_for(hello)
-        assert reducer is not None
-        await reducer.serve(stream, hello)
-
 
 class Net:
     """Where they meet."""
@@ -122,16 +117,37 @@ class Net:
         self.transport = transport
         self.dialling = dialling
         self.directory = StaticDirectory(Board(), ManualClock())
+        self.links: dict[PeerId, Links] = {}
+        self._servers: list[Server] = []
+
+    async def serve(self, peer: PeerId) -> str:
+        """Where this peer is reached from now on."""
+        links = self.links[peer] = Links(
+            peer, transport=self.dialling, clock=ManualClock(), rng=Random(0)
+        )
+        self._servers.append(await self.transport.serve("127.0.0.1", 0, {LINK: links.answer}))
+        return self._servers[-1].endpoint
+
+    async def close(self) -> None:
+        for links in self.links.values():
+            await links.close()
+        for server in self._servers:
+            await server.stop()
 
 
-def assign_of(spec: RunSpec, num_firsts: int, num_lasts: int) -> Assign:
+async def assign_of(spec: RunSpec, num_firsts: int, num_lasts: int, net: Net) -> Assign:
     firsts = [(PeerId(f"first-{i}"), FIRST) for i in range(num_firsts)]
     lasts = [(PeerId(f"last-{i}"), LAST) for i in range(num_lasts)]
     return Assign(
         run_id=RUN,
         spec=spec,
         attempt=Attempt(1),
-        stages=tuple(StageAssignment(peer_id=p, layers=r) for p, r in (*firsts, *lasts)),
+        stages=tuple(
+            [
+                StageAssignment(peer_id=p, layers=r, endpoint=await net.serve(p))
+                for p, r in (*firsts, *lasts)
+            ]
+        ),
         committed_steps=STEP,
         fresh=False,
         spec_digest=spec.digest(),
@@ -141,14 +157,11 @@ def assign_of(spec: RunSpec, num_firsts: int, num_lasts: int) -> Assign:
 @asynccontextmanager
 async def at_work(spec: RunSpec, shape: tuple[int, int], net: Net) -> AsyncIterator[list[End]]:
     """All of them, each with an engine of its own."""
-    assign = assign_of(spec, *shape)
-    ends, servers = [], []
-    for stage in assign.stages:
-        engine = engines(spec)[stage.layers == LAST]
-        ends.append(end := End(stage.peer_id, assign, engine, net))
-        server: Server = await net.transport.serve("127.0.0.1", 0, {ALL_REDUCE: end.serve})
-        servers.append(server)
-        await net.directory.announce(Role.PEER, stage.peer_id, server.endpoint)
+    assign = await assign_of(spec, *shape, net)
+    ends = [
+        End(stage.peer_id, assign, engines(spec)[stage.layers == LAST], net)
+        for stage in assign.stages
+    ]
     running = [asyncio.create_task(pair.run()) for end in ends for pair in end.pairs]
     try:
         yield ends
@@ -156,8 +169,7 @@ async def at_work(spec: RunSpec, shape: tuple[int, int], net: Net) -> AsyncItera
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
-        for server in servers:
-            await server.stop()
+        await net.close()
 
 
 def bits(gradient: torch.Tensor) -> torch.Tensor:
@@ -182,7 +194,7 @@ async def test_an_exchange_that_breaks_goes_on_over_the_next_stream(
 ) -> None:
     first, last = (engine.tied_gradient() for engine in engines(spec))
     inner = MemoryTransport()
-    faulty = FaultyTransport(inner, cut_sends={ALL_REDUCE: [2]}, cut_receives={ALL_REDUCE: [4]})
+    faulty = FaultyTransport(inner, cut_sends={LINK: [3]}, cut_receives={LINK: [5]})
     async with at_work(spec, (1, 1), Net(pool, inner, faulty)) as ends:
         await asyncio.gather(*(synchronise(e.pairs, STEP, e.engine, pool) for e in ends))
     assert faulty.num_cuts == 2
@@ -207,32 +219,25 @@ async def test_a_gradient_that_is_not_finite_is_told_at_its_own_end(
 async def test_a_partner_that_is_nowhere_is_given_up(
     spec: RunSpec, pool: Executor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("swarm_ft.peer.links.dialling.UNREACHABLE_AFTER_S", 0.0)
+    monkeypatch.setattr("swarm_ft.peer.links.link.UNREACHABLE_AFTER_S", 0.0)
     net = Net(pool, inner := MemoryTransport(), inner)
-    end = End(PeerId("first-0"), assign_of(spec, 1, 1), engines(spec)[0], net)
+    assign = await assign_of(spec, 1, 1, net)
+    end = End(PeerId("first-0"), assign, engines(spec)[0], net)
     (pair,) = end.pairs
+    await net.close()
     with pytest.raises(ExceptionGroup) as raised:
         await pair.run()
     assert raised.group_contains(Unavailable, match="peer last-0 cannot be reached")
 
 
-async def test_only_partners_and_replicas_are_summed_with(spec: RunSpec, pool: Executor) -> None:
+async def test_partners_and_replicas_are_summed_with_and_nobody_else(
+    spec: RunSpec, pool: Executor
+) -> None:
     net = Net(pool, inner := MemoryTransport(), inner)
-    end = End(PeerId("first-0"), assign_of(spec, 2, 2), engines(spec)[0], net).connections
-
-    def found(peer: str, layers: LayerRange) -> object:
-        return end.reducer_for(
-            ReduceHello(
-                run_id=RUN,
-                spec_digest=spec.digest(),
-                attempt=Attempt(1),
-                peer_id=PeerId(peer),
-                layers=layers,
-            )
-        )
-
-    whole = spec.model.layers
-    assert found("last-0", whole) is end.tied[PeerId("last-0")]
-    assert found("last-1", whole) is None, "that is the other replica's partner"
-    assert found("first-1", whole) is None
-    assert found("first-1", FIRST) is end.reducer
+    assign = await assign_of(spec, 2, 2, net)
+    connections = End(PeerId("first-0"), assign, engines(spec)[0], net).connections
+    assert connections.tied.keys() == {"last-0"}, "last-1 is the other replica's partner"
+    assert connections.tied[PeerId("last-0")].hello.layers == spec.model.layers
+    assert connections.reducer is not None
+    assert connections.reducer.hello.layers == FIRST
+    await net.close()

@@ -52,6 +52,7 @@ def made_state(spec: RunSpec, store: BufferStore) -> Iterator[StageState]:
             directory=None,
             transport=None,
             clock=ManualClock(),
+            links=None,
             compute=compute,
             codecs=codecs,
             say=[].append,

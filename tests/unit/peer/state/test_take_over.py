@@ -59,6 +59,7 @@ class Side:
             directory=directory,
             transport=transport,
             clock=ManualClock(),
+            links=None,
             compute=self.pools[0],
             codecs=self.pools[1],
             say=self.said.put_nowait,

@@ -463,7 +463,6 @@ HELLO = ReduceHello(
 )
 SHORT = EncodedTensor(CODEC, 1, ROW_VALUES, b"")
 ATTACKS = {
-    "a second hello": (HELLO, OutOfTurn, "b said hello twice"),
     "a share for another member": (share(SHARDS[2][0]), OutOfTurn, "SHARE of piece .: expected 0"),
     "a share beyond the last piece": (
         GradientPiece(PieceKey(ATTEMPT, 7, Phase.SHARE, 1 << 31), SHORT),

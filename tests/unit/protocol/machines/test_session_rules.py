@@ -150,11 +150,6 @@ def test_a_frame_of_the_other_direction_is_out_of_turn(upstream):
         upstream.receive(frame(0))
 
 
-def test_a_second_hello_is_out_of_turn(upstream):
-    with pytest.raises(OutOfTurn, match="hello twice"):
-        upstream.receive(hello())
-
-
 def test_a_broken_frame_is_delivered_again_when_it_comes_again(upstream):
     upstream.receive(back(0))
     upstream.dropped(back(0).key)

@@ -13,9 +13,8 @@ from swarm_ft.protocol.messages.reduction import GradientPiece, Phase, PieceKey
 from swarm_ft.protocol.spec.codec_spec import Direction
 from swarm_ft.protocol.spec.digest import digest_of
 from swarm_ft.protocol.wire.frames import (
-    BOUNDARY_MESSAGE,
     GRPC_PREFIX_BYTES,
-    REDUCE_MESSAGE,
+    LINK_MESSAGE,
     frame_wire_bytes,
     piece_wire_bytes,
 )
@@ -76,13 +75,13 @@ def test_sizes_are_those_of_serialised_messages_and_their_grpc_prefix(num_bytes,
     tensor = EncodedTensor(parse("q8").spec, 2, 3, bytes(num_bytes))
     for frame in (direct_frame(tensor), delta_frame(tensor)):
         frame = replace(frame, key=FrameKey(*numbers, frame.key.direction))
-        data = BOUNDARY_MESSAGE.to_bytes(frame)
+        data = LINK_MESSAGE.to_bytes(frame)
         assert frame_wire_bytes(frame) == len(data) + GRPC_PREFIX_BYTES
-        assert BOUNDARY_MESSAGE.from_bytes(data) == frame
+        assert LINK_MESSAGE.from_bytes(data) == frame
     piece = GradientPiece(PieceKey(*numbers[:2], Phase.SUM, numbers[2]), tensor)
-    data = REDUCE_MESSAGE.to_bytes(piece)
+    data = LINK_MESSAGE.to_bytes(piece)
     assert piece_wire_bytes(piece) == len(data) + GRPC_PREFIX_BYTES
-    assert REDUCE_MESSAGE.from_bytes(data) == piece
+    assert LINK_MESSAGE.from_bytes(data) == piece
 
 
 def test_a_piece_costs_a_few_bytes_beside_its_payload():

@@ -1,0 +1,569 @@
+"""The link to another peer: one stream for all that the two do with each other.
+
+`protocol.machines.link` decides which channels are connected; this shell moves messages between
+the stream and the ends of the channels. Of two peers the one whose name sorts first dials, for as
+long as an attempt here has a use for the other; of several streams the newest stays. A stream that
+breaks comes back under the attempt, and one that stands is there for the next attempt at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from functools import partial
+from random import Random
+from typing import Any, Protocol, TypeVar
+
+from swarm_ft.clock import Clock
+from swarm_ft.errors import (
+    OutOfTurn,
+    ProtocolError,
+    RunMismatch,
+    SwarmError,
+    Unavailable,
+    VersionMismatch,
+)
+from swarm_ft.ids import PeerId
+from swarm_ft.log import get_logger
+from swarm_ft.peer.links.backoff import MAX_BACKOFF_S, MIN_BACKOFF_S, Backoff
+from swarm_ft.protocol.machines.all_reduce import WINDOW_PIECES
+from swarm_ft.protocol.machines.link import (
+    Connected,
+    Deliver,
+    Disconnected,
+    Greet,
+    LinkEffect,
+    LinkMachine,
+)
+from swarm_ft.protocol.machines.session import WINDOW_FRAMES
+from swarm_ft.protocol.messages.boundary import BoundaryHello, Frame
+from swarm_ft.protocol.messages.link import (
+    ChannelHello,
+    ChannelKind,
+    ChannelMessage,
+    LinkHello,
+    LinkMessage,
+    kind_of,
+)
+from swarm_ft.protocol.messages.reduction import GradientPiece, ReduceHello
+from swarm_ft.transport.base import Channel, MessageStream, Transport
+from swarm_ft.transport.methods import LINK
+
+logger = get_logger(__name__)
+
+MAX_BROKEN_STREAMS = 3
+"""A peer that breaks the protocol again and again fails the attempt, with its error."""
+UNREACHABLE_AFTER_S = 30.0
+"""A peer that cannot be reached for so long fails the attempt; the coordinator tells why."""
+GREETING_S = 30.0
+"""How long a peer that was reached may take to say who it is."""
+IDLE_S = 60.0
+"""How long a stream stands that nobody here has a use for: a neighbour that was told of an attempt
+sooner waits on it for this peer to hear of it, and two that part may meet again."""
+MAX_IDLE_LINKS = 256
+"""To peers that nobody here has a use for (yet)."""
+MAX_ANSWERS = 2 * WINDOW_FRAMES + 4 * WINDOW_PIECES
+"""Acknowledgements and the like that wait to be sent: two for each message that the other side may
+have on its way. More means that it sends, and does not read what it is answered."""
+
+Hello = TypeVar("Hello", bound=ChannelHello)
+Message = TypeVar("Message", bound=ChannelMessage, contravariant=True)
+LinkStream = MessageStream[LinkMessage, LinkMessage]
+Send = Callable[[ChannelMessage], Awaitable[None]]
+
+
+class ChannelEnd(Protocol[Hello, Message]):
+    """What is connected to its counterpart at another peer, for one attempt."""
+
+    @property
+    def hello(self) -> Hello:
+        """What to say first, as of now."""
+        ...
+
+    def connected(self, hello: Hello) -> None:
+        """The other side is there: it takes what is said from now on.
+
+        Raises:
+            RunMismatch: by its hello, it works by another RunSpec.
+            OutOfTurn: it is not whom this end is for.
+        """
+        ...
+
+    def disconnected(self) -> None:
+        """It is gone, or not there any more for this attempt; what was said may be lost."""
+        ...
+
+    def receive(self, message: Message) -> None:
+        """It said this.
+
+        Raises:
+            SwarmError: it must not; the stream is dropped.
+        """
+        ...
+
+    async def write(self, message: Message, send: Send) -> None:
+        """Send a message that this end gave the channel; its turn has come."""
+        ...
+
+
+End = ChannelEnd[Any, Any]
+"""Its types are those of the messages of its kind."""
+
+
+class LinkChannel:
+    """The way from one end to its counterpart, over the link to that peer.
+
+    Args:
+        links: of this peer.
+        peer_id: where the counterpart is.
+        endpoint: its address, as the coordinator told it; empty if it did not.
+    """
+
+    def __init__(self, links: Links, peer_id: PeerId, endpoint: str) -> None:
+        self.peer_id = peer_id
+        self._links = links
+        self._endpoint = endpoint
+        self._link: PeerLink | None = None
+        self._end: End | None = None
+
+    async def attend(self, end: End) -> None:
+        """Keep `end` connected until cancelled.
+
+        Raises:
+            Unavailable: the peer works by another RunSpec or speaks another version, or could not
+                be reached for UNREACHABLE_AFTER_S.
+            ProtocolError: its streams were broken off too often.
+        """
+        link = self._links.link_to(self.peer_id)
+        self._link, self._end = link, end
+        try:
+            await link.attend(end, self._endpoint)
+        finally:
+            self._link = self._end = None
+
+    def say(self, message: ChannelMessage) -> None:
+        """Send soon, acknowledgements first; lost if the channel is not connected."""
+        if self._link is not None and self._end is not None:
+            self._link.say(self._end, message)
+
+    def break_off(self, error: SwarmError) -> None:
+        """End the present stream, if there is one, for what the other side said on it."""
+        if self._link is not None:
+            self._link.break_off(error)
+
+
+class PeerLink:
+    """See the module's docstring. Made in a running event loop.
+
+    Args:
+        own: this peer's name.
+        peer_id: the other's.
+        transport: carries the streams.
+        clock: tells how long the other could not be reached.
+        rng: so that not all peers call in step.
+        ended: called when a stream has ended, or an attempt's use for it.
+    """
+
+    def __init__(
+        self,
+        own: PeerId,
+        peer_id: PeerId,
+        *,
+        transport: Transport,
+        clock: Clock,
+        rng: Random,
+        ended: Callable[[], None],
+    ) -> None:
+        self._own = own
+        self._peer_id = peer_id
+        self._transport = transport
+        self._clock = clock
+        self._rng = rng
+        self._ended = ended
+        self._machine = LinkMachine()
+        self._ends: dict[ChannelKind, End] = {}
+        self._attempts: dict[ChannelKind, asyncio.Future[None]] = {}
+        self._used = asyncio.Event()
+        self._unused = asyncio.Event()
+        self._unused.set()
+        self._one_dials = asyncio.Lock()
+        self._dialled: tuple[str, asyncio.Task[None]] | None = None
+        self._one_at_a_time = asyncio.Lock()
+        self._newest: object = None
+        self._num_streams = 0
+        self._break: asyncio.Future[None] | None = None
+        self._outgoing = _Outgoing()
+        self._broken_streams = 0
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody here has a use for it."""
+        return not self._ends
+
+    @property
+    def is_up(self) -> bool:
+        """Whether a stream stands, or is about to."""
+        return self._num_streams > 0
+
+    @property
+    def _dials(self) -> bool:
+        return self._own < self._peer_id
+
+    # ---- channels
+
+    async def attend(self, end: End, endpoint: str) -> None:
+        """See `LinkChannel.attend`."""
+        kind = kind_of(end.hello)
+        failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waited_for: set[asyncio.Future[None]] = {failed}
+        if self._dials:
+            waited_for.add(asyncio.create_task(self._dial(endpoint)))
+        self._ends[kind], self._attempts[kind] = end, failed
+        self._unused.clear()
+        self._used.set()
+        self._broken_streams = 0
+        try:
+            self._apply(self._machine.open(end.hello))
+            done, _ = await asyncio.wait(waited_for, return_when=asyncio.FIRST_COMPLETED)
+            for one in done:
+                one.result()
+        finally:
+            self._close(kind)
+            for one in waited_for:
+                one.cancel()
+            await asyncio.gather(*waited_for, return_exceptions=True)
+            self._ended()
+
+    def _close(self, kind: ChannelKind) -> None:
+        self._apply(self._machine.close(kind))
+        self._outgoing.forget(self._ends.pop(kind))
+        del self._attempts[kind]
+        if not self._ends:
+            self._used.clear()
+            self._unused.set()
+
+    def say(self, end: End, message: ChannelMessage) -> None:
+        """See `LinkChannel.say`."""
+        if not self._machine.is_connected(kind_of(message)):
+            return  # the hellos of the next stream or attempt make up for it
+        self._outgoing.put(end, message)
+        if self._outgoing.num_answers > MAX_ANSWERS:
+            self.break_off(OutOfTurn("the peer sends, but does not read what it is answered"))
+
+    def break_off(self, error: SwarmError) -> None:
+        """End the present stream, if there is one."""
+        if self._break is not None and not self._break.done():
+            self._break.set_exception(error)
+
+    def _apply(self, effects: list[LinkEffect]) -> None:
+        for effect in effects:
+            end = self._ends[effect.kind]
+            match effect:
+                case Greet():
+                    self._outgoing.put(end, end.hello)
+                case Connected(_, hello):
+                    self._connect(end, hello)
+                case Disconnected():
+                    self._outgoing.forget(end, but_hello=True)
+                    end.disconnected()
+                case Deliver(_, message):
+                    end.receive(message)
+
+    def _connect(self, end: End, hello: ChannelHello) -> None:
+        # Not raised: an attempt that begins here must not fail for what came in before.
+        try:
+            if hello.peer_id != self._peer_id:
+                raise OutOfTurn(f"expected a hello of {self._peer_id}, got one of {hello.peer_id}")
+            end.connected(hello)
+        except SwarmError as error:
+            self.break_off(error)
+
+    # ---- dialling
+
+    async def _dial(self, endpoint: str) -> None:
+        """See that a stream stands, until cancelled."""
+        async with self._one_dials:
+            if self._dialled is not None and self._dialled[0] != endpoint:
+                self.break_off(Unavailable(f"peer {self._peer_id} is at {endpoint} now"))
+            backoff = Backoff(self._rng, min_s=MIN_BACKOFF_S, max_s=MAX_BACKOFF_S)
+            failing_since_s: float | None = None
+            while True:
+                if self._dialled is not None:
+                    await asyncio.wait({self._dialled[1]})
+                    self._dialled = None
+                    await asyncio.sleep(backoff.draw_s())
+                try:
+                    await self._dial_once(endpoint)
+                    failing_since_s = None
+                    backoff.reset()
+                except SwarmError as error:  # whatever ails the peer, it may get over it
+                    failing_since_s = self._failing_since_s(failing_since_s, error)
+                    await asyncio.sleep(backoff.draw_s())
+
+    async def _dial_once(self, endpoint: str) -> None:
+        if not endpoint:
+            raise Unavailable("the coordinator did not say where it is")
+        channel = self._transport.connect(endpoint)
+        try:
+            stream: LinkStream = channel.open(LINK)
+            await stream.send(LinkHello(peer_id=self._own, to=self._peer_id))
+            theirs = await heard_hello(stream)
+            if (theirs.peer_id, theirs.to) != (self._peer_id, self._own):
+                raise OutOfTurn(f"peer {theirs.peer_id} answers at {endpoint}")
+        except BaseException:
+            await channel.close()
+            raise
+        logger.debug("peer %s: linked", self._peer_id)
+        self._num_streams += 1
+        self._dialled = endpoint, asyncio.create_task(self._serve_dialled(channel, stream))
+
+    def _failing_since_s(self, since_s: float | None, error: SwarmError) -> float:
+        logger.debug("peer %s: %s", self._peer_id, error.message)
+        if isinstance(error, RunMismatch | VersionMismatch):
+            # This side was checked against the coordinator, so the fault lies there.
+            raise Unavailable(f"peer {self._peer_id}: {error.message}") from error
+        now_s = self._clock.now_s()
+        if since_s is not None and now_s - since_s >= UNREACHABLE_AFTER_S:
+            raise Unavailable(f"peer {self._peer_id} cannot be reached: {error.message}") from error
+        return now_s if since_s is None else since_s
+
+    async def _serve_dialled(self, channel: Channel, stream: LinkStream) -> None:
+        try:
+            await self._serve(stream)
+        except SwarmError as error:
+            logger.debug("peer %s: %s", self._peer_id, error.message)
+        except Exception as error:
+            logger.exception("peer %s: a bug ended the stream", self._peer_id)
+            self._fail(error)
+        finally:
+            self._num_streams -= 1
+            await channel.close()
+            self._ended()
+
+    # ---- streams
+
+    async def answer(self, stream: LinkStream) -> None:
+        """Work on a stream that the other side opened, until it ends; ends an older one.
+
+        Raises:
+            SwarmError: why it ended.
+        """
+        self._num_streams += 1
+        try:
+            await stream.send(LinkHello(peer_id=self._own, to=self._peer_id))
+            await self._serve(stream)
+        finally:
+            self._num_streams -= 1
+            self._ended()
+
+    async def _serve(self, stream: LinkStream) -> None:
+        self._newest = stream
+        self.break_off(Unavailable("a newer stream took over"))
+        async with self._one_at_a_time:
+            if self._newest is not stream:
+                raise Unavailable("a newer stream took over")
+            try:
+                await self._work(stream)
+            except Unavailable:
+                raise
+            except SwarmError as error:
+                self._count_broken(error)
+                raise
+
+    async def close(self) -> None:
+        """End the present stream; wait for what this side dialled."""
+        self.break_off(Unavailable("this peer leaves"))
+        if self._dialled is not None:
+            await asyncio.wait({self._dialled[1]})
+
+    async def _work(self, stream: LinkStream) -> None:
+        self._break = asyncio.get_running_loop().create_future()
+        self._outgoing.clear()
+        parts = (self._write(stream), self._read(stream), self._patience())
+        tasks = [asyncio.create_task(part) for part in parts]
+        try:
+            self._apply(self._machine.up())
+            ends: list[asyncio.Future[None]] = [*tasks, self._break]
+            done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            for end in done:
+                end.result()
+        finally:
+            self._break.cancel()
+            self._break = None
+            self._apply(self._machine.down())
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _write(self, stream: LinkStream) -> None:
+        while True:
+            end, message = await self._outgoing.get()
+            if isinstance(message, BoundaryHello | ReduceHello):
+                await stream.send(message)
+            else:
+                await end.write(message, stream.send)
+
+    async def _read(self, stream: LinkStream) -> None:
+        while (message := await stream.receive()) is not None:
+            self._apply(self._machine.receive(message))
+
+    async def _patience(self) -> None:
+        while True:
+            await self._unused.wait()
+            try:
+                async with asyncio.timeout(IDLE_S):
+                    await self._used.wait()
+            except TimeoutError:
+                raise Unavailable(f"no attempt with {self._peer_id} for {IDLE_S:g} s") from None
+
+    # ---- failures
+
+    def _count_broken(self, error: SwarmError) -> None:
+        if isinstance(error, RunMismatch) and self._dials:
+            self._fail(Unavailable(f"peer {self._peer_id}: {error.message}"))
+            return
+        logger.warning("peer %s: %s", self._peer_id, error.message)
+        self._broken_streams += 1
+        if self._broken_streams >= MAX_BROKEN_STREAMS:
+            # In our own words: an error that the other side sent must not pass for one of ours.
+            text = f"{self._broken_streams} streams were broken off, at last by "
+            self._fail(ProtocolError(f"peer {self._peer_id}: {text}{error.code}: {error.message}"))
+
+    def _fail(self, error: Exception) -> None:
+        for failed in self._attempts.values():
+            if not failed.done():
+                failed.set_exception(error)
+
+
+class _Outgoing:
+    """What waits to be written: hellos and answers, then the rest, each in order.
+
+    A hello goes before whatever is said after it, since that waits behind it or among the rest. How
+    much there is of the rest is bounded by the windows of those who put it here.
+    """
+
+    def __init__(self) -> None:
+        self._answers: deque[tuple[End, ChannelMessage]] = deque()
+        self._rest: deque[tuple[End, ChannelMessage]] = deque()
+        self._changed = asyncio.Event()
+
+    @property
+    def num_answers(self) -> int:
+        """That wait."""
+        return len(self._answers)
+
+    def put(self, end: End, message: ChannelMessage) -> None:
+        """Have this sent."""
+        is_rest = isinstance(message, Frame | GradientPiece)
+        (self._rest if is_rest else self._answers).append((end, message))
+        self._changed.set()
+
+    async def get(self) -> tuple[End, ChannelMessage]:
+        """What is to be sent next; waits for it."""
+        while not (waiting := self._answers or self._rest):
+            self._changed.clear()
+            await self._changed.wait()
+        return waiting.popleft()
+
+    def forget(self, end: End, *, but_hello: bool = False) -> None:
+        """Drop what this end has put."""
+        self._answers = deque(
+            (owner, message)
+            for owner, message in self._answers
+            if owner is not end or (but_hello and isinstance(message, BoundaryHello | ReduceHello))
+        )
+        self._rest = deque(item for item in self._rest if item[0] is not end)
+
+    def clear(self) -> None:
+        """Drop everything."""
+        self._answers.clear()
+        self._rest.clear()
+
+
+class Links:
+    """All links of one peer, by whom they join it to; they outlive attempts and runs.
+
+    Args:
+        own: this peer's name.
+        transport: carries the streams.
+        clock: tells how long a peer could not be reached.
+        rng: so that not all peers call in step.
+    """
+
+    def __init__(self, own: PeerId, *, transport: Transport, clock: Clock, rng: Random) -> None:
+        self._own = own
+        self._transport = transport
+        self._clock = clock
+        self._rng = rng
+        self._links: dict[PeerId, PeerLink] = {}
+        self._is_closed = False
+
+    def channel(self, peer_id: PeerId, endpoint: str) -> LinkChannel:
+        """A way to a peer, for one end of an attempt."""
+        return LinkChannel(self, peer_id, endpoint)
+
+    def link_to(self, peer_id: PeerId) -> PeerLink:
+        """The link to a peer, which may have to be dialled."""
+        if peer_id not in self._links:
+            self._links[peer_id] = PeerLink(
+                self._own,
+                peer_id,
+                transport=self._transport,
+                clock=self._clock,
+                rng=self._rng,
+                ended=partial(self._tidy, peer_id),
+            )
+        return self._links[peer_id]
+
+    async def answer(self, stream: LinkStream) -> None:
+        """Serve a call of another peer, for `Transport.serve`.
+
+        It may have heard of an attempt before this peer did, and is then kept waiting.
+
+        Raises:
+            OutOfTurn: its first message is no hello, or it is not for this peer, or not to call.
+            Unavailable: this peer leaves, or has too many callers already.
+            SwarmError: why the stream ended.
+        """
+        hello = await heard_hello(stream)
+        if hello.to != self._own:
+            raise OutOfTurn(f"peer {self._own} is here, not {hello.to}")
+        if not hello.peer_id < self._own:
+            raise OutOfTurn(f"peer {self._own} calls peer {hello.peer_id}, not the reverse")
+        if self._is_closed:
+            raise Unavailable(f"peer {self._own} leaves")
+        self._make_room(hello.peer_id)
+        await self.link_to(hello.peer_id).answer(stream)
+
+    async def close(self) -> None:
+        """End all streams, and take no more."""
+        self._is_closed = True
+        await asyncio.gather(*(link.close() for link in self._links.values()))
+
+    def _tidy(self, peer_id: PeerId) -> None:
+        link = self._links.get(peer_id)
+        if link is not None and link.is_idle and not link.is_up:
+            del self._links[peer_id]
+
+    def _make_room(self, peer_id: PeerId) -> None:
+        num_idle = sum(link.is_idle for link in self._links.values())
+        if peer_id not in self._links and num_idle >= MAX_IDLE_LINKS:
+            raise Unavailable(f"peer {self._own} has {num_idle} callers that it does not know")
+
+
+async def heard_hello(stream: LinkStream) -> LinkHello:
+    """The other side's first message.
+
+    Raises:
+        OutOfTurn: it is something else.
+        Unavailable: it says nothing for GREETING_S.
+    """
+    try:
+        async with asyncio.timeout(GREETING_S):
+            hello = await stream.receive()
+    except TimeoutError:
+        raise Unavailable(f"{stream.remote} did not greet within {GREETING_S:g} s") from None
+    if not isinstance(hello, LinkHello):
+        raise OutOfTurn(f"{stream.remote}: expected a hello as the first message")
+    return hello

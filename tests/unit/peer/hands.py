@@ -1,0 +1,85 @@
+"""A peer driven by hand: it speaks over a link, and says whatever a test likes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from swarm_ft.ids import PeerId
+from swarm_ft.peer.links.link import LinkStream
+from swarm_ft.protocol.messages.link import ChannelHello, LinkHello, LinkMessage
+from swarm_ft.transport.base import Channel, MessageStream, Transport
+from swarm_ft.transport.methods import LINK
+from tests.raw_calls import RAW
+
+
+class Hand:
+    """The calling side of a link."""
+
+    def __init__(self, stream: LinkStream) -> None:
+        self.stream = stream
+
+    async def say(self, *messages: LinkMessage) -> None:
+        """Send these."""
+        for message in messages:
+            await self.stream.send(message)
+
+    async def hear(self) -> LinkMessage | None:
+        """The next message; None at the clean end."""
+        return await self.stream.receive()
+
+    async def fails(self, *messages: LinkMessage) -> None:
+        """Say these, then wait for the error with which the other side ends the stream."""
+        await self.say(*messages)
+        while await self.hear() is not None:
+            pass
+
+    async def link(self, own: str, to: str) -> None:
+        """Exchange the hellos of the link."""
+        await self.say(LinkHello(peer_id=PeerId(own), to=PeerId(to)))
+        assert await self.hear() == LinkHello(peer_id=PeerId(to), to=PeerId(own))
+
+
+class Caller:
+    """Who calls a peer under one name, each time on a connection of its own."""
+
+    def __init__(self, transport: Transport, own: str, to: str) -> None:
+        self.endpoint = ""
+        self._transport = transport
+        self._own, self._to = own, to
+        self._channels: list[Channel] = []
+
+    def open(self) -> LinkStream:
+        """A stream on which nothing was said."""
+        channel = self._transport.connect(self.endpoint)
+        self._channels.append(channel)
+        return channel.open(LINK)
+
+    async def link(self) -> Hand:
+        """A link without channels."""
+        hand = Hand(self.open())
+        await hand.link(self._own, self._to)
+        return hand
+
+    async def fails(self, nonsense: bytes) -> None:
+        """Send bytes as a message's first field, and wait for the error that this costs."""
+        channel = self._transport.connect(self.endpoint)
+        self._channels.append(channel)
+        stream: MessageStream[bytes, LinkMessage] = channel.open(replace(LINK, request=RAW))
+        hello = LinkHello(peer_id=PeerId(self._own), to=PeerId(self._to))
+        wire: Any = LINK.request.to_wire(hello)
+        await stream.send(wire.hello.SerializeToString())
+        await stream.send(nonsense)
+        while await stream.receive() is not None:
+            pass
+
+    async def greet(self, *hellos: ChannelHello) -> tuple[Hand, list[LinkMessage | None]]:
+        """A link with these channels, and the hellos that were said in return."""
+        hand = await self.link()
+        await hand.say(*hellos)
+        return hand, [await hand.hear() for _ in hellos]
+
+    async def close(self) -> None:
+        """Hang up everywhere."""
+        for channel in self._channels:
+            await channel.close()

@@ -1,0 +1,588 @@
+"""One stream between two peers, attempt after attempt: who dials, when, and what is given up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from swarm_ft.errors import (
+    InternalError,
+    NonFinite,
+    OutOfTurn,
+    ProtocolError,
+    RunMismatch,
+    SwarmError,
+    Unavailable,
+)
+from swarm_ft.ids import Attempt, BlockIndex, MicrobatchIndex, PeerId, RunId, SampleId, StepNumber
+from swarm_ft.peer.links.backoff import Backoff
+from swarm_ft.peer.links.link import (
+    MAX_BROKEN_STREAMS,
+    UNREACHABLE_AFTER_S,
+    Links,
+    LinkStream,
+    Send,
+    heard_hello,
+)
+from swarm_ft.protocol.messages.boundary import (
+    Ack,
+    BoundaryHello,
+    FrameKey,
+    FromNeighbour,
+    KeyFrameRequest,
+)
+from swarm_ft.protocol.messages.link import LinkHello
+from swarm_ft.protocol.spec.codec_spec import Direction
+from swarm_ft.testing.clock import ManualClock
+from swarm_ft.transport.base import Channel, Method, Reply, Request, Server, Transport
+from swarm_ft.transport.memory import MemoryTransport
+from swarm_ft.transport.methods import LINK
+from tests.unit.peer.hands import Caller, Hand
+
+A, B = PeerId("a"), PeerId("b")
+
+
+def ack(attempt: int, number: int = 0) -> Ack:
+    """Something that is said in an attempt."""
+    name = Attempt(attempt), StepNumber(0), MicrobatchIndex(0), SampleId(number)
+    return Ack(FrameKey(*name, Direction.FORWARD))
+
+
+class End:
+    """The end of a channel: what it hears is in `heard`."""
+
+    def __init__(self, peer: str, attempt: int, digest: bytes = b"s" * 16) -> None:
+        self.attempt = attempt
+        self.heard: asyncio.Queue[FromNeighbour] = asyncio.Queue()
+        self.is_connected = asyncio.Event()
+        self.is_away = asyncio.Event()
+        self.is_away.set()
+        self._hello = BoundaryHello(
+            run_id=RunId("run"),
+            spec_digest=digest,
+            boundary=BlockIndex(2),
+            peer_id=PeerId(peer),
+            attempt=Attempt(attempt),
+            window_frames=8,
+        )
+
+    @property
+    def hello(self) -> BoundaryHello:
+        return self._hello
+
+    def connected(self, hello: BoundaryHello) -> None:
+        assert not self.is_connected.is_set()
+        if hello.spec_digest != self._hello.spec_digest:
+            raise RunMismatch("digests aa here, bb there")
+        self.is_connected.set()
+        self.is_away.clear()
+
+    def disconnected(self) -> None:
+        self.is_connected.clear()
+        self.is_away.set()
+
+    def receive(self, message: FromNeighbour) -> None:
+        assert self.is_connected.is_set()
+        if isinstance(message, KeyFrameRequest):
+            raise OutOfTurn(message.reason)
+        self.heard.put_nowait(message)
+
+    async def write(self, message: FromNeighbour, send: Send) -> None:
+        await send(message)
+
+
+class CountingTransport:
+    """Counts calls that are opened, and passes them on."""
+
+    def __init__(self, inner: Transport) -> None:
+        self.num_calls = 0
+        self._inner = inner
+
+    async def serve(self, *args: object, **kwargs: object) -> Server:
+        return await self._inner.serve(*args, **kwargs)  # type: ignore[arg-type]
+
+    def connect(self, endpoint: str) -> Channel:
+        channel = self._inner.connect(endpoint)
+        plain = channel.open
+
+        def opened(method: Method[Request, Reply]) -> object:
+            self.num_calls += 1
+            return plain(method)
+
+        channel.open = opened  # type: ignore[method-assign, assignment]
+        return channel
+
+
+class Peer:
+    """A peer's links, served."""
+
+    def __init__(self, name: PeerId, transport: Transport, clock: ManualClock) -> None:
+        self.name = name
+        self.links = Links(name, transport=transport, clock=clock, rng=Random(0))
+        self.endpoint = ""
+
+    @asynccontextmanager
+    async def attempt(self, other: Peer, number: int, **end: bytes) -> AsyncIterator[Attending]:
+        """An attempt with that peer, begun here."""
+        attending = Attending(self, other, End(self.name, number, **end))
+        try:
+            yield attending
+        finally:
+            await attending.stop()
+
+
+class Attending:
+    """One side's part in an attempt."""
+
+    def __init__(self, peer: Peer, other: Peer, end: End) -> None:
+        self.end = end
+        self.channel = peer.links.channel(other.name, other.endpoint)
+        self.running = asyncio.create_task(self.channel.attend(end))
+
+    async def stop(self) -> None:
+        """The attempt is over here."""
+        self.running.cancel()
+        await asyncio.gather(self.running, return_exceptions=True)
+
+    async def connected(self) -> None:
+        """Until the other side is there; fails with the attempt."""
+        await self.before(self.end.is_connected.wait())
+
+    async def before(self, wait: Awaitable[object]) -> None:
+        """Until this comes; fails if the attempt does."""
+        waiting = asyncio.ensure_future(wait)
+        await asyncio.wait((waiting, self.running), return_when=asyncio.FIRST_COMPLETED)
+        if not waiting.done():
+            waiting.cancel()
+            self.running.result()
+
+
+@pytest.fixture(autouse=True)
+def no_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarm_ft.peer.links.link.MIN_BACKOFF_S", 0.0)
+
+
+class TickingClock(ManualClock):
+    """Every look at it takes a third of what a peer is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.looks = 0
+
+    def now_s(self) -> float:
+        now_s = super().now_s()
+        self.looks += 1
+        self.advance(UNREACHABLE_AFTER_S / 3)
+        return now_s
+
+
+class Pair:
+    """Two peers that reach each other; `a` dials."""
+
+    def __init__(self, transport: Transport) -> None:
+        self.transport = CountingTransport(transport)
+        self.clock = TickingClock()
+        self.a, self.b = (Peer(name, self.transport, self.clock) for name in (A, B))
+
+    @asynccontextmanager
+    async def served(self) -> AsyncIterator[Pair]:
+        servers = []
+        for peer in (self.a, self.b):
+            servers.append(await self.transport.serve("127.0.0.1", 0, {LINK: peer.links.answer}))
+            peer.endpoint = servers[-1].endpoint
+        try:
+            yield self
+        finally:
+            for peer in (self.a, self.b):
+                await peer.links.close()
+            for server in servers:
+                await server.stop()
+
+    @asynccontextmanager
+    async def attempt(self, number: int) -> AsyncIterator[tuple[Attending, Attending]]:
+        """Both in it, and connected."""
+        async with self.a.attempt(self.b, number) as a, self.b.attempt(self.a, number) as b:
+            await a.connected()
+            await b.connected()
+            yield a, b
+
+
+@pytest.fixture
+async def pair(transport: Transport) -> AsyncIterator[Pair]:
+    async with Pair(transport).served() as pair:
+        yield pair
+
+
+# ---- attempts over a stream that stands
+
+
+async def test_a_new_attempt_takes_a_message_and_no_call(pair: Pair) -> None:
+    for number in range(1, 6):
+        async with pair.attempt(number) as (a, b):
+            a.channel.say(ack(number))
+            assert await b.end.heard.get() == ack(number)
+            b.channel.say(ack(number, 7))
+            assert await a.end.heard.get() == ack(number, 7)
+    assert pair.transport.num_calls == 1
+
+
+@pytest.mark.parametrize("first", ["a", "b"])
+async def test_who_hears_of_an_attempt_first_waits_for_the_other(pair: Pair, first: str) -> None:
+    one, other = (pair.a, pair.b) if first == "a" else (pair.b, pair.a)
+    async with pair.attempt(1) as (a, b):
+        ours, theirs = (a, b) if first == "a" else (b, a)
+        await ours.stop()
+        async with one.attempt(other, 2) as early:
+            await theirs.end.is_away.wait()
+            theirs.channel.say(ack(1))
+            assert not early.end.is_connected.is_set()
+            await theirs.stop()
+            async with other.attempt(one, 2) as late:
+                await early.connected()
+                await late.connected()
+                late.channel.say(ack(2))
+                assert await early.end.heard.get() == ack(2)
+                assert early.end.heard.empty()
+    assert pair.transport.num_calls == 1
+
+
+async def test_what_an_attempt_left_to_be_sent_is_not_sent_in_the_next(pair: Pair) -> None:
+    async with pair.attempt(1) as (a, b):
+        await a.stop()
+        async with pair.a.attempt(pair.b, 2) as next_a:
+            a.channel.say(ack(1))
+            await b.stop()
+            async with pair.b.attempt(pair.a, 2) as next_b:
+                await next_a.connected()
+                await next_b.connected()
+                next_a.channel.say(ack(2))
+                assert await next_b.end.heard.get() == ack(2)
+
+
+async def test_what_was_said_before_the_other_went_away_is_not_sent_when_it_is_back(
+    pair: Pair, caller: Caller
+) -> None:
+    """One that comes and goes over one stream does not make this side's memory grow."""
+    async with pair.b.attempt(pair.a, 1) as b:
+        hand, _ = await caller.greet(End("a", 1).hello)
+        await b.connected()
+        for number in range(100):
+            b.channel.say(ack(1, number))
+        await hand.say(End("a", 2).hello)
+        await b.end.is_away.wait()
+        await hand.say(End("a", 1).hello)
+        await b.connected()
+        b.channel.say(ack(1, 100))
+        heard = [await hand.hear()]
+        while heard[-1] != ack(1, 100):
+            heard.append(await hand.hear())
+        assert len(heard) < 100
+
+
+async def test_a_stream_that_breaks_comes_back_under_the_attempt(pair: Pair) -> None:
+    async with pair.attempt(1) as (a, b):
+        for number in range(2 * MAX_BROKEN_STREAMS):
+            b.channel.break_off(Unavailable("a test"))
+            await a.end.is_away.wait()
+            await a.connected()
+            await b.connected()
+            a.channel.say(ack(1, number))
+            assert await b.end.heard.get() == ack(1, number)
+    assert pair.transport.num_calls == 1 + 2 * MAX_BROKEN_STREAMS
+
+
+async def test_a_peer_that_moved_is_called_where_it_is_now(pair: Pair) -> None:
+    async with pair.attempt(1):
+        pass
+    server = await pair.transport.serve("127.0.0.1", 0, {LINK: pair.b.links.answer})
+    pair.b.endpoint = server.endpoint
+    async with pair.attempt(2) as (a, _):
+        while pair.transport.num_calls < 2:  # noqa: ASYNC110 - they may meet on the old stream first
+            await asyncio.sleep(0)
+        await a.connected()
+    await server.stop()
+
+
+async def test_a_stream_that_nobody_uses_is_given_up(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swarm_ft.peer.links.link.IDLE_S", 0.0)
+    caller = Caller(pair.transport, "a", "b")
+    caller.endpoint = pair.b.endpoint
+    hand = await caller.link()
+    with pytest.raises(Unavailable, match="no attempt with a for 0 s"):
+        await hand.fails()
+    await caller.close()
+
+
+# ---- strangers
+
+
+@pytest.fixture
+async def caller(pair: Pair) -> AsyncIterator[Caller]:
+    """Who calls b by hand in the name of a."""
+    caller = Caller(pair.transport, "a", "b")
+    caller.endpoint = pair.b.endpoint
+    yield caller
+    await caller.close()
+
+
+@pytest.mark.parametrize(
+    ("hello", "match"),
+    [
+        (LinkHello(peer_id=A, to=PeerId("c")), "peer b is here, not c"),
+        (LinkHello(peer_id=B, to=B), "peer b calls peer b, not the reverse"),
+        (LinkHello(peer_id=PeerId("z"), to=B), "peer b calls peer z, not the reverse"),
+        (ack(1), "expected a hello as the first message"),
+    ],
+    ids=["another", "itself", "who is called", "no hello"],
+)
+async def test_who_is_not_to_call_is_refused(
+    caller: Caller, hello: LinkHello | Ack, match: str
+) -> None:
+    with pytest.raises(OutOfTurn, match=match):
+        await Hand(caller.open()).fails(hello)
+
+
+async def test_strangers_take_only_so_much_room(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swarm_ft.peer.links.link.MAX_IDLE_LINKS", 3)
+    callers = [Caller(pair.transport, f"a{i}", "b") for i in range(4)]
+    for one in callers:
+        one.endpoint = pair.b.endpoint
+    hands = [await one.link() for one in callers[:3]]
+    with pytest.raises(Unavailable, match="3 callers that it does not know"):
+        await callers[3].link()
+    async with pair.attempt(1):
+        await hands[0].stream.cancel()
+        while True:  # until b has noticed
+            try:
+                await callers[3].link()
+                break
+            except Unavailable:
+                await asyncio.sleep(0)
+    for one in callers:
+        await one.close()
+
+
+async def test_of_several_new_streams_the_newest_stays(caller: Caller) -> None:
+    hands = [await caller.link()]
+    hands += await asyncio.gather(*(caller.link() for _ in range(3)))
+    ends = [asyncio.create_task(hand.fails()) for hand in hands]
+    pending = set(ends)
+    while len(pending) > 1:
+        _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+    for end in set(ends) - pending:
+        with pytest.raises(Unavailable, match="a newer stream took over"):
+            await end
+    pending.pop().cancel()
+
+
+async def test_a_hello_in_anothers_name_costs_the_stream(pair: Pair, caller: Caller) -> None:
+    async with pair.b.attempt(pair.a, 1) as b:
+        hand = await caller.link()
+        with pytest.raises(OutOfTurn, match="expected a hello of a, got one of x"):
+            await hand.fails(replace(b.end.hello, peer_id=PeerId("x")))
+        assert not b.end.is_connected.is_set()
+
+
+async def test_a_peer_that_leaves_answers_nobody(pair: Pair, caller: Caller) -> None:
+    hand = await caller.link()
+    await pair.b.links.close()
+    with pytest.raises(Unavailable, match="leaves"):
+        await hand.fails()
+    with pytest.raises(Unavailable, match="leaves"):
+        await caller.link()
+
+
+# ---- streams that are broken off
+
+
+async def break_a_stream(caller: Caller, hello: BoundaryHello) -> None:
+    """As `a`, break the protocol."""
+    hand, _ = await caller.greet(hello)
+    with pytest.raises(OutOfTurn):
+        await hand.fails(KeyFrameRequest(ack(1).key, "nonsense"))
+
+
+async def test_a_peer_that_breaks_stream_after_stream_fails_the_attempt(
+    pair: Pair, caller: Caller
+) -> None:
+    hello = End("a", 1).hello
+    async with pair.b.attempt(pair.a, 1) as b:
+        for _ in range(MAX_BROKEN_STREAMS):
+            assert not b.running.done()
+            await break_a_stream(caller, hello)
+        text = "peer a: 3 streams were broken off, at last by out-of-turn: nonsense"
+        with pytest.raises(ProtocolError, match=text):
+            await b.running
+
+
+async def test_broken_streams_count_for_one_attempt_alone(pair: Pair, caller: Caller) -> None:
+    for number in range(1, 4):
+        async with pair.b.attempt(pair.a, number) as b:
+            for _ in range(MAX_BROKEN_STREAMS - 1):
+                await break_a_stream(caller, End("a", number).hello)
+            await caller.greet(End("a", number).hello)  # and stays, so that the link does
+            await b.connected()
+
+
+# ---- who dials, and when it gives up
+
+
+class Script:
+    """What answers in the place of b: first what the script says, then b."""
+
+    def __init__(self, b: Peer, *acts: Callable[[LinkStream], Awaitable[None]]) -> None:
+        self.acts = list(acts)
+        self.num_calls = 0
+        self._b = b
+
+    async def __call__(self, stream: LinkStream) -> None:
+        self.num_calls += 1
+        if self.acts:
+            await self.acts.pop(0)(stream)
+        else:
+            await self._b.links.answer(stream)
+
+
+def failing(error: SwarmError) -> Callable[[LinkStream], Awaitable[None]]:
+    """An answer that is an error at once."""
+
+    async def behave(_stream: LinkStream) -> None:
+        raise error
+
+    return behave
+
+
+def greeting(
+    *says: BoundaryHello, then: SwarmError, name: PeerId = B
+) -> Callable[[LinkStream], Awaitable[None]]:
+    """An answer that links, says this, and then fails."""
+
+    async def behave(stream: LinkStream) -> None:
+        hello = await heard_hello(stream)
+        await stream.send(LinkHello(peer_id=name, to=hello.peer_id))
+        await stream.receive()
+        for said in says:
+            await stream.send(said)
+        raise then
+
+    return behave
+
+
+@asynccontextmanager
+async def scripted(
+    *acts: Callable[[LinkStream], Awaitable[None]],
+) -> AsyncIterator[tuple[Pair, Script]]:
+    pair = Pair(MemoryTransport())
+    script = Script(pair.b, *acts)
+    server = await pair.transport.serve("127.0.0.1", 0, {LINK: script})
+    pair.b.endpoint = server.endpoint
+    try:
+        yield pair, script
+    finally:
+        for peer in (pair.a, pair.b):
+            await peer.links.close()
+        await server.stop()
+
+
+@pytest.mark.parametrize("endpoint", ["", "127.0.0.1:9"], ids=["not told", "nobody there"])
+async def test_a_peer_that_stays_away_is_given_up_after_its_time(endpoint: str) -> None:
+    pair = Pair(MemoryTransport())
+    pair.b.endpoint = endpoint
+    async with pair.a.attempt(pair.b, 1) as a:
+        with pytest.raises(Unavailable, match="peer b cannot be reached: "):
+            await a.running
+    assert pair.clock.looks == 4, "at 0, 10, 20 and 30 seconds"
+
+
+async def test_who_is_called_waits_for_the_caller() -> None:
+    pair = Pair(MemoryTransport())
+    async with pair.b.attempt(pair.a, 1) as b:
+        await asyncio.sleep(0)
+        assert not b.running.done()
+    assert pair.transport.num_calls == 0
+
+
+async def test_a_connection_starts_the_time_anew() -> None:
+    away = [failing(OutOfTurn("not yet"))] * 2
+    seen = greeting(then=Unavailable("gone again"))
+    async with scripted(*away, seen, *away, seen, *away) as (pair, script), pair.attempt(1):
+        assert script.num_calls == 9
+
+
+@pytest.mark.parametrize("error", [InternalError, NonFinite, OutOfTurn, ProtocolError, Unavailable])
+async def test_what_ails_the_other_does_not_end_this_sides_attempt(
+    error: type[SwarmError],
+) -> None:
+    acts = failing(error("its own trouble")), greeting(then=error("more trouble"))
+    async with scripted(*acts) as (pair, script), pair.attempt(1):
+        assert script.num_calls == 3
+
+
+async def test_another_peer_at_the_endpoint_is_no_stand_in() -> None:
+    other = greeting(then=Unavailable("bye"), name=PeerId("c"))
+    async with scripted(*[other] * 9) as (pair, _), pair.a.attempt(pair.b, 1) as a:
+        with pytest.raises(Unavailable, match="cannot be reached: peer c answers at"):
+            await a.running
+
+
+async def test_another_spec_at_the_other_ends_the_attempt_at_once() -> None:
+    theirs = End("b", 1, digest=b"x" * 16).hello
+    acts = [greeting(theirs, then=Unavailable("bye"))]
+    async with scripted(*acts) as (pair, script), pair.a.attempt(pair.b, 1) as a:
+        with pytest.raises(Unavailable, match="peer b: digests aa here, bb there"):
+            await a.running
+        assert script.num_calls == 1
+
+
+async def test_another_spec_told_by_the_other_ends_the_attempt_at_once() -> None:
+    acts = [greeting(then=RunMismatch("digests bb here, aa there"))]
+    async with scripted(*acts) as (pair, _), pair.a.attempt(pair.b, 1) as a:
+        with pytest.raises(Unavailable, match="peer b: digests bb here, aa there"):
+            await a.running
+
+
+async def test_an_error_that_the_other_sends_does_not_pass_for_ones_own() -> None:
+    """A stranger's `non-finite` must not end the run."""
+    blame = greeting(then=NonFinite("your loss is infinite"))
+    async with scripted(*[blame] * 3) as (pair, _), pair.a.attempt(pair.b, 1) as a:
+        with pytest.raises(ProtocolError, match="by non-finite: your loss is infinite") as caught:
+            await a.running
+    assert type(caught.value) is ProtocolError
+
+
+async def test_a_bug_at_this_side_is_not_hidden() -> None:
+    async with scripted() as (pair, _), pair.attempt(1) as (a, b):
+
+        def bug(_message: FromNeighbour) -> None:
+            raise ZeroDivisionError
+
+        a.end.receive = bug  # type: ignore[method-assign]
+        b.channel.say(ack(1))
+        with pytest.raises(ZeroDivisionError):
+            await a.running
+
+
+# ---- waiting
+
+
+def test_waits_grow_to_their_bound_and_begin_anew() -> None:
+    backoff = Backoff(Random(0), min_s=1.0, max_s=5.0)
+    for at_most_s in (1.0, 2.0, 4.0, 5.0, 5.0):
+        assert at_most_s / 2 <= backoff.draw_s() <= at_most_s
+    backoff.reset()
+    assert backoff.draw_s() <= 1.0
+
+
+def test_no_two_peers_wait_in_step() -> None:
+    waits = {Backoff(Random(seed), min_s=1.0, max_s=5.0).draw_s() for seed in range(50)}
+    assert len(waits) == 50
+    assert max(waits) - min(waits) > 0.4
