@@ -1,11 +1,13 @@
 """RunSpecs for tests that care about little of them; they name what they care about."""
 
+from typing import Any
+
 from swarm_ft.protocol.spec.run_spec import LrSchedule, ModelSpec, RunSpec, TrainSpec
 
 
-def model_spec(*, num_blocks: int = 4, **changes: object) -> ModelSpec:
+def model_spec(*, num_blocks: int = 4, **changes: Any) -> ModelSpec:
     """A GPT-2 whose digests nothing stands behind."""
-    fields = {
+    fields: dict[str, Any] = {
         "reference": "a-model",
         "architecture": "gpt2",
         "num_blocks": num_blocks,
@@ -20,9 +22,9 @@ def model_spec(*, num_blocks: int = 4, **changes: object) -> ModelSpec:
     return ModelSpec(**fields | changes)
 
 
-def train_spec(**changes: object) -> TrainSpec:
+def train_spec(**changes: Any) -> TrainSpec:
     """Six samples of five tokens, four in a batch, compressed both ways."""
-    fields = {
+    fields: dict[str, Any] = {
         "num_samples": 6,
         "seq_length": 5,
         "batch_size": 4,
@@ -38,6 +40,6 @@ def train_spec(**changes: object) -> TrainSpec:
     return TrainSpec(**fields | changes)
 
 
-def run_spec(*, num_blocks: int = 4, **train: object) -> RunSpec:
+def run_spec(*, num_blocks: int = 4, **train: Any) -> RunSpec:
     """Both together."""
     return RunSpec(model=model_spec(num_blocks=num_blocks), train=train_spec(**train))
