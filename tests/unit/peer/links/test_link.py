@@ -18,6 +18,7 @@ from swarm_ft.errors import (
     RunMismatch,
     SwarmError,
     Unavailable,
+    VersionMismatch,
 )
 from swarm_ft.ids import Attempt, BlockIndex, MicrobatchIndex, PeerId, RunId, SampleId, StepNumber
 from swarm_ft.peer.links.backoff import Backoff
@@ -548,6 +549,14 @@ async def test_another_spec_told_by_the_other_ends_the_attempt_at_once() -> None
     async with scripted(*acts) as (pair, _), pair.a.attempt(pair.b, 1) as a:
         with pytest.raises(Unavailable, match="peer b: digests bb here, aa there"):
             await a.running
+
+
+async def test_another_version_at_the_other_ends_the_attempt_at_once() -> None:
+    acts = [failing(VersionMismatch("update peer a"))] * 9
+    async with scripted(*acts) as (pair, script), pair.a.attempt(pair.b, 1) as a:
+        with pytest.raises(Unavailable, match="peer b: update peer a"):
+            await a.running
+    assert script.num_calls == 1
 
 
 async def test_an_error_that_the_other_sends_does_not_pass_for_ones_own() -> None:
