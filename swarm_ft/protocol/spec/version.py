@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from swarm_ft.errors import VersionMismatch
 
 PROTOCOL_VERSION = 6
-"""Rises whenever a message changes, see `tests/unit/protocol/test_golden_bytes.py`."""
+"""Rises whenever a message changes, see `tests/unit/protocol/wire/test_golden_bytes.py`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -348,7 +348,7 @@ async def test_the_largest_token_of_the_vocabulary_is_taken(spec):
 
 async def test_another_digest_of_the_spec_is_a_mismatch(spec):
     async with coordinator() as office:
-        with pytest.raises(RunMismatch, match="are the versions the same"):
+        with pytest.raises(RunMismatch, match="both need the same version"):
             await submit(office.channel, spec, digest=b"x" * 16)
         assert not (await swarm_status(office.channel)).runs
 

@@ -24,7 +24,7 @@ from swarm_ft.protocol.spec.version import PROTOCOL_VERSION, Spoken
 from swarm_ft.protocol.wire import RUN_SPEC
 from swarm_ft.protocol.wire.convert import WireType, wire_type
 from swarm_ft.transport.methods import COLLECTED, JOIN, LINK
-from tests.unit.protocol.wire_values import WIRES, kinds_of, out_of_bounds, values_of
+from tests.unit.protocol.wire.wire_values import WIRES, kinds_of, out_of_bounds, values_of
 
 KINDS = [
     pytest.param(wire, values_of(*kind), id=f"{wire.name}.{place}".rstrip("."))

@@ -2,7 +2,7 @@
 
 After a change that is meant: raise `PROTOCOL_VERSION`, then
 
-    python -m tests.unit.protocol.test_golden_bytes
+    python -m tests.unit.protocol.wire.test_golden_bytes
 
 in the repository's root writes the new ones beside the old. Those of a version that was never
 released may be taken out of the file by hand first, instead of raising it.
@@ -29,7 +29,7 @@ from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import ModelSpec, RunSpec, TrainSpec
 from swarm_ft.protocol.spec.version import PROTOCOL_VERSION, Spoken
 from tests.specs import model_spec, run_spec, train_spec
-from tests.unit.protocol.wire_values import WIRES, has_fields, kinds_of, present, said_of
+from tests.unit.protocol.wire.wire_values import WIRES, has_fields, kinds_of, present, said_of
 
 GOLDEN = Path(__file__).with_name("golden_bytes.json")
 _FIXED: dict[Any, Any] = {
