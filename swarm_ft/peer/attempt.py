@@ -16,7 +16,7 @@ from swarm_ft.peer.connections import Connections
 from swarm_ft.peer.context import PeerContext, run_in
 from swarm_ft.peer.kept_buffers import AttemptBuffers
 from swarm_ft.peer.reduce.tied_embeddings import synchronise
-from swarm_ft.peer.state.learner import TakeOver
+from swarm_ft.peer.state.learner import CatchingUp
 from swarm_ft.peer.state.stage_state import StageState
 from swarm_ft.peer.step import Passing, StageStep, StepProgress
 from swarm_ft.protocol.machines.pipeline import StageSchedule, least_held, most_held
@@ -53,7 +53,7 @@ class StageAttempt:
         context: PeerContext,
         assign: Assign,
         state: StageState,
-        take_over: TakeOver | None = None,
+        catching_up: CatchingUp | None = None,
     ) -> None:
         """Connect and compute in `run`.
 
@@ -61,10 +61,10 @@ class StageAttempt:
             context: of the peer.
             assign: names the attempt.
             state: the stage; without weights as long as this peer takes it over.
-            take_over: how this peer comes by the stage's state, if it has to.
+            catching_up: how this peer comes by the stage's state, if it has to.
         """
         self.assign = assign
-        self._take_over = take_over
+        self._catching_up = catching_up
         self._context = context
         self._timeline = context.timeline
         self._state = state
@@ -89,7 +89,7 @@ class StageAttempt:
 
     @property
     def _is_behind(self) -> bool:
-        return self._take_over is not None and not self._take_over.has_caught_up
+        return self._catching_up is not None and not self._catching_up.has_caught_up
 
     def alive(self) -> PeerAlive:
         """How far this peer is with the step under way."""
@@ -131,8 +131,8 @@ class StageAttempt:
     async def _run(self) -> None:
         async with asyncio.TaskGroup() as group:
             self.connections.start(group)
-            if self._take_over is not None:
-                group.create_task(self._take_over.run())
+            if self._catching_up is not None:
+                group.create_task(self._catching_up.run())
             group.create_task(self._work())
 
     async def _work(self) -> None:
@@ -147,14 +147,14 @@ class StageAttempt:
 
     async def _listen(self, plan: PlanStep) -> StepReady:
         """Hear the sum of a step that the other replicas compute."""
-        if self._take_over is None or self.connections.reducer is None:
+        if self._catching_up is None or self.connections.reducer is None:
             raise OutOfTurn(f"step {plan.step}: this peer has the stage, and cannot listen")
         for boundary in self.connections.boundaries:
             boundary.begin(plan.step, frozenset())
         began_s = self._timeline.now_s()
         total = await self.connections.reducer.listen(plan.step, set(plan.listeners))
         self._timeline.add(SpanKind.REDUCE, began_s)
-        self._take_over.summed(plan.attempt, plan.step, total)
+        self._catching_up.summed(plan.attempt, plan.step, total)
         return StepReady(
             run_id=plan.run_id,
             attempt=plan.attempt,

@@ -21,6 +21,7 @@ from swarm_ft.peer.state.source import Handover
 from swarm_ft.peer.state.stage_state import StageState
 from swarm_ft.protocol.messages.control import (
     Assign,
+    CatchUp,
     CommitStep,
     HeldStage,
     PeerAlive,
@@ -28,7 +29,6 @@ from swarm_ft.protocol.messages.control import (
     SaveStage,
     StageExported,
     StageFailed,
-    TakeStage,
 )
 from swarm_ft.protocol.messages.shard import ShardName
 from swarm_ft.protocol.spec.run_spec import RunSpec
@@ -100,7 +100,7 @@ class StageHost:
         await self.stop()
         self._task = asyncio.create_task(self._work(assign))
 
-    def take(self, take: TakeStage) -> None:
+    def take(self, take: CatchUp) -> None:
         """The state that this assignment waits for is there to be fetched."""
         self._exchange.take(take)
 
@@ -119,7 +119,7 @@ class StageHost:
         """
         self._context.timeline.commit_heard()
         before = self._state.committed_steps
-        taking = self._exchange.take_over
+        taking = self._exchange.catching_up
         if taking is not None and taking.expects(commit):
             await taking.commit(commit)
         else:
@@ -189,7 +189,7 @@ class StageHost:
     async def _work(self, assign: Assign) -> None:
         try:
             await self._prepare(assign)
-            taking = self._exchange.take_over
+            taking = self._exchange.catching_up
             self._attempt = StageAttempt(self._context, assign, self._state, taking)
             await self._attempt.run()
         except* SwarmError as group:
@@ -205,10 +205,10 @@ class StageHost:
         await self._state.at_rest()
         layers = next(s.layers for s in assign.stages if s.peer_id == self._context.peer_id)
         self._exchange.follow(assign, layers)
-        if self._exchange.take_over is not None:
+        if self._exchange.catching_up is not None:
             self._drop_result()
             if assign.spec.train.sync_tied_embeddings:
-                await self._exchange.take_over.run()
+                await self._exchange.catching_up.run()
             return
         if self._exchange.is_outdated(assign, layers):
             await self._state.load(layers, is_beginning=not assign.committed_steps)

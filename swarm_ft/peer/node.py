@@ -29,6 +29,7 @@ from swarm_ft.peer.state.stage_state import EngineMaker, StageState
 from swarm_ft.peer.timeline import Timeline
 from swarm_ft.protocol.messages.control import (
     Assign,
+    CatchUp,
     ClockReply,
     CommitStep,
     ExportStage,
@@ -37,7 +38,6 @@ from swarm_ft.protocol.messages.control import (
     PlanStep,
     ReleaseStage,
     SaveStage,
-    TakeStage,
     ToPeer,
 )
 from swarm_ft.protocol.spec.digest import check_spec_digest
@@ -200,7 +200,7 @@ class PeerNode:
                 await self._assign(message)
             case PlanStep():
                 self._hosting(message.run_id).plan(message)
-            case TakeStage():
+            case CatchUp():
                 self._hosting(message.run_id).take(message)
             case CommitStep():
                 await self._hosting(message.run_id).commit(message)

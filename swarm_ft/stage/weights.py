@@ -284,7 +284,7 @@ def _check_names(expected: set[str], got: set[str]) -> None:
 def _check_values(name: str, state: Mapping[str, Tensor]) -> None:
     for key in (name, _key(EXP_AVG, name), _key(EXP_AVG_SQ, name)):
         if not bool(torch.isfinite(state[key]).all()):
-            raise BadSnapshot(f"state: {key} is inf or NaN somewhere; take it from another donor")
+            raise BadSnapshot(f"state: {key} is inf or NaN somewhere; take it from another source")
     # AdamW takes the root of it: a negative one would be NaN weights at the next step.
     if bool((state[_key(EXP_AVG_SQ, name)] < 0).any()):
         raise BadSnapshot(f"state: {_key(EXP_AVG_SQ, name)} is negative somewhere")

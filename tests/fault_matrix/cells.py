@@ -18,7 +18,7 @@ class Role(StrEnum):
     LAST = "last"
     LONE = "lone"
     NEWCOMER = "newcomer"
-    DONOR = "donor"
+    SOURCE = "source"
     COORDINATOR = "coordinator"
     CLIENT = "client"
     DHT = "dht"
@@ -67,7 +67,7 @@ _PHASES_OF = {
     Role.LAST: tuple(phase for phase in _STAGE if phase != "before-backward"),
     Role.LONE: _ALONE,
     Role.NEWCOMER: ("joining",),
-    Role.DONOR: ("handing-over",),
+    Role.SOURCE: ("handing-over",),
     Role.COORDINATOR: (*OWN_POINTS, *_STAGE),
     Role.CLIENT: ("mid-backward", "commit-heard"),
     Role.DHT: ("mid-backward", "commit-heard"),

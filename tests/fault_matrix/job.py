@@ -12,7 +12,7 @@ from swarm_ft.protocol.spec.run_spec import LrSchedule, TrainOptions
 
 NUM_LAYERS = 3
 HIDDEN_SIZE = 192
-"""A stage with its optimizer's state is two chunks of a shard: two donors give one each."""
+"""A stage with its optimizer's state is two chunks of a shard: two sources give one each."""
 SEQ_LENGTH = 256
 """A frame of 196 kB is more than HTTP/2 sends without an answer: it can be cut."""
 BATCH_SIZE, MICRO_BATCH_SIZE = 8, 1

@@ -88,7 +88,7 @@ class Trial:
         run_id = await self._submit()
         watching = asyncio.create_task(watch(self.swarm, run_id, self._events))
         try:
-            if self.cell.role is Role.DONOR:
+            if self.cell.role is Role.SOURCE:
                 await self.swarm.add_peer(STAGES[1])
             fault_s = await _unless_over(watching, self._fault(trigger))
             victim = self._victim(trigger)
@@ -128,7 +128,7 @@ class Trial:
     # ---- the run
 
     def _spec(self) -> RunSpec:
-        is_joined = self.cell.role in (Role.NEWCOMER, Role.DONOR)
+        is_joined = self.cell.role in (Role.NEWCOMER, Role.SOURCE)
         return spec_of(self.job, STEPS_WITH_NEWCOMER if is_joined else STEPS)
 
     async def _submit(self) -> RunId:

@@ -24,7 +24,7 @@ CELLS = chosen_cells(
         "last:before-ready:drop",
         "lone:saving:drop",
         "newcomer:joining:kill",
-        "donor:handing-over:kill",
+        "source:handing-over:kill",
         "coordinator:commit-written:drop",
         "coordinator:commit-said:kill",
         "coordinator:snapshot-saved:drop",

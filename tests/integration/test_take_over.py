@@ -107,7 +107,7 @@ async def test_steps_are_committed_while_a_newcomer_takes_over_and_then_it_has_t
 @pytest.mark.parametrize(
     ("layers", "dies"),
     [
-        (["0-3", "0-3", "3-6"], "peer-0"),  # a donor
+        (["0-3", "0-3", "3-6"], "peer-0"),  # a source
         (["0-3", "3-6", "3-6"], "peer-1"),  # somebody of another stage
     ],
 )

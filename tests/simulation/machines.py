@@ -253,5 +253,5 @@ class PeerRole:
 
 
 def _held(world: World) -> Mapping[Method[Any, Any], Wait]:
-    """A newcomer's calls to donors, if states are long on their way."""
+    """A newcomer's calls to sources, if states are long on their way."""
     return {FETCH_CHUNKS: partial(asyncio.sleep, world.handover_s)} if world.handover_s else {}

@@ -13,27 +13,27 @@ from swarm_ft.coordinator.plan.holdings import with_ledger
 from swarm_ft.coordinator.plan.membership import (
     arrangement,
     layers_refusal,
+    learners_of,
     patience_s,
     settled,
-    takers_of,
+    with_caught_up,
     with_newcomers,
-    with_taken,
 )
 from swarm_ft.ids import NO_ATTEMPT, Attempt, PeerId, StepNumber
 from swarm_ft.protocol.messages.client import RunPhase
 from swarm_ft.protocol.messages.control import (
     Assign,
+    CatchUp,
+    CaughtUp,
     ReleaseStage,
     StageAssignment,
     StageOffered,
-    StageTaken,
-    TakeStage,
 )
 
 
 def interrupt(turn: Turn, run: Run) -> None:
     """The present attempt cannot go on; `advance` starts the next when it can."""
-    turn.put(replace(with_taken(run), phase=RunPhase.WAITING, notice=""))
+    turn.put(replace(with_caught_up(run), phase=RunPhase.WAITING, notice=""))
 
 
 def advance(turn: Turn) -> None:
@@ -55,37 +55,37 @@ def release(turn: Turn, run: Run, reason: str) -> None:
             turn.say(peer, ReleaseStage(run_id=run.run_id, reason=reason))
 
 
-def handed_over(turn: Turn, run: Run, peer_id: PeerId, message: StageOffered | StageTaken) -> None:
-    """A donor offers its stage's state, or a taker has it."""
+def handed_over(turn: Turn, run: Run, peer_id: PeerId, message: StageOffered | CaughtUp) -> None:
+    """A source offers its stage's state, or a learner has it."""
     match message:
         case StageOffered():
             _offered(turn, run, peer_id, message)
-        case StageTaken():
-            _taken(turn, run, peer_id, message)
+        case CaughtUp():
+            _caught_up(turn, run, peer_id, message)
 
 
 def _offered(turn: Turn, run: Run, peer_id: PeerId, offer: StageOffered) -> None:
-    """Pass the first offer on to the takers it is for; the other donors have the same bytes."""
+    """Pass the first offer on to the learners it is for; the other sources have the same bytes."""
     attempt = run.attempt
-    takers = [t for t in attempt.takers if t.step == offer.step and peer_id in t.donors]
-    for taker in takers:
-        if taker.peer_id in attempt.notified:
+    learners = [t for t in attempt.learners if t.step == offer.step and peer_id in t.sources]
+    for learner in learners:
+        if learner.peer_id in attempt.notified:
             continue
-        donors = (peer_id, *(donor for donor in taker.donors if donor != peer_id))
-        take = TakeStage(
-            run_id=run.run_id, attempt=attempt.number, digest=offer.digest, donors=donors
+        sources = (peer_id, *(source for source in learner.sources if source != peer_id))
+        take = CatchUp(
+            run_id=run.run_id, attempt=attempt.number, digest=offer.digest, sources=sources
         )
-        turn.say(taker.peer_id, take)
-    notified = attempt.notified | {taker.peer_id for taker in takers}
+        turn.say(learner.peer_id, take)
+    notified = attempt.notified | {learner.peer_id for learner in learners}
     turn.keep(replace(run, attempt=replace(attempt, notified=notified)))
 
 
-def _taken(turn: Turn, run: Run, peer_id: PeerId, message: StageTaken) -> None:
-    """A taker has its stage, and from the next plan on computes."""
+def _caught_up(turn: Turn, run: Run, peer_id: PeerId, message: CaughtUp) -> None:
+    """A learner has its stage, and from the next plan on computes."""
     attempt, measured = run.attempt, run.measured
-    if peer_id in attempt.taken or all(t.peer_id != peer_id for t in attempt.takers):
+    if peer_id in attempt.caught_up or all(t.peer_id != peer_id for t in attempt.learners):
         return
-    attempt = replace(attempt, taken=attempt.taken | {peer_id})
+    attempt = replace(attempt, caught_up=attempt.caught_up | {peer_id})
     measured = replace(measured, state_bytes=measured.state_bytes + message.state_bytes)
     turn.keep(replace(run, attempt=attempt, measured=measured))
 
@@ -100,7 +100,7 @@ def _dismiss_misfits(turn: Turn, run: Run) -> None:
 
 
 def _resume(turn: Turn, run: Run) -> None:
-    run = with_taken(run)  # somebody may have caught up since the last attempt ended
+    run = with_caught_up(run)  # somebody may have caught up since the last attempt ended
     grace_s = patience_s(turn.state, run, turn.now_s)
     kept = settled(turn.state, run, turn.now_s, grace_s)
     if kept is None:
@@ -150,7 +150,7 @@ def _assign(turn: Turn, run: Run, *, fresh: bool) -> None:
     attempt = AttemptState(
         number=Attempt(run.attempt.number + 1),
         assignments=tuple(_reachable(turn, stage) for stage in run.attempt.assignments),
-        takers=() if fresh else tuple(takers_of(turn.state, run)),
+        learners=() if fresh else tuple(learners_of(turn.state, run)),
     )
     detail = "peers load their stages"
     run = replace(with_ledger(run), phase=RunPhase.LOADING, detail=detail, attempt=attempt)
@@ -178,7 +178,7 @@ def _assignment(run: Run, *, fresh: bool) -> Assign:
         committed_steps=past.committed_steps,
         fresh=fresh,
         spec_digest=run.spec.digest(),
-        takers=attempt.takers,
+        learners=attempt.learners,
         saved=past.snapshot.stages if went_back and past.snapshot else (),
         last_attempt=past.last_commit.attempt if past.last_commit else NO_ATTEMPT,
     )

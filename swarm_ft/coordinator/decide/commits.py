@@ -21,8 +21,8 @@ from swarm_ft.coordinator.plan.holdings import after_report, took_stock
 from swarm_ft.coordinator.plan.membership import (
     caught_up_in_words,
     joining_in_words,
+    with_caught_up,
     with_newcomers,
-    with_taken,
 )
 from swarm_ft.coordinator.plan.steps import commit_step, plan_step, tokens_for
 from swarm_ft.ids import PeerId, RunId, StepNumber
@@ -155,7 +155,7 @@ def _plan_or_export(turn: Turn, run: Run) -> None:
         return
     late = run.listeners
     staying = tuple(a for a in run.attempt.assignments if a.peer_id not in late)
-    run = replace(run, attempt=replace(run.attempt, assignments=staying, takers=()))
+    run = replace(run, attempt=replace(run.attempt, assignments=staying, learners=()))
     if is_end_due(run):
         run = save(turn, run)
     turn.put(replace(run, phase=RunPhase.EXPORTING, detail="peers write their stages down"))
@@ -167,9 +167,9 @@ def _plan_or_export(turn: Turn, run: Run) -> None:
 
 
 def _admit(turn: Turn, run: Run) -> Run:
-    """Let takers that have caught up compute from the next plan on."""
+    """Let learners that have caught up compute from the next plan on."""
     words = caught_up_in_words(run)
-    run = with_taken(run)
+    run = with_caught_up(run)
     if words:
         run = replace(run, detail=words)
         turn.put(run)

@@ -15,7 +15,7 @@ end as CANCELLED or FAILED. Inside TRAINING every step is plan -> run -> ready -
     a replica gets slow        attempt + 1 in which the others take most of its share
     a stage's last one is lost wait for it; then go back to the weights the run began with
     a peer comes (back)        while others load, or when the next step begins: attempt + 1 with it
-    ... and lacks the state    it listens until StageTaken; then the next plan is over it too
+    ... and lacks the state    it listens until CaughtUp; then the next plan is over it too
 
 Whatever an event makes true is written (Write) before it is said (Say, Publish).
 """
@@ -56,6 +56,7 @@ from swarm_ft.errors import BadInput, NonFinite, OutOfTurn, SwarmError, Unavaila
 from swarm_ft.ids import PeerId, RunId
 from swarm_ft.protocol.messages.client import RunPhase
 from swarm_ft.protocol.messages.control import (
+    CaughtUp,
     FromPeer,
     PeerAlive,
     PeerGoodbye,
@@ -66,7 +67,6 @@ from swarm_ft.protocol.messages.control import (
     StageOffered,
     StageReady,
     StageSaved,
-    StageTaken,
     StepReady,
 )
 
@@ -119,7 +119,7 @@ def _peer_said(turn: Turn, peer_id: PeerId, message: FromPeer) -> None:
             _peer_gone(turn, peer_id, "left", away_since_s=-math.inf)
         case StageReady() | StepReady() if run and _is_current(run, peer_id, message):
             _ready(turn, run, peer_id, message)
-        case StageOffered() | StageTaken() if run and _is_current(run, peer_id, message):
+        case StageOffered() | CaughtUp() if run and _is_current(run, peer_id, message):
             attempts.handed_over(turn, run, peer_id, message)
         case StageFailed() if run and _is_current(run, peer_id, message):
             _stage_failed(turn, run, peer_id, from_code(message.code, message.message))
@@ -136,7 +136,7 @@ def _peer_said(turn: Turn, peer_id: PeerId, message: FromPeer) -> None:
 def _is_current(
     run: Run,
     peer_id: PeerId,
-    message: StageReady | StageTaken | StepReady | StageFailed | StageOffered,
+    message: StageReady | CaughtUp | StepReady | StageFailed | StageOffered,
 ) -> bool:
     named = (message.run_id, message.attempt)
     return named == (run.run_id, run.attempt.number) and peer_id in run.peers

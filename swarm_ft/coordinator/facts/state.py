@@ -15,12 +15,12 @@ from swarm_ft.ids import NO_ATTEMPT, Attempt, BlockIndex, MicrobatchIndex, PeerI
 from swarm_ft.protocol.messages.client import RunPhase, RunStatus, StageResult
 from swarm_ft.protocol.messages.control import (
     CommitStep,
+    Learner,
     PeerHello,
     SavedStage,
     Stage,
     StageAssignment,
     StepReady,
-    Taker,
     stages_of,
 )
 from swarm_ft.protocol.messages.reports import BufferCounts, ByteCounts, Traffic
@@ -119,9 +119,9 @@ class AttemptState:
         number: rises with every assignment; messages of older ones are void.
         assignments: who hosts what, replicas beside each other; a peer that no replica stands in
             for is kept while it is away and may come back.
-        takers: peers that take their stage's state over.
-        notified: takers that were told to `TakeStage`.
-        taken: takers that said they have it; replicas as all others from the next plan on.
+        learners: peers that take their stage's state over.
+        notified: learners that were told to `CatchUp`.
+        caught_up: learners that said they have it; replicas as all others from the next plan on.
         loaded: peers that said StageReady.
         done: microbatches of the open step that peers said are done there, at the start.
         away_since_s: peers that are away, and since when.
@@ -129,9 +129,9 @@ class AttemptState:
 
     number: Attempt = NO_ATTEMPT
     assignments: tuple[StageAssignment, ...] = ()
-    takers: tuple[Taker, ...] = ()
+    learners: tuple[Learner, ...] = ()
     notified: frozenset[PeerId] = frozenset()
-    taken: frozenset[PeerId] = frozenset()
+    caught_up: frozenset[PeerId] = frozenset()
     loaded: frozenset[PeerId] = frozenset()
     done: Mapping[PeerId, frozenset[MicrobatchIndex]] = field(default_factory=_nothing)
     away_since_s: Mapping[PeerId, float] = field(default_factory=_nothing)
@@ -239,13 +239,13 @@ class Run:
 
     @property
     def listeners(self) -> tuple[PeerId, ...]:
-        """Takers that the others do not wait for: no microbatch passes them.
+        """Learners that the others do not wait for: no microbatch passes them.
 
         Where tied embeddings are synchronised there are none, since what first and last stage add
         to each other's sums goes past them.
         """
         is_tied = self.spec.train.sync_tied_embeddings
-        return () if is_tied else tuple(taker.peer_id for taker in self.attempt.takers)
+        return () if is_tied else tuple(learner.peer_id for learner in self.attempt.learners)
 
     @property
     def computing(self) -> tuple[Stage, ...]:

@@ -13,7 +13,7 @@ from swarm_ft.coordinator.plan.placement import Placement, fits, place, place_on
 from swarm_ft.errors import BadLayers, RunMismatch, SwarmError
 from swarm_ft.ids import PeerId, StepNumber
 from swarm_ft.protocol.messages.client import RunPhase
-from swarm_ft.protocol.messages.control import HeldStage, PeerHello, StageAssignment, Taker
+from swarm_ft.protocol.messages.control import HeldStage, Learner, PeerHello, StageAssignment
 from swarm_ft.protocol.spec.digest import check_spec_digest
 from swarm_ft.protocol.spec.layers import LayerRange
 
@@ -208,42 +208,42 @@ def with_newcomers(state: SwarmState, run: Run) -> Run:
     return run
 
 
-def takers_of(state: SwarmState, run: Run) -> Iterator[Taker]:
+def learners_of(state: SwarmState, run: Run) -> Iterator[Learner]:
     """Peers of the run that have to take their stage's state from its other replicas.
 
-    Who listens already goes on with what it began, as long as a donor of that state is left.
+    Who listens already goes on with what it began, as long as a source of that state is left.
     """
-    before = {taker.peer_id: taker for taker in run.attempt.takers}
+    before = {learner.peer_id: learner for learner in run.attempt.learners}
     for stage in run.stages:
         able = tuple(p for p in stage.peers if _is_able(state, run, p, stage.layers))
         for peer in stage.peers:
             if peer not in able:
-                yield _taker(run, peer, able, before.get(peer))
+                yield _learner(run, peer, able, before.get(peer))
 
 
-def _taker(run: Run, peer: PeerId, able: tuple[PeerId, ...], before: Taker | None) -> Taker:
-    donors = tuple(donor for donor in before.donors if donor in able) if before else ()
-    if before and donors and peer in run.listeners:
-        return replace(before, donors=donors)
-    return Taker(peer_id=peer, step=StepNumber(run.committed_steps), donors=able)
+def _learner(run: Run, peer: PeerId, able: tuple[PeerId, ...], before: Learner | None) -> Learner:
+    sources = tuple(source for source in before.sources if source in able) if before else ()
+    if before and sources and peer in run.listeners:
+        return replace(before, sources=sources)
+    return Learner(peer_id=peer, step=StepNumber(run.committed_steps), sources=able)
 
 
 def without_state(run: Run, peer: PeerId) -> Run:
     """The run in which nothing is known of what this peer holds, or has begun to take."""
     run = run.with_holds({name: n for name, n in run.past.holds.items() if name != peer})
-    takers = tuple(t for t in run.attempt.takers if t.peer_id != peer)
-    taken = run.attempt.taken - {peer}
-    return replace(run, attempt=replace(run.attempt, takers=takers, taken=taken))
+    learners = tuple(t for t in run.attempt.learners if t.peer_id != peer)
+    caught_up = run.attempt.caught_up - {peer}
+    return replace(run, attempt=replace(run.attempt, learners=learners, caught_up=caught_up))
 
 
-def with_taken(run: Run) -> Run:
-    """The run in which takers that have caught up are replicas as all others."""
-    taken = run.attempt.taken
-    if not taken:
+def with_caught_up(run: Run) -> Run:
+    """The run in which learners that have caught up are replicas as all others."""
+    caught_up = run.attempt.caught_up
+    if not caught_up:
         return run
-    run = run.with_holds({**run.past.holds, **dict.fromkeys(taken, run.committed_steps)})
-    takers = tuple(t for t in run.attempt.takers if t.peer_id not in taken)
-    return replace(run, attempt=replace(run.attempt, takers=takers, taken=frozenset()))
+    run = run.with_holds({**run.past.holds, **dict.fromkeys(caught_up, run.committed_steps)})
+    learners = tuple(t for t in run.attempt.learners if t.peer_id not in caught_up)
+    return replace(run, attempt=replace(run.attempt, learners=learners, caught_up=frozenset()))
 
 
 def joining_in_words(run: Run) -> str:
@@ -261,7 +261,7 @@ def caught_up_in_words(run: Run) -> str:
         f"peer {a.peer_id} (layers {a.layers}) has caught up at step "
         f"{run.committed_steps} and computes from now on"
         for a in run.attempt.assignments
-        if a.peer_id in run.attempt.taken
+        if a.peer_id in run.attempt.caught_up
     )
 
 

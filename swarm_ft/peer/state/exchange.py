@@ -13,16 +13,16 @@ from swarm_ft.errors import OutOfTurn, SwarmError, Unavailable
 from swarm_ft.ids import Attempt, PeerId, StepNumber
 from swarm_ft.log import get_logger
 from swarm_ft.peer.context import PeerContext
-from swarm_ft.peer.state.learner import TakeOver
+from swarm_ft.peer.state.learner import CatchingUp
 from swarm_ft.peer.state.source import Handover
 from swarm_ft.peer.state.stage_state import StageState
 from swarm_ft.protocol.messages.control import (
     Assign,
+    CatchUp,
     PlanStep,
     SaveStage,
     StageOffered,
     StageSaved,
-    TakeStage,
 )
 from swarm_ft.protocol.messages.shard import ShardName
 from swarm_ft.protocol.spec.layers import LayerRange
@@ -39,19 +39,19 @@ class StateExchange:
     """See the module's docstring.
 
     Attributes:
-        take_over: this peer's way to the state, if the assignment names it a taker.
+        catching_up: this peer's way to the state, if the assignment names it a learner.
     """
 
     def __init__(
         self, context: PeerContext, state: StageState, handover: Handover, folder: Path
     ) -> None:
-        self.take_over: TakeOver | None = None
+        self.catching_up: CatchingUp | None = None
         self._context = context
         self._state = state
         self._handover = handover
         self._folder = folder
         self._attempt = Attempt(-1)
-        self._last_take: TakeStage | None = None
+        self._last_take: CatchUp | None = None
         self._givings: dict[PeerId, ShardName] = {}
         self._offering: dict[ShardName, asyncio.Task[None]] = {}
         self._saves: set[asyncio.Task[None]] = set()
@@ -59,7 +59,7 @@ class StateExchange:
     @property
     def is_behind(self) -> bool:
         """Whether what is here lacks steps that are committed."""
-        return self.take_over is not None and not self.take_over.has_caught_up
+        return self.catching_up is not None and not self.catching_up.has_caught_up
 
     async def close(self) -> None:
         """Take, offer and save nothing any more; once this returns nothing is written either."""
@@ -80,33 +80,33 @@ class StateExchange:
         """
         self._attempt = assign.attempt
         own = self._context.peer_id
-        step = next((taker.step for taker in assign.takers if taker.peer_id == own), None)
+        step = next((learner.step for learner in assign.learners if learner.peer_id == own), None)
         if step is None:
             self._stop_taking()
             return
         name = ShardName(run_id=assign.run_id, step=step, layers=layers)
-        if self.take_over is not None and self.take_over.goes_on_with(assign, name):
-            self.take_over.expect(assign.attempt)
+        if self.catching_up is not None and self.catching_up.goes_on_with(assign, name):
+            self.catching_up.expect(assign.attempt)
         elif step == assign.committed_steps:
             self._stop_taking()
-            self.take_over = TakeOver(
+            self.catching_up = CatchingUp(
                 self._context, self._state, self._handover, self._folder, name, assign
             )
         else:
             raise OutOfTurn(f"{name}: not all of the {assign.committed_steps} steps were heard")
         if self._last_take is not None:
-            self.take_over.take(self._last_take)
+            self.catching_up.take(self._last_take)
 
     def _stop_taking(self) -> None:
-        if self.take_over is not None:
-            self.take_over.close()
-            self.take_over = None
+        if self.catching_up is not None:
+            self.catching_up.close()
+            self.catching_up = None
 
-    def take(self, take: TakeStage) -> None:
+    def take(self, take: CatchUp) -> None:
         """The state that this peer takes over is there to be fetched; it may hear so too soon."""
         self._last_take = take
-        if self.take_over is not None:
-            self.take_over.take(take)
+        if self.catching_up is not None:
+            self.catching_up.take(take)
 
     def is_outdated(self, assign: Assign, layers: LayerRange) -> bool:
         """Whether the state that is here, if any, is not the one to go on with."""
@@ -141,9 +141,9 @@ class StateExchange:
             OutOfTurn: nothing is loaded.
         """
         self._givings = {
-            taker.peer_id: ShardName(run_id=assign.run_id, step=taker.step, layers=layers)
-            for taker in assign.takers
-            if self._context.peer_id in taker.donors
+            learner.peer_id: ShardName(run_id=assign.run_id, step=learner.step, layers=layers)
+            for learner in assign.learners
+            if self._context.peer_id in learner.sources
         }
         names = set(self._givings.values())
         self._stop_offering(names)

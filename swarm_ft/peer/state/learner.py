@@ -22,7 +22,7 @@ from swarm_ft.peer.state.source import Handover
 from swarm_ft.peer.state.stage_state import StageState
 from swarm_ft.private_files import open_private
 from swarm_ft.protocol.messages.boundary import EncodedTensor
-from swarm_ft.protocol.messages.control import Assign, CommitStep, StageTaken, TakeStage
+from swarm_ft.protocol.messages.control import Assign, CatchUp, CaughtUp, CommitStep
 from swarm_ft.protocol.messages.shard import ShardName
 from swarm_ft.snapshots.shard import ShardContents
 
@@ -127,14 +127,14 @@ RETRY_S = 2.0
 """Rest after a try; what came is kept."""
 
 
-class TakeOver:
+class CatchingUp:
     """See the module's docstring. Outlives attempts; `expect` and `run` in each of them.
 
     Args:
         state: what is to become the stage; what is in it is dropped.
-        handover: fetches from donors.
+        handover: fetches from sources.
         folder: for files that lie there only meanwhile.
-        name: of the state that donors offer.
+        name: of the state that sources offer.
         assign: the assignment that asks for it; as many steps are committed in it.
 
     Attributes:
@@ -172,12 +172,12 @@ class TakeOver:
         return mine == (name, assign.committed_steps, assign.last_attempt)
 
     def expect(self, attempt: Attempt) -> None:
-        """From now on only this attempt's `TakeStage` and sums count."""
+        """From now on only this attempt's `CatchUp` and sums count."""
         self._attempt = attempt
         self._open = None
-        self._take: asyncio.Future[TakeStage] = asyncio.get_running_loop().create_future()
+        self._take: asyncio.Future[CatchUp] = asyncio.get_running_loop().create_future()
 
-    def take(self, take: TakeStage) -> None:
+    def take(self, take: CatchUp) -> None:
         """The state is there to be fetched."""
         if take.attempt == self._attempt and not self._take.done():
             self._take.set_result(take)
@@ -201,9 +201,7 @@ class TakeOver:
         await self._apply_all()
         self.has_caught_up = True
         self._context.say(
-            StageTaken(
-                run_id=self.name.run_id, attempt=self._attempt, state_bytes=self._state_bytes
-            )
+            CaughtUp(run_id=self.name.run_id, attempt=self._attempt, state_bytes=self._state_bytes)
         )
 
     async def _fetch(self) -> None:
@@ -220,8 +218,8 @@ class TakeOver:
                 return
         await self._fetch_from(take)
 
-    async def _fetch_from(self, take: TakeStage) -> None:
-        fetched = await self._handover.fetch(self.name, take.digest, take.donors)
+    async def _fetch_from(self, take: CatchUp) -> None:
+        fetched = await self._handover.fetch(self.name, take.digest, take.sources)
         self._contents, self._state_bytes = fetched
 
     async def _become(self) -> None:

@@ -1,6 +1,6 @@
 """A stage's state passes from peer to peer, and to and from the run's snapshots. Knows files.
 
-What donors offer is named by its digest; the coordinator passes on which, so that a donor that
+What sources offer is named by its digest; the coordinator passes on which, so that a source that
 lies is found out. So it is with snapshots, whose digests the coordinator keeps.
 """
 
@@ -28,7 +28,7 @@ R = TypeVar("R")
 
 
 class Handover:
-    """This peer's part, as donor or as newcomer.
+    """This peer's part, as source or as newcomer.
 
     Args:
         folder: for files that lie there only meanwhile.
@@ -69,23 +69,23 @@ class Handover:
         return offered
 
     async def fetch(
-        self, name: ShardName, digest: bytes, donors: Sequence[PeerId]
+        self, name: ShardName, digest: bytes, sources: Sequence[PeerId]
     ) -> tuple[ShardContents, int]:
-        """The state of that name from all donors at once, and the bytes that they sent.
+        """The state of that name from all sources at once, and the bytes that they sent.
 
         Args:
             name: of the shard.
             digest: as the coordinator knows it.
-            donors: who offer it.
+            sources: who offer it.
 
         Raises:
-            Unavailable: no donor, or not enough of them, gave what has the digest.
+            Unavailable: no source, or not enough of them, gave what has the digest.
             BadSnapshot: it has the digest and is no such shard.
         """
         path = self._folder / f"handed-{name.run_id}-{name.layers}.safetensors"
         try:
-            chunks = await self._downloader.list_chunks(name, digest, donors)
-            brought = await self._downloader.download(name, chunks, donors, path)
+            chunks = await self._downloader.list_chunks(name, digest, sources)
+            brought = await self._downloader.download(name, chunks, sources, path)
             contents = await asyncio.to_thread(read_shard, path, name, self._spec_digest)
             return contents, sum(brought.values())
         finally:

@@ -1,10 +1,10 @@
-"""Which chunks of a file to ask of which donor: a state machine without I/O or clock.
+"""Which chunks of a file to ask of which source: a state machine without I/O or clock.
 
-Donors get ranges that shrink towards the end (guided self-scheduling, Polychronopoulos and Kuck
-1987), so a fast one comes back sooner and gets more. When none is left to give, a donor that is
+Sources get ranges that shrink towards the end (guided self-scheduling, Polychronopoulos and Kuck
+1987), so a fast one comes back sooner and gets more. When none is left to give, a source that is
 free takes over the second half of the longest range that another one still has (work stealing);
 of a single chunk both go on, and the first to bring it counts. So nobody waits for a slow or a
-silent donor while another one answers.
+silent source while another one answers.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ class DownloadPlan:
     """What is missing, what is promised by whom. See the module's docstring."""
 
     def __init__(
-        self, num_chunks: int, donors: Iterable[PeerId], *, present: Collection[int] = ()
+        self, num_chunks: int, sources: Iterable[PeerId], *, present: Collection[int] = ()
     ) -> None:
         """Begin, or go on where `present` chunks are here already."""
         self._missing = set(range(num_chunks)) - set(present)
         self._free = sorted(self._missing)  # a heap: of nobody yet
-        self._held = dict.fromkeys(donors, _NOTHING)
+        self._held = dict.fromkeys(sources, _NOTHING)
 
     @property
-    def donors(self) -> Collection[PeerId]:
+    def sources(self) -> Collection[PeerId]:
         """Those that were not dropped."""
         return self._held.keys()
 
@@ -45,34 +45,34 @@ class DownloadPlan:
         """Whether all chunks are here."""
         return not self._missing
 
-    def next_range(self, donor: PeerId) -> range:
-        """What to ask of a donor that has no call under way; empty if there is nothing for it now.
+    def next_range(self, source: PeerId) -> range:
+        """What to ask of a source that has no call under way; empty if there is nothing for it now.
 
         Asked again before it brought all of it, it is the rest.
         """
-        taken = self._rest(donor) or self._take_free() or self._steal(donor)
-        self._held[donor] = taken
+        taken = self._rest(source) or self._take_free() or self._steal(source)
+        self._held[source] = taken
         return taken
 
-    def wants(self, donor: PeerId, index: int) -> bool:
-        """Whether the donor is still to bring this chunk of its range."""
-        return index in self._missing and index in self._held.get(donor, _NOTHING)
+    def wants(self, source: PeerId, index: int) -> bool:
+        """Whether the source is still to bring this chunk of its range."""
+        return index in self._missing and index in self._held.get(source, _NOTHING)
 
     def received(self, index: int) -> None:
         """A chunk came and is what it should be; a second time changes nothing."""
         self._missing.discard(index)
-        for donor, held in self._held.items():
+        for source, held in self._held.items():
             if index in held:
-                self._held[donor] = range(index + 1, held.stop)
+                self._held[source] = range(index + 1, held.stop)
 
-    def drop(self, donor: PeerId) -> None:
-        """Expect nothing of this donor any more; its chunks are for the others."""
-        for index in self._held.pop(donor, _NOTHING):
+    def drop(self, source: PeerId) -> None:
+        """Expect nothing of this source any more; its chunks are for the others."""
+        for index in self._held.pop(source, _NOTHING):
             if index in self._missing and not self._holders(index):
                 heapq.heappush(self._free, index)
 
-    def _rest(self, donor: PeerId) -> range:
-        held = self._held[donor]
+    def _rest(self, source: PeerId) -> range:
+        held = self._held[source]
         return held if self._missing.intersection(held) else _NOTHING
 
     def _take_free(self) -> range:
@@ -87,7 +87,7 @@ class DownloadPlan:
         return range(first, stop)
 
     def _steal(self, thief: PeerId) -> range:
-        others = [held for donor, held in self._held.items() if donor != thief]
+        others = [held for source, held in self._held.items() if source != thief]
         longest = max(others, key=len, default=_NOTHING)
         if len(longest) > 1:
             return self._split(longest)
@@ -95,10 +95,10 @@ class DownloadPlan:
         return min(lone, key=lambda held: held.start, default=_NOTHING)
 
     def _split(self, longest: range) -> range:
-        victim = next(donor for donor, held in self._held.items() if held == longest)
+        victim = next(source for source, held in self._held.items() if held == longest)
         middle = longest.start + (len(longest) + 1) // 2
         self._held[victim] = range(longest.start, middle)
         return range(middle, longest.stop)
 
     def _holders(self, index: int) -> list[PeerId]:
-        return [donor for donor, held in self._held.items() if index in held]
+        return [source for source, held in self._held.items() if index in held]

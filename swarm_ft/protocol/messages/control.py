@@ -102,7 +102,7 @@ class SavedStage:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Taker:
+class Learner:
     """A peer that takes its stage's state over from other replicas.
 
     It listens meanwhile: it gets the sums of their gradients, to apply them once it has the
@@ -110,12 +110,12 @@ class Taker:
 
     Attributes:
         step: how many steps are in the state.
-        donors: replicas that offer it.
+        sources: replicas that offer it.
     """
 
     peer_id: PeerId
     step: StepNumber
-    donors: SomePeers
+    sources: SomePeers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,7 +126,7 @@ class Assign:
         stages: all peers of the run, first stage to last, replicas beside each other.
         fresh: load the snapshot, or the weights that the run began with, whatever is held.
         spec_digest: of the spec, as the coordinator computes it; the peer computes its own.
-        takers: peers that do not hold their stage's state yet, each to be told to `TakeStage`.
+        learners: peers that do not hold their stage's state yet, each to be told to `CatchUp`.
         last_attempt: whose commit is the last.
         saved: the snapshot of the committed steps, if the run went back to it.
     """
@@ -138,7 +138,7 @@ class Assign:
     committed_steps: int
     fresh: bool
     spec_digest: Digest
-    takers: Annotated[tuple[Taker, ...], Length(MAX_RUN_PEERS)] = ()
+    learners: Annotated[tuple[Learner, ...], Length(MAX_RUN_PEERS)] = ()
     last_attempt: Attempt = NO_ATTEMPT
     saved: Annotated[tuple[SavedStage, ...], Length(MAX_BLOCKS)] = ()
 
@@ -152,13 +152,13 @@ class SaveStage:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TakeStage:
-    """To a taker of the assignment: these peers offer the stage's state, with this digest."""
+class CatchUp:
+    """To a learner of the assignment: these peers offer the stage's state, with this digest."""
 
     run_id: RunId
     attempt: Attempt
     digest: Digest
-    donors: SomePeers
+    sources: SomePeers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -232,7 +232,7 @@ class ClockReply:
 
 
 ToPeer = (
-    Assign | TakeStage | SaveStage | PlanStep | CommitStep | ExportStage | ReleaseStage | ClockReply
+    Assign | CatchUp | SaveStage | PlanStep | CommitStep | ExportStage | ReleaseStage | ClockReply
 )
 
 
@@ -292,8 +292,8 @@ class StageReady:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StageTaken:
-    """A taker has the stage's state as of the last commit that it heard of, and may compute.
+class CaughtUp:
+    """A learner has the stage's state as of the last commit that it heard of, and may compute.
 
     Attributes:
         state_bytes: that were fetched from the other replicas.
@@ -376,7 +376,7 @@ class PeerAlive:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageOffered:
-    """A taker may have this stage's state from this peer.
+    """A learner may have this stage's state from this peer.
 
     Attributes:
         step: how many steps are in it.
@@ -410,7 +410,7 @@ class ClockProbe:
 FromPeer = (
     PeerHello
     | StageReady
-    | StageTaken
+    | CaughtUp
     | StepReady
     | StageExported
     | StageFailed

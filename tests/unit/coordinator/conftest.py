@@ -34,10 +34,13 @@ from swarm_ft.ids import Attempt, BlockIndex, PeerId, RunId, SampleId, StepNumbe
 from swarm_ft.protocol.messages.client import RunPhase, RunStatus, StepCommitted
 from swarm_ft.protocol.messages.control import (
     Assign,
+    CatchUp,
+    CaughtUp,
     CommitStep,
     ExportStage,
     FromPeer,
     HeldStage,
+    Learner,
     PeerAlive,
     PeerGoodbye,
     PeerHello,
@@ -50,10 +53,7 @@ from swarm_ft.protocol.messages.control import (
     StageOffered,
     StageReady,
     StageSaved,
-    StageTaken,
     StepReady,
-    Taker,
-    TakeStage,
     ToPeer,
     stages_of,
 )
@@ -138,7 +138,7 @@ class FakePeer:
         match message:
             case Assign():
                 return self._take(message)
-            case TakeStage():
+            case CatchUp():
                 return self._take_over(message)
             case SaveStage():
                 return [self._save(message)]
@@ -159,14 +159,14 @@ class FakePeer:
 
     def _take(self, assign: Assign) -> list[FromPeer]:
         is_new = self.assign is None or self.assign.run_id != assign.run_id
-        taker = next((t for t in assign.takers if t.peer_id == self.peer_id), None)
+        learner = next((t for t in assign.learners if t.peer_id == self.peer_id), None)
         mine = (len(self.applied), self.last_attempt)
-        if taker is not None:
-            goes_on = taker.step == self.taking and mine == _last_of(assign)
-            if not goes_on and taker.step != assign.committed_steps:
+        if learner is not None:
+            goes_on = learner.step == self.taking and mine == _last_of(assign)
+            if not goes_on and learner.step != assign.committed_steps:
                 self.assign = assign
                 return [self.failed("out-of-turn", "not all was heard")]
-            return self._listen(assign, taker, is_new=not goes_on)
+            return self._listen(assign, learner, is_new=not goes_on)
         buffers = self.buffers
         if is_new or (assign.fresh and mine != _last_of(assign)):
             assert not self.exported, "a result that nobody collected would be lost"
@@ -200,21 +200,21 @@ class FakePeer:
         ends = (self._stage.layers.start, self._stage.layers.stop)
         return tuple(BlockIndex(end) for end in ends if 0 < end < last)
 
-    def _listen(self, assign: Assign, taker: Taker, *, is_new: bool) -> list[FromPeer]:
-        assert self.peer_id not in taker.donors
+    def _listen(self, assign: Assign, learner: Learner, *, is_new: bool) -> list[FromPeer]:
+        assert self.peer_id not in learner.sources
         if is_new:
             assert not self.exported, "a result that nobody collected would be lost"
             self.forget()
-            self.taking, self.has_state = taker.step, False
+            self.taking, self.has_state = learner.step, False
             self._become(assign)
         self.assign = assign
         if assign.spec.train.sync_tied_embeddings and not self.has_state:
             return []
-        taken = [self.taken()] if self.has_state else []
-        return [StageReady(run_id=assign.run_id, attempt=assign.attempt), *taken]
+        caught_up = [self.caught_up()] if self.has_state else []
+        return [StageReady(run_id=assign.run_id, attempt=assign.attempt), *caught_up]
 
     def _offers(self, assign: Assign) -> list[FromPeer]:
-        steps = {taker.step for taker in assign.takers if self.peer_id in taker.donors}
+        steps = {learner.step for learner in assign.learners if self.peer_id in learner.sources}
         return [
             StageOffered(
                 run_id=assign.run_id,
@@ -226,21 +226,21 @@ class FakePeer:
             for step in sorted(steps)
         ]
 
-    def _take_over(self, take: TakeStage) -> list[FromPeer]:
+    def _take_over(self, take: CatchUp) -> list[FromPeer]:
         assert self.assign is not None
         assert take.attempt == self.assign.attempt
-        (taker,) = (t for t in self.assign.takers if t.peer_id == self.peer_id)
-        assert set(take.donors) == set(taker.donors)
+        (learner,) = (t for t in self.assign.learners if t.peer_id == self.peer_id)
+        assert set(take.sources) == set(learner.sources)
         if self.is_slow_to_take or self.has_state:
             return []
         ready = StageReady(run_id=take.run_id, attempt=take.attempt)
-        return [self.taken(), *([ready] * self.assign.spec.train.sync_tied_embeddings)]
+        return [self.caught_up(), *([ready] * self.assign.spec.train.sync_tied_embeddings)]
 
-    def taken(self) -> StageTaken:
+    def caught_up(self) -> CaughtUp:
         """The state is here, and what was heard since is applied."""
         assert self.assign is not None
         self.has_state = True
-        return StageTaken(run_id=self.assign.run_id, attempt=self.assign.attempt, state_bytes=7)
+        return CaughtUp(run_id=self.assign.run_id, attempt=self.assign.attempt, state_bytes=7)
 
     def _become(self, assign: Assign) -> None:
         """As all who applied the run's commits are."""
@@ -531,7 +531,7 @@ class Swarm:
                 assert run.attempt.assignments == message.stages
                 assert message.committed_steps == len(self.history[message.run_id])
                 assert bool(message.saved) == bool(message.fresh and message.committed_steps)
-                assert {taker.peer_id for taker in message.takers} < set(run.peers)
+                assert {learner.peer_id for learner in message.learners} < set(run.peers)
             case PlanStep():
                 named = (message.run_id, message.step, message.attempt)
                 assert any(named == (p.run_id, p.step, p.attempt) for p in self.plans)
@@ -557,11 +557,11 @@ class Swarm:
                 assert run.stages
                 assert set(run.listeners) < set(run.peers)
                 assert len(run.computing) == len(run.stages), "somebody has every stage"
-                takers = run.attempt.takers
-                assert run.attempt.taken <= {taker.peer_id for taker in takers}
-                for taker in takers:
-                    assert set(taker.donors) <= set(run.peers) - {taker.peer_id}
-                    assert taker.step <= run.committed_steps
+                learners = run.attempt.learners
+                assert run.attempt.caught_up <= {learner.peer_id for learner in learners}
+                for learner in learners:
+                    assert set(learner.sources) <= set(run.peers) - {learner.peer_id}
+                    assert learner.step <= run.committed_steps
                 assert set(run.peers) <= set(self.state.members)
         working = [run for run in self.state.runs.values() if run.phase in WORKING]
         assert len(working) <= 1

@@ -26,7 +26,9 @@ from swarm_ft.peer.timeline import Timeline
 from swarm_ft.protocol.messages.boundary import BoundaryHello
 from swarm_ft.protocol.messages.control import (
     Assign,
+    CatchUp,
     CommitStep,
+    Learner,
     PlanStep,
     SaveStage,
     StageAssignment,
@@ -35,8 +37,6 @@ from swarm_ft.protocol.messages.control import (
     StageOffered,
     StageReady,
     StepReady,
-    Taker,
-    TakeStage,
 )
 from swarm_ft.protocol.messages.shard import ShardName
 from swarm_ft.protocol.spec.layers import LayerRange
@@ -98,7 +98,7 @@ class Peer:
         return engine
 
     async def assign(
-        self, *, attempt=1, stages=((ME, 0, 2),), committed_steps=0, fresh=True, takers=()
+        self, *, attempt=1, stages=((ME, 0, 2),), committed_steps=0, fresh=True, learners=()
     ):
         stages = tuple(
             StageAssignment(peer_id=p, layers=LayerRange(a, b), endpoint=f"{p}:1")
@@ -113,7 +113,7 @@ class Peer:
                 committed_steps=committed_steps,
                 fresh=fresh,
                 spec_digest=self.spec.digest(),
-                takers=takers,
+                learners=learners,
             )
         )
 
@@ -456,18 +456,20 @@ def hello(peer, **changes):
 TWO = ((ME, 0, 2), ("other", 0, 2))
 
 
-async def test_a_donor_offers_its_state_beside_and_no_longer_than_somebody_takes_it(peer, tmp_path):
-    takers = (Taker(peer_id=PeerId("other"), step=0, donors=(ME,)),)
-    await peer.assign(stages=TWO, takers=takers)
+async def test_a_source_offers_its_state_beside_and_no_longer_than_somebody_takes_it(
+    peer, tmp_path
+):
+    learners = (Learner(peer_id=PeerId("other"), step=0, sources=(ME,)),)
+    await peer.assign(stages=TWO, learners=learners)
     offered = await peer.said.get()
     assert isinstance(offered, StageOffered), "before the other one is even connected"
     name = ShardName(run_id=RUN, step=0, layers=LayerRange(0, 2))
     path = peer.context.offers[name].path
     assert path.exists()
 
-    await peer.assign(attempt=2, stages=TWO, takers=takers)
+    await peer.assign(attempt=2, stages=TWO, learners=learners)
     again = await peer.said.get()
-    assert again == replace(offered, attempt=2), "the next attempt's taker hears of it too"
+    assert again == replace(offered, attempt=2), "the next attempt's learner hears of it too"
 
     await peer.ready(attempt=3)
     assert name not in peer.context.offers
@@ -476,24 +478,24 @@ async def test_a_donor_offers_its_state_beside_and_no_longer_than_somebody_takes
 
 async def test_who_takes_over_holds_nothing_and_begins_anew_if_it_did_not_hear_all(peer):
     async with peer.called():
-        takers = (Taker(peer_id=ME, step=3, donors=(PeerId("other"),)),)
-        await peer.assign(stages=TWO, committed_steps=3, fresh=False, takers=takers)
+        learners = (Learner(peer_id=ME, step=3, sources=(PeerId("other"),)),)
+        await peer.assign(stages=TWO, committed_steps=3, fresh=False, learners=learners)
         assert peer.host.held is None
-        await peer.assign(attempt=2, stages=TWO, committed_steps=4, fresh=False, takers=takers)
+        await peer.assign(attempt=2, stages=TWO, committed_steps=4, fresh=False, learners=learners)
         failed = await peer.said.get()
         assert isinstance(failed, StageFailed)
         assert failed.code == "out-of-turn"
         assert "not all of the 4 steps were heard" in failed.message
 
 
-async def test_a_state_that_is_offered_before_the_taker_has_begun_is_fetched_nevertheless(
+async def test_a_state_that_is_offered_before_the_learner_has_begun_is_fetched_nevertheless(
     peer, monkeypatch
 ):
     monkeypatch.setattr("swarm_ft.peer.state.learner.RETRY_S", 0.0)
-    takers = (Taker(peer_id=ME, step=3, donors=(PeerId("other"),)),)
+    learners = (Learner(peer_id=ME, step=3, sources=(PeerId("other"),)),)
     async with peer.called(), peer.busy():
-        await peer.assign(stages=TWO, committed_steps=3, fresh=False, takers=takers)
-        take = TakeStage(run_id=RUN, attempt=1, digest=bytes(16), donors=(PeerId("other"),))
+        await peer.assign(stages=TWO, committed_steps=3, fresh=False, learners=learners)
+        take = CatchUp(run_id=RUN, attempt=1, digest=bytes(16), sources=(PeerId("other"),))
         peer.host.take(take)
     failed = await peer.said.get()
     assert isinstance(failed, StageFailed)
@@ -501,8 +503,8 @@ async def test_a_state_that_is_offered_before_the_taker_has_begun_is_fetched_nev
 
 
 async def test_a_step_is_not_computed_by_who_has_not_caught_up(peer):
-    takers = (Taker(peer_id=ME, step=3, donors=(PeerId("other"),)),)
-    await peer.ready(stages=((ME, 0, 2),), committed_steps=3, fresh=False, takers=takers)
+    learners = (Learner(peer_id=ME, step=3, sources=(PeerId("other"),)),)
+    await peer.ready(stages=((ME, 0, 2),), committed_steps=3, fresh=False, learners=learners)
     peer.host.plan(plan_of(peer.spec, 3, attempt=1))
     failed = await peer.said.get()
     assert isinstance(failed, StageFailed)

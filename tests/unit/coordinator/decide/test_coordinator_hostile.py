@@ -16,6 +16,7 @@ from swarm_ft.errors import BY_CODE
 from swarm_ft.ids import Attempt, PeerId, RunId, StepNumber
 from swarm_ft.protocol.messages.client import RunPhase
 from swarm_ft.protocol.messages.control import (
+    CaughtUp,
     HeldStage,
     PeerGoodbye,
     PeerHello,
@@ -23,7 +24,6 @@ from swarm_ft.protocol.messages.control import (
     StageFailed,
     StageOffered,
     StageReady,
-    StageTaken,
     StepReady,
 )
 from swarm_ft.protocol.messages.reports import BufferCounts, HeldBuffers, SampleSet, Traffic
@@ -57,7 +57,7 @@ disturbances = st.one_of(
     st.tuples(st.just("step_ready"), peer_ids, offset, offset, st.floats(0.0, 1e200)),
     st.tuples(st.just("buffers"), peer_ids, st.sampled_from([2, 2, 3]), samples, st.booleans()),
     st.tuples(st.just("offered"), peer_ids, offset, offset),
-    st.tuples(st.just("taken"), peer_ids, offset),
+    st.tuples(st.just("caught_up"), peer_ids, offset),
     st.tuples(st.just("exported"), peer_ids, run_ids),
     st.tuples(st.just("failed"), peer_ids, offset, codes),
     st.tuples(st.just("submit"), run_ids, st.integers(1, 6)),
@@ -155,10 +155,10 @@ class Mob:
         )
         self._said(peer_id, offer)
 
-    def taken(self, peer_id, off):
+    def caught_up(self, peer_id, off):
         run_id, attempt, _, _ = self._now
         attempt = Attempt(attempt + off)
-        self._said(peer_id, StageTaken(run_id=run_id, attempt=attempt, state_bytes=1))
+        self._said(peer_id, CaughtUp(run_id=run_id, attempt=attempt, state_bytes=1))
 
     def step_ready(self, peer_id, off, steps_off, number):
         run_id, attempt, step, _ = self._now

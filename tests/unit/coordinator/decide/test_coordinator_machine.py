@@ -23,6 +23,7 @@ from swarm_ft.ids import Attempt, PeerId, RunId
 from swarm_ft.protocol.messages.client import RunPhase, StepCommitted
 from swarm_ft.protocol.messages.control import (
     Assign,
+    CatchUp,
     CommitStep,
     ExportStage,
     HeldStage,
@@ -32,7 +33,6 @@ from swarm_ft.protocol.messages.control import (
     SaveStage,
     StageAssignment,
     StageReady,
-    TakeStage,
 )
 from swarm_ft.protocol.messages.reports import ByteCounts
 from swarm_ft.protocol.spec.layers import LayerRange
@@ -373,9 +373,9 @@ def test_a_void_history_of_equal_length_is_not_taken_for_the_runs_own(
     assert b.assign is None, "what it holds is of no use"
     until_commits(swarm, 2)
     assert swarm.run().peers == ("a", "c", "b")
-    assert [take.donors for _, take in swarm.said(TakeStage)] == []
+    assert [take.sources for _, take in swarm.said(CatchUp)] == []
     swarm.settle()
-    assert [take.donors for _, take in swarm.said(TakeStage)] == [("c",)]
+    assert [take.sources for _, take in swarm.said(CatchUp)] == [("c",)]
     assert swarm.run().phase is RunPhase.FINISHED
     assert b.applied == [0, 1, 2, 3]
 
@@ -870,7 +870,7 @@ def test_a_replica_that_missed_a_step_takes_the_state_from_the_others(swarm, mak
     swarm.join(b)
     assert b.assign is None
     swarm.settle()
-    assert [(peer, take.donors) for peer, take in swarm.said(TakeStage)] == [("b", ("twin",))]
+    assert [(peer, take.sources) for peer, take in swarm.said(CatchUp)] == [("b", ("twin",))]
     assert swarm.run().peers == ("a", "twin", "b")
     assert a.applied == b.applied == twin.applied == list(range(6))
 
@@ -883,7 +883,7 @@ def test_a_newcomer_that_dies_while_it_takes_over_costs_an_attempt(
     until_commits(swarm, 1)
     newcomer = make_peer("newcomer", "2-4")
     swarm.join(newcomer)
-    swarm.settle_until(lambda: swarm.said(TakeStage))
+    swarm.settle_until(lambda: swarm.said(CatchUp))
     swarm.lose(newcomer)
     swarm.settle()
     assert swarm.run().phase is RunPhase.FINISHED
@@ -891,13 +891,13 @@ def test_a_newcomer_that_dies_while_it_takes_over_costs_an_attempt(
     assert a.applied == b.applied == list(range(6))
 
 
-def test_a_stage_whose_donors_die_while_they_give_goes_back(swarm, make_spec, a, b, make_peer):
+def test_a_stage_whose_sources_die_while_they_give_goes_back(swarm, make_spec, a, b, make_peer):
     swarm.submit(make_spec(num_steps=6, save_steps=2))
     swarm.join(a, b)
     until_commits(swarm, 3)
     newcomer = make_peer("newcomer", "2-4")
     swarm.join(newcomer)
-    swarm.settle_until(lambda: swarm.said(Assign)[-1][1].takers)
+    swarm.settle_until(lambda: swarm.said(Assign)[-1][1].learners)
     swarm.leave(b)
     swarm.settle()
     assert swarm.run().phase is RunPhase.FINISHED

@@ -12,12 +12,12 @@ from swarm_ft.ids import Attempt
 from swarm_ft.protocol.messages.client import RunPhase, RunStatus
 from swarm_ft.protocol.messages.control import (
     Assign,
+    CatchUp,
+    CaughtUp,
     ExportStage,
     PlanStep,
     ReleaseStage,
     SaveStage,
-    StageTaken,
-    TakeStage,
 )
 from swarm_ft.protocol.spec.run_spec import RunSpec
 
@@ -57,11 +57,11 @@ def listened(swarm, make_spec, peers, newcomer):
     return swarm
 
 
-def takers(swarm):
+def learners(swarm):
     return [
-        (taker.peer_id, taker.step, taker.donors)
+        (learner.peer_id, learner.step, learner.sources)
         for _, assign in swarm.said(Assign)[-1:]
-        for taker in assign.takers
+        for learner in assign.learners
     ]
 
 
@@ -82,7 +82,7 @@ def told(swarm):
 
 def test_the_others_train_on_and_no_microbatch_passes_who_listens(listened, newcomer):
     assert listened.run().phase is RunPhase.TRAINING
-    assert takers(listened) == [("newcomer", 2, ("b",))]
+    assert learners(listened) == [("newcomer", 2, ("b",))]
     attempt = listened.run().attempt.number
     until_commits(listened, 6)
     assert listened.run().attempt.number == attempt, "nobody stopped"
@@ -95,7 +95,7 @@ def test_the_others_train_on_and_no_microbatch_passes_who_listens(listened, newc
 
 def test_who_has_caught_up_computes_from_the_next_plan_on_and_not_sooner(listened, newcomer):
     attempt, step = listened.run().attempt.number, listened.run().committed_steps
-    listened.say(newcomer, newcomer.taken())
+    listened.say(newcomer, newcomer.caught_up())
     assert listened.run().listeners == ("newcomer",), "the step under way is not its own"
     listened.settle()
     assert replicas_used(listened, step) == {0}
@@ -111,7 +111,7 @@ def test_people_are_told_who_joins_and_who_has_caught_up(listened, newcomer):
     assert joins in told(listened)
     assert listened.run().detail == joins
     assert listened.run().status.joining == ("newcomer",)
-    listened.say(newcomer, newcomer.taken())
+    listened.say(newcomer, newcomer.caught_up())
     until_commits(listened, 4)
     caught_up = "peer newcomer (layers 2-4) has caught up at step 4 and computes from now on"
     assert listened.run().detail == caught_up
@@ -140,11 +140,11 @@ def test_a_listener_goes_on_in_the_next_attempt_with_what_it_heard(listened, mak
     twin = make_peer("twin", "0-2")
     listened.join(twin)
     until_commits(listened, 5)
-    assert ("newcomer", 2, ("b",)) in takers(listened)
+    assert ("newcomer", 2, ("b",)) in learners(listened)
     assert listened.run().listeners == ("newcomer",)
-    takes = [take for peer, take in listened.said(TakeStage) if peer == "newcomer"]
-    assert [take.attempt for take in takes] == [2, 3], "the donors offer it again"
-    listened.say(newcomer, newcomer.taken())
+    takes = [take for peer, take in listened.said(CatchUp) if peer == "newcomer"]
+    assert [take.attempt for take in takes] == [2, 3], "the sources offer it again"
+    listened.say(newcomer, newcomer.caught_up())
     listened.settle()
     assert listened.run().phase is RunPhase.FINISHED
     assert newcomer.applied == list(range(STEPS))
@@ -155,16 +155,16 @@ def test_a_listener_that_lost_a_sum_begins_anew(listened, peers, newcomer):
     newcomer.applied.pop()
     listened.say(peers[0], peers[0].failed("unavailable"))
     listened.wait(RETRY_S)
-    assert takers(listened) == [("newcomer", 2, ("b",))]
-    listened.settle_until(lambda: ("newcomer", 2, ("b",)) not in takers(listened))
-    assert takers(listened) == [("newcomer", 3, ("b",))]
+    assert learners(listened) == [("newcomer", 2, ("b",))]
+    listened.settle_until(lambda: ("newcomer", 2, ("b",)) not in learners(listened))
+    assert learners(listened) == [("newcomer", 3, ("b",))]
     newcomer.is_slow_to_take = False
     listened.settle()
     assert listened.run().phase is RunPhase.FINISHED
     assert newcomer.applied == list(range(STEPS))
 
 
-def test_a_listener_whose_donors_are_gone_begins_anew_with_others(
+def test_a_listener_whose_sources_are_gone_begins_anew_with_others(
     listened, peers, make_peer, newcomer
 ):
     other = make_peer("other", "2-4")
@@ -173,8 +173,8 @@ def test_a_listener_whose_donors_are_gone_begins_anew_with_others(
     assert listened.run().listeners == ("newcomer",)
     listened.lose(peers[1])
     step = listened.run().committed_steps
-    assert takers(listened) == [("newcomer", step, ("other",))]
-    listened.say(newcomer, newcomer.taken())
+    assert learners(listened) == [("newcomer", step, ("other",))]
+    listened.say(newcomer, newcomer.caught_up())
     listened.settle()
     assert listened.run().phase is RunPhase.FINISHED
     assert newcomer.applied == other.applied == list(range(STEPS))
@@ -196,8 +196,8 @@ def test_who_listens_cannot_stand_in_for_the_last_that_computed(listened, peers,
 def test_the_last_that_computed_comes_back_and_who_listened_goes_on(listened, peers, newcomer):
     listened.lose(peers[1])
     listened.join(peers[1])
-    assert takers(listened) == [("newcomer", 2, ("b",))]
-    listened.say(newcomer, newcomer.taken())
+    assert learners(listened) == [("newcomer", 2, ("b",))]
+    listened.say(newcomer, newcomer.caught_up())
     listened.settle()
     assert listened.run().phase is RunPhase.FINISHED
     assert listened.num_rollbacks == 0
@@ -207,7 +207,7 @@ def test_the_last_that_computed_comes_back_and_who_listened_goes_on(listened, pe
 def test_a_listener_that_dies_costs_an_attempt_and_is_named(listened, newcomer):
     listened.lose(newcomer)
     assert "peer newcomer (layers 2-4) is gone before it had caught up" in told(listened)
-    assert takers(listened) == []
+    assert learners(listened) == []
     listened.settle()
     assert listened.run().phase is RunPhase.FINISHED
     assert listened.run().peers == ("a", "b")
@@ -217,16 +217,16 @@ def test_a_listener_that_dies_costs_an_attempt_and_is_named(listened, newcomer):
 def test_a_listener_that_comes_back_begins_anew(listened, newcomer):
     listened.lose(newcomer)
     listened.join(newcomer)
-    listened.settle_until(lambda: takers(listened))
-    assert takers(listened) == [("newcomer", listened.run().committed_steps, ("b",))]
+    listened.settle_until(lambda: learners(listened))
+    assert learners(listened) == [("newcomer", listened.run().committed_steps, ("b",))]
 
 
-def test_who_catches_up_between_two_attempts_needs_no_donor_any_more(listened, peers, newcomer):
-    listened.say(newcomer, newcomer.taken())
+def test_who_catches_up_between_two_attempts_needs_no_source_any_more(listened, peers, newcomer):
+    listened.say(newcomer, newcomer.caught_up())
     listened.lose(peers[1])
     assert listened.run().phase is RunPhase.LOADING
     assert listened.run().peers == ("a", "newcomer")
-    assert takers(listened) == []
+    assert learners(listened) == []
     listened.settle()
     assert listened.run().phase is RunPhase.FINISHED
     assert listened.num_rollbacks == 0
@@ -234,16 +234,16 @@ def test_who_catches_up_between_two_attempts_needs_no_donor_any_more(listened, p
 
 def test_what_an_older_attempt_says_of_a_take_over_is_void(listened, newcomer):
     run = listened.run()
-    old = StageTaken(run_id=run.run_id, attempt=Attempt(run.attempt.number - 1), state_bytes=7)
+    old = CaughtUp(run_id=run.run_id, attempt=Attempt(run.attempt.number - 1), state_bytes=7)
     assert listened.say(newcomer, old) == []
-    assert listened.run().attempt.taken == frozenset()
+    assert listened.run().attempt.caught_up == frozenset()
 
 
 def test_who_does_not_take_over_has_nothing_to_say_of_it(listened, peers):
     run = listened.run()
-    said = StageTaken(run_id=run.run_id, attempt=run.attempt.number, state_bytes=7)
+    said = CaughtUp(run_id=run.run_id, attempt=run.attempt.number, state_bytes=7)
     assert listened.say(peers[1], said) == []
-    assert listened.run().attempt.taken == frozenset()
+    assert listened.run().attempt.caught_up == frozenset()
     assert listened.run().measured.state_bytes == 0
 
 
@@ -255,7 +255,7 @@ def test_after_a_restart_of_the_coordinator_the_listener_begins_anew(
     until_commits(swarm, 4)
     swarm.restart()
     swarm.join(*peers, newcomer)
-    assert takers(swarm) == [("newcomer", swarm.run().committed_steps, ("b",))]
+    assert learners(swarm) == [("newcomer", swarm.run().committed_steps, ("b",))]
     newcomer.is_slow_to_take = False
     swarm.settle()
     assert swarm.run().phase is RunPhase.FINISHED
@@ -279,7 +279,7 @@ def test_where_tied_embeddings_are_synchronised_all_wait_for_the_newcomer(
     assert swarm.run().phase is RunPhase.LOADING
     assert swarm.run().listeners == ()
     newcomer.is_slow_to_take = False
-    (take,) = (take for _, take in swarm.said(TakeStage))
+    (take,) = (take for _, take in swarm.said(CatchUp))
     for said in newcomer.hear(take):
         swarm.say(newcomer, said)
     swarm.settle()

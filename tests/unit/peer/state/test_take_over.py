@@ -1,5 +1,5 @@
 """A newcomer fetches its stage's state and applies what it heard meanwhile: it ends with the bits
-that the donor has, whatever comes in between."""
+that the source has, whatever comes in between."""
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
@@ -15,11 +15,11 @@ from swarm_ft.errors import OutOfTurn, Unavailable
 from swarm_ft.ids import Attempt, PeerId, RunId
 from swarm_ft.peer.context import PeerContext
 from swarm_ft.peer.reduce.gradient_coder import EncodedSum
-from swarm_ft.peer.state.learner import TakeOver
+from swarm_ft.peer.state.learner import CatchingUp
 from swarm_ft.peer.state.source import Handover
 from swarm_ft.peer.state.stage_state import StageState
 from swarm_ft.peer.timeline import Timeline
-from swarm_ft.protocol.messages.control import Assign, CommitStep, StageTaken, TakeStage
+from swarm_ft.protocol.messages.control import Assign, CatchUp, CaughtUp, CommitStep
 from swarm_ft.protocol.messages.shard import ShardName
 from swarm_ft.protocol.spec.codec_spec import parse_dp_spec
 from swarm_ft.protocol.spec.layers import LayerRange
@@ -75,7 +75,7 @@ class Side:
 
 
 class Scene:
-    """A donor with two steps, which offers its state, and a newcomer that is to take it."""
+    """A source with two steps, which offers its state, and a newcomer that is to take it."""
 
     def __init__(self, spec, folder, lost_lists=()):
         self.spec = spec
@@ -87,27 +87,27 @@ class Scene:
             cut_receives={LIST_CHUNKS: lost_lists},
         )
         self.directory = StaticDirectory(Board(), ManualClock())
-        self.donor = Side("donor", spec, folder / "donor", self.directory, self.inner)
+        self.source = Side("source", spec, folder / "source", self.directory, self.inner)
         self.newcomer = Side("newcomer", spec, folder / "newcomer", self.directory, held)
 
     async def begin(self):
-        await self.donor.state.load(LAYERS)
-        self.num_values = self.donor.state.engine.num_values
+        await self.source.state.load(LAYERS)
+        self.num_values = self.source.state.engine.num_values
         for step in range(BEGAN):
             await self.train(step)
-        offered = await self.donor.handover.offer(NAME, await self.donor.state.weights())
+        offered = await self.source.handover.offer(NAME, await self.source.state.weights())
         self.digest = offered.chunks.digest()
-        offers = self.donor.context.offers
+        offers = self.source.context.offers
         self.server = await self.inner.serve(
-            "donor",
+            "source",
             1,
             {
                 FETCH_CHUNKS: partial(serve_chunks, offers=offers),
                 LIST_CHUNKS: partial(serve_chunk_list, offers=offers),
             },
         )
-        await self.directory.announce(Role.PEER, "donor", self.server.endpoint)
-        self.take_over = TakeOver(
+        await self.directory.announce(Role.PEER, "source", self.server.endpoint)
+        self.catching_up = CatchingUp(
             self.newcomer.context,
             self.newcomer.state,
             self.newcomer.handover,
@@ -129,37 +129,37 @@ class Scene:
         )
 
     async def train(self, step, attempt=1):
-        """At the donor alone."""
-        await self.donor.state.apply_sum(
+        """At the source alone."""
+        await self.source.state.apply_sum(
             commit_of(step, attempt), gradient_of(step, self.num_values)
         )
 
     def sum(self, step, attempt=1):
         """The newcomer hears the sum."""
         encoded = CODEC.encode(gradient_of(step, self.num_values)).tensor
-        self.take_over.summed(attempt, step, EncodedSum(((self.num_values, encoded),)))
+        self.catching_up.summed(attempt, step, EncodedSum(((self.num_values, encoded),)))
 
     async def hear(self, step, attempt=1):
         """A step that is committed."""
         await self.train(step, attempt)
         self.sum(step, attempt)
-        await self.take_over.commit(commit_of(step, attempt))
+        await self.catching_up.commit(commit_of(step, attempt))
 
     def take(self, attempt=1):
-        take = TakeStage(run_id=RUN, attempt=attempt, digest=self.digest, donors=(PeerId("donor"),))
-        self.take_over.take(take)
+        take = CatchUp(run_id=RUN, attempt=attempt, digest=self.digest, sources=(PeerId("source"),))
+        self.catching_up.take(take)
 
     async def taken(self, attempt=1):
         said = await self.newcomer.said.get()
-        assert isinstance(said, StageTaken)
+        assert isinstance(said, CaughtUp)
         assert said.attempt == attempt
         assert said.state_bytes > 0
 
     def assert_equal(self, committed_steps, last_attempt=1):
-        for side in (self.donor, self.newcomer):
+        for side in (self.source, self.newcomer):
             mine = side.state.committed_steps, side.state.last_attempt
             assert mine == (committed_steps, last_attempt)
-        assert self.newcomer.weights() == self.donor.weights()
+        assert self.newcomer.weights() == self.source.weights()
 
 
 @asynccontextmanager
@@ -167,7 +167,7 @@ async def played(scene):
     await scene.begin()
     yield scene
     await scene.server.stop()
-    for side in (scene.donor, scene.newcomer):
+    for side in (scene.source, scene.newcomer):
         for pool in side.pools:
             pool.shutdown()
 
@@ -188,17 +188,17 @@ async def test_a_call_that_breaks_costs_neither_the_attempt_nor_the_take_over(ma
     async with played(lost) as scene:
         scene.released.set()
         scene.take()
-        await scene.take_over.run()
+        await scene.catching_up.run()
         await scene.taken()
         scene.assert_equal(BEGAN)
 
 
 async def test_what_was_heard_while_the_state_came_is_applied_to_it_in_order(scene):
-    running = asyncio.create_task(scene.take_over.run())
+    running = asyncio.create_task(scene.catching_up.run())
     scene.take()
     for step in (2, 3, 4):
         await scene.hear(step)
-    assert not scene.take_over.has_caught_up
+    assert not scene.catching_up.has_caught_up
     scene.released.set()
     await running
     await scene.taken()
@@ -208,7 +208,7 @@ async def test_what_was_heard_while_the_state_came_is_applied_to_it_in_order(sce
 async def test_who_has_caught_up_applies_each_step_as_it_comes(scene):
     scene.released.set()
     scene.take()
-    await scene.take_over.run()
+    await scene.catching_up.run()
     await scene.taken()
     for step in (2, 3):
         await scene.hear(step)
@@ -216,20 +216,20 @@ async def test_who_has_caught_up_applies_each_step_as_it_comes(scene):
 
 
 async def test_the_next_attempt_goes_on_with_what_was_heard_and_fetched(scene):
-    running = asyncio.create_task(scene.take_over.run())
+    running = asyncio.create_task(scene.catching_up.run())
     scene.take()
     await scene.hear(2)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
 
     following = scene.assign(attempt=2, committed_steps=3)
-    assert scene.take_over.goes_on_with(following, NAME)
-    scene.take_over.expect(Attempt(2))
+    assert scene.catching_up.goes_on_with(following, NAME)
+    scene.catching_up.expect(Attempt(2))
     await scene.hear(3, attempt=2)
     scene.take(attempt=1)  # of an attempt that is over
     scene.take(attempt=2)
     scene.released.set()
-    await scene.take_over.run()
+    await scene.catching_up.run()
     await scene.taken(attempt=2)
     scene.assert_equal(4, last_attempt=2)
 
@@ -237,31 +237,31 @@ async def test_the_next_attempt_goes_on_with_what_was_heard_and_fetched(scene):
 async def test_who_has_caught_up_says_so_in_every_attempt_and_fetches_nothing_again(scene):
     scene.released.set()
     scene.take()
-    await scene.take_over.run()
+    await scene.catching_up.run()
     await scene.taken()
     await scene.server.stop()
-    scene.take_over.expect(Attempt(2))
-    await scene.take_over.run()
+    scene.catching_up.expect(Attempt(2))
+    await scene.catching_up.run()
     await scene.taken(attempt=2)
     scene.assert_equal(BEGAN)
 
 
 async def test_a_sum_whose_step_did_not_commit_is_forgotten(scene):
     scene.sum(2, attempt=1)
-    scene.take_over.expect(Attempt(2))
-    assert not scene.take_over.expects(commit_of(2, attempt=1))
+    scene.catching_up.expect(Attempt(2))
+    assert not scene.catching_up.expects(commit_of(2, attempt=1))
     with pytest.raises(OutOfTurn, match="commit of step 2, 2 were heard"):
-        await scene.take_over.commit(commit_of(2, attempt=1))
+        await scene.catching_up.commit(commit_of(2, attempt=1))
     await scene.hear(2, attempt=2)
     scene.released.set()
     scene.take(attempt=2)
-    await scene.take_over.run()
+    await scene.catching_up.run()
     scene.assert_equal(3, last_attempt=2)
 
 
 async def test_a_lost_step_or_another_history_is_nothing_to_go_on_with(scene):
     await scene.hear(2)
-    goes_on = scene.take_over.goes_on_with
+    goes_on = scene.catching_up.goes_on_with
     assert goes_on(scene.assign(attempt=2, committed_steps=3), NAME)
     assert not goes_on(scene.assign(attempt=2, committed_steps=4), NAME)
     assert not goes_on(scene.assign(attempt=3, committed_steps=3, last_attempt=2), NAME)
@@ -269,26 +269,26 @@ async def test_a_lost_step_or_another_history_is_nothing_to_go_on_with(scene):
     assert not goes_on(scene.assign(attempt=2, committed_steps=3), other)
 
 
-async def test_a_donor_that_is_gone_costs_the_attempt_and_not_what_was_heard(scene):
-    await scene.directory.withdraw(Role.PEER, "donor")
+async def test_a_source_that_is_gone_costs_the_attempt_and_not_what_was_heard(scene):
+    await scene.directory.withdraw(Role.PEER, "source")
     await scene.hear(2)
     scene.take()
     with pytest.raises(ExceptionGroup) as raised:
-        await scene.take_over.run()
+        await scene.catching_up.run()
     assert raised.group_contains(Unavailable, match="no source has a list")
 
-    await scene.directory.announce(Role.PEER, "donor", scene.server.endpoint)
+    await scene.directory.announce(Role.PEER, "source", scene.server.endpoint)
     scene.released.set()
-    scene.take_over.expect(Attempt(2))
+    scene.catching_up.expect(Attempt(2))
     scene.take(attempt=2)
-    await scene.take_over.run()
+    await scene.catching_up.run()
     await scene.taken(attempt=2)
     scene.assert_equal(3)
 
 
 async def test_what_was_heard_does_not_lie_about_when_nobody_wants_it(scene, monkeypatch):
-    monkeypatch.setattr(scene.take_over._backlog, "_memory_bytes", 0)
+    monkeypatch.setattr(scene.catching_up._backlog, "_memory_bytes", 0)
     await scene.hear(2)
     assert [path.name for path in scene.newcomer.folder.iterdir()] == ["heard-run-1-3-2.sum"]
-    scene.take_over.close()
+    scene.catching_up.close()
     assert list(scene.newcomer.folder.iterdir()) == []

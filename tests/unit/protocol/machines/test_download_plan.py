@@ -1,4 +1,4 @@
-"""Chunks are shared out among donors, whatever becomes of the donors."""
+"""Chunks are shared out among sources, whatever becomes of the sources."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from swarm_ft.protocol.machines.download import MAX_RANGE_CHUNKS, DownloadPlan
 A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
 
 
-def bring(plan, donor, wanted):
+def bring(plan, source, wanted):
     for index in wanted:
-        assert plan.wants(donor, index)
+        assert plan.wants(source, index)
         plan.received(index)
 
 
-def test_one_donor_brings_all_of_it_in_order():
+def test_one_source_brings_all_of_it_in_order():
     plan, brought = DownloadPlan(100, [A]), []
     while wanted := plan.next_range(A):
         assert len(wanted) <= MAX_RANGE_CHUNKS
@@ -31,14 +31,14 @@ def test_one_donor_brings_all_of_it_in_order():
     assert brought == list(range(100))
 
 
-def test_donors_get_different_chunks_and_less_towards_the_end():
+def test_sources_get_different_chunks_and_less_towards_the_end():
     plan, sizes, seen = DownloadPlan(64, [A, B]), [], []
     while not plan.is_complete:
-        for donor in (A, B):
-            wanted = plan.next_range(donor)
+        for source in (A, B):
+            wanted = plan.next_range(source)
             sizes.append(len(wanted))
             seen += wanted
-            bring(plan, donor, wanted)
+            bring(plan, source, wanted)
     assert sorted(seen) == list(range(64))
     assert sizes[0] == 16
     assert sizes == sorted(sizes, reverse=True)
@@ -61,7 +61,7 @@ def test_nothing_is_asked_for_when_nothing_is_missing(present):
     assert not plan.next_range(A)
 
 
-def test_a_free_donor_takes_over_the_second_half_of_the_longest_range():
+def test_a_free_source_takes_over_the_second_half_of_the_longest_range():
     plan = DownloadPlan(40, [A, B])
     first, second = plan.next_range(A), plan.next_range(B)
     while second:
@@ -87,7 +87,7 @@ def test_of_a_single_chunk_the_first_to_bring_it_counts():
     assert not plan.next_range(A)
 
 
-def test_a_dropped_donors_chunks_are_for_the_others():
+def test_a_dropped_sources_chunks_are_for_the_others():
     plan = DownloadPlan(8, [A, B])
     lost = plan.next_range(A)
     plan.received(lost[0])
@@ -98,7 +98,7 @@ def test_a_dropped_donors_chunks_are_for_the_others():
         bring(plan, B, wanted)
         brought += wanted
     assert sorted(brought) == list(range(1, 8))
-    assert list(plan.donors) == [B]
+    assert list(plan.sources) == [B]
 
 
 def test_a_chunk_that_another_one_brings_too_is_not_given_out_a_third_time():
@@ -120,60 +120,60 @@ def test_who_asks_again_before_all_was_brought_gets_the_rest():
 
 
 class Race:
-    """Donors of several speeds on a virtual clock; some die, after so many chunks."""
+    """Sources of several speeds on a virtual clock; some die, after so many chunks."""
 
     def __init__(self, num_chunks, present, seconds_per_chunk, deaths):
-        self.donors = [PeerId(f"donor {i}") for i in range(len(seconds_per_chunk))]
-        self.plan = DownloadPlan(num_chunks, self.donors, present=present)
-        self.speed = dict(zip(self.donors, seconds_per_chunk, strict=True))
-        self.deaths = dict(zip(self.donors, deaths, strict=True))
-        self.brought = dict.fromkeys(self.donors, 0)
+        self.sources = [PeerId(f"source {i}") for i in range(len(seconds_per_chunk))]
+        self.plan = DownloadPlan(num_chunks, self.sources, present=present)
+        self.speed = dict(zip(self.sources, seconds_per_chunk, strict=True))
+        self.deaths = dict(zip(self.sources, deaths, strict=True))
+        self.brought = dict.fromkeys(self.sources, 0)
         self.now_s, self.events, self.idle = 0.0, [], set()
 
     def run(self):
-        for donor in self.donors:
-            self.ask(donor)
+        for source in self.sources:
+            self.ask(source)
         while self.events and not self.plan.is_complete:
-            self.now_s, _, donor, index = heapq.heappop(self.events)
-            if self.brought[donor] == self.deaths[donor]:
-                self.plan.drop(donor)
+            self.now_s, _, source, index = heapq.heappop(self.events)
+            if self.brought[source] == self.deaths[source]:
+                self.plan.drop(source)
             else:
-                self.brought[donor] += 1
+                self.brought[source] += 1
                 self.plan.received(index)
-                self.ask(donor)
+                self.ask(source)
             for other in sorted(self.idle):
                 self.ask(other)
 
-    def ask(self, donor):
-        self.idle.discard(donor)
-        wanted = self.plan.next_range(donor)
+    def ask(self, source):
+        self.idle.discard(source)
+        wanted = self.plan.next_range(source)
         if not wanted:
-            self.idle.add(donor)
+            self.idle.add(source)
             return
-        done_s = self.now_s + self.speed[donor]
-        heapq.heappush(self.events, (done_s, len(self.events), donor, wanted[0]))
+        done_s = self.now_s + self.speed[source]
+        heapq.heappush(self.events, (done_s, len(self.events), source, wanted[0]))
 
 
 @settings(derandomize=True, deadline=None, max_examples=150)
 @given(
     num_chunks=st.integers(0, 120),
     present=st.sets(st.integers(0, 119)),
-    donors=st.lists(
+    sources=st.lists(
         st.tuples(st.floats(0.1, 100.0), st.none() | st.integers(0, 30)), min_size=1, max_size=6
     ),
 )
-def test_it_ends_well_while_one_donor_lives_and_no_chunk_is_lost(num_chunks, present, donors):
-    race = Race(num_chunks, present, *zip(*donors, strict=True))
+def test_it_ends_well_while_one_source_lives_and_no_chunk_is_lost(num_chunks, present, sources):
+    race = Race(num_chunks, present, *zip(*sources, strict=True))
     race.run()
-    if any(death is None for _, death in donors):
+    if any(death is None for _, death in sources):
         assert race.plan.is_complete
-    # Twice came at most what was a single chunk of two donors at once.
+    # Twice came at most what was a single chunk of two sources at once.
     missing = len(set(range(num_chunks)) - present)
     twice = sum(race.brought.values()) - (missing - race.plan.num_missing)
-    assert 0 <= twice <= 2 * len(donors)
+    assert 0 <= twice <= 2 * len(sources)
 
 
-def test_a_slow_donor_holds_nobody_up():
+def test_a_slow_source_holds_nobody_up():
     draw = random.Random(3)
     speeds = [1.0, 1.0, 50.0]
     draw.shuffle(speeds)
@@ -183,7 +183,7 @@ def test_a_slow_donor_holds_nobody_up():
     assert race.now_s <= 102.0
 
 
-def test_a_donor_twice_as_fast_brings_twice_as_much():
+def test_a_source_twice_as_fast_brings_twice_as_much():
     race = Race(300, (), [1.0, 2.0], [None, None])
     race.run()
     fast, slow = race.brought.values()
