@@ -7,6 +7,8 @@ import pytest
 from swarm_ft.ids import PeerId
 from swarm_ft.protocol.messages.client import RunPhase, RunStatus, StepCommitted
 from swarm_ft.testing.local_swarm import LocalSwarm
+from swarm_ft.transport.grpc_transport import GrpcTransport
+from tests.counting import CountingTransport
 
 LAYERS = ["0-3", "3-6"]
 RTOL = 1e-4
@@ -81,6 +83,25 @@ async def test_a_replica_of_every_stage_dies_in_the_middle_of_a_step(
     assert final_losses(events) == pytest.approx(quiet, rel=RTOL)
     steps = [event.step for event in events if isinstance(event, StepCommitted)]
     assert steps == list(range(8))
+
+
+async def test_a_death_opens_no_call_among_the_living(make_job, tmp_path):
+    job = make_job(num_samples=16, batch_size=8, num_steps=8)
+    transport = CountingTransport(GrpcTransport())
+    async with LocalSwarm(tmp_path, LAYERS * 3, transport=transport) as swarm:
+        await swarm.all_joined()
+        status = await swarm.client.submit(job.spec, job.samples)
+        dead = swarm.peers[PeerId("peer-1")].server.endpoint
+        async for event in swarm.client.watch(status.run_id, lambda _trouble: None):
+            if isinstance(event, StepCommitted) and event.step == 2:
+                assert [name for _, name in transport.opened].count("Link") == 9 + 3 + 3
+                transport.opened.clear()
+                await swarm.kill_peer(PeerId("peer-1"))
+            if isinstance(event, StepCommitted) and event.step == 6:
+                break
+    opened = [at for at, name in transport.opened if name == "Link" and at != dead]
+    assert not opened
+    assert event.step == 6
 
 
 async def test_a_newcomer_takes_over_from_its_replica_and_then_stands_in_for_it(

@@ -40,9 +40,10 @@ from swarm_ft.protocol.messages.boundary import (
 from swarm_ft.protocol.messages.link import LinkHello
 from swarm_ft.protocol.spec.codec_spec import Direction
 from swarm_ft.testing.clock import ManualClock
-from swarm_ft.transport.base import Channel, Method, Reply, Request, Server, Transport
+from swarm_ft.transport.base import Transport
 from swarm_ft.transport.memory import MemoryTransport
 from swarm_ft.transport.methods import LINK
+from tests.counting import CountingTransport
 from tests.unit.peer.hands import Caller, Hand
 
 A, B = PeerId("a"), PeerId("b")
@@ -95,28 +96,6 @@ class End:
 
     async def write(self, message: FromNeighbour, send: Send) -> None:
         await send(message)
-
-
-class CountingTransport:
-    """Counts calls that are opened, and passes them on."""
-
-    def __init__(self, inner: Transport) -> None:
-        self.num_calls = 0
-        self._inner = inner
-
-    async def serve(self, *args: object, **kwargs: object) -> Server:
-        return await self._inner.serve(*args, **kwargs)  # type: ignore[arg-type]
-
-    def connect(self, endpoint: str) -> Channel:
-        channel = self._inner.connect(endpoint)
-        plain = channel.open
-
-        def opened(method: Method[Request, Reply]) -> object:
-            self.num_calls += 1
-            return plain(method)
-
-        channel.open = opened  # type: ignore[method-assign, assignment]
-        return channel
 
 
 class Peer:
@@ -229,7 +208,7 @@ async def test_a_new_attempt_takes_a_message_and_no_call(pair: Pair) -> None:
             assert await b.end.heard.get() == ack(number)
             b.channel.say(ack(number, 7))
             assert await a.end.heard.get() == ack(number, 7)
-    assert pair.transport.num_calls == 1
+    assert len(pair.transport.opened) == 1
 
 
 @pytest.mark.parametrize("first", ["a", "b"])
@@ -249,7 +228,7 @@ async def test_who_hears_of_an_attempt_first_waits_for_the_other(pair: Pair, fir
                 late.channel.say(ack(2))
                 assert await early.end.heard.get() == ack(2)
                 assert early.end.heard.empty()
-    assert pair.transport.num_calls == 1
+    assert len(pair.transport.opened) == 1
 
 
 async def test_what_an_attempt_left_to_be_sent_is_not_sent_in_the_next(pair: Pair) -> None:
@@ -294,7 +273,7 @@ async def test_a_stream_that_breaks_comes_back_under_the_attempt(pair: Pair) -> 
             await b.connected()
             a.channel.say(ack(1, number))
             assert await b.end.heard.get() == ack(1, number)
-    assert pair.transport.num_calls == 1 + 2 * MAX_BROKEN_STREAMS
+    assert len(pair.transport.opened) == 1 + 2 * MAX_BROKEN_STREAMS
 
 
 async def test_a_peer_that_moved_is_called_where_it_is_now(pair: Pair) -> None:
@@ -303,7 +282,7 @@ async def test_a_peer_that_moved_is_called_where_it_is_now(pair: Pair) -> None:
     server = await pair.transport.serve("127.0.0.1", 0, {LINK: pair.b.links.answer})
     pair.b.endpoint = server.endpoint
     async with pair.attempt(2) as (a, _):
-        while pair.transport.num_calls < 2:  # noqa: ASYNC110 - they may meet on the old stream first
+        while len(pair.transport.opened) < 2:  # noqa: ASYNC110 - they may meet on the old stream first
             await asyncio.sleep(0)
         await a.connected()
     await server.stop()
@@ -509,7 +488,7 @@ async def test_who_is_called_waits_for_the_caller() -> None:
     async with pair.b.attempt(pair.a, 1) as b:
         await asyncio.sleep(0)
         assert not b.running.done()
-    assert pair.transport.num_calls == 0
+    assert len(pair.transport.opened) == 0
 
 
 async def test_a_connection_starts_the_time_anew() -> None:
