@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from swarm_ft.errors import MalformedMessage
-from swarm_ft.ids import BlockIndex, PeerId, RunId
 from swarm_ft.protocol.spec.bounds import Bound, Length
 from swarm_ft.protocol.spec.digest import DIGEST_BYTES
-from swarm_ft.protocol.spec.layers import MAX_BLOCKS
 
 MAX_ID_CHARS = 64
 """Run and peer names; a longer one would only fill logs."""
@@ -107,33 +105,6 @@ def checked_id(name: str, value: str) -> str:
     if words is not None:
         raise MalformedMessage(f"{name}: {words}")
     return value
-
-
-def checked_run_id(text: str) -> RunId:
-    """A run's name, if it is one.
-
-    Raises:
-        MalformedMessage: see `checked_id`.
-    """
-    return RunId(checked_id("run id", text))
-
-
-def checked_peer_id(text: str) -> PeerId:
-    """A peer's name, if it is one.
-
-    Raises:
-        MalformedMessage: see `checked_id`.
-    """
-    return PeerId(checked_id("peer id", text))
-
-
-def checked_boundary(number: int) -> BlockIndex:
-    """A boundary, if it can be one.
-
-    Raises:
-        MalformedMessage: it lies in front of every model, or behind.
-    """
-    return BlockIndex(bounded("boundary", number, 1, MAX_BLOCKS))
 
 
 def checked_text(value: str) -> str:
