@@ -13,7 +13,13 @@ from swarm_ft.codec.gradient_pieces import PieceCodec
 from swarm_ft.ids import StepNumber
 from swarm_ft.peer.reduce.gradient_coder import GradientCoder, Residuals
 from swarm_ft.protocol.messages.boundary import EncodedTensor
-from swarm_ft.protocol.messages.reduction import Division, EncodeShare, Span, SumShares, TakeSum
+from swarm_ft.protocol.messages.reduction import (
+    Division,
+    EncodeShare,
+    PieceSpan,
+    SumShares,
+    TakeSum,
+)
 from swarm_ft.protocol.spec.codec_spec import parse_dp_spec
 
 NUM_REPLICAS = 2
@@ -62,7 +68,7 @@ class Replicas:
             residuals = self._residuals[member].begin(len(share), division.shard(member))
         return GradientCoder(self._codec, StepNumber(self._step), share, residuals)
 
-    def _sum_piece(self, span: Span, coders: list[GradientCoder]) -> None:
+    def _sum_piece(self, span: PieceSpan, coders: list[GradientCoder]) -> None:
         shares = {i: _tensor(coder.work(EncodeShare(span))) for i, coder in enumerate(coders)}
         total = _tensor(coders[span.owner].work(SumShares(span, shares)))
         for member, coder in enumerate(coders):

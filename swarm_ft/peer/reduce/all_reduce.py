@@ -28,7 +28,7 @@ from swarm_ft.peer.reduce.gradient_coder import (
     Residuals,
     SumKeeper,
 )
-from swarm_ft.protocol.machines.all_reduce import AllReduce, BreakOff, ReduceEffect, Transmit
+from swarm_ft.protocol.machines.all_reduce import AllReduce, BreakOff, ReduceEffect, TransmitPiece
 from swarm_ft.protocol.messages.boundary import EncodedTensor
 from swarm_ft.protocol.messages.reduction import (
     Division,
@@ -239,7 +239,7 @@ class GradientReducer:
     def _apply(self, effects: list[ReduceEffect]) -> None:
         for effect in effects:
             match effect:
-                case Transmit(member, message):
+                case TransmitPiece(member, message):
                     self._channels[member].say(message)
                 case BreakOff(member, error):
                     self._channels[member].break_off(error)

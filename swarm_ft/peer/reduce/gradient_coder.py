@@ -13,7 +13,13 @@ from swarm_ft.codec.gradient_pieces import PieceCodec
 from swarm_ft.errors import BadFrame, MalformedMessage, NonFinite, OutOfTurn
 from swarm_ft.ids import StepNumber
 from swarm_ft.protocol.messages.boundary import EncodedTensor
-from swarm_ft.protocol.messages.reduction import EncodeShare, PieceTask, Span, SumShares, TakeSum
+from swarm_ft.protocol.messages.reduction import (
+    EncodeShare,
+    PieceSpan,
+    PieceTask,
+    SumShares,
+    TakeSum,
+)
 
 # ---- what the codec of the replicas' gradients still owes at this peer, from step to step
 #
@@ -222,7 +228,7 @@ class GradientCoder:
             case TakeSum(span, tensor):
                 return self._take(span, tensor)
 
-    def _share(self, span: Span) -> EncodedTensor:
+    def _share(self, span: PieceSpan) -> EncodedTensor:
         where = span.start, span.stop
         values = self._gradient[slice(*where)]
         if not peak_of(values) <= MAX_GRADIENT:  # NaN is no number to compare with
@@ -237,7 +243,9 @@ class GradientCoder:
             self._residuals.set_worker(*where, piece.residual)
         return piece.tensor
 
-    def _sum(self, span: Span, shares: Mapping[int, EncodedTensor]) -> EncodedTensor | BadPiece:
+    def _sum(
+        self, span: PieceSpan, shares: Mapping[int, EncodedTensor]
+    ) -> EncodedTensor | BadPiece:
         where = span.start, span.stop
         total = torch.zeros(span.num_values)
         for member, share in shares.items():
@@ -252,7 +260,7 @@ class GradientCoder:
         self.result[slice(*where)] = piece.values
         return piece.tensor
 
-    def _take(self, span: Span, tensor: EncodedTensor) -> BadPiece | None:
+    def _take(self, span: PieceSpan, tensor: EncodedTensor) -> BadPiece | None:
         try:
             self.result[span.start : span.stop] = _decoded(self._codec, span, tensor, _MAX_SUM)
         except BadFrame as error:
@@ -289,7 +297,7 @@ class SumKeeper:
         return None
 
 
-def _decoded(codec: PieceCodec, span: Span, tensor: EncodedTensor, limit: float) -> Tensor:
+def _decoded(codec: PieceCodec, span: PieceSpan, tensor: EncodedTensor, limit: float) -> Tensor:
     values = codec.decode(tensor, span.num_values)
     peak = peak_of(values)
     if peak > limit:

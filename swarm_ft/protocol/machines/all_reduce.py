@@ -34,7 +34,7 @@ from swarm_ft.protocol.messages.reduction import (
     Phase,
     PieceAck,
     PieceKey,
-    Span,
+    PieceSpan,
     SumShares,
     TakeSum,
 )
@@ -45,7 +45,7 @@ for 250 Mbps at 130 ms."""
 
 
 @dataclass(frozen=True, slots=True)
-class Transmit:
+class TransmitPiece:
     """Put this message on the stream to that member."""
 
     member: int
@@ -60,7 +60,7 @@ class BreakOff:
     error: ProtocolError
 
 
-ReduceEffect = EncodeShare | SumShares | TakeSum | Transmit | BreakOff
+ReduceEffect = EncodeShare | SumShares | TakeSum | TransmitPiece | BreakOff
 Effects = list[ReduceEffect]
 
 
@@ -93,10 +93,10 @@ class AllReduce:
         self._own = own
         self._num_members = num_members
         self._step = StepNumber(-1)
-        self._spans: tuple[Span, ...] = ()
+        self._spans: tuple[PieceSpan, ...] = ()
         self._givers: tuple[int, ...] = ()
         self._others = {i: _Other() for i in range(num_members) if i != own}
-        self._to_encode: dict[int, deque[Span]] = {}
+        self._to_encode: dict[int, deque[PieceSpan]] = {}
         self._open_shares: dict[int, set[int]] = {}
         self._encoded: set[int] = set()
         self._shares: dict[int, dict[int, EncodedTensor]] = {}
@@ -135,14 +135,14 @@ class AllReduce:
                 effects += self._early(member, piece)
         return effects + self._encode_more()
 
-    def encoded(self, span: Span, tensor: EncodedTensor) -> Effects:
+    def encoded(self, span: PieceSpan, tensor: EncodedTensor) -> Effects:
         """This member's share of a piece is encoded."""
         self._encoded.add(span.index)
         if span.owner == self._own:
             return self._keep_share(self._own, span, tensor)
         return self._put(span.owner, Phase.SHARE, span.index, tensor)
 
-    def summed(self, span: Span, tensor: EncodedTensor) -> Effects:
+    def summed(self, span: PieceSpan, tensor: EncodedTensor) -> Effects:
         """A piece of the own shard is summed: it goes out to all."""
         self._done.add(span.index)
         del self._shares[span.index]
@@ -151,22 +151,22 @@ class AllReduce:
         for member, other in self._others.items():
             other.shares.discard(span.index)
             if member in self._givers:
-                effects.append(Transmit(member, PieceAck(self._key(Phase.SHARE, span.index))))
+                effects.append(TransmitPiece(member, PieceAck(self._key(Phase.SHARE, span.index))))
             effects += self._put(member, Phase.SUM, span.index, tensor)
         return effects + self._encode_more()
 
-    def share_refused(self, span: Span, member: int) -> None:
+    def share_refused(self, span: PieceSpan, member: int) -> None:
         """A member's share of a piece cannot be decoded: let it come again over its next stream."""
         del self._shares[span.index][member]
         self._others[member].shares.discard(span.index)
 
-    def taken(self, span: Span) -> Effects:
+    def taken(self, span: PieceSpan) -> Effects:
         """The sum of a piece is in the result."""
         self._others[span.owner].sums.discard(span.index)
         self._done.add(span.index)
-        return [Transmit(span.owner, PieceAck(self._key(Phase.SUM, span.index)))]
+        return [TransmitPiece(span.owner, PieceAck(self._key(Phase.SUM, span.index)))]
 
-    def sum_refused(self, span: Span) -> None:
+    def sum_refused(self, span: PieceSpan) -> None:
         """The sum of a piece cannot be decoded: let it come again over the next stream."""
         self._others[span.owner].sums.discard(span.index)
 
@@ -175,7 +175,9 @@ class AllReduce:
     def connected(self, member: int) -> Effects:
         """A stream to a member is up: send what it did not acknowledge."""
         boxes = self._others[member].outboxes.values()
-        return [Transmit(member, piece) for box in boxes for piece in box.connected(WINDOW_PIECES)]
+        return [
+            TransmitPiece(member, piece) for box in boxes for piece in box.connected(WINDOW_PIECES)
+        ]
 
     def disconnected(self, member: int) -> None:
         """The stream is gone: pieces wait, and early ones, not acknowledged, will come again."""
@@ -226,14 +228,14 @@ class AllReduce:
         if member not in self._givers:
             raise OutOfTurn(f"got a share of step {self._step} from a member that listens")
         if span.index in self._done:
-            return [Transmit(member, PieceAck(piece.key))]
+            return [TransmitPiece(member, PieceAck(piece.key))]
         if span.index in held:
             return []
         _check_window(held, "shares")
         held.add(span.index)
         return self._keep_share(member, span, piece.tensor)
 
-    def _keep_share(self, member: int, span: Span, tensor: EncodedTensor) -> Effects:
+    def _keep_share(self, member: int, span: PieceSpan, tensor: EncodedTensor) -> Effects:
         shares = self._shares.setdefault(span.index, {})
         shares[member] = tensor
         if len(shares) < len(self._givers):
@@ -243,7 +245,7 @@ class AllReduce:
     def _sum(self, member: int, piece: GradientPiece) -> Effects:
         span, decoding = self._span(member, piece), self._others[member].sums
         if span.index in self._done:
-            return [Transmit(member, PieceAck(piece.key))]
+            return [TransmitPiece(member, PieceAck(piece.key))]
         if span.index in decoding:
             return []
         if self._gives and span.index not in self._encoded:
@@ -252,7 +254,7 @@ class AllReduce:
         decoding.add(span.index)
         return [TakeSum(span, piece.tensor)]
 
-    def _span(self, owner: int, piece: GradientPiece) -> Span:
+    def _span(self, owner: int, piece: GradientPiece) -> PieceSpan:
         index, tensor = piece.key.piece, piece.tensor
         if index >= len(self._spans) or self._spans[index].owner != owner:
             shard = [span.index for span in self._spans if span.owner == owner]
@@ -270,12 +272,12 @@ class AllReduce:
         pieces = self._others[member].outboxes[key.phase].acknowledge(key)
         if key.phase is Phase.SHARE and (key.attempt, key.step) == (self._attempt, self._step):
             self._open_shares[member].discard(key.piece)
-        return [*(Transmit(member, piece) for piece in pieces), *self._encode_more()]
+        return [*(TransmitPiece(member, piece) for piece in pieces), *self._encode_more()]
 
     def _put(self, member: int, phase: Phase, index: int, tensor: EncodedTensor) -> Effects:
         piece = GradientPiece(self._key(phase, index), tensor)
         pieces = self._others[member].outboxes[phase].put(piece.key, piece)
-        return [Transmit(member, piece) for piece in pieces]
+        return [TransmitPiece(member, piece) for piece in pieces]
 
     def _encode_more(self) -> Effects:
         """Shares for all members in turn, as far as their windows allow."""

@@ -86,7 +86,7 @@ ReduceMessage = ReduceHello | FromReplica
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class PieceSpan:
     """Where a piece lies in the flat gradient.
 
     Attributes:
@@ -116,7 +116,7 @@ class Span:
 class EncodeShare:
     """Encode this member's values of a piece, then say `encoded`."""
 
-    span: Span
+    span: PieceSpan
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ class SumShares:
         shares: by member.
     """
 
-    span: Span
+    span: PieceSpan
     shares: Mapping[int, EncodedTensor]
 
 
@@ -135,7 +135,7 @@ class SumShares:
 class TakeSum:
     """Decode the sum of a piece into the result, then say `taken` or `sum_refused`."""
 
-    span: Span
+    span: PieceSpan
     tensor: EncodedTensor
 
 
@@ -157,7 +157,7 @@ class Division:
     ) -> None:
         self.num_values = num_values
         self.givers = tuple(i for i in range(num_members) if i not in listeners)
-        self.spans: tuple[Span, ...] = ()
+        self.spans: tuple[PieceSpan, ...] = ()
         for owner in self.givers:
             self.spans += _pieces(*self.shard(owner), owner, len(self.spans))
 
@@ -170,9 +170,9 @@ class Division:
         return min(start, self.num_values), min(stop, self.num_values)
 
 
-def _pieces(start: int, stop: int, owner: int, first_index: int) -> tuple[Span, ...]:
+def _pieces(start: int, stop: int, owner: int, first_index: int) -> tuple[PieceSpan, ...]:
     size = PIECE_ROWS * ROW_VALUES
     return tuple(
-        Span(first_index + i, owner, at, min(at + size, stop))
+        PieceSpan(first_index + i, owner, at, min(at + size, stop))
         for i, at in enumerate(range(start, stop, size))
     )

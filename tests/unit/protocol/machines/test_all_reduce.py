@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarm_ft.errors import BadFrame, OutOfTurn
-from swarm_ft.protocol.machines.all_reduce import WINDOW_PIECES, AllReduce, BreakOff, Transmit
+from swarm_ft.protocol.machines.all_reduce import WINDOW_PIECES, AllReduce, BreakOff, TransmitPiece
 from swarm_ft.protocol.messages.boundary import EncodedTensor
 from swarm_ft.protocol.messages.reduction import (
     PIECE_ROWS,
@@ -70,7 +70,7 @@ class Member:
     def apply(self, effects):
         for effect in effects:
             match effect:
-                case Transmit(member, message):
+                case TransmitPiece(member, message):
                     if member in self.streams:
                         self.streams[member].say(self.index, message)
                 case BreakOff():
@@ -334,16 +334,16 @@ def test_a_share_is_acknowledged_once_its_piece_is_summed(machine):
     effects = machine.summed(span, tensor(span, "sum"))
     key = PieceKey(ATTEMPT, 7, Phase.SHARE, span.index)
     for member in (1, 2):
-        assert Transmit(member, PieceAck(key)) in effects
-        assert Transmit(member, total(span)) in effects
-        assert machine.receive(member, share(span)) == [Transmit(member, PieceAck(key))]
+        assert TransmitPiece(member, PieceAck(key)) in effects
+        assert TransmitPiece(member, total(span)) in effects
+        assert machine.receive(member, share(span)) == [TransmitPiece(member, PieceAck(key))]
 
 
 def test_a_sum_is_acknowledged_once_it_is_taken_in(machine):
     span = SHARDS[1][0]
     assert machine.receive(1, total(span)) == [TakeSum(span, tensor(span, "sum"))]
     assert machine.receive(1, total(span)) == []
-    ack = [Transmit(1, PieceAck(PieceKey(ATTEMPT, 7, Phase.SUM, span.index)))]
+    ack = [TransmitPiece(1, PieceAck(PieceKey(ATTEMPT, 7, Phase.SUM, span.index)))]
     assert machine.taken(span) == ack
     assert machine.receive(1, total(span)) == ack
 
@@ -525,5 +525,5 @@ def test_a_new_step_drops_what_the_last_one_left(machine):
     span = SHARDS[0][0]
     machine.receive(1, share(span))
     made = sum_ready(machine, machine.begin(8, DIVISION))
-    assert all(e.message.key.step == 8 for e in made if isinstance(e, Transmit))
+    assert all(e.message.key.step == 8 for e in made if isinstance(e, TransmitPiece))
     assert machine.receive(2, share(span, step=8)) == []
