@@ -11,15 +11,15 @@ from swarm_ft.coordinator.journal.tokens import TokenFiles
 from swarm_ft.errors import JournalError, NotFound
 from swarm_ft.ids import RunId, SampleId
 from swarm_ft.protocol.spec.run_spec import RunSpec
+from tests.unit.coordinator.conftest import MakeSpec
 
 RUN = RunId("run-1")
 NUM_SAMPLES = 40
 
 
 @pytest.fixture
-def spec(make_spec: Any) -> RunSpec:
-    made: RunSpec = make_spec(num_samples=NUM_SAMPLES)
-    return made
+def spec(make_spec: MakeSpec) -> RunSpec:
+    return make_spec(num_samples=NUM_SAMPLES)
 
 
 @pytest.fixture
