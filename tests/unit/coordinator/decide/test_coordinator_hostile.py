@@ -1,7 +1,7 @@
 """Nothing that anybody says makes the coordinator raise, or count a step twice."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 from hypothesis import given, settings
@@ -74,6 +74,8 @@ disturbances = st.one_of(
 )
 # Between two disturbances the run gets some way, or it would never get anywhere.
 scripts = st.lists(st.tuples(st.integers(0, 3), disturbances), max_size=25)
+Script: TypeAlias = list[tuple[int, tuple[Any, ...]]]
+"""How often peers make progress, then a disturbance; as often as there are."""
 
 
 class Mob:
@@ -82,7 +84,7 @@ class Mob:
     def __init__(self, swarm: Swarm, make_spec: MakeSpec) -> None:
         self.swarm, self.make_spec = swarm, make_spec
 
-    def play(self, script: list[tuple[int, tuple[Any, ...]]]) -> None:
+    def play(self, script: Script) -> None:
         self.all_hello()
         for num_progress, (kind, *details) in script:
             for _ in range(num_progress):
@@ -226,15 +228,18 @@ class Mob:
         self.swarm.handle(Tick())
 
 
+MakeMob: TypeAlias = Callable[[], Mob]
+
+
 @pytest.fixture(scope="module")
-def make_mob(make_swarm: type[Swarm], make_spec: MakeSpec) -> Callable[[], Mob]:
+def make_mob(make_swarm: type[Swarm], make_spec: MakeSpec) -> MakeMob:
     return lambda: Mob(make_swarm(), make_spec)
 
 
 @settings(derandomize=True, max_examples=250, deadline=None)
 @given(script=scripts, num_blocks=st.sampled_from([2, 4, 4, 4]))
 def test_no_order_of_events_breaks_the_coordinator(
-    make_mob: Callable[[], Mob], script: list[tuple[int, tuple[Any, ...]]], num_blocks: int
+    make_mob: MakeMob, script: Script, num_blocks: int
 ) -> None:
     mob = make_mob()
     mob.submit(RUNS[0], num_blocks)
@@ -244,9 +249,9 @@ def test_no_order_of_events_breaks_the_coordinator(
 @settings(derandomize=True, max_examples=100, deadline=None)
 @given(script=scripts)
 def test_honest_peers_can_still_train_after_any_order_of_events(
-    make_mob: Callable[[], Mob],
+    make_mob: MakeMob,
     make_peer: type[FakePeer],
-    script: list[tuple[int, tuple[Any, ...]]],
+    script: Script,
 ) -> None:
     mob = make_mob()
     mob.submit(RUNS[0], 4)

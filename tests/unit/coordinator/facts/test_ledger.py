@@ -171,7 +171,5 @@ def test_other_boundaries_are_another_ledger(ledger: Ledger) -> None:
 def test_nothing_changes_where_nobody_lost_anything(ledger: Ledger) -> None:
     before = ledger.after({SampleId(0): (A, B, C)})
     assert before.without(A2, BOUNDARIES[0], SampleSet.of([SampleId(0)])) == before
-    assert (
-        before.with_inventory(A, {BOUNDARIES[0]: SampleSet.of([SampleId(0), SampleId(5)])})
-        is before
-    )
+    held = SampleSet.of([SampleId(0), SampleId(5)])
+    assert before.with_inventory(A, {BOUNDARIES[0]: held}) is before

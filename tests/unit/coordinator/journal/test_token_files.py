@@ -2,7 +2,6 @@
 
 import random
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -98,7 +97,7 @@ def test_no_damage_alters_a_token(files: TokenFiles, spec: RunSpec, seed: int) -
 
 
 def test_tokens_of_another_run_or_spec_are_none_of_this_ones(
-    files: TokenFiles, spec: RunSpec, make_spec: Any
+    files: TokenFiles, spec: RunSpec, make_spec: MakeSpec
 ) -> None:
     path = write(files, spec)
     other = write(files, spec, RunId("other"))

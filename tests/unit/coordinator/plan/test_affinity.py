@@ -19,6 +19,7 @@ from swarm_ft.protocol.spec.training_plan import Microbatch, step_samples
 from tests.specs import train_spec
 
 STRANGER = PeerId("stranger")
+FIRST = StepNumber(0)
 
 
 def stages_of_sizes(*sizes: int) -> list[Stage]:
@@ -86,30 +87,30 @@ def test_where_nobody_holds_anything_places_decide() -> None:
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_samples_stay_with_their_route_where_it_has_room(size: int) -> None:
     stages, spec = stages_of_sizes(2, 2, 2), spec_of(8, size)
-    samples = step_samples(spec, StepNumber(0))
+    samples = step_samples(spec, FIRST)
     routes = {}
     for i, sample in enumerate(samples):
         routes[sample] = tuple(PeerId(f"s{stage}r{i % 2}") for stage in range(3))
     ledger = empty(stages, spec).after(routes)
-    assert routes_of(plan_microbatches(spec, StepNumber(0), stages, {}, ledger), stages) == routes
+    assert routes_of(plan_microbatches(spec, FIRST, stages, {}, ledger), stages) == routes
 
 
 def test_who_must_leave_leaves_whole_and_takes_a_place_that_is_free_at_all_stages() -> None:
     """Ten samples are held by one replica of each stage, six by the other: two too many."""
     stages, spec = stages_of_sizes(2, 2, 2), spec_of(16, 1)
     ledger = empty(stages, spec)
-    for i, sample in enumerate(step_samples(spec, StepNumber(0))):
+    for i, sample in enumerate(step_samples(spec, FIRST)):
         ledger = held_by(ledger, sample, (0, 0, 0) if i < 10 else (1, 1, 1))
-    routes = Counter(b.route for b in plan_microbatches(spec, StepNumber(0), stages, {}, ledger))
+    routes = Counter(b.route for b in plan_microbatches(spec, FIRST, stages, {}, ledger))
     assert routes == {(0, 0, 0): 8, (1, 1, 1): 8}
 
 
 def test_samples_that_nobody_holds_fill_up_microbatches_of_those_that_are_held() -> None:
     stages, spec = stages_of_sizes(2, 2), spec_of(4, 4)
-    samples, ledger = step_samples(spec, StepNumber(0)), empty(stages, spec)
+    samples, ledger = step_samples(spec, FIRST), empty(stages, spec)
     for i, sample in enumerate(samples[:12]):
         ledger = held_by(ledger, sample, (0, 0) if i < 5 else (1, 1))
-    routes = routes_of(plan_microbatches(spec, StepNumber(0), stages, {}, ledger), stages)
+    routes = routes_of(plan_microbatches(spec, FIRST, stages, {}, ledger), stages)
     assert all(routes[sample] == ("s0r0", "s1r0") for sample in samples[:5])
     assert all(routes[sample] == ("s0r1", "s1r1") for sample in samples[5:12])
 
@@ -117,24 +118,24 @@ def test_samples_that_nobody_holds_fill_up_microbatches_of_those_that_are_held()
 def test_a_buffer_at_one_end_only_counts_for_nothing() -> None:
     """Its sample begins anew wherever it goes, and so fills up what others leave."""
     stages, spec = stages_of_sizes(2, 2), spec_of(4, 2)
-    samples, known = step_samples(spec, StepNumber(0)), empty(stages, spec)
+    samples, known = step_samples(spec, FIRST), empty(stages, spec)
     for sample in samples[:3]:
         known = held_by(known, sample, (0, 0))
     ledger = known
     for sample in samples[3:]:
         ledger = held_by(ledger, sample, (1, 0))
     ledger = ledger.without(PeerId("s0r1"), ledger.boundaries[0], SampleSet.of(samples[3:]))
-    planned = plan_microbatches(spec, StepNumber(0), stages, {}, ledger)
-    assert planned == plan_microbatches(spec, StepNumber(0), stages, {}, known)
+    planned = plan_microbatches(spec, FIRST, stages, {}, ledger)
+    assert planned == plan_microbatches(spec, FIRST, stages, {}, known)
 
 
 def test_who_replaces_a_replica_gets_what_nobody_else_holds() -> None:
     stages, spec = stages_of_sizes(2, 2), spec_of(8, 1)
-    samples, ledger = step_samples(spec, StepNumber(0)), empty(stages, spec)
+    samples, ledger = step_samples(spec, FIRST), empty(stages, spec)
     for i, sample in enumerate(samples):
         ledger = held_by(ledger, sample, (i % 2, i % 2))
     stages[0] = Stage(layers=stages[0].layers, peers=(PeerId("s0r0"), PeerId("new")))
-    routes = routes_of(plan_microbatches(spec, StepNumber(0), stages, {}, ledger), stages)
+    routes = routes_of(plan_microbatches(spec, FIRST, stages, {}, ledger), stages)
     assert [routes[sample] for sample in samples] == [("s0r0", "s1r0"), ("new", "s1r1")] * 4
 
 

@@ -19,6 +19,7 @@ from tests.unit.coordinator.conftest import FakePeer, MakeSpec, Swarm
 
 RUN = RunId("run-1")
 EPOCH_STEPS = 16
+BOUNDARY = BlockIndex(2)
 Pair: TypeAlias = tuple[PeerId | None, PeerId | None]
 
 
@@ -72,7 +73,7 @@ def test_a_commit_tells_who_holds_what(
     assert set(pairs(swarm)) == {(None, None)}
     train_until(swarm, 3)
     held = {sample for sample in range(64) if pair(swarm, sample) == ("a", "b")}
-    assert held == a.buffers[BlockIndex(2)] == b.buffers[BlockIndex(2)]
+    assert held == a.buffers[BOUNDARY] == b.buffers[BOUNDARY]
     assert len(held) == 12
 
 
@@ -111,12 +112,10 @@ def test_an_inventory_takes_out_what_is_not_there_and_adds_nothing(
 ) -> None:
     begun(swarm, spec, (a, b))
     train_until(swarm, 3)
-    kept, strange = (
-        sorted(b.buffers[BlockIndex(2)])[:5],
-        sorted(set(range(64)) - b.buffers[BlockIndex(2)])[0],
-    )
+    kept = sorted(b.buffers[BOUNDARY])[:5]
+    strange = min(set(map(SampleId, range(64))) - b.buffers[BOUNDARY])
     swarm.lose(b)
-    b.buffers[BlockIndex(2)] = {*kept, SampleId(strange)}
+    b.buffers[BOUNDARY] = {*kept, strange}
     before = pairs(swarm)
     assert {pair for pair in before if None not in pair} == {("a", "b")}
     swarm.join(b)
@@ -129,11 +128,11 @@ def test_an_inventory_takes_out_what_is_not_there_and_adds_nothing(
 def test_a_loss_takes_out_one_end(swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer) -> None:
     begun(swarm, spec, (a, b))
     train_until(swarm, 3)
-    (sample, other) = sorted(b.buffers[BlockIndex(2)])[:2]
+    (sample, other) = sorted(b.buffers[BOUNDARY])[:2]
     train_until(swarm, 4)
     ready = replace(
         b.step_ready(swarm.run().committed_steps),
-        lost=(HeldBuffers(boundary=BlockIndex(2), samples=SampleSet.of([sample])),),
+        lost=(HeldBuffers(boundary=BOUNDARY, samples=SampleSet.of([sample])),),
     )
     swarm.say(b, ready)
     assert pair(swarm, sample) == ("a", None)
@@ -211,7 +210,7 @@ def test_who_goes_back_to_a_snapshot_keeps_what_is_known(
     [
         (HeldBuffers(boundary=BlockIndex(3)), "buffers of boundary 3; its stage has 2"),
         (
-            HeldBuffers(boundary=BlockIndex(2), samples=SampleSet.of([SampleId(64)])),
+            HeldBuffers(boundary=BOUNDARY, samples=SampleSet.of([SampleId(64)])),
             "samples below 64",
         ),
     ],
@@ -236,8 +235,8 @@ def test_an_inventory_that_cannot_be_is_refused_too(
 ) -> None:
     swarm.submit(spec)
     swarm.join(a, b)
-    swarm.forget_said(PeerId("b"))
-    inventory = (HeldBuffers(boundary=BlockIndex(2), samples=SampleSet.of([SampleId(2**20)])),)
+    swarm.forget_said(b.peer_id)
+    inventory = (HeldBuffers(boundary=BOUNDARY, samples=SampleSet.of([SampleId(2**20)])),)
     ready = StageReady(run_id=RUN, attempt=swarm.run().attempt.number, buffers=inventory)
     swarm.say(b, ready)
     assert swarm.dismissals() == {"b": "malformed-message"}
@@ -262,14 +261,9 @@ def test_the_overview_tells_of_every_boundary(
     begun(swarm, spec, (a, b))
     train_until(swarm, 3)
     counts = BufferCounts(
-        boundary=BlockIndex(2),
-        samples=9,
-        memory_bytes=70,
-        disk_bytes=30,
-        memory_hits=4,
-        evictions=1,
+        boundary=BOUNDARY, samples=9, memory_bytes=70, disk_bytes=30, memory_hits=4, evictions=1
     )
-    swarm.forget_said(PeerId("a"))
+    swarm.forget_said(a.peer_id)
     for _ in range(2):
         swarm.say(a, replace(a.step_ready(swarm.run().committed_steps), buffers=(counts,)))
     (run,) = overview(swarm.state).runs
@@ -285,14 +279,14 @@ def test_who_is_away_keeps_nothing_but_what_it_did_counts(
 ) -> None:
     begun(swarm, spec, replicas)
     train_until(swarm, 3)
-    counts = BufferCounts(boundary=BlockIndex(2), samples=9, memory_bytes=70, misses=4)
+    counts = BufferCounts(boundary=BOUNDARY, samples=9, memory_bytes=70, misses=4)
     swarm.forget_said(PeerId("a2"))
     ready = replicas[1].step_ready(swarm.run().committed_steps)
     swarm.say(replicas[1], replace(ready, buffers=(counts,)))
     swarm.leave(replicas[1])
     swarm.settle_until(lambda: swarm.run().phase is RunPhase.TRAINING)
     (boundary,) = overview(swarm.state).runs[0].boundaries
-    assert boundary.kept == BufferCounts(boundary=BlockIndex(2), misses=4)
+    assert boundary.kept == BufferCounts(boundary=BOUNDARY, misses=4)
 
 
 def test_counts_stay_in_their_fields_whatever_peers_tell(
@@ -300,8 +294,8 @@ def test_counts_stay_in_their_fields_whatever_peers_tell(
 ) -> None:
     begun(swarm, spec, (a, b))
     train_until(swarm, 1)
-    swarm.forget_said(PeerId("a"))
-    counts = BufferCounts(boundary=BlockIndex(2), misses=2**50, disk_bytes=2**50)
+    swarm.forget_said(a.peer_id)
+    counts = BufferCounts(boundary=BOUNDARY, misses=2**50, disk_bytes=2**50)
     for _ in range(3):
         swarm.say(a, replace(a.step_ready(swarm.run().committed_steps), buffers=(counts,)))
     (boundary,) = overview(swarm.state).runs[0].boundaries

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -17,6 +17,9 @@ from swarm_ft.protocol.spec.run_spec import TrainSpec
 from swarm_ft.protocol.spec.training_plan import Microbatch, step_microbatches, step_samples
 from tests.unit.coordinator.conftest import MakeSpec
 
+FIRST = StepNumber(0)
+MakeTrain: TypeAlias = Callable[..., TrainSpec]
+
 
 def stages_of_sizes(*sizes: int) -> list[Stage]:
     return [
@@ -28,7 +31,7 @@ def stages_of_sizes(*sizes: int) -> list[Stage]:
 
 
 @pytest.fixture
-def train(make_spec: MakeSpec) -> Callable[..., TrainSpec]:
+def train(make_spec: MakeSpec) -> MakeTrain:
     return lambda **changes: make_spec(**changes).train
 
 
@@ -36,13 +39,10 @@ def loads(microbatches: Sequence[Microbatch], stage_index: int) -> Counter[int]:
     return Counter(batch.replica_at(stage_index) for batch in microbatches)
 
 
-def test_without_replicas_microbatches_are_in_the_order_of_the_data(
-    train: Callable[..., TrainSpec],
-) -> None:
+def test_without_replicas_microbatches_are_in_the_order_of_the_data(train: MakeTrain) -> None:
     spec = train(num_samples=32, batch_size=8, micro_batch_size=2)
-    assert plan_microbatches(spec, StepNumber(1), stages_of_sizes(1, 1), {}) == step_microbatches(
-        spec, StepNumber(1)
-    )
+    step = StepNumber(1)
+    assert plan_microbatches(spec, step, stages_of_sizes(1, 1), {}) == step_microbatches(spec, step)
 
 
 @settings(
@@ -58,7 +58,7 @@ def test_without_replicas_microbatches_are_in_the_order_of_the_data(
     step=st.integers(0, 5).map(StepNumber),
 )
 def test_every_sample_has_one_route_and_replicas_share_evenly(
-    train: Callable[..., TrainSpec], sizes: list[int], size: int, count: int, step: StepNumber
+    train: MakeTrain, sizes: list[int], size: int, count: int, step: StepNumber
 ) -> None:
     spec = train(num_samples=4 * size * count, batch_size=size * count, micro_batch_size=size)
     microbatches = plan_microbatches(spec, step, stages_of_sizes(*sizes), {})
@@ -71,50 +71,40 @@ def test_every_sample_has_one_route_and_replicas_share_evenly(
         assert max(shares.values()) - min(shares[r] for r in range(replicas)) <= 1
 
 
-def test_a_peer_half_as_fast_gets_half(train: Callable[..., TrainSpec]) -> None:
+def test_a_peer_half_as_fast_gets_half(train: MakeTrain) -> None:
     spec = train(num_samples=12, batch_size=12, micro_batch_size=1)
     stages = stages_of_sizes(2, 1)
     seconds = {PeerId("s0r0"): (1.0, 1.3, 0.9), PeerId("s0r1"): (2.0,)}
-    assert loads(plan_microbatches(spec, StepNumber(0), stages, seconds), 0) == {0: 8, 1: 4}
+    assert loads(plan_microbatches(spec, FIRST, stages, seconds), 0) == {0: 8, 1: 4}
 
 
-def test_noise_moves_nothing(train: Callable[..., TrainSpec]) -> None:
+def test_noise_moves_nothing(train: MakeTrain) -> None:
     spec = train(num_samples=12, batch_size=12, micro_batch_size=1)
     seconds = {PeerId("s0r0"): (1.0, 0.8, 1.2, 1.0, 1.3), PeerId("s0r1"): (1.0, 1.1, 0.9, 1.0, 0.7)}
-    assert loads(plan_microbatches(spec, StepNumber(0), stages_of_sizes(2), seconds), 0) == {
-        0: 6,
-        1: 6,
-    }
+    assert loads(plan_microbatches(spec, FIRST, stages_of_sizes(2), seconds), 0) == {0: 6, 1: 6}
 
 
-def test_a_peer_that_slows_down_is_relieved_in_the_next_step(
-    train: Callable[..., TrainSpec],
-) -> None:
+def test_a_peer_that_slows_down_is_relieved_in_the_next_step(train: MakeTrain) -> None:
     spec = train(num_samples=12, batch_size=12, micro_batch_size=1)
     seconds = {PeerId("s0r0"): (1.0, 1.0, 1.0, 1.0, 3.0), PeerId("s0r1"): (1.0,)}
-    assert loads(plan_microbatches(spec, StepNumber(0), stages_of_sizes(2), seconds), 0) == {
-        0: 3,
-        1: 9,
-    }
+    assert loads(plan_microbatches(spec, FIRST, stages_of_sizes(2), seconds), 0) == {0: 3, 1: 9}
 
 
-def test_a_newcomer_counts_as_fast_as_the_others(train: Callable[..., TrainSpec]) -> None:
+def test_a_newcomer_counts_as_fast_as_the_others(train: MakeTrain) -> None:
     spec = train(num_samples=12, batch_size=12, micro_batch_size=1)
     seconds = {PeerId("s0r0"): (3.0,), PeerId("s0r1"): (3.0,)}
-    shares = loads(plan_microbatches(spec, StepNumber(0), stages_of_sizes(3), seconds), 0)
+    shares = loads(plan_microbatches(spec, FIRST, stages_of_sizes(3), seconds), 0)
     assert shares == {0: 4, 1: 4, 2: 4}
 
 
-def test_all_replicas_have_something_to_do_from_the_start(train: Callable[..., TrainSpec]) -> None:
+def test_all_replicas_have_something_to_do_from_the_start(train: MakeTrain) -> None:
     spec = train(num_samples=12, batch_size=12, micro_batch_size=1)
-    microbatches = plan_microbatches(spec, StepNumber(0), stages_of_sizes(3, 2), {})
+    microbatches = plan_microbatches(spec, FIRST, stages_of_sizes(3, 2), {})
     assert {batch.replica_at(0) for batch in microbatches[:3]} == {0, 1, 2}
     assert {batch.replica_at(1) for batch in microbatches[:3]} == {0, 1}
 
 
-def test_samples_meet_the_same_replicas_again_in_a_shuffled_epoch(
-    train: Callable[..., TrainSpec],
-) -> None:
+def test_samples_meet_the_same_replicas_again_in_a_shuffled_epoch(train: MakeTrain) -> None:
     """Few change sides: those near the division, whose rank in a step depends on the others."""
     spec = train(num_samples=512, batch_size=64, micro_batch_size=4, shuffle=True)
     met: list[dict[SampleId, int]] = [{}, {}]
@@ -131,13 +121,11 @@ def test_samples_meet_the_same_replicas_again_in_a_shuffled_epoch(
 # ---- a step that is planned again
 
 
-def planned(
-    train: Callable[..., TrainSpec], *sizes: int, count: int = 12, **changes: Any
-) -> PlannedStep:
+def planned(train: MakeTrain, *sizes: int, count: int = 12, **changes: Any) -> PlannedStep:
     spec = train(num_samples=4 * count, batch_size=count, micro_batch_size=1, **changes)
     stages = stages_of_sizes(*sizes)
     return PlannedStep(
-        microbatches=plan_microbatches(spec, StepNumber(0), stages, {}), stages=tuple(stages)
+        microbatches=plan_microbatches(spec, FIRST, stages, {}), stages=tuple(stages)
     )
 
 
@@ -152,9 +140,7 @@ def hosts(microbatches: Sequence[Microbatch], stages: Sequence[Stage], index: in
     return [stages[index].peers[batch.replica_at(index)] for batch in microbatches]
 
 
-def test_only_the_microbatches_of_a_lost_peer_change_their_way(
-    train: Callable[..., TrainSpec],
-) -> None:
+def test_only_the_microbatches_of_a_lost_peer_change_their_way(train: MakeTrain) -> None:
     before = planned(train, 3, 2)
     stages = without(before.stages, PeerId("s0r1"))
     again = plan_again(before, stages, {}, {})
@@ -167,9 +153,7 @@ def test_only_the_microbatches_of_a_lost_peer_change_their_way(
     assert set(loads(again, 0).values()) == {6}
 
 
-def test_what_is_done_stays_done_and_whoever_has_less_to_do_takes_more(
-    train: Callable[..., TrainSpec],
-) -> None:
+def test_what_is_done_stays_done_and_whoever_has_less_to_do_takes_more(train: MakeTrain) -> None:
     before = planned(train, 3)
     of: dict[PeerId | None, list[MicrobatchIndex]] = {peer: [] for peer in before.stages[0].peers}
     for batch in before.microbatches:
@@ -181,7 +165,7 @@ def test_what_is_done_stays_done_and_whoever_has_less_to_do_takes_more(
     assert to_do == {"s0r0": 4, "s0r1": 4}
 
 
-def test_where_two_are_done_with_the_same_one_begins_anew(train: Callable[..., TrainSpec]) -> None:
+def test_where_two_are_done_with_the_same_one_begins_anew(train: MakeTrain) -> None:
     before = planned(train, 2, count=4)
     claims = {
         PeerId("s0r0"): frozenset(map(MicrobatchIndex, (0, 1))),
@@ -192,7 +176,7 @@ def test_where_two_are_done_with_the_same_one_begins_anew(train: Callable[..., T
     assert all(batch.replica_at(0) == 1 for batch in again if batch.done)
 
 
-def test_microbatches_that_there_are_not_cannot_be_done(train: Callable[..., TrainSpec]) -> None:
+def test_microbatches_that_there_are_not_cannot_be_done(train: MakeTrain) -> None:
     before = planned(train, 1, count=2)
     again = plan_again(
         before, before.stages, {PeerId("s0r0"): frozenset(map(MicrobatchIndex, (0, 2)))}, {}
@@ -200,7 +184,7 @@ def test_microbatches_that_there_are_not_cannot_be_done(train: Callable[..., Tra
     assert not any(batch.done for batch in again)
 
 
-def test_after_a_restart_only_what_is_done_has_a_place(train: Callable[..., TrainSpec]) -> None:
+def test_after_a_restart_only_what_is_done_has_a_place(train: MakeTrain) -> None:
     before = PlannedStep(microbatches=planned(train, 2, count=4).microbatches)
     stages = stages_of_sizes(2)
     again = plan_again(before, stages, {PeerId("s0r1"): frozenset({MicrobatchIndex(0)})}, {})
@@ -216,7 +200,7 @@ def test_after_a_restart_only_what_is_done_has_a_place(train: Callable[..., Trai
 )
 @given(data=st.data(), sizes=st.lists(st.integers(1, 4), min_size=1, max_size=3))
 def test_whoever_goes_each_microbatch_has_one_place_at_each_stage(
-    train: Callable[..., TrainSpec], data: st.DataObject, sizes: list[int]
+    train: MakeTrain, data: st.DataObject, sizes: list[int]
 ) -> None:
     before = planned(train, *sizes, count=data.draw(st.integers(1, 8)))
     everybody = [peer for stage in before.stages for peer in stage.peers]
