@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from types import MappingProxyType
+from typing import TypeAlias, TypeVar
 
 import pytest
 
@@ -30,12 +31,13 @@ from swarm_ft.coordinator.facts.events import (
 )
 from swarm_ft.coordinator.facts.state import Run, SwarmState
 from swarm_ft.coordinator.journal.journal import Journal
-from swarm_ft.ids import Attempt, BlockIndex, PeerId, RunId, SampleId, StepNumber
+from swarm_ft.ids import Attempt, BlockIndex, MicrobatchIndex, PeerId, RunId, SampleId, StepNumber
 from swarm_ft.protocol.messages.client import RunPhase, RunStatus, StepCommitted
 from swarm_ft.protocol.messages.control import (
     Assign,
     CatchUp,
     CaughtUp,
+    ClockReply,
     CommitStep,
     ExportStage,
     FromPeer,
@@ -70,6 +72,10 @@ MAX_PAUSE_S = 1.5
 MAX_EVENTS = 1000
 WORKING = (RunPhase.LOADING, RunPhase.TRAINING, RunPhase.EXPORTING)
 
+MakeSpec: TypeAlias = Callable[..., RunSpec]
+"""The number of blocks and their bytes, and any of the training's options, all by name."""
+Message = TypeVar("Message", bound=ToPeer)
+
 
 def _spec(*, num_blocks: int = 4, block_bytes: int = 1000, **train: object) -> RunSpec:
     model = model_spec(num_blocks=num_blocks, vocab_size=50, block_bytes=block_bytes)
@@ -86,7 +92,7 @@ class FakePeer:
         self.endpoint = f"{name}.example:7001"
         self.squared_grad_norm = 4.0
         self.compute_s = 0.0
-        self.done: frozenset[int] = frozenset()
+        self.done: frozenset[MicrobatchIndex] = frozenset()
         self.is_slow_to_take = False
         self.heard: list[ToPeer] = []
         self.forget()
@@ -297,7 +303,7 @@ class FakePeer:
         return StepReady(
             run_id=self.assign.run_id,
             attempt=self.assign.attempt,
-            step=step,
+            step=StepNumber(step),
             squared_grad_norm=self.squared_grad_norm,
             loss_sum=(10.0 - step) * num_samples * (train.seq_length - 1) if is_last else 0.0,
             compute_s=self.compute_s,
@@ -397,7 +403,7 @@ class Swarm:
             self.step()
         raise AssertionError(f"after {MAX_EVENTS} messages there are still more")
 
-    def settle_until(self, done: Callable[[], bool]) -> None:
+    def settle_until(self, done: Callable[[], object]) -> None:
         while not done():
             self.step()
 
@@ -419,7 +425,7 @@ class Swarm:
     def run(self, run_id: RunId = RUN) -> Run:
         return self.state.runs[run_id]
 
-    def said(self, kind: type[ToPeer]) -> list[tuple[str, ToPeer]]:
+    def said(self, kind: type[Message]) -> list[tuple[PeerId, Message]]:
         return [
             (e.peer_id, e.message)
             for e in self.effects
@@ -523,6 +529,7 @@ class Swarm:
                 del self.history[run_id][first_void_step:]
 
     def _check_said(self, peer_id: PeerId, message: ToPeer) -> None:
+        assert not isinstance(message, ClockReply), "no decision is needed for it"
         run = self.written_runs.get(message.run_id)
         match message:
             case Assign():
@@ -541,8 +548,7 @@ class Swarm:
                 assert run is not None
                 assert run.phase is RunPhase.EXPORTING
             case ReleaseStage():
-                is_over = run is None or run.phase > RunPhase.FINISHED
-                assert is_over or peer_id not in run.peers
+                assert run is None or run.phase > RunPhase.FINISHED or peer_id not in run.peers
 
     def _check_state(self) -> None:
         for run in self.state.runs.values():
@@ -568,7 +574,7 @@ class Swarm:
 
 
 @pytest.fixture(scope="session")
-def make_spec() -> Callable[..., RunSpec]:
+def make_spec() -> MakeSpec:
     return _spec
 
 
@@ -589,18 +595,18 @@ def swarm() -> Swarm:
 
 
 @pytest.fixture
-def a(make_peer):
+def a(make_peer: type[FakePeer]) -> FakePeer:
     """The only peer of the first stage."""
     return make_peer("a", "0-2")
 
 
 @pytest.fixture
-def b(make_peer):
+def b(make_peer: type[FakePeer]) -> FakePeer:
     """The only peer of the second stage."""
     return make_peer("b", "2-4")
 
 
 @pytest.fixture
-def newcomer(make_peer):
+def newcomer(make_peer: type[FakePeer]) -> FakePeer:
     """It can take the place of b."""
     return make_peer("newcomer", "2-4")

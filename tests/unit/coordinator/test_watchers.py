@@ -7,7 +7,7 @@ import pytest
 from swarm_ft.coordinator import watching as watchers_module
 from swarm_ft.coordinator.watching import Watchers
 from swarm_ft.errors import Unavailable
-from swarm_ft.ids import RunId
+from swarm_ft.ids import Attempt, PeerId, RunId, StepNumber
 from swarm_ft.protocol.messages.client import StepCommitted
 from swarm_ft.protocol.messages.timeline import ClockEstimate, PeerTimeline, Spans, StepTimeline
 from swarm_ft.protocol.spec.layers import LayerRange
@@ -16,31 +16,38 @@ RUN = RunId("run")
 THREE = Spans(*[(1, 1, 1)] * len(Spans.__dataclass_fields__))
 
 
-def committed(step):
+def committed(step: int) -> StepCommitted:
     return StepCommitted(
-        step=step, loss=1.0, learning_rate=0.1, grad_norm=1.0, num_samples=2, seconds=1.0
+        step=StepNumber(step),
+        loss=1.0,
+        learning_rate=0.1,
+        grad_norm=1.0,
+        num_samples=2,
+        seconds=1.0,
     )
 
 
-def timeline(step, *, run=RUN, num_dropped=0):
+def timeline(step: int, *, run: RunId = RUN, num_dropped: int = 0) -> PeerTimeline:
     told = StepTimeline(
         run_id=run,
-        attempt=1,
-        step=step,
+        attempt=Attempt(1),
+        step=StepNumber(step),
         origin_us=0,
         clock=ClockEstimate(0, 1),
         spans=THREE,
         num_dropped=num_dropped,
     )
-    return PeerTimeline(peer_id="a", layers=LayerRange(0, 2), timeline=told)
+    return PeerTimeline(peer_id=PeerId("a"), layers=LayerRange(0, 2), timeline=told)
 
 
 @pytest.fixture
-def watchers():
+def watchers() -> Watchers:
     return Watchers()
 
 
-async def test_only_who_wants_timelines_gets_them_in_order_with_the_rest(watchers):
+async def test_only_who_wants_timelines_gets_them_in_order_with_the_rest(
+    watchers: Watchers,
+) -> None:
     with (
         watchers.watching(RUN, is_tracing=True) as tracing,
         watchers.watching(RUN, is_tracing=False) as watching,
@@ -53,7 +60,7 @@ async def test_only_who_wants_timelines_gets_them_in_order_with_the_rest(watcher
         assert [await watching.next() for _ in range(2)] == [committed(0), committed(1)]
 
 
-async def test_a_run_is_traced_as_long_as_somebody_wants_it(watchers):
+async def test_a_run_is_traced_as_long_as_somebody_wants_it(watchers: Watchers) -> None:
     assert not watchers.is_traced(RUN)
     with watchers.watching(RUN, is_tracing=True):
         with watchers.watching(RUN, is_tracing=True), watchers.watching(RUN, is_tracing=False):
@@ -64,14 +71,16 @@ async def test_a_run_is_traced_as_long_as_somebody_wants_it(watchers):
         assert not watchers.is_traced(RUN)
 
 
-async def test_timelines_of_other_runs_are_not_told(watchers):
+async def test_timelines_of_other_runs_are_not_told(watchers: Watchers) -> None:
     with watchers.watching(RUN, is_tracing=True) as tracing:
         watchers.trace(timeline(0, run=RunId("other")))
         watchers.trace(timeline(1))
         assert await tracing.next() == timeline(1)
 
 
-async def test_what_a_slow_reader_misses_is_counted_in_the_next_it_gets(watchers, monkeypatch):
+async def test_what_a_slow_reader_misses_is_counted_in_the_next_it_gets(
+    watchers: Watchers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(watchers_module, "MAX_QUEUED_TIMELINES", 2)
     with watchers.watching(RUN, is_tracing=True) as slow:
         for step in range(4):
@@ -86,7 +95,9 @@ async def test_what_a_slow_reader_misses_is_counted_in_the_next_it_gets(watchers
         assert await slow.next() == timeline(5)
 
 
-async def test_a_count_stays_in_its_field(watchers, monkeypatch):
+async def test_a_count_stays_in_its_field(
+    watchers: Watchers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(watchers_module, "MAX_QUEUED_TIMELINES", 1)
     many = timeline(0)
     many = replace(many, timeline=replace(many.timeline, num_dropped=2**32 - 1))
@@ -95,10 +106,14 @@ async def test_a_count_stays_in_its_field(watchers, monkeypatch):
             watchers.trace(many)
         await slow.next()
         watchers.trace(many)
-        assert (await slow.next()).timeline.num_dropped == 2**32 - 1
+        told = await slow.next()
+        assert isinstance(told, PeerTimeline)
+        assert told.timeline.num_dropped == 2**32 - 1
 
 
-async def test_a_watcher_that_does_not_read_is_dropped_and_told_so(watchers, monkeypatch):
+async def test_a_watcher_that_does_not_read_is_dropped_and_told_so(
+    watchers: Watchers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It waited for ever for the last status, which had found no room."""
     monkeypatch.setattr(watchers_module, "MAX_QUEUED", 2)
     with (

@@ -1,16 +1,18 @@
+from pathlib import Path
+
 import pytest
 
 from swarm_ft.discovery import expand_initial_peers
 from swarm_ft.errors import BadOption
 
 
-def test_addresses_stay_and_files_are_read_in_order(tmp_path):
+def test_addresses_stay_and_files_are_read_in_order(tmp_path: Path) -> None:
     file = tmp_path / "peers"
     file.write_text("/b/1 /c/2\n\n\t/a/0\n")
     assert expand_initial_peers(["/a/0", f"@{file}", "/d/3"]) == ("/a/0", "/b/1", "/c/2", "/d/3")
 
 
-def test_no_values_are_no_addresses():
+def test_no_values_are_no_addresses() -> None:
     assert expand_initial_peers([]) == ()
 
 
@@ -24,7 +26,9 @@ def test_no_values_are_no_addresses():
         (b"x" * ((1 << 20) + 1), "larger than"),
     ],
 )
-def test_a_file_without_addresses_is_a_bad_option(tmp_path, content, reason):
+def test_a_file_without_addresses_is_a_bad_option(
+    tmp_path: Path, content: bytes | None, reason: str
+) -> None:
     file = tmp_path / "peers"
     if content is not None:
         file.write_bytes(content)
@@ -33,6 +37,6 @@ def test_a_file_without_addresses_is_a_bad_option(tmp_path, content, reason):
     assert str(file) in caught.value.message
 
 
-def test_a_directory_is_a_bad_option(tmp_path):
+def test_a_directory_is_a_bad_option(tmp_path: Path) -> None:
     with pytest.raises(BadOption):
         expand_initial_peers([f"@{tmp_path}"])

@@ -9,7 +9,7 @@ from swarm_ft.errors import BadOption
     "endpoint",
     ["127.0.0.1:1", "[::1]:65535", "peer-7.home.example:7001", "a:1", "[2001:db8::7]:443"],
 )
-def test_endpoints_of_all_kinds_are_records(endpoint):
+def test_endpoints_of_all_kinds_are_records(endpoint: str) -> None:
     assert checked_record("peer-1", endpoint) == ("peer-1", endpoint)
 
 
@@ -38,25 +38,29 @@ def test_endpoints_of_all_kinds_are_records(endpoint):
         None,
     ],
 )
-def test_what_is_no_endpoint_is_refused(endpoint):
+def test_what_is_no_endpoint_is_refused(endpoint: object) -> None:
     with pytest.raises(BadOption, match="expected HOST:PORT"):
         checked_record("p", endpoint)
 
 
 @pytest.mark.parametrize("name", ["", " ", "a b", "a\n", "../x", "é", "x" * 129, b"p", 7, None])
-def test_what_is_no_name_is_refused(name):
+def test_what_is_no_name_is_refused(name: object) -> None:
     with pytest.raises(BadOption, match="expected 1 to 128"):
         checked_record(name, "host:1")
 
 
-def test_bad_records_are_skipped_with_a_line_and_the_others_kept(caplog):
+def test_bad_records_are_skipped_with_a_line_and_the_others_kept(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     found = [("a", "host:1"), ("b", "nowhere"), (7, "host:1"), ("c\x1b[2J", "host:1"), ("d", "h:2")]
     assert readable_records(found) == {"a": "host:1", "d": "h:2"}
     assert caplog.text.count("record_skipped") == 3
     assert "\x1b" not in caplog.text
 
 
-def test_a_flood_of_records_is_cut(monkeypatch, caplog):
+def test_a_flood_of_records_is_cut(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(directory, "MAX_RECORDS", 5)
     kept = readable_records((f"p{i}", "host:1") for i in range(1000))
     assert len(kept) == 5

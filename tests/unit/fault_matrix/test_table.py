@@ -21,7 +21,7 @@ UNSEEN = Outcome(
 BROKEN = Outcome(cell=Cell(Role.FIRST, "mid-frame", Fault.DROP), problem="not over in 150 s")
 
 
-def test_the_worst_of_each_kind_comes_first_and_then_each_outcome():
+def test_the_worst_of_each_kind_comes_first_and_then_each_outcome() -> None:
     summary, _, whole = as_markdown([QUICK, SLOW, UNSEEN, BROKEN]).partition("\n\n")
     assert summary.splitlines()[2:] == [
         "| first | drop | 1 | 0 | - | - | nan |",
@@ -36,7 +36,7 @@ def test_the_worst_of_each_kind_comes_first_and_then_each_outcome():
     ]
 
 
-def test_an_outcome_is_a_line_and_a_document():
+def test_an_outcome_is_a_line_and_a_document() -> None:
     assert as_line(QUICK).split() == ["last:mid-frame:kill", "0.1", "0.7", "4e-08", "ok"]
     assert json.loads(json.dumps(as_dict(BROKEN), allow_nan=False)) == {
         "role": "first",

@@ -3,19 +3,29 @@
 import os
 import subprocess
 import sys
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
+from torch import Tensor
 
-from swarm_ft.buffers import BufferStore, End
+from swarm_ft.buffers import BufferKey, BufferRecord, BufferStore, End
 from swarm_ft.client.swarm import SwarmClient
 from swarm_ft.client.trace import TraceEvents
+from swarm_ft.codec.gradient_pieces import PieceCodec
+from swarm_ft.coordinator.facts.state import Run
 from swarm_ft.coordinator.plan import steps
 from swarm_ft.errors import RunFailed
+from swarm_ft.ids import MicrobatchIndex, RunId
 from swarm_ft.peer.reduce.gradient_coder import EncodedSum
+from swarm_ft.protocol.messages.client import RunEvent, RunStatus
+from swarm_ft.protocol.messages.control import PlanStep
+from swarm_ft.protocol.messages.timeline import PeerTimeline
+from swarm_ft.protocol.spec.run_spec import RunSpec
 from tests.simulation.disk import DiskJournal
 from tests.simulation.engine import TinyEngine
-from tests.simulation.scenario import Fault, FaultKind, Moment, draw
+from tests.simulation.scenario import Fault, FaultKind, Moment, Scenario, draw
 from tests.simulation.shrink import only, shrink
 from tests.simulation.simulate import simulate
 
@@ -25,38 +35,42 @@ LISTENED = 14
 """A seed whose first fault is a newcomer that listens to some steps."""
 
 
-def quiet(seed):
+def quiet(seed: int) -> Scenario:
     return replace(draw(seed), faults=())
 
 
-def with_fault(seed, **fields):
+def with_fault(seed: int, **fields: Any) -> Scenario:
     return replace(draw(seed), faults=(Fault(**fields),))
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_swarm_in_which_nothing_goes_wrong_gives_the_result(seed):
+def test_a_swarm_in_which_nothing_goes_wrong_gives_the_result(seed: int) -> None:
     outcome = simulate(quiet(seed))
     assert outcome.failures == ()
     assert outcome.num_commits == quiet(seed).spec.train.num_steps
 
 
 @pytest.mark.parametrize("seed", range(110, 130))
-def test_whatever_goes_wrong_all_invariants_hold(seed):
+def test_whatever_goes_wrong_all_invariants_hold(seed: int) -> None:
     assert simulate(draw(seed)).failures == ()
 
 
 @pytest.fixture
-def timelines(monkeypatch):
+def timelines(monkeypatch: pytest.MonkeyPatch) -> list[PeerTimeline]:
     """What peers tell of their steps; the client of every simulated run wants to know now."""
-    told = []
+    told: list[PeerTimeline] = []
     watch = SwarmClient.watch
-    monkeypatch.setattr(
-        SwarmClient, "watch", lambda self, run_id, say: watch(self, run_id, say, told.append)
-    )
+
+    def watch_timelines(
+        self: SwarmClient, run_id: RunId | None, say: Callable[[str], None]
+    ) -> AsyncGenerator[RunEvent, None]:
+        return watch(self, run_id, say, told.append)
+
+    monkeypatch.setattr(SwarmClient, "watch", watch_timelines)
     return told
 
 
-def test_invariants_hold_in_runs_that_are_traced(timelines):
+def test_invariants_hold_in_runs_that_are_traced(timelines: list[PeerTimeline]) -> None:
     for seed in range(100, 110):
         assert simulate(draw(seed)).failures == (), seed
     assert timelines
@@ -64,7 +78,7 @@ def test_invariants_hold_in_runs_that_are_traced(timelines):
     assert all(list(trace.add(timeline)) for timeline in timelines)
 
 
-def test_peers_of_a_traced_run_know_the_coordinators_clock(timelines):
+def test_peers_of_a_traced_run_know_the_coordinators_clock(timelines: list[PeerTimeline]) -> None:
     """In a quiet simulation all clocks show the same."""
     assert simulate(quiet(TWO_STAGES)).failures == ()
     clocks = [told.timeline.clock for told in timelines]
@@ -75,7 +89,7 @@ def test_peers_of_a_traced_run_know_the_coordinators_clock(timelines):
 
 
 @pytest.mark.parametrize("kind", FaultKind)
-def test_every_kind_of_fault_alone_is_survived(kind):
+def test_every_kind_of_fault_alone_is_survived(kind: FaultKind) -> None:
     machine_name = "peer-new" if kind is FaultKind.JOIN else "peer-0"
     fault = {"kind": kind, "at_s": 0.1, "duration_s": 3.0, "machine": machine_name, "amount": 0.5}
     other = draw(TWO_STAGES).layers[0] if kind is FaultKind.JOIN else "peer-1"
@@ -85,7 +99,7 @@ def test_every_kind_of_fault_alone_is_survived(kind):
     assert outcome.faults[kind] == 1
 
 
-def test_a_result_that_its_peer_took_along_is_made_again():
+def test_a_result_that_its_peer_took_along_is_made_again() -> None:
     scenario = with_fault(
         TWO_STAGES,
         kind=FaultKind.POWER_CUT,
@@ -110,19 +124,19 @@ for seed in map(int, sys.argv[1:]):
 """
 
 
-def digests(seeds, hash_seed):
+def digests(seeds: Iterable[int], hash_seed: str) -> list[str]:
     environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
     command = [sys.executable, "-c", SAY_DIGESTS, *map(str, seeds)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     return sorted(done.stdout.split("\n"))
 
 
-def test_one_seed_has_one_history_in_every_process():
+def test_one_seed_has_one_history_in_every_process() -> None:
     seeds = range(40, 48)
     assert digests(seeds, "1") == digests(reversed(seeds), "2")
 
 
-def test_steps_are_committed_while_a_newcomer_takes_over():
+def test_steps_are_committed_while_a_newcomer_takes_over() -> None:
     outcome = simulate(only(draw(LISTENED), (0,)), keep_trace=True)
     assert outcome.failures == ()
     (begun, *_) = (i for i, line in enumerate(outcome.lines) if "while the others train" in line)
@@ -135,16 +149,16 @@ def test_steps_are_committed_while_a_newcomer_takes_over():
 
 
 @pytest.fixture
-def little_patience(monkeypatch):
+def little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulated minutes in which nothing comes of it cost seconds."""
     monkeypatch.setattr("tests.simulation.simulate.PATIENCE_S", 20.0)
 
 
-def patch_plans(monkeypatch, altered):
+def patch_plans(monkeypatch: pytest.MonkeyPatch, altered: Callable[[PlanStep], PlanStep]) -> None:
     """Let the coordinator plan `altered(plan)` instead of `plan`."""
     plan_step = steps.plan_step
 
-    def planned(run, now_s):
+    def planned(run: Run, now_s: float) -> tuple[Run, PlanStep]:
         run, plan = plan_step(run, now_s)
         return run, altered(plan)
 
@@ -153,10 +167,10 @@ def patch_plans(monkeypatch, altered):
             monkeypatch.setattr(module, "plan_step", planned)
 
 
-def test_a_peer_that_applies_a_commit_twice_is_seen(monkeypatch):
+def test_a_peer_that_applies_a_commit_twice_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     apply = TinyEngine.apply
 
-    def twice(self, clip_factor, learning_rate):
+    def twice(self: TinyEngine, clip_factor: float, learning_rate: float) -> None:
         step = self._step
         apply(self, clip_factor, learning_rate)
         self._step = step
@@ -167,9 +181,10 @@ def test_a_peer_that_applies_a_commit_twice_is_seen(monkeypatch):
 
 
 @pytest.mark.usefixtures("little_patience")
-def test_a_plan_that_has_a_sample_twice_never_gets_through(monkeypatch):
-    def twice(plan):
-        again = replace(plan.microbatches[0], index=len(plan.microbatches))
+def test_a_plan_that_has_a_sample_twice_never_gets_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    def twice(plan: PlanStep) -> PlanStep:
+        index = MicrobatchIndex(len(plan.microbatches))
+        again = replace(plan.microbatches[0], index=index)
         return replace(plan, microbatches=(*plan.microbatches, again))
 
     patch_plans(monkeypatch, twice)
@@ -178,8 +193,8 @@ def test_a_plan_that_has_a_sample_twice_never_gets_through(monkeypatch):
     assert outcome.num_commits == 0
 
 
-def test_a_plan_that_lacks_a_sample_is_seen(monkeypatch):
-    def too_few(plan):
+def test_a_plan_that_lacks_a_sample_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def too_few(plan: PlanStep) -> PlanStep:
         return replace(plan, microbatches=plan.microbatches[:-1])
 
     patch_plans(monkeypatch, too_few)
@@ -189,17 +204,23 @@ def test_a_plan_that_lacks_a_sample_is_seen(monkeypatch):
     assert any("gradients of samples counted" in f for f in simulate(scenario).failures)
 
 
-def test_a_newcomer_that_applies_something_else_than_it_heard_is_seen(monkeypatch):
+def test_a_newcomer_that_applies_something_else_than_it_heard_is_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     decoded = EncodedSum.decoded
-    monkeypatch.setattr(EncodedSum, "decoded", lambda self, codec: decoded(self, codec) + 1.0)
+
+    def altered(self: EncodedSum, codec: PieceCodec) -> Tensor:
+        return decoded(self, codec) + 1.0
+
+    monkeypatch.setattr(EncodedSum, "decoded", altered)
     failures = simulate(only(draw(LISTENED), (0,))).failures
     assert any("wrong weights after step" in failure for failure in failures)
 
 
-def test_buffers_that_drift_apart_are_seen(monkeypatch):
+def test_buffers_that_drift_apart_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     stage = BufferStore.stage
 
-    def drifting(self, key, record):
+    def drifting(self: BufferStore, key: BufferKey, record: BufferRecord) -> None:
         is_late = key.end is End.RECEIVED and key.sample == 1
         stage(self, key, replace(record, digest=bytes(16)) if is_late else record)
 
@@ -210,16 +231,20 @@ def test_buffers_that_drift_apart_are_seen(monkeypatch):
     assert any("buffers of peer-0 and peer-1 differ" in f for f in simulate(scenario).failures)
 
 
-def test_a_commit_that_is_told_before_it_is_durable_is_seen(monkeypatch):
+def test_a_commit_that_is_told_before_it_is_durable_is_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(DiskJournal, "write", lambda _self, _records: None)
     failures = simulate(quiet(TWO_STAGES)).failures
     assert any("which the journal never committed" in f for f in failures)
 
 
-def test_a_job_that_becomes_two_runs_is_seen(monkeypatch):
+def test_a_job_that_becomes_two_runs_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     submit = SwarmClient.submit
 
-    async def twice(self, spec, samples, **named):
+    async def twice(
+        self: SwarmClient, spec: RunSpec, samples: Sequence[bytes], **named: Any
+    ) -> RunStatus:
         await submit(self, spec, samples)
         return await submit(self, spec, samples, **named)
 
@@ -228,8 +253,8 @@ def test_a_job_that_becomes_two_runs_is_seen(monkeypatch):
 
 
 @pytest.mark.usefixtures("little_patience")
-def test_a_swarm_that_hangs_is_seen(monkeypatch):
-    async def never(*_):
+def test_a_swarm_that_hangs_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def never(*_: object) -> None:
         raise RunFailed("a peer does not answer")
 
     monkeypatch.setattr(SwarmClient, "fetch_result", never)
@@ -237,7 +262,7 @@ def test_a_swarm_that_hangs_is_seen(monkeypatch):
     assert failure.startswith("the run is not finished")
 
 
-def test_a_failing_scenario_is_shrunk_to_the_faults_it_needs():
+def test_a_failing_scenario_is_shrunk_to_the_faults_it_needs() -> None:
     scenario = next(s for s in map(draw, range(100)) if len(s.faults) > 4)
     needed = {scenario.faults[1], scenario.faults[3]}
     small = shrink(scenario, lambda tried: needed <= set(tried.faults))

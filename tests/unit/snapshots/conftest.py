@@ -1,18 +1,30 @@
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
 
 import pytest
 import torch
 
 from swarm_ft.ids import RunId, StepNumber
+from swarm_ft.protocol.messages.control import SavedStage
 from swarm_ft.protocol.messages.shard import ShardName
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.snapshots.shard import ShardContents, write_shard
-from swarm_ft.snapshots.store import Manifest
+from swarm_ft.snapshots.store import Manifest, SnapshotStore
 
 SPEC = bytes(range(16))
 CUTS = (LayerRange(0, 12), LayerRange(12, 24))
+
+
+class SaveSnapshot(Protocol):
+    """Put a complete snapshot of two stages; `seed` draws its contents, the step if None."""
+
+    def __call__(
+        self, store: SnapshotStore, step: int, run: str = "run-1", seed: int | None = None
+    ) -> Manifest: ...
 
 
 def shard_name(step: int, layers: LayerRange = CUTS[0], run: str = "run-1") -> ShardName:
@@ -30,7 +42,7 @@ def contents(seed: int) -> ShardContents:
     )
 
 
-def manifest_of(name: ShardName, shards, **changes) -> Manifest:
+def manifest_of(name: ShardName, shards: Iterable[SavedStage], **changes: Any) -> Manifest:
     made = Manifest(
         run_id=name.run_id,
         spec_digest=SPEC,
@@ -44,10 +56,12 @@ def manifest_of(name: ShardName, shards, **changes) -> Manifest:
 
 
 @pytest.fixture
-def save(tmp_path):
+def save(tmp_path: Path) -> SaveSnapshot:
     """`save(store, 42)`: a complete snapshot of two stages."""
 
-    def make(store, step, run="run-1", seed=None) -> Manifest:
+    def make(
+        store: SnapshotStore, step: int, run: str = "run-1", seed: int | None = None
+    ) -> Manifest:
         entries = []
         for layers in CUTS:
             name = shard_name(step, layers, run)

@@ -9,7 +9,10 @@ import shutil
 import signal
 import sys
 import time
+from multiprocessing.context import ForkServerContext
+from multiprocessing.synchronize import Semaphore
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,7 +28,7 @@ FILE_EVENTS = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.chm
 
 
 @pytest.fixture(scope="module")
-def forks():
+def forks() -> ForkServerContext:
     """Processes that begin with everything imported, in milliseconds."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__, "swarm_ft.snapshots.shard", "fsspec"])
@@ -47,7 +50,7 @@ def save_next(folder: Path) -> None:
     store.prune(RUN, keep=2)
 
 
-def save_until_killed(folder: Path, saved) -> None:
+def save_until_killed(folder: Path, saved: Semaphore) -> None:
     while True:
         save_next(folder)
         saved.release()
@@ -57,7 +60,7 @@ def save_and_die_at(folder: Path, fatal: int) -> None:
     """Die by SIGKILL in front of the `fatal`-th operation on a file below `folder`."""
     seen = 0
 
-    def on_event(event: str, args: tuple) -> None:
+    def on_event(event: str, args: tuple[Any, ...]) -> None:
         nonlocal seen
         if event in FILE_EVENTS and str(folder) in str(args[0]):
             if seen == fatal:
@@ -80,7 +83,9 @@ def newest_whole_step(folder: Path) -> StepNumber:
     return snapshots[-1].step if snapshots else StepNumber(0)
 
 
-def test_killed_at_any_time_the_newest_snapshot_is_whole(tmp_path, forks):
+def test_killed_at_any_time_the_newest_snapshot_is_whole(
+    tmp_path: Path, forks: ForkServerContext
+) -> None:
     draw, newest = random.Random(4), 0
     for _ in range(NUM_KILLS):
         saved = forks.Semaphore(0)
@@ -99,12 +104,14 @@ def test_killed_at_any_time_the_newest_snapshot_is_whole(tmp_path, forks):
         newest = step
 
 
-def test_killed_before_any_of_its_file_operations_the_newest_snapshot_is_whole(tmp_path, forks):
+def test_killed_before_any_of_its_file_operations_the_newest_snapshot_is_whole(
+    tmp_path: Path, forks: ForkServerContext
+) -> None:
     base, folder, fatal = tmp_path / "base", tmp_path / "at work", 0
     base.mkdir()
     for _ in range(3):
         save_next(base)
-    exitcode = -signal.SIGKILL
+    exitcode: int | None = -signal.SIGKILL
     while exitcode == -signal.SIGKILL:
         shutil.copytree(base, folder)
         writer = forks.Process(target=save_and_die_at, args=(folder, fatal))

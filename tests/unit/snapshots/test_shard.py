@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from swarm_ft.errors import BadSnapshot, Unavailable
+from swarm_ft.protocol.messages.shard import ShardName
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.snapshots.shard import ShardContents, read_shard, write_shard
 
@@ -17,7 +20,7 @@ from .conftest import CUTS, SPEC, contents, shard_name
 NAME = shard_name(42, CUTS[1])
 
 
-def same(one, other):
+def same(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> bool:
     return one.keys() == other.keys() and all(
         one[k].dtype == other[k].dtype and torch.equal(one[k], other[k]) for k in one
     )
@@ -28,7 +31,7 @@ def same(one, other):
     [contents(3), ShardContents(state={"w": torch.zeros(0, 4)}), ShardContents(state={})],
     ids=["full", "without extras", "empty"],
 )
-def test_what_was_written_is_read(tmp_path, what):
+def test_what_was_written_is_read(tmp_path: Path, what: ShardContents) -> None:
     path = write_shard(tmp_path, NAME, SPEC, what)
     read = read_shard(path, NAME, SPEC)
     assert same(read.state, what.state)
@@ -36,25 +39,25 @@ def test_what_was_written_is_read(tmp_path, what):
     assert read.buffer_digests == what.buffer_digests
 
 
-def test_weights_are_found_under_their_own_names_by_any_reader(tmp_path):
+def test_weights_are_found_under_their_own_names_by_any_reader(tmp_path: Path) -> None:
     path = write_shard(tmp_path, NAME, SPEC, contents(3))
     assert torch.equal(load_file(path)["h.0.weight"], contents(3).state["h.0.weight"])
 
 
-def test_equal_contents_make_equal_files(tmp_path):
+def test_equal_contents_make_equal_files(tmp_path: Path) -> None:
     one = write_shard(tmp_path, NAME, SPEC, contents(3))
     (tmp_path / "other").mkdir()
     what = contents(3)
     turned = ShardContents(
-        state=dict(reversed(what.state.items())),
-        extras=dict(reversed(what.extras.items())),
-        buffer_digests=dict(reversed(what.buffer_digests.items())),
+        state=dict(reversed(list(what.state.items()))),
+        extras=dict(reversed(list(what.extras.items()))),
+        buffer_digests=dict(reversed(list(what.buffer_digests.items()))),
     )
     other = write_shard(tmp_path / "other", NAME, SPEC, turned)
     assert one.read_bytes() == other.read_bytes()
 
 
-def test_shards_of_several_steps_and_stages_lie_side_by_side(tmp_path):
+def test_shards_of_several_steps_and_stages_lie_side_by_side(tmp_path: Path) -> None:
     names = [shard_name(step, layers) for step in (1, 2) for layers in CUTS]
     paths = [write_shard(tmp_path, name, SPEC, contents(i)) for i, name in enumerate(names)]
     for i, (name, path) in enumerate(zip(names, paths, strict=True)):
@@ -63,19 +66,19 @@ def test_shards_of_several_steps_and_stages_lie_side_by_side(tmp_path):
 
 
 @pytest.mark.parametrize("kept", [0, 7, 8, 500, -1])
-def test_a_truncated_shard_is_refused(tmp_path, kept):
+def test_a_truncated_shard_is_refused(tmp_path: Path, kept: int) -> None:
     path = write_shard(tmp_path, NAME, SPEC, contents(3))
     path.write_bytes(path.read_bytes()[:kept])
     with pytest.raises(BadSnapshot, match="take it from another peer, or an earlier snapshot"):
         read_shard(path, NAME, SPEC)
 
 
-def test_a_missing_shard_is_refused(tmp_path):
+def test_a_missing_shard_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadSnapshot, match="not a whole safetensors file"):
         read_shard(tmp_path / "none.safetensors", NAME, SPEC)
 
 
-def test_any_flipped_bit_is_found(tmp_path):
+def test_any_flipped_bit_is_found(tmp_path: Path) -> None:
     path = write_shard(tmp_path, NAME, SPEC, contents(3))
     whole = path.read_bytes()
     header_bytes = 8 + int.from_bytes(whole[:8], "little")
@@ -98,7 +101,9 @@ OTHERS = {
 
 
 @pytest.mark.parametrize(("name", "spec", "match"), OTHERS.values(), ids=OTHERS)
-def test_a_shard_of_another_run_or_stage_or_step_is_refused(tmp_path, name, spec, match):
+def test_a_shard_of_another_run_or_stage_or_step_is_refused(
+    tmp_path: Path, name: ShardName, spec: bytes, match: str
+) -> None:
     path = write_shard(tmp_path, NAME, SPEC, contents(3))
     with pytest.raises(BadSnapshot, match=match) as caught:
         read_shard(path, name, spec)
@@ -116,7 +121,9 @@ def test_a_shard_of_another_run_or_stage_or_step_is_refused(tmp_path, name, spec
         {"swarm_ft": "[" * 100_000},
     ],
 )
-def test_another_safetensors_file_is_no_shard(tmp_path, metadata):
+def test_another_safetensors_file_is_no_shard(
+    tmp_path: Path, metadata: dict[str, str] | None
+) -> None:
     save_file({"w": torch.zeros(3)}, tmp_path / "file", metadata=metadata)
     with pytest.raises(BadSnapshot, match="not a shard of a snapshot"):
         read_shard(tmp_path / "file", NAME, SPEC)
@@ -137,7 +144,9 @@ def test_another_safetensors_file_is_no_shard(tmp_path, metadata):
         },
     ],
 )
-def test_a_sealed_shard_with_a_table_of_nonsense_is_refused(tmp_path, monkeypatch, table):
+def test_a_sealed_shard_with_a_table_of_nonsense_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: dict[str, torch.Tensor]
+) -> None:
     """A liar can seal what it likes: the seal shows accidents, the coordinator's digest lies."""
     monkeypatch.setattr("swarm_ft.snapshots.shard._flat", lambda what: {**what.state, **table})
     path = write_shard(tmp_path, NAME, SPEC, contents(3))
@@ -145,7 +154,7 @@ def test_a_sealed_shard_with_a_table_of_nonsense_is_refused(tmp_path, monkeypatc
         read_shard(path, NAME, SPEC)
 
 
-def test_the_seal_covers_what_the_shard_says_of_itself(tmp_path):
+def test_the_seal_covers_what_the_shard_says_of_itself(tmp_path: Path) -> None:
     path = write_shard(tmp_path, NAME, SPEC, contents(3))
     tensors = load_file(path)
     with path.open("rb") as file:
@@ -156,7 +165,7 @@ def test_the_seal_covers_what_the_shard_says_of_itself(tmp_path):
         read_shard(path, shard_name(43, CUTS[1]), SPEC)
 
 
-def test_a_disk_that_does_not_take_it_is_told_and_left_clean(tmp_path):
+def test_a_disk_that_does_not_take_it_is_told_and_left_clean(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match="cannot be written"):
         write_shard(tmp_path / "no such folder", NAME, SPEC, contents(3))
     (tmp_path / f"{NAME.run_id}-step-00000042-layers-12-24.safetensors").mkdir()

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
 
 from swarm_ft.errors import BadOption, BadSnapshot, Unavailable
-from swarm_ft.ids import RunId
+from swarm_ft.ids import RunId, StepNumber
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.snapshots.shard import read_shard, write_shard
 from swarm_ft.snapshots.store import SnapshotStore, manifest_from_json
 
-from .conftest import CUTS, SPEC, contents, manifest_of, shard_name
+from .conftest import CUTS, SPEC, SaveSnapshot, contents, manifest_of, shard_name
 
 RUN = RunId("run-1")
 
@@ -22,24 +25,24 @@ RUN = RunId("run-1")
 class Place:
     """A store, and a way to meddle with its files."""
 
-    def __init__(self, url):
+    def __init__(self, url: str) -> None:
         self.url = url
         self.store = SnapshotStore(url)
         self.fs, self.root = fsspec.core.url_to_fs(url)
 
-    def files(self):
+    def files(self) -> list[str]:
         return sorted(path.removeprefix(f"{self.root}/") for path in self.fs.find(self.root))
 
-    def alter(self, path, change):
+    def alter(self, path: str, change: Callable[[bytes], bytes]) -> None:
         path = f"{self.root}/{path}"
         self.fs.pipe_file(path, change(self.fs.cat_file(path)))
 
-    def remove(self, path):
+    def remove(self, path: str) -> None:
         self.fs.rm(f"{self.root}/{path}", recursive=True)
 
 
 @pytest.fixture(params=["folder", "file url", "elsewhere"])
-def place(request, tmp_path):
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     urls = {
         "folder": str(tmp_path / "snapshots"),
         "file url": f"file://{tmp_path}/snapshots",
@@ -51,11 +54,11 @@ def place(request, tmp_path):
         made.fs.rm(made.root, recursive=True)
 
 
-def steps(store, run=RUN):
+def steps(store: SnapshotStore, run: RunId = RUN) -> list[StepNumber]:
     return [manifest.step for manifest in store.list_snapshots(run, SPEC)]
 
 
-def test_files_lie_where_the_docs_say(place, save):
+def test_files_lie_where_the_docs_say(place: Place, save: SaveSnapshot) -> None:
     save(place.store, 42)
     assert place.files() == [
         "run-1/step-00000042/layers-0-12.safetensors",
@@ -64,7 +67,9 @@ def test_files_lie_where_the_docs_say(place, save):
     ]
 
 
-def test_a_snapshot_is_found_as_it_was_committed(place, save, tmp_path):
+def test_a_snapshot_is_found_as_it_was_committed(
+    place: Place, save: SaveSnapshot, tmp_path: Path
+) -> None:
     made = [save(place.store, step) for step in (2, 7, 100_000_000)]
     reopened = SnapshotStore(place.url)
     assert reopened.list_snapshots(RUN, SPEC) == tuple(made)
@@ -75,7 +80,7 @@ def test_a_snapshot_is_found_as_it_was_committed(place, save, tmp_path):
     assert read.buffer_digests == contents(7).buffer_digests
 
 
-def test_a_manifest_is_readable_json(place, save):
+def test_a_manifest_is_readable_json(place: Place, save: SaveSnapshot) -> None:
     made = save(place.store, 7)
     data = place.fs.cat_file(f"{place.root}/run-1/step-00000007/manifest.json")
     assert manifest_from_json(data) == made
@@ -86,13 +91,13 @@ def test_a_manifest_is_readable_json(place, save):
     assert position == {"step": 7, "epoch": 2, "step_in_epoch": 1, "seed": 11}
 
 
-def test_nothing_is_there_before_anything_was_put(place):
+def test_nothing_is_there_before_anything_was_put(place: Place) -> None:
     assert place.store.list_snapshots(RUN, SPEC) == ()
     assert place.store.latest(RUN, SPEC) is None
     place.store.prune(RUN)
 
 
-def test_a_shard_is_moved_in_not_copied(place, tmp_path):
+def test_a_shard_is_moved_in_not_copied(place: Place, tmp_path: Path) -> None:
     path = write_shard(tmp_path, shard_name(1), SPEC, contents(1))
     size = path.stat().st_size
     entry = place.store.put_shard(shard_name(1), path)
@@ -100,7 +105,9 @@ def test_a_shard_is_moved_in_not_copied(place, tmp_path):
     assert not path.exists()
 
 
-def test_shards_without_a_manifest_are_no_snapshot(place, save, tmp_path):
+def test_shards_without_a_manifest_are_no_snapshot(
+    place: Place, save: SaveSnapshot, tmp_path: Path
+) -> None:
     save(place.store, 1)
     name = shard_name(2)
     entry = place.store.put_shard(name, write_shard(tmp_path, name, SPEC, contents(2)))
@@ -109,7 +116,7 @@ def test_shards_without_a_manifest_are_no_snapshot(place, save, tmp_path):
     assert steps(place.store) == [1, 2]
 
 
-def test_a_manifest_waits_for_its_shards(place, tmp_path):
+def test_a_manifest_waits_for_its_shards(place: Place, tmp_path: Path) -> None:
     name = shard_name(2)
     entry = place.store.put_shard(name, write_shard(tmp_path, name, SPEC, contents(2)))
     place.remove("run-1/step-00000002")
@@ -118,7 +125,7 @@ def test_a_manifest_waits_for_its_shards(place, tmp_path):
     assert place.store.latest(RUN, SPEC) is None
 
 
-TEARS = {
+TEARS: dict[str, Callable[[Place, str], None]] = {
     "no manifest": lambda place, folder: place.remove(f"{folder}/manifest.json"),
     "half a manifest": lambda place, folder: place.alter(
         f"{folder}/manifest.json", lambda data: data[: len(data) // 2]
@@ -137,18 +144,22 @@ TEARS = {
 
 
 @pytest.mark.parametrize("tear", TEARS.values(), ids=TEARS)
-def test_a_torn_snapshot_is_none_and_the_one_before_it_counts(place, save, tear):
+def test_a_torn_snapshot_is_none_and_the_one_before_it_counts(
+    place: Place, save: SaveSnapshot, tear: Callable[[Place, str], None]
+) -> None:
     for step in (3, 7):
         save(place.store, step)
     tear(place, "run-1/step-00000007")
     assert steps(place.store) == [3]
-    assert place.store.latest(RUN, SPEC).step == 3
+    latest = place.store.latest(RUN, SPEC)
+    assert latest is not None
+    assert latest.step == 3
     place.store.prune(RUN, keep=1)
     assert steps(place.store) == [3]
     assert save(place.store, 7) == place.store.latest(RUN, SPEC)
 
 
-def test_runs_and_specs_are_kept_apart(place, save):
+def test_runs_and_specs_are_kept_apart(place: Place, save: SaveSnapshot) -> None:
     for run, step in (("run-1", 5), ("run-2", 9), ("..", 3), ("a b*?[x]", 4)):
         save(place.store, step, run=run)
     assert steps(place.store, RUN) == [5]
@@ -162,7 +173,9 @@ def test_runs_and_specs_are_kept_apart(place, save):
 
 
 @pytest.mark.parametrize(("keep", "left"), [(1, [9]), (2, [7, 9]), (9, [3, 5, 7, 9])])
-def test_prune_keeps_the_newest(place, save, keep, left):
+def test_prune_keeps_the_newest(
+    place: Place, save: SaveSnapshot, keep: int, left: list[int]
+) -> None:
     for step in (3, 5, 7, 9):
         save(place.store, step)
     place.store.prune(RUN, keep)
@@ -173,8 +186,8 @@ def test_prune_keeps_the_newest(place, save, keep, left):
 
 
 def test_prune_removes_what_never_became_a_snapshot_but_not_what_may_become_one(
-    place, save, tmp_path
-):
+    place: Place, save: SaveSnapshot, tmp_path: Path
+) -> None:
     for step in (1, 5):
         name = shard_name(step)
         place.store.put_shard(name, write_shard(tmp_path, name, SPEC, contents(step)))
@@ -185,14 +198,16 @@ def test_prune_removes_what_never_became_a_snapshot_but_not_what_may_become_one(
     assert {path.split("/")[1] for path in place.files()} == {"step-00000003", "step-00000005"}
 
 
-def test_to_keep_none_is_refused(place, save):
+def test_to_keep_none_is_refused(place: Place, save: SaveSnapshot) -> None:
     save(place.store, 1)
     with pytest.raises(BadOption, match="expected 1 or more, got 0"):
         place.store.prune(RUN, keep=0)
     assert steps(place.store) == [1]
 
 
-def test_an_altered_shard_is_told_with_what_to_do(place, save, tmp_path):
+def test_an_altered_shard_is_told_with_what_to_do(
+    place: Place, save: SaveSnapshot, tmp_path: Path
+) -> None:
     manifest = save(place.store, 7)
     place.alter(
         "run-1/step-00000007/layers-12-24.safetensors",
@@ -208,13 +223,17 @@ def test_an_altered_shard_is_told_with_what_to_do(place, save, tmp_path):
     assert [path for path in tmp_path.iterdir() if path.suffix == ".partial"] == []
 
 
-def test_a_stage_that_the_snapshot_does_not_have_is_refused(place, save, tmp_path):
+def test_a_stage_that_the_snapshot_does_not_have_is_refused(
+    place: Place, save: SaveSnapshot, tmp_path: Path
+) -> None:
     manifest = save(place.store, 7)
     with pytest.raises(BadSnapshot, match="has layers 0-12, 12-24, not 0-24"):
         place.store.fetch_shard(manifest, LayerRange(0, 24), tmp_path)
 
 
-def test_a_step_that_was_redone_to_other_bits_is_another_snapshot(place, save, tmp_path):
+def test_a_step_that_was_redone_to_other_bits_is_another_snapshot(
+    place: Place, save: SaveSnapshot, tmp_path: Path
+) -> None:
     """Its shards come one after the other: in between there must be no snapshot of mixed ones."""
     save(place.store, 3)
     save(place.store, 7)
@@ -226,7 +245,9 @@ def test_a_step_that_was_redone_to_other_bits_is_another_snapshot(place, save, t
     assert steps(place.store) == [3, 7]
 
 
-def test_a_step_that_was_redone_to_the_same_bits_is_the_same_snapshot(place, save, tmp_path):
+def test_a_step_that_was_redone_to_the_same_bits_is_the_same_snapshot(
+    place: Place, save: SaveSnapshot, tmp_path: Path
+) -> None:
     manifest = save(place.store, 7)
     name = shard_name(7)
     place.store.put_shard(name, write_shard(tmp_path, name, SPEC, contents(7)))
@@ -234,7 +255,7 @@ def test_a_step_that_was_redone_to_the_same_bits_is_the_same_snapshot(place, sav
     place.store.check(manifest)
 
 
-def test_a_place_that_cannot_be_written_is_told(tmp_path):
+def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     store = SnapshotStore(str(tmp_path / "file"))
     path = write_shard(tmp_path, shard_name(1), SPEC, contents(1))
@@ -244,12 +265,12 @@ def test_a_place_that_cannot_be_written_is_told(tmp_path):
 
 
 @pytest.mark.parametrize("url", ["no-such-scheme://bucket", "gdrive://x"])
-def test_a_url_that_nobody_serves_is_refused_at_once(url):
+def test_a_url_that_nobody_serves_is_refused_at_once(url: str) -> None:
     with pytest.raises(BadOption, match="snapshots at"):
         SnapshotStore(url)
 
 
-def modes_below(root):
+def modes_below(root: Path) -> tuple[set[int], set[int]]:
     """Of folders and of files, all of them, the root too."""
     paths = [root, *root.rglob("*")]
     folders = {path.stat().st_mode & 0o777 for path in paths if path.is_dir()}
@@ -258,7 +279,9 @@ def modes_below(root):
 
 @pytest.mark.usefixtures("no_umask")
 @pytest.mark.parametrize("before", [None, 0o755])
-def test_only_their_owner_reads_snapshots(tmp_path, save, before):
+def test_only_their_owner_reads_snapshots(
+    tmp_path: Path, save: SaveSnapshot, before: int | None
+) -> None:
     root = tmp_path / "deep" / "snapshots"
     if before is not None:
         root.mkdir(mode=before, parents=True)
@@ -267,7 +290,9 @@ def test_only_their_owner_reads_snapshots(tmp_path, save, before):
 
 
 @pytest.mark.parametrize("umask", [0, 0o077])
-def test_a_folder_that_a_group_shares_stays_shared(tmp_path, save, umask, no_umask):
+def test_a_folder_that_a_group_shares_stays_shared(
+    tmp_path: Path, save: SaveSnapshot, umask: int, no_umask: None
+) -> None:
     root = tmp_path / "snapshots"
     root.mkdir()
     root.chmod(0o770)
@@ -276,15 +301,15 @@ def test_a_folder_that_a_group_shares_stays_shared(tmp_path, save, umask, no_uma
     assert modes_below(root) == ({0o770}, {0o660})
 
 
-def altered_json(**changes):
-    def change(document):
+def altered_json(**changes: Any) -> Callable[[dict[str, Any]], object]:
+    def change(document: dict[str, Any]) -> dict[str, Any]:
         return {**document, **changes}
 
     return change
 
 
 ENTRY = {"layers": [0, 12], "digest": "00" * 16, "bytes": 10}
-NONSENSE = {
+NONSENSE: dict[str, Callable[[dict[str, Any]], object]] = {
     "not an object": lambda _: [],
     "another version": altered_json(version=2),
     "a version that is true": altered_json(version=True),
@@ -308,13 +333,15 @@ NONSENSE = {
 
 
 @pytest.mark.parametrize("change", NONSENSE.values(), ids=NONSENSE)
-def test_a_manifest_of_nonsense_is_refused(tmp_path, save, change):
+def test_a_manifest_of_nonsense_is_refused(
+    tmp_path: Path, save: SaveSnapshot, change: Callable[[bytes], bytes]
+) -> None:
     document = json.loads(save(SnapshotStore(str(tmp_path / "s")), 7).to_json())
     with pytest.raises(BadSnapshot):
         manifest_from_json(json.dumps(change(document)).encode())
 
 
 @pytest.mark.parametrize("data", [b"", b"\xff", b"[" * 100_000, b"NaN"])
-def test_what_is_no_json_is_no_manifest(data):
+def test_what_is_no_json_is_no_manifest(data: bytes) -> None:
     with pytest.raises(BadSnapshot):
         manifest_from_json(data)

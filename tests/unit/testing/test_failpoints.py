@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -13,11 +14,11 @@ from swarm_ft.failpoints import VARIABLE, Failpoints, reached_file
 
 
 @pytest.fixture
-def orders(tmp_path):
+def orders(tmp_path: Path) -> Path:
     return tmp_path / "orders"
 
 
-def child(orders, *lines) -> subprocess.Popen:
+def child(orders: Path, *lines: str) -> subprocess.Popen[str]:
     """A process in which only these lines happen, after an import."""
     script = "\n".join(("from swarm_ft import failpoints", *lines, "print('alive', flush=True)"))
     return subprocess.Popen(
@@ -28,7 +29,7 @@ def child(orders, *lines) -> subprocess.Popen:
     )
 
 
-def test_a_process_dies_at_the_point_and_says_when(orders):
+def test_a_process_dies_at_the_point_and_says_when(orders: Path) -> None:
     orders.write_text("kill here 2")
     before_s = time.monotonic()
     process = child(orders, "failpoints.reached('here')", "failpoints.reached('here')")
@@ -38,7 +39,7 @@ def test_a_process_dies_at_the_point_and_says_when(orders):
     assert not orders.exists()
 
 
-def test_other_points_and_fewer_times_do_no_harm(orders):
+def test_other_points_and_fewer_times_do_no_harm(orders: Path) -> None:
     orders.write_text("kill here 2")
     process = child(orders, "failpoints.reached('there')", "failpoints.reached('here')")
     assert process.communicate()[0] == "alive\n"
@@ -46,7 +47,7 @@ def test_other_points_and_fewer_times_do_no_harm(orders):
     assert orders.exists()
 
 
-def test_a_process_freezes_until_it_is_told_to_go_on(orders):
+def test_a_process_freezes_until_it_is_told_to_go_on(orders: Path) -> None:
     orders.write_text("stop here 1")
     process = child(orders, "failpoints.reached('here')")
     _, status = os.waitpid(process.pid, os.WUNTRACED)
@@ -55,7 +56,7 @@ def test_a_process_freezes_until_it_is_told_to_go_on(orders):
     assert process.communicate()[0] == "alive\n"
 
 
-def test_a_task_at_work_is_met_as_soon_as_it_waits(orders):
+def test_a_task_at_work_is_met_as_soon_as_it_waits(orders: Path) -> None:
     orders.write_text("kill here 1")
     process = child(
         orders,
@@ -70,7 +71,7 @@ def test_a_task_at_work_is_met_as_soon_as_it_waits(orders):
     assert process.returncode == -signal.SIGKILL
 
 
-def test_connections_are_dropped_and_a_listening_socket_stays(orders):
+def test_connections_are_dropped_and_a_listening_socket_stays(orders: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         ours = socket.create_connection(server.getsockname())
         theirs, _ = server.accept()
@@ -85,7 +86,7 @@ def test_connections_are_dropped_and_a_listening_socket_stays(orders):
             connection.close()
 
 
-def test_a_process_waits_until_it_is_released(orders):
+def test_a_process_waits_until_it_is_released(orders: Path) -> None:
     orders.write_text("hold here 1")
     process = child(orders, "failpoints.reached('here')")
     while not reached_file(orders).exists():
@@ -96,7 +97,7 @@ def test_a_process_waits_until_it_is_released(orders):
     assert process.communicate()[0] == "alive\n"
 
 
-def test_a_new_order_is_counted_from_its_beginning(orders):
+def test_a_new_order_is_counted_from_its_beginning(orders: Path) -> None:
     failpoints = Failpoints(orders)
     for point in ("here", "there"):
         orders.write_text(f"drop {point} 2")

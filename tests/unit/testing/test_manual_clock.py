@@ -2,12 +2,12 @@ from swarm_ft.clock import Clock
 from swarm_ft.testing.clock import ManualClock
 
 
-def test_it_starts_at_zero_and_stands_still():
+def test_it_starts_at_zero_and_stands_still() -> None:
     clock: Clock = ManualClock()
     assert [clock.now_s() for _ in range(3)] == [0.0, 0.0, 0.0]
 
 
-def test_it_advances_by_what_it_is_told():
+def test_it_advances_by_what_it_is_told() -> None:
     clock = ManualClock()
     clock.advance(1.5)
     clock.advance(0.0)
@@ -15,7 +15,7 @@ def test_it_advances_by_what_it_is_told():
     assert clock.now_s() == 3.5
 
 
-def test_two_clocks_know_nothing_of_each_other():
+def test_two_clocks_know_nothing_of_each_other() -> None:
     one, other = ManualClock(), ManualClock()
     one.advance(1.0)
     assert other.now_s() == 0.0

@@ -1,5 +1,8 @@
 """Nothing that anybody says makes the coordinator raise, or count a step twice."""
 
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,11 +15,13 @@ from swarm_ft.coordinator.facts.events import (
     RunSubmitted,
     Tick,
 )
+from swarm_ft.coordinator.facts.state import Run
 from swarm_ft.errors import BY_CODE
-from swarm_ft.ids import Attempt, PeerId, RunId, StepNumber
+from swarm_ft.ids import Attempt, BlockIndex, PeerId, RunId, SampleId, StepNumber
 from swarm_ft.protocol.messages.client import RunPhase
 from swarm_ft.protocol.messages.control import (
     CaughtUp,
+    FromPeer,
     HeldStage,
     PeerGoodbye,
     PeerHello,
@@ -29,6 +34,7 @@ from swarm_ft.protocol.messages.control import (
 from swarm_ft.protocol.messages.reports import BufferCounts, HeldBuffers, SampleSet, Traffic
 from swarm_ft.protocol.messages.shard import ShardFile
 from swarm_ft.protocol.spec.layers import LayerRange
+from tests.unit.coordinator.conftest import FakePeer, MakeSpec, Swarm
 
 RUNS = (RunId("run-1"), RunId("run-2"))
 RESULT = ShardFile(digest=bytes(16), total_bytes=1 << 20)
@@ -68,15 +74,17 @@ disturbances = st.one_of(
 )
 # Between two disturbances the run gets some way, or it would never get anywhere.
 scripts = st.lists(st.tuples(st.integers(0, 3), disturbances), max_size=25)
+Script: TypeAlias = list[tuple[int, tuple[Any, ...]]]
+"""How often peers make progress, then a disturbance; as often as there are."""
 
 
 class Mob:
     """Makes events of actions, and gives them to the coordinator."""
 
-    def __init__(self, swarm, make_spec):
+    def __init__(self, swarm: Swarm, make_spec: MakeSpec) -> None:
         self.swarm, self.make_spec = swarm, make_spec
 
-    def play(self, script):
+    def play(self, script: Script) -> None:
         self.all_hello()
         for num_progress, (kind, *details) in script:
             for _ in range(num_progress):
@@ -84,17 +92,19 @@ class Mob:
             getattr(self, kind)(*details)
 
     @property
-    def _now(self):
+    def _now(self) -> tuple[RunId, Attempt, StepNumber, tuple[PeerId, ...]]:
         """Run, attempt and step as the coordinator knows them."""
         run = self.swarm.state.active_run
         if run is None:
-            return RUNS[0], 0, 0, ()
-        return run.run_id, run.attempt.number, run.committed_steps, run.peers
+            return RUNS[0], Attempt(0), StepNumber(0), ()
+        return run.run_id, run.attempt.number, StepNumber(run.committed_steps), run.peers
 
-    def _said(self, peer_id, message):
+    def _said(self, peer_id: PeerId, message: FromPeer) -> None:
         self.swarm.handle(PeerSaid(peer_id, message))
 
-    def hello(self, peer_id, layers, steps_off, holds):
+    def hello(
+        self, peer_id: PeerId, layers: LayerRange | None, steps_off: int, holds: bool
+    ) -> None:
         run_id, _, step, _ = self._now
         run = self.swarm.state.runs.get(run_id)
         held = HeldStage(
@@ -114,21 +124,21 @@ class Mob:
         )
         self._said(peer_id, hello)
 
-    def _last_attempt(self, run):
+    def _last_attempt(self, run: Run | None) -> Attempt:
         return run.past.last_commit.attempt if run and run.past.last_commit else Attempt(0)
 
-    def lost(self, peer_id):
+    def lost(self, peer_id: PeerId) -> None:
         self.swarm.handle(PeerLost(peer_id))
 
-    def goodbye(self, peer_id):
+    def goodbye(self, peer_id: PeerId) -> None:
         self._said(peer_id, PeerGoodbye())
 
-    def all_hello(self):
+    def all_hello(self) -> None:
         for peer_id in OFFERS:
             if peer_id not in self.swarm.state.members:
                 self.hello(peer_id, None, 0, True)
 
-    def progress(self):
+    def progress(self) -> None:
         """Whatever the run waits for from its peers."""
         run_id, _, _, peers = self._now
         phase = self.swarm.state.runs[run_id].phase
@@ -140,11 +150,11 @@ class Mob:
             else:
                 self.exported(peer_id, run_id)
 
-    def stage_ready(self, peer_id, off):
+    def stage_ready(self, peer_id: PeerId, off: int) -> None:
         run_id, attempt, _, _ = self._now
         self._said(peer_id, StageReady(run_id=run_id, attempt=Attempt(attempt + off)))
 
-    def offered(self, peer_id, off, steps_off):
+    def offered(self, peer_id: PeerId, off: int, steps_off: int) -> None:
         run_id, attempt, step, _ = self._now
         offer = StageOffered(
             run_id=run_id,
@@ -155,12 +165,12 @@ class Mob:
         )
         self._said(peer_id, offer)
 
-    def caught_up(self, peer_id, off):
+    def caught_up(self, peer_id: PeerId, off: int) -> None:
         run_id, attempt, _, _ = self._now
         attempt = Attempt(attempt + off)
         self._said(peer_id, CaughtUp(run_id=run_id, attempt=attempt, state_bytes=1))
 
-    def step_ready(self, peer_id, off, steps_off, number):
+    def step_ready(self, peer_id: PeerId, off: int, steps_off: int, number: float) -> None:
         run_id, attempt, step, _ = self._now
         ready = StepReady(
             run_id=run_id,
@@ -168,53 +178,69 @@ class Mob:
             step=StepNumber(step + steps_off),
             squared_grad_norm=number,
             loss_sum=number,
-            traffic=(Traffic(boundary=99, key_frames=2**32 - 1), Traffic(boundary=2)),
+            traffic=(
+                Traffic(boundary=BlockIndex(99), key_frames=2**32 - 1),
+                Traffic(boundary=BlockIndex(2)),
+            ),
         )
         self._said(peer_id, ready)
 
-    def buffers(self, peer_id, boundary, samples, is_inventory):
+    def buffers(
+        self, peer_id: PeerId, boundary: BlockIndex, samples: list[SampleId], is_inventory: bool
+    ) -> None:
         run_id, attempt, step, _ = self._now
         held = (HeldBuffers(boundary=boundary, samples=SampleSet.of(samples)),)
-        named = {"run_id": run_id, "attempt": attempt}
         if is_inventory:
-            self._said(peer_id, StageReady(**named, buffers=held))
+            self._said(peer_id, StageReady(run_id=run_id, attempt=attempt, buffers=held))
         else:
             counts = (BufferCounts(boundary=boundary, misses=2**50),)
-            ready = StepReady(**named, step=step, squared_grad_norm=1.0, lost=held, buffers=counts)
+            ready = StepReady(
+                run_id=run_id,
+                attempt=attempt,
+                step=step,
+                squared_grad_norm=1.0,
+                lost=held,
+                buffers=counts,
+            )
             self._said(peer_id, ready)
 
-    def exported(self, peer_id, run_id):
+    def exported(self, peer_id: PeerId, run_id: RunId) -> None:
         self._said(peer_id, StageExported(run_id=run_id, file=RESULT))
 
-    def failed(self, peer_id, off, code):
+    def failed(self, peer_id: PeerId, off: int, code: str) -> None:
         run_id, attempt, _, _ = self._now
         attempt = Attempt(attempt + off)
         self._said(peer_id, StageFailed(run_id=run_id, attempt=attempt, code=code, message="no"))
 
-    def submit(self, run_id, num_blocks):
+    def submit(self, run_id: RunId, num_blocks: int) -> None:
         if run_id not in self.swarm.state.runs:
             spec = self.make_spec(num_blocks=num_blocks, num_steps=5, seq_length=64, buffer_bits=4)
             self.swarm.handle(RunSubmitted(run_id, spec))
 
-    def cancel(self, run_id):
+    def cancel(self, run_id: RunId) -> None:
         self.swarm.handle(RunCancelled(run_id))
 
-    def collected(self, run_id):
+    def collected(self, run_id: RunId) -> None:
         self.swarm.handle(ResultCollected(run_id))
 
-    def time(self, seconds):
+    def time(self, seconds: float) -> None:
         self.swarm.now_s += seconds
         self.swarm.handle(Tick())
 
 
+MakeMob: TypeAlias = Callable[[], Mob]
+
+
 @pytest.fixture(scope="module")
-def make_mob(make_swarm, make_spec):
+def make_mob(make_swarm: type[Swarm], make_spec: MakeSpec) -> MakeMob:
     return lambda: Mob(make_swarm(), make_spec)
 
 
 @settings(derandomize=True, max_examples=250, deadline=None)
 @given(script=scripts, num_blocks=st.sampled_from([2, 4, 4, 4]))
-def test_no_order_of_events_breaks_the_coordinator(make_mob, script, num_blocks):
+def test_no_order_of_events_breaks_the_coordinator(
+    make_mob: MakeMob, script: Script, num_blocks: int
+) -> None:
     mob = make_mob()
     mob.submit(RUNS[0], num_blocks)
     mob.play(script)
@@ -222,7 +248,11 @@ def test_no_order_of_events_breaks_the_coordinator(make_mob, script, num_blocks)
 
 @settings(derandomize=True, max_examples=100, deadline=None)
 @given(script=scripts)
-def test_honest_peers_can_still_train_after_any_order_of_events(make_mob, make_peer, script):
+def test_honest_peers_can_still_train_after_any_order_of_events(
+    make_mob: MakeMob,
+    make_peer: type[FakePeer],
+    script: Script,
+) -> None:
     mob = make_mob()
     mob.submit(RUNS[0], 4)
     mob.play(script)

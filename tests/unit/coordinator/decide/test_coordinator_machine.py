@@ -7,6 +7,7 @@ import pytest
 
 from swarm_ft.coordinator.decide.machine import RETRY_S
 from swarm_ft.coordinator.facts.events import (
+    Effect,
     PeerSaid,
     Publish,
     ResultCollected,
@@ -19,13 +20,14 @@ from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.plan.membership import GATHER_S, GRACE_S, SILENT_S
 from swarm_ft.coordinator.plan.placement import SETTLE_S
 from swarm_ft.coordinator.watching import overview
-from swarm_ft.ids import Attempt, PeerId, RunId
-from swarm_ft.protocol.messages.client import RunPhase, StepCommitted
+from swarm_ft.ids import Attempt, PeerId, RunId, StepNumber
+from swarm_ft.protocol.messages.client import RunPhase, RunStatus, StepCommitted
 from swarm_ft.protocol.messages.control import (
     Assign,
     CatchUp,
     CommitStep,
     ExportStage,
+    FromPeer,
     HeldStage,
     PeerGoodbye,
     PlanStep,
@@ -36,23 +38,27 @@ from swarm_ft.protocol.messages.control import (
 )
 from swarm_ft.protocol.messages.reports import ByteCounts
 from swarm_ft.protocol.spec.layers import LayerRange
+from swarm_ft.protocol.spec.run_spec import RunSpec
+from tests.unit.coordinator.conftest import FakePeer, MakeSpec, Swarm
 
 RUN, SECOND = RunId("run-1"), RunId("run-2")
 
 
 @pytest.fixture
-def spec(make_spec):
+def spec(make_spec: MakeSpec) -> RunSpec:
     return make_spec()
 
 
-def until_commits(swarm, number):
+def until_commits(swarm: Swarm, number: int) -> None:
     swarm.settle_until(lambda: len(swarm.history[RUN]) == number)
 
 
 # ---- the quiet run
 
 
-def test_a_run_goes_from_queued_to_collected(swarm, spec, a, b):
+def test_a_run_goes_from_queued_to_collected(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer
+) -> None:
     swarm.submit(spec)
     swarm.join(a, b)
     swarm.settle()
@@ -73,10 +79,13 @@ def test_a_run_goes_from_queued_to_collected(swarm, spec, a, b):
     assert a.assign is b.assign is None
 
 
-def test_an_assignment_says_where_each_peer_is_reached_by_now(swarm, spec, a, b):
+def test_an_assignment_says_where_each_peer_is_reached_by_now(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer
+) -> None:
     swarm.submit(spec)
     swarm.join(a, b)
     swarm.settle_until(lambda: swarm.run().phase is RunPhase.TRAINING)
+    assert b.assign is not None
     assert [stage.endpoint for stage in b.assign.stages] == ["a.example:7001", "b.example:7001"]
     a.endpoint = "192.0.2.7:4000"
     swarm.lose(a)
@@ -85,14 +94,18 @@ def test_an_assignment_says_where_each_peer_is_reached_by_now(swarm, spec, a, b)
     assert swarm.run().status.stages == b.assign.stages
 
 
-def test_peers_that_were_there_first_are_used(swarm, spec, a, b):
+def test_peers_that_were_there_first_are_used(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer
+) -> None:
     swarm.join(b, a)
     swarm.submit(spec)
     assert swarm.run().peers == ("a", "b")
     assert swarm.run().phase is RunPhase.LOADING
 
 
-def test_only_first_and_last_stage_are_sent_tokens(swarm, make_peer, make_spec):
+def test_only_first_and_last_stage_are_sent_tokens(
+    swarm: Swarm, make_peer: type[FakePeer], make_spec: MakeSpec
+) -> None:
     swarm.submit(make_spec(num_blocks=3))
     swarm.join(
         *(
@@ -105,7 +118,9 @@ def test_only_first_and_last_stage_are_sent_tokens(swarm, make_peer, make_spec):
     assert {p.peer_id: bool(p.tokens_of) for p in plans} == {"a": True, "b": False, "c": True}
 
 
-def test_a_step_plans_the_samples_of_its_batch(swarm, spec, a, b):
+def test_a_step_plans_the_samples_of_its_batch(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer
+) -> None:
     swarm.submit(spec)
     swarm.join(a, b)
     swarm.settle()
@@ -115,7 +130,9 @@ def test_a_step_plans_the_samples_of_its_batch(swarm, spec, a, b):
     assert [batch.samples for batch in first.microbatches] == [(0, 1), (2, 3)]
 
 
-def test_a_step_is_planned_when_all_stages_are_loaded(swarm, spec, a, b):
+def test_a_step_is_planned_when_all_stages_are_loaded(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer
+) -> None:
     swarm.submit(spec)
     swarm.join(a, b)
     swarm.step()
@@ -126,7 +143,9 @@ def test_a_step_is_planned_when_all_stages_are_loaded(swarm, spec, a, b):
     assert [plan.step for plan in swarm.plans] == [0]
 
 
-def test_a_commit_has_loss_norm_clip_factor_and_learning_rate(swarm, spec, a, b):
+def test_a_commit_has_loss_norm_clip_factor_and_learning_rate(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer
+) -> None:
     a.squared_grad_norm, b.squared_grad_norm = 9.0, 16.0
     swarm.submit(spec)
     swarm.join(a, b)
@@ -142,14 +161,18 @@ def test_a_commit_has_loss_norm_clip_factor_and_learning_rate(swarm, spec, a, b)
     assert [c.learning_rate for c in commits] == [step.learning_rate for step in steps]
 
 
-def test_without_clipping_the_factor_is_one(swarm, make_spec, a, b):
+def test_without_clipping_the_factor_is_one(
+    swarm: Swarm, make_spec: MakeSpec, a: FakePeer, b: FakePeer
+) -> None:
     swarm.submit(make_spec(clip_grad_norm=0.0))
     swarm.join(a, b)
     swarm.settle()
     assert {m.clip_factor for m in a.heard if isinstance(m, CommitStep)} == {1.0}
 
 
-def test_the_seconds_of_a_step_run_from_its_plan_to_its_commit(swarm, spec, a, b):
+def test_the_seconds_of_a_step_run_from_its_plan_to_its_commit(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer
+) -> None:
     swarm.submit(spec)
     swarm.join(a, b)
     swarm.settle_until(lambda: swarm.run().phase is RunPhase.TRAINING)
@@ -159,7 +182,9 @@ def test_the_seconds_of_a_step_run_from_its_plan_to_its_commit(swarm, spec, a, b
     assert swarm.history[RUN][0].seconds == swarm.now_s - planned_s
 
 
-def test_traffic_of_both_sides_of_a_boundary_is_added(swarm, make_peer, make_spec):
+def test_traffic_of_both_sides_of_a_boundary_is_added(
+    swarm: Swarm, make_peer: type[FakePeer], make_spec: MakeSpec
+) -> None:
     swarm.submit(make_spec(num_blocks=3))
     swarm.join(
         *(
@@ -174,7 +199,7 @@ def test_traffic_of_both_sides_of_a_boundary_is_added(swarm, make_peer, make_spe
     assert {t.backward_uncompressed_bytes for t in traffic} == {120}
 
 
-def test_watchers_see_every_step(swarm, spec, a, b):
+def test_watchers_see_every_step(swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer) -> None:
     swarm.submit(spec)
     swarm.join(a, b)
     swarm.settle()
@@ -185,7 +210,9 @@ def test_watchers_see_every_step(swarm, spec, a, b):
 # ---- waiting for peers
 
 
-def test_a_run_says_which_layers_it_waits_for(swarm, make_spec, a, b):
+def test_a_run_says_which_layers_it_waits_for(
+    swarm: Swarm, make_spec: MakeSpec, a: FakePeer, b: FakePeer
+) -> None:
     swarm.submit(make_spec(num_blocks=6))
     assert swarm.run().detail == "waiting for layers 0-6"
     swarm.join(b)
@@ -195,7 +222,7 @@ def test_a_run_says_which_layers_it_waits_for(swarm, make_spec, a, b):
     assert swarm.run().phase is RunPhase.WAITING
 
 
-def test_the_same_wait_is_written_once(swarm, make_spec, a):
+def test_the_same_wait_is_written_once(swarm: Swarm, make_spec: MakeSpec, a: FakePeer) -> None:
     swarm.submit(make_spec())
     swarm.join(a)
     before = len(swarm.effects)
@@ -204,7 +231,9 @@ def test_the_same_wait_is_written_once(swarm, make_spec, a):
     assert len(swarm.effects) == before
 
 
-def test_automatic_peers_are_gathered_before_they_are_placed(swarm, spec, make_peer):
+def test_automatic_peers_are_gathered_before_they_are_placed(
+    swarm: Swarm, spec: RunSpec, make_peer: type[FakePeer]
+) -> None:
     swarm.submit(spec)
     swarm.join(make_peer("a", "auto"), make_peer("b", "auto"))
     assert swarm.run().detail == "gathering peers"
@@ -212,7 +241,9 @@ def test_automatic_peers_are_gathered_before_they_are_placed(swarm, spec, make_p
     assert [str(stage.layers) for stage in swarm.run().stages] == ["0-2", "2-4"]
 
 
-def test_a_second_run_is_queued_until_the_first_is_collected(swarm, spec, a, b):
+def test_a_second_run_is_queued_until_the_first_is_collected(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer
+) -> None:
     swarm.submit(spec)
     swarm.submit(spec, SECOND)
     swarm.join(a, b)
@@ -228,8 +259,8 @@ def test_a_second_run_is_queued_until_the_first_is_collected(swarm, spec, a, b):
 
 
 def test_other_peers_run_the_second_while_the_first_waits_to_be_collected(
-    swarm, spec, a, b, make_peer
-):
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer, make_peer: type[FakePeer]
+) -> None:
     swarm.submit(spec)
     swarm.submit(spec, SECOND)
     swarm.join(a, b)
@@ -241,7 +272,9 @@ def test_other_peers_run_the_second_while_the_first_waits_to_be_collected(
     assert a.exported
 
 
-def test_a_peer_with_a_result_is_not_dismissed_for_its_layers(swarm, make_spec, a, b):
+def test_a_peer_with_a_result_is_not_dismissed_for_its_layers(
+    swarm: Swarm, make_spec: MakeSpec, a: FakePeer, b: FakePeer
+) -> None:
     swarm.submit(make_spec())
     swarm.submit(make_spec(num_blocks=2), SECOND)
     swarm.join(a, b)
@@ -255,7 +288,9 @@ def test_a_peer_with_a_result_is_not_dismissed_for_its_layers(swarm, make_spec, 
     assert swarm.run(SECOND).phase is RunPhase.FINISHED
 
 
-def test_a_cancelled_first_run_makes_way_for_the_second(swarm, spec, a, b):
+def test_a_cancelled_first_run_makes_way_for_the_second(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer
+) -> None:
     swarm.submit(spec)
     swarm.submit(spec, SECOND)
     swarm.join(a, b)
@@ -269,14 +304,18 @@ def test_a_cancelled_first_run_makes_way_for_the_second(swarm, spec, a, b):
 # ---- who may join
 
 
-def test_a_peer_outside_the_model_is_refused(swarm, spec, make_peer):
+def test_a_peer_outside_the_model_is_refused(
+    swarm: Swarm, spec: RunSpec, make_peer: type[FakePeer]
+) -> None:
     swarm.submit(spec)
     swarm.join(make_peer("far", "4-6"))
     assert swarm.dismissals() == {"far": "bad-layers"}
     assert not swarm.state.members
 
 
-def test_a_peer_that_matches_no_stage_is_refused(swarm, spec, a, b, make_peer):
+def test_a_peer_that_matches_no_stage_is_refused(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer, make_peer: type[FakePeer]
+) -> None:
     swarm.submit(spec)
     swarm.join(a, b)
     swarm.join(make_peer("askew", "1-3"))
@@ -285,28 +324,36 @@ def test_a_peer_that_matches_no_stage_is_refused(swarm, spec, a, b, make_peer):
     assert swarm.run().phase is RunPhase.FINISHED
 
 
-def test_a_spare_peer_of_a_stage_is_welcome(swarm, spec, a, b, make_peer):
+def test_a_spare_peer_of_a_stage_is_welcome(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer, make_peer: type[FakePeer]
+) -> None:
     swarm.submit(spec)
     swarm.join(a, b, make_peer("spare", "2-4"), make_peer("any", "auto"))
     assert not swarm.dismissals()
     assert set(swarm.state.members) == {"a", "b", "spare", "any"}
 
 
-def test_misfits_are_dismissed_when_a_run_is_submitted(swarm, spec, a, make_peer):
+def test_misfits_are_dismissed_when_a_run_is_submitted(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, make_peer: type[FakePeer]
+) -> None:
     swarm.join(a, make_peer("far", "4-6"))
     swarm.submit(spec)
     assert swarm.dismissals() == {"far": "bad-layers"}
     assert set(swarm.state.members) == {"a"}
 
 
-def test_misfits_are_dismissed_when_the_stages_are_chosen(swarm, spec, a, b, make_peer):
+def test_misfits_are_dismissed_when_the_stages_are_chosen(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer, make_peer: type[FakePeer]
+) -> None:
     swarm.submit(spec)
     swarm.join(a, make_peer("askew", "1-3"), b)
     assert swarm.dismissals() == {"askew": "bad-layers"}
     assert swarm.run().phase is RunPhase.LOADING
 
 
-def test_another_digest_of_the_same_run_is_a_mismatch(swarm, spec, a, b, make_peer):
+def test_another_digest_of_the_same_run_is_a_mismatch(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer, make_peer: type[FakePeer]
+) -> None:
     swarm.submit(spec)
     swarm.join(a, b)
     swarm.settle_until(lambda: swarm.run().phase is RunPhase.TRAINING)
@@ -318,7 +365,9 @@ def test_another_digest_of_the_same_run_is_a_mismatch(swarm, spec, a, b, make_pe
 
 
 @pytest.mark.parametrize("phase", [None, RunPhase.CANCELLED, RunPhase.COLLECTED])
-def test_a_peer_that_holds_a_run_that_is_over_is_released(swarm, spec, a, b, phase):
+def test_a_peer_that_holds_a_run_that_is_over_is_released(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer, phase: RunPhase | None
+) -> None:
     if phase is not None:
         swarm.submit(spec)
         swarm.join(a, b)
@@ -342,7 +391,9 @@ def test_a_peer_that_holds_a_run_that_is_over_is_released(swarm, spec, a, b, pha
     assert b.assign is None
 
 
-def test_a_peer_that_holds_a_void_history_begins_anew(swarm, spec, a, b, make_peer):
+def test_a_peer_that_holds_a_void_history_begins_anew(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer, make_peer: type[FakePeer]
+) -> None:
     swarm.submit(spec)
     swarm.join(a, b)
     until_commits(swarm, 1)
@@ -359,8 +410,8 @@ def test_a_peer_that_holds_a_void_history_begins_anew(swarm, spec, a, b, make_pe
 
 
 def test_a_void_history_of_equal_length_is_not_taken_for_the_runs_own(
-    swarm, make_spec, a, b, make_peer
-):
+    swarm: Swarm, make_spec: MakeSpec, a: FakePeer, b: FakePeer, make_peer: type[FakePeer]
+) -> None:
     swarm.submit(make_spec(num_steps=4))
     swarm.join(a, b)
     until_commits(swarm, 1)
@@ -383,7 +434,9 @@ def test_a_void_history_of_equal_length_is_not_taken_for_the_runs_own(
 # ---- peers that come and go
 
 
-def test_a_broken_stream_repeats_the_step_and_commits_it_once(swarm, spec, a, b):
+def test_a_broken_stream_repeats_the_step_and_commits_it_once(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer
+) -> None:
     swarm.submit(spec)
     swarm.join(a, b)
     until_commits(swarm, 1)
@@ -398,7 +451,9 @@ def test_a_broken_stream_repeats_the_step_and_commits_it_once(swarm, spec, a, b)
     assert swarm.num_rollbacks == 0
 
 
-def test_a_peer_that_missed_the_commit_is_told_again(swarm, spec, a, b):
+def test_a_peer_that_missed_the_commit_is_told_again(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer
+) -> None:
     swarm.submit(spec)
     swarm.join(a, b)
     until_commits(swarm, 1)
@@ -422,7 +477,9 @@ def test_a_peer_that_missed_the_commit_is_told_again(swarm, spec, a, b):
     assert swarm.num_rollbacks == 0
 
 
-def test_all_peers_may_be_away_at_once(swarm, spec, a, b):
+def test_all_peers_may_be_away_at_once(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer
+) -> None:
     swarm.submit(spec)
     swarm.join(a, b)
     until_commits(swarm, 2)
@@ -435,7 +492,9 @@ def test_all_peers_may_be_away_at_once(swarm, spec, a, b):
     assert swarm.num_rollbacks == 0
 
 
-def test_a_peer_that_stays_away_is_replaced_and_the_run_begins_again(swarm, spec, a, b, make_peer):
+def test_a_peer_that_stays_away_is_replaced_and_the_run_begins_again(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer, make_peer: type[FakePeer]
+) -> None:
     swarm.submit(spec)
     swarm.join(a, b)
     until_commits(swarm, 2)
@@ -443,7 +502,7 @@ def test_a_peer_that_stays_away_is_replaced_and_the_run_begins_again(swarm, spec
     swarm.wait(GRACE_S - 1.0)
     assert swarm.run().committed_steps == 2
     swarm.wait(1.0)
-    assert Write(RollbackRecord(RUN, 0)) in swarm.effects
+    assert Write(RollbackRecord(RUN, StepNumber(0))) in swarm.effects
     assert swarm.run().detail == "waiting for layers 2-4"
     assert swarm.run().committed_steps == 0
     assert a.assign is None, "what it holds is of no use any more"
@@ -455,7 +514,9 @@ def test_a_peer_that_stays_away_is_replaced_and_the_run_begins_again(swarm, spec
     assert [step.step for step in swarm.history[RUN]] == [0, 1, 2]
 
 
-def test_a_peer_that_slept_through_a_rollback_loads_afresh(swarm, spec, a, b, make_peer):
+def test_a_peer_that_slept_through_a_rollback_loads_afresh(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer, make_peer: type[FakePeer]
+) -> None:
     swarm.submit(spec)
     swarm.join(a, b)
     until_commits(swarm, 2)
@@ -471,7 +532,9 @@ def test_a_peer_that_slept_through_a_rollback_loads_afresh(swarm, spec, a, b, ma
     assert b.applied == [0, 1, 2]
 
 
-def test_a_result_of_before_a_rollback_does_not_count(swarm, spec, a, b, make_peer):
+def test_a_result_of_before_a_rollback_does_not_count(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer, make_peer: type[FakePeer]
+) -> None:
     swarm.submit(spec)
     swarm.join(a, b)
     swarm.settle_until(lambda: "a" in swarm.run().past.exported)
@@ -485,7 +548,9 @@ def test_a_result_of_before_a_rollback_does_not_count(swarm, spec, a, b, make_pe
     assert swarm.run().phase is RunPhase.EXPORTING
 
 
-def test_a_peer_that_comes_back_without_its_weights_begins_the_run_again(swarm, spec, a, b):
+def test_a_peer_that_comes_back_without_its_weights_begins_the_run_again(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer
+) -> None:
     swarm.submit(spec)
     swarm.join(a, b)
     until_commits(swarm, 1)
@@ -497,7 +562,9 @@ def test_a_peer_that_comes_back_without_its_weights_begins_the_run_again(swarm, 
     assert swarm.run().phase is RunPhase.FINISHED
 
 
-def test_a_peer_that_restarts_before_the_first_commit_costs_nothing(swarm, spec, a, b):
+def test_a_peer_that_restarts_before_the_first_commit_costs_nothing(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer
+) -> None:
     swarm.submit(spec)
     swarm.join(a, b)
     swarm.settle_until(lambda: swarm.run().phase is RunPhase.TRAINING)
@@ -509,10 +576,12 @@ def test_a_peer_that_restarts_before_the_first_commit_costs_nothing(swarm, spec,
     assert swarm.run().phase is RunPhase.FINISHED
 
 
-def test_a_peer_that_comes_back_with_other_layers_is_placed_anew(swarm, make_peer, spec, a):
+def test_a_peer_that_comes_back_with_other_layers_is_placed_anew(
+    swarm: Swarm, make_peer: type[FakePeer], spec: RunSpec, a: FakePeer
+) -> None:
     swarm.submit(spec)
     swarm.join(a, make_peer("b", "2-4"))
-    swarm.lose(swarm.connected["b"])
+    swarm.lose(swarm.connected[PeerId("b")])
     swarm.join(make_peer("b", "2-3"))
     assert swarm.run().detail == "waiting for layers 3-4"
     swarm.join(make_peer("c", "3-4"))
@@ -520,7 +589,9 @@ def test_a_peer_that_comes_back_with_other_layers_is_placed_anew(swarm, make_pee
     assert swarm.run().phase is RunPhase.FINISHED
 
 
-def test_a_goodbye_needs_no_grace(swarm, spec, a, b, make_peer):
+def test_a_goodbye_needs_no_grace(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer, make_peer: type[FakePeer]
+) -> None:
     swarm.submit(spec)
     swarm.join(a, b)
     until_commits(swarm, 1)
@@ -532,7 +603,9 @@ def test_a_goodbye_needs_no_grace(swarm, spec, a, b, make_peer):
     assert swarm.num_rollbacks == 1
 
 
-def test_a_goodbye_of_a_stranger_or_a_spare_changes_no_run(swarm, spec, a, b, make_peer):
+def test_a_goodbye_of_a_stranger_or_a_spare_changes_no_run(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer, make_peer: type[FakePeer]
+) -> None:
     spare = make_peer("spare", "2-4")
     swarm.submit(spec)
     swarm.join(a, b)
@@ -544,7 +617,9 @@ def test_a_goodbye_of_a_stranger_or_a_spare_changes_no_run(swarm, spec, a, b, ma
     assert swarm.run() == run
 
 
-def test_a_loss_while_exporting_exports_again(swarm, spec, a, b):
+def test_a_loss_while_exporting_exports_again(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer
+) -> None:
     swarm.submit(spec)
     swarm.join(a, b)
     swarm.settle_until(lambda: swarm.run().phase is RunPhase.EXPORTING)
@@ -555,7 +630,9 @@ def test_a_loss_while_exporting_exports_again(swarm, spec, a, b):
     assert swarm.num_rollbacks == 0
 
 
-def test_a_peer_that_joins_again_before_its_loss_is_noticed(swarm, spec, a, b):
+def test_a_peer_that_joins_again_before_its_loss_is_noticed(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer
+) -> None:
     swarm.submit(spec)
     swarm.join(a, b)
     until_commits(swarm, 1)
@@ -570,12 +647,16 @@ def test_a_peer_that_joins_again_before_its_loss_is_noticed(swarm, spec, a, b):
 # ---- what does not count
 
 
-def test_messages_of_an_older_attempt_are_ignored(swarm, spec, a, b):
+def test_messages_of_an_older_attempt_are_ignored(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer
+) -> None:
     swarm.submit(spec)
     swarm.join(a, b)
     ready = StageReady(run_id=RUN, attempt=Attempt(1))
     swarm.settle_until(lambda: swarm.run().phase is RunPhase.TRAINING)
-    stale = [(peer, message) for peer in (a, b) for message in (ready, peer.step_ready(0))]
+    stale: list[tuple[FakePeer, FromPeer]] = [
+        (peer, message) for peer in (a, b) for message in (ready, peer.step_ready(0))
+    ]
     stale += [(a, a.failed("non-finite")), (b, b.failed("bad-model"))]
     swarm.lose(b)
     swarm.join(b)
@@ -585,25 +666,29 @@ def test_messages_of_an_older_attempt_are_ignored(swarm, spec, a, b):
     assert_ignored(swarm, stale)
 
 
-def assert_ignored(swarm, messages):
+def assert_ignored(swarm: Swarm, messages: list[tuple[FakePeer, FromPeer]]) -> None:
     run = swarm.run()
     for peer, message in messages:
         assert swarm.say(peer, message) == []
     assert swarm.run() == run
 
 
-def test_a_step_ready_of_another_step_is_ignored(swarm, spec, a, b):
+def test_a_step_ready_of_another_step_is_ignored(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer
+) -> None:
     swarm.submit(spec)
     swarm.join(a, b)
     swarm.settle_until(lambda: swarm.run().phase is RunPhase.TRAINING)
     swarm.pending.clear()
-    for step in (1, 2):
+    for step in (StepNumber(1), StepNumber(2)):
         assert swarm.say(a, replace(a.step_ready(0), step=step)) == []
         assert swarm.say(b, replace(b.step_ready(0), step=step)) == []
     assert swarm.run().committed_steps == 0
 
 
-def test_one_peer_cannot_be_ready_for_all(swarm, spec, a, b):
+def test_one_peer_cannot_be_ready_for_all(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer
+) -> None:
     swarm.submit(spec)
     swarm.join(a, b)
     swarm.settle_until(lambda: swarm.run().phase is RunPhase.TRAINING)
@@ -612,7 +697,9 @@ def test_one_peer_cannot_be_ready_for_all(swarm, spec, a, b):
         assert swarm.say(a, a.step_ready(0)) == []
 
 
-def test_a_spare_has_no_say(swarm, spec, a, b, make_peer):
+def test_a_spare_has_no_say(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer, make_peer: type[FakePeer]
+) -> None:
     spare = make_peer("spare", "2-4")
     swarm.submit(spec)
     swarm.join(a, b)
@@ -627,12 +714,14 @@ def test_a_spare_has_no_say(swarm, spec, a, b, make_peer):
 # ---- failures
 
 
-def fail(swarm, peer, code):
+def fail(swarm: Swarm, peer: FakePeer, code: str) -> list[Effect]:
     swarm.forget_said(peer.peer_id)
     return swarm.say(peer, peer.failed(code))
 
 
-def test_a_loss_that_is_not_finite_fails_the_run(swarm, spec, a, b):
+def test_a_loss_that_is_not_finite_fails_the_run(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer
+) -> None:
     swarm.submit(spec)
     swarm.join(a, b)
     until_commits(swarm, 1)
@@ -642,7 +731,9 @@ def test_a_loss_that_is_not_finite_fails_the_run(swarm, spec, a, b):
     assert a.assign is b.assign is None
 
 
-def test_a_peer_without_the_model_is_dismissed_and_the_run_waits(swarm, spec, a, b):
+def test_a_peer_without_the_model_is_dismissed_and_the_run_waits(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer
+) -> None:
     swarm.submit(spec)
     swarm.join(a, b)
     fail(swarm, b, "bad-model")
@@ -652,7 +743,9 @@ def test_a_peer_without_the_model_is_dismissed_and_the_run_waits(swarm, spec, a,
     assert swarm.run().detail == "waiting for layers 2-4"
 
 
-def test_an_unreachable_neighbour_is_tried_again(swarm, spec, a, b):
+def test_an_unreachable_neighbour_is_tried_again(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer
+) -> None:
     swarm.submit(spec)
     swarm.join(a, b)
     until_commits(swarm, 1)
@@ -666,14 +759,19 @@ def test_an_unreachable_neighbour_is_tried_again(swarm, spec, a, b):
     assert swarm.num_rollbacks == 0
 
 
-def test_why_an_attempt_failed_is_published(swarm, spec, a, b):
+def test_why_an_attempt_failed_is_published(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer
+) -> None:
     swarm.submit(spec)
     swarm.join(a, b)
     effects = fail(swarm, a, "unavailable")
-    assert "peer a: oh" in [e.event.detail for e in effects if isinstance(e, Publish)]
+    statuses = [e.event for e in effects if isinstance(e, Publish)]
+    assert "peer a: oh" in [s.detail for s in statuses if isinstance(s, RunStatus)]
 
 
-def test_weights_that_do_not_fit_the_history_begin_the_run_again(swarm, spec, a, b):
+def test_weights_that_do_not_fit_the_history_begin_the_run_again(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer
+) -> None:
     swarm.submit(spec)
     swarm.join(a, b)
     until_commits(swarm, 2)
@@ -685,7 +783,9 @@ def test_weights_that_do_not_fit_the_history_begin_the_run_again(swarm, spec, a,
     assert swarm.run().phase is RunPhase.FINISHED
 
 
-def test_a_neighbour_out_of_turn_does_not_cost_the_weights(swarm, spec, a, b):
+def test_a_neighbour_out_of_turn_does_not_cost_the_weights(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer
+) -> None:
     swarm.submit(spec)
     swarm.join(a, b)
     until_commits(swarm, 2)
@@ -696,7 +796,9 @@ def test_a_neighbour_out_of_turn_does_not_cost_the_weights(swarm, spec, a, b):
     assert swarm.num_rollbacks == 0
 
 
-def test_a_code_that_nobody_knows_is_tried_again(swarm, spec, a, b):
+def test_a_code_that_nobody_knows_is_tried_again(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer
+) -> None:
     swarm.submit(spec)
     swarm.join(a, b)
     fail(swarm, a, "of-a-later-version")
@@ -711,7 +813,9 @@ def test_a_code_that_nobody_knows_is_tried_again(swarm, spec, a, b):
 @pytest.mark.parametrize(
     "phase", [RunPhase.LOADING, RunPhase.TRAINING, RunPhase.EXPORTING, RunPhase.FINISHED]
 )
-def test_cancel_releases_the_peers(swarm, spec, a, b, phase):
+def test_cancel_releases_the_peers(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer, phase: RunPhase
+) -> None:
     swarm.submit(spec)
     swarm.join(a, b)
     swarm.settle_until(lambda: swarm.run().phase is phase)
@@ -722,7 +826,9 @@ def test_cancel_releases_the_peers(swarm, spec, a, b, phase):
     assert swarm.run().phase is RunPhase.CANCELLED
 
 
-def test_cancel_while_a_peer_is_away_releases_it_when_it_comes_back(swarm, spec, a, b):
+def test_cancel_while_a_peer_is_away_releases_it_when_it_comes_back(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer
+) -> None:
     swarm.submit(spec)
     swarm.join(a, b)
     until_commits(swarm, 1)
@@ -733,7 +839,9 @@ def test_cancel_while_a_peer_is_away_releases_it_when_it_comes_back(swarm, spec,
     assert b.assign is None
 
 
-def test_cancel_after_a_rollback_leaves_nobody_with_a_stage(swarm, spec, a, b):
+def test_cancel_after_a_rollback_leaves_nobody_with_a_stage(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer
+) -> None:
     swarm.submit(spec)
     swarm.join(a, b)
     until_commits(swarm, 1)
@@ -742,7 +850,9 @@ def test_cancel_after_a_rollback_leaves_nobody_with_a_stage(swarm, spec, a, b):
     assert a.assign is None
 
 
-def test_cancel_of_a_queued_run_leaves_the_other_alone(swarm, spec, a, b):
+def test_cancel_of_a_queued_run_leaves_the_other_alone(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer
+) -> None:
     swarm.submit(spec)
     swarm.submit(spec, SECOND)
     swarm.join(a, b)
@@ -752,7 +862,9 @@ def test_cancel_of_a_queued_run_leaves_the_other_alone(swarm, spec, a, b):
     assert swarm.run(SECOND).phase is RunPhase.CANCELLED
 
 
-def test_what_is_over_or_unknown_cannot_be_cancelled_or_collected(swarm, spec, a, b):
+def test_what_is_over_or_unknown_cannot_be_cancelled_or_collected(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer
+) -> None:
     swarm.submit(spec)
     swarm.join(a, b)
     assert swarm.handle(ResultCollected(RUN)) == []
@@ -765,7 +877,9 @@ def test_what_is_over_or_unknown_cannot_be_cancelled_or_collected(swarm, spec, a
 # ---- what is said to whom
 
 
-def test_export_and_release_go_to_every_stage(swarm, spec, a, b, make_peer):
+def test_export_and_release_go_to_every_stage(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer, make_peer: type[FakePeer]
+) -> None:
     swarm.submit(spec)
     swarm.join(a, b, make_peer("spare", "0-2"))
     swarm.settle()
@@ -774,7 +888,9 @@ def test_export_and_release_go_to_every_stage(swarm, spec, a, b, make_peer):
     assert [peer for peer, _ in swarm.said(ReleaseStage)] == ["a", "spare", "b"]
 
 
-def test_status_lists_members_and_runs(swarm, spec, a, make_peer):
+def test_status_lists_members_and_runs(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, make_peer: type[FakePeer]
+) -> None:
     swarm.submit(spec)
     swarm.join(a, make_peer("any", "auto"))
     status = overview(swarm.state)
@@ -782,7 +898,9 @@ def test_status_lists_members_and_runs(swarm, spec, a, make_peer):
     assert [(run.run_id, run.phase) for run in status.runs] == [(RUN, RunPhase.WAITING)]
 
 
-def test_decide_leaves_the_old_state_as_it_was(swarm, spec, a, b):
+def test_decide_leaves_the_old_state_as_it_was(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer
+) -> None:
     swarm.submit(spec)
     before = swarm.state
     kept = repr(before)
@@ -791,7 +909,9 @@ def test_decide_leaves_the_old_state_as_it_was(swarm, spec, a, b):
     assert repr(before) == kept
 
 
-def test_the_grace_is_counted_from_the_loss(swarm, spec, a, b):
+def test_the_grace_is_counted_from_the_loss(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer
+) -> None:
     swarm.submit(spec)
     swarm.join(a, b)
     until_commits(swarm, 1)
@@ -806,12 +926,14 @@ def test_the_grace_is_counted_from_the_loss(swarm, spec, a, b):
 
 
 @pytest.fixture
-def twin(make_peer):
+def twin(make_peer: type[FakePeer]) -> FakePeer:
     """Another peer with the layers of b."""
     return make_peer("twin", "2-4")
 
 
-def test_all_replicas_take_part_and_one_norm_counts_a_stage(swarm, make_spec, a, b, twin):
+def test_all_replicas_take_part_and_one_norm_counts_a_stage(
+    swarm: Swarm, make_spec: MakeSpec, a: FakePeer, b: FakePeer, twin: FakePeer
+) -> None:
     swarm.join(a, b, twin)
     swarm.submit(make_spec(micro_batch_size=1))
     swarm.settle()
@@ -822,19 +944,26 @@ def test_all_replicas_take_part_and_one_norm_counts_a_stage(swarm, make_spec, a,
     assert {route[1] for route in routes} == {0, 1}
 
 
-def test_each_last_replica_gets_the_tokens_of_its_own_microbatches(swarm, make_spec, a, b, twin):
+def test_each_last_replica_gets_the_tokens_of_its_own_microbatches(
+    swarm: Swarm, make_spec: MakeSpec, a: FakePeer, b: FakePeer, twin: FakePeer
+) -> None:
     swarm.join(a, b, twin)
     swarm.submit(make_spec(micro_batch_size=1))
     swarm.settle()
-    plans = [e for e in swarm.effects if isinstance(e, Say) and isinstance(e.message, PlanStep)]
-    first = {e.peer_id: set(e.tokens_of) for e in plans if e.message.step == 0}
-    assert first["b"] | first["twin"] == first["a"]
-    assert first["b"] & first["twin"] == set()
-    assert first["b"]
-    assert first["twin"]
+    first = {
+        e.peer_id: set(e.tokens_of)
+        for e in swarm.effects
+        if isinstance(e, Say) and isinstance(e.message, PlanStep) and e.message.step == 0
+    }
+    assert first[b.peer_id] | first[twin.peer_id] == first[a.peer_id]
+    assert first[b.peer_id] & first[twin.peer_id] == set()
+    assert first[b.peer_id]
+    assert first[twin.peer_id]
 
 
-def test_a_lost_replica_costs_an_attempt_and_no_step(swarm, spec, a, b, twin):
+def test_a_lost_replica_costs_an_attempt_and_no_step(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer, twin: FakePeer
+) -> None:
     swarm.join(a, b, twin)
     swarm.submit(spec)
     until_commits(swarm, 1)
@@ -848,8 +977,8 @@ def test_a_lost_replica_costs_an_attempt_and_no_step(swarm, spec, a, b, twin):
 
 
 def test_a_replica_that_comes_back_at_once_takes_part_in_the_new_attempt(
-    swarm, make_spec, a, b, twin
-):
+    swarm: Swarm, make_spec: MakeSpec, a: FakePeer, b: FakePeer, twin: FakePeer
+) -> None:
     swarm.join(a, b, twin)
     swarm.submit(make_spec(num_steps=6))
     until_commits(swarm, 1)
@@ -861,7 +990,9 @@ def test_a_replica_that_comes_back_at_once_takes_part_in_the_new_attempt(
     assert a.applied == b.applied == twin.applied == list(range(6))
 
 
-def test_a_replica_that_missed_a_step_takes_the_state_from_the_others(swarm, make_spec, a, b, twin):
+def test_a_replica_that_missed_a_step_takes_the_state_from_the_others(
+    swarm: Swarm, make_spec: MakeSpec, a: FakePeer, b: FakePeer, twin: FakePeer
+) -> None:
     swarm.join(a, b, twin)
     swarm.submit(make_spec(num_steps=6))
     until_commits(swarm, 1)
@@ -876,8 +1007,8 @@ def test_a_replica_that_missed_a_step_takes_the_state_from_the_others(swarm, mak
 
 
 def test_a_newcomer_that_dies_while_it_takes_over_costs_an_attempt(
-    swarm, make_spec, a, b, make_peer
-):
+    swarm: Swarm, make_spec: MakeSpec, a: FakePeer, b: FakePeer, make_peer: type[FakePeer]
+) -> None:
     swarm.submit(make_spec(num_steps=6))
     swarm.join(a, b)
     until_commits(swarm, 1)
@@ -891,7 +1022,9 @@ def test_a_newcomer_that_dies_while_it_takes_over_costs_an_attempt(
     assert a.applied == b.applied == list(range(6))
 
 
-def test_a_stage_whose_sources_die_while_they_give_goes_back(swarm, make_spec, a, b, make_peer):
+def test_a_stage_whose_sources_die_while_they_give_goes_back(
+    swarm: Swarm, make_spec: MakeSpec, a: FakePeer, b: FakePeer, make_peer: type[FakePeer]
+) -> None:
     swarm.submit(make_spec(num_steps=6, save_steps=2))
     swarm.join(a, b)
     until_commits(swarm, 3)
@@ -909,7 +1042,9 @@ def test_a_stage_whose_sources_die_while_they_give_goes_back(swarm, make_spec, a
 # ---- snapshots
 
 
-def test_every_stage_is_saved_every_few_steps_and_at_the_end(swarm, make_spec, a, b, twin):
+def test_every_stage_is_saved_every_few_steps_and_at_the_end(
+    swarm: Swarm, make_spec: MakeSpec, a: FakePeer, b: FakePeer, twin: FakePeer
+) -> None:
     swarm.join(a, b, twin)
     swarm.submit(make_spec(num_steps=5, save_steps=2))
     swarm.settle()
@@ -927,7 +1062,9 @@ def test_every_stage_is_saved_every_few_steps_and_at_the_end(swarm, make_spec, a
     assert [str(stage.layers) for stage in snapshot.stages] == ["0-2", "2-4"]
 
 
-def test_a_lost_stage_is_taken_up_from_the_newest_snapshot(swarm, make_spec, a, b, make_peer):
+def test_a_lost_stage_is_taken_up_from_the_newest_snapshot(
+    swarm: Swarm, make_spec: MakeSpec, a: FakePeer, b: FakePeer, make_peer: type[FakePeer]
+) -> None:
     swarm.submit(make_spec(num_steps=6, save_steps=2))
     swarm.join(a, b)
     until_commits(swarm, 5)
@@ -946,8 +1083,8 @@ def test_a_lost_stage_is_taken_up_from_the_newest_snapshot(swarm, make_spec, a, 
 
 
 def test_a_manifest_that_is_written_late_names_no_snapshot_of_a_voided_history(
-    swarm, make_spec, a, b, make_peer
-):
+    swarm: Swarm, make_spec: MakeSpec, a: FakePeer, b: FakePeer, make_peer: type[FakePeer]
+) -> None:
     swarm.has_slow_disk = True
     swarm.submit(make_spec(num_steps=6, save_steps=2))
     swarm.join(a, b)
@@ -964,7 +1101,9 @@ def test_a_manifest_that_is_written_late_names_no_snapshot_of_a_voided_history(
     assert swarm.run().past.snapshot == own.snapshot
 
 
-def test_manifests_may_be_written_in_any_order(swarm, make_spec, a, b):
+def test_manifests_may_be_written_in_any_order(
+    swarm: Swarm, make_spec: MakeSpec, a: FakePeer, b: FakePeer
+) -> None:
     swarm.has_slow_disk = True
     swarm.submit(make_spec(num_steps=6, save_steps=2))
     swarm.join(a, b)
@@ -978,8 +1117,8 @@ def test_manifests_may_be_written_in_any_order(swarm, make_spec, a, b):
 
 
 def test_peers_with_other_layers_than_the_snapshots_are_sent_away(
-    swarm, make_spec, a, b, make_peer
-):
+    swarm: Swarm, make_spec: MakeSpec, a: FakePeer, b: FakePeer, make_peer: type[FakePeer]
+) -> None:
     swarm.submit(make_spec(num_steps=6, save_steps=2))
     swarm.join(a, b)
     until_commits(swarm, 3)
@@ -989,7 +1128,13 @@ def test_peers_with_other_layers_than_the_snapshots_are_sent_away(
     assert swarm.dismissals() == {"other": "bad-layers"}
 
 
-def test_after_a_restart_the_newest_snapshot_is_known(make_swarm, make_spec, a, b, make_peer):
+def test_after_a_restart_the_newest_snapshot_is_known(
+    make_swarm: type[Swarm],
+    make_spec: MakeSpec,
+    a: FakePeer,
+    b: FakePeer,
+    make_peer: type[FakePeer],
+) -> None:
     swarm = make_swarm(Journal(":memory:"))
     swarm.submit(make_spec(num_steps=6, save_steps=2))
     swarm.join(a, b)
@@ -1005,12 +1150,12 @@ def test_after_a_restart_the_newest_snapshot_is_known(make_swarm, make_spec, a, 
 
 
 def test_a_replica_that_missed_only_the_last_commit_hears_it_and_joins(
-    swarm, make_spec, a, b, twin
-):
+    swarm: Swarm, make_spec: MakeSpec, a: FakePeer, b: FakePeer, twin: FakePeer
+) -> None:
     swarm.join(a, b, twin)
     swarm.submit(make_spec(num_steps=6))
     until_commits(swarm, 1)
-    swarm.settle_until(lambda: len(swarm.run().step.ready) == 2)
+    swarm.settle_until(lambda: (step := swarm.run().step) and len(step.ready) == 2)
     swarm.deafen(b)
     swarm.settle_until(lambda: swarm.run().committed_steps == 2)
     assert b.applied == [0]
@@ -1023,7 +1168,9 @@ def test_a_replica_that_missed_only_the_last_commit_hears_it_and_joins(
     assert a.applied == b.applied == twin.applied == list(range(6))
 
 
-def test_a_replica_that_joins_before_the_first_commit_takes_part(swarm, spec, a, b, twin):
+def test_a_replica_that_joins_before_the_first_commit_takes_part(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer, twin: FakePeer
+) -> None:
     swarm.submit(spec)
     swarm.join(a, b)
     swarm.lose(a)
@@ -1034,7 +1181,9 @@ def test_a_replica_that_joins_before_the_first_commit_takes_part(swarm, spec, a,
     assert twin.applied == [0, 1, 2]
 
 
-def test_a_stage_is_waited_for_only_when_its_last_replica_is_gone(swarm, spec, a, b, twin):
+def test_a_stage_is_waited_for_only_when_its_last_replica_is_gone(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer, twin: FakePeer
+) -> None:
     swarm.join(a, b, twin)
     swarm.submit(spec)
     until_commits(swarm, 1)
@@ -1046,7 +1195,9 @@ def test_a_stage_is_waited_for_only_when_its_last_replica_is_gone(swarm, spec, a
     assert swarm.num_rollbacks == 0
 
 
-def test_a_silent_peer_is_given_up(swarm, spec, a, b, twin):
+def test_a_silent_peer_is_given_up(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer, twin: FakePeer
+) -> None:
     swarm.join(a, b, twin)
     swarm.submit(spec)
     until_commits(swarm, 1)
@@ -1058,7 +1209,9 @@ def test_a_silent_peer_is_given_up(swarm, spec, a, b, twin):
     assert swarm.dismissals() == {"b": "unavailable"}
 
 
-def test_after_a_restart_replicas_are_gathered_before_the_run_goes_on(make_swarm, spec, a, b, twin):
+def test_after_a_restart_replicas_are_gathered_before_the_run_goes_on(
+    make_swarm: type[Swarm], spec: RunSpec, a: FakePeer, b: FakePeer, twin: FakePeer
+) -> None:
     swarm = make_swarm(Journal(":memory:"))
     swarm.join(a, b, twin)
     swarm.submit(spec)

@@ -1,18 +1,23 @@
 """A step that is planned again: what is done stays done, a slow peer's share is divided anew."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
+from swarm_ft.coordinator.facts.events import Publish, Say
+from swarm_ft.ids import Attempt, MicrobatchIndex, StepNumber
 from swarm_ft.protocol.machines.pipeline import PARTS
 from swarm_ft.protocol.messages.client import RunPhase, RunStatus
 from swarm_ft.protocol.messages.control import PeerAlive, PlanStep
-from tests.unit.coordinator.conftest import FakePeer
+from tests.unit.coordinator.conftest import FakePeer, MakeSpec, Swarm
 
 MICROBATCHES = 8
 USUAL_S, SLOW_S = 1.0, 6.0
 
 
 @pytest.fixture
-def peers():
+def peers() -> list[FakePeer]:
     """Two replicas of the first stage and two of the second."""
     return [
         FakePeer(f"{name}{i}", layers)
@@ -22,7 +27,7 @@ def peers():
 
 
 @pytest.fixture
-def training(swarm, make_spec, peers):
+def training(swarm: Swarm, make_spec: MakeSpec, peers: list[FakePeer]) -> Swarm:
     """All of them in the middle of the fifth step; nobody is ready yet."""
     spec = make_spec(
         num_samples=4 * MICROBATCHES, batch_size=MICROBATCHES, micro_batch_size=1, num_steps=9
@@ -37,26 +42,28 @@ def training(swarm, make_spec, peers):
     return swarm
 
 
-def last_plan(peer):
+def last_plan(peer: FakePeer) -> PlanStep:
     return [message for message in peer.heard if isinstance(message, PlanStep)][-1]
 
 
-def share(plan, stage, replica):
+def share(plan: PlanStep, stage: int, replica: int) -> list[MicrobatchIndex]:
     own = [batch for batch in plan.microbatches if batch.replica_at(stage) == replica]
     return [batch.index for batch in own if stage not in batch.done]
 
 
-def alive(swarm, *, parts_begun, compute_s):
+def alive(swarm: Swarm, *, parts_begun: int, compute_s: float) -> PeerAlive:
     run = swarm.run()
     return PeerAlive(
         attempt=run.attempt.number,
-        step=run.committed_steps,
+        step=StepNumber(run.committed_steps),
         parts_begun=parts_begun,
         compute_s=compute_s,
     )
 
 
-def test_after_a_loss_the_plan_names_what_is_done_and_with_whom(training, peers):
+def test_after_a_loss_the_plan_names_what_is_done_and_with_whom(
+    training: Swarm, peers: list[FakePeer]
+) -> None:
     a1, _, b1, b2 = peers
     before = last_plan(a1)
     a1.done = frozenset(share(before, 0, 0)[:2])
@@ -72,18 +79,23 @@ def test_after_a_loss_the_plan_names_what_is_done_and_with_whom(training, peers)
     assert sorted(share(again, 1, 0)) == sorted(share(before, 1, 1))
 
 
-def test_tokens_go_only_to_those_who_still_compute_with_them(training, peers):
+def test_tokens_go_only_to_those_who_still_compute_with_them(
+    training: Swarm, peers: list[FakePeer]
+) -> None:
     *_, b1, b2 = peers
     before = last_plan(b1)
     b1.done = frozenset(share(before, 1, 0))
     training.lose(b2)
     training.settle_until(lambda: last_plan(b1) is not before)
-    asked = [e.tokens_of for e in training.effects if getattr(e, "peer_id", "") == "b1"][-1]
+    said = [e for e in training.effects if isinstance(e, Say) and e.peer_id == "b1"]
+    asked = said[-1].tokens_of
     plan = last_plan(b1)
     assert asked == tuple(plan.microbatches[i].samples[0] for i in share(plan, 1, 0))
 
 
-def test_what_was_done_of_a_committed_step_says_nothing_of_the_next(training, peers):
+def test_what_was_done_of_a_committed_step_says_nothing_of_the_next(
+    training: Swarm, peers: list[FakePeer]
+) -> None:
     a1, *_, b2 = peers
     a1.done = frozenset(share(last_plan(a1), 0, 0))
     training.lose(b2)
@@ -93,7 +105,9 @@ def test_what_was_done_of_a_committed_step_says_nothing_of_the_next(training, pe
 
 
 @pytest.mark.parametrize("index", [0, 2])
-def test_a_peer_that_gets_slow_is_relieved_in_the_same_step(training, peers, index):
+def test_a_peer_that_gets_slow_is_relieved_in_the_same_step(
+    training: Swarm, peers: list[FakePeer], index: int
+) -> None:
     slow = peers[index]
     before = last_plan(slow)
     said = alive(training, parts_begun=PARTS, compute_s=SLOW_S)
@@ -103,9 +117,8 @@ def test_a_peer_that_gets_slow_is_relieved_in_the_same_step(training, peers, ind
     assert again.step == before.step
     assert len(share(again, stage, 0)) == 1
     assert len(share(again, stage, 1)) == MICROBATCHES - 1
-    details = [
-        e.event.detail for e in training.effects if isinstance(getattr(e, "event", 0), RunStatus)
-    ]
+    published = [e.event for e in training.effects if isinstance(e, Publish)]
+    details = [event.detail for event in published if isinstance(event, RunStatus)]
     assert (
         f"peer {slow.peer_id} got slow: 6.0 s a microbatch, 1.4 s at most before; its share is "
         "divided anew"
@@ -122,20 +135,25 @@ def test_a_peer_that_gets_slow_is_relieved_in_the_same_step(training, peers, ind
     ],
     ids=["nothing begun", "a little slower", "all begun", "forwards alone, as fast as ever"],
 )
-def test_a_peer_that_holds_nobody_up_for_long_goes_on(training, peers, said):
+def test_a_peer_that_holds_nobody_up_for_long_goes_on(
+    training: Swarm, peers: list[FakePeer], said: dict[str, Any]
+) -> None:
     attempt = training.run().attempt.number
     training.say(peers[0], alive(training, **said))
     assert training.run().attempt.number == attempt
 
 
-def test_old_news_and_a_peer_without_replicas_change_nothing(swarm, make_spec, a, b):
+def test_old_news_and_a_peer_without_replicas_change_nothing(
+    swarm: Swarm, make_spec: MakeSpec, a: FakePeer, b: FakePeer
+) -> None:
     for peer in (a, b):
         peer.compute_s = USUAL_S
     swarm.submit(make_spec(num_steps=9))
     swarm.join(a, b)
     swarm.settle_until(lambda: swarm.run().committed_steps == 4)
     attempt = swarm.run().attempt.number
-    for news in ({"step": 3}, {"attempt": 7}, {}):
-        known = {"attempt": attempt, "step": 4, "parts_begun": PARTS, "compute_s": 99.0}
-        swarm.say(a, PeerAlive(**(known | news)))
+    known = PeerAlive(attempt=attempt, step=StepNumber(4), parts_begun=PARTS, compute_s=99.0)
+    old_step, old_attempt = replace(known, step=StepNumber(3)), replace(known, attempt=Attempt(7))
+    for news in (old_step, old_attempt, known):
+        swarm.say(a, news)
     assert (swarm.run().attempt.number, swarm.run().phase) == (attempt, RunPhase.TRAINING)

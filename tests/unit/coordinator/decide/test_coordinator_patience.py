@@ -1,5 +1,7 @@
 """How long a stage's last peer is waited for: as long as it would cost to do without it."""
 
+from typing import Any, Protocol
+
 import pytest
 
 from swarm_ft.coordinator.journal.journal import Journal
@@ -7,37 +9,49 @@ from swarm_ft.coordinator.plan.membership import GRACE_S, SHORT_GRACE_S
 from swarm_ft.coordinator.plan.placement import SETTLE_S
 from swarm_ft.ids import RunId
 from swarm_ft.protocol.messages.client import RunPhase
+from tests.unit.coordinator.conftest import FakePeer, MakeSpec, Swarm
 
 RUN = RunId("run-1")
 
 
+class Train(Protocol):
+    """Options are those of training."""
+
+    def __call__(self, num_steps: int, *, seconds: float = 0.0, **options: Any) -> Swarm: ...
+
+
 @pytest.fixture
-def train(make_swarm, make_spec, a, b):
+def train(make_swarm: type[Swarm], make_spec: MakeSpec, a: FakePeer, b: FakePeer) -> Train:
     """`train(2, seconds=4.0)`: a swarm whose run has two steps behind it, of 4 s each, or more."""
 
-    def make(num_steps, *, seconds=0.0, **options):
+    def make(num_steps: int, *, seconds: float = 0.0, **options: Any) -> Swarm:
         swarm = make_swarm(Journal(":memory:"))
         swarm.submit(make_spec(num_steps=20, **options))
         swarm.join(a, b)
         swarm.settle_until(lambda: swarm.run().phase is RunPhase.TRAINING)
         for number in range(1, num_steps + 1):
-            swarm.now_s = swarm.run().step.began_s + seconds
-            swarm.settle_until(lambda number=number: swarm.run().committed_steps == number)
+            step = swarm.run().step
+            assert step is not None
+            swarm.now_s = step.began_s + seconds
+            while swarm.run().committed_steps != number:
+                swarm.step()
         return swarm
 
     return make
 
 
-def away_s(swarm, peer):
+def away_s(swarm: Swarm, peer: FakePeer) -> float:
     return swarm.now_s - swarm.run().attempt.away_since_s[peer.peer_id]
 
 
-def wait_until_away(swarm, peer, seconds):
+def wait_until_away(swarm: Swarm, peer: FakePeer, seconds: float) -> None:
     """Until just before the peer is away for so long."""
     swarm.wait(seconds - away_s(swarm, peer) - 1.0)
 
 
-def test_where_nobody_else_could_host_the_layers_the_whole_grace_is_waited(train, b):
+def test_where_nobody_else_could_host_the_layers_the_whole_grace_is_waited(
+    train: Train, b: FakePeer
+) -> None:
     swarm = train(2)
     swarm.lose(b)
     wait_until_away(swarm, b, GRACE_S)
@@ -46,7 +60,9 @@ def test_where_nobody_else_could_host_the_layers_the_whole_grace_is_waited(train
     assert swarm.num_rollbacks == 1
 
 
-def test_a_run_with_little_to_lose_waits_only_for_a_reconnect(train, b, newcomer):
+def test_a_run_with_little_to_lose_waits_only_for_a_reconnect(
+    train: Train, b: FakePeer, newcomer: FakePeer
+) -> None:
     swarm = train(2)
     swarm.lose(b)
     swarm.join(newcomer)
@@ -61,7 +77,9 @@ def test_a_run_with_little_to_lose_waits_only_for_a_reconnect(train, b, newcomer
     assert swarm.run().phase is RunPhase.FINISHED
 
 
-def test_a_run_waits_as_long_as_going_back_would_cost(train, b, newcomer):
+def test_a_run_waits_as_long_as_going_back_would_cost(
+    train: Train, b: FakePeer, newcomer: FakePeer
+) -> None:
     swarm = train(3, seconds=4.0)
     swarm.lose(b)
     swarm.join(newcomer)
@@ -74,7 +92,9 @@ def test_a_run_waits_as_long_as_going_back_would_cost(train, b, newcomer):
     assert swarm.num_rollbacks == 1
 
 
-def test_a_peer_that_comes_back_in_that_time_keeps_the_work(train, b, newcomer):
+def test_a_peer_that_comes_back_in_that_time_keeps_the_work(
+    train: Train, b: FakePeer, newcomer: FakePeer
+) -> None:
     swarm = train(3, seconds=4.0)
     swarm.lose(b)
     swarm.join(newcomer)
@@ -85,14 +105,18 @@ def test_a_peer_that_comes_back_in_that_time_keeps_the_work(train, b, newcomer):
     assert swarm.run().phase is RunPhase.FINISHED
 
 
-def test_only_steps_since_the_snapshot_would_be_done_again(train, b, newcomer):
+def test_only_steps_since_the_snapshot_would_be_done_again(
+    train: Train, b: FakePeer, newcomer: FakePeer
+) -> None:
     swarm = train(5, seconds=6.0, save_steps=4)
     swarm.lose(b)
     swarm.join(newcomer)
     assert swarm.run().detail.endswith("may come back (6 s)")
 
 
-def test_nobody_is_waited_for_longer_than_the_grace(train, b, newcomer):
+def test_nobody_is_waited_for_longer_than_the_grace(
+    train: Train, b: FakePeer, newcomer: FakePeer
+) -> None:
     swarm = train(5, seconds=100.0)
     swarm.lose(b)
     swarm.join(newcomer)
@@ -102,16 +126,20 @@ def test_nobody_is_waited_for_longer_than_the_grace(train, b, newcomer):
     assert swarm.num_rollbacks == 1
 
 
-def test_one_slow_step_changes_nothing(train, b, newcomer):
+def test_one_slow_step_changes_nothing(train: Train, b: FakePeer, newcomer: FakePeer) -> None:
     swarm = train(3)
-    swarm.now_s = swarm.run().step.began_s + 1000.0
+    step = swarm.run().step
+    assert step is not None
+    swarm.now_s = step.began_s + 1000.0
     swarm.settle_until(lambda: swarm.run().committed_steps == 4)
     swarm.lose(b)
     swarm.join(newcomer)
     assert swarm.run().detail.endswith(f"may come back ({SHORT_GRACE_S:.0f} s)")
 
 
-def test_an_automatic_peer_counts_once_it_is_known_who_came(train, b, make_peer):
+def test_an_automatic_peer_counts_once_it_is_known_who_came(
+    train: Train, b: FakePeer, make_peer: type[FakePeer]
+) -> None:
     swarm = train(2)
     swarm.lose(b)
     swarm.join(make_peer("auto", "auto"))
@@ -120,7 +148,7 @@ def test_an_automatic_peer_counts_once_it_is_known_who_came(train, b, make_peer)
     assert swarm.run().detail.endswith(f"may come back ({SHORT_GRACE_S:.0f} s)")
 
 
-def test_the_wait_is_told_once(train, b, newcomer):
+def test_the_wait_is_told_once(train: Train, b: FakePeer, newcomer: FakePeer) -> None:
     swarm = train(3, seconds=4.0)
     swarm.lose(b)
     swarm.join(newcomer)
@@ -130,7 +158,7 @@ def test_the_wait_is_told_once(train, b, newcomer):
     assert len(swarm.effects) == before
 
 
-def test_after_a_restart_it_is_known_how_long_steps_take(train):
+def test_after_a_restart_it_is_known_how_long_steps_take(train: Train) -> None:
     swarm = train(7, seconds=4.0)
     before = swarm.run().measured.step_seconds
     assert len(before) == 5

@@ -1,6 +1,9 @@
 """Interrupted runs end as quiet ones do: the same commits, each step applied once by every peer."""
 
+from collections.abc import Callable
 from functools import cache
+from random import Random
+from typing import TypeAlias
 
 import pytest
 from hypothesis import given, settings
@@ -9,18 +12,23 @@ from hypothesis import strategies as st
 from swarm_ft.coordinator.facts.events import PeerSaid, ResultCollected
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.ids import RunId
-from swarm_ft.protocol.messages.client import RunPhase
+from swarm_ft.protocol.messages.client import RunPhase, StepCommitted
+from tests.unit.coordinator.conftest import FakePeer, MakeSpec, Swarm
 
 RUN = RunId("run-1")
 LAYERS = {"a": "0-1", "b": "1-3", "c": "3-4"}
 MAX_EVENTS = 500
 
+Begin: TypeAlias = Callable[[], tuple[Swarm, list[FakePeer]]]
+Quiet: TypeAlias = Callable[[], tuple[list[StepCommitted], int]]
+Script: TypeAlias = dict[int, list[tuple[str, int, int]]]
+
 
 @pytest.fixture(scope="module")
-def begin(make_swarm, make_peer, make_spec):
+def begin(make_swarm: type[Swarm], make_peer: type[FakePeer], make_spec: MakeSpec) -> Begin:
     """A submitted run and its peers, with a journal of its own."""
 
-    def make():
+    def make() -> tuple[Swarm, list[FakePeer]]:
         swarm = make_swarm(Journal(":memory:"))
         peers = [make_peer(name, layers) for name, layers in LAYERS.items()]
         swarm.submit(make_spec())
@@ -31,11 +39,11 @@ def begin(make_swarm, make_peer, make_spec):
 
 
 @pytest.fixture(scope="module")
-def quiet(begin):
+def quiet(begin: Begin) -> Quiet:
     """Commits of the run that nothing interrupts, and how many messages it takes."""
 
     @cache
-    def play():
+    def play() -> tuple[list[StepCommitted], int]:
         swarm, _ = begin()
         num_events = 0
         while swarm.pending:
@@ -46,18 +54,21 @@ def quiet(begin):
     return play
 
 
-def assert_like_quiet(swarm, peers, quiet):
+def assert_like_quiet(swarm: Swarm, peers: list[FakePeer], quiet: Quiet) -> None:
     assert swarm.run().phase is RunPhase.FINISHED
     assert swarm.steps() == quiet()[0]
     assert [peer.applied for peer in peers] == [[0, 1, 2]] * len(peers)
     assert all(peer.exported for peer in peers)
     assert swarm.num_rollbacks == 0
+    assert swarm.journal is not None
     journalled = swarm.journal.steps(RUN, 0, 100)
     assert [step.step for step in journalled] == [step.step for step in swarm.history[RUN]]
 
 
 @pytest.mark.parametrize("num_said", [0, 1, 2, 99], ids=lambda n: f"{n}-messages-said")
-def test_a_coordinator_killed_in_any_event_goes_on(begin, quiet, num_said):
+def test_a_coordinator_killed_in_any_event_goes_on(
+    begin: Begin, quiet: Quiet, num_said: int
+) -> None:
     for moment in range(quiet()[1]):
         swarm, peers = begin()
         for _ in range(moment):
@@ -68,7 +79,9 @@ def test_a_coordinator_killed_in_any_event_goes_on(begin, quiet, num_said):
         assert_like_quiet(swarm, peers, quiet)
 
 
-def test_a_coordinator_killed_between_events_forgets_only_what_was_on_its_way(begin, quiet):
+def test_a_coordinator_killed_between_events_forgets_only_what_was_on_its_way(
+    begin: Begin, quiet: Quiet
+) -> None:
     for moment in range(quiet()[1] + 1):
         swarm, peers = begin()
         for _ in range(moment):
@@ -81,7 +94,9 @@ def test_a_coordinator_killed_between_events_forgets_only_what_was_on_its_way(be
 
 @pytest.mark.parametrize("unheard", [0, 1, 2, 5])
 @pytest.mark.parametrize("name", LAYERS)
-def test_a_stream_that_breaks_at_any_event_changes_nothing(begin, quiet, name, unheard):
+def test_a_stream_that_breaks_at_any_event_changes_nothing(
+    begin: Begin, quiet: Quiet, name: str, unheard: int
+) -> None:
     for moment in range(quiet()[1]):
         swarm, peers = begin()
         peer = next(p for p in peers if p.peer_id == name)
@@ -99,11 +114,13 @@ def test_a_stream_that_breaks_at_any_event_changes_nothing(begin, quiet, name, u
 class Interruptions:
     """Plays a run while a script of (event, kind, peer, number) interrupts it."""
 
-    def __init__(self, swarm, peers, draw_index):
+    def __init__(
+        self, swarm: Swarm, peers: list[FakePeer], draw_index: Callable[[int], int]
+    ) -> None:
         self.swarm, self.peers, self.draw_index = swarm, peers, draw_index
-        self.returning = {}
+        self.returning: dict[FakePeer, int] = {}
 
-    def play(self, script):
+    def play(self, script: Script) -> None:
         for moment in range(MAX_EVENTS):
             for kind, index, number in script.get(moment, ()):
                 self.interrupt(kind, self.peers[index], number, moment)
@@ -118,7 +135,7 @@ class Interruptions:
                 return
         raise AssertionError("the run does not end")
 
-    def interrupt(self, kind, peer, number, moment):
+    def interrupt(self, kind: str, peer: FakePeer, number: int, moment: int) -> None:
         if kind == "break":
             self.swarm.deafen(peer)
             self.returning[peer] = moment + number
@@ -129,17 +146,17 @@ class Interruptions:
             self.swarm.restart()
             self.all_come_back()
 
-    def come_back(self, peer):
+    def come_back(self, peer: FakePeer) -> None:
         del self.returning[peer]
         self.swarm.lose(peer)
         self.swarm.join(peer)
 
-    def all_come_back(self):
+    def all_come_back(self) -> None:
         self.returning.clear()
         first = self.draw_index(len(self.peers))
         self.swarm.join(*self.peers[first:], *self.peers[:first])
 
-    def shuffle(self):
+    def shuffle(self) -> None:
         """Messages of different peers overtake each other; those of one peer do not."""
         pending = self.swarm.pending
         chosen = pending[self.draw_index(len(pending))][0]
@@ -159,13 +176,15 @@ scripts = st.dictionaries(
 
 @settings(derandomize=True, max_examples=120, deadline=None)
 @given(script=scripts, random=st.randoms(use_true_random=False))
-def test_any_number_of_interruptions_leaves_the_commits_as_they_were(begin, quiet, script, random):
+def test_any_number_of_interruptions_leaves_the_commits_as_they_were(
+    begin: Begin, quiet: Quiet, script: Script, random: Random
+) -> None:
     swarm, peers = begin()
     Interruptions(swarm, peers, random.randrange).play(script)
     assert_like_quiet(swarm, peers, quiet)
 
 
-def test_attempts_rise_over_restarts(begin):
+def test_attempts_rise_over_restarts(begin: Begin) -> None:
     swarm, peers = begin()
     for _ in range(3):
         swarm.restart()
@@ -173,7 +192,7 @@ def test_attempts_rise_over_restarts(begin):
     assert swarm.run().attempt.number == 4
 
 
-def test_a_result_survives_a_restart(begin):
+def test_a_result_survives_a_restart(begin: Begin) -> None:
     swarm, peers = begin()
     swarm.settle()
     swarm.restart()
@@ -185,7 +204,9 @@ def test_a_result_survives_a_restart(begin):
     assert not any(peer.exported for peer in peers)
 
 
-def test_a_result_is_safe_from_the_next_run_after_a_restart(begin, make_spec):
+def test_a_result_is_safe_from_the_next_run_after_a_restart(
+    begin: Begin, make_spec: MakeSpec
+) -> None:
     swarm, peers = begin()
     swarm.settle()
     swarm.restart()
@@ -195,7 +216,7 @@ def test_a_result_is_safe_from_the_next_run_after_a_restart(begin, make_spec):
     assert swarm.run(RunId("run-2")).phase is RunPhase.WAITING
 
 
-def test_a_queued_run_is_queued_after_a_restart(begin, make_spec):
+def test_a_queued_run_is_queued_after_a_restart(begin: Begin, make_spec: MakeSpec) -> None:
     swarm, peers = begin()
     swarm.submit(make_spec(), RunId("run-2"))
     swarm.restart()
@@ -207,7 +228,9 @@ def test_a_queued_run_is_queued_after_a_restart(begin, make_spec):
     assert swarm.run(RunId("run-2")).phase is RunPhase.FINISHED
 
 
-def test_peers_that_stay_away_after_a_restart_are_replaced(begin, make_peer):
+def test_peers_that_stay_away_after_a_restart_are_replaced(
+    begin: Begin, make_peer: type[FakePeer]
+) -> None:
     swarm, peers = begin()
     swarm.settle_until(lambda: len(swarm.history[RUN]) == 2)
     swarm.restart()

@@ -8,12 +8,13 @@ from swarm_ft.coordinator.plan.membership import GRACE_S
 from swarm_ft.ids import RunId
 from swarm_ft.protocol.messages.client import RunPhase
 from swarm_ft.protocol.messages.control import PlanStep, SaveStage
+from tests.unit.coordinator.conftest import FakePeer, MakeSpec, Swarm
 
 RUN, SECOND = RunId("run-1"), RunId("run-2")
 
 
 @pytest.fixture
-def finished(make_swarm, make_spec, a, b):
+def finished(make_swarm: type[Swarm], make_spec: MakeSpec, a: FakePeer, b: FakePeer) -> Swarm:
     """A run whose result lies at a and b; nothing but that was kept of it."""
     swarm = make_swarm(Journal(":memory:"))
     swarm.submit(make_spec())
@@ -24,7 +25,7 @@ def finished(make_swarm, make_spec, a, b):
 
 
 @pytest.fixture
-def saved(make_swarm, make_spec, a, b):
+def saved(make_swarm: type[Swarm], make_spec: MakeSpec, a: FakePeer, b: FakePeer) -> Swarm:
     """As `finished`, with the state after the last step among the snapshots."""
     swarm = make_swarm(Journal(":memory:"))
     swarm.submit(make_spec(save_steps=2))
@@ -34,14 +35,16 @@ def saved(make_swarm, make_spec, a, b):
     return swarm
 
 
-def details(swarm, run_id=RUN):
+def details(swarm: Swarm, run_id: RunId = RUN) -> list[str]:
     return [r.detail for r in swarm.told_of(run_id)]
 
 
 # ---- one run
 
 
-def test_clients_are_told_who_gives_which_file_and_again_after_a_restart(finished, a, b):
+def test_clients_are_told_who_gives_which_file_and_again_after_a_restart(
+    finished: Swarm, a: FakePeer, b: FakePeer
+) -> None:
     told = {"a": a.exported, "b": b.exported}
     assert {result.peer_id: result.file for result in finished.told_of(RUN)[-1].results} == told
     finished.restart()
@@ -52,7 +55,7 @@ def test_clients_are_told_who_gives_which_file_and_again_after_a_restart(finishe
     assert {result.peer_id: result.file for result in finished.run().status.results} == told
 
 
-def test_a_peer_that_comes_back_with_its_part_costs_nothing(finished, b):
+def test_a_peer_that_comes_back_with_its_part_costs_nothing(finished: Swarm, b: FakePeer) -> None:
     attempt = finished.run().attempt.number
     finished.lose(b)
     finished.wait(GRACE_S - 1.0)
@@ -61,7 +64,9 @@ def test_a_peer_that_comes_back_with_its_part_costs_nothing(finished, b):
     assert (finished.run().phase, finished.run().attempt.number) == (RunPhase.FINISHED, attempt)
 
 
-def test_a_part_that_nobody_comes_back_with_is_trained_again(finished, a, b, newcomer):
+def test_a_part_that_nobody_comes_back_with_is_trained_again(
+    finished: Swarm, a: FakePeer, b: FakePeer, newcomer: FakePeer
+) -> None:
     finished.lose(b)
     finished.wait(GRACE_S)
     told = "the result of layers 2-4 is lost; the run goes back to step 0"
@@ -75,7 +80,9 @@ def test_a_part_that_nobody_comes_back_with_is_trained_again(finished, a, b, new
     assert finished.num_rollbacks == 1
 
 
-def test_with_a_snapshot_of_the_end_nothing_is_trained_twice(saved, a, b, newcomer):
+def test_with_a_snapshot_of_the_end_nothing_is_trained_twice(
+    saved: Swarm, a: FakePeer, b: FakePeer, newcomer: FakePeer
+) -> None:
     num_plans = len(saved.said(PlanStep))
     saved.lose(b)
     saved.wait(GRACE_S)
@@ -89,12 +96,14 @@ def test_with_a_snapshot_of_the_end_nothing_is_trained_twice(saved, a, b, newcom
     assert [save.step for _, save in saved.said(SaveStage)] == [2, 2, 3, 3], "once is enough"
 
 
-def test_a_goodbye_takes_the_result_along_at_once(finished, b):
+def test_a_goodbye_takes_the_result_along_at_once(finished: Swarm, b: FakePeer) -> None:
     finished.leave(b)
     assert finished.run().phase is RunPhase.WAITING
 
 
-def test_a_peer_that_restarted_without_its_part_is_not_waited_for(finished, b):
+def test_a_peer_that_restarted_without_its_part_is_not_waited_for(
+    finished: Swarm, b: FakePeer
+) -> None:
     finished.lose(b)
     b.forget()
     finished.join(b)
@@ -104,7 +113,9 @@ def test_a_peer_that_restarted_without_its_part_is_not_waited_for(finished, b):
     assert b.exported
 
 
-def test_a_replica_keeps_the_result(swarm, make_spec, a, b, make_peer):
+def test_a_replica_keeps_the_result(
+    swarm: Swarm, make_spec: MakeSpec, a: FakePeer, b: FakePeer, make_peer: type[FakePeer]
+) -> None:
     twin = make_peer("twin", "2-4")
     swarm.join(a, b, twin)
     swarm.submit(make_spec())
@@ -116,7 +127,9 @@ def test_a_replica_keeps_the_result(swarm, make_spec, a, b, make_peer):
     assert swarm.run().phase is RunPhase.WAITING
 
 
-def test_a_part_of_a_voided_history_is_no_result(finished, b, newcomer):
+def test_a_part_of_a_voided_history_is_no_result(
+    finished: Swarm, b: FakePeer, newcomer: FakePeer
+) -> None:
     finished.lose(b)
     finished.wait(GRACE_S)
     finished.join(newcomer)
@@ -128,7 +141,7 @@ def test_a_part_of_a_voided_history_is_no_result(finished, b, newcomer):
     assert b.applied == [0, 1, 2]
 
 
-def test_a_collected_result_may_be_lost(finished, a, b):
+def test_a_collected_result_may_be_lost(finished: Swarm, a: FakePeer, b: FakePeer) -> None:
     finished.handle(ResultCollected(RUN))
     finished.leave(b)
     finished.leave(a)
@@ -139,7 +152,9 @@ def test_a_collected_result_may_be_lost(finished, a, b):
 # ---- after a restart of the coordinator
 
 
-def test_after_a_restart_holders_are_waited_for_and_believed(finished, a, b):
+def test_after_a_restart_holders_are_waited_for_and_believed(
+    finished: Swarm, a: FakePeer, b: FakePeer
+) -> None:
     finished.restart()
     finished.join(a)
     finished.wait(GRACE_S - 1.0)
@@ -150,7 +165,9 @@ def test_after_a_restart_holders_are_waited_for_and_believed(finished, a, b):
     assert finished.run().phase is RunPhase.WAITING
 
 
-def test_after_a_restart_a_result_that_nobody_brings_is_made_again(saved, a, newcomer):
+def test_after_a_restart_a_result_that_nobody_brings_is_made_again(
+    saved: Swarm, a: FakePeer, newcomer: FakePeer
+) -> None:
     saved.restart()
     saved.join(a, newcomer)
     saved.wait(GRACE_S)
@@ -160,7 +177,9 @@ def test_after_a_restart_a_result_that_nobody_brings_is_made_again(saved, a, new
     assert saved.num_rollbacks == 1
 
 
-def test_a_run_that_went_back_goes_on_after_a_restart(saved, a, b, newcomer):
+def test_a_run_that_went_back_goes_on_after_a_restart(
+    saved: Swarm, a: FakePeer, b: FakePeer, newcomer: FakePeer
+) -> None:
     saved.leave(b)
     assert saved.run().phase is RunPhase.WAITING
     saved.restart()
@@ -174,12 +193,12 @@ def test_a_run_that_went_back_goes_on_after_a_restart(saved, a, b, newcomer):
 
 
 @pytest.fixture
-def c(make_peer):
+def c(make_peer: type[FakePeer]) -> FakePeer:
     return make_peer("c", "0-4")
 
 
 @pytest.fixture
-def second(finished, make_spec, c):
+def second(finished: Swarm, make_spec: MakeSpec, c: FakePeer) -> Swarm:
     """The second run trains at c while the first waits to be collected."""
     finished.submit(make_spec(num_steps=5), SECOND)
     finished.join(c)
@@ -187,7 +206,9 @@ def second(finished, make_spec, c):
     return finished
 
 
-def test_a_run_that_trains_is_not_disturbed_by_an_older_ones_lost_result(second, a, b, c):
+def test_a_run_that_trains_is_not_disturbed_by_an_older_ones_lost_result(
+    second: Swarm, a: FakePeer, b: FakePeer, c: FakePeer
+) -> None:
     second.leave(b)
     assert second.run().phase is RunPhase.FINISHED
     told = "the result of layers 2-4 is lost; it is made again after run run-2"
@@ -199,7 +220,7 @@ def test_a_run_that_trains_is_not_disturbed_by_an_older_ones_lost_result(second,
     assert c.exported
 
 
-def test_a_part_that_comes_back_meanwhile_counts(second, b):
+def test_a_part_that_comes_back_meanwhile_counts(second: Swarm, b: FakePeer) -> None:
     second.lose(b)
     second.wait(GRACE_S)
     assert "is lost" in second.run().detail
@@ -211,7 +232,9 @@ def test_a_part_that_comes_back_meanwhile_counts(second, b):
     assert second.num_rollbacks == 0
 
 
-def test_two_results_are_made_again_one_after_the_other(second, a, b, c):
+def test_two_results_are_made_again_one_after_the_other(
+    second: Swarm, a: FakePeer, b: FakePeer, c: FakePeer
+) -> None:
     second.settle()
     second.leave(c)
     assert second.run(SECOND).phase is RunPhase.WAITING
@@ -229,8 +252,8 @@ def test_two_results_are_made_again_one_after_the_other(second, a, b, c):
 
 
 def test_what_is_left_of_a_lost_result_does_not_keep_its_peers_from_a_run_that_waits(
-    second, a, b, c, newcomer
-):
+    second: Swarm, a: FakePeer, b: FakePeer, c: FakePeer, newcomer: FakePeer
+) -> None:
     second.leave(c)
     assert second.run(SECOND).phase is RunPhase.WAITING
     second.leave(b)
@@ -243,7 +266,9 @@ def test_what_is_left_of_a_lost_result_does_not_keep_its_peers_from_a_run_that_w
     assert second.run().phase is RunPhase.FINISHED
 
 
-def test_a_run_that_was_never_begun_waits_for_the_older_one(finished, make_spec, a, b, newcomer):
+def test_a_run_that_was_never_begun_waits_for_the_older_one(
+    finished: Swarm, make_spec: MakeSpec, a: FakePeer, b: FakePeer, newcomer: FakePeer
+) -> None:
     finished.submit(make_spec(), SECOND)
     assert finished.run(SECOND).phase is RunPhase.WAITING
     finished.leave(b)
@@ -256,7 +281,9 @@ def test_a_run_that_was_never_begun_waits_for_the_older_one(finished, make_spec,
     assert finished.run(SECOND).phase is RunPhase.FINISHED
 
 
-def test_after_a_restart_the_run_that_was_begun_is_still_the_first(second, a, b, c):
+def test_after_a_restart_the_run_that_was_begun_is_still_the_first(
+    second: Swarm, a: FakePeer, b: FakePeer, c: FakePeer
+) -> None:
     second.settle()
     second.leave(c)
     second.leave(b)
@@ -268,7 +295,7 @@ def test_after_a_restart_the_run_that_was_begun_is_still_the_first(second, a, b,
     assert second.run().phase is RunPhase.WAITING
 
 
-def test_a_lost_result_may_be_cancelled(finished, a, b):
+def test_a_lost_result_may_be_cancelled(finished: Swarm, a: FakePeer, b: FakePeer) -> None:
     finished.leave(b)
     finished.handle(RunCancelled(RUN))
     finished.wait(GRACE_S)

@@ -1,5 +1,7 @@
 """Peers of which nothing is heard, and a coordinator that heard nothing because it stood still."""
 
+from typing import TypeAlias
+
 import pytest
 
 from swarm_ft.coordinator.decide.losses import NOTICED_S, STALLED_S
@@ -10,17 +12,19 @@ from swarm_ft.coordinator.watching import overview
 from swarm_ft.ids import RunId
 from swarm_ft.protocol.messages.client import RunPhase
 from swarm_ft.protocol.messages.control import PeerAlive
+from tests.unit.coordinator.conftest import FakePeer, MakeSpec, Swarm
 
 RUN = RunId("run-1")
+Peers: TypeAlias = tuple[FakePeer, FakePeer, FakePeer]
 
 
 @pytest.fixture
-def peers(make_peer):
+def peers(make_peer: type[FakePeer]) -> Peers:
     return make_peer("a", "0-2"), make_peer("b", "2-4"), make_peer("twin", "2-4")
 
 
 @pytest.fixture
-def training(make_swarm, make_spec, peers):
+def training(make_swarm: type[Swarm], make_spec: MakeSpec, peers: Peers) -> Swarm:
     """A swarm in which a step has begun; effects are those from then on."""
     swarm = make_swarm(Journal(":memory:"))
     swarm.join(*peers)
@@ -33,7 +37,7 @@ def training(make_swarm, make_spec, peers):
 # ---- silent peers
 
 
-def test_a_silent_peer_is_told_of_before_it_is_given_up(training, peers):
+def test_a_silent_peer_is_told_of_before_it_is_given_up(training: Swarm, peers: Peers) -> None:
     training.deafen(peers[1])
     training.wait(NOTICED_S)
     (told,) = training.told_of()
@@ -47,7 +51,7 @@ def test_a_silent_peer_is_told_of_before_it_is_given_up(training, peers):
     assert training.run().notice == ""
 
 
-def test_a_peer_that_speaks_again_is_told_of_no_more(training, peers):
+def test_a_peer_that_speaks_again_is_told_of_no_more(training: Swarm, peers: Peers) -> None:
     training.deafen(peers[1])
     training.wait(NOTICED_S)
     training.deaf.clear()
@@ -56,15 +60,15 @@ def test_a_peer_that_speaks_again_is_told_of_no_more(training, peers):
     assert [status.detail for status in training.told_of()][1:] == [""]
 
 
-def test_a_silence_is_told_once_and_not_written_down(training, peers):
+def test_a_silence_is_told_once_and_not_written_down(training: Swarm, peers: Peers) -> None:
     training.deafen(peers[1])
-    while training.now_s < training.state.members["b"].heard_at_s + SILENT_S - 1.0:
+    while training.now_s < training.state.members[peers[1].peer_id].heard_at_s + SILENT_S - 1.0:
         training.wait(0.1)
     assert sum(isinstance(effect, Publish) for effect in training.effects) == 1
     assert not any(isinstance(effect, Write) for effect in training.effects)
 
 
-def test_all_who_are_silent_are_named(training, peers):
+def test_all_who_are_silent_are_named(training: Swarm, peers: Peers) -> None:
     for peer in peers[1:]:
         training.deafen(peer)
     training.wait(NOTICED_S)
@@ -74,7 +78,9 @@ def test_all_who_are_silent_are_named(training, peers):
     )
 
 
-def test_a_silent_peer_that_has_no_part_in_the_run_is_not_told_of(training, make_peer):
+def test_a_silent_peer_that_has_no_part_in_the_run_is_not_told_of(
+    training: Swarm, make_peer: type[FakePeer]
+) -> None:
     spare = make_peer("spare", "2-4")
     training.join(spare)
     training.effects.clear()
@@ -83,7 +89,7 @@ def test_a_silent_peer_that_has_no_part_in_the_run_is_not_told_of(training, make
     assert training.told_of() == []
 
 
-def test_what_a_run_is_told_at_its_end_is_not_hidden(training, peers):
+def test_what_a_run_is_told_at_its_end_is_not_hidden(training: Swarm, peers: Peers) -> None:
     training.deafen(peers[1])
     training.wait(NOTICED_S)
     training.forget_said(peers[0].peer_id)
@@ -95,7 +101,7 @@ def test_what_a_run_is_told_at_its_end_is_not_hidden(training, peers):
 
 
 @pytest.mark.parametrize("seconds", [STALLED_S, SILENT_S, 20.0, 3600.0])
-def test_a_coordinator_that_stood_still_dismisses_nobody(training, seconds):
+def test_a_coordinator_that_stood_still_dismisses_nobody(training: Swarm, seconds: float) -> None:
     training.stand_still(seconds)
     assert training.effects == []
     training.settle()
@@ -103,7 +109,7 @@ def test_a_coordinator_that_stood_still_dismisses_nobody(training, seconds):
     assert training.run().attempt.number == 1
 
 
-def test_whoever_is_silent_from_then_on_is_given_up(training, peers):
+def test_whoever_is_silent_from_then_on_is_given_up(training: Swarm, peers: Peers) -> None:
     training.deafen(peers[1])
     training.stand_still(100.0)
     training.wait(SILENT_S - 2.0)
@@ -112,7 +118,7 @@ def test_whoever_is_silent_from_then_on_is_given_up(training, peers):
     assert training.dismissals() == {"b": "unavailable"}
 
 
-def test_time_in_which_nobody_could_come_back_does_not_count(training, peers):
+def test_time_in_which_nobody_could_come_back_does_not_count(training: Swarm, peers: Peers) -> None:
     training.settle_until(lambda: training.run().committed_steps == 1)
     training.lose(peers[0])
     training.wait(GRACE_S / 2)
@@ -123,7 +129,7 @@ def test_time_in_which_nobody_could_come_back_does_not_count(training, peers):
     assert training.num_rollbacks == 0
 
 
-def test_replicas_are_still_gathered_after_it(training, peers):
+def test_replicas_are_still_gathered_after_it(training: Swarm, peers: Peers) -> None:
     training.settle_until(lambda: training.run().committed_steps == 1)
     training.restart()
     training.join(*peers[:2])
@@ -133,7 +139,7 @@ def test_replicas_are_still_gathered_after_it(training, peers):
     assert set(training.run().peers) == {"a", "b", "twin"}
 
 
-def test_a_slow_tick_or_two_hide_no_silence(training, peers):
+def test_a_slow_tick_or_two_hide_no_silence(training: Swarm, peers: Peers) -> None:
     training.deafen(peers[1])
     for _ in range(8):
         training.stand_still(STALLED_S - 0.5)

@@ -1,5 +1,7 @@
 """What a run's watchers are told when a peer is lost: who, what, and what happens now."""
 
+from typing import TypeAlias
+
 import pytest
 
 from swarm_ft.coordinator.facts.events import Publish
@@ -7,17 +9,19 @@ from swarm_ft.coordinator.plan.membership import SILENT_S
 from swarm_ft.errors import BadLayers
 from swarm_ft.protocol.messages.client import RunPhase, RunStatus
 from swarm_ft.protocol.messages.control import StageFailed
+from tests.unit.coordinator.conftest import FakePeer, MakeSpec, Swarm
 
 A_STEP = 1
+Peers: TypeAlias = tuple[FakePeer, FakePeer, FakePeer]
 
 
 @pytest.fixture
-def peers(make_peer):
+def peers(make_peer: type[FakePeer]) -> Peers:
     return make_peer("a", "0-2"), make_peer("b", "2-4"), make_peer("twin", "2-4")
 
 
 @pytest.fixture
-def trained(swarm, make_spec, peers):
+def trained(swarm: Swarm, make_spec: MakeSpec, peers: Peers) -> Swarm:
     """A swarm with one step behind it; what it says from then on is looked at."""
     swarm.join(*peers)
     swarm.submit(make_spec())
@@ -26,18 +30,20 @@ def trained(swarm, make_spec, peers):
     return swarm
 
 
-def told(swarm) -> list[str]:
+def told(swarm: Swarm) -> list[str]:
     statuses = [e.event for e in swarm.effects if isinstance(e, Publish)]
     waiting = [s for s in statuses if isinstance(s, RunStatus) and s.phase is RunPhase.WAITING]
     return [status.detail for status in waiting]
 
 
-def test_a_lost_replica_is_named_with_its_layers_and_those_that_stand_in(trained, peers):
+def test_a_lost_replica_is_named_with_its_layers_and_those_that_stand_in(
+    trained: Swarm, peers: Peers
+) -> None:
     trained.lose(peers[1])
     assert told(trained) == ["peer b (layers 2-4) is gone; its part goes to twin"]
 
 
-def test_a_lost_stage_is_waited_for(trained, peers):
+def test_a_lost_stage_is_waited_for(trained: Swarm, peers: Peers) -> None:
     trained.lose(peers[0])
     assert told(trained) == [
         "peer a (layers 0-2) is gone",
@@ -45,7 +51,9 @@ def test_a_lost_stage_is_waited_for(trained, peers):
     ]
 
 
-def test_a_peer_that_left_or_fell_silent_is_said_to_have_done_so(trained, peers):
+def test_a_peer_that_left_or_fell_silent_is_said_to_have_done_so(
+    trained: Swarm, peers: Peers
+) -> None:
     trained.deafen(peers[1])
     trained.wait(SILENT_S)
     silent = f"peer b (layers 2-4) said nothing for {SILENT_S:.0f} s; its part goes to twin"
@@ -54,7 +62,9 @@ def test_a_peer_that_left_or_fell_silent_is_said_to_have_done_so(trained, peers)
     assert "peer twin (layers 2-4) left" in told(trained)
 
 
-def test_a_peer_that_cannot_host_its_layers_is_named_with_the_reason(trained, peers):
+def test_a_peer_that_cannot_host_its_layers_is_named_with_the_reason(
+    trained: Swarm, peers: Peers
+) -> None:
     error = BadLayers("too little memory")
     failed = StageFailed(
         run_id=trained.run().run_id,
@@ -67,7 +77,7 @@ def test_a_peer_that_cannot_host_its_layers_is_named_with_the_reason(trained, pe
     assert told(trained) == [first]
 
 
-def test_who_joins_is_named(trained, peers, make_peer):
+def test_who_joins_is_named(trained: Swarm, peers: Peers, make_peer: type[FakePeer]) -> None:
     trained.join(make_peer("late", "2-4"))
     trained.settle_until(lambda: trained.run().committed_steps == A_STEP + 1)
     assert told(trained) == ["joined by late"]

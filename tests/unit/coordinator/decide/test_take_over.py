@@ -8,7 +8,7 @@ from swarm_ft.coordinator.decide.machine import RETRY_S
 from swarm_ft.coordinator.facts.events import Publish
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.plan.membership import GRACE_S
-from swarm_ft.ids import Attempt
+from swarm_ft.ids import Attempt, PeerId, StepNumber
 from swarm_ft.protocol.messages.client import RunPhase, RunStatus
 from swarm_ft.protocol.messages.control import (
     Assign,
@@ -20,27 +20,30 @@ from swarm_ft.protocol.messages.control import (
     SaveStage,
 )
 from swarm_ft.protocol.spec.run_spec import RunSpec
+from tests.unit.coordinator.conftest import FakePeer, MakeSpec, Swarm
 
 STEPS = 8
 
 
 @pytest.fixture
-def peers(make_peer):
+def peers(make_peer: type[FakePeer]) -> tuple[FakePeer, FakePeer]:
     return make_peer("a", "0-2"), make_peer("b", "2-4")
 
 
 @pytest.fixture
-def newcomer(make_peer):
+def newcomer(make_peer: type[FakePeer]) -> FakePeer:
     newcomer = make_peer("newcomer", "2-4")
     newcomer.is_slow_to_take = True
     return newcomer
 
 
-def until_commits(swarm, number):
+def until_commits(swarm: Swarm, number: int) -> None:
     swarm.settle_until(lambda: swarm.run().committed_steps == number)
 
 
-def begin(swarm, spec, peers, newcomer):
+def begin(
+    swarm: Swarm, spec: RunSpec, peers: tuple[FakePeer, FakePeer], newcomer: FakePeer
+) -> None:
     """One step is committed, then the newcomer begins to listen."""
     swarm.join(*peers)
     swarm.submit(spec)
@@ -50,14 +53,16 @@ def begin(swarm, spec, peers, newcomer):
 
 
 @pytest.fixture
-def listened(swarm, make_spec, peers, newcomer):
+def listened(
+    swarm: Swarm, make_spec: MakeSpec, peers: tuple[FakePeer, FakePeer], newcomer: FakePeer
+) -> Swarm:
     """The newcomer has begun at step 2 and does not get the state; step 2 is under way."""
     begin(swarm, make_spec(num_steps=STEPS, save_steps=2), peers, newcomer)
     until_commits(swarm, 3)
     return swarm
 
 
-def learners(swarm):
+def learners(swarm: Swarm) -> list[tuple[PeerId, StepNumber, tuple[PeerId, ...]]]:
     return [
         (learner.peer_id, learner.step, learner.sources)
         for _, assign in swarm.said(Assign)[-1:]
@@ -65,22 +70,24 @@ def learners(swarm):
     ]
 
 
-def plans_of(swarm, step):
+def plans_of(swarm: Swarm, step: int) -> list[PlanStep]:
     return [plan for _, plan in swarm.said(PlanStep) if plan.step == step]
 
 
-def replicas_used(swarm, step):
+def replicas_used(swarm: Swarm, step: int) -> set[int]:
     """Of the second stage."""
     (*_, plan) = plans_of(swarm, step)
     return {batch.replica_at(1) for batch in plan.microbatches}
 
 
-def told(swarm):
+def told(swarm: Swarm) -> list[str]:
     statuses = [e.event for e in swarm.effects if isinstance(e, Publish)]
     return [status.detail for status in statuses if isinstance(status, RunStatus)]
 
 
-def test_the_others_train_on_and_no_microbatch_passes_who_listens(listened, newcomer):
+def test_the_others_train_on_and_no_microbatch_passes_who_listens(
+    listened: Swarm, newcomer: FakePeer
+) -> None:
     assert listened.run().phase is RunPhase.TRAINING
     assert learners(listened) == [("newcomer", 2, ("b",))]
     attempt = listened.run().attempt.number
@@ -93,7 +100,9 @@ def test_the_others_train_on_and_no_microbatch_passes_who_listens(listened, newc
         assert all(plan.listeners == ("newcomer",) for plan in plans_of(listened, step))
 
 
-def test_who_has_caught_up_computes_from_the_next_plan_on_and_not_sooner(listened, newcomer):
+def test_who_has_caught_up_computes_from_the_next_plan_on_and_not_sooner(
+    listened: Swarm, newcomer: FakePeer
+) -> None:
     attempt, step = listened.run().attempt.number, listened.run().committed_steps
     listened.say(newcomer, newcomer.caught_up())
     assert listened.run().listeners == ("newcomer",), "the step under way is not its own"
@@ -106,7 +115,9 @@ def test_who_has_caught_up_computes_from_the_next_plan_on_and_not_sooner(listene
     assert listened.history[listened.run().run_id][step].state_bytes == 7
 
 
-def test_people_are_told_who_joins_and_who_has_caught_up(listened, newcomer):
+def test_people_are_told_who_joins_and_who_has_caught_up(
+    listened: Swarm, newcomer: FakePeer
+) -> None:
     joins = "peer newcomer joins layers 2-4: it takes over while the others train"
     assert joins in told(listened)
     assert listened.run().detail == joins
@@ -120,14 +131,18 @@ def test_people_are_told_who_joins_and_who_has_caught_up(listened, newcomer):
     assert listened.run().detail == ""
 
 
-def test_who_listens_takes_part_in_no_snapshot_and_counts_for_no_norm(listened, newcomer):
+def test_who_listens_takes_part_in_no_snapshot_and_counts_for_no_norm(
+    listened: Swarm, newcomer: FakePeer
+) -> None:
     newcomer.squared_grad_norm = 1e9
     until_commits(listened, 5)
     assert {peer for peer, _ in listened.said(SaveStage)} == {"a", "b"}
     assert listened.steps()[4].grad_norm == pytest.approx(8.0**0.5)
 
 
-def test_whoever_still_listens_at_the_end_is_let_go(listened, peers, newcomer):
+def test_whoever_still_listens_at_the_end_is_let_go(
+    listened: Swarm, peers: tuple[FakePeer, FakePeer], newcomer: FakePeer
+) -> None:
     listened.settle()
     assert listened.run().phase is RunPhase.FINISHED
     assert listened.run().peers == ("a", "b")
@@ -136,7 +151,9 @@ def test_whoever_still_listens_at_the_end_is_let_go(listened, peers, newcomer):
     assert newcomer.assign is None
 
 
-def test_a_listener_goes_on_in_the_next_attempt_with_what_it_heard(listened, make_peer, newcomer):
+def test_a_listener_goes_on_in_the_next_attempt_with_what_it_heard(
+    listened: Swarm, make_peer: type[FakePeer], newcomer: FakePeer
+) -> None:
     twin = make_peer("twin", "0-2")
     listened.join(twin)
     until_commits(listened, 5)
@@ -150,7 +167,9 @@ def test_a_listener_goes_on_in_the_next_attempt_with_what_it_heard(listened, mak
     assert newcomer.applied == list(range(STEPS))
 
 
-def test_a_listener_that_lost_a_sum_begins_anew(listened, peers, newcomer):
+def test_a_listener_that_lost_a_sum_begins_anew(
+    listened: Swarm, peers: tuple[FakePeer, FakePeer], newcomer: FakePeer
+) -> None:
     listened.pending.clear()
     newcomer.applied.pop()
     listened.say(peers[0], peers[0].failed("unavailable"))
@@ -165,8 +184,8 @@ def test_a_listener_that_lost_a_sum_begins_anew(listened, peers, newcomer):
 
 
 def test_a_listener_whose_sources_are_gone_begins_anew_with_others(
-    listened, peers, make_peer, newcomer
-):
+    listened: Swarm, peers: tuple[FakePeer, FakePeer], make_peer: type[FakePeer], newcomer: FakePeer
+) -> None:
     other = make_peer("other", "2-4")
     listened.join(other)
     until_commits(listened, 5)
@@ -181,7 +200,9 @@ def test_a_listener_whose_sources_are_gone_begins_anew_with_others(
     assert listened.num_rollbacks == 0
 
 
-def test_who_listens_cannot_stand_in_for_the_last_that_computed(listened, peers, newcomer):
+def test_who_listens_cannot_stand_in_for_the_last_that_computed(
+    listened: Swarm, peers: tuple[FakePeer, FakePeer], newcomer: FakePeer
+) -> None:
     listened.lose(peers[1])
     assert listened.run().phase is RunPhase.WAITING
     assert listened.run().detail.startswith("waiting for layers 2-4: their peer may come back")
@@ -193,7 +214,9 @@ def test_who_listens_cannot_stand_in_for_the_last_that_computed(listened, peers,
     assert newcomer.applied == list(range(STEPS))
 
 
-def test_the_last_that_computed_comes_back_and_who_listened_goes_on(listened, peers, newcomer):
+def test_the_last_that_computed_comes_back_and_who_listened_goes_on(
+    listened: Swarm, peers: tuple[FakePeer, FakePeer], newcomer: FakePeer
+) -> None:
     listened.lose(peers[1])
     listened.join(peers[1])
     assert learners(listened) == [("newcomer", 2, ("b",))]
@@ -204,7 +227,9 @@ def test_the_last_that_computed_comes_back_and_who_listened_goes_on(listened, pe
     assert newcomer.applied == peers[1].applied == list(range(STEPS))
 
 
-def test_a_listener_that_dies_costs_an_attempt_and_is_named(listened, newcomer):
+def test_a_listener_that_dies_costs_an_attempt_and_is_named(
+    listened: Swarm, newcomer: FakePeer
+) -> None:
     listened.lose(newcomer)
     assert "peer newcomer (layers 2-4) is gone before it had caught up" in told(listened)
     assert learners(listened) == []
@@ -214,14 +239,16 @@ def test_a_listener_that_dies_costs_an_attempt_and_is_named(listened, newcomer):
     assert listened.num_rollbacks == 0
 
 
-def test_a_listener_that_comes_back_begins_anew(listened, newcomer):
+def test_a_listener_that_comes_back_begins_anew(listened: Swarm, newcomer: FakePeer) -> None:
     listened.lose(newcomer)
     listened.join(newcomer)
     listened.settle_until(lambda: learners(listened))
     assert learners(listened) == [("newcomer", listened.run().committed_steps, ("b",))]
 
 
-def test_who_catches_up_between_two_attempts_needs_no_source_any_more(listened, peers, newcomer):
+def test_who_catches_up_between_two_attempts_needs_no_source_any_more(
+    listened: Swarm, peers: tuple[FakePeer, FakePeer], newcomer: FakePeer
+) -> None:
     listened.say(newcomer, newcomer.caught_up())
     listened.lose(peers[1])
     assert listened.run().phase is RunPhase.LOADING
@@ -232,14 +259,18 @@ def test_who_catches_up_between_two_attempts_needs_no_source_any_more(listened, 
     assert listened.num_rollbacks == 0
 
 
-def test_what_an_older_attempt_says_of_a_take_over_is_void(listened, newcomer):
+def test_what_an_older_attempt_says_of_a_take_over_is_void(
+    listened: Swarm, newcomer: FakePeer
+) -> None:
     run = listened.run()
     old = CaughtUp(run_id=run.run_id, attempt=Attempt(run.attempt.number - 1), state_bytes=7)
     assert listened.say(newcomer, old) == []
     assert listened.run().attempt.caught_up == frozenset()
 
 
-def test_who_does_not_take_over_has_nothing_to_say_of_it(listened, peers):
+def test_who_does_not_take_over_has_nothing_to_say_of_it(
+    listened: Swarm, peers: tuple[FakePeer, FakePeer]
+) -> None:
     run = listened.run()
     said = CaughtUp(run_id=run.run_id, attempt=run.attempt.number, state_bytes=7)
     assert listened.say(peers[1], said) == []
@@ -248,8 +279,11 @@ def test_who_does_not_take_over_has_nothing_to_say_of_it(listened, peers):
 
 
 def test_after_a_restart_of_the_coordinator_the_listener_begins_anew(
-    make_swarm, make_spec, peers, newcomer
-):
+    make_swarm: type[Swarm],
+    make_spec: MakeSpec,
+    peers: tuple[FakePeer, FakePeer],
+    newcomer: FakePeer,
+) -> None:
     swarm = make_swarm(Journal(":memory:"))
     begin(swarm, make_spec(num_steps=STEPS), peers, newcomer)
     until_commits(swarm, 4)
@@ -264,8 +298,8 @@ def test_after_a_restart_of_the_coordinator_the_listener_begins_anew(
 
 
 def test_where_tied_embeddings_are_synchronised_all_wait_for_the_newcomer(
-    swarm, make_spec, peers, newcomer
-):
+    swarm: Swarm, make_spec: MakeSpec, peers: tuple[FakePeer, FakePeer], newcomer: FakePeer
+) -> None:
     plain = make_spec(num_steps=STEPS)
     spec = RunSpec(
         model=replace(plain.model, tied_embeddings=True),

@@ -1,13 +1,17 @@
 import shutil
 import sqlite3
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeAlias
 
 import pytest
 
 from swarm_ft.coordinator.facts.events import CommitRecord, PlanRecord, RollbackRecord, RunRecord
 from swarm_ft.coordinator.facts.state import AttemptState, Past, PlannedStep, Run
 from swarm_ft.coordinator.journal.journal import Journal
+from swarm_ft.coordinator.journal.tokens import NewTokenFile
 from swarm_ft.coordinator.plan.membership import GATHER_S
 from swarm_ft.errors import JournalError
 from swarm_ft.ids import (
@@ -24,10 +28,12 @@ from swarm_ft.protocol.messages.control import CommitStep, StageAssignment
 from swarm_ft.protocol.messages.reports import Traffic
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.training_plan import Microbatch
+from tests.unit.coordinator.conftest import MakeSpec
 
 RUN = RunId("run-1")
 DIGEST = b"d" * 16
 NOW_S = 50.0
+Reopen: TypeAlias = Callable[[], Journal]
 ASSIGNMENTS = (
     StageAssignment(peer_id=PeerId("a"), layers=LayerRange(0, 2)),
     StageAssignment(peer_id=PeerId("b"), layers=LayerRange(2, 4)),
@@ -35,28 +41,28 @@ ASSIGNMENTS = (
 
 
 @pytest.fixture
-def path(tmp_path):
+def path(tmp_path: Path) -> Path:
     return tmp_path / "journal.db"
 
 
 @pytest.fixture
-def journal(path):
+def journal(path: Path) -> Iterator[Journal]:
     book = Journal(str(path))
     yield book
     book.close()
 
 
 @pytest.fixture
-def run(make_spec):
+def run(make_spec: MakeSpec) -> Run:
     return Run(run_id=RUN, spec=make_spec())
 
 
 @pytest.fixture
-def reopen(tmp_path, path):
+def reopen(tmp_path: Path, path: Path) -> Iterator[Reopen]:
     """The journal as a kill leaves it: the files as they are, the first owner not closed."""
-    opened = []
+    opened: list[Journal] = []
 
-    def after_kill():
+    def after_kill() -> Journal:
         copy = tmp_path / f"after-kill-{len(opened)}"
         copy.mkdir()
         for file in path.parent.glob("journal.db*"):
@@ -69,7 +75,7 @@ def reopen(tmp_path, path):
         book.close()
 
 
-def commit_record(step, *, loss=2.5):
+def commit_record(step: int, *, loss: float = 2.5) -> CommitRecord:
     committed = StepCommitted(
         step=StepNumber(step),
         loss=loss,
@@ -89,18 +95,20 @@ def commit_record(step, *, loss=2.5):
     return CommitRecord(RUN, committed, commit, committed.sent)
 
 
-def test_a_new_journal_knows_no_run(journal):
+def test_a_new_journal_knows_no_run(journal: Journal) -> None:
     assert journal.load(NOW_S) == ()
 
 
-def test_a_new_run_comes_back_queued_with_its_spec(journal, reopen, run):
+def test_a_new_run_comes_back_queued_with_its_spec(
+    journal: Journal, reopen: Reopen, run: Run
+) -> None:
     journal.write_run(run, DIGEST)
     (loaded,) = reopen().load(NOW_S)
     assert loaded == replace(run, gather_until_s=NOW_S + GATHER_S)
     assert loaded.spec.digest() == run.spec.digest()
 
 
-def test_a_run_under_way_waits_for_its_peers(journal, reopen, run):
+def test_a_run_under_way_waits_for_its_peers(journal: Journal, reopen: Reopen, run: Run) -> None:
     journal.write_run(run, DIGEST)
     attempt = AttemptState(number=Attempt(7), assignments=ASSIGNMENTS)
     working = replace(run, phase=RunPhase.TRAINING, attempt=attempt)
@@ -117,7 +125,9 @@ def test_a_run_under_way_waits_for_its_peers(journal, reopen, run):
 
 
 @pytest.mark.parametrize("phase", [phase for phase in RunPhase if phase.is_over])
-def test_a_run_that_is_over_stays_over(journal, reopen, run, phase):
+def test_a_run_that_is_over_stays_over(
+    journal: Journal, reopen: Reopen, run: Run, phase: RunPhase
+) -> None:
     journal.write_run(run, DIGEST)
     journal.write(
         [RunRecord(replace(run, phase=phase, detail="why", past=Past(committed_steps=3)))]
@@ -126,14 +136,18 @@ def test_a_run_that_is_over_stays_over(journal, reopen, run, phase):
     assert (loaded.phase, loaded.detail, loaded.committed_steps) == (phase, "why", 3)
 
 
-def test_runs_come_back_in_the_order_of_their_submission(journal, reopen, run):
+def test_runs_come_back_in_the_order_of_their_submission(
+    journal: Journal, reopen: Reopen, run: Run
+) -> None:
     names = [RunId(f"run-{letter}") for letter in "zbx"]
     for name in names:
         journal.write_run(replace(run, run_id=name), DIGEST)
     assert [loaded.run_id for loaded in reopen().load(NOW_S)] == names
 
 
-def test_commits_come_back_exactly_and_count_the_steps(journal, reopen, run):
+def test_commits_come_back_exactly_and_count_the_steps(
+    journal: Journal, reopen: Reopen, run: Run
+) -> None:
     journal.write_run(run, DIGEST)
     records = [commit_record(step, loss=1.0 / (step + 3)) for step in range(3)]
     for record in records:
@@ -146,7 +160,7 @@ def test_commits_come_back_exactly_and_count_the_steps(journal, reopen, run):
     assert loaded.past.last_commit == records[-1].commit
 
 
-def test_a_step_is_committed_once(journal, run):
+def test_a_step_is_committed_once(journal: Journal, run: Run) -> None:
     journal.write_run(run, DIGEST)
     journal.write([commit_record(0)])
     with pytest.raises(JournalError):
@@ -154,7 +168,9 @@ def test_a_step_is_committed_once(journal, run):
     assert [step.loss for step in journal.steps(RUN, 0, 100)] == [2.5]
 
 
-def test_records_of_one_decision_are_written_all_or_none(journal, reopen, run):
+def test_records_of_one_decision_are_written_all_or_none(
+    journal: Journal, reopen: Reopen, run: Run
+) -> None:
     journal.write_run(run, DIGEST)
     journal.write([commit_record(0)])
     working = RunRecord(
@@ -166,7 +182,9 @@ def test_records_of_one_decision_are_written_all_or_none(journal, reopen, run):
     assert loaded.attempt.number == 0
 
 
-def test_a_rollback_deletes_commits_and_plans(journal, reopen, path, run):
+def test_a_rollback_deletes_commits_and_plans(
+    journal: Journal, reopen: Reopen, path: Path, run: Run
+) -> None:
     journal.write_run(run, DIGEST)
     for step in range(3):
         plan = PlanRecord(RUN, StepNumber(step), Attempt(1), (planned(step),))
@@ -183,7 +201,7 @@ def test_a_rollback_deletes_commits_and_plans(journal, reopen, path, run):
     assert not rows(path, "SELECT * FROM plans")
 
 
-def test_a_rollback_to_the_start_leaves_no_last_commit(journal, run):
+def test_a_rollback_to_the_start_leaves_no_last_commit(journal: Journal, run: Run) -> None:
     journal.write_run(run, DIGEST)
     journal.write([commit_record(0)])
     journal.write([RollbackRecord(RUN, StepNumber(0)), RunRecord(run)])
@@ -191,7 +209,7 @@ def test_a_rollback_to_the_start_leaves_no_last_commit(journal, run):
     assert loaded.past.last_commit is None
 
 
-def test_a_run_keeps_no_plan_but_its_last(journal, path, run):
+def test_a_run_keeps_no_plan_but_its_last(journal: Journal, path: Path, run: Run) -> None:
     journal.write_run(run, DIGEST)
     for step in range(3):
         plan = PlanRecord(RUN, StepNumber(step), Attempt(1), (planned(step, 4),))
@@ -201,11 +219,13 @@ def test_a_run_keeps_no_plan_but_its_last(journal, path, run):
     assert rows(path, "SELECT * FROM plans") == [(RUN, 3, 2, "[[3, 1]]")]
 
 
-def planned(*samples, index=0):
+def planned(*samples: int, index: int = 0) -> Microbatch:
     return Microbatch(MicrobatchIndex(index), tuple(SampleId(sample) for sample in samples))
 
 
-def test_the_step_under_way_keeps_its_microbatches(journal, reopen, run):
+def test_the_step_under_way_keeps_its_microbatches(
+    journal: Journal, reopen: Reopen, run: Run
+) -> None:
     journal.write_run(run, DIGEST)
     batches = planned(3, 1), planned(2, index=1)
     journal.write([PlanRecord(RUN, StepNumber(0), Attempt(1), batches)])
@@ -216,7 +236,7 @@ def test_the_step_under_way_keeps_its_microbatches(journal, reopen, run):
     assert loaded.step is None
 
 
-def rows(path, query):
+def rows(path: Path, query: str) -> list[tuple[Any, ...]]:
     db = sqlite3.connect(path)
     try:
         return db.execute(query).fetchall()
@@ -227,12 +247,12 @@ def rows(path, query):
 # ---- data
 
 
-def test_the_digest_of_a_runs_data_is_kept(journal, reopen, run):
+def test_the_digest_of_a_runs_data_is_kept(journal: Journal, reopen: Reopen, run: Run) -> None:
     journal.write_run(run, DIGEST)
     assert reopen().data_digest(RUN) == DIGEST
 
 
-def write_tokens(journal, run, *, is_kept=True):
+def write_tokens(journal: Journal, run: Run, *, is_kept: bool = True) -> NewTokenFile:
     """All tokens of a run, each sample's are its number."""
     new = journal.tokens.begin(run.run_id, run.spec)
     for sample in range(run.spec.train.num_samples):
@@ -242,12 +262,14 @@ def write_tokens(journal, run, *, is_kept=True):
     return new
 
 
-def files_of(journal):
+def files_of(journal: Journal) -> list[str]:
     return sorted(path.suffix for path in journal.tokens.folder.iterdir())
 
 
 @pytest.mark.parametrize("phase", RunPhase)
-def test_tokens_are_kept_until_nobody_can_need_them(journal, reopen, run, phase):
+def test_tokens_are_kept_until_nobody_can_need_them(
+    journal: Journal, reopen: Reopen, run: Run, phase: RunPhase
+) -> None:
     """A result that is lost before it is collected is made again, from the same tokens."""
     write_tokens(journal, run)
     journal.write_run(run, DIGEST)
@@ -261,7 +283,9 @@ def test_tokens_are_kept_until_nobody_can_need_them(journal, reopen, run, phase)
 
 
 @pytest.mark.parametrize("is_kept", [False, True], ids=["its file grows", "its run is not known"])
-def test_a_kill_during_a_submission_leaves_nothing(journal, reopen, run, is_kept):
+def test_a_kill_during_a_submission_leaves_nothing(
+    journal: Journal, reopen: Reopen, run: Run, is_kept: bool
+) -> None:
     new = write_tokens(journal, run, is_kept=is_kept)
     assert len(files_of(journal)) == 1
     again = reopen()
@@ -270,7 +294,7 @@ def test_a_kill_during_a_submission_leaves_nothing(journal, reopen, run, is_kept
     new.discard()
 
 
-def test_a_journal_without_its_tokens_is_refused(journal, path, run):
+def test_a_journal_without_its_tokens_is_refused(journal: Journal, path: Path, run: Run) -> None:
     """It was moved, and they were not: its runs need not fail for that."""
     write_tokens(journal, run)
     journal.write_run(run, DIGEST)
@@ -287,12 +311,12 @@ def test_a_journal_without_its_tokens_is_refused(journal, path, run):
 # ---- who may read it
 
 
-def modes_of(path):
+def modes_of(path: Path) -> dict[str, int]:
     return {file.name: file.stat().st_mode & 0o777 for file in path.parent.rglob("*")}
 
 
 @pytest.mark.usefixtures("no_umask")
-def test_only_its_owner_reads_a_journal(path, run):
+def test_only_its_owner_reads_a_journal(path: Path, run: Run) -> None:
     journal = Journal(str(path))
     write_tokens(journal, run)
     journal.write_run(run, DIGEST)
@@ -304,7 +328,9 @@ def test_only_its_owner_reads_a_journal(path, run):
 
 
 @pytest.mark.usefixtures("no_umask")
-def test_a_journal_that_all_could_read_is_its_owners_from_its_next_start(journal, path, run):
+def test_a_journal_that_all_could_read_is_its_owners_from_its_next_start(
+    journal: Journal, path: Path, run: Run
+) -> None:
     write_tokens(journal, run)
     journal.write_run(run, DIGEST)
     journal.close()
@@ -320,12 +346,12 @@ def test_a_journal_that_all_could_read_is_its_owners_from_its_next_start(journal
 # ---- files that cannot be used
 
 
-def test_a_second_coordinator_is_told_that_it_is_one(journal, path):
+def test_a_second_coordinator_is_told_that_it_is_one(journal: Journal, path: Path) -> None:
     with pytest.raises(JournalError, match="does another coordinator use it"):
         Journal(str(path))
 
 
-def test_a_closed_journal_can_be_opened_again(journal, path, run):
+def test_a_closed_journal_can_be_opened_again(journal: Journal, path: Path, run: Run) -> None:
     journal.write_run(run, DIGEST)
     journal.close()
     again = Journal(str(path))
@@ -333,18 +359,18 @@ def test_a_closed_journal_can_be_opened_again(journal, path, run):
     again.close()
 
 
-def test_a_file_that_is_no_database_is_refused(path):
+def test_a_file_that_is_no_database_is_refused(path: Path) -> None:
     path.write_bytes(b"this was never a journal" * 100)
     with pytest.raises(JournalError, match=r"journal\.db: file is not a database"):
         Journal(str(path))
 
 
-def test_a_directory_that_is_not_there_is_refused(tmp_path):
+def test_a_directory_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(JournalError, match="unable to open"):
         Journal(str(tmp_path / "missing" / "journal.db"))
 
 
-def test_a_directory_is_no_journal(tmp_path):
+def test_a_directory_is_no_journal(tmp_path: Path) -> None:
     with pytest.raises(JournalError, match="unable to open"):
         Journal(str(tmp_path))
 
@@ -360,7 +386,9 @@ def test_a_directory_is_no_journal(tmp_path):
         "UPDATE runs SET stages='[[\"a\", 3, 1]]'",
     ],
 )
-def test_a_damaged_run_is_a_journal_error(journal, path, run, damage):
+def test_a_damaged_run_is_a_journal_error(
+    journal: Journal, path: Path, run: Run, damage: str
+) -> None:
     journal.write_run(run, DIGEST)
     journal.close()
     db = sqlite3.connect(path)
@@ -373,7 +401,7 @@ def test_a_damaged_run_is_a_journal_error(journal, path, run, damage):
     book.close()
 
 
-def test_a_torn_page_is_a_journal_error(journal, path, run):
+def test_a_torn_page_is_a_journal_error(journal: Journal, path: Path, run: Run) -> None:
     journal.write_run(replace(run, detail="long" * 5000), DIGEST)
     journal.close()
     data = bytearray(path.read_bytes())
@@ -383,13 +411,13 @@ def test_a_torn_page_is_a_journal_error(journal, path, run):
         Journal(str(path)).load(NOW_S)
 
 
-def test_nothing_to_write_needs_no_transaction(journal):
+def test_nothing_to_write_needs_no_transaction(journal: Journal) -> None:
     """A tick comes four times a second: it must not wait for the disk."""
     journal.close()
     journal.write([])  # a closed database refuses all transactions
 
 
-def test_a_closed_journal_writes_nothing(journal, run):
+def test_a_closed_journal_writes_nothing(journal: Journal, run: Run) -> None:
     journal.close()
     with pytest.raises(JournalError):
         journal.write_run(run, DIGEST)
@@ -397,7 +425,7 @@ def test_a_closed_journal_writes_nothing(journal, run):
         journal.write([RunRecord(run)])
 
 
-def test_a_journal_of_another_version_is_refused_and_left_as_it_is(tmp_path):
+def test_a_journal_of_another_version_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "old.db"
     with closing(sqlite3.connect(path)) as old:
         old.execute("CREATE TABLE runs (position INTEGER PRIMARY KEY)")

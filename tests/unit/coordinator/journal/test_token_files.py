@@ -2,7 +2,6 @@
 
 import random
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -11,15 +10,15 @@ from swarm_ft.coordinator.journal.tokens import TokenFiles
 from swarm_ft.errors import JournalError, NotFound
 from swarm_ft.ids import RunId, SampleId
 from swarm_ft.protocol.spec.run_spec import RunSpec
+from tests.unit.coordinator.conftest import MakeSpec
 
 RUN = RunId("run-1")
 NUM_SAMPLES = 40
 
 
 @pytest.fixture
-def spec(make_spec: Any) -> RunSpec:
-    made: RunSpec = make_spec(num_samples=NUM_SAMPLES)
-    return made
+def spec(make_spec: MakeSpec) -> RunSpec:
+    return make_spec(num_samples=NUM_SAMPLES)
 
 
 @pytest.fixture
@@ -98,7 +97,7 @@ def test_no_damage_alters_a_token(files: TokenFiles, spec: RunSpec, seed: int) -
 
 
 def test_tokens_of_another_run_or_spec_are_none_of_this_ones(
-    files: TokenFiles, spec: RunSpec, make_spec: Any
+    files: TokenFiles, spec: RunSpec, make_spec: MakeSpec
 ) -> None:
     path = write(files, spec)
     other = write(files, spec, RunId("other"))
