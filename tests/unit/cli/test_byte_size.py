@@ -21,17 +21,17 @@ from swarm_ft.protocol.spec.options import declared
         ("1TiB", 1 << 40),
     ],
 )
-def test_a_size_is_understood(text, num_bytes):
+def test_a_size_is_understood(text: str, num_bytes: int) -> None:
     assert ByteSize().convert(text, None, None) == num_bytes
 
 
 @pytest.mark.parametrize("text", ["", "much", "-1", "1e9", "2 PiB", "GiB", "1,5GiB"])
-def test_what_is_no_size_is_refused(text):
+def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(click.BadParameter, match="expected a size such as 2GiB"):
         ByteSize().convert(text, None, None)
 
 
-def test_the_defaults_that_help_tells_are_those_that_are_used():
+def test_the_defaults_that_help_tells_are_those_that_are_used() -> None:
     sizes = [one for one in declared(BufferOptions) if one.kind is int]
     assert [ByteSize().convert(one.option.default, None, None) for one in sizes] == [
         one.default for one in sizes

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,9 @@ from swarm_ft.errors import BadDataset, BadModel
 SAMPLES = np.random.default_rng(0).integers(0, 512, size=(5, 12), dtype=np.uint32)
 
 
-def _copy_with(sample: SampleInput, target: Path, change) -> str:
+def _copy_with(
+    sample: SampleInput, target: Path, change: Callable[[dict[str, torch.Tensor]], object]
+) -> str:
     shutil.copytree(sample.model_dir, target)
     tensors = load_file(target / "model.safetensors")
     change(tensors)
@@ -25,7 +28,7 @@ def _copy_with(sample: SampleInput, target: Path, change) -> str:
     return str(target)
 
 
-def test_loss_is_that_of_transformers_over_all_targets(sample: SampleInput):
+def test_loss_is_that_of_transformers_over_all_targets(sample: SampleInput) -> None:
     got = evaluate(sample.model_dir, SAMPLES)
     model = AutoModelForCausalLM.from_pretrained(sample.model_dir).eval()
     ids = torch.from_numpy(SAMPLES.astype(np.int64))
@@ -36,7 +39,7 @@ def test_loss_is_that_of_transformers_over_all_targets(sample: SampleInput):
     assert (got.num_samples, got.num_tokens) == (5, 5 * 11)
 
 
-def test_the_batch_size_changes_nothing_and_progress_is_told(sample: SampleInput):
+def test_the_batch_size_changes_nothing_and_progress_is_told(sample: SampleInput) -> None:
     told: list[tuple[int, int]] = []
     whole = evaluate(sample.model_dir, SAMPLES)
     parts = evaluate(
@@ -48,8 +51,8 @@ def test_the_batch_size_changes_nothing_and_progress_is_told(sample: SampleInput
 
 def test_a_loss_beyond_the_range_of_exp_has_infinite_perplexity(
     sample: SampleInput, tmp_path: Path
-):
-    def blow_up(tensors):
+) -> None:
+    def blow_up(tensors: dict[str, torch.Tensor]) -> None:
         tensors["lm_head.weight"] *= 1e6
 
     got = evaluate(_copy_with(sample, tmp_path / "huge", blow_up), SAMPLES)
@@ -57,7 +60,7 @@ def test_a_loss_beyond_the_range_of_exp_has_infinite_perplexity(
     assert got.perplexity == math.inf
 
 
-def test_a_checkpoint_with_missing_weights_is_refused(sample: SampleInput, tmp_path: Path):
+def test_a_checkpoint_with_missing_weights_is_refused(sample: SampleInput, tmp_path: Path) -> None:
     torn = _copy_with(
         sample, tmp_path / "torn", lambda tensors: tensors.pop("transformer.h.1.ln_1.bias")
     )
@@ -65,18 +68,18 @@ def test_a_checkpoint_with_missing_weights_is_refused(sample: SampleInput, tmp_p
         evaluate(torn, SAMPLES)
 
 
-def test_a_directory_without_a_model_is_refused_in_one_line(tmp_path: Path):
+def test_a_directory_without_a_model_is_refused_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(BadModel, match="expected a causal language model") as caught:
         evaluate(str(tmp_path), SAMPLES)
     assert "\n" not in caught.value.message
 
 
 @pytest.mark.parametrize("shape", [(0, 8), (3, 1), (8,)])
-def test_samples_without_targets_are_refused(sample: SampleInput, shape: tuple[int, ...]):
+def test_samples_without_targets_are_refused(sample: SampleInput, shape: tuple[int, ...]) -> None:
     with pytest.raises(BadDataset, match="2 or more tokens"):
         evaluate(sample.model_dir, np.zeros(shape, dtype=np.uint32))
 
 
-def test_nothing_is_printed(sample: SampleInput, capfd: pytest.CaptureFixture[str]):
+def test_nothing_is_printed(sample: SampleInput, capfd: pytest.CaptureFixture[str]) -> None:
     evaluate(sample.model_dir, SAMPLES)
     assert capfd.readouterr() == ("", "")

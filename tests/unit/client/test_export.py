@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from swarm_ft.client.sample import SampleInput
 from swarm_ft.errors import BadOption, ProtocolError
 
 
-def _write_config_of(sample: SampleInput):
+def _write_config_of(sample: SampleInput) -> Callable[[Path], None]:
     def write(directory: Path) -> None:
         AutoConfig.from_pretrained(sample.model_dir).save_pretrained(directory)
         AutoTokenizer.from_pretrained(sample.model_dir).save_pretrained(directory)
@@ -36,7 +37,9 @@ def _names(directory: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_transformers_loads_what_the_stages_wrote(sample: SampleInput, tmp_path: Path, count: int):
+def test_transformers_loads_what_the_stages_wrote(
+    sample: SampleInput, tmp_path: Path, count: int
+) -> None:
     out = tmp_path / "deep" / "out"
     with shard_dir(out) as collected:
         assemble(out, _shards(sample, collected, count), _write_config_of(sample))
@@ -62,7 +65,7 @@ def test_what_a_collection_that_was_killed_left_there_is_gone_on_from(tmp_path: 
 
 def test_several_shards_get_an_index_with_every_tensor_and_the_size(
     sample: SampleInput, tmp_path: Path
-):
+) -> None:
     out = tmp_path / "out"
     assemble(out, _shards(sample, tmp_path, 2), _write_config_of(sample))
     index = json.loads((out / "model.safetensors.index.json").read_text())
@@ -75,7 +78,7 @@ def test_several_shards_get_an_index_with_every_tensor_and_the_size(
     assert index["metadata"]["total_size"] == sum(t.nbytes for t in tensors.values())
 
 
-def test_a_single_shard_needs_no_index(sample: SampleInput, tmp_path: Path):
+def test_a_single_shard_needs_no_index(sample: SampleInput, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assemble(out, _shards(sample, tmp_path, 1), _write_config_of(sample))
     assert "model.safetensors" in _names(out)
@@ -83,7 +86,7 @@ def test_a_single_shard_needs_no_index(sample: SampleInput, tmp_path: Path):
 
 
 @pytest.mark.usefixtures("no_umask")
-def test_an_export_is_readable_by_its_owner_alone(sample: SampleInput, tmp_path: Path):
+def test_an_export_is_readable_by_its_owner_alone(sample: SampleInput, tmp_path: Path) -> None:
     out = tmp_path / "out"
     shards = _shards(sample, tmp_path, 1)
     shards[0].chmod(0o644)
@@ -94,7 +97,9 @@ def test_an_export_is_readable_by_its_owner_alone(sample: SampleInput, tmp_path:
     assert set(modes.values()) == {0o600}
 
 
-def test_a_tensor_in_two_shards_is_refused_and_leaves_nothing(sample: SampleInput, tmp_path: Path):
+def test_a_tensor_in_two_shards_is_refused_and_leaves_nothing(
+    sample: SampleInput, tmp_path: Path
+) -> None:
     out = tmp_path / "new" / "out"
     shard = _shards(sample, tmp_path, 1)[0]
     with pytest.raises(ProtocolError, match="came from two stages"):
@@ -102,7 +107,9 @@ def test_a_tensor_in_two_shards_is_refused_and_leaves_nothing(sample: SampleInpu
     assert _names(out.parent) == set()
 
 
-def test_a_shard_that_is_no_safetensors_file_is_refused(sample: SampleInput, tmp_path: Path):
+def test_a_shard_that_is_no_safetensors_file_is_refused(
+    sample: SampleInput, tmp_path: Path
+) -> None:
     bad = tmp_path / "stage-0.safetensors"
     bad.write_bytes(b"\xff" * 64)
     with pytest.raises(ProtocolError, match="not a safetensors file"):
@@ -112,7 +119,9 @@ def test_a_shard_that_is_no_safetensors_file_is_refused(sample: SampleInput, tmp
     assert _names(tmp_path) == {bad.name}
 
 
-def test_an_interrupted_export_leaves_the_earlier_one_whole(sample: SampleInput, tmp_path: Path):
+def test_an_interrupted_export_leaves_the_earlier_one_whole(
+    sample: SampleInput, tmp_path: Path
+) -> None:
     out = tmp_path / "out"
     shards = _shards(sample, tmp_path, 1)
     assemble(out, shards, _write_config_of(sample))
@@ -128,7 +137,7 @@ def test_an_interrupted_export_leaves_the_earlier_one_whole(sample: SampleInput,
     assert _names(tmp_path) == {"out", shards[0].name}
 
 
-def test_an_earlier_export_is_replaced_as_a_whole(sample: SampleInput, tmp_path: Path):
+def test_an_earlier_export_is_replaced_as_a_whole(sample: SampleInput, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assemble(out, _shards(sample, tmp_path, 3), _write_config_of(sample))
     assemble(out, _shards(sample, tmp_path, 1), _write_config_of(sample))
@@ -137,7 +146,7 @@ def test_an_earlier_export_is_replaced_as_a_whole(sample: SampleInput, tmp_path:
     AutoModelForCausalLM.from_pretrained(out)
 
 
-def test_remains_of_a_killed_export_do_no_harm(sample: SampleInput, tmp_path: Path):
+def test_remains_of_a_killed_export_do_no_harm(sample: SampleInput, tmp_path: Path) -> None:
     (tmp_path / ".out.swarm-ft-partial").mkdir()
     (tmp_path / ".out.swarm-ft-partial" / "junk").touch()
     out = tmp_path / "out"
@@ -145,13 +154,13 @@ def test_remains_of_a_killed_export_do_no_harm(sample: SampleInput, tmp_path: Pa
     assert "junk" not in _names(out)
 
 
-def test_new_and_empty_directories_may_be_written(tmp_path: Path):
+def test_new_and_empty_directories_may_be_written(tmp_path: Path) -> None:
     check_out_dir(tmp_path)
     check_out_dir(tmp_path / "not" / "there" / "yet")
     assert _names(tmp_path) == set()
 
 
-def test_a_file_is_no_output_directory(tmp_path: Path):
+def test_a_file_is_no_output_directory(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(BadOption, match="expected a directory, found a file"):
         check_out_dir(tmp_path / "file")
@@ -159,7 +168,7 @@ def test_a_file_is_no_output_directory(tmp_path: Path):
         check_out_dir(tmp_path / "file" / "below")
 
 
-def test_other_peoples_files_are_never_replaced(sample: SampleInput, tmp_path: Path):
+def test_other_peoples_files_are_never_replaced(sample: SampleInput, tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
     (out / "thesis.txt").touch()
@@ -174,20 +183,20 @@ def test_other_peoples_files_are_never_replaced(sample: SampleInput, tmp_path: P
 
 
 @pytest.mark.parametrize("manifest", ["", "[]", '{"files": 3}', '{"files": [3]}', "\x00"])
-def test_a_manifest_that_is_not_ours_vouches_for_nothing(tmp_path: Path, manifest: str):
+def test_a_manifest_that_is_not_ours_vouches_for_nothing(tmp_path: Path, manifest: str) -> None:
     (tmp_path / MANIFEST).write_text(manifest)
     (tmp_path / "model.safetensors").touch()
     with pytest.raises(BadOption):
         check_out_dir(tmp_path)
 
 
-def test_a_mount_point_is_refused():
+def test_a_mount_point_is_refused() -> None:
     with pytest.raises(BadOption, match="mount point"):
         check_out_dir(Path("/"))
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_parent_without_permission_is_refused(tmp_path: Path):
+def test_a_parent_without_permission_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     with pytest.raises(BadOption, match="no permission"):
         check_out_dir(tmp_path / "out")

@@ -13,10 +13,9 @@ from swarm_ft.client.swarm import SwarmClient
 from swarm_ft.discovery.directory import Board, Role, StaticDirectory
 from swarm_ft.errors import Unavailable
 from swarm_ft.ids import PeerId, RunId, StepNumber
-from swarm_ft.proto.snapshot_pb2 import ChunkPart, FetchRequest
 from swarm_ft.protocol.messages.client import RunPhase, RunStatus, StageResult
 from swarm_ft.protocol.messages.control import StageAssignment
-from swarm_ft.protocol.messages.shard import CHUNK_BYTES, ShardName
+from swarm_ft.protocol.messages.shard import CHUNK_BYTES, ChunkPart, FetchRequest, ShardName
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.testing.clock import ManualClock
 from swarm_ft.testing.faults import FaultyTransport

@@ -49,14 +49,14 @@ def _after(*events: RunStatus | StepCommitted) -> ProgressState:
     return state
 
 
-def test_before_the_first_step_nothing_is_claimed():
+def test_before_the_first_step_nothing_is_claimed() -> None:
     state = _after()
     assert (state.loss, state.eta_s) == (None, None)
     assert (state.tokens_per_second, state.bytes_saved, state.ratio) == (0.0, 0, 1.0)
     assert state.line() == "queued"
 
 
-def test_steps_add_up():
+def test_steps_add_up() -> None:
     state = _after(*(_step(k, loss=3.0 - k) for k in range(3)))
     assert state.loss == 1.0
     assert state.committed_steps == 3
@@ -66,7 +66,7 @@ def test_steps_add_up():
     assert state.eta_s == pytest.approx(37 * 0.5)
 
 
-def test_speed_and_eta_follow_the_last_steps_only():
+def test_speed_and_eta_follow_the_last_steps_only() -> None:
     slow = [_step(0, seconds=100.0)]
     fast = [_step(k, seconds=0.1) for k in range(1, WINDOW_STEPS + 1)]
     state = _after(*slow, *fast)
@@ -74,7 +74,7 @@ def test_speed_and_eta_follow_the_last_steps_only():
     assert state.eta_s == pytest.approx((40 - WINDOW_STEPS - 1) * 0.1)
 
 
-def test_a_run_that_goes_back_replaces_what_was_known_from_there_on():
+def test_a_run_that_goes_back_replaces_what_was_known_from_there_on() -> None:
     straight = _after(*(_step(k) for k in range(4)))
     back = _after(*(_step(k, loss=9.0) for k in (0, 1)), *(_step(k) for k in (2, 3, 4, 2, 3)))
     assert back.committed_steps == straight.committed_steps
@@ -82,37 +82,37 @@ def test_a_run_that_goes_back_replaces_what_was_known_from_there_on():
     assert back.totals[2:] == straight.totals[2:]
 
 
-def test_a_status_with_fewer_steps_takes_the_later_ones_back():
+def test_a_status_with_fewer_steps_takes_the_later_ones_back() -> None:
     steps = [_step(k) for k in range(4)]
     state = _after(*steps, _status(RunPhase.WAITING, "waiting for layers 12-24", committed=2))
     assert state.committed_steps == 2
     assert state.totals == _after(*steps[:2]).totals
 
 
-def test_a_history_told_again_ends_in_the_same_state():
+def test_a_history_told_again_ends_in_the_same_state() -> None:
     steps = [_step(k) for k in range(5)]
     again = _after(*steps, _status(RunPhase.TRAINING, committed=5), *steps)
     assert again == _after(*steps)
 
 
-def test_the_line_says_what_the_run_waits_for_until_it_goes_on():
+def test_the_line_says_what_the_run_waits_for_until_it_goes_on() -> None:
     waiting = _after(_step(0), _status(RunPhase.WAITING, "waiting for layers 12-24", committed=1))
     assert waiting.line() == "waiting for layers 12-24"
     assert waiting.after(_step(1)).line() == "loss 2.000  80 tok/s  saved 4.0 kB (6.0x)  ETA 0:19"
 
 
-def test_a_peer_that_a_training_run_hears_nothing_of_is_in_the_line_until_it_speaks():
+def test_a_peer_that_a_training_run_hears_nothing_of_is_in_the_line_until_it_speaks() -> None:
     notice = "peer b (layers 2-4) has said nothing for 4 s"
     silent = _after(_step(0), _status(RunPhase.TRAINING, notice, committed=1))
     assert silent.line() == notice
     assert silent.after(_status(RunPhase.TRAINING, committed=1)).line().startswith("loss 2.000")
 
 
-def test_a_long_eta_has_hours():
+def test_a_long_eta_has_hours() -> None:
     assert _after(_step(0, seconds=300.0)).line().endswith("ETA 3:15:00")
 
 
-def test_a_detail_cannot_steer_the_terminal():
+def test_a_detail_cannot_steer_the_terminal() -> None:
     assert "\x1b" not in _after(_status(RunPhase.WAITING, "wait\x1b[2J\nfor")).line()
 
 
@@ -125,7 +125,7 @@ def _written(console: Console) -> str:
     return console.file.getvalue()
 
 
-def test_without_a_terminal_about_every_tenth_of_the_run_is_a_plain_line():
+def test_without_a_terminal_about_every_tenth_of_the_run_is_a_plain_line() -> None:
     console = _plain_console()
     with RunProgress(_spec(num_steps=40).train, console) as progress:
         progress.show_status(_status(RunPhase.WAITING, "waiting for layers 2-4"))
@@ -141,7 +141,7 @@ def test_without_a_terminal_about_every_tenth_of_the_run_is_a_plain_line():
     assert "\x1b" not in _written(console)
 
 
-def test_a_history_told_again_is_not_printed_again():
+def test_a_history_told_again_is_not_printed_again() -> None:
     console = _plain_console()
     with RunProgress(_spec(num_steps=40).train, console) as progress:
         for k in (*range(20), *range(24)):
@@ -150,7 +150,7 @@ def test_a_history_told_again_is_not_printed_again():
     assert steps == ["1/40", "4/40", "8/40", "12/40", "16/40", "20/40", "24/40"]
 
 
-def test_on_a_terminal_one_bar_shows_step_and_numbers():
+def test_on_a_terminal_one_bar_shows_step_and_numbers() -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=80, _environ={})
     with RunProgress(_spec(num_steps=40).train, console) as progress:
         progress.show_step(_step(9))
@@ -160,7 +160,7 @@ def test_on_a_terminal_one_bar_shows_step_and_numbers():
         assert part in text
 
 
-def test_who_is_gone_stays_to_be_read_above_the_bar():
+def test_who_is_gone_stays_to_be_read_above_the_bar() -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=80, _environ={})
     with RunProgress(_spec(num_steps=40).train, console) as progress:
         progress.show_status(_status(RunPhase.WAITING, "peer b is gone", committed=9))
@@ -172,7 +172,7 @@ def test_who_is_gone_stays_to_be_read_above_the_bar():
     assert any("step 9/40" in line and "peers load their stages" in line for line in lines)
 
 
-def test_who_joins_while_the_others_train_is_told_above_the_bar_and_the_bar_goes_on():
+def test_who_joins_while_the_others_train_is_told_above_the_bar_and_the_bar_goes_on() -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=80, _environ={})
     with RunProgress(_spec(num_steps=40).train, console) as progress:
         progress.show_status(_status(RunPhase.TRAINING, "peer x joins layers 0-3", committed=9))
@@ -184,7 +184,7 @@ def test_who_joins_while_the_others_train_is_told_above_the_bar_and_the_bar_goes
     assert any("step 10/40" in line and "loss 2.000" in line for line in lines)
 
 
-def test_the_display_goes_to_standard_error(capsys: pytest.CaptureFixture[str]):
+def test_the_display_goes_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
     with RunProgress(_spec().train) as progress:
         progress.message("hello")
     assert capsys.readouterr() == ("", "hello\n")

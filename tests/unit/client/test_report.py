@@ -58,7 +58,7 @@ def _report(*steps: StepCommitted, before: float = 3.0, after: float = 1.0) -> R
     )
 
 
-def test_the_document_has_the_promised_fields():
+def test_the_document_has_the_promised_fields() -> None:
     document = json.loads(_report(_step(0, loss=3.5), _step(1, loss=2.5, keys=0)).to_json())
     assert document == {
         "run_id": "run-1",
@@ -91,29 +91,29 @@ def test_the_document_has_the_promised_fields():
     assert list(document["bytes"]) == ["2", "10"]
 
 
-def test_a_run_that_goes_back_counts_no_step_and_no_byte_twice():
+def test_a_run_that_goes_back_counts_no_step_and_no_byte_twice() -> None:
     straight = _report(*(_step(k) for k in range(4)))
     first = [_step(k) for k in range(2)]
     lost = [_step(k, loss=9.0) for k in (2, 3)]
     assert _report(*first, *lost, *(_step(k) for k in (2, 3))) == straight
 
 
-def test_a_run_that_goes_back_and_stays_shorter_has_fewer_steps():
+def test_a_run_that_goes_back_and_stays_shorter_has_fewer_steps() -> None:
     steps = counted_steps([_step(0), _step(1), _step(2), _step(1, loss=7.0)])
     assert [(s.step, s.loss) for s in steps] == [(0, 2.0), (1, 7.0)]
 
 
-def test_a_history_told_again_counts_once():
+def test_a_history_told_again_counts_once() -> None:
     steps = [_step(k) for k in range(3)]
     assert _report(*steps, *steps) == _report(*steps)
 
 
-def test_a_missing_step_is_an_error_and_not_a_shifted_loss():
+def test_a_missing_step_is_an_error_and_not_a_shifted_loss() -> None:
     with pytest.raises(ProtocolError, match="expected step 1, got step 2"):
         _report(_step(0), _step(2))
 
 
-def test_a_run_without_steps_or_evaluation_still_has_a_document():
+def test_a_run_without_steps_or_evaluation_still_has_a_document() -> None:
     report = RunReport.build(
         (), run_id=RunId("r"), eval_before=None, eval_after=None, model_dir="m"
     )
@@ -122,14 +122,14 @@ def test_a_run_without_steps_or_evaluation_still_has_a_document():
     assert report.summary_lines() == ["result               m"]
 
 
-def test_numbers_that_json_lacks_become_null():
+def test_numbers_that_json_lacks_become_null() -> None:
     report = _report(_step(0, loss=math.nan), after=800.0)
     document = json.loads(report.to_json())
     assert document["losses"] == [None]
     assert document["eval"] == {"loss": 800.0, "perplexity": None}
 
 
-def test_the_file_is_written_whole_in_place_of_an_earlier_one(tmp_path: Path):
+def test_the_file_is_written_whole_in_place_of_an_earlier_one(tmp_path: Path) -> None:
     path = tmp_path / "report.json"
     path.write_text("earlier")
     report = _report(_step(0))
@@ -138,7 +138,7 @@ def test_the_file_is_written_whole_in_place_of_an_earlier_one(tmp_path: Path):
     assert [entry.name for entry in tmp_path.iterdir()] == ["report.json"]
 
 
-def test_a_file_that_cannot_be_written_is_a_bad_option(tmp_path: Path):
+def test_a_file_that_cannot_be_written_is_a_bad_option(tmp_path: Path) -> None:
     with pytest.raises(BadOption, match=r"--json .*cannot be written"):
         _report(_step(0)).write(tmp_path / "absent" / "report.json")
     (tmp_path / "directory").mkdir()
@@ -147,7 +147,7 @@ def test_a_file_that_cannot_be_written_is_a_bad_option(tmp_path: Path):
     assert [entry.name for entry in tmp_path.iterdir()] == ["directory"]
 
 
-def test_the_summary_tells_loss_perplexity_bytes_and_where_the_result_lies():
+def test_the_summary_tells_loss_perplexity_bytes_and_where_the_result_lies() -> None:
     console = Console(file=io.StringIO(), width=80)
     _report(_step(0, loss=3.5), _step(1, loss=2.5, keys=0)).print_summary(console)
     assert isinstance(console.file, io.StringIO)
@@ -162,7 +162,7 @@ def test_the_summary_tells_loss_perplexity_bytes_and_where_the_result_lies():
     assert "out/model" in text
 
 
-def test_kinds_that_were_sent_have_a_line_each_and_one_together():
+def test_kinds_that_were_sent_have_a_line_each_and_one_together() -> None:
     lines = kind_lines(_report(_step(0)).sent)
     assert [line.split()[0] for line in lines] == [
         "forward",

@@ -12,7 +12,7 @@ from swarm_ft.client.sample import SampleInput, write_sample
 from swarm_ft.errors import BadDataset
 
 
-def test_the_sample_loads_as_a_hugging_face_checkpoint(sample: SampleInput):
+def test_the_sample_loads_as_a_hugging_face_checkpoint(sample: SampleInput) -> None:
     tokenizer = AutoTokenizer.from_pretrained(sample.model_dir)
     model = AutoModelForCausalLM.from_pretrained(sample.model_dir)
     text = read_text(sample.eval_file)
@@ -23,7 +23,7 @@ def test_the_sample_loads_as_a_hugging_face_checkpoint(sample: SampleInput):
     assert not model.config.tie_word_embeddings
 
 
-def test_the_text_is_enough_to_train_on_and_none_of_it_is_held_out(sample: SampleInput):
+def test_the_text_is_enough_to_train_on_and_none_of_it_is_held_out(sample: SampleInput) -> None:
     train, heldout = read_text(sample.train_file), read_text(sample.eval_file)
     assert 50_000 < len(train) < 110_000
     assert 10_000 < len(heldout) < 40_000
@@ -32,7 +32,7 @@ def test_the_text_is_enough_to_train_on_and_none_of_it_is_held_out(sample: Sampl
     assert not train_lines & {line for line in heldout.splitlines() if len(line) > 40}
 
 
-def test_one_seed_always_makes_the_same_files(tmp_path: Path, sample: SampleInput):
+def test_one_seed_always_makes_the_same_files(tmp_path: Path, sample: SampleInput) -> None:
     again = write_sample(tmp_path / "again", seed=3, num_layers=2, hidden_size=32)
     for name in ("model.safetensors", "tokenizer.json", "config.json"):
         assert (Path(again.model_dir) / name).read_bytes() == (
@@ -42,7 +42,7 @@ def test_one_seed_always_makes_the_same_files(tmp_path: Path, sample: SampleInpu
 
 def test_another_seed_makes_other_weights_and_leaves_the_generator_alone(
     tmp_path: Path, sample: SampleInput
-):
+) -> None:
     before = torch.get_rng_state()
     other = write_sample(tmp_path, seed=4, num_layers=2, hidden_size=32)
     assert torch.equal(torch.get_rng_state(), before)
@@ -50,14 +50,14 @@ def test_another_seed_makes_other_weights_and_leaves_the_generator_alone(
     assert weights[0] != weights[1]
 
 
-def test_embeddings_are_tied_when_asked(tmp_path: Path):
+def test_embeddings_are_tied_when_asked(tmp_path: Path) -> None:
     tied = write_sample(tmp_path, seed=0, num_layers=1, hidden_size=16, tied_embeddings=True)
     assert AutoConfig.from_pretrained(tied.model_dir).tie_word_embeddings
 
 
 def test_a_python_without_sources_is_refused_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+) -> None:
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path / "zipped"))
     with pytest.raises(BadDataset, match=r"bisect\.py.*--dataset") as caught:
         write_sample(tmp_path / "out", seed=0)
@@ -65,6 +65,6 @@ def test_a_python_without_sources_is_refused_in_one_line(
     assert not (tmp_path / "out").exists()
 
 
-def test_nothing_is_printed(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+def test_nothing_is_printed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     write_sample(tmp_path, seed=0, num_layers=1, hidden_size=16)
     assert capfd.readouterr() == ("", "")

@@ -1,12 +1,15 @@
 """The client's calls, to a real coordinator over connections that break where a script says."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
 from swarm_ft.client.job import Job, prepare_job
 from swarm_ft.client.options import EvalOptions, JobOptions, Outputs
+from swarm_ft.client.sample import SampleInput
 from swarm_ft.client.swarm import MAX_RESUBMITS, SwarmClient
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.service import CoordinatorService
@@ -16,12 +19,13 @@ from swarm_ft.ids import RunId
 from swarm_ft.protocol.spec.run_spec import LrSchedule, TrainOptions
 from swarm_ft.testing.clock import ManualClock
 from swarm_ft.testing.faults import FaultyTransport
+from swarm_ft.transport.base import Method
 from swarm_ft.transport.memory import MemoryTransport
 from swarm_ft.transport.methods import SUBMIT
 
 
 @pytest.fixture(scope="module")
-def job(sample, tmp_path_factory):
+def job(sample: SampleInput, tmp_path_factory: pytest.TempPathFactory) -> Job:
     train = TrainOptions(
         batch_size=4,
         seq_length=64,
@@ -44,7 +48,7 @@ def job(sample, tmp_path_factory):
 
 
 @asynccontextmanager
-async def swarm(**cuts):
+async def swarm(**cuts: Any) -> AsyncIterator[tuple[SwarmClient, FaultyTransport]]:
     """A coordinator, a client of it, and the script of its connections."""
     clock, journal = ManualClock(), Journal(":memory:")
     transport = FaultyTransport(MemoryTransport(), **cuts)
@@ -60,7 +64,7 @@ async def swarm(**cuts):
 
 
 @pytest.fixture(autouse=True)
-def no_rest(monkeypatch):
+def no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("swarm_ft.client.swarm.RETRY_S", 0.0)
     monkeypatch.setattr("swarm_ft.client.swarm.PART_BYTES", 1)  # a sample a message
 
@@ -74,8 +78,10 @@ def no_rest(monkeypatch):
         pytest.param({"cut_receives": {SUBMIT: [1, 2]}}, id="two answers are lost"),
     ],
 )
-async def test_a_job_whose_connection_breaks_becomes_one_run(job, cuts):
-    told = []
+async def test_a_job_whose_connection_breaks_becomes_one_run(
+    job: Job, cuts: dict[str, dict[Method[Any, Any], list[int]]]
+) -> None:
+    told: list[str] = []
     async with swarm(**cuts) as (client, transport):
         status = await client.submit(job.spec, job.samples, on_trouble=told.append)
         (run,) = (await client.status()).runs
@@ -109,7 +115,7 @@ async def test_an_answer_that_never_comes_is_asked_for_again(
     assert "did not answer the submission within 0.05 s" in trouble
 
 
-async def test_two_jobs_are_two_runs(job):
+async def test_two_jobs_are_two_runs(job: Job) -> None:
     async with swarm() as (client, _):
         first = await client.submit(job.spec, job.samples)
         second = await client.submit(job.spec, job.samples)
@@ -119,14 +125,14 @@ async def test_two_jobs_are_two_runs(job):
         ]
 
 
-async def test_a_name_that_another_job_has_is_refused(job):
+async def test_a_name_that_another_job_has_is_refused(job: Job) -> None:
     async with swarm() as (client, _):
         await client.submit(job.spec, job.samples, run_id=RunId("mine"))
         with pytest.raises(RunMismatch):
             await client.submit(job.spec, job.samples[::-1], run_id=RunId("mine"))
 
 
-async def test_a_connection_that_breaks_every_time_is_given_up(job):
+async def test_a_connection_that_breaks_every_time_is_given_up(job: Job) -> None:
     always = range(1, MAX_RESUBMITS + 2)
     async with swarm(cut_sends={SUBMIT: always}) as (client, transport):
         with pytest.raises(Unavailable):
@@ -134,10 +140,12 @@ async def test_a_connection_that_breaks_every_time_is_given_up(job):
     assert transport.num_cuts == MAX_RESUBMITS + 1
 
 
-async def test_a_busy_coordinator_is_asked_again_until_it_has_room(job, monkeypatch):
+async def test_a_busy_coordinator_is_asked_again_until_it_has_room(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """More often than a lost connection is: its submissions may take minutes each."""
     monkeypatch.setattr("swarm_ft.coordinator.submission.MAX_SUBMISSIONS", 0)
-    told = []
+    told: list[str] = []
     async with swarm() as (client, _):
         submitting = asyncio.create_task(
             client.submit(job.spec, job.samples, run_id=RunId("mine"), on_trouble=told.append)
@@ -152,7 +160,9 @@ async def test_a_busy_coordinator_is_asked_again_until_it_has_room(job, monkeypa
     ]
 
 
-async def test_a_coordinator_that_is_busy_for_too_long_is_given_up(job, monkeypatch):
+async def test_a_coordinator_that_is_busy_for_too_long_is_given_up(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("swarm_ft.coordinator.submission.MAX_SUBMISSIONS", 0)
     monkeypatch.setattr("swarm_ft.client.swarm.RETRY_S", 1e-3)
     monkeypatch.setattr("swarm_ft.client.swarm.MAX_BUSY_REST_S", 1e-3)

@@ -1,13 +1,15 @@
 """Timelines become a Chrome trace: rows without overlaps, one clock, flows, a file that opens."""
 
 import json
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pytest
 
 from swarm_ft.client import trace as trace_module
-from swarm_ft.client.trace import MAX_ROWS, Rows, TraceEvents, TraceFile, open_trace
+from swarm_ft.client.trace import MAX_ROWS, Event, Rows, TraceEvents, TraceFile, open_trace
 from swarm_ft.errors import BadOption
+from swarm_ft.ids import Attempt, PeerId, RunId, StepNumber
 from swarm_ft.protocol.messages.timeline import (
     ClockEstimate,
     PeerTimeline,
@@ -19,35 +21,52 @@ from swarm_ft.protocol.spec.codec_spec import Direction
 from swarm_ft.protocol.spec.layers import LayerRange
 
 
-def row(kind, begin_us, duration_us, *, sample=None, direction=0, num_bytes=0, microbatch=None):
+def row(
+    kind: SpanKind,
+    begin_us: int,
+    duration_us: int,
+    *,
+    sample: int | None = None,
+    direction: int = 0,
+    num_bytes: int = 0,
+    microbatch: int | None = None,
+) -> tuple[int, ...]:
     batch = 0 if microbatch is None else microbatch + 1
     name = (0, batch, 0 if sample is None else sample + 1, 4 if direction else 0, direction)
     return (kind, begin_us, duration_us, *name, num_bytes)
 
 
-def told(rows, *, peer="peer-0", origin_us=1_000, offset_us=0, error_us=7, num_dropped=0):
+def told(
+    rows: Sequence[tuple[int, ...]],
+    *,
+    peer: str = "peer-0",
+    origin_us: int = 1_000,
+    offset_us: int = 0,
+    error_us: int = 7,
+    num_dropped: int = 0,
+) -> PeerTimeline:
     timeline = StepTimeline(
-        run_id="run",
-        attempt=1,
-        step=0,
+        run_id=RunId("run"),
+        attempt=Attempt(1),
+        step=StepNumber(0),
         origin_us=origin_us,
         clock=ClockEstimate(offset_us, error_us),
         spans=Spans(*zip(*rows, strict=True)),
         num_dropped=num_dropped,
     )
-    return PeerTimeline(peer_id=peer, layers=LayerRange(2, 4), timeline=timeline)
+    return PeerTimeline(peer_id=PeerId(peer), layers=LayerRange(2, 4), timeline=timeline)
 
 
-def events_of(*timelines):
+def events_of(*timelines: PeerTimeline) -> list[Event]:
     trace = TraceEvents()
     return [event for timeline in timelines for event in trace.add(timeline)]
 
 
-def slices(events):
+def slices(events: Iterable[Event]) -> list[Event]:
     return [event for event in events if event["ph"] == "X"]
 
 
-def names(events, kind):
+def names(events: Iterable[Event], kind: str) -> dict[tuple[int, int], str]:
     return {
         (event["pid"], event["tid"]): event["args"]["name"]
         for event in events
@@ -55,13 +74,13 @@ def names(events, kind):
     }
 
 
-def test_a_span_becomes_a_slice_that_says_what_it_is():
+def test_a_span_becomes_a_slice_that_says_what_it_is() -> None:
     (event,) = slices(events_of(told([row(SpanKind.BACKWARD, 50, 20, microbatch=3)])))
     assert (event["name"], event["ts"], event["dur"]) == ("backward", 1_050, 20)
     assert event["args"] == {"step": 0, "microbatch": 3}
 
 
-def test_a_frame_says_whose_it_is_and_how_large():
+def test_a_frame_says_whose_it_is_and_how_large() -> None:
     frame = row(SpanKind.SEND, 0, 9, sample=5, direction=1, num_bytes=321, microbatch=0)
     events = events_of(told([frame]))
     (event,) = slices(events)
@@ -76,7 +95,7 @@ def test_a_frame_says_whose_it_is_and_how_large():
     assert names(events, "thread_name")[event["pid"], event["tid"]] == "send forward"
 
 
-def test_the_process_is_named_by_its_layers_and_the_step_tells_of_the_clock():
+def test_the_process_is_named_by_its_layers_and_the_step_tells_of_the_clock() -> None:
     events = events_of(told([row(SpanKind.STEP, 0, 9)], offset_us=-250, error_us=40))
     assert list(names(events, "process_name").values()) == ["layers 2-4 (peer-0)"]
     (step,) = slices(events)
@@ -87,7 +106,7 @@ def test_the_process_is_named_by_its_layers_and_the_step_tells_of_the_clock():
     assert (error["name"], error["args"], error["ts"]) == ("clock error", {"us": 40}, 750)
 
 
-def test_peers_are_processes_of_their_own_on_one_clock():
+def test_peers_are_processes_of_their_own_on_one_clock() -> None:
     one = told([row(SpanKind.FORWARD, 0, 5)], peer="a", origin_us=100, offset_us=900)
     other = told([row(SpanKind.FORWARD, 0, 5)], peer="b", origin_us=5_000, offset_us=-3_000)
     first, second = slices(events_of(one, other))
@@ -95,7 +114,7 @@ def test_peers_are_processes_of_their_own_on_one_clock():
     assert first["pid"] != second["pid"]
 
 
-def test_every_kind_has_a_place():
+def test_every_kind_has_a_place() -> None:
     rows = [row(kind, 10 * i, 5) for i, kind in enumerate(SpanKind)]
     events = events_of(told(rows))
     shown = [event for event in events if event["ph"] in "Xi"]
@@ -105,7 +124,7 @@ def test_every_kind_has_a_place():
     assert len(set(lanes.values())) == len(lanes)
 
 
-def test_lanes_of_every_kind_and_direction_have_threads_of_their_own():
+def test_lanes_of_every_kind_and_direction_have_threads_of_their_own() -> None:
     kinds = [SpanKind.ENCODE, SpanKind.SEND, SpanKind.RECEIVE, SpanKind.DECODE]
     rows = [row(kind, 0, 5, sample=1, direction=way) for kind in kinds for way in Direction]
     rows += [row(kind, 0, 5) for kind in (SpanKind.STEP, SpanKind.WAIT_INPUT, SpanKind.REDUCE)]
@@ -113,7 +132,7 @@ def test_lanes_of_every_kind_and_direction_have_threads_of_their_own():
     assert len({event["tid"] for event in slices(events)}) == len(rows)
 
 
-def test_what_happens_at_once_in_one_lane_lies_in_rows_of_its_own():
+def test_what_happens_at_once_in_one_lane_lies_in_rows_of_its_own() -> None:
     rows = [row(SpanKind.ENCODE, begin, 10, direction=1, sample=begin) for begin in (0, 5, 10, 12)]
     events = events_of(told(rows))
     lanes = names(events, "thread_name")
@@ -121,7 +140,7 @@ def test_what_happens_at_once_in_one_lane_lies_in_rows_of_its_own():
     assert placed == ["encode forward", "encode forward 2", "encode forward", "encode forward 3"]
 
 
-def test_a_better_estimate_of_the_clock_cuts_what_it_moves_back():
+def test_a_better_estimate_of_the_clock_cuts_what_it_moves_back() -> None:
     work = row(SpanKind.FORWARD, 0, 100)
     first = told([work], origin_us=0, offset_us=50)
     second = told([work, row(SpanKind.FORWARD, 100, 10)], origin_us=100, offset_us=20)
@@ -134,8 +153,9 @@ def test_a_better_estimate_of_the_clock_cuts_what_it_moves_back():
     assert len({event["tid"] for event in slices(events)}) == 1
 
 
-def test_rows_never_hold_slices_that_overlap_however_many_there_are():
-    rows, ends = Rows(), {}
+def test_rows_never_hold_slices_that_overlap_however_many_there_are() -> None:
+    rows = Rows()
+    ends: dict[int, int] = {}
     for number in range(3 * MAX_ROWS):
         placed = rows.place(number, number + 1_000, 0)
         if placed is not None:
@@ -146,7 +166,7 @@ def test_rows_never_hold_slices_that_overlap_however_many_there_are():
     assert rows.place(2_000, 2_001, 0) == (0, 2_000, 2_001)
 
 
-def test_a_frame_flows_from_its_sender_to_its_receiver():
+def test_a_frame_flows_from_its_sender_to_its_receiver() -> None:
     up = [row(SpanKind.ENCODE, 0, 9, sample=5, direction=1)]
     up += [row(SpanKind.SEND, 10, 9, sample=5, direction=1)]
     up += [row(SpanKind.ENCODE, 20, 9, sample=6, direction=1)]
@@ -167,7 +187,7 @@ def test_a_frame_flows_from_its_sender_to_its_receiver():
         )
 
 
-def test_dropped_spans_are_told():
+def test_dropped_spans_are_told() -> None:
     events = events_of(told([row(SpanKind.FORWARD, 0, 5)], num_dropped=12))
     assert {"spans": 12} in [event["args"] for event in events if event["ph"] == "C"]
 
@@ -175,7 +195,7 @@ def test_dropped_spans_are_told():
 # ---- the file
 
 
-def test_the_file_is_json_whenever_it_is_closed_and_nearly_so_before(tmp_path):
+def test_the_file_is_json_whenever_it_is_closed_and_nearly_so_before(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     with TraceFile(path, pytest.fail) as trace:
         assert json.loads(path.read_text() + "]") == []
@@ -187,10 +207,10 @@ def test_the_file_is_json_whenever_it_is_closed_and_nearly_so_before(tmp_path):
     assert len(slices(whole)) == 2
 
 
-def test_the_file_is_closed_when_its_work_is_cancelled(tmp_path):
+def test_the_file_is_closed_when_its_work_is_cancelled(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
 
-    def work():
+    def work() -> None:
         with TraceFile(path, pytest.fail) as trace:
             trace.add(told([row(SpanKind.FORWARD, 0, 5)]))
             raise KeyboardInterrupt
@@ -200,22 +220,25 @@ def test_the_file_is_closed_when_its_work_is_cancelled(tmp_path):
     assert len(slices(json.loads(path.read_text()))) == 1
 
 
-def test_a_file_that_cannot_be_opened_is_bad_input(tmp_path):
+def test_a_file_that_cannot_be_opened_is_bad_input(tmp_path: Path) -> None:
     with pytest.raises(BadOption, match=r"--trace .* cannot be written"):
         TraceFile(tmp_path / "missing" / "trace.json", pytest.fail).__enter__()
 
 
-def test_a_full_disk_ends_the_trace_and_not_the_run():
-    troubles = []
+def test_a_full_disk_ends_the_trace_and_not_the_run() -> None:
+    troubles: list[str] = []
     with TraceFile(Path("/dev/full"), troubles.append) as trace:
         trace.add(told([row(SpanKind.FORWARD, 0, 5)]))
     (trouble,) = troubles
     assert "--trace /dev/full: ends here: No space left" in trouble
 
 
-def test_a_trace_that_is_too_long_to_open_ends(tmp_path, monkeypatch):
+def test_a_trace_that_is_too_long_to_open_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(trace_module, "MAX_EVENTS", 20)
-    path, troubles = tmp_path / "trace.json", []
+    path = tmp_path / "trace.json"
+    troubles: list[str] = []
     with TraceFile(path, troubles.append) as trace:
         for begin_us in range(0, 1000, 10):
             trace.add(told([row(SpanKind.FORWARD, begin_us, 5)]))
@@ -224,6 +247,6 @@ def test_a_trace_that_is_too_long_to_open_ends(tmp_path, monkeypatch):
     assert 20 <= len(json.loads(path.read_text())) < 30
 
 
-def test_without_a_path_there_is_no_trace():
+def test_without_a_path_there_is_no_trace() -> None:
     with open_trace(None, pytest.fail) as trace:
         assert trace is None

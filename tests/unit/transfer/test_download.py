@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from pathlib import Path
-from typing import IO, Any
+from pathlib import Path, PosixPath
+from typing import Any
 
 import pytest
 
+from swarm_ft import failpoints
 from swarm_ft.discovery.directory import Board, Role, StaticDirectory
-from swarm_ft.errors import BadFrame, MalformedMessage, NotFound, ProtocolError, Unavailable
+from swarm_ft.errors import (
+    BadFrame,
+    MalformedMessage,
+    NotFound,
+    ProtocolError,
+    SwarmError,
+    Unavailable,
+)
 from swarm_ft.ids import PeerId, RunId, StepNumber
 from swarm_ft.protocol.messages.shard import (
     CHUNK_BYTES,
@@ -23,10 +32,9 @@ from swarm_ft.protocol.messages.shard import (
 )
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.testing.clock import ManualClock
-from swarm_ft.transfer import download
 from swarm_ft.transfer.download import Downloader
 from swarm_ft.transfer.source import PART_BYTES, OfferedShard, offer, serve_chunk_list, serve_chunks
-from swarm_ft.transport.base import call
+from swarm_ft.transport.base import Channel, Handler, MessageStream, Method, Server, call
 from swarm_ft.transport.grpc_transport import GrpcTransport
 from swarm_ft.transport.methods import FETCH_CHUNKS, LIST_CHUNKS
 
@@ -39,7 +47,7 @@ ALTERED = 5
 
 
 @pytest.fixture(scope="module")
-def shard(tmp_path_factory):
+def shard(tmp_path_factory: pytest.TempPathFactory) -> OfferedShard:
     """A file of six chunks and a half, each unlike the others."""
     path = tmp_path_factory.mktemp("shard") / "shard.safetensors"
     chunk = bytes(range(256)) * (CHUNK_BYTES // 256)
@@ -49,7 +57,7 @@ def shard(tmp_path_factory):
 
 
 @pytest.fixture
-def directory():
+def directory() -> StaticDirectory:
     return StaticDirectory(Board(), ManualClock())
 
 
@@ -59,46 +67,53 @@ class Source:
     def __init__(self, offered: OfferedShard | None) -> None:
         self.offers = {NAME: offered} if offered is not None else {}
         self.asked: list[int] = []
+        self.server: Server | None = None
 
-    async def on_list(self, stream) -> None:
+    async def on_list(self, stream: MessageStream[ChunkList, ShardName]) -> None:
         await serve_chunk_list(stream, self.offers)
 
-    async def on_fetch(self, stream) -> None:
+    async def on_fetch(self, stream: MessageStream[ChunkPart, FetchRequest]) -> None:
         await serve_chunks(Counted(stream, self), self.offers)
 
-    async def on_part(self, part) -> ChunkPart | None:
+    async def on_part(self, part: ChunkPart) -> ChunkPart | None:
         """Called before each part goes out; what it returns goes in its place."""
 
 
 class Counted:
     """A stream whose parts the source sees before they are sent."""
 
-    def __init__(self, stream, source) -> None:
+    def __init__(self, stream: MessageStream[ChunkPart, FetchRequest], source: Source) -> None:
         self._stream = stream
         self._source = source
         self.remote = stream.remote
 
-    async def receive(self):
+    async def receive(self) -> FetchRequest | None:
         return await self._stream.receive()
 
-    async def send(self, part) -> None:
+    async def send(self, part: ChunkPart) -> None:
         if part.chunk not in self._source.asked:
             self._source.asked.append(part.chunk)
         await self._stream.send(await self._source.on_part(part) or part)
+
+    async def finish(self) -> None:
+        await self._stream.finish()
+
+    async def cancel(self) -> None:
+        await self._stream.cancel()
 
 
 class Mortal(Source):
     """Its process is gone after so many parts."""
 
-    def __init__(self, offered, parts) -> None:
+    def __init__(self, offered: OfferedShard | None, parts: int) -> None:
         super().__init__(offered)
         self.parts = parts
-        self.server = None
-        self.stopping = None
+        self.stopping: asyncio.Task[None] | None = None
 
-    async def on_part(self, part) -> None:
+    async def on_part(self, part: ChunkPart) -> None:
         self.parts -= 1
         if self.parts < 0:
+            assert self.server is not None
             self.stopping = self.stopping or asyncio.create_task(self.server.stop())
             await asyncio.Event().wait()  # until the server has cut this call off
 
@@ -106,13 +121,13 @@ class Mortal(Source):
 class Gated(Source):
     """Sends so many parts, then nothing until it is let."""
 
-    def __init__(self, offered, parts) -> None:
+    def __init__(self, offered: OfferedShard | None, parts: int) -> None:
         super().__init__(offered)
         self.parts = parts
         self.reached = asyncio.Event()
         self.gate = asyncio.Event()
 
-    async def on_part(self, part) -> None:
+    async def on_part(self, part: ChunkPart) -> None:
         self.parts -= 1
         if self.parts < 0:
             self.reached.set()
@@ -122,18 +137,18 @@ class Gated(Source):
 class Liar(Source):
     """Gives a true list, and every chunk with one bit turned."""
 
-    async def on_part(self, part) -> ChunkPart:
+    async def on_part(self, part: ChunkPart) -> ChunkPart:
         return replace(part, data=bytes([part.data[0] ^ 1]) + part.data[1:])
 
 
 class Babbler(Source):
     """Answers every request with the same part."""
 
-    def __init__(self, offered, part) -> None:
+    def __init__(self, offered: OfferedShard | None, part: ChunkPart) -> None:
         super().__init__(offered)
         self.part = part
 
-    async def on_fetch(self, stream) -> None:
+    async def on_fetch(self, stream: MessageStream[ChunkPart, FetchRequest]) -> None:
         await stream.receive()
         await stream.send(self.part)
 
@@ -141,45 +156,56 @@ class Babbler(Source):
 class Quitter(Source):
     """Ends every call at once, cleanly."""
 
-    async def on_fetch(self, stream) -> None:
+    async def on_fetch(self, stream: MessageStream[ChunkPart, FetchRequest]) -> None:
         await stream.receive()
 
 
 @asynccontextmanager
-async def serving(directory, **sources):
-    servers = []
+async def serving(directory: StaticDirectory, **sources: Source) -> AsyncIterator[None]:
+    servers: list[Server] = []
     for name, source in sources.items():
-        handlers = {LIST_CHUNKS: source.on_list, FETCH_CHUNKS: source.on_fetch}
+        handlers: dict[Method[Any, Any], Handler] = {
+            LIST_CHUNKS: source.on_list,
+            FETCH_CHUNKS: source.on_fetch,
+        }
         server = await GrpcTransport().serve("127.0.0.1", 0, handlers)
         source.server = server
         servers.append(server)
-        await directory.announce(Role.PEER, name, server.endpoint)
+        await directory.announce(Role.PEER, PeerId(name), server.endpoint)
     try:
         yield
     finally:
-        for server in servers:
-            await server.stop()
+        for one in servers:
+            await one.stop()
+
+
+def entries(folder: Path) -> list[Path]:
+    return list(folder.iterdir())
 
 
 class Newcomer:
     """A downloader that notes down whom it dropped."""
 
-    def __init__(self, directory, silence_s=30.0) -> None:
-        self.faults = {}
-        self.dropped = asyncio.Queue()
+    def __init__(self, directory: StaticDirectory, silence_s: float = 30.0) -> None:
+        self.faults: dict[PeerId, SwarmError] = {}
+        self.dropped: asyncio.Queue[PeerId] = asyncio.Queue()
         self.downloader = Downloader(
             directory, GrpcTransport(), on_fault=self.on_fault, silence_s=silence_s
         )
 
-    def on_fault(self, source, error):
+    def on_fault(self, source: PeerId, error: SwarmError) -> None:
         self.faults[source] = error
         self.dropped.put_nowait(source)
 
-    async def take(self, shard, sources, path):
+    async def take(
+        self, shard: OfferedShard, sources: Sequence[PeerId], path: Path
+    ) -> dict[PeerId, int]:
         return await self.downloader.download(NAME, shard.chunks, sources, path)
 
 
-async def test_a_shard_comes_from_all_sources_at_once(directory, shard, tmp_path):
+async def test_a_shard_comes_from_all_sources_at_once(
+    directory: StaticDirectory, shard: OfferedShard, tmp_path: Path
+) -> None:
     newcomer, sources = Newcomer(directory), {"a": Source(shard), "b": Source(shard)}
     path = tmp_path / "taken"
     async with serving(directory, **sources):
@@ -190,22 +216,23 @@ async def test_a_shard_comes_from_all_sources_at_once(directory, shard, tmp_path
     assert brought.keys() == {A, B}
     assert sum(brought.values()) >= shard.chunks.total_bytes
     assert newcomer.faults == {}
-    assert list(tmp_path.iterdir()) == [path]
+    assert entries(tmp_path) == [path]
 
 
 async def test_one_dies_half_way_one_lies_and_the_rest_comes_from_the_third(
-    directory, shard, tmp_path
-):
+    directory: StaticDirectory, shard: OfferedShard, tmp_path: Path
+) -> None:
     newcomer = Newcomer(directory)
-    sources = {"a": Mortal(shard, parts=20), "b": Liar(shard), "c": Gated(shard, parts=3)}
+    mortal, gated = Mortal(shard, parts=20), Gated(shard, parts=3)
     path = tmp_path / "taken"
-    async with serving(directory, **sources):
+    async with serving(directory, a=mortal, b=Liar(shard), c=gated):
         taking = asyncio.create_task(newcomer.take(shard, [A, B, C], path))
-        await sources["c"].reached.wait()
+        await gated.reached.wait()
         assert {await newcomer.dropped.get() for _ in range(2)} == {A, B}
-        sources["c"].gate.set()
+        gated.gate.set()
         brought = await taking
-        await sources["a"].stopping
+        assert mortal.stopping is not None
+        await mortal.stopping
     assert path.read_bytes() == shard.path.read_bytes()
     assert isinstance(newcomer.faults[A], Unavailable)
     assert isinstance(newcomer.faults[B], ProtocolError)
@@ -215,19 +242,20 @@ async def test_one_dies_half_way_one_lies_and_the_rest_comes_from_the_third(
 
 
 async def test_a_restarted_newcomer_asks_only_for_what_is_missing(
-    directory, shard, tmp_path, monkeypatch
-):
-    loop, written, write = asyncio.get_running_loop(), asyncio.Queue(), download._write
+    directory: StaticDirectory, shard: OfferedShard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: asyncio.Queue[str] = asyncio.Queue()
 
-    def told(partial, index, chunk):
-        write(partial, index, chunk)
-        loop.call_soon_threadsafe(written.put_nowait, index)
+    def reached(name: str) -> None:
+        if name == "joining":
+            written.put_nowait(name)
 
-    monkeypatch.setattr(download, "_write", told)
+    monkeypatch.setattr(failpoints, "reached", reached)
     source, other, path = Gated(shard, parts=16 * 3 + 5), Source(shard), tmp_path / "taken"
     async with serving(directory, a=source, b=other):
         taking = asyncio.create_task(Newcomer(directory).take(shard, [A], path))
-        assert [await written.get() for _ in range(3)] == [0, 1, 2]
+        for _ in range(3):
+            await written.get()
         taking.cancel()
         await asyncio.gather(taking, return_exceptions=True)
         assert not path.exists()
@@ -238,15 +266,17 @@ async def test_a_restarted_newcomer_asks_only_for_what_is_missing(
 
 
 async def test_a_download_that_was_complete_is_checked_and_not_fetched_again(
-    directory, shard, tmp_path
-):
+    directory: StaticDirectory, shard: OfferedShard, tmp_path: Path
+) -> None:
     path = tmp_path / "taken"
     path.write_bytes(shard.path.read_bytes())
     assert await Newcomer(directory).take(shard, [], path) == {}
     assert path.read_bytes() == shard.path.read_bytes()
 
 
-async def test_a_spoiled_chunk_on_the_own_disk_is_fetched_again(directory, shard, tmp_path):
+async def test_a_spoiled_chunk_on_the_own_disk_is_fetched_again(
+    directory: StaticDirectory, shard: OfferedShard, tmp_path: Path
+) -> None:
     data = bytearray(shard.path.read_bytes())
     data[ALTERED * CHUNK_BYTES + 77] ^= 4
     (tmp_path / "taken.partial").write_bytes(data + b"of an earlier, longer shard")
@@ -257,7 +287,9 @@ async def test_a_spoiled_chunk_on_the_own_disk_is_fetched_again(directory, shard
     assert (tmp_path / "taken").read_bytes() == shard.path.read_bytes()
 
 
-async def test_a_silent_sources_chunks_come_from_another_one(directory, shard, tmp_path):
+async def test_a_silent_sources_chunks_come_from_another_one(
+    directory: StaticDirectory, shard: OfferedShard, tmp_path: Path
+) -> None:
     """Without any deadline: who has nothing else to do takes them over."""
     silent, source = Gated(shard, parts=0), Source(shard)
     newcomer, path = Newcomer(directory), tmp_path / "taken"
@@ -268,7 +300,9 @@ async def test_a_silent_sources_chunks_come_from_another_one(directory, shard, t
     assert newcomer.faults == {}
 
 
-async def test_a_silent_source_alone_is_dropped_after_a_while(directory, shard, tmp_path):
+async def test_a_silent_source_alone_is_dropped_after_a_while(
+    directory: StaticDirectory, shard: OfferedShard, tmp_path: Path
+) -> None:
     newcomer = Newcomer(directory, silence_s=0.2)
     async with serving(directory, a=Gated(shard, parts=1)):
         with pytest.raises(Unavailable, match="7 of 7 chunks are missing, and no source is left"):
@@ -276,7 +310,9 @@ async def test_a_silent_source_alone_is_dropped_after_a_while(directory, shard, 
     assert newcomer.faults[A].message == "said nothing for 0.2 s"
 
 
-async def test_what_came_before_the_last_source_died_is_kept(directory, shard, tmp_path):
+async def test_what_came_before_the_last_source_died_is_kept(
+    directory: StaticDirectory, shard: OfferedShard, tmp_path: Path
+) -> None:
     newcomer, path = Newcomer(directory), tmp_path / "taken"
     async with serving(directory, a=Mortal(shard, parts=16 + 3)):
         with pytest.raises(Unavailable, match="6 of 7 chunks are missing"):
@@ -297,8 +333,8 @@ BABBLE = {
 
 @pytest.mark.parametrize("part", BABBLE.values(), ids=BABBLE)
 async def test_a_source_that_sends_what_was_not_asked_for_is_a_liar(
-    directory, shard, tmp_path, part
-):
+    directory: StaticDirectory, shard: OfferedShard, tmp_path: Path, part: ChunkPart
+) -> None:
     newcomer = Newcomer(directory)
     async with serving(directory, a=Babbler(shard, part)):
         with pytest.raises(Unavailable):
@@ -306,7 +342,9 @@ async def test_a_source_that_sends_what_was_not_asked_for_is_a_liar(
     assert isinstance(newcomer.faults[A], BadFrame)
 
 
-async def test_sources_that_have_nothing_or_are_not_there_are_dropped(directory, shard, tmp_path):
+async def test_sources_that_have_nothing_or_are_not_there_are_dropped(
+    directory: StaticDirectory, shard: OfferedShard, tmp_path: Path
+) -> None:
     newcomer = Newcomer(directory)
     async with serving(directory, a=Source(None), b=Quitter(shard)):
         with pytest.raises(Unavailable, match="7 of 7"):
@@ -318,7 +356,9 @@ async def test_sources_that_have_nothing_or_are_not_there_are_dropped(directory,
     }
 
 
-async def test_the_list_comes_from_the_first_source_whose_list_has_the_digest(directory, shard):
+async def test_the_list_comes_from_the_first_source_whose_list_has_the_digest(
+    directory: StaticDirectory, shard: OfferedShard
+) -> None:
     chunks = shard.chunks
     forged = ChunkList(total_bytes=chunks.total_bytes, digests=(bytes(16), *chunks.digests[1:]))
     shorter = ChunkList(total_bytes=chunks.total_bytes - 1, digests=chunks.digests)
@@ -333,7 +373,9 @@ async def test_the_list_comes_from_the_first_source_whose_list_has_the_digest(di
             await newcomer.downloader.list_chunks(NAME, bytes(16), [A, B, C])
 
 
-async def test_a_disk_that_does_not_take_it_is_no_sources_fault(directory, shard, tmp_path):
+async def test_a_disk_that_does_not_take_it_is_no_sources_fault(
+    directory: StaticDirectory, shard: OfferedShard, tmp_path: Path
+) -> None:
     newcomer = Newcomer(directory)
     async with serving(directory, a=Source(shard)):
         with pytest.raises(Unavailable, match="cannot be written"):
@@ -341,7 +383,9 @@ async def test_a_disk_that_does_not_take_it_is_no_sources_fault(directory, shard
     assert newcomer.faults == {}
 
 
-async def test_an_empty_file_is_a_shard_without_chunks(directory, tmp_path):
+async def test_an_empty_file_is_a_shard_without_chunks(
+    directory: StaticDirectory, tmp_path: Path
+) -> None:
     (tmp_path / "empty").write_bytes(b"")
     shard = offer(tmp_path / "empty")
     assert await Newcomer(directory).take(shard, [], tmp_path / "taken") == {}
@@ -352,8 +396,11 @@ async def test_an_empty_file_is_a_shard_without_chunks(directory, tmp_path):
 
 
 @asynccontextmanager
-async def a_channel(source):
-    handlers = {LIST_CHUNKS: source.on_list, FETCH_CHUNKS: source.on_fetch}
+async def a_channel(source: Source) -> AsyncIterator[Channel]:
+    handlers: dict[Method[Any, Any], Handler] = {
+        LIST_CHUNKS: source.on_list,
+        FETCH_CHUNKS: source.on_fetch,
+    }
     server = await GrpcTransport().serve("127.0.0.1", 0, handlers)
     channel = GrpcTransport().connect(server.endpoint)
     try:
@@ -363,7 +410,7 @@ async def a_channel(source):
         await server.stop()
 
 
-async def test_parts_are_small_and_in_order(shard):
+async def test_parts_are_small_and_in_order(shard: OfferedShard) -> None:
     async with a_channel(Source(shard)) as channel:
         stream = channel.open(FETCH_CHUNKS)
         await stream.send(FetchRequest(name=NAME, first_chunk=5, num_chunks=2))
@@ -388,7 +435,9 @@ OUTSIDE = {
 
 
 @pytest.mark.parametrize("request_", OUTSIDE.values(), ids=OUTSIDE)
-async def test_requests_for_what_cannot_be_are_refused(shard, request_):
+async def test_requests_for_what_cannot_be_are_refused(
+    shard: OfferedShard, request_: FetchRequest
+) -> None:
     async with a_channel(Source(shard)) as channel:
         stream = channel.open(FETCH_CHUNKS)
         await stream.send(request_)
@@ -397,7 +446,9 @@ async def test_requests_for_what_cannot_be_are_refused(shard, request_):
             await stream.receive()
 
 
-async def test_a_file_that_is_gone_is_told_without_its_path(shard, tmp_path):
+async def test_a_file_that_is_gone_is_told_without_its_path(
+    shard: OfferedShard, tmp_path: Path
+) -> None:
     gone = OfferedShard(path=tmp_path / "gone", chunks=shard.chunks)
     async with a_channel(Source(gone)) as channel:
         stream = channel.open(FETCH_CHUNKS)
@@ -409,7 +460,9 @@ async def test_a_file_that_is_gone_is_told_without_its_path(shard, tmp_path):
         offer(tmp_path / "gone")
 
 
-async def test_a_list_that_is_none_is_a_lie(directory, shard):
+async def test_a_list_that_is_none_is_a_lie(
+    directory: StaticDirectory, shard: OfferedShard
+) -> None:
     lie = ChunkList(total_bytes=1, digests=(bytes(17),))
     newcomer = Newcomer(directory)
     async with serving(directory, a=Source(OfferedShard(path=shard.path, chunks=lie))):
@@ -418,7 +471,7 @@ async def test_a_list_that_is_none_is_a_lie(directory, shard):
     assert isinstance(newcomer.faults[A], MalformedMessage)
 
 
-async def test_a_list_arrives_as_it_was_sent(shard):
+async def test_a_list_arrives_as_it_was_sent(shard: OfferedShard) -> None:
     async with a_channel(Source(shard)) as channel:
         reply = await call(channel, LIST_CHUNKS, NAME, timeout_s=10.0)
     assert reply == shard.chunks
@@ -427,13 +480,13 @@ async def test_a_list_arrives_as_it_was_sent(shard):
 # ---- beside the event loop
 
 
-class Patient(type(Path())):  # type: ignore[misc]
+class Patient(PosixPath):
     """A path whose files open only after the event loop has run something else."""
 
     loop: asyncio.AbstractEventLoop
     num_opened = 0
 
-    def open(self, *args: Any, **kwargs: Any) -> IO[Any]:
+    def open(self, *args: Any, **kwargs: Any) -> Any:
         has_run = threading.Event()
         self.loop.call_soon_threadsafe(has_run.set)
         if not has_run.wait(timeout=10):

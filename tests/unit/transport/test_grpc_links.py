@@ -11,7 +11,7 @@ import pytest
 from swarm_ft import errors
 from swarm_ft.ids import PeerId
 from swarm_ft.protocol.messages.client import MemberStatus, StatusRequest, SwarmStatus
-from swarm_ft.transport.base import call
+from swarm_ft.transport.base import MessageStream, call
 from swarm_ft.transport.grpc_options import GrpcOptions
 from swarm_ft.transport.grpc_transport import METADATA_KEY, GrpcTransport
 from swarm_ft.transport.methods import STATUS
@@ -22,12 +22,12 @@ pytestmark = pytest.mark.timeout(20)
 SWARM = SwarmStatus(members=(MemberStatus(peer_id=PeerId("p"), layers=None),), runs=())
 
 
-async def echo(stream) -> None:
+async def echo(stream: MessageStream[bytes, bytes]) -> None:
     while (message := await stream.receive()) is not None:
         await stream.send(message)
 
 
-async def status(stream) -> None:
+async def status(stream: MessageStream[SwarmStatus, StatusRequest]) -> None:
     await stream.receive()
     await stream.send(SWARM)
 
@@ -58,14 +58,16 @@ class Cable:
     def go_dead(self) -> None:
         self._alive.clear()
 
-    async def _accept(self, reader, writer) -> None:
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         far_reader, far_writer = await asyncio.open_connection(self._host, int(self._port))
         ways = (reader, far_writer, self.from_client), (far_reader, writer, self.from_server)
         for way in ways:
             task = asyncio.create_task(self._forward(*way))
             self._tasks.add(task)
 
-    async def _forward(self, source, sink, seen) -> None:
+    async def _forward(
+        self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, seen: asyncio.Queue[bytes]
+    ) -> None:
         try:
             while data := await source.read(65536):
                 await self._alive.wait()
@@ -80,13 +82,13 @@ class Cable:
 
 
 @pytest.mark.parametrize("warm_idle_s", [None, 0.05])
-async def test_both_ends_notice_a_dead_link(warm_idle_s):
+async def test_both_ends_notice_a_dead_link(warm_idle_s: float | None) -> None:
     transport = GrpcTransport(
         GrpcOptions(keepalive_idle_s=0.2, answer_timeout_s=0.2, warm_idle_s=warm_idle_s)
     )
-    handler_saw = asyncio.get_running_loop().create_future()
+    handler_saw: asyncio.Future[errors.Unavailable] = asyncio.get_running_loop().create_future()
 
-    async def watch(stream):
+    async def watch(stream: MessageStream[bytes, bytes]) -> None:
         try:
             await echo(stream)
         except errors.Unavailable as error:
@@ -108,7 +110,7 @@ async def test_both_ends_notice_a_dead_link(warm_idle_s):
     await server.stop()
 
 
-async def test_on_a_link_that_is_kept_warm_both_ends_send_all_the_time():
+async def test_on_a_link_that_is_kept_warm_both_ends_send_all_the_time() -> None:
     transport = GrpcTransport(GrpcOptions(warm_idle_s=0.02))
     server = await transport.serve("127.0.0.1", 0, {BYTES: echo})
     cable = Cable(server.endpoint)
@@ -127,7 +129,7 @@ async def test_on_a_link_that_is_kept_warm_both_ends_send_all_the_time():
     await server.stop()
 
 
-async def test_a_full_link_lives_however_late_probes_are_answered():
+async def test_a_full_link_lives_however_late_probes_are_answered() -> None:
     """Some 4 MB lie in buffers here each way, and take a second each."""
     transport = GrpcTransport(GrpcOptions(keepalive_idle_s=0.1, keepalive_timeout_s=0.2))
     server = await transport.serve("127.0.0.1", 0, {BYTES: echo})
@@ -149,7 +151,7 @@ async def test_a_full_link_lives_however_late_probes_are_answered():
     await server.stop()
 
 
-async def test_a_quiet_link_that_lives_is_left_alone():
+async def test_a_quiet_link_that_lives_is_left_alone() -> None:
     transport = GrpcTransport(GrpcOptions(keepalive_idle_s=0.05, keepalive_timeout_s=2.0))
     server = await transport.serve("127.0.0.1", 0, {BYTES: echo})
     channel = transport.connect(server.endpoint)
@@ -166,7 +168,7 @@ async def test_a_quiet_link_that_lives_is_left_alone():
     await server.stop()
 
 
-async def test_a_server_that_accepts_and_says_nothing_is_unavailable_in_bounded_time():
+async def test_a_server_that_accepts_and_says_nothing_is_unavailable_in_bounded_time() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         transport = GrpcTransport(GrpcOptions(connect_timeout_s=0.3))
         channel = transport.connect(f"127.0.0.1:{silent.getsockname()[1]}")
@@ -176,7 +178,7 @@ async def test_a_server_that_accepts_and_says_nothing_is_unavailable_in_bounded_
         await channel.close()
 
 
-async def test_a_port_held_by_another_program_is_in_use():
+async def test_a_port_held_by_another_program_is_in_use() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(errors.PortInUse, match=f"127.0.0.1:{port}"):
@@ -186,12 +188,12 @@ async def test_a_port_held_by_another_program_is_in_use():
 @pytest.mark.parametrize(
     ("host", "port"), [("192.0.2.1", 0), ("no-such-host.invalid", 0), ("127.0.0.1", 70_000)]
 )
-async def test_an_address_that_is_not_ours_is_a_bad_option(host, port):
+async def test_an_address_that_is_not_ours_is_a_bad_option(host: str, port: int) -> None:
     with pytest.raises(errors.BadOption, match=r"listen on|expected"):
         await GrpcTransport().serve(host, port, {})
 
 
-async def test_a_channel_made_before_its_server_reaches_it_later():
+async def test_a_channel_made_before_its_server_reaches_it_later() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
     transport = GrpcTransport()
@@ -212,14 +214,14 @@ async def test_a_channel_made_before_its_server_reaches_it_later():
 
 
 @pytest.mark.parametrize("target", ["unix:/tmp/some.sock", "xds:///somewhere", "no port"])
-async def test_an_endpoint_cannot_choose_another_scheme(target):
+async def test_an_endpoint_cannot_choose_another_scheme(target: str) -> None:
     channel = GrpcTransport().connect(target)
     with pytest.raises(errors.Unavailable):
         await call(channel, STATUS, StatusRequest(), timeout_s=5.0)
     await channel.close()
 
 
-async def test_a_message_over_the_servers_bound_ends_the_call_and_not_the_server():
+async def test_a_message_over_the_servers_bound_ends_the_call_and_not_the_server() -> None:
     server = await GrpcTransport(GrpcOptions(max_message_bytes=1000)).serve(
         "127.0.0.1", 0, {BYTES: echo}
     )
@@ -235,7 +237,7 @@ async def test_a_message_over_the_servers_bound_ends_the_call_and_not_the_server
     await server.stop()
 
 
-async def test_a_message_over_this_sides_bound_is_not_sent():
+async def test_a_message_over_this_sides_bound_is_not_sent() -> None:
     transport = GrpcTransport(GrpcOptions(max_message_bytes=1000))
     server = await transport.serve("127.0.0.1", 0, {BYTES: echo})
     channel = transport.connect(server.endpoint)
@@ -248,8 +250,8 @@ async def test_a_message_over_this_sides_bound_is_not_sent():
     await server.stop()
 
 
-async def test_an_ordinary_unary_grpc_client_is_served_and_told_the_error():
-    async def missing(stream):
+async def test_an_ordinary_unary_grpc_client_is_served_and_told_the_error() -> None:
+    async def missing(stream: MessageStream[bytes, bytes]) -> None:
         await stream.receive()
         raise errors.NotFound("no run 'x'")
 
@@ -269,7 +271,7 @@ async def test_an_ordinary_unary_grpc_client_is_served_and_told_the_error():
     await server.stop()
 
 
-async def test_credentials_are_used_on_both_ends():
+async def test_credentials_are_used_on_both_ends() -> None:
     local = GrpcOptions(
         channel_credentials=grpc.local_channel_credentials(),
         server_credentials=grpc.local_server_credentials(),
@@ -282,7 +284,7 @@ async def test_credentials_are_used_on_both_ends():
     await server.stop()
 
 
-async def test_an_ipv6_endpoint_has_brackets():
+async def test_an_ipv6_endpoint_has_brackets() -> None:
     try:
         server = await GrpcTransport().serve("::1", 0, {STATUS: status})
     except errors.BadOption:

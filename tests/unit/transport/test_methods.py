@@ -9,7 +9,7 @@ from swarm_ft.transport.base import Method
 METHODS = {name: value for name, value in vars(methods).items() if isinstance(value, Method)}
 
 
-def test_every_rpc_of_the_protos_has_a_constant():
+def test_every_rpc_of_the_protos_has_a_constant() -> None:
     services = {
         **coordinator_pb2.DESCRIPTOR.services_by_name,
         **peer_pb2.DESCRIPTOR.services_by_name,
@@ -29,7 +29,7 @@ def test_the_types_written_down_are_those_that_are_converted(name: str) -> None:
     assert written == (METHODS[name].request.kind, METHODS[name].reply.kind)
 
 
-def test_streaming_is_as_the_proto_says():
+def test_streaming_is_as_the_proto_says() -> None:
     kinds = {name: (m.client_streaming, m.server_streaming) for name, m in METHODS.items()}
     both_ways = ("JOIN", "LINK")
     assert all(kinds[name] == (True, True) for name in both_ways)
@@ -39,6 +39,6 @@ def test_streaming_is_as_the_proto_says():
     assert kinds["CANCEL"] == kinds["COLLECTED"] == kinds["STATUS"] == (False, False)
 
 
-def test_a_method_shows_as_service_and_name():
+def test_a_method_shows_as_service_and_name() -> None:
     assert str(methods.JOIN) == "Coordinator.Join"
     assert methods.JOIN.path == "/swarm_ft.v1.Coordinator/Join"

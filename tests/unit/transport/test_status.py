@@ -1,3 +1,5 @@
+from typing import Any
+
 import grpc
 import pytest
 
@@ -5,20 +7,20 @@ from swarm_ft import errors
 from swarm_ft.transport.grpc_transport import METADATA_KEY, STATUS, from_status, to_metadata
 
 
-def test_the_table_has_a_status_for_every_error_and_no_other():
+def test_the_table_has_a_status_for_every_error_and_no_other() -> None:
     assert STATUS.keys() == errors.BY_CODE.keys()
     assert grpc.StatusCode.OK not in STATUS.values()
 
 
 @pytest.mark.parametrize("code", sorted(errors.BY_CODE))
-def test_an_error_crosses_the_wire_as_itself(code):
+def test_an_error_crosses_the_wire_as_itself(code: str) -> None:
     sent = errors.from_code(code, "layers 12-24: 期待 0 bis 12")
     got = from_status(STATUS[code], "ignored", to_metadata(sent), "peer:1")
     assert type(got) is type(sent)
     assert got.message == sent.message
 
 
-def test_metadata_is_ascii_keyed_binary_and_bounded():
+def test_metadata_is_ascii_keyed_binary_and_bounded() -> None:
     ((key, value),) = to_metadata(errors.BadModel("\U0001f600" * 100_000))
     assert key == METADATA_KEY
     assert key.endswith("-bin")
@@ -26,7 +28,7 @@ def test_metadata_is_ascii_keyed_binary_and_bounded():
 
 
 @pytest.mark.parametrize("status", [s for s in grpc.StatusCode if s is not grpc.StatusCode.OK])
-def test_every_bare_grpc_error_becomes_one_of_ours(status):
+def test_every_bare_grpc_error_becomes_one_of_ours(status: Any) -> None:
     error = from_status(status, "failed to connect", (), "peer:1")
     gone = {"UNAVAILABLE", "CANCELLED", "DEADLINE_EXCEEDED"}
     expected = errors.Unavailable if status.name in gone else errors.InternalError
@@ -37,12 +39,12 @@ def test_every_bare_grpc_error_becomes_one_of_ours(status):
 @pytest.mark.parametrize(
     "value", [b"", b"\n", b"\xff\xfe", b"no-such-code\ntext", b"bad-model", "text of a wrong type"]
 )
-def test_hostile_metadata_still_gives_an_error(value):
+def test_hostile_metadata_still_gives_an_error(value: bytes | str) -> None:
     error = from_status(grpc.StatusCode.UNKNOWN, "", ((METADATA_KEY, value),), "peer:1")
     assert isinstance(error, errors.SwarmError)
 
 
-def test_a_hostile_message_cannot_forge_log_lines_or_flood_them():
+def test_a_hostile_message_cannot_forge_log_lines_or_flood_them() -> None:
     value = b"bad-model\n" + b"one\nE 12:00:00 forged\x1b[2J" * 1000
     error = from_status(grpc.StatusCode.UNKNOWN, "", ((METADATA_KEY, value),), "peer:1")
     assert error.message.isprintable()

@@ -4,70 +4,85 @@ Tensors are made up: a share is the text "member.piece", a sum the shares' texts
 share that counts twice, or in another order, shows in the result.
 """
 
+from __future__ import annotations
+
 from collections import deque
+from collections.abc import Callable, Collection, Sequence
 from itertools import chain, combinations, permutations, repeat
+from typing import Any, TypeVar
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarm_ft.errors import BadFrame, OutOfTurn
-from swarm_ft.protocol.machines.all_reduce import WINDOW_PIECES, AllReduce, BreakOff, TransmitPiece
+from swarm_ft.errors import BadFrame, OutOfTurn, ProtocolError
+from swarm_ft.ids import Attempt, StepNumber
+from swarm_ft.protocol.machines.all_reduce import (
+    WINDOW_PIECES,
+    AllReduce,
+    BreakOff,
+    Effects,
+    TransmitPiece,
+)
 from swarm_ft.protocol.messages.boundary import EncodedTensor
 from swarm_ft.protocol.messages.reduction import (
     PIECE_ROWS,
     ROW_VALUES,
     Division,
     EncodeShare,
+    FromReplica,
     GradientPiece,
     Phase,
     PieceAck,
     PieceKey,
-    ReduceHello,
+    PieceSpan,
+    PieceTask,
     SumShares,
     TakeSum,
 )
 from swarm_ft.protocol.spec.codec_spec import CodecName, CodecSpec
-from swarm_ft.protocol.spec.layers import LayerRange
 
-ATTEMPT = 3
+T = TypeVar("T")
+Event = tuple[Callable[[Any], None], Any]
+
+ATTEMPT = Attempt(3)
 STEPS = 2
 EVENTS = 400
 PIECE = PIECE_ROWS * ROW_VALUES
 CODEC = CodecSpec(CodecName.NONE, 3200)
 
 
-def tensor(span, text):
+def tensor(span: PieceSpan, text: str) -> EncodedTensor:
     return EncodedTensor(CODEC, span.rows, ROW_VALUES, text.encode())
 
 
-def share_text(member, step, span):
+def share_text(member: int, step: int, span: PieceSpan) -> str:
     return f"{member}.{step}.{span.index}"
 
 
 class Member:
     """One member with the work it was given, as the shell in `peer.all_reduce` would do it."""
 
-    def __init__(self, index, num_members, divisions):
+    def __init__(self, index: int, num_members: int, divisions: Sequence[Division]) -> None:
         self.index = index
         self.machine = AllReduce(attempt=ATTEMPT, num_members=num_members, own=index)
         self.divisions = divisions
-        self.step = -1
-        self.jobs = deque()
-        self.results = {}
-        self.streams = {}
+        self.step = StepNumber(-1)
+        self.jobs: deque[PieceTask] = deque()
+        self.results: dict[int, str] = {}
+        self.streams: dict[int, Stream] = {}
 
-    def begin(self, step):
+    def begin(self, step: StepNumber) -> None:
         self.step = step
         self.jobs.clear()
         self.results = {}
         self.apply(self.machine.begin(step, self.divisions[step]))
 
-    def other_givers(self):
+    def other_givers(self) -> list[int]:
         """Whose shares this member adds to its own."""
         return [i for i in self.divisions[self.step].givers if i != self.index]
 
-    def apply(self, effects):
+    def apply(self, effects: Effects) -> None:
         for effect in effects:
             match effect:
                 case TransmitPiece(member, message):
@@ -78,12 +93,12 @@ class Member:
                 case _:
                     self.jobs.append(effect)
 
-    def work(self, number):
+    def work(self, number: int) -> None:
         job = self.jobs[number]
         del self.jobs[number]
         self.apply(self.done(job))
 
-    def done(self, job):
+    def done(self, job: PieceTask) -> Effects:
         match job:
             case EncodeShare(span):
                 text = share_text(self.index, self.step, span)
@@ -92,11 +107,11 @@ class Member:
                 total = "+".join(share.payload.decode() for share in shares.values())
                 self.keep(span, total)
                 return self.machine.summed(span, tensor(span, total))
-            case TakeSum(span, total):
-                self.keep(span, total.payload.decode())
+            case TakeSum(span, taken):
+                self.keep(span, taken.payload.decode())
                 return self.machine.taken(span)
 
-    def refuse(self, number):
+    def refuse(self, number: int) -> None:
         """What a member sent cannot be decoded: its stream ends, so that it comes again."""
         job = self.jobs[number]
         if isinstance(job, TakeSum):
@@ -109,7 +124,7 @@ class Member:
         if other in self.streams:
             self.streams[other].break_off()
 
-    def keep(self, span, text):
+    def keep(self, span: PieceSpan, text: str) -> None:
         assert span.index not in self.results, "a piece was taken twice"
         self.results[span.index] = text
 
@@ -117,30 +132,32 @@ class Member:
 class Stream:
     """One connection of two members: messages each way, and those that were read before."""
 
-    def __init__(self, one, other):
+    def __init__(self, one: Member, other: Member) -> None:
         self.ends = {one.index: one, other.index: other}
-        self.to = {index: deque() for index in self.ends}
-        self.read = {index: [] for index in self.ends}
-        self.unacknowledged = {index: {phase: set() for phase in Phase} for index in self.ends}
+        self.to: dict[int, deque[FromReplica]] = {index: deque() for index in self.ends}
+        self.read: dict[int, list[FromReplica]] = {index: [] for index in self.ends}
+        self.unacknowledged: dict[int, dict[Phase, set[PieceKey]]] = {
+            index: {phase: set() for phase in Phase} for index in self.ends
+        }
         self.is_broken = False
 
-    def other(self, index):
+    def other(self, index: int) -> int:
         return next(i for i in self.ends if i != index)
 
-    def connect(self):
+    def connect(self) -> None:
         for index, end in self.ends.items():
             end.streams[self.other(index)] = self
         for index, end in self.ends.items():
             end.apply(end.machine.connected(self.other(index)))
 
-    def break_off(self):
+    def break_off(self) -> None:
         self.is_broken = True
         for index, end in self.ends.items():
             if end.streams.get(self.other(index)) is self:
                 del end.streams[self.other(index)]
                 end.machine.disconnected(self.other(index))
 
-    def say(self, index, message):
+    def say(self, index: int, message: FromReplica) -> None:
         if isinstance(message, GradientPiece):
             open_pieces = self.unacknowledged[index][message.key.phase]
             assert message.key not in open_pieces, "sent twice on one stream"
@@ -148,14 +165,14 @@ class Stream:
             assert len(open_pieces) <= WINDOW_PIECES
         self.to[self.other(index)].append(message)
 
-    def deliver(self, index):
+    def deliver(self, index: int) -> None:
         message = self.to[index].popleft()
         self.read[index].append(message)
         if isinstance(message, PieceAck):
             self.unacknowledged[index][message.key.phase].discard(message.key)
         self.hear(index, message)
 
-    def hear(self, index, message):
+    def hear(self, index: int, message: FromReplica) -> None:
         end = self.ends[index]
         end.apply(end.machine.receive(self.other(index), message))
 
@@ -163,20 +180,25 @@ class Stream:
 class Simulation:
     """Any order of events that honest members and bad streams can make; `choices` picks."""
 
-    def __init__(self, num_members, num_values, choices, listening=((), ())):
+    def __init__(
+        self,
+        num_members: int,
+        num_values: int,
+        choices: Sequence[int],
+        listening: Sequence[Collection[int]] = ((), ()),
+    ) -> None:
         self.divisions = [Division(num_values, num_members, set(those)) for those in listening]
         self.members = [Member(i, num_members, self.divisions) for i in range(num_members)]
-        self.streams = {}
-        self.old = []
+        self.streams: dict[tuple[Member, Member], Stream] = {}
         self.choices = chain(choices, repeat(0))
         self.disturbances = len(choices)
 
-    def pick(self, options):
+    def pick(self, options: Sequence[T]) -> T:
         return options[next(self.choices) % len(options)]
 
-    def progress(self):
+    def progress(self) -> list[Event]:
         """Events of a quiet run."""
-        events = []
+        events: list[Event] = []
         for pair in combinations(self.members, 2):
             stream = self.streams.get(pair)
             if stream is None or stream.is_broken:
@@ -186,15 +208,15 @@ class Simulation:
         for member in self.members:
             events += [(member.work, number) for number in range(min(3, len(member.jobs)))]
             if member.step == min(m.step for m in self.members) and self.may_begin():
-                events.append((member.begin, member.step + 1))
+                events.append((member.begin, StepNumber(member.step + 1)))
         return events
 
-    def disturbance(self):
+    def disturbance(self) -> list[Event]:
         """Events that must not change anything."""
-        events = []
+        events: list[Event] = []
         for stream in self.streams.values():
             if not stream.is_broken:
-                events.append((lambda s, stream=stream: s.break_off(), stream))
+                events.append((Stream.break_off, stream))
                 events += [(self.again, (stream, i)) for i, read in stream.read.items() if read]
         for member in self.members:
             events += [
@@ -205,23 +227,23 @@ class Simulation:
             ]
         return events
 
-    def again(self, of):
+    def again(self, of: tuple[Stream, int]) -> None:
         """A message that was read before comes once more."""
         stream, index = of
         stream.hear(index, self.pick(stream.read[index]))
 
-    def connect(self, pair):
+    def connect(self, pair: tuple[Member, Member]) -> None:
         self.streams[pair] = Stream(*pair)
         self.streams[pair].connect()
 
-    def may_begin(self):
+    def may_begin(self) -> bool:
         """Whether a step may begin somewhere: the last one is settled everywhere."""
         steps = {member.step for member in self.members}
         if len(steps) > 1:
             return True
         return steps.pop() < STEPS - 1 and all(m.machine.is_settled for m in self.members)
 
-    def run(self):
+    def run(self) -> list[dict[int, str]]:
         while events := self.progress():
             if self.disturbances > 0:
                 events += self.disturbance()
@@ -231,26 +253,28 @@ class Simulation:
             self.check_begun()
         return [member.results for member in self.members]
 
-    def check_begun(self):
+    def check_begun(self) -> None:
         steps = [member.step for member in self.members]
         assert max(steps) - min(steps) <= 1
 
 
-def expected(division, step=STEPS - 1):
+def expected(division: Division, step: int = STEPS - 1) -> dict[int, str]:
     return {
         span.index: "+".join(share_text(i, step, span) for i in division.givers)
         for span in division.spans
     }
 
 
-def listeners_of(num_members):
+def listeners_of(num_members: int) -> st.SearchStrategy[set[int]]:
     """Those of a step: any, as long as one gives."""
     return st.sets(st.integers(0, num_members - 1), max_size=num_members - 1)
 
 
 @settings(derandomize=True, deadline=None, max_examples=200)
 @given(data=st.data(), num_members=st.integers(1, 5))
-def test_every_member_gets_every_sum_of_the_givers_once_in_their_order(data, num_members):
+def test_every_member_gets_every_sum_of_the_givers_once_in_their_order(
+    data: st.DataObject, num_members: int
+) -> None:
     simulation = Simulation(
         num_members,
         data.draw(st.integers(0, 8 * PIECE).map(lambda n: 2 * n + 1)),
@@ -267,7 +291,7 @@ def test_every_member_gets_every_sum_of_the_givers_once_in_their_order(data, num
 
 
 @pytest.mark.parametrize("listening", [(), {0}, {1}])
-def test_a_gradient_of_many_windows_goes_through_them(listening):
+def test_a_gradient_of_many_windows_goes_through_them(listening: Collection[int]) -> None:
     simulation = Simulation(2, 200 * PIECE + 1, [], [listening] * STEPS)
     assert simulation.run() == [expected(simulation.divisions[-1])] * 2
 
@@ -275,9 +299,9 @@ def test_a_gradient_of_many_windows_goes_through_them(listening):
 # ---- one member, by hand
 
 
-def sum_ready(machine, effects):
+def sum_ready(machine: AllReduce, effects: Effects) -> Effects:
     """Encode whatever is asked for; all effects that follow."""
-    made = []
+    made: Effects = []
     for effect in effects:
         if isinstance(effect, EncodeShare):
             made += machine.encoded(effect.span, tensor(effect.span, f"0.{effect.span.index}"))
@@ -291,29 +315,35 @@ SHARDS = {i: [span for span in DIVISION.spans if span.owner == i] for i in range
 
 
 @pytest.fixture
-def machine():
+def machine() -> AllReduce:
     """Member 0 of 3, in step 7, connected, its own shares encoded."""
     machine = AllReduce(attempt=ATTEMPT, num_members=3, own=0)
     for other in (1, 2):
         machine.connected(other)
-    sum_ready(machine, machine.begin(7, DIVISION))
+    sum_ready(machine, machine.begin(StepNumber(7), DIVISION))
     return machine
 
 
-def share(span, *, step=7, attempt=ATTEMPT, text="share"):
-    return GradientPiece(PieceKey(attempt, step, Phase.SHARE, span.index), tensor(span, text))
+def share(
+    span: PieceSpan, *, step: int = 7, attempt: int = ATTEMPT, text: str = "share"
+) -> GradientPiece:
+    return GradientPiece(
+        PieceKey(Attempt(attempt), StepNumber(step), Phase.SHARE, span.index), tensor(span, text)
+    )
 
 
-def total(span, *, step=7, text="sum"):
-    return GradientPiece(PieceKey(ATTEMPT, step, Phase.SUM, span.index), tensor(span, text))
+def total(span: PieceSpan, *, step: int = 7, text: str = "sum") -> GradientPiece:
+    return GradientPiece(
+        PieceKey(ATTEMPT, StepNumber(step), Phase.SUM, span.index), tensor(span, text)
+    )
 
 
-def test_the_order_of_arrival_does_not_show():
+def test_the_order_of_arrival_does_not_show() -> None:
     span = DIVISION.spans[0]
     for order in permutations(range(3)):
         machine = AllReduce(attempt=ATTEMPT, num_members=3, own=0)
-        machine.begin(0, DIVISION)
-        made = []
+        machine.begin(StepNumber(0), DIVISION)
+        made: Effects = []
         for member in order:
             text = f"of {member}"
             if member == 0:
@@ -324,7 +354,7 @@ def test_the_order_of_arrival_does_not_show():
         assert [s.payload for s in effect.shares.values()] == [b"of 0", b"of 1", b"of 2"]
 
 
-def test_a_share_is_acknowledged_once_its_piece_is_summed(machine):
+def test_a_share_is_acknowledged_once_its_piece_is_summed(machine: AllReduce) -> None:
     span = SHARDS[0][0]
     assert machine.receive(1, share(span)) == []
     assert machine.receive(1, share(span)) == [], "a second arrival"
@@ -332,75 +362,81 @@ def test_a_share_is_acknowledged_once_its_piece_is_summed(machine):
     assert isinstance(effect, SumShares)
     assert machine.receive(1, share(span)) == machine.receive(2, share(span)) == []
     effects = machine.summed(span, tensor(span, "sum"))
-    key = PieceKey(ATTEMPT, 7, Phase.SHARE, span.index)
+    key = PieceKey(ATTEMPT, StepNumber(7), Phase.SHARE, span.index)
     for member in (1, 2):
         assert TransmitPiece(member, PieceAck(key)) in effects
         assert TransmitPiece(member, total(span)) in effects
         assert machine.receive(member, share(span)) == [TransmitPiece(member, PieceAck(key))]
 
 
-def test_a_sum_is_acknowledged_once_it_is_taken_in(machine):
+def test_a_sum_is_acknowledged_once_it_is_taken_in(machine: AllReduce) -> None:
     span = SHARDS[1][0]
     assert machine.receive(1, total(span)) == [TakeSum(span, tensor(span, "sum"))]
     assert machine.receive(1, total(span)) == []
-    ack = [TransmitPiece(1, PieceAck(PieceKey(ATTEMPT, 7, Phase.SUM, span.index)))]
+    ack = [TransmitPiece(1, PieceAck(PieceKey(ATTEMPT, StepNumber(7), Phase.SUM, span.index)))]
     assert machine.taken(span) == ack
     assert machine.receive(1, total(span)) == ack
 
 
-def test_a_share_that_cannot_be_used_may_come_again(machine):
+def test_a_share_that_cannot_be_used_may_come_again(machine: AllReduce) -> None:
     span = SHARDS[0][0]
     machine.receive(1, share(span, text="noise"))
     machine.receive(2, share(span))
     machine.share_refused(span, 1)
     assert machine.receive(2, share(span)) == [], "the other one's is still here"
     (effect,) = machine.receive(1, share(span, text="better"))
+    assert isinstance(effect, SumShares)
     assert [s.payload for s in effect.shares.values()] == [b"0.0", b"better", b"share"]
 
 
-def test_a_sum_that_cannot_be_used_may_come_again(machine):
+def test_a_sum_that_cannot_be_used_may_come_again(machine: AllReduce) -> None:
     span = SHARDS[2][0]
     machine.receive(2, total(span, text="noise"))
     machine.sum_refused(span)
     assert machine.receive(2, total(span)) == [TakeSum(span, tensor(span, "sum"))]
 
 
-def test_what_belongs_to_an_earlier_step_or_attempt_is_void(machine):
+def test_what_belongs_to_an_earlier_step_or_attempt_is_void(machine: AllReduce) -> None:
     span = SHARDS[0][0]
     for old in (share(span, step=6), share(span, attempt=2), share(span, attempt=2, step=9)):
         assert machine.receive(1, old) == []
-    old_ack = PieceAck(PieceKey(ATTEMPT, 6, Phase.SHARE, SHARDS[1][0].index))
+    old_ack = PieceAck(PieceKey(ATTEMPT, StepNumber(6), Phase.SHARE, SHARDS[1][0].index))
     assert machine.receive(1, old_ack) == []
     assert machine.receive(1, share(span)) == machine.receive(1, share(SHARDS[0][1])) == []
     assert isinstance(machine.receive(2, share(span))[0], SumShares)
 
 
-def test_shares_that_come_before_their_step_are_taken_up_when_it_begins(machine):
+def test_shares_that_come_before_their_step_are_taken_up_when_it_begins(machine: AllReduce) -> None:
     spans = SHARDS[0]
     for span in spans:
         assert machine.receive(1, share(span, step=8)) == []
     assert machine.receive(1, share(spans[0], step=8)) == [], "twice"
-    made = sum_ready(machine, machine.begin(8, DIVISION))
+    made = sum_ready(machine, machine.begin(StepNumber(8), DIVISION))
     made += machine.receive(2, share(spans[0], step=8))
     assert [e.span for e in made if isinstance(e, SumShares)] == [spans[0]]
 
 
-def test_early_shares_of_a_broken_stream_are_forgotten_since_they_come_again(machine):
+def test_early_shares_of_a_broken_stream_are_forgotten_since_they_come_again(
+    machine: AllReduce,
+) -> None:
     span = SHARDS[0][0]
     machine.receive(1, share(span, step=8, text="noise"))
     machine.disconnected(1)
     machine.connected(1)
-    sum_ready(machine, machine.begin(8, DIVISION))
+    sum_ready(machine, machine.begin(StepNumber(8), DIVISION))
     machine.receive(2, share(span, step=8))
     (effect,) = machine.receive(1, share(span, step=8, text="again"))
+    assert isinstance(effect, SumShares)
     assert effect.shares[1].payload == b"again"
 
 
-def test_early_shares_outside_the_division_cost_the_stream_and_not_the_step(machine):
+def test_early_shares_outside_the_division_cost_the_stream_and_not_the_step(
+    machine: AllReduce,
+) -> None:
     foreign = SHARDS[1][0]
     machine.receive(1, share(foreign, step=8))
     machine.receive(2, share(SHARDS[0][0], step=8))
-    effects = machine.begin(8, DIVISION)
+    effects = machine.begin(StepNumber(8), DIVISION)
     (broken,) = (e for e in effects if isinstance(e, BreakOff))
     assert broken.member == 1
     assert isinstance(broken.error, OutOfTurn)
@@ -408,18 +444,22 @@ def test_early_shares_outside_the_division_cost_the_stream_and_not_the_step(mach
     assert isinstance(machine.receive(1, share(SHARDS[0][0], step=8))[0], SumShares)
 
 
-def test_early_sums_are_taken_up_by_who_listens_and_cost_anybody_else_the_stream(machine):
+def test_early_sums_are_taken_up_by_who_listens_and_cost_anybody_else_the_stream(
+    machine: AllReduce,
+) -> None:
     alone = Division(6 * PIECE + 5, 3, {0, 1})
     assert machine.receive(2, total(alone.spans[0], step=8)) == []
-    assert machine.begin(8, alone) == [TakeSum(alone.spans[0], total(alone.spans[0]).tensor)]
+    assert machine.begin(StepNumber(8), alone) == [
+        TakeSum(alone.spans[0], total(alone.spans[0]).tensor)
+    ]
     assert machine.receive(2, total(SHARDS[2][0], step=9)) == []
-    (broken,) = (e for e in machine.begin(9, DIVISION) if isinstance(e, BreakOff))
+    (broken,) = (e for e in machine.begin(StepNumber(9), DIVISION) if isinstance(e, BreakOff))
     assert broken.member == 2
     assert "before this member sent its share" in broken.error.message
 
 
 @pytest.mark.parametrize("early", ["share", "total"])
-def test_no_more_pieces_are_held_early_than_a_window(machine, early):
+def test_no_more_pieces_are_held_early_than_a_window(machine: AllReduce, early: str) -> None:
     for index in range(WINDOW_PIECES):
         piece = {"share": share, "total": total}[early](DIVISION.spans[0], step=8)
         key = piece.key._replace(piece=index)
@@ -428,12 +468,12 @@ def test_no_more_pieces_are_held_early_than_a_window(machine, early):
         machine.receive(1, GradientPiece(piece.key._replace(piece=99), piece.tensor))
 
 
-def test_no_more_shares_and_sums_are_held_than_a_window():
+def test_no_more_shares_and_sums_are_held_than_a_window() -> None:
     division = Division(2 * (WINDOW_PIECES + 1) * PIECE, 2)
     own, theirs = (division.spans[: WINDOW_PIECES + 1], division.spans[WINDOW_PIECES + 1 :])
     machine = AllReduce(attempt=ATTEMPT, num_members=2, own=0)
     machine.connected(1)
-    machine.begin(7, division)
+    machine.begin(StepNumber(7), division)
     for span in own[:-1]:
         assert machine.receive(1, share(span)) == []
     with pytest.raises(OutOfTurn, match="more than 32 shares"):
@@ -446,26 +486,26 @@ def test_no_more_shares_and_sums_are_held_than_a_window():
         machine.receive(1, total(theirs[-1]))
 
 
-def test_shares_are_encoded_no_further_than_a_window_and_for_all_members_in_turn():
+def test_shares_are_encoded_no_further_than_a_window_and_for_all_members_in_turn() -> None:
     division = Division(3 * 100 * PIECE, 3)
     machine = AllReduce(attempt=ATTEMPT, num_members=3, own=1)
-    owners = [effect.span.owner for effect in machine.begin(0, division)]
+    owners = []
+    for effect in machine.begin(StepNumber(0), division):
+        assert isinstance(effect, EncodeShare)
+        owners.append(effect.span.owner)
     assert owners == [2, 0, 1] * WINDOW_PIECES
     first = next(span for span in division.spans if span.owner == 2)
     machine.encoded(first, tensor(first, "own"))
-    key = PieceKey(ATTEMPT, 0, Phase.SHARE, first.index)
+    key = PieceKey(ATTEMPT, StepNumber(0), Phase.SHARE, first.index)
     (more,) = machine.receive(2, PieceAck(key))
     assert more == EncodeShare(division.spans[first.index + WINDOW_PIECES])
 
 
-HELLO = ReduceHello(
-    run_id="run", spec_digest=b"d" * 16, attempt=ATTEMPT, peer_id="b", layers=LayerRange(0, 1)
-)
 SHORT = EncodedTensor(CODEC, 1, ROW_VALUES, b"")
-ATTACKS = {
+ATTACKS: dict[str, tuple[GradientPiece, type[ProtocolError], str]] = {
     "a share for another member": (share(SHARDS[2][0]), OutOfTurn, "SHARE of piece .: expected 0"),
     "a share beyond the last piece": (
-        GradientPiece(PieceKey(ATTEMPT, 7, Phase.SHARE, 1 << 31), SHORT),
+        GradientPiece(PieceKey(ATTEMPT, StepNumber(7), Phase.SHARE, 1 << 31), SHORT),
         OutOfTurn,
         "SHARE of piece 2147483648",
     ),
@@ -481,7 +521,9 @@ ATTACKS = {
 
 
 @pytest.mark.parametrize(("message", "error", "match"), ATTACKS.values(), ids=ATTACKS)
-def test_what_no_honest_member_says_is_refused_and_changes_nothing(machine, message, error, match):
+def test_what_no_honest_member_says_is_refused_and_changes_nothing(
+    machine: AllReduce, message: GradientPiece, error: type[ProtocolError], match: str
+) -> None:
     with pytest.raises(error, match=match):
         machine.receive(1, message)
     span = SHARDS[0][0]
@@ -489,41 +531,41 @@ def test_what_no_honest_member_says_is_refused_and_changes_nothing(machine, mess
     assert isinstance(machine.receive(2, share(span))[0], SumShares)
 
 
-def test_a_sum_before_its_share_was_sent_is_refused():
+def test_a_sum_before_its_share_was_sent_is_refused() -> None:
     machine = AllReduce(attempt=ATTEMPT, num_members=3, own=0)
-    machine.begin(7, DIVISION)
+    machine.begin(StepNumber(7), DIVISION)
     with pytest.raises(OutOfTurn, match="before this member sent its share"):
         machine.receive(1, total(SHARDS[1][0]))
 
 
-def test_acknowledgements_of_what_was_never_sent_change_nothing(machine):
+def test_acknowledgements_of_what_was_never_sent_change_nothing(machine: AllReduce) -> None:
     for phase in Phase:
-        assert machine.receive(1, PieceAck(PieceKey(ATTEMPT, 7, phase, 1 << 31))) == []
+        assert machine.receive(1, PieceAck(PieceKey(ATTEMPT, StepNumber(7), phase, 1 << 31))) == []
     assert not machine.is_settled
 
 
-def test_a_member_without_a_shard_still_gets_the_sums():
+def test_a_member_without_a_shard_still_gets_the_sums() -> None:
     division = Division(7, 3)
     machine = AllReduce(attempt=ATTEMPT, num_members=3, own=0)
     (span,) = division.spans
-    assert machine.begin(0, division) == [EncodeShare(span)]
+    assert machine.begin(StepNumber(0), division) == [EncodeShare(span)]
     machine.encoded(span, tensor(span, "own"))
     machine.receive(2, total(span, step=0))
     machine.taken(span)
     assert not machine.is_settled, "its share is not acknowledged"
-    machine.receive(2, PieceAck(PieceKey(ATTEMPT, 0, Phase.SHARE, 0)))
+    machine.receive(2, PieceAck(PieceKey(ATTEMPT, StepNumber(0), Phase.SHARE, 0)))
     assert machine.is_settled
 
 
-def test_a_step_begins_once_in_an_attempt(machine):
+def test_a_step_begins_once_in_an_attempt(machine: AllReduce) -> None:
     for step in (6, 7):
         with pytest.raises(OutOfTurn, match="7 has begun"):
-            machine.begin(step, DIVISION)
+            machine.begin(StepNumber(step), DIVISION)
 
 
-def test_a_new_step_drops_what_the_last_one_left(machine):
+def test_a_new_step_drops_what_the_last_one_left(machine: AllReduce) -> None:
     span = SHARDS[0][0]
     machine.receive(1, share(span))
-    made = sum_ready(machine, machine.begin(8, DIVISION))
+    made = sum_ready(machine, machine.begin(StepNumber(8), DIVISION))
     assert all(e.message.key.step == 8 for e in made if isinstance(e, TransmitPiece))
     assert machine.receive(2, share(span, step=8)) == []

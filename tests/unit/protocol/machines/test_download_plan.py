@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import random
+from collections.abc import Collection, Iterable, Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -15,14 +16,15 @@ from swarm_ft.protocol.machines.download import MAX_RANGE_CHUNKS, DownloadPlan
 A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
 
 
-def bring(plan, source, wanted):
+def bring(plan: DownloadPlan, source: PeerId, wanted: Iterable[int]) -> None:
     for index in wanted:
         assert plan.wants(source, index)
         plan.received(index)
 
 
-def test_one_source_brings_all_of_it_in_order():
-    plan, brought = DownloadPlan(100, [A]), []
+def test_one_source_brings_all_of_it_in_order() -> None:
+    plan = DownloadPlan(100, [A])
+    brought: list[int] = []
     while wanted := plan.next_range(A):
         assert len(wanted) <= MAX_RANGE_CHUNKS
         bring(plan, A, wanted)
@@ -31,8 +33,10 @@ def test_one_source_brings_all_of_it_in_order():
     assert brought == list(range(100))
 
 
-def test_sources_get_different_chunks_and_less_towards_the_end():
-    plan, sizes, seen = DownloadPlan(64, [A, B]), [], []
+def test_sources_get_different_chunks_and_less_towards_the_end() -> None:
+    plan = DownloadPlan(64, [A, B])
+    sizes: list[int] = []
+    seen: list[int] = []
     while not plan.is_complete:
         for source in (A, B):
             wanted = plan.next_range(source)
@@ -44,9 +48,9 @@ def test_sources_get_different_chunks_and_less_towards_the_end():
     assert sizes == sorted(sizes, reverse=True)
 
 
-def test_what_is_here_already_is_not_asked_for():
+def test_what_is_here_already_is_not_asked_for() -> None:
     plan = DownloadPlan(10, [A], present=[0, 1, 4, 9])
-    asked = []
+    asked: list[int] = []
     while wanted := plan.next_range(A):
         asked += wanted
         bring(plan, A, wanted)
@@ -55,15 +59,16 @@ def test_what_is_here_already_is_not_asked_for():
 
 
 @pytest.mark.parametrize("present", [range(3), []])
-def test_nothing_is_asked_for_when_nothing_is_missing(present):
+def test_nothing_is_asked_for_when_nothing_is_missing(present: Collection[int]) -> None:
     plan = DownloadPlan(len(present), [A], present=present)
     assert plan.is_complete
     assert not plan.next_range(A)
 
 
-def test_a_free_source_takes_over_the_second_half_of_the_longest_range():
+def test_a_free_source_takes_over_the_second_half_of_the_longest_range() -> None:
     plan = DownloadPlan(40, [A, B])
-    first, second = plan.next_range(A), plan.next_range(B)
+    first = plan.next_range(A)
+    second: range | None = plan.next_range(B)
     while second:
         bring(plan, B, second)
         second = plan.next_range(B) if plan.num_missing > len(first) else None
@@ -76,7 +81,7 @@ def test_a_free_source_takes_over_the_second_half_of_the_longest_range():
     assert plan.next_range(B) == range(4, 6)
 
 
-def test_of_a_single_chunk_the_first_to_bring_it_counts():
+def test_of_a_single_chunk_the_first_to_bring_it_counts() -> None:
     plan = DownloadPlan(1, [A, B, C])
     assert plan.next_range(A) == plan.next_range(B) == range(1)
     assert not plan.next_range(C)
@@ -87,13 +92,13 @@ def test_of_a_single_chunk_the_first_to_bring_it_counts():
     assert not plan.next_range(A)
 
 
-def test_a_dropped_sources_chunks_are_for_the_others():
+def test_a_dropped_sources_chunks_are_for_the_others() -> None:
     plan = DownloadPlan(8, [A, B])
     lost = plan.next_range(A)
     plan.received(lost[0])
     plan.drop(A)
     assert not plan.wants(A, lost[1])
-    brought = []
+    brought: list[int] = []
     while wanted := plan.next_range(B):
         bring(plan, B, wanted)
         brought += wanted
@@ -101,7 +106,7 @@ def test_a_dropped_sources_chunks_are_for_the_others():
     assert list(plan.sources) == [B]
 
 
-def test_a_chunk_that_another_one_brings_too_is_not_given_out_a_third_time():
+def test_a_chunk_that_another_one_brings_too_is_not_given_out_a_third_time() -> None:
     plan = DownloadPlan(1, [A, B, C])
     plan.next_range(A)
     plan.next_range(B)
@@ -112,7 +117,7 @@ def test_a_chunk_that_another_one_brings_too_is_not_given_out_a_third_time():
     assert plan.num_missing == 1
 
 
-def test_who_asks_again_before_all_was_brought_gets_the_rest():
+def test_who_asks_again_before_all_was_brought_gets_the_rest() -> None:
     plan = DownloadPlan(8, [A, B])
     wanted = plan.next_range(A)
     plan.received(wanted[0])
@@ -122,15 +127,23 @@ def test_who_asks_again_before_all_was_brought_gets_the_rest():
 class Race:
     """Sources of several speeds on a virtual clock; some die, after so many chunks."""
 
-    def __init__(self, num_chunks, present, seconds_per_chunk, deaths):
+    def __init__(
+        self,
+        num_chunks: int,
+        present: Collection[int],
+        seconds_per_chunk: Sequence[float],
+        deaths: Sequence[int | None],
+    ) -> None:
         self.sources = [PeerId(f"source {i}") for i in range(len(seconds_per_chunk))]
         self.plan = DownloadPlan(num_chunks, self.sources, present=present)
         self.speed = dict(zip(self.sources, seconds_per_chunk, strict=True))
         self.deaths = dict(zip(self.sources, deaths, strict=True))
         self.brought = dict.fromkeys(self.sources, 0)
-        self.now_s, self.events, self.idle = 0.0, [], set()
+        self.now_s = 0.0
+        self.events: list[tuple[float, int, PeerId, int]] = []
+        self.idle: set[PeerId] = set()
 
-    def run(self):
+    def run(self) -> None:
         for source in self.sources:
             self.ask(source)
         while self.events and not self.plan.is_complete:
@@ -144,7 +157,7 @@ class Race:
             for other in sorted(self.idle):
                 self.ask(other)
 
-    def ask(self, source):
+    def ask(self, source: PeerId) -> None:
         self.idle.discard(source)
         wanted = self.plan.next_range(source)
         if not wanted:
@@ -162,7 +175,9 @@ class Race:
         st.tuples(st.floats(0.1, 100.0), st.none() | st.integers(0, 30)), min_size=1, max_size=6
     ),
 )
-def test_it_ends_well_while_one_source_lives_and_no_chunk_is_lost(num_chunks, present, sources):
+def test_it_ends_well_while_one_source_lives_and_no_chunk_is_lost(
+    num_chunks: int, present: set[int], sources: list[tuple[float, int | None]]
+) -> None:
     race = Race(num_chunks, present, *zip(*sources, strict=True))
     race.run()
     if any(death is None for _, death in sources):
@@ -173,7 +188,7 @@ def test_it_ends_well_while_one_source_lives_and_no_chunk_is_lost(num_chunks, pr
     assert 0 <= twice <= 2 * len(sources)
 
 
-def test_a_slow_source_holds_nobody_up():
+def test_a_slow_source_holds_nobody_up() -> None:
     draw = random.Random(3)
     speeds = [1.0, 1.0, 50.0]
     draw.shuffle(speeds)
@@ -183,7 +198,7 @@ def test_a_slow_source_holds_nobody_up():
     assert race.now_s <= 102.0
 
 
-def test_a_source_twice_as_fast_brings_twice_as_much():
+def test_a_source_twice_as_fast_brings_twice_as_much() -> None:
     race = Race(300, (), [1.0, 2.0], [None, None])
     race.run()
     fast, slow = race.brought.values()

@@ -1,8 +1,13 @@
 """Each rule of a boundary's session on its own; all of them together: the simulation."""
 
+from __future__ import annotations
+
+from typing import Any
+
 import pytest
 
 from swarm_ft.errors import OutOfTurn
+from swarm_ft.ids import Attempt, BlockIndex, MicrobatchIndex, PeerId, RunId, SampleId, StepNumber
 from swarm_ft.protocol.machines.session import (
     WINDOW_FRAMES,
     BoundarySession,
@@ -24,31 +29,41 @@ from swarm_ft.protocol.spec.codec_spec import Axis, CodecName, CodecSpec, Direct
 TENSOR = EncodedTensor(CodecSpec(CodecName.AQ, 400, Axis.CHANNEL), 1, 1, b"")
 
 
-def frame(sample, *, step=0, attempt=1, direction=Direction.FORWARD, kind=FrameKind.DELTA):
-    return Frame(FrameKey(attempt, step, 0, sample, direction), kind, TENSOR)
+def frame(
+    sample: int,
+    *,
+    step: int = 0,
+    attempt: int = 1,
+    direction: Direction = Direction.FORWARD,
+    kind: FrameKind = FrameKind.DELTA,
+) -> Frame:
+    key = FrameKey(
+        Attempt(attempt), StepNumber(step), MicrobatchIndex(0), SampleId(sample), direction
+    )
+    return Frame(key, kind, TENSOR)
 
 
-def back(sample, **changes):
+def back(sample: int, **changes: Any) -> Frame:
     return frame(sample, direction=Direction.BACKWARD, **changes)
 
 
-def hello(*received, window_frames=8):
+def hello(*received: Frame, window_frames: int = 8) -> BoundaryHello:
     return BoundaryHello(
-        run_id="run",
+        run_id=RunId("run"),
         spec_digest=b"d" * 16,
-        boundary=1,
-        peer_id="peer",
-        attempt=1,
+        boundary=BlockIndex(1),
+        peer_id=PeerId("peer"),
+        attempt=Attempt(1),
         window_frames=window_frames,
         received=frozenset(f.key for f in received),
     )
 
 
 @pytest.fixture
-def upstream():
+def upstream() -> BoundarySession:
     """Sends FORWARD, receives BACKWARD; in step 0 on a stream with a window of 8."""
-    session = BoundarySession(attempt=1, sends=Direction.FORWARD)
-    session.begin(0)
+    session = BoundarySession(attempt=Attempt(1), sends=Direction.FORWARD)
+    session.begin(StepNumber(0))
     session.connected(hello())
     return session
 
@@ -56,16 +71,16 @@ def upstream():
 # ---- sending
 
 
-def test_frames_wait_for_a_stream_and_then_go_out_in_order():
-    session = BoundarySession(attempt=1, sends=Direction.FORWARD)
-    session.begin(0)
+def test_frames_wait_for_a_stream_and_then_go_out_in_order() -> None:
+    session = BoundarySession(attempt=Attempt(1), sends=Direction.FORWARD)
+    session.begin(StepNumber(0))
     assert [session.send(frame(i)) for i in range(3)] == [[], [], []]
     assert session.connected(hello()) == [Transmit(frame(i)) for i in range(3)]
 
 
-def test_an_ack_opens_the_window_by_one_frame():
-    session = BoundarySession(attempt=1, sends=Direction.FORWARD)
-    session.begin(0)
+def test_an_ack_opens_the_window_by_one_frame() -> None:
+    session = BoundarySession(attempt=Attempt(1), sends=Direction.FORWARD)
+    session.begin(StepNumber(0))
     session.connected(hello(window_frames=2))
     sent = [session.send(frame(i)) for i in range(4)]
     assert sent == [[Transmit(frame(0))], [Transmit(frame(1))], [], []]
@@ -73,28 +88,31 @@ def test_an_ack_opens_the_window_by_one_frame():
     assert session.receive(Ack(frame(1).key)) == []
 
 
-def test_is_settled_once_everything_is_acknowledged(upstream):
-    assert upstream.is_settled
+def test_is_settled_once_everything_is_acknowledged(upstream: BoundarySession) -> None:
+    settled = [upstream.is_settled]
     upstream.send(frame(0))
-    assert not upstream.is_settled
+    settled.append(upstream.is_settled)
     upstream.receive(Ack(frame(0).key))
-    assert upstream.is_settled
+    settled.append(upstream.is_settled)
+    assert settled == [True, False, True]
 
 
-def test_a_hello_settles_what_it_says_was_received(upstream):
+def test_a_hello_settles_what_it_says_was_received(upstream: BoundarySession) -> None:
     upstream.send(frame(0))
     upstream.disconnected()
     assert upstream.connected(hello(frame(0))) == []
     assert upstream.is_settled
 
 
-def test_nothing_goes_out_while_the_stream_is_down(upstream):
+def test_nothing_goes_out_while_the_stream_is_down(upstream: BoundarySession) -> None:
     upstream.disconnected()
     assert upstream.send(frame(0)) == []
     assert upstream.connected(hello()) == [Transmit(frame(0))]
 
 
-def test_a_frame_acknowledged_on_the_last_stream_is_not_sent_on_the_next(upstream):
+def test_a_frame_acknowledged_on_the_last_stream_is_not_sent_on_the_next(
+    upstream: BoundarySession,
+) -> None:
     upstream.send(frame(0))
     upstream.send(frame(1))
     upstream.receive(Ack(frame(0).key))
@@ -105,12 +123,14 @@ def test_a_frame_acknowledged_on_the_last_stream_is_not_sent_on_the_next(upstrea
 @pytest.mark.parametrize(
     "wrong", [frame(0, step=1), frame(0, attempt=2), back(0)], ids=["step", "attempt", "direction"]
 )
-def test_refuses_to_send_a_frame_that_is_not_of_now(upstream, wrong):
+def test_refuses_to_send_a_frame_that_is_not_of_now(
+    upstream: BoundarySession, wrong: Frame
+) -> None:
     with pytest.raises(OutOfTurn, match="cannot send"):
         upstream.send(wrong)
 
 
-def test_acknowledgements_of_unknown_frames_change_nothing(upstream):
+def test_acknowledgements_of_unknown_frames_change_nothing(upstream: BoundarySession) -> None:
     upstream.send(frame(0))
     for unknown in (frame(1), frame(0, step=7), frame(0, attempt=2), back(0)):
         assert upstream.receive(Ack(unknown.key)) == []
@@ -120,7 +140,9 @@ def test_acknowledgements_of_unknown_frames_change_nothing(upstream):
 # ---- receiving
 
 
-def test_a_frame_is_delivered_once_and_acknowledged_as_often_as_it_comes(upstream):
+def test_a_frame_is_delivered_once_and_acknowledged_as_often_as_it_comes(
+    upstream: BoundarySession,
+) -> None:
     assert upstream.receive(back(0)) == [Deliver(back(0))]
     assert upstream.receive(back(0)) == []
     assert upstream.accepted(back(0).key) == [Transmit(Ack(back(0).key))]
@@ -128,29 +150,29 @@ def test_a_frame_is_delivered_once_and_acknowledged_as_often_as_it_comes(upstrea
     assert upstream.received == {back(0).key}
 
 
-def test_frames_of_older_steps_and_other_attempts_change_nothing(upstream):
-    upstream.begin(1)
+def test_frames_of_older_steps_and_other_attempts_change_nothing(upstream: BoundarySession) -> None:
+    upstream.begin(StepNumber(1))
     for void in (back(0, step=0), back(0, step=1, attempt=0), back(0, step=1, attempt=2)):
         assert upstream.receive(void) == []
         assert upstream.accepted(void.key) == upstream.refused(void.key, "") == []
     assert upstream.received == frozenset()
 
 
-def test_a_new_step_forgets_the_last_one(upstream):
+def test_a_new_step_forgets_the_last_one(upstream: BoundarySession) -> None:
     upstream.send(frame(0))
     upstream.receive(back(0))
-    upstream.begin(1)
+    upstream.begin(StepNumber(1))
     assert upstream.is_settled
     assert upstream.accepted(back(0).key) == []
     assert upstream.connected(hello()) == []
 
 
-def test_a_frame_of_the_other_direction_is_out_of_turn(upstream):
+def test_a_frame_of_the_other_direction_is_out_of_turn(upstream: BoundarySession) -> None:
     with pytest.raises(OutOfTurn, match="FORWARD"):
         upstream.receive(frame(0))
 
 
-def test_a_broken_frame_is_delivered_again_when_it_comes_again(upstream):
+def test_a_broken_frame_is_delivered_again_when_it_comes_again(upstream: BoundarySession) -> None:
     upstream.receive(back(0))
     upstream.dropped(back(0).key)
     assert upstream.receive(back(0)) == [Deliver(back(0))]
@@ -159,25 +181,25 @@ def test_a_broken_frame_is_delivered_again_when_it_comes_again(upstream):
 # ---- early frames
 
 
-def test_frames_of_the_next_step_wait_until_it_begins(upstream):
+def test_frames_of_the_next_step_wait_until_it_begins(upstream: BoundarySession) -> None:
     assert upstream.receive(back(0, step=1)) == upstream.receive(back(1, step=1)) == []
     assert upstream.receive(back(0, step=1)) == []
-    assert upstream.begin(1) == [Deliver(back(0, step=1)), Deliver(back(1, step=1))]
+    assert upstream.begin(StepNumber(1)) == [Deliver(back(0, step=1)), Deliver(back(1, step=1))]
 
 
-def test_before_its_first_step_an_end_takes_up_any_step():
-    session = BoundarySession(attempt=1, sends=Direction.FORWARD)
+def test_before_its_first_step_an_end_takes_up_any_step() -> None:
+    session = BoundarySession(attempt=Attempt(1), sends=Direction.FORWARD)
     session.receive(back(0, step=7))
     session.receive(back(0, step=9))
-    assert session.begin(7) == [Deliver(back(0, step=7))]
+    assert session.begin(StepNumber(7)) == [Deliver(back(0, step=7))]
 
 
-def test_a_frame_two_steps_ahead_is_out_of_turn(upstream):
+def test_a_frame_two_steps_ahead_is_out_of_turn(upstream: BoundarySession) -> None:
     with pytest.raises(OutOfTurn, match="step 2 during step 0"):
         upstream.receive(back(0, step=2))
 
 
-def test_early_frames_are_bounded(upstream):
+def test_early_frames_are_bounded(upstream: BoundarySession) -> None:
     for sample in range(WINDOW_FRAMES):
         upstream.receive(back(sample, step=1))
     assert upstream.receive(back(0, step=1)) == []
@@ -188,7 +210,7 @@ def test_early_frames_are_bounded(upstream):
 # ---- key frames on request
 
 
-def test_a_refused_delta_is_asked_for_and_encoded_again(upstream):
+def test_a_refused_delta_is_asked_for_and_encoded_again(upstream: BoundarySession) -> None:
     upstream.receive(back(0))
     assert upstream.refused(back(0).key, "why") == [Transmit(KeyFrameRequest(back(0).key, "why"))]
     key_frame = back(0, kind=FrameKind.KEY)
@@ -202,13 +224,15 @@ def test_a_refused_delta_is_asked_for_and_encoded_again(upstream):
 
 
 @pytest.mark.parametrize("kind", [FrameKind.KEY, FrameKind.DIRECT])
-def test_asking_for_a_key_frame_of_what_builds_on_nothing_is_out_of_turn(upstream, kind):
+def test_asking_for_a_key_frame_of_what_builds_on_nothing_is_out_of_turn(
+    upstream: BoundarySession, kind: FrameKind
+) -> None:
     upstream.send(frame(0, kind=kind))
     with pytest.raises(OutOfTurn, match="builds on nothing"):
         upstream.receive(KeyFrameRequest(frame(0).key, ""))
 
 
-def test_a_second_request_changes_nothing(upstream):
+def test_a_second_request_changes_nothing(upstream: BoundarySession) -> None:
     request = KeyFrameRequest(frame(0).key, "")
     upstream.send(frame(0))
     upstream.receive(request)
@@ -217,7 +241,9 @@ def test_a_second_request_changes_nothing(upstream):
     assert upstream.receive(request) == []
 
 
-def test_a_request_for_an_acknowledged_or_unknown_frame_changes_nothing(upstream):
+def test_a_request_for_an_acknowledged_or_unknown_frame_changes_nothing(
+    upstream: BoundarySession,
+) -> None:
     upstream.send(frame(0))
     upstream.receive(Ack(frame(0).key))
     upstream.connected(hello())
@@ -225,7 +251,7 @@ def test_a_request_for_an_acknowledged_or_unknown_frame_changes_nothing(upstream
     assert upstream.receive(KeyFrameRequest(frame(1).key, "")) == []
 
 
-def test_a_refused_delta_is_not_sent_on_the_next_stream(upstream):
+def test_a_refused_delta_is_not_sent_on_the_next_stream(upstream: BoundarySession) -> None:
     """Its key frame is still being encoded when the stream is replaced."""
     upstream.send(frame(0))
     upstream.receive(KeyFrameRequest(frame(0).key, ""))
@@ -235,7 +261,7 @@ def test_a_refused_delta_is_not_sent_on_the_next_stream(upstream):
     assert upstream.send(again) == [Transmit(again)]
 
 
-def test_a_delta_that_was_sent_on_two_streams_is_asked_for_once(upstream):
+def test_a_delta_that_was_sent_on_two_streams_is_asked_for_once(upstream: BoundarySession) -> None:
     """The first copy is refused after the second stream came up, and then the second arrives."""
     upstream.receive(back(0))
     upstream.connected(hello())
@@ -243,7 +269,7 @@ def test_a_delta_that_was_sent_on_two_streams_is_asked_for_once(upstream):
     assert upstream.receive(back(0)) == []
 
 
-def test_a_request_that_was_lost_with_its_stream_is_made_again(upstream):
+def test_a_request_that_was_lost_with_its_stream_is_made_again(upstream: BoundarySession) -> None:
     upstream.receive(back(0))
     upstream.disconnected()
     upstream.refused(back(0).key, "")
@@ -251,9 +277,11 @@ def test_a_request_that_was_lost_with_its_stream_is_made_again(upstream):
     assert upstream.receive(back(0)) == [Deliver(back(0))]
 
 
-def test_a_delta_that_is_refused_while_it_waits_for_the_window_goes_out_as_a_key_frame_only():
-    session = BoundarySession(attempt=1, sends=Direction.FORWARD)
-    session.begin(0)
+def test_a_delta_that_is_refused_while_it_waits_for_the_window_goes_out_as_a_key_frame_only() -> (
+    None
+):
+    session = BoundarySession(attempt=Attempt(1), sends=Direction.FORWARD)
+    session.begin(StepNumber(0))
     session.connected(hello(window_frames=3))
     for sample in range(3):
         session.send(frame(sample))

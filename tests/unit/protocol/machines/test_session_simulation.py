@@ -4,14 +4,19 @@ Ends behave as the shell in `peer.boundary` does: one decoder and one encoder ea
 what is said while no stream is up is lost; each end notices a broken stream in its own time.
 """
 
+from __future__ import annotations
+
 from collections import Counter, deque
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain, repeat
+from typing import TypeVar
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarm_ft.protocol.machines.session import BoundarySession, Deliver, Reencode, Transmit
+from swarm_ft.ids import Attempt, BlockIndex, MicrobatchIndex, PeerId, RunId, SampleId, StepNumber
+from swarm_ft.protocol.machines.session import BoundarySession, Deliver, Effects, Reencode, Transmit
 from swarm_ft.protocol.messages.boundary import (
     Ack,
     BoundaryHello,
@@ -19,11 +24,14 @@ from swarm_ft.protocol.messages.boundary import (
     Frame,
     FrameKey,
     FrameKind,
+    FromNeighbour,
     KeyFrameRequest,
 )
 from swarm_ft.protocol.spec.codec_spec import Axis, CodecName, CodecSpec, Direction
 
-ATTEMPT = 3
+T = TypeVar("T")
+
+ATTEMPT = Attempt(3)
 WINDOW = 3
 FRAMES_A_STEP = 5
 EVENTS = 300
@@ -33,12 +41,12 @@ TENSOR = EncodedTensor(CodecSpec(CodecName.Q, 400, Axis.CHANNEL), 1, 1, b"")
 class Stream:
     """One connection: two queues, and what either side said first."""
 
-    def __init__(self, ends):
+    def __init__(self, ends: tuple[End, End]) -> None:
         self.is_broken = False
-        self.to = {end.sends: deque() for end in ends}
+        self.to: dict[Direction, deque[FromNeighbour]] = {end.sends: deque() for end in ends}
         self.hello_to = {ends[0].sends: ends[1].hello(), ends[1].sends: ends[0].hello()}
 
-    def break_off(self):
+    def break_off(self) -> None:
         self.is_broken = True
         for queue in self.to.values():
             queue.clear()
@@ -47,60 +55,62 @@ class Stream:
 class End:
     """One end, with the work it was given and the record of what it saw."""
 
-    def __init__(self, sends):
+    def __init__(self, sends: Direction) -> None:
         self.sends = sends
         self.session = BoundarySession(attempt=ATTEMPT, sends=sends)
-        self.step = -1
-        self.stream = None
-        self.unsent = deque()
-        self.decode_jobs = deque()
-        self.encode_jobs = deque()
-        self.refuses = {}
-        self.accepted = Counter()
-        self.reencoded = Counter()
-        self.unacknowledged = set()
-        self.transmitted_kind = {}
+        self.step = StepNumber(-1)
+        self.stream: Stream | None = None
+        self.unsent: deque[int] = deque()
+        self.decode_jobs: deque[Frame] = deque()
+        self.encode_jobs: deque[Frame] = deque()
+        self.refuses: dict[FrameKey, bool] = {}
+        self.accepted: Counter[FrameKey] = Counter()
+        self.reencoded: Counter[FrameKey] = Counter()
+        self.unacknowledged: set[FrameKey] = set()
+        self.transmitted_kind: dict[FrameKey, FrameKind] = {}
 
-    def key(self, sample):
-        return FrameKey(ATTEMPT, self.step, sample // 2, sample, self.sends)
+    def key(self, sample: int) -> FrameKey:
+        return FrameKey(
+            ATTEMPT, self.step, MicrobatchIndex(sample // 2), SampleId(sample), self.sends
+        )
 
-    def hello(self):
+    def hello(self) -> BoundaryHello:
         return BoundaryHello(
-            run_id="run",
+            run_id=RunId("run"),
             spec_digest=b"d" * 16,
-            boundary=1,
-            peer_id=self.sends.name,
+            boundary=BlockIndex(1),
+            peer_id=PeerId(self.sends.name),
             attempt=ATTEMPT,
             window_frames=WINDOW,
             received=self.session.received,
         )
 
-    def begin(self):
-        self.step += 1
+    def begin(self) -> None:
+        self.step = StepNumber(self.step + 1)
         self.unsent.extend(range(FRAMES_A_STEP))
         self.unacknowledged.clear()
         self.apply(self.session.begin(self.step))
 
-    def attach(self, stream):
+    def attach(self, stream: Stream) -> None:
         self.session.disconnected()
         self.stream = stream
         self.unacknowledged.clear()
         self.apply(self.session.connected(stream.hello_to[self.sends]))
 
-    def detach(self):
+    def detach(self) -> None:
         self.stream = None
         self.session.disconnected()
 
-    def send(self, kind):
+    def send(self, kind: FrameKind) -> None:
         sample = self.unsent.popleft()
         self.apply(self.session.send(Frame(self.key(sample), kind, TENSOR)))
 
-    def receive(self, message):
+    def receive(self, message: FromNeighbour) -> None:
         if isinstance(message, (Ack, KeyFrameRequest)):
             self.unacknowledged.discard(message.key)
         self.apply(self.session.receive(message))
 
-    def decode(self):
+    def decode(self) -> None:
         frame = self.decode_jobs.popleft()
         if frame.kind is FrameKind.DELTA and self.refuses.get(frame.key):
             self.apply(self.session.refused(frame.key, "no base"))
@@ -108,12 +118,12 @@ class End:
             self.accepted[frame.key] += 1
             self.apply(self.session.accepted(frame.key))
 
-    def reencode(self):
+    def reencode(self) -> None:
         frame = self.encode_jobs.popleft()
         if frame.key.step == self.step:
             self.apply(self.session.send(Frame(frame.key, FrameKind.KEY, TENSOR)))
 
-    def apply(self, effects):
+    def apply(self, effects: Effects) -> None:
         for effect in effects:
             match effect:
                 case Transmit(message):
@@ -124,7 +134,7 @@ class End:
                     self.reencoded[frame.key] += 1
                     self.encode_jobs.append(frame)
 
-    def transmit(self, message):
+    def transmit(self, message: FromNeighbour) -> None:
         if self.stream is None:
             return
         if isinstance(message, Frame):
@@ -137,49 +147,49 @@ class End:
             other = Direction.BACKWARD if self.sends is Direction.FORWARD else Direction.FORWARD
             self.stream.to[other].append(message)
 
-    def has_all_of(self, other):
+    def has_all_of(self, other: End) -> bool:
         return all(self.accepted[other.key(sample)] for sample in range(FRAMES_A_STEP))
 
-    def is_done(self, other):
+    def is_done(self, other: End) -> bool:
         return not self.unsent and self.session.is_settled and self.has_all_of(other)
 
 
 class Simulation:
     """Any order of events that honest ends and bad streams can make; `choices` picks."""
 
-    def __init__(self, choices):
+    def __init__(self, choices: bytes) -> None:
         self.ends = (End(Direction.FORWARD), End(Direction.BACKWARD))
-        self.stream = None
+        self.stream: Stream | None = None
         self.choices = chain(choices, repeat(0))
 
-    def pick(self, options):
+    def pick(self, options: Sequence[T]) -> T:
         return options[next(self.choices) % len(options)]
 
-    def run(self):
+    def run(self) -> None:
         for _ in range(EVENTS):
             self.pick(self.possible())()
             self.check()
 
-    def check(self):
+    def check(self) -> None:
         for end in self.ends:
             assert len(end.unacknowledged) <= WINDOW
             assert all(count <= 1 for count in end.accepted.values())
             assert all(count <= 1 for count in end.reencoded.values())
 
-    def possible(self):
+    def possible(self) -> list[Callable[[], None]]:
         """What can happen now; what is listed more than once is more likely."""
-        is_up = self.stream is not None and not self.stream.is_broken
-        events = [self.stream.break_off] if is_up else 3 * [self.dial]
+        up = self.stream if self.stream is not None and not self.stream.is_broken else None
+        events = [up.break_off] if up is not None else 3 * [self.dial]
         for end, other in (self.ends, self.ends[::-1]):
-            events += self.possible_at(end, other, is_up=is_up)
+            events += self.possible_at(end, other, up)
         return events
 
-    def possible_at(self, end, other, *, is_up):
-        events = []
+    def possible_at(self, end: End, other: End, up: Stream | None) -> list[Callable[[], None]]:
+        events: list[Callable[[], None]] = []
         if self.may_begin(end, other):
             events.append(end.begin)
-        if is_up and end.stream is not self.stream:
-            events += 3 * [partial(end.attach, self.stream)]
+        if up is not None and end.stream is not up:
+            events += 3 * [partial(end.attach, up)]
         if end.stream and end.stream.is_broken:
             events.append(end.detach)
         if end.unsent:
@@ -192,33 +202,34 @@ class Simulation:
             events += 3 * [end.reencode]
         return events
 
-    def may_begin(self, end, other):
+    def may_begin(self, end: End, other: End) -> bool:
         """The coordinator plans a step when both ends are through with the last one."""
         if end.step == -1 or other.step > end.step:
             return True
         return end.step == other.step and end.is_done(other) and other.is_done(end)
 
-    def dial(self):
+    def dial(self) -> None:
         self.stream = Stream(self.ends)
 
-    def send(self, end, other):
+    def send(self, end: End, other: End) -> None:
         kind = self.pick([FrameKind.DELTA, FrameKind.DELTA, FrameKind.KEY, FrameKind.DIRECT])
         other.refuses[end.key(end.unsent[0])] = self.pick([True, False])
         end.send(kind)
 
-    def deliver(self, end):
+    def deliver(self, end: End) -> None:
+        assert end.stream is not None
         message = end.stream.to[end.sends].popleft()
         for _ in range(self.pick([1, 1, 1, 2])):
             end.receive(message)
 
-    def fail_to_decode(self, end):
+    def fail_to_decode(self, end: End) -> None:
         """What arrived is broken, so its end gives up the stream."""
         end.session.dropped(end.decode_jobs.popleft().key)
         if end.stream:
             end.stream.break_off()
             end.detach()
 
-    def finish(self):
+    def finish(self) -> None:
         """A stream stays up at last: all that both ends have to say arrives."""
         for end, other in (self.ends, self.ends[::-1]):
             if end.step < other.step:
@@ -233,7 +244,8 @@ class Simulation:
             assert end.step == -1 or end.is_done(other)
             assert not end.unacknowledged
 
-    def go_on(self, end, other):
+    def go_on(self, end: End, other: End) -> None:
+        assert self.stream is not None
         if end.stream is not self.stream:
             end.attach(self.stream)
         if end.unsent:
@@ -248,7 +260,9 @@ class Simulation:
 
 @given(st.binary(min_size=400, max_size=400))
 @settings(derandomize=True, deadline=None, max_examples=300)
-def test_every_frame_is_accepted_once_and_within_the_window_whatever_streams_do(choices):
+def test_every_frame_is_accepted_once_and_within_the_window_whatever_streams_do(
+    choices: bytes,
+) -> None:
     simulation = Simulation(choices)
     simulation.run()
     simulation.finish()

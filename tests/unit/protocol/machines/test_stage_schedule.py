@@ -4,12 +4,15 @@ import heapq
 import itertools
 import random
 from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Self
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarm_ft.errors import OutOfTurn
+from swarm_ft.ids import MicrobatchIndex
 from swarm_ft.protocol.machines.pipeline import (
     ALLOCATED,
     KEPT_FREE,
@@ -26,6 +29,10 @@ FORWARD, BACKWARD, WEIGHTS = TaskKind.FORWARD, TaskKind.BACKWARD, TaskKind.WEIGH
 BOTH = TaskKind.FORWARD_BACKWARD
 
 
+def first(num_microbatches: int) -> list[MicrobatchIndex]:
+    return [MicrobatchIndex(m) for m in range(num_microbatches)]
+
+
 class Pipeline:
     """All stages of one step. `duration_of` says how long a task or a transfer takes.
 
@@ -33,7 +40,13 @@ class Pipeline:
     may hold beyond what plain 1F1B needs.
     """
 
-    def __init__(self, num_stages, num_microbatches, duration_of, more_held=None):
+    def __init__(
+        self,
+        num_stages: int,
+        num_microbatches: int,
+        duration_of: Callable[[Any], int],
+        more_held: Sequence[int] | None = None,
+    ) -> None:
         self.num_stages = num_stages
         self.num_microbatches = num_microbatches
         self.duration_of = duration_of
@@ -43,23 +56,23 @@ class Pipeline:
             StageSchedule(
                 is_first=i == 0,
                 is_last=i == num_stages - 1,
-                microbatches=range(num_microbatches),
+                microbatches=first(num_microbatches),
                 max_held=self.max_held[i],
             )
             for i in range(num_stages)
         ]
-        self.events = []
+        self.events: list[tuple[int, int, int, str, Any]] = []
         self.tie = itertools.count()
         self.now = 0
-        self.link_free_at = defaultdict(int)
-        self.running = dict.fromkeys(range(num_stages))
-        self.done = set()
-        self.computed = defaultdict(list)
-        self.finished_at = defaultdict(list)
-        self.most_held = defaultdict(int)
+        self.link_free_at: dict[tuple[int, str], int] = defaultdict(int)
+        self.running: dict[int, Task | None] = dict.fromkeys(range(num_stages))
+        self.done: set[int] = set()
+        self.computed: dict[int, list[tuple[TaskKind, MicrobatchIndex]]] = defaultdict(list)
+        self.finished_at: dict[int, list[int]] = defaultdict(list)
+        self.most_held: dict[int, int] = defaultdict(int)
 
-    def run(self):
-        for microbatch in range(self.num_microbatches):
+    def run(self) -> Self:
+        for microbatch in first(self.num_microbatches):
             self.after(self.duration_of("input"), 0, "input_ready", microbatch)
         while self.events:
             self.now, _, stage, happening, what = heapq.heappop(self.events)
@@ -68,18 +81,18 @@ class Pipeline:
             self.take(stage, getattr(self.stages[stage], happening)(what))
         return self
 
-    def after(self, duration, stage, happening, what):
+    def after(self, duration: int, stage: int, happening: str, what: Any) -> None:
         self.at(self.now + duration, stage, happening, what)
 
-    def at(self, when, stage, happening, what):
+    def at(self, when: int, stage: int, happening: str, what: Any) -> None:
         heapq.heappush(self.events, (when, next(self.tie), stage, happening, what))
 
-    def send(self, stage, happening, microbatch):
+    def send(self, stage: int, happening: str, microbatch: MicrobatchIndex) -> None:
         begins = max(self.now, self.link_free_at[stage, happening])
         arrives = self.link_free_at[stage, happening] = begins + self.duration_of(happening)
         self.at(arrives, stage, happening, microbatch)
 
-    def take(self, stage, decision):
+    def take(self, stage: int, decision: Task | StepDone | None) -> None:
         if isinstance(decision, Task):
             assert self.running[stage] is None, "two tasks at once"
             self.running[stage] = decision
@@ -87,7 +100,7 @@ class Pipeline:
         elif isinstance(decision, StepDone):
             self.done.add(stage)
 
-    def finish(self, stage, task):
+    def finish(self, stage: int, task: Task) -> None:
         self.running[stage] = None
         self.computed[stage].append((task.kind, task.microbatch))
         self.finished_at[stage].append(self.now)
@@ -108,8 +121,8 @@ class Pipeline:
 )
 @settings(derandomize=True, deadline=None, max_examples=300)
 def test_every_stage_computes_every_microbatch_once_and_in_order(
-    num_stages, num_microbatches, more_held, seed
-):
+    num_stages: int, num_microbatches: int, more_held: list[int], seed: int
+) -> None:
     chance = random.Random(seed)
     durations = {"input_ready": 60, "gradient_ready": 90}
     pipeline = Pipeline(
@@ -132,7 +145,7 @@ def test_every_stage_computes_every_microbatch_once_and_in_order(
 
 @given(seed=st.integers(0, 999), num_stages=st.integers(2, 5))
 @settings(derandomize=True, deadline=None, max_examples=50)
-def test_room_for_one_microbatch_is_enough_to_get_through(seed, num_stages):
+def test_room_for_one_microbatch_is_enough_to_get_through(seed: int, num_stages: int) -> None:
     chance = random.Random(seed)
     too_few = [1 - least_held(num_stages, i) for i in range(num_stages)]
     pipeline = Pipeline(num_stages, 6, lambda _: chance.randrange(20), too_few).run()
@@ -141,7 +154,7 @@ def test_room_for_one_microbatch_is_enough_to_get_through(seed, num_stages):
 
 
 @pytest.mark.parametrize("num_stages", [2, 3, 5])
-def test_links_as_slow_as_a_forward_leave_the_last_stage_no_gap(num_stages):
+def test_links_as_slow_as_a_forward_leave_the_last_stage_no_gap(num_stages: int) -> None:
     durations = {"input": 0, FORWARD: 1, BACKWARD: 1, BOTH: 2, WEIGHTS: 1}
     links = {"input_ready": 1, "gradient_ready": 1}
     pipeline = Pipeline(num_stages, 20, (durations | links).__getitem__).run()
@@ -151,7 +164,7 @@ def test_links_as_slow_as_a_forward_leave_the_last_stage_no_gap(num_stages):
     assert gaps[1:] == [durations[kind] for kind in kinds[1:]]
 
 
-SLOW_LINKS = {
+SLOW_LINKS: dict[str | TaskKind, int] = {
     "input": 0,
     "input_ready": 66,
     "gradient_ready": 131,
@@ -162,7 +175,7 @@ SLOW_LINKS = {
 }
 
 
-def test_slow_links_need_more_in_flight_than_1f1b_and_then_cost_their_latency_alone():
+def test_slow_links_need_more_in_flight_than_1f1b_and_then_cost_their_latency_alone() -> None:
     stages, batches = 8, 32
     few, many = (
         Pipeline(stages, batches, SLOW_LINKS.__getitem__, [more] * stages).run().now
@@ -174,40 +187,50 @@ def test_slow_links_need_more_in_flight_than_1f1b_and_then_cost_their_latency_al
     assert few > 1.15 * many
 
 
-def schedule(num_stages=2, stage_index=0, num_microbatches=3, more_held=0):
+def schedule(
+    num_stages: int = 2, stage_index: int = 0, num_microbatches: int = 3, more_held: int = 0
+) -> StageSchedule:
     return StageSchedule(
         is_first=stage_index == 0,
         is_last=stage_index == num_stages - 1,
-        microbatches=range(num_microbatches),
+        microbatches=first(num_microbatches),
         max_held=least_held(num_stages, stage_index) + more_held,
     )
 
 
-def drive(stage, *, inputs=(), gradients=()):
+def drive(
+    stage: StageSchedule, *, inputs: Iterable[int] = (), gradients: Iterable[int] = ()
+) -> list[tuple[TaskKind, int]]:
     """All that a stage does with these, where tasks take no time."""
-    ready = [stage.input_ready(m) for m in inputs] + [stage.gradient_ready(m) for m in gradients]
+    ready = [stage.input_ready(MicrobatchIndex(m)) for m in inputs]
+    ready += [stage.gradient_ready(MicrobatchIndex(m)) for m in gradients]
     pending = next((task for task in ready if task is not None), None)
-    done = []
+    done: list[tuple[TaskKind, int]] = []
     while isinstance(pending, Task):
         done.append((pending.kind, pending.microbatch))
         pending = stage.computed(pending)
     return done
 
 
-def test_what_upstream_waits_for_goes_first_then_forwards_then_what_nobody_waits_for():
+def finish(stage: StageSchedule, task: Task | StepDone | None) -> Task | StepDone | None:
+    assert isinstance(task, Task)
+    return stage.computed(task)
+
+
+def test_what_upstream_waits_for_goes_first_then_forwards_then_what_nobody_waits_for() -> None:
     stage = schedule(num_stages=3, stage_index=1, num_microbatches=2)
     order = drive(stage, inputs=(0, 1), gradients=(0,))
     assert order == [(FORWARD, 0), (BACKWARD, 0), (FORWARD, 1), (WEIGHTS, 0)]
 
 
-def test_at_the_first_stage_nobody_waits_for_a_backward():
+def test_at_the_first_stage_nobody_waits_for_a_backward() -> None:
     order = drive(schedule(num_microbatches=3), inputs=range(3), gradients=(0, 1))
     forwards = [(FORWARD, m) for m in range(3)]
     rest = [(BACKWARD, 0), (WEIGHTS, 0), (BACKWARD, 1), (WEIGHTS, 1)]
     assert order == forwards + rest, "what was begun is completed, which makes room"
 
 
-def test_without_room_weights_make_it():
+def test_without_room_weights_make_it() -> None:
     stage = schedule(num_stages=1, num_microbatches=3)
     expected = [(kind, m) for m in range(3) for kind in (BOTH, WEIGHTS)]
     assert drive(stage, inputs=range(3)) == expected
@@ -216,85 +239,97 @@ def test_without_room_weights_make_it():
     assert drive(roomy, inputs=range(3)) == order
 
 
-def test_microbatches_that_arrive_out_of_order_wait_for_their_turn():
+def test_microbatches_that_arrive_out_of_order_wait_for_their_turn() -> None:
     stage = schedule()
-    assert stage.input_ready(2) is None
-    assert stage.input_ready(1) is None
-    assert stage.input_ready(0) == Task(FORWARD, 0)
+    assert stage.input_ready(MicrobatchIndex(2)) is None
+    assert stage.input_ready(MicrobatchIndex(1)) is None
+    assert stage.input_ready(MicrobatchIndex(0)) == Task(FORWARD, MicrobatchIndex(0))
 
 
-def test_forwards_ahead_are_bounded():
+def test_forwards_ahead_are_bounded() -> None:
     stage = schedule(num_microbatches=5)
-    task = stage.input_ready(0)
-    for microbatch in range(1, 5):
+    task = stage.input_ready(MicrobatchIndex(0))
+    for microbatch in first(5)[1:]:
         stage.input_ready(microbatch)
     for _ in range(2):
-        task = stage.computed(task)
-    assert stage.computed(task) is None
-    assert stage.gradient_ready(0) == Task(BACKWARD, 0)
-    assert stage.computed(Task(BACKWARD, 0)) == Task(WEIGHTS, 0)
-    assert stage.computed(Task(WEIGHTS, 0)) == Task(FORWARD, 3)
+        task = finish(stage, task)
+    assert finish(stage, task) is None
+    assert stage.gradient_ready(MicrobatchIndex(0)) == Task(BACKWARD, MicrobatchIndex(0))
+    assert stage.computed(Task(BACKWARD, MicrobatchIndex(0))) == Task(WEIGHTS, MicrobatchIndex(0))
+    assert stage.computed(Task(WEIGHTS, MicrobatchIndex(0))) == Task(FORWARD, MicrobatchIndex(3))
 
 
-def test_a_gradient_that_comes_before_its_forward_waits():
+def test_a_gradient_that_comes_before_its_forward_waits() -> None:
     stage = schedule()
-    assert stage.gradient_ready(0) is None
-    assert stage.input_ready(0) == Task(FORWARD, 0)
-    assert stage.computed(Task(FORWARD, 0)) == Task(BACKWARD, 0)
+    assert stage.gradient_ready(MicrobatchIndex(0)) is None
+    assert stage.input_ready(MicrobatchIndex(0)) == Task(FORWARD, MicrobatchIndex(0))
+    assert stage.computed(Task(FORWARD, MicrobatchIndex(0))) == Task(BACKWARD, MicrobatchIndex(0))
 
 
-def test_the_last_stage_has_no_use_for_gradients():
+def test_the_last_stage_has_no_use_for_gradients() -> None:
     stage = schedule(num_stages=1, num_microbatches=1)
-    assert stage.gradient_ready(0) is None
-    assert stage.input_ready(0) == Task(BOTH, 0)
-    assert stage.computed(Task(BOTH, 0)) == Task(WEIGHTS, 0)
-    assert stage.computed(Task(WEIGHTS, 0)) == StepDone()
+    assert stage.gradient_ready(MicrobatchIndex(0)) is None
+    assert stage.input_ready(MicrobatchIndex(0)) == Task(BOTH, MicrobatchIndex(0))
+    assert stage.computed(Task(BOTH, MicrobatchIndex(0))) == Task(WEIGHTS, MicrobatchIndex(0))
+    assert stage.computed(Task(WEIGHTS, MicrobatchIndex(0))) == StepDone()
 
 
-@pytest.mark.parametrize("wrong", [Task(FORWARD, 1), Task(BACKWARD, 0), Task(WEIGHTS, 0)])
-def test_another_task_than_the_one_handed_out_is_out_of_turn(wrong):
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        Task(FORWARD, MicrobatchIndex(1)),
+        Task(BACKWARD, MicrobatchIndex(0)),
+        Task(WEIGHTS, MicrobatchIndex(0)),
+    ],
+)
+def test_another_task_than_the_one_handed_out_is_out_of_turn(wrong: Task) -> None:
     stage = schedule()
-    stage.input_ready(0)
+    stage.input_ready(MicrobatchIndex(0))
     with pytest.raises(OutOfTurn, match="was under way"):
         stage.computed(wrong)
 
 
-def test_a_task_is_finished_once():
+def test_a_task_is_finished_once() -> None:
     stage = schedule()
-    task = stage.input_ready(0)
-    stage.computed(task)
+    task = stage.input_ready(MicrobatchIndex(0))
+    finish(stage, task)
     with pytest.raises(OutOfTurn, match="None was under way"):
-        stage.computed(task)
+        finish(stage, task)
 
 
 @pytest.mark.parametrize("microbatch", [-1, 3])
-def test_a_microbatch_outside_the_step_is_out_of_turn(microbatch):
+def test_a_microbatch_outside_the_step_is_out_of_turn(microbatch: MicrobatchIndex) -> None:
     with pytest.raises(OutOfTurn, match="does not pass here"):
         schedule().input_ready(microbatch)
     with pytest.raises(OutOfTurn, match="does not pass here"):
         schedule().gradient_ready(microbatch)
 
 
-def test_microbatches_of_other_replicas_do_not_pass():
-    stage = StageSchedule(is_first=True, is_last=True, microbatches=[1, 4], max_held=1)
+def test_microbatches_of_other_replicas_do_not_pass() -> None:
+    stage = StageSchedule(
+        is_first=True,
+        is_last=True,
+        microbatches=[MicrobatchIndex(1), MicrobatchIndex(4)],
+        max_held=1,
+    )
     assert stage.begin() is None
     with pytest.raises(OutOfTurn, match="microbatch 0 does not pass"):
-        stage.input_ready(0)
-    assert stage.input_ready(4) is None
-    order = [Task(kind, m) for m in (1, 4) for kind in (BOTH, WEIGHTS)]
-    task = stage.input_ready(1)
+        stage.input_ready(MicrobatchIndex(0))
+    assert stage.input_ready(MicrobatchIndex(4)) is None
+    order = [Task(kind, MicrobatchIndex(m)) for m in (1, 4) for kind in (BOTH, WEIGHTS)]
+    task = stage.input_ready(MicrobatchIndex(1))
     for expected in order:
         assert task == expected
-        task = stage.computed(task)
+        task = finish(stage, task)
     assert task == StepDone()
 
 
-def test_a_step_in_which_nothing_passes_is_done_when_it_begins():
+def test_a_step_in_which_nothing_passes_is_done_when_it_begins() -> None:
     nothing = StageSchedule(is_first=False, is_last=False, microbatches=[], max_held=3)
     assert nothing.begin() == StepDone()
 
 
-def test_plain_1f1b_holds_two_for_each_stage_behind_and_one():
+def test_plain_1f1b_holds_two_for_each_stage_behind_and_one() -> None:
     assert [least_held(4, index) for index in range(4)] == [7, 5, 3, 1]
 
 
@@ -309,13 +344,15 @@ def test_plain_1f1b_holds_two_for_each_stage_behind_and_one():
         ((40 + KEPT_FREE) * 125 + 124, 100, 40),
     ],
 )
-def test_as_many_are_held_as_fit_but_no_fewer_than_needed(room, each, expected):
+def test_as_many_are_held_as_fit_but_no_fewer_than_needed(
+    room: int, each: int, expected: int
+) -> None:
     assert most_held(5, room_bytes=room, microbatch_bytes=each) == expected
 
 
 @given(least=st.integers(1, 63), room=st.integers(-(10**12), 10**15), each=st.integers(1, 10**10))
 @settings(derandomize=True, deadline=None)
-def test_what_is_held_beyond_the_least_fits_into_the_room(least, room, each):
+def test_what_is_held_beyond_the_least_fits_into_the_room(least: int, room: int, each: int) -> None:
     held = most_held(least, room_bytes=room, microbatch_bytes=each)
     assert held >= least
     assert held == least or (held + KEPT_FREE) * ALLOCATED * each <= room * (1 + 1e-12)

@@ -1,5 +1,6 @@
 """What a frame costs on the wire, headers included, from 128 tokens x 64 channels up."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarm_ft.codec import pack_buffer, parse
+from swarm_ft.ids import Attempt, MicrobatchIndex, SampleId, StepNumber
 from swarm_ft.protocol.messages.boundary import EncodedTensor, Frame, FrameKey, FrameKind
 from swarm_ft.protocol.messages.reduction import GradientPiece, Phase, PieceKey
 from swarm_ft.protocol.spec.codec_spec import Direction
@@ -23,21 +25,32 @@ LARGEST = 2**32 - 1
 FLOAT32_BYTES = 4
 
 
-def worst_key(direction):
+def key_of(numbers: tuple[int, int, int, int], direction: Direction) -> FrameKey:
+    attempt, step, microbatch, sample = numbers
+    return FrameKey(
+        Attempt(attempt),
+        StepNumber(step),
+        MicrobatchIndex(microbatch),
+        SampleId(sample),
+        direction,
+    )
+
+
+def worst_key(direction: Direction) -> FrameKey:
     """The key that takes the most bytes."""
-    return FrameKey(LARGEST, LARGEST, LARGEST, LARGEST, direction)
+    return key_of((LARGEST, LARGEST, LARGEST, LARGEST), direction)
 
 
-def delta_frame(tensor):
+def delta_frame(tensor: EncodedTensor) -> Frame:
     digest = digest_of(b"")
     return Frame(worst_key(Direction.FORWARD), FrameKind.DELTA, tensor, digest, digest)
 
 
-def direct_frame(tensor):
+def direct_frame(tensor: EncodedTensor) -> Frame:
     return Frame(worst_key(Direction.BACKWARD), FrameKind.DIRECT, tensor)
 
 
-def test_a_real_aq4_delta_takes_at_most_a_seventh_of_float32():
+def test_a_real_aq4_delta_takes_at_most_a_seventh_of_float32() -> None:
     generator = torch.Generator().manual_seed(0)
     base = torch.randn(128, 64, generator=generator)
     x = base + 0.1 * torch.randn(128, 64, generator=generator)
@@ -46,7 +59,7 @@ def test_a_real_aq4_delta_takes_at_most_a_seventh_of_float32():
     assert len(pack_buffer(x)) > len(tensor.payload)
 
 
-def test_a_real_q8_gradient_takes_at_most_a_3_8th_of_float32():
+def test_a_real_q8_gradient_takes_at_most_a_3_8th_of_float32() -> None:
     x = torch.randn(128, 64, generator=torch.Generator().manual_seed(0))
     tensor = parse("q8", Direction.BACKWARD).encode(x)
     assert frame_wire_bytes(direct_frame(tensor)) <= FLOAT32_BYTES * x.numel() / 3.8
@@ -57,11 +70,17 @@ def test_a_real_q8_gradient_takes_at_most_a_3_8th_of_float32():
 )
 @given(tokens=st.integers(128, 1024), channels=st.integers(64, 1024))
 @settings(derandomize=True, deadline=None, max_examples=30)
-def test_every_larger_frame_keeps_the_ratio(codec, make_frame, ratio, tokens, channels):
+def test_every_larger_frame_keeps_the_ratio(
+    codec: str,
+    make_frame: Callable[[EncodedTensor], Frame],
+    ratio: float,
+    tokens: int,
+    channels: int,
+) -> None:
     direction = Direction.BACKWARD if make_frame is direct_frame else Direction.FORWARD
-    codec = parse(codec, direction)
-    payload = bytes(codec.max_payload_bytes(tokens, channels))
-    frame = make_frame(EncodedTensor(codec.spec, tokens, channels, payload))
+    parsed = parse(codec, direction)
+    payload = bytes(parsed.max_payload_bytes(tokens, channels))
+    frame = make_frame(EncodedTensor(parsed.spec, tokens, channels, payload))
     assert frame_wire_bytes(frame) <= FLOAT32_BYTES * tokens * channels / ratio
 
 
@@ -71,20 +90,24 @@ numbers = st.integers(0, LARGEST)
 
 @given(num_bytes=sizes, numbers=st.tuples(numbers, numbers, numbers, numbers))
 @settings(derandomize=True, deadline=None, max_examples=200)
-def test_sizes_are_those_of_serialised_messages_and_their_grpc_prefix(num_bytes, numbers):
+def test_sizes_are_those_of_serialised_messages_and_their_grpc_prefix(
+    num_bytes: int, numbers: tuple[int, int, int, int]
+) -> None:
     tensor = EncodedTensor(parse("q8").spec, 2, 3, bytes(num_bytes))
     for frame in (direct_frame(tensor), delta_frame(tensor)):
-        frame = replace(frame, key=FrameKey(*numbers, frame.key.direction))
+        frame = replace(frame, key=key_of(numbers, frame.key.direction))
         data = LINK_MESSAGE.to_bytes(frame)
         assert frame_wire_bytes(frame) == len(data) + GRPC_PREFIX_BYTES
         assert LINK_MESSAGE.from_bytes(data) == frame
-    piece = GradientPiece(PieceKey(*numbers[:2], Phase.SUM, numbers[2]), tensor)
+    piece = GradientPiece(
+        PieceKey(Attempt(numbers[0]), StepNumber(numbers[1]), Phase.SUM, numbers[2]), tensor
+    )
     data = LINK_MESSAGE.to_bytes(piece)
     assert piece_wire_bytes(piece) == len(data) + GRPC_PREFIX_BYTES
     assert LINK_MESSAGE.from_bytes(data) == piece
 
 
-def test_a_piece_costs_a_few_bytes_beside_its_payload():
+def test_a_piece_costs_a_few_bytes_beside_its_payload() -> None:
     tensor = EncodedTensor(parse("q8").spec, 1, 128, b"payload")
-    piece = GradientPiece(PieceKey(1, 2, Phase.SUM, 3), tensor)
+    piece = GradientPiece(PieceKey(Attempt(1), StepNumber(2), Phase.SUM, 3), tensor)
     assert piece_wire_bytes(piece) - len(tensor.payload) <= 40

@@ -12,7 +12,9 @@ property_test = settings(derandomize=True, deadline=None, max_examples=200)
 
 @property_test
 @given(num_values=st.integers(1, 40 * PIECE), num_members=st.integers(1, 9))
-def test_pieces_cover_every_value_once_and_shards_are_even(num_values, num_members):
+def test_pieces_cover_every_value_once_and_shards_are_even(
+    num_values: int, num_members: int
+) -> None:
     division = Division(num_values, num_members)
     assert [span.index for span in division.spans] == list(range(len(division.spans)))
     stops = [span.stop for span in division.spans]
@@ -29,7 +31,7 @@ def test_pieces_cover_every_value_once_and_shards_are_even(num_values, num_membe
     assert max(sizes) - min(sizes) <= 2 * ROW_VALUES
 
 
-def test_a_gradient_of_few_values_leaves_members_without_a_shard():
+def test_a_gradient_of_few_values_leaves_members_without_a_shard() -> None:
     division = Division(7, 3)
     assert [division.shard(member) for member in range(3)] == [(0, 0), (0, 0), (0, 7)]
     (span,) = division.spans
@@ -37,13 +39,13 @@ def test_a_gradient_of_few_values_leaves_members_without_a_shard():
 
 
 @pytest.mark.parametrize(("num_values", "pieces"), [(PIECE, 1), (PIECE + 1, 2), (3 * PIECE, 3)])
-def test_a_shard_is_cut_into_full_pieces_and_a_rest(num_values, pieces):
+def test_a_shard_is_cut_into_full_pieces_and_a_rest(num_values: int, pieces: int) -> None:
     sizes = [span.num_values for span in Division(num_values, 1).spans]
     assert len(sizes) == pieces
     assert all(size == PIECE for size in sizes[:-1])
 
 
-def test_members_that_listen_sum_nothing_and_the_others_share_it_out_as_if_alone():
+def test_members_that_listen_sum_nothing_and_the_others_share_it_out_as_if_alone() -> None:
     division, alone = Division(9 * PIECE + 7, 4, {0, 2}), Division(9 * PIECE + 7, 2)
     assert division.givers == (1, 3)
     assert [division.shard(member) for member in (0, 2)] == [(0, 0), (0, 0)]

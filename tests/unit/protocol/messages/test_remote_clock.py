@@ -13,51 +13,57 @@ from swarm_ft.protocol.messages.timeline import (
 )
 
 
-def trip(sent_us, there_us, back_us, *, ahead_us=0):
+def trip(sent_us: int, there_us: int, back_us: int, *, ahead_us: int = 0) -> RoundTrip:
     """A question that is so long on its way, and its answer, over clocks that are so far apart."""
     received_us = sent_us + there_us + back_us
     remote_us = sent_us + there_us + ahead_us
     return RoundTrip(sent_us=sent_us, remote_us=remote_us, received_us=received_us)
 
 
-def heard(*trips):
+def heard(*trips: RoundTrip) -> RemoteClock:
     clock = RemoteClock()
     for one in trips:
         clock.heard(one)
     return clock
 
 
-def test_nothing_is_known_before_the_first_answer():
+def error_us(clock: RemoteClock, now_us: int) -> int:
+    estimate = clock.estimate(now_us)
+    assert estimate is not None
+    return estimate.error_us
+
+
+def test_nothing_is_known_before_the_first_answer() -> None:
     assert heard().estimate(5) is None
 
 
-def test_even_ways_give_the_offset_and_half_of_the_trip_as_its_error():
+def test_even_ways_give_the_offset_and_half_of_the_trip_as_its_error() -> None:
     clock = heard(trip(1_000, 300, 300, ahead_us=7_000_000))
     assert clock.estimate(1_600) == ClockEstimate(7_000_000, 300)
 
 
-def test_the_shortest_trip_is_believed():
+def test_the_shortest_trip_is_believed() -> None:
     slow, quick = trip(0, 90_000, 10, ahead_us=500), trip(200_000, 20, 20, ahead_us=500)
     for clock in (heard(slow, quick), heard(quick, slow)):
         assert clock.estimate(200_040) == ClockEstimate(500, 20)
 
 
-def test_an_old_short_trip_gives_way_to_a_later_one_that_is_a_little_longer():
+def test_an_old_short_trip_gives_way_to_a_later_one_that_is_a_little_longer() -> None:
     old, new = trip(0, 10, 10, ahead_us=0), trip(10_000_000, 50, 50, ahead_us=0)
     now_us = new.received_us
-    assert heard(old).estimate(now_us).error_us == 10 + round(DRIFT * now_us)
-    assert heard(old, new).estimate(now_us).error_us == 50
+    assert error_us(heard(old), now_us) == 10 + round(DRIFT * now_us)
+    assert error_us(heard(old, new), now_us) == 50
 
 
-def test_an_answer_before_its_question_is_of_another_conversation():
+def test_an_answer_before_its_question_is_of_another_conversation() -> None:
     assert heard(RoundTrip(sent_us=10, remote_us=5, received_us=9)).estimate(20) is None
 
 
-def test_only_the_last_trips_are_kept():
+def test_only_the_last_trips_are_kept() -> None:
     first = trip(0, 1, 1)
     later = [trip(100 * i, 40, 40) for i in range(1, NUM_KEPT + 1)]
-    assert heard(first, *later[1:]).estimate(100 * NUM_KEPT).error_us == 2
-    assert heard(first, *later).estimate(100 * NUM_KEPT + 80).error_us == 40
+    assert error_us(heard(first, *later[1:]), 100 * NUM_KEPT) == 2
+    assert error_us(heard(first, *later), 100 * NUM_KEPT + 80) == 40
 
 
 delays = st.integers(0, 10**7)
@@ -68,7 +74,9 @@ delays = st.integers(0, 10**7)
     trips=st.lists(st.tuples(delays, delays, delays), min_size=1, max_size=9),
     drift=st.floats(-DRIFT / 2, DRIFT / 2),
 )
-def test_the_truth_lies_within_the_error_however_uneven_the_ways(ahead_us, trips, drift):
+def test_the_truth_lies_within_the_error_however_uneven_the_ways(
+    ahead_us: int, trips: list[tuple[int, int, int]], drift: float
+) -> None:
     """The other clock runs faster or slower, and is so far ahead when ours shows 0."""
     clock, now_us = RemoteClock(), 0
     for pause_us, there_us, back_us in trips:
@@ -77,11 +85,12 @@ def test_the_truth_lies_within_the_error_however_uneven_the_ways(ahead_us, trips
         remote_us = read_us + ahead_us + round(drift * read_us)
         clock.heard(RoundTrip(sent_us=sent_us, remote_us=remote_us, received_us=now_us))
     estimate = clock.estimate(now_us)
+    assert estimate is not None
     truth_us = ahead_us + drift * now_us
     assert abs(estimate.offset_us - truth_us) <= estimate.error_us + 2, "but for rounding"
 
 
 @pytest.mark.parametrize("sent_us", [0, 1, 10**15])
-def test_times_stay_whole_and_exact(sent_us):
+def test_times_stay_whole_and_exact(sent_us: int) -> None:
     clock = heard(trip(sent_us, 2, 1, ahead_us=10**12))
     assert clock.estimate(sent_us + 3) == ClockEstimate(10**12 + 1, 2)

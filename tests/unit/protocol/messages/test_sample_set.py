@@ -6,13 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm_ft.errors import MalformedMessage
+from swarm_ft.ids import SampleId
 from swarm_ft.protocol.messages.reports import SampleSet
 
 some_samples = st.frozensets(st.integers(0, 300), max_size=40)
 
 
 @given(some_samples)
-def test_it_holds_what_it_was_made_of(samples):
+def test_it_holds_what_it_was_made_of(samples: frozenset[SampleId]) -> None:
     made = SampleSet.of(samples)
     assert list(made) == sorted(samples)
     assert len(made) == len(samples)
@@ -22,17 +23,17 @@ def test_it_holds_what_it_was_made_of(samples):
 
 
 @given(some_samples.filter(bool))
-def test_samples_that_there_are_not_are_refused(samples):
+def test_samples_that_there_are_not_are_refused(samples: frozenset[SampleId]) -> None:
     made = SampleSet.of(samples)
     with pytest.raises(MalformedMessage, match=f"last sample of {max(samples)}"):
         SampleSet.checked(made.bitmap, max(samples))
 
 
 @given(some_samples)
-def test_a_longer_bitmap_of_the_same_set_is_refused(samples):
+def test_a_longer_bitmap_of_the_same_set_is_refused(samples: frozenset[SampleId]) -> None:
     with pytest.raises(MalformedMessage, match="without zeros"):
         SampleSet.checked(SampleSet.of(samples).bitmap + b"\0", 1 << 24)
 
 
-def test_a_million_samples_take_an_eighth_of_a_megabyte():
+def test_a_million_samples_take_an_eighth_of_a_megabyte() -> None:
     assert len(SampleSet.of(np.arange(10**6)).bitmap) == 125_000

@@ -19,7 +19,7 @@ from swarm_ft.protocol.spec.layers import LayerRange
 NAME = ShardName(run_id=RunId("run-1"), step=StepNumber(42), layers=LayerRange(12, 24))
 
 
-def cut(data):
+def cut(data: bytes) -> list[bytes]:
     return [data[i : i + CHUNK_BYTES] for i in range(0, len(data), CHUNK_BYTES)]
 
 
@@ -27,7 +27,7 @@ def cut(data):
     ("total_bytes", "count"),
     [(0, 0), (1, 1), (CHUNK_BYTES, 1), (CHUNK_BYTES + 1, 2), (3 * CHUNK_BYTES, 3)],
 )
-def test_a_list_says_how_a_file_is_cut(total_bytes, count):
+def test_a_list_says_how_a_file_is_cut(total_bytes: int, count: int) -> None:
     data = bytes(total_bytes)
     chunks = list_chunks(cut(data))
     assert (len(chunks), num_chunks(total_bytes)) == (count, count)
@@ -35,7 +35,7 @@ def test_a_list_says_how_a_file_is_cut(total_bytes, count):
     assert all(chunks.holds(i, chunk) for i, chunk in enumerate(cut(data)))
 
 
-def test_a_chunk_is_held_to_its_length_and_its_digest():
+def test_a_chunk_is_held_to_its_length_and_its_digest() -> None:
     chunks = list_chunks([bytes(CHUNK_BYTES), b"the rest"])
     assert chunks.holds(1, b"the rest")
     for wrong in (b"the rest!", b"the res", b"", b"the rust", bytes(CHUNK_BYTES)):
@@ -43,7 +43,7 @@ def test_a_chunk_is_held_to_its_length_and_its_digest():
     assert not chunks.holds(0, b"the rest")
 
 
-def test_the_digest_is_of_length_and_chunks_alone():
+def test_the_digest_is_of_length_and_chunks_alone() -> None:
     one = list_chunks([bytes(CHUNK_BYTES), b"the rest"])
     size = (CHUNK_BYTES + 8).to_bytes(8, "little")
     assert one.digest() == digest_of(size, digest_of(bytes(CHUNK_BYTES)), digest_of(b"the rest"))
@@ -63,6 +63,6 @@ LIES = {
 
 
 @pytest.mark.parametrize(("total_bytes", "count"), LIES.values(), ids=LIES)
-def test_a_list_that_fits_no_file_is_refused(total_bytes, count):
+def test_a_list_that_fits_no_file_is_refused(total_bytes: int, count: int) -> None:
     with pytest.raises(MalformedMessage, match=f"digests of chunks .*, got {count}"):
         ChunkList(total_bytes=total_bytes, digests=(bytes(16),) * count)

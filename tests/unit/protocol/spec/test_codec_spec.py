@@ -35,7 +35,7 @@ UNKNOWN = [
 # fmt: on
 
 
-def numbers_of(name, entropy):
+def numbers_of(name: CodecName, entropy: bool) -> st.SearchStrategy[int]:
     """Every number that the name may have, in hundredths."""
     if name in FIXED:
         return st.just(FIXED[name])
@@ -48,7 +48,7 @@ def numbers_of(name, entropy):
     return st.integers(100, 800) if entropy else st.integers(1, 8).map(lambda bits: 100 * bits)
 
 
-def feedbacks_of(name):
+def feedbacks_of(name: CodecName) -> st.SearchStrategy[Feedback]:
     if name is CodecName.NONE or name in DELTAS:
         return st.just(Feedback.NONE)
     mixes = name is CodecName.TOP
@@ -56,7 +56,7 @@ def feedbacks_of(name):
 
 
 @st.composite
-def legal_specs(draw):
+def legal_specs(draw: st.DrawFn) -> CodecSpec:
     name = draw(st.sampled_from(CodecName))
     has_steps = name in GRIDS
     entropy = name in (CodecName.QC, CodecName.AQC) or draw(st.booleans())
@@ -70,7 +70,7 @@ def legal_specs(draw):
     )
 
 
-def directions_of(spec):
+def directions_of(spec: CodecSpec) -> list[Direction]:
     """The directions in which frames of `spec` may go."""
     if spec.feedback is not Feedback.NONE:
         return [BACKWARD]
@@ -82,7 +82,7 @@ def directions_of(spec):
 
 @given(spec=legal_specs())
 @property_test
-def test_every_legal_spec_prints_as_a_text_that_parses_to_it(spec):
+def test_every_legal_spec_prints_as_a_text_that_parses_to_it(spec: CodecSpec) -> None:
     for direction in Direction:
         if direction in directions_of(spec):
             assert parse_codec_spec(str(spec), direction) == spec
@@ -119,7 +119,7 @@ def test_every_legal_spec_prints_as_a_text_that_parses_to_it(spec):
         ),
     ],
 )
-def test_texts_mean_what_they_say(text, direction, spec):
+def test_texts_mean_what_they_say(text: str, direction: Direction, spec: CodecSpec) -> None:
     assert parse_codec_spec(text, direction) == spec
 
 
@@ -137,7 +137,9 @@ def test_texts_mean_what_they_say(text, direction, spec):
         ("q2+ef21+z", None, "q2t+d+ef21+z"),
     ],
 )
-def test_a_spec_without_an_axis_stands_for_the_best_of_its_direction(text, forward, backward):
+def test_a_spec_without_an_axis_stands_for_the_best_of_its_direction(
+    text: str, forward: str | None, backward: str | None
+) -> None:
     for direction, stands_for in ((FORWARD, forward), (BACKWARD, backward)):
         if stands_for is not None:
             assert str(parse_codec_spec(text, direction)) == stands_for
@@ -146,13 +148,15 @@ def test_a_spec_without_an_axis_stands_for_the_best_of_its_direction(text, forwa
 @pytest.mark.parametrize("axis", ["f", "c", "t", "tc"])
 @pytest.mark.parametrize("text", ["q4{}", "q2{}+z", "q3{}+d", "qc0.5{}"])
 @pytest.mark.parametrize("direction", Direction)
-def test_a_spec_with_an_axis_is_taken_at_its_word(text, axis, direction):
+def test_a_spec_with_an_axis_is_taken_at_its_word(
+    text: str, axis: str, direction: Direction
+) -> None:
     assert str(parse_codec_spec(text.format(axis), direction)) == text.format(axis)
 
 
 @given(spec=legal_specs())
 @property_test
-def test_what_a_spec_needs_follows_from_its_name_and_feedback(spec):
+def test_what_a_spec_needs_follows_from_its_name_and_feedback(spec: CodecSpec) -> None:
     assert spec.is_delta == (str(spec).startswith("aq") or "+ef21" in str(spec))
     assert spec.has_residual == ("+ef" in str(spec) and "+ef21" not in str(spec))
     assert spec.is_constant_quality == (spec.name in (CodecName.QC, CodecName.AQC))
@@ -165,13 +169,13 @@ def test_what_a_spec_needs_follows_from_its_name_and_feedback(spec):
 
 @given(spec=legal_specs())
 @property_test
-def test_headers_lead_back_to_their_specs(spec):
+def test_headers_lead_back_to_their_specs(spec: CodecSpec) -> None:
     header = spec.to_header()
     assert len(header) == HEADER_BYTES == 4
     assert spec_from_header(header) == spec
 
 
-def assert_legal_or_refused(header):
+def assert_legal_or_refused(header: bytes) -> bool:
     """Whether the header names a codec; if so, it is one that a user can name as well."""
     try:
         spec = spec_from_header(header)
@@ -188,11 +192,11 @@ def assert_legal_or_refused(header):
 
 @given(header=st.binary(min_size=HEADER_BYTES, max_size=HEADER_BYTES))
 @property_test
-def test_random_headers_name_a_legal_spec_or_none(header):
+def test_random_headers_name_a_legal_spec_or_none(header: bytes) -> None:
     assert_legal_or_refused(header)
 
 
-def test_every_name_with_every_flag_names_a_legal_spec_or_none():
+def test_every_name_with_every_flag_names_a_legal_spec_or_none() -> None:
     hundredths = (0, 1, 2, 99, 100, 150, 400, 800, 801, 1600, 3200, 10_001, 25_600, 65_535)
     legal = sum(
         assert_legal_or_refused(bytes([name, flags]) + number.to_bytes(2, "little"))
@@ -203,7 +207,9 @@ def test_every_name_with_every_flag_names_a_legal_spec_or_none():
 
 @given(spec=legal_specs(), place=st.integers(0, 3), byte=st.integers(0, 255))
 @property_test
-def test_headers_with_one_byte_changed_name_a_legal_spec_or_none(spec, place, byte):
+def test_headers_with_one_byte_changed_name_a_legal_spec_or_none(
+    spec: CodecSpec, place: int, byte: int
+) -> None:
     header = bytearray(spec.to_header())
     header[place] = byte
     assert_legal_or_refused(bytes(header))
@@ -214,7 +220,7 @@ def test_headers_with_one_byte_changed_name_a_legal_spec_or_none(spec, place, by
 
 @pytest.mark.parametrize("text", UNKNOWN)
 @pytest.mark.parametrize("direction", Direction)
-def test_an_unknown_codec_is_told_what_is_known(text, direction):
+def test_an_unknown_codec_is_told_what_is_known(text: str, direction: Direction) -> None:
     with pytest.raises(BadCodec, match=r"expected a codec such as .*q8.*aq4") as raised:
         parse_codec_spec(text, direction)
     assert raised.value.message.startswith(f"codec {text[:40]!a}")
@@ -263,7 +269,7 @@ REFUSED = {
 
 @pytest.mark.parametrize(("text", "reason"), REFUSED.items())
 @pytest.mark.parametrize("direction", Direction)
-def test_a_codec_that_cannot_be_is_told_why(text, reason, direction):
+def test_a_codec_that_cannot_be_is_told_why(text: str, reason: str, direction: Direction) -> None:
     with pytest.raises(BadCodec, match=rf"^codec '{re.escape(text)}': .*{reason}"):
         parse_codec_spec(text, direction)
 
@@ -281,7 +287,9 @@ def test_a_codec_that_cannot_be_is_told_why(text, reason, direction):
     }.items(),
 )
 @pytest.mark.parametrize("direction", Direction)
-def test_feedback_that_makes_no_sense_is_told_why(text, reason, direction):
+def test_feedback_that_makes_no_sense_is_told_why(
+    text: str, reason: str, direction: Direction
+) -> None:
     with pytest.raises(BadCodec, match=rf"^codec '{re.escape(text)}': .*{reason}"):
         parse_codec_spec(text, direction)
 
@@ -295,7 +303,7 @@ def test_feedback_that_makes_no_sense_is_told_why(text, reason, direction):
         "aqtop10": "top10",
     }.items(),
 )
-def test_buffered_activations_are_no_codec_of_gradients(text, instead):
+def test_buffered_activations_are_no_codec_of_gradients(text: str, instead: str) -> None:
     advice = re.escape(f"for gradients use {instead}, or {instead}+ef21, which does the same")
     with pytest.raises(BadCodec, match=rf"codec '{re.escape(text)}': .*forward only; {advice}"):
         parse_codec_spec(text, BACKWARD)
@@ -304,7 +312,7 @@ def test_buffered_activations_are_no_codec_of_gradients(text, instead):
 
 
 @pytest.mark.parametrize("text", ["q4+ef", "top10+ef21", "top10+efmix+z", "fp16+ef"])
-def test_error_feedback_is_for_gradients(text):
+def test_error_feedback_is_for_gradients(text: str) -> None:
     with pytest.raises(BadCodec, match="error feedback is for gradients"):
         parse_codec_spec(text, FORWARD)
     parse_codec_spec(text, BACKWARD)
@@ -333,7 +341,7 @@ HEADERS_OF_NONE = {
 @pytest.mark.parametrize(
     ("name", "flags", "hundredths"), HEADERS_OF_NONE.values(), ids=HEADERS_OF_NONE
 )
-def test_headers_that_no_spec_writes_are_refused(name, flags, hundredths):
+def test_headers_that_no_spec_writes_are_refused(name: int, flags: int, hundredths: int) -> None:
     with pytest.raises(BadCodec):
         spec_from_header(bytes([name, flags]) + hundredths.to_bytes(2, "little"))
 
@@ -346,7 +354,7 @@ KEYS = ["none", "fp16", "bf16", "q8", "hq4", "q4+z", "q2t+d+z", "qc0.25", "top30
 
 
 @pytest.mark.parametrize("text", KEYS)
-def test_what_builds_on_nothing_can_begin_a_buffer(text):
+def test_what_builds_on_nothing_can_begin_a_buffer(text: str) -> None:
     spec = parse_key_spec(text)
     assert spec == parse_codec_spec(text, FORWARD)
     assert not spec.is_delta
@@ -356,16 +364,17 @@ def test_what_builds_on_nothing_can_begin_a_buffer(text):
     ("text", "instead"),
     {"aq4": "q4", "aq2t+z": "q2t+z", "aqc0.5": "qc0.5", "aqtop10": "top10"}.items(),
 )
-def test_what_needs_a_buffer_cannot_begin_one(text, instead):
+def test_what_needs_a_buffer_cannot_begin_one(text: str, instead: str) -> None:
     with pytest.raises(BadCodec, match="a key frame builds on nothing") as raised:
         parse_key_spec(text)
     advised = re.search(r"use '?([^' ]+)'?$", raised.value.message)
+    assert advised is not None
     assert advised[1] == instead
     parse_key_spec(instead)
 
 
 @pytest.mark.parametrize("text", ["", "zip", "q9", "q4+ef", "top10+ef21", "none+d"])
-def test_a_key_codec_is_checked_as_any(text):
+def test_a_key_codec_is_checked_as_any(text: str) -> None:
     with pytest.raises(BadCodec, match=re.escape(f"codec '{text}'")):
         parse_key_spec(text)
 
@@ -376,7 +385,7 @@ DP = {"none": "none", "fp16": "fp16", "bf16": "bf16", "q1": "q1t", "q8": "q8t", 
 
 
 @pytest.mark.parametrize(("text", "stands_for"), DP.items())
-def test_replicas_gradients_have_a_step_a_row_and_no_dither(text, stands_for):
+def test_replicas_gradients_have_a_step_a_row_and_no_dither(text: str, stands_for: str) -> None:
     spec = parse_dp_spec(text)
     assert str(spec) == stands_for
     assert not spec.dither
@@ -394,7 +403,7 @@ NOT_DP = [
 
 
 @pytest.mark.parametrize("text", NOT_DP)
-def test_other_codecs_of_replicas_gradients_are_refused_with_what_is_possible(text):
+def test_other_codecs_of_replicas_gradients_are_refused_with_what_is_possible(text: str) -> None:
     with pytest.raises(BadCodec, match="none, fp16, bf16, or q1 to q8") as raised:
         parse_dp_spec(text)
     assert f"codec '{text[:40]}'" in raised.value.message
@@ -402,6 +411,6 @@ def test_other_codecs_of_replicas_gradients_are_refused_with_what_is_possible(te
 
 
 @pytest.mark.parametrize("text", ["q0", "q9", "q2.5", "q0.5+z", "q8.5+z", "q4.123+z", "q1..2"])
-def test_bits_of_replicas_gradients_are_checked_as_any(text):
+def test_bits_of_replicas_gradients_are_checked_as_any(text: str) -> None:
     with pytest.raises(BadCodec, match=re.escape(f"codec '{text}'")):
         parse_dp_spec(text)

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from swarm_ft.protocol.spec.run_spec import LrSchedule, ModelSpec, RunSpec, Trai
 
 PINNED_DIGEST = "29c606fd07c2fa690f0dd148fb4ce145"
 
-OTHER_MODEL = {
+OTHER_MODEL: dict[str, Any] = {
     "reference": "other",
     "architecture": "llama",
     "num_blocks": 4,
@@ -24,7 +25,7 @@ OTHER_MODEL = {
     "head_digest": b"x" * 16,
     "tied_embeddings": False,
 }
-OTHER_TRAIN = {
+OTHER_TRAIN: dict[str, Any] = {
     "num_samples": 11,
     "seq_length": 129,
     "batch_size": 6,
@@ -50,13 +51,13 @@ OTHER_TRAIN = {
 }
 
 
-def test_other_values_are_given_for_every_field():
+def test_other_values_are_given_for_every_field() -> None:
     assert set(OTHER_MODEL) == {field.name for field in fields(ModelSpec)}
     assert set(OTHER_TRAIN) == {field.name for field in fields(TrainSpec)}
 
 
 @pytest.mark.parametrize("name", OTHER_MODEL)
-def test_another_model_has_another_digest(run_spec, name):
+def test_another_model_has_another_digest(run_spec: RunSpec, name: str) -> None:
     changes = {name: OTHER_MODEL[name]}
     if name == "num_blocks":  # which has to be that of the digests
         changes["block_digests"] = (*run_spec.model.block_digests, b"3" * 16)
@@ -65,17 +66,17 @@ def test_another_model_has_another_digest(run_spec, name):
 
 
 @pytest.mark.parametrize("name", OTHER_TRAIN)
-def test_another_training_has_another_digest(run_spec, name):
+def test_another_training_has_another_digest(run_spec: RunSpec, name: str) -> None:
     other = replace(run_spec.train, **{name: OTHER_TRAIN[name]})
     assert replace(run_spec, train=other).digest() != run_spec.digest()
 
 
-def test_the_digest_is_stable(run_spec):
+def test_the_digest_is_stable(run_spec: RunSpec) -> None:
     """A changed digest locks old peers out of new runs: raise `VERSION` with it."""
     assert run_spec.digest().hex() == PINNED_DIGEST
 
 
-def test_equal_specs_share_a_digest(run_spec):
+def test_equal_specs_share_a_digest(run_spec: RunSpec) -> None:
     train = replace(run_spec.train, weight_decay=0.0, clip_grad_norm=1.0, learning_rate=1.0)
     same = replace(run_spec.train, weight_decay=-0.0, clip_grad_norm=1, learning_rate=1)
     assert train == same
@@ -83,7 +84,9 @@ def test_equal_specs_share_a_digest(run_spec):
     assert len(digests) == 1
 
 
-def test_a_buffer_begins_with_the_key_codec_or_with_the_gradients_own(train_spec):
+def test_a_buffer_begins_with_the_key_codec_or_with_the_gradients_own(
+    train_spec: TrainSpec,
+) -> None:
     assert train_spec.key_frame_codec(Direction.FORWARD) == CodecSpec(CodecName.FP16, 1600)
     other = replace(train_spec, key_codec="qc0.25", backward_codec="top10+ef21+z")
     forward, backward = (other.key_frame_codec(way) for way in Direction)
@@ -93,7 +96,7 @@ def test_a_buffer_begins_with_the_key_codec_or_with_the_gradients_own(train_spec
     assert not backward.is_delta
 
 
-def test_properties(run_spec):
+def test_properties(run_spec: RunSpec) -> None:
     assert run_spec.model.layers == LayerRange(0, 3)
     assert run_spec.train.steps_per_epoch == 3
     assert run_spec.train.codec(Direction.FORWARD) == CodecSpec(CodecName.AQ, 400, Axis.BOTH)
@@ -119,13 +122,15 @@ def test_properties(run_spec):
         ({"micro_batch_size": 8}, "--batch-size 4 is not divisible by --micro-batch-size 8"),
     ],
 )
-def test_a_bad_option_is_named_with_what_was_expected(train_spec, changes, message):
+def test_a_bad_option_is_named_with_what_was_expected(
+    train_spec: TrainSpec, changes: dict[str, Any], message: str
+) -> None:
     with pytest.raises(BadOption) as raised:
         replace(train_spec, **changes)
     assert raised.value.message.startswith(message)
 
 
-def test_codecs_are_checked_for_their_direction(train_spec):
+def test_codecs_are_checked_for_their_direction(train_spec: TrainSpec) -> None:
     with pytest.raises(BadCodec, match="zip"):
         replace(train_spec, forward_codec="zip")
     with pytest.raises(BadCodec, match="forward only"):
@@ -140,7 +145,7 @@ def test_codecs_are_checked_for_their_direction(train_spec):
         replace(train_spec, dp_codec="top10")
 
 
-def test_what_fills_the_pipeline_has_a_codec_of_its_own(train_spec):
+def test_what_fills_the_pipeline_has_a_codec_of_its_own(train_spec: TrainSpec) -> None:
     assert train_spec.fill_frame_codec == train_spec.codec(Direction.FORWARD)
     other = replace(train_spec, fill_codec="aq2")
     assert other.fill_frame_codec == CodecSpec(CodecName.AQ, 200, Axis.BOTH)
@@ -157,24 +162,28 @@ def test_what_fills_the_pipeline_has_a_codec_of_its_own(train_spec):
         ("q4", "q2+ef", "error feedback is for gradients"),
     ],
 )
-def test_it_builds_on_the_same_buffers(train_spec, forward, fill, error):
+def test_it_builds_on_the_same_buffers(
+    train_spec: TrainSpec, forward: str, fill: str, error: str
+) -> None:
     with pytest.raises((BadOption, BadCodec), match=re.escape(error)):
         replace(train_spec, forward_codec=forward, fill_codec=fill)
 
 
 @pytest.mark.parametrize("bits", [0, 2, 5, 15, 32, -4])
-def test_buffers_take_16_8_or_4_bits(train_spec, bits):
+def test_buffers_take_16_8_or_4_bits(train_spec: TrainSpec, bits: int) -> None:
     with pytest.raises(BadOption, match=f"--buffer-bits: expected 16, 8 or 4, got {bits}"):
         replace(train_spec, buffer_bits=bits)
 
 
-def test_replicas_gradients_have_a_codec_of_their_own(train_spec):
+def test_replicas_gradients_have_a_codec_of_their_own(train_spec: TrainSpec) -> None:
     assert train_spec.reduction_codec == CodecSpec(CodecName.NONE, 3200)
     other = replace(train_spec, dp_codec="q4").reduction_codec
     assert other == CodecSpec(CodecName.Q, 400, Axis.TOKEN)
 
 
-def test_only_tied_embeddings_can_be_kept_tied(model_spec, train_spec):
+def test_only_tied_embeddings_can_be_kept_tied(
+    model_spec: ModelSpec, train_spec: TrainSpec
+) -> None:
     with pytest.raises(BadOption, match="--tied-embeddings sync: expected a model with tied"):
         RunSpec(
             model=replace(model_spec, tied_embeddings=False),
@@ -183,6 +192,8 @@ def test_only_tied_embeddings_can_be_kept_tied(model_spec, train_spec):
 
 
 @pytest.mark.parametrize("reference", ["dir\nwith a line", "d" * 1001])
-def test_a_reference_that_others_could_not_read_is_refused(model_spec, reference):
+def test_a_reference_that_others_could_not_read_is_refused(
+    model_spec: ModelSpec, reference: str
+) -> None:
     with pytest.raises(BadModel, match="at most 1000 printable characters"):
         replace(model_spec, reference=reference)

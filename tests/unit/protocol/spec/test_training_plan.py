@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.optimization import get_scheduler
 
-from swarm_ft.protocol.spec.run_spec import LrSchedule
+from swarm_ft.ids import SampleId, StepNumber
+from swarm_ft.protocol.spec.run_spec import LrSchedule, TrainSpec
 from swarm_ft.protocol.spec.training_plan import (
     NEVER,
     VisitOrder,
@@ -33,8 +34,13 @@ from swarm_ft.protocol.spec.training_plan import (
 )
 @settings(derandomize=True, deadline=None)
 def test_an_epoch_visits_every_sample_once(
-    train_spec, num_samples, micro_batch_size, microbatches_a_step, shuffle, epoch
-):
+    train_spec: TrainSpec,
+    num_samples: int,
+    micro_batch_size: int,
+    microbatches_a_step: int,
+    shuffle: bool,
+    epoch: int,
+) -> None:
     spec = replace(
         train_spec,
         num_samples=num_samples,
@@ -43,7 +49,7 @@ def test_an_epoch_visits_every_sample_once(
         shuffle=shuffle,
     )
     first = epoch * spec.steps_per_epoch
-    batches = [step_samples(spec, first + i) for i in range(spec.steps_per_epoch)]
+    batches = [step_samples(spec, StepNumber(first + i)) for i in range(spec.steps_per_epoch)]
     assert Counter(sum(batches, ())) == Counter(range(num_samples))
     assert {len(batch) for batch in batches[:-1]} <= {spec.batch_size}
     assert 1 <= len(batches[-1]) <= spec.batch_size
@@ -58,8 +64,13 @@ def test_an_epoch_visits_every_sample_once(
 )
 @settings(derandomize=True, deadline=None)
 def test_the_next_visit_is_the_first_step_to_come_that_has_the_sample(
-    train_spec, num_samples, batch_size, num_steps, shuffle, after_steps
-):
+    train_spec: TrainSpec,
+    num_samples: int,
+    batch_size: int,
+    num_steps: int,
+    shuffle: bool,
+    after_steps: list[int],
+) -> None:
     spec = replace(
         train_spec,
         num_samples=num_samples,
@@ -74,7 +85,11 @@ def test_the_next_visit_is_the_first_step_to_come_that_has_the_sample(
     for after in after_steps:  # in any order: a run may go back
         expected = [
             next(
-                (s for s in range(max(0, after + 1), num_steps) if i in step_samples(spec, s)),
+                (
+                    s
+                    for s in range(max(0, after + 1), num_steps)
+                    if i in step_samples(spec, StepNumber(s))
+                ),
                 NEVER,
             )
             for i in samples
@@ -85,37 +100,41 @@ def test_the_next_visit_is_the_first_step_to_come_that_has_the_sample(
 
 @given(num_samples=st.integers(1, 30), micro_batch_size=st.integers(1, 6), step=st.integers(0, 9))
 @settings(derandomize=True, deadline=None)
-def test_microbatches_cut_a_step_in_order(train_spec, num_samples, micro_batch_size, step):
+def test_microbatches_cut_a_step_in_order(
+    train_spec: TrainSpec, num_samples: int, micro_batch_size: int, step: int
+) -> None:
     spec = replace(
         train_spec,
         num_samples=num_samples,
         batch_size=3 * micro_batch_size,
         micro_batch_size=micro_batch_size,
     )
-    batches = step_microbatches(spec, step)
+    batches = step_microbatches(spec, StepNumber(step))
     assert [batch.index for batch in batches] == list(range(len(batches)))
-    assert sum((batch.samples for batch in batches), ()) == step_samples(spec, step)
+    assert sum((batch.samples for batch in batches), ()) == step_samples(spec, StepNumber(step))
     assert {len(batch.samples) for batch in batches[:-1]} <= {micro_batch_size}
 
 
-def test_the_last_batch_of_an_epoch_is_short_and_the_next_epoch_begins_anew(train_spec):
+def test_the_last_batch_of_an_epoch_is_short_and_the_next_epoch_begins_anew(
+    train_spec: TrainSpec,
+) -> None:
     spec = replace(train_spec, num_samples=10, batch_size=4, micro_batch_size=4, shuffle=False)
-    steps = [step_samples(spec, step) for step in range(4)]
+    steps = [step_samples(spec, StepNumber(step)) for step in range(4)]
     assert steps == [(0, 1, 2, 3), (4, 5, 6, 7), (8, 9), (0, 1, 2, 3)]
 
 
-def epoch_order(spec, epoch):
+def epoch_order(spec: TrainSpec, epoch: int) -> tuple[SampleId, ...]:
     """All samples as the steps of an epoch visit them."""
     first = epoch * spec.steps_per_epoch
-    return sum((step_samples(spec, first + i) for i in range(spec.steps_per_epoch)), ())
+    return sum((step_samples(spec, StepNumber(first + i)) for i in range(spec.steps_per_epoch)), ())
 
 
-def test_without_shuffling_every_epoch_is_in_file_order(train_spec):
+def test_without_shuffling_every_epoch_is_in_file_order(train_spec: TrainSpec) -> None:
     spec = replace(train_spec, shuffle=False)
     assert epoch_order(spec, 0) == epoch_order(spec, 5) == tuple(range(10))
 
 
-def test_shuffled_orders_are_pinned(train_spec):
+def test_shuffled_orders_are_pinned(train_spec: TrainSpec) -> None:
     """Peers and restarted coordinators of any version must draw the same order."""
     assert epoch_order(train_spec, 0) == (4, 1, 2, 0, 6, 8, 5, 7, 9, 3)
     assert epoch_order(train_spec, 1) == (1, 2, 3, 7, 6, 8, 4, 9, 0, 5)
@@ -125,7 +144,7 @@ def test_shuffled_orders_are_pinned(train_spec):
 # ---- how fast
 
 
-def transformers_rates(spec):
+def transformers_rates(spec: TrainSpec) -> list[float]:
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=spec.learning_rate)
     scheduler = get_scheduler(
         spec.lr_schedule.name.lower()
@@ -147,7 +166,9 @@ def transformers_rates(spec):
 @pytest.mark.parametrize(
     ("warmup_steps", "num_steps"), [(0, 1), (0, 10), (3, 10), (1, 2), (9, 10), (10, 10), (20, 5)]
 )
-def test_schedules_are_those_of_transformers(train_spec, schedule, warmup_steps, num_steps):
+def test_schedules_are_those_of_transformers(
+    train_spec: TrainSpec, schedule: LrSchedule, warmup_steps: int, num_steps: int
+) -> None:
     spec = replace(
         train_spec,
         lr_schedule=schedule,
@@ -155,15 +176,15 @@ def test_schedules_are_those_of_transformers(train_spec, schedule, warmup_steps,
         num_steps=num_steps,
         learning_rate=3e-4,
     )
-    ours = [learning_rate_at(spec, step) for step in range(num_steps)]
+    ours = [learning_rate_at(spec, StepNumber(step)) for step in range(num_steps)]
     assert ours == pytest.approx(transformers_rates(spec), rel=1e-12, abs=1e-18)
 
 
 @pytest.mark.parametrize("schedule", [LrSchedule.LINEAR, LrSchedule.COSINE])
-def test_the_rate_ends_at_zero_and_stays_there(train_spec, schedule):
+def test_the_rate_ends_at_zero_and_stays_there(train_spec: TrainSpec, schedule: LrSchedule) -> None:
     spec = replace(train_spec, lr_schedule=schedule)
-    assert learning_rate_at(spec, spec.num_steps) == 0.0
-    assert learning_rate_at(spec, spec.num_steps + 5) == 0.0
+    assert learning_rate_at(spec, StepNumber(spec.num_steps)) == 0.0
+    assert learning_rate_at(spec, StepNumber(spec.num_steps + 5)) == 0.0
 
 
 @given(
@@ -171,7 +192,9 @@ def test_the_rate_ends_at_zero_and_stays_there(train_spec, schedule):
     bound=st.floats(1e-3, 1e3),
 )
 @settings(derandomize=True, deadline=None)
-def test_clipping_is_that_of_torch(train_spec, gradient, bound):
+def test_clipping_is_that_of_torch(
+    train_spec: TrainSpec, gradient: list[float], bound: float
+) -> None:
     parameter = torch.zeros(len(gradient), dtype=torch.float64, requires_grad=True)
     parameter.grad = torch.tensor(gradient, dtype=torch.float64)
     norm = torch.nn.utils.clip_grad_norm_([parameter], bound).item()
@@ -179,6 +202,6 @@ def test_clipping_is_that_of_torch(train_spec, gradient, bound):
     assert parameter.grad.tolist() == pytest.approx([factor * g for g in gradient], rel=1e-12)
 
 
-def test_a_bound_of_zero_turns_clipping_off(train_spec):
+def test_a_bound_of_zero_turns_clipping_off(train_spec: TrainSpec) -> None:
     spec = replace(train_spec, clip_grad_norm=0.0)
     assert clip_factor(spec, 1e30) == clip_factor(spec, math.inf) == 1.0

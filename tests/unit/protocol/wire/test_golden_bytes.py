@@ -72,6 +72,7 @@ def _example(hint: Any, field: FieldDescriptor, name: str) -> Any:
     if isinstance(kind, type) and issubclass(kind, IntEnum):
         return max(kind)
     if isinstance(kind, type) and has_fields(kind):
+        assert field.message_type is not None
         return example_of(kind, field.message_type)
     if kind is bytes:
         return _bytes(notes)

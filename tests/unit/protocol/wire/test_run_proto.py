@@ -2,6 +2,7 @@
 
 from dataclasses import fields
 from enum import IntEnum
+from types import GenericAlias
 from typing import Any, get_args, get_origin
 
 import pytest
@@ -31,7 +32,7 @@ LARGEST = {FieldDescriptor.TYPE_UINT32: 2**32 - 1, FieldDescriptor.TYPE_UINT64: 
 def bare(hint: Any) -> object:
     hint = hint.__origin__ if metadata(hint) else hint
     if get_origin(hint) is tuple:
-        return tuple[tuple(bare(one) for one in get_args(hint))]
+        return GenericAlias(tuple, tuple(bare(one) for one in get_args(hint)))
     return hint
 
 

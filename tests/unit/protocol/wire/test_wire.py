@@ -206,8 +206,9 @@ def test_texts_for_people_are_cut_and_freed_of_control_characters_both_ways() ->
     hostile = "\x1b[2J" + "x" * 2000 + "\udcff"
     failed = StageFailed(run_id=RunId("r"), attempt=Attempt(1), code="internal", message=hostile)
     cleaned = " [2J" + "x" * (MAX_TEXT_CHARS - 4)
-    assert JOIN.request.to_wire(failed).failed.message == cleaned
-    wire = JOIN.request.to_wire(replace(failed, message=""))
+    sent: Any = JOIN.request.to_wire(failed)
+    assert sent.failed.message == cleaned
+    wire: Any = JOIN.request.to_wire(replace(failed, message=""))
     wire.failed.message = hostile[:-1]
     assert JOIN.request.from_wire(wire) == replace(failed, message=cleaned)
 

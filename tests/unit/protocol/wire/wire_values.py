@@ -14,6 +14,7 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 from hypothesis import strategies as st
 
+from swarm_ft.ids import SampleId
 from swarm_ft.protocol.messages.boundary import Ack, EncodedTensor, Frame, FrameKind
 from swarm_ft.protocol.messages.control import PlanStep, WholeTokens
 from swarm_ft.protocol.messages.reduction import PieceAck
@@ -128,13 +129,15 @@ def _one_step(name: str) -> Strategy:
 
 def _collection(kind: Any, notes: tuple[Any, ...], field: FieldDescriptor | None) -> Strategy:
     few = next(note for note in (*notes, Length(4)) if isinstance(note, Length))
-    limits = {"min_size": few.minimum, "max_size": min(few.maximum, few.minimum + 3)}
+    least, most = few.minimum, min(few.maximum, few.minimum + 3)
     inner, origin = get_args(kind), get_origin(kind)
     if origin is dict:
         entry = field.message_type if field is not None else None
         key, value = entry.fields if entry is not None else (None, None)
-        return st.dictionaries(_of(inner[0], key), _of(inner[1], value), **limits)
-    return st.lists(_of(inner[0], field), **limits).map(origin)
+        return st.dictionaries(
+            _of(inner[0], key), _of(inner[1], value), min_size=least, max_size=most
+        )
+    return st.lists(_of(inner[0], field), min_size=least, max_size=most).map(origin)
 
 
 _PRINTABLE = st.characters(categories=("L", "M", "N", "P", "S"), include_characters=" ")
@@ -154,7 +157,9 @@ _BY_BOUND: Mapping[type, Callable[[Any, FieldDescriptor | None], Strategy]] = {
     WholeTokens: lambda _, __: st.integers(1, 5).flatmap(
         lambda count: st.binary(min_size=4 * count, max_size=4 * count)
     ),
-    Bitmap: lambda _, __: st.frozensets(st.integers(0, 99)).map(lambda s: SampleSet.of(s).bitmap),
+    Bitmap: lambda _, __: st.frozensets(st.integers(0, 99)).map(
+        lambda s: SampleSet.of(map(SampleId, s)).bitmap
+    ),
     Range: lambda bound, field: _numbers(bound, field),
 }
 
@@ -218,11 +223,8 @@ def _frames(draw: st.DrawFn) -> Frame:
     )
 
 
-_BOUNDARY_FRAME: Descriptor = next(
-    field.message_type
-    for field in methods.LINK.request.message.DESCRIPTOR.fields
-    if field.name == "frame"
-)
+_LINK_MESSAGE: Any = methods.LINK.request.message.DESCRIPTOR
+_BOUNDARY_FRAME: Descriptor = _LINK_MESSAGE.fields_by_name["frame"].message_type
 
 
 @st.composite
@@ -266,7 +268,7 @@ def _plans(draw: st.DrawFn) -> PlanStep:
         name: draw(_of(hint, plan.fields_by_name[name]))
         for name, hint in field_hints(PlanStep).items()
     }
-    made = []
+    made: list[Any] = []
     for batch in drawn["microbatches"]:
         mine, samples = tuple(samples[:3]), samples[3:]
         if mine:
@@ -329,7 +331,8 @@ def _bad(
         yield from (((), value) for note in notes for value in _beyond(note, field))
         yield from (((), value) for value in (0, 99) if issubclass(kind, IntEnum))
     elif message is None:  # a class around one value
-        yield from _bad(*field_hints(kind).values(), field, tried)
+        (inner,) = field_hints(kind).values()
+        yield from _bad(inner, field, tried)
     elif any(isinstance(note, OfOneStep) for note in notes):
         for name in field_hints(kind):
             yield (
@@ -373,7 +376,7 @@ def _beyond(note: Any, field: FieldDescriptor) -> tuple[Any, ...]:
             return (math.nan, math.inf, -math.inf, *finite)
         case Length(maximum, minimum):
             return tuple(bytes(n) for n in (minimum - 1, maximum + 1) if 0 <= n < 1 << 20)
-        case OneOf((value,)):
+        case OneOf((int(value),)):
             return (value - 1, value + 1)
         case Bitmap(num_samples):
             return b"\0", b"\1\0", bytes(num_samples // 8) + b"\1"
