@@ -281,7 +281,7 @@ CHILD = """
 import resource, sys
 from pathlib import Path
 from swarm_ft.buffers import BufferLimits, BufferStore
-from tests.unit.buffers.conftest import RUN, SPEC, key, record
+from tests.unit.buffers.conftest import BOUNDARY, RUN, SPEC, key, record
 resource.setrlimit(resource.RLIMIT_FSIZE, (5 * 4096 + 100, 5 * 4096 + 100))
 store = BufferStore(
     BufferLimits(memory_bytes=0), directory=Path(sys.argv[1]), run_id=RUN, identity=SPEC
