@@ -230,7 +230,7 @@ class Slab:
         expected = self._first_page()
         found = os.pread(self._file, PAGE_BYTES, 0)
         if not found:
-            _write_all(self._file, [expected], 0)
+            write_all(self._file, [expected], 0)
         elif found != expected:
             raise SlabError("its first page is not that of this run, spec and size")
 
@@ -271,7 +271,7 @@ class Slab:
         if self.is_deleted:
             raise SlabError("the file was deleted")
         head = self._head(key, version, record)
-        _write_all(self._file, [head, record.payload, self._padding], self._offset(slot))
+        write_all(self._file, [head, record.payload, self._padding], self._offset(slot))
 
     def read(self, slot: int, key: BufferKey, version: int) -> BufferRecord | Broken:
         """The record that was written there, bit for bit, or what is wrong with it."""
@@ -318,7 +318,7 @@ def slot_bytes_of(payload_bytes: int) -> int:
     return -(-(_HEAD_BYTES + payload_bytes) // PAGE_BYTES) * PAGE_BYTES
 
 
-def _write_all(file: int, parts: list[bytes], offset: int) -> None:
+def write_all(file: int, parts: list[bytes], offset: int) -> None:
     """Write the parts one after the other, in as few calls as the system needs."""
     views = [memoryview(part) for part in parts if part]
     while views:

@@ -239,6 +239,16 @@ class BufferStore:
 
     # ---- reads and writes
 
+    @property
+    def tiers(self) -> Tiers:
+        """What decides, for whoever does its reads and writes by hand: without threads only."""
+        return self._tiers
+
+    @property
+    def disk(self) -> DiskTier | None:
+        """What lies on disk, if anything may; to be looked at without threads only."""
+        return self._disk
+
     def write_next(self) -> bool:
         """Write one record that waits for it; False if none does."""
         with self._changed:

@@ -164,6 +164,11 @@ class StageStep:
         self._task_began_s: float | None = None
 
     @property
+    def progress(self) -> StepProgress:
+        """What of it is done here."""
+        return self._progress
+
+    @property
     def compute_s(self) -> float:
         """Seconds that tasks took so far, the one under way included."""
         began_s = self._task_began_s

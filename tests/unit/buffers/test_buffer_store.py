@@ -26,55 +26,56 @@ records = st.builds(
 )
 
 
-def key(sample=0, run="a"):
+def key(sample: int = 0, run: str = "a") -> BufferKey:
     return BufferKey(RunId(run), BlockIndex(1), End.SENT, SampleId(sample))
 
 
-def record(payload=b"xyz"):
+def record(payload: bytes = b"xyz") -> BufferRecord:
     return BufferRecord(digest=b"d" * 16, tokens=1, channels=1, payload=payload)
 
 
 class StoreMachine(RuleBasedStateMachine):
     """Two dicts say what the store must hold."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.store = BufferStore()
-        self.committed, self.staged = {}, {}
+        self.committed: dict[BufferKey, BufferRecord] = {}
+        self.staged: dict[BufferKey, BufferRecord] = {}
 
     @rule(key=keys, record=records)
-    def stage(self, key, record):
+    def stage(self, key: BufferKey, record: BufferRecord) -> None:
         self.store.stage(key, record)
         self.staged[key] = record
 
     @rule()
-    def commit(self):
+    def commit(self) -> None:
         self.store.commit()
         self.committed |= self.staged
         self.staged = {}
 
     @rule()
-    def rollback(self):
+    def rollback(self) -> None:
         self.store.rollback()
         self.staged = {}
 
     @rule()
-    def lose_staged(self):
+    def lose_staged(self) -> None:
         self.store.lose_staged()
         self.committed = {k: r for k, r in self.committed.items() if k not in self.staged}
         self.staged = {}
 
     @rule()
-    def forget(self):
+    def forget(self) -> None:
         self.store.forget()
         self.committed, self.staged = {}, {}
 
     @rule(key=keys)
-    def get(self, key):
+    def get(self, key: BufferKey) -> None:
         assert self.store.get(key) == self.committed.get(key)
 
     @invariant()
-    def counts_are_those_of_the_committed_records(self):
+    def counts_are_those_of_the_committed_records(self) -> None:
         assert len(self.store) == len(self.committed)
         stats = self.store.stats()
         for boundary in stats:
@@ -87,7 +88,7 @@ TestStoreMachine = StoreMachine.TestCase
 TestStoreMachine.settings = settings(derandomize=True, deadline=None, max_examples=60)
 
 
-def test_a_redone_step_starts_from_the_same_bases():
+def test_a_redone_step_starts_from_the_same_bases() -> None:
     store = BufferStore()
     store.stage(key(), record(b"base"))
     store.commit()
@@ -98,7 +99,7 @@ def test_a_redone_step_starts_from_the_same_bases():
     assert store.get(key()) == record(b"base")
 
 
-def test_both_ends_of_a_boundary_are_kept_apart():
+def test_both_ends_of_a_boundary_are_kept_apart() -> None:
     store = BufferStore()
     store.stage(key(), record(b"sent"))
     store.stage(key()._replace(end=End.RECEIVED), record(b"received"))
@@ -107,10 +108,10 @@ def test_both_ends_of_a_boundary_are_kept_apart():
     assert store.get(key()._replace(end=End.RECEIVED)) == record(b"received")
 
 
-def test_threads_lose_no_record_and_no_byte():
+def test_threads_lose_no_record_and_no_byte() -> None:
     store = BufferStore()
 
-    def work(thread):
+    def work(thread: int) -> None:
         for i in range(200):
             store.stage(key(sample=1000 * thread + i), record(b"12345"))
             store.commit()
@@ -118,13 +119,13 @@ def test_threads_lose_no_record_and_no_byte():
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(work, range(4)))
     assert len(store) == 800
-    assert store.stats()[1].memory_bytes == 5 * 800
+    assert store.stats()[BlockIndex(1)].memory_bytes == 5 * 800
 
 
 # ---- what a step was given stays until it commits
 
 
-def test_what_the_open_step_builds_on_can_be_asked_for_again_whatever_goes():
+def test_what_the_open_step_builds_on_can_be_asked_for_again_whatever_goes() -> None:
     first, second = (record(bytes([i]) * 100) for i in (1, 2))
     with contextlib.closing(BufferStore(BufferLimits(memory_bytes=100))) as store:
         store.put(key(1), first)
@@ -137,7 +138,7 @@ def test_what_the_open_step_builds_on_can_be_asked_for_again_whatever_goes():
         assert len(held) == 1
 
 
-def test_but_a_newer_one_takes_its_place():
+def test_but_a_newer_one_takes_its_place() -> None:
     store = BufferStore(BufferLimits(memory_bytes=100))
     first, newer = (record(bytes([i]) * 100) for i in (1, 2))
     store.put(key(1), first)

@@ -6,10 +6,13 @@ import os
 import random
 import signal
 import time
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from swarm_ft.buffers import BufferLimits, BufferStore, slab
+from swarm_ft.buffers import BufferLimits, BufferRecord, BufferStore, slab
+from swarm_ft.ids import SampleId, StepNumber
 
 from .conftest import RUN, SPEC, CyclicVisits, key, record
 
@@ -20,18 +23,18 @@ PAYLOAD_BYTES = 150_000
 NUM_KILLS = 200
 
 
-def version(sample, visit):
+def version(sample: int, visit: int) -> BufferRecord:
     """What visit number `visit` of a sample makes; its bytes differ all over."""
     pattern = random.Random(f"{sample}/{visit}").randbytes(997)
     text = f"{sample}/{visit} " + pattern.hex() * 80
     return record(text[:PAYLOAD_BYTES], PAYLOAD_BYTES)
 
 
-def visit_of(found):
+def visit_of(found: BufferRecord) -> int:
     return int(found.payload[:30].split()[0].split(b"/")[1])
 
 
-def open_store(folder):
+def open_store(folder: Path) -> BufferStore:
     return BufferStore(
         BufferLimits(memory_bytes=3 * PAYLOAD_BYTES, disk_bytes=10 * PAYLOAD_BYTES),
         directory=folder,
@@ -41,25 +44,25 @@ def open_store(folder):
     )
 
 
-def write_on(folder, first_visit, said, *, dies_at_byte):
+def write_on(folder: Path, first_visit: int, said: int, *, dies_at_byte: int | None) -> None:
     """Commit version after version until killed, or kill itself at a byte of a write."""
     signal.alarm(30)  # the parent would wait for ever for one that does not die
     if dies_at_byte is not None:
-        slab._write_all = dying(dies_at_byte)
+        pytest.MonkeyPatch().setattr(slab, "write_all", dying(dies_at_byte))
     store = open_store(folder)
     for step in itertools.count():
         visit, sample = divmod(step, NUM_SAMPLES)
         store.stage(key(sample), version(sample, first_visit + visit))
-        store.commit(step)
+        store.commit(StepNumber(step))
         store.prefetch([key((sample + 2) % NUM_SAMPLES)])
         os.write(said, b".")
 
 
-def dying(at_byte):
+def dying(at_byte: int) -> Callable[[int, list[bytes], int], None]:
     """Writes that go well until so many bytes are written in all, and then the end."""
     left = at_byte
 
-    def write_all(file, parts, offset):
+    def write_all(file: int, parts: list[bytes], offset: int) -> None:
         nonlocal left
         data = b"".join(parts)
         if len(data) > left:
@@ -71,7 +74,7 @@ def dying(at_byte):
     return write_all
 
 
-def run_and_kill(folder, first_visit, rng):
+def run_and_kill(folder: Path, first_visit: int, rng: random.Random) -> None:
     """One process's life, which ends at a random byte that it writes or at a random moment."""
     dies_at_byte = rng.randrange(20 * PAYLOAD_BYTES) if rng.random() < 0.5 else None
     num_commits, extra_s = rng.randrange(1, 30), rng.random() / 1000
@@ -99,10 +102,10 @@ def run_and_kill(folder, first_visit, rng):
 
 
 @pytest.mark.timeout(300)
-def test_a_process_that_is_killed_at_any_moment_leaves_no_wrong_record(tmp_path):
+def test_a_process_that_is_killed_at_any_moment_leaves_no_wrong_record(tmp_path: Path) -> None:
     rng = random.Random(0)
     survivors, newer, first_visit = 0, 0, 0
-    before = {}
+    before: dict[SampleId, BufferRecord] = {}
     for _ in range(NUM_KILLS):
         run_and_kill(tmp_path, first_visit, rng)
         store = open_store(tmp_path)

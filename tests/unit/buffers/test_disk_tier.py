@@ -1,23 +1,28 @@
 """Records that outlive memory and processes."""
 
 import logging
+from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
-from swarm_ft.buffers import BufferKey, End
+from swarm_ft.buffers import BufferKey, BufferRecord, BufferStore, End
 from swarm_ft.errors import BadOption, InternalError
+from swarm_ft.ids import RunId, StepNumber
 
-from .conftest import SLOT_BYTES, CyclicVisits, key, record
+from .conftest import BOUNDARY, SLOT_BYTES, CyclicVisits, OpenStore, key, record
 
 
-def commit(store, records, step=None):
+def commit(
+    store: BufferStore, records: Mapping[BufferKey, BufferRecord], step: int | None = None
+) -> None:
     for name, value in records.items():
         store.stage(name, value)
-    store.commit(step)
+    store.commit(None if step is None else StepNumber(step))
 
 
 @pytest.mark.parametrize("threads", [False, True])
-def test_records_are_there_after_a_restart(open_store, threads):
+def test_records_are_there_after_a_restart(open_store: OpenStore, threads: bool) -> None:
     records = {key(i): record(f"sample {i}") for i in range(20)}
     store = open_store(memory_bytes=300, threads=threads)
     commit(store, records)
@@ -25,11 +30,11 @@ def test_records_are_there_after_a_restart(open_store, threads):
     assert dict(store.records()) == records
     store = open_store(threads=threads)
     assert dict(store.records()) == records
-    assert store.samples(1, End.SENT).tolist() == list(range(20))
-    assert store.stats()[1].disk_bytes == 20 * SLOT_BYTES
+    assert store.samples(BOUNDARY, End.SENT).tolist() == list(range(20))
+    assert store.stats()[BOUNDARY].disk_bytes == 20 * SLOT_BYTES
 
 
-def test_the_newest_version_is_the_one_that_is_there_after_a_restart(open_store):
+def test_the_newest_version_is_the_one_that_is_there_after_a_restart(open_store: OpenStore) -> None:
     store = open_store()
     for step in range(5):
         commit(store, {key(): record(f"step {step}")})
@@ -37,7 +42,7 @@ def test_the_newest_version_is_the_one_that_is_there_after_a_restart(open_store)
     assert open_store().get(key()) == record("step 4")
 
 
-def test_what_was_not_written_costs_only_itself(open_store, tmp_path):
+def test_what_was_not_written_costs_only_itself(open_store: OpenStore, tmp_path: Path) -> None:
     store = open_store()
     commit(store, {key(): record("old"), key(1): record("other")})
     store.flush()
@@ -45,29 +50,29 @@ def test_what_was_not_written_costs_only_itself(open_store, tmp_path):
     assert store.get(key()) == record("new")
 
 
-def test_memory_holds_what_is_needed_first(open_store):
+def test_memory_holds_what_is_needed_first(open_store: OpenStore) -> None:
     store = open_store(memory_bytes=400, directory=None, visits=CyclicVisits(10))
     for step in range(10):
         commit(store, {key(step): record(f"sample {step}")}, step)
-    assert store.samples(1, End.SENT).tolist() == [0, 1, 2, 3]
+    assert store.samples(BOUNDARY, End.SENT).tolist() == [0, 1, 2, 3]
     assert store.take_lost() == [key(4), key(5), key(6), key(7), key(8), key(9)]
-    assert store.stats()[1].evictions == 6
+    assert store.stats()[BOUNDARY].evictions == 6
 
 
-def test_a_disk_that_is_full_to_its_quota_holds_what_is_needed_first(open_store):
+def test_a_disk_that_is_full_to_its_quota_holds_what_is_needed_first(open_store: OpenStore) -> None:
     store = open_store(memory_bytes=0, disk_slots=5, visits=CyclicVisits(10))
     for step in range(30):
         commit(store, {key(step % 10): record(f"step {step}")}, step)
         store.flush()
-        for sample in store.samples(1, End.SENT).tolist():
+        for sample in store.samples(BOUNDARY, End.SENT).tolist():
             last = step - (step - sample) % 10
             assert store.get(key(sample)) == record(f"step {last}")
     # Four of the five slots hold records, one is for new versions of these.
     assert len(store) == 4
-    assert store.samples(1, End.SENT).tolist() == [0, 1, 2, 3]
+    assert store.samples(BOUNDARY, End.SENT).tolist() == [0, 1, 2, 3]
 
 
-def test_prefetched_records_come_from_memory(open_store):
+def test_prefetched_records_come_from_memory(open_store: OpenStore) -> None:
     store = open_store(memory_bytes=400, visits=CyclicVisits(10))
     for step in range(10):
         commit(store, {key(step): record(f"sample {step}")}, step)
@@ -76,12 +81,14 @@ def test_prefetched_records_come_from_memory(open_store):
     while store.read_next():
         pass
     assert [store.get(key(i)) for i in range(4)] == [record(f"sample {i}") for i in range(4)]
-    assert store.stats()[1].memory_hits == 4
+    assert store.stats()[BOUNDARY].memory_hits == 4
     assert store.get(key(9)) == record("sample 9")
-    assert store.stats()[1].disk_hits == 1
+    assert store.stats()[BOUNDARY].disk_hits == 1
 
 
-def test_a_second_process_is_told_that_the_directory_is_in_use(open_store, tmp_path):
+def test_a_second_process_is_told_that_the_directory_is_in_use(
+    open_store: OpenStore, tmp_path: Path
+) -> None:
     open_store()
     from swarm_ft.buffers import BufferStore
 
@@ -89,15 +96,17 @@ def test_a_second_process_is_told_that_the_directory_is_in_use(open_store, tmp_p
         BufferStore(directory=tmp_path / "buffers", run_id=key().run_id)
 
 
-def test_records_of_another_run_are_refused(open_store):
+def test_records_of_another_run_are_refused(open_store: OpenStore) -> None:
     with pytest.raises(InternalError, match="a buffer of run other"):
         open_store().stage(key(run="other"), record())
 
 
-def test_another_runs_files_are_not_used_and_go_first(open_store, tmp_path, caplog):
+def test_another_runs_files_are_not_used_and_go_first(
+    open_store: OpenStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
     store = open_store(run_id="first")
-    commit(store, {BufferKey("first", *key(i)[1:]): record() for i in range(4)})
+    commit(store, {BufferKey(RunId("first"), *key(i)[1:]): record() for i in range(4)})
     store = open_store(disk_slots=6)
     assert len(store) == 0
     assert "another run's buffers, not used" in caplog.text
@@ -108,14 +117,14 @@ def test_another_runs_files_are_not_used_and_go_first(open_store, tmp_path, capl
     assert len(open_store(run_id="first")) == 0
 
 
-def test_another_specs_files_are_not_used(open_store):
+def test_another_specs_files_are_not_used(open_store: OpenStore) -> None:
     store = open_store()
     commit(store, {key(): record()})
     assert len(open_store(identity=b"t" * 16)) == 0
     assert len(open_store()) == 1
 
 
-def test_residuals_do_not_outlive_the_process_that_owes_them(open_store):
+def test_residuals_do_not_outlive_the_process_that_owes_them(open_store: OpenStore) -> None:
     name = key(end=End.RESIDUAL)
     store = open_store(memory_bytes=0)
     commit(store, {name: record()})
@@ -124,7 +133,7 @@ def test_residuals_do_not_outlive_the_process_that_owes_them(open_store):
     assert open_store().get(name) is None
 
 
-def test_forgetting_deletes_the_files(open_store, tmp_path):
+def test_forgetting_deletes_the_files(open_store: OpenStore, tmp_path: Path) -> None:
     store = open_store()
     commit(store, {key(): record()})
     store.flush()
@@ -136,7 +145,7 @@ def test_forgetting_deletes_the_files(open_store, tmp_path):
     assert open_store().get(key()) == record("again")
 
 
-def test_put_gives_way_to_what_is_here_unless_it_is_to_replace_it(open_store):
+def test_put_gives_way_to_what_is_here_unless_it_is_to_replace_it(open_store: OpenStore) -> None:
     store = open_store()
     commit(store, {key(): record("here")})
     assert not store.put(key(), record("foreign"))
@@ -149,7 +158,9 @@ def test_put_gives_way_to_what_is_here_unless_it_is_to_replace_it(open_store):
 
 
 @pytest.mark.parametrize("threads", [False, True])
-def test_records_put_faster_than_they_are_written_are_all_written(open_store, threads):
+def test_records_put_faster_than_they_are_written_are_all_written(
+    open_store: OpenStore, threads: bool
+) -> None:
     store = open_store(memory_bytes=0, threads=threads)
     records = {key(i): record(f"sample {i}") for i in range(200)}
     assert all(store.put(name, value) for name, value in records.items())
@@ -157,7 +168,7 @@ def test_records_put_faster_than_they_are_written_are_all_written(open_store, th
 
 
 @pytest.mark.usefixtures("no_umask")
-def test_only_their_owner_reads_buffers(open_store, tmp_path):
+def test_only_their_owner_reads_buffers(open_store: OpenStore, tmp_path: Path) -> None:
     store = open_store(memory_bytes=0, directory=tmp_path / "buffers")
     commit(store, {key(): record("private")})
     store.flush()
@@ -167,7 +178,9 @@ def test_only_their_owner_reads_buffers(open_store, tmp_path):
     assert (folders, files) == ({0o700}, {0o600})
 
 
-def test_buffers_that_all_could_read_are_their_owners_from_the_next_start(open_store, tmp_path):
+def test_buffers_that_all_could_read_are_their_owners_from_the_next_start(
+    open_store: OpenStore, tmp_path: Path
+) -> None:
     store = open_store(directory=tmp_path / "buffers")
     commit(store, {key(): record("private")})
     store.flush()

@@ -5,13 +5,17 @@ import random
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from swarm_ft.buffers import BufferLimits, BufferStore, End
+from swarm_ft.buffers import BufferKey, BufferLimits, BufferRecord, BufferStore, End
+from swarm_ft.buffers.slab import Broken
+from swarm_ft.buffers.tiers import ReadJob, RemoveJob, WriteJob
+from swarm_ft.ids import SampleId, StepNumber
 from swarm_ft.protocol.spec.training_plan import NEVER, VisitOrder, step_samples
 from tests.specs import train_spec
 
@@ -31,7 +35,7 @@ sizes = st.sampled_from([50, 50, 50, 5000])
 class DiskMachine(RuleBasedStateMachine):
     """What the store should hold, what it said it lost, and all that was ever committed."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.folder = Path(tempfile.mkdtemp(prefix="buffers-model-"))
         self.train = train_spec(
@@ -42,21 +46,25 @@ class DiskMachine(RuleBasedStateMachine):
             shuffle=True,
         )
         self.order = VisitOrder(self.train)
-        self.held, self.staged, self.ever, self.lent = {}, {}, {}, {}
-        self.num_records, self.step = 0, 0
-        self.writes, self.reads = [], []
+        self.held: dict[BufferKey, BufferRecord] = {}
+        self.staged: dict[BufferKey, BufferRecord] = {}
+        self.ever: dict[BufferKey, list[BufferRecord]] = {}
+        self.lent: dict[BufferKey, BufferRecord] = {}
+        self.num_records, self.step = 0, StepNumber(0)
+        self.writes: list[WriteJob | RemoveJob | None] = []
+        self.reads: list[tuple[ReadJob, BufferRecord | Broken] | None] = []
         self.is_damaged = False
 
     @initialize(
         memory_bytes=st.sampled_from([0, 0, 100, 5200, None]),
         disk_slots=st.sampled_from([0, 3, 6, None, None]),
     )
-    def begin(self, memory_bytes, disk_slots):
+    def begin(self, memory_bytes: int | None, disk_slots: int | None) -> None:
         disk_bytes = None if disk_slots is None else (2 + disk_slots) * SLOT_BYTES
         self.limits = BufferLimits(memory_bytes=memory_bytes, disk_bytes=disk_bytes)
         self.store = self.open(SPEC)
 
-    def open(self, identity):
+    def open(self, identity: bytes) -> BufferStore:
         return BufferStore(
             self.limits,
             directory=self.folder,
@@ -66,7 +74,7 @@ class DiskMachine(RuleBasedStateMachine):
             threads=False,
         )
 
-    def teardown(self):
+    def teardown(self) -> None:
         if hasattr(self, "store"):
             self.finish_all()
             self.store.close()
@@ -74,19 +82,19 @@ class DiskMachine(RuleBasedStateMachine):
 
     # ---- steps
 
-    def new_record(self, name, size):
+    def new_record(self, name: BufferKey, size: int) -> BufferRecord:
         self.num_records += 1
         made = record(f"{self.num_records}: {name.boundary} {name.end} {name.sample}", size)
         self.ever.setdefault(name, []).append(made)
         return made
 
     @rule(name=keys, size=sizes)
-    def stage(self, name, size):
+    def stage(self, name: BufferKey, size: int) -> None:
         self.staged[name] = self.new_record(name, size)
         self.store.stage(name, self.staged[name])
 
     @rule(end=st.sampled_from([End.SENT, End.SENT, End.RESIDUAL]), is_written=st.booleans())
-    def train_a_step(self, end, is_written):
+    def train_a_step(self, end: End, is_written: bool) -> None:
         if self.step >= NUM_STEPS:
             self.go_on_elsewhere(0)
         for sample in step_samples(self.train, self.step):
@@ -96,27 +104,27 @@ class DiskMachine(RuleBasedStateMachine):
             pass
 
     @rule()
-    def commit(self):
+    def commit(self) -> None:
         self.store.commit(self.step)
         for name, staged in self.staged.items():
             self.held[name] = staged
             if self.order.next_visit(name.sample, self.step) == NEVER:
                 del self.held[name]
         self.staged, self.lent = {}, {}
-        self.step += 1
+        self.step = StepNumber(self.step + 1)
 
     @rule(but=st.sets(st.integers(0, NUM_SAMPLES - 1)))
-    def rollback(self, but):
+    def rollback(self, but: set[SampleId]) -> None:
         self.store.rollback(but)
         self.staged = {name: r for name, r in self.staged.items() if name.sample in but}
 
     @rule(step=st.integers(0, NUM_STEPS))
-    def go_on_elsewhere(self, step):
-        self.step = step
-        self.store.resume_at(step)
+    def go_on_elsewhere(self, step: int) -> None:
+        self.step = StepNumber(step)
+        self.store.resume_at(self.step)
 
     @rule(name=keys, size=sizes, replace=st.booleans())
-    def put(self, name, size, replace):
+    def put(self, name: BufferKey, size: int, replace: bool) -> None:
         self.note_losses()
         made = self.new_record(name, size)
         expected = replace or (name not in self.held and name not in self.staged)
@@ -126,7 +134,7 @@ class DiskMachine(RuleBasedStateMachine):
             self.lent.pop(name, None)
 
     @rule()
-    def forget(self):
+    def forget(self) -> None:
         self.finish_all()
         self.store.forget()
         self.held, self.staged, self.lent = {}, {}, {}
@@ -134,44 +142,44 @@ class DiskMachine(RuleBasedStateMachine):
     # ---- reads and writes, whole or interleaved with all else
 
     @rule()
-    def write_one(self):
+    def write_one(self) -> None:
         self.store.write_next()
 
     @rule()
-    def prefetch(self):
-        samples = step_samples(self.train, min(self.step, NUM_STEPS - 1))
+    def prefetch(self) -> None:
+        samples = step_samples(self.train, StepNumber(min(self.step, NUM_STEPS - 1)))
         self.store.prefetch([key(sample) for sample in samples])
 
     @rule()
-    def read_one(self):
+    def read_one(self) -> None:
         self.store.read_next()
 
     @rule()
-    @precondition(lambda self: self.store._tiers.has_writes)
-    def begin_write(self):
-        self.writes.append(self.store._tiers.start_write())
+    @precondition(lambda self: self.store.tiers.has_writes)
+    def begin_write(self) -> None:
+        self.writes.append(self.store.tiers.start_write())
 
     @rule(late=st.booleans())
     @precondition(lambda self: self.writes)
-    def finish_write(self, late):
+    def finish_write(self, late: bool) -> None:
         job = self.writes.pop(-1 if late else 0)
         if job is not None:
-            self.store._tiers.finish_write(job, job.run())
+            self.store.tiers.finish_write(job, job.run())
 
     @rule()
-    @precondition(lambda self: self.store._tiers.has_reads)
-    def begin_read(self):
-        job = self.store._tiers.start_read()
-        self.reads.append(job and (job, job.run()))
+    @precondition(lambda self: self.store.tiers.has_reads)
+    def begin_read(self) -> None:
+        job = self.store.tiers.start_read()
+        self.reads.append((job, job.run()) if job else None)
 
     @rule(late=st.booleans())
     @precondition(lambda self: self.reads)
-    def finish_read(self, late):
+    def finish_read(self, late: bool) -> None:
         found = self.reads.pop(-1 if late else 0)
         if found is not None:
-            self.store._tiers.finish_read(*found)
+            self.store.tiers.finish_read(*found)
 
-    def finish_all(self):
+    def finish_all(self) -> None:
         while self.writes:
             self.finish_write(late=False)
         while self.reads:
@@ -179,11 +187,11 @@ class DiskMachine(RuleBasedStateMachine):
 
     # ---- what goes wrong
 
-    def slabs(self):
+    def slabs(self) -> list[Path]:
         return sorted(self.folder.glob("run-*/*.slab"))
 
     @rule(slot=st.integers(0, 8), where=st.integers(0, 150), bit=st.integers(0, 7))
-    def flip_a_bit(self, slot, where, bit):
+    def flip_a_bit(self, slot: int, where: int, bit: int) -> None:
         for path in self.slabs()[:1]:
             data = bytearray(path.read_bytes())
             data[(slot * SLOT_BYTES + where) % len(data)] ^= 1 << bit
@@ -192,20 +200,20 @@ class DiskMachine(RuleBasedStateMachine):
             self.is_damaged = True
 
     @rule(where=st.integers(0, 1 << 20))
-    def truncate(self, where):
+    def truncate(self, where: int) -> None:
         for path in self.slabs()[:1]:
             with path.open("r+b") as file:
                 file.truncate(where % (path.stat().st_size + 1))
             self.is_damaged = True
 
     @rule()
-    def delete_a_file(self):
+    def delete_a_file(self) -> None:
         for path in self.slabs()[:1]:
             path.unlink()
             self.is_damaged = True
 
     @rule()
-    def another_spec_leaves_a_file(self):
+    def another_spec_leaves_a_file(self) -> None:
         self.stop(flush=True)
         other = self.open(OTHER_SPEC)
         other.put(key(), record("foreign"))
@@ -215,7 +223,7 @@ class DiskMachine(RuleBasedStateMachine):
         self.start()
 
     @rule()
-    def put_another_specs_file_in_place(self):
+    def put_another_specs_file_in_place(self) -> None:
         self.stop(flush=True)
         for path in self.slabs():
             for other in self.slabs():
@@ -225,16 +233,17 @@ class DiskMachine(RuleBasedStateMachine):
         self.start()
 
     @rule(flush=st.booleans())
-    def restart(self, flush):
+    def restart(self, flush: bool) -> None:
         self.stop(flush=flush)
         self.start()
 
-    def stop(self, *, flush):
+    def stop(self, *, flush: bool) -> None:
         if flush:
             self.finish_all()
             self.store.close()
         self.writes, self.reads = [], []
-        disk = self.store._disk
+        disk = self.store.disk
+        assert disk is not None
         self.must_be_there = {name for name in self.held if disk.find(name)}
         if not flush:
             self.note_losses()
@@ -242,7 +251,7 @@ class DiskMachine(RuleBasedStateMachine):
             disk.close()
         self.was_flushed = flush
 
-    def start(self):
+    def start(self) -> None:
         self.store = self.open(SPEC)
         if not self.is_damaged:
             for name in self.must_be_there:
@@ -253,21 +262,21 @@ class DiskMachine(RuleBasedStateMachine):
                     assert found == self.held[name]
                 else:
                     assert found is not None
-        found = dict(self.store.records())
-        for name, value in found.items():
+        self.held = dict(self.store.records())
+        for name, value in self.held.items():
             assert value in self.ever[name]
-        self.held, self.staged, self.lent, self.is_damaged = found, {}, {}, False
+        self.staged, self.lent, self.is_damaged = {}, {}, False
         self.store.resume_at(self.step)
         self.store.take_lost()
 
     # ---- what must hold
 
-    def note_losses(self):
+    def note_losses(self) -> None:
         for name in self.store.take_lost():
             del self.held[name]
 
     @rule(name=keys)
-    def get(self, name):
+    def get(self, name: BufferKey) -> None:
         self.note_losses()
         held = self.held.get(name)
         found = self.store.get(name)
@@ -280,20 +289,20 @@ class DiskMachine(RuleBasedStateMachine):
             self.lent[name] = found
 
     @rule()
-    def get_all(self):
+    def get_all(self) -> None:
         found = dict(self.store.records())
         self.note_losses()
         assert found == self.held
 
     @invariant()
-    def it_holds_what_it_did_not_lose(self):
+    def it_holds_what_it_did_not_lose(self) -> None:
         if hasattr(self, "store"):
             self.note_losses()
             assert set(self.store.keys()) == self.held.keys()
             assert len(self.store) == len(self.held)
 
     @invariant()
-    def the_limits_hold(self):
+    def the_limits_hold(self) -> None:
         if hasattr(self, "store"):
             files = list(self.folder.rglob("*.slab"))
             if self.limits.disk_bytes is not None:
@@ -331,7 +340,7 @@ WEIGHTS = {
 }
 
 
-def arguments_of(rng, rule):
+def arguments_of(rng: random.Random, rule: str) -> dict[str, Any]:
     choices = {
         "name": key(rng.randrange(NUM_SAMPLES), end=rng.choice([End.SENT] * 3 + [End.RESIDUAL])),
         "size": rng.choice([50, 50, 50, 5000]),
@@ -351,7 +360,7 @@ def arguments_of(rng, rule):
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_a_long_walk_never_finds_a_wrong_record(seed):
+def test_a_long_walk_never_finds_a_wrong_record(seed: int) -> None:
     rng = random.Random(seed)
     machine = DiskMachine()
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from swarm_ft.ids import PeerId
 from swarm_ft.peer.links.link import LinkStream
@@ -11,6 +11,8 @@ from swarm_ft.protocol.messages.link import ChannelHello, LinkHello, LinkMessage
 from swarm_ft.transport.base import Channel, MessageStream, Transport
 from swarm_ft.transport.methods import LINK
 from tests.raw_calls import RAW
+
+Heard = TypeVar("Heard")
 
 
 class Hand:
@@ -27,6 +29,12 @@ class Hand:
     async def hear(self) -> LinkMessage | None:
         """The next message; None at the clean end."""
         return await self.stream.receive()
+
+    async def hears(self, kind: type[Heard]) -> Heard:
+        """The next message, which is of this kind."""
+        message = await self.hear()
+        assert isinstance(message, kind), message
+        return message
 
     async def fails(self, *messages: LinkMessage) -> None:
         """Say these, then wait for the error with which the other side ends the stream."""
@@ -65,7 +73,9 @@ class Caller:
         """Send bytes as a message's first field, and wait for the error that this costs."""
         channel = self._transport.connect(self.endpoint)
         self._channels.append(channel)
-        stream: MessageStream[bytes, LinkMessage] = channel.open(replace(LINK, request=RAW))
+        raw: Any = RAW
+        method: Any = replace(LINK, request=raw)
+        stream: MessageStream[bytes, LinkMessage] = channel.open(method)
         hello = LinkHello(peer_id=PeerId(self._own), to=PeerId(self._to))
         wire: Any = LINK.request.to_wire(hello)
         await stream.send(wire.hello.SerializeToString())

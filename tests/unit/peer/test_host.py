@@ -2,13 +2,13 @@
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import pytest
@@ -16,18 +16,20 @@ import torch
 from safetensors.torch import load_file
 
 from swarm_ft.discovery.directory import Board, StaticDirectory
-from swarm_ft.errors import OutOfTurn, RunMismatch, Unavailable
-from swarm_ft.ids import PeerId, RunId, StepNumber
+from swarm_ft.errors import OutOfTurn, RunMismatch, SwarmError, Unavailable
+from swarm_ft.ids import Attempt, BlockIndex, PeerId, RunId, StepNumber
 from swarm_ft.peer.context import PeerContext
 from swarm_ft.peer.host import StageHost
-from swarm_ft.peer.links.link import Links
-from swarm_ft.peer.state.stage_state import StageState
+from swarm_ft.peer.links.link import Links, LinkStream
+from swarm_ft.peer.state.stage_state import EngineMaker, StageState
 from swarm_ft.peer.timeline import Timeline
 from swarm_ft.protocol.messages.boundary import BoundaryHello
 from swarm_ft.protocol.messages.control import (
     Assign,
     CatchUp,
     CommitStep,
+    FromPeer,
+    HeldStage,
     Learner,
     PlanStep,
     SaveStage,
@@ -45,30 +47,44 @@ from swarm_ft.protocol.spec.training_plan import step_microbatches
 from swarm_ft.snapshots.files import chunks_of
 from swarm_ft.snapshots.shard import write_shard
 from swarm_ft.snapshots.store import SnapshotStore
+from swarm_ft.stage.base import Engine
 from swarm_ft.stage.checkpoint import open_checkpoint
 from swarm_ft.stage.engine import StageEngine
 from swarm_ft.testing.clock import ManualClock
 from swarm_ft.transport.memory import MemoryTransport
 from swarm_ft.transport.methods import LINK
 from tests.states import weights_digest
-from tests.unit.peer.hands import Caller
+from tests.unit.peer.conftest import MakeTrain
+from tests.unit.peer.hands import Caller, Hand
+
+Said = TypeVar("Said")
 
 RUN, ME = RunId("run"), PeerId("me")
 SEQ_LENGTH = 6
 
+Stages: TypeAlias = tuple[tuple[str, int, int], ...]
+MakePeer: TypeAlias = "Callable[..., Peer]"
+
 
 @pytest.fixture(scope="session")
-def spec(model_dir, make_train):
+def spec(model_dir: Path, make_train: MakeTrain) -> RunSpec:
     return RunSpec(model=open_checkpoint(str(model_dir)).describe(), train=make_train())
 
 
 class Peer:
     """A host on a transport of its own, and what it says to the coordinator."""
 
-    def __init__(self, spec, shard_dir, *, make_engine=None, snapshots=None):
+    def __init__(
+        self,
+        spec: RunSpec,
+        shard_dir: Path,
+        *,
+        make_engine: EngineMaker | None = None,
+        snapshots: SnapshotStore | None = None,
+    ) -> None:
         self.spec = spec
-        self.said = asyncio.Queue()
-        self.engines = []
+        self.said: asyncio.Queue[FromPeer] = asyncio.Queue()
+        self.engines: list[StageEngine] = []
         self.transport = MemoryTransport()
         self.compute, self.codecs = ThreadPoolExecutor(1), ThreadPoolExecutor(2)
         self.directory = StaticDirectory(Board(), ManualClock())
@@ -90,7 +106,7 @@ class Peer:
             context, RUN, spec, state=state, shard_dir=shard_dir, snapshots=snapshots
         )
 
-    def _make_engine(self, spec, layers):
+    def _make_engine(self, spec: RunSpec, layers: LayerRange) -> StageEngine:
         checkpoint = open_checkpoint(spec.model.reference)
         device = torch.device("cpu")
         engine = StageEngine(checkpoint, spec, layers, device=device, dtype=torch.float32)
@@ -98,18 +114,24 @@ class Peer:
         return engine
 
     async def assign(
-        self, *, attempt=1, stages=((ME, 0, 2),), committed_steps=0, fresh=True, learners=()
-    ):
-        stages = tuple(
-            StageAssignment(peer_id=p, layers=LayerRange(a, b), endpoint=f"{p}:1")
+        self,
+        *,
+        attempt: int = 1,
+        stages: Stages = ((ME, 0, 2),),
+        committed_steps: int = 0,
+        fresh: bool = True,
+        learners: tuple[Learner, ...] = (),
+    ) -> None:
+        assigned = tuple(
+            StageAssignment(peer_id=PeerId(p), layers=LayerRange(a, b), endpoint=f"{p}:1")
             for p, a, b in stages
         )
         await self.host.assign(
             Assign(
                 run_id=RUN,
                 spec=self.spec,
-                attempt=attempt,
-                stages=stages,
+                attempt=Attempt(attempt),
+                stages=assigned,
                 committed_steps=committed_steps,
                 fresh=fresh,
                 spec_digest=self.spec.digest(),
@@ -117,23 +139,36 @@ class Peer:
             )
         )
 
-    async def ready(self, **assign):
+    async def ready(self, **assign: Any) -> None:
         """Assigned, and loaded."""
         await self.assign(**assign)
         assert isinstance(await self.said.get(), StageReady)
 
-    async def step(self, step=0, *, attempt=1):
+    async def step(self, step: int = 0, *, attempt: int = 1) -> StepReady:
         self.host.plan(plan_of(self.spec, step, attempt=attempt))
         ready = await self.said.get()
         assert isinstance(ready, StepReady), ready
         return ready
 
-    async def weights(self):
+    async def hears(self, kind: type[Said]) -> Said:
+        """What it says next, which is of this kind."""
+        said = await self.said.get()
+        assert isinstance(said, kind), said
+        return said
+
+    @property
+    def held(self) -> HeldStage:
+        """What it says that it holds."""
+        held = self.host.held
+        assert held is not None
+        return held
+
+    async def weights(self) -> bytes:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self.compute, weights_digest, self.engines[-1])
 
     @asynccontextmanager
-    async def busy(self):
+    async def busy(self) -> AsyncIterator[None]:
         """The compute thread has other things to do meanwhile."""
         gate = threading.Event()
         try:
@@ -143,7 +178,7 @@ class Peer:
             gate.set()
 
     @asynccontextmanager
-    async def called(self):
+    async def called(self) -> AsyncIterator[Hand]:
         """The stage before this one, driven by hand."""
         server = await self.transport.serve("me", 1, {LINK: self.links.answer})
         caller = Caller(self.transport, "before", "me")
@@ -154,33 +189,45 @@ class Peer:
             await caller.close()
             await server.stop()
 
-    async def close(self):
+    async def close(self) -> None:
         await self.host.stop()
         await self.links.close()
         self.compute.shutdown()
         self.codecs.shutdown()
 
 
-def plan_of(spec, step, *, attempt=1):
-    batches = step_microbatches(spec.train, step)
+def plan_of(spec: RunSpec, step: int, *, attempt: int = 1) -> PlanStep:
+    batches = step_microbatches(spec.train, StepNumber(step))
     tokens = {
         sample: (np.arange(SEQ_LENGTH, dtype="<u4") + sample).tobytes()
         for batch in batches
         for sample in batch.samples
     }
-    return PlanStep(run_id=RUN, attempt=attempt, step=step, microbatches=batches, tokens=tokens)
+    return PlanStep(
+        run_id=RUN,
+        attempt=Attempt(attempt),
+        step=StepNumber(step),
+        microbatches=batches,
+        tokens=tokens,
+    )
 
 
-def commit_of(step, *, attempt=1):
-    return CommitStep(run_id=RUN, attempt=attempt, step=step, clip_factor=1.0, learning_rate=0.05)
+def commit_of(step: int, *, attempt: int = 1) -> CommitStep:
+    return CommitStep(
+        run_id=RUN,
+        attempt=Attempt(attempt),
+        step=StepNumber(step),
+        clip_factor=1.0,
+        learning_rate=0.05,
+    )
 
 
 @pytest.fixture
-async def make_peer(spec, tmp_path):
-    made = []
+async def make_peer(spec: RunSpec, tmp_path: Path) -> AsyncIterator[MakePeer]:
+    made: list[Peer] = []
 
-    def make(*, run_spec=spec, **changes):
-        made.append(Peer(run_spec, tmp_path, **changes))
+    def make(*, run_spec: RunSpec = spec, shard_dir: Path = tmp_path, **changes: Any) -> Peer:
+        made.append(Peer(run_spec, shard_dir, **changes))
         return made[-1]
 
     yield make
@@ -189,14 +236,14 @@ async def make_peer(spec, tmp_path):
 
 
 @pytest.fixture
-async def peer(make_peer):
+async def peer(make_peer: MakePeer) -> Peer:
     return make_peer()
 
 
 # ---- commits
 
 
-async def test_a_committed_step_changes_the_weights_and_the_next_one_runs(peer):
+async def test_a_committed_step_changes_the_weights_and_the_next_one_runs(peer: Peer) -> None:
     await peer.ready()
     before = await peer.weights()
     first = await peer.step(0)
@@ -204,11 +251,11 @@ async def test_a_committed_step_changes_the_weights_and_the_next_one_runs(peer):
     assert await peer.weights() == before, "gradients wait for their commit"
     await peer.host.commit(commit_of(0))
     assert await peer.weights() != before
-    assert peer.host.held.committed_steps == 1
+    assert peer.held.committed_steps == 1
     assert (await peer.step(1)).step == 1
 
 
-async def test_a_commit_that_comes_twice_changes_nothing(peer):
+async def test_a_commit_that_comes_twice_changes_nothing(peer: Peer) -> None:
     await peer.ready()
     await peer.step(0)
     await peer.host.commit(commit_of(0))
@@ -218,10 +265,10 @@ async def test_a_commit_that_comes_twice_changes_nothing(peer):
     await peer.step(1)
     await peer.host.commit(commit_of(0))
     assert await peer.weights() == once
-    assert peer.host.held.committed_steps == 1
+    assert peer.held.committed_steps == 1
 
 
-async def test_a_commit_of_another_step_is_refused_and_changes_nothing(peer):
+async def test_a_commit_of_another_step_is_refused_and_changes_nothing(peer: Peer) -> None:
     await peer.ready()
     before = await peer.weights()
     await peer.step(0)
@@ -229,33 +276,33 @@ async def test_a_commit_of_another_step_is_refused_and_changes_nothing(peer):
         await peer.host.commit(commit_of(1))
     assert await peer.weights() == before
     await peer.host.commit(commit_of(0))
-    assert peer.host.held.committed_steps == 1
+    assert peer.held.committed_steps == 1
 
 
-async def test_a_commit_without_gradients_is_refused(peer):
+async def test_a_commit_without_gradients_is_refused(peer: Peer) -> None:
     with pytest.raises(OutOfTurn):
         await peer.host.commit(commit_of(0))
     await peer.ready()
     with pytest.raises(OutOfTurn, match="gradients here are of none"):
         await peer.host.commit(commit_of(0))
-    assert peer.host.held.committed_steps == 0
+    assert peer.held.committed_steps == 0
 
 
-async def cancelled(task):
+async def cancelled(task: asyncio.Task[None]) -> None:
     task.cancel()
     (outcome,) = await asyncio.gather(task, return_exceptions=True)
     assert isinstance(outcome, asyncio.CancelledError)
 
 
-async def assert_counted_once(peer):
-    assert peer.host.held.committed_steps == 1
+async def assert_counted_once(peer: Peer) -> None:
+    assert peer.held.committed_steps == 1
     once = await peer.weights()
     await peer.ready(attempt=2, committed_steps=1, fresh=False)
     assert await peer.weights() == once
     await peer.step(1, attempt=2)
 
 
-async def test_a_commit_that_is_cancelled_in_the_queue_still_counts_once(peer):
+async def test_a_commit_that_is_cancelled_in_the_queue_still_counts_once(peer: Peer) -> None:
     await peer.ready()
     await peer.step(0)
     async with peer.busy():
@@ -268,17 +315,17 @@ async def test_a_commit_that_is_cancelled_in_the_queue_still_counts_once(peer):
 
 
 @asynccontextmanager
-async def commit_cancelled_at_work(peer):
+async def commit_cancelled_at_work(peer: Peer) -> AsyncIterator[threading.Event]:
     """The caller is gone, the engine still applies; it ends with the block, or sooner."""
     (engine,) = peer.engines
     apply, begun, gate = engine.apply, threading.Event(), threading.Event()
 
-    def slowly(*args):
+    def slowly(*args: Any) -> None:
         begun.set()
         gate.wait()
         apply(*args)
 
-    engine.apply = slowly
+    pytest.MonkeyPatch().setattr(engine, "apply", slowly)
     commit = asyncio.create_task(peer.host.commit(commit_of(0)))
     await asyncio.get_running_loop().run_in_executor(peer.codecs, begun.wait)
     await cancelled(commit)
@@ -288,7 +335,7 @@ async def commit_cancelled_at_work(peer):
         gate.set()
 
 
-async def test_a_commit_that_is_cancelled_at_work_still_counts_once(peer):
+async def test_a_commit_that_is_cancelled_at_work_still_counts_once(peer: Peer) -> None:
     await peer.ready()
     await peer.step(0)
     async with commit_cancelled_at_work(peer):
@@ -297,7 +344,7 @@ async def test_a_commit_that_is_cancelled_at_work_still_counts_once(peer):
     await assert_counted_once(peer)
 
 
-async def test_a_host_that_is_closed_has_ended_its_commit(peer):
+async def test_a_host_that_is_closed_has_ended_its_commit(peer: Peer) -> None:
     await peer.ready()
     await peer.step(0)
     async with commit_cancelled_at_work(peer) as gate:
@@ -306,10 +353,10 @@ async def test_a_host_that_is_closed_has_ended_its_commit(peer):
         assert not closing.done(), "its threads are still needed"
         gate.set()
         await closing
-        assert peer.host.held.committed_steps == 1
+        assert peer.held.committed_steps == 1
 
 
-async def test_gradients_outlive_an_attempt_that_ends_before_their_commit(peer):
+async def test_gradients_outlive_an_attempt_that_ends_before_their_commit(peer: Peer) -> None:
     await peer.ready()
     await peer.step(0)
     await peer.host.stop()
@@ -318,7 +365,7 @@ async def test_gradients_outlive_an_attempt_that_ends_before_their_commit(peer):
     assert (await peer.step(1, attempt=2)).step == 1
 
 
-async def test_a_step_that_is_planned_again_gives_the_same_gradients(peer):
+async def test_a_step_that_is_planned_again_gives_the_same_gradients(peer: Peer) -> None:
     await peer.ready()
     first = await peer.step(0)
     await peer.ready(attempt=2, fresh=False)
@@ -329,7 +376,7 @@ async def test_a_step_that_is_planned_again_gives_the_same_gradients(peer):
 # ---- plans
 
 
-async def test_a_plan_of_an_older_attempt_is_void(peer):
+async def test_a_plan_of_an_older_attempt_is_void(peer: Peer) -> None:
     await peer.ready(attempt=1)
     await peer.ready(attempt=2, fresh=False)
     peer.host.plan(plan_of(peer.spec, 0, attempt=1))
@@ -337,7 +384,7 @@ async def test_a_plan_of_an_older_attempt_is_void(peer):
     assert peer.said.empty()
 
 
-async def test_plans_before_and_after_an_attempt_are_void(peer):
+async def test_plans_before_and_after_an_attempt_are_void(peer: Peer) -> None:
     peer.host.plan(plan_of(peer.spec, 0))
     await peer.ready()
     await peer.host.stop()
@@ -345,19 +392,22 @@ async def test_plans_before_and_after_an_attempt_are_void(peer):
     assert peer.said.empty()
 
 
-async def test_a_plan_while_another_waits_is_out_of_turn(peer):
+async def test_a_plan_while_another_waits_is_out_of_turn(peer: Peer) -> None:
     await peer.ready()
     peer.host.plan(plan_of(peer.spec, 0))
     with pytest.raises(OutOfTurn, match="step 1 was planned while another one waits"):
         peer.host.plan(plan_of(peer.spec, 1))
 
 
-async def test_a_plan_without_tokens_fails_the_attempt(peer):
+async def test_a_plan_without_tokens_fails_the_attempt(peer: Peer) -> None:
     await peer.ready()
     whole = plan_of(peer.spec, 0)
-    peer.host.plan(PlanStep(run_id=RUN, attempt=1, step=0, microbatches=whole.microbatches))
-    failed = await peer.said.get()
-    assert isinstance(failed, StageFailed)
+    peer.host.plan(
+        PlanStep(
+            run_id=RUN, attempt=Attempt(1), step=StepNumber(0), microbatches=whole.microbatches
+        )
+    )
+    failed = await peer.hears(StageFailed)
     assert failed.code == "malformed-message"
     await peer.ready(attempt=2, fresh=False)
     await peer.step(0, attempt=2)
@@ -366,34 +416,34 @@ async def test_a_plan_without_tokens_fails_the_attempt(peer):
 # ---- assignments
 
 
-async def test_nothing_is_held_until_the_stage_is_loaded(peer):
+async def test_nothing_is_held_until_the_stage_is_loaded(peer: Peer) -> None:
     assert peer.host.held is None
     await peer.ready()
-    held = peer.host.held
+    held = peer.held
     assert (str(held.layers), held.committed_steps, held.exported) == ("0-2", 0, None)
     assert held.spec_digest == peer.spec.digest()
 
 
-async def test_a_fresh_assignment_goes_back_to_the_first_weights(peer):
+async def test_a_fresh_assignment_goes_back_to_the_first_weights(peer: Peer) -> None:
     await peer.ready()
     first = await peer.weights()
     await peer.step(0)
     await peer.host.commit(commit_of(0))
     await peer.ready(attempt=2, fresh=True)
     assert await peer.weights() == first
-    assert peer.host.held.committed_steps == 0
+    assert peer.held.committed_steps == 0
     assert len(peer.engines) == 2
 
 
-async def test_an_assignment_that_counts_other_steps_than_are_here_fails(peer):
+async def test_an_assignment_that_counts_other_steps_than_are_here_fails(peer: Peer) -> None:
     await peer.ready()
     await peer.assign(attempt=2, committed_steps=3, fresh=False)
-    failed = await peer.said.get()
+    failed = await peer.hears(StageFailed)
     assert (failed.code, failed.attempt) == ("out-of-turn", 2)
     assert "3 steps are committed, 0 of them here" in failed.message
 
 
-async def test_gradients_of_another_attempt_are_not_applied(peer):
+async def test_gradients_of_another_attempt_are_not_applied(peer: Peer) -> None:
     await peer.ready()
     await peer.step(0)
     await peer.ready(attempt=2, fresh=False)
@@ -403,34 +453,35 @@ async def test_gradients_of_another_attempt_are_not_applied(peer):
         await peer.host.commit(commit_of(0, attempt=1))
     assert await peer.weights() == before
     await peer.host.commit(commit_of(0, attempt=2))
-    assert peer.host.held.committed_steps == 1
+    assert peer.held.committed_steps == 1
 
 
-async def test_a_model_that_is_not_there_is_told(make_peer, tmp_path):
+async def test_a_model_that_is_not_there_is_told(make_peer: MakePeer, tmp_path: Path) -> None:
     missing = tmp_path / "nowhere"
     peer = make_peer(make_engine=lambda spec, layers: open_checkpoint(str(missing)))
     await peer.assign()
-    failed = await peer.said.get()
-    assert isinstance(failed, StageFailed)
+    failed = await peer.hears(StageFailed)
     assert failed.code == "bad-model"
     assert str(missing) in failed.message
     assert peer.host.held is None
 
 
-async def test_other_weights_than_the_runs_are_told(make_peer, spec):
+async def test_other_weights_than_the_runs_are_told(make_peer: MakePeer, spec: RunSpec) -> None:
     other = replace(spec, model=replace(spec.model, block_digests=(bytes(16),) * 2))
     peer = make_peer(run_spec=other)
     await peer.assign()
-    assert (await peer.said.get()).code == "run-mismatch"
+    assert (await peer.hears(StageFailed)).code == "run-mismatch"
 
 
-async def test_a_bug_is_told_without_its_detail_and_logged_with_it(make_peer, caplog):
-    def broken(spec, layers):
+async def test_a_bug_is_told_without_its_detail_and_logged_with_it(
+    make_peer: MakePeer, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(spec: RunSpec, layers: LayerRange) -> Engine:
         raise KeyError("secret detail")
 
     peer = make_peer(make_engine=broken)
     await peer.assign()
-    failed = await peer.said.get()
+    failed = await peer.hears(StageFailed)
     assert failed.code == "internal"
     assert "secret" not in failed.message
     assert "secret detail" in caplog.text
@@ -439,13 +490,13 @@ async def test_a_bug_is_told_without_its_detail_and_logged_with_it(make_peer, ca
 # ---- neighbours
 
 
-def hello(peer, **changes):
-    fields = {
+def hello(peer: Peer, **changes: Any) -> BoundaryHello:
+    fields: dict[str, Any] = {
         "run_id": RUN,
         "spec_digest": peer.spec.digest(),
-        "boundary": 1,
+        "boundary": BlockIndex(1),
         "peer_id": PeerId("before"),
-        "attempt": 1,
+        "attempt": Attempt(1),
         "window_frames": 8,
     }
     return BoundaryHello(**fields | changes)
@@ -457,57 +508,58 @@ TWO = ((ME, 0, 2), ("other", 0, 2))
 
 
 async def test_a_source_offers_its_state_beside_and_no_longer_than_somebody_takes_it(
-    peer, tmp_path
-):
-    learners = (Learner(peer_id=PeerId("other"), step=0, sources=(ME,)),)
+    peer: Peer, tmp_path: Path
+) -> None:
+    learners = (Learner(peer_id=PeerId("other"), step=StepNumber(0), sources=(ME,)),)
     await peer.assign(stages=TWO, learners=learners)
     offered = await peer.said.get()
     assert isinstance(offered, StageOffered), "before the other one is even connected"
-    name = ShardName(run_id=RUN, step=0, layers=LayerRange(0, 2))
+    name = ShardName(run_id=RUN, step=StepNumber(0), layers=LayerRange(0, 2))
     path = peer.context.offers[name].path
     assert path.exists()
 
     await peer.assign(attempt=2, stages=TWO, learners=learners)
     again = await peer.said.get()
-    assert again == replace(offered, attempt=2), "the next attempt's learner hears of it too"
+    assert again == replace(offered, attempt=Attempt(2)), (
+        "the next attempt's learner hears of it too"
+    )
 
     await peer.ready(attempt=3)
     assert name not in peer.context.offers
     assert not path.exists()
 
 
-async def test_who_takes_over_holds_nothing_and_begins_anew_if_it_did_not_hear_all(peer):
+async def test_who_takes_over_holds_nothing_and_begins_anew_if_it_did_not_hear_all(
+    peer: Peer,
+) -> None:
     async with peer.called():
-        learners = (Learner(peer_id=ME, step=3, sources=(PeerId("other"),)),)
+        learners = (Learner(peer_id=ME, step=StepNumber(3), sources=(PeerId("other"),)),)
         await peer.assign(stages=TWO, committed_steps=3, fresh=False, learners=learners)
         assert peer.host.held is None
         await peer.assign(attempt=2, stages=TWO, committed_steps=4, fresh=False, learners=learners)
-        failed = await peer.said.get()
-        assert isinstance(failed, StageFailed)
+        failed = await peer.hears(StageFailed)
         assert failed.code == "out-of-turn"
         assert "not all of the 4 steps were heard" in failed.message
 
 
 async def test_a_state_that_is_offered_before_the_learner_has_begun_is_fetched_nevertheless(
-    peer, monkeypatch
-):
+    peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("swarm_ft.peer.state.learner.RETRY_S", 0.0)
-    learners = (Learner(peer_id=ME, step=3, sources=(PeerId("other"),)),)
+    learners = (Learner(peer_id=ME, step=StepNumber(3), sources=(PeerId("other"),)),)
     async with peer.called(), peer.busy():
         await peer.assign(stages=TWO, committed_steps=3, fresh=False, learners=learners)
-        take = CatchUp(run_id=RUN, attempt=1, digest=bytes(16), sources=(PeerId("other"),))
+        take = CatchUp(run_id=RUN, attempt=Attempt(1), digest=bytes(16), sources=(PeerId("other"),))
         peer.host.take(take)
-    failed = await peer.said.get()
-    assert isinstance(failed, StageFailed)
+    failed = await peer.hears(StageFailed)
     assert "no source has a list" in failed.message, "it tried"
 
 
-async def test_a_step_is_not_computed_by_who_has_not_caught_up(peer):
-    learners = (Learner(peer_id=ME, step=3, sources=(PeerId("other"),)),)
+async def test_a_step_is_not_computed_by_who_has_not_caught_up(peer: Peer) -> None:
+    learners = (Learner(peer_id=ME, step=StepNumber(3), sources=(PeerId("other"),)),)
     await peer.ready(stages=((ME, 0, 2),), committed_steps=3, fresh=False, learners=learners)
     peer.host.plan(plan_of(peer.spec, 3, attempt=1))
-    failed = await peer.said.get()
-    assert isinstance(failed, StageFailed)
+    failed = await peer.hears(StageFailed)
     assert "over a peer that has not caught up" in failed.message
 
 
@@ -516,17 +568,17 @@ async def test_a_step_is_not_computed_by_who_has_not_caught_up(peer):
 BEHIND = (("before", 0, 1), (ME, 1, 2))
 
 
-async def test_a_neighbour_that_hears_of_an_attempt_first_is_kept_waiting(peer):
+async def test_a_neighbour_that_hears_of_an_attempt_first_is_kept_waiting(peer: Peer) -> None:
     async with peer.called() as hand:
         await hand.say(hello(peer, attempt=2))
         await peer.assign(attempt=1, stages=BEHIND)
-        assert (await hand.hear()).attempt == 1
+        assert (await hand.hears(BoundaryHello)).attempt == 1
         await peer.assign(attempt=2, stages=BEHIND)
-        assert (await hand.hear()).attempt == 2
+        assert (await hand.hears(BoundaryHello)).attempt == 2
         assert isinstance(await peer.said.get(), StageReady)
 
 
-async def test_a_neighbour_waits_as_long_as_the_stage_takes_to_load(peer):
+async def test_a_neighbour_waits_as_long_as_the_stage_takes_to_load(peer: Peer) -> None:
     async with peer.called() as hand:
         async with peer.busy():
             await peer.assign(stages=BEHIND)
@@ -534,7 +586,9 @@ async def test_a_neighbour_waits_as_long_as_the_stage_takes_to_load(peer):
             answer = asyncio.create_task(hand.hear())
             await asyncio.wait({answer}, timeout=0.05)
             assert not answer.done()
-        assert (await answer).peer_id == ME
+        answered = await answer
+        assert isinstance(answered, BoundaryHello)
+        assert answered.peer_id == ME
         assert isinstance(await peer.said.get(), StageReady)
 
 
@@ -543,10 +597,12 @@ async def test_a_neighbour_waits_as_long_as_the_stage_takes_to_load(peer):
     [({"spec_digest": bytes(16)}, RunMismatch), ({"boundary": 2}, OutOfTurn)],
     ids=str,
 )
-async def test_a_stranger_is_not_let_in(peer, changes, error):
+async def test_a_stranger_is_not_let_in(
+    peer: Peer, changes: dict[str, Any], error: type[SwarmError]
+) -> None:
     await peer.assign(stages=BEHIND)
     async with peer.called() as stranger:
-        assert (await stranger.hear()).peer_id == ME
+        assert (await stranger.hears(BoundaryHello)).peer_id == ME
         with pytest.raises(error):
             await stranger.fails(hello(peer, **changes))
     async with peer.called() as neighbour:
@@ -554,52 +610,57 @@ async def test_a_stranger_is_not_let_in(peer, changes, error):
         assert isinstance(await peer.said.get(), StageReady)
 
 
-async def test_the_next_attempt_goes_on_over_the_stream_that_stands(peer):
+async def test_the_next_attempt_goes_on_over_the_stream_that_stands(peer: Peer) -> None:
     async with peer.called() as hand:
         for attempt in (1, 2, 3):
             await peer.assign(attempt=attempt, stages=BEHIND)
             await hand.say(hello(peer, attempt=attempt))
-            assert (await hand.hear()).attempt == attempt
+            assert (await hand.hears(BoundaryHello)).attempt == attempt
             assert isinstance(await peer.said.get(), StageReady)
             await peer.host.stop()
 
 
-async def test_a_neighbour_that_is_nowhere_fails_the_attempt(peer, monkeypatch):
+async def test_a_neighbour_that_is_nowhere_fails_the_attempt(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("swarm_ft.peer.links.link.UNREACHABLE_AFTER_S", 0.0)
     await peer.assign(stages=((ME, 0, 1), ("next", 1, 2)))
-    failed = await peer.said.get()
+    failed = await peer.hears(StageFailed)
     assert failed.code == "unavailable"
     assert "peer next cannot be reached" in failed.message
 
 
-async def test_another_spec_at_the_neighbour_behind_fails_the_attempt(peer):
-    async def refuse(stream):
+async def test_another_spec_at_the_neighbour_behind_fails_the_attempt(peer: Peer) -> None:
+    async def refuse(stream: LinkStream) -> None:
         await stream.receive()
         raise RunMismatch("digests differ")
 
     server = await peer.transport.serve("next", 1, {LINK: refuse})
     await peer.assign(stages=((ME, 0, 1), ("next", 1, 2)))
-    assert (await peer.said.get()).code == "unavailable"
+    assert (await peer.hears(StageFailed)).code == "unavailable"
     await server.stop()
 
 
 # ---- results
 
 
-async def test_an_export_without_a_stage_is_out_of_turn(peer):
+async def test_an_export_without_a_stage_is_out_of_turn(peer: Peer) -> None:
     with pytest.raises(OutOfTurn, match="nothing is loaded"):
         await peer.host.export()
 
 
-async def test_exported_weights_are_offered_until_the_run_is_released(peer, tmp_path):
+async def test_exported_weights_are_offered_until_the_run_is_released(
+    peer: Peer, tmp_path: Path
+) -> None:
     await peer.ready()
     assert peer.context.offers == {}
     await peer.host.export()
     exported = await peer.said.get()
     assert isinstance(exported, StageExported)
-    assert peer.host.has_result
-    assert peer.host.held.exported == exported.file
-    name = ShardName(run_id=RUN, step=0, layers=LayerRange(0, 2), is_result=True)
+    had_result = peer.host.has_result
+    assert had_result
+    assert peer.held.exported == exported.file
+    name = ShardName(run_id=RUN, step=StepNumber(0), layers=LayerRange(0, 2), is_result=True)
     offered = peer.context.offers[name]
     assert chunks_of(offered.path).file == offered.chunks.file == exported.file
     assert "transformer.h.1.ln_1.weight" in load_file(offered.path)
@@ -611,7 +672,7 @@ async def test_exported_weights_are_offered_until_the_run_is_released(peer, tmp_
     await peer.host.release()
 
 
-async def test_a_result_that_the_run_went_back_from_is_offered_no_more(peer):
+async def test_a_result_that_the_run_went_back_from_is_offered_no_more(peer: Peer) -> None:
     await peer.ready()
     await peer.step(0)
     await peer.host.commit(commit_of(0))
@@ -639,7 +700,7 @@ class Gate:
 
 @pytest.mark.parametrize("moment", ["written", "put"])
 async def test_who_was_released_saves_no_more(
-    make_peer: Callable[..., Peer],
+    make_peer: MakePeer,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     moment: str,
@@ -666,10 +727,11 @@ async def test_who_was_released_saves_no_more(
     assert peer.said.empty()
 
 
-async def test_a_disk_that_cannot_be_written_is_unavailable(make_peer, tmp_path):
-    peer = make_peer()
+async def test_a_disk_that_cannot_be_written_is_unavailable(
+    make_peer: MakePeer, tmp_path: Path
+) -> None:
+    peer = make_peer(shard_dir=tmp_path / "missing")
     await peer.ready()
-    peer.host._shard_dir = tmp_path / "missing"
     with pytest.raises(Unavailable, match="cannot be written"):
         await peer.host.export()
     assert not peer.host.has_result

@@ -1,7 +1,10 @@
 """A peer's process against a coordinator driven by hand: joins, obeys, leaves, and comes back."""
 
 import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import pytest
@@ -14,15 +17,18 @@ from swarm_ft.errors import (
     NotFound,
     OutOfTurn,
     RunMismatch,
+    SwarmError,
     Unavailable,
     VersionMismatch,
 )
-from swarm_ft.ids import PeerId, RunId
+from swarm_ft.ids import Attempt, PeerId, RunId, StepNumber
 from swarm_ft.peer.node import PeerNode, PeerOptions
 from swarm_ft.protocol.messages.control import (
     Assign,
     CommitStep,
     ExportStage,
+    FromPeer,
+    HeldStage,
     PeerAlive,
     PeerGoodbye,
     PeerHello,
@@ -33,6 +39,7 @@ from swarm_ft.protocol.messages.control import (
     StageFailed,
     StageReady,
     StepReady,
+    ToPeer,
 )
 from swarm_ft.protocol.messages.shard import ShardName
 from swarm_ft.protocol.spec.layers import LayerRange
@@ -41,56 +48,74 @@ from swarm_ft.protocol.spec.training_plan import step_microbatches
 from swarm_ft.stage.checkpoint import open_checkpoint
 from swarm_ft.stage.engine import StageEngine
 from swarm_ft.testing.clock import ManualClock
-from swarm_ft.transport.base import call
+from swarm_ft.transport.base import Channel, MessageStream, call
 from swarm_ft.transport.memory import MemoryTransport
 from swarm_ft.transport.methods import JOIN, LIST_CHUNKS
+from tests.unit.peer.conftest import MakeTrain
 
 RUN = RunId("run")
+
+Stages: TypeAlias = tuple[tuple[str, int, int], ...]
+MakeAssign: TypeAlias = Callable[..., Assign]
+MakePlan: TypeAlias = Callable[..., PlanStep]
+Said = TypeVar("Said")
 
 
 class Joined:
     """One stream of one peer, as the coordinator sees it."""
 
-    def __init__(self, stream, hello):
+    def __init__(self, stream: MessageStream[ToPeer, FromPeer], hello: PeerHello) -> None:
         self.hello = hello
-        self.over = asyncio.get_running_loop().create_future()
+        self.over: asyncio.Future[SwarmError | None] = asyncio.get_running_loop().create_future()
         self._stream = stream
 
-    async def say(self, message):
+    async def say(self, message: ToPeer) -> None:
         await self._stream.send(message)
 
-    async def hear(self):
+    async def hear(self) -> FromPeer | None:
         """What the peer says next, but that it is there."""
         while isinstance(said := await self._stream.receive(), PeerAlive):
             pass
         return said
 
-    def end(self, error=None):
+    async def hears(self, kind: type[Said]) -> Said:
+        """As `hear`; it is of this kind."""
+        said = await self.hear()
+        assert isinstance(said, kind), said
+        return said
+
+    @property
+    def held(self) -> HeldStage:
+        """What the peer holds, by its hello."""
+        assert self.hello.held is not None
+        return self.hello.held
+
+    def end(self, error: SwarmError | None = None) -> None:
         """Hang up, with a reason or without one."""
         if not self.over.done():
             self.over.set_result(error)
 
-    async def hang_up(self):
+    async def hang_up(self) -> None:
         self.end()
 
 
 class Swarm:
     """The coordinator, by hand, and the network around it."""
 
-    def __init__(self, shard_dir):
+    def __init__(self, shard_dir: Path) -> None:
         self.transport = MemoryTransport()
         self.directory = StaticDirectory(Board(), ManualClock())
-        self._joins = {}
+        self._joins: dict[str, asyncio.Queue[Joined]] = {}
         self._shard_dir = shard_dir
-        self._peers = []
-        self._closing = []
+        self._peers: list[asyncio.Task[None]] = []
+        self._closing: list[Callable[[], Awaitable[None]]] = []
 
-    async def open(self):
+    async def open(self) -> None:
         server = await self.transport.serve("coordinator", 1, {JOIN: self._join})
         self._closing.append(server.stop)
         await self.directory.announce(Role.COORDINATOR, "coordinator", server.endpoint)
 
-    async def _join(self, stream):
+    async def _join(self, stream: MessageStream[ToPeer, FromPeer]) -> None:
         hello = await stream.receive()
         assert isinstance(hello, PeerHello)
         joined = Joined(stream, hello)
@@ -100,14 +125,16 @@ class Swarm:
         if error is not None:
             raise error
 
-    def _queue(self, name):
+    def _queue(self, name: str) -> asyncio.Queue[Joined]:
         return self._joins.setdefault(name, asyncio.Queue())
 
-    async def joined(self, name="peer"):
+    async def joined(self, name: str = "peer") -> Joined:
         """The next time that this peer joins."""
         return await self._queue(name).get()
 
-    async def peer(self, name="peer", layers="0-2"):
+    async def peer(
+        self, name: str = "peer", layers: str = "0-2"
+    ) -> tuple[PeerNode, asyncio.Task[None]]:
         """A node at work, and the task it runs in."""
         start, stop = layers.split("-")
         options = PeerOptions(
@@ -130,12 +157,12 @@ class Swarm:
         self._closing.append(server.stop)
         return node, running
 
-    def channel(self, name="peer"):
+    def channel(self, name: str = "peer") -> Channel:
         channel = self.transport.connect(f"{name}:1")
         self._closing.insert(0, channel.close)
         return channel
 
-    async def close(self):
+    async def close(self) -> None:
         for running in self._peers:
             running.cancel()
         await asyncio.gather(*self._peers, return_exceptions=True)
@@ -143,19 +170,19 @@ class Swarm:
             await close()
 
 
-def cpu_engine(spec, layers):
+def cpu_engine(spec: RunSpec, layers: LayerRange) -> StageEngine:
     checkpoint = open_checkpoint(spec.model.reference)
     return StageEngine(checkpoint, spec, layers, device=torch.device("cpu"), dtype=torch.float32)
 
 
 @pytest.fixture(autouse=True)
-def no_waiting(monkeypatch):
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("swarm_ft.peer.coordinator_link.MIN_RECONNECT_S", 0.0)
     monkeypatch.setattr("swarm_ft.peer.links.link.MIN_BACKOFF_S", 0.0)
 
 
 @pytest.fixture
-async def swarm(tmp_path):
+async def swarm(tmp_path: Path) -> AsyncIterator[Swarm]:
     swarm = Swarm(tmp_path)
     await swarm.open()
     yield swarm
@@ -163,17 +190,24 @@ async def swarm(tmp_path):
 
 
 @pytest.fixture(scope="session")
-def spec(model_dir, make_train):
+def spec(model_dir: Path, make_train: MakeTrain) -> RunSpec:
     return RunSpec(model=open_checkpoint(str(model_dir)).describe(), train=make_train())
 
 
 @pytest.fixture
-def assign_of(spec):
-    def make(*, run_id=RUN, attempt=1, stages=(("peer", 0, 2),), fresh=True, committed_steps=0):
+def assign_of(spec: RunSpec) -> MakeAssign:
+    def make(
+        *,
+        run_id: RunId = RUN,
+        attempt: int = 1,
+        stages: Stages = (("peer", 0, 2),),
+        fresh: bool = True,
+        committed_steps: int = 0,
+    ) -> Assign:
         return Assign(
             run_id=run_id,
             spec=spec,
-            attempt=attempt,
+            attempt=Attempt(attempt),
             stages=tuple(
                 StageAssignment(peer_id=PeerId(p), layers=LayerRange(a, b), endpoint=f"{p}:1")
                 for p, a, b in stages
@@ -187,42 +221,52 @@ def assign_of(spec):
 
 
 @pytest.fixture
-def plan_of(spec):
-    def make(step, *, run_id=RUN, attempt=1):
-        batches = step_microbatches(spec.train, step)
+def plan_of(spec: RunSpec) -> MakePlan:
+    def make(step: int, *, run_id: RunId = RUN, attempt: int = 1) -> PlanStep:
+        batches = step_microbatches(spec.train, StepNumber(step))
         tokens = {
             sample: (np.arange(spec.train.seq_length, dtype="<u4") + sample).tobytes()
             for batch in batches
             for sample in batch.samples
         }
         return PlanStep(
-            run_id=run_id, attempt=attempt, step=step, microbatches=batches, tokens=tokens
+            run_id=run_id,
+            attempt=Attempt(attempt),
+            step=StepNumber(step),
+            microbatches=batches,
+            tokens=tokens,
         )
 
     return make
 
 
-def commit_of(step, *, attempt=1):
-    return CommitStep(run_id=RUN, attempt=attempt, step=step, clip_factor=1.0, learning_rate=0.05)
+def commit_of(step: int, *, attempt: int = 1) -> CommitStep:
+    return CommitStep(
+        run_id=RUN,
+        attempt=Attempt(attempt),
+        step=StepNumber(step),
+        clip_factor=1.0,
+        learning_rate=0.05,
+    )
 
 
-async def ready(joined, assign):
+async def ready(joined: Joined, assign: Assign) -> None:
     await joined.say(assign)
     assert isinstance(await joined.hear(), StageReady)
 
 
-async def exported(swarm, assign, joined):
+async def exported(swarm: Swarm, assign: Assign, joined: Joined) -> None:
     """A peer with a result of the run."""
     await ready(joined, assign)
     await joined.say(ExportStage(run_id=assign.run_id))
     assert isinstance(await joined.hear(), StageExported)
 
 
-def result_of(run_id):
-    return ShardName(run_id=run_id, step=0, layers=LayerRange(0, 2), is_result=True)
+def result_of(run_id: RunId) -> ShardName:
+    return ShardName(run_id=run_id, step=StepNumber(0), layers=LayerRange(0, 2), is_result=True)
 
 
-async def num_chunks_of(channel, run_id):
+async def num_chunks_of(channel: Channel, run_id: RunId) -> int:
     """Of the result that the peer gives."""
     chunks = await call(channel, LIST_CHUNKS, result_of(run_id), timeout_s=10.0)
     return len(chunks)
@@ -231,7 +275,9 @@ async def num_chunks_of(channel, run_id):
 # ---- obeying
 
 
-async def test_a_peer_offers_itself_and_trains_what_it_is_told(swarm, assign_of, plan_of):
+async def test_a_peer_offers_itself_and_trains_what_it_is_told(
+    swarm: Swarm, assign_of: MakeAssign, plan_of: MakePlan
+) -> None:
     await swarm.peer()
     joined = await swarm.joined()
     assert (joined.hello.peer_id, str(joined.hello.layers)) == ("peer", "0-2")
@@ -240,8 +286,7 @@ async def test_a_peer_offers_itself_and_trains_what_it_is_told(swarm, assign_of,
     losses = []
     for step in range(3):
         await joined.say(plan_of(step))
-        done = await joined.hear()
-        assert isinstance(done, StepReady)
+        done = await joined.hears(StepReady)
         losses.append(done.loss_sum)
         await joined.say(commit_of(step))
     assert len(set(losses)) == 3
@@ -249,7 +294,9 @@ async def test_a_peer_offers_itself_and_trains_what_it_is_told(swarm, assign_of,
 
 
 @pytest.mark.parametrize("error", [BadLayers("no such layers"), RunMismatch("digests aa, bb")])
-async def test_a_peer_that_is_refused_for_what_it_offers_ends_with_that_error(swarm, error):
+async def test_a_peer_that_is_refused_for_what_it_offers_ends_with_that_error(
+    swarm: Swarm, error: SwarmError
+) -> None:
     _, running = await swarm.peer()
     (await swarm.joined()).end(error)
     with pytest.raises(type(error), match=error.message):
@@ -260,8 +307,8 @@ async def test_a_peer_that_is_refused_for_what_it_offers_ends_with_that_error(sw
     "error", [None, Unavailable("gone"), OutOfTurn("not now"), JournalError("disk full")], ids=repr
 )
 async def test_a_peer_whose_coordinator_ails_comes_back_with_its_weights(
-    swarm, assign_of, plan_of, error
-):
+    swarm: Swarm, assign_of: MakeAssign, plan_of: MakePlan, error: SwarmError | None
+) -> None:
     _, running = await swarm.peer()
     joined = await swarm.joined()
     await ready(joined, assign_of())
@@ -272,13 +319,13 @@ async def test_a_peer_whose_coordinator_ails_comes_back_with_its_weights(
     await joined.hear()
     joined.end(error)
     again = await swarm.joined()
-    assert again.hello.held.committed_steps == 1
+    assert again.held.committed_steps == 1
     await again.say(commit_of(1))
     await ready(again, assign_of(attempt=2, fresh=False, committed_steps=2))
     assert not running.done()
 
 
-async def test_a_coordinator_that_is_nowhere_is_waited_for(swarm, tmp_path):
+async def test_a_coordinator_that_is_nowhere_is_waited_for(swarm: Swarm, tmp_path: Path) -> None:
     await swarm.directory.withdraw(Role.COORDINATOR, "coordinator")
     _, running = await swarm.peer()
     await swarm.directory.announce(Role.COORDINATOR, "coordinator", "nobody:1")
@@ -288,7 +335,7 @@ async def test_a_coordinator_that_is_nowhere_is_waited_for(swarm, tmp_path):
     assert not running.done()
 
 
-async def test_a_peer_of_another_version_is_told_so_once_and_leaves(swarm):
+async def test_a_peer_of_another_version_is_told_so_once_and_leaves(swarm: Swarm) -> None:
     _, running = await swarm.peer()
     joined = await swarm.joined()
     joined.end(VersionMismatch("this coordinator speaks protocol version 9"))
@@ -296,7 +343,9 @@ async def test_a_peer_of_another_version_is_told_so_once_and_leaves(swarm):
         await running
 
 
-async def test_what_makes_no_sense_costs_the_stream_and_not_the_stage(swarm, assign_of, plan_of):
+async def test_what_makes_no_sense_costs_the_stream_and_not_the_stage(
+    swarm: Swarm, assign_of: MakeAssign, plan_of: MakePlan
+) -> None:
     _, running = await swarm.peer()
     joined = await swarm.joined()
     await ready(joined, assign_of())
@@ -316,7 +365,9 @@ async def test_what_makes_no_sense_costs_the_stream_and_not_the_stage(swarm, ass
     assert not running.done()
 
 
-async def test_a_coordinator_with_another_digest_of_the_spec_ends_the_peer(swarm, assign_of):
+async def test_a_coordinator_with_another_digest_of_the_spec_ends_the_peer(
+    swarm: Swarm, assign_of: MakeAssign
+) -> None:
     _, running = await swarm.peer()
     joined = await swarm.joined()
     await joined.say(replace(assign_of(), spec_digest=bytes(16)))
@@ -324,13 +375,14 @@ async def test_a_coordinator_with_another_digest_of_the_spec_ends_the_peer(swarm
         await running
 
 
-async def test_a_model_that_is_not_there_is_told_to_the_coordinator(swarm, assign_of, spec):
+async def test_a_model_that_is_not_there_is_told_to_the_coordinator(
+    swarm: Swarm, assign_of: MakeAssign, spec: RunSpec
+) -> None:
     _, running = await swarm.peer()
     joined = await swarm.joined()
     elsewhere = replace(spec, model=replace(spec.model, reference="/nowhere/at/all"))
     await joined.say(replace(assign_of(), spec=elsewhere, spec_digest=elsewhere.digest()))
-    failed = await joined.hear()
-    assert isinstance(failed, StageFailed)
+    failed = await joined.hears(StageFailed)
     assert failed.code == "bad-model"
     assert not running.done()
 
@@ -338,7 +390,7 @@ async def test_a_model_that_is_not_there_is_told_to_the_coordinator(swarm, assig
 # ---- leaving
 
 
-async def test_a_peer_that_leaves_says_goodbye(swarm, assign_of):
+async def test_a_peer_that_leaves_says_goodbye(swarm: Swarm, assign_of: MakeAssign) -> None:
     node, running = await swarm.peer()
     joined = await swarm.joined()
     await ready(joined, assign_of())
@@ -347,7 +399,9 @@ async def test_a_peer_that_leaves_says_goodbye(swarm, assign_of):
     await running
 
 
-async def test_a_peer_leaves_although_nobody_hears_its_goodbye(swarm, monkeypatch):
+async def test_a_peer_leaves_although_nobody_hears_its_goodbye(
+    swarm: Swarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("swarm_ft.peer.coordinator_link.GOODBYE_S", 0.0)
     await swarm.directory.withdraw(Role.COORDINATOR, "coordinator")
     node, running = await swarm.peer()
@@ -355,7 +409,9 @@ async def test_a_peer_leaves_although_nobody_hears_its_goodbye(swarm, monkeypatc
     await running
 
 
-async def test_a_peer_with_a_result_leaves_once_it_is_collected(swarm, assign_of):
+async def test_a_peer_with_a_result_leaves_once_it_is_collected(
+    swarm: Swarm, assign_of: MakeAssign
+) -> None:
     node, running = await swarm.peer()
     joined = await swarm.joined()
     await exported(swarm, assign_of(), joined)
@@ -368,7 +424,9 @@ async def test_a_peer_with_a_result_leaves_once_it_is_collected(swarm, assign_of
     await running
 
 
-async def test_a_second_result_is_waited_for_as_the_first_was(swarm, assign_of):
+async def test_a_second_result_is_waited_for_as_the_first_was(
+    swarm: Swarm, assign_of: MakeAssign
+) -> None:
     node, running = await swarm.peer()
     joined = await swarm.joined()
     await exported(swarm, assign_of(), joined)
@@ -384,7 +442,9 @@ async def test_a_second_result_is_waited_for_as_the_first_was(swarm, assign_of):
     await running
 
 
-async def test_a_release_of_another_run_changes_nothing(swarm, assign_of, plan_of):
+async def test_a_release_of_another_run_changes_nothing(
+    swarm: Swarm, assign_of: MakeAssign, plan_of: MakePlan
+) -> None:
     await swarm.peer()
     joined = await swarm.joined()
     await ready(joined, assign_of())
@@ -397,7 +457,9 @@ async def test_a_release_of_another_run_changes_nothing(swarm, assign_of, plan_o
 
 
 @pytest.mark.parametrize("hosts", [False, True], ids=["hosts nothing", "hosts another run"])
-async def test_who_asks_for_a_run_that_is_not_here_is_told_so(swarm, assign_of, hosts):
+async def test_who_asks_for_a_run_that_is_not_here_is_told_so(
+    swarm: Swarm, assign_of: MakeAssign, hosts: bool
+) -> None:
     await swarm.peer()
     joined = await swarm.joined()
     if hosts:
@@ -414,7 +476,9 @@ STAGES = (("up", 0, 1), ("down", 1, 2))
 
 
 @pytest.mark.parametrize("first", ["up", "down"])
-async def test_neighbours_meet_whoever_hears_of_the_run_first(swarm, assign_of, plan_of, first):
+async def test_neighbours_meet_whoever_hears_of_the_run_first(
+    swarm: Swarm, assign_of: MakeAssign, plan_of: MakePlan, first: str
+) -> None:
     peers = {name: await swarm.peer(name, f"{a}-{b}") for name, a, b in STAGES}
     joined = {name: await swarm.joined(name) for name in peers}
     second = "down" if first == "up" else "up"
@@ -425,12 +489,11 @@ async def test_neighbours_meet_whoever_hears_of_the_run_first(swarm, assign_of, 
     for name in peers:
         assert isinstance(await joined[name].hear(), StageReady)
     for step in range(3):
-        ready_of = {}
+        ready_of: dict[str, StepReady] = {}
         for name in peers:
             await joined[name].say(plan_of(step))
         for name in peers:
-            ready_of[name] = await joined[name].hear()
-            assert isinstance(ready_of[name], StepReady)
+            ready_of[name] = await joined[name].hears(StepReady)
             await joined[name].say(commit_of(step))
         assert ready_of["down"].loss_sum > 0
         (traffic,) = ready_of["up"].traffic
@@ -440,13 +503,13 @@ async def test_neighbours_meet_whoever_hears_of_the_run_first(swarm, assign_of, 
 
 
 async def test_a_peer_that_is_assigned_again_and_again_ends_where_it_was_last(
-    swarm, assign_of, plan_of
-):
+    swarm: Swarm, assign_of: MakeAssign, plan_of: MakePlan
+) -> None:
     await swarm.peer()
     joined = await swarm.joined()
     for attempt in range(1, 6):
         await joined.say(assign_of(attempt=attempt))
-    said = await joined.hear()
+    said: Any = await joined.hear()
     while said.attempt != 5:
         said = await joined.hear()
     assert isinstance(said, StageReady)

@@ -4,26 +4,41 @@ import pytest
 import torch
 
 from swarm_ft.errors import OutOfTurn
+from swarm_ft.ids import Attempt, BlockIndex, MicrobatchIndex, SampleId, StepNumber
 from swarm_ft.peer.step import StepProgress
 from swarm_ft.protocol.messages.boundary import FrameKey
 from swarm_ft.protocol.messages.reports import Traffic
 from swarm_ft.protocol.spec.codec_spec import Direction
 from swarm_ft.protocol.spec.training_plan import Microbatch
 
-FIRST, SECOND = Microbatch(0, (4, 5)), Microbatch(1, (6, 7))
+STEP = StepNumber(3)
+FRONT, BEHIND = BlockIndex(2), BlockIndex(4)
 
 
-def key(microbatch, sample, direction=Direction.FORWARD, attempt=1):
-    return FrameKey(attempt, 3, microbatch, sample, direction)
+def batch(index: int, *samples: int) -> Microbatch:
+    return Microbatch(MicrobatchIndex(index), tuple(SampleId(sample) for sample in samples))
+
+
+FIRST, SECOND = batch(0, 4, 5), batch(1, 6, 7)
+
+
+def key(
+    microbatch: int, sample: int, direction: Direction = Direction.FORWARD, attempt: int = 1
+) -> FrameKey:
+    return FrameKey(
+        Attempt(attempt), STEP, MicrobatchIndex(microbatch), SampleId(sample), direction
+    )
 
 
 @pytest.fixture
-def progress():
+def progress() -> StepProgress:
     """The first microbatch is done."""
-    return StepProgress(3, done={0: (4, 5)})
+    return StepProgress(STEP, done={FIRST.index: FIRST.samples})
 
 
-def test_what_was_sent_of_a_finished_microbatch_is_kept_for_later_attempts(progress):
+def test_what_was_sent_of_a_finished_microbatch_is_kept_for_later_attempts(
+    progress: StepProgress,
+) -> None:
     x = torch.ones(2, 2)
     progress.keep([(key(0, 4), x), (key(1, 6), x)])
     assert progress.sent(key(0, 4, attempt=2)) is x
@@ -32,28 +47,31 @@ def test_what_was_sent_of_a_finished_microbatch_is_kept_for_later_attempts(progr
             progress.sent(missing)
 
 
-def test_a_later_attempt_takes_the_place_of_an_earlier_one(progress):
+def test_a_later_attempt_takes_the_place_of_an_earlier_one(progress: StepProgress) -> None:
     first, second = torch.ones(1), torch.zeros(1)
     progress.hold(key(0, 4), first)
     progress.keep([(key(0, 4, attempt=2), second)])
     assert progress.sent(key(0, 4)) is second
 
 
-def test_a_plan_by_which_something_else_is_done_is_out_of_turn(progress):
+def test_a_plan_by_which_something_else_is_done_is_out_of_turn(progress: StepProgress) -> None:
     progress.check([FIRST])
-    for other in ([], [SECOND], [FIRST, SECOND], [Microbatch(0, (4, 6))]):
+    others: list[list[Microbatch]] = [[], [SECOND], [FIRST, SECOND], [batch(0, 4, 6)]]
+    for other in others:
         with pytest.raises(OutOfTurn, match=r"step 3: by the plan"):
             progress.check(other)
 
 
-def test_traffic_of_all_attempts_is_added_up(progress):
-    progress.count([Traffic(boundary=2, forward_bytes=5), Traffic(boundary=4, backward_bytes=1)])
-    total = progress.count([Traffic(boundary=2, forward_bytes=7)])
+def test_traffic_of_all_attempts_is_added_up(progress: StepProgress) -> None:
+    progress.count(
+        [Traffic(boundary=FRONT, forward_bytes=5), Traffic(boundary=BEHIND, backward_bytes=1)]
+    )
+    total = progress.count([Traffic(boundary=FRONT, forward_bytes=7)])
     assert total == (
-        Traffic(boundary=2, forward_bytes=12),
-        Traffic(boundary=4, backward_bytes=1),
+        Traffic(boundary=FRONT, forward_bytes=12),
+        Traffic(boundary=BEHIND, backward_bytes=1),
     )
 
 
-def test_the_samples_are_those_of_what_is_done(progress):
+def test_the_samples_are_those_of_what_is_done(progress: StepProgress) -> None:
     assert progress.samples == {4, 5}

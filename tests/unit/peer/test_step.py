@@ -3,10 +3,11 @@
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import SimpleNamespace
+from typing import Protocol, cast
 
 import numpy as np
 import pytest
@@ -14,6 +15,9 @@ import torch
 
 from swarm_ft.clock import SystemClock
 from swarm_ft.errors import MalformedMessage, NonFinite
+from swarm_ft.ids import Attempt, MicrobatchIndex, RunId, SampleId, StepNumber
+from swarm_ft.peer.boundary.end import Boundary
+from swarm_ft.peer.context import PeerContext
 from swarm_ft.peer.step import Passing, StageStep, StepProgress
 from swarm_ft.peer.timeline import Timeline
 from swarm_ft.protocol.machines.pipeline import PARTS, StageSchedule, least_held
@@ -21,7 +25,7 @@ from swarm_ft.protocol.messages.boundary import FrameKey
 from swarm_ft.protocol.messages.control import PlanStep
 from swarm_ft.protocol.spec.codec_spec import Direction
 from swarm_ft.protocol.spec.training_plan import Microbatch
-from swarm_ft.stage.base import LossAndGradient
+from swarm_ft.stage.base import Engine, LossAndGradient
 
 TOKENS, CHANNELS = 3, 2
 PATIENCE_S = 30.0
@@ -33,26 +37,28 @@ class CountingEngine:
 
     is_first: bool = False
     is_last: bool = False
-    done: list = field(default_factory=list)
-    after: Callable = lambda: None
+    done: list[tuple[str, int]] = field(default_factory=list)
+    after: Callable[[], object] = lambda: None
 
-    def _did(self, kind, microbatch):
+    def did(self, kind: str, microbatch: MicrobatchIndex) -> None:
         self.done.append((kind, microbatch))
         self.after()
 
-    def forward(self, microbatch, x):
-        self._did("forward", microbatch)
+    def forward(self, microbatch: MicrobatchIndex, x: torch.Tensor) -> torch.Tensor:
+        self.did("forward", microbatch)
         return x.float() + 1 if x.dim() == 3 else x.float()[..., None].expand(-1, -1, CHANNELS)
 
-    def backward(self, microbatch, gradient):
-        self._did("backward", microbatch)
+    def backward(self, microbatch: MicrobatchIndex, gradient: torch.Tensor) -> torch.Tensor | None:
+        self.did("backward", microbatch)
         return None if self.is_first else gradient * 2
 
-    def weight_gradients(self, microbatch):
-        self._did("weights", microbatch)
+    def weight_gradients(self, microbatch: MicrobatchIndex) -> None:
+        self.did("weights", microbatch)
 
-    def forward_backward(self, microbatch, x, tokens):
-        self._did("both", microbatch)
+    def forward_backward(
+        self, microbatch: MicrobatchIndex, x: torch.Tensor, tokens: torch.Tensor
+    ) -> LossAndGradient:
+        self.did("both", microbatch)
         if not torch.isfinite(x.float()).all():
             raise NonFinite("an input is not finite")
         gradient = None if self.is_first else x * 2
@@ -63,9 +69,9 @@ class CountingEngine:
 class Outbox:
     """What a stage gives to one of its boundaries."""
 
-    sent: list = field(default_factory=list)
+    sent: list[tuple[FrameKey, torch.Tensor]] = field(default_factory=list)
 
-    def send(self, key, x):
+    def send(self, key: FrameKey, x: torch.Tensor) -> None:
         self.sent.append((key, x))
 
     @property
@@ -73,38 +79,83 @@ class Outbox:
         return [key.sample for key, _ in self.sent]
 
 
-def token_bytes(sample, *, count=TOKENS):
+def token_bytes(sample: int, *, count: int = TOKENS) -> bytes:
     return np.full(count, sample, "<u4").tobytes()
 
 
-def make_plan(num_microbatches, *, with_tokens):
-    batches = tuple(Microbatch(i, (10 * i, 10 * i + 1)) for i in range(num_microbatches))
+def plan_of(batches: tuple[Microbatch, ...], tokens: dict[SampleId, bytes]) -> PlanStep:
+    return PlanStep(
+        run_id=RunId("run"),
+        attempt=Attempt(1),
+        step=StepNumber(5),
+        microbatches=batches,
+        tokens=tokens,
+    )
+
+
+def make_plan(num_microbatches: int, *, with_tokens: bool) -> PlanStep:
+    batches = tuple(
+        Microbatch(MicrobatchIndex(i), (SampleId(10 * i), SampleId(10 * i + 1)))
+        for i in range(num_microbatches)
+    )
     samples = [sample for batch in batches for sample in batch.samples]
     tokens = {sample: token_bytes(sample) for sample in samples} if with_tokens else {}
-    return PlanStep(run_id="run", attempt=1, step=5, microbatches=batches, tokens=tokens)
+    return plan_of(batches, tokens)
 
 
-def key(sample, direction):
-    return FrameKey(1, 5, sample // 10, sample, direction)
+def key(sample: int, direction: Direction) -> FrameKey:
+    return FrameKey(
+        Attempt(1), StepNumber(5), MicrobatchIndex(sample // 10), SampleId(sample), direction
+    )
 
 
-def value(sample):
+def value(sample: float) -> torch.Tensor:
     return torch.full((TOKENS, CHANNELS), float(sample))
 
 
+class MakeStep(Protocol):
+    """See `make_step`."""
+
+    def __call__(
+        self,
+        index: int,
+        /,
+        *,
+        of: int,
+        microbatches: int,
+        plan: PlanStep | None = None,
+        with_tokens: bool | None = None,
+        more_held: int = 0,
+    ) -> tuple[StageStep, CountingEngine, Outbox, Outbox]:
+        """The step, its engine, what it gives upstream and downstream."""
+        ...
+
+
+def routed(indices: Iterable[MicrobatchIndex], outbox: Outbox) -> dict[MicrobatchIndex, Boundary]:
+    return dict.fromkeys(indices, cast("Boundary", outbox))
+
+
 @pytest.fixture
-def make_step():
+def make_step() -> Iterator[MakeStep]:
     """`make_step(1, of=3, microbatches=4)`: the second of three stages."""
     with ThreadPoolExecutor(1) as compute:
 
-        def make(index, *, of, microbatches, plan=None, with_tokens=None, more_held=0):
+        def make(
+            index: int,
+            *,
+            of: int,
+            microbatches: int,
+            plan: PlanStep | None = None,
+            with_tokens: bool | None = None,
+            more_held: int = 0,
+        ) -> tuple[StageStep, CountingEngine, Outbox, Outbox]:
             engine = CountingEngine(is_first=index == 0, is_last=index == of - 1)
             needs = engine.is_first or engine.is_last
             plan = plan or make_plan(
                 microbatches, with_tokens=needs if with_tokens is None else with_tokens
             )
-            up, down = None if engine.is_first else Outbox(), None if engine.is_last else Outbox()
-            indices = range(microbatches)
+            up, down = Outbox(), Outbox()
+            indices = [MicrobatchIndex(i) for i in range(microbatches)]
             schedule = StageSchedule(
                 is_first=engine.is_first,
                 is_last=engine.is_last,
@@ -114,8 +165,8 @@ def make_step():
             passing = Passing(
                 stage_index=index,
                 batches={batch.index: batch for batch in plan.microbatches},
-                upstream=dict.fromkeys(indices, up) if up else {},
-                downstream=dict.fromkeys(indices, down) if down else {},
+                upstream={} if engine.is_first else routed(indices, up),
+                downstream={} if engine.is_last else routed(indices, down),
             )
             clock = SystemClock()
             timeline = Timeline(clock, lambda _message: None)
@@ -124,8 +175,8 @@ def make_step():
                 plan,
                 passing,
                 StepProgress(plan.step),
-                engine=engine,
-                context=context,
+                engine=cast("Engine", engine),
+                context=cast("PeerContext", context),
                 schedule=schedule,
             )
             return step, engine, up, down
@@ -133,20 +184,20 @@ def make_step():
         yield make
 
 
-def arrive(step, samples, direction):
+def arrive(step: StageStep, samples: Iterable[int], direction: Direction) -> None:
     for sample in samples:
         step.arrived(key(sample, direction), value(sample))
 
 
-async def test_a_single_stage_computes_everything_itself(make_step):
+async def test_a_single_stage_computes_everything_itself(make_step: MakeStep) -> None:
     step, engine, _, _ = make_step(0, of=1, microbatches=3)
     await step.run()
     assert engine.done == [(kind, i) for i in range(3) for kind in ("both", "weights")]
     assert step.parts_begun == 3 * PARTS
-    assert step._progress.loss_sum == TOKENS * (0 + 1 + 10 + 11 + 20 + 21)
+    assert step.progress.loss_sum == TOKENS * (0 + 1 + 10 + 11 + 20 + 21)
 
 
-async def test_the_first_stage_sends_each_sample_under_its_own_name(make_step):
+async def test_the_first_stage_sends_each_sample_under_its_own_name(make_step: MakeStep) -> None:
     step, engine, _, down = make_step(0, of=2, microbatches=2)
     running = asyncio.create_task(step.run())
     arrive(step, [0, 1, 10, 11], Direction.BACKWARD)
@@ -165,17 +216,17 @@ async def test_the_first_stage_sends_each_sample_under_its_own_name(make_step):
     assert step.parts_begun == 2 * PARTS
 
 
-async def test_the_last_stage_sums_losses_and_sends_gradients(make_step):
+async def test_the_last_stage_sums_losses_and_sends_gradients(make_step: MakeStep) -> None:
     step, engine, up, _ = make_step(1, of=2, microbatches=2)
     arrive(step, [0, 1, 10, 11], Direction.FORWARD)
     await step.run()
     assert engine.done == [(kind, i) for i in range(2) for kind in ("both", "weights")]
-    assert step._progress.loss_sum == TOKENS * (0 + 1 + 10 + 11)
+    assert step.progress.loss_sum == TOKENS * (0 + 1 + 10 + 11)
     assert [k for k, _ in up.sent] == [key(s, Direction.BACKWARD) for s in (0, 1, 10, 11)]
     assert all(torch.equal(x, 2 * value(k.sample)) for k, x in up.sent)
 
 
-async def test_a_middle_stage_passes_both_ways_and_needs_no_tokens(make_step):
+async def test_a_middle_stage_passes_both_ways_and_needs_no_tokens(make_step: MakeStep) -> None:
     step, engine, up, down = make_step(1, of=3, microbatches=2)
     arrive(step, [0, 1, 10, 11], Direction.FORWARD)
     arrive(step, [0, 1, 10, 11], Direction.BACKWARD)
@@ -188,13 +239,15 @@ async def test_a_middle_stage_passes_both_ways_and_needs_no_tokens(make_step):
         ("weights", 0),
         ("weights", 1),
     ]
-    assert step._progress.done == {0: (0, 1), 1: (10, 11)}
+    assert step.progress.done == {0: (0, 1), 1: (10, 11)}
     assert up.samples == down.samples == [0, 1, 10, 11]
     assert all(torch.equal(x, value(k.sample) + 1) for k, x in down.sent)
     assert all(torch.equal(x, 2 * value(k.sample)) for k, x in up.sent)
 
 
-async def test_microbatches_are_computed_in_order_however_samples_arrive(make_step):
+async def test_microbatches_are_computed_in_order_however_samples_arrive(
+    make_step: MakeStep,
+) -> None:
     step, engine, up, _ = make_step(1, of=2, microbatches=3)
     running = asyncio.create_task(step.run())
     for sample in (21, 1, 11, 20, 10, 0):
@@ -205,11 +258,12 @@ async def test_microbatches_are_computed_in_order_however_samples_arrive(make_st
     assert up.samples == [0, 1, 10, 11, 20, 21]
 
 
-async def test_only_so_many_forwards_run_ahead_of_the_first_backward(make_step):
+async def test_only_so_many_forwards_run_ahead_of_the_first_backward(make_step: MakeStep) -> None:
     step, engine, _, down = make_step(0, of=2, microbatches=9)
-    ahead = []
+    loop = asyncio.get_running_loop()
+    ahead: list[int] = []
 
-    def answer_the_oldest():
+    def answer_the_oldest() -> None:
         """What the last stage does, which gets a microbatch behind when two are on their way."""
         kinds = Counter(kind for kind, _ in engine.done)
         ahead.append(kinds["forward"] - kinds["weights"])
@@ -221,7 +275,6 @@ async def test_only_so_many_forwards_run_ahead_of_the_first_backward(make_step):
             oldest = [10 * num_backwards, 10 * num_backwards + 1]
             loop.call_soon_threadsafe(arrive, step, oldest, Direction.BACKWARD)
 
-    loop = asyncio.get_running_loop()
     engine.after = answer_the_oldest
     await step.run()
     assert max(ahead) == 3, "twice the stages behind, links counted as stages, and one"
@@ -229,31 +282,35 @@ async def test_only_so_many_forwards_run_ahead_of_the_first_backward(make_step):
     assert down.samples == [s for i in range(9) for s in (10 * i, 10 * i + 1)]
 
 
-def test_a_step_expects_every_sample_once_each_way(make_step):
+def test_a_step_expects_every_sample_once_each_way(make_step: MakeStep) -> None:
     step, _, up, down = make_step(1, of=3, microbatches=2)
     for boundary, way in ((up, Direction.FORWARD), (down, Direction.BACKWARD)):
-        assert step.expected(boundary, way) == {key(sample, way) for sample in (0, 1, 10, 11)}
-        assert not step.expected(Outbox(), way)
+        assert step.expected(cast("Boundary", boundary), way) == {
+            key(sample, way) for sample in (0, 1, 10, 11)
+        }
+        assert not step.expected(cast("Boundary", Outbox()), way)
 
 
 @pytest.mark.parametrize("index", [0, 1])
 @pytest.mark.parametrize("tokens", [{}, {0: token_bytes(0)}], ids=["none", "too few"])
-def test_a_plan_without_tokens_is_malformed_at_both_ends(make_step, index, tokens):
+def test_a_plan_without_tokens_is_malformed_at_both_ends(
+    make_step: MakeStep, index: int, tokens: dict[SampleId, bytes]
+) -> None:
     whole = make_plan(1, with_tokens=False)
-    plan = PlanStep(run_id="run", attempt=1, step=5, microbatches=whole.microbatches, tokens=tokens)
+    plan = plan_of(whole.microbatches, tokens)
     with pytest.raises(MalformedMessage, match="plan of step 5: tokens missing or uneven"):
         make_step(index, of=2, microbatches=1, plan=plan)
 
 
-def test_a_plan_with_samples_of_different_lengths_is_malformed(make_step):
+def test_a_plan_with_samples_of_different_lengths_is_malformed(make_step: MakeStep) -> None:
     whole = make_plan(1, with_tokens=True)
-    tokens = whole.tokens | {1: token_bytes(1, count=TOKENS + 1)}
-    plan = PlanStep(run_id="run", attempt=1, step=5, microbatches=whole.microbatches, tokens=tokens)
+    tokens = whole.tokens | {SampleId(1): token_bytes(1, count=TOKENS + 1)}
+    plan = plan_of(whole.microbatches, tokens)
     with pytest.raises(MalformedMessage, match="uneven"):
         make_step(0, of=2, microbatches=1, plan=plan)
 
 
-async def test_what_the_engine_raises_ends_the_step(make_step):
+async def test_what_the_engine_raises_ends_the_step(make_step: MakeStep) -> None:
     step, *_ = make_step(1, of=2, microbatches=1)
     step.arrived(key(0, Direction.FORWARD), value(float("nan")))
     arrive(step, [1], Direction.FORWARD)
@@ -261,9 +318,10 @@ async def test_what_the_engine_raises_ends_the_step(make_step):
         await step.run()
 
 
-async def test_a_loss_counts_with_its_microbatch(make_step):
+async def test_a_loss_counts_with_its_microbatch(make_step: MakeStep) -> None:
     step, engine, _, _ = make_step(1, of=2, microbatches=2, more_held=1)
-    progress, seen = step._progress, []
+    progress = step.progress
+    seen: list[tuple[float, set[MicrobatchIndex]]] = []
     engine.after = lambda: seen.append((progress.loss_sum, set(progress.done)))
     arrive(step, [0, 1, 10, 11], Direction.FORWARD)
     await step.run()
@@ -273,11 +331,13 @@ async def test_a_loss_counts_with_its_microbatch(make_step):
     assert progress.loss_sum == TOKENS * (0 + 1 + 10 + 11)
 
 
-async def test_a_step_that_is_interrupted_completes_what_has_had_its_backward(make_step):
+async def test_a_step_that_is_interrupted_completes_what_has_had_its_backward(
+    make_step: MakeStep,
+) -> None:
     step, engine, up, _ = make_step(1, of=3, microbatches=3)
     begun, go_on = threading.Event(), threading.Event()
 
-    def interrupt_here():
+    def interrupt_here() -> None:
         if engine.done[-1] == ("backward", 1):
             begun.set()
             assert go_on.wait(PATIENCE_S)
@@ -293,20 +353,22 @@ async def test_a_step_that_is_interrupted_completes_what_has_had_its_backward(ma
         await running
     kinds = {kind: [i for k, i in engine.done if k == kind] for kind, _ in engine.done}
     assert kinds["backward"] == kinds["weights"] == [0, 1]
-    assert step._progress.done == {0: (0, 1), 1: (10, 11)}
+    assert step.progress.done == {0: (0, 1), 1: (10, 11)}
     assert up.samples == [0, 1, 10, 11], "what is done is with the stage upstream"
 
 
-async def test_weights_that_fail_are_not_tried_again(make_step):
+async def test_weights_that_fail_are_not_tried_again(
+    make_step: MakeStep, monkeypatch: pytest.MonkeyPatch
+) -> None:
     step, engine, _, _ = make_step(1, of=2, microbatches=2, more_held=1)
 
-    def fail(microbatch):
-        engine._did("weights", microbatch)
+    def fail(microbatch: MicrobatchIndex) -> None:
+        engine.did("weights", microbatch)
         raise RuntimeError("out of memory")
 
-    engine.weight_gradients = fail
+    monkeypatch.setattr(engine, "weight_gradients", fail)
     arrive(step, [0, 1, 10, 11], Direction.FORWARD)
     with pytest.raises(RuntimeError, match="out of memory"):
         await step.run()
-    assert step._progress.done == {}
+    assert step.progress.done == {}
     assert engine.done == [(kind, i) for kind in ("both", "weights") for i in (0, 1)]

@@ -2,40 +2,50 @@
 
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
 
 from swarm_ft.buffers import BufferStore
-from swarm_ft.ids import RunId
+from swarm_ft.ids import Attempt, BlockIndex, MicrobatchIndex, RunId, SampleId, StepNumber
 from swarm_ft.peer import timeline as timeline_module
 from swarm_ft.peer.boundary.coder import TimedCoder
 from swarm_ft.peer.timeline import NUM_PROBES, Timeline
 from swarm_ft.protocol.messages.boundary import FrameKey
-from swarm_ft.protocol.messages.control import ClockProbe, ClockReply, PlanStep
+from swarm_ft.protocol.messages.control import ClockProbe, ClockReply, FromPeer, PlanStep
 from swarm_ft.protocol.messages.timeline import ClockEstimate, Span, SpanKind, StepTimeline
 from swarm_ft.protocol.spec.codec_spec import Direction
 from swarm_ft.protocol.spec.training_plan import Microbatch
 from swarm_ft.testing.clock import ManualClock
+from tests.unit.peer.conftest import MakeSpec
 
 AHEAD_US = 5_000_000
-KEY = FrameKey(1, 0, 2, 7, Direction.BACKWARD)
+KEY = FrameKey(Attempt(1), StepNumber(0), MicrobatchIndex(2), SampleId(7), Direction.BACKWARD)
+STEP, BOUNDARY = StepNumber(4), BlockIndex(4)
+MICROBATCH = MicrobatchIndex(0)
 
 
-def plan_of(step, *, traced=True, attempt=1):
-    batches = (Microbatch(0, (1, 2)),)
-    return PlanStep(run_id="run", attempt=attempt, step=step, microbatches=batches, traced=traced)
+def plan_of(step: int, *, traced: bool = True, attempt: int = 1) -> PlanStep:
+    batches = (Microbatch(MICROBATCH, (SampleId(1), SampleId(2))),)
+    return PlanStep(
+        run_id=RunId("run"),
+        attempt=Attempt(attempt),
+        step=StepNumber(step),
+        microbatches=batches,
+        traced=traced,
+    )
 
 
 class Peer:
     """A timeline and what it says; `answer` is the coordinator's, whose clock is ahead."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.clock = ManualClock()
-        self.said = []
+        self.said: list[FromPeer] = []
         self.timeline = Timeline(self.clock, self.said.append)
 
-    def answer(self, *, after_s=0.002):
+    def answer(self, *, after_s: float = 0.002) -> None:
         """Answer the question for the time that was asked last."""
         probe = next(said for said in reversed(self.said) if isinstance(said, ClockProbe))
         self.clock.advance(after_s / 2)
@@ -50,20 +60,20 @@ class Peer:
 
 
 @pytest.fixture
-def peer():
+def peer() -> Peer:
     return Peer()
 
 
-def work(peer):
+def work(peer: Peer) -> None:
     """Some of each thing that is recorded, a second each."""
     timeline = peer.timeline
     begin_s = timeline.now_s()
     peer.clock.advance(1)
-    timeline.add(SpanKind.WAIT_INPUT, begin_s, microbatch=3)
+    timeline.add(SpanKind.WAIT_INPUT, begin_s, microbatch=MicrobatchIndex(3))
     begin_s = timeline.now_s()
     peer.clock.advance(1)
-    timeline.add_frame(SpanKind.SEND, KEY, begin_s, 4, 99)
-    timeline.timed(SpanKind.FORWARD, peer.clock.advance, 0)(1)
+    timeline.add_frame(SpanKind.SEND, KEY, begin_s, BOUNDARY, 99)
+    timeline.timed(SpanKind.FORWARD, peer.clock.advance, MICROBATCH)(1)
     timeline.ready()
     peer.clock.advance(1)
     timeline.commit_heard()
@@ -71,21 +81,23 @@ def work(peer):
     timeline.tell()
 
 
-def test_a_step_that_nobody_traces_records_and_says_nothing(peer):
+def test_a_step_that_nobody_traces_records_and_says_nothing(peer: Peer) -> None:
     peer.timeline.planned(plan_of(0, traced=False))
     work(peer)
     assert peer.said == []
 
 
-def test_what_is_off_wraps_nothing_and_reads_no_clock(peer, monkeypatch):
+def test_what_is_off_wraps_nothing_and_reads_no_clock(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     timeline = peer.timeline
     monkeypatch.setattr(peer.clock, "now_s", None)
-    assert timeline.timed(SpanKind.FORWARD, work, 0) is work
+    assert timeline.timed(SpanKind.FORWARD, work, MICROBATCH) is work
     timeline.add(SpanKind.WAIT_ACKS, timeline.now_s())
-    timeline.add_frame(SpanKind.SEND, KEY, timeline.now_s(), 4, 99)
+    timeline.add_frame(SpanKind.SEND, KEY, timeline.now_s(), BOUNDARY, 99)
 
 
-def test_a_traced_step_is_told_once_it_is_committed(peer):
+def test_a_traced_step_is_told_once_it_is_committed(peer: Peer) -> None:
     peer.clock.advance(10)
     peer.timeline.planned(plan_of(4))
     peer.answer()
@@ -95,29 +107,29 @@ def test_a_traced_step_is_told_once_it_is_committed(peer):
     assert told.origin_us == 10_000_000
     late, second = 2_000, 1_000_000  # the answer took 2 ms
     assert sorted(told.spans, key=lambda span: span.begin_us) == [
-        Span(SpanKind.STEP, 0, late + 5 * second, 4),
-        Span(SpanKind.PLAN, 0, 0, 4),
-        Span(SpanKind.WAIT_INPUT, late, second, 4, microbatch=3),
+        Span(SpanKind.STEP, 0, late + 5 * second, STEP),
+        Span(SpanKind.PLAN, 0, 0, STEP),
+        Span(SpanKind.WAIT_INPUT, late, second, STEP, microbatch=MicrobatchIndex(3)),
         Span(
             SpanKind.SEND,
             late + second,
             second,
             KEY.step,
-            microbatch=2,
-            sample=7,
-            boundary=4,
+            microbatch=KEY.microbatch,
+            sample=KEY.sample,
+            boundary=BOUNDARY,
             direction=Direction.BACKWARD,
             num_bytes=99,
         ),
-        Span(SpanKind.FORWARD, late + 2 * second, second, 4, microbatch=0),
-        Span(SpanKind.READY, late + 3 * second, 0, 4),
-        Span(SpanKind.WAIT_COMMIT, late + 3 * second, second, 4),
-        Span(SpanKind.COMMIT, late + 4 * second, 0, 4),
-        Span(SpanKind.OPTIMIZER, late + 4 * second, second, 4),
+        Span(SpanKind.FORWARD, late + 2 * second, second, STEP, microbatch=MICROBATCH),
+        Span(SpanKind.READY, late + 3 * second, 0, STEP),
+        Span(SpanKind.WAIT_COMMIT, late + 3 * second, second, STEP),
+        Span(SpanKind.COMMIT, late + 4 * second, 0, STEP),
+        Span(SpanKind.OPTIMIZER, late + 4 * second, second, STEP),
     ]
 
 
-def test_the_next_step_begins_with_nothing(peer):
+def test_the_next_step_begins_with_nothing(peer: Peer) -> None:
     for step in range(2):
         peer.timeline.planned(plan_of(step))
         peer.answer()
@@ -127,7 +139,7 @@ def test_the_next_step_begins_with_nothing(peer):
     assert {span.step for span in second.spans if span.kind is SpanKind.STEP} == {1}
 
 
-def test_the_quickest_answer_tells_how_far_the_clock_is(peer):
+def test_the_quickest_answer_tells_how_far_the_clock_is(peer: Peer) -> None:
     peer.timeline.planned(plan_of(0))
     for after_s in (0.5, 0.004, 0.2):
         peer.answer(after_s=after_s)
@@ -137,8 +149,8 @@ def test_the_quickest_answer_tells_how_far_the_clock_is(peer):
     assert 2_000 <= clock.error_us < 2_100
 
 
-def test_time_is_asked_for_a_few_times_a_step_one_after_the_other(peer):
-    def num_asked():
+def test_time_is_asked_for_a_few_times_a_step_one_after_the_other(peer: Peer) -> None:
+    def num_asked() -> int:
         return sum(isinstance(said, ClockProbe) for said in peer.said)
 
     peer.timeline.planned(plan_of(0))
@@ -149,7 +161,7 @@ def test_time_is_asked_for_a_few_times_a_step_one_after_the_other(peer):
     assert num_asked() == NUM_PROBES + 1
 
 
-def test_nothing_is_told_while_the_clock_is_not_known(peer):
+def test_nothing_is_told_while_the_clock_is_not_known(peer: Peer) -> None:
     peer.timeline.planned(plan_of(0))
     work(peer)
     assert not [said for said in peer.said if isinstance(said, StepTimeline)]
@@ -159,12 +171,14 @@ def test_nothing_is_told_while_the_clock_is_not_known(peer):
     assert {span.step for span in peer.told().spans} == {1}, "what was recorded is forgotten"
 
 
-def test_too_many_spans_are_counted_and_the_step_itself_is_there(peer, monkeypatch):
+def test_too_many_spans_are_counted_and_the_step_itself_is_there(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(timeline_module, "MAX_SPANS", 50)
     peer.timeline.planned(plan_of(0))
     peer.answer()
     for _ in range(60):
-        peer.timeline.add_frame(SpanKind.SEND, KEY, peer.timeline.now_s(), 4, 99)
+        peer.timeline.add_frame(SpanKind.SEND, KEY, peer.timeline.now_s(), BOUNDARY, 99)
     peer.timeline.tell()
     told = peer.told()
     kinds = Counter(span.kind for span in told.spans)
@@ -172,7 +186,7 @@ def test_too_many_spans_are_counted_and_the_step_itself_is_there(peer, monkeypat
     assert told.num_dropped == 12
 
 
-def test_a_span_that_began_before_anybody_asked_is_none(peer):
+def test_a_span_that_began_before_anybody_asked_is_none(peer: Peer) -> None:
     begin_s = peer.timeline.now_s()
     peer.timeline.planned(plan_of(0))
     peer.answer()
@@ -181,19 +195,19 @@ def test_a_span_that_began_before_anybody_asked_is_none(peer):
     assert SpanKind.WAIT_INPUT not in {span.kind for span in peer.told().spans}
 
 
-def test_frames_of_the_next_step_that_come_early_are_told_with_it(peer):
+def test_frames_of_the_next_step_that_come_early_are_told_with_it(peer: Peer) -> None:
     peer.timeline.planned(plan_of(0))
     peer.answer()
     peer.timeline.tell()
     peer.said.clear()
-    early = KEY._replace(step=1)
-    peer.timeline.add_frame(SpanKind.RECEIVE, early, peer.timeline.now_s(), 4, 99)
+    early = KEY._replace(step=StepNumber(1))
+    peer.timeline.add_frame(SpanKind.RECEIVE, early, peer.timeline.now_s(), BOUNDARY, 99)
     peer.timeline.planned(plan_of(1))
     peer.timeline.tell()
     assert (SpanKind.RECEIVE, 1) in {(span.kind, span.step) for span in peer.told().spans}
 
 
-def test_an_attempt_that_is_over_is_told_and_a_commit_repeated_adds_nothing(peer):
+def test_an_attempt_that_is_over_is_told_and_a_commit_repeated_adds_nothing(peer: Peer) -> None:
     peer.timeline.planned(plan_of(0, attempt=3))
     peer.answer()
     peer.timeline.tell()
@@ -204,7 +218,7 @@ def test_an_attempt_that_is_over_is_told_and_a_commit_repeated_adds_nothing(peer
     assert peer.said == []
 
 
-def test_what_fails_is_no_span(peer):
+def test_what_fails_is_no_span(peer: Peer) -> None:
     peer.timeline.planned(plan_of(0))
     peer.answer()
     with pytest.raises(ZeroDivisionError):
@@ -213,7 +227,7 @@ def test_what_fails_is_no_span(peer):
     assert SpanKind.FORWARD not in {span.kind for span in peer.told().spans}
 
 
-def test_the_best_estimate_outlives_a_step(peer):
+def test_the_best_estimate_outlives_a_step(peer: Peer) -> None:
     peer.timeline.planned(plan_of(0))
     peer.answer()
     peer.timeline.tell()
@@ -223,7 +237,7 @@ def test_the_best_estimate_outlives_a_step(peer):
     assert peer.told().clock == ClockEstimate(AHEAD_US, 1_000)
 
 
-def test_a_coordinator_that_is_joined_anew_may_have_another_clock(peer):
+def test_a_coordinator_that_is_joined_anew_may_have_another_clock(peer: Peer) -> None:
     peer.timeline.planned(plan_of(0))
     peer.answer()
     peer.timeline.joined()
@@ -231,21 +245,23 @@ def test_a_coordinator_that_is_joined_anew_may_have_another_clock(peer):
     assert not [said for said in peer.said if isinstance(said, StepTimeline)]
 
 
-def test_frames_are_timed_in_the_thread_that_codes_them(peer, make_spec):
+def test_frames_are_timed_in_the_thread_that_codes_them(peer: Peer, make_spec: MakeSpec) -> None:
     """Waiting for the thread is no part of it."""
     spec = make_spec(forward_codec="aq4")
     stores = [BufferStore(), BufferStore()]
-    names = {"run_id": RunId("run"), "boundary": 2, "timeline": peer.timeline}
+    names: Any = {"run_id": RunId("run"), "boundary": BlockIndex(2), "timeline": peer.timeline}
     sender, receiver = (TimedCoder(spec, store=store, **names) for store in stores)
     x = torch.ones(spec.train.seq_length, spec.model.hidden_size)
-    first, second = (KEY._replace(step=step, direction=Direction.FORWARD) for step in range(2))
+    first, second = (
+        KEY._replace(step=StepNumber(step), direction=Direction.FORWARD) for step in range(2)
+    )
     peer.timeline.planned(plan_of(0))
     peer.answer()
     with ThreadPoolExecutor(1) as pool:
         key_frame = pool.submit(sender.encode, first, x).result()
         peer.clock.advance(9)
         pool.submit(receiver.decode, key_frame).result()
-        stores[0].commit(0)
+        stores[0].commit(StepNumber(0))
         delta = pool.submit(sender.encode, second, x).result()
         pool.submit(sender.encode_again, delta).result()
     peer.timeline.tell()
@@ -254,6 +270,6 @@ def test_frames_are_timed_in_the_thread_that_codes_them(peer, make_spec):
     assert [span.kind for span in coded] == [encode, decode, encode, encode]
     assert [span.step for span in coded] == [0, 0, 1, 1]
     assert {span.duration_us for span in coded} == {0}
-    names = {(span.sample, span.microbatch, span.boundary, span.direction) for span in coded}
-    assert names == {(7, 2, 2, Direction.FORWARD)}
+    told = {(span.sample, span.microbatch, span.boundary, span.direction) for span in coded}
+    assert told == {(7, 2, 2, Direction.FORWARD)}
     assert coded[0].num_bytes == len(key_frame.tensor.payload)

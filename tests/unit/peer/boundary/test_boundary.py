@@ -1,8 +1,10 @@
 """A boundary's ends on real streams: everything once, whoever breaks what, whoever says what."""
 
 import asyncio
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any, TypeAlias
 
 import pytest
 import torch
@@ -17,47 +19,57 @@ from swarm_ft.errors import (
     SwarmError,
     Unavailable,
 )
-from swarm_ft.ids import RunId
+from swarm_ft.ids import BlockIndex, MicrobatchIndex, RunId, SampleId
 from swarm_ft.peer.boundary.coder import FrameCoder
 from swarm_ft.peer.links.link import MAX_ANSWERS, MAX_BROKEN_STREAMS
-from swarm_ft.protocol.machines.session import WINDOW_FRAMES, BoundarySession
+from swarm_ft.protocol.machines.session import WINDOW_FRAMES, BoundarySession, SessionEffect
 from swarm_ft.protocol.messages.boundary import (
     Ack,
     EncodedTensor,
     Frame,
     FrameKey,
     FrameKind,
+    FromNeighbour,
     KeyFrameRequest,
 )
 from swarm_ft.protocol.messages.reports import Traffic
 from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
 from swarm_ft.protocol.wire.frames import frame_wire_bytes
 from swarm_ft.testing.faults import FaultyTransport
+from swarm_ft.transport.base import Transport
 from swarm_ft.transport.methods import LINK
+from tests.unit.peer.conftest import AtWork, MakeEnds, MakeSpec, Site, frame_key
+from tests.unit.peer.conftest import End as BoundaryEnd
+from tests.unit.peer.hands import Hand
 
 TOKENS, CHANNELS = 6, 8
 SAMPLES = (0, 1, 2)
+BLOCK = BlockIndex(2)
+
+Moved: TypeAlias = tuple[Mapping[int, torch.Tensor], Mapping[int, torch.Tensor]]
 
 
-def tensors(seed, samples=SAMPLES):
+def tensors(seed: int, samples: Sequence[int] = SAMPLES) -> dict[int, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     return {sample: torch.randn(TOKENS, CHANNELS, generator=generator) for sample in samples}
 
 
-def forward(sample, step=0):
-    return FrameKey(1, step, 0, sample, Direction.FORWARD)
+def forward(sample: int, step: int = 0) -> FrameKey:
+    return frame_key(step, sample, Direction.FORWARD)
 
 
-def backward(sample, step=0):
-    return FrameKey(1, step, 0, sample, Direction.BACKWARD)
+def backward(sample: int, step: int = 0) -> FrameKey:
+    return frame_key(step, sample, Direction.BACKWARD)
 
 
 @pytest.fixture(autouse=True)
-def no_backoff(monkeypatch):
+def no_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("swarm_ft.peer.links.link.MIN_BACKOFF_S", 0.0)
 
 
-async def both_ways(up, down, step, values):
+async def both_ways(
+    up: BoundaryEnd, down: BoundaryEnd, step: int, values: Mapping[int, torch.Tensor]
+) -> Moved:
     """One step: activations down, gradients up, everything acknowledged; what arrived."""
     for end in (up, down):
         end.begin(step, values)
@@ -72,35 +84,39 @@ async def both_ways(up, down, step, values):
     return arrived, gradients
 
 
-def forget(end, sample):
+def forget(end: BoundaryEnd, sample: int) -> None:
     """Lose one sample's buffer, as a disk may."""
     kept = BufferStore()
     for other in SAMPLES:
-        name = BufferKey(RunId("run"), 2, End.RECEIVED, other)
+        name = BufferKey(RunId("run"), BLOCK, End.RECEIVED, SampleId(other))
         record = end.store.get(name)
         if record is not None and other != sample:
             kept.stage(name, record)
     kept.commit()
     end.store.forget()
     for other in SAMPLES:
-        name = BufferKey(RunId("run"), 2, End.RECEIVED, other)
+        name = BufferKey(RunId("run"), BLOCK, End.RECEIVED, SampleId(other))
         record = kept.get(name)
         if record is not None:
             end.store.stage(name, record)
     end.store.commit()
 
 
-def assert_equal_buffers(up, down):
+def assert_equal_buffers(up: BoundaryEnd, down: BoundaryEnd) -> None:
     for sample in SAMPLES:
-        sent = up.store.get(BufferKey(RunId("run"), 2, End.SENT, sample))
+        sent = up.store.get(BufferKey(RunId("run"), BLOCK, End.SENT, SampleId(sample)))
         assert sent is not None
-        assert sent == down.store.get(BufferKey(RunId("run"), 2, End.RECEIVED, sample))
+        assert sent == down.store.get(
+            BufferKey(RunId("run"), BLOCK, End.RECEIVED, SampleId(sample))
+        )
 
 
 # ---- both ways
 
 
-async def test_a_steps_samples_arrive_both_ways(make_spec, make_ends, at_work, transport):
+async def test_a_steps_samples_arrive_both_ways(
+    make_spec: MakeSpec, make_ends: MakeEnds, at_work: AtWork, transport: Transport
+) -> None:
     up, down = make_ends(make_spec(forward_codec="none", backward_codec="none"))
     async with at_work(down, up) as site, site.dialled(up, transport):
         for step in range(3):
@@ -111,7 +127,9 @@ async def test_a_steps_samples_arrive_both_ways(make_spec, make_ends, at_work, t
                 assert torch.equal(gradients[sample], -value)
 
 
-async def test_traffic_is_counted_where_it_is_sent(make_spec, make_ends, at_work, transport):
+async def test_traffic_is_counted_where_it_is_sent(
+    make_spec: MakeSpec, make_ends: MakeEnds, at_work: AtWork, transport: Transport
+) -> None:
     up, down = make_ends(make_spec())
     async with at_work(down, up) as site, site.dialled(up, transport):
         await both_ways(up, down, 0, tensors(0))
@@ -126,12 +144,12 @@ async def test_traffic_is_counted_where_it_is_sent(make_spec, make_ends, at_work
     assert first[0].backward_bytes == first[0].backward_uncompressed_bytes == 0
     assert first[1].backward_uncompressed_bytes == plain
     assert first[1].forward_bytes == first[1].key_frames == 0
-    assert up.boundary.take_traffic() == Traffic(boundary=2)
+    assert up.boundary.take_traffic() == Traffic(boundary=BLOCK)
 
 
 async def test_what_is_sent_before_a_stream_is_up_waits_for_it(
-    make_spec, make_ends, at_work, transport
-):
+    make_spec: MakeSpec, make_ends: MakeEnds, at_work: AtWork, transport: Transport
+) -> None:
     up, down = make_ends(make_spec())
     async with at_work(down, up) as site:
         for end in (up, down):
@@ -143,7 +161,9 @@ async def test_what_is_sent_before_a_stream_is_up_waits_for_it(
             await settled
 
 
-async def test_a_new_step_drops_what_the_last_one_left(make_spec, make_ends, at_work, transport):
+async def test_a_new_step_drops_what_the_last_one_left(
+    make_spec: MakeSpec, make_ends: MakeEnds, at_work: AtWork, transport: Transport
+) -> None:
     up, down = make_ends(make_spec())
     async with at_work(down, up) as site:
         up.begin(0, SAMPLES)
@@ -157,7 +177,9 @@ async def test_a_new_step_drops_what_the_last_one_left(make_spec, make_ends, at_
             await up.boundary.settled()
 
 
-async def test_a_lost_buffer_costs_one_key_frame(make_spec, make_ends, at_work, transport):
+async def test_a_lost_buffer_costs_one_key_frame(
+    make_spec: MakeSpec, make_ends: MakeEnds, at_work: AtWork, transport: Transport
+) -> None:
     up, down = make_ends(make_spec())
     async with at_work(down, up) as site, site.dialled(up, transport):
         await both_ways(up, down, 0, tensors(0))
@@ -174,9 +196,12 @@ async def test_a_lost_buffer_costs_one_key_frame(make_spec, make_ends, at_work, 
 # ---- broken streams
 
 
-async def run_with_faults(make_spec, make_ends, at_work, transport, **cuts):
+async def run_with_faults(
+    make_spec: MakeSpec, make_ends: MakeEnds, at_work: AtWork, transport: Transport, **cuts: int
+) -> tuple[Moved, int]:
     """Two steps and a lost buffer in between; what arrived in the second, and cuts made."""
-    faulty = FaultyTransport(transport, **{name: {LINK: [at]} for name, at in cuts.items()})
+    script: Any = {name: {LINK: [at]} for name, at in cuts.items()}
+    faulty = FaultyTransport(transport, **script)
     up, down = make_ends(make_spec())
     async with at_work(down, up) as site, site.dialled(up, faulty):
         await both_ways(up, down, 0, tensors(0))
@@ -186,7 +211,7 @@ async def run_with_faults(make_spec, make_ends, at_work, transport, **cuts):
     return made, faulty.num_cuts
 
 
-def assert_same(got, quiet):
+def assert_same(got: Moved, quiet: Moved) -> None:
     for values, expected in zip(got, quiet, strict=True):
         assert values.keys() == expected.keys()
         assert all(torch.equal(values[sample], expected[sample]) for sample in values)
@@ -194,9 +219,9 @@ def assert_same(got, quiet):
 
 @pytest.mark.parametrize("cut", ["cut_sends", "cut_receives"])
 async def test_a_break_at_any_message_changes_nothing(
-    make_spec, make_ends, at_work, transport, cut
-):
-    async def run(**cuts):
+    make_spec: MakeSpec, make_ends: MakeEnds, at_work: AtWork, transport: Transport, cut: str
+) -> None:
+    async def run(**cuts: int) -> tuple[Moved, int]:
         return await run_with_faults(make_spec, make_ends, at_work, transport, **cuts)
 
     quiet, _ = await run()
@@ -211,7 +236,9 @@ async def test_a_break_at_any_message_changes_nothing(
     assert num_messages >= 1 + 2 * 2 * len(SAMPLES)
 
 
-async def test_every_byte_counts_also_those_sent_again(make_spec, make_ends, at_work):
+async def test_every_byte_counts_also_those_sent_again(
+    make_spec: MakeSpec, make_ends: MakeEnds, at_work: AtWork
+) -> None:
     up, down = make_ends(make_spec())
     async with at_work(up, down) as site:
         up.begin(0, SAMPLES)
@@ -220,7 +247,7 @@ async def test_every_byte_counts_also_those_sent_again(make_spec, make_ends, at_
         for _ in range(3):
             hand = await site.call()
             for _ in SAMPLES:
-                num_bytes += frame_wire_bytes(await hand.hear())
+                num_bytes += frame_wire_bytes(await hand.hears(Frame))
         for sample in SAMPLES:
             await hand.say(Ack(forward(sample)))
         await up.boundary.settled()
@@ -229,20 +256,24 @@ async def test_every_byte_counts_also_those_sent_again(make_spec, make_ends, at_
     assert (traffic.key_frames, traffic.delta_frames) == (9, 0)
 
 
-async def test_only_what_the_other_side_lacks_is_sent_again(make_spec, make_ends, at_work):
+async def test_only_what_the_other_side_lacks_is_sent_again(
+    make_spec: MakeSpec, make_ends: MakeEnds, at_work: AtWork
+) -> None:
     up, down = make_ends(make_spec())
     async with at_work(up, down) as site:
         up.begin(0, SAMPLES)
         up.send(0, tensors(0))
         hand = await site.call()
-        assert {(await hand.hear()).key for _ in SAMPLES} == {forward(i) for i in SAMPLES}
+        assert {(await hand.hears(Frame)).key for _ in SAMPLES} == {forward(i) for i in SAMPLES}
         hand = await site.call(received=[forward(0), forward(2)])
-        assert (await hand.hear()).key == forward(1)
+        assert (await hand.hears(Frame)).key == forward(1)
         await hand.say(Ack(forward(1)))
         await up.boundary.settled()
 
 
-async def test_settled_waits_for_every_ack(make_spec, make_ends, at_work):
+async def test_settled_waits_for_every_ack(
+    make_spec: MakeSpec, make_ends: MakeEnds, at_work: AtWork
+) -> None:
     up, down = make_ends(make_spec())
     async with at_work(up, down) as site:
         up.begin(0, SAMPLES)
@@ -250,7 +281,7 @@ async def test_settled_waits_for_every_ack(make_spec, make_ends, at_work):
         settled = asyncio.create_task(up.boundary.settled())
         hand = await site.call()
         for sample in SAMPLES:
-            assert (await hand.hear()).key == forward(sample)
+            assert (await hand.hears(Frame)).key == forward(sample)
             assert not settled.done()
         for sample in SAMPLES:
             assert not settled.done()
@@ -259,28 +290,30 @@ async def test_settled_waits_for_every_ack(make_spec, make_ends, at_work):
 
 
 async def test_settled_waits_for_a_refused_frame_to_come_as_a_key_frame(
-    make_spec, make_ends, at_work
-):
+    make_spec: MakeSpec, make_ends: MakeEnds, at_work: AtWork
+) -> None:
     up, down = make_ends(make_spec())
     async with at_work(up, down) as site:
         hand = await site.call()
         for step, kind in enumerate([FrameKind.KEY, FrameKind.DELTA]):
             up.begin(step, (0,))
             up.send(step, tensors(step, samples=(0,)))
-            assert (await hand.hear()).kind is kind
+            assert (await hand.hears(Frame)).kind is kind
             if kind is FrameKind.KEY:
                 await hand.say(Ack(forward(0, step)))
                 await up.boundary.settled()
                 up.store.commit()
         settled = asyncio.create_task(up.boundary.settled())
         await hand.say(KeyFrameRequest(forward(0, 1), "lost"))
-        assert (await hand.hear()).kind is FrameKind.KEY
+        assert (await hand.hears(Frame)).kind is FrameKind.KEY
         assert not settled.done()
         await hand.say(Ack(forward(0, 1)))
         await settled
 
 
-async def test_a_newer_stream_replaces_the_older(make_spec, make_ends, at_work):
+async def test_a_newer_stream_replaces_the_older(
+    make_spec: MakeSpec, make_ends: MakeEnds, at_work: AtWork
+) -> None:
     up, down = make_ends(make_spec())
     async with at_work(up, down) as site:
         old = await site.call()
@@ -289,19 +322,21 @@ async def test_a_newer_stream_replaces_the_older(make_spec, make_ends, at_work):
             await old.fails()
         up.begin(0, SAMPLES)
         up.send(0, tensors(0))
-        assert (await new.hear()).key == forward(0)
+        assert (await new.hears(Frame)).key == forward(0)
 
 
 # ---- hostile neighbours
 
 
 @pytest.fixture
-def coder(make_spec):
+def coder(make_spec: MakeSpec) -> FrameCoder:
     """What a neighbour that plays by the rules would send."""
-    return FrameCoder(make_spec(), run_id=RunId("run"), boundary=2, store=BufferStore())
+    return FrameCoder(make_spec(), run_id=RunId("run"), boundary=BLOCK, store=BufferStore())
 
 
-async def assert_unharmed(up, down, transport, site):
+async def assert_unharmed(
+    up: BoundaryEnd, down: BoundaryEnd, transport: Transport, site: Site
+) -> None:
     """After an attack, a well-behaved neighbour trains as ever."""
     async with site.dialled(up, transport):
         arrived, _ = await both_ways(up, down, 7, tensors(7))
@@ -310,7 +345,7 @@ async def assert_unharmed(up, down, transport, site):
     assert not site.running.done()
 
 
-def noise(frame, byte):
+def noise(frame: Frame, byte: bytes) -> Frame:
     return replace(frame, tensor=replace(frame.tensor, payload=byte * len(frame.tensor.payload)))
 
 
@@ -327,7 +362,7 @@ DIRECT = Frame(
 ATTACKS = {
     "a frame that no plan has": (lambda f: [replace(f, key=forward(9))], BadFrame, "plan"),
     "a frame of another microbatch": (
-        lambda f: [replace(f, key=f.key._replace(microbatch=5))],
+        lambda f: [replace(f, key=f.key._replace(microbatch=MicrobatchIndex(5)))],
         BadFrame,
         "plan",
     ),
@@ -364,8 +399,15 @@ ATTACKS = {
 
 @pytest.mark.parametrize(("frames", "error", "match"), ATTACKS.values(), ids=ATTACKS)
 async def test_a_bad_frame_costs_its_stream_and_harms_nothing(
-    make_spec, make_ends, at_work, transport, coder, frames, error, match
-):
+    make_spec: MakeSpec,
+    make_ends: MakeEnds,
+    at_work: AtWork,
+    transport: Transport,
+    coder: FrameCoder,
+    frames: Callable[[Frame], list[Frame]],
+    error: type[SwarmError],
+    match: str,
+) -> None:
     up, down = make_ends(make_spec())
     frame = coder.encode(forward(0), torch.ones(TOKENS, CHANNELS))
     async with at_work(down, up) as site:
@@ -377,7 +419,9 @@ async def test_a_bad_frame_costs_its_stream_and_harms_nothing(
         await assert_unharmed(up, down, transport, site)
 
 
-async def test_a_second_hello_costs_the_stream(make_spec, make_ends, at_work, transport):
+async def test_a_second_hello_costs_the_stream(
+    make_spec: MakeSpec, make_ends: MakeEnds, at_work: AtWork, transport: Transport
+) -> None:
     up, down = make_ends(make_spec())
     async with at_work(down, up) as site:
         hand = await site.call()
@@ -389,8 +433,8 @@ async def test_a_second_hello_costs_the_stream(make_spec, make_ends, at_work, tr
 
 @pytest.mark.parametrize("nonsense", [b"\x08\xff", b""], ids=["torn", "empty"])
 async def test_bytes_that_are_no_message_cost_the_stream(
-    make_spec, make_ends, at_work, transport, nonsense
-):
+    make_spec: MakeSpec, make_ends: MakeEnds, at_work: AtWork, transport: Transport, nonsense: bytes
+) -> None:
     up, down = make_ends(make_spec())
     async with at_work(down, up) as site:
         with pytest.raises(MalformedMessage):
@@ -398,7 +442,9 @@ async def test_bytes_that_are_no_message_cost_the_stream(
         await assert_unharmed(up, down, transport, site)
 
 
-async def say_early(hand, down, coder, samples):
+async def say_early(
+    hand: Hand, down: BoundaryEnd, coder: FrameCoder, samples: Sequence[int]
+) -> None:
     """Frames of step 1 while step 0 lasts; returns once the other side has read them."""
     x = torch.ones(TOKENS, CHANNELS)
     probe = coder.encode(forward(0), x)
@@ -413,20 +459,24 @@ async def say_early(hand, down, coder, samples):
 
 
 async def test_frames_that_come_before_their_step_are_kept_for_it(
-    make_spec, make_ends, at_work, coder
-):
+    make_spec: MakeSpec, make_ends: MakeEnds, at_work: AtWork, coder: FrameCoder
+) -> None:
     up, down = make_ends(make_spec())
     async with at_work(down, up) as site:
         hand = await site.call()
         await say_early(hand, down, coder, (1, 2))
         down.begin(1, SAMPLES)
         assert set(await down.receive(2)) == {1, 2}
-        assert {(await hand.hear()).key for _ in range(2)} == {forward(1, 1), forward(2, 1)}
+        assert {(await hand.hears(Ack)).key for _ in range(2)} == {forward(1, 1), forward(2, 1)}
 
 
 async def test_an_unplanned_frame_that_came_early_does_not_fail_the_step(
-    make_spec, make_ends, at_work, transport, coder
-):
+    make_spec: MakeSpec,
+    make_ends: MakeEnds,
+    at_work: AtWork,
+    transport: Transport,
+    coder: FrameCoder,
+) -> None:
     up, down = make_ends(make_spec())
     async with at_work(down, up) as site:
         hand = await site.call()
@@ -439,12 +489,12 @@ async def test_an_unplanned_frame_that_came_early_does_not_fail_the_step(
 
 
 async def test_an_ack_ahead_of_its_frame_and_a_key_frame_request_after_it(
-    make_spec, make_ends, at_work, monkeypatch
-):
+    make_spec: MakeSpec, make_ends: MakeEnds, at_work: AtWork, monkeypatch: pytest.MonkeyPatch
+) -> None:
     up, down = make_ends(make_spec())
     asked, receive = asyncio.Event(), BoundarySession.receive
 
-    def receive_and_tell(session, said):
+    def receive_and_tell(session: BoundarySession, said: FromNeighbour) -> list[SessionEffect]:
         effects = receive(session, said)
         if isinstance(said, KeyFrameRequest):
             asked.set()
@@ -455,7 +505,7 @@ async def test_an_ack_ahead_of_its_frame_and_a_key_frame_request_after_it(
         hand = await site.call()
         up.begin(0, (0,))
         up.send(0, tensors(0, samples=(0,)))
-        assert (await hand.hear()).kind is FrameKind.KEY
+        assert (await hand.hears(Frame)).kind is FrameKind.KEY
         await hand.say(Ack(forward(0)))
         await up.boundary.settled()
         up.store.commit()
@@ -465,30 +515,32 @@ async def test_an_ack_ahead_of_its_frame_and_a_key_frame_request_after_it(
         await hand.say(KeyFrameRequest(forward(0, 1), "too early"))
         await asked.wait()
         up.send(1, tensors(1, samples=(0,)))
-        assert (await hand.hear()).kind is FrameKind.DELTA
+        assert (await hand.hears(Frame)).kind is FrameKind.DELTA
         await hand.say(KeyFrameRequest(forward(0, 1), "really"))
-        assert (await hand.hear()).kind is FrameKind.KEY
+        assert (await hand.hears(Frame)).kind is FrameKind.KEY
         await hand.say(Ack(forward(0, 1)))
         await up.boundary.settled()
         assert not site.running.done()
 
 
 async def test_a_key_frame_asked_for_in_place_of_a_gradient_is_out_of_turn(
-    make_spec, make_ends, at_work
-):
+    make_spec: MakeSpec, make_ends: MakeEnds, at_work: AtWork
+) -> None:
     up, down = make_ends(make_spec())
     async with at_work(down, up) as site:
         down.begin(0, (0,))
         down.send(0, tensors(0, samples=(0,)))
         hand = await site.call()
-        assert (await hand.hear()).kind is FrameKind.DIRECT
+        assert (await hand.hears(Frame)).kind is FrameKind.DIRECT
         await hand.say(KeyFrameRequest(backward(0), "why not"))
         with pytest.raises(OutOfTurn, match="why not"):
             await hand.fails()
 
 
 @pytest.mark.parametrize("transport", ["memory"], indirect=True)
-async def test_one_who_sends_and_never_reads_is_dropped(make_spec, make_ends, at_work, coder):
+async def test_one_who_sends_and_never_reads_is_dropped(
+    make_spec: MakeSpec, make_ends: MakeEnds, at_work: AtWork, coder: FrameCoder
+) -> None:
     up, down = make_ends(make_spec())
     frame = coder.encode(forward(0), torch.ones(TOKENS, CHANNELS))
     async with at_work(down, up) as site:
@@ -500,7 +552,7 @@ async def test_one_who_sends_and_never_reads_is_dropped(make_spec, make_ends, at
             await hand.say(*[frame] * 2 * MAX_ANSWERS)
 
 
-async def break_a_stream(site):
+async def break_a_stream(site: Site) -> None:
     hand = await site.call()
     with suppress(SwarmError):
         await hand.say(site.hello)
@@ -508,8 +560,8 @@ async def break_a_stream(site):
 
 
 async def test_a_neighbour_that_breaks_stream_after_stream_fails_the_attempt(
-    make_spec, make_ends, at_work
-):
+    make_spec: MakeSpec, make_ends: MakeEnds, at_work: AtWork
+) -> None:
     up, down = make_ends(make_spec())
     async with at_work(down, up) as site:
         for _ in range(MAX_BROKEN_STREAMS):
@@ -523,8 +575,8 @@ async def test_a_neighbour_that_breaks_stream_after_stream_fails_the_attempt(
 
 
 async def test_streams_that_only_get_lost_are_no_reason_to_give_up(
-    make_spec, make_ends, at_work, transport
-):
+    make_spec: MakeSpec, make_ends: MakeEnds, at_work: AtWork, transport: Transport
+) -> None:
     up, down = make_ends(make_spec())
     async with at_work(down, up) as site:
         for _ in range(2 * MAX_BROKEN_STREAMS):
@@ -533,7 +585,9 @@ async def test_streams_that_only_get_lost_are_no_reason_to_give_up(
         await assert_unharmed(up, down, transport, site)
 
 
-async def test_a_tensor_that_is_not_finite_ends_the_attempt(make_spec, make_ends, at_work):
+async def test_a_tensor_that_is_not_finite_ends_the_attempt(
+    make_spec: MakeSpec, make_ends: MakeEnds, at_work: AtWork
+) -> None:
     up, down = make_ends(make_spec())
     async with at_work(up, down) as site:
         up.begin(0, (0,))

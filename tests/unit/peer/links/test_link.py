@@ -547,13 +547,13 @@ async def test_an_error_that_the_other_sends_does_not_pass_for_ones_own() -> Non
     assert type(caught.value) is ProtocolError
 
 
-async def test_a_bug_at_this_side_is_not_hidden() -> None:
+async def test_a_bug_at_this_side_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     async with scripted() as (pair, _), pair.attempt(1) as (a, b):
 
         def bug(_message: FromNeighbour) -> None:
             raise ZeroDivisionError
 
-        a.end.receive = bug  # type: ignore[method-assign]
+        monkeypatch.setattr(a.end, "receive", bug)
         b.channel.say(ack(1))
         with pytest.raises(ZeroDivisionError):
             await a.running

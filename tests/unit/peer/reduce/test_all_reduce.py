@@ -2,11 +2,12 @@
 
 import asyncio
 import threading
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from random import Random
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 import pytest
 import torch
@@ -22,66 +23,73 @@ from swarm_ft.errors import (
     SwarmError,
     Unavailable,
 )
-from swarm_ft.peer.links.link import MAX_ANSWERS, MAX_BROKEN_STREAMS, Links
+from swarm_ft.ids import Attempt, PeerId, RunId, StepNumber
+from swarm_ft.peer.links.link import MAX_ANSWERS, MAX_BROKEN_STREAMS, LinkChannel, Links
 from swarm_ft.peer.reduce.all_reduce import GradientReducer
 from swarm_ft.peer.reduce.gradient_coder import Residuals
-from swarm_ft.protocol.machines.all_reduce import WINDOW_PIECES, AllReduce
+from swarm_ft.protocol.machines.all_reduce import WINDOW_PIECES, AllReduce, ReduceEffect
 from swarm_ft.protocol.messages.reduction import (
     ROW_VALUES,
     Division,
+    FromReplica,
     GradientPiece,
     Phase,
     PieceAck,
     PieceKey,
+    PieceSpan,
     ReduceHello,
 )
 from swarm_ft.protocol.messages.reports import GradientTraffic
 from swarm_ft.protocol.spec.codec_spec import parse_dp_spec
 from swarm_ft.protocol.spec.layers import LayerRange
+from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.protocol.wire.frames import piece_wire_bytes
-from swarm_ft.testing.clock import ManualClock
 from swarm_ft.testing.faults import FaultyTransport
+from swarm_ft.transport.base import Transport
 from swarm_ft.transport.methods import LINK
-from tests.unit.peer.hands import Caller
+from tests.unit.peer.conftest import MakeSpec, links_of
+from tests.unit.peer.hands import Caller, Hand
 
 N = 5 * ROW_VALUES + 21
 ROW_BYTES = 4 * ROW_VALUES
 LAYERS = LayerRange(0, 2)
 
+AtWork: TypeAlias = "Callable[..., AbstractAsyncContextManager[Group]]"
+P = ParamSpec("P")
+R = TypeVar("R")
+UntilHeard: TypeAlias = Callable[[int], asyncio.Event]
+
 
 @pytest.fixture(autouse=True)
-def small_pieces(monkeypatch):
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """A row each, so that a small gradient has many."""
     monkeypatch.setattr("swarm_ft.protocol.messages.reduction.PIECE_ROWS", 1)
 
 
 @pytest.fixture(autouse=True)
-def no_backoff(monkeypatch):
+def no_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("swarm_ft.peer.links.link.MIN_BACKOFF_S", 0.0)
 
 
-def gradients(count, seed=0, n=N):
+def gradients(count: int, seed: int = 0, n: int = N) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     return [torch.randn(n, generator=generator) for _ in range(count)]
 
 
-def plain_sum(values):
+def plain_sum(values: Sequence[torch.Tensor]) -> torch.Tensor:
     total = values[0]
     for value in values[1:]:
         total = total + value
     return total
 
 
-def error(got, expected):
-    return ((got - expected).norm() / expected.norm()).item()
+def error(got: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((got - expected).norm() / expected.norm())
 
 
-def links_of(name, transport):
-    """A member's links; nobody is given up for being away."""
-    return Links(name, transport=transport, clock=ManualClock(), rng=Random(0))
-
-
-def channels(links, own, endpoints):
+def channels(
+    links: Links, own: PeerId, endpoints: Mapping[PeerId, str]
+) -> dict[PeerId, LinkChannel]:
     """The ways from a member to all others."""
     return {name: links.channel(name, at) for name, at in endpoints.items() if name != own}
 
@@ -89,15 +97,25 @@ def channels(links, own, endpoints):
 class Group:
     """Replicas at work; each is served under its own name."""
 
-    def __init__(self, spec, names, pool, links, endpoints, residuals, attempt, listeners):
+    def __init__(
+        self,
+        spec: RunSpec,
+        names: tuple[PeerId, ...],
+        pool: Executor,
+        links: Mapping[PeerId, Links],
+        endpoints: Mapping[PeerId, str],
+        residuals: list[Residuals] | None,
+        attempt: int,
+        listeners: Iterable[str],
+    ) -> None:
         self.residuals = residuals or [Residuals() for _ in names]
         first = channels(links[names[0]], names[0], endpoints)
         self.channels = [first.get(name) for name in names]
         """Of the first member."""
         self.reducers = [
             GradientReducer(
-                run_id="run",
-                attempt=attempt,
+                run_id=RunId("run"),
+                attempt=Attempt(attempt),
                 spec_digest=spec.digest(),
                 layers=LAYERS,
                 members=names,
@@ -111,24 +129,28 @@ class Group:
             for name, own in zip(names, self.residuals, strict=True)
         ]
 
-    async def connected(self):
+    async def connected(self) -> None:
         await asyncio.gather(*(reducer.is_connected.wait() for reducer in self.reducers))
 
-    async def reduce(self, step, values):
+    async def reduce(self, step: int, values: Sequence[torch.Tensor]) -> torch.Tensor:
         """All members' results, which are checked to be one."""
         pairs = zip(self.reducers, values, strict=True)
-        results = await asyncio.gather(*(r.reduce(step, value) for r, value in pairs))
+        results = await asyncio.gather(*(r.reduce(StepNumber(step), value) for r, value in pairs))
         for result in results[1:]:
             assert torch.equal(result.view(torch.int32), results[0].view(torch.int32))
         return results[0]
 
-    async def reduce_among(self, step, values, listeners, codec):
+    async def reduce_among(
+        self, step: int, values: Sequence[torch.Tensor], listeners: str, codec: PieceCodec
+    ) -> torch.Tensor:
         """As `reduce`, while some listen: what they kept is decoded, and checked too."""
 
-        async def work(reducer, value):
+        away = {PeerId(name) for name in listeners}
+
+        async def work(reducer: GradientReducer, value: torch.Tensor) -> torch.Tensor:
             if reducer.hello.peer_id in listeners:
-                return (await reducer.listen(step, set(listeners))).decoded(codec)
-            return await reducer.reduce(step, value, set(listeners))
+                return (await reducer.listen(StepNumber(step), away)).decoded(codec)
+            return await reducer.reduce(StepNumber(step), value, away)
 
         await self.connected()
         pairs = zip(self.reducers, values, strict=True)
@@ -137,28 +159,34 @@ class Group:
             assert torch.equal(result.view(torch.int32), results[0].view(torch.int32))
         return results[0]
 
-    def commit(self):
+    def commit(self) -> None:
         for residuals in self.residuals:
             residuals.commit()
 
 
 @pytest.fixture
-def at_work(make_spec, pool, transport):
+def at_work(make_spec: MakeSpec, pool: Executor, transport: Transport) -> AtWork:
     """`async with at_work("abc", dp="q4")`: a member a letter."""
 
     @asynccontextmanager
     async def start(
-        names, *, dp="none", dialling=transport, residuals=None, attempt=1, listeners=()
-    ):
-        names = tuple(names)
+        names: str,
+        *,
+        dp: str = "none",
+        dialling: Transport = transport,
+        residuals: list[Residuals] | None = None,
+        attempt: int = 1,
+        listeners: Iterable[str] = (),
+    ) -> AsyncIterator[Group]:
+        members = tuple(PeerId(name) for name in names)
         spec = make_spec(dp_codec=dp)
-        links = {name: links_of(name, dialling) for name in names}
+        links = {name: links_of(name, dialling) for name in members}
         servers = {
             name: await transport.serve("127.0.0.1", 0, {LINK: links[name].answer})
-            for name in names
+            for name in members
         }
         endpoints = {name: server.endpoint for name, server in servers.items()}
-        group = Group(spec, names, pool, links, endpoints, residuals, attempt, listeners)
+        group = Group(spec, members, pool, links, endpoints, residuals, attempt, listeners)
         running = [asyncio.create_task(reducer.run()) for reducer in group.reducers]
         try:
             yield group
@@ -166,7 +194,7 @@ def at_work(make_spec, pool, transport):
             for task in running:
                 task.cancel()
             ended = await asyncio.gather(*running, return_exceptions=True)
-            for name in names:
+            for name in members:
                 await links[name].close()
                 await servers[name].stop()
         assert all(isinstance(end, asyncio.CancelledError) for end in ended), ended
@@ -178,7 +206,9 @@ def at_work(make_spec, pool, transport):
 
 
 @pytest.mark.parametrize("names", ["ab", "abc", "abcde"])
-async def test_uncompressed_the_sum_is_exact_and_in_the_members_order(at_work, names):
+async def test_uncompressed_the_sum_is_exact_and_in_the_members_order(
+    at_work: AtWork, names: str
+) -> None:
     async with at_work(names) as group:
         await group.connected()
         for step in range(3):
@@ -189,7 +219,9 @@ async def test_uncompressed_the_sum_is_exact_and_in_the_members_order(at_work, n
 @pytest.mark.parametrize(
     ("dp", "bound"), {"fp16": 1e-3, "q8": 0.02, "q4": 0.25, "q4+z": 0.4}.items()
 )
-async def test_compressed_all_members_still_hold_the_same_bits(at_work, dp, bound):
+async def test_compressed_all_members_still_hold_the_same_bits(
+    at_work: AtWork, dp: str, bound: float
+) -> None:
     async with at_work("abc", dp=dp) as group:
         for step in range(3):
             values = gradients(3, seed=step)
@@ -198,20 +230,22 @@ async def test_compressed_all_members_still_hold_the_same_bits(at_work, dp, boun
 
 
 @pytest.mark.parametrize("n", [1, 7, 257])
-async def test_a_gradient_of_few_values_is_summed_by_some_of_the_members(at_work, n):
+async def test_a_gradient_of_few_values_is_summed_by_some_of_the_members(
+    at_work: AtWork, n: int
+) -> None:
     async with at_work("abcd") as group:
         values = gradients(4, n=n)
         assert torch.equal(await group.reduce(0, values), plain_sum(values))
 
 
-async def test_a_gradient_of_many_pieces_and_windows_goes_through(at_work):
+async def test_a_gradient_of_many_pieces_and_windows_goes_through(at_work: AtWork) -> None:
     n = (2 * WINDOW_PIECES + 9) * 2 * ROW_VALUES + 1
     async with at_work("ab", dp="q8") as group:
         values = gradients(2, n=n)
         assert error(await group.reduce(0, values), plain_sum(values)) < 0.02
 
 
-async def test_a_single_member_gets_back_what_it_gave(at_work):
+async def test_a_single_member_gets_back_what_it_gave(at_work: AtWork) -> None:
     async with at_work("a", dp="q4") as group:
         await group.connected()
         (value,) = gradients(1)
@@ -219,7 +253,7 @@ async def test_a_single_member_gets_back_what_it_gave(at_work):
         assert group.reducers[0].take_traffic() == GradientTraffic()
 
 
-async def test_gradients_of_1e_minus_30_are_summed(at_work):
+async def test_gradients_of_1e_minus_30_are_summed(at_work: AtWork) -> None:
     async with at_work("abc", dp="q4") as group:
         values = [1e-30 * value for value in gradients(3)]
         total = await group.reduce(0, values)
@@ -227,7 +261,7 @@ async def test_gradients_of_1e_minus_30_are_summed(at_work):
 
 
 @pytest.mark.parametrize("transport", ["memory"], indirect=True)
-async def test_with_feedback_twenty_steps_err_an_order_less_than_one(at_work):
+async def test_with_feedback_twenty_steps_err_an_order_less_than_one(at_work: AtWork) -> None:
     """Errors of workers and of the servers are both made good."""
     sent, wanted = torch.zeros(N), torch.zeros(N)
     async with at_work("abc", dp="q4") as group:
@@ -244,7 +278,9 @@ async def test_with_feedback_twenty_steps_err_an_order_less_than_one(at_work):
     assert error(sent, wanted) < single / 10
 
 
-async def test_a_step_that_is_redone_in_another_attempt_gives_the_same_bits(at_work):
+async def test_a_step_that_is_redone_in_another_attempt_gives_the_same_bits(
+    at_work: AtWork,
+) -> None:
     values = gradients(3)
     async with at_work("abc", dp="q4") as group:
         await group.reduce(0, values)
@@ -259,7 +295,7 @@ async def test_a_step_that_is_redone_in_another_attempt_gives_the_same_bits(at_w
     assert not torch.equal(first, other), "residuals have moved with the commit"
 
 
-async def test_members_may_come_and_go_between_attempts(at_work):
+async def test_members_may_come_and_go_between_attempts(at_work: AtWork) -> None:
     """What is owed by those that stay is made good with the others."""
     values, kept = gradients(3), [Residuals() for _ in range(3)]
     sent, step = torch.zeros(N), 0
@@ -274,7 +310,7 @@ async def test_members_may_come_and_go_between_attempts(at_work):
     assert error(sent, wanted) < 0.04
 
 
-async def test_traffic_is_what_was_sent_and_what_it_would_be_in_float32(at_work):
+async def test_traffic_is_what_was_sent_and_what_it_would_be_in_float32(at_work: AtWork) -> None:
     async with at_work("abc") as group:
         await group.reduce(0, gradients(3))
         plain = [reducer.take_traffic() for reducer in group.reducers]
@@ -295,31 +331,35 @@ async def test_traffic_is_what_was_sent_and_what_it_would_be_in_float32(at_work)
 @pytest.mark.parametrize(
     "bad", [torch.zeros(3, 3), torch.zeros(3).double(), torch.zeros(0)], ids=str
 )
-async def test_a_gradient_of_another_shape_is_refused(at_work, bad):
+async def test_a_gradient_of_another_shape_is_refused(at_work: AtWork, bad: torch.Tensor) -> None:
     async with at_work("a") as group:
         with pytest.raises(MalformedMessage, match=r"expected float32 \[n\], got"):
-            await group.reducers[0].reduce(0, bad)
+            await group.reducers[0].reduce(StepNumber(0), bad)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("-inf"), 1e31])
-async def test_a_gradient_that_is_not_finite_fails_the_step_at_its_member(at_work, bad):
+async def test_a_gradient_that_is_not_finite_fails_the_step_at_its_member(
+    at_work: AtWork, bad: float
+) -> None:
     async with at_work("ab") as group:
         one, other = gradients(2)
         other[N - 1] = bad
-        waiting = asyncio.create_task(group.reducers[0].reduce(4, one))
+        waiting = asyncio.create_task(group.reducers[0].reduce(StepNumber(4), one))
         with pytest.raises(NonFinite, match="step 4: a gradient is larger than 1e"):
-            await group.reducers[1].reduce(4, other)
+            await group.reducers[1].reduce(StepNumber(4), other)
         waiting.cancel()
 
 
 @pytest.fixture
-def until_heard(monkeypatch):
+def until_heard(monkeypatch: pytest.MonkeyPatch) -> UntilHeard:
     """`until_heard(n)`: an event, set once n pieces more have arrived anywhere."""
 
-    def start(num_pieces):
+    def start(num_pieces: int) -> asyncio.Event:
         heard, receive, pieces = asyncio.Event(), AllReduce.receive, []
 
-        def receive_and_tell(machine, member, message):
+        def receive_and_tell(
+            machine: AllReduce, member: int, message: FromReplica
+        ) -> list[ReduceEffect]:
             effects = receive(machine, member, message)
             if isinstance(message, GradientPiece):
                 pieces.append(message)
@@ -333,15 +373,19 @@ def until_heard(monkeypatch):
     return start
 
 
-async def test_a_step_may_begin_at_one_member_long_before_another(at_work, until_heard):
+async def test_a_step_may_begin_at_one_member_long_before_another(
+    at_work: AtWork, until_heard: UntilHeard
+) -> None:
     async with at_work("abc") as group:
         await group.reduce(0, gradients(3))
         values = gradients(3, seed=1)
         heard = until_heard(2 * 2 + 2 * 2)  # two from each to c, and two each way between a and b
-        early = [asyncio.create_task(group.reducers[i].reduce(1, values[i])) for i in (0, 1)]
+        early = [
+            asyncio.create_task(group.reducers[i].reduce(StepNumber(1), values[i])) for i in (0, 1)
+        ]
         await heard.wait()
         assert not any(task.done() for task in early)
-        late = await group.reducers[2].reduce(1, values[2])
+        late = await group.reducers[2].reduce(StepNumber(1), values[2])
         for task in early:
             assert torch.equal(await task, late)
         assert torch.equal(late, plain_sum(values))
@@ -350,8 +394,11 @@ async def test_a_step_may_begin_at_one_member_long_before_another(at_work, until
 # ---- broken streams
 
 
-async def two_steps(at_work, transport, **cuts):
-    faulty = FaultyTransport(transport, **{name: {LINK: at} for name, at in cuts.items()})
+async def two_steps(
+    at_work: AtWork, transport: Transport, **cuts: Iterable[int]
+) -> tuple[torch.Tensor, int]:
+    script: Any = {name: {LINK: at} for name, at in cuts.items()}
+    faulty = FaultyTransport(transport, **script)
     async with at_work("abc", dp="q4", dialling=faulty) as group:
         results = []
         for step in range(2):
@@ -362,7 +409,9 @@ async def two_steps(at_work, transport, **cuts):
 
 @pytest.mark.parametrize("transport", ["memory"], indirect=True)
 @pytest.mark.parametrize("cut", ["cut_sends", "cut_receives"])
-async def test_a_break_at_any_message_changes_nothing(at_work, transport, cut):
+async def test_a_break_at_any_message_changes_nothing(
+    at_work: AtWork, transport: Transport, cut: str
+) -> None:
     quiet, _ = await two_steps(at_work, transport)
     num_messages = 0
     while True:
@@ -376,7 +425,9 @@ async def test_a_break_at_any_message_changes_nothing(at_work, transport, cut):
 
 
 @pytest.mark.parametrize("transport", ["grpc"], indirect=True)
-async def test_breaks_in_the_middle_of_grpc_streams_change_nothing(at_work, transport):
+async def test_breaks_in_the_middle_of_grpc_streams_change_nothing(
+    at_work: AtWork, transport: Transport
+) -> None:
     quiet, _ = await two_steps(at_work, transport)
     for cuts in ({"cut_sends": [4, 9, 17]}, {"cut_receives": [5, 8, 21]}):
         results, num_cuts = await two_steps(at_work, transport, **cuts)
@@ -384,14 +435,23 @@ async def test_breaks_in_the_middle_of_grpc_streams_change_nothing(at_work, tran
         assert torch.equal(results, quiet)
 
 
-async def test_connected_tells_whether_all_streams_are_up(at_work):
+async def test_connected_tells_whether_all_streams_are_up(
+    at_work: AtWork, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with at_work("abc") as group:
         await group.connected()
         first = group.reducers[0]
         down = asyncio.Event()
         clear = first.is_connected.clear
-        first.is_connected.clear = lambda: (clear(), down.set())
-        group.channels[2].break_off(Unavailable("a test"))
+
+        def clear_and_tell() -> None:
+            clear()
+            down.set()
+
+        monkeypatch.setattr(first.is_connected, "clear", clear_and_tell)
+        channel = group.channels[2]
+        assert channel is not None
+        channel.break_off(Unavailable("a test"))
         await down.wait()
         await group.connected()
         values = gradients(3)
@@ -404,43 +464,53 @@ async def test_connected_tells_whether_all_streams_are_up(at_work):
 class Site:
     """Member b of a and b at work; `call` gives an a that is driven by hand."""
 
-    def __init__(self, spec, pool, transport):
+    def __init__(
+        self,
+        spec: RunSpec,
+        pool: Executor,
+        transport: Transport,
+        *,
+        own_pool: Executor | None = None,
+    ) -> None:
         self.links = {name: links_of(name, transport) for name in "ab"}
         self.caller = Caller(transport, "a", "b")
         self.codec = PieceCodec(spec.train.reduction_codec)
-        self.reducer = self.member("b", "a", spec, pool, "")
+        self.reducer = self.member("b", "a", spec, own_pool or pool, "")
         self.make_peer = partial(self.member, "a", "b", spec, pool)
         self.hello = self.make_peer("").hello
         self.running = asyncio.create_task(self.reducer.run())
 
-    def member(self, own, other, spec, pool, endpoint):
+    def member(
+        self, own: str, other: str, spec: RunSpec, pool: Executor, endpoint: str
+    ) -> GradientReducer:
         return GradientReducer(
-            run_id="run",
-            attempt=1,
+            run_id=RunId("run"),
+            attempt=Attempt(1),
             spec_digest=spec.digest(),
             layers=LAYERS,
-            members=("a", "b"),
-            channels={other: self.links[own].channel(other, endpoint)},
-            own=own,
+            members=(PeerId("a"), PeerId("b")),
+            channels={PeerId(other): self.links[own].channel(PeerId(other), endpoint)},
+            own=PeerId(own),
             num_values=N,
             codec=spec.train.reduction_codec,
             residuals=Residuals(),
             pool=pool,
         )
 
-    async def call(self, hello=None):
+    async def call(self, hello: ReduceHello | None = None) -> Hand:
         """An a that has exchanged hellos."""
         hand, heard = await self.caller.greet(hello or self.hello)
-        assert heard == [replace(self.hello, peer_id="b")]
+        assert heard == [replace(self.hello, peer_id=PeerId("b"))]
         return hand
 
-    async def assert_unharmed(self, step):
+    async def assert_unharmed(self, step: int) -> None:
         """After an attack, an a that plays by the rules sums as ever."""
         peer = self.make_peer(self.caller.endpoint)
         running = asyncio.create_task(peer.run())
         values = gradients(2, seed=step)
         results = await asyncio.gather(
-            peer.reduce(step, values[0]), self.reducer.reduce(step, values[1])
+            peer.reduce(StepNumber(step), values[0]),
+            self.reducer.reduce(StepNumber(step), values[1]),
         )
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
@@ -449,9 +519,8 @@ class Site:
         assert not self.running.done()
 
 
-@pytest.fixture
-async def site(make_spec, pool, transport):
-    site = Site(make_spec(), pool, transport)
+@asynccontextmanager
+async def served(site: Site, transport: Transport) -> AsyncIterator[Site]:
     server = await transport.serve("127.0.0.1", 0, {LINK: site.links["b"].answer})
     site.caller.endpoint = server.endpoint
     yield site
@@ -463,75 +532,90 @@ async def site(make_spec, pool, transport):
     await server.stop()
 
 
+@pytest.fixture
+async def site(make_spec: MakeSpec, pool: Executor, transport: Transport) -> AsyncIterator[Site]:
+    async with served(Site(make_spec(), pool, transport), transport) as site:
+        yield site
+
+
 PLAIN, Q4 = (PieceCodec(parse_dp_spec(text)) for text in ("none", "q4"))
 
 
 @pytest.fixture
-def division():
+def division() -> Division:
     """Of N values among a and b, a row a piece: a sums 0 to 2, b 3 to 5."""
     division = Division(N, 2)
     assert [span.owner for span in division.spans] == [0, 0, 0, 1, 1, 1]
     return division
 
 
-def piece(phase, span, values, step=0, codec=PLAIN):
+def piece_key(step: int, phase: Phase, index: int) -> PieceKey:
+    return PieceKey(Attempt(1), StepNumber(step), phase, index)
+
+
+def piece(
+    phase: Phase, span: PieceSpan, values: torch.Tensor, step: int = 0, codec: PieceCodec = PLAIN
+) -> GradientPiece:
     part = values[span.start : span.stop]
-    return GradientPiece(PieceKey(1, step, phase, span.index), codec.encode(part).tensor)
+    return GradientPiece(piece_key(step, phase, span.index), codec.encode(part).tensor)
 
 
-async def test_pieces_are_acknowledged_and_sent_again_only_if_they_are_not(site, division):
+async def test_pieces_are_acknowledged_and_sent_again_only_if_they_are_not(
+    site: Site, division: Division
+) -> None:
     one, other = gradients(2)
-    summing = asyncio.create_task(site.reducer.reduce(0, other))
+    summing = asyncio.create_task(site.reducer.reduce(StepNumber(0), other))
     hand = await site.call()
-    shares = [await hand.hear() for _ in range(3)]
+    shares = [await hand.hears(GradientPiece) for _ in range(3)]
     expected = [piece(Phase.SHARE, span, other) for span in division.spans[:3]]
     assert sorted(shares, key=lambda share: share.key) == expected
     await hand.say(PieceAck(shares[1].key))
 
     await hand.say(piece(Phase.SHARE, division.spans[4], one))
-    ack, total = await hand.hear(), await hand.hear()
-    assert ack == PieceAck(PieceKey(1, 0, Phase.SHARE, 4))
+    ack, total = await hand.hear(), await hand.hears(GradientPiece)
+    assert ack == PieceAck(piece_key(0, Phase.SHARE, 4))
     assert total == piece(Phase.SUM, division.spans[4], one + other)
 
     hand = await site.call()
-    again = [await hand.hear() for _ in range(3)]
+    again = [await hand.hears(GradientPiece) for _ in range(3)]
     assert sorted(m.key for m in again) == sorted(m.key for m in (shares[0], shares[2], total))
     await hand.say(*(PieceAck(m.key) for m in again))
     for span in (division.spans[5], division.spans[3]):
         await hand.say(piece(Phase.SHARE, span, one))
-        assert await hand.hear() == PieceAck(PieceKey(1, 0, Phase.SHARE, span.index))
-        assert (await hand.hear()).key == PieceKey(1, 0, Phase.SUM, span.index)
-        await hand.say(PieceAck(PieceKey(1, 0, Phase.SUM, span.index)))
+        assert await hand.hear() == PieceAck(piece_key(0, Phase.SHARE, span.index))
+        assert (await hand.hears(GradientPiece)).key == piece_key(0, Phase.SUM, span.index)
+        await hand.say(PieceAck(piece_key(0, Phase.SUM, span.index)))
     for span in division.spans[:3]:
         assert not summing.done()
         await hand.say(piece(Phase.SUM, span, one + other))
-        assert await hand.hear() == PieceAck(PieceKey(1, 0, Phase.SUM, span.index))
+        assert await hand.hear() == PieceAck(piece_key(0, Phase.SUM, span.index))
     assert torch.equal(await summing, one + other)
 
 
-async def test_every_byte_counts_also_those_sent_again(site):
-    summing = asyncio.create_task(site.reducer.reduce(0, gradients(2)[1]))
+async def test_every_byte_counts_also_those_sent_again(site: Site) -> None:
+    summing = asyncio.create_task(site.reducer.reduce(StepNumber(0), gradients(2)[1]))
     num_bytes = 0
     for _ in range(3):
         hand = await site.call()
         for _ in range(3):
-            num_bytes += piece_wire_bytes(await hand.hear())
+            num_bytes += piece_wire_bytes(await hand.hears(GradientPiece))
     summing.cancel()
     traffic = site.reducer.take_traffic()
     assert traffic == GradientTraffic(sent_bytes=num_bytes, uncompressed_bytes=3 * 3 * ROW_BYTES)
 
 
-async def test_a_second_arrival_changes_nothing(site, division):
+async def test_a_second_arrival_changes_nothing(site: Site, division: Division) -> None:
     one, other = gradients(2)
-    summing = asyncio.create_task(site.reducer.reduce(0, other))
+    summing = asyncio.create_task(site.reducer.reduce(StepNumber(0), other))
     hand = await site.call()
     twice = [piece(Phase.SHARE, span, one) for span in division.spans[3:] for _ in range(2)]
-    shares = {(await hand.hear()).key for _ in range(3)}
+    shares = {(await hand.hears(GradientPiece)).key for _ in range(3)}
     await hand.say(*twice, *(PieceAck(key) for key in shares))
     for span in division.spans[:3]:
         total = piece(Phase.SUM, span, one + other)
         await hand.say(total, total, piece(Phase.SHARE, division.spans[3], 2 * one))
-    acks, sums = set(), set()
+    acks: set[PieceKey] = set()
+    sums: set[PieceKey] = set()
     while len(acks) < 3 + 3 or len(sums) < 3:
         match await hand.hear():
             case PieceAck(key):
@@ -544,10 +628,10 @@ async def test_a_second_arrival_changes_nothing(site, division):
 
 @pytest.mark.parametrize("phase", Phase)
 async def test_a_piece_that_could_not_be_read_may_come_again_over_the_next_stream(
-    site, division, phase
-):
+    site: Site, division: Division, phase: Phase
+) -> None:
     one, other = gradients(2)
-    summing = asyncio.create_task(site.reducer.reduce(0, other))
+    summing = asyncio.create_task(site.reducer.reduce(StepNumber(0), other))
     shares = [piece(Phase.SHARE, span, one) for span in division.spans[3:]]
     sums = [piece(Phase.SUM, span, one + other) for span in division.spans[:3]]
     good = shares[0] if phase is Phase.SHARE else sums[0]
@@ -558,7 +642,7 @@ async def test_a_piece_that_could_not_be_read_may_come_again_over_the_next_strea
         await hand.fails(replace(good, tensor=replace(good.tensor, payload=b"short")))
     hand = await site.call()
     for _ in range(3):
-        await hand.say(PieceAck((await hand.hear()).key))
+        await hand.say(PieceAck((await hand.hears(GradientPiece)).key))
     await hand.say(*shares, *sums)
     for _ in range(3 + 3 + 3):
         if isinstance(heard := await hand.hear(), GradientPiece):
@@ -569,32 +653,42 @@ async def test_a_piece_that_could_not_be_read_may_come_again_over_the_next_strea
 class GatedPool(ThreadPoolExecutor):
     """Computes nothing before the gate is open."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__(4)
         self.gate = threading.Event()
         self.entered = asyncio.Event()
 
-    def submit(self, work, /, *args):
+    def submit(self, work: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
         self.entered.set()
-        return super().submit(lambda: self.gate.wait() and work(*args))
+
+        def gated() -> R:
+            self.gate.wait()
+            return work(*args, **kwargs)
+
+        return super().submit(gated)
 
 
-async def test_what_was_computed_for_a_step_that_was_given_up_does_not_reach_the_next(site):
-    with GatedPool() as pool:
-        site.reducer._pool = pool
-        summing = asyncio.create_task(site.reducer.reduce(0, torch.ones(N)))
-        await pool.entered.wait()
-        summing.cancel()
-        after = asyncio.create_task(site.assert_unharmed(step=1))
-        await site.reducer.is_connected.wait()
-        pool.gate.set()
-        await after
+async def test_what_was_computed_for_a_step_that_was_given_up_does_not_reach_the_next(
+    make_spec: MakeSpec, pool: Executor, transport: Transport
+) -> None:
+    with GatedPool() as gated:
+        made = Site(make_spec(), pool, transport, own_pool=gated)
+        async with served(made, transport) as site:
+            summing = asyncio.create_task(site.reducer.reduce(StepNumber(0), torch.ones(N)))
+            await gated.entered.wait()
+            summing.cancel()
+            after = asyncio.create_task(site.assert_unharmed(step=1))
+            await site.reducer.is_connected.wait()
+            gated.gate.set()
+            await after
 
 
 # ---- hostile members
 
 
-def share_of(division, index, values=None, **changes):
+def share_of(
+    division: Division, index: int, values: torch.Tensor | None = None, **changes: Any
+) -> GradientPiece:
     span = division.spans[index]
     made = piece(Phase.SHARE, span, torch.ones(N) if values is None else values)
     return replace(made, tensor=replace(made.tensor, **changes))
@@ -604,7 +698,7 @@ ATTACKS = {
     "a share outside b's shard": (lambda d: [share_of(d, 0)], OutOfTurn, "expected 3 to 5"),
     "a share beyond the division": (
         lambda d: [
-            GradientPiece(PieceKey(1, 0, Phase.SHARE, 6), share_of(d, 3).tensor),
+            GradientPiece(piece_key(0, Phase.SHARE, 6), share_of(d, 3).tensor),
         ],
         OutOfTurn,
         "SHARE of piece 6",
@@ -652,7 +746,7 @@ ATTACKS = {
     ),
     "more early shares than a window": (
         lambda d: [
-            GradientPiece(PieceKey(1, 1 + i, Phase.SHARE, 3), share_of(d, 3).tensor)
+            GradientPiece(piece_key(1 + i, Phase.SHARE, 3), share_of(d, 3).tensor)
             for i in range(WINDOW_PIECES + 1)
         ],
         OutOfTurn,
@@ -660,7 +754,7 @@ ATTACKS = {
     ),
     "more early sums than a window": (
         lambda d: [
-            GradientPiece(PieceKey(1, 1 + i, Phase.SUM, 0), share_of(d, 0).tensor)
+            GradientPiece(piece_key(1 + i, Phase.SUM, 0), share_of(d, 0).tensor)
             for i in range(WINDOW_PIECES + 1)
         ],
         OutOfTurn,
@@ -670,11 +764,17 @@ ATTACKS = {
 
 
 @pytest.mark.parametrize(("pieces", "kind", "match"), ATTACKS.values(), ids=ATTACKS)
-async def test_a_bad_piece_costs_its_stream_and_harms_nothing(site, division, pieces, kind, match):
-    summing = asyncio.create_task(site.reducer.reduce(0, gradients(2)[1]))
+async def test_a_bad_piece_costs_its_stream_and_harms_nothing(
+    site: Site,
+    division: Division,
+    pieces: Callable[[Division], list[GradientPiece]],
+    kind: type[SwarmError],
+    match: str,
+) -> None:
+    summing = asyncio.create_task(site.reducer.reduce(StepNumber(0), gradients(2)[1]))
     hand = await site.call()
     for _ in range(3):
-        assert (await hand.hear()).key.phase is Phase.SHARE
+        assert (await hand.hears(GradientPiece)).key.phase is Phase.SHARE
     with pytest.raises(kind, match=match):
         await hand.fails(*pieces(division))
     assert not summing.done()
@@ -682,14 +782,14 @@ async def test_a_bad_piece_costs_its_stream_and_harms_nothing(site, division, pi
     await site.assert_unharmed(step=1)
 
 
-async def test_a_second_hello_costs_the_stream(site):
+async def test_a_second_hello_costs_the_stream(site: Site) -> None:
     hand = await site.call()
     with pytest.raises(OutOfTurn, match="a said hello twice"):
         await hand.fails(site.hello)
     await site.assert_unharmed(step=0)
 
 
-async def test_bytes_that_are_no_message_cost_the_stream(site):
+async def test_bytes_that_are_no_message_cost_the_stream(site: Site) -> None:
     for nonsense in (b"\x08\xff", b""):
         with pytest.raises(MalformedMessage):
             await site.caller.fails(nonsense)
@@ -697,13 +797,13 @@ async def test_bytes_that_are_no_message_cost_the_stream(site):
 
 
 async def test_an_unplanned_share_that_came_early_does_not_fail_the_step(
-    site, division, until_heard
-):
+    site: Site, division: Division, until_heard: UntilHeard
+) -> None:
     hand = await site.call()
     heard = until_heard(1)
     await hand.say(share_of(division, 0))
     await heard.wait()
-    summing = asyncio.create_task(site.reducer.reduce(0, gradients(2)[1]))
+    summing = asyncio.create_task(site.reducer.reduce(StepNumber(0), gradients(2)[1]))
     with pytest.raises(OutOfTurn, match="SHARE of piece 0"):
         await hand.fails()
     assert not summing.done()
@@ -712,9 +812,9 @@ async def test_an_unplanned_share_that_came_early_does_not_fail_the_step(
 
 
 @pytest.mark.parametrize("transport", ["memory"], indirect=True)
-async def test_one_who_sends_and_never_reads_is_dropped(site, division):
+async def test_one_who_sends_and_never_reads_is_dropped(site: Site, division: Division) -> None:
     one, other = gradients(2)
-    summing = asyncio.create_task(site.reducer.reduce(0, other))
+    summing = asyncio.create_task(site.reducer.reduce(StepNumber(0), other))
     hand = await site.call()
     share = piece(Phase.SHARE, division.spans[3], one)
     await hand.say(share)
@@ -725,13 +825,13 @@ async def test_one_who_sends_and_never_reads_is_dropped(site, division):
     summing.cancel()
 
 
-async def break_a_stream(site):
+async def break_a_stream(site: Site) -> None:
     hand = await site.call()
     with suppress(SwarmError):
         await hand.fails(site.hello)
 
 
-async def test_a_member_that_breaks_stream_after_stream_fails_the_attempt(site):
+async def test_a_member_that_breaks_stream_after_stream_fails_the_attempt(site: Site) -> None:
     for _ in range(MAX_BROKEN_STREAMS):
         assert not site.running.done()
         await break_a_stream(site)
@@ -742,20 +842,20 @@ async def test_a_member_that_breaks_stream_after_stream_fails_the_attempt(site):
     assert "peer a: 3 streams were broken off, at last by out-of-turn: a said" in str(failure)
 
 
-async def test_streams_that_only_get_lost_are_no_reason_to_give_up(site):
+async def test_streams_that_only_get_lost_are_no_reason_to_give_up(site: Site) -> None:
     for _ in range(2 * MAX_BROKEN_STREAMS):
         hand = await site.call()
         await hand.stream.cancel()
     await site.assert_unharmed(step=0)
 
 
-async def test_a_newer_stream_replaces_the_older(site):
+async def test_a_newer_stream_replaces_the_older(site: Site) -> None:
     old = await site.call()
     new = await site.call()
     with pytest.raises(Unavailable, match="a newer stream took over"):
         await old.fails()
-    summing = asyncio.create_task(site.reducer.reduce(0, gradients(2)[1]))
-    assert (await new.hear()).key.phase is Phase.SHARE
+    summing = asyncio.create_task(site.reducer.reduce(StepNumber(0), gradients(2)[1]))
+    assert (await new.hears(GradientPiece)).key.phase is Phase.SHARE
     summing.cancel()
 
 
@@ -770,14 +870,16 @@ async def test_a_newer_stream_replaces_the_older(site):
     ],
     ids=str,
 )
-async def test_a_hello_that_does_not_fit_is_refused(site, changes, kind, match):
+async def test_a_hello_that_does_not_fit_is_refused(
+    site: Site, changes: dict[str, Any], kind: type[SwarmError], match: str
+) -> None:
     hand = await site.caller.link()
     with pytest.raises(kind, match=match):
         await hand.fails(replace(site.hello, **changes))
     await site.assert_unharmed(step=0)
 
 
-def test_the_hello_names_what_both_sides_must_agree_on():
+def test_the_hello_names_what_both_sides_must_agree_on() -> None:
     assert set(ReduceHello.__dataclass_fields__) == {
         "run_id",
         "spec_digest",
@@ -793,7 +895,9 @@ def test_the_hello_names_what_both_sides_must_agree_on():
 
 @pytest.mark.parametrize("dp", ["none", "q4"])
 @pytest.mark.parametrize(("names", "listeners"), [("ab", "b"), ("ab", "a"), ("abcd", "ac")])
-async def test_a_listener_keeps_the_bits_that_all_others_take(at_work, names, listeners, dp):
+async def test_a_listener_keeps_the_bits_that_all_others_take(
+    at_work: AtWork, names: str, listeners: str, dp: str
+) -> None:
     values = gradients(len(names))
     given = [v for name, v in zip(names, values, strict=True) if name not in listeners]
     codec = PLAIN if dp == "none" else Q4
@@ -804,7 +908,7 @@ async def test_a_listener_keeps_the_bits_that_all_others_take(at_work, names, li
             group.commit()
 
 
-async def test_who_listened_gives_its_gradient_as_soon_as_it_has_one(at_work):
+async def test_who_listened_gives_its_gradient_as_soon_as_it_has_one(at_work: AtWork) -> None:
     values = gradients(3)
     async with at_work("abc", listeners="b") as group:
         first = await group.reduce_among(0, values, "b", PLAIN)
@@ -812,23 +916,25 @@ async def test_who_listened_gives_its_gradient_as_soon_as_it_has_one(at_work):
         assert torch.equal(await group.reduce(1, values), plain_sum(values))
 
 
-async def test_nobody_can_listen_where_nobody_has_weights(at_work):
+async def test_nobody_can_listen_where_nobody_has_weights(at_work: AtWork) -> None:
     async with at_work("ab", listeners="ab") as group:
         await group.connected()
         with pytest.raises(OutOfTurn, match="nobody here has weights"):
-            await group.reducers[0].listen(0, {"a", "b"})
+            await group.reducers[0].listen(StepNumber(0), {PeerId("a"), PeerId("b")})
 
 
-async def test_members_whose_gradients_have_other_lengths_do_not_meet(site):
+async def test_members_whose_gradients_have_other_lengths_do_not_meet(site: Site) -> None:
     hand = await site.caller.link()
     await hand.say(replace(site.hello, num_values=N + 1))
     with pytest.raises(RunMismatch, match=f"{N} values here, {N + 1} at peer a"):
         await hand.fails()
 
 
-async def test_a_member_that_listens_cannot_give_a_share(site, division):
+async def test_a_member_that_listens_cannot_give_a_share(site: Site, division: Division) -> None:
     alone = Division(N, 2, {0})
-    summing = asyncio.create_task(site.reducer.reduce(0, gradients(2)[1], {"a"}))
+    summing = asyncio.create_task(
+        site.reducer.reduce(StepNumber(0), gradients(2)[1], {PeerId("a")})
+    )
     hand = await site.call()
     with pytest.raises(OutOfTurn, match="from a member that listens"):
         await hand.fails(piece(Phase.SHARE, alone.spans[0], torch.ones(N)))

@@ -9,7 +9,15 @@ from swarm_ft.peer.reduce.gradient_coder import Residuals
 N = 12
 
 
-def do_step(residuals, shard, worker, server):
+def listed(owed: torch.Tensor | None) -> list[float]:
+    assert owed is not None
+    found: list[float] = owed.tolist()
+    return found
+
+
+def do_step(
+    residuals: Residuals, shard: tuple[int, int], worker: float, server: float
+) -> tuple[torch.Tensor | None, torch.Tensor]:
     """A whole step that leaves these numbers owed; what it found."""
     step = residuals.begin(N, shard)
     found = step.worker(0, N), step.server(*shard)
@@ -18,23 +26,23 @@ def do_step(residuals, shard, worker, server):
     return found
 
 
-def test_nothing_is_owed_at_first():
+def test_nothing_is_owed_at_first() -> None:
     worker, server = do_step(Residuals(), (4, 8), 1, 2)
     assert worker is None
     assert server.tolist() == [0.0] * 4
 
 
-def test_a_commit_makes_the_steps_residuals_the_ones_that_are_owed():
+def test_a_commit_makes_the_steps_residuals_the_ones_that_are_owed() -> None:
     residuals = Residuals()
     do_step(residuals, (4, 8), 1, 2)
     residuals.commit()
     worker, server = do_step(residuals, (4, 8), 3, 4)
-    assert worker.tolist() == [1.0] * N
+    assert listed(worker) == [1.0] * N
     assert server.tolist() == [2.0] * 4
 
 
 @pytest.mark.parametrize("redo", ["begin", "rollback"])
-def test_a_step_that_is_redone_finds_what_was_owed_before_it(redo):
+def test_a_step_that_is_redone_finds_what_was_owed_before_it(redo: str) -> None:
     residuals = Residuals()
     do_step(residuals, (4, 8), 1, 2)
     residuals.commit()
@@ -43,11 +51,11 @@ def test_a_step_that_is_redone_finds_what_was_owed_before_it(redo):
         residuals.rollback()
         residuals.commit()
     worker, server = do_step(residuals, (4, 8), 5, 6)
-    assert worker.tolist() == [1.0] * N
+    assert listed(worker) == [1.0] * N
     assert server.tolist() == [2.0] * 4
 
 
-def test_what_a_dropped_attempt_still_writes_goes_nowhere():
+def test_what_a_dropped_attempt_still_writes_goes_nowhere() -> None:
     residuals = Residuals()
     stale = residuals.begin(N, (4, 8))
     do_step(residuals, (4, 8), 1, 2)
@@ -56,11 +64,11 @@ def test_what_a_dropped_attempt_still_writes_goes_nowhere():
     residuals.commit()
     stale.set_worker(0, N, torch.full((N,), 9.0))
     worker, server = do_step(residuals, (4, 8), 0, 0)
-    assert worker.tolist() == [1.0] * N
+    assert listed(worker) == [1.0] * N
     assert server.tolist() == [2.0] * 4
 
 
-def test_parts_are_read_and_written_where_they_lie():
+def test_parts_are_read_and_written_where_they_lie() -> None:
     residuals = Residuals()
     step = residuals.begin(N, (4, 8))
     for start in range(0, N, 2):
@@ -69,7 +77,7 @@ def test_parts_are_read_and_written_where_they_lie():
     step.set_server(6, 8, torch.tensor([3.0, 4.0]))
     residuals.commit()
     after = residuals.begin(N, (4, 8))
-    assert after.worker(2, 5).tolist() == [2.0, 2.0, 4.0]
+    assert listed(after.worker(2, 5)) == [2.0, 2.0, 4.0]
     assert after.server(5, 7).tolist() == [2.0, 3.0]
 
 
@@ -86,17 +94,20 @@ def test_parts_are_read_and_written_where_they_lie():
         ((4, 4), []),
     ],
 )
-def test_another_shard_keeps_what_is_owed_of_the_values_in_both(shard, expected):
+def test_another_shard_keeps_what_is_owed_of_the_values_in_both(
+    shard: tuple[int, int], expected: list[float]
+) -> None:
     residuals = Residuals()
-    do_step(residuals, (4, 8), 1, 0)
-    residuals._open.set_server(4, 8, torch.tensor([1.0, 2.0, 3.0, 4.0]))
+    step = residuals.begin(N, (4, 8))
+    step.set_worker(0, N, torch.ones(N))
+    step.set_server(4, 8, torch.tensor([1.0, 2.0, 3.0, 4.0]))
     residuals.commit()
     worker, server = do_step(residuals, shard, 7, 7)
-    assert worker.tolist() == [1.0] * N
+    assert listed(worker) == [1.0] * N
     assert server.tolist() == expected
 
 
-def test_a_change_of_members_that_is_not_committed_loses_nothing():
+def test_a_change_of_members_that_is_not_committed_loses_nothing() -> None:
     residuals = Residuals()
     do_step(residuals, (4, 8), 1, 2)
     residuals.commit()
@@ -105,27 +116,27 @@ def test_a_change_of_members_that_is_not_committed_loses_nothing():
     assert server.tolist() == [2.0] * 4
 
 
-def test_another_gradient_owes_nothing():
+def test_another_gradient_owes_nothing() -> None:
     residuals = Residuals()
     do_step(residuals, (4, 8), 1, 2)
     residuals.commit()
     assert residuals.begin(N + 1, (0, 1)).worker(0, N) is None
 
 
-def test_a_commit_without_a_step_changes_nothing():
+def test_a_commit_without_a_step_changes_nothing() -> None:
     residuals = Residuals()
     residuals.commit()
     do_step(residuals, (4, 8), 1, 2)
     residuals.commit()
     residuals.commit()
     worker, _ = do_step(residuals, (4, 8), 0, 0)
-    assert worker.tolist() == [1.0] * N
+    assert listed(worker) == [1.0] * N
 
 
 # ---- snapshots
 
 
-def test_what_is_exported_can_be_restored_elsewhere():
+def test_what_is_exported_can_be_restored_elsewhere() -> None:
     residuals = Residuals()
     do_step(residuals, (4, 8), 1, 2)
     residuals.commit()
@@ -135,11 +146,11 @@ def test_what_is_exported_can_be_restored_elsewhere():
     other.restore(residuals.export())
     other.commit()
     worker, server = do_step(other, (4, 8), 0, 0)
-    assert worker.tolist() == [1.0] * N
+    assert listed(worker) == [1.0] * N
     assert server.tolist() == [2.0] * 4
 
 
-def test_where_nothing_is_owed_nothing_is_exported():
+def test_where_nothing_is_owed_nothing_is_exported() -> None:
     residuals, other = Residuals(), Residuals()
     assert residuals.export() == {}
     do_step(other, (4, 8), 1, 2)
@@ -163,7 +174,9 @@ def test_where_nothing_is_owed_nothing_is_exported():
     ],
     ids=str,
 )
-def test_tensors_that_are_no_residuals_are_refused(change, match):
+def test_tensors_that_are_no_residuals_are_refused(
+    change: dict[str, torch.Tensor | None], match: str
+) -> None:
     residuals = Residuals()
     do_step(residuals, (4, 8), 1, 2)
     residuals.commit()

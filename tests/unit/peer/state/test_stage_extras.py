@@ -7,63 +7,68 @@ import torch
 
 from swarm_ft.buffers import BufferKey, BufferRecord, BufferStore, End
 from swarm_ft.codec import pack_buffer
-from swarm_ft.ids import RunId
+from swarm_ft.ids import BlockIndex, RunId, SampleId
 from swarm_ft.peer.reduce.gradient_coder import Residuals
 from swarm_ft.peer.state import stage_state
 from swarm_ft.peer.state.stage_state import restore_buffers, with_extras
 from swarm_ft.protocol.spec.digest import fingerprint_of
+from swarm_ft.snapshots.shard import ShardContents
 
 RUN, SHAPE = RunId("run"), (6, 8)
 
 
-def record(bits, seed):
+def key(boundary: int, end: End, sample: int) -> BufferKey:
+    return BufferKey(RUN, BlockIndex(boundary), end, SampleId(sample))
+
+
+def record(bits: int, seed: int) -> BufferRecord:
     payload = pack_buffer(torch.randn(*SHAPE, generator=torch.Generator().manual_seed(seed)), bits)
     return BufferRecord(fingerprint_of(payload), *SHAPE, payload)
 
 
-def filled(bits):
+def filled(bits: int) -> BufferStore:
     """Buffers of two boundaries, and what is owed at one of them."""
     store = BufferStore()
     for sample in (5, 0, 3):
         for boundary, end in ((4, End.RECEIVED), (8, End.SENT)):
-            store.stage(BufferKey(RUN, boundary, end, sample), record(bits, sample + boundary))
-        store.stage(BufferKey(RUN, 4, End.RESIDUAL, sample), record(16, sample))
+            store.stage(key(boundary, end, sample), record(bits, sample + boundary))
+        store.stage(key(4, End.RESIDUAL, sample), record(16, sample))
     store.commit()
     return store
 
 
-def restored(contents):
+def restored(contents: ShardContents) -> dict[BufferKey, BufferRecord]:
     store = BufferStore()
     restore_buffers(store, RUN, SHAPE, contents)
     return dict(store.records())
 
 
 @pytest.mark.parametrize("bits", [16, 8, 4])
-def test_buffers_of_the_runs_bits_and_residuals_of_16_come_back(bits):
+def test_buffers_of_the_runs_bits_and_residuals_of_16_come_back(bits: int) -> None:
     store = filled(bits)
     assert len(store) == 9
     assert restored(with_extras({}, store, Residuals())) == dict(store.records())
 
 
-def test_a_store_without_buffers_has_nothing_to_write():
+def test_a_store_without_buffers_has_nothing_to_write() -> None:
     contents = with_extras({}, BufferStore(), Residuals())
     assert not contents.extras
     assert restored(contents) == {}
 
 
-def test_what_a_snapshot_holds_takes_the_place_of_what_is_here():
+def test_what_a_snapshot_holds_takes_the_place_of_what_is_here() -> None:
     store = filled(16)
     before = dict(store.records())
     contents = with_extras({}, store, Residuals())
-    newer = BufferKey(RUN, 8, End.SENT, 7)
+    newer = key(8, End.SENT, 7)
     store.stage(newer, record(16, 99))
-    store.stage(BufferKey(RUN, 8, End.SENT, 3), record(16, 98))
+    store.stage(key(8, End.SENT, 3), record(16, 98))
     store.commit()
     restore_buffers(store, RUN, SHAPE, contents)
     assert dict(store.records()) == before
 
 
-def test_too_many_buffers_stay_where_they_are(monkeypatch):
+def test_too_many_buffers_stay_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     store = filled(16)
     before = dict(store.records())
     monkeypatch.setattr(
@@ -76,14 +81,14 @@ def test_too_many_buffers_stay_where_they_are(monkeypatch):
     assert dict(store.records()) == before
 
 
-def test_buffers_that_are_not_what_their_digest_says_are_left_out():
+def test_buffers_that_are_not_what_their_digest_says_are_left_out() -> None:
     store = filled(4)
     contents = with_extras({}, store, Residuals())
     torn = contents.extras["buffers/sent"]
     torn[1, -1] ^= 1
     expected = dict(store.records())
-    del expected[BufferKey(RUN, 8, End.SENT, 3)]
+    del expected[key(8, End.SENT, 3)]
     assert restored(contents) == expected
     fewer = {name: x for name, x in contents.extras.items() if name != "buffers/owed"}
     kept = restored(replace(contents, extras=fewer))
-    assert {key.end for key in kept} == {End.SENT, End.RECEIVED}
+    assert {name.end for name in kept} == {End.SENT, End.RECEIVED}

@@ -7,18 +7,21 @@ import pytest
 import torch
 
 from swarm_ft.buffers import BufferKey, BufferRecord, BufferStore, End
-from swarm_ft.ids import Attempt, BlockIndex, PeerId, RunId, SampleId, StepNumber
+from swarm_ft.discovery.directory import Board, StaticDirectory
+from swarm_ft.ids import Attempt, BlockIndex, MicrobatchIndex, PeerId, RunId, SampleId, StepNumber
 from swarm_ft.peer.context import PeerContext
 from swarm_ft.peer.state.stage_state import StageState
 from swarm_ft.peer.timeline import Timeline
-from swarm_ft.protocol.messages.control import CommitStep
+from swarm_ft.protocol.messages.control import CommitStep, FromPeer
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.testing.clock import ManualClock
+from swarm_ft.transport.memory import MemoryTransport
 from tests.simulation.engine import TinyEngine
 from tests.states import weights_digest
+from tests.unit.peer.conftest import links_of
 
-RUN, STEP = RunId("run"), 0
+RUN, STEP, BATCH = RunId("run"), StepNumber(0), MicrobatchIndex(0)
 
 
 class FailsOnce(BufferStore):
@@ -46,44 +49,49 @@ def failing_once(make_spec: Callable[..., RunSpec]) -> Iterator[StageState]:
 
 
 def made_state(spec: RunSpec, store: BufferStore) -> Iterator[StageState]:
+    said: list[FromPeer] = []
+    transport = MemoryTransport()
     with ThreadPoolExecutor(1) as compute, ThreadPoolExecutor(2) as codecs:
         context = PeerContext(
             peer_id=PeerId("peer"),
-            directory=None,
-            transport=None,
+            directory=StaticDirectory(Board(), ManualClock()),
+            transport=transport,
             clock=ManualClock(),
-            links=None,
+            links=links_of("peer", transport),
             compute=compute,
             codecs=codecs,
-            say=[].append,
-            timeline=Timeline(ManualClock(), [].append),
+            say=said.append,
+            timeline=Timeline(ManualClock(), said.append),
             memory_bytes=1 << 30,
         )
         yield StageState(context, RUN, spec, TinyEngine, store)
 
 
-async def test_what_attempts_count_one_after_the_other_is_all_in_the_gradient(state, make_spec):
+async def test_what_attempts_count_one_after_the_other_is_all_in_the_gradient(
+    state: StageState, make_spec: Callable[..., RunSpec]
+) -> None:
     """The first one gets as far as the sum over replicas, the second does more and ends early."""
     spec = make_spec(dp_codec="none")
     await state.load(LayerRange(0, spec.model.num_blocks))
     tokens = torch.arange(spec.train.seq_length)[None] % spec.model.vocab_size
 
-    def compute(microbatch):
+    def compute(number: int) -> None:
+        microbatch = MicrobatchIndex(number)
         state.engine.forward_backward(microbatch, tokens, tokens)
         state.engine.weight_gradients(microbatch)
-        state.progress.done[microbatch] = (microbatch,)
+        progress.done[microbatch] = (SampleId(number),)
 
-    await state.begin_step(STEP, 100)
+    progress = await state.begin_step(STEP, 100)
     compute(0)
-    one = state.progress.gradient = state.engine.flat_gradient()
+    one = progress.gradient = state.engine.flat_gradient()
     state.engine.take_sum(torch.zeros_like(one))
 
-    await state.resume_step(state.progress)
+    await state.resume_step(progress)
     compute(1)
     both = state.engine.flat_gradient()
     assert not torch.equal(both, one)
 
-    await state.resume_step(state.progress)
+    await state.resume_step(progress)
     assert torch.equal(state.engine.flat_gradient(), both)
 
 
@@ -107,9 +115,9 @@ async def test_a_step_whose_buffers_cannot_be_kept_counts_once_and_costs_the_buf
 
     async def train(step: int) -> None:
         progress = await state.begin_step(StepNumber(step), 100)
-        state.engine.forward_backward(0, tokens, tokens)
-        state.engine.weight_gradients(0)
-        progress.done[0] = (0,)
+        state.engine.forward_backward(BATCH, tokens, tokens)
+        state.engine.weight_gradients(BATCH)
+        progress.done[BATCH] = (SampleId(0),)
         state.summed_in = Attempt(1)
         made = BufferRecord(digest=bytes(16), tokens=1, channels=1, payload=b"step %d" % step)
         state.store.stage(key, made)

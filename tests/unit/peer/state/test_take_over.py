@@ -2,47 +2,60 @@
 that the source has, whatever comes in between."""
 
 import asyncio
+from collections.abc import AsyncIterator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 
 from swarm_ft.codec.gradient_pieces import PieceCodec
-from swarm_ft.discovery.directory import Board, Role, StaticDirectory
+from swarm_ft.discovery.directory import Board, Directory, Role, StaticDirectory
 from swarm_ft.errors import OutOfTurn, Unavailable
-from swarm_ft.ids import Attempt, PeerId, RunId
+from swarm_ft.ids import Attempt, PeerId, RunId, StepNumber
 from swarm_ft.peer.context import PeerContext
 from swarm_ft.peer.reduce.gradient_coder import EncodedSum
-from swarm_ft.peer.state.learner import CatchingUp
+from swarm_ft.peer.state.learner import Backlog, CatchingUp
 from swarm_ft.peer.state.source import Handover
 from swarm_ft.peer.state.stage_state import StageState
 from swarm_ft.peer.timeline import Timeline
-from swarm_ft.protocol.messages.control import Assign, CatchUp, CaughtUp, CommitStep
+from swarm_ft.protocol.messages.control import Assign, CatchUp, CaughtUp, CommitStep, FromPeer
 from swarm_ft.protocol.messages.shard import ShardName
 from swarm_ft.protocol.spec.codec_spec import parse_dp_spec
 from swarm_ft.protocol.spec.layers import LayerRange
+from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.testing.clock import ManualClock
 from swarm_ft.testing.faults import FaultyTransport
 from swarm_ft.transfer.source import serve_chunk_list, serve_chunks
+from swarm_ft.transport.base import Transport
 from swarm_ft.transport.memory import MemoryTransport
 from swarm_ft.transport.methods import FETCH_CHUNKS, LIST_CHUNKS
 from tests.simulation.engine import TinyEngine
 from tests.states import weights_digest
+from tests.unit.peer.conftest import MakeSpec, links_of
 
-RUN, LAYERS, BEGAN = RunId("run"), LayerRange(1, 3), 2
+RUN, LAYERS, BEGAN = RunId("run"), LayerRange(1, 3), StepNumber(2)
 CODEC = PieceCodec(parse_dp_spec("none"))
 NAME = ShardName(run_id=RUN, step=BEGAN, layers=LAYERS)
 
 
-def commit_of(step, attempt=1):
+def commit_of(step: int, attempt: int = 1) -> CommitStep:
     return CommitStep(
-        run_id=RUN, attempt=attempt, step=step, clip_factor=0.5, learning_rate=step / 8
+        run_id=RUN,
+        attempt=Attempt(attempt),
+        step=StepNumber(step),
+        clip_factor=0.5,
+        learning_rate=step / 8,
     )
 
 
-def gradient_of(step, num_values):
+def names_in(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir()]
+
+
+def gradient_of(step: int, num_values: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(step)
     return torch.randint(0, 9, (num_values,), generator=generator).float()
 
@@ -50,16 +63,18 @@ def gradient_of(step, num_values):
 class Side:
     """One of the two peers."""
 
-    def __init__(self, name, spec, folder, directory, transport):
+    def __init__(
+        self, name: str, spec: RunSpec, folder: Path, directory: Directory, transport: Transport
+    ) -> None:
         folder.mkdir()
-        self.said = asyncio.Queue()
+        self.said: asyncio.Queue[FromPeer] = asyncio.Queue()
         self.pools = ThreadPoolExecutor(1), ThreadPoolExecutor(2)
         self.context = PeerContext(
             peer_id=PeerId(name),
             directory=directory,
             transport=transport,
             clock=ManualClock(),
-            links=None,
+            links=links_of(name, transport),
             compute=self.pools[0],
             codecs=self.pools[1],
             say=self.said.put_nowait,
@@ -70,14 +85,14 @@ class Side:
         self.handover = Handover(self.context, folder, spec.digest(), None)
         self.folder = folder
 
-    def weights(self):
+    def weights(self) -> bytes:
         return weights_digest(self.state.engine)
 
 
 class Scene:
     """A source with two steps, which offers its state, and a newcomer that is to take it."""
 
-    def __init__(self, spec, folder, lost_lists=()):
+    def __init__(self, spec: RunSpec, folder: Path, lost_lists: Iterable[int] = ()) -> None:
         self.spec = spec
         self.released = asyncio.Event()
         self.inner = MemoryTransport()
@@ -90,7 +105,7 @@ class Scene:
         self.source = Side("source", spec, folder / "source", self.directory, self.inner)
         self.newcomer = Side("newcomer", spec, folder / "newcomer", self.directory, held)
 
-    async def begin(self):
+    async def begin(self) -> None:
         await self.source.state.load(LAYERS)
         self.num_values = self.source.state.engine.num_values
         for step in range(BEGAN):
@@ -116,46 +131,55 @@ class Scene:
             self.assign(),
         )
 
-    def assign(self, *, attempt=1, committed_steps=BEGAN, last_attempt=1):
+    def assign(
+        self, *, attempt: int = 1, committed_steps: int = BEGAN, last_attempt: int = 1
+    ) -> Assign:
         return Assign(
             run_id=RUN,
             spec=self.spec,
-            attempt=attempt,
+            attempt=Attempt(attempt),
             stages=(),
             committed_steps=committed_steps,
             fresh=False,
             spec_digest=self.spec.digest(),
-            last_attempt=last_attempt,
+            last_attempt=Attempt(last_attempt),
         )
 
-    async def train(self, step, attempt=1):
+    async def train(self, step: int, attempt: int = 1) -> None:
         """At the source alone."""
         await self.source.state.apply_sum(
             commit_of(step, attempt), gradient_of(step, self.num_values)
         )
 
-    def sum(self, step, attempt=1):
+    def sum(self, step: int, attempt: int = 1) -> None:
         """The newcomer hears the sum."""
         encoded = CODEC.encode(gradient_of(step, self.num_values)).tensor
-        self.catching_up.summed(attempt, step, EncodedSum(((self.num_values, encoded),)))
+        self.catching_up.summed(
+            Attempt(attempt), StepNumber(step), EncodedSum(((self.num_values, encoded),))
+        )
 
-    async def hear(self, step, attempt=1):
+    async def hear(self, step: int, attempt: int = 1) -> None:
         """A step that is committed."""
         await self.train(step, attempt)
         self.sum(step, attempt)
         await self.catching_up.commit(commit_of(step, attempt))
 
-    def take(self, attempt=1):
-        take = CatchUp(run_id=RUN, attempt=attempt, digest=self.digest, sources=(PeerId("source"),))
+    def take(self, attempt: int = 1) -> None:
+        take = CatchUp(
+            run_id=RUN,
+            attempt=Attempt(attempt),
+            digest=self.digest,
+            sources=(PeerId("source"),),
+        )
         self.catching_up.take(take)
 
-    async def taken(self, attempt=1):
+    async def taken(self, attempt: int = 1) -> None:
         said = await self.newcomer.said.get()
         assert isinstance(said, CaughtUp)
         assert said.attempt == attempt
         assert said.state_bytes > 0
 
-    def assert_equal(self, committed_steps, last_attempt=1):
+    def assert_equal(self, committed_steps: int, last_attempt: int = 1) -> None:
         for side in (self.source, self.newcomer):
             mine = side.state.committed_steps, side.state.last_attempt
             assert mine == (committed_steps, last_attempt)
@@ -163,7 +187,7 @@ class Scene:
 
 
 @asynccontextmanager
-async def played(scene):
+async def played(scene: Scene) -> AsyncIterator[Scene]:
     await scene.begin()
     yield scene
     await scene.server.stop()
@@ -173,17 +197,19 @@ async def played(scene):
 
 
 @pytest.fixture(autouse=True)
-def no_rest(monkeypatch):
+def no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("swarm_ft.peer.state.learner.RETRY_S", 0.0)
 
 
 @pytest.fixture
-async def scene(make_spec, tmp_path):
+async def scene(make_spec: MakeSpec, tmp_path: Path) -> AsyncIterator[Scene]:
     async with played(Scene(make_spec(dp_codec="none"), tmp_path)) as scene:
         yield scene
 
 
-async def test_a_call_that_breaks_costs_neither_the_attempt_nor_the_take_over(make_spec, tmp_path):
+async def test_a_call_that_breaks_costs_neither_the_attempt_nor_the_take_over(
+    make_spec: MakeSpec, tmp_path: Path
+) -> None:
     lost = Scene(make_spec(dp_codec="none"), tmp_path, lost_lists=(1, 2))
     async with played(lost) as scene:
         scene.released.set()
@@ -193,7 +219,7 @@ async def test_a_call_that_breaks_costs_neither_the_attempt_nor_the_take_over(ma
         scene.assert_equal(BEGAN)
 
 
-async def test_what_was_heard_while_the_state_came_is_applied_to_it_in_order(scene):
+async def test_what_was_heard_while_the_state_came_is_applied_to_it_in_order(scene: Scene) -> None:
     running = asyncio.create_task(scene.catching_up.run())
     scene.take()
     for step in (2, 3, 4):
@@ -205,7 +231,7 @@ async def test_what_was_heard_while_the_state_came_is_applied_to_it_in_order(sce
     scene.assert_equal(5)
 
 
-async def test_who_has_caught_up_applies_each_step_as_it_comes(scene):
+async def test_who_has_caught_up_applies_each_step_as_it_comes(scene: Scene) -> None:
     scene.released.set()
     scene.take()
     await scene.catching_up.run()
@@ -215,7 +241,7 @@ async def test_who_has_caught_up_applies_each_step_as_it_comes(scene):
         scene.assert_equal(step + 1)
 
 
-async def test_the_next_attempt_goes_on_with_what_was_heard_and_fetched(scene):
+async def test_the_next_attempt_goes_on_with_what_was_heard_and_fetched(scene: Scene) -> None:
     running = asyncio.create_task(scene.catching_up.run())
     scene.take()
     await scene.hear(2)
@@ -234,7 +260,9 @@ async def test_the_next_attempt_goes_on_with_what_was_heard_and_fetched(scene):
     scene.assert_equal(4, last_attempt=2)
 
 
-async def test_who_has_caught_up_says_so_in_every_attempt_and_fetches_nothing_again(scene):
+async def test_who_has_caught_up_says_so_in_every_attempt_and_fetches_nothing_again(
+    scene: Scene,
+) -> None:
     scene.released.set()
     scene.take()
     await scene.catching_up.run()
@@ -246,7 +274,7 @@ async def test_who_has_caught_up_says_so_in_every_attempt_and_fetches_nothing_ag
     scene.assert_equal(BEGAN)
 
 
-async def test_a_sum_whose_step_did_not_commit_is_forgotten(scene):
+async def test_a_sum_whose_step_did_not_commit_is_forgotten(scene: Scene) -> None:
     scene.sum(2, attempt=1)
     scene.catching_up.expect(Attempt(2))
     assert not scene.catching_up.expects(commit_of(2, attempt=1))
@@ -259,17 +287,17 @@ async def test_a_sum_whose_step_did_not_commit_is_forgotten(scene):
     scene.assert_equal(3, last_attempt=2)
 
 
-async def test_a_lost_step_or_another_history_is_nothing_to_go_on_with(scene):
+async def test_a_lost_step_or_another_history_is_nothing_to_go_on_with(scene: Scene) -> None:
     await scene.hear(2)
     goes_on = scene.catching_up.goes_on_with
     assert goes_on(scene.assign(attempt=2, committed_steps=3), NAME)
     assert not goes_on(scene.assign(attempt=2, committed_steps=4), NAME)
     assert not goes_on(scene.assign(attempt=3, committed_steps=3, last_attempt=2), NAME)
-    other = ShardName(run_id=RUN, step=3, layers=LAYERS)
+    other = ShardName(run_id=RUN, step=StepNumber(3), layers=LAYERS)
     assert not goes_on(scene.assign(attempt=2, committed_steps=3), other)
 
 
-async def test_a_source_that_is_gone_costs_the_attempt_and_not_what_was_heard(scene):
+async def test_a_source_that_is_gone_costs_the_attempt_and_not_what_was_heard(scene: Scene) -> None:
     await scene.directory.withdraw(Role.PEER, "source")
     await scene.hear(2)
     scene.take()
@@ -286,9 +314,12 @@ async def test_a_source_that_is_gone_costs_the_attempt_and_not_what_was_heard(sc
     scene.assert_equal(3)
 
 
-async def test_what_was_heard_does_not_lie_about_when_nobody_wants_it(scene, monkeypatch):
-    monkeypatch.setattr(scene.catching_up._backlog, "_memory_bytes", 0)
-    await scene.hear(2)
-    assert [path.name for path in scene.newcomer.folder.iterdir()] == ["heard-run-1-3-2.sum"]
-    scene.catching_up.close()
-    assert list(scene.newcomer.folder.iterdir()) == []
+async def test_what_was_heard_does_not_lie_about_when_nobody_wants_it(
+    make_spec: MakeSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swarm_ft.peer.state.learner.Backlog", partial(Backlog, memory_bytes=0))
+    async with played(Scene(make_spec(dp_codec="none"), tmp_path)) as scene:
+        await scene.hear(2)
+        assert names_in(scene.newcomer.folder) == ["heard-run-1-3-2.sum"]
+        scene.catching_up.close()
+        assert names_in(scene.newcomer.folder) == []

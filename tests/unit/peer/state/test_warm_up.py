@@ -1,32 +1,39 @@
 """A run's codecs are compiled before its first frame."""
 
+from typing import Any
+
 import pytest
 
+from swarm_ft import codec
+from swarm_ft.codec import Codec
 from swarm_ft.peer.state import stage_state
 from swarm_ft.peer.state.stage_state import compile_codecs
+from swarm_ft.protocol.spec.codec_spec import CodecSpec
+from tests.unit.peer.conftest import MakeSpec
 
 
 @pytest.fixture
-def used(monkeypatch):
-    """Codecs that were made, by their names, in a process that has compiled none."""
-    names, from_spec = [], stage_state.from_spec
+def used(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Codecs that were made, by their names."""
+    names: list[str] = []
+    from_spec = codec.from_spec
 
-    def recorded(spec):
+    def recorded(spec: CodecSpec) -> Codec:
         names.append(str(spec))
         return from_spec(spec)
 
     monkeypatch.setattr(stage_state, "from_spec", recorded)
-    stage_state._use_codec.cache_clear()
     return names
 
 
-def test_every_codec_of_a_run_is_used_once(make_spec, used):
+def test_every_codec_of_a_run_is_used_once(make_spec: MakeSpec, used: list[str]) -> None:
     spec = make_spec(
         forward_codec="aq4",
         fill_codec="aq2+z",
         backward_codec="q8",
         key_codec="fp16",
         dp_codec="q4",
+        seq_length=11,  # as no other test has: nothing is compiled for it
     )
     compile_codecs(spec)
     assert sorted(used) == ["aq2f+z", "aq4tc", "fp16", "q4t", "q8t"]
@@ -43,5 +50,5 @@ def test_every_codec_of_a_run_is_used_once(make_spec, used):
         {"forward_codec": "aq1.5+z", "backward_codec": "q1+z", "buffer_bits": 4},
     ],
 )
-def test_every_family_can_be_compiled(make_spec, codecs):
+def test_every_family_can_be_compiled(make_spec: MakeSpec, codecs: dict[str, Any]) -> None:
     compile_codecs(make_spec(**codecs))
