@@ -51,8 +51,8 @@ def from_json(x: Any) -> Any:
 
 
 def rows_of(text: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(text)["vectors"]
-    return found
+    rows: list[dict[str, Any]] = json.loads(text)["vectors"]
+    return rows
 
 
 def line(row: dict[str, Any]) -> str:

@@ -39,8 +39,8 @@ def decaying(tokens: int, channels: int, ratio: float, seed: int = 0) -> Tensor:
     count = min(tokens, channels)
     left = torch.linalg.qr(gaussian(tokens, count, seed)).Q
     right = torch.linalg.qr(gaussian(channels, count, seed + 1)).Q
-    found: Tensor = left * ratio ** torch.arange(count) @ right.T
-    return found
+    product: Tensor = left * ratio ** torch.arange(count) @ right.T
+    return product
 
 
 def there_and_back(codec: Codec, x: Tensor) -> Tensor:

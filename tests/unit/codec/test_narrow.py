@@ -63,8 +63,8 @@ def published_quantiser(x: Tensor, bits: int) -> Tensor:
     half = 2 ** (bits - 1)
     scale = x.abs().amax(0).half()
     codes = (x / (scale + 1e-6) * half).round().clamp(-half, half - 1)
-    found: Tensor = codes / half * scale.float()
-    return found
+    values: Tensor = codes / half * scale.float()
+    return values
 
 
 samples = st.builds(

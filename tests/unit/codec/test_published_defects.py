@@ -48,8 +48,8 @@ def published(x: Tensor, bits: int) -> Tensor:
     half = 2 ** (bits - 1)
     scale = x.abs().amax(tuple(range(x.dim() - 1)), keepdim=True).half()
     codes = (x / (scale + torch.tensor(1e-6).half()) * half).round().clamp(-half, half - 1)
-    found: Tensor = codes / half * scale.float()
-    return found
+    values: Tensor = codes / half * scale.float()
+    return values
 
 
 def ours(x: Tensor, bits: int) -> Tensor:

@@ -50,8 +50,8 @@ def channel_scales(payload: bytes, channels: int) -> Tensor:
     """The channels' scales as the payload has them, float64; with the sample's exponent."""
     (exponent,) = struct.unpack_from("<h", payload)
     patterns = torch.from_numpy(np.frombuffer(payload, "<u2", channels, HEAD).astype(np.int32))
-    found: Tensor = scale_of(patterns).double() * 2.0**exponent
-    return found
+    scales: Tensor = scale_of(patterns).double() * 2.0**exponent
+    return scales
 
 
 def block_peaks(x: Tensor) -> Tensor:
