@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -27,15 +27,16 @@ def status(initial_peers: tuple[str, ...], dht_prefix: str, as_json: bool) -> No
         async with connected(initial_peers, dht_prefix) as swarm:
             found = await swarm.status()
         if as_json:
-            click.echo(json.dumps(_document(found)))
+            click.echo(json.dumps(status_fields(found)))
         else:
-            for line in _lines(found):
+            for line in status_lines(found):
                 click.echo(line)
 
     run_async(work)
 
 
-def _document(found: SwarmStatus) -> dict[str, object]:
+def status_fields(found: SwarmStatus) -> dict[str, Any]:
+    """What `--json` prints."""
     from swarm_ft.client.report import kind_fields
 
     peers = [{"peer": m.peer_id, "layers": str(m.layers or "auto")} for m in found.members]
@@ -58,7 +59,8 @@ def _document(found: SwarmStatus) -> dict[str, object]:
     return {"peers": peers, "runs": runs}
 
 
-def _lines(found: SwarmStatus) -> Iterator[str]:
+def status_lines(found: SwarmStatus) -> Iterator[str]:
+    """What people read."""
     from swarm_ft.client.report import kind_lines
     from swarm_ft.protocol.messages.control import stages_of
 

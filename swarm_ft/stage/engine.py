@@ -244,12 +244,34 @@ class StageEngine:
     @property
     def state_bytes(self) -> int:
         """See `Engine`."""
-        return self._loaded().num_bytes
+        return self.weights.num_bytes
 
     @property
     def microbatch_bytes(self) -> int:
         """See `Engine`."""
         return self._held.most
+
+    @property
+    def weights(self) -> StageWeights:
+        """What the stage trains, as it is now.
+
+        Raises:
+            OutOfTurn: it is not loaded.
+        """
+        if self._weights is None:
+            raise OutOfTurn(f"layers {self.layers}: load the stage first")
+        return self._weights
+
+    @property
+    def open_step(self) -> _Step:
+        """How far the stage is with the step that was begun last.
+
+        Raises:
+            OutOfTurn: none was, or it was applied.
+        """
+        if self._step is None:
+            raise OutOfTurn(f"layers {self.layers}: no step has begun")
+        return self._step
 
     def load(self) -> None:
         """See `Engine`."""
@@ -273,20 +295,20 @@ class StageEngine:
     def begin_step(self, step: StepNumber, num_targets: int) -> None:
         """See `Engine`."""
         begun = _Step(step, num_targets)
-        self._loaded().zero_grad()
+        self.weights.zero_grad()
         self._step = begun
 
     def resume_step(
         self, step: StepNumber, counted: frozenset[MicrobatchIndex], gradient: Tensor | None
     ) -> None:
         """See `Engine`."""
-        self._current().resume(step, counted)
+        self.open_step.resume(step, counted)
         if gradient is not None:
-            self._loaded().set_flat_gradient(gradient)
+            self.weights.set_flat_gradient(gradient)
 
     def forward(self, microbatch: MicrobatchIndex, x: Tensor) -> Tensor:
         """See `Engine`."""
-        step = self._current()
+        step = self.open_step
         graph = self._run(step, microbatch, x)
         self._check_finite(graph.output, microbatch, "output")
         step.graphs[microbatch] = graph
@@ -296,7 +318,7 @@ class StageEngine:
         self, microbatch: MicrobatchIndex, x: Tensor, tokens: Tensor
     ) -> LossAndGradient:
         """See `Engine`."""
-        step = self._current()
+        step = self.open_step
         self._bounds.check_tokens(tokens)
         if x.shape[:2] != tokens.shape:
             raise MalformedMessage(
@@ -304,14 +326,14 @@ class StageEngine:
             )
         graph = self._run(step, microbatch, x)
         with self._autocast:
-            loss = self._loaded().module.loss_sum(graph.output, tokens.to(self._device))
+            loss = self.weights.module.loss_sum(graph.output, tokens.to(self._device))
         self._check_finite(loss, microbatch, "loss")
         input_gradient = self._backward(microbatch, graph, loss / step.num_targets, None)
         return LossAndGradient(loss_sum=loss.item(), input_gradient=input_gradient)
 
     def backward(self, microbatch: MicrobatchIndex, gradient: Tensor) -> Tensor | None:
         """See `Engine`."""
-        step = self._current()
+        step = self.open_step
         graph = step.graph_of(microbatch)
         check_gradient(gradient, graph.output)
         del step.graphs[microbatch]
@@ -319,7 +341,7 @@ class StageEngine:
 
     def weight_gradients(self, microbatch: MicrobatchIndex) -> None:
         """See `Engine`."""
-        products = self._current().count(microbatch)
+        products = self.open_step.count(microbatch)
         while products:  # each is let go of as soon as it is done
             products.pop().accumulate()
         if self._device.type == "cuda":
@@ -331,7 +353,7 @@ class StageEngine:
         total = self._summed().squared_grad_norm()
         if not math.isfinite(total):
             raise NonFinite(
-                f"step {self._current().number}: a gradient of layers {self.layers} is inf or NaN; "
+                f"step {self.open_step.number}: a gradient of layers {self.layers} is inf or NaN; "
                 f"a smaller --lr may help"
             )
         return total
@@ -339,7 +361,7 @@ class StageEngine:
     @property
     def num_values(self) -> int:
         """See `Engine`."""
-        return self._loaded().num_values
+        return self.weights.num_values
 
     def flat_gradient(self) -> Tensor:
         """See `Engine`."""
@@ -347,8 +369,8 @@ class StageEngine:
 
     def take_sum(self, total: Tensor) -> None:
         """See `Engine`."""
-        self._loaded().check_flat(total)
-        self._loaded().set_flat_gradient(total)
+        self.weights.check_flat(total)
+        self.weights.set_flat_gradient(total)
 
     def tied_gradient(self) -> Tensor:
         """See `Engine`."""
@@ -356,12 +378,12 @@ class StageEngine:
 
     def set_tied_gradient(self, gradient: Tensor) -> None:
         """See `Engine`."""
-        self._loaded().set_tied_gradient(gradient)
+        self.weights.set_tied_gradient(gradient)
 
     def apply(self, clip_factor: float, learning_rate: float) -> None:
         """See `Engine`."""
-        self._current()
-        self._summed().apply(clip_factor, learning_rate)
+        self.open_step.check_complete()
+        self.weights.apply(clip_factor, learning_rate)
         self._step = None
 
     def apply_sum(
@@ -374,15 +396,15 @@ class StageEngine:
 
     def export(self, path: Path) -> int:
         """See `Engine`."""
-        return self._loaded().export(path)
+        return self.weights.export(path)
 
     def state(self) -> dict[str, Tensor]:
         """See `Engine`."""
-        return self._loaded().state()
+        return self.weights.state()
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """See `Engine`."""
-        self._loaded().load_state(state)
+        self.weights.load_state(state)
         self._step = None
 
     def _run(self, step: _Step, microbatch: MicrobatchIndex, x: Tensor) -> _Graph:
@@ -394,7 +416,7 @@ class StageEngine:
         train = self._spec.train
         seeds = DropoutSeeds(seed=train.seed, step=step.number, microbatch=microbatch)
         x = x.to(self._device).detach().requires_grad_(not self.is_first)
-        weights = self._loaded()
+        weights = self.weights
         with self._held.measuring(x, but=weights.module) as held, self._autocast:
             output: Tensor = weights.module(x, seeds if train.dropout else None).float()
             held.add(output)
@@ -404,7 +426,7 @@ class StageEngine:
         self, microbatch: MicrobatchIndex, graph: _Graph, root: Tensor, gradient: Tensor | None
     ) -> Tensor | None:
         """All gradients but those of linear layers' weights; the input's is returned."""
-        step, linears = self._current(), self._loaded().linears
+        step, linears = self.open_step, self.weights.linears
         left = step.left[microbatch] = []  # first: should it fail, nobody resumes the step
         torch.autograd.backward(root, gradient)
         left += linears.take()
@@ -422,21 +444,11 @@ class StageEngine:
     def _check_finite(self, tensor: Tensor, microbatch: MicrobatchIndex, what: str) -> None:
         if not bool(torch.isfinite(tensor).all()):
             raise NonFinite(
-                f"step {self._current().number}, microbatch {microbatch}: the {what} of layers "
+                f"step {self.open_step.number}, microbatch {microbatch}: the {what} of layers "
                 f"{self.layers} is inf or NaN; a smaller --lr may help"
             )
-
-    def _current(self) -> _Step:
-        if self._step is None:
-            raise OutOfTurn(f"layers {self.layers}: no step has begun")
-        return self._step
 
     def _summed(self) -> StageWeights:
         if self._step is not None:
             self._step.check_complete()
-        return self._loaded()
-
-    def _loaded(self) -> StageWeights:
-        if self._weights is None:
-            raise OutOfTurn(f"layers {self.layers}: load the stage first")
-        return self._weights
+        return self.weights

@@ -8,11 +8,14 @@ import sys
 import threading
 import time
 import uuid
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import IO, Any, Protocol
 
 import pytest
 
 import swarm_ft
+from swarm_ft.client.sample import SampleInput
 
 PACKAGE_DIR = str(Path(swarm_ft.__file__).parents[1])
 START_TIMEOUT_S = 60
@@ -23,7 +26,7 @@ MARK = "SWARM_FT_TEST"
 class Spawned:
     """One `swarm-ft` process; its standard error is read line by line as it comes."""
 
-    def __init__(self, arguments, cwd, env):
+    def __init__(self, arguments: Iterable[object], cwd: Path, env: dict[str, str]) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "swarm_ft", *map(str, arguments)],
             cwd=cwd,
@@ -35,7 +38,7 @@ class Spawned:
             start_new_session=True,
         )
         self._changed = threading.Condition()
-        self._lines = {"out": [], "err": []}
+        self._lines: dict[str, list[str | None]] = {"out": [], "err": []}
         self._readers = [
             threading.Thread(target=self._read, args=(name, pipe), daemon=True)
             for name, pipe in (("out", self.process.stdout), ("err", self.process.stderr))
@@ -43,7 +46,7 @@ class Spawned:
         for reader in self._readers:
             reader.start()
 
-    def _read(self, name, pipe):
+    def _read(self, name: str, pipe: IO[str]) -> None:
         for line in pipe:
             with self._changed:
                 self._lines[name].append(line.rstrip("\n"))
@@ -53,21 +56,21 @@ class Spawned:
             self._lines[name].append(None)
             self._changed.notify_all()
 
-    def _said(self, name):
+    def _said(self, name: str) -> list[str]:
         return [line for line in self._lines[name] if line is not None]
 
     @property
-    def out(self):
+    def out(self) -> list[str]:
         return self._said("out")
 
     @property
-    def err(self):
+    def err(self) -> list[str]:
         return self._said("err")
 
-    def wait_for(self, name, text, timeout_s=START_TIMEOUT_S):
+    def wait_for(self, name: str, text: str, timeout_s: float = START_TIMEOUT_S) -> str:
         """The first line of `out` or `err` that has `text` in it."""
 
-        def found():
+        def found() -> str | None:
             return next((line for line in self._said(name) if text in line), None)
 
         with self._changed:
@@ -78,20 +81,21 @@ class Spawned:
         assert line is not None, f"no {text!r} ({is_there=}) in {self.out} {self.err}"
         return line
 
-    def first_words(self):
-        return json.loads(self.wait_for("out", "{"))
+    def first_words(self) -> dict[str, Any]:
+        words: dict[str, Any] = json.loads(self.wait_for("out", "{"))
+        return words
 
-    def signal(self, number):
+    def signal(self, number: int) -> None:
         self.process.send_signal(number)
 
-    def ends(self, timeout_s=START_TIMEOUT_S):
+    def ends(self, timeout_s: float = START_TIMEOUT_S) -> int:
         """Its exit code, once it and all its output have ended."""
         code = self.process.wait(timeout_s)
         for reader in self._readers:
             reader.join(10)
         return code
 
-    def interrupted(self, timeout_s=15):
+    def interrupted(self, timeout_s: float = 15) -> int:
         self.signal(signal.SIGINT)
         return self.ends(timeout_s)
 
@@ -99,7 +103,7 @@ class Spawned:
 class Shell:
     """Starts commands, and ends what is left of them."""
 
-    def __init__(self, cwd):
+    def __init__(self, cwd: Path) -> None:
         self.cwd = cwd
         self.mark = uuid.uuid4().hex
         self.env = {
@@ -111,28 +115,28 @@ class Shell:
             "HF_HUB_OFFLINE": "1",
             "HF_HOME": str(cwd / "hf"),
         }
-        self._spawned = []
+        self._spawned: list[Spawned] = []
 
-    def spawn(self, *arguments):
+    def spawn(self, *arguments: object) -> Spawned:
         spawned = Spawned(arguments, self.cwd, self.env)
         self._spawned.append(spawned)
         return spawned
 
-    def up(self, *arguments):
+    def up(self, *arguments: object) -> Spawned:
         """A command that serves, once it is up."""
         spawned = self.spawn(*arguments, "--json")
         spawned.first_words()
         return spawned
 
-    def close(self):
+    def close(self) -> None:
         for spawned in self._spawned:
             if spawned.process.poll() is None:
                 spawned.process.kill()
             spawned.ends()
 
-    def alive(self):
+    def alive(self) -> dict[int, str]:
         """Command lines, by pid, of all processes that this shell's commands started and left."""
-        found = {}
+        found: dict[int, str] = {}
         for entry in Path("/proc").iterdir():
             if not entry.name.isdigit() or int(entry.name) == os.getpid():
                 continue
@@ -145,12 +149,12 @@ class Shell:
                 continue
         return found
 
-    def kill(self, words):
+    def kill(self, words: str) -> None:
         """Kill the one process whose command line has these words in it."""
         (pid,) = (pid for pid, command in self.alive().items() if words in command)
         os.kill(pid, signal.SIGKILL)
 
-    def all_gone(self, timeout_s=5):
+    def all_gone(self, timeout_s: float = 5) -> bool:
         """Whether nothing is alive, now or soon: daemons end a moment after their masters."""
         deadline = time.monotonic() + timeout_s
         while self.alive() and time.monotonic() < deadline:
@@ -159,14 +163,14 @@ class Shell:
 
 
 @pytest.fixture
-def shell(tmp_path):
+def shell(tmp_path: Path) -> Iterator[Shell]:
     made = Shell(tmp_path)
     yield made
     made.close()
 
 
 @pytest.fixture(scope="module")
-def module_shell(tmp_path_factory):
+def module_shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
     made = Shell(tmp_path_factory.mktemp("shell"))
     yield made
     made.close()
@@ -175,26 +179,33 @@ def module_shell(tmp_path_factory):
 class Result:
     """What a command of this process came to."""
 
-    def __init__(self, code, captured):
+    def __init__(self, code: int, out: str, err: str) -> None:
         self.code = code
-        self.out = captured.out
-        self.err = captured.err
+        self.out = out
+        self.err = err
+
+
+class RunHere(Protocol):
+    """See `run_here`."""
+
+    def __call__(self, *arguments: object) -> Result: ...
 
 
 @pytest.fixture
-def run_here(capfd):
+def run_here(capfd: pytest.CaptureFixture[str]) -> RunHere:
     """`run_here("demo", "--steps", 3)`: the command in this process."""
     from swarm_ft.cli.main import run
 
-    def call(*arguments) -> Result:
+    def call(*arguments: object) -> Result:
         capfd.readouterr()
-        return Result(run([str(argument) for argument in arguments]), capfd.readouterr())
+        code = run([str(argument) for argument in arguments])
+        return Result(code, *capfd.readouterr())
 
     return call
 
 
 @pytest.fixture(scope="session")
-def sample(tmp_path_factory):
+def sample(tmp_path_factory: pytest.TempPathFactory) -> SampleInput:
     """A three-layer GPT-2-type model with its tokenizer, and text."""
     from swarm_ft.client.sample import write_sample
 

@@ -1,14 +1,18 @@
 """Bad input gets one clear line on standard error, exit code 2, and leaves nothing behind."""
 
 import socket
+from pathlib import Path
 
 import pytest
+
+from swarm_ft.client.sample import SampleInput
+from tests.cli.conftest import RunHere
 
 DEAD_PEER = "/ip4/127.0.0.1/tcp/9/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
 
 
 @pytest.fixture
-def place(tmp_path, sample, monkeypatch):
+def place(tmp_path: Path, sample: SampleInput, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory to work in, with a good model, good text, and what may be wrong with them."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
@@ -37,11 +41,11 @@ def place(tmp_path, sample, monkeypatch):
     return tmp_path
 
 
-def tree(directory):
+def tree(directory: Path) -> list[str]:
     return sorted(str(path.relative_to(directory)) for path in directory.rglob("*"))
 
 
-def refused(run_here, place, *arguments) -> str:
+def refused(run_here: RunHere, place: Path, *arguments: object) -> str:
     """The one line of a command that was refused, and that changed nothing."""
     before = tree(place)
     result = run_here(*arguments)
@@ -105,7 +109,9 @@ JOB = ("--model", "model", "--dataset", "good.txt")
     ],
     ids=lambda value: " ".join(value[-2:]) if isinstance(value, tuple) else None,
 )
-def test_a_job_that_cannot_be_done_is_refused(run_here, place, arguments, words):
+def test_a_job_that_cannot_be_done_is_refused(
+    run_here: RunHere, place: Path, arguments: tuple[str, ...], words: tuple[str, ...]
+) -> None:
     line = refused(run_here, place, "demo", *arguments)
     assert all(word in line for word in words), line
 
@@ -123,12 +129,14 @@ def test_a_job_that_cannot_be_done_is_refused(run_here, place, arguments, words)
         (("--stages", "7", "--out", "deep/in/the/tree"), ("--stages 7",)),
     ],
 )
-def test_a_demo_of_its_own_input_that_is_refused_leaves_no_input(run_here, place, arguments, words):
+def test_a_demo_of_its_own_input_that_is_refused_leaves_no_input(
+    run_here: RunHere, place: Path, arguments: tuple[str, ...], words: tuple[str, ...]
+) -> None:
     line = refused(run_here, place, "demo", *arguments)
     assert all(word in line for word in words), line
 
 
-def test_a_refused_demo_keeps_what_an_earlier_one_left(run_here, place):
+def test_a_refused_demo_keeps_what_an_earlier_one_left(run_here: RunHere, place: Path) -> None:
     kept = place / "swarm-ft-output-demo" / "logs" / "dht.log"
     kept.parent.mkdir(parents=True)
     kept.write_text("kept")
@@ -150,15 +158,17 @@ def test_a_refused_demo_keeps_what_an_earlier_one_left(run_here, place):
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
 )
 def test_client_train_checks_its_options_before_it_looks_for_a_swarm(
-    run_here, place, arguments, word
-):
+    run_here: RunHere, place: Path, arguments: tuple[str, ...], word: str
+) -> None:
     line = refused(
         run_here, place, "client", "train", *JOB, "--initial-peers", DEAD_PEER, *arguments
     )
     assert word in line
 
 
-def test_client_attach_checks_where_it_writes_before_it_looks_for_a_swarm(run_here, place):
+def test_client_attach_checks_where_it_writes_before_it_looks_for_a_swarm(
+    run_here: RunHere, place: Path
+) -> None:
     trace = ("--trace", "missing/trace.json")
     line = refused(run_here, place, "client", "attach", "--initial-peers", DEAD_PEER, *trace)
     assert "--trace missing/trace.json: there is no directory" in line
@@ -175,7 +185,9 @@ def test_client_attach_checks_where_it_writes_before_it_looks_for_a_swarm(run_he
     ],
     ids=" ".join,
 )
-def test_a_command_that_needs_a_swarm_says_so(run_here, place, command):
+def test_a_command_that_needs_a_swarm_says_so(
+    run_here: RunHere, place: Path, command: tuple[str, ...]
+) -> None:
     line = refused(run_here, place, *command)
     assert "--initial-peers is missing" in line
     assert "swarm-ft dht" in line
@@ -205,13 +217,15 @@ def test_a_command_that_needs_a_swarm_says_so(run_here, place, command):
     ],
     ids=["malformed", "without an id", "missing file", "empty file", "dead"],
 )
-def test_addresses_that_lead_nowhere_are_refused(run_here, place, command, peers, words):
+def test_addresses_that_lead_nowhere_are_refused(
+    run_here: RunHere, place: Path, command: tuple[str, ...], peers: str, words: tuple[str, ...]
+) -> None:
     line = refused(run_here, place, *command, "--initial-peers", peers)
     assert all(word in line for word in words), line
 
 
 @pytest.mark.parametrize("layers", ["2", "a-b", "3-3", "5-2", "0-99999", "-1-2", "everything"])
-def test_layers_that_do_not_parse_are_refused(run_here, place, layers):
+def test_layers_that_do_not_parse_are_refused(run_here: RunHere, place: Path, layers: str) -> None:
     line = refused(
         run_here, place, "serve-stage", f"--layers={layers}", "--initial-peers", DEAD_PEER
     )
@@ -230,12 +244,16 @@ def test_layers_that_do_not_parse_are_refused(run_here, place, layers):
     ids=" ".join,
 )
 @pytest.mark.parametrize("command", ["coordinator", "serve-stage"])
-def test_listeners_that_nobody_could_reach_are_refused(run_here, place, command, arguments, words):
+def test_listeners_that_nobody_could_reach_are_refused(
+    run_here: RunHere, place: Path, command: str, arguments: tuple[str, ...], words: tuple[str, ...]
+) -> None:
     line = refused(run_here, place, command, "--initial-peers", DEAD_PEER, *arguments)
     assert all(word in line for word in words), line
 
 
-def test_a_coordinator_cannot_listen_on_a_port_in_use_or_on_another_machine(run_here, place):
+def test_a_coordinator_cannot_listen_on_a_port_in_use_or_on_another_machine(
+    run_here: RunHere, place: Path
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         line = refused(run_here, place, "coordinator", "--port", port)
@@ -246,7 +264,9 @@ def test_a_coordinator_cannot_listen_on_a_port_in_use_or_on_another_machine(run_
 
 
 @pytest.mark.parametrize("journal", ["not-a.db", "missing/journal.db", "no-txt"])
-def test_a_journal_that_cannot_be_used_is_refused(run_here, place, journal):
+def test_a_journal_that_cannot_be_used_is_refused(
+    run_here: RunHere, place: Path, journal: str
+) -> None:
     line = refused(run_here, place, "coordinator", "--journal", journal)
     assert f"--journal {journal}" in line
 
@@ -267,12 +287,16 @@ def test_a_journal_that_cannot_be_used_is_refused(run_here, place, journal):
     ],
     ids=str,
 )
-def test_a_peer_that_cannot_serve_is_refused(run_here, place, arguments, words):
+def test_a_peer_that_cannot_serve_is_refused(
+    run_here: RunHere, place: Path, arguments: tuple[str, ...], words: tuple[str, ...]
+) -> None:
     line = refused(run_here, place, "serve-stage", "--initial-peers", DEAD_PEER, *arguments)
     assert all(word in line for word in words), line
 
 
-def test_a_gpu_that_is_not_there_is_refused(run_here, place, monkeypatch):
+def test_a_gpu_that_is_not_there_is_refused(
+    run_here: RunHere, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     line = refused(run_here, place, "serve-stage", "--initial-peers", DEAD_PEER, "--device", "cuda")
     assert "--device 'cuda'" in line
@@ -290,30 +314,34 @@ def test_a_gpu_that_is_not_there_is_refused(run_here, place, monkeypatch):
     ],
     ids=" ".join,
 )
-def test_a_dht_node_that_cannot_start_is_refused(run_here, place, arguments, words):
+def test_a_dht_node_that_cannot_start_is_refused(
+    run_here: RunHere, place: Path, arguments: tuple[str, ...], words: tuple[str, ...]
+) -> None:
     line = refused(run_here, place, "dht", *arguments)
     assert all(word in line for word in words), line
 
 
-def test_a_dht_node_cannot_listen_on_a_port_in_use(run_here, place):
+def test_a_dht_node_cannot_listen_on_a_port_in_use(run_here: RunHere, place: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         maddr = f"/ip4/127.0.0.1/tcp/{taken.getsockname()[1]}"
         line = refused(run_here, place, "dht", "--host-maddrs", maddr)
     assert "in use" in line
 
 
-def test_a_command_that_there_is_not_is_refused(run_here, place):
+def test_a_command_that_there_is_not_is_refused(run_here: RunHere, place: Path) -> None:
     assert "frobnicate" in refused(run_here, place, "frobnicate")
 
 
-def test_a_file_that_the_system_refuses_is_told_in_one_line(run_here, place):
+def test_a_file_that_the_system_refuses_is_told_in_one_line(run_here: RunHere, place: Path) -> None:
     result = run_here("sample", "good.txt/below-a-file")
     assert result.code == 1
     (line,) = result.err.splitlines()
     assert "good.txt/below-a-file" in line
 
 
-def test_an_offline_hub_id_is_told_in_one_line(run_here, place, monkeypatch):
+def test_an_offline_hub_id_is_told_in_one_line(
+    run_here: RunHere, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     line = refused(run_here, place, "demo", "--model", "nobody/nothing", "--dataset", "good.txt")
     assert "nobody/nothing" in line

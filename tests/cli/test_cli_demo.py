@@ -3,11 +3,15 @@
 import json
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
+
+from swarm_ft.client.sample import SampleInput
+from tests.cli.conftest import Shell
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180), pytest.mark.xdist_group("swarm")]
 
@@ -35,7 +39,7 @@ TRAFFIC = (
 )
 
 
-def perplexity(model_dir, text_file, seq_length) -> float:
+def perplexity(model_dir: str | Path, text_file: str | Path, seq_length: int) -> float:
     """As anybody would compute it with transformers alone."""
     tokenizer = AutoTokenizer.from_pretrained(model_dir)
     model = AutoModelForCausalLM.from_pretrained(model_dir).eval()
@@ -47,7 +51,7 @@ def perplexity(model_dir, text_file, seq_length) -> float:
     return cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten()).exp().item()
 
 
-def assert_documented(report, *, steps, boundaries) -> None:
+def assert_documented(report: dict[str, Any], *, steps: int, boundaries: list[str]) -> None:
     assert set(report) == KEYS
     assert report["steps"] == steps == len(report["losses"])
     assert all(isinstance(loss, float) for loss in report["losses"])
@@ -67,7 +71,7 @@ def assert_documented(report, *, steps, boundaries) -> None:
     assert Path(report["model_dir"]).name == "swarm-ft-output"
 
 
-def test_the_demo_trains_its_own_model_and_tells_what_came_of_it(shell):
+def test_the_demo_trains_its_own_model_and_tells_what_came_of_it(shell: Shell) -> None:
     demo = shell.spawn("demo", "--steps", 6, "--json", "report.json")
     assert demo.ends(120) == 0, demo.err
     report = json.loads((shell.cwd / "report.json").read_text())
@@ -91,12 +95,12 @@ def test_the_demo_trains_its_own_model_and_tells_what_came_of_it(shell):
     assert shell.all_gone(), shell.alive()
 
 
-def stages(*layers):
+def stages(*layers: str) -> list[str]:
     return [f"stage-{part}" for part in layers]
 
 
 @pytest.fixture
-def llama(shell, sample):
+def llama(shell: Shell, sample: SampleInput) -> str:
     """A Llama-type model directory, a directory of texts and a held-out text, beside `shell`."""
     AutoTokenizer.from_pretrained(sample.model_dir).save_pretrained(shell.cwd / "llama")
     config = LlamaConfig(
@@ -119,7 +123,9 @@ def llama(shell, sample):
     return "llama"
 
 
-def test_the_demo_takes_a_llama_a_directory_of_texts_and_other_codecs(shell, llama):
+def test_the_demo_takes_a_llama_a_directory_of_texts_and_other_codecs(
+    shell: Shell, llama: str
+) -> None:
     demo = shell.spawn(
         *("demo", "--model", llama, "--dataset", "texts", "--eval-dataset", "held-out.txt"),
         *(
@@ -150,7 +156,7 @@ def test_the_demo_takes_a_llama_a_directory_of_texts_and_other_codecs(shell, lla
     assert report["eval"]["loss"] < report["eval_before"]["loss"]
 
 
-def test_ctrl_c_takes_the_whole_swarm_down_and_leaves_a_trace_that_opens(shell):
+def test_ctrl_c_takes_the_whole_swarm_down_and_leaves_a_trace_that_opens(shell: Shell) -> None:
     long = ("--steps", 200, "--max-eval-samples", 4)
     demo = shell.spawn("demo", "--stages", 2, *long, "--trace", "trace.json")
     demo.wait_for("err", "step 20/", timeout_s=90)
@@ -166,7 +172,7 @@ def test_ctrl_c_takes_the_whole_swarm_down_and_leaves_a_trace_that_opens(shell):
         assert "Traceback" not in log.read_text(), log
 
 
-def test_a_stage_that_dies_ends_the_demo_with_its_last_words(shell):
+def test_a_stage_that_dies_ends_the_demo_with_its_last_words(shell: Shell) -> None:
     demo = shell.spawn("demo", "--stages", 2, "--steps", 100_000, "--max-eval-samples", 4)
     demo.wait_for("err", "step 1/", timeout_s=90)
     shell.kill("serve-stage --layers 3-6")

@@ -9,6 +9,7 @@ import click
 import pytest
 
 from swarm_ft.cli.main import cli
+from tests.cli.conftest import RunHere
 
 COMMANDS = (
     (),
@@ -106,52 +107,62 @@ def cpu_seconds_of_children() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def command_of(words) -> click.Command:
-    command, context = cli, click.Context(cli)
+def command_of(words: tuple[str, ...]) -> click.Command:
+    command: click.Command | None = cli
+    context = click.Context(cli)
     for word in words:
+        assert isinstance(command, click.Group)
         command = command.get_command(context, word)
+    assert command is not None
     return command
 
 
-def option_of(words, name: str) -> click.Option:
-    return next(p for p in command_of(words).params if name in (*p.opts, *p.secondary_opts))
+def option_of(words: tuple[str, ...], name: str) -> click.Option:
+    options = [p for p in command_of(words).params if isinstance(p, click.Option)]
+    return next(p for p in options if name in (*p.opts, *p.secondary_opts))
+
+
+def choices_of(words: tuple[str, ...], name: str) -> list[str]:
+    kind = option_of(words, name).type
+    assert isinstance(kind, click.Choice)
+    return list(kind.choices)
 
 
 @pytest.mark.parametrize("words", OPTIONS, ids=" ".join)
-def test_a_command_has_the_options_it_is_known_for_and_no_others(words):
+def test_a_command_has_the_options_it_is_known_for_and_no_others(words: tuple[str, ...]) -> None:
     options = [p for p in command_of(words).params if isinstance(p, click.Option)]
     assert {name for p in options for name in (*p.opts, *p.secondary_opts)} == OPTIONS[words]
     assert all(option.help for option in options), "every option says what it is for"
 
 
-def test_demo_and_client_train_take_the_same_job():
+def test_demo_and_client_train_take_the_same_job() -> None:
     for name in JOB - {"--model", "--dataset"}:
         one, other = (option_of(words, name) for words in (("demo",), ("client", "train")))
         assert (one.default, one.type.name) == (other.default, other.type.name), name
 
 
-def test_the_defaults_of_a_job():
+def test_the_defaults_of_a_job() -> None:
     names = ("--fw", "--bw", "--key", "--dp", "--buffer-bits", "--epochs")
     defaults = {name: option_of(("demo",), name).default for name in names}
     codecs = {"--fw": "aq3+z", "--bw": "q3+z", "--key": "q4+z", "--dp": "none"}
     assert defaults == {**codecs, "--buffer-bits": "16", "--epochs": 3}
     assert option_of(("demo",), "--shuffle").default is False
-    assert list(option_of(("demo",), "--lr-schedule").type.choices) == [
+    assert choices_of(("demo",), "--lr-schedule") == [
         "constant",
         "linear",
         "cosine",
     ]
-    assert list(option_of(("serve-stage",), "--dtype").type.choices) == ["float32", "bfloat16"]
+    assert choices_of(("serve-stage",), "--dtype") == ["float32", "bfloat16"]
 
 
-def test_listeners_stay_on_this_machine_unless_told_otherwise():
+def test_listeners_stay_on_this_machine_unless_told_otherwise() -> None:
     for words in (("coordinator",), ("serve-stage",)):
         assert option_of(words, "--host").default == "127.0.0.1"
     assert option_of(("dht",), "--host-maddrs").default == ("/ip4/127.0.0.1/tcp/0",)
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
-def test_help_comes_at_once_and_imports_nothing_heavy(words):
+def test_help_comes_at_once_and_imports_nothing_heavy(words: tuple[str, ...]) -> None:
     script = (
         "import json, sys; from swarm_ft.cli.main import run; "
         f"code = run({[*words, '--help']!r}); "
@@ -172,7 +183,7 @@ def test_help_comes_at_once_and_imports_nothing_heavy(words):
     assert spent_s < HELP_CPU_S
 
 
-def test_examples_stand_in_help_line_by_line(run_here):
+def test_examples_stand_in_help_line_by_line(run_here: RunHere) -> None:
     lines = run_here("serve-stage", "--help").out.splitlines()
     start = lines.index("  Examples:")
     assert lines[start + 1].startswith("    swarm-ft serve-stage --layers 12-24")
@@ -180,11 +191,13 @@ def test_examples_stand_in_help_line_by_line(run_here):
 
 
 @pytest.mark.parametrize("words", [(), ("client",)], ids=str)
-def test_a_group_without_a_command_shows_its_help_and_fails(run_here, words):
+def test_a_group_without_a_command_shows_its_help_and_fails(
+    run_here: RunHere, words: tuple[str, ...]
+) -> None:
     result = run_here(*words)
     assert result.code == 2
     assert "Commands:" in result.err
 
 
-def test_the_version_is_told(run_here):
+def test_the_version_is_told(run_here: RunHere) -> None:
     assert run_here("--version").out.startswith("swarm-ft, version ")

@@ -2,8 +2,8 @@
 
 import pytest
 
-from swarm_ft.cli.status import _document, _lines
-from swarm_ft.ids import PeerId
+from swarm_ft.cli.status import status_fields, status_lines
+from swarm_ft.ids import BlockIndex, PeerId, RunId
 from swarm_ft.protocol.messages.client import BoundaryStatus, RunPhase, RunStatus, SwarmStatus
 from swarm_ft.protocol.messages.control import StageAssignment
 from swarm_ft.protocol.messages.reports import BufferCounts
@@ -12,11 +12,11 @@ from tests.specs import run_spec
 
 
 @pytest.fixture
-def found():
+def found() -> SwarmStatus:
     """A run of one stage, which a second peer takes over."""
     stages = (PeerId("old"), PeerId("new"))
     run = RunStatus(
-        run_id="run-1",
+        run_id=RunId("run-1"),
         phase=RunPhase.TRAINING,
         detail="",
         committed_steps=9,
@@ -25,12 +25,12 @@ def found():
         joining=(PeerId("new"),),
         boundaries=(
             BoundaryStatus(
-                boundary=1,
+                boundary=BlockIndex(1),
                 buffered_samples=40,
                 key_frames=48,
                 delta_frames=144,
                 kept=BufferCounts(
-                    boundary=1,
+                    boundary=BlockIndex(1),
                     samples=80,
                     memory_bytes=2_000_000,
                     disk_bytes=6_000_000,
@@ -42,34 +42,34 @@ def found():
                 ),
             ),
             BoundaryStatus(
-                boundary=2,
+                boundary=BlockIndex(2),
                 buffered_samples=0,
                 key_frames=0,
                 delta_frames=0,
-                kept=BufferCounts(boundary=2),
+                kept=BufferCounts(boundary=BlockIndex(2)),
             ),
         ),
     )
     return SwarmStatus(members=(), runs=(run,))
 
 
-def test_a_replica_that_takes_over_is_shown_as_joining(found):
-    assert "  layers 0-3  old, new (joining)" in list(_lines(found))
-    (run,) = _document(found)["runs"]
+def test_a_replica_that_takes_over_is_shown_as_joining(found: SwarmStatus) -> None:
+    assert "  layers 0-3  old, new (joining)" in list(status_lines(found))
+    (run,) = status_fields(found)["runs"]
     assert [(stage["peer"], stage["joining"]) for stage in run["stages"]] == [
         ("old", False),
         ("new", True),
     ]
 
 
-def test_what_is_kept_at_a_boundary_and_what_went_over_it_is_shown(found):
-    lines = list(_lines(found))
+def test_what_is_kept_at_a_boundary_and_what_went_over_it_is_shown(found: SwarmStatus) -> None:
+    lines = list(status_lines(found))
     assert lines[-2:] == [
         "  boundary 1           40 samples buffered, hit rate 75.0% (48 key, 144 delta frames)",
         "                       2.0 MB in memory, 6.0 MB on disk; read 140 times from memory, "
         "4 from disk, 48 not there; 3 evicted, 1 repaired",
     ]
-    boundary, quiet = _document(found)["runs"][0]["boundaries"]
+    boundary, quiet = status_fields(found)["runs"][0]["boundaries"]
     assert boundary == {
         "boundary": 1,
         "samples": 40,

@@ -5,13 +5,16 @@ import re
 import shlex
 import shutil
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
 
 import pytest
 from transformers import AutoConfig, AutoTokenizer
 
 from swarm_ft.cli.main import run
-from swarm_ft.client.sample import write_sample
+from swarm_ft.client.sample import SampleInput, write_sample
+from tests.cli.conftest import RunHere, Shell, Spawned
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180), pytest.mark.xdist_group("swarm")]
 
@@ -19,37 +22,44 @@ SEQ_LENGTH, BATCH_SIZE, NUM_STEPS = 32, 4, 80
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
+class Train(Protocol):
+    """See `train`."""
+
+    def __call__(self, name: str, steps: int = ..., model: str = ...) -> tuple[object, ...]: ...
+
+
 @dataclass
 class Swarm:
     """A DHT node, a coordinator and three peers, idle between the tests."""
 
-    shell: object
+    shell: Shell
     address: str
-    coordinator: object
-    peers: list
+    coordinator: Spawned = field(init=False)
+    peers: list[Spawned] = field(default_factory=list)
 
     @property
-    def journal(self):
+    def journal(self) -> Path:
         return self.shell.cwd / "journal.db"
 
     @property
-    def peers_option(self):
+    def peers_option(self) -> tuple[str, str]:
         return ("--initial-peers", self.address)
 
-    def start_coordinator(self):
+    def start_coordinator(self) -> None:
         self.coordinator = self.shell.up(
             "coordinator", "--journal", self.journal, *self.peers_option
         )
 
 
 @pytest.fixture(scope="module")
-def dht_address(module_shell):
-    return module_shell.up("dht").first_words()["addresses"][0]
+def dht_address(module_shell: Shell) -> str:
+    address: str = module_shell.up("dht").first_words()["addresses"][0]
+    return address
 
 
 @pytest.fixture(scope="module")
-def swarm(module_shell, dht_address):
-    made = Swarm(module_shell, dht_address, None, [])
+def swarm(module_shell: Shell, dht_address: str) -> Swarm:
+    made = Swarm(module_shell, dht_address)
     made.peers = [
         module_shell.spawn("serve-stage", "--peer-id", f"auto-{i}", "--json", *made.peers_option)
         for i in range(3)
@@ -61,7 +71,7 @@ def swarm(module_shell, dht_address):
 
 
 @pytest.fixture(scope="module")
-def text(module_shell, sample):
+def text(module_shell: Shell, sample: SampleInput) -> Path:
     """A short file of text; its number of samples is `num_samples(...)`."""
     file = module_shell.cwd / "text.txt"
     with open(sample.train_file, encoding="utf-8") as whole:
@@ -69,12 +79,12 @@ def text(module_shell, sample):
     return file
 
 
-def num_samples(text, model_dir) -> int:
+def num_samples(text: Path, model_dir: str) -> int:
     tokenizer = AutoTokenizer.from_pretrained(model_dir)
     return len(tokenizer(text.read_text(), add_special_tokens=False).input_ids) // SEQ_LENGTH
 
 
-def job_options(text, steps):
+def job_options(text: Path, steps: int) -> tuple[object, ...]:
     return (
         *("--dataset", text, "--eval-dataset", text, "--steps", steps),
         *("--batch-size", BATCH_SIZE, "--seq-length", SEQ_LENGTH, "--lr", "1e-2"),
@@ -82,10 +92,12 @@ def job_options(text, steps):
 
 
 @pytest.fixture
-def train(swarm, sample, text):
+def train(swarm: Swarm, sample: SampleInput, text: Path) -> Train:
     """`train("name", steps)`: the arguments of a job whose result and report get that name."""
 
-    def arguments(name, steps=NUM_STEPS, model=sample.model_dir):
+    def arguments(
+        name: str, steps: int = NUM_STEPS, model: str = sample.model_dir
+    ) -> tuple[object, ...]:
         return (
             *("client", "train", "--model", model, *job_options(text, steps)),
             *("--out", swarm.shell.cwd / name, "--json", swarm.shell.cwd / f"{name}.json"),
@@ -96,33 +108,40 @@ def train(swarm, sample, text):
 
 
 @pytest.fixture(scope="module")
-def quiet_report(swarm, sample, text):
+def quiet_report(swarm: Swarm, sample: SampleInput, text: Path) -> dict[str, Any]:
     """Of a run that nothing disturbed."""
     out = swarm.shell.cwd / "quiet"
     arguments = ("client", "train", "--model", sample.model_dir, *job_options(text, NUM_STEPS))
     more = ("--out", out, "--json", f"{out}.json", *swarm.peers_option)
     assert run([str(argument) for argument in (*arguments, *more)]) == 0
-    return json.loads((swarm.shell.cwd / "quiet.json").read_text())
+    report: dict[str, Any] = json.loads((swarm.shell.cwd / "quiet.json").read_text())
+    return report
 
 
-def submitted(client) -> str:
+def submitted(client: Spawned) -> str:
     """The id of the run that a `client train` submitted."""
     line = client.wait_for("err", "watching run-")
-    return re.search(r"run-[0-9a-f]+", line)[0]
+    found = re.search(r"run-[0-9a-f]+", line)
+    assert found is not None
+    return found[0]
 
 
-def assert_no_traceback(*processes):
+def assert_no_traceback(*processes: Spawned) -> None:
     for process in processes:
         assert "Traceback" not in "\n".join(process.err)
 
 
-def test_peers_that_leave_the_choice_of_layers_train_together(quiet_report, sample, text):
+def test_peers_that_leave_the_choice_of_layers_train_together(
+    quiet_report: dict[str, Any], sample: SampleInput, text: Path
+) -> None:
     assert quiet_report["steps"] == NUM_STEPS
     assert quiet_report["losses"][-1] < 0.8 * quiet_report["losses"][0]
     assert set(quiet_report["bytes"]) == {"1", "2"}
 
 
-def test_a_second_visit_of_a_sample_sends_a_delta(quiet_report, sample, text):
+def test_a_second_visit_of_a_sample_sends_a_delta(
+    quiet_report: dict[str, Any], sample: SampleInput, text: Path
+) -> None:
     distinct = num_samples(text, sample.model_dir)
     assert 0 < distinct < NUM_STEPS
     for boundary in quiet_report["bytes"].values():
@@ -131,8 +150,8 @@ def test_a_second_visit_of_a_sample_sends_a_delta(quiet_report, sample, text):
 
 
 def test_a_killed_coordinator_and_a_client_that_left_change_nothing(
-    swarm, train, quiet_report, run_here
-):
+    swarm: Swarm, train: Train, quiet_report: dict[str, Any], run_here: RunHere
+) -> None:
     trace = swarm.shell.cwd / "trace.json"
     client = swarm.shell.spawn(*train("detached"), "--trace", trace)
     client.wait_for("err", f"step {NUM_STEPS // 10}/{NUM_STEPS}")
@@ -159,8 +178,8 @@ def test_a_killed_coordinator_and_a_client_that_left_change_nothing(
 
 
 def test_a_run_under_way_can_be_looked_at_joined_only_where_it_fits_and_cancelled(
-    swarm, train, run_here, tmp_path
-):
+    swarm: Swarm, train: Train, run_here: RunHere, tmp_path: Path
+) -> None:
     client = swarm.shell.spawn(*train("endless", steps=1_000_000))
     run_id = submitted(client)
     client.wait_for("err", "step 1/")
@@ -188,7 +207,9 @@ def test_a_run_under_way_can_be_looked_at_joined_only_where_it_fits_and_cancelle
     assert not (swarm.shell.cwd / "endless").exists()
 
 
-def test_commands_about_runs_that_are_not_there_fail_in_one_line(swarm, quiet_report, run_here):
+def test_commands_about_runs_that_are_not_there_fail_in_one_line(
+    swarm: Swarm, quiet_report: dict[str, Any], run_here: RunHere
+) -> None:
     for command in ("attach", "cancel"):
         result = run_here("client", command, "--run", "run-none", *swarm.peers_option)
         assert result.code == 1
@@ -207,7 +228,13 @@ def test_commands_about_runs_that_are_not_there_fail_in_one_line(swarm, quiet_re
     ],
     ids=str,
 )
-def test_a_job_that_cannot_be_done_is_not_submitted(swarm, train, run_here, arguments, words):
+def test_a_job_that_cannot_be_done_is_not_submitted(
+    swarm: Swarm,
+    train: Train,
+    run_here: RunHere,
+    arguments: tuple[str, ...],
+    words: tuple[str, ...],
+) -> None:
     result = run_here(*train("refused"), *arguments)
     assert result.code == 2
     (line,) = result.err.splitlines()
@@ -215,7 +242,7 @@ def test_a_job_that_cannot_be_done_is_not_submitted(swarm, train, run_here, argu
     assert not (swarm.shell.cwd / "refused").exists()
 
 
-def test_a_port_in_use_is_refused(swarm, run_here):
+def test_a_port_in_use_is_refused(swarm: Swarm, run_here: RunHere) -> None:
     port = swarm.coordinator.first_words()["endpoint"].rpartition(":")[2]
     for command in ("coordinator", "serve-stage"):
         result = run_here(command, "--port", port, *swarm.peers_option)
@@ -223,19 +250,25 @@ def test_a_port_in_use_is_refused(swarm, run_here):
         assert f"127.0.0.1:{port}" in result.err.splitlines()[-1]
 
 
-def test_a_journal_in_use_is_refused(swarm, run_here):
+def test_a_journal_in_use_is_refused(swarm: Swarm, run_here: RunHere) -> None:
     result = run_here("coordinator", "--journal", swarm.journal, *swarm.peers_option)
     assert result.code == 2
     (line,) = result.err.splitlines()
     assert "another coordinator" in line
 
 
-def untied_lines(swarm):
+def untied_lines(swarm: Swarm) -> list[str]:
     return [line for peer in swarm.peers for line in peer.err if "embeddings-untied" in line]
 
 
 @pytest.mark.parametrize("choice", ["untie", "sync"])
-def test_tied_embeddings_are_untied_or_kept_tied(swarm, train, run_here, tmp_path_factory, choice):
+def test_tied_embeddings_are_untied_or_kept_tied(
+    swarm: Swarm,
+    train: Train,
+    run_here: RunHere,
+    tmp_path_factory: pytest.TempPathFactory,
+    choice: str,
+) -> None:
     tied = write_sample(
         tmp_path_factory.mktemp("tied"),
         seed=1,
@@ -255,7 +288,9 @@ def test_tied_embeddings_are_untied_or_kept_tied(swarm, train, run_here, tmp_pat
     assert report["eval"]["loss"] < report["eval_before"]["loss"]
 
 
-def test_a_hub_id_is_found_in_the_cache_by_everybody(swarm, train, sample):
+def test_a_hub_id_is_found_in_the_cache_by_everybody(
+    swarm: Swarm, train: Train, sample: SampleInput
+) -> None:
     cached = swarm.shell.cwd / "hf" / "hub" / "models--tiny--gpt2"
     shutil.copytree(sample.model_dir, cached / "snapshots" / COMMIT)
     (cached / "refs").mkdir()
@@ -265,7 +300,9 @@ def test_a_hub_id_is_found_in_the_cache_by_everybody(swarm, train, sample):
     assert (swarm.shell.cwd / "from-hub" / "model.safetensors.index.json").exists()
 
 
-def test_a_coordinator_alone_is_a_swarm_that_others_join_by_the_announced_name(shell, run_here):
+def test_a_coordinator_alone_is_a_swarm_that_others_join_by_the_announced_name(
+    shell: Shell, run_here: RunHere
+) -> None:
     listening = ("--host", "0.0.0.0", "--announce", "localhost")
     words = shell.up("coordinator", *listening, "--journal", "own.db").first_words()
     assert re.fullmatch(r"localhost:\d+", words["endpoint"])
@@ -279,8 +316,8 @@ def test_a_coordinator_alone_is_a_swarm_that_others_join_by_the_announced_name(s
 
 
 def test_a_stage_waits_for_the_right_peer_and_everybody_leaves_cleanly(
-    shell, sample, text, run_here
-):
+    shell: Shell, sample: SampleInput, text: Path, run_here: RunHere
+) -> None:
     address = (dht := shell.up("dht")).first_words()["addresses"][0]
     join = ("--initial-peers", address, "--dht-prefix", "careful")
     job = ("client", "train", "--model", sample.model_dir, *job_options(text, 20), *join)
@@ -312,7 +349,9 @@ def test_a_stage_waits_for_the_right_peer_and_everybody_leaves_cleanly(
     assert shell.all_gone(), shell.alive()
 
 
-def test_a_result_that_nobody_fetched_outlives_one_ctrl_c_but_not_two(swarm, train):
+def test_a_result_that_nobody_fetched_outlives_one_ctrl_c_but_not_two(
+    swarm: Swarm, train: Train
+) -> None:
     client = swarm.shell.spawn(*train("never-fetched", steps=NUM_STEPS))
     run_id = submitted(client)
     assert client.interrupted() == 0

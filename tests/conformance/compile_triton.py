@@ -6,6 +6,8 @@ tensors, and Triton's own binder and compiler do all but the launch. Prints what
 
 import json
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from triton.backends.compiler import GPUTarget
@@ -16,30 +18,30 @@ from swarm_ft.codec.kernels.base import NarrowGrid, Scales, WideGrid
 from swarm_ft.codec.kernels.cuda import TritonKernels
 
 ARCHITECTURE = int(sys.argv[1])
-compiled = {}
+compiled: dict[str, Any] = {}
 
 
 class GpuThatIsNotThere:
     """What Triton asks a driver before it compiles."""
 
-    def get_current_target(self):
+    def get_current_target(self) -> GPUTarget:
         return GPUTarget("cuda", ARCHITECTURE, 32)
 
-    def get_current_device(self):
+    def get_current_device(self) -> int:
         return 0
 
-    def get_current_stream(self, _device):
+    def get_current_stream(self, _device: int) -> int:
         return 0
 
-    def get_active_torch_device(self):
+    def get_active_torch_device(self) -> torch.device:
         return torch.device("cpu")
 
-    def map_python_to_cpp_type(self, name):
+    def map_python_to_cpp_type(self, name: str) -> str:
         return name
 
 
-def compile_only(kernel, grid):
-    def launch(*args, **options):
+def compile_only(kernel: Any, grid: tuple[int, ...]) -> Callable[..., None]:
+    def launch(*args: Any, **options: Any) -> None:
         if min(grid) < 1 or (len(grid) > 1 and grid[1] >= 1 << 16):
             raise ValueError(f"{kernel.__name__}: a grid of {grid} cannot be launched")
         compiled[kernel.__name__] = kernel.run(*args, grid=grid, warmup=True, **options)
@@ -47,7 +49,7 @@ def compile_only(kernel, grid):
     return launch
 
 
-def launch_grids(kernels, tokens, channels):
+def launch_grids(kernels: TritonKernels, tokens: int, channels: int) -> None:
     x = torch.zeros(tokens, channels)
     one, rows, cols = torch.ones(1), torch.ones(tokens), torch.ones(channels)
     for base in (None, x):
@@ -61,7 +63,7 @@ def launch_grids(kernels, tokens, channels):
         kernels.grid_errors(x, base, cols, torch.ones(5), 3)
 
 
-def launch_symbols(kernels, count):
+def launch_symbols(kernels: TritonKernels, count: int) -> None:
     symbols = torch.zeros(count, dtype=torch.uint8)
     frequencies = torch.ones(3, 256, dtype=torch.int32)
     kernels.histogram(symbols, symbols, 3)
@@ -70,10 +72,11 @@ def launch_symbols(kernels, count):
         kernels.decode_symbols(coded, symbols, frequencies)
 
 
-def main():
+def main() -> None:
     driver.set_active(GpuThatIsNotThere())
     JITFunction.__getitem__ = compile_only
-    torch.empty = torch.zeros  # what no kernel fills is read all the same
+    # What no kernel fills is read all the same. The one has overloads that the other has not.
+    torch.empty = torch.zeros  # type: ignore[assignment]
     kernels = TritonKernels()
     for shape in ((1024, 1600), (1, 1)):
         launch_grids(kernels, *shape)

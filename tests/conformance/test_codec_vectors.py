@@ -5,15 +5,21 @@ reference. That is for a new wire version; a backend that fails here is wrong, n
 """
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from _pytest.mark.structures import ParameterSet
+from torch import Tensor
 
 from swarm_ft.codec import from_spec
+from swarm_ft.codec.base import Codec
 from swarm_ft.codec.kernels import ReferenceKernels
 from swarm_ft.protocol.messages.boundary import EncodedTensor
 from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
+from tests.conformance.conftest import Backend
 
 TABLE = Path(__file__).with_name("codec_vectors.json")
 FORWARD = (
@@ -26,21 +32,21 @@ BACKWARD = ["q4+ef21", "top20+ef21+z", "q2+z", "hq4+ef21"]
 SHAPES = ((9, 20), (1, 1), (130, 3))
 
 
-def sample(shape, seed):
+def sample(shape: tuple[int, int], seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(shape, generator=generator)
     return x * torch.exp2(torch.randn(shape[1], generator=generator).round())
 
 
-def bits_of(x):
+def bits_of(x: Tensor) -> str:
     return x.contiguous().view(torch.int32).numpy().astype("<i4").tobytes().hex()
 
 
-def base_of(codec, shape):
+def base_of(codec: Codec, shape: tuple[int, int]) -> Tensor | None:
     return sample(shape, 2) if codec.spec.is_delta else None
 
 
-def rows():
+def rows() -> Iterator[dict[str, Any]]:
     for direction, names in ((Direction.FORWARD, FORWARD), (Direction.BACKWARD, BACKWARD)):
         for name in names:
             codec = from_spec(parse_codec_spec(name, direction), ReferenceKernels())
@@ -56,11 +62,11 @@ def rows():
                 }
 
 
-def table():
+def table() -> list[dict[str, Any]]:
     return json.loads(TABLE.read_text()) if TABLE.exists() else []
 
 
-def cases():
+def cases() -> Iterator[ParameterSet]:
     """Every backend with every row.
 
     Long entropy-coded ones take Triton's interpreter a second each, and more than all the rest.
@@ -77,7 +83,7 @@ def cases():
 # Triton's interpreter computes with numpy, which warns of what is meant to become infinite.
 @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
 @pytest.mark.parametrize(("backend", "row"), list(cases()), indirect=["backend"])
-def test_decodes_to_the_bits_of_the_table(backend, row):
+def test_decodes_to_the_bits_of_the_table(backend: Backend, row: dict[str, Any]) -> None:
     if backend.device != "cpu":
         pytest.skip("payloads of codecs without a base are decoded on the CPU")
     encoded = EncodedTensor.from_bytes(bytes.fromhex(row["encoded"]))
@@ -86,7 +92,7 @@ def test_decodes_to_the_bits_of_the_table(backend, row):
     assert bits_of(y) == row["decoded"]
 
 
-def test_the_table_is_there():
+def test_the_table_is_there() -> None:
     assert len(table()) == len(SHAPES) * (len(FORWARD) + len(BACKWARD))
 
 

@@ -64,13 +64,13 @@ class DhtSwarm:
 
 
 @pytest.fixture(params=[StaticSwarm, DhtSwarm], ids=["static", "dht"])
-async def swarm(request) -> AsyncIterator[StaticSwarm | DhtSwarm]:
+async def swarm(request: pytest.FixtureRequest) -> AsyncIterator[StaticSwarm | DhtSwarm]:
     made = request.param()
     yield made
     await made.close()
 
 
-async def test_what_one_announces_all_find_by_role(swarm):
+async def test_what_one_announces_all_find_by_role(swarm: StaticSwarm | DhtSwarm) -> None:
     one, other = await swarm.member(), await swarm.member()
     await one.announce(Role.PEER, "p1", "127.0.0.1:7001")
     await other.announce(Role.PEER, "p2", "[::1]:7002")
@@ -80,12 +80,12 @@ async def test_what_one_announces_all_find_by_role(swarm):
         assert await directory.find(Role.COORDINATOR) == {"c": "host.example:7003"}
 
 
-async def test_nobody_there_is_an_empty_answer(swarm):
+async def test_nobody_there_is_an_empty_answer(swarm: StaticSwarm | DhtSwarm) -> None:
     directory = await swarm.member()
     assert await directory.find(Role.COORDINATOR) == {}
 
 
-async def test_announcing_again_replaces_the_endpoint(swarm):
+async def test_announcing_again_replaces_the_endpoint(swarm: StaticSwarm | DhtSwarm) -> None:
     one, other = await swarm.member(), await swarm.member()
     for port in range(7001, 7006):
         await one.announce(Role.PEER, "p", f"127.0.0.1:{port}")
@@ -95,7 +95,7 @@ async def test_announcing_again_replaces_the_endpoint(swarm):
             await one.announce(Role.PEER, "p", "127.0.0.1:7005")
 
 
-async def test_what_is_withdrawn_is_not_found(swarm):
+async def test_what_is_withdrawn_is_not_found(swarm: StaticSwarm | DhtSwarm) -> None:
     one, other = await swarm.member(), await swarm.member()
     await one.announce(Role.PEER, "p", "127.0.0.1:7001")
     assert await other.find(Role.PEER) == {"p": "127.0.0.1:7001"}
@@ -106,7 +106,7 @@ async def test_what_is_withdrawn_is_not_found(swarm):
     assert await other.find(Role.PEER) == {}
 
 
-async def test_what_is_withdrawn_can_be_announced_again(swarm):
+async def test_what_is_withdrawn_can_be_announced_again(swarm: StaticSwarm | DhtSwarm) -> None:
     one, other = await swarm.member(), await swarm.member()
     await one.announce(Role.PEER, "p", "127.0.0.1:7001")
     await one.withdraw(Role.PEER, "p")
@@ -114,14 +114,16 @@ async def test_what_is_withdrawn_can_be_announced_again(swarm):
     assert await other.find(Role.PEER) == {"p": "127.0.0.1:7002"}
 
 
-async def test_withdrawing_what_another_announced_changes_nothing(swarm):
+async def test_withdrawing_what_another_announced_changes_nothing(
+    swarm: StaticSwarm | DhtSwarm,
+) -> None:
     one, other = await swarm.member(), await swarm.member()
     await one.announce(Role.PEER, "p", "127.0.0.1:7001")
     await other.withdraw(Role.PEER, "p")
     assert await other.find(Role.PEER) == {"p": "127.0.0.1:7001"}
 
 
-async def test_a_closed_directory_leaves_nothing_behind(swarm):
+async def test_a_closed_directory_leaves_nothing_behind(swarm: StaticSwarm | DhtSwarm) -> None:
     one, other = await swarm.member(), await swarm.member()
     await other.announce(Role.PEER, "p", "127.0.0.1:7001")
     assert await one.find(Role.PEER) == {"p": "127.0.0.1:7001"}
@@ -129,14 +131,16 @@ async def test_a_closed_directory_leaves_nothing_behind(swarm):
     assert await one.find(Role.PEER) == {}
 
 
-async def test_a_record_outlives_its_lifetime_while_it_is_refreshed(swarm):
+async def test_a_record_outlives_its_lifetime_while_it_is_refreshed(
+    swarm: StaticSwarm | DhtSwarm,
+) -> None:
     one, other = await swarm.member(), await swarm.member()
     await one.announce(Role.PEER, "p", "127.0.0.1:7001")
     await swarm.let_pass(1.5 * LIFETIME_S)
     assert await other.find(Role.PEER) == {"p": "127.0.0.1:7001"}
 
 
-async def test_a_record_that_nobody_refreshes_expires(swarm):
+async def test_a_record_that_nobody_refreshes_expires(swarm: StaticSwarm | DhtSwarm) -> None:
     one, other = await swarm.member(refresh_s=1000.0), await swarm.member()
     await one.announce(Role.PEER, "p", "127.0.0.1:7001")
     assert await other.find(Role.PEER) == {"p": "127.0.0.1:7001"}
@@ -151,7 +155,9 @@ async def test_a_record_that_nobody_refreshes_expires(swarm):
         ("p", "unix:/tmp/x:1"),
     ],
 )
-async def test_what_is_no_record_is_refused(swarm, name, endpoint):
+async def test_what_is_no_record_is_refused(
+    swarm: StaticSwarm | DhtSwarm, name: str, endpoint: str
+) -> None:
     directory = await swarm.member()
     with pytest.raises(BadOption):
         await directory.announce(Role.PEER, name, endpoint)

@@ -5,7 +5,9 @@ for a new kernel; a changed line means that frames of one version decode differe
 """
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,13 +15,16 @@ import torch
 
 from swarm_ft.codec.kernels.base import Coded, NarrowGrid, Scales, WideGrid
 from swarm_ft.codec.kernels.reference import ReferenceKernels
+from tests.conformance.conftest import Backend
 
 TABLE = Path(__file__).with_name("vectors.json")
 BITS = {1: "u1", 2: "<u2", 4: "<u4", 8: "<u8"}
-RECORDS = {kind.__name__: kind for kind in (Coded, NarrowGrid, Scales, WideGrid)}
+Case = tuple[str, str, tuple[Any, ...]]
+"""A kernel, a name, and arguments."""
+RECORDS: dict[str, Any] = {kind.__name__: kind for kind in (Coded, NarrowGrid, Scales, WideGrid)}
 
 
-def to_json(x):
+def to_json(x: Any) -> Any:
     """Tensors as shape, type and the bits of each value in hex; records by name."""
     if isinstance(x, torch.Tensor):
         bits = x.contiguous().numpy().reshape(-1).view(BITS[x.element_size()])
@@ -32,7 +37,7 @@ def to_json(x):
     return [to_json(part) for part in x] if isinstance(x, tuple) else x
 
 
-def from_json(x):
+def from_json(x: Any) -> Any:
     if isinstance(x, list):
         return tuple(from_json(part) for part in x)
     if isinstance(x, dict) and "tensor" in x:
@@ -45,26 +50,27 @@ def from_json(x):
     return x
 
 
-def rows_of(text):
-    return json.loads(text)["vectors"]
+def rows_of(text: str) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = json.loads(text)["vectors"]
+    return rows
 
 
-def line(row):
+def line(row: dict[str, Any]) -> str:
     return f"{row['kernel']} {row['case']}"
 
 
 @pytest.mark.parametrize("row", rows_of(TABLE.read_text()) if TABLE.exists() else [], ids=line)
-def test_backends_return_what_is_in_the_table(backend, row):
+def test_backends_return_what_is_in_the_table(backend: Backend, row: dict[str, Any]) -> None:
     result = backend(row["kernel"], *from_json(row["args"]))
     assert to_json(result) == row["result"]
 
 
-def test_table_covers_what_decoders_call():
+def test_table_covers_what_decoders_call() -> None:
     kernels = {row["kernel"] for row in rows_of(TABLE.read_text())}
     assert kernels == {"unpack", "dequantize", "decode_symbols", "hadamard"}
 
 
-def cases():
+def cases() -> Iterator[Case]:
     """Kernel, name and arguments of each line, made anew."""
     generator = torch.Generator().manual_seed(20240607)
     for bits in range(1, 9):
@@ -77,7 +83,7 @@ def cases():
         yield "hadamard", f"tile {tile}", (torch.randn(2, 32, generator=generator), tile)
 
 
-def some_scales(generator, rows, cols):
+def some_scales(generator: torch.Generator, rows: int, cols: int) -> Scales:
     """Of all magnitudes and both signs; the last column's is 0."""
     powers = 2.0 ** torch.randint(-30, 31, (cols,), generator=generator)
     scales = (torch.randn(cols, generator=generator) * powers).bfloat16().float()
@@ -86,7 +92,7 @@ def some_scales(generator, rows, cols):
     return Scales(torch.randn(rows, generator=generator).bfloat16().float(), scales)
 
 
-def narrow_cases(generator):
+def narrow_cases(generator: torch.Generator) -> Iterator[Case]:
     for bits in range(1, 9):
         codes = torch.randint(0, 1 << bits, (3, 7), generator=generator).to(torch.uint8)
         base = torch.randn(3, 7, generator=generator)
@@ -98,7 +104,7 @@ def narrow_cases(generator):
             yield "dequantize", f"{name}, base, dither", (codes, base, scales, dithered)
 
 
-def wide_cases(generator):
+def wide_cases(generator: torch.Generator) -> Iterator[Case]:
     codes = torch.tensor(
         [0, 1, -1, 2, 2047, -2047, 2048, -2048, 2063, -2063, 32752, -32752, -32768]
     )
@@ -111,7 +117,7 @@ def wide_cases(generator):
     yield "dequantize", "wide, base, dither", (codes, base, scales, WideGrid(seed=77))
 
 
-def coded_cases(generator):
+def coded_cases(generator: torch.Generator) -> Iterator[Case]:
     frequencies = torch.zeros(2, 256, dtype=torch.int32)
     frequencies[0, torch.tensor([0, 3, 128, 255])] = torch.tensor([1, 3000, 95, 1000]).int()
     frequencies[1, torch.tensor([5, 6])] = torch.tensor([4095, 1]).int()
@@ -127,7 +133,7 @@ def coded_cases(generator):
             yield "decode_symbols", f"{count} cut short", (short, contexts, frequencies)
 
 
-def written():
+def written() -> str:
     rows = []
     for kernel, case, args in cases():
         result = getattr(ReferenceKernels(), kernel)(*args)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from swarm_ft.codec.kernels.base import (
     EXACT_CODE,
@@ -24,6 +25,7 @@ from swarm_ft.codec.kernels.base import (
     segment_lengths,
 )
 from swarm_ft.codec.kernels.reference import grid_limits, mix, scale_table
+from tests.conformance.conftest import Backend
 
 # Triton's interpreter computes with numpy, which warns of what is meant to become infinite.
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
@@ -37,18 +39,20 @@ DITHERS = st.none() | SEEDS
 AXES = st.sampled_from(["rows", "cols", "both", "frame"])
 
 
-def bits_of(x):
+def bits_of(x: Tensor) -> Tensor:
     return x.view(torch.int32)  # tells 0 from -0
 
 
-def drawn(seed):
+def drawn(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def some_scales(axis, shape, exponent, generator):
+def some_scales(
+    axis: str, shape: tuple[int, int], exponent: int, generator: torch.Generator
+) -> Scales:
     """Of any sign and some of them zero, around 2^exponent."""
 
-    def vector(n, scale):
+    def vector(n: int, scale: int) -> Tensor:
         spread = torch.randn(n, generator=generator)
         kept = torch.rand(n, generator=generator) > 0.15
         return (spread * kept * 2.0**scale).bfloat16().float()
@@ -64,7 +68,9 @@ def some_scales(axis, shape, exponent, generator):
     return Scales(one, vector(channels, exponent))
 
 
-def some_values(scales, shape, generator, reach):
+def some_values(
+    scales: Scales, shape: tuple[int, int], generator: torch.Generator, reach: float
+) -> Tensor:
     """Around the scales' own size, so that codes are of all kinds; some of them zero."""
     size = scale_table(scales).abs().max().item() or 1.0
     values = torch.randn(shape, generator=generator) * reach
@@ -76,7 +82,7 @@ def some_values(scales, shape, generator, reach):
 
 @FEW
 @given(st.integers(1, 300), BITS, SEEDS)
-def test_unpack_reads_what_pack_wrote(backend, count, bits, seed):
+def test_unpack_reads_what_pack_wrote(backend: Backend, count: int, bits: int, seed: int) -> None:
     codes = torch.randint(0, 1 << bits, (count,), generator=drawn(seed)).to(torch.uint8)
     packed = backend("pack", codes, bits)
     assert packed.dtype == torch.uint8
@@ -84,7 +90,7 @@ def test_unpack_reads_what_pack_wrote(backend, count, bits, seed):
     assert torch.equal(backend("unpack", packed, count, bits), codes)
 
 
-def test_planes_hold_upper_bits_first(backend):
+def test_planes_hold_upper_bits_first(backend: Backend) -> None:
     codes = torch.tensor([7, 1, 2, 3, 4, 5, 6, 0, 4], dtype=torch.uint8)
     # Two upper bits of codes 0, 4, 8 and 12, then of 1, 5, ...; then the lowest bits.
     planes = [0b11_10_10_00, 0b00_10_00_00, 0b01_11_00_00, 0b01_00_00_00, 0b10000000, 0b10000000]
@@ -97,7 +103,9 @@ def test_planes_hold_upper_bits_first(backend):
 
 @FEW
 @given(st.integers(1, 300), BITS, SEEDS)
-def test_any_bytes_are_the_same_codes(fast, reference, count, bits, seed):
+def test_any_bytes_are_the_same_codes(
+    fast: Backend, reference: Backend, count: int, bits: int, seed: int
+) -> None:
     size = (packed_bytes(count, bits),)
     packed = torch.randint(0, 256, size, generator=drawn(seed)).to(torch.uint8)
     codes = reference("unpack", packed, count, bits)
@@ -111,8 +119,16 @@ def test_any_bytes_are_the_same_codes(fast, reference, count, bits, seed):
 @FEW
 @given(SHAPES, AXES, st.integers(-110, 100), BITS, DITHERS, st.booleans(), SEEDS)
 def test_narrow_codes_are_the_same_values(
-    fast, reference, shape, axis, exponent, bits, dither, has_base, seed
-):
+    fast: Backend,
+    reference: Backend,
+    shape: tuple[int, int],
+    axis: str,
+    exponent: int,
+    bits: int,
+    dither: int | None,
+    has_base: bool,
+    seed: int,
+) -> None:
     generator = drawn(seed)
     scales = some_scales(axis, shape, exponent, generator)
     base = some_values(scales, shape, generator, 5.0) if has_base else None
@@ -125,8 +141,16 @@ def test_narrow_codes_are_the_same_values(
 @FEW
 @given(SHAPES, AXES, st.integers(-110, 100), st.integers(0, 15), DITHERS, st.booleans(), SEEDS)
 def test_wide_codes_are_the_same_values(
-    fast, reference, shape, axis, exponent, shrink, dither, has_base, seed
-):
+    fast: Backend,
+    reference: Backend,
+    shape: tuple[int, int],
+    axis: str,
+    exponent: int,
+    shrink: int,
+    dither: int | None,
+    has_base: bool,
+    seed: int,
+) -> None:
     generator = drawn(seed)
     scales = some_scales(axis, shape, exponent, generator)
     base = some_values(scales, shape, generator, 5.0) if has_base else None
@@ -150,7 +174,15 @@ def test_wide_codes_are_the_same_values(
     st.booleans(),
     SEEDS,
 )
-def test_both_at_once_is_one_after_the_other(backend, shape, axis, bits, dither, has_base, seed):
+def test_both_at_once_is_one_after_the_other(
+    backend: Backend,
+    shape: tuple[int, int],
+    axis: str,
+    bits: int,
+    dither: int | None,
+    has_base: bool,
+    seed: int,
+) -> None:
     generator, grid = drawn(seed), NarrowGrid(bits, dither)
     scales = some_scales(axis, shape, 0, generator)
     x = some_values(scales, shape, generator, 3)
@@ -162,10 +194,12 @@ def test_both_at_once_is_one_after_the_other(backend, shape, axis, bits, dither,
     assert torch.equal(bits_of(values), bits_of(backend("dequantize", codes, base, scales, grid)))
 
 
-def positions(x, base, scales, shape, seed):
+def positions(
+    x: Tensor, base: Tensor | None, scales: Scales, shape: tuple[int, int], seed: int | None
+) -> Tensor:
     """Where values lie, in scales, dither taken off; exact enough to tell cells apart."""
     change = (x if base is None else x - base).double()
-    dither = 0.0
+    dither: Tensor | float = 0.0
     if seed is not None:
         index = torch.arange(shape[0] * shape[1]).view(shape)
         dither = ((mix(index, seed) >> 28) * 2 - 15) / UNITS
@@ -174,7 +208,16 @@ def positions(x, base, scales, shape, seed):
 
 @FEW
 @given(SHAPES, AXES, st.integers(-110, 100), BITS, DITHERS, st.booleans(), SEEDS)
-def test_narrow_codes_are_the_nearest(backend, shape, axis, exponent, bits, dither, has_base, seed):
+def test_narrow_codes_are_the_nearest(
+    backend: Backend,
+    shape: tuple[int, int],
+    axis: str,
+    exponent: int,
+    bits: int,
+    dither: int | None,
+    has_base: bool,
+    seed: int,
+) -> None:
     generator = drawn(seed)
     scales = some_scales(axis, shape, exponent, generator)
     x = some_values(scales, shape, generator, 2.0**bits)
@@ -193,7 +236,15 @@ def test_narrow_codes_are_the_nearest(backend, shape, axis, exponent, bits, dith
 
 @FEW
 @given(SHAPES, AXES, st.integers(-110, 100), DITHERS, st.booleans(), SEEDS)
-def test_wide_codes_are_the_nearest(backend, shape, axis, exponent, dither, has_base, seed):
+def test_wide_codes_are_the_nearest(
+    backend: Backend,
+    shape: tuple[int, int],
+    axis: str,
+    exponent: int,
+    dither: int | None,
+    has_base: bool,
+    seed: int,
+) -> None:
     generator = drawn(seed)
     scales = some_scales(axis, shape, exponent, generator)
     reach = 10.0 ** float(torch.rand((), generator=generator) * 5)
@@ -212,7 +263,9 @@ def test_wide_codes_are_the_nearest(backend, shape, axis, exponent, dither, has_
 
 
 @pytest.mark.parametrize("grid", [NarrowGrid(3), NarrowGrid(8, 5), WideGrid(), WideGrid(seed=5)])
-def test_what_lies_beyond_the_grid_gets_its_ends(backend, grid):
+def test_what_lies_beyond_the_grid_gets_its_ends(
+    backend: Backend, grid: NarrowGrid | WideGrid
+) -> None:
     scales = Scales(torch.ones(1), torch.tensor([2.0**-120, -(2.0**-120), 1.0]))
     x = torch.tensor([[3e38, 3e38, 3e38], [-3e38, -3e38, -3e38]])
     codes = backend("quantize", x, None, scales, grid)
@@ -223,7 +276,7 @@ def test_what_lies_beyond_the_grid_gets_its_ends(backend, grid):
         assert codes.tolist() == [[last, last - 1, last], [0, 0, 0]]
 
 
-def test_quantize_takes_values_in_any_order_of_memory(backend):
+def test_quantize_takes_values_in_any_order_of_memory(backend: Backend) -> None:
     x = torch.randn(6, 10, generator=drawn(1))
     scales, grid = Scales(torch.ones(1), torch.full((6,), 0.25)), NarrowGrid(4)
     codes = backend("quantize", x.T, x.T * 0.5, scales, grid)
@@ -239,11 +292,13 @@ def test_quantize_takes_values_in_any_order_of_memory(backend):
 
 @FEW
 @given(SHAPES, st.sampled_from([1e-40, 1e-30, 1.0, 1e30]), st.booleans(), SEEDS)
-def test_moments_hold_for_all_magnitudes(backend, shape, size, has_base, seed):
+def test_moments_hold_for_all_magnitudes(
+    backend: Backend, shape: tuple[int, int], size: float, has_base: bool, seed: int
+) -> None:
     generator = drawn(seed)
     x = torch.randn(shape, generator=generator) * size
     base = torch.randn(shape, generator=generator) * size if has_base else None
-    change = (x - base if has_base else x).double()
+    change = (x if base is None else x - base).double()
     by_token, by_channel, token_peaks, channel_peaks = backend("moments", x, base)
     torch.testing.assert_close(by_token, (change**2).sum(1), rtol=1e-6, atol=0)
     torch.testing.assert_close(by_channel, (change**2).sum(0), rtol=1e-6, atol=0)
@@ -253,7 +308,7 @@ def test_moments_hold_for_all_magnitudes(backend, shape, size, has_base, seed):
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
 @pytest.mark.parametrize("has_base", [False, True])
-def test_moments_show_what_is_not_finite(backend, value, has_base):
+def test_moments_show_what_is_not_finite(backend: Backend, value: float, has_base: bool) -> None:
     x = torch.ones(5, 40)
     x[3, 37] = value
     base = torch.zeros(5, 40) if has_base else None
@@ -264,14 +319,16 @@ def test_moments_show_what_is_not_finite(backend, value, has_base):
 
 @FEW
 @given(SHAPES, st.sampled_from([1e-40, 1e-30, 1.0, 1e30]), st.booleans(), SEEDS)
-def test_balance_tells_tokens_spreads_and_what_is_left(backend, shape, size, has_base, seed):
+def test_balance_tells_tokens_spreads_and_what_is_left(
+    backend: Backend, shape: tuple[int, int], size: float, has_base: bool, seed: int
+) -> None:
     generator = drawn(seed)
     tokens, channels = shape
     widths = torch.exp2(4 * torch.randn(channels, generator=generator))
     heights = torch.exp2(4 * torch.randn(tokens, 1, generator=generator))
     x = torch.randn(shape, generator=generator) * widths * heights * size
     base = torch.randn(shape, generator=generator) * size if has_base else None
-    change = (x - base if has_base else x).double()
+    change = (x if base is None else x - base).double()
     inverse = (1 / (widths.double() * size)).clamp(max=3e38).float()
     inverse[torch.rand(channels, generator=generator) < 0.3] = 0  # silent ones
     spreads, token_peaks, channel_peaks = backend("balance", x, base, inverse)
@@ -284,7 +341,7 @@ def test_balance_tells_tokens_spreads_and_what_is_left(backend, shape, size, has
     torch.testing.assert_close(channel_peaks, left, rtol=1e-6, atol=1e-44)
 
 
-def test_balance_keeps_spreads_within_range_and_silent_tokens_at_one(backend):
+def test_balance_keeps_spreads_within_range_and_silent_tokens_at_one(backend: Backend) -> None:
     x = torch.tensor([[1e-9] * 3, [0.0] * 3, [1e9] * 3, [3e38] * 3, [4.0] * 3])
     spreads, peaks, _ = backend("balance", x, None, torch.ones(3))
     assert spreads.tolist() == [NARROWEST, 1.0, WIDEST, WIDEST, 4.0]
@@ -293,7 +350,7 @@ def test_balance_keeps_spreads_within_range_and_silent_tokens_at_one(backend):
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
 @pytest.mark.parametrize("counts", [0.0, 1.0])
-def test_balance_shows_what_is_not_finite(backend, value, counts):
+def test_balance_shows_what_is_not_finite(backend: Backend, value: float, counts: float) -> None:
     x = torch.ones(5, 40)
     x[3, 37] = value
     _, peaks, _ = backend("balance", x, torch.zeros(5, 40), torch.full((40,), counts))
@@ -302,11 +359,13 @@ def test_balance_shows_what_is_not_finite(backend, value, counts):
 
 @FEW
 @given(SHAPES, BITS, st.sampled_from([1e-30, 1.0, 1e30]), st.booleans(), SEEDS)
-def test_grid_errors_are_those_of_the_grids(backend, shape, bits, size, has_base, seed):
+def test_grid_errors_are_those_of_the_grids(
+    backend: Backend, shape: tuple[int, int], bits: int, size: float, has_base: bool, seed: int
+) -> None:
     generator = drawn(seed)
     x = torch.randn(shape, generator=generator) * size
     base = torch.randn(shape, generator=generator) * size if has_base else None
-    change = (x - base if has_base else x).double()
+    change = (x if base is None else x - base).double()
     covering = ((torch.rand(shape[1], generator=generator) + 0.5) * size).bfloat16().float()
     multiples = torch.tensor([1.0, 0.5, -1.0, -0.625])
     errors = backend("grid_errors", x, base, covering, multiples, bits)
@@ -319,7 +378,7 @@ def test_grid_errors_are_those_of_the_grids(backend, shape, bits, size, has_base
         torch.testing.assert_close(of_grid, expected, rtol=1e-3, atol=1e-5)
 
 
-def test_grid_errors_of_one_long_channel(backend):
+def test_grid_errors_of_one_long_channel(backend: Backend) -> None:
     x = torch.randn(3001, 1, generator=drawn(2))
     base = torch.randn(3001, 1, generator=drawn(3))
     multiples = torch.tensor([1.0, -0.5])
@@ -333,7 +392,7 @@ def test_grid_errors_of_one_long_channel(backend):
 
 @FEW
 @given(st.integers(1, 2000), st.integers(1, 16), SEEDS)
-def test_histogram_counts(backend, count, num_contexts, seed):
+def test_histogram_counts(backend: Backend, count: int, num_contexts: int, seed: int) -> None:
     generator = drawn(seed)
     codes = torch.randint(0, 256, (count,), generator=generator).to(torch.uint8)
     contexts = torch.randint(0, num_contexts, (count,), generator=generator).to(torch.uint8)
@@ -349,7 +408,9 @@ def test_histogram_counts(backend, count, num_contexts, seed):
 
 @FEW
 @given(st.integers(1, 5), st.integers(1, 4), st.integers(0, 8), SEEDS)
-def test_hadamard_is_the_matrix(backend, rows, tiles, log_tile, seed):
+def test_hadamard_is_the_matrix(
+    backend: Backend, rows: int, tiles: int, log_tile: int, seed: int
+) -> None:
     tile = 1 << log_tile
     x = torch.randint(-9, 10, (rows, tiles * tile), generator=drawn(seed)).float()
     matrix = torch.ones(1, 1)
@@ -361,7 +422,9 @@ def test_hadamard_is_the_matrix(backend, rows, tiles, log_tile, seed):
 
 @FEW
 @given(st.integers(1, 20), st.integers(1, 3), st.integers(0, 8), SEEDS)
-def test_hadamard_adds_in_one_order(fast, reference, rows, tiles, log_tile, seed):
+def test_hadamard_adds_in_one_order(
+    fast: Backend, reference: Backend, rows: int, tiles: int, log_tile: int, seed: int
+) -> None:
     x = torch.randn(rows, tiles << log_tile, generator=drawn(seed)) * 1e3
     rotated = fast("hadamard", x, 1 << log_tile)
     assert torch.equal(bits_of(rotated), bits_of(reference("hadamard", x, 1 << log_tile)))
@@ -370,6 +433,6 @@ def test_hadamard_adds_in_one_order(fast, reference, rows, tiles, log_tile, seed
 # --- sizes
 
 
-def test_segments_and_bytes_add_up():
+def test_segments_and_bytes_add_up() -> None:
     assert segment_lengths(2 * SEGMENT + 5) == [SEGMENT, SEGMENT, 5]
     assert [packed_bytes(9, bits) for bits in (1, 3, 8)] == [2, 6, 16]

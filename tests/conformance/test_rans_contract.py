@@ -4,8 +4,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from swarm_ft.codec.kernels.base import MIN_STATE, SEGMENT, Coded
+from tests.conformance.conftest import Backend
 
 FEW = settings(max_examples=25, deadline=None, derandomize=True)
 
@@ -16,11 +18,11 @@ INTERPRETED = pytest.param("triton", marks=pytest.mark.slow)
 """A segment takes half a minute in the interpreter."""
 
 
-def drawn(seed):
+def drawn(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def some_frequencies(contexts, generator):
+def some_frequencies(contexts: int, generator: torch.Generator) -> Tensor:
     """4096 a row over 1 to 256 symbols, often a few that dominate."""
     rows = []
     for _ in range(contexts):
@@ -34,7 +36,9 @@ def some_frequencies(contexts, generator):
     return torch.stack(rows)
 
 
-def some_symbols(count, frequencies, generator):
+def some_symbols(
+    count: int, frequencies: Tensor, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
     """Symbols as likely as their frequencies say, and their contexts."""
     num = len(frequencies)
     contexts = torch.randint(0, num, (count,), generator=generator).to(torch.uint8)
@@ -43,7 +47,9 @@ def some_symbols(count, frequencies, generator):
     return torch.searchsorted(ends, slots, right=True)[:, 0].to(torch.uint8), contexts
 
 
-def some_stream(seed, layout, num_contexts, coder):
+def some_stream(
+    seed: int, layout: tuple[int, int, int], num_contexts: int, coder: Backend
+) -> tuple[Tensor, Tensor, Tensor, Coded]:
     generator, (lanes, rows, rest) = drawn(seed), layout
     count = lanes * rows + min(lanes, rest)
     frequencies = some_frequencies(num_contexts, generator)
@@ -58,7 +64,9 @@ def some_stream(seed, layout, num_contexts, coder):
 
 @FEW
 @given(CODED, st.integers(1, 5), SEEDS)
-def test_decode_reads_what_encode_wrote(backend, layout, num_contexts, seed):
+def test_decode_reads_what_encode_wrote(
+    backend: Backend, layout: tuple[int, int, int], num_contexts: int, seed: int
+) -> None:
     symbols, contexts, frequencies, coded = some_stream(seed, layout, num_contexts, backend)
     decoded, is_intact = backend("decode_symbols", coded, contexts, frequencies)
     assert is_intact
@@ -67,7 +75,9 @@ def test_decode_reads_what_encode_wrote(backend, layout, num_contexts, seed):
 
 @FEW
 @given(CODED, st.integers(1, 5), SEEDS)
-def test_symbols_are_coded_alike(fast, reference, layout, num_contexts, seed):
+def test_symbols_are_coded_alike(
+    fast: Backend, reference: Backend, layout: tuple[int, int, int], num_contexts: int, seed: int
+) -> None:
     *_, expected = some_stream(seed, layout, num_contexts, reference)
     *_, coded = some_stream(seed, layout, num_contexts, fast)
     assert torch.equal(coded.states, expected.states)
@@ -76,7 +86,7 @@ def test_symbols_are_coded_alike(fast, reference, layout, num_contexts, seed):
 
 
 @pytest.mark.parametrize("fast", ["numba", INTERPRETED], indirect=True)
-def test_segments_are_coded_alike(fast, reference):
+def test_segments_are_coded_alike(fast: Backend, reference: Backend) -> None:
     layout = (32, SEGMENT // 32 + 2, 13)
     symbols, contexts, frequencies, expected = some_stream(4, layout, 3, reference)
     coded = fast("encode_symbols", symbols, contexts, frequencies, 32)
@@ -94,7 +104,7 @@ def test_segments_are_coded_alike(fast, reference):
 DAMAGES = ["word", "state", "fewer words", "more words", "no words", "all random"]
 
 
-def damaged(coded, damage, generator):
+def damaged(coded: Coded, damage: str, generator: torch.Generator) -> Coded:
     """The coded form as a stranger might send it; its sizes still fit each other."""
     states, words = coded.states.clone(), coded.words.clone()
     if damage == "word" and len(words):
@@ -115,7 +125,9 @@ def damaged(coded, damage, generator):
 
 @settings(FEW, max_examples=40)
 @given(CODED, st.sampled_from(DAMAGES), SEEDS)
-def test_damage_gets_one_verdict(fast, reference, layout, damage, seed):
+def test_damage_gets_one_verdict(
+    fast: Backend, reference: Backend, layout: tuple[int, int, int], damage: str, seed: int
+) -> None:
     _, contexts, frequencies, coded = some_stream(seed, layout, 2, reference)
     hostile = damaged(coded, damage, drawn(seed))
     expected, was_intact = reference("decode_symbols", hostile, contexts, frequencies)

@@ -9,6 +9,8 @@ import hashlib
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from swarm_ft.codec import pack_buffer, unpack_buffer
 from swarm_ft.codec.kernels.cpu_blocks import NumbaBlocks
@@ -17,7 +19,7 @@ from swarm_ft.codec.kernels.reference import TorchBlocks, scale_of
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
 
-def words(count, seed):
+def words(count: int, seed: int) -> NDArray[np.uint32]:
     """32-bit numbers that look random, the same on every machine."""
     index = np.arange(count, dtype=np.uint64) + np.uint64(seed << 20)
     mixed = (index * np.uint64(0x9E3779B97F4A7C15)) ^ (index << np.uint64(17))
@@ -25,7 +27,7 @@ def words(count, seed):
     return ((mixed * np.uint64(0xBF58476D1CE4E5B9)) >> np.uint64(32)).astype(np.uint32)
 
 
-def sums(tokens, channels, seed=0):
+def sums(tokens: int, channels: int, seed: int = 0) -> Tensor:
     """About normal, with channels of many sizes and massive activations."""
     parts = words(4 * tokens * channels, seed).reshape(4, tokens, channels) >> 16
     x = (parts.astype(np.int64).sum(0) - 2 * 0xFFFF).astype(np.float32) / np.float32(1 << 15)
@@ -34,7 +36,7 @@ def sums(tokens, channels, seed=0):
     return torch.from_numpy(x)
 
 
-def patterns(tokens, channels, seed=0):
+def patterns(tokens: int, channels: int, seed: int = 0) -> Tensor:
     """Any finite float32: every exponent, denormals, both zeros."""
     bits = words(tokens * channels, seed).reshape(tokens, channels)
     bits = np.where((bits >> 23 & 0xFF) == 0xFF, bits & 0x807FFFFF, bits)
@@ -84,33 +86,40 @@ PINNED = {
 """Digests of what is packed, and of what is made of that again."""
 
 
-def digest(data):
+def unpack_like(x: Tensor, payload: bytes, bits: int) -> Tensor:
+    tokens, channels = x.shape
+    return unpack_buffer(payload, tokens, channels, bits)
+
+
+def digest(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=8).hexdigest()
 
 
 @pytest.mark.parametrize("bits", [16, 8, 4])
 @pytest.mark.parametrize("name", CASES)
-def test_bytes_and_values_are_those_of_the_table(name, bits):
+def test_bytes_and_values_are_those_of_the_table(name: str, bits: int) -> None:
     x = CASES[name]
     payload = pack_buffer(x, bits)
-    y = unpack_buffer(payload, *x.shape, bits)
+    y = unpack_like(x, payload, bits)
     assert (digest(payload), digest(y.numpy().tobytes())) == PINNED[name, bits]
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("bits", [16, 8, 4])
 @pytest.mark.parametrize("name", CASES)
-def test_plain_torch_on_any_device_writes_those_bytes(name, bits, device, monkeypatch):
+def test_plain_torch_on_any_device_writes_those_bytes(
+    name: str, bits: int, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     x = CASES[name]
     monkeypatch.setattr("swarm_ft.codec.stored.block_kernels_for", lambda _: TorchBlocks())
     payload = pack_buffer(x.to(device), bits)
     assert digest(payload) == PINNED[name, bits][0]
-    assert digest(unpack_buffer(payload, *x.shape, bits).numpy().tobytes()) == PINNED[name, bits][1]
+    assert digest(unpack_like(x, payload, bits).numpy().tobytes()) == PINNED[name, bits][1]
 
 
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("name", [name for name in CASES if name not in ("tiny", "huge")])
-def test_backends_agree_in_every_part(name, bits):
+def test_backends_agree_in_every_part(name: str, bits: int) -> None:
     x = CASES[name].clamp(-(2.0**39), 2.0**39)
     loops, plain = NumbaBlocks(), TorchBlocks()
     for one, other in zip(loops.magnitudes(x), plain.magnitudes(x), strict=True):
@@ -127,7 +136,7 @@ def test_backends_agree_in_every_part(name, bits):
     assert torch.equal(*values)
 
 
-def test_a_block_of_an_infinity_or_nan_is_seen_by_its_peak():
+def test_a_block_of_an_infinity_or_nan_is_seen_by_its_peak() -> None:
     for value in (float("inf"), float("nan"), -float("inf")):
         x = torch.ones(2, 40)
         x[1, 39] = value
@@ -135,7 +144,7 @@ def test_a_block_of_an_infinity_or_nan_is_seen_by_its_peak():
             assert not kernels.magnitudes(x)[2].isfinite().any()
 
 
-def test_scales_are_patterns_of_three_bits_of_mantissa():
+def test_scales_are_patterns_of_three_bits_of_mantissa() -> None:
     assert scale_of(torch.tensor([0, 127 << 3, (127 << 3) + 1, 128 << 3])).tolist() == [
         0.0,
         1.0,
@@ -144,7 +153,7 @@ def test_scales_are_patterns_of_three_bits_of_mantissa():
     ]
 
 
-def test_sizes_that_do_not_fit_are_refused():
+def test_sizes_that_do_not_fit_are_refused() -> None:
     codes, blocks = torch.zeros(2, 40, dtype=torch.uint8), torch.zeros(2, 1, dtype=torch.int32)
     channels = torch.full((40,), 127 << 3)
     with pytest.raises(ValueError, match="channels: 39"):

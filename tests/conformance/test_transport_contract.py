@@ -5,6 +5,7 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any, cast
 
 import pytest
 
@@ -20,27 +21,28 @@ from swarm_ft.protocol.messages.client import (
     WatchRequest,
 )
 from swarm_ft.protocol.spec.version import PROTOCOL_VERSION
-from swarm_ft.transport.base import Channel, Handler, Method, Server, Transport, call
+from swarm_ft.transport.base import Channel, Handler, MessageStream, Method, Server, Transport, call
 from swarm_ft.transport.grpc_options import GrpcOptions
 from swarm_ft.transport.grpc_transport import GrpcTransport
 from swarm_ft.transport.memory import MemoryTransport
 from swarm_ft.transport.methods import JOIN, STATUS, SUBMIT, WATCH
-from tests.raw_calls import BYTES, RAW
+from tests.raw_calls import BYTES, MORE_BYTES, RAW
 from tests.specs import run_spec
 
+Stream = MessageStream[Any, Any]
 DEADLINE_S = 10.0
 
 pytestmark = pytest.mark.timeout(20)
 
 
 @pytest.fixture(params=["memory", "grpc"])
-def transport(request) -> Transport:
+def transport(request: pytest.FixtureRequest) -> Transport:
     return MemoryTransport() if request.param == "memory" else GrpcTransport(GrpcOptions())
 
 
 @asynccontextmanager
 async def serving(
-    transport: Transport, handlers: dict[Method, Handler]
+    transport: Transport, handlers: dict[Method[Any, Any], Handler]
 ) -> AsyncIterator[tuple[Server, Channel]]:
     server = await transport.serve("127.0.0.1", 0, handlers)
     channel = transport.connect(server.endpoint)
@@ -51,21 +53,21 @@ async def serving(
         await server.stop()
 
 
-async def echo(stream) -> None:
+async def echo(stream: Stream) -> None:
     while (message := await stream.receive()) is not None:
         await stream.send(message)
 
 
-async def echo_nothing(stream) -> None:
+async def echo_nothing(stream: Stream) -> None:
     while await stream.receive() is not None:
         pass
 
 
-async def wait_for_ever(_) -> None:
+async def wait_for_ever(_: Stream) -> None:
     await asyncio.Event().wait()
 
 
-async def raised_by(awaitable: Awaitable[object]) -> errors.SwarmError:
+async def raised_by(awaitable: Awaitable[Any]) -> errors.SwarmError:
     with pytest.raises(errors.SwarmError) as caught:
         await awaitable
     return caught.value
@@ -81,7 +83,7 @@ class Witness:
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
 
-    async def __call__(self, stream) -> None:
+    async def __call__(self, stream: Stream) -> None:
         self.begun.set()
         try:
             await self.body(stream)
@@ -94,12 +96,12 @@ class Witness:
 # ---- messages
 
 
-async def test_messages_come_back_in_order_both_ways(transport):
+async def test_messages_come_back_in_order_both_ways(transport: Transport) -> None:
     async with serving(transport, {BYTES: echo}) as (_, channel):
         stream = channel.open(BYTES)
         sent = [b"%d" % i for i in range(50)]
 
-        async def send_all():
+        async def send_all() -> None:
             for message in sent:
                 await stream.send(message)
             await stream.finish()
@@ -112,17 +114,17 @@ async def test_messages_come_back_in_order_both_ways(transport):
         assert await stream.receive() is None
 
 
-async def test_empty_messages_are_messages(transport):
+async def test_empty_messages_are_messages(transport: Transport) -> None:
     async with serving(transport, {BYTES: echo}) as (_, channel):
         stream = channel.open(BYTES)
         await stream.send(b"")
         assert await stream.receive() == b""
 
 
-async def test_a_unary_call_answers_once(transport):
+async def test_a_unary_call_answers_once(transport: Transport) -> None:
     told = SwarmStatus(members=(MemberStatus(peer_id=PeerId("p"), layers=None),), runs=())
 
-    async def status(stream):
+    async def status(stream: Stream) -> None:
         assert await stream.receive() == StatusRequest()
         await stream.send(told)
 
@@ -140,8 +142,8 @@ def run_status(committed_steps: int) -> RunStatus:
     )
 
 
-async def test_a_client_may_stream_and_get_one_reply(transport):
-    async def submit(stream):
+async def test_a_client_may_stream_and_get_one_reply(transport: Transport) -> None:
+    async def submit(stream: Stream) -> None:
         count = 0
         while await stream.receive() is not None:
             count += 1
@@ -156,8 +158,8 @@ async def test_a_client_may_stream_and_get_one_reply(transport):
         assert await stream.receive() is None
 
 
-async def test_a_server_may_stream_after_one_request(transport):
-    async def watch(stream):
+async def test_a_server_may_stream_after_one_request(transport: Transport) -> None:
+    async def watch(stream: Stream) -> None:
         request = await stream.receive()
         assert request == WatchRequest(run_id=RunId("r"))
         for step in range(3):
@@ -171,8 +173,8 @@ async def test_a_server_may_stream_after_one_request(transport):
         assert [await stream.receive() for _ in range(4)] == [*expected, None]
 
 
-async def test_after_half_close_the_server_still_sends(transport):
-    async def answer_late(stream):
+async def test_after_half_close_the_server_still_sends(transport: Transport) -> None:
+    async def answer_late(stream: Stream) -> None:
         assert await stream.receive() is None
         await stream.send(b"late")
 
@@ -183,14 +185,14 @@ async def test_after_half_close_the_server_still_sends(transport):
         assert await stream.receive() == b"late"
 
 
-async def test_sending_after_finish_is_refused(transport):
+async def test_sending_after_finish_is_refused(transport: Transport) -> None:
     async with serving(transport, {BYTES: echo}) as (_, channel):
         stream = channel.open(BYTES)
         await stream.finish()
         assert isinstance(await raised_by(stream.send(b"x")), errors.OutOfTurn)
 
 
-async def test_eight_megabytes_arrive_whole(transport):
+async def test_eight_megabytes_arrive_whole(transport: Transport) -> None:
     data = bytes(range(256)) * (8 << 12)
     async with serving(transport, {BYTES: echo}) as (_, channel):
         stream = channel.open(BYTES)
@@ -198,7 +200,7 @@ async def test_eight_megabytes_arrive_whole(transport):
         assert await stream.receive() == data
 
 
-async def test_many_tasks_may_send_on_one_stream(transport):
+async def test_many_tasks_may_send_on_one_stream(transport: Transport) -> None:
     async with serving(transport, {BYTES: echo}) as (_, channel):
         stream = channel.open(BYTES)
         sent = {b"%d" % i * 1000 for i in range(40)}
@@ -209,7 +211,7 @@ async def test_many_tasks_may_send_on_one_stream(transport):
         assert received == sent
 
 
-async def test_calls_on_one_channel_do_not_mix(transport):
+async def test_calls_on_one_channel_do_not_mix(transport: Transport) -> None:
     async with serving(transport, {BYTES: echo, STATUS: echo_nothing}) as (_, channel):
         held = channel.open(STATUS)
         await held.send(StatusRequest())
@@ -227,10 +229,10 @@ async def test_calls_on_one_channel_do_not_mix(transport):
                 group.create_task(exchange(number))
 
 
-async def test_each_end_names_the_other(transport):
+async def test_each_end_names_the_other(transport: Transport) -> None:
     seen = asyncio.get_running_loop().create_future()
 
-    async def look(stream):
+    async def look(stream: Stream) -> None:
         seen.set_result(stream.remote)
 
     async with serving(transport, {BYTES: look}) as (server, channel):
@@ -242,22 +244,22 @@ async def test_each_end_names_the_other(transport):
 # ---- back-pressure and cancellation
 
 
-async def test_a_slow_reader_bounds_the_writer(transport):
+async def test_a_slow_reader_bounds_the_writer(transport: Transport) -> None:
     message, count = b"x" * (1 << 20), 64
     go, stalled = asyncio.Event(), asyncio.Event()
     accepted = 0
 
-    async def read_when_told(stream):
+    async def read_when_told(stream: Stream) -> None:
         await go.wait()
         await echo_count(stream)
 
-    async def echo_count(stream):
+    async def echo_count(stream: Stream) -> None:
         read = 0
         while await stream.receive() is not None:
             read += 1
         await stream.send(b"%d" % read)
 
-    async def send_all(stream):
+    async def send_all(stream: Stream) -> None:
         nonlocal accepted
         for _ in range(count):
             # A send that is not through after a while of nobody reading waits for the reader.
@@ -279,7 +281,7 @@ async def test_a_slow_reader_bounds_the_writer(transport):
         assert await stream.receive() == b"%d" % count
 
 
-async def test_a_cancelled_receive_loses_no_message(transport):
+async def test_a_cancelled_receive_loses_no_message(transport: Transport) -> None:
     async with serving(transport, {BYTES: echo}) as (_, channel):
         stream = channel.open(BYTES)
         for _ in range(3):
@@ -291,10 +293,10 @@ async def test_a_cancelled_receive_loses_no_message(transport):
         assert await stream.receive() == b"kept"
 
 
-async def test_a_cancelled_send_leaves_the_call_usable(transport):
+async def test_a_cancelled_send_leaves_the_call_usable(transport: Transport) -> None:
     go = asyncio.Event()
 
-    async def read_late(stream):
+    async def read_late(stream: Stream) -> None:
         await go.wait()
         await echo(stream)
 
@@ -316,8 +318,10 @@ async def test_a_cancelled_send_leaves_the_call_usable(transport):
 
 
 @pytest.mark.parametrize("code", sorted(errors.BY_CODE))
-async def test_a_handlers_error_reaches_the_client_with_code_and_message(transport, code):
-    async def refuse(stream):
+async def test_a_handlers_error_reaches_the_client_with_code_and_message(
+    transport: Transport, code: str
+) -> None:
+    async def refuse(stream: Stream) -> None:
         await stream.receive()
         raise errors.from_code(code, "größe 12: 期待 24\x1b[31m")
 
@@ -327,8 +331,8 @@ async def test_a_handlers_error_reaches_the_client_with_code_and_message(transpo
         assert error.message.startswith("größe 12: 期待 24")
 
 
-async def test_an_error_comes_after_the_messages_before_it(transport):
-    async def three_then_fail(stream):
+async def test_an_error_comes_after_the_messages_before_it(transport: Transport) -> None:
+    async def three_then_fail(stream: Stream) -> None:
         for _ in range(3):
             await stream.send(b"x")
         raise errors.NonFinite("loss is nan")
@@ -340,11 +344,11 @@ async def test_an_error_comes_after_the_messages_before_it(transport):
             assert isinstance(await raised_by(stream.receive()), errors.NonFinite)
 
 
-async def test_a_sender_learns_the_error_that_ended_the_call(transport):
-    async def refuse(_):
+async def test_a_sender_learns_the_error_that_ended_the_call(transport: Transport) -> None:
+    async def refuse(_: Stream) -> None:
         raise errors.RunMismatch("other digest")
 
-    async def send_until_refused(stream):
+    async def send_until_refused(stream: Stream) -> None:
         while True:
             await stream.send(b"x" * 1000)
 
@@ -354,8 +358,8 @@ async def test_a_sender_learns_the_error_that_ended_the_call(transport):
         assert error.message == "other digest"
 
 
-async def test_a_sender_learns_that_the_call_ended_cleanly(transport):
-    async def leave(_):
+async def test_a_sender_learns_that_the_call_ended_cleanly(transport: Transport) -> None:
+    async def leave(_: Stream) -> None:
         return
 
     async with serving(transport, {BYTES: leave}) as (_, channel):
@@ -365,11 +369,13 @@ async def test_a_sender_learns_that_the_call_ended_cleanly(transport):
 
 
 @pytest.mark.parametrize("grouped", [False, True])
-async def test_an_unknown_exception_is_logged_and_hidden(transport, grouped, caplog):
-    async def fail():
+async def test_an_unknown_exception_is_logged_and_hidden(
+    transport: Transport, grouped: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fail() -> None:
         raise ZeroDivisionError("secret path /home/someone")
 
-    async def buggy(_):
+    async def buggy(_: Stream) -> None:
         if not grouped:
             await fail()
         async with asyncio.TaskGroup() as group:
@@ -382,11 +388,11 @@ async def test_an_unknown_exception_is_logged_and_hidden(transport, grouped, cap
         assert "secret" in caplog.text
 
 
-async def test_a_swarm_error_inside_a_task_group_reaches_the_client(transport):
-    async def fail():
+async def test_a_swarm_error_inside_a_task_group_reaches_the_client(transport: Transport) -> None:
+    async def fail() -> None:
         raise errors.BadFrame("too short")
 
-    async def handler(_):
+    async def handler(_: Stream) -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(fail())
 
@@ -396,15 +402,15 @@ async def test_a_swarm_error_inside_a_task_group_reaches_the_client(transport):
 
 
 # A client that thinks the rpc's requests are others: what it sends is the hello of a FromPeer.
-LYING = replace(JOIN, request=RAW)
+LYING: Method[bytes, Any] = replace(cast(Method[Any, Any], JOIN), request=RAW)
 VERSION = bytes([15 << 3, PROTOCOL_VERSION])
 
 
-async def greeted_with(transport: Transport, hello: bytes) -> tuple[object, object]:
+async def greeted_with(transport: Transport, hello: bytes) -> tuple[object, errors.SwarmError]:
     """What a server of JOIN receives, or the error that it gets, and then the client of it."""
     seen = asyncio.get_running_loop().create_future()
 
-    async def read(stream):
+    async def read(stream: Stream) -> None:
         try:
             seen.set_result(await stream.receive())
         except errors.SwarmError as error:
@@ -417,12 +423,14 @@ async def greeted_with(transport: Transport, hello: bytes) -> tuple[object, obje
         return await seen, await raised_by(stream.receive())
 
 
-async def test_bytes_that_are_no_such_message_are_malformed(transport):
+async def test_bytes_that_are_no_such_message_are_malformed(transport: Transport) -> None:
     seen, told = await greeted_with(transport, b"\x08\xff")  # breaks off inside a number
     assert type(seen) is type(told) is errors.MalformedMessage
 
 
-async def test_a_field_out_of_its_bounds_is_malformed_and_names_its_sender(transport):
+async def test_a_field_out_of_its_bounds_is_malformed_and_names_its_sender(
+    transport: Transport,
+) -> None:
     seen, told = await greeted_with(transport, b"\x0a\x03a/b" + VERSION)
     assert isinstance(seen, errors.MalformedMessage)
     words = (
@@ -432,7 +440,7 @@ async def test_a_field_out_of_its_bounds_is_malformed_and_names_its_sender(trans
     assert (type(told), told.message) == (type(seen), seen.message)
 
 
-async def test_another_version_is_told_apart_from_what_is_malformed(transport):
+async def test_another_version_is_told_apart_from_what_is_malformed(transport: Transport) -> None:
     seen, told = await greeted_with(transport, b"\x0a\x05alice")
     assert type(seen) is type(told) is errors.VersionMismatch
     assert told.message == (
@@ -441,10 +449,12 @@ async def test_another_version_is_told_apart_from_what_is_malformed(transport):
     )
 
 
-async def test_a_message_that_is_refused_does_not_take_the_next_one_with_it(transport):
-    seen = []
+async def test_a_message_that_is_refused_does_not_take_the_next_one_with_it(
+    transport: Transport,
+) -> None:
+    seen: list[Any] = []
 
-    async def read(stream):
+    async def read(stream: Stream) -> None:
         while len(seen) < 2:
             try:
                 seen.append(await stream.receive())
@@ -452,7 +462,7 @@ async def test_a_message_that_is_refused_does_not_take_the_next_one_with_it(tran
                 seen.append(error)
 
     async with serving(transport, {JOIN: read}) as (_, channel):
-        stream = channel.open(replace(JOIN, request=RAW, reply=RAW))
+        stream = channel.open(MORE_BYTES)
         await stream.send(VERSION)
         await stream.send(b"")  # an empty FromPeer
         assert await stream.receive() is None
@@ -461,20 +471,20 @@ async def test_a_message_that_is_refused_does_not_take_the_next_one_with_it(tran
     assert "expected one of hello, " in seen[1].message
 
 
-async def test_a_method_that_is_not_served_is_refused(transport):
+async def test_a_method_that_is_not_served_is_refused(transport: Transport) -> None:
     async with serving(transport, {BYTES: echo}) as (_, channel):
         error = await raised_by(call(channel, STATUS, StatusRequest(), timeout_s=5.0))
         assert isinstance(error, errors.InternalError)
 
 
-async def test_an_answer_that_does_not_come_in_time_is_unavailable(transport):
+async def test_an_answer_that_does_not_come_in_time_is_unavailable(transport: Transport) -> None:
     async with serving(transport, {STATUS: wait_for_ever}) as (_, channel):
         error = await raised_by(call(channel, STATUS, StatusRequest(), timeout_s=0.05))
         assert isinstance(error, errors.Unavailable)
 
 
-async def test_a_unary_call_without_a_reply_is_malformed(transport):
-    async def silent(stream):
+async def test_a_unary_call_without_a_reply_is_malformed(transport: Transport) -> None:
+    async def silent(stream: Stream) -> None:
         await stream.receive()
 
     async with serving(transport, {STATUS: silent}) as (_, channel):
@@ -485,7 +495,7 @@ async def test_a_unary_call_without_a_reply_is_malformed(transport):
 # ---- who goes away
 
 
-async def test_a_handler_that_receives_sees_the_client_cancel(transport):
+async def test_a_handler_that_receives_sees_the_client_cancel(transport: Transport) -> None:
     witness = Witness(echo)
     async with serving(transport, {BYTES: witness}) as (_, channel):
         stream = channel.open(BYTES)
@@ -497,7 +507,9 @@ async def test_a_handler_that_receives_sees_the_client_cancel(transport):
         assert isinstance(await raised_by(stream.send(b"x")), errors.Unavailable)
 
 
-async def test_a_client_that_vanishes_is_never_taken_for_one_that_finished(transport):
+async def test_a_client_that_vanishes_is_never_taken_for_one_that_finished(
+    transport: Transport,
+) -> None:
     for _ in range(25):
         witness = Witness(echo)
         async with serving(transport, {BYTES: witness}) as (_, channel):
@@ -508,8 +520,8 @@ async def test_a_client_that_vanishes_is_never_taken_for_one_that_finished(trans
             assert isinstance(await witness.ended, errors.Unavailable)
 
 
-async def test_a_handler_that_sends_sees_the_client_cancel(transport):
-    async def pour(stream):
+async def test_a_handler_that_sends_sees_the_client_cancel(transport: Transport) -> None:
+    async def pour(stream: Stream) -> None:
         while True:
             await stream.send(b"x" * 100_000)
 
@@ -521,7 +533,7 @@ async def test_a_handler_that_sends_sees_the_client_cancel(transport):
         assert isinstance(await witness.ended, errors.Unavailable)
 
 
-async def test_a_handler_that_waits_for_something_else_is_cancelled(transport):
+async def test_a_handler_that_waits_for_something_else_is_cancelled(transport: Transport) -> None:
     witness = Witness(wait_for_ever)
     async with serving(transport, {BYTES: witness}) as (_, channel):
         stream = channel.open(BYTES)
@@ -531,8 +543,8 @@ async def test_a_handler_that_waits_for_something_else_is_cancelled(transport):
         assert isinstance(await witness.ended, asyncio.CancelledError)
 
 
-async def test_a_handler_may_drop_its_call(transport):
-    async def drop(stream):
+async def test_a_handler_may_drop_its_call(transport: Transport) -> None:
+    async def drop(stream: Stream) -> None:
         await stream.receive()
         await stream.cancel()
         await stream.receive()
@@ -545,7 +557,7 @@ async def test_a_handler_may_drop_its_call(transport):
         assert isinstance(await witness.ended, errors.Unavailable)
 
 
-async def test_a_client_sees_the_server_stop(transport):
+async def test_a_client_sees_the_server_stop(transport: Transport) -> None:
     witness = Witness(echo)
     async with serving(transport, {BYTES: witness}) as (server, channel):
         stream = channel.open(BYTES)
@@ -559,7 +571,7 @@ async def test_a_client_sees_the_server_stop(transport):
         assert isinstance(error, errors.Unavailable)
 
 
-async def test_a_stop_with_grace_lets_calls_end(transport):
+async def test_a_stop_with_grace_lets_calls_end(transport: Transport) -> None:
     witness = Witness(echo)
     async with serving(transport, {BYTES: witness}) as (server, channel):
         stream = channel.open(BYTES)
@@ -573,7 +585,7 @@ async def test_a_stop_with_grace_lets_calls_end(transport):
         assert await witness.ended is None
 
 
-async def test_cancelling_an_ended_call_changes_nothing(transport):
+async def test_cancelling_an_ended_call_changes_nothing(transport: Transport) -> None:
     witness = Witness(echo)
     async with serving(transport, {BYTES: witness}) as (_, channel):
         stream = channel.open(BYTES)
@@ -587,7 +599,7 @@ async def test_cancelling_an_ended_call_changes_nothing(transport):
 # ---- addresses
 
 
-async def test_a_refused_connection_is_unavailable_at_once(transport):
+async def test_a_refused_connection_is_unavailable_at_once(transport: Transport) -> None:
     server = await transport.serve("127.0.0.1", 0, {})
     await server.stop()
     channel = transport.connect(server.endpoint)
@@ -598,7 +610,7 @@ async def test_a_refused_connection_is_unavailable_at_once(transport):
     await channel.close()
 
 
-async def test_a_taken_port_is_one_clear_line(transport):
+async def test_a_taken_port_is_one_clear_line(transport: Transport) -> None:
     server = await transport.serve("127.0.0.1", 0, {})
     error = await raised_by(
         transport.serve("127.0.0.1", int(server.endpoint.rpartition(":")[2]), {})
@@ -609,7 +621,7 @@ async def test_a_taken_port_is_one_clear_line(transport):
     await server.stop()
 
 
-async def test_a_port_is_free_again_after_stop(transport):
+async def test_a_port_is_free_again_after_stop(transport: Transport) -> None:
     server = await transport.serve("127.0.0.1", 0, {BYTES: echo})
     port = int(server.endpoint.rpartition(":")[2])
     await server.stop()
@@ -618,7 +630,7 @@ async def test_a_port_is_free_again_after_stop(transport):
     await again.stop()
 
 
-async def test_a_port_of_zero_is_a_free_one_each_time(transport):
+async def test_a_port_of_zero_is_a_free_one_each_time(transport: Transport) -> None:
     servers = [await transport.serve("127.0.0.1", 0, {}) for _ in range(2)]
     assert len({server.endpoint for server in servers}) == 2
     for server in servers:

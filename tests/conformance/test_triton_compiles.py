@@ -16,7 +16,9 @@ SCRIPT = Path(__file__).with_name("compile_triton.py")
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("architecture", [75, 90])
-def test_every_kernel_compiles_and_fuses_no_rounding_away(architecture, tmp_path):
+def test_every_kernel_compiles_and_fuses_no_rounding_away(
+    architecture: int, tmp_path: Path
+) -> None:
     kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
         [sys.executable, "-W", "error", SCRIPT, str(architecture)],

@@ -1,7 +1,9 @@
 """Small random checkpoints and data for whole swarms in one process."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import pytest
@@ -32,7 +34,7 @@ CONFIGS = {
 
 
 @pytest.fixture(scope="session")
-def model_dir(tmp_path_factory):
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """`model_dir("gpt2")`: a checkpoint directory, made once."""
     made: dict[str, Path] = {}
 
@@ -56,12 +58,24 @@ class Job:
     tokens: torch.Tensor
 
 
+class MakeJob(Protocol):
+    """See `make_job`."""
+
+    def __call__(self, model: str = "gpt2", *, num_samples: int = 20, **changes: Any) -> Job: ...
+
+
+class QuietEvents(Protocol):
+    """See `quiet_events`."""
+
+    async def __call__(self, job: Job, layers: list[str]) -> list[RunEvent]: ...
+
+
 @pytest.fixture
-def make_job(model_dir):
+def make_job(model_dir: Callable[[str], Path]) -> MakeJob:
     """`make_job("gpt2", num_steps=30, ...)`; uncompressed unless told otherwise."""
 
-    def make(model: str = "gpt2", *, num_samples: int = 20, **changes) -> Job:
-        fields = {
+    def make(model: str = "gpt2", *, num_samples: int = 20, **changes: Any) -> Job:
+        fields: dict[str, Any] = {
             "num_samples": num_samples,
             "seq_length": SEQ_LENGTH,
             "batch_size": 4,
@@ -90,7 +104,7 @@ def make_job(model_dir):
 
 
 @pytest.fixture(scope="session")
-def quiet_events(tmp_path_factory):
+def quiet_events(tmp_path_factory: pytest.TempPathFactory) -> QuietEvents:
     """`await quiet_events(job, layers)`: events of the job in a swarm that nothing happens to.
 
     Each is trained once; the tests of a module compare with the same few.

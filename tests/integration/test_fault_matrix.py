@@ -3,6 +3,8 @@
 An eighth of the matrix: every role, every phase and every fault is met. `make faults` runs it all.
 """
 
+from pathlib import Path
+
 import pytest
 
 from tests.fault_matrix.cells import PHASES, Fault, Role, chosen_cells
@@ -34,13 +36,13 @@ CELLS = chosen_cells(
 )
 
 
-def test_the_cells_that_are_run_are_of_every_kind():
+def test_the_cells_that_are_run_are_of_every_kind() -> None:
     assert {cell.role for cell in CELLS} == set(Role)
     assert {cell.fault for cell in CELLS} == set(Fault)
     assert {cell.phase for cell in CELLS} == set(PHASES)
 
 
-async def test_a_fault_anywhere_changes_no_loss(tmp_path):
+async def test_a_fault_anywhere_changes_no_loss(tmp_path: Path) -> None:
     outcomes = [outcome async for outcome in run_matrix(CELLS, tmp_path)]
     assert len(outcomes) == len(CELLS)
     assert [(str(o.cell), o.problem) for o in outcomes if o.problem] == []

@@ -1,20 +1,23 @@
 """Whoever goes away and comes back, the run ends as a quiet one does."""
 
 import asyncio
+from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 
 from swarm_ft.ids import PeerId
-from swarm_ft.protocol.messages.client import RunPhase, RunStatus, StepCommitted
+from swarm_ft.protocol.messages.client import RunEvent, RunPhase, RunStatus, StepCommitted
 from swarm_ft.testing.faults import FaultyTransport
 from swarm_ft.testing.local_swarm import LocalSwarm
 from swarm_ft.transport.grpc_transport import GrpcTransport
 from swarm_ft.transport.methods import JOIN, LINK
+from tests.integration.conftest import Job, MakeJob, QuietEvents
 
 LAYERS = ["0-2", "2-4", "4-6"]
 
 
-def final_losses(events) -> list[float]:
+def final_losses(events: Iterable[RunEvent]) -> list[float]:
     losses: dict[int, float] = {}
     for event in events:
         if isinstance(event, StepCommitted):
@@ -23,16 +26,18 @@ def final_losses(events) -> list[float]:
 
 
 @pytest.fixture
-def aq_job(make_job):
+def aq_job(make_job: MakeJob) -> Job:
     return make_job(num_samples=8, num_steps=6, forward_codec="aq4", backward_codec="q8")
 
 
 @pytest.fixture
-async def quiet_losses(aq_job, quiet_events):
+async def quiet_losses(aq_job: Job, quiet_events: QuietEvents) -> list[float]:
     return final_losses(await quiet_events(aq_job, LAYERS))
 
 
-async def test_broken_boundary_streams_change_nothing(aq_job, quiet_losses, tmp_path):
+async def test_broken_boundary_streams_change_nothing(
+    aq_job: Job, quiet_losses: list[float], tmp_path: Path
+) -> None:
     transport = FaultyTransport(
         GrpcTransport(),
         cut_sends={LINK: [2, 9, 20, 41, 66]},
@@ -44,7 +49,9 @@ async def test_broken_boundary_streams_change_nothing(aq_job, quiet_losses, tmp_
     assert final_losses(events) == quiet_losses
 
 
-async def test_broken_control_streams_change_nothing(aq_job, quiet_losses, tmp_path):
+async def test_broken_control_streams_change_nothing(
+    aq_job: Job, quiet_losses: list[float], tmp_path: Path
+) -> None:
     transport = FaultyTransport(
         GrpcTransport(), cut_sends={JOIN: [8, 13]}, cut_receives={JOIN: [11, 25]}
     )
@@ -54,7 +61,7 @@ async def test_broken_control_streams_change_nothing(aq_job, quiet_losses, tmp_p
     assert final_losses(events) == quiet_losses
 
 
-async def test_a_broken_tied_exchange_is_made_again(make_job, tmp_path):
+async def test_a_broken_tied_exchange_is_made_again(make_job: MakeJob, tmp_path: Path) -> None:
     job = make_job(num_samples=8, num_steps=3, sync_tied_embeddings=True)
     (tmp_path / "quiet").mkdir()
     async with LocalSwarm(tmp_path / "quiet", LAYERS) as swarm:
@@ -71,8 +78,8 @@ async def test_a_broken_tied_exchange_is_made_again(make_job, tmp_path):
 
 @pytest.mark.parametrize("after_step", [0, 2, 5])
 async def test_a_coordinator_that_is_killed_goes_on_from_its_journal(
-    aq_job, quiet_losses, tmp_path, after_step
-):
+    aq_job: Job, quiet_losses: list[float], tmp_path: Path, after_step: int
+) -> None:
     async with LocalSwarm(tmp_path, LAYERS) as swarm:
         status = await swarm.client.submit(aq_job.spec, aq_job.samples)
         watching = swarm.client.watch(status.run_id, lambda _trouble: None)
@@ -89,15 +96,15 @@ async def test_a_coordinator_that_is_killed_goes_on_from_its_journal(
 
 
 async def test_a_stage_whose_peer_is_lost_starts_again_with_a_newcomer(
-    aq_job, quiet_losses, tmp_path, monkeypatch
-):
+    aq_job: Job, quiet_losses: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("swarm_ft.coordinator.plan.membership.GRACE_S", 0.0)
     async with LocalSwarm(tmp_path, LAYERS) as swarm:
         status = await swarm.client.submit(aq_job.spec, aq_job.samples)
         waited = asyncio.Event()
 
-        async def watch() -> list:
-            events = []
+        async def watch() -> list[RunEvent]:
+            events: list[RunEvent] = []
             async for event in swarm.client.watch(status.run_id, lambda _trouble: None):
                 events.append(event)
                 if isinstance(event, StepCommitted) and event.step == 3 and not waited.is_set():
@@ -114,7 +121,9 @@ async def test_a_stage_whose_peer_is_lost_starts_again_with_a_newcomer(
     assert [stage.peer_id for stage in final.stages] == ["peer-0", "newcomer", "peer-2"]
 
 
-async def test_peers_that_leave_the_choice_are_given_all_layers(make_job, tmp_path):
+async def test_peers_that_leave_the_choice_are_given_all_layers(
+    make_job: MakeJob, tmp_path: Path
+) -> None:
     job = make_job(num_samples=4, num_steps=2)
     async with LocalSwarm(tmp_path, ["auto", "auto", "4-6"]) as swarm:
         events = await swarm.train(job.spec, job.samples)
@@ -122,7 +131,9 @@ async def test_peers_that_leave_the_choice_are_given_all_layers(make_job, tmp_pa
     assert [str(stage.layers) for stage in final.stages] == ["0-2", "2-4", "4-6"]
 
 
-async def test_two_runs_are_trained_one_after_the_other(make_job, aq_job, tmp_path):
+async def test_two_runs_are_trained_one_after_the_other(
+    make_job: MakeJob, aq_job: Job, tmp_path: Path
+) -> None:
     async with LocalSwarm(tmp_path, LAYERS) as swarm:
         first = await swarm.client.submit(aq_job.spec, aq_job.samples)
         second_job = make_job(num_samples=4, num_steps=2)
@@ -135,7 +146,9 @@ async def test_two_runs_are_trained_one_after_the_other(make_job, aq_job, tmp_pa
         assert [run.phase for run in runs] == [RunPhase.COLLECTED, RunPhase.FINISHED]
 
 
-async def test_a_cancelled_run_lets_its_peers_go(make_job, aq_job, tmp_path):
+async def test_a_cancelled_run_lets_its_peers_go(
+    make_job: MakeJob, aq_job: Job, tmp_path: Path
+) -> None:
     endless = make_job(num_samples=8, num_steps=100_000)
     async with LocalSwarm(tmp_path, LAYERS) as swarm:
         status = await swarm.client.submit(endless.spec, endless.samples)

@@ -1,12 +1,18 @@
 """A peer holds as many microbatches as its memory allows, and trains the same weights."""
 
+import asyncio
 from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from swarm_ft.ids import MicrobatchIndex
 from swarm_ft.protocol.messages.client import StepCommitted
 from swarm_ft.stage.engine import StageEngine
 from swarm_ft.testing.local_swarm import LocalSwarm
+from tests.integration.conftest import Job, MakeJob
 
 LAYERS = ["0-2", "2-4", "4-6"]
 MICROBATCHES = 12
@@ -14,15 +20,16 @@ MOST_IN_1F1B = [5, 3, 1]
 
 
 @pytest.fixture
-def watch_held(monkeypatch):
+def watch_held(monkeypatch: pytest.MonkeyPatch) -> Callable[[], defaultdict[tuple[int, int], int]]:
     """`watch_held()`: by stage's first layer and step, the most microbatches held at once."""
 
-    def make():
-        held, most = defaultdict(set), defaultdict(int)
+    def make() -> defaultdict[tuple[int, int], int]:
+        held: defaultdict[tuple[int, int], set[int]] = defaultdict(set)
+        most: defaultdict[tuple[int, int], int] = defaultdict(int)
 
-        def watched(name, original, hold):
-            def call(self, microbatch, *args):
-                key = self.layers.start, self._step.number
+        def watched(name: str, original: Any, hold: bool) -> None:
+            def call(self: StageEngine, microbatch: MicrobatchIndex, *args: Any) -> object:
+                key = self.layers.start, self.open_step.number
                 result = original(self, microbatch, *args)
                 (held[key].add if hold else held[key].discard)(microbatch)
                 most[key] = max(most[key], len(held[key]))
@@ -37,16 +44,16 @@ def watch_held(monkeypatch):
     return make
 
 
-async def train(directory, job, *, memory_bytes):
-    directory.mkdir()
+async def train(directory: Path, job: Job, *, memory_bytes: int) -> list[float]:
+    await asyncio.to_thread(directory.mkdir)
     async with LocalSwarm(directory, LAYERS, memory_bytes=memory_bytes) as swarm:
         events = await swarm.train(job.spec, job.samples)
     return [event.loss for event in events if isinstance(event, StepCommitted)]
 
 
 async def test_memory_decides_how_many_are_in_flight_and_changes_no_bit(
-    make_job, tmp_path, watch_held
-):
+    make_job: MakeJob, tmp_path: Path, watch_held: Callable[[], defaultdict[tuple[int, int], int]]
+) -> None:
     job = make_job(
         num_samples=MICROBATCHES, batch_size=MICROBATCHES, micro_batch_size=1, num_steps=3
     )

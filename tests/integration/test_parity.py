@@ -1,5 +1,10 @@
 """An uncompressed swarm trains as one model in one plain PyTorch loop does."""
 
+import asyncio
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -7,18 +12,19 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM
 
 from swarm_ft.ids import StepNumber
-from swarm_ft.protocol.messages.client import RunPhase, RunStatus, StepCommitted
+from swarm_ft.protocol.messages.client import RunEvent, RunPhase, RunStatus, StepCommitted
 from swarm_ft.protocol.spec.training_plan import learning_rate_at, step_samples
 from swarm_ft.testing.local_swarm import LocalSwarm
+from tests.integration.conftest import Job, MakeJob
 
 RTOL = 1e-4
 
 
-def losses_of(events) -> list[float]:
+def losses_of(events: Iterable[RunEvent]) -> list[float]:
     return [event.loss for event in events if isinstance(event, StepCommitted)]
 
 
-def plain_loop(job, *, untie: bool):
+def plain_loop(job: Job, *, untie: bool) -> tuple[list[float], Any]:
     """One process, one batch a step: the loop that a swarm must equal. Losses and model."""
     train = job.spec.train
     model = AutoModelForCausalLM.from_pretrained(job.spec.model.reference).eval()
@@ -37,7 +43,7 @@ def plain_loop(job, *, untie: bool):
         logits = model(input_ids=tokens).logits[:, :-1]
         loss = cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
         optimizer.zero_grad()
-        loss.backward()
+        torch.autograd.backward(loss)
         if train.clip_grad_norm:
             torch.nn.utils.clip_grad_norm_(model.parameters(), train.clip_grad_norm)
         for group in optimizer.param_groups:
@@ -47,15 +53,17 @@ def plain_loop(job, *, untie: bool):
     return losses, model
 
 
-async def exported_weights(swarm, events, directory) -> dict[str, torch.Tensor]:
+async def exported_weights(
+    swarm: LocalSwarm, events: Iterable[RunEvent], directory: Path
+) -> dict[str, torch.Tensor]:
     status = [event for event in events if isinstance(event, RunStatus)][-1]
     assert status.phase is RunPhase.FINISHED, status.detail
-    directory.mkdir()
+    await asyncio.to_thread(directory.mkdir)
     shards = await swarm.client.fetch_shards(status, directory)
     return {name: tensor for shard in shards for name, tensor in load_file(shard).items()}
 
 
-def assert_same_weights(weights, model) -> None:
+def assert_same_weights(weights: Mapping[str, torch.Tensor], model: Any) -> None:
     expected = model.state_dict()
     for name, weight in weights.items():
         if name.endswith("c_attn.bias"):
@@ -70,7 +78,9 @@ def assert_same_weights(weights, model) -> None:
 
 
 @pytest.mark.parametrize(("model", "sync"), [("gpt2", False), ("gpt2", True), ("llama", False)])
-async def test_three_stages_equal_a_plain_loop_over_30_steps(make_job, tmp_path, model, sync):
+async def test_three_stages_equal_a_plain_loop_over_30_steps(
+    make_job: MakeJob, tmp_path: Path, model: str, sync: bool
+) -> None:
     job = make_job(model, num_steps=30, sync_tied_embeddings=sync)
     async with LocalSwarm(tmp_path, ["0-2", "2-5", "5-6"]) as swarm:
         events = await swarm.train(job.spec, job.samples)
@@ -87,8 +97,8 @@ async def test_three_stages_equal_a_plain_loop_over_30_steps(make_job, tmp_path,
 @pytest.mark.parametrize("layers", [["0-6"], ["0-3", "3-6"], ["0-1", "1-2", "2-3", "3-6"]])
 @pytest.mark.parametrize("micro_batch_size", [1, 4])
 async def test_stages_and_microbatches_do_not_change_the_losses(
-    make_job, tmp_path, layers, micro_batch_size
-):
+    make_job: MakeJob, tmp_path: Path, layers: list[str], micro_batch_size: int
+) -> None:
     job = make_job(num_steps=6, micro_batch_size=micro_batch_size)
     async with LocalSwarm(tmp_path, layers) as swarm:
         events = await swarm.train(job.spec, job.samples)
@@ -97,8 +107,8 @@ async def test_stages_and_microbatches_do_not_change_the_losses(
 
 
 async def test_shuffled_epochs_short_batches_and_no_clipping_equal_the_plain_loop(
-    make_job, tmp_path
-):
+    make_job: MakeJob, tmp_path: Path
+) -> None:
     job = make_job(num_samples=10, num_steps=7, shuffle=True, clip_grad_norm=0.0)
     async with LocalSwarm(tmp_path, ["0-3", "3-6"]) as swarm:
         events = await swarm.train(job.spec, job.samples)

@@ -3,19 +3,33 @@
 import asyncio
 import threading
 from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
 
 import pytest
 
-from swarm_ft.ids import PeerId
-from swarm_ft.protocol.messages.client import StepCommitted
+from swarm_ft.ids import MicrobatchIndex, PeerId
+from swarm_ft.protocol.messages.client import RunEvent, StepCommitted
 from swarm_ft.stage.engine import StageEngine
 from swarm_ft.testing.local_swarm import LocalSwarm
+from tests.integration.conftest import Job, MakeJob, QuietEvents
 
 LAYERS = ["0-2", "2-4", "4-6"]
 STEP = 2
 MICROBATCHES = 4
 PATIENCE_S = 60.0
+
+
+Pass = tuple[int, StageEngine, int, MicrobatchIndex]
+"""A stage's first layer, its engine, a step, and a microbatch."""
+
+
+class QuietLosses(Protocol):
+    """See `quiet_losses`."""
+
+    async def __call__(self, job: Job, layers: list[str]) -> list[float]: ...
 
 
 @dataclass
@@ -30,13 +44,13 @@ class Watched:
     """
 
     stop_at: tuple[int, int]
-    passes: Counter = field(default_factory=Counter)
-    weights: Counter = field(default_factory=Counter)
+    passes: Counter[Pass] = field(default_factory=Counter)
+    weights: Counter[Pass] = field(default_factory=Counter)
     reached: threading.Event = field(default_factory=threading.Event)
     go_on: threading.Event = field(default_factory=threading.Event)
 
-    def began(self, engine, microbatch):
-        stage, step = engine.layers.start, engine._step.number
+    def began(self, engine: StageEngine, microbatch: MicrobatchIndex) -> None:
+        stage, step = engine.layers.start, engine.open_step.number
         count = sum(
             n for (s, e, t, _), n in self.passes.items() if (s, e, t) == (stage, engine, step)
         )
@@ -46,32 +60,38 @@ class Watched:
             assert self.go_on.wait(PATIENCE_S)
         self.passes[stage, engine, step, microbatch] += 1
 
-    def completed(self, engine, microbatch):
-        self.weights[engine.layers.start, engine, engine._step.number, microbatch] += 1
+    def completed(self, engine: StageEngine, microbatch: MicrobatchIndex) -> None:
+        self.weights[engine.layers.start, engine, engine.open_step.number, microbatch] += 1
 
-    def of(self, layers, counter=None):
+    def of(self, layers: str, counter: Counter[Pass] | None = None) -> dict[Pass, int]:
         """Passes of the step at a stage."""
-        stage, counter = int(layers.split("-")[0]), counter or self.passes
+        stage = int(layers.split("-")[0])
+        counter = counter or self.passes
         return {k: n for k, n in counter.items() if k[0] == stage and k[2] == STEP}
 
 
 @pytest.fixture
-def watch(monkeypatch):
+def watch(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], Watched]:
     """`watch(4, 1)`: the second backward pass of the stage at block 4 stops in the step."""
 
-    def make(stage, count):
+    def make(stage: int, count: int) -> Watched:
         watched = Watched((stage, count))
         for name in ("backward", "forward_backward"):
             original = getattr(StageEngine, name)
 
-            def backward(self, microbatch, *args, _original=original):
+            def backward(
+                self: StageEngine,
+                microbatch: MicrobatchIndex,
+                *args: Any,
+                _original: Any = original,
+            ) -> object:
                 watched.began(self, microbatch)
                 return _original(self, microbatch, *args)
 
             monkeypatch.setattr(StageEngine, name, backward)
         weight_gradients = StageEngine.weight_gradients
 
-        def completed(self, microbatch):
+        def completed(self: StageEngine, microbatch: MicrobatchIndex) -> None:
             watched.completed(self, microbatch)
             return weight_gradients(self, microbatch)
 
@@ -81,22 +101,22 @@ def watch(monkeypatch):
     return make
 
 
-def losses_of(events):
+def losses_of(events: Iterable[RunEvent]) -> list[float]:
     losses = {event.step: event.loss for event in events if isinstance(event, StepCommitted)}
     return [losses[step] for step in sorted(losses)]
 
 
 @pytest.fixture
-def quiet_losses(quiet_events):
-    async def train(job, layers):
+def quiet_losses(quiet_events: QuietEvents) -> QuietLosses:
+    async def train(job: Job, layers: list[str]) -> list[float]:
         return losses_of(await quiet_events(job, layers))
 
     return train
 
 
-async def with_a_death(directory, job, victim, watched):
+async def with_a_death(directory: Path, job: Job, victim: int, watched: Watched) -> list[float]:
     """The losses, where a peer dies while another one is in the middle of the step."""
-    directory.mkdir()
+    await asyncio.to_thread(directory.mkdir)
     async with LocalSwarm(directory, LAYERS * 2) as swarm:
         training = asyncio.create_task(swarm.train(job.spec, job.samples))
         await asyncio.to_thread(watched.reached.wait, PATIENCE_S)
@@ -117,8 +137,14 @@ async def with_a_death(directory, job, victim, watched):
     ],
 )
 async def test_survivors_compute_no_microbatch_twice(
-    make_job, tmp_path, quiet_losses, watch, victim, forward, backward
-):
+    make_job: MakeJob,
+    tmp_path: Path,
+    quiet_losses: QuietLosses,
+    watch: Callable[[int, int], Watched],
+    victim: int,
+    forward: str,
+    backward: str,
+) -> None:
     job = make_job(
         num_samples=16,
         batch_size=2 * MICROBATCHES,
@@ -144,8 +170,11 @@ async def test_survivors_compute_no_microbatch_twice(
 
 
 async def test_a_peer_that_only_lost_its_connections_keeps_what_it_did(
-    make_job, tmp_path, quiet_losses, watch
-):
+    make_job: MakeJob,
+    tmp_path: Path,
+    quiet_losses: QuietLosses,
+    watch: Callable[[int, int], Watched],
+) -> None:
     job = make_job(num_samples=16, batch_size=2 * MICROBATCHES, num_steps=5)
     quiet = await quiet_losses(job, LAYERS)
     watched = watch(0, 2)

@@ -1,33 +1,37 @@
 """Several peers a stage train as one does, and any of them may die."""
 
 import asyncio
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TypeGuard
 
 import pytest
 
 from swarm_ft.ids import PeerId
-from swarm_ft.protocol.messages.client import RunPhase, RunStatus, StepCommitted
+from swarm_ft.protocol.messages.client import RunEvent, RunPhase, RunStatus, StepCommitted
 from swarm_ft.testing.local_swarm import LocalSwarm
 from swarm_ft.transport.grpc_transport import GrpcTransport
 from tests.counting import CountingTransport
+from tests.integration.conftest import Job, MakeJob, QuietEvents
 
 LAYERS = ["0-3", "3-6"]
 RTOL = 1e-4
 
 
-def final_losses(events) -> list[float]:
+def final_losses(events: Iterable[RunEvent]) -> list[float]:
     losses = {event.step: event.loss for event in events if isinstance(event, StepCommitted)}
     return [losses[step] for step in sorted(losses)]
 
 
-def last_status(events) -> RunStatus:
+def last_status(events: Iterable[RunEvent]) -> RunStatus:
     return [event for event in events if isinstance(event, RunStatus)][-1]
 
 
-def is_training(event) -> bool:
+def is_training(event: RunEvent) -> TypeGuard[RunStatus]:
     return isinstance(event, RunStatus) and event.phase is RunPhase.TRAINING
 
 
-async def trained(job, directory, layers) -> list:
+async def trained(job: Job, directory: Path, layers: list[str]) -> list[RunEvent]:
     async with LocalSwarm(directory, layers) as swarm:
         return await swarm.train(job.spec, job.samples)
 
@@ -36,7 +40,9 @@ async def trained(job, directory, layers) -> list:
     "layers",
     [["0-3", "0-3", "3-6", "3-6"], ["0-3", "3-6", "3-6", "3-6"], ["0-2", "2-4", "2-4", "4-6"]],
 )
-async def test_replicas_train_as_one_peer_does(make_job, quiet_events, tmp_path, layers):
+async def test_replicas_train_as_one_peer_does(
+    make_job: MakeJob, quiet_events: QuietEvents, tmp_path: Path, layers: list[str]
+) -> None:
     job = make_job(num_samples=16, batch_size=8, num_steps=8)
     alone = final_losses(await quiet_events(job, LAYERS))
     events = await trained(job, tmp_path, layers)
@@ -46,15 +52,17 @@ async def test_replicas_train_as_one_peer_does(make_job, quiet_events, tmp_path,
 
 @pytest.mark.parametrize("layers", [["0-3", "0-3", "3-6"], ["0-3", "3-6", "3-6"]])
 async def test_tied_embeddings_stay_tied_over_uneven_replicas(
-    make_job, quiet_events, tmp_path, layers
-):
+    make_job: MakeJob, quiet_events: QuietEvents, tmp_path: Path, layers: list[str]
+) -> None:
     job = make_job(num_samples=16, batch_size=8, num_steps=4, sync_tied_embeddings=True)
     alone = final_losses(await quiet_events(job, LAYERS))
     events = await trained(job, tmp_path, layers)
     assert final_losses(events) == pytest.approx(alone, rel=RTOL)
 
 
-async def test_compressed_replicas_train_nearly_as_well(make_job, quiet_events, tmp_path):
+async def test_compressed_replicas_train_nearly_as_well(
+    make_job: MakeJob, quiet_events: QuietEvents, tmp_path: Path
+) -> None:
     job = make_job(num_samples=16, batch_size=8, num_steps=16)
     compressed = make_job(num_samples=16, batch_size=8, num_steps=16, dp_codec="q4")
     plain = final_losses(await quiet_events(job, LAYERS * 2))
@@ -67,8 +75,8 @@ async def test_compressed_replicas_train_nearly_as_well(make_job, quiet_events, 
 
 
 async def test_a_replica_of_every_stage_dies_in_the_middle_of_a_step(
-    make_job, quiet_events, tmp_path
-):
+    make_job: MakeJob, quiet_events: QuietEvents, tmp_path: Path
+) -> None:
     job = make_job(num_samples=16, batch_size=8, num_steps=8)
     quiet = final_losses(await quiet_events(job, LAYERS * 2))
     async with LocalSwarm(tmp_path, LAYERS * 2) as swarm:
@@ -85,7 +93,7 @@ async def test_a_replica_of_every_stage_dies_in_the_middle_of_a_step(
     assert steps == list(range(8))
 
 
-async def test_a_death_opens_no_call_among_the_living(make_job, tmp_path):
+async def test_a_death_opens_no_call_among_the_living(make_job: MakeJob, tmp_path: Path) -> None:
     job = make_job(num_samples=16, batch_size=8, num_steps=8)
     transport = CountingTransport(GrpcTransport())
     async with LocalSwarm(tmp_path, LAYERS * 3, transport=transport) as swarm:
@@ -101,12 +109,13 @@ async def test_a_death_opens_no_call_among_the_living(make_job, tmp_path):
                 break
     opened = [at for at, name in transport.opened if name == "Link" and at != dead]
     assert not opened
+    assert isinstance(event, StepCommitted)
     assert event.step == 6
 
 
 async def test_a_newcomer_takes_over_from_its_replica_and_then_stands_in_for_it(
-    make_job, quiet_events, tmp_path
-):
+    make_job: MakeJob, quiet_events: QuietEvents, tmp_path: Path
+) -> None:
     num_steps = 16
     job = make_job(num_samples=16, batch_size=8, num_steps=num_steps)
     quiet = final_losses(await quiet_events(job, LAYERS))

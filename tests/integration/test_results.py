@@ -1,26 +1,30 @@
 """A result whose peers die before a client has it is made again, and the client gets it."""
 
 import asyncio
+from collections.abc import Iterable
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from safetensors.torch import load_file
 
-from swarm_ft.client.job import Job
+from swarm_ft.client.job import EvalData, Job
 from swarm_ft.client.progress import RunProgress
 from swarm_ft.client.sample import write_sample
 from swarm_ft.client.train import fetch_result
 from swarm_ft.ids import PeerId
 from swarm_ft.protocol.messages.client import RunPhase, RunStatus, StepCommitted
-from swarm_ft.protocol.spec.run_spec import RunSpec
+from swarm_ft.protocol.spec.run_spec import RunSpec, TrainSpec
 from swarm_ft.stage.checkpoint import open_checkpoint
 from swarm_ft.testing.local_swarm import LocalSwarm
+from tests.integration.conftest import MakeJob
 
 
 class Told(RunProgress):
     """Keeps what it tells, and can be waited for."""
 
-    def __init__(self, train) -> None:
+    def __init__(self, train: TrainSpec) -> None:
         super().__init__(train)
         self.lines: list[str] = []
         self.is_told = asyncio.Event()
@@ -36,17 +40,17 @@ class Told(RunProgress):
 
 
 @pytest.fixture
-def job(make_job, tmp_path):
+def job(make_job: MakeJob, tmp_path: Path) -> Job:
     """A run of a model that has a tokenizer, as a client's result has one."""
-    sizes = {"num_layers": 2, "hidden_size": 32, "vocab_size": 300}
-    made = write_sample(tmp_path / "input", seed=0, **sizes)
+    made = write_sample(tmp_path / "input", seed=0, num_layers=2, hidden_size=32, vocab_size=300)
     checkpoint = open_checkpoint(made.model_dir)
     plain = make_job(num_samples=4, num_steps=3, save_steps=2)
     spec = RunSpec(model=checkpoint.describe(), train=plain.spec.train)
-    return Job(spec=spec, checkpoint=checkpoint, samples=plain.samples, eval_data=None)
+    nothing = EvalData(samples=np.zeros((0, 2), np.uint32), source="")
+    return Job(spec=spec, checkpoint=checkpoint, samples=plain.samples, eval_data=nothing)
 
 
-def weights_in(paths):
+def weights_in(paths: Iterable[Path]) -> dict[str, torch.Tensor]:
     return {name: tensor for path in paths for name, tensor in load_file(path).items()}
 
 
@@ -69,10 +73,11 @@ async def test_a_coordinator_that_was_restarted_hears_again_who_gives_the_result
 
 
 async def test_a_client_whose_result_was_taken_along_gets_it_when_it_is_made_again(
-    job, tmp_path, monkeypatch
-):
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with LocalSwarm(tmp_path, ["0-1", "1-2"]) as swarm:
         first = (await swarm.train(job.spec, job.samples))[-1]
+        assert isinstance(first, RunStatus)
         (tmp_path / "first").mkdir()
         expected = weights_in(await swarm.client.fetch_shards(first, tmp_path / "first"))
         await swarm.kill_peer(PeerId("peer-1"))

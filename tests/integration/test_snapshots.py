@@ -1,24 +1,28 @@
 """A run goes on from its newest snapshot, bit for bit, when weights are lost."""
 
+from collections.abc import Iterable
+from pathlib import Path
+
 import pytest
 
 from swarm_ft.ids import PeerId
-from swarm_ft.protocol.messages.client import RunPhase, RunStatus, StepCommitted
+from swarm_ft.protocol.messages.client import RunEvent, RunPhase, RunStatus, StepCommitted
 from swarm_ft.testing.local_swarm import LocalSwarm
+from tests.integration.conftest import Job, MakeJob, QuietEvents
 
 LAYERS = ["0-2", "2-4", "4-6"]
 
 
-def losses_by_step(events) -> dict[int, float]:
+def losses_by_step(events: Iterable[RunEvent]) -> dict[int, float]:
     return {event.step: event.loss for event in events if isinstance(event, StepCommitted)}
 
 
-def committed(events) -> list[int]:
+def committed(events: Iterable[RunEvent]) -> list[int]:
     return [event.step for event in events if isinstance(event, StepCommitted)]
 
 
 @pytest.fixture
-def job(make_job):
+def job(make_job: MakeJob) -> Job:
     return make_job(
         num_samples=8,
         num_steps=9,
@@ -30,11 +34,13 @@ def job(make_job):
 
 
 @pytest.fixture
-async def quiet(job, quiet_events):
+async def quiet(job: Job, quiet_events: QuietEvents) -> dict[int, float]:
     return losses_by_step(await quiet_events(job, LAYERS))
 
 
-async def test_a_lost_stage_goes_back_to_the_newest_snapshot(job, quiet, tmp_path, monkeypatch):
+async def test_a_lost_stage_goes_back_to_the_newest_snapshot(
+    job: Job, quiet: dict[int, float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("swarm_ft.coordinator.plan.membership.GRACE_S", 0.0)
     async with LocalSwarm(tmp_path, LAYERS) as swarm:
         await swarm.all_joined()
@@ -49,14 +55,18 @@ async def test_a_lost_stage_goes_back_to_the_newest_snapshot(job, quiet, tmp_pat
             if isinstance(event, RunStatus) and event.detail == "waiting for layers 2-4":
                 await swarm.add_peer(PeerId("newcomer"), "2-4")
     assert killed
-    assert events[-1].phase is RunPhase.FINISHED
+    final = events[-1]
+    assert isinstance(final, RunStatus)
+    assert final.phase is RunPhase.FINISHED
     assert losses_by_step(events) == quiet
     steps = committed(events)
     assert len(steps) > 9, "some were voided and done again"
     assert steps.count(0) == steps.count(1) == 1, "those of the snapshot were not"
 
 
-async def test_a_run_whose_processes_all_died_goes_on_from_its_snapshot(job, quiet, tmp_path):
+async def test_a_run_whose_processes_all_died_goes_on_from_its_snapshot(
+    job: Job, quiet: dict[int, float], tmp_path: Path
+) -> None:
     async with LocalSwarm(tmp_path, LAYERS) as swarm:
         await swarm.all_joined()
         status = await swarm.client.submit(job.spec, job.samples)
@@ -68,5 +78,7 @@ async def test_a_run_whose_processes_all_died_goes_on_from_its_snapshot(job, qui
         await swarm.snapshot_of(status.run_id, job.spec, step=4)
     async with LocalSwarm(tmp_path, LAYERS) as swarm:
         events = await swarm.watch(status.run_id)
-    assert events[-1].phase is RunPhase.FINISHED
+    final = events[-1]
+    assert isinstance(final, RunStatus)
+    assert final.phase is RunPhase.FINISHED
     assert losses_by_step(events) == quiet

@@ -1,19 +1,28 @@
 """A newcomer takes its stage over while the others train, whoever dies meanwhile."""
 
 import asyncio
+from pathlib import Path
+from typing import Protocol
 
 import pytest
 
 from swarm_ft.ids import PeerId
-from swarm_ft.protocol.messages.client import RunPhase, RunStatus, StepCommitted
+from swarm_ft.protocol.messages.client import RunEvent, RunPhase, RunStatus, StepCommitted
 from swarm_ft.testing.faults import FaultyTransport
 from swarm_ft.testing.local_swarm import LocalSwarm
 from swarm_ft.transport.grpc_transport import GrpcTransport
 from swarm_ft.transport.methods import FETCH_CHUNKS
+from tests.integration.conftest import Job, MakeJob, QuietEvents
 
 NEWCOMER = PeerId("newcomer")
 STEPS, JOINS_AT, HELD_STEPS = 24, 2, 6
 CAUGHT_UP = "peer newcomer (layers 0-3) has caught up at step"
+
+
+class QuietLosses(Protocol):
+    """See `quiet_losses`."""
+
+    async def __call__(self, job: Job) -> list[float]: ...
 
 
 class Story:
@@ -24,16 +33,18 @@ class Story:
         dies: who dies when half of those steps are committed.
     """
 
-    def __init__(self, job, directory, layers, dies=None):
+    def __init__(
+        self, job: Job, directory: Path, layers: list[str], dies: PeerId | None = None
+    ) -> None:
         self.job = job
         self.directory = directory
         self.layers = layers
         self.dies = dies
         self.released = asyncio.Event()
-        self.events = []
-        self.heard = []
+        self.events: list[RunEvent] = []
+        self.heard: list[int] = []
 
-    async def play(self):
+    async def play(self) -> dict[str, bytes]:
         self.directory.mkdir()
         held = FaultyTransport(GrpcTransport(), held={FETCH_CHUNKS: self.released.wait})
         async with LocalSwarm(self.directory, self.layers, transport=held) as swarm:
@@ -44,7 +55,7 @@ class Story:
                 await self.react(swarm, event)
             return self.exported()
 
-    async def react(self, swarm, event):
+    async def react(self, swarm: LocalSwarm, event: RunEvent) -> None:
         if not isinstance(event, StepCommitted):
             return
         if event.step == JOINS_AT:
@@ -59,7 +70,7 @@ class Story:
     def status(self) -> RunStatus:
         return [event for event in self.events if isinstance(event, RunStatus)][-1]
 
-    def exported(self):
+    def exported(self) -> dict[str, bytes]:
         """The bytes of the first stage as each of its replicas wrote it down."""
         return {
             path.parent.name: path.read_bytes()
@@ -67,19 +78,19 @@ class Story:
             if "step" not in path.name
         }
 
-    def losses(self):
+    def losses(self) -> list[float]:
         return [event.loss for event in self.events if isinstance(event, StepCommitted)]
 
-    def steps(self):
+    def steps(self) -> list[int]:
         return [event.step for event in self.events if isinstance(event, StepCommitted)]
 
-    def details(self):
+    def details(self) -> list[str]:
         return [event.detail for event in self.events if isinstance(event, RunStatus)]
 
 
 @pytest.fixture
-def quiet_losses(quiet_events):
-    async def train(job):
+def quiet_losses(quiet_events: QuietEvents) -> QuietLosses:
+    async def train(job: Job) -> list[float]:
         events = await quiet_events(job, ["0-3", "3-6"])
         return [event.loss for event in events if isinstance(event, StepCommitted)]
 
@@ -88,8 +99,8 @@ def quiet_losses(quiet_events):
 
 @pytest.mark.parametrize("dp", ["none", "q4"])
 async def test_steps_are_committed_while_a_newcomer_takes_over_and_then_it_has_the_same_bits(
-    make_job, tmp_path, quiet_losses, dp
-):
+    make_job: MakeJob, tmp_path: Path, quiet_losses: QuietLosses, dp: str
+) -> None:
     job = make_job(num_samples=16, batch_size=8, num_steps=STEPS, dp_codec=dp)
     story = Story(job, tmp_path / "joined", ["0-3", "3-6"])
     weights = await story.play()
@@ -111,7 +122,9 @@ async def test_steps_are_committed_while_a_newcomer_takes_over_and_then_it_has_t
         (["0-3", "3-6", "3-6"], "peer-1"),  # somebody of another stage
     ],
 )
-async def test_a_newcomer_goes_on_taking_over_when_somebody_dies(make_job, tmp_path, layers, dies):
+async def test_a_newcomer_goes_on_taking_over_when_somebody_dies(
+    make_job: MakeJob, tmp_path: Path, layers: list[str], dies: str
+) -> None:
     job = make_job(num_samples=16, batch_size=8, num_steps=STEPS)
     story = Story(job, tmp_path / "joined", layers, PeerId(dies))
     weights = await story.play()
@@ -126,8 +139,8 @@ async def test_a_newcomer_goes_on_taking_over_when_somebody_dies(make_job, tmp_p
 
 
 async def test_a_newcomer_that_dies_while_it_takes_over_costs_no_step(
-    make_job, tmp_path, quiet_losses
-):
+    make_job: MakeJob, tmp_path: Path, quiet_losses: QuietLosses
+) -> None:
     job = make_job(num_samples=16, batch_size=8, num_steps=STEPS)
     story = Story(job, tmp_path / "joined", ["0-3", "3-6"], NEWCOMER)
     weights = await story.play()

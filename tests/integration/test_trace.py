@@ -3,19 +3,26 @@
 import json
 import time
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from swarm_ft.client.trace import TraceFile
+from swarm_ft.clock import Clock
 from swarm_ft.ids import PeerId
+from swarm_ft.peer import node
+from swarm_ft.peer.timeline import Timeline
 from swarm_ft.protocol.messages.client import RunPhase
-from swarm_ft.protocol.messages.control import ClockProbe, ClockReply, PlanStep
+from swarm_ft.protocol.messages.control import ClockProbe, ClockReply, FromPeer, PlanStep
 from swarm_ft.protocol.messages.timeline import StepTimeline
 from swarm_ft.testing.local_swarm import LocalSwarm
 from swarm_ft.transport import memory
 from swarm_ft.transport.methods import to_bytes
+from tests.integration.conftest import Job, MakeJob
 
 NUM_STEPS, BATCH_SIZE, MICRO_BATCH_SIZE = 4, 4, 2
 PIPELINE = ["0-2", "2-4", "4-6"]
@@ -23,17 +30,21 @@ REPLICAS = ["0-3", "0-3", "3-6", "3-6"]
 WAY = ["encode", "send", "receive", "decode"]
 
 
+Event = dict[str, Any]
+"""As it lies in the file."""
+
+
 class SkewedClock:
     """That of another machine, which was started at another time."""
 
-    def __init__(self, ahead_s):
+    def __init__(self, ahead_s: float) -> None:
         self._ahead_s = ahead_s
 
-    def now_s(self):
+    def now_s(self) -> float:
         return time.monotonic() + self._ahead_s
 
 
-async def trace_of(job, tmp_path, layers):
+async def trace_of(job: Job, tmp_path: Path, layers: list[str]) -> list[Event]:
     """The trace's events; the run begins with all peers, and when somebody watches already."""
     path = tmp_path / "trace.json"
     async with LocalSwarm(tmp_path, []) as swarm:
@@ -51,13 +62,14 @@ async def trace_of(job, tmp_path, layers):
             await swarm.client.cancel(before.run_id)
             async for _ in events:
                 pass
-    return json.loads(path.read_text())
+    found: list[Event] = json.loads(path.read_text())
+    return found
 
 
 class Shown:
     """What a trace shows, as its reader sees it."""
 
-    def __init__(self, events):
+    def __init__(self, events: list[Event]) -> None:
         self.events = events
         self.slices = [event for event in events if event["ph"] == "X"]
         titles = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
@@ -66,12 +78,12 @@ class Shown:
         self.lanes = {(e["pid"], e["tid"]): e["args"]["name"] for e in threads}
         self.error_us = max(e["args"]["us"] for e in events if e["name"] == "clock error")
 
-    def named(self, *names):
+    def named(self, *names: str) -> list[Event]:
         return [event for event in self.slices if event["name"] in names]
 
-    def frames(self):
+    def frames(self) -> dict[tuple[Any, ...], list[Event]]:
         """The slices of each frame, by its name."""
-        frames = defaultdict(list)
+        frames: defaultdict[tuple[Any, ...], list[Event]] = defaultdict(list)
         for event in self.named(*WAY):
             args = event["args"]
             key = ("step", "boundary", "direction", "microbatch", "sample")
@@ -79,17 +91,25 @@ class Shown:
         return frames
 
 
-def end(event):
-    return event["ts"] + event["dur"]
+def end(event: Event) -> float:
+    ended: float = event["ts"] + event["dur"]
+    return ended
+
+
+TracedRun = tuple[Shown, float, float]
+"""What is shown, and when the run began and ended, in microseconds."""
 
 
 @pytest.fixture(params=[PIPELINE, REPLICAS], ids=["pipeline", "replicas"])
-def layers(request):
-    return request.param
+def layers(request: pytest.FixtureRequest) -> list[str]:
+    chosen: list[str] = request.param
+    return chosen
 
 
 @pytest.fixture
-async def run(make_job, tmp_path, layers, monkeypatch):
+async def run(
+    make_job: MakeJob, tmp_path: Path, layers: list[str], monkeypatch: pytest.MonkeyPatch
+) -> TracedRun:
     """The trace, and when its run began and ended, in microseconds."""
     # However busy this machine is, nobody is relieved in the middle of a step.
     monkeypatch.setattr("swarm_ft.coordinator.decide.losses.MEASURED_AT_LEAST", 1_000)
@@ -109,7 +129,7 @@ async def run(make_job, tmp_path, layers, monkeypatch):
     return shown, began_us, 1e6 * time.monotonic()
 
 
-async def test_a_trace_shows_where_time_went(run, layers):
+async def test_a_trace_shows_where_time_went(run: TracedRun, layers: list[str]) -> None:
     shown, began_us, ended_us = run
     every_microbatch_is_computed_once_at_every_stage(shown, layers)
     slices_of_one_lane_do_not_overlap(shown)
@@ -120,8 +140,8 @@ async def test_a_trace_shows_where_time_went(run, layers):
     steps_go_from_plan_to_commit(shown, layers)
 
 
-def every_microbatch_is_computed_once_at_every_stage(shown, layers):
-    def computed(name, part):
+def every_microbatch_is_computed_once_at_every_stage(shown: Shown, layers: list[str]) -> None:
+    def computed(name: str, part: str) -> Counter[tuple[int, int]]:
         events = (e for e in shown.named(name) if shown.layers[e["pid"]] == part)
         return Counter((e["args"]["step"], e["args"]["microbatch"]) for e in events)
 
@@ -140,8 +160,8 @@ def every_microbatch_is_computed_once_at_every_stage(shown, layers):
     assert all(event["args"]["bytes"] > 0 for event in shown.named("sum gradients"))
 
 
-def slices_of_one_lane_do_not_overlap(shown):
-    lanes = defaultdict(list)
+def slices_of_one_lane_do_not_overlap(shown: Shown) -> None:
+    lanes: defaultdict[tuple[int, int], list[Event]] = defaultdict(list)
     for event in shown.slices:
         lanes[event["pid"], event["tid"]].append(event)
     assert lanes.keys() == shown.lanes.keys()
@@ -150,7 +170,7 @@ def slices_of_one_lane_do_not_overlap(shown):
         assert all(end(one) <= other["ts"] for one, other in pairwise(events))
 
 
-def frames_go_from_peer_to_peer_in_causal_order(shown, layers):
+def frames_go_from_peer_to_peer_in_causal_order(shown: Shown, layers: list[str]) -> None:
     frames = shown.frames()
     num_boundaries = len(set(layers)) - 1
     assert len(frames) == NUM_STEPS * num_boundaries * 2 * BATCH_SIZE
@@ -172,16 +192,17 @@ def frames_go_from_peer_to_peer_in_causal_order(shown, layers):
         assert way["send"]["ts"] <= arrived["ts"] + 2 * shown.error_us
         assert arrived["ts"] <= way["decode"]["ts"]
         assert len({event["args"]["bytes"] for event in events}) == 1
+        both = "forward + loss + backward"
         made = computed.get((sender, step, microbatch, direction))
-        both = computed.get((sender, step, microbatch, "forward + loss + backward"))
-        assert end(made or both) <= way["encode"]["ts"]
+        made = made or computed[sender, step, microbatch, both]
+        assert end(made) <= way["encode"]["ts"]
         used = computed.get((receiver, step, microbatch, direction))
-        both = computed.get((receiver, step, microbatch, "forward + loss + backward"))
-        assert end(way["decode"]) <= (used or both)["ts"]
+        used = used or computed[receiver, step, microbatch, both]
+        assert end(way["decode"]) <= used["ts"]
 
 
-def arrows_follow_the_frames(shown):
-    flows = defaultdict(list)
+def arrows_follow_the_frames(shown: Shown) -> None:
+    flows: defaultdict[int, list[str]] = defaultdict(list)
     for event in shown.events:
         if event["ph"] in "stf":
             flows[event["id"]].append(event["ph"])
@@ -190,7 +211,7 @@ def arrows_follow_the_frames(shown):
     assert len(whole) >= len(flows) * (NUM_STEPS - 1) // NUM_STEPS
 
 
-def a_peer_waits_when_it_does_not_compute(shown):
+def a_peer_waits_when_it_does_not_compute(shown: Shown) -> None:
     for pid in shown.layers:
         busy = [e for e in shown.slices if e["pid"] == pid and shown.lanes[pid, e["tid"]] in LANES]
         busy.sort(key=lambda event: (event["ts"], end(event)))
@@ -209,7 +230,9 @@ def a_peer_waits_when_it_does_not_compute(shown):
 LANES = ("compute", "wait")
 
 
-def all_times_are_on_the_clock_of_the_coordinator(shown, began_us, ended_us):
+def all_times_are_on_the_clock_of_the_coordinator(
+    shown: Shown, began_us: float, ended_us: float
+) -> None:
     assert shown.error_us < 1e6, "a thousandth of how far the clocks are apart"
     assert min(e["ts"] for e in shown.slices) >= began_us - shown.error_us
     assert max(end(e) for e in shown.slices) <= ended_us + shown.error_us
@@ -217,7 +240,7 @@ def all_times_are_on_the_clock_of_the_coordinator(shown, began_us, ended_us):
     assert len({round(offset / 1e9) for offset in offsets.values()}) == len(offsets)
 
 
-def steps_go_from_plan_to_commit(shown, layers):
+def steps_go_from_plan_to_commit(shown: Shown, layers: list[str]) -> None:
     steps = shown.named("step")
     assert len(steps) == NUM_STEPS * len(layers)
     moments = [event for event in shown.events if event["ph"] == "i"]
@@ -231,26 +254,34 @@ def steps_go_from_plan_to_commit(shown, layers):
         assert step["args"]["attempt"] == 1
 
 
-async def test_tied_gradients_are_shown(make_job, tmp_path):
+async def test_tied_gradients_are_shown(make_job: MakeJob, tmp_path: Path) -> None:
     job = make_job(num_samples=4, num_steps=2, sync_tied_embeddings=True)
     shown = Shown(await trace_of(job, tmp_path, ["0-3", "3-6"]))
     assert Counter(e["args"]["step"] for e in shown.named("sum tied gradients")) == {0: 2, 1: 2}
 
 
-async def test_nobody_who_is_not_asked_records_or_sends_anything(make_job, tmp_path, monkeypatch):
-    said = []
+async def test_nobody_who_is_not_asked_records_or_sends_anything(
+    make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[object] = []
+    timelines: list[Timeline] = []
 
-    def noted(kind, message, max_bytes):
+    def noted(kind: Any, message: Any, max_bytes: int) -> bytes:
         said.append(message)
         return to_bytes(kind, message, max_bytes)
 
+    def remembered(clock: Clock, say: Callable[[FromPeer], None]) -> Timeline:
+        timelines.append(Timeline(clock, say))
+        return timelines[-1]
+
     monkeypatch.setattr(memory, "to_bytes", noted)
+    monkeypatch.setattr(node, "Timeline", remembered)
     job = make_job(num_samples=4, num_steps=2)
     network = memory.MemoryTransport()
     async with LocalSwarm(tmp_path, ["0-3", "3-6"], transport=network) as swarm:
         await swarm.train(job.spec, job.samples)
-        rows = [peer.node._context.timeline._rows for peer in swarm.peers.values()]
+        num_spans = [timeline.num_spans for timeline in timelines]
     plans = [message for message in said if isinstance(message, PlanStep)]
     assert [plan.traced for plan in plans] == [False] * 4
     assert not [m for m in said if isinstance(m, StepTimeline | ClockProbe | ClockReply)]
-    assert rows == [[], []]
+    assert num_spans == [0, 0]

@@ -1,7 +1,9 @@
 """A row as `--json` writes it."""
 
+from typing import Any
 
-def row(system, mbps, samples_per_s, **other):
+
+def row(system: str, mbps: float | None, samples_per_s: float, **other: Any) -> dict[str, Any]:
     return {
         "system": system,
         "up_mbps": mbps,

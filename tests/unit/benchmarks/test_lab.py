@@ -52,19 +52,19 @@ def is_close(mbps: float, asked_mbps: float) -> bool:
     return 0.9 * asked_mbps < mbps <= asked_mbps
 
 
-def test_a_delayed_path_has_the_rate_of_its_uplink_and_twice_the_delay(place: Place):
+def test_a_delayed_path_has_the_rate_of_its_uplink_and_twice_the_delay(place: Place) -> None:
     path = measure(place.near, place.far, seconds=1.2)
     assert is_close(path.mbps, UP_MBPS)
     assert 2 * DELAY_MS <= path.round_trip_ms < 2 * DELAY_MS + LATE_MS
 
 
-def test_one_delayed_link_is_half_the_delay_and_down_is_not_up(place: Place):
+def test_one_delayed_link_is_half_the_delay_and_down_is_not_up(place: Place) -> None:
     path = measure(place.hub, place.near, seconds=1.2)
     assert is_close(path.mbps, DOWN_MBPS)
     assert DELAY_MS <= path.round_trip_ms < DELAY_MS + LATE_MS
 
 
-def test_without_a_delay_there_is_none_and_the_rate_is_as_asked(place: Place):
+def test_without_a_delay_there_is_none_and_the_rate_is_as_asked(place: Place) -> None:
     path = measure(place.shaped, place.hub, seconds=1.0)
     assert is_close(path.mbps, UP_MBPS)
     assert path.round_trip_ms < LATE_MS
@@ -87,7 +87,7 @@ with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams:
 """
 
 
-def test_packets_arrive_in_the_order_in_which_they_left_and_none_is_lost(place: Place):
+def test_packets_arrive_in_the_order_in_which_they_left_and_none_is_lost(place: Place) -> None:
     count = 100  # all of them fit a receiver's buffer, whenever it has its turn
     receive = place.far.command(sys.executable, "-c", RECEIVE, str(count))
     with subprocess.Popen(receive, stdout=subprocess.PIPE, text=True) as receiver:
@@ -115,7 +115,7 @@ def all_end(processes: list[int]) -> bool:
     return all(ended)
 
 
-def test_labs_do_not_meet_and_leave_nothing_behind():
+def test_labs_do_not_meet_and_leave_nothing_behind() -> None:
     before, delayed = namespaces_of(os.getpid()), Link(delay_ms=2.0)
     with Lab() as lab, Lab() as other:
         assert lab.host(delayed).address == other.host(delayed).address
@@ -128,7 +128,7 @@ def test_labs_do_not_meet_and_leave_nothing_behind():
 
 
 @pytest.mark.parametrize("idle_restart", [True, False])
-def test_tcp_forgets_a_path_in_a_pause_or_not(idle_restart: bool):
+def test_tcp_forgets_a_path_in_a_pause_or_not(idle_restart: bool) -> None:
     with Lab(idle_restart=idle_restart) as lab:
         said = run(*lab.host().command("sysctl", "-n", "net.ipv4.tcp_slow_start_after_idle"))
     assert int(said) == idle_restart
@@ -145,10 +145,11 @@ with Lab() as lab:
 """
 
 
-def test_a_killed_lab_takes_its_wires_along_and_the_next_one_removes_the_rest():
+def test_a_killed_lab_takes_its_wires_along_and_the_next_one_removes_the_rest() -> None:
     command = (sys.executable, "-c", KILLED)
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(command, cwd=ROOT, text=True, **pipes) as lab:
+    with subprocess.Popen(
+        command, cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as lab:
         assert lab.stdout is not None
         assert lab.stdout.readline() == "ready\n"
         hub = [name for name in namespaces_of(lab.pid) if name.endswith("-hub")]
@@ -163,7 +164,7 @@ def test_a_killed_lab_takes_its_wires_along_and_the_next_one_removes_the_rest():
     assert all_end(rest)
 
 
-def test_a_lab_that_fails_leaves_nothing_behind():
+def test_a_lab_that_fails_leaves_nothing_behind() -> None:
     before = namespaces_of(os.getpid())
 
     def fail() -> None:
@@ -177,6 +178,6 @@ def test_a_lab_that_fails_leaves_nothing_behind():
 
 
 @pytest.mark.parametrize("wrong", [{"up_mbps": 0.0}, {"down_mbps": -1.0}, {"delay_ms": -1.0}])
-def test_a_link_that_cannot_be_is_refused(wrong: dict[str, float]):
+def test_a_link_that_cannot_be_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="expected"):
         Link(**wrong)

@@ -1,6 +1,9 @@
 """What is drawn is what was measured; needs matplotlib, which the project does not."""
 
 import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,12 +17,15 @@ from benchmarks.trace_picture import Bar, StepPicture, Way
 from benchmarks.trace_picture import draw as draw_step
 from tests.unit.benchmarks.result_rows import row
 
+Event = dict[str, Any]
+"""Of a trace."""
 
-def event(name, pid, ts, dur, **args):
+
+def event(name: str, pid: int, ts: int, dur: int, **args: Any) -> Event:
     return {"ph": "X", "name": name, "pid": pid, "ts": ts, "dur": dur, "args": {"step": 1, **args}}
 
 
-def peer(pid, name, order):
+def peer(pid: int, name: str, order: int) -> Iterator[Event]:
     for kind, args in (("name", {"name": name}), ("sort_index", {"sort_index": order})):
         yield {"ph": "M", "name": f"process_{kind}", "pid": pid, "args": args}
 
@@ -36,7 +42,7 @@ EVENTS = [
 ]
 
 
-def test_a_step_is_drawn_from_its_beginning_with_peers_by_layers(tmp_path):
+def test_a_step_is_drawn_from_its_beginning_with_peers_by_layers(tmp_path: Path) -> None:
     picture = StepPicture(EVENTS, 1)
     assert picture.peers == ["layers 0-2", "layers 2-4"]
     assert list(picture.bars()) == [Bar(row=0, name="forward", begin_s=0.0, end_s=0.25)]
@@ -45,12 +51,14 @@ def test_a_step_is_drawn_from_its_beginning_with_peers_by_layers(tmp_path):
     assert (tmp_path / "step.png").stat().st_size > 1000
 
 
-def test_a_step_that_is_not_there_is_said():
+def test_a_step_that_is_not_there_is_said() -> None:
     with pytest.raises(ValueError, match="expected a trace with step 3"):
         StepPicture(EVENTS, 3)
 
 
-def test_the_last_result_of_each_bandwidth_counts_and_other_work_is_left_out(tmp_path):
+def test_the_last_result_of_each_bandwidth_counts_and_other_work_is_left_out(
+    tmp_path: Path,
+) -> None:
     ours, torch = "swarm-ft aq4/q8@fp16", "torch GPipe float32"
     rows = [
         row(ours, 100.0, 1.0),
@@ -83,7 +91,7 @@ thread (9): codec_0;_worker (concurrent/futures/thread.py:83);decode (a/b.py:50)
 """
 
 
-def test_stacks_of_a_pools_threads_are_one_and_the_busiest_come_first(tmp_path):
+def test_stacks_of_a_pools_threads_are_one_and_the_busiest_come_first(tmp_path: Path) -> None:
     root = read_stacks(STACKS.splitlines())
     assert list(boxes(root)) == [
         Box(name="codec", depth=0, left=0.0, width=0.6),

@@ -141,6 +141,7 @@ def test_config_texts() -> None:
 @pytest.mark.parametrize(("bits", "largest"), [(2, 0.5), (3, 0.75), (4, 0.875)])
 def test_published_quantiser_loses_a_step_at_its_largest_value(bits: int, largest: float) -> None:
     codec = parse_published(f"pubq{bits}")
+    assert codec is not None
     x = torch.tensor([[-1.0, 1.0], [0.0, -1.0]])
     encoded = codec.encode(x)
     torch.testing.assert_close(codec.decode(encoded), torch.tensor([[-1, largest], [0, -1]]))
@@ -149,12 +150,15 @@ def test_published_quantiser_loses_a_step_at_its_largest_value(bits: int, larges
 
 def test_published_codes_are_packed_high_bits_first() -> None:
     codes = torch.arange(13.0) % 8 - 4
-    encoded = parse_published("pubq3").encode(codes[:, None] / 4)
+    codec = parse_published("pubq3")
+    assert codec is not None
+    encoded = codec.encode(codes[:, None] / 4)
     assert encoded.codes.hex() == "0539770538"
 
 
 def test_published_delta_builds_on_its_base() -> None:
     codec = parse_published("pubaq4")
+    assert codec is not None
     base = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
     x = base + 0.01
     y = codec.decode(codec.encode(x, base), base)

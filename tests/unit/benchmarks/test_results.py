@@ -1,6 +1,7 @@
 """The table of what `--json` wrote."""
 
 import json
+from pathlib import Path
 
 from benchmarks.slow_network.results import read_rows, to_markdown
 from tests.unit.benchmarks.result_rows import row
@@ -8,7 +9,7 @@ from tests.unit.benchmarks.result_rows import row
 OURS, TORCH = "swarm-ft aq4/q8@fp16", "torch GPipe float32"
 
 
-def test_rows_of_one_shape_become_lines_ours_first_and_fast_links_first(tmp_path):
+def test_rows_of_one_shape_become_lines_ours_first_and_fast_links_first(tmp_path: Path) -> None:
     unknown = {"limit_per_s": None, "efficiency": None, "forward_bytes": 0, "backward_bytes": 0}
     late = {"delay_ms": 50.0, "idle_restart": False}
     rows = [

@@ -3,6 +3,8 @@
 import math
 import os
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -52,13 +54,15 @@ def compute_s(work: Work) -> float:
 
 
 def uplink_s(num_bytes: float) -> float:
+    assert NETWORK.up_mbps is not None
     return num_bytes * 8 / (NETWORK.up_mbps * 1e6)
 
 
 def check_took(measured: Measured, at_least_s: float) -> None:
-    (step_s,) = measured.step_s
+    (step_s,), cpus = measured.step_s, os.cpu_count()
     assert at_least_s < step_s < 5 * at_least_s + 1.0
-    assert 0 < measured.cpus_used < os.cpu_count()
+    assert cpus is not None
+    assert 0 < measured.cpus_used < cpus
 
 
 def test_emulated_stage_hands_on_what_it_was_given_as_dtype_in_time() -> None:
@@ -69,6 +73,8 @@ def test_emulated_stage_hands_on_what_it_was_given_as_dtype_in_time() -> None:
     output.backward(gradient)
     assert output.dtype == torch.bfloat16
     assert torch.equal(output, x.bfloat16())
+    assert x.grad is not None
+    assert stage.weight.grad is not None
     assert torch.equal(x.grad, gradient.float())
     assert torch.allclose(stage.weight.grad, gradient.float().sum())
 
@@ -91,11 +97,14 @@ def test_jobs_are_read_as_they_were_written() -> None:
     ],
     ids=lambda value: value.name if isinstance(value, TorchPipeline) else "",
 )
-def test_torch_takes_the_time_of_the_work_and_sends_its_bytes(setting, value_bytes) -> None:
+def test_torch_takes_the_time_of_the_work_and_sends_its_bytes(
+    setting: TorchPipeline, value_bytes: int
+) -> None:
     with Lab() as lab:
         measured = measure_torch_pipeline(lab, TRIAL, setting)
     way_bytes = WORK.num_microbatches * WORK.microbatch_bytes * value_bytes / 4
-    for sent, ways in zip(measured.notes["sent_bytes"], (1, 2, 1), strict=True):
+    notes: dict[str, Any] = measured.notes
+    for sent, ways in zip(notes["sent_bytes"], (1, 2, 1), strict=True):
         assert ways * way_bytes < sent < OVERHEAD * ways * way_bytes
     overlapping = setting.schedule == "InterleavedZeroBubble"
     alone_s = WORK.num_microbatches * (WORK.forward_s + WORK.backward_s)
@@ -104,7 +113,7 @@ def test_torch_takes_the_time_of_the_work_and_sends_its_bytes(setting, value_byt
 
 @needs_root
 @pytest.mark.slow
-def test_torch_trains_the_model_as_one_stage_of_ours_would(tmp_path) -> None:
+def test_torch_trains_the_model_as_one_stage_of_ours_would(tmp_path: Path) -> None:
     sample = write_sample(tmp_path, seed=0, num_layers=3, hidden_size=32)
     work = replace(WORK, tokens=64)
     with Lab() as lab:
@@ -126,7 +135,7 @@ def losses_of(model_dir: str, work: Work) -> list[float]:
     losses = []
     for _ in range(3):
         loss = stage.loss_sum(stage(tokens), tokens) / tokens[:, 1:].numel()
-        loss.backward()
+        torch.autograd.backward(loss)
         assert all(parameter.grad is not None for parameter in stage.parameters())
         norm = math.sqrt(weights.squared_grad_norm())
         weights.apply(min(1.0, CLIP_GRAD_NORM / norm), LEARNING_RATE)
@@ -137,7 +146,7 @@ def losses_of(model_dir: str, work: Work) -> list[float]:
 @needs_root
 @pytest.mark.slow
 @pytest.mark.parametrize(("compression", "value_bytes"), [("UNIFORM_8BIT", 1)])
-def test_hivemind_sends_all_through_its_client(compression, value_bytes) -> None:
+def test_hivemind_sends_all_through_its_client(compression: str, value_bytes: int) -> None:
     setting = RemoteExperts(compression=compression, in_flight=2)
     with Lab() as lab:
         measured = measure_hivemind(lab, TRIAL, setting)
@@ -145,8 +154,9 @@ def test_hivemind_sends_all_through_its_client(compression, value_bytes) -> None
     one_stage_bytes = WORK.num_microbatches * tensor_bytes
     # Input, then input and gradient to a server; output, then the input's gradient from it.
     client_bytes = 3 * WORK.stages * one_stage_bytes
-    assert client_bytes < measured.notes["client_sent_bytes"] < OVERHEAD * client_bytes
-    for sent in measured.notes["server_sent_bytes"]:
+    notes: dict[str, Any] = measured.notes
+    assert client_bytes < notes["client_sent_bytes"] < OVERHEAD * client_bytes
+    for sent in notes["server_sent_bytes"]:
         assert 2 * one_stage_bytes < sent < OVERHEAD * 2 * one_stage_bytes
     in_turn = WORK.num_microbatches / setting.in_flight * WORK.stages
     seconds = in_turn * (2 * WORK.forward_s + WORK.backward_s)

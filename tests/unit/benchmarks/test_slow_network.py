@@ -3,8 +3,11 @@
 import heapq
 import math
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -40,6 +43,10 @@ TINY = Work(
 )
 
 
+Act = Callable[[int, float], None]
+"""What happens at a stage at a time."""
+
+
 class Pipeline:
     """The quickest order there is: what others wait for first, and no bound on what is held."""
 
@@ -55,7 +62,7 @@ class Pipeline:
         self.done = [dict.fromkeys("fbw", 0) for _ in stages]
         self.busy = [False for _ in stages]
         self.links = {(stage, way): 0.0 for stage in stages for way in "fb"}
-        self.events = []
+        self.events: list[tuple[float, int, Act, int]] = []
         self.tie = count()
 
     def run_s(self) -> float:
@@ -69,10 +76,10 @@ class Pipeline:
         assert all(done["b"] == self.work.num_microbatches for done in self.done)
         return now_s
 
-    def at(self, when_s, act, stage) -> None:
+    def at(self, when_s: float, act: Act, stage: int) -> None:
         heapq.heappush(self.events, (when_s, next(self.tie), act, stage))
 
-    def begin(self, stage, now_s) -> None:
+    def begin(self, stage: int, now_s: float) -> None:
         work, done, last = self.work, self.done[stage], stage == self.work.stages - 1
         if self.busy[stage]:
             return
@@ -88,7 +95,7 @@ class Pipeline:
         self.busy[stage] = True
         self.at(now_s + took_s, lambda *at: self.finish(task, *at), stage)
 
-    def finish(self, task, stage, now_s) -> None:
+    def finish(self, task: str, stage: int, now_s: float) -> None:
         self.busy[stage] = False
         for part in task:
             self.done[stage][part] += 1
@@ -96,16 +103,17 @@ class Pipeline:
             self.send("b", stage, now_s, self.transfers.backward_s)
         elif task == "f":
             fills = self.done[stage]["f"] <= self.fills
-            ways = self.transfers
-            self.send("f", stage, now_s, ways.fill_s if fills else ways.forward_s)
+            took_s = self.transfers.fill_s if fills else self.transfers.forward_s
+            assert took_s is not None
+            self.send("f", stage, now_s, took_s)
 
-    def send(self, way, stage, now_s, seconds) -> None:
+    def send(self, way: str, stage: int, now_s: float, seconds: float) -> None:
         link = (stage, "f" if self.home else way)
         free_s = self.links[link] = max(now_s, self.links[link]) + seconds
         to = stage + 1 if way == "f" else stage - 1
         self.at(free_s + self.transfers.delay_s, lambda *at: self.arrive(way, *at), to)
 
-    def arrive(self, way, stage, _now_s) -> None:
+    def arrive(self, way: str, stage: int, _now_s: float) -> None:
         (self.inputs if way == "f" else self.gradients)[stage] += 1
 
 
@@ -121,7 +129,14 @@ seconds = st.floats(0.0, 1.0)
     fill=st.tuples(st.integers(0, 12), st.floats(0.0, 1.0)),
     topology=st.sampled_from(Topology),
 )
-def test_no_pipeline_is_faster_than_the_limit(stages, microbatches, times, ways, fill, topology):
+def test_no_pipeline_is_faster_than_the_limit(
+    stages: int,
+    microbatches: int,
+    times: tuple[float, float, float],
+    ways: tuple[float, float, float],
+    fill: tuple[int, float],
+    topology: Topology,
+) -> None:
     forward_s, input_s, weight_s = times
     work = replace(
         TINY,
@@ -146,7 +161,7 @@ def test_no_pipeline_is_faster_than_the_limit(stages, microbatches, times, ways,
 
 
 @pytest.mark.parametrize("mbps", [100.0, 25.0, 10.0, None])
-def test_the_limit_of_the_preset_can_be_reached(mbps):
+def test_the_limit_of_the_preset_can_be_reached(mbps: float | None) -> None:
     """But for what overlaps badly: within a hundredth where compute is the limit, a tenth else."""
     network = Network(up_mbps=mbps, down_mbps=mbps)
     transfers = Transfers.of(network, measured_bytes(410_000, 310_000))
@@ -157,7 +172,9 @@ def test_the_limit_of_the_preset_can_be_reached(mbps):
 
 
 @pytest.mark.parametrize(("forward_bytes", "backward_bytes"), [(2, 4), (3, 3), (4, 2), (2, 1.5)])
-def test_the_limit_of_home_links_can_be_reached(forward_bytes, backward_bytes):
+def test_the_limit_of_home_links_can_be_reached(
+    forward_bytes: float, backward_bytes: float
+) -> None:
     network = Network(up_mbps=20.0, down_mbps=100.0, topology=Topology.HOME)
     measured = measured_bytes(2e5 * forward_bytes, 2e5 * backward_bytes)
     transfers = Transfers.of(network, measured)
@@ -166,7 +183,7 @@ def test_the_limit_of_home_links_can_be_reached(forward_bytes, backward_bytes):
     assert limit_s * (1 - 1e-9) <= took_s <= limit_s * 1.01
 
 
-def measured_bytes(forward_bytes, backward_bytes):
+def measured_bytes(forward_bytes: float, backward_bytes: float) -> Measured:
     return Measured(
         system="",
         step_s=(1.0,),
@@ -176,12 +193,12 @@ def measured_bytes(forward_bytes, backward_bytes):
     )
 
 
-def test_the_preset_is_bound_by_compute_at_the_papers_rate():
+def test_the_preset_is_bound_by_compute_at_the_papers_rate() -> None:
     limit_s = step_limit_s(GPT2_XL_V100, Network(), Transfers(), Order.GPIPE)
     assert GPT2_XL_V100.batch_size / limit_s == pytest.approx(4.0, rel=0.01)
 
 
-def test_a_lab_keeps_the_ratio_of_compute_to_transfers():
+def test_a_lab_keeps_the_ratio_of_compute_to_transfers() -> None:
     trial = Trial(
         work=GPT2_XL_V100,
         network=Network(up_mbps=100.0, down_mbps=50.0, delay_ms=20.0),
@@ -190,12 +207,13 @@ def test_a_lab_keeps_the_ratio_of_compute_to_transfers():
     work, network = trial.lab_work, trial.lab_network
     assert (work.tokens, work.channels) == (256, 400)
     assert work.forward_s == pytest.approx(4 * 0.068)
+    assert network.up_mbps is not None
     before = GPT2_XL_V100.microbatch_bytes / 100.0 / GPT2_XL_V100.forward_s
     assert work.microbatch_bytes / network.up_mbps / work.forward_s == pytest.approx(before)
     assert (network.down_mbps, network.delay_ms) == (50.0 / 64, 80.0)
 
 
-def test_tensors_that_cannot_be_shrunk_so_are_refused():
+def test_tensors_that_cannot_be_shrunk_so_are_refused() -> None:
     with pytest.raises(ValueError, match="square"):
         GPT2_XL_V100.scaled(Scale(shrink=3))
 
@@ -209,12 +227,12 @@ def test_tensors_that_cannot_be_shrunk_so_are_refused():
         ("none/none/q4", Setting(fw="none", bw="none", dp="q4")),
     ],
 )
-def test_a_setting_is_read_from_its_name(text, setting):
+def test_a_setting_is_read_from_its_name(text: str, setting: Setting) -> None:
     assert Setting.parse(text) == setting
 
 
 @pytest.mark.parametrize("text", ["aq4", "aq4/q8/q4/q2", "aq4/q99", "aq4~x/q8", "gpip", ""])
-def test_what_names_no_setting_is_refused(text):
+def test_what_names_no_setting_is_refused(text: str) -> None:
     with pytest.raises((ValueError, BadCodec)):
         Setting.parse(text)
 
@@ -233,7 +251,7 @@ def test_what_names_no_setting_is_refused(text):
         {"steps": 0},
     ],
 )
-def test_what_cannot_be_measured_is_refused_before_anything_runs(wrong):
+def test_what_cannot_be_measured_is_refused_before_anything_runs(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="expected"):
         Trial(
             work=replace(GPT2_XL_V100, **wrong.get("work", {})),
@@ -249,19 +267,20 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces ne
 @needs_root
 @pytest.mark.slow
 @pytest.mark.parametrize("topology", list(Topology))
-def test_a_swarm_takes_its_time_and_sends_its_bytes(tmp_path, topology):
+def test_a_swarm_takes_its_time_and_sends_its_bytes(tmp_path: Path, topology: Topology) -> None:
     network = Network(up_mbps=20.0, down_mbps=20.0, delay_ms=5.0, topology=topology)
     trial = Trial(work=TINY, network=network, steps=1)
     row = run_case(system_named("none/none"), trial, tmp_path / "swarm")
     frame_bytes = TINY.microbatch_bytes
     assert frame_bytes < row.measured.forward_bytes < 1.01 * frame_bytes
     assert frame_bytes < row.measured.backward_bytes < 1.01 * frame_bytes
+    assert row.efficiency is not None
     assert 0.1 < row.efficiency <= 1.0
 
 
 @needs_root
 @pytest.mark.slow
-def test_replicas_share_a_batch_and_sum_their_gradients(tmp_path):
+def test_replicas_share_a_batch_and_sum_their_gradients(tmp_path: Path) -> None:
     work = replace(TINY, stages=2, replicas=2, stage_values=10_000)
     trial = Trial(work=work, network=Network(), steps=1)
     with Lab() as lab:

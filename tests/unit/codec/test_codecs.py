@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from swarm_ft.codec import from_spec, parse
 from swarm_ft.errors import BadCodec, BadFrame, NonFinite
@@ -40,23 +41,24 @@ property_test = settings(derandomize=True, deadline=None, max_examples=6)
 every_codec = pytest.mark.parametrize("name", NAMES)
 
 
-def gaussian(tokens, channels, seed=0, scale=1.0):
+def gaussian(tokens: int, channels: int, seed: int = 0, scale: float = 1.0) -> Tensor:
     return torch.randn(tokens, channels, generator=torch.Generator().manual_seed(seed)) * scale
 
 
-def base_for(name, x):
+def base_for(name: str, x: Tensor) -> Tensor | None:
     """For a delta codec, a base of x's shape and magnitude."""
     if name not in DELTAS:
         return None
     peak = x.abs().max() if x.numel() else 1.0
-    return gaussian(*x.shape, seed=99) * peak
+    tokens, channels = x.shape
+    return gaussian(tokens, channels, seed=99) * peak
 
 
 KINDS = ["gaussian", "zeros", "constant", "outlier", "octaves", "sparse", "heavy"]
 
 
 @st.composite
-def samples(draw):
+def samples(draw: st.DrawFn) -> Tensor:
     """Odd sizes, any magnitude from denormal to 1e30; zeros, constants, outliers."""
     tokens, channels = draw(st.integers(1, 40)), draw(st.integers(1, 20))
     magnitude = draw(st.sampled_from([1e-44, 1e-38, 1e-30, 1e-8, 1.0, 1e5, 1e30]))
@@ -83,7 +85,7 @@ def samples(draw):
 @every_codec
 @given(x=samples())
 @property_test
-def test_finite_in_is_finite_out_of_the_promised_size_and_shape(name, x):
+def test_finite_in_is_finite_out_of_the_promised_size_and_shape(name: str, x: Tensor) -> None:
     codec, base = CODECS[name], base_for(name, x)
     encoded = codec.encode(x, base)
     assert (encoded.codec, encoded.tokens, encoded.channels) == (codec.spec, *x.shape)
@@ -98,7 +100,7 @@ def test_finite_in_is_finite_out_of_the_promised_size_and_shape(name, x):
 @every_codec
 @given(x=samples())
 @property_test
-def test_a_tensor_is_the_same_after_its_way_over_the_wire(name, x):
+def test_a_tensor_is_the_same_after_its_way_over_the_wire(name: str, x: Tensor) -> None:
     codec, base = CODECS[name], base_for(name, x)
     encoded = codec.encode(x, base)
     raw = encoded.to_bytes()
@@ -112,7 +114,7 @@ def test_a_tensor_is_the_same_after_its_way_over_the_wire(name, x):
 @every_codec
 @given(x=samples(), other=samples())
 @settings(property_test, max_examples=3)
-def test_a_codec_remembers_nothing(name, x, other):
+def test_a_codec_remembers_nothing(name: str, x: Tensor, other: Tensor) -> None:
     codec, base = CODECS[name], base_for(name, x)
     before = codec.encode(x, base)
     codec.decode(codec.encode(other, base_for(name, other)), base_for(name, other))
@@ -120,7 +122,7 @@ def test_a_codec_remembers_nothing(name, x, other):
 
 
 @every_codec
-def test_every_codec_brings_much_of_a_sample_over(name):
+def test_every_codec_brings_much_of_a_sample_over(name: str) -> None:
     # Something of low rank, and noise, so that all kinds of codecs find what they are made for.
     codec, x = (
         CODECS[name],
@@ -133,7 +135,7 @@ def test_every_codec_brings_much_of_a_sample_over(name):
 
 
 @every_codec
-def test_strides_and_autograd_of_the_input_do_not_matter(name):
+def test_strides_and_autograd_of_the_input_do_not_matter(name: str) -> None:
     codec, x = CODECS[name], gaussian(6, 4)
     base = base_for(name, x)
     strided = x.T.contiguous().T.requires_grad_()
@@ -147,7 +149,7 @@ def test_strides_and_autograd_of_the_input_do_not_matter(name):
 
 
 @every_codec
-def test_neither_end_changes_what_it_was_given(name):
+def test_neither_end_changes_what_it_was_given(name: str) -> None:
     codec, x = CODECS[name], gaussian(6, 4)
     base = base_for(name, x)
     kept_x, kept_base = x.clone(), None if base is None else base.clone()
@@ -156,13 +158,14 @@ def test_neither_end_changes_what_it_was_given(name):
     y.mul_(2)  # and what comes out is the caller's own
     assert torch.equal(codec.decode(encoded, base) * 2, y)
     assert torch.equal(x, kept_x)
-    assert base is None or torch.equal(base, kept_base)
+    if base is not None and kept_base is not None:
+        assert torch.equal(base, kept_base)
 
 
 # ---- what nobody encoded
 
 
-def assert_refused_or_finite(name, encoded, base):
+def assert_refused_or_finite(name: str, encoded: EncodedTensor, base: Tensor | None) -> bool:
     """Whether a payload is read; whatever it is, nothing but BadFrame comes out of it."""
     try:
         y = CODECS[name].decode(encoded, base)
@@ -176,7 +179,9 @@ def assert_refused_or_finite(name, encoded, base):
 @every_codec
 @given(seed=st.integers(0, 1 << 30), tokens=st.integers(1, 9), channels=st.integers(1, 9))
 @property_test
-def test_random_bytes_are_refused_or_decode_to_finite_values(name, seed, tokens, channels):
+def test_random_bytes_are_refused_or_decode_to_finite_values(
+    name: str, seed: int, tokens: int, channels: int
+) -> None:
     codec, random = CODECS[name], Random(seed)
     x = gaussian(tokens, channels)
     base = base_for(name, x)
@@ -195,7 +200,9 @@ def test_random_bytes_are_refused_or_decode_to_finite_values(name, seed, tokens,
 @every_codec
 @given(x=samples(), seed=st.integers(0, 1 << 30))
 @property_test
-def test_payloads_with_bits_flipped_are_refused_or_decode_to_finite_values(name, x, seed):
+def test_payloads_with_bits_flipped_are_refused_or_decode_to_finite_values(
+    name: str, x: Tensor, seed: int
+) -> None:
     base, random = base_for(name, x), Random(seed)
     honest = CODECS[name].encode(x, base)
     for _ in range(4):
@@ -210,7 +217,9 @@ def test_payloads_with_bits_flipped_are_refused_or_decode_to_finite_values(name,
 @every_codec
 @given(x=samples(), data=st.data())
 @property_test
-def test_payloads_that_are_cut_or_lengthened_are_refused(name, x, data):
+def test_payloads_that_are_cut_or_lengthened_are_refused(
+    name: str, x: Tensor, data: st.DataObject
+) -> None:
     base = base_for(name, x)
     honest = CODECS[name].encode(x, base)
     cut = data.draw(st.integers(0, len(honest.payload) - 1))
@@ -221,7 +230,7 @@ def test_payloads_that_are_cut_or_lengthened_are_refused(name, x, data):
 
 
 @every_codec
-def test_headers_that_lie_are_refused(name):
+def test_headers_that_lie_are_refused(name: str) -> None:
     codec, x = CODECS[name], gaussian(5, 3)
     base = base_for(name, x)
     good = codec.encode(x, base)
@@ -240,7 +249,7 @@ def test_headers_that_lie_are_refused(name):
 
 
 @every_codec
-def test_the_same_payload_under_another_flag_is_not_read(name):
+def test_the_same_payload_under_another_flag_is_not_read(name: str) -> None:
     spec, x = CODECS[name].spec, gaussian(5, 3)
     base = base_for(name, x)
     good = CODECS[name].encode(x, base)
@@ -259,7 +268,7 @@ def test_the_same_payload_under_another_flag_is_not_read(name):
 
 @pytest.mark.parametrize("bad", [torch.inf, -torch.inf, torch.nan])
 @every_codec
-def test_values_that_are_not_finite_are_not_encoded(name, bad):
+def test_values_that_are_not_finite_are_not_encoded(name: str, bad: float) -> None:
     x = gaussian(7, 3)
     x[4, 1] = bad
     with pytest.raises(NonFinite, match="finite"):
@@ -278,7 +287,7 @@ NO_SAMPLES = [
 
 
 @every_codec
-def test_anything_but_one_float32_sample_is_not_encoded(name):
+def test_anything_but_one_float32_sample_is_not_encoded(name: str) -> None:
     for x in NO_SAMPLES:
         with pytest.raises(BadFrame, match="one at a time"):
             CODECS[name].encode(x)
@@ -288,7 +297,7 @@ def test_anything_but_one_float32_sample_is_not_encoded(name):
 
 
 @pytest.mark.parametrize("name", DIRECT)
-def test_codecs_that_build_on_nothing_refuse_a_base(name):
+def test_codecs_that_build_on_nothing_refuse_a_base(name: str) -> None:
     codec, x = CODECS[name], gaussian(2, 2)
     with pytest.raises(BadFrame, match="no base"):
         codec.encode(x, x)
@@ -297,7 +306,7 @@ def test_codecs_that_build_on_nothing_refuse_a_base(name):
 
 
 @pytest.mark.parametrize("name", DELTAS)
-def test_a_missing_base_is_refused_at_both_ends(name):
+def test_a_missing_base_is_refused_at_both_ends(name: str) -> None:
     codec, x = CODECS[name], gaussian(3, 2)
     with pytest.raises(BadFrame, match="key frame"):
         codec.encode(x)
@@ -306,7 +315,7 @@ def test_a_missing_base_is_refused_at_both_ends(name):
 
 
 @pytest.mark.parametrize("name", DELTAS)
-def test_a_base_of_another_shape_or_type_is_refused_at_both_ends(name):
+def test_a_base_of_another_shape_or_type_is_refused_at_both_ends(name: str) -> None:
     codec, x = CODECS[name], gaussian(3, 2)
     encoded = codec.encode(x, x)
     for base in (torch.zeros(2, 3), torch.zeros(6), torch.zeros(3, 2).double()):
@@ -317,21 +326,21 @@ def test_a_base_of_another_shape_or_type_is_refused_at_both_ends(name):
 
 
 @pytest.mark.parametrize("name", DELTAS)
-def test_a_change_beyond_float32_is_not_encoded(name):
+def test_a_change_beyond_float32_is_not_encoded(name: str) -> None:
     x = torch.full((2, 2), MAX_FLOAT)
     with pytest.raises(NonFinite):
         CODECS[name].encode(x, -x)
 
 
 @pytest.mark.parametrize("name", DELTAS)
-def test_a_base_that_is_not_finite_is_not_built_on(name):
+def test_a_base_that_is_not_finite_is_not_built_on(name: str) -> None:
     x, base = gaussian(3, 2), torch.full((3, 2), torch.nan)
     with pytest.raises(NonFinite):
         CODECS[name].encode(x, base)
 
 
 @pytest.mark.parametrize("name", [n for n in DELTAS if n != "lowrank2+ef21"])
-def test_a_change_that_takes_the_base_out_of_range_is_refused(name):
+def test_a_change_that_takes_the_base_out_of_range_is_refused(name: str) -> None:
     codec, base = CODECS[name], torch.full((40, 40), MAX_FLOAT)
     upward = codec.encode(base / 2, torch.zeros(40, 40))
     with pytest.raises(BadFrame, match="finite"):
@@ -341,7 +350,7 @@ def test_a_change_that_takes_the_base_out_of_range_is_refused(name):
 # ---- names
 
 
-def test_none_keeps_every_bit():
+def test_none_keeps_every_bit() -> None:
     codec = parse("none")
     patterns = torch.randint(-(2**31), 2**31 - 1, (50, 40), generator=torch.manual_seed(0))
     x = patterns.to(torch.int32).view(torch.float32)
@@ -353,25 +362,25 @@ def test_none_keeps_every_bit():
 
 
 @every_codec
-def test_names_lead_to_codecs_and_back(name):
+def test_names_lead_to_codecs_and_back(name: str) -> None:
     codec = CODECS[name]
     direction = Direction.BACKWARD if name in BACKWARD else Direction.FORWARD
     assert parse(str(codec.spec), direction) == codec
     assert from_spec(codec.spec) == codec
 
 
-def test_every_family_is_here():
+def test_every_family_is_here() -> None:
     assert {codec.spec.name for codec in CODECS.values()} == set(CodecName)
     assert {codec.spec.feedback for codec in CODECS.values()} == set(Feedback)
 
 
 @pytest.mark.parametrize("text", ["q0", "q9", "aq", "int8", "", "q4+ef"])
-def test_what_is_no_codec_is_not_made(text):
+def test_what_is_no_codec_is_not_made(text: str) -> None:
     with pytest.raises(BadCodec):
         parse(text)
 
 
-def test_sizes_on_the_wire_are_a_seventh_and_under_a_quarter():
+def test_sizes_on_the_wire_are_a_seventh_and_under_a_quarter() -> None:
     assert parse("aq4c").max_payload_bytes(128, 64) == 4096 + 128 <= 4300
     assert parse("q8c").max_payload_bytes(128, 64) == 8192 + 128 <= 8500
     assert parse("fp16").max_payload_bytes(128, 64) == 16384 + 2

@@ -1,22 +1,30 @@
 """The delta codec around any other: two ends over many visits, and what it refuses."""
 
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
+from swarm_ft.codec.base import Codec
 from swarm_ft.codec.feedback import DeltaCodec
 from swarm_ft.codec.lowrank import LowRankCodec
 from swarm_ft.codec.raw import Float32Codec, HalfCodec
 from swarm_ft.codec.topk import TopKCodec
 from swarm_ft.errors import BadFrame, NonFinite
 from swarm_ft.protocol.messages.boundary import EncodedTensor
-from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
+from swarm_ft.protocol.spec.codec_spec import CodecSpec, Direction, parse_codec_spec
 
 MAX_FLOAT = torch.finfo(torch.float32).max
-FAMILIES = {"top": TopKCodec, "low": LowRankCodec, "fp1": HalfCodec, "non": Float32Codec}
+FAMILIES: dict[str, Callable[[CodecSpec], Codec]] = {
+    "top": TopKCodec,
+    "low": LowRankCodec,
+    "fp1": HalfCodec,
+    "non": Float32Codec,
+}
 DELTAS = {
     "aqtop10": "top10",
     "aqtop30+z": "top30",
@@ -28,21 +36,21 @@ property_test = settings(derandomize=True, deadline=None, max_examples=20)
 every_delta = pytest.mark.parametrize("name", DELTAS)
 
 
-def gaussian(tokens, channels, seed=0):
+def gaussian(tokens: int, channels: int, seed: int = 0) -> Tensor:
     return torch.randn(tokens, channels, generator=torch.Generator().manual_seed(seed))
 
 
-def direct(name):
+def direct(name: str) -> Codec:
     return FAMILIES[name[:3]](parse_codec_spec(name, Direction.BACKWARD))
 
 
-def delta(name):
+def delta(name: str) -> DeltaCodec:
     direction = Direction.FORWARD if name.startswith("aq") else Direction.BACKWARD
     return DeltaCodec(parse_codec_spec(name, direction), direct(DELTAS[name]))
 
 
-def relative(y, x):
-    return ((y - x).norm() / x.norm()).item()
+def relative(y: Tensor, x: Tensor) -> float:
+    return float((y - x).norm() / x.norm())
 
 
 @every_delta
@@ -52,7 +60,9 @@ def relative(y, x):
     magnitude=st.sampled_from([1e-30, 1e-4, 1.0, 1e5, 1e30]),
 )
 @property_test
-def test_both_ends_hold_the_same_values_after_every_visit(name, shape, seed, magnitude):
+def test_both_ends_hold_the_same_values_after_every_visit(
+    name: str, shape: tuple[int, int], seed: int, magnitude: float
+) -> None:
     sender, receiver = delta(name), delta(name)
     ours = theirs = gaussian(*shape, seed) * magnitude
     for step in range(4):
@@ -66,14 +76,14 @@ def test_both_ends_hold_the_same_values_after_every_visit(name, shape, seed, mag
 
 
 @every_delta
-def test_the_payload_is_that_of_the_change(name):
+def test_the_payload_is_that_of_the_change(name: str) -> None:
     codec, x, base = delta(name), gaussian(30, 16), gaussian(30, 16, seed=1)
     assert codec.encode(x, base).payload == codec.inner.encode(x - base).payload
     assert codec.max_payload_bytes(30, 16) == codec.inner.max_payload_bytes(30, 16)
 
 
 @every_delta
-def test_the_result_has_one_rounding_of_base_plus_change(name):
+def test_the_result_has_one_rounding_of_base_plus_change(name: str) -> None:
     codec, base, change = delta(name), gaussian(50, 7), gaussian(50, 7, seed=1) * 0.01
     payload = codec.inner.encode(change).payload
     y = codec.decode(EncodedTensor(codec.spec, 50, 7, payload), base)
@@ -82,7 +92,7 @@ def test_the_result_has_one_rounding_of_base_plus_change(name):
 
 
 @pytest.mark.parametrize(("name", "visits"), [("aqtop10", 40), ("aqtop30+z", 12)])
-def test_error_on_a_fixed_value_contracts_to_nearly_nothing(name, visits):
+def test_error_on_a_fixed_value_contracts_to_nearly_nothing(name: str, visits: int) -> None:
     codec, x, held = delta(name), gaussian(64, 16), gaussian(64, 16, seed=1)
     errors = []
     for _ in range(visits):
@@ -92,20 +102,20 @@ def test_error_on_a_fixed_value_contracts_to_nearly_nothing(name, visits):
     assert errors[-1] < 1e-3
 
 
-def test_error_is_relative_to_the_change_not_to_the_value():
+def test_error_is_relative_to_the_change_not_to_the_value() -> None:
     base, codec = gaussian(64, 16) * 1000, delta("lowrank4+ef21")
     x = base + gaussian(64, 16, seed=1) * 0.01
     assert (codec.decode(codec.encode(x, base), base) - x).norm() < (x - base).norm()
 
 
 @every_delta
-def test_a_fixed_point_stays(name):
+def test_a_fixed_point_stays(name: str) -> None:
     codec, base = delta(name), gaussian(9, 5)
     assert torch.equal(codec.decode(codec.encode(base, base), base), base)
 
 
 @every_delta
-def test_a_missing_base_is_refused_at_both_ends(name):
+def test_a_missing_base_is_refused_at_both_ends(name: str) -> None:
     codec, x = delta(name), gaussian(3, 2)
     with pytest.raises(BadFrame, match="send a key frame"):
         codec.encode(x)
@@ -114,7 +124,7 @@ def test_a_missing_base_is_refused_at_both_ends(name):
 
 
 @pytest.mark.parametrize("base", [torch.zeros(2, 3), torch.zeros(6), torch.zeros(3, 2).double()])
-def test_a_base_of_another_shape_or_type_is_refused_at_both_ends(base):
+def test_a_base_of_another_shape_or_type_is_refused_at_both_ends(base: Tensor) -> None:
     codec, x = delta("aqtop10"), gaussian(3, 2)
     with pytest.raises(BadFrame, match="base: expected"):
         codec.encode(x, base)
@@ -123,14 +133,14 @@ def test_a_base_of_another_shape_or_type_is_refused_at_both_ends(base):
 
 
 @every_delta
-def test_frames_of_the_codec_inside_are_not_frames_of_the_delta(name):
+def test_frames_of_the_codec_inside_are_not_frames_of_the_delta(name: str) -> None:
     codec, x = delta(name), gaussian(8, 8)
     with pytest.raises(BadFrame, match="expected codec"):
         codec.decode(codec.inner.encode(x), x)
 
 
 @every_delta
-def test_payloads_that_the_codec_inside_refuses_are_refused(name):
+def test_payloads_that_the_codec_inside_refuses_are_refused(name: str) -> None:
     codec, x = delta(name), gaussian(8, 8)
     good = codec.encode(x, x * 2).payload
     for payload in (b"", good[:-1], good + b"\0"):
@@ -139,21 +149,21 @@ def test_payloads_that_the_codec_inside_refuses_are_refused(name):
 
 
 @every_delta
-def test_a_change_that_is_not_finite_is_not_encoded(name):
+def test_a_change_that_is_not_finite_is_not_encoded(name: str) -> None:
     huge, nan = torch.full((2, 2), MAX_FLOAT), torch.full((2, 2), torch.nan)
     for x, base in ((huge, -huge), (nan, huge), (huge, nan)):
         with pytest.raises(NonFinite):
             delta(name).encode(x, base)
 
 
-def test_a_change_that_takes_the_base_out_of_range_is_refused():
+def test_a_change_that_takes_the_base_out_of_range_is_refused() -> None:
     codec, base = delta("fp16+ef21"), torch.full((1, 1), MAX_FLOAT)
     forged = EncodedTensor(codec.spec, 1, 1, codec.inner.encode(base).payload)
     with pytest.raises(BadFrame, match="finite"):
         codec.decode(forged, base)
 
 
-def test_neither_end_changes_what_it_was_given():
+def test_neither_end_changes_what_it_was_given() -> None:
     codec, x, base = delta("aqtop30+z"), gaussian(6, 4), gaussian(6, 4, seed=1)
     kept_x, kept_base = x.clone(), base.clone()
     codec.decode(codec.encode(x, base), base)

@@ -1,14 +1,18 @@
 """The entropy stage: symbol tables, streams over contexts, and payloads kept byte for byte."""
 
 import struct
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
+from torch import Tensor
 
 from swarm_ft.codec import parse
+from swarm_ft.codec.base import Codec
 from swarm_ft.codec.entropy.stream import (
     MAX_CONTEXTS,
     Tables,
@@ -24,6 +28,7 @@ from swarm_ft.errors import BadFrame
 from swarm_ft.protocol.messages.boundary import EncodedTensor
 from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
 
+Counts = NDArray[np.int64]
 KERNELS = kernels_for("cpu")
 TOTAL = 4096
 property_test = settings(derandomize=True, deadline=None, max_examples=40)
@@ -32,12 +37,12 @@ property_test = settings(derandomize=True, deadline=None, max_examples=40)
 # ---- tables
 
 
-def tables_of(rows):
+def tables_of(rows: Counts | list[list[int]]) -> Tables:
     return Tables.of_counts(np.array(rows, np.int64))
 
 
 @st.composite
-def counts(draw):
+def counts(draw: st.DrawFn) -> Counts:
     """Counts of any size in any places, some contexts unused."""
     contexts = draw(st.integers(1, MAX_CONTEXTS))
     rows = np.zeros((contexts, 256), np.int64)
@@ -49,7 +54,7 @@ def counts(draw):
 
 @given(rows=counts())
 @property_test
-def test_frequencies_of_a_used_context_add_up_and_none_is_lost(rows):
+def test_frequencies_of_a_used_context_add_up_and_none_is_lost(rows: Counts) -> None:
     frequencies = tables_of(rows).frequencies()
     assert ((frequencies > 0) == (rows > 0)).all()
     assert (frequencies.sum(1) == np.where(rows.any(1), TOTAL, 0)).all()
@@ -57,7 +62,7 @@ def test_frequencies_of_a_used_context_add_up_and_none_is_lost(rows):
 
 @given(rows=counts())
 @property_test
-def test_tables_lead_to_bytes_and_back(rows):
+def test_tables_lead_to_bytes_and_back(rows: Counts) -> None:
     tables = tables_of(rows)
     raw = tables.to_bytes()
     read, size = Tables.from_bytes(raw + b"rest", len(rows))
@@ -66,23 +71,23 @@ def test_tables_lead_to_bytes_and_back(rows):
     assert (read.frequencies() == tables.frequencies()).all()
 
 
-def test_one_symbol_has_all_frequency():
+def test_one_symbol_has_all_frequency() -> None:
     row = [0] * 256
     row[77] = 5
     assert tables_of([row]).frequencies()[0, 77] == TOTAL
 
 
-def test_all_symbols_share_it():
+def test_all_symbols_share_it() -> None:
     assert (tables_of([[9] * 256]).frequencies() == TOTAL // 256).all()
 
 
-def test_the_rarest_of_256_symbols_still_has_a_frequency():
+def test_the_rarest_of_256_symbols_still_has_a_frequency() -> None:
     frequencies = tables_of([[1] * 255 + [2**40]]).frequencies()[0]
     assert frequencies.min() == 1
     assert frequencies.sum() == TOTAL
 
 
-def test_frequencies_are_near_the_shares():
+def test_frequencies_are_near_the_shares() -> None:
     rows = np.array([[2**k for k in range(10)] + [0] * 246], np.int64)
     frequencies = tables_of(rows).frequencies()[0, :10]
     shares = rows[0, :10] / rows[0].sum() * TOTAL
@@ -91,7 +96,7 @@ def test_frequencies_are_near_the_shares():
 
 @given(raw=st.binary(max_size=300), contexts=st.integers(1, MAX_CONTEXTS))
 @property_test
-def test_random_bytes_are_tables_that_add_up_or_refused(raw, contexts):
+def test_random_bytes_are_tables_that_add_up_or_refused(raw: bytes, contexts: int) -> None:
     try:
         tables, size = Tables.from_bytes(raw, contexts)
     except BadFrame:
@@ -113,7 +118,7 @@ def test_random_bytes_are_tables_that_add_up_or_refused(raw, contexts):
         b"\x05\x05" + b"\xff" * 6,  # a weight beyond the largest
     ],
 )
-def test_what_no_encoder_writes_is_refused(raw):
+def test_what_no_encoder_writes_is_refused(raw: bytes) -> None:
     with pytest.raises(BadFrame):
         Tables.from_bytes(raw, 1)
 
@@ -121,13 +126,17 @@ def test_what_no_encoder_writes_is_refused(raw):
 # ---- streams
 
 
-def stream_of(symbols, contexts, num_contexts=None):
+def stream_of(
+    symbols: Tensor, contexts: Tensor, num_contexts: int | None = None
+) -> tuple[bytes, Counts]:
     num_contexts = num_contexts or int(contexts.max()) + 1
     found = KERNELS.histogram(symbols, contexts, num_contexts).numpy()
     return write_symbols(symbols, contexts, found, KERNELS), found
 
 
-def some_symbols(count, num_contexts, seed=0, spread=3.0):
+def some_symbols(
+    count: int, num_contexts: int, seed: int = 0, spread: float = 3.0
+) -> tuple[Tensor, Tensor]:
     """Symbols around 128 whose spread doubles from context to context."""
     generator = torch.Generator().manual_seed(seed)
     contexts = torch.randint(0, num_contexts, (count,), generator=generator).to(torch.uint8)
@@ -138,7 +147,7 @@ def some_symbols(count, num_contexts, seed=0, spread=3.0):
 
 @pytest.mark.parametrize("count", [1, 2, 31, 32, 33, 2047, 2048, 4097, 65_535, 65_536, 65_537])
 @pytest.mark.parametrize("num_contexts", [1, 3, 16])
-def test_streams_lead_back_to_their_symbols(count, num_contexts):
+def test_streams_lead_back_to_their_symbols(count: int, num_contexts: int) -> None:
     symbols, contexts = some_symbols(count, num_contexts)
     stream, _ = stream_of(symbols, contexts, num_contexts)
     assert torch.equal(read_symbols(stream, contexts, KERNELS), symbols)
@@ -147,21 +156,21 @@ def test_streams_lead_back_to_their_symbols(count, num_contexts):
 
 @given(data=st.lists(st.tuples(st.integers(0, 255), st.integers(0, 15)), min_size=1, max_size=200))
 @property_test
-def test_any_symbols_in_any_contexts_come_back(data):
+def test_any_symbols_in_any_contexts_come_back(data: list[tuple[int, int]]) -> None:
     symbols, contexts = (torch.tensor(part, dtype=torch.uint8) for part in zip(*data, strict=True))
     stream, _ = stream_of(symbols, contexts)
     assert torch.equal(read_symbols(stream, contexts, KERNELS), symbols)
     assert len(stream) <= max_stream_bytes(len(symbols))
 
 
-def test_several_segments_come_back():
+def test_several_segments_come_back() -> None:
     symbols, contexts = some_symbols(70_000, 4)
     assert segment_lengths(70_000) == [65_536, 4464]
     stream, _ = stream_of(symbols, contexts)
     assert torch.equal(read_symbols(stream, contexts, KERNELS), symbols)
 
 
-def entropy_bytes(found):
+def entropy_bytes(found: Counts) -> float:
     """Of symbols with these counts by context."""
     totals = found.sum(1, keepdims=True)
     shares = found / np.maximum(totals, 1)
@@ -169,7 +178,7 @@ def entropy_bytes(found):
     return float((found * bits).sum() / 8)
 
 
-def fixed_bytes(found):
+def fixed_bytes(found: Counts) -> int:
     """What a stream has beside its coded symbols."""
     count = int(found.sum())
     segments = len(segment_lengths(count))
@@ -187,7 +196,9 @@ SOURCES = {
 
 
 @pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
-def test_a_stream_costs_the_entropy_and_two_percent(source):
+def test_a_stream_costs_the_entropy_and_two_percent(
+    source: Callable[[], tuple[Tensor, Tensor]],
+) -> None:
     symbols, contexts = source()
     stream, found = stream_of(symbols, contexts)
     assert len(stream) <= 1.02 * entropy_bytes(found) + fixed_bytes(found)
@@ -195,7 +206,7 @@ def test_a_stream_costs_the_entropy_and_two_percent(source):
     assert stream_bytes(found) == pytest.approx(len(stream), rel=0.005, abs=100)
 
 
-def test_rare_exceptions_cost_little_more_than_they_must():
+def test_rare_exceptions_cost_little_more_than_they_must() -> None:
     symbols = torch.full((100_000,), 128, dtype=torch.uint8)
     symbols[::200] = 129
     contexts = torch.zeros_like(symbols)
@@ -203,7 +214,7 @@ def test_rare_exceptions_cost_little_more_than_they_must():
     assert len(stream) - fixed_bytes(found) <= 1.05 * entropy_bytes(found) + 16
 
 
-def test_one_symbol_costs_nothing():
+def test_one_symbol_costs_nothing() -> None:
     symbols = torch.full((60_000,), 128, dtype=torch.uint8)
     contexts = torch.zeros_like(symbols)
     stream, found = stream_of(symbols, contexts)
@@ -211,14 +222,14 @@ def test_one_symbol_costs_nothing():
     assert torch.equal(read_symbols(stream, contexts, KERNELS), symbols)
 
 
-def test_contexts_that_differ_are_worth_their_tables():
+def test_contexts_that_differ_are_worth_their_tables() -> None:
     symbols, contexts = some_symbols(50_000, 4, spread=1.0)
     apart, _ = stream_of(symbols, contexts)
     together, _ = stream_of(symbols, torch.zeros_like(contexts))
     assert len(apart) < 0.93 * len(together)
 
 
-def test_more_symbols_have_more_lanes_and_never_too_many():
+def test_more_symbols_have_more_lanes_and_never_too_many() -> None:
     lanes = [lanes_for(count) for count in (1, 2047, 2048, 8192, 65_536, 10**6, 10**9)]
     assert lanes == sorted(lanes)
     assert lanes[0] == 1
@@ -229,7 +240,7 @@ def test_more_symbols_have_more_lanes_and_never_too_many():
 # ---- hostile streams
 
 
-def assert_refused_or_symbols(data, contexts):
+def assert_refused_or_symbols(data: bytes, contexts: Tensor) -> bool:
     """Whether a stream is read; whatever it is, nothing but BadFrame comes out of it."""
     try:
         symbols = read_symbols(data, contexts, KERNELS)
@@ -242,7 +253,9 @@ def assert_refused_or_symbols(data, contexts):
 
 @given(raw=st.binary(max_size=400), count=st.integers(1, 200), num_contexts=st.integers(1, 16))
 @property_test
-def test_random_bytes_are_refused_or_some_symbols(raw, count, num_contexts):
+def test_random_bytes_are_refused_or_some_symbols(
+    raw: bytes, count: int, num_contexts: int
+) -> None:
     contexts = (torch.arange(count) % num_contexts).to(torch.uint8)
     assert_refused_or_symbols(raw, contexts)
     assert_refused_or_symbols(bytes([num_contexts]) + raw, contexts)
@@ -250,7 +263,9 @@ def test_random_bytes_are_refused_or_some_symbols(raw, count, num_contexts):
 
 @given(data=st.data(), count=st.integers(1, 500))
 @property_test
-def test_streams_with_bits_flipped_are_refused_or_some_symbols(data, count):
+def test_streams_with_bits_flipped_are_refused_or_some_symbols(
+    data: st.DataObject, count: int
+) -> None:
     symbols, contexts = some_symbols(count, 3)
     stream = bytearray(stream_of(symbols, contexts, 3)[0])
     for _ in range(data.draw(st.integers(1, 3))):
@@ -258,7 +273,7 @@ def test_streams_with_bits_flipped_are_refused_or_some_symbols(data, count):
     assert_refused_or_symbols(bytes(stream), contexts)
 
 
-def test_a_changed_word_is_noticed():
+def test_a_changed_word_is_noticed() -> None:
     symbols, contexts = some_symbols(3000, 1)
     stream, _ = stream_of(symbols, contexts)
     noticed = 0
@@ -270,7 +285,7 @@ def test_a_changed_word_is_noticed():
 
 
 @pytest.mark.parametrize("count", [100, 70_000])
-def test_streams_that_are_cut_or_lengthened_are_refused(count):
+def test_streams_that_are_cut_or_lengthened_are_refused(count: int) -> None:
     symbols, contexts = some_symbols(count, 2)
     stream, _ = stream_of(symbols, contexts, 2)
     ends = sorted(
@@ -281,7 +296,7 @@ def test_streams_that_are_cut_or_lengthened_are_refused(count):
             read_symbols(data, contexts, KERNELS)
 
 
-def test_as_many_tables_as_contexts_are_needed():
+def test_as_many_tables_as_contexts_are_needed() -> None:
     symbols, contexts = some_symbols(300, 2)
     stream, _ = stream_of(symbols, contexts, 2)
     for first in (0, 1, 17, 255):
@@ -291,7 +306,7 @@ def test_as_many_tables_as_contexts_are_needed():
         read_symbols(stream, contexts + 1, KERNELS)
 
 
-def test_a_context_without_a_table_is_refused():
+def test_a_context_without_a_table_is_refused() -> None:
     symbols, contexts = some_symbols(300, 1)
     stream, _ = stream_of(symbols, contexts, 2)  # the second is unused
     contexts[7] = 1
@@ -300,7 +315,7 @@ def test_a_context_without_a_table_is_refused():
 
 
 @pytest.mark.parametrize("lie", [(0, 0), (2**32 - 1, 1), (2**31, 2**31), (10**9, 0)])
-def test_segments_that_lie_about_their_words_are_refused(lie):
+def test_segments_that_lie_about_their_words_are_refused(lie: tuple[int, int]) -> None:
     symbols, contexts = some_symbols(70_000, 1)
     stream, found = stream_of(symbols, contexts)
     start = 1 + len(Tables.of_counts(found).to_bytes())
@@ -317,23 +332,25 @@ def test_segments_that_lie_about_their_words_are_refused(lie):
 class Recorder:
     """A codec whose payload is given, and that remembers what it was given to decode."""
 
-    def __init__(self, payload, limit=None):
+    def __init__(self, payload: bytes, limit: int | None = None) -> None:
         self.spec = parse_codec_spec("fp16", Direction.FORWARD)
-        self.payload, self.seen = payload, None
+        self.payload = payload
+        self.seen: bytes | None = None
         self.limit = len(payload) if limit is None else limit
 
-    def encode(self, x, base=None):
-        return EncodedTensor(self.spec, *x.shape, self.payload)
+    def encode(self, x: Tensor, base: Tensor | None = None) -> EncodedTensor:
+        tokens, channels = x.shape
+        return EncodedTensor(self.spec, tokens, channels, self.payload)
 
-    def decode(self, encoded, base=None):
+    def decode(self, encoded: EncodedTensor, base: Tensor | None = None) -> Tensor:
         self.seen = encoded.payload
         return torch.zeros(encoded.tokens, encoded.channels)
 
-    def max_payload_bytes(self, tokens, channels):
+    def max_payload_bytes(self, tokens: int, channels: int) -> int:
         return self.limit
 
 
-def wrapped(inner, name="fp16+z"):
+def wrapped(inner: Codec, name: str = "fp16+z") -> LosslessCodec:
     return LosslessCodec(parse_codec_spec(name, Direction.FORWARD), inner)
 
 
@@ -343,7 +360,7 @@ X = torch.zeros(2, 3)
 @given(payload=st.binary(min_size=1, max_size=300), repeats=st.integers(1, 20))
 @pytest.mark.parametrize("name", ["none+z", "fp16+z", "lowrank4+z"])
 @property_test
-def test_payloads_come_back_byte_for_byte(name, payload, repeats):
+def test_payloads_come_back_byte_for_byte(name: str, payload: bytes, repeats: int) -> None:
     inner = Recorder(payload * repeats)
     codec = wrapped(inner, name)
     encoded = codec.encode(X)
@@ -353,13 +370,13 @@ def test_payloads_come_back_byte_for_byte(name, payload, repeats):
     assert inner.seen == inner.payload
 
 
-def test_what_does_not_shrink_is_sent_as_it_is():
+def test_what_does_not_shrink_is_sent_as_it_is() -> None:
     inner = Recorder(np.random.default_rng(0).bytes(5000))
     encoded = wrapped(inner).encode(X)
     assert encoded.payload == b"\0" + inner.payload
 
 
-def test_what_repeats_shrinks():
+def test_what_repeats_shrinks() -> None:
     inner = Recorder(b"\x3c\x00" * 3000)
     codec = wrapped(inner)
     encoded = codec.encode(X)
@@ -369,7 +386,7 @@ def test_what_repeats_shrinks():
 
 
 @pytest.mark.parametrize(("name", "ratio"), [("none", 0.93), ("bf16", 0.75), ("fp16", 0.93)])
-def test_exponents_of_real_values_repeat(name, ratio):
+def test_exponents_of_real_values_repeat(name: str, ratio: float) -> None:
     x = torch.randn(256, 64, generator=torch.Generator().manual_seed(0))
     plain, lossless = parse(name), parse(f"{name}+z")
     encoded = lossless.encode(x)
@@ -378,7 +395,7 @@ def test_exponents_of_real_values_repeat(name, ratio):
     assert torch.equal(y.view(torch.int32), plain.decode(plain.encode(x)).view(torch.int32))
 
 
-def test_sparse_values_of_top_k_lie_together():
+def test_sparse_values_of_top_k_lie_together() -> None:
     x = torch.zeros(256, 64)
     x[:, :8] = torch.randn(256, 8, generator=torch.Generator().manual_seed(0))
     plain, lossless = parse("top10").encode(x), parse("top10+z").encode(x)
@@ -391,7 +408,7 @@ HEADER = struct.Struct("<BI")
 @pytest.mark.parametrize(
     ("stride", "size"), [(5, 4000), (255, 4000), (2, 0), (2, 6001), (2, 2**32 - 1)]
 )
-def test_a_size_or_stride_out_of_range_is_refused(stride, size):
+def test_a_size_or_stride_out_of_range_is_refused(stride: int, size: int) -> None:
     inner = Recorder(b"\x3c\x00" * 3000)
     codec = wrapped(inner)
     encoded = codec.encode(X)
@@ -402,7 +419,7 @@ def test_a_size_or_stride_out_of_range_is_refused(stride, size):
     assert inner.seen is None
 
 
-def test_every_cut_is_refused():
+def test_every_cut_is_refused() -> None:
     inner = Recorder(bytes(range(40)) * 30)
     codec = wrapped(inner)
     payload = codec.encode(X).payload
@@ -413,7 +430,7 @@ def test_every_cut_is_refused():
     assert inner.seen is None
 
 
-def test_a_payload_beyond_the_largest_is_not_even_looked_at():
+def test_a_payload_beyond_the_largest_is_not_even_looked_at() -> None:
     inner = Recorder(bytes(100))
     codec = wrapped(inner)
     with pytest.raises(BadFrame, match="at most 101 bytes"):

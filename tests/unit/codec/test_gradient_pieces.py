@@ -1,9 +1,12 @@
 """Pieces of gradients: any length, a step a row, and errors that are made good later."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from swarm_ft.codec.gradient_pieces import PieceCodec
 from swarm_ft.errors import BadFrame, NonFinite
@@ -16,22 +19,22 @@ ALL = ["none", *LOSSY]
 property_test = settings(derandomize=True, deadline=None, max_examples=60)
 
 
-def codec_of(text):
+def codec_of(text: str) -> PieceCodec:
     return PieceCodec(parse_dp_spec(text))
 
 
-def normal(count, seed=0):
+def normal(count: int, seed: int = 0) -> Tensor:
     return torch.randn(count, generator=torch.Generator().manual_seed(seed))
 
 
-def error(got, expected):
+def error(got: Tensor, expected: Tensor) -> float:
     """Relative to what is expected, in float64: float32 has no squares of 1e-30."""
-    return ((got - expected).double().norm() / expected.double().norm()).item()
+    return float((got - expected).double().norm() / expected.double().norm())
 
 
 @pytest.mark.parametrize("text", ALL)
 @pytest.mark.parametrize("count", [1, 2, 127, 128, 129, 1000])
-def test_a_piece_of_any_length_comes_back_in_that_length(text, count):
+def test_a_piece_of_any_length_comes_back_in_that_length(text: str, count: int) -> None:
     codec, values = codec_of(text), normal(count)
     piece = codec.encode(values)
     assert (piece.tensor.tokens, piece.tensor.channels) == (-(-count // ROW_VALUES), ROW_VALUES)
@@ -41,7 +44,7 @@ def test_a_piece_of_any_length_comes_back_in_that_length(text, count):
 
 
 @pytest.mark.parametrize("count", [1, 300])
-def test_none_keeps_every_bit_and_owes_nothing(count):
+def test_none_keeps_every_bit_and_owes_nothing(count: int) -> None:
     values = normal(count)
     values[0] = -0.0
     codec = codec_of("none")
@@ -53,12 +56,12 @@ def test_none_keeps_every_bit_and_owes_nothing(count):
     )
 
 
-def test_the_others_are_not_exact():
+def test_the_others_are_not_exact() -> None:
     assert not any(codec_of(text).is_exact for text in LOSSY)
 
 
 @pytest.mark.parametrize("text", ["q4", "q2", "q1"])
-def test_the_last_row_is_as_good_as_the_others(text):
+def test_the_last_row_is_as_good_as_the_others(text: str) -> None:
     """Filled up with zeros it would have a step for these."""
     for count in (1, 5, 64):
         piece = codec_of(text).encode(normal(ROW_VALUES + count, seed=count))
@@ -67,7 +70,7 @@ def test_the_last_row_is_as_good_as_the_others(text):
 
 
 @pytest.mark.parametrize("text", ["q8", "q4", "q2"])
-def test_rows_of_other_magnitudes_do_not_touch_each_other(text):
+def test_rows_of_other_magnitudes_do_not_touch_each_other(text: str) -> None:
     rows = normal(3 * ROW_VALUES).view(3, ROW_VALUES) * torch.tensor([[1.0], [1e-20], [1e20]])
     values = codec_of(text).encode(rows.reshape(-1)).values.view(3, ROW_VALUES)
     errors = [error(values[i], rows[i]) for i in range(3)]
@@ -81,10 +84,13 @@ def test_rows_of_other_magnitudes_do_not_touch_each_other(text):
     exponent=st.integers(-30, 25),
     seed=st.integers(0, 99),
 )
-def test_what_was_sent_and_what_is_owed_add_up_to_all_values(text, count, exponent, seed):
+def test_what_was_sent_and_what_is_owed_add_up_to_all_values(
+    text: str, count: int, exponent: int, seed: int
+) -> None:
     codec = codec_of(text)
     sent, given_in = torch.zeros(count, dtype=torch.float64), torch.zeros(count).double()
-    residual, peak = None, 0.0
+    residual: Tensor | None = None
+    peak = 0.0
     for step in range(5):
         values = normal(count, seed + step) * 10.0**exponent
         piece = codec.encode(values, residual)
@@ -92,14 +98,18 @@ def test_what_was_sent_and_what_is_owed_add_up_to_all_values(text, count, expone
         sent += piece.values.double()
         given_in += values.double()
         residual = piece.residual
+        assert residual is not None
         peak = max(peak, float(values.abs().max()), float(residual.abs().max()))
+    assert residual is not None
     # Two roundings of float32 a step, each relative to what is added up.
     assert float((sent + residual.double() - given_in).abs().max()) <= 5 * 2 * 2.0**-23 * 2 * peak
 
 
 @pytest.mark.parametrize("text", LOSSY)
 @pytest.mark.parametrize("scale", [1.0, 1e-8, 1e-30])
-def test_the_sum_over_twenty_steps_errs_an_order_less_than_one_step(text, scale):
+def test_the_sum_over_twenty_steps_errs_an_order_less_than_one_step(
+    text: str, scale: float
+) -> None:
     """Also where the published code, with its halves, never sends anything."""
     codec, values = codec_of(text), normal(2000) * scale
     single = error(codec.encode(values).values, values)
@@ -113,7 +123,7 @@ def test_the_sum_over_twenty_steps_errs_an_order_less_than_one_step(text, scale)
     assert error(without, 20 * values) == pytest.approx(single, rel=1e-3)
 
 
-def test_values_and_residual_are_not_written_to():
+def test_values_and_residual_are_not_written_to() -> None:
     values, residual = normal(300), normal(300, seed=1)
     kept = values.clone(), residual.clone()
     codec_of("q4").encode(values, residual)
@@ -124,7 +134,7 @@ def test_values_and_residual_are_not_written_to():
 
 @pytest.mark.parametrize("text", ALL)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_a_value_that_is_not_finite_is_not_sent(text, bad):
+def test_a_value_that_is_not_finite_is_not_sent(text: str, bad: float) -> None:
     values = normal(300)
     values[299] = bad
     with pytest.raises(NonFinite):
@@ -145,7 +155,9 @@ def test_a_value_that_is_not_finite_is_not_sent(text, bad):
     ],
     ids=str,
 )
-def test_a_tensor_that_can_be_no_piece_is_refused_before_it_is_read(change, match):
+def test_a_tensor_that_can_be_no_piece_is_refused_before_it_is_read(
+    change: dict[str, Any], match: str
+) -> None:
     codec = codec_of("q4")
     tensor = codec.encode(normal(300)).tensor
     codec.check(tensor)
@@ -154,7 +166,7 @@ def test_a_tensor_that_can_be_no_piece_is_refused_before_it_is_read(change, matc
         codec.check(EncodedTensor(**fields | change))
 
 
-def test_a_piece_of_another_length_is_refused():
+def test_a_piece_of_another_length_is_refused() -> None:
     codec = codec_of("q4")
     tensor = codec.encode(normal(300)).tensor
     for count in (256, 385):
@@ -164,7 +176,7 @@ def test_a_piece_of_another_length_is_refused():
 
 @property_test
 @given(text=st.sampled_from(ALL), noise=st.binary(max_size=64), at=st.integers(0, 200))
-def test_any_bytes_decode_to_finite_values_or_are_refused(text, noise, at):
+def test_any_bytes_decode_to_finite_values_or_are_refused(text: str, noise: bytes, at: int) -> None:
     codec = codec_of(text)
     tensor = codec.encode(normal(300)).tensor
     payload = tensor.payload[:at] + noise + tensor.payload[at + len(noise) :]

@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from swarm_ft.codec import parse
 from swarm_ft.codec.narrow import TILE
@@ -16,17 +17,17 @@ property_test = settings(derandomize=True, deadline=None, max_examples=15)
 every_width = pytest.mark.parametrize("bits", WIDTHS)
 
 
-def gaussian(tokens, channels, seed=0):
+def gaussian(tokens: int, channels: int, seed: int = 0) -> Tensor:
     return torch.randn(tokens, channels, generator=torch.Generator().manual_seed(seed))
 
 
-def roundtrip(x, name):
+def roundtrip(x: Tensor, name: str) -> Tensor:
     codec = parse(name)
     return codec.decode(codec.encode(x))
 
 
-def relative_error(y, x):
-    return ((y.double() - x.double()).norm() / x.double().norm()).item()
+def relative_error(y: Tensor, x: Tensor) -> float:
+    return float((y.double() - x.double()).norm() / x.double().norm())
 
 
 # Of Gaussian values, by a scale for each 64 of them.
@@ -34,7 +35,7 @@ ERRORS = {1: 0.61, 2: 0.345, 3: 0.19, 4: 0.099, 5: 0.049, 6: 0.024, 7: 0.0124, 8
 
 
 @pytest.mark.parametrize(("bits", "error"), ERRORS.items())
-def test_gaussian_values_come_back_within_the_error_of_their_bits(bits, error):
+def test_gaussian_values_come_back_within_the_error_of_their_bits(bits: int, error: float) -> None:
     x = gaussian(256, 192)
     assert 0.9 * error < relative_error(roundtrip(x, f"hq{bits}"), x) < error
 
@@ -42,7 +43,7 @@ def test_gaussian_values_come_back_within_the_error_of_their_bits(bits, error):
 @every_width
 @given(shape=st.tuples(st.integers(1, 20), st.integers(1, 150)), seed=st.integers(0, 1000))
 @property_test
-def test_any_number_of_channels_comes_back(bits, shape, seed):
+def test_any_number_of_channels_comes_back(bits: int, shape: tuple[int, int], seed: int) -> None:
     x = gaussian(*shape, seed)
     # A scale covers its tile at worst; filled up with zeros, a tile of n channels has up to 2 n.
     limit = 1.05 * 2.0**0.5 * max(0.8 * 2.0 ** -(bits - 1), ERRORS[bits])
@@ -51,7 +52,7 @@ def test_any_number_of_channels_comes_back(bits, shape, seed):
 
 @every_width
 @pytest.mark.parametrize("channels", [1, 2, 3, 63, 64, 65, 128, 200])
-def test_a_payload_is_a_scale_and_the_codes_of_every_tile(bits, channels):
+def test_a_payload_is_a_scale_and_the_codes_of_every_tile(bits: int, channels: int) -> None:
     tile = min(TILE, 1 << (channels - 1).bit_length())
     tiles = 7 * -(-channels // tile)
     size = 2 * tiles + -(-tiles * tile // 8) * bits
@@ -61,7 +62,7 @@ def test_a_payload_is_a_scale_and_the_codes_of_every_tile(bits, channels):
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4])
-def test_an_outlier_in_one_channel_is_spread_over_its_tile(bits):
+def test_an_outlier_in_one_channel_is_spread_over_its_tile(bits: int) -> None:
     x = gaussian(256, 256)
     x[:, 5] *= 100
     others = [c for c in range(256) if c != 5]
@@ -75,7 +76,7 @@ def test_an_outlier_in_one_channel_is_spread_over_its_tile(bits):
 
 
 @every_width
-def test_a_single_spike_comes_back_exactly_but_for_its_scales_rounding(bits):
+def test_a_single_spike_comes_back_exactly_but_for_its_scales_rounding(bits: int) -> None:
     x = torch.zeros(4, 128)  # rotated, it is one magnitude everywhere
     x[1, 70] = 3.0
     y = roundtrip(x, f"hq{bits}")
@@ -85,7 +86,7 @@ def test_a_single_spike_comes_back_exactly_but_for_its_scales_rounding(bits):
 
 
 @every_width
-def test_tokens_and_tiles_are_apart(bits):
+def test_tokens_and_tiles_are_apart(bits: int) -> None:
     x = gaussian(8, 192)
     changed = x.clone()
     changed[3, 70] = 1e6
@@ -98,7 +99,7 @@ def test_tokens_and_tiles_are_apart(bits):
 
 @every_width
 @pytest.mark.parametrize("magnitude", [1e-30, 1e-10, 1e10, 1e30, 1e36])
-def test_the_error_is_the_same_at_any_magnitude(bits, magnitude):
+def test_the_error_is_the_same_at_any_magnitude(bits: int, magnitude: float) -> None:
     x = gaussian(64, 64)
     ours = relative_error(roundtrip(x * magnitude, f"hq{bits}"), x * magnitude)
     assert ours == pytest.approx(relative_error(roundtrip(x, f"hq{bits}"), x), rel=0.02)
@@ -106,7 +107,7 @@ def test_the_error_is_the_same_at_any_magnitude(bits, magnitude):
 
 @every_width
 @pytest.mark.parametrize("value", [1e30, -1e30, 1e36, -1e36])
-def test_tiles_of_huge_values_do_not_overflow(bits, value):
+def test_tiles_of_huge_values_do_not_overflow(bits: int, value: float) -> None:
     x = torch.full((3, 130), value)  # rotated, a tile is 64 times that in one place
     y = roundtrip(x, f"hq{bits}")
     assert y.isfinite().all()
@@ -116,12 +117,12 @@ def test_tiles_of_huge_values_do_not_overflow(bits, value):
 
 
 @every_width
-def test_zeros_stay(bits):
+def test_zeros_stay(bits: int) -> None:
     assert not roundtrip(torch.zeros(3, 100), f"hq{bits}").any()
 
 
 @pytest.mark.parametrize("bits", [1.5, 2, 3, 4])
-def test_a_rate_is_kept_and_pays(bits):
+def test_a_rate_is_kept_and_pays(bits: float) -> None:
     x = gaussian(256, 256) * 2.0 ** torch.randint(0, 4, (256, 1), generator=torch.manual_seed(0))
     codec = parse(f"hq{bits}+z")
     encoded = codec.encode(x)
@@ -131,7 +132,7 @@ def test_a_rate_is_kept_and_pays(bits):
         assert relative_error(y, x) < relative_error(roundtrip(x, f"hq{int(bits)}"), x)
 
 
-def test_scales_that_make_a_tile_overflow_are_refused():
+def test_scales_that_make_a_tile_overflow_are_refused() -> None:
     codec = parse("hq8")
     scale = torch.tensor(2.0**120).bfloat16().view(torch.int16).numpy().tobytes()
     payload = scale + b"\xff" * 64

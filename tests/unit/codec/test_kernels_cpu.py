@@ -1,5 +1,7 @@
 """What is of the Numba backend alone: sizes are checked, since compiled loops look at no bounds."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -30,13 +32,13 @@ UNFIT = {
 
 
 @pytest.mark.parametrize("kernel_and_args", UNFIT.values(), ids=UNFIT)
-def test_what_does_not_fit_is_refused(kernel_and_args):
+def test_what_does_not_fit_is_refused(kernel_and_args: tuple[Any, ...]) -> None:
     kernel, *args = kernel_and_args
     with pytest.raises(ValueError, match=r"expected|do not fit"):
         getattr(NumbaKernels(), kernel)(*args)
 
 
-def test_counts_beyond_the_words_read_zeros():
+def test_counts_beyond_the_words_read_zeros() -> None:
     counts = torch.tensor([1 << 40])
     coded = Coded(CODED.states, counts, CODED.words)
     symbols, is_intact = NumbaKernels().decode_symbols(coded, CODES, FREQUENCIES)
@@ -44,15 +46,15 @@ def test_counts_beyond_the_words_read_zeros():
     assert len(symbols) == len(CODES)
 
 
-def test_decoding_leaves_the_states_as_they_were():
+def test_decoding_leaves_the_states_as_they_were() -> None:
     coded = NumbaKernels().encode_symbols(CODES, CODES, FREQUENCIES, 4)
     before = coded.states.clone()
     assert NumbaKernels().decode_symbols(coded, CODES, FREQUENCIES)[1]
     assert torch.equal(coded.states, before)
 
 
-def test_loops_are_compiled_where_no_machine_code_can_be_kept():
-    of_no_file = {}
+def test_loops_are_compiled_where_no_machine_code_can_be_kept() -> None:
+    of_no_file: dict[str, Any] = {}
     exec("def twice(x):\n    return 2 * x", of_no_file)
     twice = compiled(of_no_file["twice"])
     assert twice(21) == 42

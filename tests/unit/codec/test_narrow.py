@@ -7,8 +7,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from swarm_ft.codec import pack_buffer, parse, unpack_buffer
+from swarm_ft.codec.base import Codec
 from swarm_ft.codec.scales import read_scales
 from swarm_ft.errors import BadFrame
 from swarm_ft.protocol.messages.boundary import EncodedTensor
@@ -22,45 +24,47 @@ every_width = pytest.mark.parametrize("bits", WIDTHS)
 every_axis = pytest.mark.parametrize("axis", AXES)
 
 
-def gaussian(tokens, channels, seed=0):
+def gaussian(tokens: int, channels: int, seed: int = 0) -> Tensor:
     return torch.randn(tokens, channels, generator=torch.Generator().manual_seed(seed))
 
 
-def laplacian(tokens, channels):
+def laplacian(tokens: int, channels: int) -> Tensor:
     u = torch.rand(tokens, channels, generator=torch.Generator().manual_seed(1)) - 0.5
     return -u.sign() * torch.log1p(-2 * u.abs().clamp(max=0.4999999))
 
 
-def student(tokens, channels):
-    squares = sum(gaussian(tokens, channels, seed) ** 2 for seed in (2, 3, 4))
+def student(tokens: int, channels: int) -> Tensor:
+    parts = [gaussian(tokens, channels, seed) ** 2 for seed in (2, 3, 4)]
+    squares = sum(parts, torch.zeros(()))
     return gaussian(tokens, channels, 5) / (squares / 3).sqrt()
 
 
-def roundtrip(x, name):
+def roundtrip(x: Tensor, name: str) -> Tensor:
     codec = parse(name)
     return codec.decode(codec.encode(x))
 
 
-def relative_error(y, x):
-    return ((y.double() - x.double()).norm() / x.double().norm()).item()
+def relative_error(y: Tensor, x: Tensor) -> float:
+    return float((y.double() - x.double()).norm() / x.double().norm())
 
 
-def reach_of(bits):
+def reach_of(bits: float) -> float:
     """Scales from zero to either end of the grid."""
     return (2**bits - 1) / 2
 
 
-def groups_of(x, axis):
+def groups_of(x: Tensor, axis: str) -> Tensor:
     """The values that share a scale, a column each."""
     return {"f": x.reshape(-1, 1), "c": x, "t": x.T}[axis]
 
 
-def published_quantiser(x, bits):
+def published_quantiser(x: Tensor, bits: int) -> Tensor:
     """As arXiv 2206.01299's code rounds: an fp16 scale a channel, levels from -1 to 1 - 2^(1-b)."""
     half = 2 ** (bits - 1)
     scale = x.abs().amax(0).half()
     codes = (x / (scale + 1e-6) * half).round().clamp(-half, half - 1)
-    return codes / half * scale.float()
+    values: Tensor = codes / half * scale.float()
+    return values
 
 
 samples = st.builds(
@@ -79,7 +83,9 @@ samples = st.builds(
 @pytest.mark.parametrize("axis", ["f", "c", "t"])
 @given(x=samples, magnitude=st.sampled_from([1e-30, 1e-7, 1.0, 1e5, 1e30]))
 @settings(property_test, max_examples=6)
-def test_no_group_errs_more_than_half_a_covering_scale(bits, axis, x, magnitude):
+def test_no_group_errs_more_than_half_a_covering_scale(
+    bits: int, axis: str, x: Tensor, magnitude: float
+) -> None:
     x = x * magnitude
     y = roundtrip(x, f"q{bits}{axis}")
     error = groups_of(y.double() - x.double(), axis).square().mean(0).sqrt()
@@ -92,7 +98,9 @@ def test_no_group_errs_more_than_half_a_covering_scale(bits, axis, x, magnitude)
 @pytest.mark.parametrize("axis", ["f", "c", "t"])
 @given(x=samples)
 @property_test
-def test_without_clipping_no_value_errs_more_than_half_a_scale(bits, axis, x):
+def test_without_clipping_no_value_errs_more_than_half_a_scale(
+    bits: int, axis: str, x: Tensor
+) -> None:
     y = roundtrip(x, f"q{bits}{axis}")
     scale = groups_of(x, axis).abs().amax(0) / reach_of(bits)
     assert (
@@ -113,7 +121,7 @@ SHARE = {1: 0.9, 2: 0.78, 3: 0.8, 4: 0.92}
 
 @pytest.mark.parametrize("bits", SHARE)
 @pytest.mark.parametrize("kind", DISTRIBUTIONS)
-def test_error_beats_the_published_quantiser(kind, bits):
+def test_error_beats_the_published_quantiser(kind: str, bits: int) -> None:
     x = DISTRIBUTIONS[kind](1024, 64)
     theirs = relative_error(published_quantiser(x, bits), x)
     if bits in PUBLISHED[kind]:
@@ -128,7 +136,7 @@ MAX_1960 = {1: 0.603, 2: 0.345, 3: 0.1935, 4: 0.1074, 5: 0.0591, 6: 0.0322}
 
 @pytest.mark.parametrize("bits", MAX_1960)
 @every_axis
-def test_gaussian_error_is_close_to_the_best_of_any_uniform_grid(axis, bits):
+def test_gaussian_error_is_close_to_the_best_of_any_uniform_grid(axis: str, bits: int) -> None:
     x = gaussian(512, 512)
     assert relative_error(roundtrip(x, f"q{bits}{axis}"), x) < MAX_1960[bits] * 1.05
 
@@ -136,7 +144,7 @@ def test_gaussian_error_is_close_to_the_best_of_any_uniform_grid(axis, bits):
 @pytest.mark.parametrize("bits", [2, 3, 4])
 @given(x=samples)
 @property_test
-def test_fitting_never_does_worse_than_covering_the_largest_value(bits, x):
+def test_fitting_never_does_worse_than_covering_the_largest_value(bits: int, x: Tensor) -> None:
     covering = x.abs().amax(0) / reach_of(bits)
     codes = (x / covering + reach_of(bits)).round().clamp(0, 2**bits - 1)
     plain = (codes - reach_of(bits)) * covering
@@ -145,7 +153,7 @@ def test_fitting_never_does_worse_than_covering_the_largest_value(bits, x):
     assert (ours <= (plain - x).norm(dim=0) * (1 + 2**-6) + peaks * 2**-7).all()
 
 
-def test_a_scale_by_token_and_channel_follows_both():
+def test_a_scale_by_token_and_channel_follows_both() -> None:
     x = gaussian(128, 96) * 4.0 ** torch.arange(-3, 3).repeat(16)
     x *= 4.0 ** torch.arange(-4, 4).repeat(16)[:, None]
     errors = {axis: relative_error_by_value(roundtrip(x, f"q4{axis}"), x) for axis in AXES}
@@ -153,7 +161,7 @@ def test_a_scale_by_token_and_channel_follows_both():
     assert min(errors["c"], errors["t"]) < errors["f"]
 
 
-def relative_error_by_value(y, x):
+def relative_error_by_value(y: Tensor, x: Tensor) -> float:
     """Of each channel of each token alike, however small."""
     scale = x.abs().mean(0) * x.abs().mean(1, keepdim=True) / x.abs().mean()
     return ((y - x) / scale).square().mean().sqrt().item()
@@ -166,7 +174,9 @@ def relative_error_by_value(y, x):
 @every_axis
 @given(x=samples, power=st.integers(-80, 80))
 @settings(property_test, max_examples=5)
-def test_powers_of_two_move_the_scales_and_leave_the_codes(bits, axis, x, power):
+def test_powers_of_two_move_the_scales_and_leave_the_codes(
+    bits: int, axis: str, x: Tensor, power: int
+) -> None:
     name = f"q{bits}{axis}"
     assert torch.equal(roundtrip(x * 2.0**power, name), roundtrip(x, name) * 2.0**power)
 
@@ -175,14 +185,14 @@ def test_powers_of_two_move_the_scales_and_leave_the_codes(bits, axis, x, power)
 @every_axis
 @given(x=samples)
 @settings(property_test, max_examples=5)
-def test_a_value_and_its_opposite_err_alike(bits, axis, x):
+def test_a_value_and_its_opposite_err_alike(bits: int, axis: str, x: Tensor) -> None:
     name = f"q{bits}{axis}"
     error, opposite = roundtrip(x, name) - x, roundtrip(-x, name) + x
     # Not opposite errors: a value in the middle of two codes may become either.
     assert torch.allclose(error.abs(), opposite.abs(), rtol=0, atol=1e-4 * float(x.abs().max()))
 
 
-def gain(name, x):
+def gain(name: str, x: Tensor) -> float:
     """How much of x comes back: <x, y> / <x, x>."""
     y = roundtrip(x, name)
     return ((x.double() * y.double()).sum() / x.double().square().sum()).item()
@@ -190,7 +200,7 @@ def gain(name, x):
 
 @every_width
 @pytest.mark.parametrize("axis", ["c", "t"])
-def test_the_gain_is_the_same_down_to_the_smallest_magnitudes(bits, axis):
+def test_the_gain_is_the_same_down_to_the_smallest_magnitudes(bits: int, axis: str) -> None:
     x = gaussian(256, 256)
     x /= x.abs().max()
     expected = gain(f"q{bits}{axis}", x)
@@ -200,7 +210,7 @@ def test_the_gain_is_the_same_down_to_the_smallest_magnitudes(bits, axis):
 
 @every_axis
 @pytest.mark.parametrize("dither", ["", "+d"])
-def test_at_eight_bits_all_of_it_comes_back(axis, dither):
+def test_at_eight_bits_all_of_it_comes_back(axis: str, dither: str) -> None:
     x = gaussian(256, 64)
     x /= x.abs().max()
     for exponent in range(31):
@@ -211,13 +221,15 @@ def test_at_eight_bits_all_of_it_comes_back(axis, dither):
 @every_width
 @pytest.mark.parametrize("axis", ["f", "c", "t"])
 @pytest.mark.parametrize("value", [0.0, 3.0, -1e-30, 1e30, -1e38])
-def test_constants_come_back_within_the_scales_own_rounding(bits, axis, value):
+def test_constants_come_back_within_the_scales_own_rounding(
+    bits: int, axis: str, value: float
+) -> None:
     x = torch.full((5, 3), value)
     assert torch.allclose(roundtrip(x, f"q{bits}{axis}"), x, rtol=2**-8, atol=0)
 
 
 @every_width
-def test_channels_below_the_smallest_scale_decode_to_no_more_than_it(bits):
+def test_channels_below_the_smallest_scale_decode_to_no_more_than_it(bits: int) -> None:
     x = torch.tensor([[1e-45, 1e-39, 1.0], [-1e-45, -1e-39, -1.0]])
     y = roundtrip(x, f"q{bits}c")
     assert (y[:, :2].abs() <= MIN_SCALE).all()
@@ -226,7 +238,7 @@ def test_channels_below_the_smallest_scale_decode_to_no_more_than_it(bits):
 
 @every_width
 @every_axis
-def test_zeros_beside_values_stay_small(bits, axis):
+def test_zeros_beside_values_stay_small(bits: int, axis: str) -> None:
     x = gaussian(32, 16)
     x[:, 3] = 0
     x[7] = 0
@@ -243,7 +255,7 @@ def test_zeros_beside_values_stay_small(bits, axis):
 
 @every_width
 @pytest.mark.parametrize("axis", ["c", "t"])
-def test_an_outlier_stays_in_its_group(bits, axis):
+def test_an_outlier_stays_in_its_group(bits: int, axis: str) -> None:
     x = gaussian(64, 8)
     spiked = x.clone()
     spiked[5, 2] = 1e4
@@ -259,7 +271,9 @@ def test_an_outlier_stays_in_its_group(bits, axis):
 @pytest.mark.parametrize("axis", ["c", "tc"])
 @pytest.mark.parametrize("bits", [2, 4])
 @pytest.mark.parametrize("height", [30, 1000])
-def test_a_channel_of_huge_values_costs_the_others_little(axis, bits, height):
+def test_a_channel_of_huge_values_costs_the_others_little(
+    axis: str, bits: int, height: int
+) -> None:
     x = gaussian(512, 256)
     x[:, [7, 100]] *= height
     others = [c for c in range(256) if c not in (7, 100)]
@@ -271,7 +285,7 @@ def test_a_channel_of_huge_values_costs_the_others_little(axis, bits, height):
 @pytest.mark.parametrize("axis", ["t", "tc"])
 @pytest.mark.parametrize("bits", [2, 4])
 @pytest.mark.parametrize("height", [30, 1000])
-def test_a_token_of_huge_values_costs_the_others_little(axis, bits, height):
+def test_a_token_of_huge_values_costs_the_others_little(axis: str, bits: int, height: int) -> None:
     x = gaussian(512, 256)
     x[[0, 5]] *= height
     others = [t for t in range(512) if t not in (0, 5)]
@@ -284,7 +298,9 @@ def test_a_token_of_huge_values_costs_the_others_little(axis, bits, height):
 @every_axis
 @given(tokens=st.integers(1, 300), channels=st.integers(1, 300))
 @settings(property_test, max_examples=5)
-def test_a_payload_is_the_scales_of_its_axis_and_the_codes(bits, axis, tokens, channels):
+def test_a_payload_is_the_scales_of_its_axis_and_the_codes(
+    bits: int, axis: str, tokens: int, channels: int
+) -> None:
     scales = {"f": 1, "c": channels, "t": tokens, "tc": tokens + channels}[axis]
     size = 2 * scales + -(-tokens * channels // 8) * bits
     codec = parse(f"q{bits}{axis}")
@@ -292,11 +308,11 @@ def test_a_payload_is_the_scales_of_its_axis_and_the_codes(bits, axis, tokens, c
     assert len(codec.encode(gaussian(tokens, channels)).payload) == size
 
 
-def bfloat16_bytes(*values):
+def bfloat16_bytes(*values: float) -> bytes:
     return torch.tensor(values).bfloat16().view(torch.int16).numpy().tobytes()
 
 
-def test_layout_is_scales_then_codes_from_the_lowest_value():
+def test_layout_is_scales_then_codes_from_the_lowest_value() -> None:
     x = torch.tensor([[127.5, -255.0], [-1.5, 3.0]])  # scales of 1 and 2
     codes = bytes([255, 0, 126, 129])  # value = (code - 127.5) * scale
     assert parse("q8c").encode(x).payload == bfloat16_bytes(1.0, 2.0) + codes + bytes(4)
@@ -305,7 +321,7 @@ def test_layout_is_scales_then_codes_from_the_lowest_value():
     )
 
 
-def test_payloads_written_by_hand_decode_as_the_layout_says():
+def test_payloads_written_by_hand_decode_as_the_layout_says() -> None:
     codec = parse("q2tc")  # one plane of two bits; codes lie four to a byte, n / 4 apart
     scales = bfloat16_bytes(0.5, -3.0, 1.0, 2.0, 0.0, 4.0)  # of two tokens and four channels
     payload = scales + bytes([0b00_01_10_11, 0b11_10_01_00])
@@ -322,7 +338,7 @@ def test_payloads_written_by_hand_decode_as_the_layout_says():
 
 
 @every_width
-def test_any_scale_pattern_decodes_to_finite_values_or_is_refused(bits):
+def test_any_scale_pattern_decodes_to_finite_values_or_is_refused(bits: int) -> None:
     codec, accepted = parse(f"q{bits}f"), 0
     for pattern in range(0, 1 << 16, 37):
         payload = pattern.to_bytes(2, "little") + bytes([255] * bits)
@@ -337,7 +353,7 @@ def test_any_scale_pattern_decodes_to_finite_values_or_is_refused(bits):
 
 @pytest.mark.parametrize("scale", [math.inf, -math.inf, math.nan, 1e-40, -1e-40, 2.0**-121])
 @every_axis
-def test_what_is_no_scale_is_refused(scale, axis):
+def test_what_is_no_scale_is_refused(scale: float, axis: str) -> None:
     codec = parse(f"q8{axis}")
     count = {"tc": 2}.get(axis, 1)
     payload = bfloat16_bytes(*[1.0] * (count - 1), scale) + bytes(8)
@@ -345,7 +361,7 @@ def test_what_is_no_scale_is_refused(scale, axis):
         codec.decode(EncodedTensor(codec.spec, 1, 1, payload))
 
 
-def test_a_scale_that_takes_its_codes_out_of_range_is_refused():
+def test_a_scale_that_takes_its_codes_out_of_range_is_refused() -> None:
     codec = parse("q8f")
     payload = bfloat16_bytes(3e38) + bytes([255] * 8)
     with pytest.raises(BadFrame, match="finite"):
@@ -355,14 +371,14 @@ def test_a_scale_that_takes_its_codes_out_of_range_is_refused():
 # ---- dither
 
 
-def constant_beside_a_peak(value):
+def constant_beside_a_peak(value: float) -> Tensor:
     """Many values at one place of the grid, and one that fixes the grid's reach."""
     x = torch.full((4097, 1), value)
     x[0] = 1.0
     return x
 
 
-def bias_in_scales(name, bits, value):
+def bias_in_scales(name: str, bits: float, value: float) -> float:
     """Mean error of all values that equal `value`, in covering scales."""
     x = constant_beside_a_peak(value)
     error = (roundtrip(x, name) - x)[1:].double().mean().item()
@@ -370,7 +386,7 @@ def bias_in_scales(name, bits, value):
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4])
-def test_dither_makes_the_mean_of_many_errors_vanish(bits):
+def test_dither_makes_the_mean_of_many_errors_vanish(bits: int) -> None:
     places = [0.013, 0.05, 0.11, 0.17, 0.23, 0.31, 0.37, 0.44]
     with_dither = [bias_in_scales(f"q{bits}f+d", bits, value) for value in places]
     assert max(with_dither) < 0.05
@@ -378,7 +394,9 @@ def test_dither_makes_the_mean_of_many_errors_vanish(bits):
 
 @pytest.mark.parametrize("bits", [4, 6, 8])
 @pytest.mark.parametrize("axis", ["f", "c", "t"])
-def test_with_dither_errors_are_uniform_and_say_nothing_about_the_value(bits, axis):
+def test_with_dither_errors_are_uniform_and_say_nothing_about_the_value(
+    bits: int, axis: str
+) -> None:
     x = torch.rand(512, 128, generator=torch.Generator().manual_seed(0)) * 2 - 1
     x[0], x[:, 0] = 1.0, 1.0
     codec = parse(f"q{bits}{axis}+d")
@@ -396,14 +414,14 @@ def test_with_dither_errors_are_uniform_and_say_nothing_about_the_value(bits, ax
     assert abs(correlation(error, plain[inside])) < 0.05
 
 
-def correlation(one, other):
+def correlation(one: Tensor, other: Tensor) -> float:
     return torch.corrcoef(torch.stack([one.double().flatten(), other.double().flatten()]))[
         0, 1
     ].item()
 
 
 @pytest.mark.parametrize("name", ["q3t+d", "q4c+d", "q8f+d"])
-def test_dither_is_a_function_of_the_scales_and_the_place(name):
+def test_dither_is_a_function_of_the_scales_and_the_place(name: str) -> None:
     codec, x = parse(name), gaussian(32, 16)
     encoded = codec.encode(x)
     scales_end = len(encoded.payload) - 32 * 16 // 8 * codec.spec.bits
@@ -415,13 +433,13 @@ def test_dither_is_a_function_of_the_scales_and_the_place(name):
     assert torch.equal(parse(name).decode(EncodedTensor.from_bytes(encoded.to_bytes())), y)
 
 
-def test_other_scales_have_another_dither():
+def test_other_scales_have_another_dither() -> None:
     x = gaussian(64, 64)
     one, other = (roundtrip(s, "q8f+d") for s in (x, x * 1.01))
     assert abs(correlation(one - x, other / 1.01 - x)) < 0.1
 
 
-def test_scales_of_zero_have_no_dither():
+def test_scales_of_zero_have_no_dither() -> None:
     x = gaussian(16, 4)
     x[:, 2] = 0
     assert not roundtrip(x, "q4c+d")[:, 2].any()
@@ -433,29 +451,29 @@ def test_scales_of_zero_have_no_dither():
 class BoundaryEnd:
     """One end: a codec and the stored form of its buffer."""
 
-    def __init__(self, name, key="fp16"):
+    def __init__(self, name: str, key: str = "fp16") -> None:
         self.codec, self.key_codec = parse(name), parse(key)
         self.stored = b""
 
-    def send(self, x):
+    def send(self, x: Tensor) -> EncodedTensor:
         codec, base = self._codec_and_base(x.shape)
         encoded = codec.encode(x, base)
         self.receive(encoded)
         return encoded
 
-    def receive(self, encoded):
+    def receive(self, encoded: EncodedTensor) -> Tensor:
         codec, base = self._codec_and_base((encoded.tokens, encoded.channels))
         y = codec.decode(encoded, base)
         self.stored = pack_buffer(y)
         return y
 
-    def _codec_and_base(self, shape):
+    def _codec_and_base(self, shape: tuple[int, ...]) -> tuple[Codec, Tensor | None]:
         if not self.stored:
             return self.key_codec, None
         return self.codec, unpack_buffer(self.stored, *shape)
 
 
-def visit(sender, receiver, x):
+def visit(sender: BoundaryEnd, receiver: BoundaryEnd, x: Tensor) -> float:
     y = receiver.receive(EncodedTensor.from_bytes(sender.send(x).to_bytes()))
     assert sender.stored == receiver.stored
     return relative_error(y, x)
@@ -468,7 +486,9 @@ def visit(sender, receiver, x):
     magnitude=st.sampled_from([1e-30, 1e-4, 1.0, 1e5, 1e30]),
 )
 @settings(property_test, max_examples=5)
-def test_both_ends_hold_the_same_bytes_after_every_visit(name, shape, seed, magnitude):
+def test_both_ends_hold_the_same_bytes_after_every_visit(
+    name: str, shape: tuple[int, int], seed: int, magnitude: float
+) -> None:
     sender, receiver = BoundaryEnd(name), BoundaryEnd(name)
     for scale in range(6):
         x = (gaussian(*shape, seed) + gaussian(*shape, seed + scale) * 0.5**scale) * magnitude
@@ -487,7 +507,7 @@ CONTRACTIONS = {
 }
 
 
-def errors_on_a_fixed_value(name, visits):
+def errors_on_a_fixed_value(name: str, visits: int) -> list[float]:
     """Error at each visit of a value that stays, after a first visit with another one."""
     sender, receiver = BoundaryEnd(name), BoundaryEnd(name)
     visit(sender, receiver, gaussian(64, 16, seed=1))
@@ -496,21 +516,23 @@ def errors_on_a_fixed_value(name, visits):
 
 
 @pytest.mark.parametrize(("name", "contraction"), CONTRACTIONS.items())
-def test_error_on_a_fixed_value_contracts_to_the_buffers_precision(name, contraction):
+def test_error_on_a_fixed_value_contracts_to_the_buffers_precision(
+    name: str, contraction: float
+) -> None:
     errors = errors_on_a_fixed_value(name, visits=20)
     for before, after in pairwise(errors):
         assert after <= contraction * before + 2**-12
     assert errors[-1] <= 2**-11
 
 
-def test_even_one_bit_brings_a_fixed_value_nearer_at_every_visit():
+def test_even_one_bit_brings_a_fixed_value_nearer_at_every_visit() -> None:
     errors = errors_on_a_fixed_value("aq1c", visits=40)
     assert all(after < before for before, after in pairwise(errors))
     assert errors[-1] < errors[0] / 20
 
 
 @pytest.mark.parametrize("bits", [1, 2, 3, 4])
-def test_error_follows_a_drift_that_shrinks(bits):
+def test_error_follows_a_drift_that_shrinks(bits: int) -> None:
     sender, receiver = BoundaryEnd(f"aq{bits}c"), BoundaryEnd(f"aq{bits}c")
     x, errors = gaussian(64, 16), []
     for scale in range(8):
@@ -520,14 +542,14 @@ def test_error_follows_a_drift_that_shrinks(bits):
 
 
 @pytest.mark.parametrize("name", ["aq4c", "aq1f", "aq3t+d", "aq2tc"])
-def test_a_fixed_point_stays(name):
+def test_a_fixed_point_stays(name: str) -> None:
     codec, base = parse(name), unpack_buffer(pack_buffer(gaussian(9, 5)), 9, 5)
     assert torch.equal(codec.decode(codec.encode(base, base), base), base)
 
 
 @every_width
 @pytest.mark.parametrize("mode", ["c", "t+d", "tc"])
-def test_the_result_has_one_rounding_of_base_plus_code_times_scale(bits, mode):
+def test_the_result_has_one_rounding_of_base_plus_code_times_scale(bits: int, mode: str) -> None:
     base, change = gaussian(50, 7), gaussian(50, 7, seed=1) * 0.01
     codec, direct = parse(f"aq{bits}{mode}"), parse(f"q{bits}{mode}")
     payload = direct.encode(change).payload
@@ -536,7 +558,7 @@ def test_the_result_has_one_rounding_of_base_plus_code_times_scale(bits, mode):
     assert torch.equal(y, (base.double() + delta.double()).float())
 
 
-def test_a_change_is_encoded_as_if_it_were_a_value():
+def test_a_change_is_encoded_as_if_it_were_a_value() -> None:
     # Of multiples of a power of two, whose difference is exact.
     base = torch.randint(-512, 512, (30, 8), generator=torch.manual_seed(0)) / 64
     change = torch.randint(-64, 64, (30, 8), generator=torch.manual_seed(1)) / 64
@@ -545,7 +567,7 @@ def test_a_change_is_encoded_as_if_it_were_a_value():
         assert payload == parse(f"q{mode}").encode(change).payload
 
 
-def test_error_is_relative_to_the_change_not_to_the_value():
+def test_error_is_relative_to_the_change_not_to_the_value() -> None:
     base = gaussian(64, 16) * 1000
     x = base + gaussian(64, 16, seed=1) * 0.01
     codec = parse("aq4c")

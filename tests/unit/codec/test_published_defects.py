@@ -7,17 +7,20 @@ events that were never recorded. These are faults of scripts, and nothing here r
 """
 
 import threading
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from swarm_ft.buffers import BufferKey, BufferRecord, BufferStore, End
 from swarm_ft.codec import from_spec, pack_buffer, parse, unpack_buffer
 from swarm_ft.errors import InternalError
-from swarm_ft.ids import RunId
+from swarm_ft.ids import Attempt, BlockIndex, MicrobatchIndex, RunId, SampleId, StepNumber
 from swarm_ft.peer.boundary.coder import FrameCoder, Refusal
-from swarm_ft.protocol.messages.boundary import EncodedTensor, FrameKey, FrameKind
+from swarm_ft.protocol.messages.boundary import EncodedTensor, Frame, FrameKey, FrameKind
 from swarm_ft.protocol.spec.codec_spec import Direction
 from swarm_ft.protocol.spec.digest import fingerprint_of
 from swarm_ft.protocol.spec.run_spec import LrSchedule, ModelSpec, RunSpec, TrainSpec
@@ -25,18 +28,18 @@ from swarm_ft.protocol.spec.training_plan import step_microbatches, step_samples
 from swarm_ft.protocol.wire.frames import LINK_MESSAGE
 
 TOKENS, CHANNELS = 64, 48
-RUN, BLOCK = RunId("run"), 2
+RUN, BLOCK = RunId("run"), BlockIndex(2)
 
 
-def gaussian(*shape, seed=0):
+def gaussian(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def relative_error(y, x):
-    return ((y.double() - x.double()).norm() / x.double().norm()).item()
+def relative_error(y: Tensor, x: Tensor) -> float:
+    return float((y.double() - x.double()).norm() / x.double().norm())
 
 
-def published(x, bits):
+def published(x: Tensor, bits: int) -> Tensor:
     """The quantiser: one fp16 scale a channel, over all that travels together; 2^bits levels.
 
     Args:
@@ -45,15 +48,16 @@ def published(x, bits):
     half = 2 ** (bits - 1)
     scale = x.abs().amax(tuple(range(x.dim() - 1)), keepdim=True).half()
     codes = (x / (scale + torch.tensor(1e-6).half()) * half).round().clamp(-half, half - 1)
-    return codes / half * scale.float()
+    values: Tensor = codes / half * scale.float()
+    return values
 
 
-def ours(x, bits):
+def ours(x: Tensor, bits: int) -> Tensor:
     codec = parse(f"q{bits}")
     return codec.decode(codec.encode(x))
 
 
-def test_the_largest_value_loses_a_whole_step():
+def test_the_largest_value_loses_a_whole_step() -> None:
     x = torch.tensor([[1.0], [-1.0]])
     lost = {bits: published(x, bits)[0, 0].item() for bits in (2, 3, 4, 8)}
     assert lost == {2: 0.5, 3: 0.75, 4: 0.875, 8: pytest.approx(0.992, abs=1e-3)}
@@ -65,7 +69,7 @@ def test_the_largest_value_loses_a_whole_step():
 # ---- 1: a scale over the whole microbatch
 
 
-def test_1_a_hot_token_in_one_sample_spoils_another():
+def test_1_a_hot_token_in_one_sample_spoils_another() -> None:
     batch = gaussian(4, 256, 64)
     hot = batch.clone()
     hot[3, 17] *= 50
@@ -77,7 +81,12 @@ def test_1_a_hot_token_in_one_sample_spoils_another():
     payloads = []
     for samples in (batch, hot):
         frames = [
-            coder.encode(FrameKey(1, 0, 0, i, Direction.FORWARD), sample[:TOKENS, :CHANNELS])
+            coder.encode(
+                FrameKey(
+                    Attempt(1), StepNumber(0), MicrobatchIndex(0), SampleId(i), Direction.FORWARD
+                ),
+                sample[:TOKENS, :CHANNELS],
+            )
             for i, sample in enumerate(samples)
         ]
         payloads.append([frame.tensor.payload for frame in frames])
@@ -90,7 +99,7 @@ def test_1_a_hot_token_in_one_sample_spoils_another():
 
 
 @pytest.mark.parametrize("magnitude", [1e5, 1e12, 1e30])
-def test_2_values_beyond_half_precision_become_nan(magnitude):
+def test_2_values_beyond_half_precision_become_nan(magnitude: float) -> None:
     x = gaussian(32, 8) * magnitude
     assert not published(x, 4).isfinite().all()
     assert not x.half().isfinite().all(), "the published buffer"
@@ -99,7 +108,7 @@ def test_2_values_beyond_half_precision_become_nan(magnitude):
 
 
 @pytest.mark.parametrize("magnitude", [1e-8, 1e-12, 1e-30])
-def test_2_values_below_half_precision_vanish(magnitude):
+def test_2_values_below_half_precision_vanish(magnitude: float) -> None:
     x = gaussian(32, 8)
     x *= magnitude / x.abs().max()
     assert not published(x, 4).any()
@@ -110,7 +119,7 @@ def test_2_values_below_half_precision_vanish(magnitude):
 # ---- 3: an absolute epsilon
 
 
-def gain(quantise, largest):
+def gain(quantise: Callable[[Tensor, int], Tensor], largest: float) -> float:
     """How much comes back of values up to `largest`: the systematic factor of a boundary."""
     x = gaussian(2048, 4)
     x *= largest / x.abs().amax(0)
@@ -118,7 +127,7 @@ def gain(quantise, largest):
     return ((x.double() * y).sum() / x.double().square().sum()).item()
 
 
-def test_3_an_absolute_epsilon_shrinks_small_tensors():
+def test_3_an_absolute_epsilon_shrinks_small_tensors() -> None:
     shrunk = {1e-4: 0.990, 1e-5: 0.908, 3e-6: 0.746, 1e-6: 0.500, 1e-7: 0.105}
     for largest, factor in shrunk.items():
         assert gain(published, largest) == pytest.approx(factor, abs=0.02)
@@ -132,18 +141,18 @@ def test_3_an_absolute_epsilon_shrinks_small_tensors():
 class SharedRows:
     """Rows of samples on disk and one buffer in memory for the batch at hand, as published."""
 
-    def __init__(self, num_samples):
+    def __init__(self, num_samples: int) -> None:
         self.rows = {sample: f"row {sample}" for sample in range(num_samples)}
-        self.buffer = []
+        self.buffer: list[str] = []
 
-    def read_next(self, samples):
+    def read_next(self, samples: Iterable[int]) -> None:
         self.buffer[:] = [self.rows[sample] for sample in samples]
 
-    def write_last(self, samples):
+    def write_last(self, samples: Iterable[int]) -> None:
         self.rows |= dict(zip(samples, self.buffer, strict=True))
 
 
-def test_4_rows_of_one_batch_get_the_messages_of_the_next():
+def test_4_rows_of_one_batch_get_the_messages_of_the_next() -> None:
     shared = SharedRows(4)
     shared.buffer[:] = ["message 0", "message 1"]
     shared.read_next([2, 3])  # both were submitted at once; the reader happens to come first
@@ -152,20 +161,20 @@ def test_4_rows_of_one_batch_get_the_messages_of_the_next():
 
     store, ready = BufferStore(), threading.Barrier(4)
 
-    def record(sample, visit):
+    def record(sample: int, visit: int) -> BufferRecord:
         payload = f"sample {sample} visit {visit}".encode()
         return BufferRecord(fingerprint_of(payload), 1, 1, payload)
 
-    def name(sample):
-        return BufferKey(RUN, BLOCK, End.SENT, sample)
+    def name(sample: int) -> BufferKey:
+        return BufferKey(RUN, BLOCK, End.SENT, SampleId(sample))
 
-    def write(samples, visits):
+    def write(samples: Iterable[int], visits: int) -> None:
         ready.wait()
         for visit in range(visits):
             for sample in samples:
                 store.stage(name(sample), record(sample, visit))
 
-    def read(samples, visits):
+    def read(samples: Iterable[int], visits: int) -> list[BufferRecord | None]:
         ready.wait()
         return [store.get(name(sample)) for _ in range(visits) for sample in samples]
 
@@ -187,7 +196,7 @@ def test_4_rows_of_one_batch_get_the_messages_of_the_next():
 # ---- 5 and 6: buffers that are lost or foreign
 
 
-def a_run(**train):
+def a_run(**train: Any) -> RunSpec:
     model = ModelSpec(
         reference="nowhere",
         architecture="gpt2",
@@ -200,7 +209,7 @@ def a_run(**train):
         head_digest=bytes(16),
         tied_embeddings=True,
     )
-    fields = {
+    fields: dict[str, Any] = {
         "num_samples": 11,
         "seq_length": TOKENS,
         "batch_size": 4,
@@ -221,7 +230,7 @@ def a_run(**train):
 class Boundary:
     """Both ends of a boundary, each with its own buffers."""
 
-    def __init__(self, **train):
+    def __init__(self, **train: Any) -> None:
         self.spec = a_run(**train)
         self.here, self.there = BufferStore(), BufferStore()
         self.sender, self.receiver = (
@@ -229,42 +238,54 @@ class Boundary:
             for store in (self.here, self.there)
         )
 
-    def send(self, sample, x, *, microbatch=0, as_key=False):
+    def send(
+        self, sample: int, x: Tensor, *, microbatch: int = 0, as_key: bool = False
+    ) -> tuple[Frame, Tensor | Refusal]:
         """The frame as it arrives, and what the receiver makes of it."""
-        name = FrameKey(1, 0, microbatch, sample, Direction.FORWARD)
+        name = FrameKey(
+            Attempt(1),
+            StepNumber(0),
+            MicrobatchIndex(microbatch),
+            SampleId(sample),
+            Direction.FORWARD,
+        )
         frame = self.sender.encode(name, x)
         if as_key:
             frame = self.sender.encode_again(frame)
-        frame = LINK_MESSAGE.from_bytes(LINK_MESSAGE.to_bytes(frame))
-        return frame, self.receiver.decode(frame)
+        arrived = LINK_MESSAGE.from_bytes(LINK_MESSAGE.to_bytes(frame))
+        assert isinstance(arrived, Frame)
+        return arrived, self.receiver.decode(arrived)
 
-    def visit(self, sample, x):
+    def visit(self, sample: int, x: Tensor) -> tuple[Frame, Tensor]:
         """As the boundary does: a refusal asks for a key frame, and the step commits."""
         frame, value = self.send(sample, x)
         if isinstance(value, Refusal):
             frame, value = self.send(sample, x, as_key=True)
+        assert isinstance(value, Tensor)
         self.commit()
         return frame, value
 
-    def commit(self):
+    def commit(self) -> None:
         self.here.commit()
         self.there.commit()
 
 
-def sent(sample):
-    return BufferKey(RUN, BLOCK, End.SENT, sample)
+def sent(sample: int) -> BufferKey:
+    return BufferKey(RUN, BLOCK, End.SENT, SampleId(sample))
 
 
-def received(sample):
-    return BufferKey(RUN, BLOCK, End.RECEIVED, sample)
+def received(sample: int) -> BufferKey:
+    return BufferKey(RUN, BLOCK, End.RECEIVED, SampleId(sample))
 
 
-def put(store, name, record):
+def put(store: BufferStore, name: BufferKey, record: BufferRecord) -> None:
     store.stage(name, record)
     store.commit()
 
 
-def published_visits(x, sender, receiver, visits):
+def published_visits(
+    x: Tensor, sender: Tensor, receiver: Tensor, visits: int
+) -> tuple[list[float], float]:
     """Error at the receiver while the sender believes that both ends hold the same."""
     errors = []
     for _ in range(visits):
@@ -282,7 +303,7 @@ WRONG_FOR_EVER = {"lost": 1.0, "another sample's": 2.0**0.5}
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_5_a_row_that_is_lost_or_foreign_stays_wrong_for_ever(damage):
+def test_5_a_row_that_is_lost_or_foreign_stays_wrong_for_ever(damage: str) -> None:
     x = gaussian(TOKENS, CHANNELS)
     errors, believed = published_visits(x, x.half().float(), DAMAGE[damage](x), visits=6)
     assert believed < 1e-3
@@ -294,7 +315,9 @@ def test_5_a_row_that_is_lost_or_foreign_stays_wrong_for_ever(damage):
     if damage == "lost":
         ends.there.forget()
     else:
-        put(ends.there, received(0), ends.there.get(received(1)))
+        foreign = ends.there.get(received(1))
+        assert foreign is not None
+        put(ends.there, received(0), foreign)
     _, refused = ends.send(0, x)
     assert isinstance(refused, Refusal), "the delta names the buffer it builds on"
     frame, value = ends.visit(0, x)
@@ -306,11 +329,12 @@ def test_5_a_row_that_is_lost_or_foreign_stays_wrong_for_ever(damage):
     assert ends.here.get(sent(0)) == ends.there.get(received(0))
 
 
-def test_5_a_buffer_that_was_changed_under_its_name_is_noticed():
+def test_5_a_buffer_that_was_changed_under_its_name_is_noticed() -> None:
     x = gaussian(TOKENS, CHANNELS)
     ends = Boundary()
     ends.visit(0, x)
     record = ends.there.get(received(0))
+    assert record is not None
     torn = bytearray(record.payload)
     torn[100] ^= 1
     changed = BufferRecord(record.digest, record.tokens, record.channels, bytes(torn))
@@ -319,7 +343,7 @@ def test_5_a_buffer_that_was_changed_under_its_name_is_noticed():
     assert isinstance(refused, Refusal), "the delta names the buffer it makes, too"
 
 
-def test_5_a_peer_that_starts_again_asks_for_key_frames_and_both_go_on():
+def test_5_a_peer_that_starts_again_asks_for_key_frames_and_both_go_on() -> None:
     ends, x = Boundary(), gaussian(3, TOKENS, CHANNELS)
     for sample in range(3):
         ends.visit(sample, x[sample])
@@ -329,7 +353,7 @@ def test_5_a_peer_that_starts_again_asks_for_key_frames_and_both_go_on():
     assert kinds == [[FrameKind.KEY] * 3, [FrameKind.DELTA] * 3]
 
 
-def test_6_buffers_named_by_place_give_a_sample_anothers_message():
+def test_6_buffers_named_by_place_give_a_sample_anothers_message() -> None:
     x = gaussian(8, TOKENS, CHANNELS)
     order, shuffled = list(range(8)), [3, 1, 7, 0, 2, 6, 5, 4]
     by_place = {place: x[sample] for place, sample in enumerate(order)}
@@ -345,13 +369,13 @@ def test_6_buffers_named_by_place_give_a_sample_anothers_message():
         assert relative_error(value, x[sample] * 1.01) < plain / 10
 
 
-def test_6_runs_and_boundaries_with_the_same_samples_are_apart():
+def test_6_runs_and_boundaries_with_the_same_samples_are_apart() -> None:
     store, x = BufferStore(), gaussian(TOKENS, CHANNELS)
     coders = [
         FrameCoder(a_run(), run_id=RunId(run), boundary=block, store=store)
-        for run, block in (("a", 1), ("a", 2), ("b", 1))
+        for run, block in (("a", BlockIndex(1)), ("a", BlockIndex(2)), ("b", BlockIndex(1)))
     ]
-    name = FrameKey(1, 0, 0, 0, Direction.FORWARD)
+    name = FrameKey(Attempt(1), StepNumber(0), MicrobatchIndex(0), SampleId(0), Direction.FORWARD)
     for coder in coders[:2]:
         assert coder.encode(name, x).kind is FrameKind.KEY
         store.commit()
@@ -363,7 +387,7 @@ def test_6_runs_and_boundaries_with_the_same_samples_are_apart():
 # ---- 7: several passes in one step
 
 
-def test_7_with_gradients_accumulated_later_passes_build_on_the_next_batch():
+def test_7_with_gradients_accumulated_later_passes_build_on_the_next_batch() -> None:
     x = gaussian(4, TOKENS, CHANNELS)
     rows = dict(enumerate(x * 0.99))
     at_hand = [rows[0], rows[1]]
@@ -378,6 +402,7 @@ def test_7_with_gradients_accumulated_later_passes_build_on_the_next_batch():
         for sample in samples:
             frame, value = ends.send(sample, x[sample], microbatch=microbatch)
             assert frame.base_digest == bases[sample], "what the step makes counts once it commits"
+            assert isinstance(value, Tensor)
             assert relative_error(value, x[sample]) < 0.002
     ends.commit()
     assert ends.here.get(sent(1)) == ends.there.get(received(1))
@@ -386,14 +411,15 @@ def test_7_with_gradients_accumulated_later_passes_build_on_the_next_batch():
 # ---- 8: samples that are dropped, and first visits by epoch
 
 
-def test_8_the_rest_of_a_shard_is_never_trained_on():
+def test_8_the_rest_of_a_shard_is_never_trained_on() -> None:
     train = a_run().train
     assert train.num_samples % train.batch_size, "a rest there is"
     published_samples = train.num_samples // train.batch_size * train.batch_size
     assert published_samples < train.num_samples
     orders = []
     for epoch in range(3):
-        steps = range(epoch * train.steps_per_epoch, (epoch + 1) * train.steps_per_epoch)
+        first = epoch * train.steps_per_epoch
+        steps = [StepNumber(first + i) for i in range(train.steps_per_epoch)]
         visited = [sample for step in steps for sample in step_samples(train, step)]
         assert sorted(visited) == list(range(train.num_samples))
         in_parts = [s for step in steps for m in step_microbatches(train, step) for s in m.samples]
@@ -402,7 +428,7 @@ def test_8_the_rest_of_a_shard_is_never_trained_on():
     assert orders[0] != orders[1] != orders[2], "over the whole run, not inside a shard"
 
 
-def test_8_a_sample_first_seen_after_the_first_epoch_is_sent_as_a_change_to_zeros():
+def test_8_a_sample_first_seen_after_the_first_epoch_is_sent_as_a_change_to_zeros() -> None:
     x = gaussian(TOKENS, CHANNELS)
     unseen = published(x - torch.zeros_like(x), 2)
     assert relative_error(unseen, x) > 0.3
@@ -419,7 +445,9 @@ def test_8_a_sample_first_seen_after_the_first_epoch_is_sent_as_a_change_to_zero
 
 
 @pytest.mark.parametrize(("bits", "channels"), [(3, 7), (4, 7), (2, 1), (5, 6), (6, 13)])
-def test_10_a_buffer_of_channels_times_bits_over_8_bytes_is_too_small(bits, channels):
+def test_10_a_buffer_of_channels_times_bits_over_8_bytes_is_too_small(
+    bits: int, channels: int
+) -> None:
     published_bytes = channels * bits // 8  # a token's; only 2, 4 and 8 bits, if they divide it
     assert published_bytes * 8 < channels * bits
     x, codec = gaussian(5, channels), parse(f"q{bits}c")
@@ -430,7 +458,7 @@ def test_10_a_buffer_of_channels_times_bits_over_8_bytes_is_too_small(bits, chan
 
 
 @pytest.mark.parametrize("name", ["q3t", "aq5c+d", "q2f+z", "hq4", "top30", "fp16", "lowrank4+z"])
-def test_10_a_message_says_nothing_about_itself(name):
+def test_10_a_message_says_nothing_about_itself(name: str) -> None:
     x = gaussian(9, 70)
     base = x * 0.9 if name.startswith("aq") else None
     encoded = parse(name).encode(x, base)

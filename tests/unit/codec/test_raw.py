@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from swarm_ft.codec import pack_buffer, parse, unpack_buffer
 from swarm_ft.errors import BadFrame
@@ -21,7 +22,7 @@ anywhere = st.tuples(rows, st.integers(-290, 127)).map(
 )
 
 
-def row(values):
+def row(values: list[float]) -> Tensor:
     return torch.tensor(values, dtype=torch.float32).view(1, -1)
 
 
@@ -30,7 +31,9 @@ def row(values):
 
 @given(st.one_of(rows, anywhere))
 @property_test
-def test_error_is_half_an_ulp_of_the_value_or_2_to_the_minus_39_of_the_largest(values):
+def test_error_is_half_an_ulp_of_the_value_or_2_to_the_minus_39_of_the_largest(
+    values: list[float],
+) -> None:
     x = row(values)
     y = unpack_buffer(pack_buffer(x), *x.shape)
     bound = torch.maximum(x.double().abs() * 2**-11, x.double().abs().max() * 2**-39)
@@ -39,13 +42,13 @@ def test_error_is_half_an_ulp_of_the_value_or_2_to_the_minus_39_of_the_largest(v
 
 @given(st.one_of(rows, anywhere))
 @property_test
-def test_packing_what_was_unpacked_gives_the_same_bytes(values):
+def test_packing_what_was_unpacked_gives_the_same_bytes(values: list[float]) -> None:
     once = pack_buffer(row(values))
     assert pack_buffer(unpack_buffer(once, 1, len(values))) == once
 
 
 @pytest.mark.parametrize("values", [[65519.0], [65520.0], [2.0**15 * (1 - 2**-12)], [MAX_FLOAT]])
-def test_values_that_round_up_to_a_power_of_two_are_stable_and_finite(values):
+def test_values_that_round_up_to_a_power_of_two_are_stable_and_finite(values: list[float]) -> None:
     once = pack_buffer(row(values))
     y = unpack_buffer(once, 1, 1)
     assert y.item() == pytest.approx(values[0], rel=2**-11)
@@ -53,22 +56,22 @@ def test_values_that_round_up_to_a_power_of_two_are_stable_and_finite(values):
 
 
 @pytest.mark.parametrize("magnitude", [1e-45, 1e-38, 1e-30, 1e-8, 1e5, 1e30, MAX_FLOAT])
-def test_no_magnitude_overflows_or_vanishes(magnitude):
+def test_no_magnitude_overflows_or_vanishes(magnitude: float) -> None:
     x = row([magnitude, -magnitude])
     assert torch.allclose(unpack_buffer(pack_buffer(x), 1, 2), x, rtol=2**-11, atol=0)
 
 
-def test_powers_of_two_move_only_the_header():
+def test_powers_of_two_move_only_the_header() -> None:
     x = row([1.0, -0.3, 1e-3])
     body = pack_buffer(x)[2:]
     assert all(pack_buffer(x * 2.0**n)[2:] == body for n in (-100, -1, 1, 100))
 
 
-def test_layout_is_exponent_then_halves():
+def test_layout_is_exponent_then_halves() -> None:
     assert pack_buffer(row([1.0, -0.5])) == struct.pack("<hee", -14, 16384.0, -8192.0)
 
 
-def test_signed_zeros_stay():
+def test_signed_zeros_stay() -> None:
     x = row([0.0, -0.0])
     payload = pack_buffer(x)
     assert payload == struct.pack("<hee", 0, 0.0, -0.0)
@@ -87,17 +90,17 @@ def test_signed_zeros_stay():
         (1, 0.0),
     ],
 )
-def test_payloads_that_pack_never_writes_are_refused(exponent, half):
+def test_payloads_that_pack_never_writes_are_refused(exponent: int, half: float) -> None:
     with pytest.raises(BadFrame, match="expected"):
         unpack_buffer(struct.pack("<he", exponent, half), 1, 1)
 
 
-def test_the_codec_writes_what_buffers_are_stored_as():
+def test_the_codec_writes_what_buffers_are_stored_as() -> None:
     x = row([1.0, -0.3, 1e-3])
     assert parse("fp16").encode(x).payload == pack_buffer(x)
 
 
-def test_largest_and_smallest_exponents_decode():
+def test_largest_and_smallest_exponents_decode() -> None:
     assert unpack_buffer(struct.pack("<he", 113, 32752.0), 1, 1).isfinite().all()
     assert unpack_buffer(struct.pack("<he", -163, 16384.0), 1, 1).item() == 2.0**-149
 
@@ -107,7 +110,7 @@ def test_largest_and_smallest_exponents_decode():
 
 @given(st.one_of(rows, anywhere))
 @property_test
-def test_none_keeps_every_bit(values):
+def test_none_keeps_every_bit(values: list[float]) -> None:
     x, codec = row(values), parse("none")
     y = codec.decode(codec.encode(x))
     assert torch.equal(y.view(torch.int32), x.view(torch.int32))
@@ -115,7 +118,7 @@ def test_none_keeps_every_bit(values):
 
 @given(st.one_of(rows, anywhere))
 @property_test
-def test_bf16_errs_by_half_an_ulp(values):
+def test_bf16_errs_by_half_an_ulp(values: list[float]) -> None:
     x, codec = row(values), parse("bf16")
     y = codec.decode(codec.encode(x))
     error = (y.double() - x.double()).abs()
@@ -134,24 +137,24 @@ def test_bf16_errs_by_half_an_ulp(values):
         (-1 - 2**-7, -1 - 2**-7),
     ],
 )
-def test_bf16_rounds_to_nearest_even(value, nearest):
+def test_bf16_rounds_to_nearest_even(value: float, nearest: float) -> None:
     codec = parse("bf16")
     assert codec.decode(codec.encode(row([value]))).item() == nearest
 
 
 @pytest.mark.parametrize("sign", [1, -1])
-def test_bf16_never_rounds_up_to_infinity(sign):
+def test_bf16_never_rounds_up_to_infinity(sign: int) -> None:
     codec = parse("bf16")
     x = row([sign * MAX_FLOAT, sign * 3.395e38])
     assert torch.equal(codec.decode(codec.encode(x)), torch.full((1, 2), sign * MAX_BFLOAT16))
 
 
-def test_bf16_keeps_magnitudes_that_share_a_sample():
+def test_bf16_keeps_magnitudes_that_share_a_sample() -> None:
     codec, x = parse("bf16"), row([1e38, 1.0, 1e-30, -1e-38])
     assert torch.allclose(codec.decode(codec.encode(x)), x, rtol=2**-8, atol=0)
 
 
-def test_layouts_are_little_endian_in_c_order():
+def test_layouts_are_little_endian_in_c_order() -> None:
     x = torch.tensor([[1.0, -2.0], [0.5, 0.0]])
     assert parse("none").encode(x).payload == struct.pack("<4f", 1.0, -2.0, 0.5, 0.0)
     assert parse("bf16").encode(x).payload == struct.pack("<4H", 0x3F80, 0xC000, 0x3F00, 0)
@@ -168,13 +171,13 @@ def test_layouts_are_little_endian_in_c_order():
         ("bf16", struct.pack("<H", 0x7FC0)),
     ],
 )
-def test_values_that_are_not_finite_are_refused(name, payload):
+def test_values_that_are_not_finite_are_refused(name: str, payload: bytes) -> None:
     codec = parse(name)
     with pytest.raises(BadFrame, match="finite"):
         codec.decode(EncodedTensor(codec.spec, 1, 1, payload))
 
 
-def test_values_whose_sum_overflows_are_finite_all_the_same():
+def test_values_whose_sum_overflows_are_finite_all_the_same() -> None:
     x = row([MAX_BFLOAT16] * 8 + [-MAX_BFLOAT16] * 3)
     for name in ("none", "bf16"):
         assert torch.equal(parse(name).decode(parse(name).encode(x)), x)

@@ -2,12 +2,14 @@
 
 import contextlib
 import struct
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from swarm_ft.codec import buffer_bytes, pack_buffer, parse, unpack_buffer
 from swarm_ft.codec.kernels.reference import BLOCK, TorchBlocks, scale_of
@@ -23,7 +25,7 @@ HEAD = 4
 
 
 @st.composite
-def tensors(draw):
+def tensors(draw: st.DrawFn) -> Tensor:
     """Values at random, those of a normal distribution with outliers, or both."""
     tokens, channels = draw(st.integers(1, 9)), draw(st.integers(1, 3 * BLOCK + 1))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 1000)))
@@ -35,26 +37,32 @@ def tensors(draw):
     return x
 
 
-def stored(x, bits):
-    return unpack_buffer(pack_buffer(x, bits), *x.shape, bits)
+def unpack_like(x: Tensor, payload: bytes, bits: int) -> Tensor:
+    tokens, channels = x.shape
+    return unpack_buffer(payload, tokens, channels, bits)
 
 
-def channel_scales(payload, channels):
+def stored(x: Tensor, bits: int) -> Tensor:
+    return unpack_like(x, pack_buffer(x, bits), bits)
+
+
+def channel_scales(payload: bytes, channels: int) -> Tensor:
     """The channels' scales as the payload has them, float64; with the sample's exponent."""
     (exponent,) = struct.unpack_from("<h", payload)
     patterns = torch.from_numpy(np.frombuffer(payload, "<u2", channels, HEAD).astype(np.int32))
-    return scale_of(patterns).double() * 2.0**exponent
+    scales: Tensor = scale_of(patterns).double() * 2.0**exponent
+    return scales
 
 
-def block_peaks(x):
+def block_peaks(x: Tensor) -> Tensor:
     """The largest magnitude of each value's block."""
     padded = torch.nn.functional.pad(x.abs(), (0, -x.shape[1] % BLOCK))
     peaks = padded.view(len(x), -1, BLOCK).amax(2)
     return peaks.repeat_interleave(BLOCK, 1)[:, : x.shape[1]]
 
 
-def relative_error(y, x):
-    return ((y.double() - x).norm() / x.double().norm()).item()
+def relative_error(y: Tensor, x: Tensor) -> float:
+    return float((y.double() - x).norm() / x.double().norm())
 
 
 # ---- errors
@@ -63,9 +71,11 @@ def relative_error(y, x):
 @few_bits
 @given(x=tensors())
 @property_test
-def test_the_error_is_bounded_by_the_blocks_largest_value_in_its_channels_scales(bits, x):
+def test_the_error_is_bounded_by_the_blocks_largest_value_in_its_channels_scales(
+    bits: int, x: Tensor
+) -> None:
     payload = pack_buffer(x, bits)
-    y = unpack_buffer(payload, *x.shape, bits)
+    y = unpack_like(x, payload, bits)
     assert y.isfinite().all()
     scales = channel_scales(payload, x.shape[1])
     even = x.double() / scales
@@ -76,7 +86,9 @@ def test_the_error_is_bounded_by_the_blocks_largest_value_in_its_channels_scales
 
 
 @pytest.mark.parametrize(("bits", "error"), [(8, 0.0065), (4, 0.105)])
-def test_the_error_of_normal_values_whatever_their_channels_and_tokens_scales(bits, error):
+def test_the_error_of_normal_values_whatever_their_channels_and_tokens_scales(
+    bits: int, error: float
+) -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(128, 256, generator=generator)
     assert relative_error(stored(x, bits), x) < error
@@ -87,7 +99,7 @@ def test_the_error_of_normal_values_whatever_their_channels_and_tokens_scales(bi
 
 @few_bits
 @pytest.mark.parametrize("magnitude", [1e-45, 1e-38, 1e-30, 1e-8, 1e5, 1e30, MAX_FLOAT])
-def test_no_magnitude_overflows_or_vanishes(bits, magnitude):
+def test_no_magnitude_overflows_or_vanishes(bits: int, magnitude: float) -> None:
     x = torch.tensor([[magnitude, -magnitude]])
     assert torch.allclose(stored(x, bits), x, rtol=0.08, atol=0)
 
@@ -95,7 +107,9 @@ def test_no_magnitude_overflows_or_vanishes(bits, magnitude):
 @few_bits
 @given(x=tensors(), power=st.integers(-60, 60))
 @property_test
-def test_beyond_ordinary_sizes_powers_of_two_move_only_the_header(bits, x, power):
+def test_beyond_ordinary_sizes_powers_of_two_move_only_the_header(
+    bits: int, x: Tensor, power: int
+) -> None:
     x = x.clamp(-1, 1)
     x[0, 0] = 1.0
     small, large = (pack_buffer(x * 2.0**n, bits) for n in (power - 60, power + 60))
@@ -104,7 +118,7 @@ def test_beyond_ordinary_sizes_powers_of_two_move_only_the_header(bits, x, power
 
 
 @few_bits
-def test_zeros_stay_zeros(bits):
+def test_zeros_stay_zeros(bits: int) -> None:
     assert not stored(torch.zeros(3, 70), bits).any()
     x = torch.randn(6, 100, generator=torch.Generator().manual_seed(0))
     x[:, 7], x[2], x[4, 32:64], x[5, ::3] = 0.0, 0.0, 0.0, 0.0
@@ -113,7 +127,7 @@ def test_zeros_stay_zeros(bits):
     assert relative_error(y, x) < (0.2 if bits == 4 else 0.01)
 
 
-def residual_stream(tokens=64, channels=160):
+def residual_stream(tokens: int = 64, channels: int = 160) -> tuple[Tensor, list[tuple[int, int]]]:
     """Normal values, channels that are always large, and massive activations."""
     x = torch.randn(tokens, channels, generator=torch.Generator().manual_seed(3))
     x[:, 5] = x[:, 5] * 3 + 80
@@ -125,7 +139,9 @@ def residual_stream(tokens=64, channels=160):
 
 
 @pytest.mark.parametrize(("bits", "error"), [(8, 0.007), (4, 0.12)])
-def test_massive_activations_survive_and_cost_no_other_token_and_no_other_block(bits, error):
+def test_massive_activations_survive_and_cost_no_other_token_and_no_other_block(
+    bits: int, error: float
+) -> None:
     x, massive = residual_stream()
     y = stored(x, bits)
     beside = torch.zeros_like(x, dtype=torch.bool)
@@ -146,24 +162,24 @@ def test_massive_activations_survive_and_cost_no_other_token_and_no_other_block(
 @few_bits
 @given(x=tensors())
 @property_test
-def test_plain_torch_and_loops_write_and_read_the_same_bytes(bits, x):
+def test_plain_torch_and_loops_write_and_read_the_same_bytes(bits: int, x: Tensor) -> None:
     fast = pack_buffer(x, bits)
-    y = unpack_buffer(fast, *x.shape, bits)
+    y = unpack_like(x, fast, bits)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("swarm_ft.codec.stored.block_kernels_for", lambda _: TorchBlocks())
         assert pack_buffer(x, bits) == fast
-        assert torch.equal(unpack_buffer(fast, *x.shape, bits), y)
+        assert torch.equal(unpack_like(x, fast, bits), y)
 
 
 @few_bits
-def test_memory_order_and_graphs_do_not_matter(bits):
+def test_memory_order_and_graphs_do_not_matter(bits: int) -> None:
     x = torch.randn(40, 24, generator=torch.Generator().manual_seed(0))
     payload = pack_buffer(x, bits)
     assert pack_buffer(x.T.contiguous().T, bits) == payload
     assert pack_buffer(x.clone().requires_grad_(), bits) == payload
 
 
-def test_layout_is_head_then_scales_of_channels_and_blocks_then_codes():
+def test_layout_is_head_then_scales_of_channels_and_blocks_then_codes() -> None:
     # The channels' means are 2 and 1, so rows are 1 and -1 in their scales, or 0. The least scale
     # that brings 1 to 7.5 or less is 9/64; 1 is 7.1 of it. With 8 bits it is 9/1024, 113.8.
     x = torch.tensor([[2.0, -1.0], [0.0, 0.0], [2.0, -1.0]])
@@ -177,7 +193,7 @@ def test_layout_is_head_then_scales_of_channels_and_blocks_then_codes():
     assert pack_buffer(x, 8) == head + scales + packed
 
 
-def test_sizes_follow_from_the_shape():
+def test_sizes_follow_from_the_shape() -> None:
     assert buffer_bytes(1024, 1600, 16) == 2 + 2 * 1024 * 1600
     assert buffer_bytes(1024, 1600, 8) == 4 + 2 * 1600 + 1024 * 50 + 1024 * 1600
     assert buffer_bytes(1024, 1600, 4) == 4 + 2 * 1600 + 1024 * 50 + 1024 * 800
@@ -191,7 +207,7 @@ def test_sizes_follow_from_the_shape():
 
 @few_bits
 @pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
-def test_values_that_are_not_finite_are_refused(bits, value):
+def test_values_that_are_not_finite_are_refused(bits: int, value: float) -> None:
     x = torch.randn(3, 50)
     x[1, 40] = value
     with pytest.raises(NonFinite, match="expected finite values"):
@@ -200,19 +216,19 @@ def test_values_that_are_not_finite_are_refused(bits, value):
 
 @few_bits
 @pytest.mark.parametrize("x", [torch.randn(2, 3, 4), torch.randn(4).double(), torch.empty(0, 3)])
-def test_other_tensors_are_refused(bits, x):
+def test_other_tensors_are_refused(bits: int, x: Tensor) -> None:
     with pytest.raises(BadFrame, match="expected float32"):
         pack_buffer(x, bits)
 
 
 @few_bits
 @pytest.mark.parametrize("change", [lambda p: p[:-1], lambda p: p + b"\0", lambda _: b""])
-def test_torn_payloads_are_refused(bits, change):
+def test_torn_payloads_are_refused(bits: int, change: Callable[[bytes], bytes]) -> None:
     with pytest.raises(BadFrame, match=f"{bits} bits of \\[4, 40\\] take"):
         unpack_buffer(change(pack_buffer(torch.ones(4, 40), bits)), 4, 40, bits)
 
 
-def test_a_payload_of_other_bits_is_refused():
+def test_a_payload_of_other_bits_is_refused() -> None:
     payloads = {bits: pack_buffer(torch.ones(4, 40), bits) for bits in (16, 8, 4)}
     for written, payload in payloads.items():
         for read in {16, 8, 4} - {written}:
@@ -232,7 +248,9 @@ def test_a_payload_of_other_bits_is_refused():
         (HEAD + 2 * 39, 1337, "scales from 376 to 1336, got 1337"),
     ],
 )
-def test_scales_that_pack_never_writes_are_refused(bits, at, number, complaint):
+def test_scales_that_pack_never_writes_are_refused(
+    bits: int, at: int, number: int, complaint: str
+) -> None:
     payload = bytearray(pack_buffer(torch.ones(4, 40), bits))
     payload[at : at + 2] = struct.pack("<H", number)
     with pytest.raises(BadFrame, match=complaint):
@@ -242,7 +260,7 @@ def test_scales_that_pack_never_writes_are_refused(bits, at, number, complaint):
 @few_bits
 @given(data=st.data())
 @property_test
-def test_any_bytes_are_refused_or_finite(bits, data):
+def test_any_bytes_are_refused_or_finite(bits: int, data: st.DataObject) -> None:
     exponent = data.draw(st.integers(-149, 127))
     scales = data.draw(st.lists(st.integers(376, 1336), min_size=33, max_size=33))
     head = struct.pack("<hH33H", exponent, data.draw(st.integers(255, 1336)), *scales)
@@ -260,22 +278,20 @@ def test_any_bytes_are_refused_or_finite(bits, data):
 class Sample:
     """One sample's way over a boundary: the value used, and the buffer that is kept of it."""
 
-    def __init__(self, codec, x, bits):
+    def __init__(self, codec: str, x: Tensor, bits: int) -> None:
         self.codec, self.bits = parse(codec), bits
         key = parse("fp16")
         self.payload = pack_buffer(key.decode(key.encode(x)), bits)
 
-    def visit(self, x):
+    def visit(self, x: Tensor) -> tuple[float, float]:
         """The relative errors of the value used and of the buffer kept."""
-        base = unpack_buffer(self.payload, *x.shape, self.bits)
+        base = unpack_like(x, self.payload, self.bits)
         y = self.codec.decode(self.codec.encode(x, base), base)
         self.payload = pack_buffer(y, self.bits)
-        return relative_error(y, x), relative_error(
-            unpack_buffer(self.payload, *x.shape, self.bits), x
-        )
+        return relative_error(y, x), relative_error(unpack_like(x, self.payload, self.bits), x)
 
 
-def activation(seed=0, tokens=64, channels=128):
+def activation(seed: int = 0, tokens: int = 64, channels: int = 128) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     scales = torch.randn(channels, generator=generator).exp()
     return torch.randn(tokens, channels, generator=generator) * scales
@@ -286,8 +302,8 @@ def activation(seed=0, tokens=64, channels=128):
 )
 @pytest.mark.parametrize(("bits", "of_buffer"), [(16, 2**-11), (8, 0.006), (4, 0.1)])
 def test_a_fixed_activation_settles_where_the_change_is_the_buffers_rounding(
-    codec, of_change, bits, of_buffer
-):
+    codec: str, of_change: float, bits: int, of_buffer: float
+) -> None:
     x = activation()
     sample = Sample(codec, activation(seed=1), bits)
     errors = [sample.visit(x) for _ in range(14)]
@@ -298,7 +314,7 @@ def test_a_fixed_activation_settles_where_the_change_is_the_buffers_rounding(
 
 
 @pytest.mark.parametrize("codec", ["aq4", "aq2"])
-def test_while_drift_shrinks_coarse_buffers_cost_what_their_own_rounding_does(codec):
+def test_while_drift_shrinks_coarse_buffers_cost_what_their_own_rounding_does(codec: str) -> None:
     x, drift = activation(), activation(seed=2)
     samples = {bits: Sample(codec, x, bits) for bits in (16, 8, 4)}
     of_change = 0.12 if codec == "aq4" else 0.36

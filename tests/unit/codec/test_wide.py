@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from swarm_ft.codec import parse
 from swarm_ft.errors import BadFrame
@@ -22,21 +23,22 @@ every_axis = pytest.mark.parametrize("axis", AXES)
 property_test = settings(derandomize=True, deadline=None, max_examples=10)
 
 
-def generator(seed):
+def generator(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def gaussian(tokens=1024, channels=512, seed=0):
+def gaussian(tokens: int = 1024, channels: int = 512, seed: int = 0) -> Tensor:
     return torch.randn(tokens, channels, generator=generator(seed))
 
 
-def laplacian(tokens=1024, channels=512):
+def laplacian(tokens: int = 1024, channels: int = 512) -> Tensor:
     u = torch.rand(tokens, channels, generator=generator(1)) - 0.5
     return -u.sign() * torch.log1p(-2 * u.abs().clamp(max=0.4999999))
 
 
-def student(tokens=1024, channels=512):
-    squares = sum(gaussian(tokens, channels, seed) ** 2 for seed in (2, 3, 4))
+def student(tokens: int = 1024, channels: int = 512) -> Tensor:
+    parts = [gaussian(tokens, channels, seed) ** 2 for seed in (2, 3, 4)]
+    squares = sum(parts, torch.zeros(()))
     return gaussian(tokens, channels, 5) / (squares / 3).sqrt()
 
 
@@ -44,17 +46,17 @@ DISTRIBUTIONS = {"Gaussian": gaussian, "Laplacian": laplacian, "Student-t(3)": s
 every_distribution = pytest.mark.parametrize("kind", DISTRIBUTIONS)
 
 
-def relative_error(y, x):
-    return ((y.double() - x.double()).norm() / x.double().norm()).item()
+def relative_error(y: Tensor, x: Tensor) -> float:
+    return float((y.double() - x.double()).norm() / x.double().norm())
 
 
-def bits_a_value(encoded):
+def bits_a_value(encoded: EncodedTensor) -> float:
     """All that goes over the wire."""
     values = encoded.tokens * encoded.channels
     return (len(encoded.to_bytes()) + FRAME_BYTES) * 8 / values
 
 
-def coded(x, name, base=None):
+def coded(x: Tensor, name: str, base: Tensor | None = None) -> tuple[Tensor, EncodedTensor]:
     codec = parse(name)
     encoded = codec.encode(x, base)
     return codec.decode(encoded, base), encoded
@@ -65,20 +67,20 @@ def coded(x, name, base=None):
 
 @every_distribution
 @pytest.mark.parametrize("bits", [1, 1.5, 2, 3, 4, 6, 8])
-def test_a_frame_costs_its_bits_on_the_wire_and_no_less(kind, bits):
+def test_a_frame_costs_its_bits_on_the_wire_and_no_less(kind: str, bits: float) -> None:
     encoded = parse(f"q{bits}f+z").encode(DISTRIBUTIONS[kind]())
     assert 0.97 * bits <= bits_a_value(encoded) <= 1.01 * bits
 
 
 @pytest.mark.parametrize("mode", ["c", "t", "tc", "c+d", "t+d"])
 @pytest.mark.parametrize("bits", [1, 2, 4])
-def test_the_rate_holds_for_every_axis_and_with_dither(mode, bits):
+def test_the_rate_holds_for_every_axis_and_with_dither(mode: str, bits: int) -> None:
     encoded = parse(f"q{bits}{mode}+z").encode(laplacian())
     assert 0.97 * bits <= bits_a_value(encoded) <= 1.01 * bits
 
 
 @pytest.mark.parametrize("bits", [1.5, 3])
-def test_the_rate_is_that_of_the_change(bits):
+def test_the_rate_is_that_of_the_change(bits: float) -> None:
     base = gaussian(seed=1) * 100
     encoded = parse(f"aq{bits}f+z").encode(base + laplacian(), base)
     assert 0.97 * bits <= bits_a_value(encoded) <= 1.01 * bits
@@ -94,13 +96,13 @@ TABLE = {
 
 @every_distribution
 @pytest.mark.parametrize("bits", [2, 3, 4])
-def test_error_is_that_of_an_ideally_coded_uniform_quantiser(kind, bits):
+def test_error_is_that_of_an_ideally_coded_uniform_quantiser(kind: str, bits: int) -> None:
     x = DISTRIBUTIONS[kind]()
     y, _ = coded(x, f"q{bits}f+z")
     assert relative_error(y, x) <= 1.05 * TABLE[kind][bits]
 
 
-def gaussian_cell(scale):
+def gaussian_cell(scale: float) -> tuple[float, float]:
     """Entropy in bits and squared error of unit Gaussian values, rounded to whole scales."""
     codes = torch.arange(-4000, 4000, dtype=torch.float64)
     edges = (torch.arange(-4000, 4001, dtype=torch.float64) - 0.5) * scale
@@ -112,7 +114,7 @@ def gaussian_cell(scale):
     return entropy.item(), error.item()
 
 
-def ideal_error(widths, bits):
+def ideal_error(widths: list[float], bits: float) -> float:
     """Relative error of Gaussian channels of these widths under one scale and ideal codes."""
     low, high = 1e-6, 1e4
     for _ in range(60):
@@ -125,12 +127,12 @@ def ideal_error(widths, bits):
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4])
-def test_the_table_is_what_theory_says(bits):
+def test_the_table_is_what_theory_says(bits: int) -> None:
     assert ideal_error([1.0], bits) == pytest.approx(TABLE["Gaussian"][bits], rel=0.01)
 
 
 @pytest.mark.parametrize("bits", [1, 2, 3])
-def test_channels_of_many_widths_share_the_bits_as_they_should(bits):
+def test_channels_of_many_widths_share_the_bits_as_they_should(bits: int) -> None:
     widths = [2.0**-octave for octave in range(9)]
     x = gaussian(1024, 513) * torch.tensor(widths).repeat(57)
     y, encoded = coded(x, f"q{bits}f+z")
@@ -139,7 +141,7 @@ def test_channels_of_many_widths_share_the_bits_as_they_should(bits):
 
 
 @pytest.mark.parametrize("bits", [1, 2, 3])
-def test_tokens_of_many_widths_share_the_bits_as_they_should(bits):
+def test_tokens_of_many_widths_share_the_bits_as_they_should(bits: int) -> None:
     widths = [2.0**-octave for octave in range(9)]
     x = gaussian(1026, 512) * torch.tensor(widths).repeat(114)[:, None]
     y, encoded = coded(x, f"q{bits}f+z")
@@ -148,7 +150,7 @@ def test_tokens_of_many_widths_share_the_bits_as_they_should(bits):
 
 
 @pytest.mark.parametrize("axis", ["c", "t"])
-def test_scales_by_group_give_each_group_the_same_quality(axis):
+def test_scales_by_group_give_each_group_the_same_quality(axis: str) -> None:
     widths = 2.0 ** -torch.arange(9.0).repeat(15)[:128]
     shape = (1, -1) if axis == "c" else (-1, 1)
     x = gaussian(128 if axis == "t" else 512, 128 if axis == "c" else 512) * widths.view(shape)
@@ -165,7 +167,7 @@ def test_scales_by_group_give_each_group_the_same_quality(axis):
 
 @every_axis
 @pytest.mark.parametrize("dither", ["", "+d"])
-def test_error_stays_as_the_change_shrinks_and_the_bits_fall(axis, dither):
+def test_error_stays_as_the_change_shrinks_and_the_bits_fall(axis: str, dither: str) -> None:
     x, change = gaussian(512, 256), gaussian(512, 256, seed=1)
     errors, rates = [], []
     for shrinkage in (1, 2, 4, 8):
@@ -178,7 +180,7 @@ def test_error_stays_as_the_change_shrinks_and_the_bits_fall(axis, dither):
 
 
 @pytest.mark.parametrize("scale", [0.02, 0.25, 1, 2])
-def test_the_scale_is_the_scale_times_the_spread(scale):
+def test_the_scale_is_the_scale_times_the_spread(scale: float) -> None:
     x = student(512, 256)
     for name, base in ((f"qc{scale}f", None), (f"aqc{scale}f", x - gaussian(512, 256) * 3)):
         y, _ = coded(x, name, base)
@@ -188,14 +190,14 @@ def test_the_scale_is_the_scale_times_the_spread(scale):
         assert scale > 1 or error >= 0.85 * scale / math.sqrt(12)
 
 
-def test_a_change_that_is_far_below_the_scale_costs_next_to_nothing():
+def test_a_change_that_is_far_below_the_scale_costs_next_to_nothing() -> None:
     x = gaussian()
     y, encoded = coded(x, "aqc0.5f", x + gaussian(seed=1) / 100)
     assert bits_a_value(encoded) < 0.02
     assert relative_error(y, x) < 0.011
 
 
-def test_every_channel_has_a_quality_of_its_own():
+def test_every_channel_has_a_quality_of_its_own() -> None:
     x = gaussian(512, 128) * 10.0 ** torch.arange(-3, 5).repeat(16)
     y, _ = coded(x, "qc0.5c")
     errors = (y - x).norm(dim=0) / x.norm(dim=0)
@@ -208,7 +210,7 @@ def test_every_channel_has_a_quality_of_its_own():
 
 @pytest.mark.parametrize("axis", ["f", "c", "tc"])
 @pytest.mark.parametrize("bits", [2, 3, 4])
-def test_a_channel_of_huge_values_costs_the_others_little(axis, bits):
+def test_a_channel_of_huge_values_costs_the_others_little(axis: str, bits: int) -> None:
     x = gaussian()
     x[:, 7] *= 1000
     y, encoded = coded(x, f"q{bits}{axis}+z")
@@ -219,7 +221,7 @@ def test_a_channel_of_huge_values_costs_the_others_little(axis, bits):
 
 
 @pytest.mark.parametrize("axis", ["f", "t", "tc"])
-def test_a_token_of_huge_values_costs_the_others_little(axis):
+def test_a_token_of_huge_values_costs_the_others_little(axis: str) -> None:
     x = gaussian()
     x[5] *= 1000
     y, encoded = coded(x, f"q3{axis}+z")
@@ -231,7 +233,7 @@ def test_a_token_of_huge_values_costs_the_others_little(axis):
 
 @pytest.mark.parametrize("height", [100.0, 300.0, 5000.0, -20_000.0])
 @pytest.mark.parametrize("bits", [2, 4])
-def test_one_huge_value_comes_back_apart_from_the_others(bits, height):
+def test_one_huge_value_comes_back_apart_from_the_others(bits: int, height: float) -> None:
     x = gaussian(512, 256)
     x[3, 4] = height
     y, _ = coded(x, f"q{bits}f+z")
@@ -243,7 +245,7 @@ def test_one_huge_value_comes_back_apart_from_the_others(bits, height):
 
 @pytest.mark.parametrize("ratio", [1e5, 1e8, 1e30])
 @every_axis
-def test_a_value_beyond_all_codes_fits_and_nothing_overflows(ratio, axis):
+def test_a_value_beyond_all_codes_fits_and_nothing_overflows(ratio: float, axis: str) -> None:
     x = gaussian(64, 32)
     x[3, 4] = ratio
     y, _ = coded(x, f"q4{axis}+z")
@@ -255,7 +257,9 @@ TINY = [(1, 1), (1, 7), (5, 1), (3, 5), (6, 8), (16, 16)]
 
 @pytest.mark.parametrize("shape", TINY)
 @pytest.mark.parametrize("name", ["q2f+z", "q4c+z", "q8t+z", "q4tc+d+z"])
-def test_frames_that_are_too_small_for_their_own_headers_still_carry_their_values(shape, name):
+def test_frames_that_are_too_small_for_their_own_headers_still_carry_their_values(
+    shape: tuple[int, int], name: str
+) -> None:
     x = gaussian(*shape)
     y, encoded = coded(x, name)
     assert relative_error(y, x) < 0.7
@@ -264,7 +268,7 @@ def test_frames_that_are_too_small_for_their_own_headers_still_carry_their_value
 
 @pytest.mark.parametrize("shape", TINY)
 @pytest.mark.parametrize("name", ["qc0.25f", "qc0.25tc", "qc0.5c+d"])
-def test_tiny_frames_have_the_quality_that_was_asked_for(shape, name):
+def test_tiny_frames_have_the_quality_that_was_asked_for(shape: tuple[int, int], name: str) -> None:
     x = gaussian(*shape)
     y, _ = coded(x, name)
     assert relative_error(y, x) <= parse(name).spec.number * 0.6
@@ -273,7 +277,7 @@ def test_tiny_frames_have_the_quality_that_was_asked_for(shape, name):
 @every_axis
 @pytest.mark.parametrize("name", ["q2{}+z", "q4{}+d+z", "qc0.5{}", "qc0.5{}+d"])
 @pytest.mark.parametrize("value", [0.0, 1.0, -1e-30, 1e30])
-def test_constants_come_back(name, axis, value):
+def test_constants_come_back(name: str, axis: str, value: float) -> None:
     x = torch.full((33, 17), value)
     y, encoded = coded(x, name.format(axis))
     assert ((y - x).abs() <= abs(value) * (0.3 if "qc" in name else 0.1) + SMALLEST).all()
@@ -287,14 +291,16 @@ def test_constants_come_back(name, axis, value):
     power=st.integers(-60, 60),
 )
 @settings(property_test, max_examples=5)
-def test_powers_of_two_move_the_scales_and_leave_the_codes(axis, seed, shape, power):
+def test_powers_of_two_move_the_scales_and_leave_the_codes(
+    axis: str, seed: int, shape: tuple[int, int], power: int
+) -> None:
     x = gaussian(*shape, seed) ** 3
     for name in (f"q3{axis}+z", f"qc0.5{axis}"):
         one, other = coded(x, name)[0], coded(x * 2.0**power, name)[0]
         assert torch.equal(other, one * 2.0**power)
 
 
-def gain(x, name):
+def gain(x: Tensor, name: str) -> float:
     """How much of x comes back: <x, y> / <x, x>."""
     y, _ = coded(x, name)
     return ((x.double() * y.double()).sum() / x.double().square().sum()).item()
@@ -302,7 +308,7 @@ def gain(x, name):
 
 @pytest.mark.parametrize("name", ["q2{}+z", "q8{}+z", "qc0.5{}", "q3{}+d+z"])
 @every_axis
-def test_the_gain_is_the_same_down_to_the_smallest_magnitudes(name, axis):
+def test_the_gain_is_the_same_down_to_the_smallest_magnitudes(name: str, axis: str) -> None:
     x = gaussian(256, 128)
     x /= x.abs().max()
     expected = gain(x, name.format(axis))
@@ -311,7 +317,7 @@ def test_the_gain_is_the_same_down_to_the_smallest_magnitudes(name, axis):
 
 
 @every_axis
-def test_at_eight_bits_all_of_it_comes_back(axis):
+def test_at_eight_bits_all_of_it_comes_back(axis: str) -> None:
     x = gaussian(256, 128)
     for exponent in (0, 5, 7, 20, 30):
         assert gain(x * 10.0**-exponent, f"q8{axis}+z") == pytest.approx(1.0, abs=1e-3)
@@ -319,7 +325,7 @@ def test_at_eight_bits_all_of_it_comes_back(axis):
 
 @every_axis
 @pytest.mark.parametrize("name", ["q4{}+z", "qc0.25{}"])
-def test_a_silent_channel_takes_nothing_from_small_values(name, axis):
+def test_a_silent_channel_takes_nothing_from_small_values(name: str, axis: str) -> None:
     x = gaussian(64, 48)
     x[:, 5] = 0
     x[9] = 0
@@ -335,7 +341,7 @@ def test_a_silent_channel_takes_nothing_from_small_values(name, axis):
 
 
 @pytest.mark.parametrize("name", ["aq2f+z", "aq1.5c+z", "aq3t+d+z", "aq4tc+z"])
-def test_error_on_a_fixed_value_contracts(name):
+def test_error_on_a_fixed_value_contracts(name: str) -> None:
     codec, x, held = parse(name), gaussian(128, 64), gaussian(128, 64, seed=1)
     errors = []
     for _ in range(8):
@@ -345,7 +351,7 @@ def test_error_on_a_fixed_value_contracts(name):
 
 
 @pytest.mark.parametrize("name", ["aq2f+z", "aqc0.5c", "aq3t+d+z", "aqc1tc+d"])
-def test_without_a_change_a_fixed_point_stays_close(name):
+def test_without_a_change_a_fixed_point_stays_close(name: str) -> None:
     x = gaussian(40, 24)
     y, _ = coded(x, name, x)
     limit = 0.0 if name == "aq2f+z" else 0.0 if name == "aqc0.5c" else 1.0
@@ -353,7 +359,7 @@ def test_without_a_change_a_fixed_point_stays_close(name):
 
 
 @pytest.mark.parametrize("name", ["q3f+d+z", "qc0.5f+d", "q2f+d+z"])
-def test_dither_makes_the_mean_of_many_errors_vanish(name):
+def test_dither_makes_the_mean_of_many_errors_vanish(name: str) -> None:
     x = laplacian(512, 256)
     places = [0.05, 0.13, 0.29, 0.44, 0.71]
     for column, place in enumerate(places):
@@ -368,7 +374,7 @@ def test_dither_makes_the_mean_of_many_errors_vanish(name):
     assert inside.square().mean().sqrt() == pytest.approx(scale / math.sqrt(12), rel=0.15)
 
 
-def test_the_same_bytes_have_the_same_dither_and_others_another():
+def test_the_same_bytes_have_the_same_dither_and_others_another() -> None:
     codec, x = parse("q6f+d+z"), gaussian(64, 64)
     encoded = codec.encode(x)
     error = codec.decode(encoded) - x
@@ -379,7 +385,7 @@ def test_the_same_bytes_have_the_same_dither_and_others_another():
     assert abs(torch.corrcoef(both)[0, 1]) < 0.1
 
 
-def test_codes_lie_nearer_to_zero_than_the_middle_of_their_cells():
+def test_codes_lie_nearer_to_zero_than_the_middle_of_their_cells() -> None:
     # Most values of a cell do, so it costs nothing and errs less.
     x = laplacian(512, 256)
     y, _ = coded(x, "q2f+z")
@@ -393,11 +399,11 @@ FIXED = struct.Struct("<HBBHI")
 """bfloat16 scale, shrink, low bits, four widths of numbers, escapes."""
 
 
-def bfloat16(value):
-    return torch.tensor(value).bfloat16().view(torch.int16).item() & 0xFFFF
+def bfloat16(value: float) -> int:
+    return int(torch.tensor(value).bfloat16().view(torch.int16).item()) & 0xFFFF
 
 
-def with_fields(payload, **changes):
+def with_fields(payload: bytes, **changes: int) -> bytes:
     names = ("scale", "shrink", "low_bits", "widths", "escapes")
     fields = dict(zip(names, FIXED.unpack_from(payload), strict=True)) | changes
     return FIXED.pack(*fields.values()) + payload[FIXED.size :]
@@ -428,7 +434,7 @@ HOSTILE_FIELDS = {
 
 @pytest.mark.parametrize("fields", HOSTILE_FIELDS.values(), ids=HOSTILE_FIELDS)
 @pytest.mark.parametrize("name", ["q3f+z", "qc0.5tc", "q2t+d+z"])
-def test_a_header_out_of_range_is_refused(name, fields):
+def test_a_header_out_of_range_is_refused(name: str, fields: dict[str, int]) -> None:
     codec = parse(name)
     honest = codec.encode(gaussian(31, 17)).payload
     assert with_fields(honest) == honest
@@ -436,7 +442,7 @@ def test_a_header_out_of_range_is_refused(name, fields):
         codec.decode(EncodedTensor(codec.spec, 31, 17, with_fields(honest, **fields)))
 
 
-def test_deep_levels_need_a_scale_that_leaves_them_above_the_smallest():
+def test_deep_levels_need_a_scale_that_leaves_them_above_the_smallest() -> None:
     x = gaussian(16, 16) * 2.0 ** torch.arange(0, -16, -1)
     codec = parse("qc0.5c")
     honest = codec.encode(x).payload
@@ -445,7 +451,7 @@ def test_deep_levels_need_a_scale_that_leaves_them_above_the_smallest():
         codec.decode(EncodedTensor(codec.spec, 16, 16, low))
 
 
-def test_escapes_that_need_none_are_refused():
+def test_escapes_that_need_none_are_refused() -> None:
     codec, x = parse("q4f+z"), gaussian(64, 64)
     x[3, 4] = 5000.0
     encoded = codec.encode(x)
@@ -460,22 +466,22 @@ def test_escapes_that_need_none_are_refused():
             codec.decode(EncodedTensor(codec.spec, 64, 64, payload))
 
 
-def escape_at(widths, planes):
+def escape_at(widths: int, planes: int) -> int:
     numbers = sum(64 // 8 * (widths >> 4 * place & 15) for place in range(4))
     return FIXED.size + numbers + planes
 
 
-def coded_escape(payload, widths, planes):
+def coded_escape(payload: bytes, widths: int, planes: int) -> bytes:
     at = escape_at(widths, planes)
     return payload[at : at + 2]
 
 
-def replace_escape(payload, widths, planes, code):
+def replace_escape(payload: bytes, widths: int, planes: int, code: int) -> bytes:
     at = escape_at(widths, planes)
     return payload[:at] + code.to_bytes(2, "little", signed=True) + payload[at + 2 :]
 
 
-def test_every_cut_of_a_frame_is_refused():
+def test_every_cut_of_a_frame_is_refused() -> None:
     codec, x = parse("q4tc+z"), gaussian(20, 12)
     x[3, 4] = 500.0
     encoded = codec.encode(x)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any, Protocol
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from transformers import (
     Qwen2Config,
 )
 
-from swarm_ft.ids import StepNumber
+from swarm_ft.ids import MicrobatchIndex, StepNumber
 from swarm_ft.protocol.spec.layers import LayerRange, split_evenly
 from swarm_ft.protocol.spec.run_spec import LrSchedule, RunSpec, TrainSpec
 from swarm_ft.protocol.spec.training_plan import clip_factor, learning_rate_at, step_microbatches
@@ -42,7 +43,7 @@ _ROPE = {
 }
 
 
-def _gpt2(**changes):
+def _gpt2(**changes: Any) -> GPT2Config:
     sizes = {"n_layer": NUM_BLOCKS, "n_embd": 32, "n_head": 2, "n_positions": 64}
     ids = {"vocab_size": VOCAB_SIZE, "bos_token_id": 0, "eos_token_id": 0}
     return GPT2Config(**sizes, **ids, **changes)
@@ -72,7 +73,7 @@ def save_random_model(config: PretrainedConfig, directory: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def make_model(tmp_path_factory):
+def make_model(tmp_path_factory: pytest.TempPathFactory) -> MakeModel:
     """`make_model("llama")`: a directory, made once; not to be written to."""
     made: dict[str, Path] = {}
 
@@ -91,9 +92,9 @@ def samples() -> torch.Tensor:
 
 
 @pytest.fixture(scope="session")
-def make_train_spec():
-    def make(**changes) -> TrainSpec:
-        fields = {
+def make_train_spec() -> MakeTrainSpec:
+    def make(**changes: Any) -> TrainSpec:
+        fields: dict[str, Any] = {
             "num_samples": NUM_SAMPLES,
             "seq_length": SEQ_LENGTH,
             "batch_size": 4,
@@ -114,10 +115,25 @@ def make_train_spec():
     return make
 
 
+class MakeModel(Protocol):
+    """See `make_model`."""
+
+    def __call__(self, name: str) -> Path: ...
+
+
+class MakeTrainSpec(Protocol):
+    """See `make_train_spec`."""
+
+    def __call__(self, **changes: Any) -> TrainSpec: ...
+
+
 class Pipeline:
     """The engines of all stages, driven as a swarm drives them, without codecs."""
 
-    def __init__(self, checkpoint: Checkpoint, train: TrainSpec, num_stages: int, dtype) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, train: TrainSpec, num_stages: int, dtype: torch.dtype
+    ) -> None:
+        self.checkpoint = checkpoint
         self.spec = RunSpec(model=checkpoint.describe(), train=train)
         device = torch.device("cpu")
         self.stages = [
@@ -133,14 +149,15 @@ class Pipeline:
         *upstream, last = self.stages
         x = tokens
         for stage in upstream:
-            x = stage.forward(index, x)
-        made = last.forward_backward(index, x, tokens)
+            x = stage.forward(MicrobatchIndex(index), x)
+        made = last.forward_backward(MicrobatchIndex(index), x, tokens)
         gradient = made.input_gradient
         for stage in reversed(upstream):
-            gradient = stage.backward(index, gradient)
+            assert gradient is not None
+            gradient = stage.backward(MicrobatchIndex(index), gradient)
         assert gradient is None
         for stage in self.stages:
-            stage.weight_gradients(index)
+            stage.weight_gradients(MicrobatchIndex(index))
         return made.loss_sum
 
     def gradients(self, step: int, samples: torch.Tensor) -> float:
@@ -178,7 +195,7 @@ class Pipeline:
         """Every stage's shard; the weight map of the whole."""
         from safetensors import safe_open
 
-        weight_map = {}
+        weight_map: dict[str, str] = {}
         count = len(self.stages)
         for number, stage in enumerate(self.stages, 1):
             path = directory / f"model-{number:05}-of-{count:05}.safetensors"
@@ -189,9 +206,19 @@ class Pipeline:
         return weight_map
 
 
+class MakePipeline(Protocol):
+    """See `make_pipeline`."""
+
+    def __call__(
+        self, name: str, num_stages: int, *, dtype: torch.dtype = torch.float32, **changes: Any
+    ) -> Pipeline: ...
+
+
 @pytest.fixture(scope="session")
-def make_pipeline(make_model, make_train_spec):
-    def make(name: str, num_stages: int, *, dtype=torch.float32, **changes) -> Pipeline:
+def make_pipeline(make_model: MakeModel, make_train_spec: MakeTrainSpec) -> MakePipeline:
+    def make(
+        name: str, num_stages: int, *, dtype: torch.dtype = torch.float32, **changes: Any
+    ) -> Pipeline:
         checkpoint = open_checkpoint(str(make_model(name)))
         return Pipeline(checkpoint, make_train_spec(**changes), num_stages, dtype)
 

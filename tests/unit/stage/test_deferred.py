@@ -5,25 +5,30 @@ from __future__ import annotations
 import copy
 import gc
 import weakref
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from swarm_ft.errors import OutOfTurn
-from swarm_ft.protocol.spec.training_plan import step_microbatches
+from swarm_ft.ids import MicrobatchIndex, StepNumber
+from swarm_ft.protocol.spec.training_plan import Microbatch, step_microbatches
 from swarm_ft.stage.deferred import DeferredLinears, WeightProduct
+from swarm_ft.stage.engine import StageEngine
 from swarm_ft.stage.module import StageModule
-from tests.unit.stage.conftest import CONFIGS, SEQ_LENGTH
+from tests.unit.stage.conftest import CONFIGS, SEQ_LENGTH, MakePipeline, Pipeline
 
 STEPS = 2
 BATCHES = 3
+STEP = StepNumber(0)
+MICROBATCH = MicrobatchIndex(0)
 
 
 @pytest.fixture(autouse=True)
-def seed():
+def seed() -> Iterator[None]:
     with torch.random.fork_rng():
         torch.manual_seed(5)
         yield
@@ -32,15 +37,15 @@ def seed():
 # ---- whole stages
 
 
-def run_step(pipeline, step, samples, *, depth):
+def run_step(pipeline: Pipeline, step: int, samples: Tensor, *, depth: int) -> list[float]:
     """A step in which as many microbatches as `depth` wait for their weights; its losses."""
-    batches = step_microbatches(pipeline.spec.train, step)
+    batches = step_microbatches(pipeline.spec.train, StepNumber(step))
     assert len(batches) == BATCHES
     num_targets = sum(len(b.samples) for b in batches) * (SEQ_LENGTH - 1)
     *upstream, last = pipeline.stages
     losses = []
     for stage in pipeline.stages:
-        stage.begin_step(step, num_targets)
+        stage.begin_step(StepNumber(step), num_targets)
     for batch in batches:
         tokens = x = samples[list(batch.samples)]
         for stage in upstream:
@@ -49,6 +54,7 @@ def run_step(pipeline, step, samples, *, depth):
         losses.append(made.loss_sum)
         gradient = made.input_gradient
         for stage in reversed(upstream):
+            assert gradient is not None
             gradient = stage.backward(batch.index, gradient)
         if batch.index >= depth:
             complete(pipeline, batches[batch.index - depth])
@@ -57,14 +63,16 @@ def run_step(pipeline, step, samples, *, depth):
     return losses
 
 
-def complete(pipeline, batch):
+def complete(pipeline: Pipeline, batch: Microbatch) -> None:
     for stage in pipeline.stages:
         stage.weight_gradients(batch.index)
 
 
-def trained(pipeline, samples, *, depth=0):
+def trained(
+    pipeline: Pipeline, samples: Tensor, *, depth: int = 0
+) -> tuple[list[object], list[bytes]]:
     """Losses, gradients and weights over a few steps."""
-    seen = []
+    seen: list[object] = []
     for step in range(STEPS):
         seen.append(run_step(pipeline, step, samples, depth=depth))
         seen += [stage.flat_gradient().numpy().tobytes() for stage in pipeline.stages]
@@ -72,7 +80,9 @@ def trained(pipeline, samples, *, depth=0):
     return seen, pipeline.digests()
 
 
-CASES = [(name, stages, {}) for name in CONFIGS for stages in (1, 3)] + [
+CASES: list[tuple[str, int, dict[str, bool]]] = [
+    (name, stages, {}) for name in CONFIGS for stages in (1, 3)
+] + [
     ("gpt2-tied", 1, {"sync_tied_embeddings": True}),
     ("gpt2-tied", 2, {"sync_tied_embeddings": True}),
     ("qwen2-tied", 1, {"sync_tied_embeddings": True}),
@@ -83,36 +93,41 @@ CASES = [(name, stages, {}) for name in CONFIGS for stages in (1, 3)] + [
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("name", "num_stages", "changes"), CASES)
 def test_training_has_the_bits_of_plain_autograd(
-    make_pipeline, samples, name, num_stages, changes, dtype
-):
+    make_pipeline: MakePipeline,
+    samples: Tensor,
+    name: str,
+    num_stages: int,
+    changes: dict[str, bool],
+    dtype: torch.dtype,
+) -> None:
     sizes = {"batch_size": 6, "micro_batch_size": 2, "num_steps": STEPS}
     plain, split = (
         make_pipeline(name, num_stages, dtype=dtype, **sizes, **changes) for _ in range(2)
     )
     for stage in plain.stages:
-        stage._weights.linears.restore()
+        stage.weights.linears.restore()
     assert trained(split, samples, depth=2) == trained(plain, samples)
 
 
-def test_names_of_weights_and_the_classes_are_as_they_were(make_pipeline):
+def test_names_of_weights_and_the_classes_are_as_they_were(make_pipeline: MakePipeline) -> None:
     pipeline = make_pipeline("gpt2-tied", 3)
     stage = pipeline.stages[1]
-    untouched = StageModule(stage._checkpoint.config, stage.layers)
-    module = stage._weights.module
+    untouched = StageModule(pipeline.checkpoint.config, stage.layers)
+    module = stage.weights.module
     assert list(module.state_dict()) == list(untouched.state_dict())
     deferred = [layer for layer in module.modules() if "forward" in vars(layer)]
     assert {type(layer) for layer in deferred} == {Conv1D}
     assert not any("forward" in vars(layer) for layer in untouched.modules())
-    stage._weights.linears.restore()
+    stage.weights.linears.restore()
     assert not any("forward" in vars(layer) for layer in module.modules())
 
 
-def test_a_weight_with_two_roles_is_left_to_autograd(make_pipeline):
+def test_a_weight_with_two_roles_is_left_to_autograd(make_pipeline: MakePipeline) -> None:
     roles = [
         make_pipeline("llama-tied", 1, sync_tied_embeddings=sync).stages[0]
         for sync in (True, False)
     ]
-    heads = [stage._weights.module.get_submodule("lm_head") for stage in roles]
+    heads = [stage.weights.module.get_submodule("lm_head") for stage in roles]
     assert ["forward" in vars(head) for head in heads] == [False, True]
 
 
@@ -120,18 +135,19 @@ def test_a_weight_with_two_roles_is_left_to_autograd(make_pipeline):
 
 
 @pytest.fixture
-def pair(make_pipeline, samples):
+def pair(make_pipeline: MakePipeline, samples: Tensor) -> list[StageEngine]:
     """First and last stage of a two-stage swarm, with one microbatch's backward."""
     stages = make_pipeline("gpt2-tied", 2).stages
     for stage in stages:
-        stage.begin_step(0, 22)
+        stage.begin_step(STEP, 22)
     first, last = stages
-    made = last.forward_backward(0, first.forward(0, samples[:2]), samples[:2])
-    first.backward(0, made.input_gradient)
+    made = last.forward_backward(MICROBATCH, first.forward(MICROBATCH, samples[:2]), samples[:2])
+    assert made.input_gradient is not None
+    first.backward(MICROBATCH, made.input_gradient)
     return stages
 
 
-def test_gradients_are_not_given_away_before_they_are_complete(pair):
+def test_gradients_are_not_given_away_before_they_are_complete(pair: list[StageEngine]) -> None:
     for stage in pair:
         for early in (
             stage.squared_grad_norm,
@@ -141,79 +157,87 @@ def test_gradients_are_not_given_away_before_they_are_complete(pair):
         ):
             with pytest.raises(OutOfTurn, match=r"microbatches \[0\] are still to be computed"):
                 early()
-        stage.weight_gradients(0)
+        stage.weight_gradients(MICROBATCH)
         assert stage.squared_grad_norm() > 0.0
 
 
-def test_a_step_is_not_resumed_with_half_a_microbatch(pair):
+def test_a_step_is_not_resumed_with_half_a_microbatch(pair: list[StageEngine]) -> None:
     stage = pair[0]
     with pytest.raises(OutOfTurn, match=r"half of \[0\]"):
-        stage.resume_step(0, frozenset(), None)
-    stage.weight_gradients(0)
-    stage.resume_step(0, frozenset({0}), None)
+        stage.resume_step(STEP, frozenset(), None)
+    stage.weight_gradients(MICROBATCH)
+    stage.resume_step(STEP, frozenset({MICROBATCH}), None)
 
 
-def test_a_step_is_not_resumed_after_weights_that_failed(pair, monkeypatch):
-    def fail(self):
+def test_a_step_is_not_resumed_after_weights_that_failed(
+    pair: list[StageEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: WeightProduct) -> None:
         raise MemoryError
 
     monkeypatch.setattr(WeightProduct, "accumulate", fail)
     with pytest.raises(MemoryError):
-        pair[0].weight_gradients(0)
+        pair[0].weight_gradients(MICROBATCH)
     with pytest.raises(OutOfTurn, match="cannot be resumed"):
-        pair[0].resume_step(0, frozenset(), None)  # who computes them does not know it as done
+        pair[0].resume_step(STEP, frozenset(), None)  # who computes them does not know it as done
     with pytest.raises(OutOfTurn, match="nothing is left"):
-        pair[0].weight_gradients(0)
+        pair[0].weight_gradients(MICROBATCH)
 
 
-def test_weights_of_what_had_no_backward_are_out_of_turn(pair, samples):
-    pair[0].forward(1, samples[:2])
+def test_weights_of_what_had_no_backward_are_out_of_turn(
+    pair: list[StageEngine], samples: Tensor
+) -> None:
+    pair[0].forward(MicrobatchIndex(1), samples[:2])
     with pytest.raises(OutOfTurn, match="nothing is left of microbatch 1"):
-        pair[0].weight_gradients(1)
+        pair[0].weight_gradients(MicrobatchIndex(1))
 
 
-def test_beginning_again_drops_what_was_left(pair, samples):
+def test_beginning_again_drops_what_was_left(pair: list[StageEngine], samples: Tensor) -> None:
     for stage in pair:
-        stage.begin_step(0, 22)
+        stage.begin_step(STEP, 22)
         assert stage.squared_grad_norm() == 0.0
         with pytest.raises(OutOfTurn):
-            stage.weight_gradients(0)
+            stage.weight_gradients(MICROBATCH)
 
 
-def test_what_a_microbatch_left_is_freed_with_its_weights(pair):
-    left = [weakref.ref(t) for p in pair[0]._step.left[0] for t in p.tensors]
+def test_what_a_microbatch_left_is_freed_with_its_weights(pair: list[StageEngine]) -> None:
+    left = [weakref.ref(t) for p in pair[0].open_step.left[MICROBATCH] for t in p.tensors]
     assert left
     gc.collect()
     assert all(ref() is not None for ref in left)
-    pair[0].weight_gradients(0)
+    pair[0].weight_gradients(MICROBATCH)
     gc.collect()
     assert all(ref() is None for ref in left)
 
 
-def test_microbatches_share_one_copy_of_the_weights_in_autocast(make_pipeline, samples):
+def test_microbatches_share_one_copy_of_the_weights_in_autocast(
+    make_pipeline: MakePipeline, samples: Tensor
+) -> None:
     stage = make_pipeline("gpt2-tied", 1, dtype=torch.bfloat16).stages[0]
     plain_bytes = stage.state_bytes
-    stage.begin_step(0, 22)
+    stage.begin_step(STEP, 22)
     assert stage.state_bytes == plain_bytes
     sizes = []
-    for index in range(2):
+    for index in map(MicrobatchIndex, range(2)):
         stage.forward_backward(index, samples[:2], samples[:2])
         sizes.append(stage.state_bytes - plain_bytes)
-    linears = [m for m in stage._weights.module.modules() if isinstance(m, nn.Linear | Conv1D)]
+    linears = [m for m in stage.weights.module.modules() if isinstance(m, nn.Linear | Conv1D)]
     assert sizes == [2 * sum(p.numel() for m in linears for p in m.parameters())] * 2
-    for index in range(2):
+    for index in map(MicrobatchIndex, range(2)):
         stage.weight_gradients(index)
     stage.apply(1.0, 1e-3)
     assert stage.state_bytes == plain_bytes, "weights have changed"
 
 
-def test_a_stage_that_is_let_go_of_gives_its_memory_back_at_once(make_pipeline, samples):
+def test_a_stage_that_is_let_go_of_gives_its_memory_back_at_once(
+    make_pipeline: MakePipeline, samples: Tensor
+) -> None:
     pipeline = make_pipeline("gpt2-tied", 2)
     pipeline.train(samples)
     weights = [
         weakref.ref(parameter)
         for stage in pipeline.stages
-        for parameter in stage._weights.module.parameters()
+        for parameter in stage.weights.module.parameters()
     ]
     gc.collect()
     gc.disable()
@@ -227,7 +251,7 @@ def test_a_stage_that_is_let_go_of_gives_its_memory_back_at_once(make_pipeline, 
 # ---- single layers
 
 
-def both_ways(layer, x, gradient):
+def both_ways(layer: nn.Module, x: Tensor, gradient: Tensor) -> list[list[Tensor | None]]:
     """Output, input gradient and the weights' gradients: autograd's, and in two parts."""
     results = []
     for is_split in (False, True):
@@ -250,28 +274,36 @@ LAYERS = {
 }
 
 
-def assert_same(one, other):
+def assert_same(one: list[Tensor | None], other: list[Tensor | None]) -> None:
     for a, b in zip(one, other, strict=True):
         assert (a is None) == (b is None)
-        assert a is None or (torch.equal(a, b) and a.stride() == b.stride())
+        if a is not None and b is not None:
+            assert torch.equal(a, b)
+            assert a.stride() == b.stride()
 
 
 @pytest.mark.parametrize("make_layer", LAYERS.values(), ids=LAYERS)
 @pytest.mark.parametrize("rows", [(3, 17), (51,), (2, 3, 17), (1, 1)], ids=str)
 @pytest.mark.parametrize("needs_gradient", [True, False])
-def test_a_layer_has_the_bits_of_its_class(make_layer, rows, needs_gradient):
+def test_a_layer_has_the_bits_of_its_class(
+    make_layer: Callable[[], nn.Module],
+    rows: tuple[int, int] | tuple[int] | tuple[int, int, int],
+    needs_gradient: bool,
+) -> None:
     x = torch.randn(*rows, 24, requires_grad=needs_gradient)
     assert_same(*both_ways(make_layer(), x, torch.randn(*rows, 40)))
 
 
 @pytest.mark.parametrize("make_layer", LAYERS.values(), ids=LAYERS)
-def test_gradients_with_gaps_between_rows_are_summed_alike(make_layer):
+def test_gradients_with_gaps_between_rows_are_summed_alike(
+    make_layer: Callable[[], nn.Module],
+) -> None:
     x = torch.randn(4, 9, 24, requires_grad=True)
     gradient = torch.randn(4, 40, 9).transpose(1, 2)
     assert_same(*both_ways(make_layer(), x, gradient))
 
 
-def test_a_part_of_each_sample_is_summed_alike():
+def test_a_part_of_each_sample_is_summed_alike() -> None:
     x = torch.randn(4, 9, 24)[:, :-1].requires_grad_()
     assert not x.is_contiguous()
     assert_same(*both_ways(LAYERS["without bias"](), x, torch.randn(4, 8, 40)))

@@ -2,33 +2,37 @@
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from swarm_ft.ids import MicrobatchIndex, StepNumber
+from swarm_ft.stage.engine import StageEngine
 from swarm_ft.stage.memory import HeldBytes, Storages
+from tests.unit.stage.conftest import MakePipeline
 
 FLOAT = 4
+MICROBATCH = MicrobatchIndex(0)
 
 
 @pytest.fixture
-def stage(make_pipeline):
+def stage(make_pipeline: MakePipeline) -> StageEngine:
     """The middle stage of three, a step begun."""
     stage = make_pipeline("gpt2-tied", 3).stages[1]
-    stage.begin_step(0, 22)
+    stage.begin_step(StepNumber(0), 22)
     return stage
 
 
-def hidden(num_samples, num_tokens=12):
+def hidden(num_samples: int, num_tokens: int = 12) -> Tensor:
     return torch.ones(num_samples, num_tokens, 32)
 
 
-def test_views_of_the_same_memory_count_once():
+def test_views_of_the_same_memory_count_once() -> None:
     x, other = torch.zeros(6, 4), torch.zeros(3)
     storages = Storages.of([x, x[1:], x.t(), other, x.detach()])
     assert storages.num_bytes == 24 * FLOAT + 3 * FLOAT
     assert Storages(but=[x]).num_bytes == 0
 
 
-def test_what_a_forward_saves_counts_but_for_weights():
+def test_what_a_forward_saves_counts_but_for_weights() -> None:
     module = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
     x = torch.ones(2, 3, 4, requires_grad=True)
     held = HeldBytes()
@@ -38,7 +42,7 @@ def test_what_a_forward_saves_counts_but_for_weights():
     assert held.most == (2 * 3 * 4 + 2 * 3 * 8) * FLOAT
 
 
-def test_what_is_saved_is_what_autograd_computes_with():
+def test_what_is_saved_is_what_autograd_computes_with() -> None:
     module = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 2))
     x = torch.linspace(-1, 1, 24).reshape(2, 3, 4)
     gradients = []
@@ -53,7 +57,7 @@ def test_what_is_saved_is_what_autograd_computes_with():
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
 
 
-def test_only_larger_microbatches_are_measured_again():
+def test_only_larger_microbatches_are_measured_again() -> None:
     module = nn.Linear(4, 8)
     held = HeldBytes()
     seen = []
@@ -66,19 +70,19 @@ def test_only_larger_microbatches_are_measured_again():
     assert held.most == 3 * 5 * 4 * FLOAT
 
 
-def test_a_stage_knows_what_a_microbatch_holds_once_it_had_one(stage):
+def test_a_stage_knows_what_a_microbatch_holds_once_it_had_one(stage: StageEngine) -> None:
     assert stage.microbatch_bytes == 0
-    y = stage.forward(0, hidden(1))
+    y = stage.forward(MICROBATCH, hidden(1))
     after_forward = stage.microbatch_bytes
     assert after_forward > 2 * y.nbytes
-    stage.backward(0, torch.ones_like(y))
-    left = Storages.of(t for p in stage._step.left[0] for t in p.tensors).num_bytes
+    stage.backward(MICROBATCH, torch.ones_like(y))
+    left = Storages.of(t for p in stage.open_step.left[MICROBATCH] for t in p.tensors).num_bytes
     assert stage.microbatch_bytes == max(after_forward, left)
-    stage.weight_gradients(0)
-    stage.forward(1, hidden(2))
+    stage.weight_gradients(MICROBATCH)
+    stage.forward(MicrobatchIndex(1), hidden(2))
     assert stage.microbatch_bytes == pytest.approx(2 * max(after_forward, left), rel=0.05)
 
 
-def test_a_stages_state_is_its_weights_gradients_and_moments(stage):
-    parameters = list(stage._weights.module.parameters())
+def test_a_stages_state_is_its_weights_gradients_and_moments(stage: StageEngine) -> None:
+    parameters = list(stage.weights.module.parameters())
     assert stage.state_bytes == 4 * FLOAT * sum(p.numel() for p in parameters)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, BertConfig, GPT2LMHeadModel
 
 from swarm_ft.errors import BadLayers, BadModel, RunMismatch
@@ -17,40 +21,46 @@ from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.stage.architecture import ARCHITECTURES
 from swarm_ft.stage.checkpoint import open_checkpoint
 from swarm_ft.stage.module import StageModule
+from tests.unit.stage.conftest import MakeModel
 
 NUM_BLOCKS = 4
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
 
+CopyOf = Callable[[str], Path]
+
+
 @pytest.fixture
-def copy_of(make_model, tmp_path):
+def copy_of(make_model: MakeModel, tmp_path: Path) -> CopyOf:
     """`copy_of("llama")`: a directory of the test's own."""
 
-    def copy(name: str):
+    def copy(name: str) -> Path:
         return shutil.copytree(make_model(name), tmp_path / "copy")
 
     return copy
 
 
-def change_tensor(directory, name, change):
+def change_tensor(directory: Path, name: str, change: Callable[[Tensor], Tensor]) -> None:
     weights = load_file(directory / WEIGHTS)
     weights[name] = change(weights[name])
     save_file(weights, directory / WEIGHTS, metadata={"format": "pt"})
 
 
-def change_config(directory, **fields):
+def change_config(directory: Path, **fields: Any) -> None:
     path = directory / "config.json"
     config = json.loads(path.read_text()) | fields
     path.write_text(json.dumps(config))
 
 
-def blocks_in(names, prefix):
+def blocks_in(names: Iterable[str], prefix: str) -> set[int]:
     return {int(n.removeprefix(prefix).split(".")[0]) for n in names if n.startswith(prefix)}
 
 
 @pytest.mark.parametrize("name", ["gpt2-tied", "llama", "mistral", "qwen2-tied"])
-def test_stage_in_the_middle_holds_its_own_blocks_and_nothing_else(make_model, name):
+def test_stage_in_the_middle_holds_its_own_blocks_and_nothing_else(
+    make_model: MakeModel, name: str
+) -> None:
     checkpoint = open_checkpoint(str(make_model(name)))
     architecture = ARCHITECTURES[checkpoint.config.model_type]
     tensors = checkpoint.load(LayerRange(1, 3), checkpoint.describe())
@@ -69,7 +79,7 @@ def test_stage_in_the_middle_holds_its_own_blocks_and_nothing_else(make_model, n
     assert {b.device.type for b in module.buffers()} <= {"cpu"}
 
 
-def test_ends_of_the_model_get_embeddings_and_head(make_model):
+def test_ends_of_the_model_get_embeddings_and_head(make_model: MakeModel) -> None:
     checkpoint = open_checkpoint(str(make_model("llama")))
     model = checkpoint.describe()
     first = checkpoint.load(LayerRange(0, 1), model)
@@ -80,7 +90,7 @@ def test_ends_of_the_model_get_embeddings_and_head(make_model):
     assert "model.embed_tokens.weight" not in last
 
 
-def test_head_of_a_tied_checkpoint_is_a_copy_of_its_embeddings(make_model):
+def test_head_of_a_tied_checkpoint_is_a_copy_of_its_embeddings(make_model: MakeModel) -> None:
     checkpoint = open_checkpoint(str(make_model("gpt2-tied")))
     model = checkpoint.describe()
     assert model.tied_embeddings
@@ -90,7 +100,7 @@ def test_head_of_a_tied_checkpoint_is_a_copy_of_its_embeddings(make_model):
     assert head.data_ptr() != embedding.data_ptr()
 
 
-def test_description_says_what_peers_must_agree_on(make_model):
+def test_description_says_what_peers_must_agree_on(make_model: MakeModel) -> None:
     model = open_checkpoint(str(make_model("llama"))).describe()
     assert (model.architecture, model.num_blocks) == ("llama", NUM_BLOCKS)
     assert (model.hidden_size, model.vocab_size) == (32, 97)
@@ -102,7 +112,7 @@ def test_description_says_what_peers_must_agree_on(make_model):
 
 
 @pytest.mark.parametrize("name", ["gpt2-tied", "llama"])
-def test_other_shards_are_the_same_model(make_model, tmp_path, name):
+def test_other_shards_are_the_same_model(make_model: MakeModel, tmp_path: Path, name: str) -> None:
     AutoModelForCausalLM.from_pretrained(make_model(name)).save_pretrained(
         tmp_path, max_shard_size="30KB"
     )
@@ -115,7 +125,9 @@ def test_other_shards_are_the_same_model(make_model, tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["gpt2-tied", "llama-tied"])
-def test_names_without_the_base_models_prefix_are_the_same_model(make_model, tmp_path, name):
+def test_names_without_the_base_models_prefix_are_the_same_model(
+    make_model: MakeModel, tmp_path: Path, name: str
+) -> None:
     whole = AutoModelForCausalLM.from_pretrained(make_model(name))
     whole.base_model.save_pretrained(tmp_path)
     model = open_checkpoint(str(tmp_path)).describe()
@@ -123,7 +135,7 @@ def test_names_without_the_base_models_prefix_are_the_same_model(make_model, tmp
     assert replace(model, reference="") == replace(expected, reference="")
 
 
-def test_old_buffers_in_a_file_are_passed_over(copy_of):
+def test_old_buffers_in_a_file_are_passed_over(copy_of: CopyOf) -> None:
     directory = copy_of("gpt2-tied")
     expected = open_checkpoint(str(directory)).describe()
     weights = load_file(directory / WEIGHTS)
@@ -132,7 +144,7 @@ def test_old_buffers_in_a_file_are_passed_over(copy_of):
     assert open_checkpoint(str(directory)).describe() == expected
 
 
-def test_half_precision_files_become_float32_weights(make_model, tmp_path):
+def test_half_precision_files_become_float32_weights(make_model: MakeModel, tmp_path: Path) -> None:
     whole = AutoModelForCausalLM.from_pretrained(make_model("llama"), dtype=torch.bfloat16)
     whole.save_pretrained(tmp_path)
     checkpoint = open_checkpoint(str(tmp_path))
@@ -142,13 +154,13 @@ def test_half_precision_files_become_float32_weights(make_model, tmp_path):
     assert torch.equal(tensors["model.embed_tokens.weight"], embedding.float())
 
 
-def test_stored_head_that_differs_is_not_tied_whatever_the_config_says(copy_of):
+def test_stored_head_that_differs_is_not_tied_whatever_the_config_says(copy_of: CopyOf) -> None:
     directory = copy_of("llama")
     change_config(directory, tie_word_embeddings=True)
     assert not open_checkpoint(str(directory)).describe().tied_embeddings
 
 
-def test_stored_head_that_equals_the_embeddings_is_tied(copy_of):
+def test_stored_head_that_equals_the_embeddings_is_tied(copy_of: CopyOf) -> None:
     directory = copy_of("gpt2-tied")
     weights = load_file(directory / WEIGHTS)
     weights["lm_head.weight"] = weights["transformer.wte.weight"].clone()
@@ -165,7 +177,9 @@ def test_stored_head_that_equals_the_embeddings_is_tied(copy_of):
         ("lm_head.weight", LayerRange(3, 4), "head"),
     ],
 )
-def test_changed_weight_is_refused_by_the_stage_that_holds_it(copy_of, tensor, layers, part):
+def test_changed_weight_is_refused_by_the_stage_that_holds_it(
+    copy_of: CopyOf, tensor: str, layers: LayerRange, part: str
+) -> None:
     directory = copy_of("llama")
     model = open_checkpoint(str(directory)).describe()
     change_tensor(directory, tensor, lambda t: t + 1e-3)
@@ -175,7 +189,7 @@ def test_changed_weight_is_refused_by_the_stage_that_holds_it(copy_of, tensor, l
     changed.load(LayerRange(1, 2), model)
 
 
-def test_changed_embeddings_of_a_tied_model_are_refused_at_both_ends(copy_of):
+def test_changed_embeddings_of_a_tied_model_are_refused_at_both_ends(copy_of: CopyOf) -> None:
     directory = copy_of("gpt2-tied")
     model = open_checkpoint(str(directory)).describe()
     change_tensor(directory, "transformer.wte.weight", lambda t: t * 2)
@@ -192,7 +206,9 @@ def test_changed_embeddings_of_a_tied_model_are_refused_at_both_ends(copy_of):
         ("llama", {"rope_parameters": {"rope_theta": 9.0, "rope_type": "default"}}),
     ],
 )
-def test_config_that_computes_otherwise_on_equal_weights_is_refused(copy_of, name, fields):
+def test_config_that_computes_otherwise_on_equal_weights_is_refused(
+    copy_of: CopyOf, name: str, fields: dict[str, Any]
+) -> None:
     directory = copy_of(name)
     model = open_checkpoint(str(directory)).describe()
     change_config(directory, **fields)
@@ -200,30 +216,30 @@ def test_config_that_computes_otherwise_on_equal_weights_is_refused(copy_of, nam
         open_checkpoint(str(directory)).load(LayerRange(1, 2), model)
 
 
-def test_another_models_run_is_refused(make_model):
+def test_another_models_run_is_refused(make_model: MakeModel) -> None:
     run = open_checkpoint(str(make_model("gpt2-tied"))).describe()
     with pytest.raises(RunMismatch, match="architecture"):
         open_checkpoint(str(make_model("llama"))).load(LayerRange(0, 1), run)
 
 
-def test_layers_outside_the_model_are_refused(make_model):
+def test_layers_outside_the_model_are_refused(make_model: MakeModel) -> None:
     checkpoint = open_checkpoint(str(make_model("llama")))
     with pytest.raises(BadLayers, match="0-4"):
         checkpoint.load(LayerRange(3, 5), checkpoint.describe())
 
 
-def test_missing_directory_is_refused_in_one_line(tmp_path):
+def test_missing_directory_is_refused_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(BadModel, match="no such directory") as caught:
         open_checkpoint(str(tmp_path / "nothing"))
     assert "\n" not in caught.value.message
 
 
-def test_name_that_is_neither_directory_nor_hub_id_is_refused():
+def test_name_that_is_neither_directory_nor_hub_id_is_refused() -> None:
     with pytest.raises(BadModel):
         open_checkpoint("two words/and/more")
 
 
-def test_directory_without_config_is_refused(copy_of):
+def test_directory_without_config_is_refused(copy_of: CopyOf) -> None:
     directory = copy_of("llama")
     (directory / "config.json").unlink()
     with pytest.raises(BadModel, match=r"config\.json"):
@@ -231,7 +247,7 @@ def test_directory_without_config_is_refused(copy_of):
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"model_type": 3}'])
-def test_unreadable_config_is_refused(copy_of, text):
+def test_unreadable_config_is_refused(copy_of: CopyOf, text: str) -> None:
     directory = copy_of("llama")
     (directory / "config.json").write_text(text)
     with pytest.raises(BadModel):
@@ -241,7 +257,9 @@ def test_unreadable_config_is_refused(copy_of, text):
 @pytest.mark.parametrize(
     "fields", [{"n_layer": "six"}, {"n_head": 5}, {"n_embd": -1}, {"quantization_config": {}}]
 )
-def test_config_that_describes_no_model_is_refused_in_one_line(copy_of, fields):
+def test_config_that_describes_no_model_is_refused_in_one_line(
+    copy_of: CopyOf, fields: dict[str, Any]
+) -> None:
     directory = copy_of("gpt2-tied")
     change_config(directory, **fields)
     with pytest.raises(BadModel) as caught:
@@ -249,20 +267,20 @@ def test_config_that_describes_no_model_is_refused_in_one_line(copy_of, fields):
     assert "\n" not in caught.value.message
 
 
-def test_unknown_architecture_is_refused_with_the_known_ones(tmp_path):
+def test_unknown_architecture_is_refused_with_the_known_ones(tmp_path: Path) -> None:
     BertConfig().save_pretrained(tmp_path)
     with pytest.raises(BadModel, match=r"'bert'.*gpt2, llama"):
         open_checkpoint(str(tmp_path))
 
 
-def test_directory_without_safetensors_is_refused(copy_of):
+def test_directory_without_safetensors_is_refused(copy_of: CopyOf) -> None:
     directory = copy_of("llama")
     (directory / WEIGHTS).rename(directory / "pytorch_model.bin")
     with pytest.raises(BadModel, match=r"model\.safetensors"):
         open_checkpoint(str(directory))
 
 
-def test_damaged_safetensors_are_refused(copy_of):
+def test_damaged_safetensors_are_refused(copy_of: CopyOf) -> None:
     directory = copy_of("llama")
     (directory / WEIGHTS).write_bytes(b"not safetensors")
     with pytest.raises(BadModel, match="cannot read"):
@@ -272,7 +290,7 @@ def test_damaged_safetensors_are_refused(copy_of):
 @pytest.mark.parametrize(
     "index", ["{", "{}", '{"weight_map": 1}', '{"weight_map": {"a": "../../etc/passwd"}}']
 )
-def test_index_that_cannot_be_followed_is_refused(copy_of, index):
+def test_index_that_cannot_be_followed_is_refused(copy_of: CopyOf, index: str) -> None:
     directory = copy_of("llama")
     (directory / WEIGHTS).unlink()
     (directory / INDEX).write_text(index)
@@ -280,7 +298,7 @@ def test_index_that_cannot_be_followed_is_refused(copy_of, index):
         open_checkpoint(str(directory))
 
 
-def test_missing_tensor_is_refused_by_name(copy_of):
+def test_missing_tensor_is_refused_by_name(copy_of: CopyOf) -> None:
     directory = copy_of("llama")
     weights = load_file(directory / WEIGHTS)
     del weights["model.layers.2.mlp.up_proj.weight"]
@@ -290,19 +308,21 @@ def test_missing_tensor_is_refused_by_name(copy_of):
 
 
 @pytest.mark.parametrize("change", [lambda t: t[:-1].clone(), lambda t: t.to(torch.int8)])
-def test_tensor_of_another_shape_or_of_integers_is_refused(copy_of, change):
+def test_tensor_of_another_shape_or_of_integers_is_refused(
+    copy_of: CopyOf, change: Callable[[Tensor], Tensor]
+) -> None:
     directory = copy_of("llama")
     change_tensor(directory, "model.layers.1.mlp.up_proj.weight", change)
     with pytest.raises(BadModel, match=r"layers\.1\.mlp\.up_proj"):
         open_checkpoint(str(directory)).describe()
 
 
-def test_missing_tokenizer_is_refused(make_model):
+def test_missing_tokenizer_is_refused(make_model: MakeModel) -> None:
     with pytest.raises(BadModel, match="tokenizer"):
         open_checkpoint(str(make_model("llama"))).tokenizer()
 
 
-def test_exported_config_is_a_float32_causal_model(make_model, tmp_path):
+def test_exported_config_is_a_float32_causal_model(make_model: MakeModel, tmp_path: Path) -> None:
     base = tmp_path / "base"
     whole = GPT2LMHeadModel.from_pretrained(make_model("gpt2-tied"), dtype=torch.bfloat16)
     whole.transformer.save_pretrained(base)
@@ -316,7 +336,7 @@ def test_exported_config_is_a_float32_causal_model(make_model, tmp_path):
     assert checkpoint.config.tie_word_embeddings
 
 
-def test_generation_config_goes_into_the_export(make_model, tmp_path):
+def test_generation_config_goes_into_the_export(make_model: MakeModel, tmp_path: Path) -> None:
     checkpoint = open_checkpoint(str(make_model("llama")))
     checkpoint.save_config(tmp_path, tie_word_embeddings=False)
     ours, theirs = (d / "generation_config.json" for d in (tmp_path, make_model("llama")))

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
 from swarm_ft.errors import BadOption
 from swarm_ft.stage.memory import pick_device, pick_dtype
 
+HaveGpus = Callable[[int], None]
+
 
 @pytest.fixture
-def gpus(monkeypatch):
+def gpus(monkeypatch: pytest.MonkeyPatch) -> HaveGpus:
     def have(count: int) -> None:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
@@ -28,19 +32,21 @@ def gpus(monkeypatch):
         ("cuda:1", 2, "cuda:1"),
     ],
 )
-def test_device_is_what_the_text_says_and_the_machine_has(gpus, text, count, device):
+def test_device_is_what_the_text_says_and_the_machine_has(
+    gpus: HaveGpus, text: str, count: int, device: str
+) -> None:
     gpus(count)
     assert pick_device(text) == torch.device(device)
 
 
 @pytest.mark.parametrize(("text", "count"), [("cuda", 0), ("cuda:2", 2), ("tpu", 1), ("cuda:", 1)])
-def test_device_that_is_not_there_is_refused(gpus, text, count):
+def test_device_that_is_not_there_is_refused(gpus: HaveGpus, text: str, count: int) -> None:
     gpus(count)
     with pytest.raises(BadOption, match="--device"):
         pick_device(text)
 
 
-def test_dtypes_are_two():
+def test_dtypes_are_two() -> None:
     assert pick_dtype("float32") is torch.float32
     assert pick_dtype("bfloat16") is torch.bfloat16
     with pytest.raises(BadOption, match="--dtype"):

@@ -6,31 +6,38 @@ import logging
 
 import pytest
 import torch
+from torch import Tensor
 
 from swarm_ft.errors import BadOption, MalformedMessage, NonFinite, OutOfTurn
+from swarm_ft.ids import MicrobatchIndex, StepNumber
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.stage.checkpoint import open_checkpoint
 from swarm_ft.stage.engine import StageEngine
+from tests.unit.stage.conftest import MakeModel, MakePipeline
 
 TARGETS = 22
 CHANNELS = 32
+STEP = StepNumber(0)
+MICROBATCH = MicrobatchIndex(0)
 
 
 @pytest.fixture
-def tokens(samples):
+def tokens(samples: Tensor) -> Tensor:
     return samples[:2]
 
 
 @pytest.fixture
-def pair(make_pipeline):
+def pair(make_pipeline: MakePipeline) -> list[StageEngine]:
     """First and last stage of a two-stage swarm, step 0 begun."""
     pipeline = make_pipeline("gpt2-tied", 2)
     for stage in pipeline.stages:
-        stage.begin_step(0, TARGETS)
+        stage.begin_step(STEP, TARGETS)
     return pipeline.stages
 
 
-def test_untied_head_is_told_once_at_the_last_stage(make_pipeline, caplog):
+def test_untied_head_is_told_once_at_the_last_stage(
+    make_pipeline: MakePipeline, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.INFO, logger="swarm_ft"):
         make_pipeline("gpt2-tied", 3)
         make_pipeline("gpt2-tied", 3, sync_tied_embeddings=True)
@@ -38,73 +45,82 @@ def test_untied_head_is_told_once_at_the_last_stage(make_pipeline, caplog):
     assert [r.message.split()[0] for r in caplog.records] == ["embeddings-untied"]
 
 
-def test_aborted_attempt_leaves_no_trace(make_pipeline, samples):
+def test_aborted_attempt_leaves_no_trace(make_pipeline: MakePipeline, samples: Tensor) -> None:
     clean, faulty = make_pipeline("llama", 2), make_pipeline("llama", 2)
     first, last = faulty.stages
     faulty.gradients(0, samples)
-    first.begin_step(0, TARGETS)
-    last.begin_step(0, TARGETS)
-    first.forward(0, samples[:3])
+    first.begin_step(STEP, TARGETS)
+    last.begin_step(STEP, TARGETS)
+    first.forward(MICROBATCH, samples[:3])
     for pipeline in (clean, faulty):
         pipeline.train(samples)
     assert faulty.digests() == clean.digests()
 
 
-def test_beginning_again_drops_the_graphs_of_the_aborted_attempt(pair, tokens):
+def test_beginning_again_drops_the_graphs_of_the_aborted_attempt(
+    pair: list[StageEngine], tokens: Tensor
+) -> None:
     first, _ = pair
-    output = first.forward(0, tokens)
-    first.begin_step(0, TARGETS)
+    output = first.forward(MICROBATCH, tokens)
+    first.begin_step(STEP, TARGETS)
     with pytest.raises(OutOfTurn, match="microbatch 0"):
-        first.backward(0, torch.ones_like(output))
+        first.backward(MICROBATCH, torch.ones_like(output))
     assert first.squared_grad_norm() == 0.0
 
 
-def test_microbatch_counts_once(pair, tokens):
+def test_microbatch_counts_once(pair: list[StageEngine], tokens: Tensor) -> None:
     first, last = pair
-    made = last.forward_backward(0, first.forward(0, tokens), tokens)
-    first.backward(0, made.input_gradient)
+    made = last.forward_backward(MICROBATCH, first.forward(MICROBATCH, tokens), tokens)
+    gradient = made.input_gradient
+    assert gradient is not None
+    first.backward(MICROBATCH, gradient)
     again = (
-        lambda: first.forward(0, tokens),
-        lambda: first.backward(0, made.input_gradient),
-        lambda: last.forward_backward(0, made.input_gradient, tokens),
+        lambda: first.forward(MICROBATCH, tokens),
+        lambda: first.backward(MICROBATCH, gradient),
+        lambda: last.forward_backward(MICROBATCH, gradient, tokens),
     )
     for twice in again:
         with pytest.raises(OutOfTurn, match="had its backward"):
             twice()
     for stage in pair:
-        stage.weight_gradients(0)
+        stage.weight_gradients(MICROBATCH)
     norms = [stage.squared_grad_norm() for stage in pair]
     for twice in again:
         with pytest.raises(OutOfTurn, match="counted already"):
             twice()
     for stage in pair:
         with pytest.raises(OutOfTurn, match="nothing is left of microbatch 0"):
-            stage.weight_gradients(0)
+            stage.weight_gradients(MICROBATCH)
     assert [stage.squared_grad_norm() for stage in pair] == norms
 
 
-def test_forward_may_be_computed_again_before_its_backward(pair, tokens):
+def test_forward_may_be_computed_again_before_its_backward(
+    pair: list[StageEngine], tokens: Tensor
+) -> None:
     first, _ = pair
-    once = first.forward(0, tokens)
-    assert torch.equal(first.forward(0, tokens), once)
-    first.backward(0, torch.ones_like(once))
+    once = first.forward(MICROBATCH, tokens)
+    assert torch.equal(first.forward(MICROBATCH, tokens), once)
+    first.backward(MICROBATCH, torch.ones_like(once))
 
 
-def test_order_of_microbatches_is_free(make_pipeline, samples):
+def test_order_of_microbatches_is_free(make_pipeline: MakePipeline, samples: Tensor) -> None:
     losses = []
-    for order in ([0, 1, 2], [2, 0, 1]):
+    for numbers in ([0, 1, 2], [2, 0, 1]):
+        order = [MicrobatchIndex(number) for number in numbers]
         first, last = make_pipeline("llama", 2).stages
-        first.begin_step(0, 66)
-        last.begin_step(0, 66)
+        first.begin_step(STEP, 66)
+        last.begin_step(STEP, 66)
         outputs = {i: first.forward(i, samples[2 * i : 2 * i + 2]) for i in order}
         made = {i: last.forward_backward(i, outputs[i], samples[2 * i : 2 * i + 2]) for i in order}
         for i in reversed(order):
-            first.backward(i, made[i].input_gradient)
-        losses.append([made[i].loss_sum for i in range(3)])
+            gradient = made[i].input_gradient
+            assert gradient is not None
+            first.backward(i, gradient)
+        losses.append([made[i].loss_sum for i in sorted(order)])
     assert losses[0] == losses[1]
 
 
-def test_step_is_applied_once(make_pipeline, samples):
+def test_step_is_applied_once(make_pipeline: MakePipeline, samples: Tensor) -> None:
     pipeline = make_pipeline("llama", 1)
     pipeline.gradients(0, samples)
     pipeline.commit(0)
@@ -112,10 +128,12 @@ def test_step_is_applied_once(make_pipeline, samples):
         pipeline.stages[0].apply(1.0, 1e-3)
 
 
-def test_calls_before_load_or_before_a_step_are_refused(make_pipeline, make_model, tokens):
+def test_calls_before_load_or_before_a_step_are_refused(
+    make_pipeline: MakePipeline, make_model: MakeModel, tokens: Tensor
+) -> None:
     pipeline = make_pipeline("llama", 1)
     with pytest.raises(OutOfTurn, match="no step"):
-        pipeline.stages[0].forward(0, tokens)
+        pipeline.stages[0].forward(MICROBATCH, tokens)
     cold = StageEngine(
         open_checkpoint(str(make_model("llama"))),
         pipeline.spec,
@@ -124,7 +142,7 @@ def test_calls_before_load_or_before_a_step_are_refused(make_pipeline, make_mode
         dtype=torch.float32,
     )
     with pytest.raises(OutOfTurn, match="load"):
-        cold.begin_step(0, TARGETS)
+        cold.begin_step(STEP, TARGETS)
 
 
 @pytest.mark.parametrize(
@@ -139,12 +157,12 @@ def test_calls_before_load_or_before_a_step_are_refused(make_pipeline, make_mode
         torch.full((2, 12), -1),
     ],
 )
-def test_tokens_out_of_bounds_are_refused(pair, bad):
+def test_tokens_out_of_bounds_are_refused(pair: list[StageEngine], bad: Tensor) -> None:
     first, last = pair
     with pytest.raises(MalformedMessage, match="tokens"):
-        first.forward(0, bad)
+        first.forward(MICROBATCH, bad)
     with pytest.raises(MalformedMessage, match="tokens"):
-        last.forward_backward(0, torch.zeros(2, 12, CHANNELS), bad)
+        last.forward_backward(MICROBATCH, torch.zeros(2, 12, CHANNELS), bad)
 
 
 @pytest.mark.parametrize(
@@ -157,74 +175,78 @@ def test_tokens_out_of_bounds_are_refused(pair, bad):
         torch.zeros(0, 12, CHANNELS),
     ],
 )
-def test_activations_out_of_bounds_are_refused(pair, bad):
+def test_activations_out_of_bounds_are_refused(pair: list[StageEngine], bad: Tensor) -> None:
     with pytest.raises(MalformedMessage, match="activation"):
-        pair[1].forward(0, bad)
+        pair[1].forward(MICROBATCH, bad)
 
 
-def test_gradients_of_another_shape_are_refused(pair, tokens):
-    output = pair[0].forward(0, tokens)
+def test_gradients_of_another_shape_are_refused(pair: list[StageEngine], tokens: Tensor) -> None:
+    output = pair[0].forward(MICROBATCH, tokens)
     for bad in (output[:1], output.half()):
         with pytest.raises(MalformedMessage, match="gradient"):
-            pair[0].backward(0, bad)
+            pair[0].backward(MICROBATCH, bad)
     with pytest.raises(MalformedMessage, match="gradient"):
         pair[0].set_tied_gradient(torch.zeros(3, 3))
 
 
-def test_tokens_and_activations_of_different_samples_are_refused(pair, tokens):
+def test_tokens_and_activations_of_different_samples_are_refused(
+    pair: list[StageEngine], tokens: Tensor
+) -> None:
     with pytest.raises(MalformedMessage):
-        pair[1].forward_backward(0, torch.zeros(3, 12, CHANNELS), tokens)
+        pair[1].forward_backward(MICROBATCH, torch.zeros(3, 12, CHANNELS), tokens)
 
 
-def test_step_without_targets_is_refused(pair):
+def test_step_without_targets_is_refused(pair: list[StageEngine]) -> None:
     with pytest.raises(MalformedMessage, match="target"):
-        pair[0].begin_step(0, 0)
+        pair[0].begin_step(STEP, 0)
 
 
-def test_numbers_that_are_not_finite_are_named(pair, tokens):
+def test_numbers_that_are_not_finite_are_named(pair: list[StageEngine], tokens: Tensor) -> None:
     first, last = pair
-    x = first.forward(1, tokens)
+    x = first.forward(MicrobatchIndex(1), tokens)
     with pytest.raises(NonFinite, match=r"step 0, microbatch 3: the loss"):
-        last.forward_backward(3, torch.full_like(x, torch.nan), tokens)
+        last.forward_backward(MicrobatchIndex(3), torch.full_like(x, torch.nan), tokens)
     with pytest.raises(NonFinite, match=r"step 0, microbatch 4: the output"):
-        last.forward(4, torch.full_like(x, torch.inf))
-    first.backward(1, torch.full_like(x, torch.inf))
-    first.weight_gradients(1)
+        last.forward(MicrobatchIndex(4), torch.full_like(x, torch.inf))
+    first.backward(MicrobatchIndex(1), torch.full_like(x, torch.inf))
+    first.weight_gradients(MicrobatchIndex(1))
     with pytest.raises(NonFinite, match="step 0: a gradient"):
         first.squared_grad_norm()
 
 
-def test_graph_is_freed_by_its_backward(pair, tokens):
+def test_graph_is_freed_by_its_backward(pair: list[StageEngine], tokens: Tensor) -> None:
     import gc
     import weakref
 
     first, last = pair
-    x = first.forward(0, tokens)
-    graph = weakref.ref(first._step.graphs[0].output)
-    first.backward(0, torch.ones_like(x))
+    x = first.forward(MICROBATCH, tokens)
+    graph = weakref.ref(first.open_step.graphs[MICROBATCH].output)
+    first.backward(MICROBATCH, torch.ones_like(x))
     gc.collect()
     assert graph() is None
-    last.forward_backward(0, x, tokens)
-    assert last._step.graphs == {}
+    last.forward_backward(MICROBATCH, x, tokens)
+    assert last.open_step.graphs == {}
 
 
-def test_tied_gradient_is_zero_before_any_backward(pair):
+def test_tied_gradient_is_zero_before_any_backward(pair: list[StageEngine]) -> None:
     assert not pair[0].tied_gradient().any()
     assert pair[0].tied_gradient().shape == (97, CHANNELS)
 
 
 @pytest.mark.parametrize("num_stages", [2, 3])
-def test_synchronised_ends_stay_equal_bit_for_bit(make_pipeline, samples, num_stages):
+def test_synchronised_ends_stay_equal_bit_for_bit(
+    make_pipeline: MakePipeline, samples: Tensor, num_stages: int
+) -> None:
     pipeline = make_pipeline("gpt2-tied", num_stages, sync_tied_embeddings=True)
     pipeline.train(samples)
     first, last = pipeline.stages[0], pipeline.stages[-1]
-    assert torch.equal(first._weights.module.embedding_weight, last._weights.module.head_weight)
+    assert torch.equal(first.weights.module.embedding_weight, last.weights.module.head_weight)
     assert not pipeline.stages[1].exchanges_tied_gradient or num_stages == 2
 
 
 def test_dropout_draws_the_same_in_a_replay_and_leaves_torchs_generator_alone(
-    make_pipeline, samples
-):
+    make_pipeline: MakePipeline, samples: Tensor
+) -> None:
     once, again = (make_pipeline("gpt2-tied", 2, dropout=True) for _ in range(2))
     losses = once.train(samples)
     torch.manual_seed(123)
@@ -232,39 +254,45 @@ def test_dropout_draws_the_same_in_a_replay_and_leaves_torchs_generator_alone(
     again.gradients(0, samples)
     assert torch.equal(torch.get_rng_state(), state)
     # An aborted attempt and an early computation of another microbatch change nothing.
-    again.stages[0].begin_step(0, TARGETS)
-    again.stages[0].forward(1, samples[:2])
+    again.stages[0].begin_step(STEP, TARGETS)
+    again.stages[0].forward(MicrobatchIndex(1), samples[:2])
     assert again.train(samples) == losses
     assert again.digests() == once.digests()
 
 
-def test_dropout_does_not_depend_on_the_cut(make_pipeline, samples):
+def test_dropout_does_not_depend_on_the_cut(make_pipeline: MakePipeline, samples: Tensor) -> None:
     one, three = (make_pipeline("gpt2-tied", n, dropout=True).train(samples) for n in (1, 3))
     assert one == pytest.approx(three, rel=1e-6)
     assert one != pytest.approx(make_pipeline("gpt2-tied", 1).train(samples), rel=1e-3)
 
 
-def test_dropout_differs_by_step_microbatch_and_seed(make_pipeline, tokens):
-    def output(seed, step, microbatch):
+def test_dropout_differs_by_step_microbatch_and_seed(
+    make_pipeline: MakePipeline, tokens: Tensor
+) -> None:
+    def output(seed: int, step: int, microbatch: int) -> Tensor:
         stage = make_pipeline("gpt2-tied", 2, dropout=True, seed=seed).stages[0]
-        stage.begin_step(step, TARGETS)
-        return stage.forward(microbatch, tokens)
+        stage.begin_step(StepNumber(step), TARGETS)
+        return stage.forward(MicrobatchIndex(microbatch), tokens)
 
     outputs = [output(5, 0, 0), output(6, 0, 0), output(5, 1, 0), output(5, 0, 1)]
     assert len({tuple(o.flatten().tolist()) for o in outputs}) == len(outputs)
     assert torch.equal(output(5, 0, 1), outputs[3])
 
 
-def test_bfloat16_computes_near_float32_over_float32_weights(make_pipeline, samples):
+def test_bfloat16_computes_near_float32_over_float32_weights(
+    make_pipeline: MakePipeline, samples: Tensor
+) -> None:
     exact = make_pipeline("llama", 2)
     rough = make_pipeline("llama", 2, dtype=torch.bfloat16)
     assert rough.train(samples) == pytest.approx(exact.train(samples), rel=0.02)
     assert rough.digests() != exact.digests()
-    parameters = [p for s in rough.stages for p in s._weights.module.parameters()]
+    parameters = [p for s in rough.stages for p in s.weights.module.parameters()]
     assert {p.dtype for p in parameters} == {torch.float32}
 
 
 @pytest.mark.parametrize(("name", "limit"), [("gpt2-tied", "64 positions"), ("mistral", "window")])
-def test_samples_longer_than_the_model_can_attend_to_are_refused(make_pipeline, name, limit):
+def test_samples_longer_than_the_model_can_attend_to_are_refused(
+    make_pipeline: MakePipeline, name: str, limit: str
+) -> None:
     with pytest.raises(BadOption, match=limit):
         make_pipeline(name, 1, seq_length=65)

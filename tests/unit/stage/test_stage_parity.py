@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, get_linear_schedule_with_warmup
 
+from swarm_ft.ids import StepNumber
+from swarm_ft.protocol.spec.run_spec import TrainSpec
 from swarm_ft.protocol.spec.training_plan import step_samples
 from swarm_ft.stage.checkpoint import open_checkpoint
+from tests.unit.stage.conftest import MakeModel, MakePipeline
 
 CASES = [
     ("gpt2-tied", True),
@@ -25,15 +31,16 @@ CASES = [
 ]
 
 
-def reference_model(directory, untie: bool):
+def reference_model(directory: Path, untie: bool) -> Any:
     model = AutoModelForCausalLM.from_pretrained(directory, attn_implementation="sdpa").eval()
     if untie:
         model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
     return model
 
 
-def reference_optimizer(model, weight_decay: float):
-    decayed, spared = [], []
+def reference_optimizer(model: Any, weight_decay: float) -> torch.optim.AdamW:
+    decayed: list[Tensor] = []
+    spared: list[Tensor] = []
     for name, parameter in model.named_parameters():
         plain = name.endswith("bias") or "norm" in name or "ln_" in name
         (spared if plain else decayed).append(parameter)
@@ -44,17 +51,17 @@ def reference_optimizer(model, weight_decay: float):
     return torch.optim.AdamW(groups, lr=2e-3, betas=(0.9, 0.999), eps=1e-8)
 
 
-def reference_losses(model, train, samples) -> list[float]:
+def reference_losses(model: Any, train: TrainSpec, samples: Tensor) -> list[float]:
     """The plain loop: one batch a step, mean loss, global clipping, AdamW, linear schedule."""
     optimizer = reference_optimizer(model, train.weight_decay)
     schedule = get_linear_schedule_with_warmup(optimizer, train.warmup_steps, train.num_steps)
     losses = []
     for step in range(train.num_steps):
-        tokens = samples[list(step_samples(train, step))]
+        tokens = samples[list(step_samples(train, StepNumber(step)))]
         logits = model(input_ids=tokens).logits[:, :-1]
         loss = cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
         optimizer.zero_grad()
-        loss.backward()
+        torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(model.parameters(), train.clip_grad_norm)
         optimizer.step()
         schedule.step()
@@ -62,7 +69,7 @@ def reference_losses(model, train, samples) -> list[float]:
     return losses
 
 
-def relative_error(name: str, weight, expected) -> float:
+def relative_error(name: str, weight: Tensor, expected: Tensor) -> float:
     if name.endswith("c_attn.bias"):
         # Softmax ignores what the bias of GPT-2's keys adds: its gradient is rounding alone, which
         # AdamW divides by itself.
@@ -70,14 +77,20 @@ def relative_error(name: str, weight, expected) -> float:
         weight, expected = (
             torch.stack([t.chunk(3)[i] for i in query_and_value]) for t in (weight, expected)
         )
-    return ((weight - expected).norm() / expected.norm()).item()
+    return float((weight - expected).norm() / expected.norm())
 
 
 @pytest.mark.parametrize("num_stages", [1, 2, 3])
 @pytest.mark.parametrize(("name", "sync"), CASES)
 def test_chain_of_stages_equals_a_plain_loop(
-    make_pipeline, make_model, samples, tmp_path, name, sync, num_stages
-):
+    make_pipeline: MakePipeline,
+    make_model: MakeModel,
+    samples: Tensor,
+    tmp_path: Path,
+    name: str,
+    sync: bool,
+    num_stages: int,
+) -> None:
     pipeline = make_pipeline(name, num_stages, sync_tied_embeddings=sync)
     model = reference_model(make_model(name), untie=not sync)
 
@@ -97,12 +110,16 @@ def test_chain_of_stages_equals_a_plain_loop(
 
 
 @pytest.mark.parametrize(("name", "sync"), [("gpt2-tied", False), ("gpt2-tied", True)])
-def test_number_of_stages_does_not_change_the_losses(make_pipeline, samples, name, sync):
+def test_number_of_stages_does_not_change_the_losses(
+    make_pipeline: MakePipeline, samples: Tensor, name: str, sync: bool
+) -> None:
     one, three = (make_pipeline(name, n, sync_tied_embeddings=sync).train(samples) for n in (1, 3))
     assert one == pytest.approx(three, rel=1e-6)
 
 
-def test_size_of_microbatches_does_not_change_the_losses(make_pipeline, samples):
+def test_size_of_microbatches_does_not_change_the_losses(
+    make_pipeline: MakePipeline, samples: Tensor
+) -> None:
     by_one = make_pipeline("llama", 2, micro_batch_size=1).train(samples)
     by_four = make_pipeline("llama", 2, micro_batch_size=4).train(samples)
     assert by_one == pytest.approx(by_four, rel=1e-6)
@@ -112,8 +129,13 @@ def test_size_of_microbatches_does_not_change_the_losses(make_pipeline, samples)
     ("name", "sync"), [("gpt2-tied", True), ("gpt2-tied", False), ("llama", False)]
 )
 def test_exported_shards_load_as_one_hugging_face_model(
-    make_pipeline, make_model, samples, tmp_path, name, sync
-):
+    make_pipeline: MakePipeline,
+    make_model: MakeModel,
+    samples: Tensor,
+    tmp_path: Path,
+    name: str,
+    sync: bool,
+) -> None:
     pipeline = make_pipeline(name, 3, num_steps=1, warmup_steps=0, sync_tied_embeddings=sync)
     pipeline.train(samples)
 

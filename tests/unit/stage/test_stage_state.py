@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor
 
 from swarm_ft.errors import BadSnapshot, OutOfTurn
 from swarm_ft.ids import RunId, StepNumber
@@ -11,9 +16,13 @@ from swarm_ft.protocol.messages.shard import ShardName
 from swarm_ft.snapshots.shard import ShardContents, read_shard, write_shard
 from swarm_ft.stage.engine import StageEngine
 from tests.states import state_digest
+from tests.unit.stage.conftest import MakeModel, MakePipeline, Pipeline
+
+Lie = Callable[[dict[str, Tensor]], object]
+"""What is done to a state."""
 
 
-def train(pipeline, samples, steps):
+def train(pipeline: Pipeline, samples: Tensor, steps: Iterable[int]) -> list[float]:
     losses = []
     for step in steps:
         losses.append(pipeline.gradients(step, samples))
@@ -21,7 +30,7 @@ def train(pipeline, samples, steps):
     return losses
 
 
-def digests(pipeline):
+def digests(pipeline: Pipeline) -> list[bytes]:
     return [state_digest(stage.state()) for stage in pipeline.stages]
 
 
@@ -36,8 +45,12 @@ def digests(pipeline):
     ids=["gpt2-dropout", "gpt2-synchronised", "gpt2-one-tensor", "llama"],
 )
 def test_training_goes_on_bit_equal_from_a_saved_state(
-    make_pipeline, samples, name, num_stages, changes
-):
+    make_pipeline: MakePipeline,
+    samples: Tensor,
+    name: str,
+    num_stages: int,
+    changes: dict[str, Any],
+) -> None:
     kept = make_pipeline(name, num_stages, num_steps=6, **changes)
     train(kept, samples, range(3))
     states = [stage.state() for stage in kept.stages]
@@ -51,7 +64,9 @@ def test_training_goes_on_bit_equal_from_a_saved_state(
     assert resumed.digests() == kept.digests()
 
 
-def test_a_stage_goes_on_from_its_shard_in_a_file(make_pipeline, samples, tmp_path):
+def test_a_stage_goes_on_from_its_shard_in_a_file(
+    make_pipeline: MakePipeline, samples: Tensor, tmp_path: Path
+) -> None:
     kept, resumed = (make_pipeline("gpt2-tied", 2, num_steps=6) for _ in range(2))
     spec = kept.spec.digest()
     train(kept, samples, range(3))
@@ -64,7 +79,9 @@ def test_a_stage_goes_on_from_its_shard_in_a_file(make_pipeline, samples, tmp_pa
     assert digests(resumed) == digests(kept)
 
 
-def test_without_the_moments_it_would_not_be_bit_equal(make_pipeline, samples):
+def test_without_the_moments_it_would_not_be_bit_equal(
+    make_pipeline: MakePipeline, samples: Tensor
+) -> None:
     kept, resumed = (make_pipeline("llama", 1, num_steps=6) for _ in range(2))
     train(kept, samples, range(3))
     state = kept.stages[0].state()
@@ -75,7 +92,9 @@ def test_without_the_moments_it_would_not_be_bit_equal(make_pipeline, samples):
     assert train(resumed, samples, range(3, 5))[1] != train(kept, samples, range(3, 5))[1]
 
 
-def test_a_stage_that_was_never_stepped_has_a_state_too(make_pipeline, samples):
+def test_a_stage_that_was_never_stepped_has_a_state_too(
+    make_pipeline: MakePipeline, samples: Tensor
+) -> None:
     fresh, other = make_pipeline("llama", 1), make_pipeline("llama", 1)
     train(other, samples, range(2))
     other.stages[0].load_state(fresh.stages[0].state())
@@ -85,8 +104,8 @@ def test_a_stage_that_was_never_stepped_has_a_state_too(make_pipeline, samples):
 
 
 def test_a_state_does_not_change_with_the_stage_and_a_stage_not_with_its_state(
-    make_pipeline, samples
-):
+    make_pipeline: MakePipeline, samples: Tensor
+) -> None:
     pipeline = make_pipeline("llama", 1)
     stage = pipeline.stages[0]
     train(pipeline, samples, range(1))
@@ -100,7 +119,9 @@ def test_a_state_does_not_change_with_the_stage_and_a_stage_not_with_its_state(
     assert state_digest(stage.state()) == before
 
 
-def test_an_open_step_is_dropped_with_its_gradients(make_pipeline, samples):
+def test_an_open_step_is_dropped_with_its_gradients(
+    make_pipeline: MakePipeline, samples: Tensor
+) -> None:
     pipeline, quiet = make_pipeline("llama", 1), make_pipeline("llama", 1)
     state = pipeline.stages[0].state()
     pipeline.gradients(0, samples)
@@ -110,12 +131,12 @@ def test_an_open_step_is_dropped_with_its_gradients(make_pipeline, samples):
     assert train(pipeline, samples, range(2)) == train(quiet, samples, range(2))
 
 
-def changed(key, value):
+def changed(key: str, value: Callable[[Tensor], Tensor]) -> Lie:
     return lambda state: state.update({key: value(state[key])})
 
 
-def spoiled(value):
-    def spoil(tensor):
+def spoiled(value: float) -> Callable[[Tensor], Tensor]:
+    def spoil(tensor: Tensor) -> Tensor:
         tensor = tensor.clone()
         tensor.reshape(-1)[-1] = value
         return tensor
@@ -124,7 +145,7 @@ def spoiled(value):
 
 
 HEAD = "lm_head.weight"
-LIES = {
+LIES: dict[str, tuple[Lie, str]] = {
     "a tensor is missing": (lambda state: state.pop(HEAD), f"lacks {HEAD}"),
     "a moment is missing": (
         lambda state: state.pop(f"adamw/exp_avg/{HEAD}"),
@@ -153,8 +174,8 @@ LIES = {
 
 @pytest.mark.parametrize(("lie", "match"), LIES.values(), ids=LIES)
 def test_a_state_of_another_stage_is_refused_and_changes_nothing(
-    make_pipeline, samples, lie, match
-):
+    make_pipeline: MakePipeline, samples: Tensor, lie: Lie, match: str
+) -> None:
     pipeline = make_pipeline("llama", 3)
     stage = pipeline.stages[-1]
     train(pipeline, samples, range(1))
@@ -166,11 +187,12 @@ def test_a_state_of_another_stage_is_refused_and_changes_nothing(
     assert digests(pipeline) == before
 
 
-def test_a_state_needs_a_loaded_stage(make_pipeline, make_model):
-    stage = make_pipeline("llama", 2).stages[0]
+def test_a_state_needs_a_loaded_stage(make_pipeline: MakePipeline, make_model: MakeModel) -> None:
+    pipeline = make_pipeline("llama", 2)
+    stage = pipeline.stages[0]
     cold = StageEngine(
-        stage._checkpoint,
-        stage._spec,
+        pipeline.checkpoint,
+        pipeline.spec,
         stage.layers,
         device=torch.device("cpu"),
         dtype=torch.float32,
