@@ -283,7 +283,7 @@ class ClientStream(GrpcStream[Out, In]):
             # gRPC's own `write` does this too. But when it fails because the server refuses the
             # call, it puts "Internal error from Core" in place of the server's reason, if that
             # has not been read yet.
-            await self._call._cython_call.send_serialized_message(data)
+            await self._call._cython_call.send_serialized_message(data)  # noqa: SLF001 - see above
         except grpc.aio.AioRpcError as error:
             raise self._error(error) from None
         except grpc.aio.InternalError:  # the call ended while this was on its way

@@ -116,7 +116,7 @@ class Ledger:
             [[numbers.get(peer, 0) for peer in route] for route in routes.values()], _NUMBER
         )
         pairs = np.stack([along[:, :-1], along[:, 1:]], axis=2)
-        return known._edited(np.fromiter(routes, np.int64), pairs)
+        return known._edited(np.fromiter(routes, np.int64), pairs)  # noqa: SLF001 - its own class
 
     def without(self, peer: PeerId, boundary: BlockIndex, lost: SampleSet) -> Ledger:
         """After a peer lost buffers; what others hold of these samples is not touched."""
