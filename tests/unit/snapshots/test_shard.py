@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from swarm_ft.errors import BadSnapshot, Unavailable
 from swarm_ft.protocol.messages.shard import ShardName
+from swarm_ft.protocol.spec.digest import digest_of
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.snapshots.shard import ShardContents, read_shard, write_shard
 
@@ -129,6 +130,26 @@ def test_another_safetensors_file_is_no_shard(
         read_shard(tmp_path / "file", NAME, SPEC)
 
 
+def document_of(path: Path) -> dict[str, object]:
+    """What a shard says of itself."""
+    with path.open("rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    document: dict[str, object] = json.loads(header["__metadata__"]["swarm_ft"])
+    return document
+
+
+def seal(path: Path, tensors: dict[str, torch.Tensor]) -> None:
+    """Put these tensors into a shard, with a digest that is right."""
+    document = document_of(path)
+    del document["digest"]
+    digests = (
+        digest_of(f"{name} {tensor.dtype} {list(tensor.shape)}".encode(), tensor.numpy().tobytes())
+        for name, tensor in sorted(tensors.items())
+    )
+    document["digest"] = digest_of(json.dumps(document).encode(), *digests).hex()
+    save_file(tensors, path, metadata={"swarm_ft": json.dumps(document)})
+
+
 @pytest.mark.parametrize(
     "table",
     [
@@ -145,11 +166,11 @@ def test_another_safetensors_file_is_no_shard(
     ],
 )
 def test_a_sealed_shard_with_a_table_of_nonsense_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: dict[str, torch.Tensor]
+    tmp_path: Path, table: dict[str, torch.Tensor]
 ) -> None:
     """A liar can seal what it likes: the seal shows accidents, the coordinator's digest lies."""
-    monkeypatch.setattr("swarm_ft.snapshots.shard._flat", lambda what: {**what.state, **table})
     path = write_shard(tmp_path, NAME, SPEC, contents(3))
+    seal(path, {**contents(3).state, **table})
     with pytest.raises(BadSnapshot, match="expected a table of buffers"):
         read_shard(path, NAME, SPEC)
 
@@ -157,9 +178,7 @@ def test_a_sealed_shard_with_a_table_of_nonsense_is_refused(
 def test_the_seal_covers_what_the_shard_says_of_itself(tmp_path: Path) -> None:
     path = write_shard(tmp_path, NAME, SPEC, contents(3))
     tensors = load_file(path)
-    with path.open("rb") as file:
-        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-    document = json.loads(header["__metadata__"]["swarm_ft"])
+    document = document_of(path)
     save_file(tensors, path, metadata={"swarm_ft": json.dumps({**document, "step": 43})})
     with pytest.raises(BadSnapshot, match="not those that were written"):
         read_shard(path, shard_name(43, CUTS[1]), SPEC)
