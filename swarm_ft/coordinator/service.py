@@ -60,7 +60,7 @@ from swarm_ft.protocol.messages.control import (
 )
 from swarm_ft.protocol.messages.timeline import PeerTimeline, StepTimeline
 from swarm_ft.snapshots.store import Manifest, SnapshotStore
-from swarm_ft.transport.base import Handler, MessageStream, Method
+from swarm_ft.transport.base import Handler, MessageStream, Method, until_one_ends
 from swarm_ft.transport.methods import CANCEL, COLLECTED, JOIN, STATUS, SUBMIT, WATCH
 
 logger = get_logger(__name__)
@@ -126,19 +126,6 @@ class _Outbox:
     async def dropped(self) -> None:
         """Raise the reason once there is one."""
         raise await self._dropped
-
-
-async def _until_one_ends(*parts: Coroutine[Any, Any, None]) -> None:
-    """Do all of these at once; the first that ends, ends the others, and its error is raised."""
-    tasks = [asyncio.create_task(part) for part in parts]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class CoordinatorService:
@@ -289,7 +276,7 @@ class CoordinatorService:
         try:
             self._handle(PeerSaid(hello.peer_id, hello))
             reading = self._read(stream, hello.peer_id)
-            await _until_one_ends(outbox.write(stream), outbox.dropped(), reading)
+            await until_one_ends(outbox.write(stream), outbox.dropped(), reading)
         finally:
             if self._outboxes.get(hello.peer_id) is outbox:
                 del self._outboxes[hello.peer_id]
@@ -341,7 +328,7 @@ class CoordinatorService:
         is_tracing = request is not None and request.traced
         with self._watchers.watching(run.run_id, is_tracing=is_tracing) as watcher:
             # A watcher that does not read may be dropped while it is waited for.
-            await _until_one_ends(self._tell_all(stream, run, watcher), watcher.dropped())
+            await until_one_ends(self._tell_all(stream, run, watcher), watcher.dropped())
 
     async def _tell_all(self, stream: WatchStream, run: Run, watcher: Watcher) -> None:
         """What happened in a run, then what happens, until it is over."""

@@ -12,7 +12,7 @@ from swarm_ft.errors import BadInput, SwarmError, Unavailable, VersionMismatch
 from swarm_ft.log import get_logger
 from swarm_ft.peer.links.backoff import Backoff
 from swarm_ft.protocol.messages.control import FromPeer, PeerAlive, PeerGoodbye, PeerHello, ToPeer
-from swarm_ft.transport.base import MessageStream, Transport
+from swarm_ft.transport.base import MessageStream, Transport, until_one_ends
 from swarm_ft.transport.methods import JOIN
 
 logger = get_logger(__name__)
@@ -106,16 +106,7 @@ class CoordinatorLink:
             await channel.close()
 
     async def _converse(self, stream: ControlStream) -> None:
-        parts = (self._write(stream), self._read(stream), self._stay_alive())
-        tasks = [asyncio.create_task(part) for part in parts]
-        try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        await until_one_ends(self._write(stream), self._read(stream), self._stay_alive())
 
     async def _stay_alive(self) -> None:
         while True:

@@ -11,7 +11,7 @@ and one conformance suite holds both to what is written here.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -245,6 +245,20 @@ async def _outcome(
 async def first_done(*futures: asyncio.Future[Any]) -> None:
     """Wait until one of them is done; cancelling this cancels none of them."""
     await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
+
+
+async def until_one_ends(*parts: Coroutine[Any, Any, None]) -> None:
+    """Do all of these at once; the first that ends, ends the others, and its error is raised."""
+    tasks = [asyncio.create_task(part) for part in parts]
+    try:
+        await first_done(*tasks)
+        for task in tasks:
+            if task.done():
+                task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _spoken(group: ExceptionGroup[Exception]) -> SwarmError | None:
