@@ -59,7 +59,7 @@ proto: $(TOOLS) ## generate swarm_ft/proto from proto/
 	PYTHON=$(BIN)/python deploy/generate_proto.sh
 
 docs: $(PACKAGE) ## write the table of docs/options.md from the declarations
-	$(BIN)/python -m swarm_ft.cli.option_reference
+	$(BIN)/python -m deploy.option_reference
 
 compose: ## train with the swarm of docker-compose.yml
 	$(COMPOSE) up --build --exit-code-from client

@@ -132,7 +132,6 @@ async def measure(trials: int, folder: Path) -> list[dict[str, float]]:
     import torch
 
     from swarm_ft.discovery.dht import DhtDirectory, DhtOptions
-    from swarm_ft.testing import local_swarm
     from swarm_ft.transport.grpc_transport import GrpcTransport
 
     torch.set_num_threads(1)
@@ -141,19 +140,25 @@ async def measure(trials: int, folder: Path) -> list[dict[str, float]]:
     layers = [f"{i}-{i + 1}" for i in range(NUM_STAGES) for _ in range(NUM_REPLICAS)]
     node = await DhtDirectory.open(DhtOptions())
     asks = await DhtDirectory.open(DhtOptions(initial_peers=node.addresses, client_mode=True))
-    vars(local_swarm)["StaticDirectory"] = lambda *_: asks
+    vars(sys.modules[_local_swarm().__module__])["StaticDirectory"] = lambda *_: asks
     try:
         return await _deaths(trials, folder, transport, layers)
     finally:
         await node.close()
 
 
+def _local_swarm() -> Any:  # noqa: ANN401 - of any version
+    try:
+        from tests.local_swarm import LocalSwarm
+    except ImportError:
+        from swarm_ft.testing.local_swarm import LocalSwarm  # until 2026-11
+    return LocalSwarm
+
+
 async def _deaths(
     trials: int, folder: Path, transport: CountingTransport, layers: list[str]
 ) -> list[dict[str, float]]:
-    from swarm_ft.testing.local_swarm import LocalSwarm
-
-    async with LocalSwarm(folder, layers, transport=transport) as swarm:
+    async with _local_swarm()(folder, layers, transport=transport) as swarm:
         await swarm.all_joined()
         status = await swarm.client.submit(*_job(folder / "model"))
         course = Course(swarm, status.run_id)

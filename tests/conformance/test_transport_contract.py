@@ -24,8 +24,8 @@ from swarm_ft.protocol.spec.version import PROTOCOL_VERSION
 from swarm_ft.transport.base import Channel, Handler, MessageStream, Method, Server, Transport, call
 from swarm_ft.transport.grpc_options import GrpcOptions
 from swarm_ft.transport.grpc_transport import GrpcTransport
-from swarm_ft.transport.memory import MemoryTransport
 from swarm_ft.transport.methods import JOIN, STATUS, SUBMIT, WATCH
+from tests.doubles.memory_transport import MemoryTransport
 from tests.raw_calls import BYTES, MORE_BYTES, RAW
 from tests.specs import run_spec
 

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
 from swarm_ft.protocol.messages.client import RunEvent
 from swarm_ft.protocol.spec.run_spec import LrSchedule, RunSpec, TrainSpec
 from swarm_ft.stage.checkpoint import open_checkpoint
-from swarm_ft.testing.local_swarm import LocalSwarm
+from tests.local_swarm import LocalSwarm
 
 VOCAB_SIZE, SEQ_LENGTH, NUM_BLOCKS = 96, 24, 6
 

@@ -10,8 +10,8 @@ from swarm_ft.buffers import BufferKey, End
 from swarm_ft.codec import buffer_bytes
 from swarm_ft.ids import BlockIndex, PeerId, SampleId
 from swarm_ft.protocol.messages.client import RunEvent, StepCommitted
-from swarm_ft.testing.local_swarm import LocalSwarm
 from tests.integration.conftest import Job, MakeJob, QuietEvents
+from tests.local_swarm import LocalSwarm
 
 NUM_SAMPLES, EPOCHS = 12, 3
 

@@ -8,11 +8,11 @@ import pytest
 
 from swarm_ft.ids import PeerId
 from swarm_ft.protocol.messages.client import RunEvent, RunPhase, RunStatus, StepCommitted
-from swarm_ft.testing.faults import FaultyTransport
-from swarm_ft.testing.local_swarm import LocalSwarm
 from swarm_ft.transport.grpc_transport import GrpcTransport
 from swarm_ft.transport.methods import JOIN, LINK
+from tests.doubles.faults import FaultyTransport
 from tests.integration.conftest import Job, MakeJob, QuietEvents
+from tests.local_swarm import LocalSwarm
 
 LAYERS = ["0-2", "2-4", "4-6"]
 

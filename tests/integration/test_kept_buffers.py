@@ -6,8 +6,8 @@ import pytest
 
 from swarm_ft.buffers import BufferLimits
 from swarm_ft.protocol.messages.client import RunPhase, RunStatus, StepCommitted
-from swarm_ft.testing.local_swarm import LocalSwarm
 from tests.integration.conftest import Job, MakeJob
+from tests.local_swarm import LocalSwarm
 
 LAYERS = ["0-2", "2-4", "4-6"]
 NUM_SAMPLES, BATCH_SIZE = 16, 4

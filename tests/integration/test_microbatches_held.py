@@ -11,8 +11,8 @@ import pytest
 from swarm_ft.ids import MicrobatchIndex
 from swarm_ft.protocol.messages.client import StepCommitted
 from swarm_ft.stage.engine import StageEngine
-from swarm_ft.testing.local_swarm import LocalSwarm
 from tests.integration.conftest import Job, MakeJob
+from tests.local_swarm import LocalSwarm
 
 LAYERS = ["0-2", "2-4", "4-6"]
 MICROBATCHES = 12

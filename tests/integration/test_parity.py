@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM
 from swarm_ft.ids import StepNumber
 from swarm_ft.protocol.messages.client import RunEvent, RunPhase, RunStatus, StepCommitted
 from swarm_ft.protocol.spec.training_plan import learning_rate_at, step_samples
-from swarm_ft.testing.local_swarm import LocalSwarm
 from tests.integration.conftest import Job, MakeJob
+from tests.local_swarm import LocalSwarm
 
 RTOL = 1e-4
 

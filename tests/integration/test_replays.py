@@ -13,8 +13,8 @@ import pytest
 from swarm_ft.ids import MicrobatchIndex, PeerId
 from swarm_ft.protocol.messages.client import RunEvent, StepCommitted
 from swarm_ft.stage.engine import StageEngine
-from swarm_ft.testing.local_swarm import LocalSwarm
 from tests.integration.conftest import Job, MakeJob, QuietEvents
+from tests.local_swarm import LocalSwarm
 
 LAYERS = ["0-2", "2-4", "4-6"]
 STEP = 2

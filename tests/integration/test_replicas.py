@@ -9,10 +9,10 @@ import pytest
 
 from swarm_ft.ids import PeerId
 from swarm_ft.protocol.messages.client import RunEvent, RunPhase, RunStatus, StepCommitted
-from swarm_ft.testing.local_swarm import LocalSwarm
 from swarm_ft.transport.grpc_transport import GrpcTransport
 from tests.counting import CountingTransport
 from tests.integration.conftest import Job, MakeJob, QuietEvents
+from tests.local_swarm import LocalSwarm
 
 LAYERS = ["0-3", "3-6"]
 RTOL = 1e-4

@@ -17,8 +17,8 @@ from swarm_ft.ids import PeerId
 from swarm_ft.protocol.messages.client import RunPhase, RunStatus, StepCommitted
 from swarm_ft.protocol.spec.run_spec import RunSpec, TrainSpec
 from swarm_ft.stage.checkpoint import open_checkpoint
-from swarm_ft.testing.local_swarm import LocalSwarm
 from tests.integration.conftest import MakeJob
+from tests.local_swarm import LocalSwarm
 
 
 class Told(RunProgress):

@@ -8,11 +8,11 @@ import pytest
 
 from swarm_ft.ids import PeerId
 from swarm_ft.protocol.messages.client import RunEvent, RunPhase, RunStatus, StepCommitted
-from swarm_ft.testing.faults import FaultyTransport
-from swarm_ft.testing.local_swarm import LocalSwarm
 from swarm_ft.transport.grpc_transport import GrpcTransport
 from swarm_ft.transport.methods import FETCH_CHUNKS
+from tests.doubles.faults import FaultyTransport
 from tests.integration.conftest import Job, MakeJob, QuietEvents
+from tests.local_swarm import LocalSwarm
 
 NEWCOMER = PeerId("newcomer")
 STEPS, JOINS_AT, HELD_STEPS = 24, 2, 6

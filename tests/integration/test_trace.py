@@ -19,10 +19,10 @@ from swarm_ft.peer.timeline import Timeline
 from swarm_ft.protocol.messages.client import RunPhase
 from swarm_ft.protocol.messages.control import ClockProbe, ClockReply, FromPeer, PlanStep
 from swarm_ft.protocol.messages.timeline import StepTimeline
-from swarm_ft.testing.local_swarm import LocalSwarm
 from swarm_ft.transport import memory
 from swarm_ft.transport.methods import to_bytes
 from tests.integration.conftest import Job, MakeJob
+from tests.local_swarm import LocalSwarm
 
 NUM_STEPS, BATCH_SIZE, MICRO_BATCH_SIZE = 4, 4, 2
 PIPELINE = ["0-2", "2-4", "4-6"]

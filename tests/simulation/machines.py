@@ -20,9 +20,9 @@ from swarm_ft.peer.node import PeerNode, PeerOptions
 from swarm_ft.protocol.spec.layers import LayerRange, parse_layers
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.snapshots.store import SnapshotStore
-from swarm_ft.testing.faults import FaultyTransport, Wait
 from swarm_ft.transport.base import Method
 from swarm_ft.transport.methods import FETCH_CHUNKS
+from tests.doubles.faults import FaultyTransport, Wait
 from tests.simulation.disk import Disk, DiskJournal
 from tests.simulation.engine import TinyEngine
 from tests.simulation.invariants import Invariants

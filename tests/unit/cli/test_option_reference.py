@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from swarm_ft.cli.option_reference import BEGIN, END, PAGE, with_table
+from deploy.option_reference import BEGIN, END, PAGE, with_table
 from swarm_ft.client.options import JobOptions
 from swarm_ft.protocol.spec.options import declared
 

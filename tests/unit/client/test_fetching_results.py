@@ -17,8 +17,6 @@ from swarm_ft.protocol.messages.client import RunPhase, RunStatus, StageResult
 from swarm_ft.protocol.messages.control import StageAssignment
 from swarm_ft.protocol.messages.shard import CHUNK_BYTES, ChunkPart, FetchRequest, ShardName
 from swarm_ft.protocol.spec.layers import LayerRange
-from swarm_ft.testing.clock import ManualClock
-from swarm_ft.testing.faults import FaultyTransport
 from swarm_ft.transfer.source import (
     PART_BYTES,
     OfferedShard,
@@ -27,8 +25,10 @@ from swarm_ft.transfer.source import (
     serve_chunks,
 )
 from swarm_ft.transport.base import Handler, MessageStream, Method, Server, Transport
-from swarm_ft.transport.memory import MemoryTransport
 from swarm_ft.transport.methods import FETCH_CHUNKS, LIST_CHUNKS
+from tests.doubles.clock import ManualClock
+from tests.doubles.faults import FaultyTransport
+from tests.doubles.memory_transport import MemoryTransport
 from tests.specs import run_spec
 
 RUN, STEPS = RunId("run"), StepNumber(7)

@@ -17,11 +17,11 @@ from swarm_ft.discovery.directory import Board, Role, StaticDirectory
 from swarm_ft.errors import Busy, RunMismatch, Unavailable
 from swarm_ft.ids import RunId
 from swarm_ft.protocol.spec.run_spec import LrSchedule, TrainOptions
-from swarm_ft.testing.clock import ManualClock
-from swarm_ft.testing.faults import FaultyTransport
 from swarm_ft.transport.base import Method
-from swarm_ft.transport.memory import MemoryTransport
 from swarm_ft.transport.methods import SUBMIT
+from tests.doubles.clock import ManualClock
+from tests.doubles.faults import FaultyTransport
+from tests.doubles.memory_transport import MemoryTransport
 
 
 @pytest.fixture(scope="module")

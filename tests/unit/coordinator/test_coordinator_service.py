@@ -61,8 +61,8 @@ from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.protocol.spec.version import PROTOCOL_VERSION
 from swarm_ft.transport.base import Method, call
-from swarm_ft.transport.memory import MemoryChannel, MemoryStream, MemoryTransport
 from swarm_ft.transport.methods import CANCEL, COLLECTED, JOIN, STATUS, SUBMIT, WATCH
+from tests.doubles.memory_transport import MemoryChannel, MemoryStream, MemoryTransport
 from tests.raw_calls import RAW
 from tests.unit.coordinator.conftest import FakePeer, MakeSpec
 

@@ -26,11 +26,11 @@ from swarm_ft.protocol.messages.boundary import BoundaryHello, FrameKey
 from swarm_ft.protocol.messages.link import ChannelMessage
 from swarm_ft.protocol.spec.codec_spec import Direction
 from swarm_ft.protocol.spec.run_spec import LrSchedule, RunSpec, TrainSpec
-from swarm_ft.testing.clock import ManualClock
 from swarm_ft.transport.base import Transport
 from swarm_ft.transport.grpc_transport import GrpcTransport
-from swarm_ft.transport.memory import MemoryTransport
 from swarm_ft.transport.methods import LINK
+from tests.doubles.clock import ManualClock
+from tests.doubles.memory_transport import MemoryTransport
 from tests.specs import model_spec, train_spec
 from tests.unit.peer.hands import Caller, Hand
 

@@ -11,8 +11,8 @@ from swarm_ft.discovery.directory import Board, StaticDirectory
 from swarm_ft.ids import PeerId
 from swarm_ft.peer.coordinator_link import MAX_RECONNECT_S, MIN_RECONNECT_S, CoordinatorLink
 from swarm_ft.protocol.messages.control import PeerAlive, PeerHello, ToPeer
-from swarm_ft.testing.clock import ManualClock
-from swarm_ft.transport.memory import MemoryTransport
+from tests.doubles.clock import ManualClock
+from tests.doubles.memory_transport import MemoryTransport
 
 
 async def obey(_message: ToPeer) -> None:

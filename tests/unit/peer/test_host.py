@@ -50,9 +50,9 @@ from swarm_ft.snapshots.store import SnapshotStore
 from swarm_ft.stage.base import Engine
 from swarm_ft.stage.checkpoint import open_checkpoint
 from swarm_ft.stage.engine import StageEngine
-from swarm_ft.testing.clock import ManualClock
-from swarm_ft.transport.memory import MemoryTransport
 from swarm_ft.transport.methods import LINK
+from tests.doubles.clock import ManualClock
+from tests.doubles.memory_transport import MemoryTransport
 from tests.states import weights_digest
 from tests.unit.peer.conftest import MakeTrain
 from tests.unit.peer.hands import Caller, Hand

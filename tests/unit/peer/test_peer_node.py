@@ -47,10 +47,10 @@ from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.protocol.spec.training_plan import step_microbatches
 from swarm_ft.stage.checkpoint import open_checkpoint
 from swarm_ft.stage.engine import StageEngine
-from swarm_ft.testing.clock import ManualClock
 from swarm_ft.transport.base import Channel, MessageStream, call
-from swarm_ft.transport.memory import MemoryTransport
 from swarm_ft.transport.methods import JOIN, LIST_CHUNKS
+from tests.doubles.clock import ManualClock
+from tests.doubles.memory_transport import MemoryTransport
 from tests.unit.peer.conftest import MakeTrain
 
 RUN = RunId("run")

@@ -17,7 +17,7 @@ from swarm_ft.protocol.messages.control import ClockProbe, ClockReply, FromPeer,
 from swarm_ft.protocol.messages.timeline import ClockEstimate, Span, SpanKind, StepTimeline
 from swarm_ft.protocol.spec.codec_spec import Direction
 from swarm_ft.protocol.spec.training_plan import Microbatch
-from swarm_ft.testing.clock import ManualClock
+from tests.doubles.clock import ManualClock
 from tests.unit.peer.conftest import MakeSpec
 
 AHEAD_US = 5_000_000

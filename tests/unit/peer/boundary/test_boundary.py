@@ -35,9 +35,9 @@ from swarm_ft.protocol.messages.boundary import (
 from swarm_ft.protocol.messages.reports import Traffic
 from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
 from swarm_ft.protocol.wire.frames import frame_wire_bytes
-from swarm_ft.testing.faults import FaultyTransport
 from swarm_ft.transport.base import Transport
 from swarm_ft.transport.methods import LINK
+from tests.doubles.faults import FaultyTransport
 from tests.unit.peer.conftest import AtWork, MakeEnds, MakeSpec, Site, frame_key
 from tests.unit.peer.conftest import End as BoundaryEnd
 from tests.unit.peer.hands import Hand

@@ -39,11 +39,11 @@ from swarm_ft.protocol.messages.boundary import (
 )
 from swarm_ft.protocol.messages.link import LinkHello
 from swarm_ft.protocol.spec.codec_spec import Direction
-from swarm_ft.testing.clock import ManualClock
 from swarm_ft.transport.base import Transport
-from swarm_ft.transport.memory import MemoryTransport
 from swarm_ft.transport.methods import LINK
 from tests.counting import CountingTransport
+from tests.doubles.clock import ManualClock
+from tests.doubles.memory_transport import MemoryTransport
 from tests.unit.peer.hands import Caller, Hand
 
 A, B = PeerId("a"), PeerId("b")

@@ -44,9 +44,9 @@ from swarm_ft.protocol.spec.codec_spec import parse_dp_spec
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.protocol.wire.frames import piece_wire_bytes
-from swarm_ft.testing.faults import FaultyTransport
 from swarm_ft.transport.base import Transport
 from swarm_ft.transport.methods import LINK
+from tests.doubles.faults import FaultyTransport
 from tests.unit.peer.conftest import MakeSpec, links_of
 from tests.unit.peer.hands import Caller, Hand
 

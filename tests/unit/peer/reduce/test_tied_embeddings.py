@@ -27,11 +27,11 @@ from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec, TrainSpec
 from swarm_ft.stage.checkpoint import open_checkpoint
 from swarm_ft.stage.engine import StageEngine
-from swarm_ft.testing.clock import ManualClock
-from swarm_ft.testing.faults import FaultyTransport
 from swarm_ft.transport.base import Server, Transport
-from swarm_ft.transport.memory import MemoryTransport
 from swarm_ft.transport.methods import LINK
+from tests.doubles.clock import ManualClock
+from tests.doubles.faults import FaultyTransport
+from tests.doubles.memory_transport import MemoryTransport
 
 RUN, STEP, BATCH = RunId("run"), StepNumber(3), MicrobatchIndex(0)
 FIRST, LAST = LayerRange(0, 1), LayerRange(1, 2)

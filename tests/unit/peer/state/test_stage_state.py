@@ -15,8 +15,8 @@ from swarm_ft.peer.timeline import Timeline
 from swarm_ft.protocol.messages.control import CommitStep, FromPeer
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
-from swarm_ft.testing.clock import ManualClock
-from swarm_ft.transport.memory import MemoryTransport
+from tests.doubles.clock import ManualClock
+from tests.doubles.memory_transport import MemoryTransport
 from tests.simulation.engine import TinyEngine
 from tests.states import weights_digest
 from tests.unit.peer.conftest import links_of

@@ -26,12 +26,12 @@ from swarm_ft.protocol.messages.shard import ShardName
 from swarm_ft.protocol.spec.codec_spec import parse_dp_spec
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
-from swarm_ft.testing.clock import ManualClock
-from swarm_ft.testing.faults import FaultyTransport
 from swarm_ft.transfer.source import serve_chunk_list, serve_chunks
 from swarm_ft.transport.base import Transport
-from swarm_ft.transport.memory import MemoryTransport
 from swarm_ft.transport.methods import FETCH_CHUNKS, LIST_CHUNKS
+from tests.doubles.clock import ManualClock
+from tests.doubles.faults import FaultyTransport
+from tests.doubles.memory_transport import MemoryTransport
 from tests.simulation.engine import TinyEngine
 from tests.states import weights_digest
 from tests.unit.peer.conftest import MakeSpec, links_of

@@ -1,4 +1,4 @@
-"""Writes the table of docs/options.md: `python -m swarm_ft.cli.option_reference`."""
+"""Writes the table of docs/options.md: `python -m deploy.option_reference`."""
 
 from __future__ import annotations
 

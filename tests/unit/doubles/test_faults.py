@@ -7,10 +7,10 @@ from typing import Any, TypeAlias
 import pytest
 
 from swarm_ft.errors import SwarmError, Unavailable
-from swarm_ft.testing.faults import FaultyTransport
 from swarm_ft.transport.base import Channel, MessageStream, Transport
 from swarm_ft.transport.grpc_transport import GrpcTransport
-from swarm_ft.transport.memory import MemoryTransport
+from tests.doubles.faults import FaultyTransport
+from tests.doubles.memory_transport import MemoryTransport
 from tests.raw_calls import BYTES, MORE_BYTES
 
 

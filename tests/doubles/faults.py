@@ -112,12 +112,12 @@ class _FaultyStream:
     def remote(self) -> str:
         return self._inner.remote
 
-    async def send(self, message: Any) -> None:  # noqa: ANN401 - any message of the method
+    async def send(self, message: Any) -> None:
         if self._sends.breaks_now(self._method):
             await self._break()
         await self._inner.send(message)
 
-    async def receive(self) -> Any:  # noqa: ANN401 - any message of the method
+    async def receive(self) -> Any:
         message = await self._inner.receive()
         await self._receives.pass_on(self._method)
         if self._receives.breaks_now(self._method):

@@ -1,5 +1,5 @@
 from swarm_ft.clock import Clock
-from swarm_ft.testing.clock import ManualClock
+from tests.doubles.clock import ManualClock
 
 
 def test_it_starts_at_zero_and_stands_still() -> None:

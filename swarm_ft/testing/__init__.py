@@ -1,1 +1,0 @@
-"""Public helpers for tests: fakes that are verified, clocks that stand still."""
