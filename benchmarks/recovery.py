@@ -6,8 +6,9 @@ A swarm in one process, over gRPC and a DHT on this machine, trains a model that
 time. A peer is killed in the middle of a step, and another comes in its place before the next one
 dies. Times are from the attempt without it, which the coordinator begins as it sees the stream
 break, to that attempt's plan, for which all neighbours have to be connected, and to the next
-commit. Calls are those that peers open to living peers from the death to the plan. Given another
-checkout, swarms of both take turns, so that whatever else this machine does meets both.
+commit; how long a step took before the death is told beside it. Calls are those that peers open to
+living peers from the death to the plan. Given another checkout, swarms of both take turns, so that
+whatever else this machine does meets both.
 """
 
 from __future__ import annotations
@@ -29,7 +30,6 @@ from typing import Any
 
 NUM_STAGES, NUM_REPLICAS = 4, 3
 NUM_SAMPLES, SEQ_LENGTH, VOCAB_SIZE = 64, 16, 64
-BATCH_SIZE = 24
 QUIET_COMMITS = 3
 """Before each death, with everybody there."""
 COUNTED = ("Link", "Boundary", "AllReduce")
@@ -41,12 +41,13 @@ def main() -> None:
     options = _parser().parse_args()
     if options.here:
         with tempfile.TemporaryDirectory(prefix="recovery-") as folder:
-            sys.stdout.write(json.dumps(asyncio.run(measure(options.here, Path(folder)))) + "\n")
+            trials = asyncio.run(measure(options.here, options.batch_size, Path(folder)))
+        sys.stdout.write(json.dumps(trials) + "\n")
         return
     trees = {"this": Path(__file__).parent.parent}
     if options.beside:
         trees["other"] = options.beside
-    trials = _in_turn(trees, options.trials, options.trials_per_swarm)
+    trials = _in_turn(trees, options)
     document = {name: summary(found) for name, found in trials.items()} | {"trials": trials}
     _show(document, list(trees))
     if options.json:
@@ -58,23 +59,27 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--beside", type=Path, help="another checkout, which takes turns with this")
     parser.add_argument("--trials", type=int, default=20, help="deaths in each")
     parser.add_argument("--trials-per-swarm", type=int, default=5)
+    parser.add_argument("--batch-size", type=int, default=24, help="samples a step, of 2 at a time")
     parser.add_argument("--json", type=Path, help="write the result there too")
     parser.add_argument("--here", type=int, help=argparse.SUPPRESS)
     return parser
 
 
-def _in_turn(trees: Mapping[str, Path], trials: int, each: int) -> dict[str, list[dict[str, Any]]]:
+def _in_turn(
+    trees: Mapping[str, Path], options: argparse.Namespace
+) -> dict[str, list[dict[str, Any]]]:
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in trees}
-    for _ in range(-(-trials // each)):
+    for _ in range(-(-options.trials // options.trials_per_swarm)):
         for name, tree in trees.items():
-            found[name] += _in_process(tree.resolve(), each)
-            sys.stderr.write(f"{name}: {len(found[name])} of {trials}\n")
-    return {name: rows[:trials] for name, rows in found.items()}
+            found[name] += _in_process(tree.resolve(), options)
+            sys.stderr.write(f"{name}: {len(found[name])} of {options.trials}\n")
+    return {name: rows[: options.trials] for name, rows in found.items()}
 
 
-def _in_process(tree: Path, trials: int) -> list[dict[str, Any]]:
+def _in_process(tree: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
+    numbers = ("--here", options.trials_per_swarm, "--batch-size", options.batch_size)
     done = subprocess.run(
-        [sys.executable, __file__, "--here", str(trials)],
+        [sys.executable, __file__, *map(str, numbers)],
         cwd=tree,
         env={**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
@@ -94,7 +99,8 @@ def _show(document: Mapping[str, Any], names: list[str]) -> None:
         figures = document[name]
         sys.stdout.write(
             f"{name:6} {1000 * figures['to_plan_s']:7.0f} ms to the plan, "
-            f"{1000 * figures['to_commit_s']:7.0f} ms to the commit, "
+            f"{1000 * figures['to_commit_s']:7.0f} ms to the commit "
+            f"(a quiet step takes {1000 * figures['step_s']:.0f}), "
             f"{figures['calls']:.0f} calls to living peers\n"
         )
     if len(names) > 1:
@@ -127,7 +133,7 @@ class CountingTransport:
         return channel
 
 
-async def measure(trials: int, folder: Path) -> list[dict[str, float]]:
+async def measure(trials: int, batch_size: int, folder: Path) -> list[dict[str, float]]:
     """So many deaths in one swarm, one after the other."""
     import torch
 
@@ -142,7 +148,15 @@ async def measure(trials: int, folder: Path) -> list[dict[str, float]]:
     asks = await DhtDirectory.open(DhtOptions(initial_peers=node.addresses, client_mode=True))
     vars(sys.modules[_local_swarm().__module__])["StaticDirectory"] = lambda *_: asks
     try:
-        return await _deaths(trials, folder, transport, layers)
+        async with _local_swarm()(folder, layers, transport=transport) as swarm:
+            await swarm.all_joined()
+            status = await swarm.client.submit(*_job(folder / "model", batch_size))
+            course = Course(swarm, status.run_id)
+            try:
+                return [await _death(course, transport, index, layers) for index in range(trials)]
+            finally:
+                await swarm.client.cancel(status.run_id)
+                await course.close()
     finally:
         await node.close()
 
@@ -153,20 +167,6 @@ def _local_swarm() -> Any:  # noqa: ANN401 - of any version
     except ImportError:
         from swarm_ft.testing.local_swarm import LocalSwarm  # until 2026-11
     return LocalSwarm
-
-
-async def _deaths(
-    trials: int, folder: Path, transport: CountingTransport, layers: list[str]
-) -> list[dict[str, float]]:
-    async with _local_swarm()(folder, layers, transport=transport) as swarm:
-        await swarm.all_joined()
-        status = await swarm.client.submit(*_job(folder / "model"))
-        course = Course(swarm, status.run_id)
-        try:
-            return [await _death(course, transport, index, layers) for index in range(trials)]
-        finally:
-            await swarm.client.cancel(status.run_id)
-            await course.close()
 
 
 def _end_without_waiting() -> None:
@@ -183,7 +183,7 @@ async def _death(
     course: Course, transport: CountingTransport, index: int, layers: list[str]
 ) -> dict[str, float]:
     swarm = course.swarm
-    await course.quiet(len(layers))
+    step_s = await course.quiet(len(layers))
     place = index * (NUM_REPLICAS + 1) % len(layers)
     name = course.peer_with(layers[place])
     dead, attempt = swarm.peers[name].server.endpoint, course.status.attempt
@@ -201,6 +201,7 @@ async def _death(
         "noticed_s": noticed_s - began_s,
         "to_plan_s": planned_s - noticed_s,
         "to_commit_s": committed_s - noticed_s,
+        "step_s": step_s,
         "calls": len(calls),
     }
 
@@ -238,8 +239,8 @@ class Course:
         """A peer that hosts these."""
         return next(s.peer_id for s in self.status.stages if str(s.layers) == layers)
 
-    async def quiet(self, num_peers: int) -> None:
-        """Until everybody computes, and has for some steps."""
+    async def quiet(self, num_peers: int) -> float:
+        """Until everybody computes, and has for some steps; how long one takes."""
         await self.until(
             lambda: (
                 self.status is not None
@@ -249,7 +250,9 @@ class Course:
             )
         )
         steps = self.steps
-        await self.until(lambda: self.steps >= steps + QUIET_COMMITS)
+        began_s = await self.until(lambda: self.steps > steps)
+        ended_s = await self.until(lambda: self.steps > steps + QUIET_COMMITS)
+        return (ended_s - began_s) / QUIET_COMMITS
 
     async def close(self) -> None:
         """See no more."""
@@ -257,7 +260,7 @@ class Course:
         await asyncio.gather(self._watching, return_exceptions=True)
 
 
-def _job(model_dir: Path) -> tuple[Any, list[bytes]]:
+def _job(model_dir: Path, batch_size: int) -> tuple[Any, list[bytes]]:
     import numpy as np
     import torch
     from transformers import AutoModelForCausalLM, GPT2Config
@@ -273,7 +276,7 @@ def _job(model_dir: Path) -> tuple[Any, list[bytes]]:
     train = train_spec(
         num_samples=NUM_SAMPLES,
         seq_length=SEQ_LENGTH,
-        batch_size=BATCH_SIZE,
+        batch_size=batch_size,
         micro_batch_size=2,
         num_steps=100_000,
         learning_rate=1e-3,
