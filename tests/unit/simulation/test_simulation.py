@@ -132,7 +132,7 @@ def digests(seeds: Iterable[int], hash_seed: str) -> list[str]:
 
 
 def test_one_seed_has_one_history_in_every_process() -> None:
-    seeds = range(40, 48)
+    seeds = range(40, 44)
     assert digests(seeds, "1") == digests(reversed(seeds), "2")
 
 
