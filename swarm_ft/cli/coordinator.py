@@ -51,6 +51,13 @@ NAME = "coordinator"
     help="SQLite file that holds all runs, with their data beside it in FILE.tokens; start again "
     "with the same one to go on with them.",
 )
+@click.option(
+    "--queue-hours",
+    default=24.0,
+    show_default=True,
+    type=click.FloatRange(min=0, min_open=True),
+    help="How long a job that no peers can host waits for some; others pass it by meanwhile.",
+)
 @snapshots_option
 @json_flag
 @log_option
@@ -59,6 +66,7 @@ def coordinator(
     dht_prefix: str,
     listening: Listening,
     journal: str,
+    queue_hours: float,
     snapshots: str | None,
     as_json: bool,
 ) -> None:
@@ -84,7 +92,8 @@ def coordinator(
         addresses = _announced(directory.addresses, listening.announced_host)
         try:
             words = _Words(addresses, as_json)
-            await _coordinate(directory, listening, (journal, store), words)
+            kept = journal, store, 3600 * queue_hours
+            await _coordinate(directory, listening, kept, words)
         finally:
             await directory.close()
 
@@ -110,7 +119,7 @@ class _Words:
 async def _coordinate(
     directory: Directory,
     listening: Listening,
-    memory: tuple[str, SnapshotStore | None],
+    kept: tuple[str, SnapshotStore | None, float],
     words: _Words,
 ) -> None:
     from swarm_ft.clock import SystemClock
@@ -120,10 +129,10 @@ async def _coordinate(
     from swarm_ft.transport.grpc_options import GrpcOptions
     from swarm_ft.transport.grpc_transport import GrpcTransport
 
-    journal_file, snapshots = memory
+    journal_file, snapshots, queue_s = kept
     journal = _open_journal(journal_file)
     try:
-        service = CoordinatorService(journal, SystemClock(), snapshots)
+        service = CoordinatorService(journal, SystemClock(), snapshots, queue_s=queue_s)
         transport = GrpcTransport(GrpcOptions(max_request_bytes=MAX_REQUEST_BYTES))
         server = await transport.serve(listening.host, listening.port, service.handlers())
         endpoint = listening.endpoint(int(server.endpoint.rpartition(":")[2]))

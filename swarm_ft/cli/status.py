@@ -39,7 +39,10 @@ def status_fields(found: SwarmStatus) -> dict[str, Any]:
     """What `--json` prints."""
     from swarm_ft.client.report import kind_fields
 
-    peers = [{"peer": m.peer_id, "layers": str(m.layers or "auto")} for m in found.members]
+    peers = [
+        {"peer": m.peer_id, "layers": str(m.layers or "auto"), "idle": m.idle}
+        for m in found.members
+    ]
     runs = [
         {
             "run": run.run_id,
@@ -65,7 +68,8 @@ def status_lines(found: SwarmStatus) -> Iterator[str]:
     from swarm_ft.protocol.messages.control import stages_of
 
     for member in found.members:
-        yield f"peer {member.peer_id}  layers {member.layers or 'auto'}"
+        idle = f"  idle: {member.idle}" if member.idle else ""
+        yield f"peer {member.peer_id}  layers {member.layers or 'auto'}{idle}"
     if not found.members:
         yield "no peer is there; start some with 'swarm-ft serve-stage'"
     for run in found.runs:

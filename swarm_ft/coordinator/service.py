@@ -31,7 +31,7 @@ from swarm_ft.coordinator.facts.events import (
     Write,
     WriteSnapshot,
 )
-from swarm_ft.coordinator.facts.state import Run, SwarmState
+from swarm_ft.coordinator.facts.state import QUEUE_S, Run, SwarmState
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.submission import Submissions
 from swarm_ft.coordinator.watching import Watcher, Watchers, overview
@@ -135,12 +135,18 @@ class CoordinatorService:
         journal: what it knows, and is to know after a restart.
         clock: the time.
         snapshots: where peers save stages; None if none are to be kept.
+        queue_s: how long a run that nobody can host waits for somebody.
 
     A failing journal ends `run`: what cannot be made durable must not be said.
     """
 
     def __init__(
-        self, journal: Journal, clock: Clock, snapshots: SnapshotStore | None = None
+        self,
+        journal: Journal,
+        clock: Clock,
+        snapshots: SnapshotStore | None = None,
+        *,
+        queue_s: float = QUEUE_S,
     ) -> None:
         self._journal = journal
         self._clock = clock
@@ -155,7 +161,11 @@ class CoordinatorService:
         self._watchers = Watchers()
         self._broken = asyncio.get_running_loop().create_future()
         runs = {run.run_id: run for run in journal.load(clock.now_s())}
-        self._state = SwarmState(runs=MappingProxyType(runs))
+        self._state = SwarmState(
+            runs=MappingProxyType(runs),
+            standings=MappingProxyType(journal.standings(clock.now_s())),
+            queue_s=queue_s,
+        )
         for run in runs.values():
             if not run.phase.is_over:
                 logger.info("run %s: taken up at step %d", run.run_id, run.committed_steps)

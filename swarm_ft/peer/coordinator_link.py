@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from random import Random
 
 from swarm_ft.discovery.directory import Directory, Role
-from swarm_ft.errors import BadInput, SwarmError, Unavailable, VersionMismatch
+from swarm_ft.errors import SwarmError, Unavailable, VersionMismatch
 from swarm_ft.log import get_logger
 from swarm_ft.peer.links.backoff import Backoff
 from swarm_ft.protocol.messages.control import FromPeer, PeerAlive, PeerGoodbye, PeerHello, ToPeer
@@ -72,8 +72,9 @@ class CoordinatorLink:
     async def stay_joined(self) -> None:
         """Find the coordinator and do as it says, again and again, until cancelled.
 
+        Whatever else the coordinator says of it, this peer stays.
+
         Raises:
-            BadInput: the coordinator refuses this peer for what it offers.
             VersionMismatch: one of the two is to be updated.
         """
         reason = ""
@@ -81,7 +82,7 @@ class CoordinatorLink:
             try:
                 await self._join_once()
                 reason = ""
-            except (BadInput, VersionMismatch):
+            except VersionMismatch:
                 raise
             except SwarmError as error:  # its trouble may pass, and the weights here are kept
                 if error.message != reason:

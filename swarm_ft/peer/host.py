@@ -223,14 +223,14 @@ class StageHost:
 
     def _fail(self, assign: Assign, error: SwarmError) -> None:
         logger.error("run %s: %s", self.run_id, error.message)
-        self._context.say(
-            StageFailed(
-                run_id=self.run_id,
-                attempt=assign.attempt,
-                code=error.code,
-                message=error.message,
-            )
-        )
+        self._context.say(stage_failed(assign, error))
+
+
+def stage_failed(assign: Assign, error: SwarmError) -> StageFailed:
+    """What to tell the coordinator of an attempt that this peer cannot go on with."""
+    return StageFailed(
+        run_id=assign.run_id, attempt=assign.attempt, code=error.code, message=error.message
+    )
 
 
 def _first_error(group: BaseExceptionGroup[SwarmError]) -> SwarmError:

@@ -17,12 +17,12 @@ from typing import Any
 from swarm_ft.buffers import BufferStore
 from swarm_ft.clock import Clock
 from swarm_ft.discovery.directory import Directory
-from swarm_ft.errors import MalformedMessage, OutOfTurn
+from swarm_ft.errors import MalformedMessage, OutOfTurn, RunMismatch
 from swarm_ft.ids import PeerId, RunId
 from swarm_ft.log import get_logger
 from swarm_ft.peer.context import PeerContext, run_in
 from swarm_ft.peer.coordinator_link import CoordinatorLink
-from swarm_ft.peer.host import StageHost
+from swarm_ft.peer.host import StageHost, stage_failed
 from swarm_ft.peer.kept_buffers import BufferPlace
 from swarm_ft.peer.links.link import Links
 from swarm_ft.peer.state.stage_state import EngineMaker, StageState
@@ -38,6 +38,7 @@ from swarm_ft.protocol.messages.control import (
     PlanStep,
     ReleaseStage,
     SaveStage,
+    StayIdle,
     ToPeer,
 )
 from swarm_ft.protocol.spec.digest import check_spec_digest
@@ -143,7 +144,7 @@ class PeerNode:
             endpoint: where others reach `handlers`, `host:port`; the coordinator tells them.
 
         Raises:
-            BadInput: the coordinator refuses this peer for what it offers.
+            VersionMismatch: this peer or the coordinator is to be updated.
         """
         self._endpoint = endpoint
         serving = asyncio.create_task(self._link.stay_joined())
@@ -210,13 +211,19 @@ class PeerNode:
                 await self._hosting(message.run_id).export()
             case ReleaseStage(run_id=run_id, reason=reason):
                 await self._release(run_id, reason)
+            case StayIdle(reason=reason):
+                logger.warning("nothing to do here: %s; this peer stays, for other runs", reason)
             case ClockReply():
                 self._context.timeline.heard(message)
 
     async def _assign(self, assign: Assign) -> None:
         if self._options.peer_id not in {stage.peer_id for stage in assign.stages}:
             raise MalformedMessage("the coordinator assigned a run without a stage for this peer")
-        check_spec(assign)
+        try:
+            check_spec(assign)
+        except RunMismatch as error:
+            self._context.say(stage_failed(assign, error))
+            return
         if self._host is None or self._host.run_id != assign.run_id:
             if self._host is not None:
                 await self._host.release()

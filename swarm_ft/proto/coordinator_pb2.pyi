@@ -395,8 +395,14 @@ class ReleaseStage(_message.Message):
     reason: str
     def __init__(self, run_id: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
+class StayIdle(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
 class ToPeer(_message.Message):
-    __slots__ = ("assign", "plan", "commit", "export", "release", "catch_up", "save", "clock")
+    __slots__ = ("assign", "plan", "commit", "export", "release", "catch_up", "save", "clock", "idle")
     ASSIGN_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     COMMIT_FIELD_NUMBER: _ClassVar[int]
@@ -405,6 +411,7 @@ class ToPeer(_message.Message):
     CATCH_UP_FIELD_NUMBER: _ClassVar[int]
     SAVE_FIELD_NUMBER: _ClassVar[int]
     CLOCK_FIELD_NUMBER: _ClassVar[int]
+    IDLE_FIELD_NUMBER: _ClassVar[int]
     assign: Assign
     plan: PlanStep
     commit: CommitStep
@@ -413,7 +420,8 @@ class ToPeer(_message.Message):
     catch_up: CatchUp
     save: SaveStage
     clock: _timeline_pb2.ClockReply
-    def __init__(self, assign: _Optional[_Union[Assign, _Mapping]] = ..., plan: _Optional[_Union[PlanStep, _Mapping]] = ..., commit: _Optional[_Union[CommitStep, _Mapping]] = ..., export: _Optional[_Union[ExportStage, _Mapping]] = ..., release: _Optional[_Union[ReleaseStage, _Mapping]] = ..., catch_up: _Optional[_Union[CatchUp, _Mapping]] = ..., save: _Optional[_Union[SaveStage, _Mapping]] = ..., clock: _Optional[_Union[_timeline_pb2.ClockReply, _Mapping]] = ...) -> None: ...
+    idle: StayIdle
+    def __init__(self, assign: _Optional[_Union[Assign, _Mapping]] = ..., plan: _Optional[_Union[PlanStep, _Mapping]] = ..., commit: _Optional[_Union[CommitStep, _Mapping]] = ..., export: _Optional[_Union[ExportStage, _Mapping]] = ..., release: _Optional[_Union[ReleaseStage, _Mapping]] = ..., catch_up: _Optional[_Union[CatchUp, _Mapping]] = ..., save: _Optional[_Union[SaveStage, _Mapping]] = ..., clock: _Optional[_Union[_timeline_pb2.ClockReply, _Mapping]] = ..., idle: _Optional[_Union[StayIdle, _Mapping]] = ...) -> None: ...
 
 class SubmitHeader(_message.Message):
     __slots__ = ("spec", "spec_digest", "run_id", "protocol_version")
@@ -534,12 +542,14 @@ class ByteCounts(_message.Message):
     def __init__(self, forward_bytes: _Optional[int] = ..., forward_uncompressed_bytes: _Optional[int] = ..., backward_bytes: _Optional[int] = ..., backward_uncompressed_bytes: _Optional[int] = ..., gradient_bytes: _Optional[int] = ..., gradient_uncompressed_bytes: _Optional[int] = ..., state_bytes: _Optional[int] = ...) -> None: ...
 
 class MemberStatus(_message.Message):
-    __slots__ = ("peer_id", "layers")
+    __slots__ = ("peer_id", "layers", "idle")
     PEER_ID_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
+    IDLE_FIELD_NUMBER: _ClassVar[int]
     peer_id: str
     layers: _run_pb2.LayerRange
-    def __init__(self, peer_id: _Optional[str] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ...) -> None: ...
+    idle: str
+    def __init__(self, peer_id: _Optional[str] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., idle: _Optional[str] = ...) -> None: ...
 
 class SwarmStatus(_message.Message):
     __slots__ = ("members", "runs")

@@ -5,14 +5,17 @@ An attempt ends with `interrupt`; `advance` starts the next as soon as all it ne
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from swarm_ft.coordinator.facts.events import RollbackRecord, Turn
-from swarm_ft.coordinator.facts.state import AttemptState, Run, Saving
+from swarm_ft.coordinator.facts.state import AttemptState, Run, Saving, SwarmState
 from swarm_ft.coordinator.plan.holdings import with_ledger
 from swarm_ft.coordinator.plan.membership import (
+    able_for,
     arrangement,
-    layers_refusal,
+    hopeless_for,
+    layers_misfit,
     learners_of,
     patience_s,
     settled,
@@ -28,6 +31,7 @@ from swarm_ft.protocol.messages.control import (
     ReleaseStage,
     StageAssignment,
     StageOffered,
+    StayIdle,
 )
 
 
@@ -37,22 +41,49 @@ def interrupt(turn: Turn, run: Run) -> None:
 
 
 def advance(turn: Turn) -> None:
-    """Bring the active run forward if everything it waits for is there."""
-    run = turn.state.active_run
-    if run is None or run.phase > RunPhase.WAITING or turn.now_s < run.not_before_s:
+    """Bring the run forward that has peers; without one, the oldest that finds some."""
+    active = turn.state.active_run
+    if active is None or active.phase > RunPhase.WAITING:
         return
-    _dismiss_misfits(turn, run)
-    if run.attempt.assignments:
-        _resume(turn, run)
-    else:
-        _place(turn, run)
+    for run in [active] if active.attempt.assignments else turn.state.going_runs:
+        if turn.now_s < run.not_before_s:
+            continue
+        if run.attempt.assignments:
+            _resume(turn, run)
+        elif _place(turn, run):
+            return
+
+
+def expire(turn: Turn) -> None:
+    """End runs for which no peers were found for too long."""
+    queue_s = turn.state.queue_s
+    for run in turn.state.going_runs:
+        if turn.now_s - run.unplaced_since_s >= queue_s:
+            words = f"no peers were found for it in {queue_s / 3600:g} h: {run.detail}"
+            end(turn, run, RunPhase.FAILED, words)
+
+
+def end(turn: Turn, run: Run, phase: RunPhase, detail: str) -> None:
+    """The run is over; its peers are let go."""
+    turn.put(replace(run, phase=phase, detail=detail))
+    release(turn, run, detail)
 
 
 def release(turn: Turn, run: Run, reason: str) -> None:
-    """Let all peers of the run go."""
+    """Let all peers of the run go; who had nothing to do for its sake may have soon."""
     for peer in run.peers:
         if peer in turn.state.members:
             turn.say(peer, ReleaseStage(run_id=run.run_id, reason=reason))
+    for member in turn.state.members.values():
+        turn.state = turn.state.with_member(replace(member, idle=""))
+
+
+def leave_idle(turn: Turn, peer_id: PeerId, reason: str) -> None:
+    """Tell a member why there is nothing to do for it, once."""
+    member = turn.state.members.get(peer_id)
+    if member is not None and member.idle != reason:
+        turn.state = turn.state.with_member(replace(member, idle=reason))
+        turn.say(peer_id, StayIdle(reason=reason))
 
 
 def handed_over(turn: Turn, run: Run, peer_id: PeerId, message: StageOffered | CaughtUp) -> None:
@@ -90,19 +121,22 @@ def _caught_up(turn: Turn, run: Run, peer_id: PeerId, message: CaughtUp) -> None
     turn.keep(replace(run, attempt=attempt, measured=measured))
 
 
-def _dismiss_misfits(turn: Turn, run: Run) -> None:
-    """Send away peers whose layers this run has no use for, rather than let them wait."""
+def tell_misfits(turn: Turn, run: Run) -> None:
+    """Tell members of whose layers this run has no use; they stay, for another."""
     for peer_id, member in turn.state.members.items():
-        refusal = layers_refusal(turn.state, run, member.hello)
-        if refusal is not None:
-            turn.state = turn.state.without_member(peer_id)
-            turn.dismiss(peer_id, refusal)
+        misfit = layers_misfit(turn.state, run, member.hello)
+        if misfit is not None:
+            leave_idle(turn, peer_id, misfit)
 
 
 def _resume(turn: Turn, run: Run) -> None:
     run = with_caught_up(run)  # somebody may have caught up since the last attempt ended
-    grace_s = patience_s(turn.state, run, turn.now_s)
-    kept = settled(turn.state, run, turn.now_s, grace_s)
+    tell_misfits(turn, run)
+    able = able_for(turn.state, run, turn.now_s)
+    grace_s = patience_s(able, run, turn.now_s)
+    kept = settled(able, run, turn.now_s, grace_s)
+    if kept is None and _is_waited_for(turn, run, able):
+        return
     if kept is None:
         _place(turn, go_back(turn, run))
         return
@@ -114,7 +148,18 @@ def _resume(turn: Turn, run: Run) -> None:
             detail += f" ({grace_s:.0f} s)"
         _wait(turn, kept, detail)
     else:
-        _assign(turn, with_newcomers(turn.state, kept), fresh=not kept.committed_steps)
+        _assign(turn, with_newcomers(able, kept), fresh=not kept.committed_steps)
+
+
+def _is_waited_for(turn: Turn, run: Run, able: SwarmState) -> bool:
+    """Whether all that the run lacks are peers that are set aside, and nobody could do without."""
+    standings = turn.state.standings
+    aside = [p for p in run.peers if p in standings and standings[p].is_aside(turn.now_s)]
+    here = [p for p in aside if p in turn.state.members and p not in run.misfits]
+    if not here or arrangement(able, run, turn.now_s).assignments:
+        return False
+    _wait(turn, run, f"waiting for peer {here[0]}, which is set aside: {standings[here[0]].reason}")
+    return True
 
 
 def go_back(turn: Turn, run: Run) -> Run:
@@ -129,15 +174,25 @@ def go_back(turn: Turn, run: Run) -> Run:
     return back
 
 
-def _place(turn: Turn, run: Run) -> None:
+def _place(turn: Turn, run: Run) -> bool:
+    """Give its stages to peers; whether that was done, or may be in a moment."""
     state = turn.state
-    placement = arrangement(state, run, turn.now_s)
+    placement = arrangement(able_for(state, run, turn.now_s), run, turn.now_s)
     if placement.assignments:
         _assign(turn, run.with_assignments(placement.assignments), fresh=True)
-    else:
-        busy = len(state.members.keys() & state.result_keepers)
-        keep = f"; {busy} peers keep a result until it is collected" if busy else ""
-        _wait(turn, run, placement.reason + keep)
+        return True
+    tell_misfits(turn, run)
+    hopeless = hopeless_for(state, run)
+    if hopeless is not None:
+        end(turn, run, RunPhase.FAILED, f"no peer can host it: {hopeless}")
+        return False
+    busy = len(state.members.keys() & state.result_keepers)
+    keep = f"; {busy} peers keep a result until it is collected" if busy else ""
+    why = "".join(f"; peer {peer} cannot host it: {words}" for peer, words in run.misfits.items())
+    run = replace(run, unplaced_since_s=min(run.unplaced_since_s, turn.now_s))
+    turn.keep(run)
+    _wait(turn, run, placement.reason + keep + why)
+    return placement.is_gathering
 
 
 def _wait(turn: Turn, run: Run, detail: str) -> None:
@@ -153,12 +208,21 @@ def _assign(turn: Turn, run: Run, *, fresh: bool) -> None:
         learners=() if fresh else tuple(learners_of(turn.state, run)),
     )
     detail = "peers load their stages"
-    run = replace(with_ledger(run), phase=RunPhase.LOADING, detail=detail, attempt=attempt)
+    run = replace(
+        with_ledger(run),
+        phase=RunPhase.LOADING,
+        detail=detail,
+        attempt=attempt,
+        unplaced_since_s=math.inf,
+    )
     turn.put(run)
     turn.write_ledger(before, run)
-    _dismiss_misfits(turn, run)
+    tell_misfits(turn, run)
     assign = _assignment(run, fresh=fresh)
     for peer in run.peers:
+        member = turn.state.members.get(peer)
+        if member is not None and member.idle:
+            turn.state = turn.state.with_member(replace(member, idle=""))
         turn.say(peer, assign)
 
 

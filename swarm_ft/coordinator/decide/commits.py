@@ -19,6 +19,7 @@ from swarm_ft.coordinator.facts.events import (
 from swarm_ft.coordinator.facts.state import PlannedStep, Run, Saving, Snapshot
 from swarm_ft.coordinator.plan.holdings import after_report, took_stock
 from swarm_ft.coordinator.plan.membership import (
+    able_for,
     caught_up_in_words,
     joining_in_words,
     with_caught_up,
@@ -201,7 +202,7 @@ def _go_on(turn: Turn, run: Run) -> None:
     is_last = run.committed_steps >= run.spec.train.num_steps
     if not is_last and is_due(run):
         run = save(turn, run)
-    grown = with_newcomers(turn.state, run)
+    grown = with_newcomers(able_for(turn.state, run, turn.now_s), run)
     if not is_last and grown is not run:
         newcomers = ", ".join(peer for peer in grown.peers if peer not in run.peers)
         attempts.interrupt(turn, replace(run, detail=f"joined by {newcomers}"))

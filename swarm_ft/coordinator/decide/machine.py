@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from types import MappingProxyType
 
 from swarm_ft.coordinator.decide import attempts, commits, losses
 from swarm_ft.coordinator.facts.events import (
@@ -35,25 +36,27 @@ from swarm_ft.coordinator.facts.events import (
     RunCancelled,
     RunSubmitted,
     SnapshotWritten,
+    StandingRecord,
     Tick,
     TokensLost,
     Turn,
 )
-from swarm_ft.coordinator.facts.state import Member, Run, SwarmState
+from swarm_ft.coordinator.facts.standing import MAX_FAILURES, Standing
+from swarm_ft.coordinator.facts.state import Doubt, Member, Run, SwarmState
 from swarm_ft.coordinator.plan import holdings
 from swarm_ft.coordinator.plan.membership import (
     SILENT_S,
+    able_for,
     holds_last_commit,
     is_wanted,
     loss_in_words,
     missed_last_commit,
-    refusal_of,
     with_exports_of,
     with_newcomers,
     without_state,
 )
 from swarm_ft.errors import BadInput, NonFinite, OutOfTurn, SwarmError, Unavailable, from_code
-from swarm_ft.ids import PeerId, RunId
+from swarm_ft.ids import PeerId, RunId, StepNumber
 from swarm_ft.protocol.messages.client import RunPhase
 from swarm_ft.protocol.messages.control import (
     CaughtUp,
@@ -100,6 +103,7 @@ def decide(state: SwarmState, event: Event, now_s: float) -> tuple[SwarmState, l
             _end(turn, run_id, RunPhase.FAILED, f"its data cannot be read: {reason}")
         case Tick():
             _dismiss_silent(turn)
+            attempts.expire(turn)
             losses.tell(turn)
     losses.look_after(turn)
     attempts.advance(turn)
@@ -121,8 +125,8 @@ def _peer_said(turn: Turn, peer_id: PeerId, message: FromPeer) -> None:
             _ready(turn, run, peer_id, message)
         case StageOffered() | CaughtUp() if run and _is_current(run, peer_id, message):
             attempts.handed_over(turn, run, peer_id, message)
-        case StageFailed() if run and _is_current(run, peer_id, message):
-            _stage_failed(turn, run, peer_id, from_code(message.code, message.message))
+        case StageFailed():
+            _stage_failed(turn, peer_id, message)
         case StageSaved():
             commits.stage_saved(turn, peer_id, message)
         case PeerAlive() if run and peer_id in run.peers:
@@ -146,6 +150,7 @@ def _ready(turn: Turn, run: Run, peer_id: PeerId, message: StageReady | StepRead
     refusal = holdings.refusal_of(run, peer_id, message)
     if refusal is not None:
         why = f"told what cannot be: {refusal.message}"
+        _blame(turn, run, peer_id, why)
         _peer_gone(turn, peer_id, why, away_since_s=-math.inf)
         turn.dismiss(peer_id, refusal)
     elif isinstance(message, StageReady):
@@ -154,22 +159,72 @@ def _ready(turn: Turn, run: Run, peer_id: PeerId, message: StageReady | StepRead
         commits.step_ready(turn, run, peer_id, message)
 
 
-def _stage_failed(turn: Turn, run: Run, peer_id: PeerId, error: SwarmError) -> None:
-    if isinstance(error, NonFinite):
-        _end(turn, run.run_id, RunPhase.FAILED, f"peer {peer_id}: {error.message}")
-    elif isinstance(error, BadInput):
-        why = f"cannot host them: {error.message}"
-        _peer_gone(turn, peer_id, why, away_since_s=-math.inf)
-        turn.dismiss(peer_id, error)
-    elif isinstance(error, OutOfTurn) and run.phase is RunPhase.LOADING:
-        # What it holds is not what is known here; start from what is known.
-        attempts.interrupt(turn, without_state(run, peer_id))
+def _stage_failed(turn: Turn, peer_id: PeerId, failed: StageFailed) -> None:
+    """One peer's word: it may end what this peer does, and never the run.
+
+    Whether it can host the run is so in every attempt; all else is about the present one.
+    """
+    run = turn.state.runs.get(failed.run_id)
+    if run is None or run.phase.is_over or peer_id not in turn.state.members:
+        return
+    error = from_code(failed.code, failed.message)
+    if isinstance(error, BadInput):
+        _cannot_host(turn, run, peer_id, error)
+    elif not _is_current(run, peer_id, failed):
+        return
+    elif isinstance(error, NonFinite):
+        _doubted(turn, run, peer_id, error)
     else:
-        # The peer's own trouble (a neighbour it cannot reach): try again, all together.
-        if peer_id in run.listeners and not isinstance(error, Unavailable):
-            run = without_state(run, peer_id)  # a sum is lost, or the state is not one
-        detail, not_before_s = f"peer {peer_id}: {error.message}", turn.now_s + RETRY_S
-        attempts.interrupt(turn, replace(run, detail=detail, not_before_s=not_before_s))
+        _failed(turn, run, peer_id, error)
+
+
+def _cannot_host(turn: Turn, run: Run, peer_id: PeerId, error: SwarmError) -> None:
+    """The run does without this peer, which stays for others."""
+    attempts.leave_idle(turn, peer_id, f"run {run.run_id}: {error.message}")
+    misfits = MappingProxyType({**run.misfits, peer_id: error.message})
+    run = replace(without_state(run, peer_id), misfits=misfits)
+    if peer_id in run.peers:
+        detail = loss_in_words(turn.state, run, peer_id, f"cannot host them: {error.message}")
+        attempts.interrupt(turn, replace(run, detail=detail))
+    else:
+        turn.keep(run)
+
+
+def _doubted(turn: Turn, run: Run, peer_id: PeerId, error: SwarmError) -> None:
+    """The step is done again, by replicas where there are some; two who say so are believed."""
+    step = StepNumber(run.committed_steps)
+    agrees = [p for p, doubt in run.doubts.items() if doubt.step == step and p != peer_id]
+    if agrees:
+        words = f"peers {agrees[0]} and {peer_id} say so: {error.message}"
+        attempts.end(turn, run, RunPhase.FAILED, words)
+        return
+    doubts = {**run.doubts, peer_id: Doubt(step, error.message)}
+    _failed(turn, replace(run, doubts=MappingProxyType(doubts)), peer_id, error)
+
+
+def _failed(turn: Turn, run: Run, peer_id: PeerId, error: SwarmError) -> None:
+    """The peer's own trouble, or a neighbour's that it cannot reach: try again after a rest."""
+    is_behind = peer_id in run.listeners and not isinstance(error, Unavailable)
+    if is_behind or (isinstance(error, OutOfTurn) and run.phase is RunPhase.LOADING):
+        run = without_state(run, peer_id)  # what it holds is not what is known here
+    detail, not_before_s = f"peer {peer_id}: {error.message}", turn.now_s + RETRY_S
+    if _blame(turn, run, peer_id, error.message):
+        detail += "; it failed too often and is set aside"
+    attempts.interrupt(turn, replace(run, detail=detail, not_before_s=not_before_s))
+
+
+def _blame(turn: Turn, run: Run, peer_id: PeerId, reason: str) -> bool:
+    """Count a peer's failure; whether it is set aside for that."""
+    before = turn.state.standings.get(peer_id, Standing())
+    standing = before.after_failure(run.run_id, run.attempt.number, reason, turn.now_s)
+    turn.state = turn.state.with_standing(peer_id, standing)
+    if not standing.is_aside(turn.now_s):
+        return False
+    for_s = standing.aside_until_s - turn.now_s
+    turn.write(StandingRecord(peer_id, standing, for_s))
+    words = f"set aside for {for_s:.0f} s after {MAX_FAILURES} failures, the last one: {reason}"
+    attempts.leave_idle(turn, peer_id, words)
+    return True
 
 
 # ---- who comes and goes
@@ -177,10 +232,6 @@ def _stage_failed(turn: Turn, run: Run, peer_id: PeerId, error: SwarmError) -> N
 
 def _joined(turn: Turn, hello: PeerHello) -> None:
     turn.state = with_exports_of(turn.state, hello)
-    refusal = refusal_of(turn.state, hello)
-    if refusal is not None:
-        turn.dismiss(hello.peer_id, refusal)
-        return
     member = Member(hello=hello, joined_at_s=turn.now_s, heard_at_s=turn.now_s)
     turn.state = turn.state.with_member(member)
     run = turn.state.active_run
@@ -189,12 +240,18 @@ def _joined(turn: Turn, hello: PeerHello) -> None:
     if hello.held and not is_wanted(turn.state, hello.peer_id, hello.held):
         release = ReleaseStage(run_id=hello.held.run_id, reason="the run needs it no more")
         turn.say(hello.peer_id, release)
+    standing = turn.state.standings.get(hello.peer_id)
+    if standing is not None and standing.is_aside(turn.now_s):
+        attempts.leave_idle(turn, hello.peer_id, f"set aside for a while: {standing.reason}")
+    elif run is not None:
+        attempts.tell_misfits(turn, run)
 
 
 def _came(turn: Turn, run: Run, hello: PeerHello) -> None:
     """A peer came, or came back: what it holds decides what can be done with it."""
     peer = hello.peer_id
-    run = without_state(run, peer)
+    misfits = {name: why for name, why in run.misfits.items() if name != peer}
+    run = replace(without_state(run, peer), misfits=MappingProxyType(misfits))
     holds = dict(run.past.holds)
     if hello.held and missed_last_commit(run, hello.held, peer) and run.past.last_commit:
         turn.say(peer, run.past.last_commit)
@@ -204,7 +261,8 @@ def _came(turn: Turn, run: Run, hello: PeerHello) -> None:
     away = {name: since for name, since in run.attempt.away_since_s.items() if name != peer}
     run = run.with_holds(holds).with_away(away)
     is_loading = run.phase is RunPhase.LOADING
-    if peer in run.peers or (is_loading and with_newcomers(turn.state, run) is not run):
+    able = able_for(turn.state, run, turn.now_s)
+    if peer in run.peers or (is_loading and with_newcomers(able, run) is not run):
         detail = run.detail if run.phase is RunPhase.WAITING else f"joined by {peer}"
         attempts.interrupt(turn, replace(run, detail=detail))
     else:
@@ -240,15 +298,11 @@ def _peer_gone(turn: Turn, peer_id: PeerId, why: str, *, away_since_s: float) ->
 
 def _end(turn: Turn, run_id: RunId, phase: RunPhase, detail: str) -> None:
     run = turn.state.runs.get(run_id)
-    if run is None or run.phase > RunPhase.FINISHED:
-        return
-    turn.put(replace(run, phase=phase, detail=detail))
-    attempts.release(turn, run, detail)
+    if run is not None and run.phase <= RunPhase.FINISHED:
+        attempts.end(turn, run, phase, detail)
 
 
 def _collected(turn: Turn, run_id: RunId) -> None:
     run = turn.state.runs.get(run_id)
-    if run is None or run.phase is not RunPhase.FINISHED:
-        return
-    turn.put(replace(run, phase=RunPhase.COLLECTED, detail="a client has the result"))
-    attempts.release(turn, run, "a client has the result")
+    if run is not None and run.phase is RunPhase.FINISHED:
+        attempts.end(turn, run, RunPhase.COLLECTED, "a client has the result")

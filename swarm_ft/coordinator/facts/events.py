@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from swarm_ft.coordinator.facts.ledger import LedgerChange, change_of
+from swarm_ft.coordinator.facts.standing import Standing
 from swarm_ft.coordinator.facts.state import Run, Snapshot, SwarmState
 from swarm_ft.errors import SwarmError
 from swarm_ft.ids import Attempt, PeerId, RunId, SampleId, StepNumber
@@ -153,7 +154,24 @@ class SnapshotRecord:
     snapshot: Snapshot
 
 
-Record = RunRecord | PlanRecord | CommitRecord | LedgerRecord | RollbackRecord | SnapshotRecord
+@dataclass(frozen=True, slots=True)
+class StandingRecord:
+    """A peer is set aside, for so long from now."""
+
+    peer_id: PeerId
+    standing: Standing
+    for_s: float
+
+
+Record = (
+    RunRecord
+    | PlanRecord
+    | CommitRecord
+    | LedgerRecord
+    | RollbackRecord
+    | SnapshotRecord
+    | StandingRecord
+)
 
 # ---- what to do
 

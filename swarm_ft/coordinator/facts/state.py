@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from swarm_ft.coordinator.facts.ledger import Ledger
+from swarm_ft.coordinator.facts.standing import Standing
 from swarm_ft.ids import NO_ATTEMPT, Attempt, BlockIndex, MicrobatchIndex, PeerId, RunId, StepNumber
 from swarm_ft.protocol.messages.client import RunPhase, RunStatus, StageResult
 from swarm_ft.protocol.messages.control import (
@@ -29,7 +30,13 @@ from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.protocol.spec.training_plan import Microbatch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
+
+
+MAX_STANDINGS = 4096
+"""Peers whose failures are remembered; names cost nothing."""
+QUEUE_S = 24 * 3600.0
+"""How long a run waits for peers that can host it."""
 
 
 def _nothing() -> MappingProxyType[Any, Any]:
@@ -38,11 +45,16 @@ def _nothing() -> MappingProxyType[Any, Any]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Member:
-    """A peer whose control stream is up, and when it last said something."""
+    """A peer whose control stream is up, and when it last said something.
+
+    Attributes:
+        idle: why there is nothing to do for it, as it was told; empty if there may be.
+    """
 
     hello: PeerHello
     joined_at_s: float
     heard_at_s: float
+    idle: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -198,6 +210,14 @@ class Measured:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Doubt:
+    """By a peer's word a step is inf or NaN: it may be so, or something may be wrong with it."""
+
+    step: StepNumber
+    words: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
     """A run and where it stands. What ends at one time is one value: see `Past` and those below it.
 
@@ -205,6 +225,9 @@ class Run:
         notice: who of its peers at work is silent just now; of no use after a restart.
         attempt: the one at work, or the last one.
         step: the first uncommitted step, once it was planned.
+        misfits: peers that cannot host it, whatever the stage, and why; until they join again.
+        doubts: peers by which a step that is not committed is inf or NaN.
+        unplaced_since_s: since when no stages could be given to peers; infinite if they could.
         gather_until_s: until then peers that are away are waited for, replicas or not.
         not_before_s: no new attempt begins earlier.
     """
@@ -219,6 +242,9 @@ class Run:
     step: PlannedStep | None = None
     saving: Saving = field(default_factory=Saving)
     measured: Measured = field(default_factory=Measured)
+    misfits: Mapping[PeerId, str] = field(default_factory=_nothing)
+    doubts: Mapping[PeerId, Doubt] = field(default_factory=_nothing)
+    unplaced_since_s: float = math.inf
     gather_until_s: float = -math.inf
     not_before_s: float = 0.0
 
@@ -295,19 +321,28 @@ class SwarmState:
     """Members by name and runs in the order they were submitted; one run trains at a time.
 
     Attributes:
+        standings: of peers that failed, members or not.
+        queue_s: how long a run that cannot be placed waits for its turn.
         seen_at_s: when the last event was; infinite before the first.
     """
 
     members: Mapping[PeerId, Member] = field(default_factory=_nothing)
     runs: Mapping[RunId, Run] = field(default_factory=_nothing)
+    standings: Mapping[PeerId, Standing] = field(default_factory=_nothing)
+    queue_s: float = QUEUE_S
     seen_at_s: float = math.inf
 
     @property
     def active_run(self) -> Run | None:
-        """The one that is begun and not over; else the oldest that waits for its turn."""
-        going = [run for run in self.runs.values() if not run.phase.is_over]
-        begun = (run for run in going if run.phase is not RunPhase.QUEUED)
-        return next(begun, going[0] if going else None)
+        """The one that has peers and is not over; else the oldest that waits for some."""
+        going = self.going_runs
+        placed = (run for run in going if run.attempt.assignments)
+        return next(placed, going[0] if going else None)
+
+    @property
+    def going_runs(self) -> list[Run]:
+        """Those that are not over, in the order they were submitted."""
+        return [run for run in self.runs.values() if not run.phase.is_over]
 
     @property
     def result_keepers(self) -> frozenset[PeerId]:
@@ -324,6 +359,17 @@ class SwarmState:
         members = {**self.members, member.hello.peer_id: member}
         return replace(self, members=MappingProxyType(members))
 
+    def with_members(self, names: Collection[PeerId]) -> SwarmState:
+        """The same state with these members alone."""
+        members = {name: member for name, member in self.members.items() if name in names}
+        return replace(self, members=MappingProxyType(members))
+
+    def with_standing(self, peer_id: PeerId, standing: Standing) -> SwarmState:
+        """The same state in which this peer did so of late; the oldest of many is forgotten."""
+        others = {name: s for name, s in self.standings.items() if name != peer_id}
+        kept = dict(list(others.items())[1 - MAX_STANDINGS :])
+        return replace(self, standings=MappingProxyType({**kept, peer_id: standing}))
+
     def with_heard(self, peer_id: PeerId, now_s: float) -> SwarmState:
         """The same state, in which something was heard of this peer just now."""
         member = self.members.get(peer_id)
@@ -331,5 +377,4 @@ class SwarmState:
 
     def without_member(self, peer_id: PeerId) -> SwarmState:
         """The same state with this member gone."""
-        members = {name: m for name, m in self.members.items() if name != peer_id}
-        return replace(self, members=MappingProxyType(members))
+        return self.with_members(self.members.keys() - {peer_id})

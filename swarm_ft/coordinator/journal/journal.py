@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,9 +24,12 @@ from swarm_ft.coordinator.facts.events import (
     RollbackRecord,
     RunRecord,
     SnapshotRecord,
+    StandingRecord,
 )
 from swarm_ft.coordinator.facts.ledger import Ledger
+from swarm_ft.coordinator.facts.standing import FORGOTTEN_AFTER_S, MAX_REST_S, Standing
 from swarm_ft.coordinator.facts.state import (
+    MAX_STANDINGS,
     AttemptState,
     Measured,
     Past,
@@ -38,7 +42,7 @@ from swarm_ft.coordinator.journal.tokens import TokenFiles
 from swarm_ft.coordinator.plan.membership import GATHER_S
 from swarm_ft.coordinator.plan.steps import MEASURED_STEPS
 from swarm_ft.errors import JournalError, SwarmError
-from swarm_ft.ids import Attempt, RunId, StepNumber
+from swarm_ft.ids import Attempt, PeerId, RunId, StepNumber
 from swarm_ft.private_files import FILE_MODE, make_private
 from swarm_ft.protocol.messages.client import RunPhase, StepCommitted
 from swarm_ft.protocol.messages.control import CommitStep
@@ -154,6 +158,9 @@ class Journal:
                 self._write_commit(record)
             case LedgerRecord():
                 self._write_ledger(record)
+            case StandingRecord(peer_id, standing, for_s):
+                told = (peer_id, standing.times_aside, time.time() + for_s, standing.reason)
+                execute("INSERT OR REPLACE INTO standings VALUES (?, ?, ?, ?)", told)
             case SnapshotRecord(run_id, snapshot):
                 saved = (run_id, snapshot.step, rows.saved_text(snapshot.stages))
                 execute("INSERT OR REPLACE INTO snapshots VALUES (?, ?, ?)", saved)
@@ -204,6 +211,27 @@ class Journal:
             return tuple(self._run(row, now_s) for row in found)
         except (SwarmError, ValueError, TypeError) as error:
             raise JournalError(f"journal {self._path}: a run cannot be read: {error}") from error
+
+    def standings(self, now_s: float) -> dict[PeerId, Standing]:
+        """Peers that were set aside of late, as of `now_s`; others are forgotten."""
+        unix_s = time.time()
+        with self._errors_named(), self._db:
+            void = unix_s - FORGOTTEN_AFTER_S
+            self._db.execute("DELETE FROM standings WHERE until_unix_s<?", (void,))
+            found = self._db.execute(
+                "SELECT peer_id, times_aside, until_unix_s, reason FROM standings"
+                " ORDER BY until_unix_s DESC LIMIT ?",
+                (MAX_STANDINGS,),
+            ).fetchall()
+        # A clock that was set back must not make a rest longer than it can be.
+        return {
+            PeerId(peer): Standing(
+                times_aside=times,
+                aside_until_s=now_s + min(until_unix_s - unix_s, MAX_REST_S),
+                reason=reason,
+            )
+            for peer, times, until_unix_s, reason in reversed(found)
+        }
 
     def _run(self, row: tuple[str, bytes, int, str, int, int, str], now_s: float) -> Run:
         run_id, spec_bytes, phase_number, detail, attempt, committed_steps, stages = row

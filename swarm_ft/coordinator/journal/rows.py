@@ -18,7 +18,7 @@ from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.protocol.spec.training_plan import Microbatch
 from swarm_ft.protocol.wire import RUN_SPEC
 
-VERSION = 7
+VERSION = 8
 """Of the tables, and of the RunSpecs in them; a journal of another one is not touched."""
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS runs (
@@ -44,6 +44,9 @@ CREATE TABLE IF NOT EXISTS ledgers (
 CREATE TABLE IF NOT EXISTS ledger_chunks (
     run_id TEXT NOT NULL, chunk INTEGER NOT NULL, holders BLOB NOT NULL,
     PRIMARY KEY (run_id, chunk)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS standings (
+    peer_id TEXT PRIMARY KEY, times_aside INTEGER NOT NULL, until_unix_s REAL NOT NULL,
+    reason TEXT NOT NULL) WITHOUT ROWID;
 """
 
 

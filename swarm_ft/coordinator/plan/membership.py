@@ -10,11 +10,9 @@ from types import MappingProxyType
 
 from swarm_ft.coordinator.facts.state import Member, Run, SwarmState
 from swarm_ft.coordinator.plan.placement import Placement, fits, place, place_on
-from swarm_ft.errors import BadLayers, RunMismatch, SwarmError
 from swarm_ft.ids import PeerId, StepNumber
 from swarm_ft.protocol.messages.client import RunPhase
 from swarm_ft.protocol.messages.control import HeldStage, Learner, PeerHello, StageAssignment
-from swarm_ft.protocol.spec.digest import check_spec_digest
 from swarm_ft.protocol.spec.layers import LayerRange
 
 GRACE_S = 30.0
@@ -28,24 +26,40 @@ SILENT_S = 8.0
 """A peer that says nothing for so long is gone, whatever its connection looks like."""
 
 
-def refusal_of(state: SwarmState, hello: PeerHello) -> SwarmError | None:
-    """Why a peer cannot be a member now, if it cannot."""
-    run = state.active_run
-    if run is None:
-        return None
-    held, whose = hello.held, f"peer {hello.peer_id}"
-    if held and held.run_id == run.run_id:
-        try:
-            check_spec_digest(f"run {run.run_id}", run.spec.digest(), held.spec_digest, whose)
-        except RunMismatch as error:
-            return error
-    return layers_refusal(state, run, hello)
+def able_for(state: SwarmState, run: Run, now_s: float) -> SwarmState:
+    """The state with those members alone that may work for the run now.
+
+    Left out are peers that are set aside, peers that said they cannot host it, and peers that
+    doubt its open step as long as replicas can do that without them.
+    """
+    able = {
+        peer
+        for peer in state.members
+        if peer not in run.misfits
+        and not (peer in state.standings and state.standings[peer].is_aside(now_s))
+    }
+    doubters = {p for p, doubt in run.doubts.items() if doubt.step == run.committed_steps}
+    for stage in run.stages:
+        sound = able.intersection(stage.peers) - doubters
+        if any(_is_able(state, run, peer, stage.layers) for peer in sound):
+            able -= doubters.intersection(stage.peers)
+    return state.with_members(able)
 
 
-def layers_refusal(state: SwarmState, run: Run, hello: PeerHello) -> BadLayers | None:
+def hopeless_for(state: SwarmState, run: Run) -> str | None:
+    """Why nobody who is there can ever host the run, by their own words; None if somebody may."""
+    for peer, member in state.members.items():
+        may = peer in state.result_keepers or layers_misfit(state, run, member.hello) is None
+        if may and peer not in run.misfits:
+            return None
+    words = (f"peer {p}: {run.misfits[p]}" for p in state.members if p in run.misfits)
+    return next(words, None)
+
+
+def layers_misfit(state: SwarmState, run: Run, hello: PeerHello) -> str | None:
     """Why the layers that a peer offers are of no use to the run, if they are of none.
 
-    A peer that keeps the result of an earlier run may stay whatever it offers.
+    A peer that keeps the result of an earlier run is not asked.
     """
     layers, model, snapshot = hello.layers, run.spec.model, run.past.snapshot
     if layers is None:
@@ -57,18 +71,18 @@ def layers_refusal(state: SwarmState, run: Run, hello: PeerHello) -> BadLayers |
     if hello.peer_id in run.peers or hello.peer_id in state.result_keepers:
         return None
     if layers.stop > model.num_blocks:
-        return BadLayers(
+        return (
             f"layers {layers}: outside the model of run {run.run_id}, "
             f"{model.reference}, which has layers {model.layers}"
         )
     listed = ", ".join(str(cut.layers) for cut in cuts)
-    return BadLayers(f"layers {layers}: match no stage of run {run.run_id} ({listed})")
+    return f"layers {layers}: match no stage of run {run.run_id} ({listed})"
 
 
 def is_wanted(state: SwarmState, peer_id: PeerId, held: HeldStage) -> bool:
     """Whether what this peer holds of a run is of any use: to the run, or to its client."""
     run = state.runs.get(held.run_id)
-    if run is None or run.phase > RunPhase.FINISHED:
+    if run is None or run.phase > RunPhase.FINISHED or not is_of(run, held):
         return False
     is_current = not run.phase.is_over and run.past.holds.get(peer_id) == run.committed_steps
     return is_current or peer_id in run.peers
@@ -87,15 +101,20 @@ def loss_in_words(state: SwarmState, run: Run, peer_id: PeerId, why: str) -> str
 
 def holds_last_commit(run: Run, held: HeldStage) -> bool:
     """Whether the weights are those of the run's last commit, and not of a void one."""
-    if held.run_id != run.run_id or held.committed_steps != run.committed_steps:
+    if not is_of(run, held) or held.committed_steps != run.committed_steps:
         return False
     last_commit = run.past.last_commit
     return last_commit is None or held.last_attempt == last_commit.attempt
 
 
+def is_of(run: Run, held: HeldStage) -> bool:
+    """Whether what a peer holds is of this run, and by the same RunSpec."""
+    return held.run_id == run.run_id and held.spec_digest == run.spec.digest()
+
+
 def missed_last_commit(run: Run, held: HeldStage, peer_id: PeerId) -> bool:
     """Whether all that the peer lacks is to hear of the last commit, in which it took part."""
-    is_behind = held.run_id == run.run_id and held.committed_steps == run.committed_steps - 1
+    is_behind = is_of(run, held) and held.committed_steps == run.committed_steps - 1
     return is_behind and run.past.last_commit is not None and peer_id in run.past.committers
 
 

@@ -18,6 +18,7 @@ from swarm_ft.protocol.spec.run_spec import COPIES_PER_WEIGHT, ModelSpec
 
 SETTLE_S = 2.0
 """How long automatic peers are gathered after the last one came, before the first assignment."""
+GATHERING = "gathering peers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,11 @@ class Placement:
 
     assignments: tuple[StageAssignment, ...]
     reason: str
+
+    @property
+    def is_gathering(self) -> bool:
+        """Whether more is known in a moment."""
+        return self.reason == GATHERING
 
 
 def place(model: ModelSpec, members: Sequence[Member], now_s: float) -> Placement:
@@ -37,7 +43,7 @@ def place(model: ModelSpec, members: Sequence[Member], now_s: float) -> Placemen
     if gaps and not free:
         return Placement((), f"waiting for layers {_listed(gaps)}")
     if free and now_s - max(m.joined_at_s for m in free) < SETTLE_S:
-        return Placement((), "gathering peers")
+        return Placement((), GATHERING)
     filled = _filled(model, parts, gaps, free)
     assignments = _with_replicas(model, filled.assignments, members)
     return replace(filled, assignments=assignments)
@@ -49,7 +55,7 @@ def place_on(
     """As `place`, on stages that are given: those of a snapshot."""
     autos = [m for m in members if m.hello.layers is None]
     if autos and now_s - max(m.joined_at_s for m in autos) < SETTLE_S:
-        return Placement((), "gathering peers")
+        return Placement((), GATHERING)
     autos.sort(key=lambda m: (-m.hello.memory_bytes, m.joined_at_s))
     hosts = {m.hello.layers: m.hello.peer_id for m in reversed(members) if m.hello.layers}
     for layers in sorted(cuts, key=len, reverse=True):

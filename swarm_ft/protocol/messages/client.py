@@ -205,10 +205,16 @@ RunEvent = RunStatus | StepCommitted
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemberStatus:
-    """A peer as the coordinator knows it; `layers` None: it takes what it is given."""
+    """A peer as the coordinator knows it.
+
+    Attributes:
+        layers: None: it takes what it is given.
+        idle: why there is nothing to do for it; empty if there may be.
+    """
 
     peer_id: PeerId
     layers: LayerRange | None
+    idle: Text = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -223,6 +223,13 @@ class ReleaseStage:
     reason: Text
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StayIdle:
+    """There is nothing for this peer to do, and why; it stays and waits."""
+
+    reason: Text
+
+
 @dataclass(frozen=True, slots=True)
 class ClockReply:
     """The coordinator's time when a probe came, and the probe's `sent_us`."""
@@ -232,7 +239,15 @@ class ClockReply:
 
 
 ToPeer = (
-    Assign | CatchUp | SaveStage | PlanStep | CommitStep | ExportStage | ReleaseStage | ClockReply
+    Assign
+    | CatchUp
+    | SaveStage
+    | PlanStep
+    | CommitStep
+    | ExportStage
+    | ReleaseStage
+    | StayIdle
+    | ClockReply
 )
 
 

@@ -1,0 +1,50 @@
+"""How a peer did of late: who fails again and again is set aside, each time for longer."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from swarm_ft.ids import Attempt, RunId
+
+MAX_FAILURES = 3
+AMONG_ATTEMPTS = 10
+"""So many failures among so many attempts of a run are too many."""
+FIRST_REST_S = 30.0
+MAX_REST_S = 3600.0
+REST_FACTOR = 4
+"""A peer that was set aside before, and fails again, is set aside for so many times as long."""
+FORGOTTEN_AFTER_S = 6 * 3600.0
+"""A peer that was well for so long begins anew."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Standing:
+    """A peer's failures, whatever runs they were in.
+
+    Attributes:
+        failed_in: attempts in which it failed since it was set aside last.
+        times_aside: how often it was, of late.
+        aside_until_s: monotonic seconds; no run is given to it before.
+        reason: of the last failure.
+    """
+
+    failed_in: tuple[tuple[RunId, Attempt], ...] = ()
+    times_aside: int = 0
+    aside_until_s: float = -math.inf
+    reason: str = ""
+
+    def is_aside(self, now_s: float) -> bool:
+        """Whether it has to rest."""
+        return now_s < self.aside_until_s
+
+    def after_failure(self, run_id: RunId, attempt: Attempt, reason: str, now_s: float) -> Standing:
+        """What one more failure makes of it; several in one attempt count once."""
+        recent = {one for one in self.failed_in if one[0] == run_id} | {(run_id, attempt)}
+        failed_in = tuple(sorted(one for one in recent if one[1] > attempt - AMONG_ATTEMPTS))
+        if len(failed_in) < MAX_FAILURES:
+            return replace(self, failed_in=failed_in, reason=reason)
+        is_forgotten = now_s - self.aside_until_s >= FORGOTTEN_AFTER_S
+        times = 0 if is_forgotten else self.times_aside
+        rest_s = min(FIRST_REST_S * REST_FACTOR**times, MAX_REST_S)
+        return Standing(times_aside=times + 1, aside_until_s=now_s + rest_s, reason=reason)
