@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib
+import importlib.util
 import json
 import os
 import statistics
@@ -41,8 +43,8 @@ def main() -> None:
     options = _parser().parse_args()
     if options.here:
         with tempfile.TemporaryDirectory(prefix="recovery-") as folder:
-            trials = asyncio.run(measure(options.here, options.batch_size, Path(folder)))
-        sys.stdout.write(json.dumps(trials) + "\n")
+            deaths = asyncio.run(measure(options.here, options.batch_size, Path(folder)))
+        sys.stdout.write(json.dumps(deaths) + "\n")
         return
     trees = {"this": Path(__file__).parent.parent}
     if options.beside:
@@ -162,11 +164,9 @@ async def measure(trials: int, batch_size: int, folder: Path) -> list[dict[str, 
 
 
 def _local_swarm() -> Any:  # noqa: ANN401 - of any version
-    try:
-        from tests.local_swarm import LocalSwarm
-    except ImportError:
-        from swarm_ft.testing.local_swarm import LocalSwarm  # until 2026-11
-    return LocalSwarm
+    is_new = importlib.util.find_spec("swarm_ft.testing") is None
+    place = "tests.local_swarm" if is_new else "swarm_ft.testing.local_swarm"
+    return importlib.import_module(place).LocalSwarm
 
 
 def _end_without_waiting() -> None:
