@@ -34,6 +34,9 @@ from swarm_ft.protocol.messages.control import (
     StayIdle,
 )
 
+PASSED_BY_AFTER_S = 30.0
+"""How long others leave a run that finds no peers the first choice: some may be about to join."""
+
 
 def interrupt(turn: Turn, run: Run) -> None:
     """The present attempt cannot go on; `advance` starts the next when it can."""
@@ -45,20 +48,21 @@ def advance(turn: Turn) -> None:
     active = turn.state.active_run
     if active is None or active.phase > RunPhase.WAITING:
         return
-    for run in [active] if active.attempt.assignments else turn.state.going_runs:
-        if turn.now_s < run.not_before_s:
-            continue
-        if run.attempt.assignments:
-            _resume(turn, run)
-        elif _place(turn, run):
-            return
+    if not active.attempt.assignments:
+        _place(turn)
+    elif turn.now_s >= active.not_before_s:
+        _resume(turn, active)
 
 
 def expire(turn: Turn) -> None:
-    """End runs for which no peers were found for too long."""
+    """End runs for which no peers were found for too long, not even if nobody had another run."""
     queue_s = turn.state.queue_s
     for run in turn.state.going_runs:
-        if turn.now_s - run.unplaced_since_s >= queue_s:
+        if turn.now_s - run.unplaced_since_s < queue_s:
+            continue
+        if arrangement(turn.state, run, turn.now_s).assignments:
+            turn.keep(replace(run, unplaced_since_s=math.inf))
+        else:
             words = f"no peers were found for it in {queue_s / 3600:g} h: {run.detail}"
             end(turn, run, RunPhase.FAILED, words)
 
@@ -138,7 +142,8 @@ def _resume(turn: Turn, run: Run) -> None:
     if kept is None and _is_waited_for(turn, run, able):
         return
     if kept is None:
-        _place(turn, go_back(turn, run))
+        go_back(turn, run)
+        _place(turn)
         return
     away = [a for a in kept.attempt.assignments if a.peer_id not in turn.state.members]
     if away:
@@ -174,30 +179,47 @@ def go_back(turn: Turn, run: Run) -> Run:
     return back
 
 
-def _place(turn: Turn, run: Run) -> bool:
-    """Give its stages to peers; whether that was done, or may be in a moment."""
+def _place(turn: Turn) -> None:
+    """Give peers to the oldest run that finds some; none has any.
+
+    An older one that finds none is passed by once it had some time to.
+    """
+    is_held = False
+    for run in turn.state.going_runs:
+        if turn.now_s < run.not_before_s:
+            continue
+        placement = arrangement(able_for(turn.state, run, turn.now_s), run, turn.now_s)
+        if placement.assignments and not is_held:
+            _assign(turn, run.with_assignments(placement.assignments), fresh=True)
+            return
+        if not placement.assignments:
+            _unplaced(turn, run, placement.reason)
+            since_s = turn.state.runs[run.run_id].unplaced_since_s
+            is_held |= placement.is_gathering or turn.now_s - since_s < PASSED_BY_AFTER_S
+
+
+def _unplaced(turn: Turn, run: Run, reason: str) -> None:
+    """It waits, and tells what for, or is over if there is nothing to wait for."""
     state = turn.state
-    placement = arrangement(able_for(state, run, turn.now_s), run, turn.now_s)
-    if placement.assignments:
-        _assign(turn, run.with_assignments(placement.assignments), fresh=True)
-        return True
     tell_misfits(turn, run)
     hopeless = hopeless_for(state, run)
     if hopeless is not None:
         end(turn, run, RunPhase.FAILED, f"no peer can host it: {hopeless}")
-        return False
+        return
     busy = len(state.members.keys() & state.result_keepers)
     keep = f"; {busy} peers keep a result until it is collected" if busy else ""
     why = "".join(f"; peer {peer} cannot host it: {words}" for peer, words in run.misfits.items())
     run = replace(run, unplaced_since_s=min(run.unplaced_since_s, turn.now_s))
     turn.keep(run)
-    _wait(turn, run, placement.reason + keep + why)
-    return placement.is_gathering
+    _wait(turn, run, reason + keep + why)
 
 
 def _wait(turn: Turn, run: Run, detail: str) -> None:
-    if (run.phase, run.detail) != (RunPhase.WAITING, detail):
-        turn.put(replace(run, phase=RunPhase.WAITING, detail=detail))
+    active = turn.state.active_run
+    is_its_turn = active is None or active.run_id == run.run_id
+    phase = RunPhase.WAITING if is_its_turn else run.phase
+    if (run.phase, run.detail) != (phase, detail):
+        turn.put(replace(run, phase=phase, detail=detail))
 
 
 def _assign(turn: Turn, run: Run, *, fresh: bool) -> None:

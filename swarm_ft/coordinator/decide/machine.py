@@ -198,16 +198,18 @@ def _doubted(turn: Turn, run: Run, peer_id: PeerId, error: SwarmError) -> None:
         words = f"peers {agrees[0]} and {peer_id} say so: {error.message}"
         attempts.end(turn, run, RunPhase.FAILED, words)
         return
-    doubts = {**run.doubts, peer_id: Doubt(step, error.message)}
+    doubts = {**run.doubts, peer_id: Doubt(step=step, words=error.message)}
     _failed(turn, replace(run, doubts=MappingProxyType(doubts)), peer_id, error)
 
 
 def _failed(turn: Turn, run: Run, peer_id: PeerId, error: SwarmError) -> None:
     """The peer's own trouble, or a neighbour's that it cannot reach: try again after a rest."""
-    is_behind = peer_id in run.listeners and not isinstance(error, Unavailable)
-    if is_behind or (isinstance(error, OutOfTurn) and run.phase is RunPhase.LOADING):
-        run = without_state(run, peer_id)  # what it holds is not what is known here
     detail, not_before_s = f"peer {peer_id}: {error.message}", turn.now_s + RETRY_S
+    if isinstance(error, OutOfTurn) and run.phase is RunPhase.LOADING:
+        # What it holds is not what is known here; start at once from what is known.
+        run, not_before_s = without_state(run, peer_id), run.not_before_s
+    elif peer_id in run.listeners and not isinstance(error, Unavailable):
+        run = without_state(run, peer_id)  # a sum is lost, or the state is not one
     if _blame(turn, run, peer_id, error.message):
         detail += "; it failed too often and is set aside"
     attempts.interrupt(turn, replace(run, detail=detail, not_before_s=not_before_s))

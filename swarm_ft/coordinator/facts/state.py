@@ -334,15 +334,19 @@ class SwarmState:
 
     @property
     def active_run(self) -> Run | None:
-        """The one that has peers and is not over; else the oldest that waits for some."""
-        going = self.going_runs
-        placed = (run for run in going if run.attempt.assignments)
-        return next(placed, going[0] if going else None)
+        """The one whose turn it is: see `going_runs`."""
+        return next(iter(self.going_runs), None)
 
     @property
     def going_runs(self) -> list[Run]:
-        """Those that are not over, in the order they were submitted."""
-        return [run for run in self.runs.values() if not run.phase.is_over]
+        """Those that are not over: one that has peers, those that were begun, those that were not.
+
+        Within these as they were submitted. Where one finds no peers, another may.
+        """
+        going = [run for run in self.runs.values() if not run.phase.is_over]
+        return sorted(
+            going, key=lambda run: (not run.attempt.assignments, run.phase is RunPhase.QUEUED)
+        )
 
     @property
     def result_keepers(self) -> frozenset[PeerId]:

@@ -55,6 +55,7 @@ from swarm_ft.protocol.messages.control import (
     StageOffered,
     StageReady,
     StageSaved,
+    StayIdle,
     StepReady,
     ToPeer,
     stages_of,
@@ -418,7 +419,8 @@ class Swarm:
         for peer_id in list(self.connected):
             self._cut(peer_id)
         runs = {run.run_id: run for run in self.journal.load(self.now_s)}
-        self.state = SwarmState(runs=MappingProxyType(runs))
+        standings = MappingProxyType(self.journal.standings(self.now_s))
+        self.state = SwarmState(runs=MappingProxyType(runs), standings=standings)
 
     # ---- what is seen
 
@@ -447,6 +449,15 @@ class Swarm:
 
     def dismissals(self) -> dict[str, str]:
         return {e.peer_id: e.error.code for e in self.effects if isinstance(e, Dismiss)}
+
+    def idlers(self) -> dict[str, str]:
+        """Members for whom there is nothing to do, and why, as they were told."""
+        idlers: dict[str, str] = {}
+        for name, member in self.state.members.items():
+            if member.idle:
+                assert (name, StayIdle(reason=member.idle)) in self.said(StayIdle)
+                idlers[name] = member.idle
+        return idlers
 
     def steps(self, run_id: RunId = RUN) -> list[StepCommitted]:
         """Commits that count, without their times."""
@@ -530,6 +541,9 @@ class Swarm:
 
     def _check_said(self, peer_id: PeerId, message: ToPeer) -> None:
         assert not isinstance(message, ClockReply), "no decision is needed for it"
+        if isinstance(message, StayIdle):
+            assert message.reason
+            return
         run = self.written_runs.get(message.run_id)
         match message:
             case Assign():

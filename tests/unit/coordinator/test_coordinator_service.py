@@ -18,7 +18,6 @@ from swarm_ft.coordinator.service import TICK_S, CoordinatorService
 from swarm_ft.coordinator.submission import MAX_SUBMISSIONS
 from swarm_ft.errors import (
     BadDataset,
-    BadLayers,
     Busy,
     JournalError,
     MalformedMessage,
@@ -54,6 +53,7 @@ from swarm_ft.protocol.messages.control import (
     PlanStep,
     ReleaseStage,
     StageFailed,
+    StayIdle,
     ToPeer,
 )
 from swarm_ft.protocol.messages.timeline import ClockEstimate, PeerTimeline, Spans, StepTimeline
@@ -863,18 +863,21 @@ async def error_of(awaitable: Awaitable[object]) -> SwarmError:
     return caught.value
 
 
-async def test_a_refused_peer_learns_why(spec: RunSpec, make_peer: type[FakePeer]) -> None:
+async def test_a_peer_that_does_not_fit_stays_and_learns_why(
+    spec: RunSpec, make_peer: type[FakePeer]
+) -> None:
     async with coordinator() as office:
         await submit(office.channel, spec)
         joined = JoinedPeer(office.channel, make_peer("far", "4-8"))
         await joined.hello()
-        error = await refused(joined)
-        assert isinstance(error, BadLayers)
-        assert "outside the model" in error.message
-        assert not (await swarm_status(office.channel)).members
+        told = await joined.hear()
+        assert isinstance(told, StayIdle)
+        assert "outside the model" in told.reason
+        (member,) = (await swarm_status(office.channel)).members
+        assert (member.peer_id, member.idle) == ("far", told.reason)
 
 
-async def test_a_peer_of_another_spec_learns_that_it_is_one(
+async def test_a_peer_of_another_spec_is_to_let_go_of_it(
     spec: RunSpec, peers: Sequence[FakePeer]
 ) -> None:
     async with coordinator() as office:
@@ -883,10 +886,12 @@ async def test_a_peer_of_another_spec_learns_that_it_is_one(
         layers = LayerRange(0, 2)
         held = HeldStage(run_id=run_id, spec_digest=bytes(16), layers=layers, committed_steps=0)
         await joined.hello(held)
-        assert isinstance(await refused(joined), RunMismatch)
+        assert isinstance(await joined.hear(), ReleaseStage)
 
 
-async def test_a_dismissed_peer_learns_why(spec: RunSpec, peers: Sequence[FakePeer]) -> None:
+async def test_a_peer_without_the_model_stays_and_learns_why(
+    spec: RunSpec, peers: Sequence[FakePeer]
+) -> None:
     async with coordinator() as office:
         joined = await joined_to_a_run(office, spec, make_all(peers[0]))
         status = (await swarm_status(office.channel)).runs[0]
@@ -894,8 +899,12 @@ async def test_a_dismissed_peer_learns_why(spec: RunSpec, peers: Sequence[FakePe
             run_id=RunId(status.run_id), attempt=Attempt(1), code="bad-model", message="no such"
         )
         await joined.say(failed)
-        error = await refused(joined)
-        assert (error.code, error.message) == ("bad-model", "no such")
+        told = await joined.hear()
+        assert isinstance(told, StayIdle)
+        assert told.reason == f"run {status.run_id}: no such"
+        (run,) = (await swarm_status(office.channel)).runs
+        assert run.phase is RunPhase.FAILED
+        assert run.detail == f"no peer can host it: peer {joined.fake.peer_id}: no such"
 
 
 async def test_a_peer_that_joins_twice_keeps_its_newer_stream(
@@ -922,12 +931,11 @@ async def test_an_older_stream_ends_even_if_nobody_reads_it(
     fake = make_all(peers[0])
     async with coordinator() as office:
         older = await joined_to_a_run(office, spec, fake)
-        run_id = RunId((await swarm_status(office.channel)).runs[0].run_id)
-        await fail(older, run_id, range(1, 11))
+        await ask(older, range(1, 11))
         newer = JoinedPeer(office.channel, fake)
         await newer.hello()
         assert isinstance(await newer.hear(), Assign)
-        assert isinstance(await error_of(fail(older, run_id, count(11))), OutOfTurn)
+        assert isinstance(await error_of(ask(older, count(11))), OutOfTurn)
         assert len((await swarm_status(office.channel)).members) == 1
 
 
@@ -961,20 +969,16 @@ async def test_a_peer_that_does_not_read_is_dropped(
 ) -> None:
     async with coordinator() as office:
         joined = await joined_to_a_run(office, spec, make_all(peers[0]))
-        run_id = RunId((await swarm_status(office.channel)).runs[0].run_id)
-        error = await error_of(fail(joined, run_id, count(1)))
+        error = await error_of(ask(joined, count(1)))
         assert isinstance(error, Unavailable)
         assert "does not read" in error.message
         assert not (await swarm_status(office.channel)).members
 
 
-async def fail(joined: JoinedPeer, run_id: RunId, attempts: Iterable[int]) -> None:
-    """Each failed attempt makes the coordinator say something, and nothing of it is read."""
-    for attempt in attempts:
-        failed = StageFailed(
-            run_id=run_id, attempt=Attempt(attempt), code="unavailable", message=""
-        )
-        await joined.say(failed)
+async def ask(joined: JoinedPeer, times: Iterable[int]) -> None:
+    """Each question makes the coordinator say something, and nothing of it is read."""
+    for time_us in times:
+        await joined.say(ClockProbe(time_us))
 
 
 @pytest.mark.parametrize("is_silent", [True, False])

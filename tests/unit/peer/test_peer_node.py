@@ -16,7 +16,6 @@ from swarm_ft.errors import (
     JournalError,
     NotFound,
     OutOfTurn,
-    RunMismatch,
     SwarmError,
     Unavailable,
     VersionMismatch,
@@ -38,6 +37,7 @@ from swarm_ft.protocol.messages.control import (
     StageExported,
     StageFailed,
     StageReady,
+    StayIdle,
     StepReady,
     ToPeer,
 )
@@ -293,18 +293,20 @@ async def test_a_peer_offers_itself_and_trains_what_it_is_told(
     await joined.say(ReleaseStage(run_id=RUN, reason="over"))
 
 
-@pytest.mark.parametrize("error", [BadLayers("no such layers"), RunMismatch("digests aa, bb")])
-async def test_a_peer_that_is_refused_for_what_it_offers_ends_with_that_error(
-    swarm: Swarm, error: SwarmError
+async def test_a_peer_that_has_nothing_to_do_stays_and_says_why(
+    swarm: Swarm, caplog: pytest.LogCaptureFixture, assign_of: MakeAssign
 ) -> None:
-    _, running = await swarm.peer()
-    (await swarm.joined()).end(error)
-    with pytest.raises(type(error), match=error.message):
-        await running
+    await swarm.peer()
+    joined = await swarm.joined()
+    await joined.say(StayIdle(reason="layers 0-2: outside the model"))
+    await ready(joined, assign_of())
+    assert "layers 0-2: outside the model; this peer stays" in caplog.text
 
 
 @pytest.mark.parametrize(
-    "error", [None, Unavailable("gone"), OutOfTurn("not now"), JournalError("disk full")], ids=repr
+    "error",
+    [None, Unavailable("gone"), OutOfTurn("no"), JournalError("full"), BadLayers("too many")],
+    ids=repr,
 )
 async def test_a_peer_whose_coordinator_ails_comes_back_with_its_weights(
     swarm: Swarm, assign_of: MakeAssign, plan_of: MakePlan, error: SwarmError | None
@@ -365,14 +367,15 @@ async def test_what_makes_no_sense_costs_the_stream_and_not_the_stage(
     assert not running.done()
 
 
-async def test_a_coordinator_with_another_digest_of_the_spec_ends_the_peer(
+async def test_another_digest_of_the_spec_is_told_to_the_coordinator(
     swarm: Swarm, assign_of: MakeAssign
 ) -> None:
-    _, running = await swarm.peer()
+    await swarm.peer()
     joined = await swarm.joined()
     await joined.say(replace(assign_of(), spec_digest=bytes(16)))
-    with pytest.raises(RunMismatch, match="00000000"):
-        await running
+    failed = await joined.hears(StageFailed)
+    assert failed.code == "run-mismatch"
+    assert "00000000" in failed.message
 
 
 async def test_a_model_that_is_not_there_is_told_to_the_coordinator(

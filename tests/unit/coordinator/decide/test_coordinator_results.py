@@ -240,7 +240,7 @@ def test_two_results_are_made_again_one_after_the_other(
     assert second.run(SECOND).phase is RunPhase.WAITING
     second.leave(b)
     assert second.run().phase is RunPhase.QUEUED, "the second is begun"
-    assert second.run().detail.endswith("goes back to step 0 after run run-2")
+    assert second.run().detail == "waiting for layers 2-4"
     second.join(c)
     second.join(b)
     second.settle()

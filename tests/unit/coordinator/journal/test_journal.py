@@ -430,7 +430,7 @@ def test_a_journal_of_another_version_is_refused_and_left_as_it_is(tmp_path: Pat
     with closing(sqlite3.connect(path)) as old:
         old.execute("CREATE TABLE runs (position INTEGER PRIMARY KEY)")
         old.commit()
-    with pytest.raises(JournalError, match="expected tables of version 7, found 0; end its runs"):
+    with pytest.raises(JournalError, match="expected tables of version 8, found 0; end its runs"):
         Journal(str(path))
     with closing(sqlite3.connect(path)) as old:
         assert old.execute("SELECT name FROM sqlite_master").fetchall() == [("runs",)]

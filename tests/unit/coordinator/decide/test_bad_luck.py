@@ -1,0 +1,292 @@
+"""What one peer says or lacks ends neither a run nor a membership; who fails often is set aside."""
+
+import pytest
+
+from swarm_ft.coordinator.decide.attempts import PASSED_BY_AFTER_S
+from swarm_ft.coordinator.decide.machine import RETRY_S
+from swarm_ft.coordinator.facts.standing import FIRST_REST_S, MAX_FAILURES
+from swarm_ft.coordinator.facts.state import QUEUE_S
+from swarm_ft.coordinator.journal.journal import Journal
+from swarm_ft.coordinator.watching import overview
+from swarm_ft.ids import RunId
+from swarm_ft.protocol.messages.client import RunPhase
+from swarm_ft.protocol.messages.control import StayIdle
+from swarm_ft.protocol.spec.run_spec import RunSpec
+from tests.unit.coordinator.conftest import FakePeer, MakeSpec, Swarm
+
+RUN, SECOND = RunId("run-1"), RunId("run-2")
+STEPS = [0, 1, 2]
+
+
+@pytest.fixture
+def spec(make_spec: MakeSpec) -> RunSpec:
+    return make_spec()
+
+
+@pytest.fixture
+def other(make_peer: type[FakePeer]) -> FakePeer:
+    """Another peer of the second stage."""
+    return make_peer("other", "2-4")
+
+
+def begun(swarm: Swarm, spec: RunSpec, *peers: FakePeer) -> None:
+    """The run has one commit."""
+    swarm.submit(spec)
+    swarm.join(*peers)
+    swarm.settle_until(lambda: len(swarm.history[RUN]) == 1)
+
+
+def fail(swarm: Swarm, peer: FakePeer, code: str, words: str = "oh") -> None:
+    swarm.forget_said(peer.peer_id)
+    swarm.say(peer, peer.failed(code, words))
+
+
+def fail_often(swarm: Swarm, peer: FakePeer, code: str = "internal", words: str = "oh") -> None:
+    """As often as it takes to be set aside, in one attempt after the other."""
+    for _ in range(MAX_FAILURES):
+        swarm.settle_until(lambda: peer.assign is not None and swarm.run().phase.is_working)
+        swarm.pending.clear()
+        fail(swarm, peer, code, words)
+        swarm.wait(RETRY_S)
+
+
+# ---- jobs that do not fit
+
+
+def test_a_job_that_fits_nobody_costs_no_member_and_is_passed_by(
+    swarm: Swarm, make_spec: MakeSpec, a: FakePeer, b: FakePeer
+) -> None:
+    swarm.join(a, b)
+    swarm.submit(make_spec(num_blocks=1))
+    assert swarm.run().detail == "waiting for layers 0-1"
+    assert swarm.idlers().keys() == {"a", "b"}
+    swarm.submit(make_spec(), SECOND)
+    swarm.settle()
+    assert swarm.run(SECOND).phase is RunPhase.QUEUED, "who fits the first may be about to join"
+    swarm.wait(PASSED_BY_AFTER_S)
+    swarm.settle()
+    assert swarm.run(SECOND).phase is RunPhase.FINISHED
+    assert swarm.run().phase is RunPhase.WAITING
+    assert set(swarm.state.members) == {"a", "b"}
+    assert not swarm.dismissals()
+
+
+def test_many_jobs_that_fit_nobody_hold_up_no_longer_than_one(
+    swarm: Swarm, make_spec: MakeSpec, a: FakePeer, b: FakePeer
+) -> None:
+    for number in range(60):
+        swarm.submit(make_spec(num_blocks=4096), RunId(f"bogus-{number}"))
+    swarm.submit(make_spec())
+    swarm.join(a, b)
+    swarm.wait(PASSED_BY_AFTER_S + 1)
+    swarm.settle()
+    assert swarm.run().phase is RunPhase.FINISHED
+
+
+def test_a_job_that_nobody_takes_expires_and_tells_for_what_it_waited(
+    swarm: Swarm, make_spec: MakeSpec, a: FakePeer
+) -> None:
+    swarm.join(a)
+    swarm.submit(make_spec())
+    swarm.now_s += QUEUE_S - 10
+    swarm.stand_still(1)
+    assert swarm.run().phase is RunPhase.WAITING
+    swarm.wait(10)
+    assert swarm.run().phase is RunPhase.FAILED
+    assert swarm.run().detail == "no peers were found for it in 24 h: waiting for layers 2-4"
+
+
+def test_a_job_that_waits_for_its_turn_does_not_expire(
+    swarm: Swarm, make_spec: MakeSpec, a: FakePeer, b: FakePeer
+) -> None:
+    swarm.submit(make_spec())
+    swarm.submit(make_spec(), SECOND)
+    swarm.join(a, b)
+    swarm.settle_until(lambda: swarm.run().committed_steps)
+    swarm.now_s += 2 * QUEUE_S
+    swarm.stand_still(1)
+    assert swarm.run(SECOND).phase is RunPhase.QUEUED
+    swarm.settle()
+    assert swarm.run().phase is RunPhase.FINISHED
+
+
+def test_who_gathers_is_not_passed_by(
+    swarm: Swarm, make_spec: MakeSpec, make_peer: type[FakePeer]
+) -> None:
+    swarm.submit(make_spec())
+    swarm.submit(make_spec(), SECOND)
+    swarm.join(make_peer("any", "auto"), make_peer("whole", "0-4"), make_peer("all", "auto"))
+    swarm.wait(5)
+    swarm.settle()
+    assert swarm.run().phase is RunPhase.FINISHED
+
+
+def test_a_job_that_no_peer_can_load_fails_with_the_reason(
+    swarm: Swarm, spec: RunSpec, make_spec: MakeSpec, a: FakePeer, b: FakePeer
+) -> None:
+    swarm.submit(spec)
+    swarm.submit(make_spec(), SECOND)
+    swarm.join(a, b)
+    failed = a.failed("bad-model", "model /nowhere: expected a directory")
+    fail(swarm, b, "bad-model", "model /nowhere: expected a directory")
+    assert swarm.run().phase is RunPhase.WAITING
+    words = "waiting for layers 2-4; peer b cannot host it: model /nowhere: expected a directory"
+    assert swarm.run().detail == words
+    swarm.say(a, failed)
+    assert swarm.run().phase is RunPhase.FAILED
+    assert swarm.run().detail.startswith("no peer can host it: peer ")
+    assert swarm.run().detail.endswith("model /nowhere: expected a directory")
+    swarm.wait(1)
+    swarm.settle()
+    assert swarm.run(SECOND).phase is RunPhase.FINISHED
+    assert not swarm.dismissals()
+
+
+def test_a_peer_without_the_model_is_idle_and_its_replica_goes_on(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer, other: FakePeer
+) -> None:
+    swarm.submit(spec)
+    swarm.join(a, b, other)
+    fail(swarm, b, "bad-model", "no such model")
+    assert swarm.idlers() == {"b": "run run-1: no such model"}
+    (member,) = (m for m in overview(swarm.state).members if m.idle)
+    assert (member.peer_id, member.idle) == ("b", "run run-1: no such model")
+    swarm.settle()
+    assert swarm.run().phase is RunPhase.FINISHED
+    assert set(swarm.run().peers) == {"a", "other"}
+
+
+def test_a_peer_that_comes_back_may_have_the_model_now(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer
+) -> None:
+    swarm.submit(spec)
+    swarm.join(a, b)
+    fail(swarm, b, "bad-model")
+    swarm.lose(b)
+    b.forget()
+    swarm.join(b)
+    swarm.settle()
+    assert swarm.run().phase is RunPhase.FINISHED
+    assert not swarm.idlers()
+
+
+# ---- values that are not finite
+
+
+def test_one_peers_word_is_checked_by_its_replica(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer, other: FakePeer
+) -> None:
+    begun(swarm, spec, a, b, other)
+    fail(swarm, b, "non-finite", "the loss is NaN")
+    assert swarm.run().phase is RunPhase.WAITING
+    swarm.wait(RETRY_S)
+    assert set(swarm.run().peers) == {"a", "other"}, "the step is done without b"
+    swarm.settle()
+    assert swarm.run().phase is RunPhase.FINISHED
+    assert other.applied == STEPS
+
+
+def test_after_the_step_that_it_doubted_a_peer_is_welcome_again(
+    swarm: Swarm, make_spec: MakeSpec, a: FakePeer, b: FakePeer, other: FakePeer
+) -> None:
+    begun(swarm, make_spec(num_steps=6), a, b, other)
+    fail(swarm, b, "non-finite")
+    swarm.wait(RETRY_S)
+    swarm.settle()
+    assert swarm.run().phase is RunPhase.FINISHED
+    assert set(swarm.run().peers) == {"a", "b", "other"}
+
+
+def test_two_who_agree_end_the_run(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer, other: FakePeer
+) -> None:
+    begun(swarm, spec, a, b, other)
+    fail(swarm, b, "non-finite", "the loss is NaN")
+    swarm.wait(RETRY_S)
+    fail(swarm, other, "non-finite", "the loss is NaN")
+    assert swarm.run().phase is RunPhase.FAILED
+    assert swarm.run().detail == "peers b and other say so: the loss is NaN"
+    assert a.assign is other.assign is None
+
+
+def test_doubts_of_different_steps_do_not_add_up(
+    swarm: Swarm, make_spec: MakeSpec, a: FakePeer, b: FakePeer, other: FakePeer
+) -> None:
+    begun(swarm, make_spec(num_steps=6), a, b, other)
+    fail(swarm, b, "non-finite")
+    swarm.wait(RETRY_S)
+    swarm.settle_until(lambda: len(swarm.history[RUN]) == 4 and swarm.run().step)
+    fail(swarm, other, "non-finite")
+    swarm.wait(RETRY_S)
+    swarm.settle()
+    assert swarm.run().phase is RunPhase.FINISHED
+
+
+def test_the_only_host_of_a_stage_cannot_end_the_run_either(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer
+) -> None:
+    begun(swarm, spec, a, b)
+    fail_often(swarm, b, "non-finite", "the loss is NaN")
+    assert swarm.run().phase is RunPhase.WAITING
+    assert swarm.run().detail == "waiting for peer b, which is set aside: the loss is NaN"
+    swarm.wait(FIRST_REST_S)
+    swarm.settle()
+    assert swarm.run().phase is RunPhase.FINISHED
+    assert swarm.num_rollbacks == 0
+
+
+# ---- peers that fail again and again
+
+
+@pytest.mark.parametrize("code", ["internal", "unavailable", "out-of-turn", "protocol-error"])
+def test_who_fails_too_often_is_set_aside_and_a_replica_finishes(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer, other: FakePeer, code: str
+) -> None:
+    begun(swarm, spec, a, b, other)
+    fail_often(swarm, b, code, "can't start new thread")
+    words = "set aside for 30 s after 3 failures, the last one: can't start new thread"
+    assert swarm.idlers() == {"b": words}
+    assert set(swarm.run().peers) == {"a", "other"}
+    swarm.settle()
+    assert swarm.run().phase is RunPhase.FINISHED
+
+
+def test_a_result_that_cannot_be_written_here_is_written_by_a_replica(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer, other: FakePeer
+) -> None:
+    swarm.submit(spec)
+    swarm.join(a, b, other)
+    for _ in range(MAX_FAILURES):
+        swarm.settle_until(lambda: swarm.run().phase is RunPhase.EXPORTING)
+        fail(swarm, b, "unavailable", "no space left on the disk")
+        swarm.wait(RETRY_S)
+    swarm.settle()
+    assert swarm.run().phase is RunPhase.FINISHED
+    assert set(swarm.run().peers) == {"a", "other"}
+    assert other.exported
+
+
+def test_each_rest_is_longer_and_a_restart_does_not_end_it(
+    make_swarm: type[Swarm], spec: RunSpec, a: FakePeer, b: FakePeer, other: FakePeer
+) -> None:
+    swarm = make_swarm(Journal(":memory:"))
+    begun(swarm, spec, a, b, other)
+    fail_often(swarm, b)
+    swarm.restart()
+    swarm.join(a, b, other)
+    assert swarm.idlers() == {"b": "set aside for a while: oh"}
+    swarm.wait(5)
+    assert set(swarm.run().peers) == {"a", "other"}
+    swarm.now_s += FIRST_REST_S
+    swarm.settle()
+    assert swarm.state.standings[b.peer_id].times_aside == 1
+
+
+def test_a_single_failure_is_no_reason_to_do_without_a_peer(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer, other: FakePeer
+) -> None:
+    begun(swarm, spec, a, b, other)
+    fail(swarm, b, "internal")
+    swarm.wait(RETRY_S)
+    assert set(swarm.run().peers) == {"a", "b", "other"}
+    assert not swarm.said(StayIdle)
