@@ -25,6 +25,7 @@ from swarm_ft.discovery.directory import Board, Role, StaticDirectory
 from swarm_ft.ids import PeerId, RunId
 from swarm_ft.peer.kept_buffers import BufferPlace
 from swarm_ft.peer.node import PeerNode, PeerOptions
+from swarm_ft.peer.state.stage_state import EngineMaker
 from swarm_ft.protocol.messages.client import RunEvent
 from swarm_ft.protocol.spec.layers import LayerRange, parse_layers
 from swarm_ft.protocol.spec.run_spec import RunSpec
@@ -76,10 +77,10 @@ class LocalSwarm:
         self._buffer_limits = buffer_limits
         self._snapshots_url = str(work_dir / "snapshots")
         self._clock = SystemClock()
-        self._directory = StaticDirectory(Board(), self._clock)
+        self.directory = StaticDirectory(Board(), self._clock)
         self._coordinator: tuple[Journal, Server, asyncio.Task[None]] | None = None
         self.peers: dict[PeerId, LocalPeer] = {}
-        self.client = SwarmClient(self._directory, self._transport)
+        self.client = SwarmClient(self.directory, self._transport)
 
     async def __aenter__(self) -> Self:
         await self.start_coordinator()
@@ -96,7 +97,7 @@ class LocalSwarm:
         for name in list(self.peers):
             await self.kill_peer(name)
         await self.kill_coordinator()
-        await self._directory.close()
+        await self.directory.close()
 
     # ---- the coordinator
 
@@ -105,7 +106,7 @@ class LocalSwarm:
         journal = Journal(str(self._work_dir / "journal.db"))
         service = CoordinatorService(journal, self._clock, SnapshotStore(self._snapshots_url))
         server = await self._transport.serve("127.0.0.1", 0, service.handlers())
-        await self._directory.announce(Role.COORDINATOR, "coordinator", server.endpoint)
+        await self.directory.announce(Role.COORDINATOR, "coordinator", server.endpoint)
         self._coordinator = journal, server, asyncio.create_task(service.run())
 
     async def kill_coordinator(self) -> None:
@@ -114,14 +115,20 @@ class LocalSwarm:
             return
         journal, server, task = self._coordinator
         self._coordinator = None
-        await self._directory.withdraw(Role.COORDINATOR, "coordinator")
+        await self.directory.withdraw(Role.COORDINATOR, "coordinator")
         await server.stop()
         await _cancelled(task)
         journal.close()
 
     # ---- peers
 
-    async def add_peer(self, name: PeerId, layers: str, clock: Clock | None = None) -> LocalPeer:
+    async def add_peer(
+        self,
+        name: PeerId,
+        layers: str,
+        clock: Clock | None = None,
+        make_engine: EngineMaker | None = None,
+    ) -> LocalPeer:
         """Start another peer; with a clock of its own, as another machine has one."""
         shard_dir = self._work_dir / name
         shard_dir.mkdir(exist_ok=True)
@@ -135,13 +142,13 @@ class LocalSwarm:
         )
         node = PeerNode(
             options,
-            directory=self._directory,
+            directory=self.directory,
             transport=self._transport,
             clock=clock or self._clock,
-            make_engine=_cpu_engine,
+            make_engine=make_engine or cpu_engine,
         )
         server = await self._transport.serve("127.0.0.1", 0, node.handlers())
-        await self._directory.announce(Role.PEER, name, server.endpoint)
+        await self.directory.announce(Role.PEER, name, server.endpoint)
         peer = LocalPeer(node, server, asyncio.create_task(node.run(server.endpoint)))
         self.peers[name] = peer
         return peer
@@ -157,7 +164,7 @@ class LocalSwarm:
         peer = self.peers.pop(name)
         await _cancelled(peer.task)
         await peer.server.stop()
-        await self._directory.withdraw(Role.PEER, name)
+        await self.directory.withdraw(Role.PEER, name)
 
     # ---- runs
 
@@ -199,6 +206,7 @@ async def _cancelled(task: asyncio.Task[None]) -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
-def _cpu_engine(spec: RunSpec, layers: LayerRange) -> Engine:
+def cpu_engine(spec: RunSpec, layers: LayerRange) -> Engine:
+    """What peers compute with."""
     checkpoint = open_checkpoint(spec.model.reference)
     return StageEngine(checkpoint, spec, layers, device=torch.device("cpu"), dtype=torch.float32)

@@ -1,0 +1,149 @@
+"""Whatever one peer lacks or says, real swarms finish their runs, and nobody's process ends."""
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from swarm_ft.coordinator.decide import attempts
+from swarm_ft.discovery.directory import Role
+from swarm_ft.ids import PeerId
+from swarm_ft.protocol.messages.client import RunEvent, RunPhase, RunStatus, StepCommitted
+from swarm_ft.protocol.messages.control import Assign, PeerAlive, PeerHello, StageFailed
+from swarm_ft.protocol.spec.layers import LayerRange
+from swarm_ft.protocol.spec.run_spec import RunSpec
+from swarm_ft.stage.base import Engine
+from swarm_ft.transport.grpc_transport import GrpcTransport
+from swarm_ft.transport.methods import JOIN
+from tests.integration.conftest import Job, MakeJob, QuietEvents
+from tests.local_swarm import POLL_S, LocalSwarm
+
+LAYERS = ["0-3", "3-6"]
+
+
+def losses(events: list[RunEvent]) -> list[float]:
+    found = {event.step: event.loss for event in events if isinstance(event, StepCommitted)}
+    return [found[step] for step in sorted(found)]
+
+
+def last_status(events: list[RunEvent]) -> RunStatus:
+    return [event for event in events if isinstance(event, RunStatus)][-1]
+
+
+async def names(swarm: LocalSwarm) -> set[str]:
+    return {member.peer_id for member in (await swarm.client.status()).members}
+
+
+@pytest.fixture
+def job(make_job: MakeJob) -> Job:
+    return make_job(num_samples=8, num_steps=4)
+
+
+@pytest.fixture
+def passed_by_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attempts, "PASSED_BY_AFTER_S", 0.5)
+
+
+@pytest.mark.usefixtures("passed_by_soon")
+async def test_a_job_of_a_smaller_model_costs_no_peer(job: Job, tmp_path: Path) -> None:
+    digests = job.spec.model.block_digests[:1]
+    model = replace(job.spec.model, num_blocks=1, block_digests=digests)
+    small = replace(job.spec, model=model)
+    async with LocalSwarm(tmp_path, LAYERS) as swarm:
+        await swarm.all_joined()
+        status = await swarm.client.submit(small, job.samples)
+        assert last_status(await swarm.train(job.spec, job.samples)).phase is RunPhase.FINISHED
+        assert await names(swarm) == {"peer-0", "peer-1"}
+        runs = {run.run_id: run for run in (await swarm.client.status()).runs}
+        assert runs[status.run_id].detail.startswith("waiting for layers 0-1")
+
+
+async def test_a_job_whose_model_nobody_has_fails_with_the_reason(job: Job, tmp_path: Path) -> None:
+    nowhere = replace(job.spec, model=replace(job.spec.model, reference=str(tmp_path / "no-model")))
+    async with LocalSwarm(tmp_path, LAYERS) as swarm:
+        failed = last_status(await swarm.train(nowhere, job.samples))
+        assert failed.phase is RunPhase.FAILED
+        assert failed.detail.startswith("no peer can host it: peer peer-")
+        assert "no-model" in failed.detail
+        assert last_status(await swarm.train(job.spec, job.samples)).phase is RunPhase.FINISHED
+
+
+async def test_a_replica_that_cannot_load_is_done_without(
+    job: Job, quiet_events: QuietEvents, tmp_path: Path
+) -> None:
+    def no_threads(spec: RunSpec, layers: LayerRange) -> Engine:
+        raise RuntimeError("can't start new thread")
+
+    async with LocalSwarm(tmp_path, LAYERS) as swarm:
+        await swarm.add_peer(PeerId("weak"), "3-6", make_engine=no_threads)
+        events = await swarm.train(job.spec, job.samples)
+        (weak,) = (m for m in (await swarm.client.status()).members if m.peer_id == "weak")
+    assert last_status(events).phase is RunPhase.FINISHED
+    assert losses(events) == losses(await quiet_events(job, LAYERS))
+    assert weak.idle.startswith("set aside for 30 s after 3 failures")
+
+
+async def test_a_result_that_finds_no_room_here_is_its_replicas(job: Job, tmp_path: Path) -> None:
+    async with LocalSwarm(tmp_path, [*LAYERS, "3-6"]) as swarm:
+        await swarm.all_joined()
+        status = await swarm.client.submit(job.spec, job.samples)
+        shutil.rmtree(tmp_path / "peer-2")
+        (tmp_path / "peer-2").write_text("no folder, so nothing can be written there")
+        finished = last_status(await swarm.watch(status.run_id))
+    assert finished.phase is RunPhase.FINISHED
+    assert {stage.peer_id for stage in finished.stages} == {"peer-0", "peer-1"}
+
+
+@asynccontextmanager
+async def liar(swarm: LocalSwarm, code: str) -> AsyncIterator[None]:
+    """A member that answers whatever it is assigned with a failure."""
+    endpoints = await swarm.directory.find(Role.COORDINATOR)
+    channel = GrpcTransport().connect(next(iter(endpoints.values())))
+    stream = channel.open(JOIN)
+    hello = PeerHello(
+        peer_id=PeerId("liar"),
+        endpoint="127.0.0.1:1",
+        layers=LayerRange(3, 6),
+        memory_bytes=1 << 33,
+        held=None,
+    )
+    await stream.send(hello)
+
+    async def lie() -> None:
+        while (message := await stream.receive()) is not None:
+            if isinstance(message, Assign):
+                failed = StageFailed(
+                    run_id=message.run_id, attempt=message.attempt, code=code, message="so I say"
+                )
+                await stream.send(failed)
+
+    async def live() -> None:
+        while True:
+            await stream.send(PeerAlive())
+            await asyncio.sleep(1.0)
+
+    tasks = [asyncio.create_task(lie()), asyncio.create_task(live())]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await channel.close()
+
+
+@pytest.mark.parametrize("code", ["non-finite", "internal", "bad-model"])
+async def test_a_liar_ends_no_run(
+    job: Job, quiet_events: QuietEvents, tmp_path: Path, code: str
+) -> None:
+    async with LocalSwarm(tmp_path, LAYERS) as swarm, liar(swarm, code):
+        while "liar" not in await names(swarm):  # noqa: ASYNC110
+            await asyncio.sleep(POLL_S)
+        events = await swarm.train(job.spec, job.samples)
+        assert await names(swarm) == {"peer-0", "peer-1", "liar"}
+    assert last_status(events).phase is RunPhase.FINISHED
+    assert losses(events) == losses(await quiet_events(job, LAYERS))
