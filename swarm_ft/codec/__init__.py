@@ -5,13 +5,10 @@
 | module | codecs |
 |---|---|
 | `raw` | none, fp16, bf16 |
-| `narrow` | qB, aqB: codes of B bits |
-| `wide` | qB+z, aqB+z, qcS, aqcS: codes as wide as need be, entropy-coded |
-| `hadamard` | hqB |
+| `narrow` | qB, aqB: codes of B bits; hqB |
+| `wide` | qB+z, aqB+z, qcS, aqcS: codes as wide as need be, entropy-coded; +z of other codecs |
 | `topk`, `lowrank` | topK, lowrankR |
-| `delta` | aqtopK, and +ef21 of whatever builds on nothing |
-| `feedback` | +ef, +efmix |
-| `entropy.lossless` | +z of whatever writes bytes |
+| `feedback` | aqtopK, +ef21 of whatever builds on nothing; +ef, +efmix |
 | `stored` | buffers as both ends keep them |
 
 Their arithmetic is in `kernels`, three times: plain torch, Numba, Triton.

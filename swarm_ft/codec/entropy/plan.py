@@ -24,7 +24,7 @@ from swarm_ft.codec.entropy.stream import (
     stream_bytes,
 )
 from swarm_ft.codec.kernels import MAX_CODE, UNITS, Kernels
-from swarm_ft.codec.scales import MIN_SCALE
+from swarm_ft.codec.kernels.base import MIN_SCALE
 from swarm_ft.protocol.spec.codec_spec import Axis
 
 Floats = NDArray[np.float64]

@@ -25,8 +25,7 @@ from swarm_ft.codec.kernels import (
     packed_bytes,
     segment_lengths,
 )
-from swarm_ft.codec.kernels.base import PROBABILITY_BITS
-from swarm_ft.codec.scales import MIN_SCALE
+from swarm_ft.codec.kernels.base import MIN_SCALE, PROBABILITY_BITS
 from swarm_ft.errors import BadFrame
 
 # ---- symbols' frequencies: from counts to a few bytes, and from these to the coder's integers

@@ -19,7 +19,7 @@ from swarm_ft.codec.kernels.base import (
     packed_bytes,
     segment_lengths,
 )
-from swarm_ft.codec.kernels.reference import BlockKernels, ReferenceKernels, TorchBlocks
+from swarm_ft.codec.kernels.reference import ReferenceKernels
 
 __all__ = [
     "MAX_CODE",
@@ -31,7 +31,6 @@ __all__ = [
     "ReferenceKernels",
     "Scales",
     "WideGrid",
-    "block_kernels_for",
     "kernels_for",
     "packed_bytes",
     "segment_lengths",
@@ -53,13 +52,3 @@ def kernels_for(device_type: str) -> Kernels:
 
         return NumbaKernels()
     return ReferenceKernels()
-
-
-@functools.cache
-def block_kernels_for(device_type: str) -> BlockKernels:
-    """The fastest backend of stored buffers for tensors on such a device."""
-    if device_type == "cpu":
-        from swarm_ft.codec.kernels.cpu_blocks import NumbaBlocks
-
-        return NumbaBlocks()
-    return TorchBlocks()

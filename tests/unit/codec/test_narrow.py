@@ -11,7 +11,7 @@ from torch import Tensor
 
 from swarm_ft.codec import pack_buffer, parse, unpack_buffer
 from swarm_ft.codec.base import Codec
-from swarm_ft.codec.scales import read_scales
+from swarm_ft.codec.narrow import read_scales
 from swarm_ft.errors import BadFrame
 from swarm_ft.protocol.messages.boundary import EncodedTensor
 
