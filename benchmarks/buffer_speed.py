@@ -164,12 +164,12 @@ class _Stored:
 
     def put_all(self) -> None:
         for i in range(self.count):
-            self._store.put(_key(i), self._records[i % 4], replace=True)
+            self._store.put(_key(i), self._records[i % 4])
             self._store.write_next()
 
     def get_all(self) -> None:
-        for i in range(self.count):
-            self._store.peek(_key(i))
+        for _ in self._store.records():
+            pass
 
     def put_all_and_sync(self) -> None:
         self.put_all()

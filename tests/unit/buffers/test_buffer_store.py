@@ -143,7 +143,7 @@ def test_but_a_newer_one_takes_its_place() -> None:
     first, newer = (record(bytes([i]) * 100) for i in (1, 2))
     store.put(key(1), first)
     assert store.get(key(1)) == first
-    store.put(key(1), newer, replace=True)
+    store.put(key(1), newer)
     assert store.get(key(1)) == newer
     store.drop([key(1)])
     assert store.get(key(1)) is None

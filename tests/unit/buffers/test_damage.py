@@ -171,7 +171,7 @@ def test_a_write_that_was_never_done_is_noticed(store: BufferStore, path: Path) 
     """The disk says yes and keeps the old bytes: an older record of the very same sample."""
     old = path.read_bytes()
     for step in range(2):  # the second one into the slot that was the first
-        store.put(key(0), record(f"version {step}"), replace=True)
+        store.put(key(0), record(f"version {step}"))
         store.flush()
     with path.open("r+b") as file:
         file.write(old)

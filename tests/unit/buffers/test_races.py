@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from swarm_ft.buffers import BufferRecord, BufferStore, End
+from swarm_ft.buffers.disk import OtherRun
 from swarm_ft.buffers.slab import Slab
-from swarm_ft.buffers.tiers import ReadJob, RemoveJob, Tiers, WriteJob
+from swarm_ft.buffers.tiers import ReadJob, Tiers, WriteJob
 from swarm_ft.ids import SampleId, StepNumber
 
 from .conftest import BOUNDARY, CyclicVisits, OpenStore, key, record
@@ -43,7 +44,7 @@ def read_begun(tiers: Tiers) -> ReadJob:
     return job
 
 
-def write_begun(tiers: Tiers) -> WriteJob | RemoveJob:
+def write_begun(tiers: Tiers) -> WriteJob | OtherRun:
     job = tiers.start_write()
     assert job is not None
     return job
