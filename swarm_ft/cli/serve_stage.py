@@ -163,9 +163,9 @@ def _engine_maker(device: str, dtype: str, model: str | None, threads: int | Non
     from swarm_ft.stage.base import Engine
     from swarm_ft.stage.checkpoint import open_checkpoint
     from swarm_ft.stage.engine import StageEngine
-    from swarm_ft.stage.memory import pick_device, pick_dtype
+    from swarm_ft.stage.memory import DTYPES, pick_device
 
-    torch_device, torch_dtype = pick_device(device), pick_dtype(dtype)
+    torch_device, torch_dtype = pick_device(device), DTYPES[dtype]
     if threads:
         torch.set_num_threads(threads)
     if model:

@@ -256,7 +256,7 @@ class Engine(Protocol):
     # ---- the stage as tensors
 
     def state(self) -> dict[str, Tensor]:
-        """Copies of all that training goes on from, see `stage.state`; best between two steps."""
+        """Copies of all that training goes on from, see `stage.weights`; best between two steps."""
         ...
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:

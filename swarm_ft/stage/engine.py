@@ -19,55 +19,46 @@ from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.stage.architecture import check_seq_length
 from swarm_ft.stage.base import LossAndGradient
 from swarm_ft.stage.checkpoint import Checkpoint
-from swarm_ft.stage.deferred import WeightProduct
 from swarm_ft.stage.memory import HeldBytes, Storages
-from swarm_ft.stage.module import DropoutSeeds, StageModule
+from swarm_ft.stage.module import DropoutSeeds, StageModule, WeightProduct
 from swarm_ft.stage.weights import StageWeights
 
 # ---- checks of tensors that other processes sent
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Bounds:
-    """What a run's tensors may be: at most `seq_length` tokens, `hidden_size` channels."""
+def check_tokens(tokens: Tensor, spec: RunSpec) -> None:
+    """Token ids: int64 [B, T], 2 <= T <= the run's `seq_length`, each inside the vocabulary.
 
-    seq_length: int
-    vocab_size: int
-    hidden_size: int
+    A token outside the embeddings' table is an exception on a CPU, but on a GPU it spoils the
+    process.
 
-    def check_tokens(self, tokens: Tensor) -> None:
-        """Token ids: int64 [B, T], 2 <= T <= seq_length, each inside the vocabulary.
+    Raises:
+        MalformedMessage: anything else.
+    """
+    longest, vocab_size = spec.train.seq_length, spec.model.vocab_size
+    fits = tokens.ndim == 2 and len(tokens) > 0 and 2 <= tokens.shape[1] <= longest
+    if tokens.dtype != torch.int64 or not fits:
+        raise MalformedMessage(
+            f"tokens: expected int64 [B, T] with T from 2 to {longest}, got {_described(tokens)}"
+        )
+    low, high = (int(bound) for bound in tokens.aminmax())
+    if low < 0 or high >= vocab_size:
+        raise MalformedMessage(f"tokens: expected 0 to {vocab_size - 1}, got {low} to {high}")
 
-        A token outside the embeddings' table is an exception on a CPU, but on a GPU it spoils the
-        process.
 
-        Raises:
-            MalformedMessage: anything else.
-        """
-        fits = tokens.ndim == 2 and len(tokens) > 0 and 2 <= tokens.shape[1] <= self.seq_length
-        if tokens.dtype != torch.int64 or not fits:
-            raise MalformedMessage(
-                f"tokens: expected int64 [B, T] with T from 2 to {self.seq_length}, "
-                f"got {_described(tokens)}"
-            )
-        low, high = (int(bound) for bound in tokens.aminmax())
-        if low < 0 or high >= self.vocab_size:
-            raise MalformedMessage(
-                f"tokens: expected 0 to {self.vocab_size - 1}, got {low} to {high}"
-            )
+def check_hidden(hidden: Tensor, spec: RunSpec) -> None:
+    """Activations: float32 [B, T, C] of the run's channels, 2 <= T <= its `seq_length`.
 
-    def check_hidden(self, hidden: Tensor) -> None:
-        """Activations: float32 [B, T, hidden_size], 2 <= T <= seq_length.
-
-        Raises:
-            MalformedMessage: anything else.
-        """
-        fits = hidden.ndim == 3 and len(hidden) > 0 and 2 <= hidden.shape[1] <= self.seq_length
-        if hidden.dtype != torch.float32 or not fits or hidden.shape[2] != self.hidden_size:
-            raise MalformedMessage(
-                f"activation: expected float32 [B, T, {self.hidden_size}] with T from 2 to "
-                f"{self.seq_length}, got {_described(hidden)}"
-            )
+    Raises:
+        MalformedMessage: anything else.
+    """
+    longest, channels = spec.train.seq_length, spec.model.hidden_size
+    fits = hidden.ndim == 3 and len(hidden) > 0 and 2 <= hidden.shape[1] <= longest
+    if hidden.dtype != torch.float32 or not fits or hidden.shape[2] != channels:
+        raise MalformedMessage(
+            f"activation: expected float32 [B, T, {channels}] with T from 2 to {longest}, "
+            f"got {_described(hidden)}"
+        )
 
 
 def check_gradient(gradient: Tensor, output: Tensor) -> None:
@@ -227,11 +218,6 @@ class StageEngine:
         self._spec = spec
         self._device = device
         self._autocast = torch.autocast(device.type, torch.bfloat16, dtype is torch.bfloat16)
-        self._bounds = Bounds(
-            seq_length=spec.train.seq_length,
-            vocab_size=spec.model.vocab_size,
-            hidden_size=spec.model.hidden_size,
-        )
         self._weights: StageWeights | None = None
         self._held = HeldBytes()
         self._step: _Step | None = None
@@ -319,7 +305,7 @@ class StageEngine:
     ) -> LossAndGradient:
         """See `Engine`."""
         step = self.open_step
-        self._bounds.check_tokens(tokens)
+        check_tokens(tokens, self._spec)
         if x.shape[:2] != tokens.shape:
             raise MalformedMessage(
                 f"microbatch {microbatch}: tokens {list(tokens.shape)} for input {list(x.shape)}"
@@ -409,10 +395,7 @@ class StageEngine:
 
     def _run(self, step: _Step, microbatch: MicrobatchIndex, x: Tensor) -> _Graph:
         step.check_untouched(microbatch)
-        if self.is_first:
-            self._bounds.check_tokens(x)
-        else:
-            self._bounds.check_hidden(x)
+        (check_tokens if self.is_first else check_hidden)(x, self._spec)
         train = self._spec.train
         seeds = DropoutSeeds(seed=train.seed, step=step.number, microbatch=microbatch)
         x = x.to(self._device).detach().requires_grad_(not self.is_first)

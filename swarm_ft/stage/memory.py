@@ -17,6 +17,7 @@ from swarm_ft.errors import BadOption
 # ---- from `--device` and `--dtype` to torch's objects
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+"""What a stage computes in; its weights stay float32."""
 
 
 def pick_device(text: str) -> torch.device:
@@ -37,17 +38,6 @@ def pick_device(text: str) -> torch.device:
     if index >= num_gpus:
         raise BadOption(f"--device '{text}': torch finds {num_gpus} CUDA devices; try auto or cpu")
     return torch.device("cuda", index)
-
-
-def pick_dtype(text: str) -> torch.dtype:
-    """`float32` or `bfloat16`: what a stage computes in; its weights stay float32.
-
-    Raises:
-        BadOption: anything else.
-    """
-    if text not in DTYPES:
-        raise BadOption(f"--dtype '{text}': expected {' or '.join(DTYPES)}")
-    return DTYPES[text]
 
 
 def free_memory_bytes(device: torch.device) -> int:
