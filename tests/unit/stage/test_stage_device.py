@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from swarm_ft.errors import BadOption
-from swarm_ft.stage.memory import pick_device
+from swarm_ft.stage.engine import pick_device
 
 HaveGpus = Callable[[int], None]
 
