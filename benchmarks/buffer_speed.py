@@ -267,7 +267,7 @@ def _hits_of_store(train: TrainSpec, room: int) -> float:
             store.get(_key(sample))
             store.stage(_key(sample), record)
         store.commit(step)
-    return store.stats()[BlockIndex(1)].memory_hits / (train.num_samples * (_EPOCHS - 1))
+    return store.take_stats()[BlockIndex(1)].memory_hits / (train.num_samples * (_EPOCHS - 1))
 
 
 def _hits_of_lru(train: TrainSpec, room: int) -> float:

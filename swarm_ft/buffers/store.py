@@ -181,13 +181,8 @@ class BufferStore:
         with self._changed:
             return self._tiers.take_lost()
 
-    def stats(self) -> dict[BlockIndex, BufferCounts]:
-        """By boundary; events are counted since the start, or since they were taken."""
-        with self._changed:
-            return self._tiers.stats()
-
     def take_stats(self) -> dict[BlockIndex, BufferCounts]:
-        """As `stats`, and what is counted is counted anew from now on."""
+        """By boundary; events are counted since the last call."""
         with self._changed:
             return self._tiers.take_stats()
 

@@ -281,10 +281,6 @@ class Tiers:
         self._lost.clear()
         return lost
 
-    def stats(self) -> dict[BlockIndex, BufferCounts]:
-        """By boundary."""
-        return {boundary: self._stats_of(boundary) for boundary in sorted(self._boundaries())}
-
     def _boundaries(self) -> set[BlockIndex]:
         return {name.boundary for name in self._index.shelves()} | self._counts.keys()
 
@@ -301,7 +297,7 @@ class Tiers:
 
     def take_stats(self) -> dict[BlockIndex, BufferCounts]:
         """By boundary; events are counted anew from now on."""
-        stats = self.stats()
+        stats = {boundary: self._stats_of(boundary) for boundary in sorted(self._boundaries())}
         for counts in self._counts.values():
             counts.events.clear()
         return stats

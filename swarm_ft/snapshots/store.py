@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from swarm_ft.errors import BadOption, BadSnapshot, SwarmError
+from swarm_ft.errors import BadSnapshot, SwarmError
 from swarm_ft.ids import RunId, StepNumber
 from swarm_ft.log import get_logger
 from swarm_ft.private_files import replacing
@@ -235,20 +235,15 @@ class SnapshotStore:
             )
         self._files.write(f"{folder}/{MANIFEST}", manifest.to_json())
 
-    def prune(self, run_id: RunId, keep: int = KEEP) -> None:
-        """Remove all but the `keep` newest snapshots of a run, and what never became one.
+    def prune(self, run_id: RunId) -> None:
+        """Remove all but the newest snapshots of a run, `KEEP` of them, and what never became one.
 
         What is newer than the newest snapshot stays: it may be about to become one.
-
-        Raises:
-            BadOption: `keep` is less than 1.
         """
-        if keep < 1:
-            raise BadOption(f"snapshots to keep: expected 1 or more, got {keep}")
         steps = self._steps(run_id)
         complete = [step for step in steps if self._whole(run_id, step) is not None]
         for step in steps:
-            if complete and step < complete[-1] and step not in complete[-keep:]:
+            if complete and step < complete[-1] and step not in complete[-KEEP:]:
                 # The manifest first: a half-removed snapshot is none.
                 self._files.remove(f"{_folder(run_id, step)}/{MANIFEST}")
                 self._files.remove_folder(_folder(run_id, step))

@@ -31,7 +31,7 @@ def test_records_are_there_after_a_restart(open_store: OpenStore, threads: bool)
     store = open_store(threads=threads)
     assert dict(store.records()) == records
     assert store.samples(BOUNDARY, End.SENT).tolist() == list(range(20))
-    assert store.stats()[BOUNDARY].disk_bytes == 20 * SLOT_BYTES
+    assert store.take_stats()[BOUNDARY].disk_bytes == 20 * SLOT_BYTES
 
 
 def test_the_newest_version_is_the_one_that_is_there_after_a_restart(open_store: OpenStore) -> None:
@@ -56,7 +56,7 @@ def test_memory_holds_what_is_needed_first(open_store: OpenStore) -> None:
         commit(store, {key(step): record(f"sample {step}")}, step)
     assert store.samples(BOUNDARY, End.SENT).tolist() == [0, 1, 2, 3]
     assert store.take_lost() == [key(4), key(5), key(6), key(7), key(8), key(9)]
-    assert store.stats()[BOUNDARY].evictions == 6
+    assert store.take_stats()[BOUNDARY].evictions == 6
 
 
 def test_a_disk_that_is_full_to_its_quota_holds_what_is_needed_first(open_store: OpenStore) -> None:
@@ -81,9 +81,9 @@ def test_prefetched_records_come_from_memory(open_store: OpenStore) -> None:
     while store.read_next():
         pass
     assert [store.get(key(i)) for i in range(4)] == [record(f"sample {i}") for i in range(4)]
-    assert store.stats()[BOUNDARY].memory_hits == 4
+    assert store.take_stats()[BOUNDARY].memory_hits == 4
     assert store.get(key(9)) == record("sample 9")
-    assert store.stats()[BOUNDARY].disk_hits == 1
+    assert store.take_stats()[BOUNDARY].disk_hits == 1
 
 
 def test_a_second_process_is_told_that_the_directory_is_in_use(

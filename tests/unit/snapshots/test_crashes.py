@@ -47,7 +47,7 @@ def save_next(folder: Path) -> None:
         path = write_shard(folder, name, SPEC, contents(time.monotonic_ns() % 1000))
         entries.append(store.put_shard(name, path))
     store.commit(manifest_of(name, entries))
-    store.prune(RUN, keep=2)
+    store.prune(RUN)
 
 
 def save_until_killed(folder: Path, saved: Semaphore) -> None:

@@ -163,7 +163,7 @@ def test_a_torn_snapshot_is_none_and_the_one_before_it_counts(
     latest = latest_of(place.store)
     assert latest is not None
     assert latest.step == 3
-    place.store.prune(RUN, keep=1)
+    place.store.prune(RUN)
     assert steps(place.store) == [3]
     assert save(place.store, 7) == latest_of(place.store)
 
@@ -176,17 +176,17 @@ def test_runs_and_specs_are_kept_apart(place: Place, save: SaveSnapshot) -> None
     assert steps(place.store, RunId("a b*?[x]")) == [4]
     assert steps(place.store, RunId("*")) == []
     assert place.store.list_snapshots(RUN, bytes(16)) == ()
-    place.store.prune(RunId(".."), keep=1)
+    place.store.prune(RunId(".."))
     assert len(place.files()) == 4 * 3
 
 
-@pytest.mark.parametrize(("keep", "left"), [(1, [9]), (2, [7, 9]), (9, [3, 5, 7, 9])])
+@pytest.mark.parametrize(("saved", "left"), [([3], [3]), ([3, 5], [3, 5]), ([3, 5, 7, 9], [7, 9])])
 def test_prune_keeps_the_newest(
-    place: Place, save: SaveSnapshot, tmp_path: Path, keep: int, left: list[int]
+    place: Place, save: SaveSnapshot, tmp_path: Path, saved: list[int], left: list[int]
 ) -> None:
-    for step in (3, 5, 7, 9):
+    for step in saved:
         save(place.store, step)
-    place.store.prune(RUN, keep)
+    place.store.prune(RUN)
     assert steps(place.store) == left
     assert len(place.files()) == 3 * len(left)
     for manifest in place.store.list_snapshots(RUN, SPEC):
@@ -202,15 +202,8 @@ def test_prune_removes_what_never_became_a_snapshot_but_not_what_may_become_one(
     place.store.prune(RUN)
     assert len(place.files()) == 2
     save(place.store, 3)
-    place.store.prune(RUN, keep=2)
+    place.store.prune(RUN)
     assert {path.split("/")[1] for path in place.files()} == {"step-00000003", "step-00000005"}
-
-
-def test_to_keep_none_is_refused(place: Place, save: SaveSnapshot) -> None:
-    save(place.store, 1)
-    with pytest.raises(BadOption, match="expected 1 or more, got 0"):
-        place.store.prune(RUN, keep=0)
-    assert steps(place.store) == [1]
 
 
 def test_an_altered_shard_is_told_with_what_to_do(
