@@ -21,7 +21,7 @@ from dataclasses import replace
 
 from swarm_ft.codec.base import Codec
 from swarm_ft.codec.feedback import DeltaCodec, encode_with_feedback
-from swarm_ft.codec.kernels import Kernels
+from swarm_ft.codec.kernels.base import Kernels
 from swarm_ft.codec.lowrank import LowRankCodec
 from swarm_ft.codec.narrow import HadamardCodec, NarrowCodec
 from swarm_ft.codec.raw import BFloat16Codec, Float32Codec, HalfCodec

@@ -20,8 +20,8 @@ from swarm_ft.codec.base import (
     read_bfloat16,
     to_host,
 )
-from swarm_ft.codec.kernels import Kernels, NarrowGrid, Scales, kernels_for, packed_bytes
-from swarm_ft.codec.kernels.base import MIN_SCALE
+from swarm_ft.codec.kernels import kernels_for
+from swarm_ft.codec.kernels.base import MIN_SCALE, Kernels, NarrowGrid, Scales, packed_bytes
 from swarm_ft.errors import BadFrame
 from swarm_ft.protocol.messages.boundary import EncodedTensor
 from swarm_ft.protocol.spec.codec_spec import Axis, CodecSpec

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from swarm_ft.codec.base import as_tensor, checked_peak, checked_sample
-from swarm_ft.codec.kernels import Kernels, kernels_for, packed_bytes
-from swarm_ft.codec.kernels.base import CUT, ONE, block_count
+from swarm_ft.codec.kernels import kernels_for
+from swarm_ft.codec.kernels.base import CUT, ONE, Kernels, block_count, packed_bytes
 from swarm_ft.codec.raw import HalfCodec, times_power
 from swarm_ft.errors import BadFrame
 from swarm_ft.protocol.messages.boundary import EncodedTensor

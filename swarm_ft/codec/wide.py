@@ -42,7 +42,8 @@ from swarm_ft.codec.entropy.stream import (
     read_symbols,
     write_symbols,
 )
-from swarm_ft.codec.kernels import Kernels, WideGrid, kernels_for, packed_bytes
+from swarm_ft.codec.kernels import kernels_for
+from swarm_ft.codec.kernels.base import Kernels, WideGrid, packed_bytes
 from swarm_ft.errors import BadFrame
 from swarm_ft.protocol.messages.boundary import TENSOR_HEADER_BYTES, EncodedTensor
 from swarm_ft.protocol.spec.codec_spec import Axis, CodecName, CodecSpec

@@ -33,11 +33,9 @@ class Directory(Protocol):
             BadOption: the name or the endpoint is not fit for a record.
             Unavailable: the directory cannot take the record now.
         """
-        ...
 
     async def withdraw(self, role: Role, name: str) -> None:
         """Take back what this directory announced; nothing if it did not."""
-        ...
 
     async def find(self, role: Role) -> dict[str, str]:
         """Names and endpoints of all who are there now, this process included.
@@ -47,11 +45,9 @@ class Directory(Protocol):
         Raises:
             Unavailable: the directory does not answer.
         """
-        ...
 
     async def close(self) -> None:
         """Withdraw everything and leave. The directory is of no use afterwards."""
-        ...
 
 
 async def find_peer(directory: Directory, peer_id: PeerId) -> str:

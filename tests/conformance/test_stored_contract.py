@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from swarm_ft.codec import pack_buffer, unpack_buffer
-from swarm_ft.codec.kernels import ReferenceKernels
 from swarm_ft.codec.kernels.base import scale_of
 from swarm_ft.codec.kernels.cpu import NumbaKernels
+from swarm_ft.codec.kernels.reference import ReferenceKernels
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 

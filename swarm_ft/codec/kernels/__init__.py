@@ -7,34 +7,8 @@ import importlib.util
 
 import torch
 
-from swarm_ft.codec.kernels.base import (
-    MAX_CODE,
-    UNITS,
-    Coded,
-    Grid,
-    Kernels,
-    NarrowGrid,
-    Scales,
-    WideGrid,
-    packed_bytes,
-    segment_lengths,
-)
+from swarm_ft.codec.kernels.base import Kernels
 from swarm_ft.codec.kernels.reference import ReferenceKernels
-
-__all__ = [
-    "MAX_CODE",
-    "UNITS",
-    "Coded",
-    "Grid",
-    "Kernels",
-    "NarrowGrid",
-    "ReferenceKernels",
-    "Scales",
-    "WideGrid",
-    "kernels_for",
-    "packed_bytes",
-    "segment_lengths",
-]
 
 
 @functools.cache

@@ -131,11 +131,9 @@ class Kernels(Protocol):
         Returns:
             uint8 [packed_bytes(n, bits)].
         """
-        ...
 
     def unpack(self, packed: Tensor, count: int, bits: int) -> Tensor:
         """The `count` codes that `pack` was given, uint8 [count]; any bytes are some codes."""
-        ...
 
     def quantize(self, x: Tensor, base: Tensor | None, scales: Scales, grid: Grid) -> Tensor:
         """The nearest codes of x, or of x - base; the ends of the grid for what lies beyond.
@@ -149,7 +147,6 @@ class Kernels(Protocol):
         Returns:
             uint8 [tokens, channels] for a narrow grid, int16 for a wide one.
         """
-        ...
 
     def dequantize(self, codes: Tensor, base: Tensor | None, scales: Scales, grid: Grid) -> Tensor:
         """Units * (scale / 32), plus base where there is one: one rounding, of the sum.
@@ -162,7 +159,6 @@ class Kernels(Protocol):
         Returns:
             float32 [tokens, channels].
         """
-        ...
 
     def quantize_pack(
         self, x: Tensor, base: Tensor | None, scales: Scales, grid: NarrowGrid
@@ -193,7 +189,6 @@ class Kernels(Protocol):
             largest magnitude by token, float32 [tokens], and by channel, float32 [channels];
             not finite where x is not.
         """
-        ...
 
     def balance(
         self, x: Tensor, base: Tensor | None, inverse: Tensor
@@ -231,7 +226,6 @@ class Kernels(Protocol):
         Returns:
             float32 [m, channels], in squared covering scales.
         """
-        ...
 
     def histogram(self, codes: Tensor, contexts: Tensor, num_contexts: int) -> Tensor:
         """How often each symbol is in each context.
@@ -243,7 +237,6 @@ class Kernels(Protocol):
         Returns:
             int64 [num_contexts, 256].
         """
-        ...
 
     def encode_symbols(
         self, symbols: Tensor, contexts: Tensor, frequencies: Tensor, lanes: int
@@ -257,7 +250,6 @@ class Kernels(Protocol):
                 each symbol in use has at least 1.
             lanes: a power of two up to 32.
         """
-        ...
 
     def decode_symbols(
         self, coded: Coded, contexts: Tensor, frequencies: Tensor
@@ -267,7 +259,6 @@ class Kernels(Protocol):
         It is intact if each segment reads exactly its words and each lane ends at MIN_STATE.
         Words beyond a segment's end read as 0.
         """
-        ...
 
     def hadamard(self, x: Tensor, tile: int) -> Tensor:
         """Each run of `tile` values, tile a power of two, times the Hadamard matrix of +-1.
@@ -277,7 +268,6 @@ class Kernels(Protocol):
         Args:
             x: float32 [rows, n tile].
         """
-        ...
 
     # ---- stored buffers: a scale for every channel, times one for every block of a token
     #

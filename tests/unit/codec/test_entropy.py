@@ -23,7 +23,8 @@ from swarm_ft.codec.entropy.stream import (
     stream_bytes,
     write_symbols,
 )
-from swarm_ft.codec.kernels import kernels_for, segment_lengths
+from swarm_ft.codec.kernels import kernels_for
+from swarm_ft.codec.kernels.base import segment_lengths
 from swarm_ft.codec.wide import LosslessCodec
 from swarm_ft.errors import BadFrame
 from swarm_ft.protocol.messages.boundary import EncodedTensor

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from swarm_ft.codec import buffer_bytes, pack_buffer, parse, unpack_buffer
-from swarm_ft.codec.kernels import ReferenceKernels
 from swarm_ft.codec.kernels.base import BLOCK, scale_of
+from swarm_ft.codec.kernels.reference import ReferenceKernels
 from swarm_ft.errors import BadFrame, NonFinite
 
 MAX_FLOAT = torch.finfo(torch.float32).max
