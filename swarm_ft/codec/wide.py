@@ -17,7 +17,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from swarm_ft.codec.base import Codec, as_tensor, check_finite, checked_peak
-from swarm_ft.codec.entropy.plan import (
+from swarm_ft.codec.entropy import (
+    WideHeader,
+    max_header_bytes,
+    max_stream_bytes,
+    read_symbols,
+    write_symbols,
+)
+from swarm_ft.codec.kernels import kernels_for
+from swarm_ft.codec.kernels.base import Kernels, WideGrid, packed_bytes
+from swarm_ft.codec.wide_plan import (
     FIRST_SYMBOL,
     LAST_SYMBOL,
     MAX_OCTAVES,
@@ -35,15 +44,6 @@ from swarm_ft.codec.entropy.plan import (
     with_low_bits,
     with_scale,
 )
-from swarm_ft.codec.entropy.stream import (
-    WideHeader,
-    max_header_bytes,
-    max_stream_bytes,
-    read_symbols,
-    write_symbols,
-)
-from swarm_ft.codec.kernels import kernels_for
-from swarm_ft.codec.kernels.base import Kernels, WideGrid, packed_bytes
 from swarm_ft.errors import BadFrame
 from swarm_ft.protocol.messages.boundary import TENSOR_HEADER_BYTES, EncodedTensor
 from swarm_ft.protocol.spec.codec_spec import Axis, CodecName, CodecSpec

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
-from swarm_ft.codec import parse
 from swarm_ft.codec.base import Codec
-from swarm_ft.codec.entropy.stream import (
+from swarm_ft.codec.entropy import (
     MAX_CONTEXTS,
     Tables,
     lanes_for,
@@ -29,6 +28,7 @@ from swarm_ft.codec.wide import LosslessCodec
 from swarm_ft.errors import BadFrame
 from swarm_ft.protocol.messages.boundary import EncodedTensor
 from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
+from tests.codecs import parse
 
 Counts = NDArray[np.int64]
 KERNELS = kernels_for("cpu")

@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from swarm_ft.codec import buffer_bytes, pack_buffer, parse, unpack_buffer
+from swarm_ft.codec import buffer_bytes, pack_buffer, unpack_buffer
 from swarm_ft.codec.kernels.base import BLOCK, scale_of
 from swarm_ft.codec.kernels.reference import ReferenceKernels
 from swarm_ft.errors import BadFrame, NonFinite
+from tests.codecs import parse
 
 MAX_FLOAT = torch.finfo(torch.float32).max
 property_test = settings(derandomize=True, deadline=None, max_examples=100)

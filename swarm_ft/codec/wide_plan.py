@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from swarm_ft.codec.entropy.stream import (
+from swarm_ft.codec.entropy import (
     CLASSES,
     LEVELS_AN_OCTAVE,
     MAX_LEVEL,
