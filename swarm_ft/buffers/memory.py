@@ -46,9 +46,6 @@ class Calendar:
     def __contains__(self, key: object) -> bool:
         return key in self._visit_of
 
-    def __len__(self) -> int:
-        return len(self._visit_of)
-
     def __iter__(self) -> Iterator[BufferKey]:
         return iter(self._visit_of)
 
