@@ -48,7 +48,7 @@ class DeltaCodec(Codec):
 #
 # Knows residuals as tensors, passed in and out; which sample's they are, and for how long they
 # are kept, is the caller's to know. The receiver has no part in it and decodes as ever. `+ef21`
-# is not here: it sends the change against a base, see `delta`.
+# is not here: it sends the change against a base, as `DeltaCodec` does.
 
 
 def encode_with_feedback(
