@@ -4,12 +4,12 @@ import sys
 
 import torch
 
-from swarm_ft.codec import parse
 from swarm_ft.ids import Attempt, MicrobatchIndex, SampleId, StepNumber
 from swarm_ft.protocol.messages.boundary import Frame, FrameKey, FrameKind
 from swarm_ft.protocol.spec.codec_spec import Direction
 from swarm_ft.protocol.spec.digest import DIGEST_BYTES
 from swarm_ft.protocol.wire.frames import frame_wire_bytes
+from tests.codecs import parse
 
 SHAPES = ((128, 64), (128, 768), (1024, 1600))
 DIGEST = bytes(DIGEST_BYTES)

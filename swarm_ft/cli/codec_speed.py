@@ -15,7 +15,9 @@ from torch import Tensor
 
 from swarm_ft.codec import from_spec
 from swarm_ft.codec.base import Codec
-from swarm_ft.codec.kernels import Kernels, ReferenceKernels, kernels_for
+from swarm_ft.codec.kernels import kernels_for
+from swarm_ft.codec.kernels.base import Kernels
+from swarm_ft.codec.kernels.reference import ReferenceKernels
 from swarm_ft.protocol.messages.boundary import EncodedTensor
 from swarm_ft.protocol.spec.codec_spec import CodecSpec
 

@@ -162,10 +162,9 @@ def _engine_maker(device: str, dtype: str, model: str | None, threads: int | Non
     from swarm_ft.protocol.spec.run_spec import RunSpec
     from swarm_ft.stage.base import Engine
     from swarm_ft.stage.checkpoint import open_checkpoint
-    from swarm_ft.stage.engine import StageEngine
-    from swarm_ft.stage.memory import pick_device, pick_dtype
+    from swarm_ft.stage.engine import DTYPES, StageEngine, pick_device
 
-    torch_device, torch_dtype = pick_device(device), pick_dtype(dtype)
+    torch_device, torch_dtype = pick_device(device), DTYPES[dtype]
     if threads:
         torch.set_num_threads(threads)
     if model:
@@ -179,7 +178,7 @@ def _engine_maker(device: str, dtype: str, model: str | None, threads: int | Non
 
 
 def _memory_bytes(memory_gib: float | None, device: str, buffer_memory_bytes: int) -> int:
-    from swarm_ft.stage.memory import free_memory_bytes, pick_device
+    from swarm_ft.stage.engine import free_memory_bytes, pick_device
 
     if memory_gib is not None:
         return int(memory_gib * (1 << 30))

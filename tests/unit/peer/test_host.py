@@ -15,7 +15,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from swarm_ft.discovery.directory import Board, StaticDirectory
 from swarm_ft.errors import OutOfTurn, RunMismatch, SwarmError, Unavailable
 from swarm_ft.ids import Attempt, BlockIndex, PeerId, RunId, StepNumber
 from swarm_ft.peer.context import PeerContext
@@ -52,6 +51,7 @@ from swarm_ft.stage.checkpoint import open_checkpoint
 from swarm_ft.stage.engine import StageEngine
 from swarm_ft.transport.methods import LINK
 from tests.doubles.clock import ManualClock
+from tests.doubles.directory import Board, StaticDirectory
 from tests.doubles.memory_transport import MemoryTransport
 from tests.states import weights_digest
 from tests.unit.peer.conftest import MakeTrain

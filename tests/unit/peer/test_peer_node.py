@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from swarm_ft.discovery.directory import Board, Role, StaticDirectory
+from swarm_ft.discovery.directory import Role
 from swarm_ft.errors import (
     BadLayers,
     JournalError,
@@ -50,6 +50,7 @@ from swarm_ft.stage.engine import StageEngine
 from swarm_ft.transport.base import Channel, MessageStream, call
 from swarm_ft.transport.methods import JOIN, LIST_CHUNKS
 from tests.doubles.clock import ManualClock
+from tests.doubles.directory import Board, StaticDirectory
 from tests.doubles.memory_transport import MemoryTransport
 from tests.unit.peer.conftest import MakeTrain
 

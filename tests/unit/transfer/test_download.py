@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from swarm_ft import failpoints
-from swarm_ft.discovery.directory import Board, Role, StaticDirectory
+from swarm_ft.discovery.directory import Role
 from swarm_ft.errors import (
     BadFrame,
     MalformedMessage,
@@ -37,6 +37,7 @@ from swarm_ft.transport.base import Channel, Handler, MessageStream, Method, Ser
 from swarm_ft.transport.grpc_transport import GrpcTransport
 from swarm_ft.transport.methods import FETCH_CHUNKS, LIST_CHUNKS
 from tests.doubles.clock import ManualClock
+from tests.doubles.directory import Board, StaticDirectory
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -13,7 +13,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm_ft.discovery.directory import Board, StaticDirectory
 from swarm_ft.errors import NonFinite, Unavailable
 from swarm_ft.ids import Attempt, MicrobatchIndex, PeerId, RunId, StepNumber
 from swarm_ft.peer.connections import Connections
@@ -30,6 +29,7 @@ from swarm_ft.stage.engine import StageEngine
 from swarm_ft.transport.base import Server, Transport
 from swarm_ft.transport.methods import LINK
 from tests.doubles.clock import ManualClock
+from tests.doubles.directory import Board, StaticDirectory
 from tests.doubles.faults import FaultyTransport
 from tests.doubles.memory_transport import MemoryTransport
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from swarm_ft.codec.gradient_pieces import PieceCodec
-from swarm_ft.discovery.directory import Board, Directory, Role, StaticDirectory
+from swarm_ft.discovery.directory import Directory, Role
 from swarm_ft.errors import OutOfTurn, Unavailable
 from swarm_ft.ids import Attempt, PeerId, RunId, StepNumber
 from swarm_ft.peer.context import PeerContext
@@ -30,6 +30,7 @@ from swarm_ft.transfer.source import serve_chunk_list, serve_chunks
 from swarm_ft.transport.base import Transport
 from swarm_ft.transport.methods import FETCH_CHUNKS, LIST_CHUNKS
 from tests.doubles.clock import ManualClock
+from tests.doubles.directory import Board, StaticDirectory
 from tests.doubles.faults import FaultyTransport
 from tests.doubles.memory_transport import MemoryTransport
 from tests.simulation.engine import TinyEngine

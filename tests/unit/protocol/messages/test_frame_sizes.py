@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarm_ft.codec import pack_buffer, parse
+from swarm_ft.codec import pack_buffer
 from swarm_ft.ids import Attempt, MicrobatchIndex, SampleId, StepNumber
 from swarm_ft.protocol.messages.boundary import EncodedTensor, Frame, FrameKey, FrameKind
 from swarm_ft.protocol.messages.reduction import GradientPiece, Phase, PieceKey
@@ -20,6 +20,7 @@ from swarm_ft.protocol.wire.frames import (
     frame_wire_bytes,
     piece_wire_bytes,
 )
+from tests.codecs import parse
 
 LARGEST = 2**32 - 1
 FLOAT32_BYTES = 4
