@@ -11,7 +11,7 @@ from swarm_ft.ids import BlockIndex, PeerId
 from swarm_ft.peer.boundary.coder import TimedCoder
 from swarm_ft.peer.boundary.end import Boundary
 from swarm_ft.peer.context import PeerContext
-from swarm_ft.peer.links.link import LinkChannel
+from swarm_ft.peer.links import LinkChannel
 from swarm_ft.peer.reduce.all_reduce import GradientReducer
 from swarm_ft.peer.reduce.gradient_coder import Residuals
 from swarm_ft.peer.reduce.tied_embeddings import tied_pairs

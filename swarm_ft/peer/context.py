@@ -12,7 +12,7 @@ from typing import ParamSpec, TypeVar
 from swarm_ft.clock import Clock
 from swarm_ft.discovery.directory import Directory
 from swarm_ft.ids import PeerId
-from swarm_ft.peer.links.link import Links
+from swarm_ft.peer.links import Links
 from swarm_ft.peer.timeline import Timeline
 from swarm_ft.protocol.messages.control import FromPeer
 from swarm_ft.protocol.messages.shard import ShardName

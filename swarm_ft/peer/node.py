@@ -24,7 +24,7 @@ from swarm_ft.peer.context import PeerContext, run_in
 from swarm_ft.peer.coordinator_link import CoordinatorLink
 from swarm_ft.peer.host import StageHost
 from swarm_ft.peer.kept_buffers import BufferPlace
-from swarm_ft.peer.links.link import Links
+from swarm_ft.peer.links import Links
 from swarm_ft.peer.state.stage_state import EngineMaker, StageState
 from swarm_ft.peer.timeline import Timeline
 from swarm_ft.protocol.messages.control import (
@@ -45,12 +45,8 @@ from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.snapshots.store import SnapshotStore
 from swarm_ft.transfer.source import serve_chunk_list, serve_chunks
-from swarm_ft.transport.base import Handler, Method, Transport
-from swarm_ft.transport.methods import (
-    FETCH_CHUNKS,
-    LINK,
-    LIST_CHUNKS,
-)
+from swarm_ft.transport.base import Handler, Method, Transport, until_one_ends
+from swarm_ft.transport.methods import FETCH_CHUNKS, LINK, LIST_CHUNKS
 
 logger = get_logger(__name__)
 
@@ -146,16 +142,9 @@ class PeerNode:
             BadInput: the coordinator refuses this peer for what it offers.
         """
         self._endpoint = endpoint
-        serving = asyncio.create_task(self._link.stay_joined())
-        leaving = asyncio.create_task(self._left())
         try:
-            await asyncio.wait((serving, leaving), return_when=asyncio.FIRST_COMPLETED)
-            if serving.done():
-                serving.result()
+            await until_one_ends(self._link.stay_joined(), self._left())
         finally:
-            for task in (serving, leaving):
-                task.cancel()
-            await asyncio.gather(serving, leaving, return_exceptions=True)
             await self._close()
             await self._links.close()
             self._compute.shutdown(wait=True, cancel_futures=True)

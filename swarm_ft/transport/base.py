@@ -11,7 +11,7 @@ and one conformance suite holds both to what is written here.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -247,9 +247,9 @@ async def first_done(*futures: asyncio.Future[Any]) -> None:
     await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
 
 
-async def until_one_ends(*parts: Coroutine[Any, Any, None]) -> None:
+async def until_one_ends(*parts: Awaitable[None]) -> None:
     """Do all of these at once; the first that ends, ends the others, and its error is raised."""
-    tasks = [asyncio.create_task(part) for part in parts]
+    tasks = [asyncio.ensure_future(part) for part in parts]
     try:
         await first_done(*tasks)
         for task in tasks:

@@ -19,7 +19,7 @@ from swarm_ft.errors import BadFrame, OutOfTurn
 from swarm_ft.ids import BlockIndex, StepNumber
 from swarm_ft.log import get_logger
 from swarm_ft.peer.boundary.coder import FrameCoder, Refusal, uncompressed_bytes
-from swarm_ft.peer.links.link import LinkChannel, Send
+from swarm_ft.peer.links import LinkChannel, Send
 from swarm_ft.peer.timeline import Timeline
 from swarm_ft.protocol.machines.session import (
     BoundarySession,

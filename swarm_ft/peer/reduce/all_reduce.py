@@ -20,7 +20,7 @@ from swarm_ft import failpoints
 from swarm_ft.codec.gradient_pieces import PieceCodec
 from swarm_ft.errors import MalformedMessage, NonFinite, OutOfTurn, RunMismatch
 from swarm_ft.ids import Attempt, PeerId, RunId, StepNumber
-from swarm_ft.peer.links.link import LinkChannel, Send
+from swarm_ft.peer.links import LinkChannel, Send
 from swarm_ft.peer.reduce.gradient_coder import (
     BadPiece,
     EncodedSum,

@@ -19,7 +19,7 @@ from swarm_ft.errors import SwarmError
 from swarm_ft.ids import Attempt, BlockIndex, MicrobatchIndex, PeerId, RunId, SampleId, StepNumber
 from swarm_ft.peer.boundary.coder import FrameCoder
 from swarm_ft.peer.boundary.end import Boundary
-from swarm_ft.peer.links.link import ChannelEnd, LinkChannel, Links
+from swarm_ft.peer.links import ChannelEnd, LinkChannel, Links
 from swarm_ft.peer.timeline import Timeline
 from swarm_ft.protocol.machines.session import WINDOW_FRAMES, BoundarySession
 from swarm_ft.protocol.messages.boundary import BoundaryHello, FrameKey

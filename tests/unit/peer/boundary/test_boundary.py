@@ -21,7 +21,7 @@ from swarm_ft.errors import (
 )
 from swarm_ft.ids import BlockIndex, MicrobatchIndex, RunId, SampleId
 from swarm_ft.peer.boundary.coder import FrameCoder
-from swarm_ft.peer.links.link import MAX_ANSWERS, MAX_BROKEN_STREAMS
+from swarm_ft.peer.links import MAX_ANSWERS, MAX_BROKEN_STREAMS
 from swarm_ft.protocol.machines.session import WINDOW_FRAMES, BoundarySession, SessionEffect
 from swarm_ft.protocol.messages.boundary import (
     Ack,
@@ -64,7 +64,7 @@ def backward(sample: int, step: int = 0) -> FrameKey:
 
 @pytest.fixture(autouse=True)
 def no_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swarm_ft.peer.links.link.MIN_BACKOFF_S", 0.0)
+    monkeypatch.setattr("swarm_ft.peer.links.MIN_BACKOFF_S", 0.0)
 
 
 async def both_ways(

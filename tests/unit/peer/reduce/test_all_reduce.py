@@ -24,7 +24,7 @@ from swarm_ft.errors import (
     Unavailable,
 )
 from swarm_ft.ids import Attempt, PeerId, RunId, StepNumber
-from swarm_ft.peer.links.link import MAX_ANSWERS, MAX_BROKEN_STREAMS, LinkChannel, Links
+from swarm_ft.peer.links import MAX_ANSWERS, MAX_BROKEN_STREAMS, LinkChannel, Links
 from swarm_ft.peer.reduce.all_reduce import GradientReducer
 from swarm_ft.peer.reduce.gradient_coder import Residuals
 from swarm_ft.protocol.machines.all_reduce import WINDOW_PIECES, AllReduce, ReduceEffect
@@ -68,7 +68,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def no_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swarm_ft.peer.links.link.MIN_BACKOFF_S", 0.0)
+    monkeypatch.setattr("swarm_ft.peer.links.MIN_BACKOFF_S", 0.0)
 
 
 def gradients(count: int, seed: int = 0, n: int = N) -> list[torch.Tensor]:

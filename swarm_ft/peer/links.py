@@ -26,7 +26,6 @@ from swarm_ft.errors import (
 )
 from swarm_ft.ids import PeerId
 from swarm_ft.log import get_logger
-from swarm_ft.peer.links.backoff import MAX_BACKOFF_S, MIN_BACKOFF_S, Backoff
 from swarm_ft.protocol.machines.all_reduce import WINDOW_PIECES
 from swarm_ft.protocol.machines.link import (
     Connected,
@@ -47,11 +46,13 @@ from swarm_ft.protocol.messages.link import (
     kind_of,
 )
 from swarm_ft.protocol.messages.reduction import GradientPiece, ReduceHello
-from swarm_ft.transport.base import Channel, MessageStream, Transport
+from swarm_ft.transport.base import Channel, MessageStream, Transport, until_one_ends
 from swarm_ft.transport.methods import LINK
 
 logger = get_logger(__name__)
 
+MIN_BACKOFF_S, MAX_BACKOFF_S = 0.1, 2.0
+"""Between calls of a peer that does not answer."""
 MAX_BROKEN_STREAMS = 3
 """A peer that breaks the protocol again and again fails the attempt, with its error."""
 UNREACHABLE_AFTER_S = 30.0
@@ -71,6 +72,28 @@ Hello = TypeVar("Hello", bound=ChannelHello)
 Message = TypeVar("Message", bound=ChannelMessage, contravariant=True)
 LinkStream = MessageStream[LinkMessage, LinkMessage]
 Send = Callable[[ChannelMessage], Awaitable[None]]
+
+
+class Backoff:
+    """Waits between tries: each about twice as long as the last, and no two callers in step.
+
+    A wait is drawn from the upper half of what it may be at most ("equal jitter": M. Brooker,
+    Exponential Backoff And Jitter, 2015).
+    """
+
+    def __init__(self, rng: Random, *, min_s: float, max_s: float) -> None:
+        self._rng = rng
+        self._min_s, self._max_s = min_s, max_s
+        self._next_s = min_s
+
+    def reset(self) -> None:
+        """A try succeeded."""
+        self._next_s = self._min_s
+
+    def draw_s(self) -> float:
+        """How long to wait before the next try, in seconds."""
+        at_most_s, self._next_s = self._next_s, min(2 * self._next_s, self._max_s)
+        return self._rng.uniform(at_most_s / 2, at_most_s)
 
 
 class ChannelEnd(Protocol[Hello, Message]):
@@ -121,11 +144,10 @@ class LinkChannel:
     """
 
     def __init__(self, links: Links, peer_id: PeerId, endpoint: str) -> None:
-        self.peer_id = peer_id
         self._links = links
+        self._peer_id = peer_id
         self._endpoint = endpoint
         self._link: PeerLink | None = None
-        self._end: End | None = None
 
     async def attend(self, end: End) -> None:
         """Keep `end` connected until cancelled.
@@ -135,17 +157,16 @@ class LinkChannel:
                 be reached for UNREACHABLE_AFTER_S.
             ProtocolError: its streams were broken off too often.
         """
-        link = self._links.link_to(self.peer_id)
-        self._link, self._end = link, end
+        self._link = self._links.link_to(self._peer_id)
         try:
-            await link.attend(end, self._endpoint)
+            await self._link.attend(end, self._endpoint)
         finally:
-            self._link = self._end = None
+            self._link = None
 
     def say(self, message: ChannelMessage) -> None:
         """Send soon, acknowledgements first; lost if the channel is not connected."""
-        if self._link is not None and self._end is not None:
-            self._link.say(self._end, message)
+        if self._link is not None:
+            self._link.say(message)
 
     def break_off(self, error: SwarmError) -> None:
         """End the present stream, if there is one, for what the other side said on it."""
@@ -216,38 +237,31 @@ class PeerLink:
         """See `LinkChannel.attend`."""
         kind = kind_of(end.hello)
         failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        waited_for: set[asyncio.Future[None]] = {failed}
-        if self._dials:
-            waited_for.add(asyncio.create_task(self._dial(endpoint)))
         self._ends[kind], self._attempts[kind] = end, failed
         self._unused.clear()
         self._used.set()
         self._broken_streams = 0
         try:
             self._apply(self._machine.open(end.hello))
-            done, _ = await asyncio.wait(waited_for, return_when=asyncio.FIRST_COMPLETED)
-            for one in done:
-                one.result()
+            dialling = [self._dial(endpoint)] if self._dials else []
+            await until_one_ends(failed, *dialling)
         finally:
             self._close(kind)
-            for one in waited_for:
-                one.cancel()
-            await asyncio.gather(*waited_for, return_exceptions=True)
             self._ended()
 
     def _close(self, kind: ChannelKind) -> None:
         self._apply(self._machine.close(kind))
-        self._outgoing.forget(self._ends.pop(kind))
-        del self._attempts[kind]
+        self._outgoing.forget(kind)
+        del self._ends[kind], self._attempts[kind]
         if not self._ends:
             self._used.clear()
             self._unused.set()
 
-    def say(self, end: End, message: ChannelMessage) -> None:
+    def say(self, message: ChannelMessage) -> None:
         """See `LinkChannel.say`."""
         if not self._machine.is_connected(kind_of(message)):
             return  # the hellos of the next stream or attempt make up for it
-        self._outgoing.put(end, message)
+        self._outgoing.put(message)
         if self._outgoing.num_answers > MAX_ANSWERS:
             self.break_off(OutOfTurn("the peer sends, but does not read what it is answered"))
 
@@ -261,11 +275,11 @@ class PeerLink:
             end = self._ends[effect.kind]
             match effect:
                 case Greet():
-                    self._outgoing.put(end, end.hello)
+                    self._outgoing.put(end.hello)
                 case Connected(_, hello):
                     self._connect(end, hello)
                 case Disconnected():
-                    self._outgoing.forget(end, but_hello=True)
+                    self._outgoing.forget(effect.kind, but_hello=True)
                     end.disconnected()
                 case Deliver(_, message):
                     end.receive(message)
@@ -380,29 +394,21 @@ class PeerLink:
     async def _work(self, stream: LinkStream) -> None:
         self._break = asyncio.get_running_loop().create_future()
         self._outgoing.clear()
-        parts = (self._write(stream), self._read(stream), self._patience())
-        tasks = [asyncio.create_task(part) for part in parts]
         try:
             self._apply(self._machine.up())
-            ends: list[asyncio.Future[None]] = [*tasks, self._break]
-            done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            for end in done:
-                end.result()
+            parts = self._write(stream), self._read(stream), self._patience()
+            await until_one_ends(*parts, self._break)
         finally:
-            self._break.cancel()
             self._break = None
             self._apply(self._machine.down())
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _write(self, stream: LinkStream) -> None:
         while True:
-            end, message = await self._outgoing.get()
+            message = await self._outgoing.get()
             if isinstance(message, BoundaryHello | ReduceHello):
                 await stream.send(message)
             else:
-                await end.write(message, stream.send)
+                await self._ends[kind_of(message)].write(message, stream.send)
 
     async def _read(self, stream: LinkStream) -> None:
         while (message := await stream.receive()) is not None:
@@ -444,8 +450,8 @@ class _Outgoing:
     """
 
     def __init__(self) -> None:
-        self._answers: deque[tuple[End, ChannelMessage]] = deque()
-        self._rest: deque[tuple[End, ChannelMessage]] = deque()
+        self._answers: deque[ChannelMessage] = deque()
+        self._rest: deque[ChannelMessage] = deque()
         self._changed = asyncio.Event()
 
     @property
@@ -453,27 +459,28 @@ class _Outgoing:
         """That wait."""
         return len(self._answers)
 
-    def put(self, end: End, message: ChannelMessage) -> None:
+    def put(self, message: ChannelMessage) -> None:
         """Have this sent."""
         is_rest = isinstance(message, Frame | GradientPiece)
-        (self._rest if is_rest else self._answers).append((end, message))
+        (self._rest if is_rest else self._answers).append(message)
         self._changed.set()
 
-    async def get(self) -> tuple[End, ChannelMessage]:
+    async def get(self) -> ChannelMessage:
         """What is to be sent next; waits for it."""
         while not (waiting := self._answers or self._rest):
             self._changed.clear()
             await self._changed.wait()
         return waiting.popleft()
 
-    def forget(self, end: End, *, but_hello: bool = False) -> None:
-        """Drop what this end has put."""
+    def forget(self, kind: ChannelKind, *, but_hello: bool = False) -> None:
+        """Drop what goes over this channel."""
         self._answers = deque(
-            (owner, message)
-            for owner, message in self._answers
-            if owner is not end or (but_hello and isinstance(message, BoundaryHello | ReduceHello))
+            message
+            for message in self._answers
+            if kind_of(message) is not kind
+            or (but_hello and isinstance(message, BoundaryHello | ReduceHello))
         )
-        self._rest = deque(item for item in self._rest if item[0] is not end)
+        self._rest = deque(message for message in self._rest if kind_of(message) is not kind)
 
     def clear(self) -> None:
         """Drop everything."""
