@@ -16,7 +16,7 @@ from swarm_ft.peer.links import Links
 from swarm_ft.peer.timeline import Timeline
 from swarm_ft.protocol.messages.control import FromPeer
 from swarm_ft.protocol.messages.shard import ShardName
-from swarm_ft.transfer.source import OfferedShard
+from swarm_ft.transfer import OfferedShard
 from swarm_ft.transport.base import Transport
 
 P = ParamSpec("P")

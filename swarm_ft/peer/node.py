@@ -44,7 +44,7 @@ from swarm_ft.protocol.spec.digest import check_spec_digest
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.snapshots.store import SnapshotStore
-from swarm_ft.transfer.source import serve_chunk_list, serve_chunks
+from swarm_ft.transfer import serve_chunk_list, serve_chunks
 from swarm_ft.transport.base import Handler, Method, Transport, until_one_ends
 from swarm_ft.transport.methods import FETCH_CHUNKS, LINK, LIST_CHUNKS
 
@@ -205,7 +205,8 @@ class PeerNode:
     async def _assign(self, assign: Assign) -> None:
         if self._options.peer_id not in {stage.peer_id for stage in assign.stages}:
             raise MalformedMessage("the coordinator assigned a run without a stage for this peer")
-        check_spec(assign)
+        here, there = assign.spec.digest(), assign.spec_digest
+        check_spec_digest(f"run {assign.run_id}", here, there, "the coordinator")
         if self._host is None or self._host.run_id != assign.run_id:
             if self._host is not None:
                 await self._host.release()
@@ -249,13 +250,3 @@ class PeerNode:
         if self._host is None or self._host.run_id != run_id:
             raise OutOfTurn(f"run {run_id} is not hosted here")
         return self._host
-
-
-def check_spec(assign: Assign) -> None:
-    """Whether the coordinator means the RunSpec that arrived here.
-
-    Raises:
-        RunMismatch: it does not; the two speak different versions.
-    """
-    here, there = assign.spec.digest(), assign.spec_digest
-    check_spec_digest(f"run {assign.run_id}", here, there, "the coordinator")

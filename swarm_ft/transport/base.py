@@ -232,7 +232,7 @@ async def _outcome(
     except SwarmError as error:
         return error
     except ExceptionGroup as group:
-        spoken = _spoken(group)
+        spoken = first_error(group)
         if spoken is None:
             _logger.exception("handler_failed method=%s remote=%s", method, stream.remote)
         return spoken or InternalError(HIDDEN)
@@ -261,7 +261,7 @@ async def until_one_ends(*parts: Awaitable[None]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _spoken(group: ExceptionGroup[Exception]) -> SwarmError | None:
+def first_error(group: ExceptionGroup[Exception]) -> SwarmError | None:
     """Of a TaskGroup's error that holds SwarmErrors alone, the first; None for all others."""
     if group.split(SwarmError)[1] is not None:
         return None

@@ -709,7 +709,7 @@ async def test_who_was_released_saves_no_more(
     store = SnapshotStore(str(tmp_path / "snapshots"))
     gate = Gate(write_shard if moment == "written" else store.put_shard)
     if moment == "written":
-        monkeypatch.setattr("swarm_ft.peer.state.source.write_shard", gate)
+        monkeypatch.setattr("swarm_ft.peer.state.exchange.write_shard", gate)
     else:
         monkeypatch.setattr(store, "put_shard", gate)
     peer = make_peer(snapshots=store)

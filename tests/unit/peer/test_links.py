@@ -24,6 +24,7 @@ from swarm_ft.ids import Attempt, BlockIndex, MicrobatchIndex, PeerId, RunId, Sa
 from swarm_ft.peer.links import (
     MAX_BROKEN_STREAMS,
     UNREACHABLE_AFTER_S,
+    Backoff,
     Links,
     LinkStream,
     Send,

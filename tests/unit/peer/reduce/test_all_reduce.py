@@ -94,6 +94,18 @@ def channels(
     return {name: links.channel(name, at) for name, at in endpoints.items() if name != own}
 
 
+def hello_of(name: PeerId, spec: RunSpec, attempt: int = 1, *, num_values: int = N) -> ReduceHello:
+    """What a member says first."""
+    return ReduceHello(
+        run_id=RunId("run"),
+        spec_digest=spec.digest(),
+        attempt=Attempt(attempt),
+        peer_id=name,
+        layers=LAYERS,
+        num_values=num_values,
+    )
+
+
 class Group:
     """Replicas at work; each is served under its own name."""
 
@@ -114,14 +126,9 @@ class Group:
         """Of the first member."""
         self.reducers = [
             GradientReducer(
-                run_id=RunId("run"),
-                attempt=Attempt(attempt),
-                spec_digest=spec.digest(),
-                layers=LAYERS,
-                members=names,
-                channels=first if name == names[0] else channels(links[name], name, endpoints),
-                own=name,
-                num_values=0 if name in listeners else N,
+                hello_of(name, spec, attempt, num_values=0 if name in listeners else N),
+                names,
+                first if name == names[0] else channels(links[name], name, endpoints),
                 codec=spec.train.reduction_codec,
                 residuals=own,
                 pool=pool,
@@ -484,14 +491,9 @@ class Site:
         self, own: str, other: str, spec: RunSpec, pool: Executor, endpoint: str
     ) -> GradientReducer:
         return GradientReducer(
-            run_id=RunId("run"),
-            attempt=Attempt(1),
-            spec_digest=spec.digest(),
-            layers=LAYERS,
-            members=(PeerId("a"), PeerId("b")),
-            channels={PeerId(other): self.links[own].channel(PeerId(other), endpoint)},
-            own=PeerId(own),
-            num_values=N,
+            hello_of(PeerId(own), spec),
+            (PeerId("a"), PeerId("b")),
+            {PeerId(other): self.links[own].channel(PeerId(other), endpoint)},
             codec=spec.train.reduction_codec,
             residuals=Residuals(),
             pool=pool,

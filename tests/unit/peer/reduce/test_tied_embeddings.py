@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from swarm_ft.discovery.directory import Board, StaticDirectory
 from swarm_ft.errors import NonFinite, Unavailable
 from swarm_ft.ids import Attempt, MicrobatchIndex, PeerId, RunId, StepNumber
-from swarm_ft.peer.connections import Connections
+from swarm_ft.peer.attempt import Connections
 from swarm_ft.peer.context import PeerContext
 from swarm_ft.peer.links import Links
-from swarm_ft.peer.reduce.tied_embeddings import synchronise, tied_pairs
+from swarm_ft.peer.reduce.all_reduce import synchronise, tied_pairs
 from swarm_ft.peer.state.stage_state import StageState
 from swarm_ft.peer.timeline import Timeline
 from swarm_ft.protocol.messages.control import Assign, Stage, StageAssignment
