@@ -21,7 +21,7 @@ from swarm_ft.peer.reduce.gradient_coder import Residuals
 from swarm_ft.peer.state.learner import CatchingUp
 from swarm_ft.peer.state.stage_state import StageState
 from swarm_ft.peer.step import Passing, StageStep, StepProgress
-from swarm_ft.protocol.machines.pipeline import StageSchedule, least_held, most_held
+from swarm_ft.protocol.machines.pipeline import least_held, most_held
 from swarm_ft.protocol.machines.session import WINDOW_FRAMES
 from swarm_ft.protocol.messages.boundary import BoundaryHello, Frame, FrameKey
 from swarm_ft.protocol.messages.control import (
@@ -424,14 +424,9 @@ class StageAttempt:
             upstream=self._routed(batches, self._index - 1, self.connections.upstream),
             downstream=self._routed(batches, self._index + 1, self.connections.downstream),
         )
-        schedule = StageSchedule(
-            is_first=self._engine.is_first,
-            is_last=self._engine.is_last,
-            microbatches=[batch.index for batch in batches],
-            max_held=self._most_held(),
-        )
+        engine, max_held = self._engine, self._most_held()
         return StageStep(
-            plan, passing, progress, engine=self._engine, context=self._context, schedule=schedule
+            plan, passing, progress, engine=engine, context=self._context, max_held=max_held
         )
 
     def _most_held(self) -> int:

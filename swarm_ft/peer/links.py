@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
-from functools import partial
 from random import Random
 from typing import Any, Protocol, TypeVar
 
@@ -178,30 +177,13 @@ class PeerLink:
     """See the module's docstring. Made in a running event loop.
 
     Args:
-        own: this peer's name.
-        peer_id: the other's.
-        transport: carries the streams.
-        clock: tells how long the other could not be reached.
-        rng: so that not all peers call in step.
-        ended: called when a stream has ended, or an attempt's use for it.
+        links: of this peer, told when a stream has ended, or an attempt's use for it.
+        peer_id: the other's name.
     """
 
-    def __init__(
-        self,
-        own: PeerId,
-        peer_id: PeerId,
-        *,
-        transport: Transport,
-        clock: Clock,
-        rng: Random,
-        ended: Callable[[], None],
-    ) -> None:
-        self._own = own
+    def __init__(self, links: Links, peer_id: PeerId) -> None:
+        self._links = links
         self._peer_id = peer_id
-        self._transport = transport
-        self._clock = clock
-        self._rng = rng
-        self._ended = ended
         self._machine = LinkMachine()
         self._ends: dict[ChannelKind, End] = {}
         self._attempts: dict[ChannelKind, asyncio.Future[None]] = {}
@@ -229,7 +211,7 @@ class PeerLink:
 
     @property
     def _dials(self) -> bool:
-        return self._own < self._peer_id
+        return self._links.own < self._peer_id
 
     # ---- channels
 
@@ -247,7 +229,7 @@ class PeerLink:
             await until_one_ends(failed, *dialling)
         finally:
             self._close(kind)
-            self._ended()
+            self._links.tidy(self._peer_id)
 
     def _close(self, kind: ChannelKind) -> None:
         self._apply(self._machine.close(kind))
@@ -300,7 +282,7 @@ class PeerLink:
         async with self._one_dials:
             if self._dialled is not None and self._dialled[0] != endpoint:
                 self.break_off(Unavailable(f"peer {self._peer_id} is at {endpoint} now"))
-            backoff = Backoff(self._rng, min_s=MIN_BACKOFF_S, max_s=MAX_BACKOFF_S)
+            backoff = Backoff(self._links.rng, min_s=MIN_BACKOFF_S, max_s=MAX_BACKOFF_S)
             failing_since_s: float | None = None
             while True:
                 if self._dialled is not None:
@@ -318,12 +300,12 @@ class PeerLink:
     async def _dial_once(self, endpoint: str) -> None:
         if not endpoint:
             raise Unavailable("the coordinator did not say where it is")
-        channel = self._transport.connect(endpoint)
+        channel = self._links.transport.connect(endpoint)
         try:
             stream: LinkStream = channel.open(LINK)
-            await stream.send(LinkHello(peer_id=self._own, to=self._peer_id))
+            await stream.send(LinkHello(peer_id=self._links.own, to=self._peer_id))
             theirs = await heard_hello(stream)
-            if (theirs.peer_id, theirs.to) != (self._peer_id, self._own):
+            if (theirs.peer_id, theirs.to) != (self._peer_id, self._links.own):
                 raise OutOfTurn(f"peer {theirs.peer_id} answers at {endpoint}")
         except BaseException:
             await channel.close()
@@ -337,7 +319,7 @@ class PeerLink:
         if isinstance(error, RunMismatch | VersionMismatch):
             # This side was checked against the coordinator, so the fault lies there.
             raise Unavailable(f"peer {self._peer_id}: {error.message}") from error
-        now_s = self._clock.now_s()
+        now_s = self._links.clock.now_s()
         if since_s is not None and now_s - since_s >= UNREACHABLE_AFTER_S:
             raise Unavailable(f"peer {self._peer_id} cannot be reached: {error.message}") from error
         return now_s if since_s is None else since_s
@@ -353,7 +335,7 @@ class PeerLink:
         finally:
             self._num_streams -= 1
             await channel.close()
-            self._ended()
+            self._links.tidy(self._peer_id)
 
     # ---- streams
 
@@ -365,11 +347,11 @@ class PeerLink:
         """
         self._num_streams += 1
         try:
-            await stream.send(LinkHello(peer_id=self._own, to=self._peer_id))
+            await stream.send(LinkHello(peer_id=self._links.own, to=self._peer_id))
             await self._serve(stream)
         finally:
             self._num_streams -= 1
-            self._ended()
+            self._links.tidy(self._peer_id)
 
     async def _serve(self, stream: LinkStream) -> None:
         self._newest = stream
@@ -499,10 +481,10 @@ class Links:
     """
 
     def __init__(self, own: PeerId, *, transport: Transport, clock: Clock, rng: Random) -> None:
-        self._own = own
-        self._transport = transport
-        self._clock = clock
-        self._rng = rng
+        self.own = own
+        self.transport = transport
+        self.clock = clock
+        self.rng = rng
         self._links: dict[PeerId, PeerLink] = {}
         self._is_closed = False
 
@@ -513,14 +495,7 @@ class Links:
     def link_to(self, peer_id: PeerId) -> PeerLink:
         """The link to a peer, which may have to be dialled."""
         if peer_id not in self._links:
-            self._links[peer_id] = PeerLink(
-                self._own,
-                peer_id,
-                transport=self._transport,
-                clock=self._clock,
-                rng=self._rng,
-                ended=partial(self._tidy, peer_id),
-            )
+            self._links[peer_id] = PeerLink(self, peer_id)
         return self._links[peer_id]
 
     async def answer(self, stream: LinkStream) -> None:
@@ -534,12 +509,12 @@ class Links:
             SwarmError: why the stream ended.
         """
         hello = await heard_hello(stream)
-        if hello.to != self._own:
-            raise OutOfTurn(f"peer {self._own} is here, not {hello.to}")
-        if not hello.peer_id < self._own:
-            raise OutOfTurn(f"peer {self._own} calls peer {hello.peer_id}, not the reverse")
+        if hello.to != self.own:
+            raise OutOfTurn(f"peer {self.own} is here, not {hello.to}")
+        if not hello.peer_id < self.own:
+            raise OutOfTurn(f"peer {self.own} calls peer {hello.peer_id}, not the reverse")
         if self._is_closed:
-            raise Unavailable(f"peer {self._own} leaves")
+            raise Unavailable(f"peer {self.own} leaves")
         self._make_room(hello.peer_id)
         await self.link_to(hello.peer_id).answer(stream)
 
@@ -548,7 +523,8 @@ class Links:
         self._is_closed = True
         await asyncio.gather(*(link.close() for link in self._links.values()))
 
-    def _tidy(self, peer_id: PeerId) -> None:
+    def tidy(self, peer_id: PeerId) -> None:
+        """Forget the link to a peer that nobody here has a use for, if no stream stands."""
         link = self._links.get(peer_id)
         if link is not None and link.is_idle and not link.is_up:
             del self._links[peer_id]
@@ -556,7 +532,7 @@ class Links:
     def _make_room(self, peer_id: PeerId) -> None:
         num_idle = sum(link.is_idle for link in self._links.values())
         if peer_id not in self._links and num_idle >= MAX_IDLE_LINKS:
-            raise Unavailable(f"peer {self._own} has {num_idle} callers that it does not know")
+            raise Unavailable(f"peer {self.own} has {num_idle} callers that it does not know")
 
 
 async def heard_hello(stream: LinkStream) -> LinkHello:

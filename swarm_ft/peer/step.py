@@ -126,7 +126,7 @@ class StageStep:
         progress: what of it is done here; is kept up to date.
         engine: what computes; touched in the compute thread only.
         context: the compute thread, the clock.
-        schedule: a new one, for this step.
+        max_held: how many microbatches may hold memory at once.
 
     Attributes:
         parts_begun: of all microbatches so far, see `pipeline.PARTS`.
@@ -143,14 +143,19 @@ class StageStep:
         *,
         engine: Engine,
         context: PeerContext,
-        schedule: StageSchedule,
+        max_held: int,
     ) -> None:
         self._plan = plan
         self._passing = passing
         self._progress = progress
         self._engine = engine
         self._context = context
-        self._schedule = schedule
+        self._schedule = StageSchedule(
+            is_first=engine.is_first,
+            is_last=engine.is_last,
+            microbatches=list(passing.batches),
+            max_held=max_held,
+        )
         # Bounded by the step's plan: what is not in it, or comes again, does not get here.
         self._arrivals: asyncio.Queue[tuple[FrameKey, Tensor]] = asyncio.Queue()
         self._samples: dict[FrameKey, Tensor] = {}

@@ -84,16 +84,12 @@ class Method(Generic[Request, Reply]):
         service: full name, for example `swarm_ft.v1.Coordinator`.
         request: how what the client sends travels.
         reply: how what the server sends does.
-        client_streaming: the client may send more than one message.
-        server_streaming: the server may send more than one message.
     """
 
     service: str
     name: str
     request: WireType[Request]
     reply: WireType[Reply]
-    client_streaming: bool
-    server_streaming: bool
 
     @property
     def path(self) -> str:

@@ -19,8 +19,8 @@ from swarm_ft.peer.timeline import Timeline
 from swarm_ft.protocol.messages.client import RunPhase
 from swarm_ft.protocol.messages.control import ClockProbe, ClockReply, FromPeer, PlanStep
 from swarm_ft.protocol.messages.timeline import StepTimeline
-from swarm_ft.transport import memory
 from swarm_ft.transport.methods import to_bytes
+from tests.doubles import memory_transport
 from tests.integration.conftest import Job, MakeJob
 from tests.local_swarm import LocalSwarm
 
@@ -274,14 +274,14 @@ async def test_nobody_who_is_not_asked_records_or_sends_anything(
         timelines.append(Timeline(clock, say))
         return timelines[-1]
 
-    monkeypatch.setattr(memory, "to_bytes", noted)
+    monkeypatch.setattr(memory_transport, "to_bytes", noted)
     monkeypatch.setattr(node, "Timeline", remembered)
     job = make_job(num_samples=4, num_steps=2)
-    network = memory.MemoryTransport()
+    network = memory_transport.MemoryTransport()
     async with LocalSwarm(tmp_path, ["0-3", "3-6"], transport=network) as swarm:
         await swarm.train(job.spec, job.samples)
-        num_spans = [timeline.num_spans for timeline in timelines]
+        are_on = [timeline.is_on for timeline in timelines]
     plans = [message for message in said if isinstance(message, PlanStep)]
     assert [plan.traced for plan in plans] == [False] * 4
     assert not [m for m in said if isinstance(m, StepTimeline | ClockProbe | ClockReply)]
-    assert num_spans == [0, 0]
+    assert are_on == [False, False]

@@ -40,7 +40,7 @@ from swarm_ft.protocol.messages.reports import Traffic
 from swarm_ft.protocol.messages.timeline import SpanKind
 from swarm_ft.protocol.spec.codec_spec import Direction
 from swarm_ft.protocol.spec.digest import check_spec_digest
-from swarm_ft.protocol.wire.frames import frame_wire_bytes
+from swarm_ft.protocol.wire.frames import wire_bytes
 
 logger = get_logger(__name__)
 
@@ -256,7 +256,7 @@ class Boundary:
 
 def counted(boundary: BlockIndex, frame: Frame) -> Traffic:
     """One sent frame as traffic."""
-    num_bytes, plain = frame_wire_bytes(frame), 4 * frame.tensor.tokens * frame.tensor.channels
+    num_bytes, plain = wire_bytes(frame), 4 * frame.tensor.tokens * frame.tensor.channels
     if frame.key.direction is Direction.BACKWARD:
         return Traffic(
             boundary=boundary, backward_bytes=num_bytes, backward_uncompressed_bytes=plain

@@ -45,7 +45,7 @@ from swarm_ft.protocol.messages.reduction import (
 from swarm_ft.protocol.messages.reports import GradientTraffic
 from swarm_ft.protocol.spec.codec_spec import CodecSpec
 from swarm_ft.protocol.spec.digest import check_spec_digest
-from swarm_ft.protocol.wire.frames import piece_wire_bytes
+from swarm_ft.protocol.wire.frames import wire_bytes
 from swarm_ft.stage.base import Engine
 
 _TASKS_AT_WORK = 2
@@ -282,7 +282,7 @@ class GradientReducer:
 
     def _count(self, piece: GradientPiece) -> None:
         plain = 4 * self._division.spans[piece.key.piece].num_values
-        sent = GradientTraffic(sent_bytes=piece_wire_bytes(piece), uncompressed_bytes=plain)
+        sent = GradientTraffic(sent_bytes=wire_bytes(piece), uncompressed_bytes=plain)
         self._traffic += sent
 
 

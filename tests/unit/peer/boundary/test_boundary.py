@@ -34,7 +34,7 @@ from swarm_ft.protocol.messages.boundary import (
 )
 from swarm_ft.protocol.messages.reports import Traffic
 from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
-from swarm_ft.protocol.wire.frames import frame_wire_bytes
+from swarm_ft.protocol.wire.frames import wire_bytes
 from swarm_ft.transport.base import Transport
 from swarm_ft.transport.methods import LINK
 from tests.doubles.faults import FaultyTransport
@@ -247,7 +247,7 @@ async def test_every_byte_counts_also_those_sent_again(
         for _ in range(3):
             hand = await site.call()
             for _ in SAMPLES:
-                num_bytes += frame_wire_bytes(await hand.hears(Frame))
+                num_bytes += wire_bytes(await hand.hears(Frame))
         for sample in SAMPLES:
             await hand.say(Ack(forward(sample)))
         await up.boundary.settled()

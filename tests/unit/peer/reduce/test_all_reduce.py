@@ -43,7 +43,7 @@ from swarm_ft.protocol.messages.reports import GradientTraffic
 from swarm_ft.protocol.spec.codec_spec import parse_dp_spec
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
-from swarm_ft.protocol.wire.frames import piece_wire_bytes
+from swarm_ft.protocol.wire.frames import wire_bytes
 from swarm_ft.transport.base import Transport
 from swarm_ft.transport.methods import LINK
 from tests.doubles.faults import FaultyTransport
@@ -600,7 +600,7 @@ async def test_every_byte_counts_also_those_sent_again(site: Site) -> None:
     for _ in range(3):
         hand = await site.call()
         for _ in range(3):
-            num_bytes += piece_wire_bytes(await hand.hears(GradientPiece))
+            num_bytes += wire_bytes(await hand.hears(GradientPiece))
     summing.cancel()
     traffic = site.reducer.take_traffic()
     assert traffic == GradientTraffic(sent_bytes=num_bytes, uncompressed_bytes=3 * 3 * ROW_BYTES)
