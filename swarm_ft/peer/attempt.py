@@ -281,7 +281,7 @@ class StageAttempt:
             OutOfTurn: a step is waiting already.
             MalformedMessage: a route names a replica that there is not.
         """
-        check_routes(plan, self._computing_in(plan))
+        _check_routes(plan, self._computing_in(plan))
         if self._plans.full():
             raise OutOfTurn(f"step {plan.step} was planned while another one waits")
         self._timeline.planned(plan)
@@ -493,16 +493,8 @@ class StageAttempt:
             self._step.arrived(key, value)
 
 
-def check_routes(plan: PlanStep, pipeline: Sequence[Stage]) -> None:
-    """Whether every microbatch passes a replica of every stage.
-
-    Args:
-        plan: with routes over the replicas that compute.
-        pipeline: of these.
-
-    Raises:
-        MalformedMessage: one does not.
-    """
+def _check_routes(plan: PlanStep, pipeline: Sequence[Stage]) -> None:
+    """Every microbatch is to pass a replica of every stage, of those that compute."""
     for batch in plan.microbatches:
         route = batch.route or (0,) * len(pipeline)
         counts = [len(stage.peers) for stage in pipeline]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,6 +27,17 @@ async def run_in(pool: Executor, function: Callable[P, R], *args: P.args, **kwar
     """What the function returns, called in one of the pool's threads."""
     loop = asyncio.get_running_loop()
     return await loop.run_in_executor(pool, partial(function, *args, **kwargs))
+
+
+async def to_its_end(work: Awaitable[R]) -> R:
+    """What comes of the work; cancelled, this waits for its end all the same."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        (ended,), _ = await asyncio.wait({task})
+        ended.exception()  # nobody asks for it any more
+        raise
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,6 +10,7 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 
+from swarm_ft.buffers import BufferStore
 from swarm_ft.errors import InternalError, OutOfTurn, SwarmError
 from swarm_ft.ids import RunId
 from swarm_ft.log import get_logger
@@ -73,6 +74,11 @@ class StageHost:
     def has_result(self) -> bool:
         """Whether a trained stage lies here that nobody collected yet."""
         return self._result is not None
+
+    @property
+    def buffers(self) -> BufferStore:
+        """This stage's ends of the per-sample buffers."""
+        return self._state.store
 
     def alive(self) -> PeerAlive:
         """What to tell the coordinator from time to time."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from swarm_ft.buffers import BufferStore
 from swarm_ft.clock import Clock
 from swarm_ft.discovery.directory import Directory
 from swarm_ft.errors import MalformedMessage, OutOfTurn
@@ -121,6 +122,11 @@ class PeerNode:
             FETCH_CHUNKS: partial(serve_chunks, offers=self._context.offers),
             LIST_CHUNKS: partial(serve_chunk_list, offers=self._context.offers),
         }
+
+    @property
+    def buffers(self) -> BufferStore | None:
+        """Buffers of the run that is hosted; None if none is."""
+        return self._host.buffers if self._host is not None else None
 
     def leave(self) -> None:
         """Say goodbye soon and let `run` return; a result waits for its client first."""

@@ -7,9 +7,8 @@ between them and the boundaries.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +18,7 @@ from swarm_ft import failpoints
 from swarm_ft.errors import MalformedMessage, OutOfTurn
 from swarm_ft.ids import MicrobatchIndex, SampleId, StepNumber
 from swarm_ft.peer.boundary.end import Boundary
-from swarm_ft.peer.context import PeerContext, run_in
+from swarm_ft.peer.context import PeerContext, run_in, to_its_end
 from swarm_ft.protocol.machines.pipeline import StageSchedule, StepDone, Task, TaskKind
 from swarm_ft.protocol.messages.boundary import Frame, FrameKey
 from swarm_ft.protocol.messages.control import PlanStep
@@ -208,13 +207,14 @@ class StageStep:
         try:
             await self._run()
         finally:
-            await _to_its_end(self._complete())
+            await to_its_end(self._complete())
 
     async def _run(self) -> None:
         pending = self._schedule.begin() or self._first_inputs()
         while True:
             while isinstance(pending, Task):
-                await _to_its_end(self._compute(pending))
+                # Half a gradient is of no use to anybody.
+                await to_its_end(self._compute(pending))
                 while not self._arrivals.empty():
                     self._assemble(*self._arrivals.get_nowait())
                 pending = self._schedule.computed(pending)
@@ -319,16 +319,6 @@ class StageStep:
 
     def _key(self, batch: Microbatch, sample: SampleId, direction: Direction) -> FrameKey:
         return FrameKey(self._plan.attempt, self._plan.step, batch.index, sample, direction)
-
-
-async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
-    """Go on even if cancelled: half a gradient is of no use to anybody."""
-    task = asyncio.create_task(work)
-    try:
-        await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait([task])
-        raise
 
 
 def _stack_tokens(

@@ -2,14 +2,13 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from swarm_ft.buffers import BufferKey, BufferLimits, BufferStore, End
+from swarm_ft.buffers import BufferKey, End
 from swarm_ft.codec import buffer_bytes
-from swarm_ft.ids import BlockIndex, SampleId
+from swarm_ft.ids import BlockIndex, PeerId, SampleId
 from swarm_ft.protocol.messages.client import RunEvent, StepCommitted
 from tests.integration.conftest import Job, MakeJob, QuietEvents
 from tests.local_swarm import LocalSwarm
@@ -56,24 +55,17 @@ async def test_both_ends_hold_equal_buffers_of_every_sample(
 ) -> None:
     # Or the last epoch would let go of each after its last visit.
     monkeypatch.setattr("swarm_ft.peer.kept_buffers.VisitOrder", lambda _train: None)
-    opened: list[BufferStore] = []
-
-    def remembered(limits: BufferLimits, **options: Any) -> BufferStore:
-        opened.append(BufferStore(limits, **options))
-        return opened[-1]
-
-    monkeypatch.setattr("swarm_ft.peer.kept_buffers.BufferStore", remembered)
     async with LocalSwarm(tmp_path, ["0-2", "2-4", "4-6"]) as swarm:
         status = await swarm.client.submit(aq_job.spec, aq_job.samples)
         await swarm.watch(status.run_id)
-        assert len(opened) == 3
-        for boundary in map(BlockIndex, (2, 4)):
-            (there,) = (store for store in opened if len(store.samples(boundary, End.SENT)))
-            (here,) = (store for store in opened if len(store.samples(boundary, End.RECEIVED)))
+        nodes = [swarm.peers[PeerId(f"peer-{i}")].node for i in range(3)]
+        stores = [node.buffers for node in nodes if node.buffers is not None]
+        assert len(stores) == 3
+        for index, boundary in enumerate((2, 4)):
             for sample in range(NUM_SAMPLES):
-                name = (status.run_id, boundary)
-                sent = there.get(BufferKey(*name, End.SENT, SampleId(sample)))
-                received = here.get(BufferKey(*name, End.RECEIVED, SampleId(sample)))
+                name = (status.run_id, BlockIndex(boundary))
+                sent = stores[index].get(BufferKey(*name, End.SENT, SampleId(sample)))
+                received = stores[index + 1].get(BufferKey(*name, End.RECEIVED, SampleId(sample)))
                 assert sent is not None
                 assert sent == received
                 size = buffer_bytes(sent.tokens, sent.channels, aq_job.spec.train.buffer_bits)

@@ -244,11 +244,23 @@ class GradientReducer:
             RunMismatch: it works by another RunSpec, or its gradient has another length.
             OutOfTurn: it is at another stage.
         """
-        check_reduce_hello(self.hello, hello)
+        self._check(hello)
         self._told_values[member] = hello.num_values
         self._connected.add(member)
         self._note_connections()
         self._apply(self._machine.connected(member))
+
+    def _check(self, hello: ReduceHello) -> None:
+        ours = self.hello
+        run, whose = f"run {ours.run_id}", f"peer {hello.peer_id}"
+        check_spec_digest(run, ours.spec_digest, hello.spec_digest, whose)
+        if hello.layers != ours.layers:
+            raise OutOfTurn(f"all-reduce: expected layers {ours.layers}, got {hello.layers}")
+        if ours.num_values and hello.num_values and ours.num_values != hello.num_values:
+            raise RunMismatch(
+                f"{run}, layers {ours.layers}: gradients have {ours.num_values} values here, "
+                f"{hello.num_values} at {whose}"
+            )
 
     def disconnected(self, member: int) -> None:
         """It is there no more."""
@@ -295,25 +307,6 @@ class _MemberEnd:
         self.connected = partial(reducer.connected, member)
         self.receive = partial(reducer.receive, member)
         self.write = reducer.write
-
-
-def check_reduce_hello(ours: ReduceHello, theirs: ReduceHello) -> None:
-    """Whether the other side is a replica of the same stage of the run.
-
-    Raises:
-        RunMismatch: it works by another RunSpec, or its gradient has another length.
-        OutOfTurn: it is at another stage.
-    """
-    whose = f"peer {theirs.peer_id}"
-    check_spec_digest(f"run {ours.run_id}", ours.spec_digest, theirs.spec_digest, whose)
-    if theirs.layers != ours.layers:
-        raise OutOfTurn(f"all-reduce: expected layers {ours.layers}, got {theirs.layers}")
-    lengths = {hello.num_values for hello in (ours, theirs) if hello.num_values}
-    if len(lengths) > 1:
-        raise RunMismatch(
-            f"run {ours.run_id}, layers {ours.layers}: gradients have {ours.num_values} values "
-            f"here, {theirs.num_values} at peer {theirs.peer_id}"
-        )
 
 
 # ---- tied embeddings stay tied: first and last stage add up their gradients, each for itself

@@ -9,16 +9,14 @@ is found out. So it is with snapshots, whose digests the coordinator keeps.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 from swarm_ft import failpoints
 from swarm_ft.errors import BadSnapshot, OutOfTurn, SwarmError, Unavailable
 from swarm_ft.ids import Attempt, PeerId, StepNumber
 from swarm_ft.log import get_logger
-from swarm_ft.peer.context import PeerContext
+from swarm_ft.peer.context import PeerContext, to_its_end
 from swarm_ft.peer.state.learner import CatchingUp
 from swarm_ft.peer.state.stage_state import StageState
 from swarm_ft.private_files import private_folder
@@ -36,8 +34,6 @@ from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.snapshots.shard import ShardContents, read_shard, write_shard
 from swarm_ft.snapshots.store import SnapshotStore
 from swarm_ft.transfer import OfferedShard, offer
-
-R = TypeVar("R")
 
 logger = get_logger(__name__)
 
@@ -271,23 +267,17 @@ class StateExchange:
         private_folder(folder)
         path = await self._write(folder, name, contents)
         try:
-            return await _to_end(partial(store.put_shard, name, path), lambda _entry: None)
+            return await to_its_end(asyncio.to_thread(store.put_shard, name, path))
         finally:
             path.unlink(missing_ok=True)  # it was moved, unless that failed
 
     async def _write(self, folder: Path, name: ShardName, contents: ShardContents) -> Path:
         """Write a state down; cancelled, it leaves no file."""
         write = partial(write_shard, folder, name, self._spec_digest, contents)
-        return await _to_end(write, Path.unlink)
-
-
-async def _to_end(function: Callable[[], R], undo: Callable[[R], object]) -> R:
-    """What the function returns, called in a thread; cancelled, this waits for it and undoes it."""
-    work = asyncio.ensure_future(asyncio.to_thread(function))
-    try:
-        return await asyncio.shield(work)
-    except asyncio.CancelledError:
-        await asyncio.wait((work,))
-        if work.exception() is None:
-            undo(work.result())
-        raise
+        writing = asyncio.create_task(asyncio.to_thread(write))
+        try:
+            return await to_its_end(writing)
+        except asyncio.CancelledError:
+            if writing.done() and writing.exception() is None:
+                writing.result().unlink()
+            raise
