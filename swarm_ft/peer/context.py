@@ -35,8 +35,7 @@ async def to_its_end(work: Awaitable[R]) -> R:
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
-        (ended,), _ = await asyncio.wait({task})
-        ended.exception()  # nobody asks for it any more
+        await asyncio.wait({task})
         raise
 
 

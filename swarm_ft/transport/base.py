@@ -225,16 +225,11 @@ async def _outcome(
     # detail of it.
     try:
         await handler(stream)
-    except SwarmError as error:
-        return error
-    except ExceptionGroup as group:
-        spoken = first_error(group)
+    except Exception as error:
+        spoken = first_error(error)
         if spoken is None:
             _logger.exception("handler_failed method=%s remote=%s", method, stream.remote)
         return spoken or InternalError(HIDDEN)
-    except Exception:
-        _logger.exception("handler_failed method=%s remote=%s", method, stream.remote)
-        return InternalError(HIDDEN)
     return None
 
 
@@ -257,11 +252,8 @@ async def until_one_ends(*parts: Awaitable[None]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def first_error(group: ExceptionGroup[Exception]) -> SwarmError | None:
-    """Of a TaskGroup's error that holds SwarmErrors alone, the first; None for all others."""
-    if group.split(SwarmError)[1] is not None:
-        return None
-    first: Exception = group
-    while isinstance(first, ExceptionGroup):
-        first = first.exceptions[0]
-    return first if isinstance(first, SwarmError) else None
+def first_error(error: Exception) -> SwarmError | None:
+    """The SwarmError that it is, or the first of a TaskGroup's if it has no others; else None."""
+    if isinstance(error, ExceptionGroup):
+        return None if error.split(SwarmError)[1] else first_error(error.exceptions[0])
+    return error if isinstance(error, SwarmError) else None
