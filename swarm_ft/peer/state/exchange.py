@@ -9,7 +9,6 @@ is found out. So it is with snapshots, whose digests the coordinator keeps.
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 from pathlib import Path
 
 from swarm_ft import failpoints
@@ -273,8 +272,8 @@ class StateExchange:
 
     async def _write(self, folder: Path, name: ShardName, contents: ShardContents) -> Path:
         """Write a state down; cancelled, it leaves no file."""
-        write = partial(write_shard, folder, name, self._spec_digest, contents)
-        writing = asyncio.create_task(asyncio.to_thread(write))
+        write = asyncio.to_thread(write_shard, folder, name, self._spec_digest, contents)
+        writing = asyncio.create_task(write)
         try:
             return await to_its_end(writing)
         except asyncio.CancelledError:
