@@ -30,7 +30,7 @@ from swarm_ft.protocol.messages.control import Stage, stages_of
 from swarm_ft.protocol.messages.shard import ShardFile, ShardName
 from swarm_ft.protocol.messages.timeline import PeerTimeline
 from swarm_ft.protocol.spec.run_spec import RunSpec
-from swarm_ft.transfer.download import Downloader
+from swarm_ft.transfer import Downloader
 from swarm_ft.transport.base import Channel, Transport, call
 from swarm_ft.transport.methods import CANCEL, COLLECTED, STATUS, SUBMIT, WATCH
 

@@ -53,8 +53,8 @@ def link_to_wire(message: LinkMessage) -> link_pb2.LinkMessage:
             return link_pb2.LinkMessage(frame=frame)
         case Ack(key):
             return link_pb2.LinkMessage(frame_ack=_key_to_wire(key))
-        case GradientPiece(piece_key, tensor):
-            piece = _piece_to_wire(piece_key, tensor.to_bytes())
+        case GradientPiece():
+            piece = _piece_to_wire(message, message.tensor.to_bytes())
             return link_pb2.LinkMessage(piece=piece)
         case PieceAck(piece_key):
             return link_pb2.LinkMessage(piece_ack=_piece_key_to_wire(piece_key))
@@ -154,8 +154,8 @@ def _key_from_wire(key: boundary_pb2.FrameKey) -> FrameKey:
 # ---- between replicas
 
 
-def _piece_to_wire(key: PieceKey, tensor: bytes) -> reduce_pb2.GradientPiece:
-    return reduce_pb2.GradientPiece(key=_piece_key_to_wire(key), tensor=tensor)
+def _piece_to_wire(piece: GradientPiece, tensor: bytes) -> reduce_pb2.GradientPiece:
+    return reduce_pb2.GradientPiece(key=_piece_key_to_wire(piece.key), tensor=tensor)
 
 
 def _piece_key_to_wire(key: PieceKey) -> reduce_pb2.PieceKey:
@@ -179,18 +179,14 @@ def _piece_key_from_wire(key: reduce_pb2.PieceKey) -> PieceKey:
 # ---- what is counted as traffic, without a second copy of the payload
 
 
-def frame_wire_bytes(frame: Frame) -> int:
-    """Bytes that a frame takes on the stream, all headers of message and gRPC included."""
-    return _wire_bytes(_frame_to_wire(frame, b""), frame.tensor)
-
-
-def piece_wire_bytes(piece: GradientPiece) -> int:
-    """Bytes that a piece takes on the stream, all headers of message and gRPC included."""
-    return _wire_bytes(_piece_to_wire(piece.key, b""), piece.tensor)
-
-
-def _wire_bytes(rest: Message, tensor: EncodedTensor) -> int:
-    tensor_bytes = _field_bytes(TENSOR_HEADER_BYTES + len(tensor.payload))
+def wire_bytes(message: Frame | GradientPiece) -> int:
+    """Bytes that it takes on the stream, all headers of message and gRPC included."""
+    rest: Message
+    if isinstance(message, Frame):
+        rest = _frame_to_wire(message, b"")
+    else:
+        rest = _piece_to_wire(message, b"")
+    tensor_bytes = _field_bytes(TENSOR_HEADER_BYTES + len(message.tensor.payload))
     return _field_bytes(rest.ByteSize() + tensor_bytes) + GRPC_PREFIX_BYTES
 
 

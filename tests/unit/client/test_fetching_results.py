@@ -17,7 +17,7 @@ from swarm_ft.protocol.messages.client import RunPhase, RunStatus, StageResult
 from swarm_ft.protocol.messages.control import StageAssignment
 from swarm_ft.protocol.messages.shard import CHUNK_BYTES, ChunkPart, FetchRequest, ShardName
 from swarm_ft.protocol.spec.layers import LayerRange
-from swarm_ft.transfer.source import (
+from swarm_ft.transfer import (
     PART_BYTES,
     OfferedShard,
     offer,

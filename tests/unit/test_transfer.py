@@ -31,8 +31,14 @@ from swarm_ft.protocol.messages.shard import (
     ShardName,
 )
 from swarm_ft.protocol.spec.layers import LayerRange
-from swarm_ft.transfer.download import Downloader
-from swarm_ft.transfer.source import PART_BYTES, OfferedShard, offer, serve_chunk_list, serve_chunks
+from swarm_ft.transfer import (
+    PART_BYTES,
+    Downloader,
+    OfferedShard,
+    offer,
+    serve_chunk_list,
+    serve_chunks,
+)
 from swarm_ft.transport.base import Channel, Handler, MessageStream, Method, Server, call
 from swarm_ft.transport.grpc_transport import GrpcTransport
 from swarm_ft.transport.methods import FETCH_CHUNKS, LIST_CHUNKS
