@@ -20,6 +20,7 @@ from swarm_ft.coordinator.facts.events import (
     PeerLost,
     PeerSaid,
     Publish,
+    Record,
     ResultCollected,
     RunCancelled,
     RunRecord,
@@ -28,7 +29,6 @@ from swarm_ft.coordinator.facts.events import (
     SnapshotWritten,
     Tick,
     TokensLost,
-    Write,
     WriteSnapshot,
 )
 from swarm_ft.coordinator.facts.state import Run, SwarmState
@@ -36,7 +36,7 @@ from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.submission import Submissions
 from swarm_ft.coordinator.watching import Watcher, Watchers, overview
 from swarm_ft.errors import JournalError, NotFound, OutOfTurn, SwarmError, Unavailable
-from swarm_ft.ids import PeerId, RunId, SampleId
+from swarm_ft.ids import PeerId, SampleId
 from swarm_ft.log import get_logger
 from swarm_ft.protocol.messages.client import (
     CancelRequest,
@@ -179,8 +179,6 @@ class CoordinatorService:
         """
         while True:
             await asyncio.wait([self._broken], timeout=TICK_S)
-            if self._broken.done():
-                self._broken.result()
             self._handle(Tick())
 
     # ---- events in, effects out
@@ -190,7 +188,7 @@ class CoordinatorService:
             self._broken.result()
         self._state, effects = decide(self._state, event, self._clock.now_s())
         try:
-            records = [effect.record for effect in effects if isinstance(effect, Write)]
+            records = [effect for effect in effects if isinstance(effect, Record)]
             self._journal.write(records)
             if any(isinstance(record, CommitRecord) for record in records):
                 failpoints.reached("commit-written")
@@ -207,14 +205,14 @@ class CoordinatorService:
             case Dismiss(peer_id, refusal):
                 logger.warning("peer %s is sent away: %s", peer_id, refusal.message)
                 self._put(peer_id, refusal)
-            case Publish(run_id, run_event):
-                self._publish(run_id, run_event)
+            case Publish(run_id, told):
+                if isinstance(told, RunStatus):
+                    logger.info("run %s: %s %s", run_id, told.phase.name.lower(), told.detail)
+                self._watchers.tell(run_id, told)
             case WriteSnapshot():
                 self._start(self._write_snapshot(effect))
-            case Write(RunRecord(run)) if run.phase > RunPhase.FINISHED:
+            case RunRecord(run) if run.phase > RunPhase.FINISHED:
                 self._start(asyncio.to_thread(self._journal.tokens.delete, run.run_id))
-            case Write():
-                pass  # is in the journal already
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -259,11 +257,6 @@ class CoordinatorService:
         outbox = self._outboxes.get(peer_id)
         if outbox is not None:  # else its loss is on its way to the machine
             outbox.put(item)
-
-    def _publish(self, run_id: RunId, event: RunEvent) -> None:
-        if isinstance(event, RunStatus):
-            logger.info("run %s: %s %s", run_id, event.phase.name.lower(), event.detail)
-        self._watchers.tell(run_id, event)
 
     # ---- peers
 

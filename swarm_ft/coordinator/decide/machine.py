@@ -17,7 +17,7 @@ end as CANCELLED or FAILED. Inside TRAINING every step is plan -> run -> ready -
     a peer comes (back)        while others load, or when the next step begins: attempt + 1 with it
     ... and lacks the state    it listens until CaughtUp; then the next plan is over it too
 
-Whatever an event makes true is written (Write) before it is said (Say, Publish).
+Whatever an event makes true is written (a Record) before it is said (Say, Publish).
 """
 
 from __future__ import annotations

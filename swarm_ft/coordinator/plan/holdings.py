@@ -93,5 +93,4 @@ def _sum(before: BufferCounts | None, new: BufferCounts) -> BufferCounts:
     """What is kept as of now, and all that happened until now."""
     if before is not None:
         new = replace(before, samples=0, memory_bytes=0, disk_bytes=0) + new
-    names = [name for name in BufferCounts.__dataclass_fields__ if name != "boundary"]
-    return replace(new, **{name: min(getattr(new, name), MAX_COUNT) for name in names})
+    return replace(new, **{name: min(n, MAX_COUNT) for name, n in new.counts().items()})
