@@ -147,7 +147,7 @@ def _peer_id(given: str | None, home: PeerHome | None) -> PeerId:
 def _checked_name(name: str) -> PeerId:
     from swarm_ft.discovery.directory import checked_record
     from swarm_ft.ids import PeerId
-    from swarm_ft.protocol.spec.checks import MAX_ID_CHARS
+    from swarm_ft.protocol.spec.bounds import MAX_ID_CHARS
 
     checked_record(name, "localhost:1")
     if len(name) > MAX_ID_CHARS:

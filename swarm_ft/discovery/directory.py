@@ -14,7 +14,7 @@ from swarm_ft.clock import Clock
 from swarm_ft.errors import BadOption, Unavailable
 from swarm_ft.ids import PeerId
 from swarm_ft.log import get_logger
-from swarm_ft.protocol.spec.checks import is_endpoint
+from swarm_ft.protocol.spec.bounds import is_endpoint
 
 # ---- a directory of who is there, whoever keeps it
 

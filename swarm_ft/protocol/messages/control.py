@@ -19,13 +19,15 @@ from swarm_ft.protocol.messages.reports import (
 )
 from swarm_ft.protocol.messages.shard import ShardFile, ShardName
 from swarm_ft.protocol.messages.timeline import ClockTime, StepTimeline
-from swarm_ft.protocol.spec.bounds import Bound, Length, Range
-from swarm_ft.protocol.spec.checks import (
+from swarm_ft.protocol.spec.bounds import (
     MAX_PEER_NUMBER,
+    Bound,
     Digest,
     Endpoint,
     HostAndPort,
+    Length,
     Name,
+    Range,
     Text,
 )
 from swarm_ft.protocol.spec.layers import MAX_BLOCKS, LayerRange

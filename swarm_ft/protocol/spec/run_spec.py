@@ -10,8 +10,7 @@ from enum import IntEnum
 from typing import Annotated
 
 from swarm_ft.errors import BadCodec, BadModel, BadOption
-from swarm_ft.protocol.spec.bounds import Length, OneOf, Range
-from swarm_ft.protocol.spec.checks import Digest
+from swarm_ft.protocol.spec.bounds import Digest, Length, OneOf, Range
 from swarm_ft.protocol.spec.codec_spec import (
     MAX_SPEC_CHARS,
     CodecSpec,
