@@ -13,17 +13,22 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from swarm_ft.cli.client import conclude, connected
-from swarm_ft.cli.declared import declared_options, takes
-from swarm_ft.cli.options import BufferOptions, examples, json_flag, log_option
+from swarm_ft.cli.options import (
+    BufferOptions,
+    declared_options,
+    examples,
+    json_flag,
+    log_option,
+    takes,
+)
 from swarm_ft.cli.processes import ProcessSwarm
-from swarm_ft.cli.running import on_stop_signal, run_async, spinner
+from swarm_ft.cli.running import DHT_PREFIX, on_stop_signal, run_async, spinner
 from swarm_ft.client.options import JobOptions
 from swarm_ft.errors import BadInput, BadOption, RunFailed
 from swarm_ft.protocol.spec.options import arguments, build
 
 if TYPE_CHECKING:
     from swarm_ft.client.job import Job
-    from swarm_ft.client.progress import RunProgress
     from swarm_ft.client.report import RunReport
     from swarm_ft.client.swarm import SwarmClient
 
@@ -66,7 +71,6 @@ SAMPLE_LR = 2e-3
 """For the demo's own model, which starts from random weights; a trained one wants far less."""
 SAMPLE = {"model": "a small GPT-2 made on the spot", "dataset": "Python's own source text"}
 """What is trained, and on what, where nothing else is named."""
-DHT_PREFIX = "swarm-ft"
 JOIN_TIMEOUT_S, JOIN_POLL_S = 60.0, 0.2
 JOURNAL = "coordinator.db"
 
@@ -276,10 +280,17 @@ async def _train(
 ) -> RunReport:
     """Submit the job and see it through, unless a process of the swarm ends first."""
     from swarm_ft.client.progress import RunProgress
+    from swarm_ft.client.train import submit
 
     progress = RunProgress(job.spec.train)
+
+    async def see_through() -> RunReport:
+        run = await submit(client, job, options, progress)
+        await run.fetch(options.outputs)
+        return await run.report(options.outputs)
+
     watching = asyncio.ensure_future(swarm.first_loss(progress.message))
-    training = asyncio.ensure_future(_see_through(client, job, options, progress))
+    training = asyncio.ensure_future(see_through())
     try:
         await asyncio.wait((watching, training), return_when=asyncio.FIRST_COMPLETED)
         if not training.done():
@@ -289,18 +300,3 @@ async def _train(
         watching.cancel()
         training.cancel()
         await asyncio.gather(watching, training, return_exceptions=True)
-
-
-async def _see_through(
-    client: SwarmClient, job: Job, options: JobOptions, progress: RunProgress
-) -> RunReport:
-    from swarm_ft.client.trace import open_trace
-    from swarm_ft.client.train import begin, fetch_result, measure_baseline, note_untied, report_on
-
-    outputs = options.outputs
-    note_untied(job.spec, progress)
-    baseline = await measure_baseline(options.model, job.eval_data, progress)
-    run_id = await begin(client, job, resume=options.resume, progress=progress)
-    with open_trace(outputs.trace_file, progress.message) as trace:
-        events = await fetch_result(client, run_id, job.checkpoint, progress, outputs.out, trace)
-    return await report_on(events, run_id, baseline, progress, outputs.out)

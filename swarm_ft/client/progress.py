@@ -14,7 +14,9 @@ from rich.filesize import decimal
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Column
 
+from swarm_ft.errors import ProtocolError
 from swarm_ft.protocol.messages.client import RunEvent, RunPhase, RunStatus, StepCommitted
+from swarm_ft.protocol.messages.reports import ByteCounts, Traffic, summed_by_boundary
 
 if TYPE_CHECKING:
     from swarm_ft.protocol.spec.run_spec import TrainSpec
@@ -27,17 +29,36 @@ PLAIN_LINES = 10
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepTotals:
-    """Sums over all counted steps up to and with `step`."""
+    """A step that counts, and sums over all of them up to and with it.
 
-    step: int
-    loss: float
-    tokens: int
-    seconds: float
-    sent_bytes: int
-    uncompressed_bytes: int
+    Attributes:
+        loss: of this step, mean over its target tokens.
+        num_samples: visited.
+        seconds: of the steps; waiting between them is not in it.
+        traffic: both sides of each boundary together, boundaries rising.
+        sent: everything that peers sent each other, by kind.
+    """
+
+    step: int = -1
+    loss: float = 0.0
+    num_samples: int = 0
+    seconds: float = 0.0
+    traffic: tuple[Traffic, ...] = ()
+    sent: ByteCounts = field(default_factory=ByteCounts)
+
+    def and_then(self, event: StepCommitted) -> StepTotals:
+        """The sums with one more step."""
+        return StepTotals(
+            step=event.step,
+            loss=event.loss,
+            num_samples=self.num_samples + event.num_samples,
+            seconds=self.seconds + event.seconds,
+            traffic=summed_by_boundary((*self.traffic, *event.traffic)),
+            sent=self.sent + event.sent,
+        )
 
 
-_NOTHING = StepTotals(step=-1, loss=0.0, tokens=0, seconds=0.0, sent_bytes=0, uncompressed_bytes=0)
+_NOTHING = StepTotals()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,7 +93,7 @@ class ProgressState:
                 detail=_printable(event.detail),
             )
         kept = self._totals_below(event.step)
-        latest = self._add(kept[-1] if kept else _NOTHING, event)
+        latest = (kept[-1] if kept else _NOTHING).and_then(event)
         return replace(
             self,
             totals=(*kept, latest),
@@ -87,15 +108,22 @@ class ProgressState:
             stop -= 1
         return self.totals[:stop]
 
-    def _add(self, before: StepTotals, event: StepCommitted) -> StepTotals:
-        return StepTotals(
-            step=event.step,
-            loss=event.loss,
-            tokens=before.tokens + event.num_samples * self.seq_length,
-            seconds=before.seconds + event.seconds,
-            sent_bytes=before.sent_bytes + event.sent.sent_bytes,
-            uncompressed_bytes=before.uncompressed_bytes + event.sent.uncompressed_bytes,
-        )
+    @property
+    def last(self) -> StepTotals:
+        """The last step that counts, and the sums over all; of nothing before the first."""
+        return self.totals[-1] if self.totals else _NOTHING
+
+    @property
+    def losses(self) -> tuple[float, ...]:
+        """Of all steps that count, from 0 on.
+
+        Raises:
+            ProtocolError: a step was never told.
+        """
+        for number, known in enumerate(self.totals):
+            if known.step != number:
+                raise ProtocolError(f"run events: expected step {number}, got step {known.step}")
+        return tuple(known.loss for known in self.totals)
 
     @property
     def loss(self) -> float | None:
@@ -105,38 +133,35 @@ class ProgressState:
     @property
     def tokens_per_second(self) -> float:
         """Tokens trained a second, over the last `WINDOW_STEPS`; 0 before the first step."""
-        first, last = self._window()
-        seconds = last.seconds - first.seconds
-        return (last.tokens - first.tokens) / seconds if seconds > 0 else 0.0
+        first, seconds = self._window()
+        num_samples = self.last.num_samples - first.num_samples
+        return num_samples * self.seq_length / seconds if seconds > 0 else 0.0
 
     @property
     def eta_s(self) -> float | None:
         """Seconds that the steps to come take at the pace of the last ones; None if unknown."""
-        first, last = self._window()
         counted = min(len(self.totals), WINDOW_STEPS)
         if not counted:
             return None
         remaining = max(0, self.num_steps - self.committed_steps)
-        return remaining * (last.seconds - first.seconds) / counted
+        return remaining * self._window()[1] / counted
 
     @property
     def bytes_saved(self) -> int:
         """What the codecs kept off the links, over all boundaries, both ways."""
-        last = self._window()[1]
-        return last.uncompressed_bytes - last.sent_bytes
+        return self.last.sent.uncompressed_bytes - self.last.sent.sent_bytes
 
     @property
     def ratio(self) -> float:
         """Uncompressed bytes to sent ones; 1 where nothing was sent."""
-        last = self._window()[1]
-        return last.uncompressed_bytes / last.sent_bytes if last.sent_bytes else 1.0
+        sent = self.last.sent
+        return sent.uncompressed_bytes / sent.sent_bytes if sent.sent_bytes else 1.0
 
-    def _window(self) -> tuple[StepTotals, StepTotals]:
-        """The totals before the last `WINDOW_STEPS` steps, and the latest."""
-        if not self.totals:
-            return _NOTHING, _NOTHING
+    def _window(self) -> tuple[StepTotals, float]:
+        """The totals before the last `WINDOW_STEPS` steps, and the seconds since."""
         before = len(self.totals) - 1 - WINDOW_STEPS
-        return self.totals[before] if before >= 0 else _NOTHING, self.totals[-1]
+        first = self.totals[before] if before >= 0 else _NOTHING
+        return first, self.last.seconds - first.seconds
 
     def line(self) -> str:
         """The state in words: what is waited for, or else the numbers."""

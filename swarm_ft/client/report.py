@@ -1,4 +1,4 @@
-"""The closing summary of a run and its `--json` document. Knows run events, reads no file."""
+"""The closing summary of a run and its `--json` document. Reads no file."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 from rich.filesize import decimal
 from rich.table import Table
 
-from swarm_ft.errors import BadOption, ProtocolError
-from swarm_ft.protocol.messages.client import RunEvent, StepCommitted
-from swarm_ft.protocol.messages.reports import ByteCounts, Traffic, summed_by_boundary
+from swarm_ft.errors import BadOption
+from swarm_ft.protocol.messages.reports import ByteCounts, Traffic
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from swarm_ft.client.evaluate import Evaluation
+    from swarm_ft.client.progress import StepTotals
     from swarm_ft.ids import RunId
 
 
@@ -30,10 +30,7 @@ class RunReport:
 
     Attributes:
         losses: one for each step that counts, mean over its target tokens.
-        samples: samples visited, over all steps.
-        seconds: of all steps that count; waiting between them is not in it.
-        traffic: both sides of each boundary together, boundaries rising.
-        sent: everything that peers sent each other, by kind.
+        totals: over these steps.
         eval_before: of the held-out text before training; None where there was none.
         eval_after: the same on the exported weights, uncompressed.
         model_dir: the exported checkpoint.
@@ -41,46 +38,16 @@ class RunReport:
 
     run_id: RunId
     losses: tuple[float, ...]
-    samples: int
-    seconds: float
-    traffic: tuple[Traffic, ...]
-    sent: ByteCounts
+    totals: StepTotals
     eval_before: Evaluation | None
     eval_after: Evaluation | None
     model_dir: str
 
-    @classmethod
-    def build(
-        cls,
-        events: Iterable[RunEvent],
-        *,
-        run_id: RunId,
-        eval_before: Evaluation | None,
-        eval_after: Evaluation | None,
-        model_dir: str,
-    ) -> RunReport:
-        """The report of a run whose events arrived in this order.
-
-        Raises:
-            ProtocolError: a step that counts was never told.
-        """
-        steps = counted_steps(events)
-        return cls(
-            run_id=run_id,
-            losses=tuple(step.loss for step in steps),
-            samples=sum(step.num_samples for step in steps),
-            seconds=sum(step.seconds for step in steps),
-            traffic=summed_by_boundary(one for step in steps for one in step.traffic),
-            sent=sum((step.sent for step in steps), ByteCounts()),
-            eval_before=eval_before,
-            eval_after=eval_after,
-            model_dir=model_dir,
-        )
-
     @property
     def samples_per_second(self) -> float:
         """Training speed; 0 where no step was run."""
-        return self.samples / self.seconds if self.seconds > 0 else 0.0
+        totals = self.totals
+        return totals.num_samples / totals.seconds if totals.seconds > 0 else 0.0
 
     def to_json(self) -> str:
         """The `--json` document; a loss or perplexity that is no finite number becomes null."""
@@ -88,13 +55,13 @@ class RunReport:
             "run_id": self.run_id,
             "model_dir": self.model_dir,
             "steps": len(self.losses),
-            "samples": self.samples,
-            "seconds": self.seconds,
+            "samples": self.totals.num_samples,
+            "seconds": self.totals.seconds,
             "samples_per_second": self.samples_per_second,
             "eval_before": _eval_fields(self.eval_before),
             "eval": _eval_fields(self.eval_after),
-            "bytes_by_kind": kind_fields(self.sent),
-            "bytes": {str(t.boundary): _byte_fields(t) for t in self.traffic},
+            "bytes_by_kind": kind_fields(self.totals.sent),
+            "bytes": {str(t.boundary): _byte_fields(t) for t in self.totals.traffic},
             "losses": [_finite(loss) for loss in self.losses],
         }
         return json.dumps(document, indent=2, allow_nan=False) + "\n"
@@ -115,12 +82,12 @@ class RunReport:
 
     def summary_lines(self) -> list[str]:
         """The summary in plain lines, without the table of bytes."""
-        lines = []
+        lines, totals = [], self.totals
         if self.losses:
             lines.append(
                 f"training loss        {self.losses[0]:.3f} -> {self.losses[-1]:.3f}   "
-                f"({len(self.losses)} steps, {self.samples} samples in {self.seconds:.1f} s, "
-                f"{self.samples_per_second:.1f} samples/s)"
+                f"({len(self.losses)} steps, {totals.num_samples} samples in "
+                f"{totals.seconds:.1f} s, {self.samples_per_second:.1f} samples/s)"
             )
         if self.eval_before and self.eval_after:
             before, after = self.eval_before, self.eval_after
@@ -131,32 +98,12 @@ class RunReport:
 
     def print_summary(self, console: Console) -> None:
         """The summary for people: bytes by boundary and by kind as tables, then the lines."""
-        if self.traffic:
-            console.print(_traffic_table(self.traffic))
-        for line in kind_lines(self.sent):
+        if self.totals.traffic:
+            console.print(_traffic_table(self.totals.traffic))
+        for line in kind_lines(self.totals.sent):
             console.print(line, markup=False, highlight=False, soft_wrap=True)
         for line in self.summary_lines():
             console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-
-def counted_steps(events: Iterable[RunEvent]) -> tuple[StepCommitted, ...]:
-    """Steps that count in the end, from 0 on, without a gap.
-
-    A step not above the last one means that the run went back, or that it is told again from
-    its beginning: what was known from that step on is void.
-
-    Raises:
-        ProtocolError: a step is missing.
-    """
-    steps: list[StepCommitted] = []
-    for event in events:
-        if not isinstance(event, StepCommitted):
-            continue
-        if event.step > len(steps):
-            raise ProtocolError(f"run events: expected step {len(steps)}, got step {event.step}")
-        del steps[event.step :]
-        steps.append(event)
-    return tuple(steps)
 
 
 def _byte_fields(traffic: Traffic) -> dict[str, int]:
