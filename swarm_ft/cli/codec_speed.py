@@ -9,6 +9,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -49,30 +50,6 @@ class SpeedRow:
     error: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Timer:
-    """Medians of seconds; on a GPU, of the time until its work is done."""
-
-    repeats: int
-    device: torch.device
-
-    def seconds(self, *works: Callable[[], object]) -> list[float]:
-        """Of each work, all of them in turn in every repeat, so that noise meets all alike."""
-        taken: list[list[float]] = [[] for _ in works]
-        for _ in range(self.repeats):
-            for work, seconds in zip(works, taken, strict=True):
-                self._wait()
-                start = time.perf_counter()
-                work()
-                self._wait()
-                seconds.append(time.perf_counter() - start)
-        return [statistics.median(seconds) for seconds in taken]
-
-    def _wait(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-
-
 def measure(
     specs: list[CodecSpec], shapes: list[tuple[int, int]], *, repeats: int, reference: bool
 ) -> Iterator[SpeedRow]:
@@ -84,12 +61,11 @@ def measure(
     """
     torch.set_num_threads(1)
     for device in _devices():
-        timer = _Timer(repeats, device)
         for tokens, channels in shapes:
             x, base = _sample(tokens, channels, device)
             for spec in specs:
                 for kernels in _backends(device, reference):
-                    yield _row(from_spec(spec, kernels), kernels, x, base, timer)
+                    yield _row(from_spec(spec, kernels), kernels, x, base, repeats)
 
 
 def cuda_name() -> str | None:
@@ -115,12 +91,14 @@ def _sample(tokens: int, channels: int, device: torch.device) -> tuple[Tensor, T
     return x.to(device), base.to(device)
 
 
-def _row(codec: Codec, kernels: Kernels, x: Tensor, base: Tensor, timer: _Timer) -> SpeedRow:
+def _row(codec: Codec, kernels: Kernels, x: Tensor, base: Tensor, repeats: int) -> SpeedRow:
     against = base if codec.spec.is_delta else None
     encoded = codec.encode(x, against)  # compiles what is not compiled yet
     decoded = codec.decode(encoded, against)
     copy = torch.empty_like(x)
-    encode_s, decode_s, copy_s = timer.seconds(
+    encode_s, decode_s, copy_s = _median_seconds(
+        repeats,
+        x.device,
         lambda: codec.encode(x, against),
         lambda: codec.decode(encoded, against),
         lambda: copy.copy_(x),
@@ -138,6 +116,22 @@ def _row(codec: Codec, kernels: Kernels, x: Tensor, base: Tensor, timer: _Timer)
         bits_a_value=_bits_a_value(encoded),
         error=_error(decoded, x, against),
     )
+
+
+def _median_seconds(
+    repeats: int, device: torch.device, *works: Callable[[], object]
+) -> list[float]:
+    """Of each work, all of them in turn in every repeat, so that noise meets all alike."""
+    taken: list[list[float]] = [[] for _ in works]
+    wait = partial(torch.cuda.synchronize, device) if device.type == "cuda" else lambda: None
+    for _ in range(repeats):
+        for work, seconds in zip(works, taken, strict=True):
+            wait()
+            start = time.perf_counter()
+            work()
+            wait()
+            seconds.append(time.perf_counter() - start)
+    return [statistics.median(seconds) for seconds in taken]
 
 
 def _bits_a_value(encoded: EncodedTensor) -> float:

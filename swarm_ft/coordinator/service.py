@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -166,8 +167,8 @@ class CoordinatorService:
             JOIN: self._join,
             SUBMIT: self._submit,
             WATCH: self._watch,
-            CANCEL: self._cancel,
-            COLLECTED: self._collected,
+            CANCEL: partial(self._end, RunCancelled),
+            COLLECTED: partial(self._end, ResultCollected),
             STATUS: self._status,
         }
 
@@ -339,14 +340,13 @@ class CoordinatorService:
             event = await watcher.next()
             await stream.send(event)
 
-    async def _cancel(self, stream: MessageStream[RunStatus, CancelRequest]) -> None:
+    async def _end(
+        self,
+        event: type[RunCancelled | ResultCollected],
+        stream: MessageStream[RunStatus, CancelRequest | CollectedRequest],
+    ) -> None:
         run = self._named(await stream.receive())
-        self._handle(RunCancelled(run.run_id))
-        await stream.send(self._state.runs[run.run_id].status)
-
-    async def _collected(self, stream: MessageStream[RunStatus, CollectedRequest]) -> None:
-        run = self._named(await stream.receive())
-        self._handle(ResultCollected(run.run_id))
+        self._handle(event(run.run_id))
         await stream.send(self._state.runs[run.run_id].status)
 
     async def _status(self, stream: MessageStream[SwarmStatus, StatusRequest]) -> None:
