@@ -9,7 +9,6 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -123,7 +122,11 @@ def _median_seconds(
 ) -> list[float]:
     """Of each work, all of them in turn in every repeat, so that noise meets all alike."""
     taken: list[list[float]] = [[] for _ in works]
-    wait = partial(torch.cuda.synchronize, device) if device.type == "cuda" else lambda: None
+
+    def wait() -> None:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
     for _ in range(repeats):
         for work, seconds in zip(works, taken, strict=True):
             wait()

@@ -14,6 +14,7 @@ import click
 
 from swarm_ft.cli.client import conclude, connected
 from swarm_ft.cli.options import (
+    DHT_PREFIX,
     BufferOptions,
     declared_options,
     examples,
@@ -22,7 +23,7 @@ from swarm_ft.cli.options import (
     takes,
 )
 from swarm_ft.cli.processes import ProcessSwarm
-from swarm_ft.cli.running import DHT_PREFIX, on_stop_signal, run_async, spinner
+from swarm_ft.cli.running import on_stop_signal, run_async, spinner
 from swarm_ft.client.options import JobOptions
 from swarm_ft.errors import BadInput, BadOption, RunFailed
 from swarm_ft.protocol.spec.options import arguments, build

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 import click
 
 from swarm_ft import log
-from swarm_ft.cli.running import DHT_PREFIX
 from swarm_ft.errors import BadOption
 from swarm_ft.protocol.spec.bounds import Range
 from swarm_ft.protocol.spec.options import Declared, Option, build, check, declared
@@ -22,6 +21,8 @@ if TYPE_CHECKING:
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
+DHT_PREFIX = "swarm-ft"
+"""Of a swarm that is not named otherwise."""
 LISTEN_ANYWHERE = ("0.0.0.0", "::")
 _ANNOUNCED = re.compile(r"(?P<host>\[[^\]]*\]|[^:\[\]]+)(:(?P<port>\d+))?")
 

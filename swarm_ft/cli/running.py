@@ -9,16 +9,15 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from swarm_ft.cli.options import DHT_PREFIX, Listening
+
 if TYPE_CHECKING:
-    from swarm_ft.cli.options import Listening
     from swarm_ft.discovery import Directory, Role
     from swarm_ft.discovery.dht import DhtDirectory
     from swarm_ft.transport.base import Server
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Ctrl-C, the polite kill, and a terminal that was closed."""
-DHT_PREFIX = "swarm-ft"
-"""Of a swarm that is not named otherwise."""
 
 
 def run_until_stopped(work: Callable[[], Coroutine[Any, Any, None]]) -> None:

@@ -67,8 +67,8 @@ def evaluate(
     model = _load(model_dir)
     tokens_st = torch.from_numpy(samples.astype(np.int64))
     loss_sum = 0.0
-    for batch_st in tokens_st.split(batch_size):
-        loss_sum += _loss_sum(model, batch_st)
+    for start in range(0, len(samples), batch_size):
+        loss_sum += _loss_sum(model, tokens_st[start : start + batch_size])
         on_batch()
     return Evaluation(loss_sum / (len(samples) * (samples.shape[1] - 1)))
 

@@ -224,4 +224,4 @@ def _sum(before: BufferCounts | None, new: BufferCounts) -> BufferCounts:
     """What is kept as of now, and all that happened until now."""
     if before is not None:
         new = replace(before, samples=0, memory_bytes=0, disk_bytes=0) + new
-    return replace(new, **{name: min(n, MAX_COUNT) for name, n in new.counts().items()})
+    return new.at_most(MAX_COUNT)

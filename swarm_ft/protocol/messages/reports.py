@@ -51,6 +51,10 @@ class Counters:
             self, **{name: count + others[name] for name, count in self.counts().items()}
         )
 
+    def at_most(self, high: int) -> Self:
+        """The same, with no count above `high`."""
+        return replace(self, **{name: min(count, high) for name, count in self.counts().items()})
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Traffic(Counters):
