@@ -60,7 +60,7 @@ def train(options: JobOptions, initial_peers: tuple[str, ...], dht_prefix: str) 
 
     async def begin(swarm: SwarmClient) -> WatchedRun:
         from swarm_ft.client.job import prepare_job
-        from swarm_ft.client.progress import RunProgress
+        from swarm_ft.client.report import RunProgress
         from swarm_ft.client.train import submit
 
         with spinner("reading the model and the text"):

@@ -28,7 +28,6 @@ from swarm_ft.errors import BadOption, JournalError
 
 if TYPE_CHECKING:
     from swarm_ft.coordinator.journal.journal import Journal
-    from swarm_ft.snapshots.store import SnapshotStore
 
 NAME = "coordinator"
 """Of its record in the DHT; a swarm has one."""
@@ -131,7 +130,9 @@ def coordinator(
 
     Without --initial-peers it starts a DHT of its own and prints its address.
     """
-    store = _open_snapshots(snapshots)
+    from swarm_ft.snapshots.store import SnapshotStore
+
+    store = SnapshotStore(snapshots) if snapshots else None
 
     async def work() -> None:
         from swarm_ft.clock import SystemClock
@@ -173,12 +174,6 @@ def _open_journal(path: str) -> Journal:
         return Journal(path)
     except JournalError as error:
         raise BadOption(f"--{error.message}") from error  # it begins with "journal PATH:"
-
-
-def _open_snapshots(url: str | None) -> SnapshotStore | None:
-    from swarm_ft.snapshots.store import SnapshotStore
-
-    return SnapshotStore(url) if url else None
 
 
 async def _listening_maddr(host: str) -> str:

@@ -130,34 +130,27 @@ class ByteSize(click.ParamType):  # type: ignore[type-arg] # not generic in clic
         return int(float(match["number"]) * base ** self._powers.get(unit[:1].upper(), 0))
 
 
-def _expanded(values: tuple[str, ...]) -> tuple[str, ...]:
-    from swarm_ft.discovery import expand_initial_peers
+def _initial_peers(*, are_needed: bool) -> Callable[[Command], Command]:
+    def expanded(_context: object, _option: object, values: tuple[str, ...]) -> tuple[str, ...]:
+        from swarm_ft.discovery import expand_initial_peers
 
-    return expand_initial_peers(values)
+        if are_needed and not values:
+            raise BadOption("--initial-peers is missing: the address that 'swarm-ft dht' printed")
+        return expand_initial_peers(values)
 
-
-def _expanded_and_there(values: tuple[str, ...]) -> tuple[str, ...]:
-    if not values:
-        raise BadOption("--initial-peers is missing: the address that 'swarm-ft dht' printed")
-    return _expanded(values)
-
-
-def _initial_peers(
-    check: Callable[[tuple[str, ...]], tuple[str, ...]],
-) -> Callable[[Command], Command]:
     return click.option(
         "--initial-peers",
         multiple=True,
         metavar="MADDR",
-        callback=lambda _context, _option, values: check(values),
+        callback=expanded,
         help="DHT address to start from, as `swarm-ft dht` prints it; @FILE reads them from a "
         "file. May be given several times.",
     )
 
 
-initial_peers_option = _initial_peers(_expanded)
+initial_peers_option = _initial_peers(are_needed=False)
 """For commands that begin a DHT of their own without it."""
-needed_initial_peers_option = _initial_peers(_expanded_and_there)
+needed_initial_peers_option = _initial_peers(are_needed=True)
 dht_prefix_option = click.option(
     "--dht-prefix", default=DHT_PREFIX, show_default=True, help="Name of the swarm in the DHT."
 )

@@ -16,8 +16,7 @@ from swarm_ft.client.evaluate import Evaluation, evaluate
 from swarm_ft.client.export import assemble, shard_dir
 from swarm_ft.client.job import EvalData, Job, read_tokens
 from swarm_ft.client.options import EvalOptions, JobOptions, Outputs
-from swarm_ft.client.progress import RunProgress
-from swarm_ft.client.report import RunReport
+from swarm_ft.client.report import RunProgress, RunReport
 from swarm_ft.client.swarm import SwarmClient
 from swarm_ft.client.trace import TraceFile, open_trace
 from swarm_ft.errors import NotFound, RunFailed, RunMismatch
@@ -60,7 +59,7 @@ class WatchedRun:
             RunFailed: there is no result.
             BadOption: the trace cannot be written.
         """
-        with open_trace(outputs.trace_file, self.progress.message) as trace, self.progress:
+        with open_trace(outputs.trace_file, self.progress.message) as trace, self.progress.shown():
             while True:
                 status = await self._end(trace)
                 self.progress.message("collecting the result")

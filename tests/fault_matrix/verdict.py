@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
-from swarm_ft.client.progress import ProgressState
+from swarm_ft.client.report import ProgressState
 from swarm_ft.protocol.messages.client import RunEvent, StepCommitted
 from tests.fault_matrix.cells import Cell, Fault, Role
 

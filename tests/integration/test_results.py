@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from swarm_ft.client.job import EvalData, Job
 from swarm_ft.client.options import Outputs
-from swarm_ft.client.progress import RunProgress
+from swarm_ft.client.report import RunProgress
 from swarm_ft.client.sample import write_sample
 from swarm_ft.client.train import WatchedRun
 from swarm_ft.ids import PeerId

@@ -10,8 +10,7 @@ import pytest
 from rich.console import Console
 
 from swarm_ft.client.evaluate import Evaluation
-from swarm_ft.client.progress import ProgressState, StepTotals
-from swarm_ft.client.report import RunReport, kind_lines
+from swarm_ft.client.report import ProgressState, RunReport, StepTotals, kind_lines
 from swarm_ft.errors import BadOption, ProtocolError
 from swarm_ft.ids import BlockIndex, RunId, StepNumber
 from swarm_ft.protocol.messages.client import StepCommitted
