@@ -158,7 +158,9 @@ def _prepare(stages: int, given: dict[str, Any]) -> tuple[Job, JobOptions]:
     try:
         options = _with_sample(asked)
         job = prepare_job(options)
-        _check_stages(stages, job.spec.model.num_blocks)
+        num_blocks = job.spec.model.num_blocks
+        if stages > num_blocks:
+            raise BadOption(f"--stages {stages}: the model has {num_blocks} layers to share out")
     except (BadInput, KeyboardInterrupt):
         if made is not None:
             shutil.rmtree(made, ignore_errors=True)
@@ -190,11 +192,6 @@ def _with_sample(asked: JobOptions) -> JobOptions:
         dataset=asked.dataset or made.train_file,
         evaluation=evaluation,
     )
-
-
-def _check_stages(stages: int, num_blocks: int) -> None:
-    if stages > num_blocks:
-        raise BadOption(f"--stages {stages}: the model has {num_blocks} layers to share out")
 
 
 def _first_missing(path: Path) -> Path | None:
@@ -259,15 +256,11 @@ async def _start(
     commands = {"coordinator": ["coordinator", "--journal", journal, *common]}
     for name, part in peers.items():
         offer = ("--layers", part, "--threads", "1", "--peer-id", name)
-        commands[name] = ["serve-stage", *offer, *_buffer_arguments(buffers, name), *common]
+        own = buffers.directory.resolve() / name if buffers.directory else None
+        lent = arguments(replace(buffers, directory=own))
+        commands[name] = ["serve-stage", *offer, *lent, *common]
     await swarm.start_all(commands)
     return address
-
-
-def _buffer_arguments(buffers: BufferOptions, peer: str) -> list[str]:
-    """Each peer has a directory of its own."""
-    directory = buffers.directory.resolve() / peer if buffers.directory else None
-    return arguments(replace(buffers, directory=directory))
 
 
 def _forget(work_dir: Path, buffers: BufferOptions) -> None:
@@ -284,25 +277,18 @@ async def _train(
     """Submit the job and see it through, unless a process of the swarm ends first."""
     from swarm_ft.client.report import RunProgress
     from swarm_ft.client.train import submit
+    from swarm_ft.transport.base import until_one_ends
 
     progress = RunProgress(job.spec.train)
+    reports: list[RunReport] = []
 
-    async def see_through() -> RunReport:
+    async def see_through() -> None:
         run = await submit(client, job, options, progress)
         await run.fetch(options.outputs)
-        return await run.report(options.outputs)
+        reports.append(await run.report(options.outputs))
 
-    watching = asyncio.ensure_future(swarm.first_loss(progress.message))
-    training = asyncio.ensure_future(see_through())
-    try:
-        await asyncio.wait((watching, training), return_when=asyncio.FIRST_COMPLETED)
-        if not training.done():
-            watching.result()
-        return await training
-    finally:
-        watching.cancel()
-        training.cancel()
-        await asyncio.gather(watching, training, return_exceptions=True)
+    await until_one_ends(see_through(), swarm.first_loss(progress.message))
+    return reports[0]
 
 
 # ---- commands as child processes: started, watched, ended

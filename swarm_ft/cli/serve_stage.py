@@ -7,9 +7,9 @@ import fcntl
 import json
 import os
 import secrets
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -106,7 +106,7 @@ def serve_stage(
     memory_bytes = _memory_bytes(given["memory_gib"], given["device"], buffers.memory_bytes)
     home = _home(given["peer_id"], buffers)
     peer_id = _peer_id(given["peer_id"], home)
-    shard_dir = Path(tempfile.mkdtemp(prefix="swarm-ft-"))
+    folder = tempfile.TemporaryDirectory(prefix="swarm-ft-", ignore_cleanup_errors=True)
 
     async def work() -> None:
         from swarm_ft.peer.node import PeerOptions
@@ -115,19 +115,15 @@ def serve_stage(
             peer_id=peer_id,
             layers=layer_range,
             memory_bytes=memory_bytes,
-            shard_dir=shard_dir,
+            shard_dir=Path(folder.name),
             buffers=_buffer_place(home, buffers),
             snapshots_url=given["snapshots"] or "",
         )
         async with in_dht(initial_peers, dht_prefix) as directory:
             await serve_peer(directory, listening, offer, make_engine, as_json=as_json)
 
-    try:
+    with closing(home) if home else nullcontext(), folder:
         run_async(work)
-    finally:
-        shutil.rmtree(shard_dir, ignore_errors=True)
-        if home is not None:
-            home.close()
 
 
 def _home(name: str | None, buffers: BufferOptions) -> PeerHome | None:

@@ -299,7 +299,12 @@ class RunReport:
             "eval_before": _eval_fields(self.eval_before),
             "eval": _eval_fields(self.eval_after),
             "bytes_by_kind": kind_fields(self.totals.sent),
-            "bytes": {str(t.boundary): _byte_fields(t) for t in self.totals.traffic},
+            "bytes": {
+                str(one.boundary): {
+                    name.removesuffix("_bytes"): count for name, count in one.counts().items()
+                }
+                for one in self.totals.traffic
+            },
             "losses": [_finite(loss) for loss in self.losses],
         }
         return json.dumps(document, indent=2, allow_nan=False) + "\n"
@@ -342,17 +347,6 @@ class RunReport:
             console.print(line, markup=False, highlight=False, soft_wrap=True)
         for line in self.summary_lines():
             console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-
-def _byte_fields(traffic: Traffic) -> dict[str, int]:
-    return {
-        "forward": traffic.forward_bytes,
-        "backward": traffic.backward_bytes,
-        "forward_uncompressed": traffic.forward_uncompressed_bytes,
-        "backward_uncompressed": traffic.backward_uncompressed_bytes,
-        "key_frames": traffic.key_frames,
-        "delta_frames": traffic.delta_frames,
-    }
 
 
 def kind_fields(sent: ByteCounts) -> dict[str, dict[str, int]]:
