@@ -16,7 +16,6 @@ from torch import Tensor
 from swarm_ft.codec import from_spec
 from swarm_ft.codec.base import Codec
 from swarm_ft.codec.kernels import Kernels, ReferenceKernels, kernels_for
-from swarm_ft.protocol.messages.boundary import EncodedTensor
 from swarm_ft.protocol.spec.codec_spec import CodecSpec
 
 DEFAULT_CODECS = (
@@ -59,7 +58,8 @@ def measure(
         reference: time the plain torch specification of the kernels too.
     """
     torch.set_num_threads(1)
-    for device in _devices():
+    names = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+    for device in map(torch.device, names):
         for tokens, channels in shapes:
             x, base = _sample(tokens, channels, device)
             for spec in specs:
@@ -70,10 +70,6 @@ def measure(
 def cuda_name() -> str | None:
     """The GPU that `measure` uses, if there is one."""
     return torch.cuda.get_device_name() if torch.cuda.is_available() else None
-
-
-def _devices() -> list[torch.device]:
-    return [torch.device("cpu")] + [torch.device("cuda")] * torch.cuda.is_available()
 
 
 def _backends(device: torch.device, reference: bool) -> list[Kernels]:
@@ -112,7 +108,7 @@ def _row(codec: Codec, kernels: Kernels, x: Tensor, base: Tensor, repeats: int) 
         decode_gb_s=tensor_bytes / decode_s / _GIGA,
         encode_ratio=copy_s / encode_s,
         decode_ratio=copy_s / decode_s,
-        bits_a_value=_bits_a_value(encoded),
+        bits_a_value=8 * len(encoded.to_bytes()) / x.numel(),
         error=_error(decoded, x, against),
     )
 
@@ -135,10 +131,6 @@ def _median_seconds(
             wait()
             seconds.append(time.perf_counter() - start)
     return [statistics.median(seconds) for seconds in taken]
-
-
-def _bits_a_value(encoded: EncodedTensor) -> float:
-    return 8 * len(encoded.to_bytes()) / (encoded.tokens * encoded.channels)
 
 
 def _error(decoded: Tensor, x: Tensor, base: Tensor | None) -> float:
