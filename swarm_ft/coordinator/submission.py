@@ -19,14 +19,7 @@ import numpy as np
 from swarm_ft.coordinator.facts.state import Run
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.journal.tokens import NewTokenFile, TokenFiles
-from swarm_ft.errors import (
-    BadDataset,
-    Busy,
-    MalformedMessage,
-    OutOfTurn,
-    RunMismatch,
-    Unavailable,
-)
+from swarm_ft.errors import BadDataset, Busy, MalformedMessage, OutOfTurn, RunMismatch, Unavailable
 from swarm_ft.ids import RunId
 from swarm_ft.protocol.messages.client import RunStatus, SampleTokens, SubmitHeader, SubmitPart
 from swarm_ft.protocol.spec.digest import RunningDigest, check_spec_digest

@@ -16,10 +16,10 @@ from swarm_ft.ids import BlockIndex, PeerId, SampleId, StepNumber
 from swarm_ft.protocol.messages.client import StepCommitted
 from swarm_ft.protocol.messages.control import CommitStep, PlanStep, StageReady, StepReady
 from swarm_ft.protocol.messages.reports import (
+    Bitmap,
     BufferCounts,
     GradientTraffic,
     HeldBuffers,
-    SampleSet,
     summed_by_boundary,
 )
 from swarm_ft.protocol.spec.codec_spec import Direction
@@ -191,12 +191,10 @@ def report_refusal(
             return MalformedMessage(
                 f"peer {peer_id}: buffers of boundary {boundary}; its stage has {expected}"
             )
-    try:
-        for buffers in held:
-            SampleSet.checked(buffers.samples.bitmap, run.spec.train.num_samples)
-    except MalformedMessage as error:
-        return MalformedMessage(f"peer {peer_id}: {error.message}")
-    return None
+    bound = Bitmap(run.spec.train.num_samples)
+    refusals = (bound.refusal(buffers.samples.bitmap) for buffers in held)
+    words = next(filter(None, refusals), None)
+    return MalformedMessage(f"peer {peer_id}: set of samples: {words}") if words else None
 
 
 def took_stock(run: Run, peer_id: PeerId, held: Iterable[HeldBuffers]) -> Run:

@@ -9,7 +9,6 @@ from typing import Annotated, Self
 import numpy as np
 import numpy.typing as npt
 
-from swarm_ft.errors import MalformedMessage
 from swarm_ft.ids import BlockIndex, SampleId
 from swarm_ft.protocol.spec.bounds import Bound
 from swarm_ft.protocol.spec.run_spec import MAX_SAMPLES
@@ -162,18 +161,6 @@ class SampleSet:
         bits = np.zeros(int(numbers.max()) + 1, np.bool_)
         bits[numbers] = True
         return cls(np.packbits(bits, bitorder="little").tobytes())
-
-    @classmethod
-    def checked(cls, bitmap: bytes, num_samples: int) -> SampleSet:
-        """A set that somebody else sent, of a run that has so many samples.
-
-        Raises:
-            MalformedMessage: it has others, or is not in its shortest form.
-        """
-        words = Bitmap(num_samples).refusal(bitmap)
-        if words is not None:
-            raise MalformedMessage(f"set of samples: {words}")
-        return cls(bitmap)
 
     def to_array(self) -> Samples:
         """The samples."""
