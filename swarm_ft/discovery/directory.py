@@ -11,7 +11,7 @@ from typing import Protocol
 from swarm_ft.errors import BadOption, Unavailable
 from swarm_ft.ids import PeerId
 from swarm_ft.log import get_logger
-from swarm_ft.protocol.spec.checks import is_endpoint
+from swarm_ft.protocol.spec.bounds import is_endpoint
 
 
 class Role(StrEnum):

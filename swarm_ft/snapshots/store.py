@@ -25,7 +25,7 @@ from swarm_ft.log import get_logger
 from swarm_ft.private_files import replacing
 from swarm_ft.protocol.messages.control import SavedStage
 from swarm_ft.protocol.messages.shard import CHUNK_BYTES, MAX_CHUNKS, ChunkList, ShardName
-from swarm_ft.protocol.spec.checks import bounded, checked_digest, checked_id
+from swarm_ft.protocol.spec.bounds import DIGEST, Name, Range, checked
 from swarm_ft.protocol.spec.layers import MAX_BLOCKS, LayerRange
 from swarm_ft.protocol.spec.run_spec import MAX_STEPS, RunSpec
 from swarm_ft.snapshots.files import StoredFiles, chunks_of
@@ -138,9 +138,9 @@ def manifest_from_json(data: bytes) -> Manifest:
     """
     try:
         document = json.loads(data)
-        bounded("version", _count(document["version"], MAX_STEPS), VERSION, VERSION)
+        checked("version", _count(document["version"], MAX_STEPS), Range(VERSION, VERSION))
         return Manifest(
-            run_id=RunId(checked_id("run", document["run"])),
+            run_id=RunId(checked("run", document["run"], Name())),
             spec_digest=_digest(document["spec"]),
             step=StepNumber(_count(document["step"], MAX_STEPS)),
             epoch=_count(document["epoch"], MAX_STEPS),
@@ -167,11 +167,11 @@ def _count(value: object, high: int) -> int:
     # Python takes 1.0 and true for the integers they equal.
     if type(value) is not int:
         raise TypeError(f"expected an integer, got {value!r:.40}")
-    return bounded("number", value, 0, high)
+    return checked("number", value, Range(0, high))
 
 
 def _digest(value: object) -> bytes:
-    return checked_digest("digest", bytes.fromhex(str(value)))
+    return checked("digest", bytes.fromhex(str(value)), DIGEST)
 
 
 MANIFEST = "manifest.json"

@@ -17,7 +17,7 @@ end as CANCELLED or FAILED. Inside TRAINING every step is plan -> run -> ready -
     a peer comes (back)        while others load, or when the next step begins: attempt + 1 with it
     ... and lacks the state    it listens until CaughtUp; then the next plan is over it too
 
-Whatever an event makes true is written (Write) before it is said (Say, Publish).
+Whatever an event makes true is written (a Record) before it is said (Say, Publish).
 """
 
 from __future__ import annotations
@@ -40,7 +40,6 @@ from swarm_ft.coordinator.facts.events import (
     Turn,
 )
 from swarm_ft.coordinator.facts.state import Member, Run, SwarmState
-from swarm_ft.coordinator.plan import holdings
 from swarm_ft.coordinator.plan.membership import (
     SILENT_S,
     holds_last_commit,
@@ -52,6 +51,7 @@ from swarm_ft.coordinator.plan.membership import (
     with_newcomers,
     without_state,
 )
+from swarm_ft.coordinator.plan.steps import report_refusal
 from swarm_ft.errors import BadInput, NonFinite, OutOfTurn, SwarmError, Unavailable, from_code
 from swarm_ft.ids import PeerId, RunId
 from swarm_ft.protocol.messages.client import RunPhase
@@ -119,8 +119,10 @@ def _peer_said(turn: Turn, peer_id: PeerId, message: FromPeer) -> None:
             _peer_gone(turn, peer_id, "left", away_since_s=-math.inf)
         case StageReady() | StepReady() if run and _is_current(run, peer_id, message):
             _ready(turn, run, peer_id, message)
-        case StageOffered() | CaughtUp() if run and _is_current(run, peer_id, message):
-            attempts.handed_over(turn, run, peer_id, message)
+        case StageOffered() if run and _is_current(run, peer_id, message):
+            attempts.offered(turn, run, peer_id, message)
+        case CaughtUp() if run and _is_current(run, peer_id, message):
+            attempts.caught_up(turn, run, peer_id, message)
         case StageFailed() if run and _is_current(run, peer_id, message):
             _stage_failed(turn, run, peer_id, from_code(message.code, message.message))
         case StageSaved():
@@ -143,7 +145,7 @@ def _is_current(
 
 
 def _ready(turn: Turn, run: Run, peer_id: PeerId, message: StageReady | StepReady) -> None:
-    refusal = holdings.refusal_of(run, peer_id, message)
+    refusal = report_refusal(run, peer_id, message)
     if refusal is not None:
         why = f"told what cannot be: {refusal.message}"
         _peer_gone(turn, peer_id, why, away_since_s=-math.inf)

@@ -32,7 +32,7 @@ from swarm_ft.protocol.messages.reduction import (
     PieceKey,
     ReduceHello,
 )
-from swarm_ft.protocol.spec.checks import bounded, checked_digest, checked_text
+from swarm_ft.protocol.spec.bounds import DIGEST, Range, checked, checked_text
 from swarm_ft.protocol.spec.codec_spec import Direction
 from swarm_ft.protocol.wire.convert import WireType, wire_type
 
@@ -118,7 +118,7 @@ def _frame_to_wire(frame: Frame, tensor: bytes) -> boundary_pb2.Frame:
 
 
 def _frame_from_wire(frame: boundary_pb2.Frame) -> Frame:
-    kind = FrameKind(bounded("frame kind", frame.kind, 1, 3))
+    kind = FrameKind(checked("frame kind", frame.kind, Range(1, 3)))
     is_direct, is_delta = kind is FrameKind.DIRECT, kind is FrameKind.DELTA
     if (is_direct and frame.result_digest) or (not is_delta and frame.base_digest):
         raise MalformedMessage(f"{kind.name} frame: has a digest that its kind does not have")
@@ -126,8 +126,10 @@ def _frame_from_wire(frame: boundary_pb2.Frame) -> Frame:
         key=_key_from_wire(frame.key),
         kind=kind,
         tensor=EncodedTensor.from_bytes(frame.tensor),
-        base_digest=checked_digest("base digest", frame.base_digest, optional=not is_delta),
-        result_digest=checked_digest("result digest", frame.result_digest, optional=is_direct),
+        base_digest=checked("base digest", frame.base_digest, DIGEST) if is_delta else b"",
+        result_digest=checked("result digest", frame.result_digest, DIGEST)
+        if not is_direct
+        else b"",
     )
 
 
@@ -147,7 +149,7 @@ def _key_from_wire(key: boundary_pb2.FrameKey) -> FrameKey:
         step=StepNumber(key.step),
         microbatch=MicrobatchIndex(key.microbatch),
         sample=SampleId(key.sample),
-        direction=Direction(bounded("direction", key.direction, 1, 2)),
+        direction=Direction(checked("direction", key.direction, Range(1, 2))),
     )
 
 
@@ -171,7 +173,7 @@ def _piece_key_from_wire(key: reduce_pb2.PieceKey) -> PieceKey:
     return PieceKey(
         attempt=Attempt(key.attempt),
         step=StepNumber(key.step),
-        phase=Phase(bounded("phase of an all-reduce", key.phase, 1, 2)),
+        phase=Phase(checked("phase of an all-reduce", key.phase, Range(1, 2))),
         piece=key.piece,
     )
 
