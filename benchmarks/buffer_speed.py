@@ -164,12 +164,12 @@ class _Stored:
 
     def put_all(self) -> None:
         for i in range(self.count):
-            self._store.put(_key(i), self._records[i % 4], replace=True)
+            self._store.put(_key(i), self._records[i % 4])
             self._store.write_next()
 
     def get_all(self) -> None:
-        for i in range(self.count):
-            self._store.peek(_key(i))
+        for _ in self._store.records():
+            pass
 
     def put_all_and_sync(self) -> None:
         self.put_all()
@@ -267,7 +267,7 @@ def _hits_of_store(train: TrainSpec, room: int) -> float:
             store.get(_key(sample))
             store.stage(_key(sample), record)
         store.commit(step)
-    return store.stats()[BlockIndex(1)].memory_hits / (train.num_samples * (_EPOCHS - 1))
+    return store.take_stats()[BlockIndex(1)].memory_hits / (train.num_samples * (_EPOCHS - 1))
 
 
 def _hits_of_lru(train: TrainSpec, room: int) -> float:

@@ -39,7 +39,7 @@ from swarm_ft.clock import SystemClock
 from swarm_ft.coordinator.facts.events import Record
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.service import CoordinatorService
-from swarm_ft.discovery.directory import Board, Role, StaticDirectory
+from swarm_ft.discovery.directory import Role
 from swarm_ft.ids import PeerId, StepNumber
 from swarm_ft.protocol.messages.control import (
     Assign,
@@ -58,6 +58,7 @@ from swarm_ft.protocol.spec.run_spec import LrSchedule, ModelSpec, RunSpec, Trai
 from swarm_ft.transport.base import MessageStream
 from swarm_ft.transport.grpc_transport import GrpcTransport
 from swarm_ft.transport.methods import JOIN
+from tests.doubles.directory import Board, StaticDirectory
 
 LOOP_TIMER_S, PROBE_EVERY_S = 0.005, 0.01
 QUIET_S, MAX_SUBMIT_S = 5.0, 900.0

@@ -4,12 +4,12 @@ import sys
 
 import torch
 
-from swarm_ft.codec import parse
 from swarm_ft.ids import Attempt, MicrobatchIndex, SampleId, StepNumber
 from swarm_ft.protocol.messages.boundary import Frame, FrameKey, FrameKind
 from swarm_ft.protocol.spec.codec_spec import Direction
 from swarm_ft.protocol.spec.digest import DIGEST_BYTES
-from swarm_ft.protocol.wire.frames import frame_wire_bytes
+from swarm_ft.protocol.wire.frames import wire_bytes
+from tests.codecs import parse
 
 SHAPES = ((128, 64), (128, 768), (1024, 1600))
 DIGEST = bytes(DIGEST_BYTES)
@@ -37,11 +37,9 @@ def main() -> None:
     for tokens, channels in SHAPES:
         x = torch.randn(tokens, channels, generator=torch.Generator().manual_seed(0))
         for name, frame in frames(x).items():
-            wire_bytes = frame_wire_bytes(frame)
-            ratio = 4 * tokens * channels / wire_bytes
-            sys.stdout.write(
-                f"{tokens:5} x {channels:<5} {name:14} {wire_bytes:9,} {ratio:5.1f}x\n"
-            )
+            num_bytes = wire_bytes(frame)
+            ratio = 4 * tokens * channels / num_bytes
+            sys.stdout.write(f"{tokens:5} x {channels:<5} {name:14} {num_bytes:9,} {ratio:5.1f}x\n")
 
 
 main()

@@ -18,9 +18,8 @@ from itertools import pairwise
 from types import MappingProxyType
 
 from swarm_ft.coordinator.facts.state import AttemptState, PlannedStep, Run
-from swarm_ft.coordinator.plan.holdings import with_ledger
 from swarm_ft.coordinator.plan.routes import routes_of
-from swarm_ft.coordinator.plan.steps import commit_step, plan_step
+from swarm_ft.coordinator.plan.steps import commit_step, plan_step, with_ledger
 from swarm_ft.ids import Attempt, BlockIndex, PeerId, RunId, SampleId, StepNumber
 from swarm_ft.protocol.messages.control import StageAssignment, StepReady
 from swarm_ft.protocol.spec.layers import LayerRange

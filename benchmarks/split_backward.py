@@ -25,9 +25,8 @@ from torch import Tensor
 from transformers import GPT2Config
 
 from swarm_ft.protocol.spec.layers import LayerRange
-from swarm_ft.stage.deferred import DeferredLinears, WeightProduct
-from swarm_ft.stage.memory import HeldBytes, Storages
-from swarm_ft.stage.module import StageModule
+from swarm_ft.stage.engine import HeldBytes, Storages
+from swarm_ft.stage.module import DeferredLinears, StageModule, WeightProduct
 
 WARM_UP = 3
 

@@ -13,18 +13,14 @@ def get_logger(name: str) -> logging.Logger:
     return logging.getLogger(name)
 
 
-def configure(level: str = "INFO", *, role: str = "") -> None:
+def configure(level: str) -> None:
     """Send this package's logs to standard error. Only commands call it.
 
     Args:
         level: a standard level name.
-        role: shown on every line, for example `peer 0-4`.
     """
     handler = logging.StreamHandler(sys.stderr)
-    prefix = f"{role}: " if role else ""
-    handler.setFormatter(
-        logging.Formatter(f"%(asctime)s %(levelname).1s {prefix}%(message)s", "%H:%M:%S")
-    )
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname).1s %(message)s", "%H:%M:%S"))
     logger = logging.getLogger(ROOT)
     logger.handlers[:] = [handler]
     logger.setLevel(level)

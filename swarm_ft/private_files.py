@@ -1,9 +1,11 @@
-"""Files and folders that their owner alone may read and write, whatever the umask."""
+"""Files that their owner alone may read, whatever the umask; that are whole; that stay."""
 
 from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -46,6 +48,39 @@ def open_private(path: Path, mode: str) -> IO[bytes]:
     file: IO[bytes] = open(path, mode, opener=_opener)  # noqa: SIM115  # the caller closes it
     os.fchmod(file.fileno(), FILE_MODE)
     return file
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Where to write what is to be at `path`: it is there whole, and private, or not at all.
+
+    Yields:
+        A name beside it; nothing is left there if the block fails.
+
+    Raises:
+        OSError: it cannot be renamed.
+    """
+    partial = path.with_name(f"{path.name}.partial")
+    try:
+        yield partial
+        make_private(partial)
+        os.replace(partial, path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def flush_to_disk(path: Path) -> None:
+    """Wait until a file's bytes, or a folder's entries, would outlive a power cut.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _opener(path: str, flags: int) -> int:

@@ -21,7 +21,7 @@ from swarm_ft.client.swarm import SwarmClient
 from swarm_ft.clock import Clock, SystemClock
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.service import CoordinatorService
-from swarm_ft.discovery.directory import Board, Role, StaticDirectory
+from swarm_ft.discovery.directory import Role
 from swarm_ft.ids import PeerId, RunId
 from swarm_ft.peer.kept_buffers import BufferPlace
 from swarm_ft.peer.node import PeerNode, PeerOptions
@@ -35,6 +35,7 @@ from swarm_ft.stage.checkpoint import open_checkpoint
 from swarm_ft.stage.engine import StageEngine
 from swarm_ft.transport.base import Server, Transport
 from swarm_ft.transport.grpc_transport import GrpcTransport
+from tests.doubles.directory import Board, StaticDirectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,8 +172,8 @@ class LocalSwarm:
     async def snapshot_of(self, run_id: RunId, spec: RunSpec, *, step: int) -> None:
         """Wait until there is a snapshot of so many steps, or of more."""
         store = SnapshotStore(self._snapshots_url)
-        newest = partial(store.latest, run_id, spec.digest())
-        while (found := newest()) is None or found.step < step:  # noqa: ASYNC110
+        snapshots = partial(store.list_snapshots, run_id, spec.digest())
+        while not any(found.step >= step for found in snapshots()):  # noqa: ASYNC110
             await asyncio.sleep(POLL_S)
 
     async def all_joined(self) -> None:

@@ -14,9 +14,10 @@ from torch import Tensor
 
 from benchmarks.quality.configs import DEFAULT_BITS, Config
 from benchmarks.quality.published import parse_published
-from swarm_ft.codec import Codec, pack_buffer, parse, unpack_buffer
+from swarm_ft.codec import Codec, pack_buffer, unpack_buffer
 from swarm_ft.codec.feedback import encode_with_feedback
 from swarm_ft.protocol.spec.codec_spec import Direction
+from tests.codecs import parse
 
 
 class AnyCodec(Protocol):

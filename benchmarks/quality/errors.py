@@ -19,7 +19,7 @@ from benchmarks.quality.boundary import AnyCodec
 from benchmarks.quality.models import CutModel, Regime, steps
 from benchmarks.quality.published import parse_published
 from benchmarks.quality.train import RATES, Task, deterministic, read_task
-from swarm_ft.codec import parse
+from tests.codecs import parse
 
 WIDTHS = (2, 3, 4)
 FAMILIES = ("pubq{}", "q{}c", "q{}t", "q{}tc", "hq{}", "q{}c+z", "q{}t+z", "q{}f+z", "hq{}+z")

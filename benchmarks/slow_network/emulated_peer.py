@@ -14,16 +14,14 @@ from benchmarks.slow_network.emulated_engine import EmulatedEngine
 from benchmarks.slow_network.work import Work
 from swarm_ft.buffers import BufferLimits
 from swarm_ft.cli.options import Listening
-from swarm_ft.cli.running import run_async
-from swarm_ft.cli.serving import serve_peer
+from swarm_ft.cli.running import in_dht, run_async
+from swarm_ft.cli.serve_stage import serve_peer
 from swarm_ft.ids import PeerId
 from swarm_ft.log import configure
 from swarm_ft.peer.kept_buffers import BufferPlace
 from swarm_ft.peer.node import PeerOptions
 from swarm_ft.protocol.spec.layers import LayerRange, parse_layers
 from swarm_ft.protocol.spec.run_spec import RunSpec
-
-DHT_PREFIX = "swarm-ft"
 
 
 def main() -> None:
@@ -44,8 +42,12 @@ def main() -> None:
             buffers=BufferPlace(limits=BufferLimits(memory_bytes=options.buffer_memory)),
         )
         listening = Listening(options.host, 0, None)
-        swarm = (options.initial_peers,), DHT_PREFIX
-        run_async(lambda: serve_peer(offer, swarm, listening, make_engine, as_json=True))
+
+        async def serve() -> None:
+            async with in_dht((options.initial_peers,)) as directory:
+                await serve_peer(directory, listening, offer, make_engine, as_json=True)
+
+        run_async(serve)
 
 
 def _parser() -> argparse.ArgumentParser:

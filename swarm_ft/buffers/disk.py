@@ -38,8 +38,8 @@ class OtherRun:
     path: Path
     num_bytes: int
 
-    def remove(self) -> None:
-        """Delete them, as far as the system lets us."""
+    def run(self) -> None:
+        """Delete them, for room, as far as the system lets us."""
         logger.info("%s: deleted, %d bytes of another run's buffers", self.path, self.num_bytes)
         shutil.rmtree(self.path, ignore_errors=True)
 
@@ -61,18 +61,17 @@ class BufferDirectory:
         try:
             private_folder(path)
             self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise BadOption(f"buffers in {path}: the directory cannot be used: {error}") from error
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self.others = self._find_others(path)
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self.others = self._find_others(path)
+            except OSError:
+                os.close(self._lock)
+                raise
         except BlockingIOError as error:
-            os.close(self._lock)
             raise BadOption(
                 f"buffers in {path}: another process uses this directory; give each its own"
             ) from error
         except OSError as error:
-            os.close(self._lock)
             raise BadOption(f"buffers in {path}: the directory cannot be used: {error}") from error
 
     def _find_others(self, path: Path) -> list[OtherRun]:
@@ -159,7 +158,7 @@ class DiskTier:
         for payload_bytes in directory.slab_sizes():
             self._open(payload_bytes)
         while directory.others and not self._may_grow(0):
-            directory.others[-1].remove()
+            directory.others[-1].run()
             self.removed(directory.others[-1])
 
     # ---- where things are

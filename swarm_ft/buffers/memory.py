@@ -13,29 +13,23 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
-from swarm_ft.buffers.records import BufferKey, BufferRecord
-from swarm_ft.protocol.spec.training_plan import NEVER
+from swarm_ft.buffers.records import BufferKey, BufferRecord, Samples
 
 # ---- when records are needed next, and which of them last
-
-__all__ = ["NEVER", "Calendar", "Numbers", "UnknownVisits", "Visits"]
-
-Numbers = npt.NDArray[np.int64]
 
 
 class Visits(Protocol):
     """What is known of the order to come; `protocol.training_plan.VisitOrder` is one."""
 
-    def next_visits(self, samples: Numbers, after_step: int) -> Numbers:
+    def next_visits(self, samples: Samples, after_step: int) -> Samples:
         """The first step after `after_step` that visits each sample, `NEVER` if none does."""
 
 
 class UnknownVisits:
     """For a store that was told no order: every sample may be next."""
 
-    def next_visits(self, samples: Numbers, after_step: int) -> Numbers:
+    def next_visits(self, samples: Samples, after_step: int) -> Samples:
         """All at once."""
         return np.full(len(samples), after_step + 1, np.int64)
 
@@ -51,9 +45,6 @@ class Calendar:
 
     def __contains__(self, key: object) -> bool:
         return key in self._visit_of
-
-    def __len__(self) -> int:
-        return len(self._visit_of)
 
     def __iter__(self) -> Iterator[BufferKey]:
         return iter(self._visit_of)

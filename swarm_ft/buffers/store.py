@@ -91,31 +91,21 @@ class BufferStore:
             self._tiers.count(key, event)
         return record
 
-    def peek(self, key: BufferKey) -> BufferRecord | None:
-        """As `get`, for somebody else: it counts for nothing."""
-        return self._look_up(key)[0]
-
-    def put(self, key: BufferKey, record: BufferRecord, *, replace: bool = False) -> bool:
-        """Hold a committed record that came from elsewhere; whether it is held now.
+    def put(self, key: BufferKey, record: BufferRecord) -> None:
+        """Hold a committed record that came from elsewhere, in place of what there is.
 
         Waits for the disk where it would otherwise push out what is still to be written.
-
-        Args:
-            replace: take it even where there is one, which may be older or newer.
         """
         self._check(key)
-        while self._should_write_first(key, record, replace=replace) and self.write_next():
+        size = len(record.payload)
+        while self._should_write_first(size) and self.write_next():
             pass
         with self._changed:
-            size = len(record.payload)
             self._changed.wait_for(
                 lambda: not (self._writes_under_way and self._tiers.should_write_first(size))
             )
-            if not replace and self._tiers.holds(key):
-                return False
             self._tiers.put(key, record)
             self._changed.notify_all()
-        return True
 
     def stage(self, key: BufferKey, record: BufferRecord) -> None:
         """Keep what the open step made of a buffer; staged again, the last one counts."""
@@ -191,13 +181,8 @@ class BufferStore:
         with self._changed:
             return self._tiers.take_lost()
 
-    def stats(self) -> dict[BlockIndex, BufferCounts]:
-        """By boundary; events are counted since the start, or since they were taken."""
-        with self._changed:
-            return self._tiers.stats()
-
     def take_stats(self) -> dict[BlockIndex, BufferCounts]:
-        """As `stats`, and what is counted is counted anew from now on."""
+        """By boundary; events are counted since the last call."""
         with self._changed:
             return self._tiers.take_stats()
 
@@ -322,11 +307,9 @@ class BufferStore:
         self._threads.append(thread)
         thread.start()
 
-    def _should_write_first(self, key: BufferKey, record: BufferRecord, *, replace: bool) -> bool:
+    def _should_write_first(self, num_bytes: int) -> bool:
         with self._changed:
-            if not replace and self._tiers.holds(key):
-                return False
-            return self._tiers.should_write_first(len(record.payload))
+            return self._tiers.should_write_first(num_bytes)
 
     def _check(self, key: BufferKey) -> None:
         self._run_id = self._run_id or key.run_id

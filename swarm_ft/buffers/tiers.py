@@ -18,11 +18,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from swarm_ft.buffers.disk import DiskTier, OtherRun, Place
-from swarm_ft.buffers.memory import NEVER, MemoryTier, Resident, Visits
+from swarm_ft.buffers.memory import MemoryTier, Resident, Visits
 from swarm_ft.buffers.records import BufferKey, BufferRecord, Index
 from swarm_ft.buffers.slab import Broken, SlabError
 from swarm_ft.ids import BlockIndex, SampleId
 from swarm_ft.protocol.messages.reports import BufferCounts
+from swarm_ft.protocol.spec.training_plan import NEVER
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,17 +41,6 @@ class WriteJob:
         except (OSError, SlabError) as error:
             return error
         return None
-
-
-@dataclass(frozen=True, slots=True)
-class RemoveJob:
-    """Delete another run's files, for room."""
-
-    other: OtherRun
-
-    def run(self) -> None:
-        """Do it, as far as the system lets us."""
-        self.other.remove()
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,10 +170,6 @@ class Tiers:
         self._hold(key, record, self._memory.next_visit(key))
         self._make_room()
 
-    def holds(self, key: BufferKey) -> bool:
-        """Whether there is a record, committed or staged."""
-        return key in self._staged or self._index.holds(key)
-
     def should_write_first(self, num_bytes: int) -> bool:
         """Whether to hold so much more would make records go that only wait for the writer."""
         if not self._disk or not self._memory.waiting_bytes:
@@ -198,7 +184,7 @@ class Tiers:
         """Whether a record waits for the writer."""
         return self._memory.has_queue
 
-    def start_write(self) -> WriteJob | RemoveJob | None:
+    def start_write(self) -> WriteJob | OtherRun | None:
         """What to write next, or to delete; None if nothing is to be written."""
         while self._disk and (waiting := self._memory.take_next_waiting()):
             key, resident, visit = waiting
@@ -214,17 +200,17 @@ class Tiers:
                 return WriteJob(key, resident.record, place)
             if place is not None:
                 self._memory.wait_again(key)
-                return RemoveJob(place)
+                return place
             self._memory.settle(key)
             self._make_room()
         return None
 
-    def finish_write(self, job: WriteJob | RemoveJob, error: OSError | SlabError | None) -> None:
+    def finish_write(self, job: WriteJob | OtherRun, error: OSError | SlabError | None) -> None:
         """A write is over; it counts if the record is still the newest version of its key."""
         if self._disk is None:
             return
-        if isinstance(job, RemoveJob):
-            self._disk.removed(job.other)
+        if isinstance(job, OtherRun):
+            self._disk.removed(job)
             return
         resident = self._memory.get(job.key)
         if error is not None:
@@ -295,10 +281,6 @@ class Tiers:
         self._lost.clear()
         return lost
 
-    def stats(self) -> dict[BlockIndex, BufferCounts]:
-        """By boundary."""
-        return {boundary: self._stats_of(boundary) for boundary in sorted(self._boundaries())}
-
     def _boundaries(self) -> set[BlockIndex]:
         return {name.boundary for name in self._index.shelves()} | self._counts.keys()
 
@@ -315,7 +297,7 @@ class Tiers:
 
     def take_stats(self) -> dict[BlockIndex, BufferCounts]:
         """By boundary; events are counted anew from now on."""
-        stats = self.stats()
+        stats = {boundary: self._stats_of(boundary) for boundary in sorted(self._boundaries())}
         for counts in self._counts.values():
             counts.events.clear()
         return stats

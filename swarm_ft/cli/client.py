@@ -1,35 +1,34 @@
-"""`swarm-ft client`: submit a job, come back to it, end it."""
+"""`swarm-ft client` and `swarm-ft status`: submit a job, come back to it, end it; who is there."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from swarm_ft.cli.declared import takes
 from swarm_ft.cli.options import (
     dht_prefix_option,
     examples,
+    json_flag,
     log_option,
     needed_initial_peers_option,
     stack,
+    takes,
 )
-from swarm_ft.cli.running import on_stop_signal, run_async, spinner
+from swarm_ft.cli.running import in_dht, on_stop_signal, run_async, spinner
 from swarm_ft.client.options import EvalOptions, JobOptions, Outputs
 
 if TYPE_CHECKING:
-    from swarm_ft.client.progress import RunProgress
     from swarm_ft.client.report import RunReport
     from swarm_ft.client.swarm import SwarmClient
-    from swarm_ft.client.train import Baseline
-    from swarm_ft.ids import RunId
-    from swarm_ft.protocol.messages.client import RunEvent
-    from swarm_ft.stage.checkpoint import Checkpoint
+    from swarm_ft.client.train import WatchedRun
+    from swarm_ft.protocol.messages.client import BoundaryStatus, SwarmStatus
 
 swarm_options = stack(needed_initial_peers_option, dht_prefix_option, log_option)
 run_option = click.option("--run", "run_name", metavar="ID", help="The run.  [default: the newest]")
@@ -59,27 +58,16 @@ def client() -> None:
 def train(options: JobOptions, initial_peers: tuple[str, ...], dht_prefix: str) -> None:
     """Fine-tune a model; Ctrl-C detaches, and the run goes on."""
 
-    async def work() -> None:
-        from swarm_ft.client.job import check_outputs, prepare_job
-        from swarm_ft.client.progress import RunProgress
-        from swarm_ft.client.train import begin, measure_baseline, note_untied
+    async def begin(swarm: SwarmClient) -> WatchedRun:
+        from swarm_ft.client.job import prepare_job
+        from swarm_ft.client.report import RunProgress
+        from swarm_ft.client.train import submit
 
-        check_outputs(options.outputs)
-        async with connected(initial_peers, dht_prefix) as swarm:
-            with spinner("reading the model and the text"):
-                job = await asyncio.to_thread(prepare_job, options)
-            progress = RunProgress(job.spec.train)
-            note_untied(job.spec, progress)
-            baseline = await measure_baseline(options.model, job.eval_data, progress)
-            run_id = await begin(swarm, job, resume=options.resume, progress=progress)
-            watch = _Watch(swarm, run_id, job.checkpoint, baseline, progress)
-            report = await watch.to_report(options.outputs)
-        if report is None:
-            _tell_way_back(run_id, initial_peers)
-        else:
-            conclude(report, options.outputs.json_file)
+        with spinner("reading the model and the text"):
+            job = await asyncio.to_thread(prepare_job, options)
+        return await submit(swarm, job, options, RunProgress(job.spec.train))
 
-    run_async(work)
+    run_async(lambda: _see_through(begin, options.outputs, initial_peers, dht_prefix))
 
 
 @client.command(
@@ -103,24 +91,12 @@ def attach(
 ) -> None:
     """Come back to a run: watch it to its end and fetch the result."""
 
-    async def work() -> None:
-        from swarm_ft.client.job import check_outputs
-        from swarm_ft.client.progress import RunProgress
+    async def begin(swarm: SwarmClient) -> WatchedRun:
         from swarm_ft.client.train import attach_to
 
-        check_outputs(outputs)
-        async with connected(initial_peers, dht_prefix) as swarm:
-            found = await attach_to(swarm, run_name, model, evaluation)
-            progress = RunProgress(found.status.spec.train)
-            baseline = await found.baseline(progress)
-            watch = _Watch(swarm, found.status.run_id, found.checkpoint, baseline, progress)
-            report = await watch.to_report(outputs)
-        if report is None:
-            _tell_way_back(found.status.run_id, initial_peers)
-        else:
-            conclude(report, outputs.json_file)
+        return await attach_to(swarm, run_name, model, evaluation)
 
-    run_async(work)
+    run_async(lambda: _see_through(begin, outputs, initial_peers, dht_prefix))
 
 
 @client.command(
@@ -141,6 +117,103 @@ def cancel(run_name: str | None, initial_peers: tuple[str, ...], dht_prefix: str
     run_async(work)
 
 
+@click.command(epilog=examples("swarm-ft status --initial-peers /ip4/..."))
+@swarm_options
+@json_flag
+def status(initial_peers: tuple[str, ...], dht_prefix: str, as_json: bool) -> None:
+    """Show the swarm's peers and runs."""
+
+    async def work() -> None:
+        async with connected(initial_peers, dht_prefix) as swarm:
+            found = await swarm.status()
+        if as_json:
+            click.echo(json.dumps(status_fields(found)))
+        else:
+            for line in status_lines(found):
+                click.echo(line)
+
+    run_async(work)
+
+
+def status_fields(found: SwarmStatus) -> dict[str, Any]:
+    """What `--json` prints."""
+    from swarm_ft.client.report import kind_fields
+
+    peers = [
+        {"peer": m.peer_id, "layers": str(m.layers or "auto"), "idle": m.idle}
+        for m in found.members
+    ]
+    runs = [
+        {
+            "run": run.run_id,
+            "phase": run.phase.name.lower(),
+            "detail": run.detail,
+            "steps": run.committed_steps,
+            "num_steps": run.spec.train.num_steps,
+            "bytes": kind_fields(run.sent),
+            "stages": [
+                {"peer": s.peer_id, "layers": str(s.layers), "joining": s.peer_id in run.joining}
+                for s in run.stages
+            ],
+            "boundaries": [_boundary_fields(boundary) for boundary in run.boundaries],
+        }
+        for run in found.runs
+    ]
+    return {"peers": peers, "runs": runs}
+
+
+def status_lines(found: SwarmStatus) -> Iterator[str]:
+    """What people read."""
+    from swarm_ft.client.report import kind_lines
+    from swarm_ft.protocol.messages.control import stages_of
+
+    for member in found.members:
+        idle = f"  idle: {member.idle}" if member.idle else ""
+        yield f"peer {member.peer_id}  layers {member.layers or 'auto'}{idle}"
+    if not found.members:
+        yield "no peer is there; start some with 'swarm-ft serve-stage'"
+    for run in found.runs:
+        counted = f"step {run.committed_steps}/{run.spec.train.num_steps}"
+        yield f"run {run.run_id}  {run.phase.name.lower()}  {counted}  {run.detail}".rstrip()
+        for stage in stages_of(run.stages):
+            names = (f"{p} (joining)" if p in run.joining else p for p in stage.peers)
+            yield f"  layers {stage.layers}  {', '.join(names)}"
+        yield from (f"  {line}" for line in kind_lines(run.sent))
+        yield from (f"  {line}" for boundary in run.boundaries for line in _about(boundary))
+
+
+def _boundary_fields(status: BoundaryStatus) -> dict[str, object]:
+    return {
+        **asdict(status.kept),
+        "samples": status.buffered_samples,
+        "records": status.kept.samples,
+        "key_frames": status.key_frames,
+        "delta_frames": status.delta_frames,
+        "hit_rate": status.hit_rate,
+    }
+
+
+def _about(status: BoundaryStatus) -> Iterator[str]:
+    """What is kept at a boundary that keeps buffers, or sent frames that could build on some."""
+    from rich.filesize import decimal
+
+    kept = status.kept
+    if status.hit_rate is not None and (status.delta_frames or kept.samples):
+        yield (
+            f"boundary {status.boundary:<11} {status.buffered_samples} samples buffered, hit rate "
+            f"{status.hit_rate:.1%} ({status.key_frames} key, {status.delta_frames} delta frames)"
+        )
+    if kept.samples:
+        yield (
+            f"{'':<20} {decimal(kept.memory_bytes)} in memory, {decimal(kept.disk_bytes)} on disk; "
+            f"read {kept.memory_hits} times from memory, {kept.disk_hits} from disk, "
+            f"{kept.misses} not there; {kept.evictions} evicted, {kept.repairs} repaired"
+        )
+
+
+# ---- parts
+
+
 @asynccontextmanager
 async def connected(initial_peers: tuple[str, ...], dht_prefix: str) -> AsyncIterator[SwarmClient]:
     """A client of the swarm that `--initial-peers` lead to.
@@ -149,57 +222,46 @@ async def connected(initial_peers: tuple[str, ...], dht_prefix: str) -> AsyncIte
         DirectoryUnreachable: none of them answers.
     """
     from swarm_ft.client.swarm import SwarmClient
-    from swarm_ft.discovery.dht import DhtDirectory, DhtOptions
     from swarm_ft.transport.grpc_transport import GrpcTransport
 
-    options = DhtOptions(initial_peers=initial_peers, prefix=dht_prefix, client_mode=True)
-    directory = await DhtDirectory.open(options)
-    try:
+    async with in_dht(initial_peers, dht_prefix) as directory:
         yield SwarmClient(directory, GrpcTransport())
-    finally:
-        await directory.close()
 
 
-@dataclass(frozen=True, slots=True)
-class _Watch:
-    """A submitted run, and what this client needs to see it through."""
+async def _see_through(
+    begin: Callable[[SwarmClient], Awaitable[WatchedRun]],
+    outputs: Outputs,
+    initial_peers: tuple[str, ...],
+    dht_prefix: str,
+) -> None:
+    """Begin, or find, a run and watch it until it is reported on, or a stop signal detaches."""
+    from swarm_ft.client.job import check_outputs
 
-    swarm: SwarmClient
-    run_id: RunId
-    checkpoint: Checkpoint
-    baseline: Baseline | None
-    progress: RunProgress
-
-    async def to_report(self, outputs: Outputs) -> RunReport | None:
-        """The report; or None, once a stop signal detached this client from the run."""
-        from swarm_ft.client.train import report_on
-
-        command = asyncio.current_task()
-        fetching = asyncio.ensure_future(self._fetch(outputs))
-        on_stop_signal(fetching.cancel)
-        self.progress.message(f"watching {self.run_id}; Ctrl-C detaches, and the run goes on")
-        await asyncio.wait([fetching])
-        if fetching.cancelled():
-            return None
-        if command is not None:  # the run is over, and nothing is left to detach from
-            on_stop_signal(command.cancel)
-        events = fetching.result()
-        return await report_on(events, self.run_id, self.baseline, self.progress, outputs.out)
-
-    async def _fetch(self, outputs: Outputs) -> list[RunEvent]:
-        from swarm_ft.client.trace import open_trace
-        from swarm_ft.client.train import fetch_result
-
-        with open_trace(outputs.trace_file, self.progress.message) as trace:
-            return await fetch_result(
-                self.swarm, self.run_id, self.checkpoint, self.progress, outputs.out, trace
-            )
-
-
-def _tell_way_back(run_id: RunId, initial_peers: tuple[str, ...]) -> None:
+    check_outputs(outputs)
+    async with connected(initial_peers, dht_prefix) as swarm:
+        run = await begin(swarm)
+        report = await _report_of(run, outputs)
+    if report is not None:
+        conclude(report, outputs.json_file)
+        return
     click.echo("detached; the run goes on. Come back, with --eval-dataset where you gave one, by")
     peers = " ".join(f"--initial-peers {peer}" for peer in initial_peers)
-    click.echo(f"  swarm-ft client attach --run {run_id} {peers}")
+    click.echo(f"  swarm-ft client attach --run {run.run_id} {peers}")
+
+
+async def _report_of(run: WatchedRun, outputs: Outputs) -> RunReport | None:
+    """The report; or None, once a stop signal detached this client from the run."""
+    command = asyncio.current_task()
+    fetching = asyncio.ensure_future(run.fetch(outputs))
+    on_stop_signal(fetching.cancel)
+    run.progress.message(f"watching {run.run_id}; Ctrl-C detaches, and the run goes on")
+    await asyncio.wait([fetching])
+    if fetching.cancelled():
+        return None
+    if command is not None:  # the run is over, and nothing is left to detach from
+        on_stop_signal(command.cancel)
+    fetching.result()
+    return await run.report(outputs)
 
 
 def conclude(report: RunReport, json_file: Path | None) -> None:

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from swarm_ft.codec import from_spec
 from swarm_ft.codec.base import Codec
-from swarm_ft.codec.kernels import Kernels, ReferenceKernels, kernels_for
-from swarm_ft.protocol.messages.boundary import EncodedTensor
+from swarm_ft.codec.kernels import kernels_for
+from swarm_ft.codec.kernels.base import Kernels
+from swarm_ft.codec.kernels.reference import ReferenceKernels
 from swarm_ft.protocol.spec.codec_spec import CodecSpec
 
 DEFAULT_CODECS = (
@@ -49,30 +50,6 @@ class SpeedRow:
     error: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Timer:
-    """Medians of seconds; on a GPU, of the time until its work is done."""
-
-    repeats: int
-    device: torch.device
-
-    def seconds(self, *works: Callable[[], object]) -> list[float]:
-        """Of each work, all of them in turn in every repeat, so that noise meets all alike."""
-        taken: list[list[float]] = [[] for _ in works]
-        for _ in range(self.repeats):
-            for work, seconds in zip(works, taken, strict=True):
-                self._wait()
-                start = time.perf_counter()
-                work()
-                self._wait()
-                seconds.append(time.perf_counter() - start)
-        return [statistics.median(seconds) for seconds in taken]
-
-    def _wait(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-
-
 def measure(
     specs: list[CodecSpec], shapes: list[tuple[int, int]], *, repeats: int, reference: bool
 ) -> Iterator[SpeedRow]:
@@ -83,22 +60,18 @@ def measure(
         reference: time the plain torch specification of the kernels too.
     """
     torch.set_num_threads(1)
-    for device in _devices():
-        timer = _Timer(repeats, device)
+    names = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+    for device in map(torch.device, names):
         for tokens, channels in shapes:
             x, base = _sample(tokens, channels, device)
             for spec in specs:
                 for kernels in _backends(device, reference):
-                    yield _row(from_spec(spec, kernels), kernels, x, base, timer)
+                    yield _row(from_spec(spec, kernels), kernels, x, base, repeats)
 
 
 def cuda_name() -> str | None:
     """The GPU that `measure` uses, if there is one."""
     return torch.cuda.get_device_name() if torch.cuda.is_available() else None
-
-
-def _devices() -> list[torch.device]:
-    return [torch.device("cpu")] + [torch.device("cuda")] * torch.cuda.is_available()
 
 
 def _backends(device: torch.device, reference: bool) -> list[Kernels]:
@@ -115,12 +88,14 @@ def _sample(tokens: int, channels: int, device: torch.device) -> tuple[Tensor, T
     return x.to(device), base.to(device)
 
 
-def _row(codec: Codec, kernels: Kernels, x: Tensor, base: Tensor, timer: _Timer) -> SpeedRow:
+def _row(codec: Codec, kernels: Kernels, x: Tensor, base: Tensor, repeats: int) -> SpeedRow:
     against = base if codec.spec.is_delta else None
     encoded = codec.encode(x, against)  # compiles what is not compiled yet
     decoded = codec.decode(encoded, against)
     copy = torch.empty_like(x)
-    encode_s, decode_s, copy_s = timer.seconds(
+    encode_s, decode_s, copy_s = _median_seconds(
+        repeats,
+        x.device,
         lambda: codec.encode(x, against),
         lambda: codec.decode(encoded, against),
         lambda: copy.copy_(x),
@@ -135,13 +110,29 @@ def _row(codec: Codec, kernels: Kernels, x: Tensor, base: Tensor, timer: _Timer)
         decode_gb_s=tensor_bytes / decode_s / _GIGA,
         encode_ratio=copy_s / encode_s,
         decode_ratio=copy_s / decode_s,
-        bits_a_value=_bits_a_value(encoded),
+        bits_a_value=8 * len(encoded.to_bytes()) / x.numel(),
         error=_error(decoded, x, against),
     )
 
 
-def _bits_a_value(encoded: EncodedTensor) -> float:
-    return 8 * len(encoded.to_bytes()) / (encoded.tokens * encoded.channels)
+def _median_seconds(
+    repeats: int, device: torch.device, *works: Callable[[], object]
+) -> list[float]:
+    """Of each work, all of them in turn in every repeat, so that noise meets all alike."""
+    taken: list[list[float]] = [[] for _ in works]
+
+    def wait() -> None:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    for _ in range(repeats):
+        for work, seconds in zip(works, taken, strict=True):
+            wait()
+            start = time.perf_counter()
+            work()
+            wait()
+            seconds.append(time.perf_counter() - start)
+    return [statistics.median(seconds) for seconds in taken]
 
 
 def _error(decoded: Tensor, x: Tensor, base: Tensor | None) -> float:

@@ -1,4 +1,4 @@
-"""`swarm-ft coordinator`: the process that plans and commits."""
+"""`swarm-ft dht` and `swarm-ft coordinator`: where a swarm meets, and who plans and commits."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import ipaddress
 import json
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import closing
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from swarm_ft.cli.declared import takes
 from swarm_ft.cli.options import (
     Listening,
     dht_prefix_option,
@@ -21,17 +21,81 @@ from swarm_ft.cli.options import (
     json_flag,
     log_option,
     snapshots_option,
+    takes,
 )
-from swarm_ft.cli.running import run_until_stopped
+from swarm_ft.cli.running import announced, in_dht, run_until_stopped
 from swarm_ft.errors import BadOption, JournalError
 
 if TYPE_CHECKING:
     from swarm_ft.coordinator.journal.journal import Journal
-    from swarm_ft.discovery import Directory
-    from swarm_ft.snapshots.store import SnapshotStore
 
 NAME = "coordinator"
 """Of its record in the DHT; a swarm has one."""
+
+
+@click.command(
+    short_help="Run a DHT node for others to start from.",
+    epilog=examples(
+        "swarm-ft dht",
+        "swarm-ft dht --host-maddrs /ip4/0.0.0.0/tcp/31337 --identity-path dht.key",
+    ),
+)
+@initial_peers_option
+@click.option(
+    "--host-maddrs",
+    multiple=True,
+    default=("/ip4/127.0.0.1/tcp/0",),
+    show_default=True,
+    metavar="MADDR",
+    help="Where to listen; /ip4/0.0.0.0/tcp/31337 for all interfaces.",
+)
+@click.option("--announce-maddrs", multiple=True, metavar="MADDR", help="What others should use.")
+@click.option(
+    "--identity-path",
+    metavar="FILE",
+    help="Private key file; made if absent, keeps the address stable.",
+)
+@click.option("--write-addresses", metavar="FILE", help="Also write the addresses to a file.")
+@json_flag
+@log_option
+def dht(
+    initial_peers: tuple[str, ...],
+    host_maddrs: tuple[str, ...],
+    announce_maddrs: tuple[str, ...],
+    identity_path: str | None,
+    write_addresses: str | None,
+    as_json: bool,
+) -> None:
+    """Run a DHT node for others to start from, until Ctrl-C."""
+    if write_addresses and not Path(write_addresses).absolute().parent.is_dir():
+        raise BadOption(f"--write-addresses {write_addresses}: its directory does not exist")
+
+    async def work() -> None:
+        identity = Path(identity_path) if identity_path else None
+        async with in_dht(
+            initial_peers,
+            host_maddrs=host_maddrs,
+            announce_maddrs=announce_maddrs,
+            identity_path=identity,
+        ) as directory:
+            _show_dht(directory.addresses, write_addresses, as_json=as_json)
+            await asyncio.Event().wait()
+
+    run_until_stopped(work)
+
+
+def _show_dht(addresses: tuple[str, ...], write_addresses: str | None, *, as_json: bool) -> None:
+    if write_addresses:
+        # Renamed into place, so that whoever waits for the file never reads half of it.
+        partial = Path(write_addresses + ".partial")
+        partial.write_text("\n".join(addresses) + "\n", encoding="utf-8")
+        partial.replace(write_addresses)
+    if as_json:
+        click.echo(json.dumps({"addresses": list(addresses)}))
+    else:
+        click.echo("this DHT node is up; others join it with one of")
+        for address in addresses:
+            click.echo(f"  --initial-peers {address}")
 
 
 @click.command(
@@ -74,77 +138,42 @@ def coordinator(
 
     Without --initial-peers it starts a DHT of its own and prints its address.
     """
-    store = _open_snapshots(snapshots)
+    from swarm_ft.snapshots.store import SnapshotStore
+
+    store = SnapshotStore(snapshots) if snapshots else None
 
     async def work() -> None:
-        from swarm_ft.discovery.dht import DhtDirectory, DhtOptions
-        from swarm_ft.transport.grpc_options import check_address
+        from swarm_ft.clock import SystemClock
+        from swarm_ft.coordinator.service import CoordinatorService
+        from swarm_ft.coordinator.submission import MAX_REQUEST_BYTES
+        from swarm_ft.discovery import Role
+        from swarm_ft.transport.grpc_options import GrpcOptions, check_address
+        from swarm_ft.transport.grpc_transport import GrpcTransport
 
         await check_address(listening.host, listening.port)  # before a journal is made
-        # With a DHT to join it only asks there; others could not reach a node behind a home link.
-        options = DhtOptions(
-            initial_peers=initial_peers,
-            host_maddrs=() if initial_peers else (await _listening_maddr(listening.host),),
-            client_mode=bool(initial_peers),
-            prefix=dht_prefix,
-        )
-        directory = await DhtDirectory.open(options)
-        addresses = _announced(directory.addresses, listening.announced_host)
-        try:
-            words = _Words(addresses, as_json)
-            kept = journal, store, 3600 * queue_hours
-            await _coordinate(directory, listening, kept, words)
-        finally:
-            await directory.close()
+        own = () if initial_peers else (await _listening_maddr(listening.host),)
+        transport = GrpcTransport(GrpcOptions(max_request_bytes=MAX_REQUEST_BYTES))
+        async with in_dht(initial_peers, dht_prefix, host_maddrs=own) as directory:
+            addresses = _announced(directory.addresses, listening.announced_host)
+            with closing(_open_journal(journal)) as opened:
+                queue_s = 3600 * queue_hours
+                service = CoordinatorService(opened, SystemClock(), store, queue_s=queue_s)
+                server = await transport.serve(listening.host, listening.port, service.handlers())
+                found = announced(server, listening, directory, Role.COORDINATOR, NAME)
+                async with found as endpoint:
+                    _show_coordinator(endpoint, addresses, as_json=as_json)
+                    await service.run()
 
     run_until_stopped(work)
 
 
-@dataclass(frozen=True, slots=True)
-class _Words:
-    """What to tell once the coordinator is up."""
-
-    addresses: tuple[str, ...]
-    as_json: bool
-
-    def say(self, endpoint: str) -> None:
-        if self.as_json:
-            click.echo(json.dumps({"endpoint": endpoint, "addresses": list(self.addresses)}))
-            return
-        click.echo(f"coordinator at {endpoint}")
-        for address in self.addresses:
-            click.echo(f"others join with --initial-peers {address}")
-
-
-async def _coordinate(
-    directory: Directory,
-    listening: Listening,
-    kept: tuple[str, SnapshotStore | None, float],
-    words: _Words,
-) -> None:
-    from swarm_ft.clock import SystemClock
-    from swarm_ft.coordinator.service import CoordinatorService
-    from swarm_ft.coordinator.submission import MAX_REQUEST_BYTES
-    from swarm_ft.discovery import Role
-    from swarm_ft.transport.grpc_options import GrpcOptions
-    from swarm_ft.transport.grpc_transport import GrpcTransport
-
-    journal_file, snapshots, queue_s = kept
-    journal = _open_journal(journal_file)
-    try:
-        service = CoordinatorService(journal, SystemClock(), snapshots, queue_s=queue_s)
-        transport = GrpcTransport(GrpcOptions(max_request_bytes=MAX_REQUEST_BYTES))
-        server = await transport.serve(listening.host, listening.port, service.handlers())
-        endpoint = listening.endpoint(int(server.endpoint.rpartition(":")[2]))
-        try:
-            await directory.announce(Role.COORDINATOR, NAME, endpoint)
-            words.say(endpoint)
-            await service.run()
-        finally:
-            await server.stop()
-            await directory.withdraw(Role.COORDINATOR, NAME)
-    finally:
-        journal.close()
+def _show_coordinator(endpoint: str, addresses: Sequence[str], *, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps({"endpoint": endpoint, "addresses": list(addresses)}))
+        return
+    click.echo(f"coordinator at {endpoint}")
+    for address in addresses:
+        click.echo(f"others join with --initial-peers {address}")
 
 
 def _open_journal(path: str) -> Journal:
@@ -154,12 +183,6 @@ def _open_journal(path: str) -> Journal:
         return Journal(path)
     except JournalError as error:
         raise BadOption(f"--{error.message}") from error  # it begins with "journal PATH:"
-
-
-def _open_snapshots(url: str | None) -> SnapshotStore | None:
-    from swarm_ft.snapshots.store import SnapshotStore
-
-    return SnapshotStore(url) if url else None
 
 
 async def _listening_maddr(host: str) -> str:

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
-from collections.abc import Mapping
-from dataclasses import replace
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from swarm_ft.cli.client import conclude, connected
-from swarm_ft.cli.declared import declared_options, takes
-from swarm_ft.cli.options import BufferOptions, examples, json_flag, log_option
-from swarm_ft.cli.processes import ProcessSwarm
+from swarm_ft.cli.options import (
+    DHT_PREFIX,
+    BufferOptions,
+    declared_options,
+    examples,
+    json_flag,
+    log_option,
+    takes,
+)
 from swarm_ft.cli.running import on_stop_signal, run_async, spinner
 from swarm_ft.client.options import JobOptions
 from swarm_ft.errors import BadInput, BadOption, RunFailed
@@ -23,7 +32,6 @@ from swarm_ft.protocol.spec.options import arguments, build
 
 if TYPE_CHECKING:
     from swarm_ft.client.job import Job
-    from swarm_ft.client.progress import RunProgress
     from swarm_ft.client.report import RunReport
     from swarm_ft.client.swarm import SwarmClient
 
@@ -66,7 +74,6 @@ SAMPLE_LR = 2e-3
 """For the demo's own model, which starts from random weights; a trained one wants far less."""
 SAMPLE = {"model": "a small GPT-2 made on the spot", "dataset": "Python's own source text"}
 """What is trained, and on what, where nothing else is named."""
-DHT_PREFIX = "swarm-ft"
 JOIN_TIMEOUT_S, JOIN_POLL_S = 60.0, 0.2
 JOURNAL = "coordinator.db"
 
@@ -151,7 +158,9 @@ def _prepare(stages: int, given: dict[str, Any]) -> tuple[Job, JobOptions]:
     try:
         options = _with_sample(asked)
         job = prepare_job(options)
-        _check_stages(stages, job.spec.model.num_blocks)
+        num_blocks = job.spec.model.num_blocks
+        if stages > num_blocks:
+            raise BadOption(f"--stages {stages}: the model has {num_blocks} layers to share out")
     except (BadInput, KeyboardInterrupt):
         if made is not None:
             shutil.rmtree(made, ignore_errors=True)
@@ -183,11 +192,6 @@ def _with_sample(asked: JobOptions) -> JobOptions:
         dataset=asked.dataset or made.train_file,
         evaluation=evaluation,
     )
-
-
-def _check_stages(stages: int, num_blocks: int) -> None:
-    if stages > num_blocks:
-        raise BadOption(f"--stages {stages}: the model has {num_blocks} layers to share out")
 
 
 def _first_missing(path: Path) -> Path | None:
@@ -252,15 +256,11 @@ async def _start(
     commands = {"coordinator": ["coordinator", "--journal", journal, *common]}
     for name, part in peers.items():
         offer = ("--layers", part, "--threads", "1", "--peer-id", name)
-        commands[name] = ["serve-stage", *offer, *_buffer_arguments(buffers, name), *common]
+        own = buffers.directory.resolve() / name if buffers.directory else None
+        lent = arguments(replace(buffers, directory=own))
+        commands[name] = ["serve-stage", *offer, *lent, *common]
     await swarm.start_all(commands)
     return address
-
-
-def _buffer_arguments(buffers: BufferOptions, peer: str) -> list[str]:
-    """Each peer has a directory of its own."""
-    directory = buffers.directory.resolve() / peer if buffers.directory else None
-    return arguments(replace(buffers, directory=directory))
 
 
 def _forget(work_dir: Path, buffers: BufferOptions) -> None:
@@ -275,32 +275,145 @@ async def _train(
     swarm: ProcessSwarm, client: SwarmClient, job: Job, options: JobOptions
 ) -> RunReport:
     """Submit the job and see it through, unless a process of the swarm ends first."""
-    from swarm_ft.client.progress import RunProgress
+    from swarm_ft.client.report import RunProgress
+    from swarm_ft.client.train import submit
+    from swarm_ft.transport.base import until_one_ends
 
     progress = RunProgress(job.spec.train)
-    watching = asyncio.ensure_future(swarm.first_loss(progress.message))
-    training = asyncio.ensure_future(_see_through(client, job, options, progress))
-    try:
-        await asyncio.wait((watching, training), return_when=asyncio.FIRST_COMPLETED)
-        if not training.done():
-            watching.result()
-        return await training
-    finally:
-        watching.cancel()
-        training.cancel()
-        await asyncio.gather(watching, training, return_exceptions=True)
+    reports: list[RunReport] = []
+
+    async def see_through() -> None:
+        run = await submit(client, job, options, progress)
+        await run.fetch(options.outputs)
+        reports.append(await run.report(options.outputs))
+
+    await until_one_ends(see_through(), swarm.first_loss(progress.message))
+    return reports[0]
 
 
-async def _see_through(
-    client: SwarmClient, job: Job, options: JobOptions, progress: RunProgress
-) -> RunReport:
-    from swarm_ft.client.trace import open_trace
-    from swarm_ft.client.train import begin, fetch_result, measure_baseline, note_untied, report_on
+# ---- commands as child processes: started, watched, ended
 
-    outputs = options.outputs
-    note_untied(job.spec, progress)
-    baseline = await measure_baseline(options.model, job.eval_data, progress)
-    run_id = await begin(client, job, resume=options.resume, progress=progress)
-    with open_trace(outputs.trace_file, progress.message) as trace:
-        events = await fetch_result(client, run_id, job.checkpoint, progress, outputs.out, trace)
-    return await report_on(events, run_id, baseline, progress, outputs.out)
+START_TIMEOUT_S = 60.0
+ENDING_SIGNALS = (signal.SIGINT, signal.SIGINT, signal.SIGKILL)
+"""Politely; then for those that keep a result for its client; then for good."""
+STOP_TIMEOUT_S = 5.0
+"""After each of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """One running command of ours; those named ROLE.1, ROLE.2, ... stand in for each other."""
+
+    name: str
+    process: asyncio.subprocess.Process
+    log_file: Path
+
+    @property
+    def role(self) -> str:
+        """What the run needs at least one of."""
+        return self.name.partition(".")[0]
+
+
+class ProcessSwarm:
+    """Commands of `swarm-ft` as children of this process, each with a log of its own.
+
+    Args:
+        log_dir: made if absent; one file a process.
+    """
+
+    def __init__(self, log_dir: Path) -> None:
+        self._log_dir = log_dir
+        self._children: list[Child] = []
+
+    async def start_all(self, commands: Mapping[str, Sequence[str]]) -> None:
+        """Start several commands side by side, by their names.
+
+        Raises:
+            RunFailed: one of them ended, or said nothing in time; the others may be up.
+        """
+        try:
+            async with asyncio.TaskGroup() as group:
+                for name, arguments in commands.items():
+                    group.create_task(self.start(name, arguments))
+        except* RunFailed as failures:
+            raise failures.exceptions[0] from None
+
+    async def start(self, name: str, arguments: Sequence[str]) -> dict[str, object]:
+        """Start `swarm-ft ARGUMENTS --json`; what it prints first, once it is up.
+
+        Raises:
+            RunFailed: it ended, or said nothing in time.
+        """
+        self._log_dir.mkdir(parents=True, exist_ok=True)
+        log_file = self._log_dir / f"{name}.log"
+        command = (sys.executable, "-m", "swarm_ft", *arguments, "--json")
+        with log_file.open("wb") as log:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                # Ctrl-C in the terminal is for us; we then end the children in order.
+                start_new_session=True,
+            )
+        child = Child(name, process, log_file)
+        self._children.append(child)
+        return await self._first_words(child)
+
+    async def _first_words(self, child: Child) -> dict[str, object]:
+        stdout = child.process.stdout
+        if stdout is None:
+            raise RunFailed(f"{child.name}: started without a pipe")
+        try:
+            line = await asyncio.wait_for(stdout.readline(), START_TIMEOUT_S)
+        except TimeoutError:
+            raise RunFailed(f"{child.name} did not come up; see {child.log_file}") from None
+        if not line:
+            await child.process.wait()
+            raise RunFailed(f"{child.name} ended at once: {_last_line(child.log_file)}")
+        words: dict[str, object] = json.loads(line)
+        return words
+
+    async def first_loss(self, on_end: Callable[[str], None]) -> None:
+        """Wait until a child ends that no other can stand in for.
+
+        Args:
+            on_end: told in words of a child that ended and whose replicas go on.
+
+        Raises:
+            RunFailed: always; it says which and why.
+        """
+        waits = {asyncio.ensure_future(c.process.wait()): c for c in self._children}
+        try:
+            while True:
+                done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+                for child in [waits.pop(wait) for wait in done]:
+                    ended = f"{child.name} ended with {child.process.returncode}"
+                    if child.role not in {other.role for other in waits.values()}:
+                        raise RunFailed(f"{ended}: {_last_line(child.log_file)}")
+                    on_end(f"{ended}; others host its layers, and the run goes on")
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    async def stop(self) -> None:
+        """End all children, last started first: politely, and at last for good."""
+        for number in ENDING_SIGNALS:
+            alive = [child.process for child in self._children if child.process.returncode is None]
+            for process in reversed(alive):
+                process.send_signal(number)
+            if alive:
+                waits = [asyncio.ensure_future(process.wait()) for process in alive]
+                await asyncio.wait(waits, timeout=STOP_TIMEOUT_S)
+
+    def kill(self) -> None:
+        """End all children at once."""
+        for child in self._children:
+            if child.process.returncode is None:
+                child.process.kill()
+
+
+def _last_line(log_file: Path) -> str:
+    lines = log_file.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return f"{lines[-1]} (see {log_file})" if lines else f"see {log_file}"

@@ -21,8 +21,8 @@ _COMMANDS = {
     "serve-stage": "swarm_ft.cli.serve_stage:serve_stage",
     "client": "swarm_ft.cli.client:client",
     "coordinator": "swarm_ft.cli.coordinator:coordinator",
-    "dht": "swarm_ft.cli.dht:dht",
-    "status": "swarm_ft.cli.status:status",
+    "dht": "swarm_ft.cli.coordinator:dht",
+    "status": "swarm_ft.cli.client:status",
     "bench": "swarm_ft.cli.bench:bench",
     "sample": "swarm_ft.cli.demo:sample",
 }

@@ -1,23 +1,28 @@
-"""Options that several commands share, and what they mean together."""
+"""Options of commands: those that dataclasses declare, those that several commands share."""
 
 from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 
 import click
 
 from swarm_ft import log
 from swarm_ft.errors import BadOption
 from swarm_ft.protocol.spec.bounds import Range
-from swarm_ft.protocol.spec.options import Option, check
+from swarm_ft.protocol.spec.options import Declared, Option, build, check, declared
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
+DHT_PREFIX = "swarm-ft"
+"""Of a swarm that is not named otherwise."""
 LISTEN_ANYWHERE = ("0.0.0.0", "::")
 _ANNOUNCED = re.compile(r"(?P<host>\[[^\]]*\]|[^:\[\]]+)(:(?P<port>\d+))?")
 
@@ -34,6 +39,76 @@ def stack(*decorators: Callable[[Command], Command]) -> Callable[[Command], Comm
 def examples(*lines: str) -> str:
     """A command's epilog: these lines as they are; click would fill them to a paragraph."""
     return "\n".join(("\b", "Examples:", *(f"  {line}" for line in lines)))
+
+
+# ---- declared options (`protocol.spec.options`) as those of a click command
+
+
+def takes(
+    parameter: str, of: type[DataclassInstance]
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Gives a command the options of a dataclass, and the dataclass to its `parameter`.
+
+    Values out of their bounds are refused by the dataclass, with `BadInput`.
+    """
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(command)
+        def with_options(**given: Any) -> Any:
+            own = {one.field: given.pop(one.field) for one in declared(of)}
+            return command(**{parameter: build(of, own)}, **given)
+
+        return declared_options(of)(with_options)
+
+    return decorate
+
+
+def declared_options(
+    of: type[DataclassInstance], instead: Mapping[str, str] | None = None
+) -> Callable[[Command], Command]:
+    """The options of a dataclass; the command gets their values by field.
+
+    Args:
+        of: what declares them.
+        instead: by field, what this command does where a required option is left out.
+    """
+    others = instead or {}
+    return stack(*(_option(one, others.get(one.field)) for one in declared(of)))
+
+
+def _option(one: Declared, instead: str | None) -> Callable[[Command], Command]:
+    parsers = (note for note in one.notes if isinstance(note, click.ParamType))
+    shape: dict[str, Any] = {"type": next(parsers, one.kind)}
+    if one.choices:
+        shape = {"type": click.Choice(list(one.choices)), "callback": _value_of(one.choices)}
+    elif one.is_switch:
+        shape = {"is_flag": True}
+    is_open = one.default is MISSING or one.option.default
+    if not is_open:
+        shape["default"] = one.default_word if one.choices else one.default
+    return click.option(
+        one.field,
+        "/".join(filter(None, (one.flag, one.no_flag))),
+        required=one.default is MISSING and not instead,
+        metavar=one.option.metavar or None,
+        help=f"{one.option.help}{_told(one, instead)}",
+        **shape,
+    )
+
+
+def _value_of(choices: Mapping[str, object]) -> Callable[..., object]:
+    return lambda _context, _option, word: None if word is None else choices[word]
+
+
+def _told(one: Declared, instead: str | None) -> str:
+    """What help says behind the sentence, as `  [default: 8; x>=1]`."""
+    default = instead or one.default_word
+    told = [f"default: {default}"] if default else []
+    told += [f"x>={bound.minimum:g}" for bound in one.bounds if isinstance(bound, Range)]
+    return f"  [{'; '.join(told)}]" if told else ""
+
+
+# ---- what several commands take
 
 
 class ByteSize(click.ParamType):  # type: ignore[type-arg] # not generic in click 8.1
@@ -55,36 +130,29 @@ class ByteSize(click.ParamType):  # type: ignore[type-arg] # not generic in clic
         return int(float(match["number"]) * base ** self._powers.get(unit[:1].upper(), 0))
 
 
-def _expanded(values: tuple[str, ...]) -> tuple[str, ...]:
-    from swarm_ft.discovery import expand_initial_peers
+def _initial_peers(*, are_needed: bool) -> Callable[[Command], Command]:
+    def expanded(_context: object, _option: object, values: tuple[str, ...]) -> tuple[str, ...]:
+        from swarm_ft.discovery import expand_initial_peers
 
-    return expand_initial_peers(values)
+        if are_needed and not values:
+            raise BadOption("--initial-peers is missing: the address that 'swarm-ft dht' printed")
+        return expand_initial_peers(values)
 
-
-def _expanded_and_there(values: tuple[str, ...]) -> tuple[str, ...]:
-    if not values:
-        raise BadOption("--initial-peers is missing: the address that 'swarm-ft dht' printed")
-    return _expanded(values)
-
-
-def _initial_peers(
-    check: Callable[[tuple[str, ...]], tuple[str, ...]],
-) -> Callable[[Command], Command]:
     return click.option(
         "--initial-peers",
         multiple=True,
         metavar="MADDR",
-        callback=lambda _context, _option, values: check(values),
+        callback=expanded,
         help="DHT address to start from, as `swarm-ft dht` prints it; @FILE reads them from a "
         "file. May be given several times.",
     )
 
 
-initial_peers_option = _initial_peers(_expanded)
+initial_peers_option = _initial_peers(are_needed=False)
 """For commands that begin a DHT of their own without it."""
-needed_initial_peers_option = _initial_peers(_expanded_and_there)
+needed_initial_peers_option = _initial_peers(are_needed=True)
 dht_prefix_option = click.option(
-    "--dht-prefix", default="swarm-ft", show_default=True, help="Name of the swarm in the DHT."
+    "--dht-prefix", default=DHT_PREFIX, show_default=True, help="Name of the swarm in the DHT."
 )
 snapshots_option = click.option(
     "--snapshots",

@@ -1,12 +1,20 @@
-"""How a command runs its event loop and how it is asked to stop."""
+"""How a command runs: its event loop, its place in the DHT, and how it is asked to stop."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from swarm_ft.cli.options import DHT_PREFIX, Listening
+
+if TYPE_CHECKING:
+    from swarm_ft.discovery import Directory, Role
+    from swarm_ft.discovery.dht import DhtDirectory
+    from swarm_ft.transport.base import Server
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Ctrl-C, the polite kill, and a terminal that was closed."""
@@ -55,3 +63,53 @@ def on_stop_signal(stop: Callable[[], object]) -> None:
         if number is signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
             continue  # started with nohup
         loop.add_signal_handler(number, stop)
+
+
+@asynccontextmanager
+async def in_dht(
+    initial_peers: tuple[str, ...],
+    prefix: str = DHT_PREFIX,
+    *,
+    host_maddrs: tuple[str, ...] = (),
+    announce_maddrs: tuple[str, ...] = (),
+    identity_path: Path | None = None,
+) -> AsyncIterator[DhtDirectory]:
+    """Take part in a DHT as long as the context lasts, see `DhtOptions`.
+
+    Without addresses to listen on it is only asked: others could not reach a node behind a home
+    link.
+
+    Raises:
+        BadOption: an address or the identity file is not usable.
+        PortInUse: a listen address is taken.
+        DirectoryUnreachable: none of the initial peers answers.
+    """
+    from swarm_ft.discovery.dht import DhtDirectory, DhtOptions
+
+    options = DhtOptions(
+        initial_peers=initial_peers,
+        host_maddrs=host_maddrs,
+        announce_maddrs=announce_maddrs,
+        identity_path=identity_path,
+        client_mode=not host_maddrs,
+        prefix=prefix,
+    )
+    directory = await DhtDirectory.open(options)
+    try:
+        yield directory
+    finally:
+        await directory.close()
+
+
+@asynccontextmanager
+async def announced(
+    server: Server, listening: Listening, directory: Directory, role: Role, name: str
+) -> AsyncIterator[str]:
+    """Where others reach the server, which they may learn as long as the context lasts."""
+    endpoint = listening.endpoint(int(server.endpoint.rpartition(":")[2]))
+    try:
+        await directory.announce(role, name, endpoint)
+        yield endpoint
+    finally:
+        await server.stop()
+        await directory.withdraw(role, name)

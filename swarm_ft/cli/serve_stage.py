@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import fcntl
+import json
+import os
 import secrets
-import shutil
 import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import closing, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from swarm_ft.cli.declared import takes
 from swarm_ft.cli.options import (
     BufferOptions,
     Listening,
@@ -20,14 +25,18 @@ from swarm_ft.cli.options import (
     log_option,
     needed_initial_peers_option,
     snapshots_option,
+    takes,
 )
-from swarm_ft.cli.running import run_async
-from swarm_ft.cli.serving import PeerHome, claim_home
+from swarm_ft.cli.running import announced, in_dht, on_stop_signal, run_async
 from swarm_ft.errors import BadOption
+from swarm_ft.log import get_logger
+from swarm_ft.private_files import make_private, open_private, private_folder
 
 if TYPE_CHECKING:
+    from swarm_ft.discovery import Directory
     from swarm_ft.ids import PeerId
     from swarm_ft.peer.kept_buffers import BufferPlace
+    from swarm_ft.peer.node import PeerNode, PeerOptions
     from swarm_ft.peer.state.stage_state import EngineMaker
 
 
@@ -97,29 +106,24 @@ def serve_stage(
     memory_bytes = _memory_bytes(given["memory_gib"], given["device"], buffers.memory_bytes)
     home = _home(given["peer_id"], buffers)
     peer_id = _peer_id(given["peer_id"], home)
-    shard_dir = Path(tempfile.mkdtemp(prefix="swarm-ft-"))
+    folder = tempfile.TemporaryDirectory(prefix="swarm-ft-", ignore_cleanup_errors=True)
 
     async def work() -> None:
-        from swarm_ft.cli.serving import serve_peer
         from swarm_ft.peer.node import PeerOptions
 
         offer = PeerOptions(
             peer_id=peer_id,
             layers=layer_range,
             memory_bytes=memory_bytes,
-            shard_dir=shard_dir,
+            shard_dir=Path(folder.name),
             buffers=_buffer_place(home, buffers),
             snapshots_url=given["snapshots"] or "",
         )
-        swarm = initial_peers, dht_prefix
-        await serve_peer(offer, swarm, listening, make_engine, as_json=as_json)
+        async with in_dht(initial_peers, dht_prefix) as directory:
+            await serve_peer(directory, listening, offer, make_engine, as_json=as_json)
 
-    try:
+    with closing(home) if home else nullcontext(), folder:
         run_async(work)
-    finally:
-        shutil.rmtree(shard_dir, ignore_errors=True)
-        if home is not None:
-            home.close()
 
 
 def _home(name: str | None, buffers: BufferOptions) -> PeerHome | None:
@@ -147,7 +151,7 @@ def _peer_id(given: str | None, home: PeerHome | None) -> PeerId:
 def _checked_name(name: str) -> PeerId:
     from swarm_ft.discovery.directory import checked_record
     from swarm_ft.ids import PeerId
-    from swarm_ft.protocol.spec.checks import MAX_ID_CHARS
+    from swarm_ft.protocol.spec.bounds import MAX_ID_CHARS
 
     checked_record(name, "localhost:1")
     if len(name) > MAX_ID_CHARS:
@@ -162,10 +166,9 @@ def _engine_maker(device: str, dtype: str, model: str | None, threads: int | Non
     from swarm_ft.protocol.spec.run_spec import RunSpec
     from swarm_ft.stage.base import Engine
     from swarm_ft.stage.checkpoint import open_checkpoint
-    from swarm_ft.stage.engine import StageEngine
-    from swarm_ft.stage.memory import pick_device, pick_dtype
+    from swarm_ft.stage.engine import DTYPES, StageEngine, pick_device
 
-    torch_device, torch_dtype = pick_device(device), pick_dtype(dtype)
+    torch_device, torch_dtype = pick_device(device), DTYPES[dtype]
     if threads:
         torch.set_num_threads(threads)
     if model:
@@ -179,7 +182,7 @@ def _engine_maker(device: str, dtype: str, model: str | None, threads: int | Non
 
 
 def _memory_bytes(memory_gib: float | None, device: str, buffer_memory_bytes: int) -> int:
-    from swarm_ft.stage.memory import free_memory_bytes, pick_device
+    from swarm_ft.stage.engine import free_memory_bytes, pick_device
 
     if memory_gib is not None:
         return int(memory_gib * (1 << 30))
@@ -188,3 +191,151 @@ def _memory_bytes(memory_gib: float | None, device: str, buffer_memory_bytes: in
     if torch_device.type == "cpu":  # buffers lie in the same memory, if there are any
         free_bytes -= min(buffer_memory_bytes, free_bytes // 2)
     return int(0.8 * free_bytes)
+
+
+# ---- where a peer keeps what is to outlive it on this machine: its name and its buffers
+
+MAX_NAMELESS_PEERS = 64
+"""Of one user on one machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerHome:
+    """A directory that belongs to this process as long as it lives.
+
+    Attributes:
+        lock: keeps others out while it is open.
+    """
+
+    path: Path
+    lock: IO[bytes]
+
+    def close(self) -> None:
+        """Leave it to others."""
+        self.lock.close()
+
+    def name(self, drawn: str) -> str:
+        """The name that an earlier start drew and left here; without one, `drawn`, left here."""
+        file = self.path / "peer-id"
+        if file.exists():
+            make_private(file)
+            return file.read_text(encoding="utf-8").strip()
+        with open_private(file, "wb") as new:
+            new.write(f"{drawn}\n".encode())
+        return drawn
+
+
+def claim_home(name: str | None, directory: Path | None) -> PeerHome:
+    """A home for a peer: the named directory, one by its name, or the first that is free.
+
+    A peer without a name that is started again so finds what it left.
+
+    Raises:
+        BadOption: others use it, or it cannot be made.
+    """
+    path = directory or _homes()
+    try:
+        for candidate in _candidates(name, directory):
+            lock = _locked(candidate)
+            if lock is not None:
+                return PeerHome(candidate, lock)
+    except OSError as error:
+        raise BadOption(
+            f"--buffer-dir {path}: {error.strerror}; name a directory that can be written to, or "
+            "keep no buffers on disk, with --buffer-disk 0"
+        ) from error
+    raise BadOption(f"--buffer-dir {path}: another peer uses it; each needs one of its own")
+
+
+def _candidates(name: str | None, directory: Path | None) -> Iterator[Path]:
+    if directory is not None:
+        yield directory
+    elif name is not None:
+        yield _homes() / name
+    else:
+        yield from (_homes() / str(number) for number in range(MAX_NAMELESS_PEERS))
+
+
+def _homes() -> Path:
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path.home() / ".cache") / "swarm-ft" / "peers"
+
+
+def _locked(path: Path) -> IO[bytes] | None:
+    """The directory's lock; None if another process has it."""
+    private_folder(path)
+    lock = open_private(path / "lock", "ab")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        return None
+    return lock
+
+
+# ---- a peer from its first to its last word
+
+
+async def serve_peer(
+    directory: Directory,
+    listening: Listening,
+    offer: PeerOptions,
+    make_engine: EngineMaker,
+    *,
+    as_json: bool,
+) -> None:
+    """Be a peer until a stop signal; says where it listens once it does.
+
+    Args:
+        directory: where it is announced, and finds the coordinator.
+        listening: where others reach this peer.
+        offer: what the volunteer decided.
+        make_engine: what computes.
+        as_json: speak in JSON.
+
+    Raises:
+        PortInUse: the port is taken.
+    """
+    from swarm_ft.clock import SystemClock
+    from swarm_ft.discovery import Role
+    from swarm_ft.peer.node import PeerNode
+    from swarm_ft.transport.grpc_options import (
+        ADVICE,
+        WARM_IDLE_S,
+        GrpcOptions,
+        restarts_after_idle,
+    )
+    from swarm_ft.transport.grpc_transport import GrpcTransport
+
+    if restarts_after_idle():
+        get_logger(__name__).info("tcp-idle-restart %s", ADVICE)
+    transport = GrpcTransport(GrpcOptions(warm_idle_s=WARM_IDLE_S))
+    node = PeerNode(
+        offer,
+        directory=directory,
+        transport=transport,
+        clock=SystemClock(),
+        make_engine=make_engine,
+    )
+    server = await transport.serve(listening.host, listening.port, node.handlers())
+    on_stop_signal(_politely_first(node))
+    async with announced(server, listening, directory, Role.PEER, offer.peer_id) as endpoint:
+        _show(offer, endpoint, as_json=as_json)
+        await node.run(endpoint)
+
+
+def _politely_first(node: PeerNode) -> Callable[[], object]:
+    """Say goodbye at the first stop signal; at the next one, let go of whatever is here."""
+    task = asyncio.current_task()
+    if task is None:
+        return node.leave
+    steps = iter((node.leave,))
+    return lambda: next(steps, task.cancel)()
+
+
+def _show(offer: PeerOptions, endpoint: str, *, as_json: bool) -> None:
+    layers = str(offer.layers or "auto")
+    if as_json:
+        click.echo(json.dumps({"peer": offer.peer_id, "layers": layers, "endpoint": endpoint}))
+    else:
+        click.echo(f"peer {offer.peer_id} at {endpoint} offers layers {layers}; Ctrl-C leaves")

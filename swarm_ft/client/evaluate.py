@@ -22,20 +22,23 @@ if TYPE_CHECKING:
     from swarm_ft.client.job import TokenArray
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Evaluation:
     """How well a model predicts held-out text.
 
     Attributes:
         loss: mean cross entropy in nats over all target tokens of all samples.
-        perplexity: exp(loss); inf where that overflows.
-        num_tokens: target tokens, seq_length - 1 a sample.
     """
 
     loss: float
-    perplexity: float
-    num_samples: int
-    num_tokens: int
+
+    @property
+    def perplexity(self) -> float:
+        """exp(loss); inf where that overflows."""
+        try:
+            return math.exp(self.loss)
+        except OverflowError:
+            return math.inf
 
 
 def evaluate(
@@ -43,7 +46,7 @@ def evaluate(
     samples: TokenArray,
     *,
     batch_size: int = 8,
-    on_progress: Callable[[int, int], None] | None = None,
+    on_batch: Callable[[], None] = lambda: None,
 ) -> Evaluation:
     """Evaluate a checkpoint in float32, without dropout, on the CPU.
 
@@ -51,7 +54,7 @@ def evaluate(
         model_dir: directory or hub id.
         samples: token ids [samples, seq_length] below the model's vocabulary size.
         batch_size: samples a forward pass; no effect on the result beyond rounding.
-        on_progress: called with (samples done, samples in all) after each pass.
+        on_batch: called after each pass.
 
     Raises:
         BadModel: the checkpoint cannot be loaded, or lacks weights.
@@ -63,15 +66,11 @@ def evaluate(
         )
     model = _load(model_dir)
     tokens_st = torch.from_numpy(samples.astype(np.int64))
-    loss_sum, num_done = 0.0, 0
+    loss_sum = 0.0
     for start in range(0, len(samples), batch_size):
-        batch_st = tokens_st[start : start + batch_size]
-        loss_sum += _loss_sum(model, batch_st)
-        num_done += len(batch_st)
-        if on_progress is not None:
-            on_progress(num_done, len(samples))
-    num_targets = len(samples) * (samples.shape[1] - 1)
-    return _evaluation(loss_sum / num_targets, len(samples), num_targets)
+        loss_sum += _loss_sum(model, tokens_st[start : start + batch_size])
+        on_batch()
+    return Evaluation(loss_sum / (len(samples) * (samples.shape[1] - 1)))
 
 
 def _loss_sum(model: PreTrainedModel, batch_st: torch.Tensor) -> float:
@@ -85,16 +84,6 @@ def _loss_sum(model: PreTrainedModel, batch_st: torch.Tensor) -> float:
             for logits_tv, row_t in zip(logits_stv, batch_st, strict=True)
         ]
     return float(torch.stack(losses).sum())
-
-
-def _evaluation(loss: float, num_samples: int, num_tokens: int) -> Evaluation:
-    try:
-        perplexity = math.exp(loss)
-    except OverflowError:
-        perplexity = math.inf
-    return Evaluation(
-        loss=loss, perplexity=perplexity, num_samples=num_samples, num_tokens=num_tokens
-    )
 
 
 def _load(model_dir: str) -> PreTrainedModel:

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 TokenArray = npt.NDArray[np.uint32]
 
-_LITTLE_ENDIAN = np.dtype("<u4")
-
 
 def read_text(path: str) -> str:
     """One UTF-8 file, or all `.txt` files of a directory, sorted by name, joined by newlines.
@@ -99,13 +97,11 @@ def tokenise(text: str, tokenizer: PreTrainedTokenizerBase, seq_length: int) -> 
 
 def tokens_to_bytes(row: TokenArray) -> bytes:
     """One sample [seq_length] as it travels: little-endian uint32."""
-    return row.astype(_LITTLE_ENDIAN).tobytes()
+    return row.astype("<u4").tobytes()
 
 
 TRAINING_TEXT_EVAL_SAMPLES = 256
 """Without held-out text, this much of the training text is evaluated on."""
-
-Tokens = npt.NDArray[np.uint32]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,7 +113,7 @@ class EvalData:
         source: where it comes from, for people.
     """
 
-    samples: Tokens
+    samples: TokenArray
     source: str
 
 
@@ -176,7 +172,7 @@ def check_outputs(outputs: Outputs) -> None:
             raise BadOption(f"{option} {path}: may not be written")
 
 
-def read_tokens(path: str, checkpoint: Checkpoint, seq_length: int) -> Tokens:
+def read_tokens(path: str, checkpoint: Checkpoint, seq_length: int) -> TokenArray:
     """A text as samples, uint32 [samples, seq_length].
 
     Raises:
@@ -192,7 +188,7 @@ def read_tokens(path: str, checkpoint: Checkpoint, seq_length: int) -> Tokens:
     return tokens
 
 
-def read_eval_data(options: EvalOptions, checkpoint: Checkpoint, tokens: Tokens) -> EvalData:
+def read_eval_data(options: EvalOptions, checkpoint: Checkpoint, tokens: TokenArray) -> EvalData:
     """Held-out samples; without held-out text, the beginning of the training text."""
     if options.eval_dataset is None:
         limit = options.max_eval_samples or TRAINING_TEXT_EVAL_SAMPLES

@@ -30,7 +30,7 @@ from swarm_ft.protocol.messages.control import Stage, stages_of
 from swarm_ft.protocol.messages.shard import ShardFile, ShardName
 from swarm_ft.protocol.messages.timeline import PeerTimeline
 from swarm_ft.protocol.spec.run_spec import RunSpec
-from swarm_ft.transfer.download import Downloader
+from swarm_ft.transfer import Downloader
 from swarm_ft.transport.base import Channel, Transport, call
 from swarm_ft.transport.methods import CANCEL, COLLECTED, STATUS, SUBMIT, WATCH
 
@@ -86,8 +86,7 @@ class SwarmClient:
         trouble: Unavailable
         while True:
             try:
-                endpoint = await self._find_coordinator()
-                return await self._submit_to(endpoint, run_id, spec, samples)
+                return await self._submit_once(run_id, spec, samples)
             except Busy as error:
                 trouble, rest_s = error, next(rests, None)
             except Unavailable as error:
@@ -100,10 +99,10 @@ class SwarmClient:
             told = trouble.message
             await asyncio.sleep(rest_s)
 
-    async def _submit_to(
-        self, endpoint: str, run_id: RunId, spec: RunSpec, samples: Sequence[bytes]
+    async def _submit_once(
+        self, run_id: RunId, spec: RunSpec, samples: Sequence[bytes]
     ) -> RunStatus:
-        async with self._connected(endpoint) as channel:
+        async with self._coordinator() as channel:
             stream = channel.open(SUBMIT)
             await stream.send(SubmitHeader(spec=spec, spec_digest=spec.digest(), run_id=run_id))
             num_together = max(1, PART_BYTES // len(samples[0])) if samples else 1
@@ -248,12 +247,7 @@ class SwarmClient:
 
     @asynccontextmanager
     async def _coordinator(self) -> AsyncIterator[Channel]:
-        async with self._connected(await self._find_coordinator()) as channel:
-            yield channel
-
-    @asynccontextmanager
-    async def _connected(self, endpoint: str) -> AsyncIterator[Channel]:
-        channel = self._transport.connect(endpoint)
+        channel = self._transport.connect(await self._find_coordinator())
         try:
             yield channel
         finally:

@@ -5,13 +5,10 @@
 | module | codecs |
 |---|---|
 | `raw` | none, fp16, bf16 |
-| `narrow` | qB, aqB: codes of B bits |
-| `wide` | qB+z, aqB+z, qcS, aqcS: codes as wide as need be, entropy-coded |
-| `hadamard` | hqB |
+| `narrow` | qB, aqB: codes of B bits; hqB |
+| `wide` | qB+z, aqB+z, qcS, aqcS: codes as wide as need be, as `wide_plan` has it; +z of others |
 | `topk`, `lowrank` | topK, lowrankR |
-| `delta` | aqtopK, and +ef21 of whatever builds on nothing |
-| `feedback` | +ef, +efmix |
-| `entropy.lossless` | +z of whatever writes bytes |
+| `feedback` | aqtopK, +ef21 of whatever builds on nothing; +ef, +efmix |
 | `stored` | buffers as both ends keep them |
 
 Their arithmetic is in `kernels`, three times: plain torch, Numba, Triton.
@@ -24,7 +21,7 @@ from dataclasses import replace
 
 from swarm_ft.codec.base import Codec
 from swarm_ft.codec.feedback import DeltaCodec, encode_with_feedback
-from swarm_ft.codec.kernels import Kernels
+from swarm_ft.codec.kernels.base import Kernels
 from swarm_ft.codec.lowrank import LowRankCodec
 from swarm_ft.codec.narrow import HadamardCodec, NarrowCodec
 from swarm_ft.codec.raw import BFloat16Codec, Float32Codec, HalfCodec
@@ -35,9 +32,7 @@ from swarm_ft.protocol.spec.codec_spec import (
     Axis,
     CodecName,
     CodecSpec,
-    Direction,
     Feedback,
-    parse_codec_spec,
 )
 
 __all__ = [
@@ -46,7 +41,6 @@ __all__ = [
     "encode_with_feedback",
     "from_spec",
     "pack_buffer",
-    "parse",
     "unpack_buffer",
 ]
 
@@ -76,15 +70,6 @@ def from_spec(spec: CodecSpec, kernels: Kernels | None = None) -> Codec:
         return HadamardCodec(spec, from_spec(_of_tiles(spec), kernels), kernels)
     plain = _BYTE_CODECS[spec.name](replace(spec, entropy=False))
     return LosslessCodec(spec, plain, kernels) if spec.entropy else plain
-
-
-def parse(text: str, direction: Direction = Direction.FORWARD) -> Codec:
-    """The codec of a text such as `aq4`; see `protocol.codec_spec` for all of them.
-
-    Raises:
-        BadCodec: see `parse_codec_spec`.
-    """
-    return from_spec(parse_codec_spec(text, direction))
 
 
 def _of_tiles(spec: CodecSpec) -> CodecSpec:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -15,30 +17,39 @@ from swarm_ft.protocol.messages.boundary import EncodedTensor
 from swarm_ft.protocol.spec.codec_spec import CodecSpec
 
 
-class Codec(Protocol):
+@dataclass(frozen=True, slots=True)
+class Codec(ABC):
     """Writes one sample's tensor as bytes and reads it back. Stateless.
 
     The payload is the authority: an encoder may round as it likes, `decode` is exact to the bit
-    on every machine, so both ends of a boundary call it and hold the same values.
+    on every machine, so both ends of a boundary call it and hold the same values. What comes is
+    checked here; what a codec is, it says in `_write`, `_read` and `max_payload_bytes`.
+
+    Attributes:
+        spec: name and bits; every tensor it encodes carries them.
     """
 
-    @property
-    def spec(self) -> CodecSpec:
-        """Name and bits; every tensor it encodes carries them."""
-        ...
+    spec: CodecSpec
+    has_one_size: ClassVar[bool] = False
+    """Whether all payloads of a shape have the size that `max_payload_bytes` says."""
 
     def encode(self, x: Tensor, base: Tensor | None = None) -> EncodedTensor:
         """Encode one sample, apart from all others.
 
         Args:
             x: float32 [tokens, channels], on any device.
-            base: the sample's buffer, of x's shape, for a delta codec; None for the others.
+            base: the sample's buffer, of x's shape, for a delta codec; None for the others. It
+                may be on another device than x.
 
         Raises:
             BadFrame: x or base is of another shape or type, or base is missing or superfluous.
             NonFinite: x, or its distance from base, holds an infinity or NaN.
         """
-        ...
+        x = checked_sample(x)
+        tokens, channels = x.shape
+        base = _checked_base(self.spec, base, tokens, channels)
+        payload = self._write(x, None if base is None else base.to(x.device))
+        return EncodedTensor(self.spec, tokens, channels, payload)
 
     def decode(self, encoded: EncodedTensor, base: Tensor | None = None) -> Tensor:
         """Read what `encode` wrote; finite whatever the bytes.
@@ -54,11 +65,35 @@ class Codec(Protocol):
             BadFrame: another codec's tensor, a payload that this codec does not write, or a
                 base that is missing, superfluous or of another shape.
         """
-        ...
+        self._check_header(encoded)
+        base = _checked_base(self.spec, base, encoded.tokens, encoded.channels)
+        return self._read(encoded, base)
 
+    @abstractmethod
     def max_payload_bytes(self, tokens: int, channels: int) -> int:
         """No payload of that shape is larger, whatever its values."""
-        ...
+
+    @abstractmethod
+    def _write(self, x: Tensor, base: Tensor | None) -> bytes:
+        """The payload of x; base is on x's device, and None just where the codec takes none."""
+
+    @abstractmethod
+    def _read(self, encoded: EncodedTensor, base: Tensor | None) -> Tensor:
+        """See `decode`; codec, shape and size are right, what the payload holds is not checked."""
+
+    def _check_header(self, encoded: EncodedTensor) -> None:
+        if encoded.codec != self.spec:
+            raise BadFrame(f"frame: expected codec {self.spec}, got {encoded.codec}")
+        shape = f"[{encoded.tokens}, {encoded.channels}]"
+        if encoded.tokens < 1 or encoded.channels < 1:
+            raise BadFrame(f"frame: expected a positive number of tokens and channels, got {shape}")
+        size = len(encoded.payload)
+        largest = self.max_payload_bytes(encoded.tokens, encoded.channels)
+        if size > largest or (self.has_one_size and size < largest):
+            bound = "" if self.has_one_size else "at most "
+            raise BadFrame(
+                f"frame: {self.spec} of {shape} takes {bound}{largest} bytes, got {size}"
+            )
 
 
 def checked_sample(x: Tensor, name: str = "x") -> Tensor:
@@ -75,68 +110,20 @@ def checked_sample(x: Tensor, name: str = "x") -> Tensor:
     return x.detach()
 
 
-def check_encoded(codec: Codec, encoded: EncodedTensor) -> None:
-    """Refuse a tensor whose header does not fit this codec or its payload.
-
-    Raises:
-        BadFrame: another codec, a shape that is not positive, or a payload that is too large.
-    """
-    if encoded.codec != codec.spec:
-        raise BadFrame(f"frame: expected codec {codec.spec}, got {encoded.codec}")
-    shape = f"[{encoded.tokens}, {encoded.channels}]"
-    if encoded.tokens < 1 or encoded.channels < 1:
-        raise BadFrame(f"frame: expected a positive number of tokens and channels, got {shape}")
-    largest = codec.max_payload_bytes(encoded.tokens, encoded.channels)
-    if len(encoded.payload) > largest:
-        raise BadFrame(
-            f"frame: {codec.spec} of {shape} takes at most {largest} bytes, "
-            f"got {len(encoded.payload)}"
-        )
-
-
-def check_size(encoded: EncodedTensor, expected: int) -> None:
-    """Refuse a payload that is not of the one size that its header implies.
-
-    Raises:
-        BadFrame: another size.
-    """
-    if len(encoded.payload) != expected:
-        shape = f"[{encoded.tokens}, {encoded.channels}]"
-        raise BadFrame(
-            f"frame: {encoded.codec} of {shape} takes {expected} bytes, got {len(encoded.payload)}"
-        )
-
-
-def refuse_base(spec: CodecSpec, base: Tensor | None) -> None:
-    """Refuse a base where none belongs.
-
-    Raises:
-        BadFrame: there is one.
-    """
-    if base is not None:
-        raise BadFrame(
-            f"codec {spec} builds on no base, got one; only aq and ef21 codecs take a base"
-        )
-
-
-def checked_base(spec: CodecSpec, base: Tensor | None, tokens: int, channels: int) -> Tensor | None:
+def _checked_base(
+    spec: CodecSpec, base: Tensor | None, tokens: int, channels: int
+) -> Tensor | None:
     """`base`, if the codec builds on one and it is of that shape; None if it builds on nothing.
 
     Raises:
         BadFrame: it is missing, superfluous, or of another shape or type.
     """
     if not spec.is_delta:
-        refuse_base(spec, base)
+        if base is not None:
+            raise BadFrame(
+                f"codec {spec} builds on no base, got one; only aq and ef21 codecs take a base"
+            )
         return None
-    return needed_base(spec, base, tokens, channels)
-
-
-def needed_base(spec: CodecSpec, base: Tensor | None, tokens: int, channels: int) -> Tensor:
-    """`base`, if it is there and of that shape.
-
-    Raises:
-        BadFrame: it is missing, or of another shape or type.
-    """
     if base is None:
         raise BadFrame(f"codec {spec} needs the sample's buffer as base; send a key frame")
     base = checked_sample(base, "base")
@@ -191,3 +178,19 @@ def to_host(*tensors: Tensor) -> list[NDArray[Any]]:
         copy.copy_(tensor, non_blocking=True)
     torch.cuda.current_stream(tensors[0].device).synchronize()
     return [copy.numpy() for copy in copies]
+
+
+def bfloat16_bytes(x: Tensor) -> bytes:
+    """`x` as bfloat16, little-endian, in C order."""
+    return little_endian(x.to(torch.bfloat16).view(torch.int16), "<i2")
+
+
+def read_bfloat16(payload: bytes) -> Tensor:
+    """What `bfloat16_bytes` wrote, as float32 [n] on the CPU; any pattern, NaN too."""
+    patterns = np.frombuffer(payload, "<i2").astype(np.int16)
+    return torch.from_numpy(patterns).view(torch.bfloat16).float()
+
+
+def little_endian(x: Tensor, dtype: str) -> bytes:
+    """`x` as numbers of numpy's `dtype`, in C order."""
+    return x.cpu().numpy().astype(dtype, copy=False).tobytes()

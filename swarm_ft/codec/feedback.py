@@ -7,27 +7,19 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from swarm_ft.codec.base import (
-    Codec,
-    check_encoded,
-    check_finite,
-    checked_peak,
-    checked_sample,
-    needed_base,
-    peak_of,
-)
+from swarm_ft.codec.base import Codec, check_finite, checked_peak, checked_sample, peak_of
 from swarm_ft.codec.topk import kept_entries, largest
 from swarm_ft.errors import BadFrame
 from swarm_ft.protocol.messages.boundary import EncodedTensor
-from swarm_ft.protocol.spec.codec_spec import CodecSpec, Feedback
+from swarm_ft.protocol.spec.codec_spec import Feedback
 
-# ---- the change against a base, by any codec that builds on nothing: `aqtopK`, `q4t+ef21`,
+# ---- the change against a base, by any codec that builds on nothing: `aqtopK`, `q4t+ef21`
 #
 # Knows a base as a tensor; where it is kept, and whether the other end has it, is others' work.
 
 
 @dataclass(frozen=True, slots=True)
-class DeltaCodec:
+class DeltaCodec(Codec):
     """m + C(a - m) for a value a, a base m and a codec C.
 
     AQ-SGD for activations (arXiv 2206.01299, algorithm 1); for gradients the same sum is EF21
@@ -35,36 +27,28 @@ class DeltaCodec:
     to visit as training settles.
 
     Attributes:
-        spec: what frames carry.
         inner: C. Its spec is its own: without the delta or the feedback that `spec` names.
     """
 
-    spec: CodecSpec
     inner: Codec
-
-    def encode(self, x: Tensor, base: Tensor | None = None) -> EncodedTensor:
-        """See `Codec.encode`; base may be on another device than x."""
-        x = checked_sample(x)
-        base = needed_base(self.spec, base, *x.shape)
-        return replace(self.inner.encode(x - base.to(x.device)), codec=self.spec)
-
-    def decode(self, encoded: EncodedTensor, base: Tensor | None = None) -> Tensor:
-        """See `Codec.decode`; base + delta, with the one rounding of the sum."""
-        check_encoded(self, encoded)
-        base = needed_base(self.spec, base, encoded.tokens, encoded.channels)
-        delta = self.inner.decode(replace(encoded, codec=self.inner.spec))
-        return check_finite(base + delta.to(base.device))
 
     def max_payload_bytes(self, tokens: int, channels: int) -> int:
         """See `Codec.max_payload_bytes`; the delta's."""
         return self.inner.max_payload_bytes(tokens, channels)
+
+    def _write(self, x: Tensor, base: Tensor | None) -> bytes:
+        return self.inner.encode(x if base is None else x - base).payload
+
+    def _read(self, encoded: EncodedTensor, base: Tensor | None) -> Tensor:
+        delta = self.inner.decode(replace(encoded, codec=self.inner.spec))
+        return check_finite(delta if base is None else base + delta.to(base.device))
 
 
 # ---- error feedback at the sender: what a codec lost of a gradient goes into the sample's next one
 #
 # Knows residuals as tensors, passed in and out; which sample's they are, and for how long they
 # are kept, is the caller's to know. The receiver has no part in it and decodes as ever. `+ef21`
-# is not here: it sends the change against a base, see `delta`.
+# is not here: it sends the change against a base, as `DeltaCodec` does.
 
 
 def encode_with_feedback(

@@ -25,12 +25,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from swarm_ft.codec.base import (
-    check_encoded,
-    check_size,
+    Codec,
+    bfloat16_bytes,
     checked_peak,
-    checked_sample,
+    little_endian,
     peak_of,
-    refuse_base,
+    read_bfloat16,
 )
 from swarm_ft.errors import BadFrame
 from swarm_ft.protocol.messages.boundary import EncodedTensor
@@ -56,20 +56,21 @@ _ROWS = 256
 """Tokens decoded at a time, so that their sums stay in cache."""
 
 
-@dataclass(frozen=True, slots=True)
-class LowRankCodec:
+class LowRankCodec(Codec):
     """`lowrankR`: the best R outer products of what is left without the strongest channels.
 
-    After the left codes are chosen the right ones are fitted to them, so rounding the left ones
-    costs little. A sample with values beyond 2^110 may come back with its largest values cut.
+    A sample should be long and wide beside R, or the factors outweigh it. After the left codes are
+    chosen the right ones are fitted to them, so rounding the left ones costs little. A sample with
+    values beyond 2^110 may come back with its largest values cut. Decodes on the CPU.
     """
 
-    spec: CodecSpec
+    has_one_size = True
 
-    def encode(self, x: Tensor, base: Tensor | None = None) -> EncodedTensor:
-        """See `Codec.encode`; x should be long and wide beside R, or the factors outweigh it."""
-        refuse_base(self.spec, base)
-        x = checked_sample(x)
+    def max_payload_bytes(self, tokens: int, channels: int) -> int:
+        """See `Codec.max_payload_bytes`."""
+        return sum(_layout_of(self.spec, tokens, channels).part_bytes)
+
+    def _write(self, x: Tensor, base: Tensor | None) -> bytes:
         layout = _layout_of(self.spec, *x.shape)
         shift = _shift_of(checked_peak(peak_of(x)))
         x = x * 2.0**-shift
@@ -79,20 +80,16 @@ class LowRankCodec:
         others = x[:, _without(channels, layout.channels)]
         left, right, scales = _factorise(others, layout, shift)
         parts = (
-            channels.cpu().numpy().astype("<u2").tobytes(),
-            _write_scales(torch.cat([outlier_scales, scales]) * 2.0**shift),
+            little_endian(channels, "<u2"),
+            bfloat16_bytes(torch.cat([outlier_scales, scales]) * 2.0**shift),
             _write_codes(_round(strong, outlier_scales)),
             _write_codes(left.T),
             _write_codes(right.T),
         )
-        return EncodedTensor(self.spec, layout.tokens, layout.channels, b"".join(parts))
+        return b"".join(parts)
 
-    def decode(self, encoded: EncodedTensor, base: Tensor | None = None) -> Tensor:
-        """See `Codec.decode`; on the CPU."""
-        refuse_base(self.spec, base)
-        check_encoded(self, encoded)
+    def _read(self, encoded: EncodedTensor, base: Tensor | None) -> Tensor:
         layout = _layout_of(self.spec, encoded.tokens, encoded.channels)
-        check_size(encoded, layout.payload_bytes)
         parts = [
             encoded.payload[start:end]
             for start, end in pairwise(accumulate(layout.part_bytes, initial=0))
@@ -107,10 +104,6 @@ class LowRankCodec:
         x[:, channels] = strong * outlier_scales
         x[:, _without(channels, layout.channels)] = _sum_of_products(left, right, scales)
         return x
-
-    def max_payload_bytes(self, tokens: int, channels: int) -> int:
-        """See `Codec.max_payload_bytes`; every payload has that size."""
-        return _layout_of(self.spec, tokens, channels).payload_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,10 +129,6 @@ class _Layout:
         """Of outlier channels, their scales, the products' scales, and the three kinds of codes."""
         m, rank = self.outliers, self.rank
         return (2 * m, 2 * m, 2 * rank, self.tokens * m, rank * self.tokens, rank * self.others)
-
-    @property
-    def payload_bytes(self) -> int:
-        return sum(self.part_bytes)
 
 
 def _layout_of(spec: CodecSpec, tokens: int, channels: int) -> _Layout:
@@ -234,11 +223,6 @@ def _sum_of_products(left: Tensor, right: Tensor, scales: Tensor) -> Tensor:
     return total
 
 
-def _write_scales(scales: Tensor) -> bytes:
-    patterns = scales.to(torch.bfloat16).view(torch.int16).cpu().numpy()
-    return patterns.astype("<i2", copy=False).tobytes()
-
-
 def _write_codes(codes: Tensor) -> bytes:
     return codes.to(torch.int8).contiguous().cpu().numpy().tobytes()
 
@@ -251,8 +235,7 @@ def _read_channels(payload: bytes, count: int) -> Tensor:
 
 
 def _read_scales(payload: bytes, limit: float) -> Tensor:
-    patterns = np.frombuffer(payload, "<i2").astype(np.int16)
-    scales = torch.from_numpy(patterns).view(torch.bfloat16).float()
+    scales = read_bfloat16(payload)
     bad = scales[~((scales >= _MIN_SCALE) & (scales <= limit))]  # so that NaN is bad
     if len(bad):
         raise BadFrame(

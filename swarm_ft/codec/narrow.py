@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import zlib
 from dataclasses import dataclass
 
@@ -13,26 +14,17 @@ from torch import Tensor
 from swarm_ft.codec.base import (
     Codec,
     as_tensor,
-    check_encoded,
     check_finite,
-    check_size,
-    checked_base,
     checked_peak,
-    checked_sample,
     peak_of,
-    refuse_base,
+    read_bfloat16,
     to_host,
 )
-from swarm_ft.codec.kernels import Kernels, NarrowGrid, kernels_for, packed_bytes
-from swarm_ft.codec.scales import (
-    SCALE_BYTES,
-    choose_scales,
-    read_scales,
-    scale_patterns,
-    scales_for,
-)
+from swarm_ft.codec.kernels import kernels_for
+from swarm_ft.codec.kernels.base import MIN_SCALE, Kernels, NarrowGrid, Scales, packed_bytes
+from swarm_ft.errors import BadFrame
 from swarm_ft.protocol.messages.boundary import EncodedTensor
-from swarm_ft.protocol.spec.codec_spec import CodecSpec
+from swarm_ft.protocol.spec.codec_spec import Axis, CodecSpec
 
 # ---- the codec `hqB`: tiles of a token's channels, rotated so that outliers spread over the tile
 #
@@ -42,39 +34,35 @@ TILE = 64
 
 
 @dataclass(frozen=True, slots=True)
-class HadamardCodec:
+class HadamardCodec(Codec):
     """Hadamard-rotated tiles, as in TAH-Quant (arXiv 2506.01352), and no buffer.
 
     A tile is 64 channels of one token, fewer in a narrower model; the last one of a token is
-    filled up with zeros.
+    filled up with zeros. Decodes on the CPU.
 
     Attributes:
         inner: a direct codec, for [tiles, channels of a tile].
         kernels: the backend; by default the one for the tensor's device.
     """
 
-    spec: CodecSpec
     inner: Codec
     kernels: Kernels | None = None
 
-    def encode(self, x: Tensor, base: Tensor | None = None) -> EncodedTensor:
-        """See `Codec.encode`."""
-        refuse_base(self.spec, base)
-        x = checked_sample(x)
+    def max_payload_bytes(self, tokens: int, channels: int) -> int:
+        """See `Codec.max_payload_bytes`."""
+        tile, tiles = _tiling(tokens, channels)
+        return self.inner.max_payload_bytes(tiles, tile)
+
+    def _write(self, x: Tensor, base: Tensor | None) -> bytes:
         checked_peak(peak_of(x))
-        tokens, channels = x.shape
-        tile = _tile(channels)
+        tile, _ = _tiling(*x.shape)
         # Divided first: so no sum of a tile can overflow.
-        padded = torch.nn.functional.pad(x, (0, -channels % tile)) / tile
+        padded = torch.nn.functional.pad(x, (0, -x.shape[1] % tile)) / tile
         kernels = self.kernels or kernels_for(x.device.type)
         rotated = kernels.hadamard(padded, tile).reshape(-1, tile)
-        payload = self.inner.encode(rotated).payload
-        return EncodedTensor(self.spec, tokens, channels, payload)
+        return self.inner.encode(rotated).payload
 
-    def decode(self, encoded: EncodedTensor, base: Tensor | None = None) -> Tensor:
-        """See `Codec.decode`; on the CPU."""
-        refuse_base(self.spec, base)
-        check_encoded(self, encoded)
+    def _read(self, encoded: EncodedTensor, base: Tensor | None) -> Tensor:
         tokens, channels = encoded.tokens, encoded.channels
         tile, tiles = _tiling(tokens, channels)
         rotated = self.inner.decode(EncodedTensor(self.inner.spec, tiles, tile, encoded.payload))
@@ -82,19 +70,10 @@ class HadamardCodec:
         x = kernels.hadamard(rotated.view(tokens, -1), tile)
         return check_finite(x[:, :channels].contiguous())
 
-    def max_payload_bytes(self, tokens: int, channels: int) -> int:
-        """See `Codec.max_payload_bytes`."""
-        tile, tiles = _tiling(tokens, channels)
-        return self.inner.max_payload_bytes(tiles, tile)
-
-
-def _tile(channels: int) -> int:
-    return min(TILE, 1 << (channels - 1).bit_length())
-
 
 def _tiling(tokens: int, channels: int) -> tuple[int, int]:
     """Channels of a tile, and the number of tiles."""
-    tile = _tile(channels)
+    tile = min(TILE, 1 << (channels - 1).bit_length())
     return tile, tokens * -(-channels // tile)
 
 
@@ -104,7 +83,7 @@ def _tiling(tokens: int, channels: int) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class NarrowCodec:
+class NarrowCodec(Codec):
     """Q of AQ-SGD (arXiv 2206.01299), of x or, with a base, of x - base (its algorithm 1).
 
     Without the faults of its published code: scales belong to one sample, not to a microbatch, and
@@ -115,48 +94,39 @@ class NarrowCodec:
         kernels: the backend; by default the one for the tensor's device.
     """
 
-    spec: CodecSpec
     kernels: Kernels | None = None
+    has_one_size = True
 
-    def encode(self, x: Tensor, base: Tensor | None = None) -> EncodedTensor:
-        """See `Codec.encode`; base may be on another device than x."""
-        x = checked_sample(x)
-        base = checked_base(self.spec, base, *x.shape)
-        base = None if base is None else base.to(x.device)
+    def max_payload_bytes(self, tokens: int, channels: int) -> int:
+        """See `Codec.max_payload_bytes`."""
+        codes = packed_bytes(tokens * channels, self.spec.bits)
+        return self._header_bytes(tokens, channels) + codes
+
+    def _write(self, x: Tensor, base: Tensor | None) -> bytes:
         kernels = self.kernels or kernels_for(x.device.type)
-        scales, peak = choose_scales(x, base, self.spec, kernels)
-        patterns = scale_patterns(scales, self.spec.axis)
+        scales, peak = _choose_scales(x, base, self.spec, kernels)
+        patterns = _scale_patterns(scales, self.spec.axis)
         grid = self._grid(_bytes_of(*to_host(patterns))) if self.spec.dither else self._grid()
         packed = kernels.quantize_pack(x, base, scales, grid)
         # All that a GPU has to say comes at once, so that it is waited for once.
         header, body, largest = to_host(patterns, packed, peak)
         checked_peak(float(largest[0]))
-        payload = _bytes_of(header) + body.tobytes()
-        return EncodedTensor(self.spec, x.shape[0], x.shape[1], payload)
+        return _bytes_of(header) + body.tobytes()
 
-    def decode(self, encoded: EncodedTensor, base: Tensor | None = None) -> Tensor:
-        """See `Codec.decode`; base + units * scale, with the one rounding of the sum."""
-        check_encoded(self, encoded)
-        tokens, channels = encoded.tokens, encoded.channels
-        check_size(encoded, self.max_payload_bytes(tokens, channels))
-        base = checked_base(self.spec, base, tokens, channels)
+    def _read(self, encoded: EncodedTensor, base: Tensor | None) -> Tensor:
+        """Base + units * scale, with the one rounding of the sum."""
+        shape = encoded.tokens, encoded.channels
         device = torch.device("cpu") if base is None else base.device
         kernels = self.kernels or kernels_for(device.type)
-        scales = read_scales(encoded.payload, self.spec.axis, tokens, channels)
-        header_bytes = self._header_bytes(tokens, channels)
+        header_bytes = self._header_bytes(*shape)
+        header = encoded.payload[:header_bytes]
+        scales = read_scales(header, self.spec.axis, *shape).to(device)
         packed = as_tensor(encoded.payload[header_bytes:]).to(device)
-        scales = scales.to(device)
-        grid = self._grid(encoded.payload[:header_bytes])
-        shape = tokens, channels
+        grid = self._grid(header)
         return check_finite(kernels.unpack_dequantize(packed, shape, base, scales, grid))
 
-    def max_payload_bytes(self, tokens: int, channels: int) -> int:
-        """See `Codec.max_payload_bytes`; every payload has that size."""
-        codes = packed_bytes(tokens * channels, self.spec.bits)
-        return self._header_bytes(tokens, channels) + codes
-
     def _header_bytes(self, tokens: int, channels: int) -> int:
-        return SCALE_BYTES * sum(scales_for(self.spec.axis, tokens, channels))
+        return _SCALE_BYTES * sum(_scales_for(self.spec.axis, tokens, channels))
 
     def _grid(self, header: bytes = b"") -> NarrowGrid:
         # Both ends have the scales, so a seed made of them needs no room on the wire.
@@ -165,3 +135,178 @@ class NarrowCodec:
 
 def _bytes_of(patterns: NDArray[np.int16]) -> bytes:
     return patterns.astype("<i2", copy=False).tobytes()
+
+
+# ---- which scale each group of values gets, and its two bytes
+#
+# A scale is a bfloat16: 0 for a group of zeros, negative for a grid with zero on it, see
+# `NarrowGrid`.
+
+_SCALE_BYTES = 2
+_MAX_FLOAT = torch.finfo(torch.float32).max
+_FIT_BITS = 6
+"""With more bits, clipping gains nothing over covering the largest value."""
+_MULTIPLES = (1.0, 0.87, 0.75, 0.65, 0.56, 0.48, 0.41, 0.35, 0.29, 0.23, 0.18)
+"""Of the covering scale. At few bits a finer grid that clips beats one that covers all."""
+_FINE_MULTIPLES = (0.14, 0.11, 0.08, 0.06, 0.04, 0.025)
+"""Where the best scale follows the spread alone, however far values reach: at one and two bits,
+and for a whole frame, whose largest value is far from most."""
+_ZERO_MULTIPLES = (-1.25, -1.0, -0.75, -0.55, -0.4)
+"""Grids with zero on them, for groups that are mostly zeros or have rare large values."""
+_SPREAD_VALUES, _SPREAD_TOKENS = 256, 512
+_FIT_VALUES = 128
+"""Of each group: enough to tell good scales from bad ones, few enough to cost no time."""
+
+
+def _choose_scales(
+    x: Tensor, base: Tensor | None, spec: CodecSpec, kernels: Kernels
+) -> tuple[Scales, Tensor]:
+    """Scales with little squared error for narrow grids over x, or x - base; and its peak.
+
+    Args:
+        x: float32 [tokens, channels].
+        spec: of 1 to 8 bits, with its axis.
+
+    Returns:
+        The scales, and the largest magnitude, float32 [1]: not finite where x is not. It stays on
+        x's device: whoever looks at it waits for all that the device has to do.
+    """
+    scales, row_peaks = _scales(x, base, spec, kernels)
+    return scales, row_peaks.amax(0, keepdim=True)
+
+
+def _scales(
+    x: Tensor, base: Tensor | None, spec: CodecSpec, kernels: Kernels
+) -> tuple[Scales, Tensor]:
+    """The scales, and the tokens' peaks."""
+    fit = functools.partial(_fit, spec=spec, kernels=kernels)
+    if spec.axis is Axis.BOTH:
+        inverse = _inverse_spreads(x, base, spec, kernels)
+        rows, row_peaks, col_peaks = kernels.balance(x, base, inverse)
+        sample = _some_tokens(x, base) / _some_tokens(rows[:, None], None)
+        return Scales(rows, fit(sample, col_peaks, len(x))), row_peaks
+    _, _, row_peaks, col_peaks = kernels.moments(x, base)
+    one = torch.ones(1, device=x.device)
+    if spec.axis is Axis.CHANNEL:
+        scales = Scales(one, fit(_some_tokens(x, base), col_peaks, len(x)))
+    elif spec.axis is Axis.FRAME:
+        sample = _some_tokens(x, base).reshape(-1, 1)
+        scales = Scales(one, fit(sample, row_peaks.amax(0, keepdim=True), x.numel()))
+    else:
+        sample = _some_columns(x, base).T.contiguous()
+        scales = Scales(fit(sample, row_peaks, x.shape[1]), one)
+    return scales, row_peaks
+
+
+def _inverse_spreads(x: Tensor, base: Tensor | None, spec: CodecSpec, kernels: Kernels) -> Tensor:
+    """One over each channel's spread once tokens are brought to one, float32 [channels].
+
+    Otherwise one token that sticks out would be all that a channel's spread tells of. Channels
+    and tokens are brought to one spread in turn, so that neither hides the other; over some of the
+    tokens, which tell as much as all do. Where a grid may clip, only some channels count, others
+    are 0: a token's rare large values are to be clipped, not to widen its scale.
+    """
+    may_clip = spec.bits <= _FIT_BITS
+    across = max(1, x.shape[1] // _SPREAD_VALUES) if may_clip else 1
+    down = max(1, len(x) // (_SPREAD_TOKENS if may_clip else _FIT_VALUES))
+    part = slice(None, None, down), slice(None, None, across)
+    some = x[part].contiguous() if base is None else x[part] - base[part]
+    by_channel = _inverse_roots(kernels.moments(some, None)[1] / len(some))
+    rows, _, _ = kernels.balance(some, None, by_channel)
+    squares = kernels.moments(some / rows[:, None], None)[1] / len(some)
+    inverse = torch.zeros_like(x[0])
+    inverse[::across] = _inverse_roots(squares * across)
+    return inverse
+
+
+def _inverse_roots(squares: Tensor) -> Tensor:
+    return torch.where(squares > 0, squares.rsqrt().clamp(max=_MAX_FLOAT), 0.0).float()
+
+
+def _scales_for(axis: Axis, tokens: int, channels: int) -> tuple[int, int]:
+    """How many scales there are by token and by channel."""
+    rows = tokens if axis in (Axis.TOKEN, Axis.BOTH) else 0
+    cols = {Axis.CHANNEL: channels, Axis.BOTH: channels, Axis.FRAME: 1}.get(axis, 0)
+    return rows, cols
+
+
+def _scale_patterns(scales: Scales, axis: Axis) -> Tensor:
+    """The scales that the axis has as bfloat16 patterns, int16, by token and then by channel."""
+    rows, cols = _scales_for(axis, len(scales.rows), len(scales.cols))
+    kept = torch.cat([scales.rows[:rows], scales.cols[:cols]])
+    return kept.to(torch.bfloat16).view(torch.int16)
+
+
+def read_scales(payload: bytes, axis: Axis, tokens: int, channels: int) -> Scales:
+    """The scales that a payload begins with, on the CPU.
+
+    Raises:
+        BadFrame: a scale that is infinite, NaN, or neither zero nor of at least MIN_SCALE.
+    """
+    rows, cols = _scales_for(axis, tokens, channels)
+    scales = read_bfloat16(payload[: _SCALE_BYTES * (rows + cols)])
+    sizes = scales.abs()
+    bad = scales[~((sizes <= _MAX_FLOAT) & ((sizes >= MIN_SCALE) | (sizes == 0)))]  # NaN is bad
+    if len(bad):
+        raise BadFrame(f"frame: expected scales of 0 or {MIN_SCALE:.4g} and more, got {bad[0]:.4g}")
+    one = torch.ones(1)
+    return Scales(scales[:rows] if rows else one, scales[rows:] if cols else one)
+
+
+def _nearest_scale(scales: Tensor) -> Tensor:
+    """The nearest bfloat16 there is for each scale; 0 for what is too small to be one."""
+    rounded = scales.clamp(-_MAX_FLOAT, _MAX_FLOAT).to(torch.bfloat16).float()
+    rounded = torch.where(rounded.isinf(), scales.sign() * torch.finfo(torch.bfloat16).max, rounded)
+    return torch.where(rounded.abs() < MIN_SCALE, 0.0, rounded)
+
+
+def _fit(sample: Tensor, peaks: Tensor, count: int, *, spec: CodecSpec, kernels: Kernels) -> Tensor:
+    """The scale of each group: of some multiples of the covering one, the one that errs least.
+
+    Args:
+        sample: float32 [values, groups], some of each group's values.
+        peaks: float32 [groups], the largest magnitude of all of its values.
+        count: of all values of a group.
+    """
+    reach = ((1 << spec.bits) - 1) / 2
+    covering = (peaks / reach).clamp(min=MIN_SCALE)
+    scales = covering
+    if spec.dither:
+        # Only values that are never clipped have an error that is not theirs.
+        scales = peaks.clamp(min=MIN_SCALE) / max(reach - 0.5, 0.5)
+    elif spec.bits <= _FIT_BITS:
+        multiples = _multiples(spec).to(sample.device)
+        errors = kernels.grid_errors(sample, None, covering, multiples, spec.bits)
+        if len(sample) < count:
+            errors += _clipped_peak(multiples, spec.bits, reach) * (len(sample) / count)
+        scales = covering * multiples[errors.argmin(0)]
+    return torch.where(peaks == 0, 0.0, _within_range(_nearest_scale(scales), reach + 0.5))
+
+
+def _multiples(spec: CodecSpec) -> Tensor:
+    is_far_reaching = spec.bits <= 2 or spec.axis is Axis.FRAME
+    multiples = _MULTIPLES + (_FINE_MULTIPLES if is_far_reaching else ())
+    return torch.tensor(multiples + (_ZERO_MULTIPLES if spec.bits > 1 else ()))
+
+
+def _clipped_peak(multiples: Tensor, bits: int, reach: float) -> Tensor:
+    # The largest value is seldom in the sample, and clipping it is what a finer grid costs.
+    ends = torch.where(multiples < 0, (1 << bits - 1) - 1, reach) * multiples.abs()
+    return (reach - ends).clamp(min=0).square()[:, None]
+
+
+def _within_range(scales: Tensor, reach: float) -> Tensor:
+    limit = (torch.tensor(_MAX_FLOAT / (reach + 0.5)).view(torch.int32) & -(1 << 16)).view(
+        torch.float32
+    )
+    return scales.clamp(-limit.item(), limit.item())
+
+
+def _some_tokens(x: Tensor, base: Tensor | None) -> Tensor:
+    every = max(1, len(x) // _FIT_VALUES)
+    return x[::every] if base is None else x[::every] - base[::every]
+
+
+def _some_columns(x: Tensor, base: Tensor | None) -> Tensor:
+    every = max(1, x.shape[1] // _FIT_VALUES)
+    return x[:, ::every] if base is None else x[:, ::every] - base[:, ::every]

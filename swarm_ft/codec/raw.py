@@ -6,24 +6,22 @@ Knows nothing of buffers, though a buffer's stored form is a half payload.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from swarm_ft.codec.base import (
-    check_encoded,
+    Codec,
+    bfloat16_bytes,
     check_finite,
-    check_size,
     checked_peak,
-    checked_sample,
+    little_endian,
     peak_of,
-    refuse_base,
+    read_bfloat16,
 )
 from swarm_ft.errors import BadFrame
 from swarm_ft.protocol.messages.boundary import EncodedTensor
-from swarm_ft.protocol.spec.codec_spec import CodecSpec
 
 _HEADER_BYTES = 2
 _PEAK_BITS = 15
@@ -39,102 +37,76 @@ _MIN_EXPONENT = -148 - _PEAK_BITS
 """Of the smallest float32, the denormal 2^-149."""
 
 
-@dataclass(frozen=True, slots=True)
-class Float32Codec:
-    """`none`: little-endian float32, in C order."""
+class Float32Codec(Codec):
+    """`none`: little-endian float32, in C order; the payload holds x's own bits."""
 
-    spec: CodecSpec
+    has_one_size = True
 
-    def encode(self, x: Tensor, base: Tensor | None = None) -> EncodedTensor:
-        """See `Codec.encode`; the payload holds x's own bits."""
-        refuse_base(self.spec, base)
-        x = checked_sample(x)
+    def max_payload_bytes(self, tokens: int, channels: int) -> int:
+        """See `Codec.max_payload_bytes`."""
+        return 4 * tokens * channels
+
+    def _write(self, x: Tensor, base: Tensor | None) -> bytes:
         checked_peak(peak_of(x))
-        tokens, channels = x.shape
-        return EncodedTensor(self.spec, tokens, channels, _little_endian(x, "<f4"))
+        return little_endian(x, "<f4")
 
-    def decode(self, encoded: EncodedTensor, base: Tensor | None = None) -> Tensor:
-        """See `Codec.decode`; refuses values that are not finite."""
-        refuse_base(self.spec, base)
-        check_encoded(self, encoded)
-        check_size(encoded, self.max_payload_bytes(encoded.tokens, encoded.channels))
+    def _read(self, encoded: EncodedTensor, base: Tensor | None) -> Tensor:
         values = np.frombuffer(encoded.payload, "<f4").astype(np.float32)
         return check_finite(torch.from_numpy(values).view(encoded.tokens, encoded.channels))
 
-    def max_payload_bytes(self, tokens: int, channels: int) -> int:
-        """See `Codec.max_payload_bytes`; every payload has that size."""
-        return 4 * tokens * channels
 
+class BFloat16Codec(Codec):
+    """`bf16`: little-endian bfloat16, in C order; float32's range, 8 bits of mantissa.
 
-@dataclass(frozen=True, slots=True)
-class BFloat16Codec:
-    """`bf16`: little-endian bfloat16, in C order; float32's range, 8 bits of mantissa."""
+    Rounds to nearest even, and never up to infinity.
+    """
 
-    spec: CodecSpec
-
-    def encode(self, x: Tensor, base: Tensor | None = None) -> EncodedTensor:
-        """See `Codec.encode`; rounds to nearest even, and never up to infinity."""
-        refuse_base(self.spec, base)
-        x = checked_sample(x)
-        checked_peak(peak_of(x))
-        patterns = x.clamp(-_MAX_BFLOAT16, _MAX_BFLOAT16).to(torch.bfloat16).view(torch.int16)
-        tokens, channels = x.shape
-        return EncodedTensor(self.spec, tokens, channels, _little_endian(patterns, "<i2"))
-
-    def decode(self, encoded: EncodedTensor, base: Tensor | None = None) -> Tensor:
-        """See `Codec.decode`; refuses values that are not finite."""
-        refuse_base(self.spec, base)
-        check_encoded(self, encoded)
-        check_size(encoded, self.max_payload_bytes(encoded.tokens, encoded.channels))
-        patterns = torch.from_numpy(np.frombuffer(encoded.payload, "<i2").astype(np.int16))
-        x = patterns.view(torch.bfloat16).float().view(encoded.tokens, encoded.channels)
-        return check_finite(x)
+    has_one_size = True
 
     def max_payload_bytes(self, tokens: int, channels: int) -> int:
-        """See `Codec.max_payload_bytes`; every payload has that size."""
+        """See `Codec.max_payload_bytes`."""
         return 2 * tokens * channels
 
+    def _write(self, x: Tensor, base: Tensor | None) -> bytes:
+        checked_peak(peak_of(x))
+        return bfloat16_bytes(x.clamp(-_MAX_BFLOAT16, _MAX_BFLOAT16))
 
-@dataclass(frozen=True, slots=True)
-class HalfCodec:
+    def _read(self, encoded: EncodedTensor, base: Tensor | None) -> Tensor:
+        x = read_bfloat16(encoded.payload)
+        return check_finite(x.view(encoded.tokens, encoded.channels))
+
+
+class HalfCodec(Codec):
     """`fp16`: a power-of-two exponent (int16), then little-endian halves, in C order.
 
     Halves are x * 2^-exponent, rounded to nearest even, with the exponent that brings the
     sample's largest one into [2^14, 2^15); so no magnitude overflows or vanishes. Relative error
     is at most 2^-11, or 2^-39 of the sample's largest value where that is more. A function of x's
-    values alone, and what it wrote reads back as values that it writes the same again.
+    values alone, and what it wrote reads back as values that it writes the same again. Refuses an
+    exponent that is not the one of the halves.
     """
 
-    spec: CodecSpec
+    has_one_size = True
 
-    def encode(self, x: Tensor, base: Tensor | None = None) -> EncodedTensor:
-        """See `Codec.encode`."""
-        refuse_base(self.spec, base)
-        x = checked_sample(x)
+    def max_payload_bytes(self, tokens: int, channels: int) -> int:
+        """See `Codec.max_payload_bytes`."""
+        return _HEADER_BYTES + 2 * tokens * channels
+
+    def _write(self, x: Tensor, base: Tensor | None) -> bytes:
         exponent = min(_exponent(checked_peak(peak_of(x))), _MAX_EXPONENT)
         scaled = times_power(x, -exponent)
         if exponent == _MAX_EXPONENT:  # with any other the largest half fits by itself
             scaled.clamp_(-_MAX_HALF, _MAX_HALF)
         header = exponent.to_bytes(_HEADER_BYTES, "little", signed=True)
         halves = scaled.to(torch.float16).cpu().numpy()
-        payload = b"".join((header, np.ascontiguousarray(halves, "<f2").data))  # copied once
-        tokens, channels = x.shape
-        return EncodedTensor(self.spec, tokens, channels, payload)
+        return b"".join((header, np.ascontiguousarray(halves, "<f2").data))  # copied once
 
-    def decode(self, encoded: EncodedTensor, base: Tensor | None = None) -> Tensor:
-        """See `Codec.decode`; refuses an exponent that is not the one of the halves."""
-        refuse_base(self.spec, base)
-        check_encoded(self, encoded)
-        check_size(encoded, self.max_payload_bytes(encoded.tokens, encoded.channels))
+    def _read(self, encoded: EncodedTensor, base: Tensor | None) -> Tensor:
         exponent = int.from_bytes(encoded.payload[:_HEADER_BYTES], "little", signed=True)
         body = np.frombuffer(encoded.payload, "<f2", offset=_HEADER_BYTES).astype(np.float16)
         halves = torch.from_numpy(body).float()
         _check_normalised(halves, exponent)
         return times_power(halves, exponent, out=halves).view(encoded.tokens, encoded.channels)
-
-    def max_payload_bytes(self, tokens: int, channels: int) -> int:
-        """See `Codec.max_payload_bytes`; every payload has that size."""
-        return _HEADER_BYTES + 2 * tokens * channels
 
 
 def _exponent(peak: float) -> int:
@@ -167,7 +139,3 @@ def times_power(x: Tensor, exponent: int, out: Tensor | None = None) -> Tensor:
     # underflows on its way to a half is far below the smallest half and would be 0 there anyway.
     first = exponent // 2
     return torch.mul(x, 2.0**first, out=out).mul_(2.0 ** (exponent - first))
-
-
-def _little_endian(x: Tensor, dtype: str) -> bytes:
-    return x.cpu().numpy().astype(dtype, copy=False).tobytes()

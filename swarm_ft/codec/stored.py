@@ -8,7 +8,7 @@ the OCP microscaling formats, whose scales are powers of two.
 
 Layout of 8 and 4 bits, little-endian: exponent int16, pattern of the largest block's scale uint16,
 patterns of channels' scales uint16 each, of blocks' scales uint8 each (below the largest by 255
-less the number; 0: a block of zeros), codes in planes. Patterns: see `kernels.reference`.
+less the number; 0: a block of zeros), codes in planes. Patterns: see `kernels.base`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from swarm_ft.codec.base import as_tensor, checked_peak, checked_sample
-from swarm_ft.codec.kernels import block_kernels_for, kernels_for, packed_bytes
-from swarm_ft.codec.kernels.reference import CUT, ONE, BlockKernels, block_count
+from swarm_ft.codec.kernels import kernels_for
+from swarm_ft.codec.kernels.base import CUT, ONE, Kernels, block_count, packed_bytes
 from swarm_ft.codec.raw import HalfCodec, times_power
 from swarm_ft.errors import BadFrame
 from swarm_ft.protocol.messages.boundary import EncodedTensor
@@ -87,17 +87,17 @@ def unpack_buffer(payload: bytes, tokens: int, channels: int, bits: int = 16) ->
 
 
 def _pack(y: Tensor, bits: int) -> bytes:
-    kernels = block_kernels_for(y.device.type)
+    kernels = kernels_for(y.device.type)
     exponent, y, scales = _channel_scales(y, kernels)
     blocks, codes = kernels.quantize_blocks(y, scales, bits)
     largest = max(int(blocks.max()), _MOST_BELOW)
     below = (blocks - (largest - _MOST_BELOW)).clamp(min=0).to(torch.uint8)
-    packed = kernels_for(y.device.type).pack(codes.reshape(-1), bits)
+    packed = kernels.pack(codes.reshape(-1), bits)
     head = _HEAD.pack(exponent, largest) + scales.cpu().numpy().astype("<u2").tobytes()
     return head + below.cpu().numpy().tobytes() + packed.cpu().numpy().tobytes()
 
 
-def _channel_scales(y: Tensor, kernels: BlockKernels) -> tuple[int, Tensor, Tensor]:
+def _channel_scales(y: Tensor, kernels: Kernels) -> tuple[int, Tensor, Tensor]:
     """An exponent, y without it, and patterns of channels' scales, int64 [channels]."""
     sums, counts, peak = kernels.magnitudes(y)
     exponent = _exponent(checked_peak(peak.item()))
@@ -122,8 +122,9 @@ def _unpack(payload: bytes, tokens: int, channels: int, bits: int) -> Tensor:
     count, start = tokens * block_count(channels), _HEAD.size + 2 * channels
     below = np.frombuffer(payload, np.uint8, count, start).reshape(tokens, -1).astype(np.int32)
     blocks = np.where(below > 0, below + np.int32(largest - _MOST_BELOW), np.int32(0))
-    codes = kernels_for("cpu").unpack(as_tensor(payload[start + count :]), tokens * channels, bits)
-    y = block_kernels_for("cpu").dequantize_blocks(
+    kernels = kernels_for("cpu")
+    codes = kernels.unpack(as_tensor(payload[start + count :]), tokens * channels, bits)
+    y = kernels.dequantize_blocks(
         codes.view(tokens, channels), torch.from_numpy(blocks), torch.from_numpy(scales), bits
     )
     return _restored(y, exponent) if exponent else y

@@ -13,21 +13,12 @@ byte of each part ends in zeros, and a set of positions has one form.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from swarm_ft.codec.base import (
-    check_encoded,
-    check_size,
-    checked_peak,
-    checked_sample,
-    peak_of,
-    refuse_base,
-)
+from swarm_ft.codec.base import Codec, checked_peak, peak_of
 from swarm_ft.codec.raw import HalfCodec
 from swarm_ft.errors import BadFrame
 from swarm_ft.protocol.messages.boundary import EncodedTensor
@@ -41,32 +32,29 @@ _MAGNITUDE = 0x7FFF_FFFF
 """All bits of a float32 but its sign. Read as integers, magnitudes keep their order."""
 
 
-@dataclass(frozen=True, slots=True)
-class TopKCodec:
+class TopKCodec(Codec):
     """`topK`: K percent of a sample's values, at 16 bits each, and zeros elsewhere.
 
     Selects over the whole sample as Rudakov et al. do (arXiv 2401.07788, section 2), but keeps
-    exactly k values, and counts what their positions cost.
+    exactly k values, of equal magnitudes those at lower positions, and counts what their positions
+    cost. Decodes on the CPU.
     """
 
-    spec: CodecSpec
+    has_one_size = True
 
-    def encode(self, x: Tensor, base: Tensor | None = None) -> EncodedTensor:
-        """See `Codec.encode`; of equal magnitudes those at lower positions are kept."""
-        refuse_base(self.spec, base)
-        x = checked_sample(x)
+    def max_payload_bytes(self, tokens: int, channels: int) -> int:
+        """See `Codec.max_payload_bytes`."""
+        size = tokens * channels
+        kept = kept_entries(self.spec, size)
+        return _VALUES.max_payload_bytes(1, kept) + _position_bytes(kept, size)
+
+    def _write(self, x: Tensor, base: Tensor | None) -> bytes:
         checked_peak(peak_of(x))
-        tokens, channels = x.shape
-        positions = largest(x, kept_entries(self.spec, tokens * channels))
+        positions = largest(x, kept_entries(self.spec, x.numel()))
         values = _VALUES.encode(x.reshape(-1)[positions].view(1, -1)).payload
-        places = _write_positions(positions.cpu().numpy(), tokens * channels)
-        return EncodedTensor(self.spec, tokens, channels, values + places)
+        return values + _write_positions(positions.cpu().numpy(), x.numel())
 
-    def decode(self, encoded: EncodedTensor, base: Tensor | None = None) -> Tensor:
-        """See `Codec.decode`; on the CPU."""
-        refuse_base(self.spec, base)
-        check_encoded(self, encoded)
-        check_size(encoded, self.max_payload_bytes(encoded.tokens, encoded.channels))
+    def _read(self, encoded: EncodedTensor, base: Tensor | None) -> Tensor:
         size = encoded.tokens * encoded.channels
         kept = kept_entries(self.spec, size)
         cut = _VALUES.max_payload_bytes(1, kept)
@@ -75,12 +63,6 @@ class TopKCodec:
         x = torch.zeros(size)
         x[torch.from_numpy(positions)] = values[0]
         return x.view(encoded.tokens, encoded.channels)
-
-    def max_payload_bytes(self, tokens: int, channels: int) -> int:
-        """See `Codec.max_payload_bytes`; every payload has that size."""
-        size = tokens * channels
-        kept = kept_entries(self.spec, size)
-        return _VALUES.max_payload_bytes(1, kept) + _position_bytes(kept, size)
 
 
 def kept_entries(spec: CodecSpec, size: int) -> int:

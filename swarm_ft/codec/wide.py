@@ -16,16 +16,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from swarm_ft.codec.base import (
-    Codec,
-    as_tensor,
-    check_encoded,
-    check_finite,
-    checked_base,
-    checked_peak,
-    checked_sample,
+from swarm_ft.codec.base import Codec, as_tensor, check_finite, checked_peak
+from swarm_ft.codec.entropy import (
+    WideHeader,
+    max_header_bytes,
+    max_stream_bytes,
+    read_symbols,
+    write_symbols,
 )
-from swarm_ft.codec.entropy.plan import (
+from swarm_ft.codec.kernels import kernels_for
+from swarm_ft.codec.kernels.base import Kernels, WideGrid, packed_bytes
+from swarm_ft.codec.wide_plan import (
     FIRST_SYMBOL,
     LAST_SYMBOL,
     MAX_OCTAVES,
@@ -43,14 +44,6 @@ from swarm_ft.codec.entropy.plan import (
     with_low_bits,
     with_scale,
 )
-from swarm_ft.codec.entropy.stream import (
-    WideHeader,
-    max_header_bytes,
-    max_stream_bytes,
-    read_symbols,
-    write_symbols,
-)
-from swarm_ft.codec.kernels import Kernels, WideGrid, kernels_for, packed_bytes
 from swarm_ft.errors import BadFrame
 from swarm_ft.protocol.messages.boundary import TENSOR_HEADER_BYTES, EncodedTensor
 from swarm_ft.protocol.spec.codec_spec import Axis, CodecName, CodecSpec
@@ -66,44 +59,34 @@ _ELEMENT_BYTES = {CodecName.NONE: 4, CodecName.LOWRANK: 1}
 
 
 @dataclass(frozen=True, slots=True)
-class LosslessCodec:
+class LosslessCodec(Codec):
     """What `inner` writes, entropy-coded.
 
     Attributes:
-        spec: inner's, with the entropy stage.
-        inner: the codec that makes the payload; it is called with its own spec.
+        inner: makes the payload; its spec is this one's without the entropy stage.
+        kernels: the backend; by default the one for the CPU, where payloads are.
     """
 
-    spec: CodecSpec
     inner: Codec
     kernels: Kernels | None = None
-
-    def encode(self, x: Tensor, base: Tensor | None = None) -> EncodedTensor:
-        """See `Codec.encode`."""
-        return self.compress(self.inner.encode(x, base))
-
-    def compress(self, encoded: EncodedTensor) -> EncodedTensor:
-        """What `inner` encoded, with this codec's payload."""
-        payload = self._compressed(encoded.payload)
-        return EncodedTensor(self.spec, encoded.tokens, encoded.channels, payload)
-
-    def decode(self, encoded: EncodedTensor, base: Tensor | None = None) -> Tensor:
-        """See `Codec.decode`."""
-        check_encoded(self, encoded)
-        tokens, channels = encoded.tokens, encoded.channels
-        limit = self.inner.max_payload_bytes(tokens, channels)
-        payload = self._decompressed(encoded.payload, limit)
-        return self.inner.decode(EncodedTensor(self.inner.spec, tokens, channels, payload), base)
 
     def max_payload_bytes(self, tokens: int, channels: int) -> int:
         """See `Codec.max_payload_bytes`."""
         return 1 + self.inner.max_payload_bytes(tokens, channels)
 
+    def _write(self, x: Tensor, base: Tensor | None) -> bytes:
+        return self._compressed(self.inner.encode(x, base).payload)
+
+    def _read(self, encoded: EncodedTensor, base: Tensor | None) -> Tensor:
+        limit = self.inner.max_payload_bytes(encoded.tokens, encoded.channels)
+        payload = self._decompressed(encoded.payload, limit)
+        return self.inner.decode(replace(encoded, codec=self.inner.spec, payload=payload), base)
+
     def _compressed(self, payload: bytes) -> bytes:
         symbols = as_tensor(payload)
         stride = _ELEMENT_BYTES.get(self.spec.name, 2)
         contexts = (torch.arange(len(symbols)) % stride).to(torch.uint8)
-        kernels = self._kernels()
+        kernels = self.kernels or kernels_for("cpu")
         counts = kernels.histogram(symbols, contexts, stride).numpy()
         stream = write_symbols(symbols, contexts, counts, kernels)
         if _HEADER.size + len(stream) >= len(payload):
@@ -119,11 +102,9 @@ class LosslessCodec:
         if not 1 <= stride <= 4 or not 1 <= size <= limit:
             raise BadFrame(f"frame: expected 1 to {limit} bytes of payload, got {size}")
         contexts = (torch.arange(size) % stride).to(torch.uint8)
-        symbols = read_symbols(data[_HEADER.size :], contexts, self._kernels())
+        kernels = self.kernels or kernels_for("cpu")
+        symbols = read_symbols(data[_HEADER.size :], contexts, kernels)
         return np.ascontiguousarray(symbols.numpy()).tobytes()
-
-    def _kernels(self) -> Kernels:
-        return self.kernels or kernels_for("cpu")  # payloads are bytes, and bytes are on the host
 
 
 _FRAME_BYTES = TENSOR_HEADER_BYTES + 80
@@ -136,7 +117,7 @@ _UNDER, _AIM = 0.993, 0.9975
 
 
 @dataclass(frozen=True, slots=True)
-class WideCodec:
+class WideCodec(Codec):
     """A uniform quantiser with as many levels as it needs, and rANS over its codes.
 
     For a given rate such a quantiser is within a quarter of a bit of what any can do (Gish and
@@ -148,30 +129,7 @@ class WideCodec:
         kernels: the backend; by default the one for the tensor's device.
     """
 
-    spec: CodecSpec
     kernels: Kernels | None = None
-
-    def encode(self, x: Tensor, base: Tensor | None = None) -> EncodedTensor:
-        """See `Codec.encode`; base may be on another device than x."""
-        x = checked_sample(x)
-        base = checked_base(self.spec, base, *x.shape)
-        base = None if base is None else base.to(x.device)
-        kernels = self.kernels or kernels_for(x.device.type)
-        payload = _Encoder(self.spec, x, base, kernels).payload()
-        return EncodedTensor(self.spec, x.shape[0], x.shape[1], payload)
-
-    def decode(self, encoded: EncodedTensor, base: Tensor | None = None) -> Tensor:
-        """See `Codec.decode`; base + units * scale, with the one rounding of the sum."""
-        check_encoded(self, encoded)
-        tokens, channels = encoded.tokens, encoded.channels
-        base = checked_base(self.spec, base, tokens, channels)
-        device = torch.device("cpu") if base is None else base.device
-        kernels = self.kernels or kernels_for(device.type)
-        header, at = WideHeader.from_bytes(encoded.payload, tokens, channels)
-        codes = _read_codes(encoded.payload[at:], header, (tokens, channels), device, kernels)
-        scales = header.scales().to(device)
-        grid = _grid(self.spec, header)
-        return check_finite(kernels.dequantize(codes, base, scales, grid))
 
     def max_payload_bytes(self, tokens: int, channels: int) -> int:
         """See `Codec.max_payload_bytes`."""
@@ -179,6 +137,21 @@ class WideCodec:
         escapes, low_planes = 2 * count, packed_bytes(count, 8)
         head = max_header_bytes(tokens, channels)
         return head + low_planes + escapes + max_stream_bytes(count)
+
+    def _write(self, x: Tensor, base: Tensor | None) -> bytes:
+        kernels = self.kernels or kernels_for(x.device.type)
+        return _Encoder(self.spec, x, base, kernels).payload()
+
+    def _read(self, encoded: EncodedTensor, base: Tensor | None) -> Tensor:
+        """Base + units * scale, with the one rounding of the sum."""
+        shape = tokens, channels = encoded.tokens, encoded.channels
+        device = torch.device("cpu") if base is None else base.device
+        kernels = self.kernels or kernels_for(device.type)
+        header, at = WideHeader.from_bytes(encoded.payload, tokens, channels)
+        codes = _read_codes(encoded.payload[at:], header, shape, device, kernels)
+        scales = header.scales().to(device)
+        grid = _grid(self.spec, header)
+        return check_finite(kernels.dequantize(codes, base, scales, grid))
 
 
 class _Encoder:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -20,6 +21,7 @@ from swarm_ft.coordinator.facts.events import (
     PeerLost,
     PeerSaid,
     Publish,
+    Record,
     ResultCollected,
     RunCancelled,
     RunRecord,
@@ -28,7 +30,6 @@ from swarm_ft.coordinator.facts.events import (
     SnapshotWritten,
     Tick,
     TokensLost,
-    Write,
     WriteSnapshot,
 )
 from swarm_ft.coordinator.facts.state import QUEUE_S, Run, SwarmState
@@ -36,7 +37,7 @@ from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.submission import Submissions
 from swarm_ft.coordinator.watching import Watcher, Watchers, overview
 from swarm_ft.errors import JournalError, NotFound, OutOfTurn, SwarmError, Unavailable
-from swarm_ft.ids import PeerId, RunId, SampleId
+from swarm_ft.ids import PeerId
 from swarm_ft.log import get_logger
 from swarm_ft.protocol.messages.client import (
     CancelRequest,
@@ -76,30 +77,19 @@ PeerStream = MessageStream[ToPeer, FromPeer]
 WatchStream = MessageStream[RunEvent | PeerTimeline, WatchRequest]
 
 
-@dataclass(frozen=True, slots=True)
-class _PlanWithTokens:
-    """A plan to which the tokens of these samples belong; they are read when it is sent."""
-
-    plan: PlanStep
-    tokens_of: tuple[SampleId, ...]
-
-
-_Item = ToPeer | _PlanWithTokens | SwarmError
-
-
 class _Outbox:
     """What a peer is to be told, in order; its stream ends when `write` or `dropped` does.
 
     Args:
-        load: reads a plan's tokens; None if the plan is of no use any more.
+        load: the message to send, with a plan's tokens; None if it is of no use any more.
     """
 
-    def __init__(self, load: Callable[[_PlanWithTokens], Awaitable[PlanStep | None]]) -> None:
+    def __init__(self, load: Callable[[Say], Awaitable[ToPeer | None]]) -> None:
         self._load = load
-        self._queue: asyncio.Queue[_Item] = asyncio.Queue(MAX_QUEUED_TO_PEER)
+        self._queue: asyncio.Queue[Say | SwarmError] = asyncio.Queue(MAX_QUEUED_TO_PEER)
         self._dropped: asyncio.Future[SwarmError] = asyncio.get_running_loop().create_future()
 
-    def put(self, item: _Item) -> None:
+    def put(self, item: Say | SwarmError) -> None:
         """Tell this next; an error ends the stream when all before it is said."""
         if self._queue.full():
             self.drop(Unavailable("this peer does not read what the coordinator says"))
@@ -117,10 +107,10 @@ class _Outbox:
             item = await self._queue.get()
             if isinstance(item, SwarmError):
                 raise item
-            message = await self._load(item) if isinstance(item, _PlanWithTokens) else item
+            message = await self._load(item)
             if message is not None:
                 await stream.send(message)
-            if isinstance(item, CommitStep):
+            if isinstance(message, CommitStep):
                 failpoints.reached("commit-said")
 
     async def dropped(self) -> None:
@@ -176,8 +166,8 @@ class CoordinatorService:
             JOIN: self._join,
             SUBMIT: self._submit,
             WATCH: self._watch,
-            CANCEL: self._cancel,
-            COLLECTED: self._collected,
+            CANCEL: partial(self._end, RunCancelled),
+            COLLECTED: partial(self._end, ResultCollected),
             STATUS: self._status,
         }
 
@@ -189,8 +179,6 @@ class CoordinatorService:
         """
         while True:
             await asyncio.wait([self._broken], timeout=TICK_S)
-            if self._broken.done():
-                self._broken.result()
             self._handle(Tick())
 
     # ---- events in, effects out
@@ -200,7 +188,7 @@ class CoordinatorService:
             self._broken.result()
         self._state, effects = decide(self._state, event, self._clock.now_s())
         try:
-            records = [effect.record for effect in effects if isinstance(effect, Write)]
+            records = [effect for effect in effects if isinstance(effect, Record)]
             self._journal.write(records)
             if any(isinstance(record, CommitRecord) for record in records):
                 failpoints.reached("commit-written")
@@ -212,19 +200,22 @@ class CoordinatorService:
 
     def _perform(self, effect: Effect) -> None:
         match effect:
-            case Say(peer_id, message, tokens_of):
-                self._say(peer_id, message, tokens_of)
+            case Say(peer_id, PlanStep() as plan):
+                traced = self._watchers.is_traced(plan.run_id)
+                self._put(peer_id, replace(effect, message=replace(plan, traced=traced)))
+            case Say(peer_id):
+                self._put(peer_id, effect)
             case Dismiss(peer_id, refusal):
                 logger.warning("peer %s is sent away: %s", peer_id, refusal.message)
                 self._put(peer_id, refusal)
-            case Publish(run_id, run_event):
-                self._publish(run_id, run_event)
+            case Publish(run_id, told):
+                if isinstance(told, RunStatus):
+                    logger.info("run %s: %s %s", run_id, told.phase.name.lower(), told.detail)
+                self._watchers.tell(run_id, told)
             case WriteSnapshot():
                 self._start(self._write_snapshot(effect))
-            case Write(RunRecord(run)) if run.phase > RunPhase.FINISHED:
+            case RunRecord(run) if run.phase > RunPhase.FINISHED:
                 self._start(asyncio.to_thread(self._journal.tokens.delete, run.run_id))
-            case Write():
-                pass  # is in the journal already
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -248,32 +239,24 @@ class CoordinatorService:
         with contextlib.suppress(SwarmError):  # a journal that fails ends `run`, which tells why
             self._handle(SnapshotWritten(run_id, snapshot))
 
-    def _say(self, peer_id: PeerId, message: ToPeer, tokens_of: tuple[SampleId, ...]) -> None:
-        if isinstance(message, PlanStep):
-            message = replace(message, traced=self._watchers.is_traced(message.run_id))
-            self._put(peer_id, _PlanWithTokens(message, tokens_of) if tokens_of else message)
-        else:
-            self._put(peer_id, message)
-
-    async def _with_tokens(self, item: _PlanWithTokens) -> PlanStep | None:
-        run = self._state.runs[item.plan.run_id]
+    async def _with_tokens(self, say: Say) -> ToPeer | None:
+        """The message, with the tokens that a plan needs; None if these cannot be read."""
+        message = say.message
+        if not isinstance(message, PlanStep) or not say.tokens_of:
+            return message
+        run = self._state.runs[message.run_id]
         read = self._journal.tokens.read
         try:
-            tokens = await asyncio.to_thread(read, run.run_id, run.spec, item.tokens_of)
+            tokens = await asyncio.to_thread(read, run.run_id, run.spec, say.tokens_of)
         except (JournalError, NotFound) as error:
             self._handle(TokensLost(run.run_id, error.message))
             return None
-        return replace(item.plan, tokens=tokens)
+        return replace(message, tokens=tokens)
 
-    def _put(self, peer_id: PeerId, item: _Item) -> None:
+    def _put(self, peer_id: PeerId, item: Say | SwarmError) -> None:
         outbox = self._outboxes.get(peer_id)
         if outbox is not None:  # else its loss is on its way to the machine
             outbox.put(item)
-
-    def _publish(self, run_id: RunId, event: RunEvent) -> None:
-        if isinstance(event, RunStatus):
-            logger.info("run %s: %s %s", run_id, event.phase.name.lower(), event.detail)
-        self._watchers.tell(run_id, event)
 
     # ---- peers
 
@@ -307,7 +290,8 @@ class CoordinatorService:
                 case PeerHello():
                     raise OutOfTurn(f"peer {peer_id} said hello twice")
                 case ClockProbe(sent_us):
-                    self._put(peer_id, ClockReply(sent_us, round(1e6 * self._clock.now_s())))
+                    reply = ClockReply(sent_us, round(1e6 * self._clock.now_s()))
+                    self._put(peer_id, Say(peer_id, reply))
                 case StepTimeline():
                     self._trace(peer_id, said)
                 case _:
@@ -356,14 +340,13 @@ class CoordinatorService:
             event = await watcher.next()
             await stream.send(event)
 
-    async def _cancel(self, stream: MessageStream[RunStatus, CancelRequest]) -> None:
+    async def _end(
+        self,
+        event: type[RunCancelled | ResultCollected],
+        stream: MessageStream[RunStatus, CancelRequest | CollectedRequest],
+    ) -> None:
         run = self._named(await stream.receive())
-        self._handle(RunCancelled(run.run_id))
-        await stream.send(self._state.runs[run.run_id].status)
-
-    async def _collected(self, stream: MessageStream[RunStatus, CollectedRequest]) -> None:
-        run = self._named(await stream.receive())
-        self._handle(ResultCollected(run.run_id))
+        self._handle(event(run.run_id))
         await stream.send(self._state.runs[run.run_id].status)
 
     async def _status(self, stream: MessageStream[SwarmStatus, StatusRequest]) -> None:

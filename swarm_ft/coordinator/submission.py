@@ -11,7 +11,6 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -20,19 +19,11 @@ import numpy as np
 from swarm_ft.coordinator.facts.state import Run
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.journal.tokens import NewTokenFile, TokenFiles
-from swarm_ft.errors import (
-    BadDataset,
-    Busy,
-    MalformedMessage,
-    OutOfTurn,
-    RunMismatch,
-    Unavailable,
-)
+from swarm_ft.errors import BadDataset, Busy, MalformedMessage, OutOfTurn, RunMismatch, Unavailable
 from swarm_ft.ids import RunId
 from swarm_ft.protocol.messages.client import RunStatus, SampleTokens, SubmitHeader, SubmitPart
-from swarm_ft.protocol.messages.control import BYTES_PER_TOKEN
 from swarm_ft.protocol.spec.digest import RunningDigest, check_spec_digest
-from swarm_ft.protocol.spec.run_spec import RunSpec
+from swarm_ft.protocol.spec.run_spec import BYTES_PER_TOKEN
 from swarm_ft.transport.base import MessageStream
 
 MAX_DATA_BYTES = 4 << 30
@@ -51,28 +42,12 @@ SubmitStream = MessageStream[RunStatus, SubmitPart]
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Job:
-    """What a submission's header says."""
-
-    run_id: RunId
-    spec: RunSpec
-
-    @property
-    def sample_bytes(self) -> int:
-        return self.spec.train.seq_length * BYTES_PER_TOKEN
-
-    @property
-    def total_bytes(self) -> int:
-        return self.spec.train.num_samples * self.sample_bytes
-
-
 class _Intake:
     """The tokens of one job as they come in; the writer's thread alone calls it."""
 
-    def __init__(self, job: _Job) -> None:
+    def __init__(self, job: SubmitHeader) -> None:
         self._job = job
-        self._digest = RunningDigest(job.total_bytes)
+        self._digest = RunningDigest(job.spec.train.data_bytes)
         self._file: NewTokenFile | None = None
 
     def open(self, files: TokenFiles) -> None:
@@ -156,16 +131,16 @@ class Submissions:
             await self._to_its_end(self._accept(job, intake))
         return job.run_id
 
-    async def _take_in(self, stream: SubmitStream, job: _Job, intake: _Intake) -> None:
+    async def _take_in(self, stream: SubmitStream, job: SubmitHeader, intake: _Intake) -> None:
         num_samples = 0
         while tokens := await _next_batch(stream, job, num_samples):
             await self._writing(intake.take, num_samples, tokens)
-            num_samples += len(tokens) // job.sample_bytes
+            num_samples += len(tokens) // job.spec.train.sample_bytes
         if num_samples != job.spec.train.num_samples:
             expected = job.spec.train.num_samples
             raise BadDataset(f"data: expected {expected} samples, got {num_samples}")
 
-    async def _accept(self, job: _Job, intake: _Intake) -> None:
+    async def _accept(self, job: SubmitHeader, intake: _Intake) -> None:
         try:
             async with self._one_at_a_time:
                 digest = await self._writing(intake.digest)
@@ -222,38 +197,37 @@ async def _next_part(stream: SubmitStream) -> SubmitPart | None:
         ) from None
 
 
-def _job(remote: str, header: SubmitPart | None) -> _Job:
+def _job(remote: str, header: SubmitPart | None) -> SubmitHeader:
     if not isinstance(header, SubmitHeader):
         raise OutOfTurn(f"{remote}: expected a header as the first message")
-    run_id, spec = header.run_id, header.spec
-    check_spec_digest(f"run {run_id}", spec.digest(), header.spec_digest, "the client")
-    job = _Job(run_id=run_id, spec=spec)
-    if job.total_bytes > MAX_DATA_BYTES:
-        raise BadDataset(f"data: {job.total_bytes} bytes of tokens, {MAX_DATA_BYTES} allowed")
-    return job
+    spec = header.spec
+    check_spec_digest(f"run {header.run_id}", spec.digest(), header.spec_digest, "the client")
+    if spec.train.data_bytes > MAX_DATA_BYTES:
+        raise BadDataset(f"data: {spec.train.data_bytes} bytes of tokens, {MAX_DATA_BYTES} allowed")
+    return header
 
 
-async def _next_batch(stream: SubmitStream, job: _Job, first: int) -> bytes:
+async def _next_batch(stream: SubmitStream, job: SubmitHeader, first: int) -> bytes:
     """Samples from `first` on, about BATCH_BYTES of them; nothing at the end."""
     pieces: list[bytes] = []
     num_bytes = 0
     while num_bytes < BATCH_BYTES and (part := await _next_part(stream)) is not None:
-        pieces.append(_samples_of(part, job, first + num_bytes // job.sample_bytes))
+        pieces.append(_samples_of(part, job, first + num_bytes // job.spec.train.sample_bytes))
         num_bytes += len(pieces[-1])
     return b"".join(pieces)
 
 
-def _samples_of(part: SubmitPart, job: _Job, expected: int) -> bytes:
+def _samples_of(part: SubmitPart, job: SubmitHeader, expected: int) -> bytes:
     """Tokens of one or more samples in a row, of which the first must be the expected one."""
     num_samples = job.spec.train.num_samples
     if not isinstance(part, SampleTokens):
         raise MalformedMessage(f"data: expected {num_samples} samples of tokens")
     sample, tokens = part.sample, part.token_ids
-    if expected + len(tokens) // job.sample_bytes > num_samples:
+    if expected + len(tokens) // job.spec.train.sample_bytes > num_samples:
         raise MalformedMessage(f"data: expected {num_samples} samples of tokens, got more")
     if sample != expected:
         raise MalformedMessage(f"data: expected sample {expected}, got sample {sample}")
-    whole, rest = divmod(len(tokens), job.sample_bytes)
+    whole, rest = divmod(len(tokens), job.spec.train.sample_bytes)
     if rest:
         raise BadDataset(
             f"sample {sample + whole}: expected {job.spec.train.seq_length} tokens, "
@@ -262,7 +236,7 @@ def _samples_of(part: SubmitPart, job: _Job, expected: int) -> bytes:
     return tokens
 
 
-def _check_vocabulary(job: _Job, first: int, tokens: bytes) -> None:
+def _check_vocabulary(job: SubmitHeader, first: int, tokens: bytes) -> None:
     token_ids = np.frombuffer(tokens, dtype="<u4")
     where = int(token_ids.argmax())
     if token_ids[where] >= job.spec.model.vocab_size:

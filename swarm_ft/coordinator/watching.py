@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import NoReturn
 
 from swarm_ft.coordinator.facts.state import Run, SwarmState
-from swarm_ft.coordinator.plan.holdings import ends_of
+from swarm_ft.coordinator.plan.steps import ends_of
 from swarm_ft.errors import Unavailable
 from swarm_ft.ids import BlockIndex, RunId
 from swarm_ft.protocol.messages.client import BoundaryStatus, MemberStatus, RunEvent, SwarmStatus

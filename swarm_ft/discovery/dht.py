@@ -2,14 +2,19 @@
 
 A record is a value under key `PREFIX.ROLE` and subkey NAME: the endpoint, or an empty text once
 it is withdrawn. Of two values the one that expires later counts, wherever and whenever they
-arrive. The DHT node runs in this process, its libp2p daemon beside it (`p2pd`).
+arrive. The DHT node runs in this process, its libp2p daemon beside it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import secrets
+import tempfile
+import time
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -17,20 +22,21 @@ from pathlib import Path
 from google.protobuf.message import DecodeError
 from hivemind.dht.node import DHTNode
 from hivemind.dht.protocol import ValidationError
+from hivemind.dht.validation import DHTRecord, RecordValidatorBase
 from hivemind.p2p import P2P, P2PDaemonError, PeerID
 from hivemind.utils import get_dht_time
 from hivemind.utils.logging import use_hivemind_log_handler
 from hivemind.utils.multiaddr import Multiaddr
 
-from swarm_ft.discovery.directory import (
-    MAX_LIFETIME_S,
-    RecordRules,
-    Role,
-    checked_record,
-    readable_records,
+from swarm_ft.discovery.directory import Role, checked_record, readable_records
+from swarm_ft.errors import (
+    BadOption,
+    DirectoryUnreachable,
+    InternalError,
+    PortInUse,
+    SwarmError,
+    Unavailable,
 )
-from swarm_ft.discovery.p2pd import P2pd, P2pdOptions
-from swarm_ft.errors import BadOption, DirectoryUnreachable, Unavailable
 from swarm_ft.log import get_logger
 
 OPEN_TIMEOUT_S = 15.0
@@ -39,6 +45,8 @@ CLOSE_TIMEOUT_S = 5.0
 """Above the 3 s that hivemind waits for a node that does not answer."""
 EXPIRY_STEP_S = 0.001
 """What makes a new value of a record expire after the one before, however fast they follow."""
+MAX_LIFETIME_S = 3600.0
+"""A record that would outlive this by far is refused: it could not be replaced before."""
 STORE_TRIES = 3
 """A node that is asked while it is busy may not answer, which hivemind reports as a refusal."""
 
@@ -111,7 +119,7 @@ class DhtDirectory:
             await asyncio.to_thread(_ensure_identity, options.identity_path)
         try:
             async with asyncio.timeout(OPEN_TIMEOUT_S):
-                daemon = await P2pd.start(_daemon_options(options))
+                daemon = await P2pd.start(options)
                 return await cls._join(options, daemon)
         except TimeoutError:
             raise _unreachable(options, f"no answer within {OPEN_TIMEOUT_S:.0f} s") from None
@@ -254,16 +262,6 @@ async def _create_node(options: DhtOptions, p2p: P2P) -> DHTNode:
     )
 
 
-def _daemon_options(options: DhtOptions) -> P2pdOptions:
-    return P2pdOptions(
-        binary=Path(str(resources.files("hivemind.hivemind_cli") / "p2pd")),
-        host_maddrs=() if options.client_mode else options.host_maddrs,
-        announce_maddrs=options.announce_maddrs,
-        bootstrap_maddrs=options.initial_peers,
-        identity_path=options.identity_path,
-    )
-
-
 def _ensure_identity(path: Path) -> None:
     try:
         if not path.exists():
@@ -290,3 +288,180 @@ def _check_maddrs(what: str, maddrs: Iterable[str], part: str = "") -> None:
 def _unreachable(options: DhtOptions, reason: str) -> DirectoryUnreachable:
     peers = ", ".join(options.initial_peers) or "none given"
     return DirectoryUnreachable(f"cannot join the DHT through --initial-peers {peers}: {reason}")
+
+
+class RecordRules(RecordValidatorBase):  # type: ignore[misc]  # hivemind has no types
+    """Which records the node stores or reads; it is asked about each that arrives.
+
+    What is no short text never gets near hivemind's decoder, which a crafted value can make
+    fail inside a search, so that the search never ends.
+    """
+
+    def validate(self, record: DHTRecord) -> bool:
+        """Whether it is a short text under a short text, and not there to stay for ever."""
+        return (
+            record.expiration_time <= time.time() + 2 * MAX_LIFETIME_S
+            and _is_short_text(record.subkey)
+            and _is_short_text(record.value)
+        )
+
+
+def _is_short_text(packed: bytes) -> bool:
+    # MessagePack: a text of up to 31 bytes is 0xA0 + length, one of up to 255 is 0xD9, length.
+    if b"\xa0" <= packed[:1] <= b"\xbf":
+        length, text = packed[0] - 0xA0, packed[1:]
+    elif packed[:1] == b"\xd9" and len(packed) > 1:
+        length, text = packed[1], packed[2:]
+    else:
+        return False
+    try:
+        text.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return len(text) == length
+
+
+# ---- the libp2p daemon that hivemind talks through, as a process of ours; it knows no DHT
+#
+# hivemind would start it itself, but inside our process group: Ctrl-C would kill it before the
+# directory can withdraw anything, and hivemind's calls would then wait for ever. Here it has a
+# session of its own and ends when we end it. If we are killed, it ends by itself as soon as its
+# control connection closes.
+
+STOP_TIMEOUT_S = 2.0
+MAX_SOCKET_PATH_BYTES = 103
+"""What every system takes; Linux takes 107."""
+READY_LINE = b"Peer ID:"
+
+_REFUSALS: tuple[tuple[str, type[SwarmError]], ...] = (
+    ("address already in use", PortInUse),
+    ("failed to listen", BadOption),
+    ("bootstrap", DirectoryUnreachable),
+)
+"""What the daemon says when it gives up, and what that is to us; the first that fits."""
+
+
+class P2pd:
+    """The daemon, running."""
+
+    def __init__(self, process: asyncio.subprocess.Process, control: Path) -> None:
+        self._process = process
+        self._control = control
+        self._draining: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def start(cls, options: DhtOptions) -> P2pd:
+        """Start it and wait until it is ready, which takes as long as its bootstrap.
+
+        Cancelling this ends the process.
+
+        Raises:
+            PortInUse, BadOption: it cannot listen where it should.
+            DirectoryUnreachable: no bootstrap address answers.
+            InternalError: it does not start, for another reason.
+        """
+        # The daemon removes its socket when it ends, even if nobody is left to tell it to.
+        control = _socket_path()
+        process = await asyncio.create_subprocess_exec(
+            *_command(options, control),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,
+        )
+        daemon = cls(process, control)
+        try:
+            await daemon._until_ready()
+        except BaseException:
+            await daemon.stop()
+            raise
+        return daemon
+
+    @property
+    def control_maddr(self) -> str:
+        """Multiaddr of the socket through which it is told what to do."""
+        return f"/unix{self._control}"
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process runs."""
+        return self._process.returncode is None
+
+    async def stop(self) -> None:
+        """End the process, by force if need be, and remove its socket."""
+        with suppress(ProcessLookupError):
+            self._process.terminate()
+        try:
+            async with asyncio.timeout(STOP_TIMEOUT_S):
+                await self._process.wait()
+        except TimeoutError:
+            with suppress(ProcessLookupError):
+                self._process.kill()
+            await self._process.wait()
+        finally:
+            if self._draining is not None:
+                self._draining.cancel()
+                await asyncio.wait({self._draining})
+            self._control.unlink(missing_ok=True)
+
+    async def _until_ready(self) -> None:
+        output = self._output()
+        last = b""
+        async for line in output:
+            if line.startswith(READY_LINE):
+                self._draining = asyncio.create_task(self._drain(output))
+                return
+            last = line.strip() or last
+        raise _refusal(last.decode("utf-8", "replace"))
+
+    def _output(self) -> asyncio.StreamReader:
+        if self._process.stdout is None:
+            raise InternalError("the libp2p daemon was started without a pipe for its output")
+        return self._process.stdout
+
+    async def _drain(self, output: asyncio.StreamReader) -> None:
+        # An unread pipe would fill up and stop the daemon.
+        while chunk := await output.read(1 << 14):
+            for line in chunk.decode("utf-8", "replace").splitlines():
+                _logger.debug("p2pd line=%s", ascii(line))
+
+
+def _command(options: DhtOptions, control: Path) -> list[str]:
+    # Without an address of its own it can only ask others.
+    host_maddrs = () if options.client_mode else options.host_maddrs
+    command = [
+        str(resources.files("hivemind.hivemind_cli") / "p2pd"),
+        f"-listen=/unix{control}",
+        "-idleTimeout=30s",
+        "-dhtServer" if host_maddrs else "-dhtClient",
+        # Records name gRPC endpoints that must be reachable anyway, so there is nothing for
+        # libp2p's own ways around NATs to do.
+        *("-autonat=0", "-autoRelay=0", "-relay=0", "-natPortMap=0"),
+    ]
+    if host_maddrs:
+        command.append(f"-hostAddrs={','.join(host_maddrs)}")
+    else:
+        command.append("-noListenAddrs")
+    if options.announce_maddrs:
+        command.append(f"-announceAddrs={','.join(options.announce_maddrs)}")
+    if options.initial_peers:
+        command += ["-b", f"-bootstrapPeers={','.join(options.initial_peers)}"]
+    if options.identity_path is not None:
+        command.append(f"-id={options.identity_path}")
+    return command
+
+
+def _refusal(last_line: str) -> SwarmError:
+    # The daemon puts the date before what it says.
+    said = last_line[20:] if last_line[:2] == "20" else last_line
+    for words, error in _REFUSALS:
+        if words in said:
+            return error(f"the DHT node cannot start: {said}")
+    return InternalError(f"the DHT node's libp2p daemon did not start: {said or 'no output'}")
+
+
+def _socket_path() -> Path:
+    """A new name for a socket; in /tmp where that of temporary files is too long for one."""
+    name = f"swarm-ft-p2pd-{secrets.token_hex(8)}.sock"
+    path = Path(tempfile.gettempdir()) / name
+    return path if len(os.fsencode(path)) <= MAX_SOCKET_PATH_BYTES else Path("/tmp") / name

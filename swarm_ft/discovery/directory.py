@@ -1,22 +1,17 @@
-"""The `--initial-peers` values, as typed. It reads files and checks nothing else."""
+"""A directory of who is there, whoever keeps it, and what its records may hold."""
 
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
-from swarm_ft.clock import Clock
 from swarm_ft.errors import BadOption, Unavailable
 from swarm_ft.ids import PeerId
 from swarm_ft.log import get_logger
-from swarm_ft.protocol.spec.checks import is_endpoint
-
-# ---- a directory of who is there, whoever keeps it
+from swarm_ft.protocol.spec.bounds import is_endpoint
 
 
 class Role(StrEnum):
@@ -38,11 +33,9 @@ class Directory(Protocol):
             BadOption: the name or the endpoint is not fit for a record.
             Unavailable: the directory cannot take the record now.
         """
-        ...
 
     async def withdraw(self, role: Role, name: str) -> None:
         """Take back what this directory announced; nothing if it did not."""
-        ...
 
     async def find(self, role: Role) -> dict[str, str]:
         """Names and endpoints of all who are there now, this process included.
@@ -52,11 +45,9 @@ class Directory(Protocol):
         Raises:
             Unavailable: the directory does not answer.
         """
-        ...
 
     async def close(self) -> None:
         """Withdraw everything and leave. The directory is of no use afterwards."""
-        ...
 
 
 async def find_peer(directory: Directory, peer_id: PeerId) -> str:
@@ -117,145 +108,7 @@ def _shown(value: object) -> str:
     return ascii(value)[:80]
 
 
-# ---- which records a DHT node stores or reads
-
-MAX_LIFETIME_S = 3600.0
-"""A record that would outlive this by far is refused: it could not be replaced before."""
-
-
-class Record(Protocol):
-    """What hivemind asks about; key and value in its own MessagePack."""
-
-    @property
-    def subkey(self) -> bytes:
-        """The name."""
-        ...
-
-    @property
-    def value(self) -> bytes:
-        """The endpoint."""
-        ...
-
-    @property
-    def expiration_time(self) -> float:
-        """Seconds since 1970."""
-        ...
-
-
-class RecordRules:
-    """A `RecordValidatorBase` of hivemind's, asked about each record that arrives.
-
-    What is no short text never gets near hivemind's decoder, which a crafted value can make
-    fail inside a search, so that the search never ends.
-    """
-
-    def validate(self, record: Record) -> bool:
-        """Whether it is a short text under a short text, and not there to stay for ever."""
-        return (
-            record.expiration_time <= time.time() + 2 * MAX_LIFETIME_S
-            and _is_short_text(record.subkey)
-            and _is_short_text(record.value)
-        )
-
-    def sign_value(self, record: Record) -> bytes:
-        """The value as it is; records are not signed yet."""
-        return record.value
-
-    def strip_value(self, record: Record) -> bytes:
-        """The value as it is."""
-        return record.value
-
-
-def _is_short_text(packed: bytes) -> bool:
-    # MessagePack: a text of up to 31 bytes is 0xA0 + length, one of up to 255 is 0xD9, length.
-    if b"\xa0" <= packed[:1] <= b"\xbf":
-        length, text = packed[0] - 0xA0, packed[1:]
-    elif packed[:1] == b"\xd9" and len(packed) > 1:
-        length, text = packed[1], packed[2:]
-    else:
-        return False
-    try:
-        text.decode("utf-8")
-    except UnicodeDecodeError:
-        return False
-    return len(text) == length
-
-
-# ---- a directory in memory, on a clock that is passed in
-#
-# One `Board` is one swarm: directories that share it see each other.
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Posted:
-    """A record on a board.
-
-    Attributes:
-        refresh_s: how often its owner refreshes it.
-        lifetime_s: how long it lasts after each refresh.
-    """
-
-    endpoint: str
-    posted_s: float
-    refresh_s: float
-    lifetime_s: float
-
-    def is_alive(self, now_s: float) -> bool:
-        """Whether it has been refreshed in time, seen from `now_s`."""
-        since_refresh_s = (now_s - self.posted_s) % self.refresh_s
-        return since_refresh_s < self.lifetime_s
-
-
-@dataclass(frozen=True, slots=True)
-class Board:
-    """What every directory of one swarm shares."""
-
-    records: dict[tuple[Role, str], Posted] = field(default_factory=dict)
-
-
-class StaticDirectory:
-    """See `Directory`."""
-
-    def __init__(
-        self, board: Board, clock: Clock, *, lifetime_s: float = 60.0, refresh_s: float = 20.0
-    ) -> None:
-        self._board = board
-        self._clock = clock
-        self._lifetime_s = lifetime_s
-        self._refresh_s = refresh_s
-        self._mine: set[tuple[Role, str]] = set()
-
-    async def announce(self, role: Role, name: str, endpoint: str) -> None:
-        """See `Directory`."""
-        checked_record(name, endpoint)
-        self._mine.add((role, name))
-        self._board.records[role, name] = Posted(
-            endpoint=endpoint,
-            posted_s=self._clock.now_s(),
-            refresh_s=self._refresh_s,
-            lifetime_s=self._lifetime_s,
-        )
-
-    async def withdraw(self, role: Role, name: str) -> None:
-        """See `Directory`."""
-        if (role, name) in self._mine:
-            self._mine.discard((role, name))
-            self._board.records.pop((role, name), None)
-
-    async def find(self, role: Role) -> dict[str, str]:
-        """See `Directory`."""
-        now_s = self._clock.now_s()
-        return readable_records(
-            (name, posted.endpoint)
-            for (of, name), posted in self._board.records.items()
-            if of is role and posted.is_alive(now_s)
-        )
-
-    async def close(self) -> None:
-        """See `Directory`."""
-        for role, name in tuple(self._mine):
-            await self.withdraw(role, name)
-
+# ---- the `--initial-peers` values, as typed
 
 MAX_FILE_BYTES = 1 << 20
 

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import ParamSpec, TypeVar
 
 from torch import Tensor
 
 from swarm_ft import failpoints
 from swarm_ft.errors import MalformedMessage, OutOfTurn
-from swarm_ft.ids import MicrobatchIndex, PeerId
+from swarm_ft.ids import BlockIndex, MicrobatchIndex, PeerId
+from swarm_ft.peer.boundary.coder import FrameCoder
 from swarm_ft.peer.boundary.end import Boundary
-from swarm_ft.peer.connections import Connections
 from swarm_ft.peer.context import PeerContext, run_in
 from swarm_ft.peer.kept_buffers import AttemptBuffers
-from swarm_ft.peer.reduce.tied_embeddings import synchronise
+from swarm_ft.peer.links import LinkChannel
+from swarm_ft.peer.reduce.all_reduce import GradientReducer, synchronise, tied_pairs
+from swarm_ft.peer.reduce.gradient_coder import Residuals
 from swarm_ft.peer.state.learner import CatchingUp
 from swarm_ft.peer.state.stage_state import StageState
 from swarm_ft.peer.step import Passing, StageStep, StepProgress
-from swarm_ft.protocol.machines.pipeline import StageSchedule, least_held, most_held
-from swarm_ft.protocol.messages.boundary import FrameKey
+from swarm_ft.protocol.machines.pipeline import least_held, most_held
+from swarm_ft.protocol.machines.session import WINDOW_FRAMES
+from swarm_ft.protocol.messages.boundary import BoundaryHello, Frame, FrameKey
 from swarm_ft.protocol.messages.control import (
     Assign,
     PeerAlive,
@@ -30,14 +33,183 @@ from swarm_ft.protocol.messages.control import (
     StepReady,
     stages_of,
 )
-from swarm_ft.protocol.messages.reports import GradientTraffic
+from swarm_ft.protocol.messages.reduction import ReduceHello
+from swarm_ft.protocol.messages.reports import GradientTraffic, Traffic
 from swarm_ft.protocol.messages.timeline import SpanKind
-from swarm_ft.protocol.spec.codec_spec import Direction
+from swarm_ft.protocol.spec.codec_spec import CodecSpec, Direction, parse_dp_spec
+from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.training_plan import Microbatch
 from swarm_ft.stage.base import Engine
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+class Connections:
+    """What joins a stage to the rest of its run: neighbours, replicas, the other end.
+
+    Attributes:
+        pipeline: the run's stages and all of their peers.
+        index: of this peer's stage.
+        upstream: boundaries to the replicas of the stage in front, by peer; none at the first.
+        downstream: to those of the stage behind; none at the last.
+        reducer: sums gradients with the other replicas of this stage; None if there are none.
+        tied: by the other end's peer, what sums the gradient of tied embeddings with it.
+    """
+
+    def __init__(
+        self,
+        context: PeerContext,
+        assign: Assign,
+        state: StageState,
+        *,
+        num_values: int,
+        deliver: Callable[[FrameKey, Tensor], None],
+    ) -> None:
+        """Connect in `start`.
+
+        Args:
+            context: of the peer.
+            assign: names the attempt and its peers; its digest was checked against its spec.
+            state: the stage, with its ends of the buffers.
+            num_values: of the stage's gradient; 0 if that is not known yet.
+            deliver: called with every sample that neighbours sent.
+        """
+        self._context = context
+        self._assign = assign
+        self._state = state
+        self._deliver = deliver
+        self._endpoints = {stage.peer_id: stage.endpoint for stage in assign.stages}
+        self.pipeline = stages_of(assign.stages)
+        self.index = next(
+            i for i, stage in enumerate(self.pipeline) if context.peer_id in stage.peers
+        )
+        self.upstream = self._boundaries(self.index - 1, Direction.BACKWARD)
+        self.downstream = self._boundaries(self.index + 1, Direction.FORWARD)
+        self.reducer = self._make_reducer(num_values)
+        self.tied = self._make_tied()
+
+    @property
+    def boundaries(self) -> tuple[Boundary, ...]:
+        """All of them."""
+        return (*self.upstream.values(), *self.downstream.values())
+
+    @property
+    def _reducers(self) -> tuple[GradientReducer, ...]:
+        return (*([self.reducer] if self.reducer is not None else ()), *self.tied.values())
+
+    def start(self, group: asyncio.TaskGroup) -> None:
+        """Connect, and work until the group is cancelled."""
+        for boundary in self.boundaries:
+            group.create_task(boundary.run())
+        for reducer in self._reducers:
+            group.create_task(reducer.run())
+
+    async def connected(self) -> None:
+        """Wait until all of them are there."""
+        for boundary in self.boundaries:
+            await boundary.is_connected.wait()
+        for reducer in self._reducers:
+            await reducer.is_connected.wait()
+
+    async def settled(self) -> None:
+        """Wait until neighbours have everything that was sent to them in this step."""
+        for boundary in self.boundaries:
+            await boundary.settled()
+
+    def sent(self) -> Iterator[tuple[FrameKey, Tensor | Frame]]:
+        """What was given to boundaries to send in this step."""
+        for boundary in self.boundaries:
+            yield from boundary.sent()
+
+    def take_traffic(self) -> Iterator[Traffic]:
+        """What was sent upstream and downstream, each over all boundaries together."""
+        for boundaries in (self.upstream, self.downstream):
+            sent = [boundary.take_traffic() for boundary in boundaries.values()]
+            if sent:
+                yield sum(sent[1:], sent[0])
+
+    def _make_reducer(self, num_values: int) -> GradientReducer | None:
+        stage = self.pipeline[self.index]
+        if len(stage.peers) == 1:
+            return None
+        codec = self._assign.spec.train.reduction_codec
+        return self._reducer_of(
+            stage.peers, stage.layers, num_values, codec=codec, residuals=self._state.residuals
+        )
+
+    def _make_tied(self) -> dict[PeerId, GradientReducer]:
+        model, own = self._assign.spec.model, self._context.peer_id
+        if not self._assign.spec.train.sync_tied_embeddings or len(self.pipeline) == 1:
+            return {}
+        return {
+            last if own == first else first: self._reducer_of(
+                (first, last),
+                model.layers,
+                model.vocab_size * model.hidden_size,
+                codec=parse_dp_spec("none"),
+                residuals=Residuals(),
+            )
+            for first, last in tied_pairs(self.pipeline[0], self.pipeline[-1])
+            if own in (first, last)
+        }
+
+    def _reducer_of(
+        self,
+        members: tuple[PeerId, ...],
+        layers: LayerRange,
+        num_values: int,
+        *,
+        codec: CodecSpec,
+        residuals: Residuals,
+    ) -> GradientReducer:
+        own = self._context.peer_id
+        hello = ReduceHello(
+            run_id=self._assign.run_id,
+            spec_digest=self._assign.spec_digest,
+            attempt=self._assign.attempt,
+            peer_id=own,
+            layers=layers,
+            num_values=num_values,
+        )
+        channels = {peer: self._channel(peer) for peer in members if peer != own}
+        pool = self._context.codecs
+        return GradientReducer(
+            hello, members, channels, codec=codec, residuals=residuals, pool=pool
+        )
+
+    def _boundaries(self, index: int, sends: Direction) -> dict[PeerId, Boundary]:
+        """This peer's ends of the boundaries to all replicas of stage `index`, if there is one."""
+        if not 0 <= index < len(self.pipeline):
+            return {}
+        assign, context = self._assign, self._context
+        block = BlockIndex(self.pipeline[max(index, self.index)].layers.start)
+        hello = BoundaryHello(
+            run_id=assign.run_id,
+            spec_digest=assign.spec_digest,
+            boundary=block,
+            peer_id=context.peer_id,
+            attempt=assign.attempt,
+            window_frames=WINDOW_FRAMES,
+        )
+        coder = FrameCoder(
+            assign.spec, run_id=assign.run_id, boundary=block, store=self._state.store
+        )
+        return {
+            peer: Boundary(
+                hello,
+                self._channel(peer),
+                sends=sends,
+                coder=coder,
+                pool=context.codecs,
+                deliver=self._deliver,
+                timeline=context.timeline,
+            )
+            for peer in self.pipeline[index].peers
+        }
+
+    def _channel(self, peer: PeerId) -> LinkChannel:
+        return self._context.links.channel(peer, self._endpoints[peer])
 
 
 class StageAttempt:
@@ -81,7 +253,6 @@ class StageAttempt:
         self._computing = self.connections.pipeline
         self._plans: asyncio.Queue[PlanStep] = asyncio.Queue(1)
         self._step: StageStep | None = None
-        self._progress: StepProgress | None = None
 
     @property
     def _engine(self) -> Engine:
@@ -93,12 +264,12 @@ class StageAttempt:
 
     def alive(self) -> PeerAlive:
         """How far this peer is with the step under way."""
-        attempt, step, progress = self.assign.attempt, self._step, self._progress
-        if step is None or progress is None:
+        attempt, step = self.assign.attempt, self._step
+        if step is None:
             return PeerAlive(attempt=attempt)
         return PeerAlive(
             attempt=attempt,
-            step=progress.step,
+            step=step.progress.step,
             parts_begun=step.parts_begun,
             compute_s=step.compute_s,
         )
@@ -110,7 +281,7 @@ class StageAttempt:
             OutOfTurn: a step is waiting already.
             MalformedMessage: a route names a replica that there is not.
         """
-        check_routes(plan, self._computing_in(plan))
+        _check_routes(plan, self._computing_in(plan))
         if self._plans.full():
             raise OutOfTurn(f"step {plan.step} was planned while another one waits")
         self._timeline.planned(plan)
@@ -175,8 +346,8 @@ class StageAttempt:
 
     def _keep_progress(self) -> None:
         """The attempt is over: the next one goes on with the open step from here."""
-        progress = self._progress
-        if progress is None or progress is not self._state.progress:
+        progress = self._state.progress
+        if self._step is None or progress is None or self._step.progress is not progress:
             return  # its step was committed, or its gradients are not what they should be
         progress.keep(self.connections.sent())
         progress.count(self.connections.take_traffic())
@@ -184,7 +355,8 @@ class StageAttempt:
     async def _run_step(self, plan: PlanStep) -> StepReady:
         if self._is_behind:
             raise OutOfTurn(f"step {plan.step} was planned over a peer that has not caught up")
-        step, progress = await self._begin(plan)
+        step = await self._begin(plan)
+        progress = step.progress
         await step.run()
         failpoints.reached("after-backward")
         if self.connections.reducer is not None or self._engine.exchanges_tied_gradient:
@@ -195,7 +367,6 @@ class StageAttempt:
         norm = await self._of_gradient(self._engine.squared_grad_norm)
         self._state.summed_in = plan.attempt
         failpoints.reached("before-ready")
-        buffers, lost = self.buffers.take_report()
         return StepReady(
             run_id=plan.run_id,
             attempt=plan.attempt,
@@ -205,21 +376,21 @@ class StageAttempt:
             compute_s=step.compute_s,
             traffic=progress.count(self.connections.take_traffic()),
             gradients=gradients,
-            buffers=buffers,
-            lost=lost,
+            buffers=self.buffers.take_counts(),
+            lost=self.buffers.take_lost(),
         )
 
-    async def _begin(self, plan: PlanStep) -> tuple[StageStep, StepProgress]:
+    async def _begin(self, plan: PlanStep) -> StageStep:
         """Open the step here, with what of it is done by the plan, or nothing."""
         self._computing = self._computing_in(plan)
         replica = self._computing[self._index].peers.index(self._context.peer_id)
         own = [b for b in plan.microbatches if b.replica_at(self._index) == replica]
         done = [batch for batch in own if self._index in batch.done]
-        progress = self._progress = await self._open(plan, done)
+        progress = await self._open(plan, done)
         others = [b for b in plan.microbatches if b.replica_at(self._index) != replica]
         self.buffers.planned(plan.step, here=own, elsewhere=others)
-        step = self._make_step(plan, [batch for batch in own if batch not in done], progress)
-        self._step = step
+        batches = [batch for batch in own if batch not in done]
+        step = self._step = self._make_step(plan, batches, progress)
         for boundaries, direction in (
             (self.connections.upstream, Direction.FORWARD),
             (self.connections.downstream, Direction.BACKWARD),
@@ -227,7 +398,7 @@ class StageAttempt:
             for boundary in boundaries.values():
                 boundary.begin(plan.step, step.expected(boundary, direction))
         self._send_again(plan, done, progress)
-        return step, progress
+        return step
 
     async def _open(self, plan: PlanStep, done: list[Microbatch]) -> StepProgress:
         progress = self._state.progress
@@ -253,14 +424,9 @@ class StageAttempt:
             upstream=self._routed(batches, self._index - 1, self.connections.upstream),
             downstream=self._routed(batches, self._index + 1, self.connections.downstream),
         )
-        schedule = StageSchedule(
-            is_first=self._engine.is_first,
-            is_last=self._engine.is_last,
-            microbatches=[batch.index for batch in batches],
-            max_held=self._most_held(),
-        )
+        engine, max_held = self._engine, self._most_held()
         return StageStep(
-            plan, passing, progress, engine=self._engine, context=self._context, schedule=schedule
+            plan, passing, progress, engine=engine, context=self._context, max_held=max_held
         )
 
     def _most_held(self) -> int:
@@ -327,16 +493,8 @@ class StageAttempt:
             self._step.arrived(key, value)
 
 
-def check_routes(plan: PlanStep, pipeline: Sequence[Stage]) -> None:
-    """Whether every microbatch passes a replica of every stage.
-
-    Args:
-        plan: with routes over the replicas that compute.
-        pipeline: of these.
-
-    Raises:
-        MalformedMessage: one does not.
-    """
+def _check_routes(plan: PlanStep, pipeline: Sequence[Stage]) -> None:
+    """Every microbatch is to pass a replica of every stage, of those that compute."""
     for batch in plan.microbatches:
         route = batch.route or (0,) * len(pipeline)
         counts = [len(stage.peers) for stage in pipeline]

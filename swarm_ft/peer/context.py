@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,11 +12,11 @@ from typing import ParamSpec, TypeVar
 from swarm_ft.clock import Clock
 from swarm_ft.discovery.directory import Directory
 from swarm_ft.ids import PeerId
-from swarm_ft.peer.links.link import Links
+from swarm_ft.peer.links import Links
 from swarm_ft.peer.timeline import Timeline
 from swarm_ft.protocol.messages.control import FromPeer
 from swarm_ft.protocol.messages.shard import ShardName
-from swarm_ft.transfer.source import OfferedShard
+from swarm_ft.transfer import OfferedShard
 from swarm_ft.transport.base import Transport
 
 P = ParamSpec("P")
@@ -27,6 +27,16 @@ async def run_in(pool: Executor, function: Callable[P, R], *args: P.args, **kwar
     """What the function returns, called in one of the pool's threads."""
     loop = asyncio.get_running_loop()
     return await loop.run_in_executor(pool, partial(function, *args, **kwargs))
+
+
+async def to_its_end(work: Awaitable[R]) -> R:
+    """What comes of the work; cancelled, this waits for its end all the same."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task})
+        raise
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,7 +10,7 @@ from random import Random
 from swarm_ft.discovery.directory import Directory, Role
 from swarm_ft.errors import SwarmError, Unavailable, VersionMismatch
 from swarm_ft.log import get_logger
-from swarm_ft.peer.links.backoff import Backoff
+from swarm_ft.peer.links import Backoff
 from swarm_ft.protocol.messages.control import FromPeer, PeerAlive, PeerGoodbye, PeerHello, ToPeer
 from swarm_ft.transport.base import MessageStream, Transport, until_one_ends
 from swarm_ft.transport.methods import JOIN
@@ -102,12 +102,9 @@ class CoordinatorLink:
                 self._outbox.get_nowait()  # said to a coordinator that is gone; hello tells anew
             await stream.send(self._hello())
             logger.info("joined the coordinator at %s", endpoint)
-            await self._converse(stream)
+            await until_one_ends(self._write(stream), self._read(stream), self._stay_alive())
         finally:
             await channel.close()
-
-    async def _converse(self, stream: ControlStream) -> None:
-        await until_one_ends(self._write(stream), self._read(stream), self._stay_alive())
 
     async def _stay_alive(self) -> None:
         while True:

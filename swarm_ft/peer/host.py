@@ -17,7 +17,6 @@ from swarm_ft.log import get_logger
 from swarm_ft.peer.attempt import StageAttempt
 from swarm_ft.peer.context import PeerContext
 from swarm_ft.peer.state.exchange import StateExchange
-from swarm_ft.peer.state.source import Handover
 from swarm_ft.peer.state.stage_state import StageState
 from swarm_ft.protocol.messages.control import (
     Assign,
@@ -33,7 +32,8 @@ from swarm_ft.protocol.messages.control import (
 from swarm_ft.protocol.messages.shard import ShardName
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.snapshots.store import SnapshotStore
-from swarm_ft.transfer.source import offer
+from swarm_ft.transfer import offer
+from swarm_ft.transport.base import first_error
 
 logger = get_logger(__name__)
 
@@ -65,8 +65,7 @@ class StageHost:
         self._spec = spec
         self._shard_dir = shard_dir
         self._state = state
-        handover = Handover(context, shard_dir, spec.digest(), snapshots)
-        self._exchange = StateExchange(context, self._state, handover, shard_dir)
+        self._exchange = StateExchange(context, state, shard_dir, spec.digest(), snapshots)
         self._attempt: StageAttempt | None = None
         self._task: asyncio.Task[None] | None = None
         self._result: ShardName | None = None
@@ -193,7 +192,7 @@ class StageHost:
             self._attempt = StageAttempt(self._context, assign, self._state, taking)
             await self._attempt.run()
         except* SwarmError as group:
-            self._fail(assign, _first_error(group))
+            self._fail(assign, first_error(group) or InternalError(str(group)))
         except* Exception:
             logger.exception("run %s: a bug ended the attempt", self.run_id)
             self._fail(assign, InternalError("a bug; the peer's log has the details"))
@@ -231,10 +230,3 @@ def stage_failed(assign: Assign, error: SwarmError) -> StageFailed:
     return StageFailed(
         run_id=assign.run_id, attempt=assign.attempt, code=error.code, message=error.message
     )
-
-
-def _first_error(group: BaseExceptionGroup[SwarmError]) -> SwarmError:
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error if isinstance(error, SwarmError) else InternalError(str(error))

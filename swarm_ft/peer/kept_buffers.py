@@ -62,107 +62,10 @@ class BufferPlace:
         )
 
 
-# ---- which buffers a stage keeps by its place in the pipeline, and what to tell others of them
+# ---- an attempt's part: which buffers the stage keeps, what is read ahead, what others are told
 
-
-@dataclass(frozen=True, slots=True)
-class KeptEnd:
-    """One of the buffers that this peer keeps of every sample.
-
-    Attributes:
-        direction: of the frames that build on it.
-    """
-
-    boundary: BlockIndex
-    direction: Direction
-    end: End
-
-
-class StageBuffers:
-    """See the module's docstring.
-
-    Attributes:
-        shared: what neighbours have too, with the same bytes.
-    """
-
-    def __init__(
-        self, spec: RunSpec, run_id: RunId, layers: LayerRange, store: BufferStore
-    ) -> None:
-        self._run_id = run_id
-        self._store = store
-        self.shared = tuple(_shared_ends(spec, layers))
-        self._own = tuple(_own_ends(spec, layers))
-
-    def keys(self, samples: Iterable[SampleId]) -> Iterator[BufferKey]:
-        """Names of all that these samples may have here, sample after sample."""
-        for sample in samples:
-            for kept in (*self.shared, *self._own):
-                yield self.key(kept, sample)
-
-    def key(self, kept: KeptEnd, sample: SampleId) -> BufferKey:
-        """The name of one of a sample's buffers."""
-        return BufferKey(self._run_id, kept.boundary, kept.end, sample)
-
-    def at(self, boundary: BlockIndex) -> tuple[KeptEnd, ...]:
-        """What is shared with the neighbours over one boundary."""
-        return tuple(kept for kept in self.shared if kept.boundary == boundary)
-
-    # ---- reports
-
-    def held(self) -> tuple[HeldBuffers, ...]:
-        """Samples of which all that is shared over a boundary is here, by boundary."""
-        return tuple(
-            HeldBuffers(boundary=boundary, samples=SampleSet.of(self._samples(boundary)))
-            for boundary in _boundaries(self.shared)
-        )
-
-    def take_lost(self) -> tuple[HeldBuffers, ...]:
-        """Samples of which something shared was lost since the last call, by boundary."""
-        keys = self._store.take_lost()
-        lost = {
-            boundary: {
-                key.sample
-                for key in keys
-                if key.boundary == boundary and key.end is not End.RESIDUAL
-            }
-            for boundary in _boundaries(self.shared)
-        }
-        return tuple(
-            HeldBuffers(boundary=boundary, samples=SampleSet.of(samples))
-            for boundary, samples in lost.items()
-            if samples
-        )
-
-    def take_counts(self) -> tuple[BufferCounts, ...]:
-        """What is kept at each boundary, residuals included, and what happened since last."""
-        stats = self._store.take_stats()
-        boundaries = _boundaries((*self.shared, *self._own))
-        return tuple(stats[boundary] for boundary in boundaries if boundary in stats)
-
-    def _samples(self, boundary: BlockIndex) -> Samples:
-        held = [self._store.samples(boundary, kept.end) for kept in self.at(boundary)]
-        return reduce(np.intersect1d, held) if held else np.empty(0, np.int64)
-
-
-def _boundaries(ends: Iterable[KeptEnd]) -> list[BlockIndex]:
-    return sorted({kept.boundary for kept in ends})
-
-
-def _shared_ends(spec: RunSpec, layers: LayerRange) -> Iterator[KeptEnd]:
-    for direction in Direction:
-        if spec.train.codec(direction).is_delta:
-            is_forward = direction is Direction.FORWARD
-            if layers.start > 0:
-                end = End.RECEIVED if is_forward else End.SENT
-                yield KeptEnd(BlockIndex(layers.start), direction, end)
-            if layers.stop < spec.model.num_blocks:
-                end = End.SENT if is_forward else End.RECEIVED
-                yield KeptEnd(BlockIndex(layers.stop), direction, end)
-
-
-def _own_ends(spec: RunSpec, layers: LayerRange) -> Iterator[KeptEnd]:
-    if spec.train.codec(Direction.BACKWARD).has_residual and layers.start > 0:
-        yield KeptEnd(BlockIndex(layers.start), Direction.BACKWARD, End.RESIDUAL)
+_KeptEnd = tuple[BlockIndex, End]
+"""One of the buffers that this peer keeps of every sample."""
 
 
 class AttemptBuffers:
@@ -176,12 +79,19 @@ class AttemptBuffers:
     def __init__(self, assign: Assign, state: StageState, layers: LayerRange) -> None:
         self._assign = assign
         self._state = state
-        self._kept = StageBuffers(assign.spec, assign.run_id, layers, state.store)
+        self._shared = tuple(_shared_ends(assign.spec, layers))
+        self._own = tuple(_own_ends(assign.spec, layers))
 
     def begin(self) -> tuple[HeldBuffers, ...]:
-        """All are connected: what is here, as the next step finds it."""
+        """All are connected: what is here, as the next step finds it.
+
+        Of each boundary these are the samples of which all that neighbours have too is here.
+        """
         self._state.store.resume_at(StepNumber(self._assign.committed_steps))
-        return self._kept.held()
+        return tuple(
+            HeldBuffers(boundary=boundary, samples=SampleSet.of(self._samples_at(boundary)))
+            for boundary in _boundaries(self._shared)
+        )
 
     def planned(
         self, step: StepNumber, *, here: Iterable[Microbatch], elsewhere: Iterable[Microbatch]
@@ -195,16 +105,59 @@ class AttemptBuffers:
             here: microbatches that pass this peer.
             elsewhere: that pass other replicas; what is here of them is out of date by its commit.
         """
-        store, train, samples = self._state.store, self._assign.spec.train, _samples_of(here)
-        self._state.elsewhere = tuple(self._kept.keys(_samples_of(elsewhere)))
-        store.prefetch(self._kept.keys(samples))
+        store, train = self._state.store, self._assign.spec.train
+        self._state.elsewhere = tuple(self._keys(_samples_of(elsewhere)))
+        store.prefetch(self._keys(_samples_of(here)))
         following = StepNumber(step + 1)
         if following < train.num_steps:
-            store.prefetch(self._kept.keys(step_samples(train, following)))
+            store.prefetch(self._keys(step_samples(train, following)))
 
-    def take_report(self) -> tuple[tuple[BufferCounts, ...], tuple[HeldBuffers, ...]]:
-        """What is kept at each boundary, and what is here no more since the last call."""
-        return self._kept.take_counts(), self._kept.take_lost()
+    def take_counts(self) -> tuple[BufferCounts, ...]:
+        """What is kept at each boundary, residuals included, and what happened since last."""
+        stats = self._state.store.take_stats()
+        boundaries = _boundaries((*self._shared, *self._own))
+        return tuple(stats[boundary] for boundary in boundaries if boundary in stats)
+
+    def take_lost(self) -> tuple[HeldBuffers, ...]:
+        """Samples of which something shared was lost since the last call, by boundary."""
+        lost: dict[BlockIndex, set[SampleId]] = {}
+        for key in self._state.store.take_lost():
+            if (key.boundary, key.end) in self._shared:
+                lost.setdefault(key.boundary, set()).add(key.sample)
+        return tuple(
+            HeldBuffers(boundary=boundary, samples=SampleSet.of(lost[boundary]))
+            for boundary in sorted(lost)
+        )
+
+    def _keys(self, samples: Iterable[SampleId]) -> Iterator[BufferKey]:
+        """Names of all that these samples may have here, sample after sample."""
+        for sample in samples:
+            for boundary, end in (*self._shared, *self._own):
+                yield BufferKey(self._assign.run_id, boundary, end, sample)
+
+    def _samples_at(self, boundary: BlockIndex) -> Samples:
+        held = [self._state.store.samples(*kept) for kept in self._shared if kept[0] == boundary]
+        return reduce(np.intersect1d, held)
+
+
+def _boundaries(ends: Iterable[_KeptEnd]) -> list[BlockIndex]:
+    return sorted({boundary for boundary, _ in ends})
+
+
+def _shared_ends(spec: RunSpec, layers: LayerRange) -> Iterator[_KeptEnd]:
+    """What neighbours have too, with the same bytes."""
+    for direction in Direction:
+        if spec.train.codec(direction).is_delta:
+            is_forward = direction is Direction.FORWARD
+            if layers.start > 0:
+                yield BlockIndex(layers.start), End.RECEIVED if is_forward else End.SENT
+            if layers.stop < spec.model.num_blocks:
+                yield BlockIndex(layers.stop), End.SENT if is_forward else End.RECEIVED
+
+
+def _own_ends(spec: RunSpec, layers: LayerRange) -> Iterator[_KeptEnd]:
+    if spec.train.codec(Direction.BACKWARD).has_residual and layers.start > 0:
+        yield BlockIndex(layers.start), End.RESIDUAL
 
 
 def _samples_of(batches: Iterable[Microbatch]) -> list[SampleId]:

@@ -24,7 +24,7 @@ from swarm_ft.peer.context import PeerContext, run_in
 from swarm_ft.peer.coordinator_link import CoordinatorLink
 from swarm_ft.peer.host import StageHost, stage_failed
 from swarm_ft.peer.kept_buffers import BufferPlace
-from swarm_ft.peer.links.link import Links
+from swarm_ft.peer.links import Links
 from swarm_ft.peer.state.stage_state import EngineMaker, StageState
 from swarm_ft.peer.timeline import Timeline
 from swarm_ft.protocol.messages.control import (
@@ -45,13 +45,9 @@ from swarm_ft.protocol.spec.digest import check_spec_digest
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.snapshots.store import SnapshotStore
-from swarm_ft.transfer.source import serve_chunk_list, serve_chunks
-from swarm_ft.transport.base import Handler, Method, Transport
-from swarm_ft.transport.methods import (
-    FETCH_CHUNKS,
-    LINK,
-    LIST_CHUNKS,
-)
+from swarm_ft.transfer import serve_chunk_list, serve_chunks
+from swarm_ft.transport.base import Handler, Method, Transport, until_one_ends
+from swarm_ft.transport.methods import FETCH_CHUNKS, LINK, LIST_CHUNKS
 
 logger = get_logger(__name__)
 
@@ -147,16 +143,9 @@ class PeerNode:
             VersionMismatch: this peer or the coordinator is to be updated.
         """
         self._endpoint = endpoint
-        serving = asyncio.create_task(self._link.stay_joined())
-        leaving = asyncio.create_task(self._left())
         try:
-            await asyncio.wait((serving, leaving), return_when=asyncio.FIRST_COMPLETED)
-            if serving.done():
-                serving.result()
+            await until_one_ends(self._link.stay_joined(), self._left())
         finally:
-            for task in (serving, leaving):
-                task.cancel()
-            await asyncio.gather(serving, leaving, return_exceptions=True)
             await self._close()
             await self._links.close()
             self._compute.shutdown(wait=True, cancel_futures=True)
@@ -219,8 +208,9 @@ class PeerNode:
     async def _assign(self, assign: Assign) -> None:
         if self._options.peer_id not in {stage.peer_id for stage in assign.stages}:
             raise MalformedMessage("the coordinator assigned a run without a stage for this peer")
+        here, there = assign.spec.digest(), assign.spec_digest
         try:
-            check_spec(assign)
+            check_spec_digest(f"run {assign.run_id}", here, there, "the coordinator")
         except RunMismatch as error:
             self._context.say(stage_failed(assign, error))
             return
@@ -267,13 +257,3 @@ class PeerNode:
         if self._host is None or self._host.run_id != run_id:
             raise OutOfTurn(f"run {run_id} is not hosted here")
         return self._host
-
-
-def check_spec(assign: Assign) -> None:
-    """Whether the coordinator means the RunSpec that arrived here.
-
-    Raises:
-        RunMismatch: it does not; the two speak different versions.
-    """
-    here, there = assign.spec.digest(), assign.spec_digest
-    check_spec_digest(f"run {assign.run_id}", here, there, "the coordinator")

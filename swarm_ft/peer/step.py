@@ -7,9 +7,8 @@ between them and the boundaries.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +18,7 @@ from swarm_ft import failpoints
 from swarm_ft.errors import MalformedMessage, OutOfTurn
 from swarm_ft.ids import MicrobatchIndex, SampleId, StepNumber
 from swarm_ft.peer.boundary.end import Boundary
-from swarm_ft.peer.context import PeerContext, run_in
+from swarm_ft.peer.context import PeerContext, run_in, to_its_end
 from swarm_ft.protocol.machines.pipeline import StageSchedule, StepDone, Task, TaskKind
 from swarm_ft.protocol.messages.boundary import Frame, FrameKey
 from swarm_ft.protocol.messages.control import PlanStep
@@ -126,7 +125,7 @@ class StageStep:
         progress: what of it is done here; is kept up to date.
         engine: what computes; touched in the compute thread only.
         context: the compute thread, the clock.
-        schedule: a new one, for this step.
+        max_held: how many microbatches may hold memory at once.
 
     Attributes:
         parts_begun: of all microbatches so far, see `pipeline.PARTS`.
@@ -143,14 +142,19 @@ class StageStep:
         *,
         engine: Engine,
         context: PeerContext,
-        schedule: StageSchedule,
+        max_held: int,
     ) -> None:
         self._plan = plan
         self._passing = passing
         self._progress = progress
         self._engine = engine
         self._context = context
-        self._schedule = schedule
+        self._schedule = StageSchedule(
+            is_first=engine.is_first,
+            is_last=engine.is_last,
+            microbatches=list(passing.batches),
+            max_held=max_held,
+        )
         # Bounded by the step's plan: what is not in it, or comes again, does not get here.
         self._arrivals: asyncio.Queue[tuple[FrameKey, Tensor]] = asyncio.Queue()
         self._samples: dict[FrameKey, Tensor] = {}
@@ -203,13 +207,14 @@ class StageStep:
         try:
             await self._run()
         finally:
-            await _to_its_end(self._complete())
+            await to_its_end(self._complete())
 
     async def _run(self) -> None:
         pending = self._schedule.begin() or self._first_inputs()
         while True:
             while isinstance(pending, Task):
-                await _to_its_end(self._compute(pending))
+                # Half a gradient is of no use to anybody.
+                await to_its_end(self._compute(pending))
                 while not self._arrivals.empty():
                     self._assemble(*self._arrivals.get_nowait())
                 pending = self._schedule.computed(pending)
@@ -314,16 +319,6 @@ class StageStep:
 
     def _key(self, batch: Microbatch, sample: SampleId, direction: Direction) -> FrameKey:
         return FrameKey(self._plan.attempt, self._plan.step, batch.index, sample, direction)
-
-
-async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
-    """Go on even if cancelled: half a gradient is of no use to anybody."""
-    task = asyncio.create_task(work)
-    try:
-        await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait([task])
-        raise
 
 
 def _stack_tokens(

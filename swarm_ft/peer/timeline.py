@@ -60,11 +60,6 @@ class Timeline:
 
     # ---- spans
 
-    @property
-    def num_spans(self) -> int:
-        """Recorded, and yet to be sent."""
-        return len(self._rows)
-
     def now_s(self) -> float:
         """When a span begins; of no meaning while this is off."""
         return self._clock.now_s() if self.is_on else _OFF_S

@@ -20,7 +20,7 @@ from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
 from swarm_ft.errors import BadOption, Unavailable
-from swarm_ft.private_files import private_folder
+from swarm_ft.private_files import flush_to_disk, private_folder
 from swarm_ft.protocol.messages.shard import CHUNK_BYTES, ChunkList, list_chunks
 
 
@@ -202,15 +202,6 @@ def _move(source: Path, target: Path) -> None:
     shutil.move(source, partial)
     # safetensors writes for the owner alone; who shares the folder, if any, is to read it.
     partial.chmod(target.parent.stat().st_mode & 0o666)
-    _flush(partial)
+    flush_to_disk(partial)
     os.replace(partial, target)
-    _flush(target.parent)
-
-
-def _flush(path: Path) -> None:
-    """Wait until a file's bytes, or a folder's entries, would outlive a power cut."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    flush_to_disk(target.parent)

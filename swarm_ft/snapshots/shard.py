@@ -9,7 +9,6 @@ different order each time, and equal states are to be equal files.)
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from swarm_ft.errors import BadSnapshot, Unavailable
-from swarm_ft.private_files import make_private
+from swarm_ft.private_files import replacing
 from swarm_ft.protocol.messages.shard import ShardName
 from swarm_ft.protocol.spec.digest import DIGEST_BYTES, digest_of
 
@@ -64,13 +63,10 @@ def write_shard(folder: Path, name: ShardName, spec_digest: bytes, contents: Sha
     identity = _identity(name, spec_digest)
     document = {**identity, "digest": _digest(identity, tensors).hex()}
     path = folder / f"{name.run_id}-step-{name.step:08}-layers-{name.layers}.safetensors"
-    partial = path.with_name(f"{path.name}.partial")
     try:
-        save_file(tensors, partial, metadata={_METADATA: json.dumps(document)})
-        make_private(partial)
-        os.replace(partial, path)
+        with replacing(path) as partial:
+            save_file(tensors, partial, metadata={_METADATA: json.dumps(document)})
     except (OSError, SafetensorError) as error:
-        partial.unlink(missing_ok=True)
         raise Unavailable(f"{path} cannot be written: {error}") from error
     return path
 

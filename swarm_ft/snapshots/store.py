@@ -12,7 +12,6 @@ blocks: call it in a thread.
 from __future__ import annotations
 
 import json
-import os
 import re
 from dataclasses import dataclass
 from itertools import pairwise
@@ -20,12 +19,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from swarm_ft.errors import BadOption, BadSnapshot, SwarmError
+from swarm_ft.errors import BadSnapshot, SwarmError
 from swarm_ft.ids import RunId, StepNumber
 from swarm_ft.log import get_logger
+from swarm_ft.private_files import replacing
 from swarm_ft.protocol.messages.control import SavedStage
-from swarm_ft.protocol.messages.shard import CHUNK_BYTES, MAX_CHUNKS, ShardName
-from swarm_ft.protocol.spec.checks import bounded, checked_digest, checked_id
+from swarm_ft.protocol.messages.shard import CHUNK_BYTES, MAX_CHUNKS, ChunkList, ShardName
+from swarm_ft.protocol.spec.bounds import DIGEST, Name, Range, checked
 from swarm_ft.protocol.spec.layers import MAX_BLOCKS, LayerRange
 from swarm_ft.protocol.spec.run_spec import MAX_STEPS, RunSpec
 from swarm_ft.snapshots.files import StoredFiles, chunks_of
@@ -138,9 +138,9 @@ def manifest_from_json(data: bytes) -> Manifest:
     """
     try:
         document = json.loads(data)
-        bounded("version", _count(document["version"], MAX_STEPS), VERSION, VERSION)
+        checked("version", _count(document["version"], MAX_STEPS), Range(VERSION, VERSION))
         return Manifest(
-            run_id=RunId(checked_id("run", document["run"])),
+            run_id=RunId(checked("run", document["run"], Name())),
             spec_digest=_digest(document["spec"]),
             step=StepNumber(_count(document["step"], MAX_STEPS)),
             epoch=_count(document["epoch"], MAX_STEPS),
@@ -167,11 +167,11 @@ def _count(value: object, high: int) -> int:
     # Python takes 1.0 and true for the integers they equal.
     if type(value) is not int:
         raise TypeError(f"expected an integer, got {value!r:.40}")
-    return bounded("number", value, 0, high)
+    return checked("number", value, Range(0, high))
 
 
 def _digest(value: object) -> bytes:
-    return checked_digest("digest", bytes.fromhex(str(value)))
+    return checked("digest", bytes.fromhex(str(value)), DIGEST)
 
 
 MANIFEST = "manifest.json"
@@ -235,20 +235,15 @@ class SnapshotStore:
             )
         self._files.write(f"{folder}/{MANIFEST}", manifest.to_json())
 
-    def prune(self, run_id: RunId, keep: int = KEEP) -> None:
-        """Remove all but the `keep` newest snapshots of a run, and what never became one.
+    def prune(self, run_id: RunId) -> None:
+        """Remove all but the newest snapshots of a run, `KEEP` of them, and what never became one.
 
         What is newer than the newest snapshot stays: it may be about to become one.
-
-        Raises:
-            BadOption: `keep` is less than 1.
         """
-        if keep < 1:
-            raise BadOption(f"snapshots to keep: expected 1 or more, got {keep}")
         steps = self._steps(run_id)
         complete = [step for step in steps if self._whole(run_id, step) is not None]
         for step in steps:
-            if complete and step < complete[-1] and step not in complete[-keep:]:
+            if complete and step < complete[-1] and step not in complete[-KEEP:]:
                 # The manifest first: a half-removed snapshot is none.
                 self._files.remove(f"{_folder(run_id, step)}/{MANIFEST}")
                 self._files.remove_folder(_folder(run_id, step))
@@ -259,14 +254,6 @@ class SnapshotStore:
         """All snapshots of the run, oldest first; torn ones and those of another spec are none."""
         found = (self._whole(run_id, step) for step in self._steps(run_id))
         return tuple(m for m in found if m is not None and m.spec_digest == spec_digest)
-
-    def latest(self, run_id: RunId, spec_digest: bytes) -> Manifest | None:
-        """The newest snapshot of the run; None where there is none."""
-        for step in reversed(self._steps(run_id)):
-            manifest = self._whole(run_id, step)
-            if manifest is not None and manifest.spec_digest == spec_digest:
-                return manifest
-        return None
 
     def fetch_shard(self, manifest: Manifest, layers: LayerRange, folder: Path) -> Path:
         """A stage's shard as a local file, checked: the stored one, else a copy in `folder`.
@@ -279,36 +266,20 @@ class SnapshotStore:
         entry = manifest.shard(layers)
         name = manifest.name_of(entry)
         if self._files.is_local:
-            self._check(manifest, entry)
+            self._check(name, entry, self._files.chunks(_shard_path(name)))
             return self._files.local_path(_shard_path(name))
         path = folder / _shard_path(name).replace("/", "-")
-        partial = path.with_name(f"{path.name}.partial")
-        self._files.copy_out(_shard_path(name), partial)
-        if chunks_of(partial).digest() != entry.digest:
-            partial.unlink()
-            raise self._altered(name)
-        os.replace(partial, path)
+        with replacing(path) as partial:
+            self._files.copy_out(_shard_path(name), partial)
+            self._check(name, entry, chunks_of(partial))
         return path
 
-    def check(self, manifest: Manifest) -> None:
-        """Read every shard.
-
-        Raises:
-            BadSnapshot: one was altered.
-        """
-        for entry in manifest.shards:
-            self._check(manifest, entry)
-
-    def _check(self, manifest: Manifest, entry: SavedStage) -> None:
-        name = manifest.name_of(entry)
-        if self._files.chunks(_shard_path(name)).digest() != entry.digest:
-            raise self._altered(name)
-
-    def _altered(self, name: ShardName) -> BadSnapshot:
-        return BadSnapshot(
-            f"{self._files.url}/{_shard_path(name)}: its bytes are not those of the manifest; "
-            f"remove {_folder(name.run_id, name.step)} to go on from an earlier snapshot"
-        )
+    def _check(self, name: ShardName, entry: SavedStage, chunks: ChunkList) -> None:
+        if chunks.digest() != entry.digest:
+            raise BadSnapshot(
+                f"{self._files.url}/{_shard_path(name)}: its bytes are not those of the manifest; "
+                f"remove {_folder(name.run_id, name.step)} to go on from an earlier snapshot"
+            )
 
     def _steps(self, run_id: RunId) -> list[StepNumber]:
         """Steps that have a folder, snapshot or not, oldest first."""

@@ -40,7 +40,6 @@ class ModelConfig(Protocol):
 
     def save_pretrained(self, save_directory: str) -> None:
         """Write `config.json` into the directory."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,13 +7,14 @@ CPU.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from torch import Tensor
 
+from swarm_ft.errors import MalformedMessage, OutOfTurn
 from swarm_ft.ids import MicrobatchIndex, StepNumber
 from swarm_ft.protocol.spec.layers import LayerRange
 
@@ -47,27 +48,22 @@ class Engine(Protocol):
     @property
     def layers(self) -> LayerRange:
         """The stage's blocks."""
-        ...
 
     @property
     def is_first(self) -> bool:
         """Whether it takes tokens, and embeds them."""
-        ...
 
     @property
     def is_last(self) -> bool:
         """Whether it has the head and the loss."""
-        ...
 
     @property
     def exchanges_tied_gradient(self) -> bool:
         """Whether this stage holds one of two synchronised tensors and another stage the other."""
-        ...
 
     @property
     def num_values(self) -> int:
         """How long `flat_gradient` is."""
-        ...
 
     @property
     def state_bytes(self) -> int:
@@ -76,7 +72,6 @@ class Engine(Protocol):
         Raises:
             OutOfTurn: not loaded.
         """
-        ...
 
     @property
     def microbatch_bytes(self) -> int:
@@ -84,7 +79,6 @@ class Engine(Protocol):
 
         It holds it from its forward until its `weight_gradients` are done.
         """
-        ...
 
     def load(self) -> None:
         """Read this stage's weights and make the optimizer.
@@ -92,7 +86,6 @@ class Engine(Protocol):
         Raises:
             BadLayers, BadModel, RunMismatch: see `Checkpoint.load`.
         """
-        ...
 
     # ---- a step
 
@@ -107,7 +100,6 @@ class Engine(Protocol):
             MalformedMessage: no targets.
             OutOfTurn: not loaded.
         """
-        ...
 
     def resume_step(
         self, step: StepNumber, counted: frozenset[MicrobatchIndex], gradient: Tensor | None
@@ -123,7 +115,6 @@ class Engine(Protocol):
             OutOfTurn: another step is under way, or others are counted, or one has had its
                 backward and no more: begin it again.
         """
-        ...
 
     def forward(self, microbatch: MicrobatchIndex, x: Tensor) -> Tensor:
         """Compute the stage's output and keep the graph until `backward`.
@@ -141,7 +132,6 @@ class Engine(Protocol):
             NonFinite: the output is inf or NaN.
             OutOfTurn: no step, or the microbatch has had its backward already.
         """
-        ...
 
     def forward_backward(
         self, microbatch: MicrobatchIndex, x: Tensor, tokens: Tensor
@@ -157,7 +147,6 @@ class Engine(Protocol):
             MalformedMessage, OutOfTurn: as `forward`.
             NonFinite: the loss or the input's gradient is inf or NaN.
         """
-        ...
 
     def backward(self, microbatch: MicrobatchIndex, gradient: Tensor) -> Tensor | None:
         """Compute the input's gradient and free the graph; keep what `weight_gradients` needs.
@@ -175,7 +164,6 @@ class Engine(Protocol):
             NonFinite: the input's gradient is inf or NaN.
             OutOfTurn: `forward` did not compute it, or it has had its backward already.
         """
-        ...
 
     def weight_gradients(self, microbatch: MicrobatchIndex) -> None:
         """Complete the weights' gradients by the microbatch's, and let go of all it holds.
@@ -185,7 +173,6 @@ class Engine(Protocol):
         Raises:
             OutOfTurn: it has had no backward, or is counted already.
         """
-        ...
 
     def squared_grad_norm(self) -> float:
         """Sum of squares of this stage's gradients, accumulated in float64.
@@ -197,7 +184,6 @@ class Engine(Protocol):
             OutOfTurn: a microbatch has had its backward and no `weight_gradients`; so too for
                 `apply`, `flat_gradient` and `tied_gradient`.
         """
-        ...
 
     def apply(self, clip_factor: float, learning_rate: float) -> None:
         """Scale the gradients, step AdamW and end the step.
@@ -209,7 +195,6 @@ class Engine(Protocol):
         Raises:
             OutOfTurn: no step has begun, as after a first `apply`: a step counts once.
         """
-        ...
 
     def apply_sum(
         self, step: StepNumber, total: Tensor, clip_factor: float, learning_rate: float
@@ -220,13 +205,11 @@ class Engine(Protocol):
             MalformedMessage: the sum has another length or dtype.
             OutOfTurn: not loaded.
         """
-        ...
 
     # ---- gradients on their way to others
 
     def flat_gradient(self) -> Tensor:
         """All gradients of this stage, float32 [n], parameters by name; zeros for none."""
-        ...
 
     def take_sum(self, total: Tensor) -> None:
         """Go on with the sum [n] of all replicas' gradients in the place of this one's.
@@ -236,14 +219,12 @@ class Engine(Protocol):
         Raises:
             MalformedMessage: of another length or dtype.
         """
-        ...
 
     def tied_gradient(self) -> Tensor:
         """Gradient [V, C] of this end's tied tensor; zeros if there is none.
 
         The first stage gives its token embeddings', the last its head's. Not to be written to.
         """
-        ...
 
     def set_tied_gradient(self, gradient: Tensor) -> None:
         """Take the sum of both ends' gradients [V, C]; the same bits at both ends.
@@ -251,13 +232,11 @@ class Engine(Protocol):
         Raises:
             MalformedMessage: of another shape or dtype.
         """
-        ...
 
     # ---- the stage as tensors
 
     def state(self) -> dict[str, Tensor]:
-        """Copies of all that training goes on from, see `stage.state`; best between two steps."""
-        ...
+        """Copies of all that training goes on from, see `stage.weights`; best between two steps."""
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Go on from `state` as if this stage had come to it; an open step is dropped.
@@ -266,7 +245,6 @@ class Engine(Protocol):
             BadSnapshot: it is not a state of this stage; nothing was changed.
             OutOfTurn: not loaded.
         """
-        ...
 
     def export(self, path: Path) -> int:
         """Write this stage's weights as a safetensors shard, float32, and rename it into place.
@@ -276,4 +254,98 @@ class Engine(Protocol):
         Returns:
             The file's size in bytes.
         """
-        ...
+
+
+# ---- how far an engine is with each microbatch of its open step
+
+Graph = TypeVar("Graph")
+Left = TypeVar("Left")
+
+
+@dataclass(slots=True)
+class OpenStep(Generic[Graph, Left]):
+    """One attempt at an optimizer step; a microbatch is in one of its three places at most.
+
+    Attributes:
+        number: the step's.
+        num_targets: target tokens of the whole step; its loss is the mean over them.
+        graphs: what a microbatch's forward left for its backward.
+        left: what its backward left for its weights' gradients.
+        counted: those whose gradients are summed.
+
+    Raises:
+        MalformedMessage: no targets.
+    """
+
+    number: StepNumber
+    num_targets: int
+    graphs: dict[MicrobatchIndex, Graph] = field(default_factory=dict)
+    left: dict[MicrobatchIndex, Left] = field(default_factory=dict)
+    counted: set[MicrobatchIndex] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        if self.num_targets < 1:
+            raise MalformedMessage(
+                f"step {self.number}: expected 1 target or more, got {self.num_targets}"
+            )
+
+    def resume(self, step: StepNumber, counted: Set[MicrobatchIndex]) -> None:
+        """Drop what is under way, and keep what is counted.
+
+        Raises:
+            OutOfTurn: it is another step, or others are counted, or one is so by half.
+        """
+        if (self.number, self.counted) != (step, counted) or self.left:
+            raise OutOfTurn(
+                f"step {step} cannot be resumed with microbatches {sorted(counted)}: step "
+                f"{self.number} is under way, with {sorted(self.counted)}, and half of "
+                f"{sorted(self.left)}"
+            )
+        self.graphs.clear()
+
+    def check_untouched(self, microbatch: MicrobatchIndex) -> None:
+        """Whether nothing of a microbatch is in the gradients.
+
+        Raises:
+            OutOfTurn: something is.
+        """
+        if microbatch in self.counted:
+            raise OutOfTurn(f"step {self.number}: microbatch {microbatch} is counted already")
+        if microbatch in self.left:
+            raise OutOfTurn(f"step {self.number}: microbatch {microbatch} has had its backward")
+
+    def graph_of(self, microbatch: MicrobatchIndex) -> Graph:
+        """What there is for a backward.
+
+        Raises:
+            OutOfTurn: the microbatch has had no forward, or its backward already.
+        """
+        self.check_untouched(microbatch)
+        if microbatch not in self.graphs:
+            raise OutOfTurn(f"step {self.number}: backward of microbatch {microbatch} came first")
+        return self.graphs[microbatch]
+
+    def count(self, microbatch: MicrobatchIndex) -> Left:
+        """Take what there is for the weights' gradients.
+
+        It counts from now on, so should they fail, nobody who knows of it less resumes the step.
+
+        Raises:
+            OutOfTurn: the microbatch has had no backward, or is counted already.
+        """
+        if microbatch not in self.left:
+            raise OutOfTurn(f"step {self.number}: nothing is left of microbatch {microbatch}")
+        self.counted.add(microbatch)
+        return self.left.pop(microbatch)
+
+    def check_complete(self) -> None:
+        """Whether no microbatch is in the gradients by half.
+
+        Raises:
+            OutOfTurn: one is.
+        """
+        if self.left:
+            raise OutOfTurn(
+                f"step {self.number}: the weights' gradients of microbatches {sorted(self.left)} "
+                f"are still to be computed"
+            )

@@ -13,7 +13,7 @@ import math
 import shutil
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 
@@ -57,6 +57,10 @@ class Source:
     reference: str
     revision: str | None = None
 
+    def refused(self, why: str) -> BadModel:
+        """The error that says why this model cannot be used."""
+        return BadModel(f"model '{self.reference}': {why}")
+
     def find(self, file_name: str) -> Path | None:
         """Path of a file, fetched first if it lies on the hub; None where there is none."""
         try:
@@ -73,9 +77,9 @@ class Source:
         try:
             path = self._fetch(file_name)
         except OSError as exc:
-            raise BadModel(f"model '{self.reference}': no {file_name} ({one_line(exc)})") from exc
+            raise self.refused(f"no {file_name} ({one_line(exc)})") from exc
         if path is None:
-            raise BadModel(f"model '{self.reference}': no {file_name}")
+            raise self.refused(f"no {file_name}")
         return path
 
     def _fetch(self, file_name: str) -> Path | None:
@@ -116,28 +120,21 @@ class TensorFiles:
                     for name in group:
                         yield name, self._floats(name, handle.get_tensor)
             except (OSError, SafetensorError) as exc:
-                raise self._unreadable(path, exc) from exc
+                raise self._source.refused(f"cannot read {path.name} ({one_line(exc)})") from exc
 
     def _place(self, name: str) -> _Place:
         if name not in self._places:
-            raise BadModel(
-                f"model '{self._source.reference}': tensor {name} is not in its safetensors"
-            )
+            raise self._source.refused(f"tensor {name} is not in its safetensors")
         return self._places[name]
 
     def _floats(self, name: str, get_tensor: Callable[[str], Tensor]) -> Tensor:
         tensor = get_tensor(self._places[name].stored_name)
         if not tensor.is_floating_point():
-            raise BadModel(
-                f"model '{self._source.reference}': tensor {name} is {tensor.dtype}; "
-                f"expected floats (quantised checkpoints cannot be trained)"
+            raise self._source.refused(
+                f"tensor {name} is {tensor.dtype}; expected floats (quantised checkpoints cannot "
+                f"be trained)"
             )
         return tensor
-
-    def _unreadable(self, path: Path, exc: Exception) -> BadModel:
-        return BadModel(
-            f"model '{self._source.reference}': cannot read {path.name} ({one_line(exc)})"
-        )
 
 
 def open_tensor_files(source: Source, full_name: Callable[[str], str]) -> TensorFiles:
@@ -169,31 +166,25 @@ def _file_names(source: Source, single: Path) -> dict[str, str]:
         with safe_open(single, framework="pt") as handle:
             return dict.fromkeys(handle.keys(), SINGLE_FILE)
     except (OSError, SafetensorError) as exc:
-        raise BadModel(
-            f"model '{source.reference}': cannot read {SINGLE_FILE} ({one_line(exc)})"
-        ) from exc
+        raise source.refused(f"cannot read {SINGLE_FILE} ({one_line(exc)})") from exc
 
 
 def _indexed_file_names(source: Source) -> dict[str, str]:
     index = source.find(INDEX_FILE)
     if index is None:
-        raise BadModel(
-            f"model '{source.reference}': expected {SINGLE_FILE} or {INDEX_FILE}, could get "
-            f"neither (other formats can hold code and are not read: convert with save_pretrained)"
+        raise source.refused(
+            f"expected {SINGLE_FILE} or {INDEX_FILE}, could get neither (other formats can hold "
+            f"code and are not read: convert with save_pretrained)"
         )
     try:
         weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         file_of = {str(name): str(file) for name, file in weight_map.items()}
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as exc:
-        raise BadModel(
-            f"model '{source.reference}': {INDEX_FILE} has no readable weight_map"
-        ) from exc
+        raise source.refused(f"{INDEX_FILE} has no readable weight_map") from exc
     # An index may name files of its own directory only: it can come from a stranger's repository.
     for file in file_of.values():
         if Path(file).name != file:
-            raise BadModel(
-                f"model '{source.reference}': {INDEX_FILE} names '{file}'; expected a file name"
-            )
+            raise source.refused(f"{INDEX_FILE} names '{file}'; expected a file name")
     return file_of
 
 
@@ -291,18 +282,16 @@ class Checkpoint:
             BadModel: there is none, or it cannot be read.
         """
         if not any(self._source.find(name) for name in TOKENIZER_FILES):
-            raise BadModel(
-                f"model '{self.reference}': expected a tokenizer beside the weights "
-                f"({' or '.join(TOKENIZER_FILES)}), found none"
+            raise self._source.refused(
+                f"expected a tokenizer beside the weights ({' or '.join(TOKENIZER_FILES)}), found "
+                f"none"
             )
         try:
             return AutoTokenizer.from_pretrained(
                 self.reference, revision=self._source.revision or "main", trust_remote_code=False
             )
         except (OSError, ValueError, LookupError, TypeError) as exc:
-            raise BadModel(
-                f"model '{self.reference}': its tokenizer cannot be read ({one_line(exc)})"
-            ) from exc
+            raise self._source.refused(f"its tokenizer cannot be read ({one_line(exc)})") from exc
 
     def save_config(self, directory: Path, tie_word_embeddings: bool) -> None:
         """Write the exported model's `config.json` (float32) and copy `generation_config.json`.
@@ -325,9 +314,8 @@ class Checkpoint:
         for name in self._shapes:
             may_lack = name == HEAD_WEIGHT and self.config.tie_word_embeddings
             if name not in self._files and not may_lack:
-                raise BadModel(
-                    f"model '{self.reference}': its config needs a tensor {name}, which its "
-                    f"safetensors lack"
+                raise self._source.refused(
+                    f"its config needs a tensor {name}, which its safetensors lack"
                 )
 
     def _ties(self, digests: Mapping[str, bytes]) -> bool:
@@ -355,9 +343,8 @@ class Checkpoint:
 
     def _digest(self, name: str, tensor: Tensor) -> bytes:
         if tensor.shape != self._shapes[name]:
-            raise BadModel(
-                f"model '{self.reference}': tensor {name} is {list(tensor.shape)}; "
-                f"its config says {list(self._shapes[name])}"
+            raise self._source.refused(
+                f"tensor {name} is {list(tensor.shape)}; its config says {list(self._shapes[name])}"
             )
         return tensor_digest(tensor)
 
@@ -399,21 +386,19 @@ def open_checkpoint(reference: str) -> Checkpoint:
     try:
         skeleton = build_skeleton(config)
     except (ValueError, TypeError, LookupError, ArithmeticError, RuntimeError) as exc:
-        raise BadModel(
-            f"model '{reference}': {CONFIG_FILE} describes no model ({one_line(exc)})"
-        ) from exc
+        raise source.refused(f"{CONFIG_FILE} describes no model ({one_line(exc)})") from exc
     return Checkpoint(source, config, files, skeleton)
 
 
 def _find_source(reference: str) -> Source:
-    directory = Path(reference)
+    directory, source = Path(reference), Source(reference=reference)
     if directory.is_dir():
-        return Source(reference=reference)
+        return source
     if directory.is_absolute() or reference.startswith(".") or directory.exists():
-        raise BadModel(f"model '{reference}': expected a directory or a hub id; no such directory")
-    config = Source(reference=reference).require(CONFIG_FILE)
+        raise source.refused("expected a directory or a hub id; no such directory")
+    config = source.require(CONFIG_FILE)
     # In the hub's cache a file lies in the folder of its commit.
-    return Source(reference=reference, revision=config.parent.name)
+    return replace(source, revision=config.parent.name)
 
 
 def _read_config(source: Source) -> ModelConfig:
@@ -422,17 +407,13 @@ def _read_config(source: Source) -> ModelConfig:
         fields = json.loads(path.read_text(encoding="utf-8"))
         architecture_of(str(fields["model_type"]))
     except (OSError, ValueError, LookupError, TypeError) as exc:
-        raise BadModel(
-            f"model '{source.reference}': {CONFIG_FILE} is unreadable or names no model_type"
-        ) from exc
+        raise source.refused(f"{CONFIG_FILE} is unreadable or names no model_type") from exc
     if "quantization_config" in fields:
-        raise BadModel(f"model '{source.reference}': quantised checkpoints cannot be trained")
+        raise source.refused("quantised checkpoints cannot be trained")
     try:
         config: ModelConfig = AutoConfig.from_pretrained(path.parent, trust_remote_code=False)
     except (OSError, ValueError, TypeError, LookupError, StrictDataclassError) as exc:
-        raise BadModel(
-            f"model '{source.reference}': {CONFIG_FILE} cannot be used ({one_line(exc)})"
-        ) from exc
+        raise source.refused(f"{CONFIG_FILE} cannot be used ({one_line(exc)})") from exc
     return config
 
 

@@ -3,71 +3,99 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Set
-from dataclasses import dataclass, field
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 
-from swarm_ft.errors import MalformedMessage, NonFinite, OutOfTurn
+from swarm_ft.errors import BadOption, MalformedMessage, NonFinite, OutOfTurn
 from swarm_ft.ids import MicrobatchIndex, StepNumber
 from swarm_ft.log import get_logger
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.stage.architecture import check_seq_length
-from swarm_ft.stage.base import LossAndGradient
+from swarm_ft.stage.base import LossAndGradient, OpenStep
 from swarm_ft.stage.checkpoint import Checkpoint
-from swarm_ft.stage.deferred import WeightProduct
-from swarm_ft.stage.memory import HeldBytes, Storages
-from swarm_ft.stage.module import DropoutSeeds, StageModule
+from swarm_ft.stage.module import DropoutSeeds, StageModule, WeightProduct
 from swarm_ft.stage.weights import StageWeights
+
+# ---- from `--device` and `--dtype` to torch's objects
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+"""What a stage computes in; its weights stay float32."""
+
+
+def pick_device(text: str) -> torch.device:
+    """`auto` (a GPU where there is one), `cpu`, `cuda` or `cuda:N`.
+
+    Raises:
+        BadOption: anything else, or a GPU that this machine lacks.
+    """
+    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if text == "auto":
+        return torch.device("cuda:0" if num_gpus else "cpu")
+    match = re.fullmatch(r"cpu|cuda(?::(\d{1,3}))?", text)
+    if match is None:
+        raise BadOption(f"--device '{text}': expected auto, cpu, cuda or cuda:N")
+    if text == "cpu":
+        return torch.device("cpu")
+    index = int(match[1] or 0)
+    if index >= num_gpus:
+        raise BadOption(f"--device '{text}': torch finds {num_gpus} CUDA devices; try auto or cpu")
+    return torch.device("cuda", index)
+
+
+def free_memory_bytes(device: torch.device) -> int:
+    """Memory that is free on the device now; for the CPU, on this machine."""
+    if device.type == "cuda":
+        free_bytes: int = torch.cuda.mem_get_info(device)[0]
+        return free_bytes
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
 
 # ---- checks of tensors that other processes sent
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Bounds:
-    """What a run's tensors may be: at most `seq_length` tokens, `hidden_size` channels."""
+def check_tokens(tokens: Tensor, spec: RunSpec) -> None:
+    """Token ids: int64 [B, T], 2 <= T <= the run's `seq_length`, each inside the vocabulary.
 
-    seq_length: int
-    vocab_size: int
-    hidden_size: int
+    A token outside the embeddings' table is an exception on a CPU, but on a GPU it spoils the
+    process.
 
-    def check_tokens(self, tokens: Tensor) -> None:
-        """Token ids: int64 [B, T], 2 <= T <= seq_length, each inside the vocabulary.
+    Raises:
+        MalformedMessage: anything else.
+    """
+    longest, vocab_size = spec.train.seq_length, spec.model.vocab_size
+    fits = tokens.ndim == 2 and len(tokens) > 0 and 2 <= tokens.shape[1] <= longest
+    if tokens.dtype != torch.int64 or not fits:
+        raise MalformedMessage(
+            f"tokens: expected int64 [B, T] with T from 2 to {longest}, got {_described(tokens)}"
+        )
+    low, high = (int(bound) for bound in tokens.aminmax())
+    if low < 0 or high >= vocab_size:
+        raise MalformedMessage(f"tokens: expected 0 to {vocab_size - 1}, got {low} to {high}")
 
-        A token outside the embeddings' table is an exception on a CPU, but on a GPU it spoils the
-        process.
 
-        Raises:
-            MalformedMessage: anything else.
-        """
-        fits = tokens.ndim == 2 and len(tokens) > 0 and 2 <= tokens.shape[1] <= self.seq_length
-        if tokens.dtype != torch.int64 or not fits:
-            raise MalformedMessage(
-                f"tokens: expected int64 [B, T] with T from 2 to {self.seq_length}, "
-                f"got {_described(tokens)}"
-            )
-        low, high = (int(bound) for bound in tokens.aminmax())
-        if low < 0 or high >= self.vocab_size:
-            raise MalformedMessage(
-                f"tokens: expected 0 to {self.vocab_size - 1}, got {low} to {high}"
-            )
+def check_hidden(hidden: Tensor, spec: RunSpec) -> None:
+    """Activations: float32 [B, T, C] of the run's channels, 2 <= T <= its `seq_length`.
 
-    def check_hidden(self, hidden: Tensor) -> None:
-        """Activations: float32 [B, T, hidden_size], 2 <= T <= seq_length.
-
-        Raises:
-            MalformedMessage: anything else.
-        """
-        fits = hidden.ndim == 3 and len(hidden) > 0 and 2 <= hidden.shape[1] <= self.seq_length
-        if hidden.dtype != torch.float32 or not fits or hidden.shape[2] != self.hidden_size:
-            raise MalformedMessage(
-                f"activation: expected float32 [B, T, {self.hidden_size}] with T from 2 to "
-                f"{self.seq_length}, got {_described(hidden)}"
-            )
+    Raises:
+        MalformedMessage: anything else.
+    """
+    longest, channels = spec.train.seq_length, spec.model.hidden_size
+    fits = hidden.ndim == 3 and len(hidden) > 0 and 2 <= hidden.shape[1] <= longest
+    if hidden.dtype != torch.float32 or not fits or hidden.shape[2] != channels:
+        raise MalformedMessage(
+            f"activation: expected float32 [B, T, {channels}] with T from 2 to {longest}, "
+            f"got {_described(hidden)}"
+        )
 
 
 def check_gradient(gradient: Tensor, output: Tensor) -> None:
@@ -86,100 +114,86 @@ def _described(tensor: Tensor) -> str:
     return f"{tensor.dtype} {list(tensor.shape)}"
 
 
-# ---- how far an engine is with each microbatch of its open step
-
-Graph = TypeVar("Graph")
-Left = TypeVar("Left")
+# ---- how many bytes a microbatch holds
 
 
-@dataclass(slots=True)
-class OpenStep(Generic[Graph, Left]):
-    """One attempt at an optimizer step; a microbatch is in one of its three places at most.
+class Storages:
+    """Memory that tensors lie in, each piece counted once, however many are views of it.
 
-    Attributes:
-        number: the step's.
-        num_targets: target tokens of the whole step; its loss is the mean over them.
-        graphs: what a microbatch's forward left for its backward.
-        left: what its backward left for its weights' gradients.
-        counted: those whose gradients are summed.
-
-    Raises:
-        MalformedMessage: no targets.
+    Args:
+        but: tensors whose memory does not count.
     """
 
-    number: StepNumber
-    num_targets: int
-    graphs: dict[MicrobatchIndex, Graph] = field(default_factory=dict)
-    left: dict[MicrobatchIndex, Left] = field(default_factory=dict)
-    counted: set[MicrobatchIndex] = field(default_factory=set)
+    def __init__(self, but: Iterable[Tensor] = ()) -> None:
+        self._but = {_key(tensor) for tensor in but}
+        self._bytes: dict[tuple[torch.device, int], int] = {}
 
-    def __post_init__(self) -> None:
-        if self.num_targets < 1:
-            raise MalformedMessage(
-                f"step {self.number}: expected 1 target or more, got {self.num_targets}"
-            )
+    @classmethod
+    def of(cls, tensors: Iterable[Tensor]) -> Self:
+        """What these lie in."""
+        storages = cls()
+        for tensor in tensors:
+            storages.add(tensor)
+        return storages
 
-    def resume(self, step: StepNumber, counted: Set[MicrobatchIndex]) -> None:
-        """Drop what is under way, and keep what is counted.
+    @property
+    def num_bytes(self) -> int:
+        """Of all pieces."""
+        return sum(self._bytes.values())
 
-        Raises:
-            OutOfTurn: it is another step, or others are counted, or one is so by half.
+    def add(self, tensor: Tensor) -> None:
+        """Count what this one lies in, unless it is counted already."""
+        if _key(tensor) not in self._but:
+            self._bytes[_key(tensor)] = tensor.untyped_storage().nbytes()
+
+
+class HeldBytes:
+    """The most bytes that one microbatch was seen to hold, from its forward pass on.
+
+    Attributes:
+        most: 0 before the first.
+    """
+
+    def __init__(self) -> None:
+        self.most = 0
+        self._num_tokens = 0
+
+    @contextmanager
+    def measuring(self, x: Tensor, but: nn.Module) -> Iterator[Storages]:
+        """Count what a forward pass inside saves, if no microbatch was as large before.
+
+        Args:
+            x: its input [B, T] or [B, T, C], which is held too.
+            but: its weights are there anyway and do not count.
+
+        Yields:
+            To which the caller adds what else it holds.
         """
-        if (self.number, self.counted) != (step, counted) or self.left:
-            raise OutOfTurn(
-                f"step {step} cannot be resumed with microbatches {sorted(counted)}: step "
-                f"{self.number} is under way, with {sorted(self.counted)}, and half of "
-                f"{sorted(self.left)}"
-            )
-        self.graphs.clear()
+        if x.shape[:2].numel() <= self._num_tokens:
+            yield Storages()
+            return
+        held = Storages(but=(*but.parameters(), *but.buffers()))
+        held.add(x)
 
-    def check_untouched(self, microbatch: MicrobatchIndex) -> None:
-        """Whether nothing of a microbatch is in the gradients.
+        def save(tensor: Tensor) -> Tensor:
+            held.add(tensor)
+            return tensor.detach()
 
-        Raises:
-            OutOfTurn: something is.
-        """
-        if microbatch in self.counted:
-            raise OutOfTurn(f"step {self.number}: microbatch {microbatch} is counted already")
-        if microbatch in self.left:
-            raise OutOfTurn(f"step {self.number}: microbatch {microbatch} has had its backward")
+        with saved_tensors_hooks(save, lambda tensor: tensor):
+            yield held
+        self._num_tokens = x.shape[:2].numel()
+        self.saw(held)
 
-    def graph_of(self, microbatch: MicrobatchIndex) -> Graph:
-        """What there is for a backward.
+    def saw(self, held: Storages) -> None:
+        """A microbatch holds this."""
+        self.most = max(self.most, held.num_bytes)
 
-        Raises:
-            OutOfTurn: the microbatch has had no forward, or its backward already.
-        """
-        self.check_untouched(microbatch)
-        if microbatch not in self.graphs:
-            raise OutOfTurn(f"step {self.number}: backward of microbatch {microbatch} came first")
-        return self.graphs[microbatch]
 
-    def count(self, microbatch: MicrobatchIndex) -> Left:
-        """Take what there is for the weights' gradients.
+def _key(tensor: Tensor) -> tuple[torch.device, int]:
+    return tensor.device, tensor.untyped_storage().data_ptr()
 
-        It counts from now on, so should they fail, nobody who knows of it less resumes the step.
 
-        Raises:
-            OutOfTurn: the microbatch has had no backward, or is counted already.
-        """
-        if microbatch not in self.left:
-            raise OutOfTurn(f"step {self.number}: nothing is left of microbatch {microbatch}")
-        self.counted.add(microbatch)
-        return self.left.pop(microbatch)
-
-    def check_complete(self) -> None:
-        """Whether no microbatch is in the gradients by half.
-
-        Raises:
-            OutOfTurn: one is.
-        """
-        if self.left:
-            raise OutOfTurn(
-                f"step {self.number}: the weights' gradients of microbatches {sorted(self.left)} "
-                f"are still to be computed"
-            )
-
+# ---- the engine
 
 _log = get_logger(__name__)
 
@@ -227,11 +241,6 @@ class StageEngine:
         self._spec = spec
         self._device = device
         self._autocast = torch.autocast(device.type, torch.bfloat16, dtype is torch.bfloat16)
-        self._bounds = Bounds(
-            seq_length=spec.train.seq_length,
-            vocab_size=spec.model.vocab_size,
-            hidden_size=spec.model.hidden_size,
-        )
         self._weights: StageWeights | None = None
         self._held = HeldBytes()
         self._step: _Step | None = None
@@ -319,7 +328,7 @@ class StageEngine:
     ) -> LossAndGradient:
         """See `Engine`."""
         step = self.open_step
-        self._bounds.check_tokens(tokens)
+        check_tokens(tokens, self._spec)
         if x.shape[:2] != tokens.shape:
             raise MalformedMessage(
                 f"microbatch {microbatch}: tokens {list(tokens.shape)} for input {list(x.shape)}"
@@ -409,10 +418,7 @@ class StageEngine:
 
     def _run(self, step: _Step, microbatch: MicrobatchIndex, x: Tensor) -> _Graph:
         step.check_untouched(microbatch)
-        if self.is_first:
-            self._bounds.check_tokens(x)
-        else:
-            self._bounds.check_hidden(x)
+        (check_tokens if self.is_first else check_hidden)(x, self._spec)
         train = self._spec.train
         seeds = DropoutSeeds(seed=train.seed, step=step.number, microbatch=microbatch)
         x = x.to(self._device).detach().requires_grad_(not self.is_first)

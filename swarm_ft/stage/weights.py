@@ -5,7 +5,6 @@ Tensors come and go on the CPU.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -14,11 +13,10 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from swarm_ft.errors import BadSnapshot, MalformedMessage
-from swarm_ft.private_files import make_private
+from swarm_ft.private_files import replacing
 from swarm_ft.protocol.spec.run_spec import COPIES_PER_WEIGHT, MAX_STEPS
 from swarm_ft.stage.architecture import HEAD_WEIGHT
-from swarm_ft.stage.deferred import DeferredLinears
-from swarm_ft.stage.module import StageModule
+from swarm_ft.stage.module import DeferredLinears, StageModule
 
 BETAS = (0.9, 0.999)
 """Of every stage's AdamW."""
@@ -75,8 +73,11 @@ class StageWeights:
 
     def flat_gradient(self) -> Tensor:
         """All gradients, float32 [n], parameters in the order of their names; zeros for none."""
-        parameters = self._by_name()
-        return _flat(parameters, [p.grad for p in parameters])
+        flat, parameters = torch.zeros(self.num_values), self._by_name()
+        for part, parameter in zip(_parts(flat, parameters), parameters, strict=True):
+            if parameter.grad is not None:
+                part.copy_(parameter.grad)
+        return flat
 
     def check_flat(self, values: Tensor) -> None:
         """Whether there is one value for each of this stage's parameters.
@@ -138,23 +139,39 @@ class StageWeights:
         weights = dict(self.module.state_dict())
         if self._synchronised:
             weights.pop(HEAD_WEIGHT, None)
-        partial = path.with_name(path.name + ".partial")
-        save_file(weights, partial, metadata={"format": "pt"})
-        make_private(partial)
-        os.replace(partial, path)
+        with replacing(path) as partial:
+            save_file(weights, partial, metadata={"format": "pt"})
         return path.stat().st_size
 
     def state(self) -> dict[str, Tensor]:
-        """Copies of weights and moments, see `stage.state`."""
-        return take_state(self.module, self._optimizer)
+        """Copies on the CPU of all weights and moments; a shared weight is there once."""
+        state: dict[str, Tensor] = {}
+        for name, parameter in self.module.named_parameters():
+            state[name] = _copy(parameter)
+            held = self._optimizer.state.get(parameter) or _unstepped(parameter)
+            for kind in (EXP_AVG, EXP_AVG_SQ, STEP):
+                state[_key(kind, name)] = _copy(held[kind])
+        return state
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from `state`, without gradients.
+        """Go on from `state`, without gradients: from all of it or, if it is refused, none.
 
         Raises:
-            BadSnapshot: it is not a state of this stage; nothing was changed.
+            BadSnapshot: a tensor is missing, unknown, of another shape or dtype, not finite, or
+                nothing that AdamW could have come to; nothing was changed.
         """
-        put_state(self.module, self._optimizer, state)
+        parameters = dict(self.module.named_parameters())
+        _check(parameters, state)
+        for name, parameter in parameters.items():
+            parameter.detach().copy_(state[name])
+            self._optimizer.state[parameter] = {
+                # torch keeps the count of steps on the CPU, and adds to it in place.
+                STEP: _copy(state[_key(STEP, name)]),
+                **{
+                    moment: state[_key(moment, name)].to(parameter.device, copy=True)
+                    for moment in (EXP_AVG, EXP_AVG_SQ)
+                },
+            }
         self.zero_grad()
 
     def _by_name(self) -> list[nn.Parameter]:
@@ -163,15 +180,6 @@ class StageWeights:
 
     def _tied_weight(self) -> nn.Parameter:
         return self.module.embedding_weight if self.module.is_first else self.module.head_weight
-
-
-def _flat(parameters: list[nn.Parameter], tensors: list[Tensor | None]) -> Tensor:
-    """A tensor of each parameter's shape, or none for zeros, one after the other on the CPU."""
-    flat = torch.zeros(sum(p.numel() for p in parameters))
-    for part, tensor in zip(_parts(flat, parameters), tensors, strict=True):
-        if tensor is not None:
-            part.copy_(tensor)
-    return flat
 
 
 def _parts(flat: Tensor, parameters: list[nn.Parameter]) -> list[Tensor]:
@@ -203,38 +211,6 @@ EXP_AVG = "exp_avg"
 EXP_AVG_SQ = "exp_avg_sq"
 STEP = "step"
 _MAX_NAMES_TOLD = 3
-
-
-def take_state(module: nn.Module, optimizer: torch.optim.AdamW) -> dict[str, Tensor]:
-    """Copies on the CPU of all weights and moments; a shared weight is there once."""
-    state: dict[str, Tensor] = {}
-    for name, parameter in module.named_parameters():
-        state[name] = _copy(parameter)
-        held = optimizer.state.get(parameter) or _unstepped(parameter)
-        for kind in (EXP_AVG, EXP_AVG_SQ, STEP):
-            state[_key(kind, name)] = _copy(held[kind])
-    return state
-
-
-def put_state(module: nn.Module, optimizer: torch.optim.AdamW, state: Mapping[str, Tensor]) -> None:
-    """Go on from `state`, all of it or, if it is refused, none.
-
-    Raises:
-        BadSnapshot: a tensor is missing, unknown, of another shape or dtype, not finite, or
-            nothing that AdamW could have come to.
-    """
-    parameters = dict(module.named_parameters())
-    _check(parameters, state)
-    for name, parameter in parameters.items():
-        parameter.detach().copy_(state[name])
-        optimizer.state[parameter] = {
-            # torch keeps the count of steps on the CPU, and adds to it in place.
-            STEP: _copy(state[_key(STEP, name)]),
-            **{
-                moment: state[_key(moment, name)].to(parameter.device, copy=True)
-                for moment in (EXP_AVG, EXP_AVG_SQ)
-            },
-        }
 
 
 def _key(kind: str, name: str) -> str:

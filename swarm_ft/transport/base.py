@@ -11,7 +11,7 @@ and one conformance suite holds both to what is written here.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -84,16 +84,12 @@ class Method(Generic[Request, Reply]):
         service: full name, for example `swarm_ft.v1.Coordinator`.
         request: how what the client sends travels.
         reply: how what the server sends does.
-        client_streaming: the client may send more than one message.
-        server_streaming: the server may send more than one message.
     """
 
     service: str
     name: str
     request: WireType[Request]
     reply: WireType[Reply]
-    client_streaming: bool
-    server_streaming: bool
 
     @property
     def path(self) -> str:
@@ -229,16 +225,11 @@ async def _outcome(
     # detail of it.
     try:
         await handler(stream)
-    except SwarmError as error:
-        return error
-    except ExceptionGroup as group:
-        spoken = _spoken(group)
+    except Exception as error:
+        spoken = first_error(error)
         if spoken is None:
             _logger.exception("handler_failed method=%s remote=%s", method, stream.remote)
         return spoken or InternalError(HIDDEN)
-    except Exception:
-        _logger.exception("handler_failed method=%s remote=%s", method, stream.remote)
-        return InternalError(HIDDEN)
     return None
 
 
@@ -247,9 +238,9 @@ async def first_done(*futures: asyncio.Future[Any]) -> None:
     await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
 
 
-async def until_one_ends(*parts: Coroutine[Any, Any, None]) -> None:
+async def until_one_ends(*parts: Awaitable[None]) -> None:
     """Do all of these at once; the first that ends, ends the others, and its error is raised."""
-    tasks = [asyncio.create_task(part) for part in parts]
+    tasks = [asyncio.ensure_future(part) for part in parts]
     try:
         await first_done(*tasks)
         for task in tasks:
@@ -261,11 +252,8 @@ async def until_one_ends(*parts: Coroutine[Any, Any, None]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _spoken(group: ExceptionGroup[Exception]) -> SwarmError | None:
-    """Of a TaskGroup's error that holds SwarmErrors alone, the first; None for all others."""
-    if group.split(SwarmError)[1] is not None:
-        return None
-    first: Exception = group
-    while isinstance(first, ExceptionGroup):
-        first = first.exceptions[0]
-    return first if isinstance(first, SwarmError) else None
+def first_error(error: Exception) -> SwarmError | None:
+    """The SwarmError that it is, or the first of a TaskGroup's if it has no others; else None."""
+    if isinstance(error, ExceptionGroup):
+        return None if error.split(SwarmError)[1] else first_error(error.exceptions[0])
+    return error if isinstance(error, SwarmError) else None

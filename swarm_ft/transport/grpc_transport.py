@@ -121,15 +121,24 @@ class GrpcStream(ABC, Generic[Out, In]):
     gRPC drops the whole call when a read or write under way is cancelled, and refuses a second
     one beside it. So each runs as a task of its own, which a cancelled caller leaves behind for
     the next caller to take up.
+
+    Args:
+        call: gRPC's own object for this end.
+        remote: the other side's address.
+        outgoing: how what this end sends travels.
+        incoming: how what it receives does.
+        max_message_bytes: that are sent.
     """
 
     def __init__(
         self,
+        call: grpc.aio.StreamStreamCall | grpc.aio.ServicerContext,
         remote: str,
         outgoing: WireType[Out],
         incoming: WireType[In],
         max_message_bytes: int,
     ) -> None:
+        self._call = call
         self._remote = remote
         self._outgoing = outgoing
         self._incoming = incoming
@@ -237,11 +246,7 @@ class GrpcChannel:
         """See `Channel`. All kinds of rpc look alike on the wire, so all are opened alike."""
         begun = self._channel.stream_stream(method.path)(wait_for_ready=False)
         return ClientStream(
-            begun,
-            self._endpoint,
-            method.request,
-            method.reply,
-            self._options.max_message_bytes,
+            begun, self._endpoint, method.request, method.reply, self._options.max_message_bytes
         )
 
     async def close(self) -> None:
@@ -251,17 +256,6 @@ class GrpcChannel:
 
 class ClientStream(GrpcStream[Out, In]):
     """The client's end of a call."""
-
-    def __init__(
-        self,
-        begun: grpc.aio.StreamStreamCall,
-        remote: str,
-        outgoing: WireType[Out],
-        incoming: WireType[In],
-        max_message_bytes: int,
-    ) -> None:
-        super().__init__(remote, outgoing, incoming, max_message_bytes)
-        self._call = begun
 
     async def cancel(self) -> None:
         """See `MessageStream`."""
@@ -381,8 +375,10 @@ class GrpcServer:
     async def _serve(
         self, method: Method[Any, Any], handler: Handler, context: grpc.aio.ServicerContext
     ) -> None:
+        # For example `ipv4:127.0.0.1:5000`, with an IPv6 address's brackets escaped.
+        remote = unquote(context.peer()).partition(":")[2]
         stream: ServerStream[Any, Any] = ServerStream(
-            context, method.reply, method.request, self._options.max_message_bytes
+            context, remote, method.reply, method.request, self._options.max_message_bytes
         )
         running = asyncio.create_task(run_handler(handler, stream, method, stream.lost))
         self._running[running] = stream
@@ -399,21 +395,9 @@ class GrpcServer:
 class ServerStream(GrpcStream[Out, In]):
     """The server's end of a call."""
 
-    def __init__(
-        self,
-        context: grpc.aio.ServicerContext,
-        outgoing: WireType[Out],
-        incoming: WireType[In],
-        max_message_bytes: int,
-    ) -> None:
-        # For example `ipv4:127.0.0.1:5000`, with an IPv6 address's brackets escaped.
-        remote = unquote(context.peer()).partition(":")[2]
-        super().__init__(remote, outgoing, incoming, max_message_bytes)
-        self._context = context
-
     async def _read(self) -> bytes | None:
         try:
-            data = await self._context.read()
+            data = await self._call.read()
         except grpc.aio.BaseError as error:
             raise self._gone() from error
         if data is not grpc.aio.EOF:
@@ -424,7 +408,7 @@ class ServerStream(GrpcStream[Out, In]):
 
     async def _write(self, data: bytes) -> None:
         try:
-            await self._context.write(data)
+            await self._call.write(data)
         except grpc.aio.BaseError as error:
             raise self._gone() from error
 

@@ -63,11 +63,6 @@ def from_bytes(kind: WireType[Some], data: bytes, remote: str) -> Some:
         raise MalformedMessage(f"{remote} sent {error.message}") from error
 
 
-_BY_HAND: dict[Any, WireType[Any]] = {
-    LinkMessage: LINK_MESSAGE,
-}
-
-
 def _method(
     service: ServiceDescriptor, name: str, request: object, reply: object
 ) -> Method[Any, Any]:
@@ -79,14 +74,12 @@ def _method(
         name=rpc.name,
         request=_wire(request, rpc.input_type),
         reply=_wire(reply, rpc.output_type),
-        client_streaming=rpc.client_streaming,
-        server_streaming=rpc.server_streaming,
     )
 
 
-def _wire(kind: Any, descriptor: Descriptor) -> WireType[Any]:  # noqa: ANN401 - a type
-    if kind in _BY_HAND:
-        return _BY_HAND[kind]
+def _wire(kind: object, descriptor: Descriptor) -> WireType[Any]:
+    if kind is LinkMessage:
+        return LINK_MESSAGE
     return wire_type(kind, GetMessageClass(descriptor))
 
 

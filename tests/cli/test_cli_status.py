@@ -2,7 +2,7 @@
 
 import pytest
 
-from swarm_ft.cli.status import status_fields, status_lines
+from swarm_ft.cli.client import status_fields, status_lines
 from swarm_ft.ids import BlockIndex, PeerId, RunId
 from swarm_ft.protocol.messages.client import BoundaryStatus, RunPhase, RunStatus, SwarmStatus
 from swarm_ft.protocol.messages.control import StageAssignment

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from swarm_ft.codec import from_spec
 from swarm_ft.codec.base import Codec
-from swarm_ft.codec.kernels import ReferenceKernels
+from swarm_ft.codec.kernels.reference import ReferenceKernels
 from swarm_ft.protocol.messages.boundary import EncodedTensor
 from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
 from tests.conformance.conftest import Backend

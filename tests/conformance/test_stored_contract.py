@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from swarm_ft.codec import pack_buffer, unpack_buffer
-from swarm_ft.codec.kernels.cpu_blocks import NumbaBlocks
-from swarm_ft.codec.kernels.reference import TorchBlocks, scale_of
+from swarm_ft.codec.kernels.base import scale_of
+from swarm_ft.codec.kernels.cpu import NumbaKernels
+from swarm_ft.codec.kernels.reference import ReferenceKernels
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
@@ -111,7 +112,7 @@ def test_plain_torch_on_any_device_writes_those_bytes(
     name: str, bits: int, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x = CASES[name]
-    monkeypatch.setattr("swarm_ft.codec.stored.block_kernels_for", lambda _: TorchBlocks())
+    monkeypatch.setattr("swarm_ft.codec.stored.kernels_for", lambda _: ReferenceKernels())
     payload = pack_buffer(x.to(device), bits)
     assert digest(payload) == PINNED[name, bits][0]
     assert digest(unpack_like(x, payload, bits).numpy().tobytes()) == PINNED[name, bits][1]
@@ -121,7 +122,7 @@ def test_plain_torch_on_any_device_writes_those_bytes(
 @pytest.mark.parametrize("name", [name for name in CASES if name not in ("tiny", "huge")])
 def test_backends_agree_in_every_part(name: str, bits: int) -> None:
     x = CASES[name].clamp(-(2.0**39), 2.0**39)
-    loops, plain = NumbaBlocks(), TorchBlocks()
+    loops, plain = NumbaKernels(), ReferenceKernels()
     for one, other in zip(loops.magnitudes(x), plain.magnitudes(x), strict=True):
         assert torch.equal(one, other)
         assert one.dtype == other.dtype
@@ -140,7 +141,7 @@ def test_a_block_of_an_infinity_or_nan_is_seen_by_its_peak() -> None:
     for value in (float("inf"), float("nan"), -float("inf")):
         x = torch.ones(2, 40)
         x[1, 39] = value
-        for kernels in (NumbaBlocks(), TorchBlocks()):
+        for kernels in (NumbaKernels(), ReferenceKernels()):
             assert not kernels.magnitudes(x)[2].isfinite().any()
 
 
@@ -156,7 +157,7 @@ def test_scales_are_patterns_of_three_bits_of_mantissa() -> None:
 def test_sizes_that_do_not_fit_are_refused() -> None:
     codes, blocks = torch.zeros(2, 40, dtype=torch.uint8), torch.zeros(2, 1, dtype=torch.int32)
     channels = torch.full((40,), 127 << 3)
-    with pytest.raises(ValueError, match="channels: 39"):
-        NumbaBlocks().quantize_blocks(torch.ones(2, 40), channels[1:], 4)
+    with pytest.raises(ValueError, match=r"channels: expected \[40\], got \[39\]"):
+        NumbaKernels().quantize_blocks(torch.ones(2, 40), channels[1:], 4)
     with pytest.raises(ValueError, match="blocks"):
-        NumbaBlocks().dequantize_blocks(codes, blocks, channels, 4)
+        NumbaKernels().dequantize_blocks(codes, blocks, channels, 4)

@@ -7,13 +7,13 @@ from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 
 from swarm_ft.client.job import Job
-from swarm_ft.client.report import counted_steps
 from swarm_ft.protocol.messages.client import RunEvent
 from tests.fault_matrix.cells import Cell
 from tests.fault_matrix.job import make_input, make_job
 from tests.fault_matrix.swarm import TWO_OF_EACH, Swarm
 from tests.fault_matrix.timeline import Timeline
 from tests.fault_matrix.trial import STEPS_WITH_NEWCOMER, Outcome, Trial, spec_of, watch
+from tests.fault_matrix.verdict import losses_of
 
 QUIET_TIMEOUT_S = 300.0
 
@@ -50,4 +50,4 @@ async def quiet_losses(swarm: Swarm, job: Job) -> list[float]:
         events: Timeline[RunEvent] = Timeline()
         await watch(swarm, status.run_id, events)
         await swarm.client.collected(status.run_id)
-    return [step.loss for step in counted_steps([entry.item for entry in events.entries])]
+    return list(losses_of(entry.item for entry in events.entries))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
-from swarm_ft.client.report import counted_steps
+from swarm_ft.client.report import ProgressState
 from swarm_ft.protocol.messages.client import RunEvent, StepCommitted
 from tests.fault_matrix.cells import Cell, Fault, Role
 
@@ -31,9 +32,15 @@ class Observed:
     detection_s: float | None
 
 
+def losses_of(events: Iterable[RunEvent]) -> tuple[float, ...]:
+    """Of the steps that count in the end, as a client has them."""
+    steps = (event for event in events if isinstance(event, StepCommitted))
+    return reduce(ProgressState.after, steps, ProgressState(num_steps=0, seq_length=0)).losses
+
+
 def relative_difference(observed: Observed) -> float:
     """The largest, of the steps that count in the end."""
-    losses = [step.loss for step in counted_steps(observed.events)]
+    losses = losses_of(observed.events)
     pairs = zip(losses, observed.quiet, strict=False)
     differences = [abs(loss - quiet) / abs(quiet) for loss, quiet in pairs]
     # `max` would pass over a NaN.
@@ -46,7 +53,7 @@ def problems_of(observed: Observed) -> str:
 
 
 def _problems(observed: Observed) -> Iterator[str]:
-    counted = len(counted_steps(observed.events))
+    counted = len(losses_of(observed.events))
     if counted != len(observed.quiet):
         yield f"{counted} steps count, not {len(observed.quiet)}"
     difference = relative_difference(observed)

@@ -10,11 +10,12 @@ import torch
 from safetensors.torch import load_file
 
 from swarm_ft.client.job import EvalData, Job
-from swarm_ft.client.progress import RunProgress
+from swarm_ft.client.options import Outputs
+from swarm_ft.client.report import RunProgress
 from swarm_ft.client.sample import write_sample
-from swarm_ft.client.train import fetch_result
+from swarm_ft.client.train import WatchedRun
 from swarm_ft.ids import PeerId
-from swarm_ft.protocol.messages.client import RunPhase, RunStatus, StepCommitted
+from swarm_ft.protocol.messages.client import RunPhase, RunStatus
 from swarm_ft.protocol.spec.run_spec import RunSpec, TrainSpec
 from swarm_ft.stage.checkpoint import open_checkpoint
 from tests.integration.conftest import MakeJob
@@ -50,6 +51,16 @@ def job(make_job: MakeJob, tmp_path: Path) -> Job:
     return Job(spec=spec, checkpoint=checkpoint, samples=plain.samples, eval_data=nothing)
 
 
+def watched(swarm: LocalSwarm, run: RunStatus, job: Job, progress: RunProgress) -> WatchedRun:
+    return WatchedRun(
+        client=swarm.client,
+        run_id=run.run_id,
+        checkpoint=job.checkpoint,
+        baseline=None,
+        progress=progress,
+    )
+
+
 def weights_in(paths: Iterable[Path]) -> dict[str, torch.Tensor]:
     return {name: tensor for path in paths for name, tensor in load_file(path).items()}
 
@@ -66,7 +77,7 @@ async def test_a_coordinator_that_was_restarted_hears_again_who_gives_the_result
         await swarm.start_coordinator()
         await swarm.kill_peer(PeerId("peer-2"))
         progress, out = Told(job.spec.train), tmp_path / "out"
-        await fetch_result(swarm.client, first.run_id, job.checkpoint, progress, out)
+        await watched(swarm, first, job, progress).fetch(Outputs(out=out))
         (run,) = (await swarm.client.status()).runs
     assert run.phase is RunPhase.COLLECTED
     assert len(weights_in(out.glob("*.safetensors"))) > 0
@@ -82,17 +93,15 @@ async def test_a_client_whose_result_was_taken_along_gets_it_when_it_is_made_aga
         expected = weights_in(await swarm.client.fetch_shards(first, tmp_path / "first"))
         await swarm.kill_peer(PeerId("peer-1"))
         progress, out = Told(job.spec.train), tmp_path / "out"
-        fetching = asyncio.create_task(
-            fetch_result(swarm.client, first.run_id, job.checkpoint, progress, out)
-        )
+        fetching = asyncio.create_task(watched(swarm, first, job, progress).fetch(Outputs(out=out)))
         await progress.until("layers 1-2 of the result: peer peer-1 does not answer")
         monkeypatch.setattr("swarm_ft.coordinator.plan.membership.GRACE_S", 0.0)
         await progress.until("waiting for layers 1-2")
         await swarm.add_peer(PeerId("newcomer"), "1-2")
-        events = await fetching
+        await fetching
         (run,) = (await swarm.client.status()).runs
     assert run.phase is RunPhase.COLLECTED
-    assert [event.step for event in events if isinstance(event, StepCommitted)] == [0, 1, 2]
+    assert [known.step for known in progress.state.totals] == [0, 1, 2]
     made = weights_in(out.glob("*.safetensors"))
     assert made.keys() == expected.keys()
     assert all((made[name] == weight).all() for name, weight in expected.items())

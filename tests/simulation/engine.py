@@ -24,8 +24,7 @@ from swarm_ft.errors import OutOfTurn
 from swarm_ft.ids import MicrobatchIndex, StepNumber
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
-from swarm_ft.stage.base import LossAndGradient
-from swarm_ft.stage.engine import OpenStep
+from swarm_ft.stage.base import LossAndGradient, OpenStep
 
 MODULUS = 16
 """More samples than this cannot be told apart."""

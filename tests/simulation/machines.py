@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from swarm_ft.clock import Clock
 from swarm_ft.coordinator.service import CoordinatorService
-from swarm_ft.discovery.directory import Board, Role, StaticDirectory
+from swarm_ft.discovery.directory import Role
 from swarm_ft.errors import SwarmError, Unavailable
 from swarm_ft.ids import PeerId
 from swarm_ft.peer.node import PeerNode, PeerOptions
@@ -22,6 +22,7 @@ from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.snapshots.store import SnapshotStore
 from swarm_ft.transport.base import Method
 from swarm_ft.transport.methods import FETCH_CHUNKS
+from tests.doubles.directory import Board, StaticDirectory
 from tests.doubles.faults import FaultyTransport, Wait
 from tests.simulation.disk import Disk, DiskJournal
 from tests.simulation.engine import TinyEngine

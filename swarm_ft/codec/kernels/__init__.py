@@ -7,35 +7,8 @@ import importlib.util
 
 import torch
 
-from swarm_ft.codec.kernels.base import (
-    MAX_CODE,
-    UNITS,
-    Coded,
-    Grid,
-    Kernels,
-    NarrowGrid,
-    Scales,
-    WideGrid,
-    packed_bytes,
-    segment_lengths,
-)
-from swarm_ft.codec.kernels.reference import BlockKernels, ReferenceKernels, TorchBlocks
-
-__all__ = [
-    "MAX_CODE",
-    "UNITS",
-    "Coded",
-    "Grid",
-    "Kernels",
-    "NarrowGrid",
-    "ReferenceKernels",
-    "Scales",
-    "WideGrid",
-    "block_kernels_for",
-    "kernels_for",
-    "packed_bytes",
-    "segment_lengths",
-]
+from swarm_ft.codec.kernels.base import Kernels
+from swarm_ft.codec.kernels.reference import ReferenceKernels
 
 
 @functools.cache
@@ -53,13 +26,3 @@ def kernels_for(device_type: str) -> Kernels:
 
         return NumbaKernels()
     return ReferenceKernels()
-
-
-@functools.cache
-def block_kernels_for(device_type: str) -> BlockKernels:
-    """The fastest backend of stored buffers for tensors on such a device."""
-    if device_type == "cpu":
-        from swarm_ft.codec.kernels.cpu_blocks import NumbaBlocks
-
-        return NumbaBlocks()
-    return TorchBlocks()

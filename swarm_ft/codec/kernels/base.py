@@ -15,6 +15,8 @@ from torch import Tensor
 
 UNITS = 32
 """A scale has so many units; a code's value is a whole number of them, times scale / UNITS."""
+MIN_SCALE = 2.0**-120
+"""Of narrow grids, but for 0. A unit of it is still a normal float32, so units * scale is exact."""
 EXACT_CODE = 2047
 """Wide codes up to this keep every bit. Larger ones are multiples of COARSE, so that units keep
 16 bits, which is what makes units * scale exact in float32 for a bfloat16 scale."""
@@ -29,6 +31,14 @@ SEGMENT = 1 << 16
 """Symbols that are coded together. Segments are independent: a GPU decodes them side by side."""
 NARROWEST, WIDEST = 2.0**-20, 2.0**20
 """Spreads of tokens, over that of the whole, that `balance` tells apart."""
+BLOCK = 32
+"""Channels of a token that share a scale; a token's last block may have fewer."""
+CUT = 20
+"""Lower bits of a float32 that a scale does not have."""
+ONE = 127 << 3
+"""The pattern of 1.0."""
+LEAST = 8 << 3
+"""Below this pattern a block is as good as zero: its scale has no float32 for an inverse."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,11 +131,9 @@ class Kernels(Protocol):
         Returns:
             uint8 [packed_bytes(n, bits)].
         """
-        ...
 
     def unpack(self, packed: Tensor, count: int, bits: int) -> Tensor:
         """The `count` codes that `pack` was given, uint8 [count]; any bytes are some codes."""
-        ...
 
     def quantize(self, x: Tensor, base: Tensor | None, scales: Scales, grid: Grid) -> Tensor:
         """The nearest codes of x, or of x - base; the ends of the grid for what lies beyond.
@@ -139,7 +147,6 @@ class Kernels(Protocol):
         Returns:
             uint8 [tokens, channels] for a narrow grid, int16 for a wide one.
         """
-        ...
 
     def dequantize(self, codes: Tensor, base: Tensor | None, scales: Scales, grid: Grid) -> Tensor:
         """Units * (scale / 32), plus base where there is one: one rounding, of the sum.
@@ -152,7 +159,6 @@ class Kernels(Protocol):
         Returns:
             float32 [tokens, channels].
         """
-        ...
 
     def quantize_pack(
         self, x: Tensor, base: Tensor | None, scales: Scales, grid: NarrowGrid
@@ -183,7 +189,6 @@ class Kernels(Protocol):
             largest magnitude by token, float32 [tokens], and by channel, float32 [channels];
             not finite where x is not.
         """
-        ...
 
     def balance(
         self, x: Tensor, base: Tensor | None, inverse: Tensor
@@ -221,7 +226,6 @@ class Kernels(Protocol):
         Returns:
             float32 [m, channels], in squared covering scales.
         """
-        ...
 
     def histogram(self, codes: Tensor, contexts: Tensor, num_contexts: int) -> Tensor:
         """How often each symbol is in each context.
@@ -233,7 +237,6 @@ class Kernels(Protocol):
         Returns:
             int64 [num_contexts, 256].
         """
-        ...
 
     def encode_symbols(
         self, symbols: Tensor, contexts: Tensor, frequencies: Tensor, lanes: int
@@ -247,7 +250,6 @@ class Kernels(Protocol):
                 each symbol in use has at least 1.
             lanes: a power of two up to 32.
         """
-        ...
 
     def decode_symbols(
         self, coded: Coded, contexts: Tensor, frequencies: Tensor
@@ -257,7 +259,6 @@ class Kernels(Protocol):
         It is intact if each segment reads exactly its words and each lane ends at MIN_STATE.
         Words beyond a segment's end read as 0.
         """
-        ...
 
     def hadamard(self, x: Tensor, tile: int) -> Tensor:
         """Each run of `tile` values, tile a power of two, times the Hadamard matrix of +-1.
@@ -267,7 +268,72 @@ class Kernels(Protocol):
         Args:
             x: float32 [rows, n tile].
         """
-        ...
+
+    # ---- stored buffers: a scale for every channel, times one for every block of a token
+    #
+    # All of it is exact or correctly rounded value by value, and sums are of whole numbers, so
+    # that every backend and device returns the same bits: what packs a buffer must do alike at
+    # both ends. Here in plain torch, for any device.
+    #
+    # Scales are floats of 3 bits of mantissa, and known by the upper 11 bits of their pattern: 8 a
+    # power of two, in the order of the scales, 0 for 0, so about 8 log2(scale) + 1016.
+
+    def magnitudes(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Patterns of magnitudes, cut to 11 bits: a measure of each channel's logarithm.
+
+        Args:
+            x: float32 [tokens, channels], of at most 2^20 tokens.
+
+        Returns:
+            Sums of the patterns by channel, int64 [channels]; how many were not zero, int64
+            [channels]; the largest magnitude, float32 [1], not finite where x is not.
+        """
+        sizes = x.abs().contiguous()
+        patterns = sizes.view(torch.int32) >> CUT
+        return patterns.sum(0), (patterns > 0).sum(0), sizes.amax().view(1)
+
+    def quantize_blocks(self, x: Tensor, channels: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+        """Blocks' scales and codes of x with its channels divided by their scales.
+
+        A block's scale is the least that brings its largest magnitude to 2^(bits - 1) - 1/2 or
+        less. Codes are whole multiples of it, to nearest even, at most 2^(bits - 1) - 1 to either
+        side of zero.
+
+        Args:
+            x: float32 [tokens, channels].
+            channels: int64 [channels], patterns of channels' scales, none of them zero.
+            bits: 4 or 8.
+
+        Returns:
+            Patterns of blocks' scales, int32 [tokens, blocks], and codes, uint8 [tokens, channels],
+            2^(bits - 1) for zero.
+        """
+        levels, padding = last_code(bits), -x.shape[1] % BLOCK
+        even = torch.nn.functional.pad(x * (1 / scale_of(channels)), (0, padding))
+        parts = even.view(len(x), -1, BLOCK)
+        covering = parts.abs().amax(2) * per_reach(bits)
+        blocks = (covering.view(torch.int32) + ((1 << CUT) - 1)) >> CUT
+        blocks = torch.where(blocks < LEAST, 0, blocks)
+        inverse = torch.where(blocks == 0, 0.0, 1 / scale_of(blocks))
+        codes = (parts * inverse[:, :, None]).round().clamp(-levels, levels) + (levels + 1)
+        return blocks, codes.to(torch.uint8).view(len(x), -1)[:, : x.shape[1]]
+
+    def dequantize_blocks(
+        self, codes: Tensor, blocks: Tensor, channels: Tensor, bits: int
+    ) -> Tensor:
+        """Codes times the block's scale times the channel's: one or no rounding.
+
+        Args:
+            codes: uint8 [tokens, channels].
+            blocks: int32 [tokens, blocks], patterns of scales.
+            channels: int64 [channels], patterns of scales.
+
+        Returns:
+            float32 [tokens, channels].
+        """
+        of_value = scale_of(blocks).repeat_interleave(BLOCK, 1)[:, : codes.shape[1]]
+        units = codes.to(torch.int32) - (last_code(bits) + 1)
+        return units.float() * of_value * scale_of(channels)
 
 
 def packed_bytes(count: int, bits: int) -> int:
@@ -289,3 +355,23 @@ def planes_of(bits: int) -> list[tuple[int, int]]:
             above -= width
             planes.append((width, above))
     return planes
+
+
+def last_code(bits: int) -> int:
+    """Scales from zero to the last code on either side."""
+    return (1 << (bits - 1)) - 1
+
+
+def per_reach(bits: int) -> float:
+    """One over the scales that a block reaches to either side, as a float32."""
+    return torch.tensor(1 / (last_code(bits) + 0.5)).item()
+
+
+def block_count(channels: int) -> int:
+    """Blocks of a token."""
+    return -(-channels // BLOCK)
+
+
+def scale_of(patterns: Tensor) -> Tensor:
+    """The scales of these patterns, float32."""
+    return (patterns.to(torch.int32) << CUT).view(torch.float32)

@@ -22,8 +22,12 @@ from swarm_ft.codec.kernels.base import (
     Kernels,
     NarrowGrid,
     Scales,
+    block_count,
+    last_code,
     packed_bytes,
+    per_reach,
     planes_of,
+    scale_of,
     segment_lengths,
 )
 
@@ -193,6 +197,34 @@ class NumbaKernels(Kernels):
         y = np.empty(x.shape, np.float32)
         cpu_grid.hadamard(_array(x).reshape(-1, tile), y.reshape(-1, tile))
         return torch.from_numpy(y)
+
+    def magnitudes(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """See `Kernels.magnitudes`."""
+        sums, counts = (np.zeros(x.shape[1], np.int32) for _ in range(2))
+        largest = np.zeros(1, np.int32)
+        cpu_grid.magnitudes(_array(x).view(np.int32), sums, counts, largest)
+        peak = torch.from_numpy(largest).view(torch.float32)
+        return torch.from_numpy(sums).long(), torch.from_numpy(counts).long(), peak
+
+    def quantize_blocks(self, x: Tensor, channels: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+        """See `Kernels.quantize_blocks`."""
+        _check_shape("channels", channels, x.shape[1:])
+        blocks = np.empty((len(x), block_count(x.shape[1])), np.int32)
+        codes = np.empty(x.shape, np.uint8)
+        inverse, reach = _array(1 / scale_of(channels)), np.float32(per_reach(bits))
+        cpu_grid.quantize_blocks(_array(x), inverse, reach, last_code(bits), blocks, codes)
+        return torch.from_numpy(blocks), torch.from_numpy(codes)
+
+    def dequantize_blocks(
+        self, codes: Tensor, blocks: Tensor, channels: Tensor, bits: int
+    ) -> Tensor:
+        """See `Kernels.dequantize_blocks`."""
+        _check_shape("channels", channels, codes.shape[1:])
+        _check_shape("blocks", blocks, (len(codes), block_count(codes.shape[1])))
+        x = np.empty(codes.shape, np.float32)
+        scales = _array(scale_of(blocks)), _array(scale_of(channels))
+        cpu_grid.dequantize_blocks(_array(codes), *scales, last_code(bits) + 1, x)
+        return torch.from_numpy(x)
 
 
 def _array(x: Tensor) -> NDArray[Any]:

@@ -15,7 +15,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from swarm_ft.codec.kernels.base import COARSE, EXACT_CODE, MAX_CODE, UNITS
+from swarm_ft.codec.kernels.base import BLOCK, COARSE, CUT, EXACT_CODE, LEAST, MAX_CODE, UNITS
 
 # ---- how the CPU backend's loops are compiled
 #
@@ -287,3 +287,81 @@ def hadamard(x: Floats, y: Floats) -> None:
             source = target
         if passes == 0:
             y[t] = source
+
+
+# ---- loops of stored buffers: to whole multiples of a channel's scale times a block's, and back
+#
+# Exact or correctly rounded value by value, see `Kernels.magnitudes`.
+
+Patterns = NDArray[np.int32]
+
+_MAGNITUDE = np.int32(0x7FFFFFFF)
+_ROUND_UP = np.int32((1 << CUT) - 1)
+
+
+@compiled
+def magnitudes(x: Patterns, sums: Patterns, counts: Patterns, largest: Patterns) -> None:
+    """See `Kernels.magnitudes`; x as patterns."""
+    peak = _I32(0)
+    for t in range(x.shape[0]):
+        for c in range(x.shape[1]):
+            size = _I32(x[t, c] & _MAGNITUDE)
+            pattern = _I32(size >> _I32(CUT))
+            peak = max(peak, size)
+            sums[c] = _I32(sums[c] + pattern)
+            counts[c] = _I32(counts[c] + _I32(pattern > _I32(0)))
+    largest[0] = peak
+
+
+@part
+def _pattern_of(peak: np.float32, inverse_reach: np.float32) -> np.int32:
+    covering = np.float32(peak * inverse_reach).view(np.int32)
+    pattern = _I32(_I32(covering + _ROUND_UP) >> _I32(CUT))
+    return pattern if pattern >= _I32(LEAST) else _I32(0)
+
+
+@part
+def _inverse_of(pattern: np.int32) -> np.float32:
+    if pattern == _I32(0):
+        return _ZERO
+    return _ONE / np.float32(_I32(pattern << _I32(CUT)).view(np.float32))
+
+
+@compiled
+def quantize_blocks(
+    x: Floats, inverse: Floats, inverse_reach: np.float32, last: int, blocks: Patterns, codes: Bytes
+) -> None:
+    """See `Kernels.quantize_blocks`; a token waits in the first-level cache meanwhile."""
+    tokens, channels = x.shape
+    token = np.empty(channels, np.float32)
+    top, middle = np.float32(last), _I32(last + 1)
+    for t in range(tokens):
+        for c in range(channels):
+            token[c] = x[t, c] * inverse[c]
+        for b in range(blocks.shape[1]):
+            block = token[b * BLOCK : (b + 1) * BLOCK]
+            peak = _ZERO
+            for k in range(block.size):
+                peak = max(peak, np.float32(abs(block[k])))
+            pattern = _pattern_of(peak, inverse_reach)
+            blocks[t, b] = pattern
+            per_scale = _inverse_of(pattern)
+            part_of = codes[t, b * BLOCK : (b + 1) * BLOCK]
+            for k in range(block.size):
+                code = np.rint(np.float32(block[k] * per_scale))
+                code = min(max(code, -top), top)
+                part_of[k] = np.uint8(_I32(code) + middle)
+
+
+@compiled
+def dequantize_blocks(codes: Bytes, blocks: Floats, scales: Floats, middle: int, x: Floats) -> None:
+    """See `Kernels.dequantize_blocks`."""
+    for t in range(codes.shape[0]):
+        for b in range(blocks.shape[1]):
+            block = blocks[t, b]
+            part_of = codes[t, b * BLOCK : (b + 1) * BLOCK]
+            values = x[t, b * BLOCK : (b + 1) * BLOCK]
+            of_channel = scales[b * BLOCK : (b + 1) * BLOCK]
+            for k in range(part_of.size):
+                units = np.float32(_I32(_I32(part_of[k]) - _I32(middle)))
+                values[k] = np.float32(units * block) * of_channel[k]

@@ -7,6 +7,7 @@ by memory: a kernel touches each value once, and works out a tile's scales besid
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import triton
@@ -19,6 +20,7 @@ from swarm_ft.codec.kernels.base import (
     MAX_CODE,
     UNITS,
     Grid,
+    Kernels,
     NarrowGrid,
     Scales,
     WideGrid,
@@ -35,6 +37,11 @@ _WIDEST = 256
 
 EXACT = {"enable_fp_fusion": False}
 """For launches whose bits matter: a sum fused with a product that overflows would stay finite."""
+
+
+def device_of(x: Tensor) -> AbstractContextManager[object]:
+    """Kernels are launched on the current device, whatever their tensors': make it x's."""
+    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
 
 
 def tile_of(shape: Sequence[int], size: int) -> dict[str, int]:
@@ -208,38 +215,15 @@ def _dequantize(
     tl.store(values + at, value, mask=is_there)
 
 
-def factors_of(scales: Scales) -> tuple[tuple[Tensor, Tensor], tuple[bool, bool]]:
+def _factors_of(scales: Scales) -> tuple[tuple[Tensor, Tensor], tuple[bool, bool]]:
     """Rows and cols, and whether one of them stands for all."""
     rows, cols = scales.rows.contiguous(), scales.cols.contiguous()
     return (rows, cols), (len(rows) == 1, len(cols) == 1)
 
 
-def seed_of(grid: Grid) -> int | None:
+def _seed_of(grid: Grid) -> int | None:
     """The grid's seed as a signed 32-bit number: they all have one type, and so one kernel."""
     return None if grid.seed is None else (grid.seed ^ 1 << 31) - (1 << 31)
-
-
-def quantize(x: Tensor, base: Tensor | None, scales: Scales, grid: Grid) -> Tensor:
-    """See `Kernels.quantize`."""
-    bits = grid.bits if isinstance(grid, NarrowGrid) else 0
-    codes = torch.empty(x.shape, dtype=torch.uint8 if bits else torch.int16, device=x.device)
-    tensors = codes, x.contiguous(), None if base is None else base.contiguous()
-    tile, (factors, are_one) = tile_of(x.shape, _TILE), factors_of(scales)
-    launch = _quantize[tiles(x.shape, tile)]
-    launch(*tensors, *factors, seed_of(grid), *x.shape, *are_one, bits, **tile, **EXACT)
-    return codes
-
-
-def dequantize(codes: Tensor, base: Tensor | None, scales: Scales, grid: Grid) -> Tensor:
-    """See `Kernels.dequantize`."""
-    bits = grid.bits if isinstance(grid, NarrowGrid) else 0
-    units = seed_of(grid), grid.shrink if isinstance(grid, WideGrid) else 0
-    values = torch.empty(codes.shape, device=codes.device)
-    tensors = values, codes.contiguous(), None if base is None else base.contiguous()
-    tile, (factors, are_one) = tile_of(codes.shape, _TILE), factors_of(scales)
-    launch = _dequantize[tiles(codes.shape, tile)]
-    launch(*tensors, *factors, *units, *codes.shape, *are_one, bits, **tile, **EXACT)
-    return values
 
 
 # ---- Triton kernels that pack codes: alone, or in one pass with the grid
@@ -415,51 +399,84 @@ def _unpack_dequantize(
         tl.store(values + at, value, mask=is_there)
 
 
-def pack(codes: Tensor, bits: int) -> Tensor:
-    """See `Kernels.pack`."""
-    packed = torch.empty(packed_bytes(len(codes), bits), dtype=torch.uint8, device=codes.device)
-    sizes = len(codes), len(packed) // bits
-    launch = _pack[(triton.cdiv(sizes[1], _BLOCK),)]
-    launch(packed, codes.contiguous(), *sizes, bits, _BLOCK, **EXACT)
-    return packed
+class TritonGrids(Kernels):
+    """Of `Kernels`, what goes from values to codes and back."""
 
+    def pack(self, codes: Tensor, bits: int) -> Tensor:
+        """See `Kernels.pack`."""
+        packed = torch.empty(packed_bytes(len(codes), bits), dtype=torch.uint8, device=codes.device)
+        sizes = len(codes), len(packed) // bits
+        launch = _pack[(triton.cdiv(sizes[1], _BLOCK),)]
+        with device_of(codes):
+            launch(packed, codes.contiguous(), *sizes, bits, _BLOCK, **EXACT)
+        return packed
 
-def unpack(packed: Tensor, count: int, bits: int) -> Tensor:
-    """See `Kernels.unpack`."""
-    codes = torch.empty(count, dtype=torch.uint8, device=packed.device)
-    sizes = count, packed_bytes(count, bits) // bits
-    launch = _unpack[(triton.cdiv(sizes[1], _BLOCK),)]
-    launch(codes, packed.contiguous(), *sizes, bits, _BLOCK, **EXACT)
-    return codes
+    def unpack(self, packed: Tensor, count: int, bits: int) -> Tensor:
+        """See `Kernels.unpack`."""
+        codes = torch.empty(count, dtype=torch.uint8, device=packed.device)
+        sizes = count, packed_bytes(count, bits) // bits
+        launch = _unpack[(triton.cdiv(sizes[1], _BLOCK),)]
+        with device_of(packed):
+            launch(codes, packed.contiguous(), *sizes, bits, _BLOCK, **EXACT)
+        return codes
 
+    def quantize(self, x: Tensor, base: Tensor | None, scales: Scales, grid: Grid) -> Tensor:
+        """See `Kernels.quantize`."""
+        bits = grid.bits if isinstance(grid, NarrowGrid) else 0
+        codes = torch.empty(x.shape, dtype=torch.uint8 if bits else torch.int16, device=x.device)
+        tensors = codes, x.contiguous(), None if base is None else base.contiguous()
+        tile, (factors, are_one) = tile_of(x.shape, _TILE), _factors_of(scales)
+        launch = _quantize[tiles(x.shape, tile)]
+        with device_of(x):
+            launch(*tensors, *factors, _seed_of(grid), *x.shape, *are_one, bits, **tile, **EXACT)
+        return codes
 
-def quantize_pack(x: Tensor, base: Tensor | None, scales: Scales, grid: NarrowGrid) -> Tensor:
-    """`quantize`, then `pack`: the same bytes, in one pass where tokens come in eights."""
-    tokens, channels = x.shape
-    if tokens % _STREAMS:
-        return pack(quantize(x, base, scales, grid).view(-1), grid.bits)
-    size = packed_bytes(x.numel(), grid.bits)
-    packed = torch.empty(size, dtype=torch.uint8, device=x.device)
-    tensors = packed, x.contiguous(), None if base is None else base.contiguous()
-    each, (factors, are_one) = (tokens // _STREAMS, channels), factors_of(scales)
-    tile = tile_of(each, _BLOCK)
-    launch = _quantize_pack[tiles(each, tile)]
-    launch(*tensors, *factors, seed_of(grid), *x.shape, *are_one, grid.bits, **tile, **EXACT)
-    return packed
+    def dequantize(self, codes: Tensor, base: Tensor | None, scales: Scales, grid: Grid) -> Tensor:
+        """See `Kernels.dequantize`."""
+        bits = grid.bits if isinstance(grid, NarrowGrid) else 0
+        units = _seed_of(grid), grid.shrink if isinstance(grid, WideGrid) else 0
+        values = torch.empty(codes.shape, device=codes.device)
+        tensors = values, codes.contiguous(), None if base is None else base.contiguous()
+        tile, (factors, are_one) = tile_of(codes.shape, _TILE), _factors_of(scales)
+        launch = _dequantize[tiles(codes.shape, tile)]
+        with device_of(codes):
+            launch(*tensors, *factors, *units, *codes.shape, *are_one, bits, **tile, **EXACT)
+        return values
 
+    def quantize_pack(
+        self, x: Tensor, base: Tensor | None, scales: Scales, grid: NarrowGrid
+    ) -> Tensor:
+        """See `Kernels.quantize_pack`; one pass where tokens come in eights."""
+        tokens, channels = x.shape
+        if tokens % _STREAMS:
+            return super().quantize_pack(x, base, scales, grid)
+        size = packed_bytes(x.numel(), grid.bits)
+        packed = torch.empty(size, dtype=torch.uint8, device=x.device)
+        tensors = packed, x.contiguous(), None if base is None else base.contiguous()
+        each, (factors, are_one) = (tokens // _STREAMS, channels), _factors_of(scales)
+        tile, numbers = tile_of(each, _BLOCK), (_seed_of(grid), *x.shape)
+        launch = _quantize_pack[tiles(each, tile)]
+        with device_of(x):
+            launch(*tensors, *factors, *numbers, *are_one, grid.bits, **tile, **EXACT)
+        return packed
 
-def unpack_dequantize(
-    packed: Tensor, shape: tuple[int, int], base: Tensor | None, scales: Scales, grid: NarrowGrid
-) -> Tensor:
-    """`unpack`, then `dequantize`: the same values, in one pass where tokens come in eights."""
-    tokens, channels = shape
-    if tokens % _STREAMS:
-        codes = unpack(packed, tokens * channels, grid.bits).view(shape)
-        return dequantize(codes, base, scales, grid)
-    values = torch.empty(shape, device=packed.device)
-    tensors = values, packed.contiguous(), None if base is None else base.contiguous()
-    each, (factors, are_one) = (tokens // _STREAMS, channels), factors_of(scales)
-    tile = tile_of(each, _BLOCK)
-    launch = _unpack_dequantize[tiles(each, tile)]
-    launch(*tensors, *factors, seed_of(grid), *shape, *are_one, grid.bits, **tile, **EXACT)
-    return values
+    def unpack_dequantize(
+        self,
+        packed: Tensor,
+        shape: tuple[int, int],
+        base: Tensor | None,
+        scales: Scales,
+        grid: NarrowGrid,
+    ) -> Tensor:
+        """See `Kernels.unpack_dequantize`; one pass where tokens come in eights."""
+        tokens, channels = shape
+        if tokens % _STREAMS:
+            return super().unpack_dequantize(packed, shape, base, scales, grid)
+        values = torch.empty(shape, device=packed.device)
+        tensors = values, packed.contiguous(), None if base is None else base.contiguous()
+        each, (factors, are_one) = (tokens // _STREAMS, channels), _factors_of(scales)
+        tile, numbers = tile_of(each, _BLOCK), (_seed_of(grid), *shape)
+        launch = _unpack_dequantize[tiles(each, tile)]
+        with device_of(packed):
+            launch(*tensors, *factors, *numbers, *are_one, grid.bits, **tile, **EXACT)
+        return values

@@ -10,7 +10,6 @@ from dataclasses import replace
 
 from swarm_ft.coordinator.facts.events import RollbackRecord, Turn
 from swarm_ft.coordinator.facts.state import AttemptState, Run, Saving, SwarmState
-from swarm_ft.coordinator.plan.holdings import with_ledger
 from swarm_ft.coordinator.plan.membership import (
     able_for,
     arrangement,
@@ -22,6 +21,7 @@ from swarm_ft.coordinator.plan.membership import (
     with_caught_up,
     with_newcomers,
 )
+from swarm_ft.coordinator.plan.steps import with_ledger
 from swarm_ft.ids import NO_ATTEMPT, Attempt, PeerId, StepNumber
 from swarm_ft.protocol.messages.client import RunPhase
 from swarm_ft.protocol.messages.control import (
@@ -90,17 +90,8 @@ def leave_idle(turn: Turn, peer_id: PeerId, reason: str) -> None:
         turn.say(peer_id, StayIdle(reason=reason))
 
 
-def handed_over(turn: Turn, run: Run, peer_id: PeerId, message: StageOffered | CaughtUp) -> None:
-    """A source offers its stage's state, or a learner has it."""
-    match message:
-        case StageOffered():
-            _offered(turn, run, peer_id, message)
-        case CaughtUp():
-            _caught_up(turn, run, peer_id, message)
-
-
-def _offered(turn: Turn, run: Run, peer_id: PeerId, offer: StageOffered) -> None:
-    """Pass the first offer on to the learners it is for; the other sources have the same bytes."""
+def offered(turn: Turn, run: Run, peer_id: PeerId, offer: StageOffered) -> None:
+    """Pass a source's first offer on to the learners it is for; the others have the same bytes."""
     attempt = run.attempt
     learners = [t for t in attempt.learners if t.step == offer.step and peer_id in t.sources]
     for learner in learners:
@@ -115,7 +106,7 @@ def _offered(turn: Turn, run: Run, peer_id: PeerId, offer: StageOffered) -> None
     turn.keep(replace(run, attempt=replace(attempt, notified=notified)))
 
 
-def _caught_up(turn: Turn, run: Run, peer_id: PeerId, message: CaughtUp) -> None:
+def caught_up(turn: Turn, run: Run, peer_id: PeerId, message: CaughtUp) -> None:
     """A learner has its stage, and from the next plan on computes."""
     attempt, measured = run.attempt, run.measured
     if peer_id in attempt.caught_up or all(t.peer_id != peer_id for t in attempt.learners):

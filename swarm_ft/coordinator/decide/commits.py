@@ -17,7 +17,6 @@ from swarm_ft.coordinator.facts.events import (
     WriteSnapshot,
 )
 from swarm_ft.coordinator.facts.state import PlannedStep, Run, Saving, Snapshot
-from swarm_ft.coordinator.plan.holdings import after_report, took_stock
 from swarm_ft.coordinator.plan.membership import (
     able_for,
     caught_up_in_words,
@@ -25,7 +24,13 @@ from swarm_ft.coordinator.plan.membership import (
     with_caught_up,
     with_newcomers,
 )
-from swarm_ft.coordinator.plan.steps import commit_step, plan_step, tokens_for
+from swarm_ft.coordinator.plan.steps import (
+    after_report,
+    commit_step,
+    plan_step,
+    tokens_for,
+    took_stock,
+)
 from swarm_ft.ids import PeerId, RunId, StepNumber
 from swarm_ft.protocol.messages.client import RunPhase
 from swarm_ft.protocol.messages.control import (
@@ -45,20 +50,7 @@ MAX_UNLISTED = 4
 """Manifests that are being written; one whose writing fails is never heard of again."""
 
 
-def is_due(run: Run) -> bool:
-    """Whether the state as of the last commit is to be saved."""
-    save_steps = run.spec.train.save_steps
-    return bool(save_steps) and run.committed_steps % save_steps == 0
-
-
-def is_end_due(run: Run) -> bool:
-    """Whether the trained state is to be saved, so that a lost result costs no training."""
-    snapshot = run.past.snapshot
-    saved_steps = snapshot.step if snapshot else 0
-    return bool(run.spec.train.save_steps) and saved_steps < run.committed_steps
-
-
-def save(turn: Turn, run: Run) -> Run:
+def _save(turn: Turn, run: Run) -> Run:
     """Ask one replica of each stage to save the state as of the last commit."""
     past = run.past
     if past.last_commit is None:
@@ -157,8 +149,9 @@ def _plan_or_export(turn: Turn, run: Run) -> None:
     late = run.listeners
     staying = tuple(a for a in run.attempt.assignments if a.peer_id not in late)
     run = replace(run, attempt=replace(run.attempt, assignments=staying, learners=()))
-    if is_end_due(run):
-        run = save(turn, run)
+    saved_steps = run.past.snapshot.step if run.past.snapshot else 0
+    if run.spec.train.save_steps and saved_steps < run.committed_steps:
+        run = _save(turn, run)  # so that a lost result costs no training
     turn.put(replace(run, phase=RunPhase.EXPORTING, detail="peers write their stages down"))
     for peer in late:
         reason = "the run was trained before this peer had caught up"
@@ -200,8 +193,9 @@ def _commit(turn: Turn, run: Run, step: PlannedStep) -> Run:
 def _go_on(turn: Turn, run: Run) -> None:
     """After a commit: save if it is time, take newcomers in, and on to what is next."""
     is_last = run.committed_steps >= run.spec.train.num_steps
-    if not is_last and is_due(run):
-        run = save(turn, run)
+    save_steps = run.spec.train.save_steps
+    if not is_last and save_steps and run.committed_steps % save_steps == 0:
+        run = _save(turn, run)
     grown = with_newcomers(able_for(turn.state, run, turn.now_s), run)
     if not is_last and grown is not run:
         newcomers = ", ".join(peer for peer in grown.peers if peer not in run.peers)

@@ -1,8 +1,4 @@
-"""A peer that gets slow in the middle of a step is relieved in that step, if it has replicas. Pure.
-
-It tells how far it is every few seconds. What counts is its own past: a peer that was always slow
-has little to do, see `routes`.
-"""
+"""Results that are lost, peers that are silent, peers that get slow: what follows. Pure."""
 
 from __future__ import annotations
 
@@ -131,6 +127,11 @@ def _notice(turn: Turn, run: Run) -> str:
         if a.peer_id in members and turn.now_s - members[a.peer_id].heard_at_s >= NOTICED_S
     )
 
+
+# ---- a peer that gets slow in the middle of a step is relieved in that step, if it has replicas
+#
+# It tells how far it is every few seconds. What counts is its own past: a peer that was always
+# slow has little to do, see `routes`.
 
 MEASURED_AT_LEAST = 3
 """Steps before a peer's speed is known well enough."""

@@ -17,7 +17,7 @@ end as CANCELLED or FAILED. Inside TRAINING every step is plan -> run -> ready -
     a peer comes (back)        while others load, or when the next step begins: attempt + 1 with it
     ... and lacks the state    it listens until CaughtUp; then the next plan is over it too
 
-Whatever an event makes true is written (Write) before it is said (Say, Publish).
+Whatever an event makes true is written (a Record) before it is said (Say, Publish).
 """
 
 from __future__ import annotations
@@ -43,7 +43,6 @@ from swarm_ft.coordinator.facts.events import (
 )
 from swarm_ft.coordinator.facts.standing import MAX_FAILURES, Standing
 from swarm_ft.coordinator.facts.state import Doubt, Member, Run, SwarmState
-from swarm_ft.coordinator.plan import holdings
 from swarm_ft.coordinator.plan.membership import (
     SILENT_S,
     able_for,
@@ -55,6 +54,7 @@ from swarm_ft.coordinator.plan.membership import (
     with_newcomers,
     without_state,
 )
+from swarm_ft.coordinator.plan.steps import report_refusal
 from swarm_ft.errors import BadInput, NonFinite, OutOfTurn, SwarmError, Unavailable, from_code
 from swarm_ft.ids import PeerId, RunId, StepNumber
 from swarm_ft.protocol.messages.client import RunPhase
@@ -123,8 +123,10 @@ def _peer_said(turn: Turn, peer_id: PeerId, message: FromPeer) -> None:
             _peer_gone(turn, peer_id, "left", away_since_s=-math.inf)
         case StageReady() | StepReady() if run and _is_current(run, peer_id, message):
             _ready(turn, run, peer_id, message)
-        case StageOffered() | CaughtUp() if run and _is_current(run, peer_id, message):
-            attempts.handed_over(turn, run, peer_id, message)
+        case StageOffered() if run and _is_current(run, peer_id, message):
+            attempts.offered(turn, run, peer_id, message)
+        case CaughtUp() if run and _is_current(run, peer_id, message):
+            attempts.caught_up(turn, run, peer_id, message)
         case StageFailed():
             _stage_failed(turn, peer_id, message)
         case StageSaved():
@@ -147,7 +149,7 @@ def _is_current(
 
 
 def _ready(turn: Turn, run: Run, peer_id: PeerId, message: StageReady | StepReady) -> None:
-    refusal = holdings.refusal_of(run, peer_id, message)
+    refusal = report_refusal(run, peer_id, message)
     if refusal is not None:
         why = f"told what cannot be: {refusal.message}"
         _blame(turn, run, peer_id, why)

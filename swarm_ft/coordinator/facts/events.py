@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from swarm_ft.coordinator.facts.ledger import LedgerChange, change_of
 from swarm_ft.coordinator.facts.standing import Standing
@@ -15,9 +14,6 @@ from swarm_ft.protocol.messages.control import CommitStep, FromPeer, ToPeer
 from swarm_ft.protocol.messages.reports import ByteCounts, Traffic
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.protocol.spec.training_plan import Microbatch
-
-if TYPE_CHECKING:
-    from swarm_ft.errors import SwarmError
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,13 +173,6 @@ Record = (
 
 
 @dataclass(frozen=True, slots=True)
-class Write:
-    """Put a record into the journal; comes before whatever is said about it."""
-
-    record: Record
-
-
-@dataclass(frozen=True, slots=True)
 class Say:
     """Send a message to a peer; a plan goes with the tokens of these samples."""
 
@@ -217,7 +206,8 @@ class WriteSnapshot:
     snapshot: Snapshot
 
 
-Effect = Write | Say | Dismiss | Publish | WriteSnapshot
+Effect = Record | Say | Dismiss | Publish | WriteSnapshot
+"""A record is put into the journal before anything is said."""
 
 
 # ---- one call of `machine.decide`: the state as it changes, and the effects so far
@@ -255,7 +245,7 @@ class Turn:
 
     def write(self, record: Record) -> None:
         """Put a record into the journal; comes before whatever is said about it."""
-        self.effects.append(Write(record))
+        self.effects.append(record)
 
     def say(self, peer_id: PeerId, message: ToPeer, tokens_of: tuple[SampleId, ...] = ()) -> None:
         """Send a message to a peer; a plan goes with the tokens of these samples."""

@@ -76,10 +76,6 @@ class Ledger:
         """Of all samples."""
         return self._entries(b"".join(self.chunks))[: self.num_samples]
 
-    def holder(self, number: int) -> PeerId | None:
-        """The peer of a number."""
-        return self.peers[number - 1] if number else None
-
     def numbers(self) -> dict[PeerId, int]:
         """All peers' numbers."""
         return {peer: number for number, peer in enumerate(self.peers, start=1)}

@@ -11,8 +11,9 @@ import json
 import os
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -37,16 +38,49 @@ from swarm_ft.coordinator.facts.state import (
     Run,
     Snapshot,
 )
-from swarm_ft.coordinator.journal import rows as rows
 from swarm_ft.coordinator.journal.tokens import TokenFiles
 from swarm_ft.coordinator.plan.membership import GATHER_S
 from swarm_ft.coordinator.plan.steps import MEASURED_STEPS
 from swarm_ft.errors import JournalError, SwarmError
-from swarm_ft.ids import Attempt, PeerId, RunId, StepNumber
+from swarm_ft.ids import Attempt, BlockIndex, MicrobatchIndex, PeerId, RunId, StepNumber
 from swarm_ft.private_files import FILE_MODE, make_private
 from swarm_ft.protocol.messages.client import RunPhase, StepCommitted
-from swarm_ft.protocol.messages.control import CommitStep
-from swarm_ft.protocol.messages.reports import ByteCounts, Traffic
+from swarm_ft.protocol.messages.control import CommitStep, SavedStage, StageAssignment
+from swarm_ft.protocol.messages.reports import ByteCounts, GradientTraffic, Traffic
+from swarm_ft.protocol.spec.layers import LayerRange
+from swarm_ft.protocol.spec.training_plan import Microbatch
+from swarm_ft.protocol.wire import RUN_SPEC
+
+VERSION = 8
+"""Of the tables, and of the RunSpecs in them; a journal of another one is not touched."""
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS runs (
+    position INTEGER PRIMARY KEY, run_id TEXT UNIQUE NOT NULL, spec BLOB NOT NULL,
+    data_digest BLOB NOT NULL,
+    phase INTEGER NOT NULL, detail TEXT NOT NULL, attempt INTEGER NOT NULL,
+    committed_steps INTEGER NOT NULL, stages TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS plans (
+    run_id TEXT PRIMARY KEY, step INTEGER NOT NULL, attempt INTEGER NOT NULL,
+    microbatches TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS commits (
+    run_id TEXT NOT NULL, step INTEGER NOT NULL, attempt INTEGER NOT NULL,
+    loss REAL NOT NULL, learning_rate REAL NOT NULL, clip_factor REAL NOT NULL,
+    grad_norm REAL NOT NULL, num_samples INTEGER NOT NULL,
+    seconds REAL NOT NULL, traffic TEXT NOT NULL, gradients TEXT NOT NULL,
+    state_bytes INTEGER NOT NULL, sent TEXT NOT NULL, all_traffic TEXT NOT NULL,
+    PRIMARY KEY (run_id, step)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS snapshots (
+    run_id TEXT NOT NULL, step INTEGER NOT NULL, stages TEXT NOT NULL,
+    PRIMARY KEY (run_id, step)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS ledgers (
+    run_id TEXT PRIMARY KEY, boundaries TEXT NOT NULL, peers TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS ledger_chunks (
+    run_id TEXT NOT NULL, chunk INTEGER NOT NULL, holders BLOB NOT NULL,
+    PRIMARY KEY (run_id, chunk)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS standings (
+    peer_id TEXT PRIMARY KEY, times_aside INTEGER NOT NULL, until_unix_s REAL NOT NULL,
+    reason TEXT NOT NULL) WITHOUT ROWID;
+"""
 
 
 class Journal:
@@ -69,8 +103,8 @@ class Journal:
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
             self._check_version()
-            self._db.executescript(rows.SCHEMA)
-            self._db.execute(f"PRAGMA user_version={rows.VERSION}")
+            self._db.executescript(SCHEMA)
+            self._db.execute(f"PRAGMA user_version={VERSION}")
             # A write takes the exclusive lock now, so that a second coordinator learns it at once.
             self._db.execute("BEGIN IMMEDIATE")
             self._db.commit()
@@ -83,10 +117,10 @@ class Journal:
     def _check_version(self) -> None:
         (version,) = self._db.execute("PRAGMA user_version").fetchone()
         (num_tables,) = self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()
-        if num_tables and version != rows.VERSION:
+        if num_tables and version != VERSION:
             self._db.close()
             raise JournalError(
-                f"journal {self._path}: expected tables of version {rows.VERSION}, found "
+                f"journal {self._path}: expected tables of version {VERSION}, found "
                 f"{version}; end its runs with the swarm-ft that wrote it, or name another file"
             )
 
@@ -137,7 +171,7 @@ class Journal:
                 "INSERT INTO runs (run_id, spec, data_digest,"
                 " phase, detail, attempt, committed_steps, stages)"
                 " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                (run.run_id, rows.spec_bytes(run.spec), data_digest, *rows.run_row(run)),
+                (run.run_id, RUN_SPEC.to_bytes(run.spec), data_digest, *_run_row(run)),
             )
 
     def _write_one(self, record: Record) -> None:
@@ -147,12 +181,14 @@ class Journal:
                 execute(
                     "UPDATE runs SET phase=?, detail=?, attempt=?, committed_steps=?, stages=?"
                     " WHERE run_id=?",
-                    (*rows.run_row(run), run.run_id),
+                    (*_run_row(run), run.run_id),
                 )
                 if run.phase > RunPhase.FINISHED:
                     self._forget_ledger(run.run_id)
             case PlanRecord(run_id, step, attempt, microbatches):
-                row = (run_id, step, attempt, rows.plan_text(microbatches))
+                # Their samples; their routes are not kept.
+                samples = json.dumps([batch.samples for batch in microbatches])
+                row = (run_id, step, attempt, samples)
                 execute("INSERT OR REPLACE INTO plans VALUES (?, ?, ?, ?)", row)
             case CommitRecord():
                 self._write_commit(record)
@@ -162,7 +198,7 @@ class Journal:
                 told = (peer_id, standing.times_aside, time.time() + for_s, standing.reason)
                 execute("INSERT OR REPLACE INTO standings VALUES (?, ?, ?, ?)", told)
             case SnapshotRecord(run_id, snapshot):
-                saved = (run_id, snapshot.step, rows.saved_text(snapshot.stages))
+                saved = (run_id, snapshot.step, _saved_text(snapshot.stages))
                 execute("INSERT OR REPLACE INTO snapshots VALUES (?, ?, ?)", saved)
             case RollbackRecord(run_id, first_void_step):
                 void = (run_id, first_void_step)
@@ -173,13 +209,28 @@ class Journal:
                     self._forget_ledger(run_id)
 
     def _write_commit(self, record: CommitRecord) -> None:
-        row = rows.commit_row(record)
+        step, commit = record.step, record.commit
+        row = (
+            record.run_id,
+            step.step,
+            commit.attempt,
+            step.loss,
+            step.learning_rate,
+            commit.clip_factor,
+            step.grad_norm,
+            step.num_samples,
+            step.seconds,
+            _traffic_text(step.traffic),
+            json.dumps(asdict(step.gradients)),
+            step.state_bytes,
+            json.dumps(asdict(record.sent)),
+            _traffic_text(record.traffic),
+        )
         self._db.execute(
             "INSERT INTO commits VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row
         )
         self._db.execute(
-            "UPDATE runs SET committed_steps=? WHERE run_id=?",
-            (record.step.step + 1, record.run_id),
+            "UPDATE runs SET committed_steps=? WHERE run_id=?", (step.step + 1, record.run_id)
         )
 
     def _write_ledger(self, record: LedgerRecord) -> None:
@@ -208,7 +259,8 @@ class Journal:
                 " FROM runs ORDER BY position"
             ).fetchall()
         try:
-            return tuple(self._run(row, now_s) for row in found)
+            with self._errors_named():
+                return tuple(self._run(row, now_s) for row in found)
         except (SwarmError, ValueError, TypeError) as error:
             raise JournalError(f"journal {self._path}: a run cannot be read: {error}") from error
 
@@ -234,114 +286,105 @@ class Journal:
         }
 
     def _run(self, row: tuple[str, bytes, int, str, int, int, str], now_s: float) -> Run:
-        run_id, spec_bytes, phase_number, detail, attempt, committed_steps, stages = row
-        phase = RunPhase(phase_number)
+        name, spec_bytes, phase_number, detail, attempt, committed_steps, stages = row
+        run_id, phase = RunId(name), RunPhase(phase_number)
         under_way = not phase.is_over and phase is not RunPhase.QUEUED
-        assignments = rows.assignments_from(stages)
+        assignments = tuple(
+            StageAssignment(peer_id=PeerId(peer), layers=LayerRange(start, stop))
+            for peer, start, stop in json.loads(stages)
+        )
         peers = [assignment.peer_id for assignment in assignments]
-        spec = rows.spec_from(spec_bytes)
-        sent, traffic = self._sent(RunId(run_id), committed_steps)
+        spec = RUN_SPEC.from_bytes(spec_bytes)
+        last = self._as_of(run_id, committed_steps)
+        past = Past(
+            committed_steps=committed_steps,
+            committers=frozenset(peers),
+            # Until their hellos tell otherwise.
+            exported=MappingProxyType(dict.fromkeys(peers if phase is RunPhase.FINISHED else ())),
+            ledger=self._ledger(run_id, spec.train.num_samples),
+            snapshot=self._snapshot(run_id),
+        )
+        if last is not None:
+            past = replace(past, last_commit=last.last_commit, sent=last.sent, traffic=last.traffic)
         return Run(
-            run_id=RunId(run_id),
+            run_id=run_id,
             spec=spec,
             phase=RunPhase.WAITING if under_way else phase,
             detail="the coordinator was restarted" if under_way else detail,
-            past=Past(
-                committed_steps=committed_steps,
-                last_commit=self._last_commit(RunId(run_id), committed_steps),
-                committers=frozenset(peers),
-                # Until their hellos tell otherwise.
-                exported=MappingProxyType(
-                    dict.fromkeys(peers if phase is RunPhase.FINISHED else ())
-                ),
-                sent=sent,
-                traffic=traffic,
-                ledger=self._ledger(RunId(run_id), spec.train.num_samples),
-                snapshot=self._snapshot(RunId(run_id)),
-            ),
+            past=past,
             attempt=AttemptState(
                 number=Attempt(attempt),
                 assignments=assignments,
                 away_since_s=MappingProxyType(dict.fromkeys(peers, now_s)),
             ),
-            step=self._planned_step(RunId(run_id), committed_steps),
-            measured=Measured(step_seconds=self._step_seconds(RunId(run_id))),
+            step=self._planned_step(run_id, committed_steps),
+            measured=Measured(step_seconds=self._step_seconds(run_id)),
             gather_until_s=now_s + GATHER_S,
         )
 
-    def _last_commit(self, run_id: RunId, committed_steps: int) -> CommitStep | None:
-        with self._errors_named():
-            row = self._db.execute(
-                "SELECT attempt, clip_factor, learning_rate FROM commits WHERE run_id=? AND step=?",
-                (run_id, committed_steps - 1),
-            ).fetchone()
+    def _as_of(self, run_id: RunId, committed_steps: int) -> Snapshot | None:
+        """The run after so many steps, but for its stages; None if the last one's row is gone."""
+        row = self._db.execute(
+            "SELECT attempt, clip_factor, learning_rate, sent, all_traffic FROM commits"
+            " WHERE run_id=? AND step=?",
+            (run_id, committed_steps - 1),
+        ).fetchone()
         if row is None:
             return None
-        step = StepNumber(committed_steps - 1)
-        attempt, clip_factor, learning_rate = row
-        return CommitStep(
+        attempt, clip_factor, learning_rate, sent, traffic = row
+        commit = CommitStep(
             run_id=run_id,
             attempt=Attempt(attempt),
-            step=step,
+            step=StepNumber(committed_steps - 1),
             clip_factor=clip_factor,
             learning_rate=learning_rate,
         )
-
-    def _planned_step(self, run_id: RunId, committed_steps: int) -> PlannedStep | None:
-        """The microbatches of the step under way; which peers they were to pass is not kept."""
-        with self._errors_named():
-            row = self._db.execute(
-                "SELECT microbatches FROM plans WHERE run_id=? AND step=?",
-                (run_id, committed_steps),
-            ).fetchone()
-        if row is None:
-            return None
-        return PlannedStep(microbatches=rows.plan_from(row[0]))
-
-    def _step_seconds(self, run_id: RunId) -> tuple[float, ...]:
-        """Of the last steps."""
-        with self._errors_named():
-            found = self._db.execute(
-                "SELECT seconds FROM commits WHERE run_id=? ORDER BY step DESC LIMIT ?",
-                (run_id, MEASURED_STEPS),
-            ).fetchall()
-        return tuple(seconds for (seconds,) in reversed(found))
-
-    def _sent(self, run_id: RunId, committed_steps: int) -> tuple[ByteCounts, tuple[Traffic, ...]]:
-        """What peers sent each other in so many steps; of that, what went over each boundary."""
-        with self._errors_named():
-            row = self._db.execute(
-                "SELECT sent, all_traffic FROM commits WHERE run_id=? AND step=?",
-                (run_id, committed_steps - 1),
-            ).fetchone()
-        return (rows.sent_from(row[0]), rows.traffic_from(row[1])) if row else (ByteCounts(), ())
-
-    def _ledger(self, run_id: RunId, num_samples: int) -> Ledger | None:
-        """Who holds which buffers, if the run has any."""
-        with self._errors_named():
-            row = self._db.execute(
-                "SELECT boundaries, peers FROM ledgers WHERE run_id=?", (run_id,)
-            ).fetchone()
-            if row is None:
-                return None
-            chunks = self._db.execute(
-                "SELECT chunk, holders FROM ledger_chunks WHERE run_id=?", (run_id,)
-            )
-            return rows.ledger_from(row, chunks, num_samples)
+        return Snapshot(
+            last_commit=commit,
+            sent=ByteCounts(**json.loads(sent)),
+            traffic=_traffic_from(traffic),
+        )
 
     def _snapshot(self, run_id: RunId) -> Snapshot | None:
         """The newest."""
-        with self._errors_named():
-            row = self._db.execute(
-                "SELECT step, stages FROM snapshots WHERE run_id=? ORDER BY step DESC LIMIT 1",
-                (run_id,),
-            ).fetchone()
-        last_commit = self._last_commit(run_id, row[0]) if row else None
-        if last_commit is None:
+        row = self._db.execute(
+            "SELECT step, stages FROM snapshots WHERE run_id=? ORDER BY step DESC LIMIT 1",
+            (run_id,),
+        ).fetchone()
+        snapshot = self._as_of(run_id, row[0]) if row else None
+        return snapshot and replace(snapshot, stages=_saved_from(row[1]))
+
+    def _planned_step(self, run_id: RunId, committed_steps: int) -> PlannedStep | None:
+        """The microbatches of the step under way; which peers they were to pass is not kept."""
+        row = self._db.execute(
+            "SELECT microbatches FROM plans WHERE run_id=? AND step=?", (run_id, committed_steps)
+        ).fetchone()
+        if row is None:
             return None
-        sent, traffic = self._sent(run_id, row[0])
-        stages = rows.saved_from(row[1])
-        return Snapshot(last_commit=last_commit, sent=sent, traffic=traffic, stages=stages)
+        planned = enumerate(json.loads(row[0]))
+        return PlannedStep(
+            microbatches=tuple(Microbatch(MicrobatchIndex(i), tuple(own)) for i, own in planned)
+        )
+
+    def _step_seconds(self, run_id: RunId) -> tuple[float, ...]:
+        """Of the last steps."""
+        found = self._db.execute(
+            "SELECT seconds FROM commits WHERE run_id=? ORDER BY step DESC LIMIT ?",
+            (run_id, MEASURED_STEPS),
+        ).fetchall()
+        return tuple(seconds for (seconds,) in reversed(found))
+
+    def _ledger(self, run_id: RunId, num_samples: int) -> Ledger | None:
+        """Who holds which buffers, if the run has any."""
+        row = self._db.execute(
+            "SELECT boundaries, peers FROM ledgers WHERE run_id=?", (run_id,)
+        ).fetchone()
+        if row is None:
+            return None
+        chunks = self._db.execute(
+            "SELECT chunk, holders FROM ledger_chunks WHERE run_id=?", (run_id,)
+        )
+        return _ledger_from(row, chunks, num_samples)
 
     def steps(self, run_id: RunId, first: int, limit: int) -> tuple[StepCommitted, ...]:
         """Committed steps of a run, from `first` on, so many at most."""
@@ -352,7 +395,7 @@ class Journal:
                 " ORDER BY step LIMIT ?",
                 (run_id, first, limit),
             ).fetchall()
-        return tuple(rows.committed_from(row) for row in found)
+        return tuple(_committed_from(row) for row in found)
 
     def data_digest(self, run_id: RunId) -> bytes:
         """The digest of all tokens of a run that is here, `digest_of` them in a row."""
@@ -382,3 +425,83 @@ def _keep_private(path: str) -> None:
                 make_private(Path(file))
     except OSError:
         return  # SQLite is about to say what is wrong
+
+
+# ---- how values lie in rows
+
+
+def _run_row(run: Run) -> tuple[int, str, int, int, str]:
+    """What changes of a run: phase, detail, attempt, committed steps, stages."""
+    assigned = run.attempt.assignments
+    stages = json.dumps([(a.peer_id, a.layers.start, a.layers.stop) for a in assigned])
+    return run.phase, run.detail, run.attempt.number, run.committed_steps, stages
+
+
+def _committed_from(
+    row: tuple[int, float, float, float, int, float, str, str, int],
+) -> StepCommitted:
+    """What watchers are told of a commit's row."""
+    step, loss, learning_rate, grad_norm, num_samples, seconds, traffic, gradients, state = row
+    return StepCommitted(
+        step=StepNumber(step),
+        loss=loss,
+        learning_rate=learning_rate,
+        grad_norm=grad_norm,
+        num_samples=num_samples,
+        seconds=seconds,
+        traffic=_traffic_from(traffic),
+        gradients=GradientTraffic(**json.loads(gradients)),
+        state_bytes=state,
+    )
+
+
+def _traffic_text(traffic: Sequence[Traffic]) -> str:
+    """Counts of boundaries."""
+    return json.dumps([asdict(one) for one in traffic])
+
+
+def _traffic_from(text: str) -> tuple[Traffic, ...]:
+    """Counts of a commit's row."""
+    return tuple(Traffic(**fields) for fields in json.loads(text))
+
+
+def _ledger_from(
+    row: tuple[str, str], chunks: Iterable[tuple[int, bytes]], num_samples: int
+) -> Ledger:
+    """A run's ledger, of its boundaries and peers, and its chunks.
+
+    Raises:
+        ValueError: its rows do not fit together.
+    """
+    boundaries = tuple(BlockIndex(block) for block in json.loads(row[0]))
+    empty = Ledger.empty(boundaries, num_samples)
+    kept = list(empty.chunks)
+    for place, chunk in chunks:
+        if not (0 <= place < len(kept) and len(chunk) == len(kept[place])):
+            raise ValueError(f"ledger: chunk {place} of {len(chunk)} bytes is none of this run's")
+        kept[place] = chunk
+    peers = tuple(PeerId(peer) for peer in json.loads(row[1]))
+    ledger = replace(empty, peers=peers, chunks=tuple(kept))
+    highest = int(ledger.all_entries().max(initial=0))
+    if highest > len(peers):
+        raise ValueError(f"ledger: peer {highest} holds buffers, but {len(peers)} are named")
+    return ledger
+
+
+def _saved_text(stages: Sequence[SavedStage]) -> str:
+    """Stages of a snapshot."""
+    return json.dumps(
+        [(s.layers.start, s.layers.stop, s.digest.hex(), s.total_bytes) for s in stages]
+    )
+
+
+def _saved_from(text: str) -> tuple[SavedStage, ...]:
+    """Stages of a snapshot's row."""
+    return tuple(
+        SavedStage(
+            layers=LayerRange(start, stop),
+            digest=bytes.fromhex(digest),
+            total_bytes=total_bytes,
+        )
+        for start, stop, digest, total_bytes in json.loads(text)
+    )

@@ -21,8 +21,7 @@ from pathlib import Path
 
 from swarm_ft.errors import JournalError, NotFound
 from swarm_ft.ids import RunId, SampleId
-from swarm_ft.private_files import open_private, private_folder
-from swarm_ft.protocol.messages.control import BYTES_PER_TOKEN
+from swarm_ft.private_files import flush_to_disk, open_private, private_folder
 from swarm_ft.protocol.spec.digest import digest_of, fingerprint_of
 from swarm_ft.protocol.spec.run_spec import RunSpec
 
@@ -129,7 +128,7 @@ class NewTokenFile:
 
     def __init__(self, partial: Path, path: Path, salt: bytes, spec: RunSpec) -> None:
         self._partial, self._path, self._salt = partial, path, salt
-        self._sample_bytes = spec.train.seq_length * BYTES_PER_TOKEN
+        self._sample_bytes = spec.train.sample_bytes
         self._num_samples = 0
         self._unsynced_bytes = 0
         self._file = open_private(partial, "xb")
@@ -163,7 +162,7 @@ class NewTokenFile:
             self._sync()
             self._file.close()
             self._partial.rename(self._path)
-            _sync_folder(self._path.parent)
+            flush_to_disk(self._path.parent)
         except OSError as error:
             raise JournalError(f"{self._path}: {error}") from error
 
@@ -181,7 +180,7 @@ class NewTokenFile:
 
 
 def _record_bytes(spec: RunSpec) -> int:
-    return spec.train.seq_length * BYTES_PER_TOKEN + CHECKSUM_BYTES
+    return spec.train.sample_bytes + CHECKSUM_BYTES
 
 
 def _name(run_id: RunId) -> str:
@@ -196,11 +195,3 @@ def _salt(run_id: RunId, spec: RunSpec) -> bytes:
 
 def _checksum(salt: bytes, sample: int, tokens: bytes) -> bytes:
     return fingerprint_of(b"".join((salt, sample.to_bytes(4, "little"), tokens)))
-
-
-def _sync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -91,8 +91,8 @@ def is_wanted(state: SwarmState, peer_id: PeerId, held: HeldStage) -> bool:
 def loss_in_words(state: SwarmState, run: Run, peer_id: PeerId, why: str) -> str:
     """Who of the run is lost, and what happens now if that depends on nobody else."""
     stage = next(stage for stage in run.stages if peer_id in stage.peers)
-    busy = {peer for peer in stage.peers if peer in state.members and peer not in run.listeners}
-    others = [peer for peer in stage.peers if peer in busy - {peer_id}]
+    there = [peer for peer in stage.peers if peer in state.members and peer != peer_id]
+    others = [peer for peer in there if peer not in run.listeners]
     words = f"peer {peer_id} (layers {stage.layers}) {why}"
     if peer_id in run.listeners:
         return f"{words} before it had caught up"

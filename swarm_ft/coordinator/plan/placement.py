@@ -75,7 +75,7 @@ def _filled(
     free: Sequence[Member],
 ) -> Placement:
     if not gaps:
-        return Placement(tuple(_assignment(part) for part in parts if isinstance(part, Member)), "")
+        return _fill(model, parts, gaps, ())
     # All of them if their memory allows; else the larger ones, for an even share may be too much.
     by_memory = sorted(free, key=lambda m: (-m.hello.memory_bytes, m.joined_at_s))
     most = min(len(free), sum(len(gap) for gap in gaps))
@@ -174,11 +174,11 @@ def _fill(
             )
     chosen = []
     for part in parts:
-        if isinstance(part, Member):
-            chosen.append(_assignment(part))
-        else:
+        if isinstance(part, LayerRange):
             inside = [r for r in ranges if part.start <= r.start < part.stop]
             chosen += [StageAssignment(peer_id=hosts[r].hello.peer_id, layers=r) for r in inside]
+        elif part.hello.layers is not None:
+            chosen.append(StageAssignment(peer_id=part.hello.peer_id, layers=part.hello.layers))
     return Placement(tuple(chosen), "")
 
 
@@ -193,13 +193,6 @@ def _shares(gaps: Sequence[LayerRange], num_peers: int) -> dict[LayerRange, int]
             break
         shares[longest] += 1
     return shares
-
-
-def _assignment(member: Member) -> StageAssignment:
-    layers = member.hello.layers
-    if layers is None:
-        raise ValueError("a member without layers covers nothing")
-    return StageAssignment(peer_id=member.hello.peer_id, layers=layers)
 
 
 def _listed(gaps: Sequence[LayerRange]) -> str:

@@ -103,8 +103,7 @@ class Affinity:
             ordered += group
             ordered += [fillers.pop() for _ in range(min(-len(ordered) % size, len(fillers)))]
         ordered += reversed(fillers)
-        samples = [self._samples[row] for row in ordered]
-        return [tuple(samples[i : i + size]) for i in range(0, len(samples), size)]
+        return _cut([self._samples[row] for row in ordered], size)
 
     def _divided(self, left: list[Counter[int]]) -> tuple[list[int], list[int]]:
         """Samples that may stay with who holds them, by route, and all others, as rows."""
@@ -245,7 +244,8 @@ def plan_microbatches(
     samples = sorted(step_samples(train, step), key=lambda sample: _place(train.seed, sample))
     affinity = Affinity(ledger, stages, samples) if ledger else None
     size = train.micro_batch_size
-    room = _room(-(-len(samples) // size), stages, seconds)
+    num_groups = -(-len(samples) // size)
+    room = [Counter(_shares(num_groups, stage, seconds)) for stage in stages]
     groups = affinity.groups(size, room) if affinity else _cut(samples, size)
     routes = assign([affinity.wishes(g) if affinity else [] for g in groups], room)
     ordered = sorted(zip(routes, range(len(groups)), groups, strict=True))
@@ -341,10 +341,6 @@ def _kept_routes(
         routes[batch.index] if batch.index in routes else next(others)
         for batch in before.microbatches
     ]
-
-
-def _room(count: int, stages: Sequence[Stage], seconds: Seconds) -> list[Counter[int]]:
-    return [Counter(_shares(count, stage, seconds)) for stage in stages]
 
 
 def _cut(samples: Sequence[SampleId], size: int) -> list[tuple[SampleId, ...]]:

@@ -18,9 +18,7 @@ from swarm_ft.buffers import BufferKey, BufferRecord, BufferStore, End
 from swarm_ft.codec import Codec, encode_with_feedback, from_spec, pack_buffer, unpack_buffer
 from swarm_ft.errors import BadFrame, NonFinite
 from swarm_ft.ids import BlockIndex, RunId, SampleId
-from swarm_ft.peer.timeline import Timeline
 from swarm_ft.protocol.messages.boundary import EncodedTensor, Frame, FrameKey, FrameKind
-from swarm_ft.protocol.messages.timeline import SpanKind
 from swarm_ft.protocol.spec.codec_spec import Direction
 from swarm_ft.protocol.spec.digest import fingerprint_of
 from swarm_ft.protocol.spec.run_spec import RunSpec
@@ -181,49 +179,3 @@ class FrameCoder:
 
     def _buffer_key(self, end: End, sample: SampleId) -> BufferKey:
         return BufferKey(self._run_id, self._boundary, end, sample)
-
-
-def uncompressed_bytes(tensor: EncodedTensor) -> int:
-    """What the tensor takes as plain float32."""
-    return 4 * tensor.tokens * tensor.channels
-
-
-# ---- a coder that tells the peer's timeline how long each frame took, in the thread that it took
-
-
-class TimedCoder(FrameCoder):
-    """See the module's docstring."""
-
-    def __init__(
-        self,
-        spec: RunSpec,
-        *,
-        run_id: RunId,
-        boundary: BlockIndex,
-        store: BufferStore,
-        timeline: Timeline,
-    ) -> None:
-        super().__init__(spec, run_id=run_id, boundary=boundary, store=store)
-        self._timeline = timeline
-
-    def encode(self, key: FrameKey, x: Tensor) -> Frame:
-        """See `FrameCoder`."""
-        begin_s = self._timeline.now_s()
-        return self._took(SpanKind.ENCODE, super().encode(key, x), begin_s)
-
-    def encode_again(self, frame: Frame) -> Frame:
-        """See `FrameCoder`."""
-        begin_s = self._timeline.now_s()
-        return self._took(SpanKind.ENCODE, super().encode_again(frame), begin_s)
-
-    def decode(self, frame: Frame) -> Tensor | Refusal:
-        """See `FrameCoder`."""
-        begin_s = self._timeline.now_s()
-        value = super().decode(frame)
-        self._took(SpanKind.DECODE, frame, begin_s)
-        return value
-
-    def _took(self, kind: SpanKind, frame: Frame, begin_s: float) -> Frame:
-        num_bytes = len(frame.tensor.payload)
-        self._timeline.add_frame(kind, frame.key, begin_s, self._boundary, num_bytes)
-        return frame

@@ -18,8 +18,9 @@ from swarm_ft import failpoints
 from swarm_ft.errors import BadFrame, OutOfTurn
 from swarm_ft.ids import BlockIndex, StepNumber
 from swarm_ft.log import get_logger
-from swarm_ft.peer.boundary.coder import FrameCoder, Refusal, uncompressed_bytes
-from swarm_ft.peer.links.link import LinkChannel, Send
+from swarm_ft.peer.boundary.coder import FrameCoder, Refusal
+from swarm_ft.peer.context import run_in
+from swarm_ft.peer.links import LinkChannel, Send
 from swarm_ft.peer.timeline import Timeline
 from swarm_ft.protocol.machines.session import (
     BoundarySession,
@@ -39,7 +40,7 @@ from swarm_ft.protocol.messages.reports import Traffic
 from swarm_ft.protocol.messages.timeline import SpanKind
 from swarm_ft.protocol.spec.codec_spec import Direction
 from swarm_ft.protocol.spec.digest import check_spec_digest
-from swarm_ft.protocol.wire.frames import frame_wire_bytes
+from swarm_ft.protocol.wire.frames import wire_bytes
 
 logger = get_logger(__name__)
 
@@ -50,11 +51,11 @@ class Boundary:
     Args:
         hello: what this side says first; its `received` is filled in at every connection.
         channel: the way to the other end.
-        session: the protocol's state, new for this attempt.
+        sends: which frames this side sends.
         coder: the arithmetic, with this end's buffers.
         pool: the codec threads.
         deliver: called with every decoded sample.
-        timeline: told when frames are sent and received.
+        timeline: told when frames are coded, sent and received.
     """
 
     def __init__(  # noqa: PLR0913 - what an attempt shares with its parts, by name
@@ -62,7 +63,7 @@ class Boundary:
         hello: BoundaryHello,
         channel: LinkChannel,
         *,
-        session: BoundarySession,
+        sends: Direction,
         coder: FrameCoder,
         pool: Executor,
         deliver: Callable[[FrameKey, Tensor], None],
@@ -71,7 +72,7 @@ class Boundary:
         self.is_connected = asyncio.Event()
         self._hello = hello
         self._channel = channel
-        self._session = session
+        self._session = BoundarySession(attempt=hello.attempt, sends=sends)
         self._coder = coder
         self._pool = pool
         self._deliver = deliver
@@ -144,7 +145,6 @@ class Boundary:
             group.create_task(self._channel.attend(self))
 
     async def _encode(self) -> None:
-        loop = asyncio.get_running_loop()
         while True:
             job = await self._encode_jobs.get()
             key = job.key if isinstance(job, Frame) else job
@@ -154,17 +154,16 @@ class Boundary:
                 encode = partial(self._coder.encode_again, job)
             else:
                 encode = partial(self._coder.encode, job, self._unencoded[job])
-            frame = await loop.run_in_executor(self._pool, encode)
+            frame = await run_in(self._pool, self._timed_encode, encode)
             if key.step == self._step:
                 self._unencoded.pop(key, None)
                 self._apply(self._session.send(frame))
 
     async def _decode(self) -> None:
-        loop = asyncio.get_running_loop()
         while True:
             frame = await self._decode_jobs.get()
             try:
-                value = await loop.run_in_executor(self._pool, self._coder.decode, frame)
+                value = await run_in(self._pool, self._timed_decode, frame)
             except BadFrame as error:
                 self._session.dropped(frame.key)
                 self._channel.break_off(error)
@@ -175,6 +174,20 @@ class Boundary:
             elif frame.key.step == self._step:
                 self._apply(self._session.accepted(frame.key))
                 self._deliver(frame.key, value)
+
+    # In a codec thread: to wait for one is no part of a span.
+
+    def _timed_encode(self, encode: Callable[[], Frame]) -> Frame:
+        begin_s = self._timeline.now_s()
+        frame = encode()
+        self._add_span(SpanKind.ENCODE, frame, begin_s)
+        return frame
+
+    def _timed_decode(self, frame: Frame) -> Tensor | Refusal:
+        begin_s = self._timeline.now_s()
+        value = self._coder.decode(frame)
+        self._add_span(SpanKind.DECODE, frame, begin_s)
+        return value
 
     def _apply(self, effects: list[SessionEffect]) -> None:
         for effect in effects:
@@ -219,7 +232,7 @@ class Boundary:
             self._coder.check(message)  # before the session holds it: that bounds its memory
         self._apply(self._session.receive(message))
         if isinstance(message, Frame):
-            self._moved(SpanKind.RECEIVE, message, begin_s)
+            self._add_span(SpanKind.RECEIVE, message, begin_s)
 
     async def write(self, message: FromNeighbour, send: Send) -> None:
         """See `ChannelEnd`."""
@@ -233,27 +246,26 @@ class Boundary:
         begin_s = self._timeline.now_s()
         await send(frame)
         failpoints.reached("before-ack")
-        counted = count_frame(self._hello.boundary, frame, frame_wire_bytes(frame))
-        self._traffic = self._traffic + counted
-        self._moved(SpanKind.SEND, frame, begin_s)
+        self._traffic += counted(self._hello.boundary, frame)
+        self._add_span(SpanKind.SEND, frame, begin_s)
 
-    def _moved(self, kind: SpanKind, frame: Frame, begin_s: float) -> None:
+    def _add_span(self, kind: SpanKind, frame: Frame, begin_s: float) -> None:
         boundary, num_bytes = self._hello.boundary, len(frame.tensor.payload)
         self._timeline.add_frame(kind, frame.key, begin_s, boundary, num_bytes)
 
 
-def count_frame(boundary: BlockIndex, frame: Frame, wire_bytes: int) -> Traffic:
-    """One sent frame as traffic; `wire_bytes` are all of its message."""
-    plain = uncompressed_bytes(frame.tensor)
+def counted(boundary: BlockIndex, frame: Frame) -> Traffic:
+    """One sent frame as traffic."""
+    num_bytes, plain = wire_bytes(frame), 4 * frame.tensor.tokens * frame.tensor.channels
     if frame.key.direction is Direction.BACKWARD:
         return Traffic(
-            boundary=boundary, backward_bytes=wire_bytes, backward_uncompressed_bytes=plain
+            boundary=boundary, backward_bytes=num_bytes, backward_uncompressed_bytes=plain
         )
     is_delta = frame.kind is FrameKind.DELTA
     return Traffic(
         boundary=boundary,
-        forward_bytes=wire_bytes,
+        forward_bytes=num_bytes,
         forward_uncompressed_bytes=plain,
-        key_frames=0 if is_delta else 1,
-        delta_frames=1 if is_delta else 0,
+        key_frames=int(not is_delta),
+        delta_frames=int(is_delta),
     )

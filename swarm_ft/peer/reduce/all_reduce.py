@@ -8,7 +8,7 @@ side.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Set
+from collections.abc import Collection, Mapping, Set
 from concurrent.futures import Executor
 from functools import partial
 from itertools import count
@@ -19,8 +19,9 @@ from torch import Tensor
 from swarm_ft import failpoints
 from swarm_ft.codec.gradient_pieces import PieceCodec
 from swarm_ft.errors import MalformedMessage, NonFinite, OutOfTurn, RunMismatch
-from swarm_ft.ids import Attempt, PeerId, RunId, StepNumber
-from swarm_ft.peer.links.link import LinkChannel, Send
+from swarm_ft.ids import PeerId, StepNumber
+from swarm_ft.peer.context import run_in
+from swarm_ft.peer.links import LinkChannel, Send
 from swarm_ft.peer.reduce.gradient_coder import (
     BadPiece,
     EncodedSum,
@@ -30,6 +31,7 @@ from swarm_ft.peer.reduce.gradient_coder import (
 )
 from swarm_ft.protocol.machines.all_reduce import AllReduce, BreakOff, ReduceEffect, TransmitPiece
 from swarm_ft.protocol.messages.boundary import EncodedTensor
+from swarm_ft.protocol.messages.control import Stage
 from swarm_ft.protocol.messages.reduction import (
     Division,
     EncodeShare,
@@ -43,8 +45,8 @@ from swarm_ft.protocol.messages.reduction import (
 from swarm_ft.protocol.messages.reports import GradientTraffic
 from swarm_ft.protocol.spec.codec_spec import CodecSpec
 from swarm_ft.protocol.spec.digest import check_spec_digest
-from swarm_ft.protocol.spec.layers import LayerRange
-from swarm_ft.protocol.wire.frames import piece_wire_bytes
+from swarm_ft.protocol.wire.frames import wire_bytes
+from swarm_ft.stage.base import Engine
 
 _TASKS_AT_WORK = 2
 """Beside each other in the codec threads."""
@@ -55,20 +57,16 @@ class GradientReducer:
     """One member's part during one attempt; `run` has to be at work for the rest to proceed.
 
     Attributes:
+        hello: what to say to each of the others first.
         is_connected: set while channels to all other members are connected.
     """
 
-    def __init__(  # noqa: PLR0913 - what an attempt shares with its parts, by name
+    def __init__(
         self,
-        *,
-        run_id: RunId,
-        attempt: Attempt,
-        spec_digest: bytes,
-        layers: LayerRange,
+        hello: ReduceHello,
         members: tuple[PeerId, ...],
         channels: Mapping[PeerId, LinkChannel],
-        own: PeerId,
-        num_values: int,
+        *,
         codec: CodecSpec,
         residuals: Residuals,
         pool: Executor,
@@ -76,37 +74,26 @@ class GradientReducer:
         """Nothing is connected before `run`.
 
         Args:
-            run_id: names the run.
-            attempt: its fence.
-            spec_digest: of the RunSpec; the other members must have the same.
-            layers: the stage that the members are replicas of, or all of the model where they are
-                its two ends.
+            hello: what to say to each of the others first. Its layers are the stage that the
+                members are replicas of, or all of the model where they are its two ends; it has
+                no values if this peer has no weights yet, and only listens.
             members: all of them, in the order in which their gradients are added up.
             channels: the ways to the others.
-            own: which of them this peer is.
-            num_values: of the gradient; 0 if this peer has no weights yet, and only listens.
             codec: of the pieces.
             residuals: of error feedback; the caller commits them with the step.
             pool: the codec threads.
         """
+        self.hello = hello
         self.is_connected = asyncio.Event()
-        self._hello = ReduceHello(
-            run_id=run_id,
-            spec_digest=spec_digest,
-            attempt=attempt,
-            peer_id=own,
-            layers=layers,
-            num_values=num_values,
-        )
         self._members = members
-        self._own = members.index(own)
+        self._own = members.index(hello.peer_id)
         self._residuals = residuals
         self._pool = pool
         self._codec = PieceCodec(codec)
-        self._machine = AllReduce(attempt=attempt, num_members=len(members), own=self._own)
+        self._machine = AllReduce(attempt=hello.attempt, num_members=len(members), own=self._own)
         self._channels = {members.index(peer): channel for peer, channel in channels.items()}
         self._connected: set[int] = set()
-        self._told_values = {self._own: num_values}
+        self._told_values = {self._own: hello.num_values}
         self._division = Division(1, len(members))
         self._coder: _Coder | None = None
         # Bounded by the windows of the all-reduce.
@@ -206,13 +193,12 @@ class GradientReducer:
                 group.create_task(channel.attend(_MemberEnd(self, member)))
 
     async def _work(self) -> None:
-        loop = asyncio.get_running_loop()
         while True:
             _, _, coder, task = await self._tasks.get()
             if coder is not self._coder:
                 continue
             try:
-                made = await loop.run_in_executor(self._pool, coder.work, task)
+                made = await run_in(self._pool, coder.work, task)
             except NonFinite as error:
                 self._failure = error
                 self._changed.set()
@@ -251,11 +237,6 @@ class GradientReducer:
 
     # ---- what the channels call, see `ChannelEnd`
 
-    @property
-    def hello(self) -> ReduceHello:
-        """What to say to each of the others first."""
-        return self._hello
-
     def connected(self, member: int, hello: ReduceHello) -> None:
         """A member is there.
 
@@ -263,11 +244,23 @@ class GradientReducer:
             RunMismatch: it works by another RunSpec, or its gradient has another length.
             OutOfTurn: it is at another stage.
         """
-        check_reduce_hello(self._hello, hello)
+        self._check(hello)
         self._told_values[member] = hello.num_values
         self._connected.add(member)
         self._note_connections()
         self._apply(self._machine.connected(member))
+
+    def _check(self, hello: ReduceHello) -> None:
+        ours = self.hello
+        run, whose = f"run {ours.run_id}", f"peer {hello.peer_id}"
+        check_spec_digest(run, ours.spec_digest, hello.spec_digest, whose)
+        if hello.layers != ours.layers:
+            raise OutOfTurn(f"all-reduce: expected layers {ours.layers}, got {hello.layers}")
+        if ours.num_values and hello.num_values and ours.num_values != hello.num_values:
+            raise RunMismatch(
+                f"{run}, layers {ours.layers}: gradients have {ours.num_values} values here, "
+                f"{hello.num_values} at {whose}"
+            )
 
     def disconnected(self, member: int) -> None:
         """It is there no more."""
@@ -301,7 +294,7 @@ class GradientReducer:
 
     def _count(self, piece: GradientPiece) -> None:
         plain = 4 * self._division.spans[piece.key.piece].num_values
-        sent = GradientTraffic(sent_bytes=piece_wire_bytes(piece), uncompressed_bytes=plain)
+        sent = GradientTraffic(sent_bytes=wire_bytes(piece), uncompressed_bytes=plain)
         self._traffic += sent
 
 
@@ -309,31 +302,47 @@ class _MemberEnd:
     """The end of the channel to one other member; see `ChannelEnd`."""
 
     def __init__(self, reducer: GradientReducer, member: int) -> None:
-        self._reducer = reducer
+        self.hello = reducer.hello
         self.disconnected = partial(reducer.disconnected, member)
         self.connected = partial(reducer.connected, member)
         self.receive = partial(reducer.receive, member)
         self.write = reducer.write
 
-    @property
-    def hello(self) -> ReduceHello:
-        return self._reducer.hello
+
+# ---- tied embeddings stay tied: first and last stage add up their gradients, each for itself
+#
+# It is an all-reduce of two members, the first stage and the last, uncompressed: both end with
+# first + last in float32, in that order, so both apply the same update to the same bits.
 
 
-def check_reduce_hello(ours: ReduceHello, theirs: ReduceHello) -> None:
-    """Whether the other side is a replica of the same stage of the run.
+def tied_pairs(first: Stage, last: Stage) -> tuple[tuple[PeerId, PeerId], ...]:
+    """Who of the first stage exchanges with whom of the last; every replica is in one pair or more.
+
+    All replicas of a stage hold the same sum by then, so whichever is asked gives the same bits.
+    """
+    count = max(len(first.peers), len(last.peers))
+    return tuple(
+        (first.peers[i % len(first.peers)], last.peers[i % len(last.peers)]) for i in range(count)
+    )
+
+
+async def synchronise(
+    pairs: Collection[GradientReducer], step: StepNumber, engine: Engine, compute: Executor
+) -> None:
+    """Exchange the step's gradients of the tied embeddings; the engine then has their sum.
+
+    Args:
+        pairs: that this peer is in, at least one.
+        step: its number.
+        engine: of the first or of the last stage, its gradients summed over the replicas.
+        compute: the thread in which it lives.
 
     Raises:
-        RunMismatch: it works by another RunSpec, or its gradient has another length.
-        OutOfTurn: it is at another stage.
+        ExceptionGroup: of NonFinite, if this stage's gradient is infinite, NaN or as good as that.
     """
-    whose = f"peer {theirs.peer_id}"
-    check_spec_digest(f"run {ours.run_id}", ours.spec_digest, theirs.spec_digest, whose)
-    if theirs.layers != ours.layers:
-        raise OutOfTurn(f"all-reduce: expected layers {ours.layers}, got {theirs.layers}")
-    lengths = {hello.num_values for hello in (ours, theirs) if hello.num_values}
-    if len(lengths) > 1:
-        raise RunMismatch(
-            f"run {ours.run_id}, layers {ours.layers}: gradients have {ours.num_values} values "
-            f"here, {theirs.num_values} at peer {theirs.peer_id}"
-        )
+    own = (await run_in(compute, engine.tied_gradient)).detach().cpu().float()
+    async with asyncio.TaskGroup() as group:
+        flat = own.reshape(-1)
+        sums = [group.create_task(pair.reduce(step, flat)) for pair in pairs]
+    total = sums[0].result().reshape(own.shape)  # all have the same bits
+    await run_in(compute, engine.set_tied_gradient, total)

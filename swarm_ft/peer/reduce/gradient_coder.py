@@ -236,10 +236,9 @@ class GradientCoder:
                 f"step {self._step}: a gradient is larger than {MAX_GRADIENT:g}, inf or NaN; "
                 f"a smaller --lr may help"
             )
-        if self._residuals is None:
-            return self._codec.encode(values).tensor
-        piece = self._codec.encode(values, self._residuals.worker(*where))
-        if piece.residual is not None:
+        owed = None if self._residuals is None else self._residuals.worker(*where)
+        piece = self._codec.encode(values, owed)
+        if self._residuals is not None and piece.residual is not None:
             self._residuals.set_worker(*where, piece.residual)
         return piece.tensor
 

@@ -2,6 +2,8 @@
 
 A newcomer takes it from the stage's other replicas; a run that goes back takes it from its
 snapshots; replicas offer it to newcomers, and put it into the snapshots when they are asked to.
+What they offer is named by its digest; the coordinator passes on which, so that a source that lies
+is found out. So it is with snapshots, whose digests the coordinator keeps.
 """
 
 from __future__ import annotations
@@ -9,25 +11,28 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from swarm_ft.errors import OutOfTurn, SwarmError, Unavailable
+from swarm_ft import failpoints
+from swarm_ft.errors import BadSnapshot, OutOfTurn, SwarmError, Unavailable
 from swarm_ft.ids import Attempt, PeerId, StepNumber
 from swarm_ft.log import get_logger
-from swarm_ft.peer.context import PeerContext
+from swarm_ft.peer.context import PeerContext, to_its_end
 from swarm_ft.peer.state.learner import CatchingUp
-from swarm_ft.peer.state.source import Handover
 from swarm_ft.peer.state.stage_state import StageState
+from swarm_ft.private_files import private_folder
 from swarm_ft.protocol.messages.control import (
     Assign,
     CatchUp,
     PlanStep,
+    SavedStage,
     SaveStage,
     StageOffered,
     StageSaved,
 )
 from swarm_ft.protocol.messages.shard import ShardName
 from swarm_ft.protocol.spec.layers import LayerRange
-from swarm_ft.snapshots.shard import ShardContents
-from swarm_ft.transfer.source import OfferedShard
+from swarm_ft.snapshots.shard import ShardContents, read_shard, write_shard
+from swarm_ft.snapshots.store import SnapshotStore
+from swarm_ft.transfer import OfferedShard, offer
 
 logger = get_logger(__name__)
 
@@ -38,18 +43,29 @@ RETRY_S = 2.0
 class StateExchange:
     """See the module's docstring.
 
+    Args:
+        folder: for files that lie there only meanwhile.
+        spec_digest: of the run.
+        snapshots: where the run's snapshots lie; None if this peer was not told.
+
     Attributes:
         catching_up: this peer's way to the state, if the assignment names it a learner.
     """
 
     def __init__(
-        self, context: PeerContext, state: StageState, handover: Handover, folder: Path
+        self,
+        context: PeerContext,
+        state: StageState,
+        folder: Path,
+        spec_digest: bytes,
+        snapshots: SnapshotStore | None,
     ) -> None:
         self.catching_up: CatchingUp | None = None
         self._context = context
         self._state = state
-        self._handover = handover
         self._folder = folder
+        self._spec_digest = spec_digest
+        self._snapshots = snapshots
         self._attempt = Attempt(-1)
         self._last_take: CatchUp | None = None
         self._givings: dict[PeerId, ShardName] = {}
@@ -89,9 +105,7 @@ class StateExchange:
             self.catching_up.expect(assign.attempt)
         elif step == assign.committed_steps:
             self._stop_taking()
-            self.catching_up = CatchingUp(
-                self._context, self._state, self._handover, self._folder, name, assign
-            )
+            self.catching_up = CatchingUp(self._context, self._state, self._folder, name, assign)
         else:
             raise OutOfTurn(f"{name}: not all of the {assign.committed_steps} steps were heard")
         if self._last_take is not None:
@@ -131,8 +145,29 @@ class StateExchange:
         if not step or layers not in saved:
             return
         name = ShardName(run_id=assign.run_id, step=step, layers=layers)
-        contents = await self._handover.read(name, saved[layers])
+        contents = await self._read(name, saved[layers])
         await self._state.restore(contents, step, assign.last_attempt)
+
+    async def _read(self, name: ShardName, digest: bytes) -> ShardContents:
+        store = self._store()
+        found = await asyncio.to_thread(store.list_snapshots, name.run_id, self._spec_digest)
+        manifest = next((manifest for manifest in found if manifest.step == name.step), None)
+        if manifest is None or manifest.shard(name.layers).digest != digest:
+            raise BadSnapshot(
+                f"{name}: the snapshots here have no such state; start this peer with the same "
+                f"--snapshots as the coordinator"
+            )
+        path = await asyncio.to_thread(store.fetch_shard, manifest, name.layers, self._folder)
+        return await asyncio.to_thread(read_shard, path, name, self._spec_digest)
+
+    def _store(self) -> SnapshotStore:
+        if self._snapshots is None:
+            raise Unavailable(
+                "this peer was not told where snapshots lie; start it with --snapshots URL"
+            )
+        return self._snapshots
+
+    # ---- newcomers
 
     async def offer(self, assign: Assign, layers: LayerRange) -> None:
         """Offer the states that are taken from here; only copying one keeps the next step waiting.
@@ -148,7 +183,7 @@ class StateExchange:
         names = set(self._givings.values())
         self._stop_offering(names)
         for name in names:
-            offered = self._handover.find(name)
+            offered = self._context.offers.get(name)
             if offered is not None:
                 self._say_offered(name, offered)
             elif name not in self._offering and name == self._state.name:
@@ -163,13 +198,22 @@ class StateExchange:
     async def _offer(self, name: ShardName, contents: ShardContents) -> None:
         while True:
             try:
-                offered = await self._handover.offer(name, contents)
+                offered = await self._put_out(name, contents)
             except Unavailable as error:
                 logger.warning("%s: cannot be offered yet: %s", name, error.message)
                 await asyncio.sleep(RETRY_S)
             else:
                 self._say_offered(name, offered)
                 return
+
+    async def _put_out(self, name: ShardName, contents: ShardContents) -> OfferedShard:
+        path = await self._write(self._folder, name, contents)
+        try:
+            offered = self._context.offers[name] = await asyncio.to_thread(offer, path)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+        return offered
 
     def _say_offered(self, name: ShardName, offered: OfferedShard) -> None:
         self._context.say(
@@ -185,7 +229,9 @@ class StateExchange:
     def _stop_offering(self, but: set[ShardName]) -> None:
         for name in self._offering.keys() - but:
             self._offering.pop(name).cancel()
-        self._handover.close(but=but)
+        states = {name for name in self._context.offers if not name.is_result}
+        for name in states - but:
+            self._context.offers.pop(name).path.unlink(missing_ok=True)
 
     # ---- snapshots
 
@@ -205,8 +251,32 @@ class StateExchange:
 
     async def _save(self, name: ShardName, contents: ShardContents) -> None:
         try:
-            entry = await self._handover.save(name, contents)
+            entry = await self._put_by(name, contents)
         except SwarmError as error:
             logger.warning("%s: cannot be saved: %s", name, error.message)
             return
         self._context.say(StageSaved(name=name, digest=entry.digest, total_bytes=entry.total_bytes))
+
+    async def _put_by(self, name: ShardName, contents: ShardContents) -> SavedStage:
+        """Put a state into the snapshots; cancelled, this waits for what is being written."""
+        store = self._store()
+        failpoints.reached_meanwhile("saving")
+        # Beside it the same state may be offered to newcomers, without what is this peer's alone.
+        folder = self._folder / "saved"
+        private_folder(folder)
+        path = await self._write(folder, name, contents)
+        try:
+            return await to_its_end(asyncio.to_thread(store.put_shard, name, path))
+        finally:
+            path.unlink(missing_ok=True)  # it was moved, unless that failed
+
+    async def _write(self, folder: Path, name: ShardName, contents: ShardContents) -> Path:
+        """Write a state down; cancelled, it leaves no file."""
+        write = asyncio.to_thread(write_shard, folder, name, self._spec_digest, contents)
+        writing = asyncio.create_task(write)
+        try:
+            return await to_its_end(writing)
+        except asyncio.CancelledError:
+            if writing.done() and writing.exception() is None:
+                writing.result().unlink()
+            raise

@@ -18,13 +18,13 @@ from swarm_ft.ids import Attempt, StepNumber
 from swarm_ft.log import get_logger
 from swarm_ft.peer.context import PeerContext, run_in
 from swarm_ft.peer.reduce.gradient_coder import EncodedSum
-from swarm_ft.peer.state.source import Handover
 from swarm_ft.peer.state.stage_state import StageState
 from swarm_ft.private_files import open_private
 from swarm_ft.protocol.messages.boundary import EncodedTensor
 from swarm_ft.protocol.messages.control import Assign, CatchUp, CaughtUp, CommitStep
 from swarm_ft.protocol.messages.shard import ShardName
-from swarm_ft.snapshots.shard import ShardContents
+from swarm_ft.snapshots.shard import ShardContents, read_shard
+from swarm_ft.transfer import Downloader
 
 # ---- committed steps that wait to be applied: what replicas summed, and how it is to be applied
 #
@@ -132,7 +132,6 @@ class CatchingUp:
 
     Args:
         state: what is to become the stage; what is in it is dropped.
-        handover: fetches from sources.
         folder: for files that lie there only meanwhile.
         name: of the state that sources offer.
         assign: the assignment that asks for it; as many steps are committed in it.
@@ -145,7 +144,6 @@ class CatchingUp:
         self,
         context: PeerContext,
         state: StageState,
-        handover: Handover,
         folder: Path,
         name: ShardName,
         assign: Assign,
@@ -155,7 +153,9 @@ class CatchingUp:
         self.has_caught_up = False
         self._context = context
         self._state = state
-        self._handover = handover
+        self._folder = folder
+        self._downloader = Downloader(context.directory, context.transport)
+        self._spec_digest = assign.spec_digest
         self._last_attempt = self._heard_attempt = assign.last_attempt
         self._heard_steps = assign.committed_steps
         self._codec = PieceCodec(assign.spec.train.reduction_codec)
@@ -219,8 +219,15 @@ class CatchingUp:
         await self._fetch_from(take)
 
     async def _fetch_from(self, take: CatchUp) -> None:
-        fetched = await self._handover.fetch(self.name, take.digest, take.sources)
-        self._contents, self._state_bytes = fetched
+        name, sources = self.name, take.sources
+        path = self._folder / f"handed-{name.run_id}-{name.layers}.safetensors"
+        try:
+            chunks = await self._downloader.list_chunks(name, take.digest, sources)
+            brought = await self._downloader.download(name, chunks, sources, path)
+            contents = await asyncio.to_thread(read_shard, path, name, self._spec_digest)
+            self._contents, self._state_bytes = contents, sum(brought.values())
+        finally:
+            path.unlink(missing_ok=True)  # what was read stays mapped until it is let go of
 
     async def _become(self) -> None:
         contents, self._contents = self._contents, None

@@ -31,11 +31,6 @@ class DownloadPlan:
         self._held = dict.fromkeys(sources, _NOTHING)
 
     @property
-    def sources(self) -> Collection[PeerId]:
-        """Those that were not dropped."""
-        return self._held.keys()
-
-    @property
     def num_missing(self) -> int:
         """Chunks that did not come yet."""
         return len(self._missing)

@@ -10,8 +10,7 @@ from swarm_ft.ids import NO_ATTEMPT, Attempt, BlockIndex, PeerId, RunId, SampleI
 from swarm_ft.protocol.messages.control import MAX_RUN_PEERS, Amount, StageAssignment, TokenIds
 from swarm_ft.protocol.messages.reports import BufferCounts, ByteCounts, GradientTraffic, Traffic
 from swarm_ft.protocol.messages.shard import ShardFile
-from swarm_ft.protocol.spec.bounds import Length
-from swarm_ft.protocol.spec.checks import Digest, Text
+from swarm_ft.protocol.spec.bounds import Digest, Length, Text
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.protocol.spec.version import PROTOCOL_VERSION, Spoken

@@ -19,17 +19,19 @@ from swarm_ft.protocol.messages.reports import (
 )
 from swarm_ft.protocol.messages.shard import ShardFile, ShardName
 from swarm_ft.protocol.messages.timeline import ClockTime, StepTimeline
-from swarm_ft.protocol.spec.bounds import Bound, Length, Range
-from swarm_ft.protocol.spec.checks import (
+from swarm_ft.protocol.spec.bounds import (
     MAX_PEER_NUMBER,
+    Bound,
     Digest,
     Endpoint,
     HostAndPort,
+    Length,
     Name,
+    Range,
     Text,
 )
 from swarm_ft.protocol.spec.layers import MAX_BLOCKS, LayerRange
-from swarm_ft.protocol.spec.run_spec import MAX_BATCH_SIZE, MAX_SEQ_LENGTH, RunSpec
+from swarm_ft.protocol.spec.run_spec import BYTES_PER_TOKEN, MAX_BATCH_SIZE, MAX_SEQ_LENGTH, RunSpec
 from swarm_ft.protocol.spec.training_plan import Microbatch
 from swarm_ft.protocol.spec.version import PROTOCOL_VERSION, Spoken
 
@@ -37,7 +39,6 @@ from swarm_ft.protocol.spec.version import PROTOCOL_VERSION, Spoken
 #
 # Tokens travel as little-endian uint32 bytes, so that the coordinator can pass them on unread.
 
-BYTES_PER_TOKEN = 4
 MAX_RUN_PEERS = 1 << 14
 SomePeers = Annotated[tuple[PeerId, ...], Length(MAX_RUN_PEERS, 1)]
 Amount = Annotated[float, Range(0.0)]

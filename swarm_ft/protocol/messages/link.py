@@ -11,19 +11,8 @@ from enum import Enum
 from typing import Annotated
 
 from swarm_ft.ids import PeerId
-from swarm_ft.protocol.messages.boundary import (
-    Ack,
-    BoundaryHello,
-    BoundaryMessage,
-    Frame,
-    KeyFrameRequest,
-)
-from swarm_ft.protocol.messages.reduction import (
-    GradientPiece,
-    PieceAck,
-    ReduceHello,
-    ReduceMessage,
-)
+from swarm_ft.protocol.messages.boundary import BoundaryHello, BoundaryMessage
+from swarm_ft.protocol.messages.reduction import ReduceHello, ReduceMessage
 from swarm_ft.protocol.spec.version import PROTOCOL_VERSION, Spoken
 
 
@@ -55,17 +44,8 @@ ChannelHello = BoundaryHello | ReduceHello
 ChannelMessage = BoundaryMessage | ReduceMessage
 LinkMessage = LinkHello | ChannelMessage
 
-_KINDS: dict[type[ChannelMessage], ChannelKind] = {
-    BoundaryHello: ChannelKind.BOUNDARY,
-    Frame: ChannelKind.BOUNDARY,
-    Ack: ChannelKind.BOUNDARY,
-    KeyFrameRequest: ChannelKind.BOUNDARY,
-    ReduceHello: ChannelKind.REDUCTION,
-    GradientPiece: ChannelKind.REDUCTION,
-    PieceAck: ChannelKind.REDUCTION,
-}
-
 
 def kind_of(message: ChannelMessage) -> ChannelKind:
     """Which channel a message goes over."""
-    return _KINDS[type(message)]
+    is_boundary = isinstance(message, BoundaryMessage)
+    return ChannelKind.BOUNDARY if is_boundary else ChannelKind.REDUCTION

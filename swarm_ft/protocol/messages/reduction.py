@@ -15,8 +15,7 @@ from typing import Annotated, NamedTuple
 
 from swarm_ft.ids import Attempt, PeerId, RunId, StepNumber
 from swarm_ft.protocol.messages.boundary import EncodedTensor
-from swarm_ft.protocol.spec.bounds import Range
-from swarm_ft.protocol.spec.checks import Digest
+from swarm_ft.protocol.spec.bounds import Digest, Range
 from swarm_ft.protocol.spec.layers import LayerRange
 
 MAX_GRADIENT_VALUES = 1 << 36

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import Annotated
+from dataclasses import dataclass, field, fields, replace
+from typing import Annotated, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from swarm_ft.errors import MalformedMessage
 from swarm_ft.ids import BlockIndex, SampleId
 from swarm_ft.protocol.spec.bounds import Bound
 from swarm_ft.protocol.spec.run_spec import MAX_SAMPLES
@@ -37,7 +36,27 @@ class OfOneStep(Bound):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Traffic:
+class Counters:
+    """Fields that are counts, but for `boundary`; the sum of two of a kind has the sum of each."""
+
+    def counts(self) -> dict[str, int]:
+        """Each count by its name."""
+        names = (field.name for field in fields(self) if field.name != "boundary")
+        return {name: getattr(self, name) for name in names}
+
+    def __add__(self, other: Self) -> Self:
+        others = other.counts()
+        return replace(
+            self, **{name: count + others[name] for name, count in self.counts().items()}
+        )
+
+    def at_most(self, high: int) -> Self:
+        """The same, with no count above `high`."""
+        return replace(self, **{name: min(count, high) for name, count in self.counts().items()})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Traffic(Counters):
     """What one side sent over one boundary; each side counts what it sends itself."""
 
     boundary: BlockIndex
@@ -47,21 +66,6 @@ class Traffic:
     backward_uncompressed_bytes: int = 0
     key_frames: int = 0
     delta_frames: int = 0
-
-    def __add__(self, other: Traffic) -> Traffic:
-        return Traffic(
-            boundary=self.boundary,
-            forward_bytes=self.forward_bytes + other.forward_bytes,
-            backward_bytes=self.backward_bytes + other.backward_bytes,
-            forward_uncompressed_bytes=(
-                self.forward_uncompressed_bytes + other.forward_uncompressed_bytes
-            ),
-            backward_uncompressed_bytes=(
-                self.backward_uncompressed_bytes + other.backward_uncompressed_bytes
-            ),
-            key_frames=self.key_frames + other.key_frames,
-            delta_frames=self.delta_frames + other.delta_frames,
-        )
 
 
 def summed_by_boundary(counts: Iterable[Traffic]) -> tuple[Traffic, ...]:
@@ -74,21 +78,15 @@ def summed_by_boundary(counts: Iterable[Traffic]) -> tuple[Traffic, ...]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class GradientTraffic:
+class GradientTraffic(Counters):
     """Bytes of gradients that replicas of a stage sent each other, and what float32 would take."""
 
     sent_bytes: int = 0
     uncompressed_bytes: int = 0
 
-    def __add__(self, other: GradientTraffic) -> GradientTraffic:
-        return GradientTraffic(
-            sent_bytes=self.sent_bytes + other.sent_bytes,
-            uncompressed_bytes=self.uncompressed_bytes + other.uncompressed_bytes,
-        )
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ByteCounts:
+class ByteCounts(Counters):
     """What peers sent each other, by kind, and what it would be as plain float32.
 
     Attributes:
@@ -103,10 +101,6 @@ class ByteCounts:
     gradient_bytes: int = 0
     gradient_uncompressed_bytes: int = 0
     state_bytes: int = 0
-
-    def __add__(self, other: ByteCounts) -> ByteCounts:
-        names = ByteCounts.__dataclass_fields__
-        return ByteCounts(**{name: getattr(self, name) + getattr(other, name) for name in names})
 
     @property
     def sent_bytes(self) -> int:
@@ -168,18 +162,6 @@ class SampleSet:
         bits[numbers] = True
         return cls(np.packbits(bits, bitorder="little").tobytes())
 
-    @classmethod
-    def checked(cls, bitmap: bytes, num_samples: int) -> SampleSet:
-        """A set that somebody else sent, of a run that has so many samples.
-
-        Raises:
-            MalformedMessage: it has others, or is not in its shortest form.
-        """
-        words = Bitmap(num_samples).refusal(bitmap)
-        if words is not None:
-            raise MalformedMessage(f"set of samples: {words}")
-        return cls(bitmap)
-
     def to_array(self) -> Samples:
         """The samples."""
         bits = np.unpackbits(np.frombuffer(self.bitmap, np.uint8), bitorder="little")
@@ -206,7 +188,7 @@ class HeldBuffers:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class BufferCounts:
+class BufferCounts(Counters):
     """A peer's buffers at one boundary: the first three as of now, the others since it told last.
 
     Attributes:
@@ -229,8 +211,3 @@ class BufferCounts:
     misses: int = 0
     evictions: int = 0
     repairs: int = 0
-
-    def __add__(self, other: BufferCounts) -> BufferCounts:
-        names = [name for name in BufferCounts.__dataclass_fields__ if name != "boundary"]
-        sums = {name: getattr(self, name) + getattr(other, name) for name in names}
-        return BufferCounts(boundary=self.boundary, **sums)

@@ -12,8 +12,7 @@ from typing import Annotated
 
 from swarm_ft.errors import MalformedMessage
 from swarm_ft.ids import RunId, StepNumber
-from swarm_ft.protocol.spec.bounds import Length, Range
-from swarm_ft.protocol.spec.checks import Digest
+from swarm_ft.protocol.spec.bounds import Digest, Length, Range
 from swarm_ft.protocol.spec.digest import BytesLike, digest_of
 from swarm_ft.protocol.spec.layers import LayerRange
 

@@ -10,17 +10,31 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, fields
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+from swarm_ft.errors import MalformedMessage
+from swarm_ft.protocol.spec.digest import DIGEST_BYTES
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 MAX_SHOWN_CHARS = 80
 """Of a refused value, which ends in logs."""
+T = TypeVar("T")
 
 
 class Bound(ABC):
@@ -103,6 +117,101 @@ class OneOf(Bound):
     def __str__(self) -> str:
         *others, last = map(str, self.values)
         return f"{', '.join(others)} or {last}" if others else last
+
+
+# ---- what others may send
+
+MAX_ID_CHARS = 64
+"""Run and peer names; a longer one would only fill logs."""
+MAX_TEXT_CHARS = 1000
+"""Reasons and details, which end in logs and terminals."""
+MAX_PEER_NUMBER = 1e200
+"""Norms and losses of peers, which are summed: larger ones, finite each, would overflow."""
+MAX_ENDPOINT_CHARS = 255
+
+_HOST = r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]{2,45}\]"
+_ENDPOINT = re.compile(rf"({_HOST}):([0-9]{{1,5}})")
+
+
+def is_endpoint(text: str) -> bool:
+    """Whether it is `host:port`: a name, an IPv4 address or an IPv6 one in brackets."""
+    if len(text) > MAX_ENDPOINT_CHARS:
+        return False
+    match = _ENDPOINT.fullmatch(text)
+    return match is not None and 1 <= int(match[3]) <= 65535
+
+
+@dataclass(frozen=True, slots=True)
+class Name(Bound):
+    """A short printable name without slashes, since names end in paths."""
+
+    def refusal(self, value: object) -> str | None:
+        """See `Bound`."""
+        is_line = isinstance(value, str) and 0 < len(value) <= MAX_ID_CHARS and value.isprintable()
+        if is_line and not {"/", "\\"}.intersection(str(value)):
+            return None
+        return (
+            f"expected 1 to {MAX_ID_CHARS} printable characters and no slash, "
+            f"got {ascii(value)[:MAX_ID_CHARS]}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Line(Bound):
+    """A line of text, perhaps empty; what every text has to be of which nothing else is said."""
+
+    def refusal(self, value: object) -> str | None:
+        """See `Bound`."""
+        if isinstance(value, str) and len(value) <= MAX_TEXT_CHARS and value.isprintable():
+            return None
+        return (
+            f"expected at most {MAX_TEXT_CHARS} printable characters, "
+            f"got {ascii(value)[:MAX_ID_CHARS]}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Cleaned:
+    """Metadata of a text for people: never refused, but cut and made printable."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostAndPort(Bound):
+    """`host:port`, see `is_endpoint`; perhaps empty, where nobody knows."""
+
+    is_optional: bool = False
+
+    def refusal(self, value: object) -> str | None:
+        """See `Bound`."""
+        if isinstance(value, str) and (is_endpoint(value) or (self.is_optional and not value)):
+            return None
+        return f"expected HOST:PORT, got {ascii(value)[:MAX_ID_CHARS]}"
+
+
+Endpoint = Annotated[str, HostAndPort()]
+Text = Annotated[str, Cleaned()]
+DIGEST = Length(DIGEST_BYTES, DIGEST_BYTES)
+Digest = Annotated[bytes, DIGEST]
+
+
+def checked(name: str, value: T, bound: Bound) -> T:
+    """`value`, if it keeps to the bound; for those who read what others send by hand.
+
+    Raises:
+        MalformedMessage: it does not.
+    """
+    words = bound.refusal(value)
+    if words is not None:
+        raise MalformedMessage(f"{name}: {words}")
+    return value
+
+
+def checked_text(value: str) -> str:
+    """`value` cut to a length fit for logs, without control characters."""
+    return "".join(c if c.isprintable() else " " for c in value[:MAX_TEXT_CHARS])
+
+
+# ---- whether a value keeps to the bounds of its type
 
 
 def refusal(value: object, hint: object) -> str | None:

@@ -72,13 +72,12 @@ class _Family:
     low: float
     high: float
     whole: bool
-    default: float | None = None
 
 
 _FAMILIES = {
-    CodecName.NONE: _Family("bits", 32, 32, True, 32),
-    CodecName.FP16: _Family("bits", 16, 16, True, 16),
-    CodecName.BF16: _Family("bits", 16, 16, True, 16),
+    CodecName.NONE: _Family("bits", 32, 32, True),
+    CodecName.FP16: _Family("bits", 16, 16, True),
+    CodecName.BF16: _Family("bits", 16, 16, True),
     CodecName.Q: _Family("bits", 1, 8, True),
     CodecName.AQ: _Family("bits", 1, 8, True),
     CodecName.HQ: _Family("bits", 1, 8, True),

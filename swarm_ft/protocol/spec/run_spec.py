@@ -10,8 +10,7 @@ from enum import IntEnum
 from typing import Annotated
 
 from swarm_ft.errors import BadCodec, BadModel, BadOption
-from swarm_ft.protocol.spec.bounds import Length, OneOf, Range
-from swarm_ft.protocol.spec.checks import Digest
+from swarm_ft.protocol.spec.bounds import Digest, Length, OneOf, Range
 from swarm_ft.protocol.spec.codec_spec import (
     MAX_SPEC_CHARS,
     CodecSpec,
@@ -35,6 +34,8 @@ MAX_VOCAB_SIZE = 1 << 24
 MAX_STEPS = 1 << 31
 MAX_BATCH_SIZE = 1 << 16
 MAX_REFERENCE_CHARS = 1000
+BYTES_PER_TOKEN = 4
+"""Tokens travel and are kept as little-endian uint32."""
 COPIES_PER_WEIGHT = 4
 """In a peer's memory: the weight, its gradient and AdamW's two moments, all equally large."""
 CodecText = Annotated[str, Length(MAX_SPEC_CHARS)]
@@ -269,6 +270,16 @@ class TrainSpec(TrainOptions):
     def steps_per_epoch(self) -> int:
         """Steps that visit every sample once."""
         return math.ceil(self.num_samples / self.batch_size)
+
+    @property
+    def sample_bytes(self) -> int:
+        """Of one sample's tokens."""
+        return self.seq_length * BYTES_PER_TOKEN
+
+    @property
+    def data_bytes(self) -> int:
+        """Of all samples' tokens."""
+        return self.num_samples * self.sample_bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -32,8 +32,17 @@ from google.protobuf.message_factory import GetMessageClass
 
 from swarm_ft.errors import MalformedMessage, SwarmError
 from swarm_ft.ids import BlockIndex, MicrobatchIndex, PeerId, RunId, SampleId, StepNumber
-from swarm_ft.protocol.spec.bounds import Bound, Range, field_hints, metadata
-from swarm_ft.protocol.spec.checks import MAX_ID_CHARS, Cleaned, Line, Name, checked_text
+from swarm_ft.protocol.spec.bounds import (
+    MAX_ID_CHARS,
+    Bound,
+    Cleaned,
+    Line,
+    Name,
+    Range,
+    checked_text,
+    field_hints,
+    metadata,
+)
 from swarm_ft.protocol.spec.layers import MAX_BLOCKS
 from swarm_ft.protocol.spec.run_spec import MAX_BATCH_SIZE, MAX_SAMPLES, MAX_STEPS
 from swarm_ft.protocol.spec.version import Spoken

@@ -32,7 +32,7 @@ from swarm_ft.protocol.messages.reduction import (
     PieceKey,
     ReduceHello,
 )
-from swarm_ft.protocol.spec.checks import bounded, checked_digest, checked_text
+from swarm_ft.protocol.spec.bounds import DIGEST, Range, checked, checked_text
 from swarm_ft.protocol.spec.codec_spec import Direction
 from swarm_ft.protocol.wire.convert import WireType, wire_type
 
@@ -53,8 +53,8 @@ def link_to_wire(message: LinkMessage) -> link_pb2.LinkMessage:
             return link_pb2.LinkMessage(frame=frame)
         case Ack(key):
             return link_pb2.LinkMessage(frame_ack=_key_to_wire(key))
-        case GradientPiece(piece_key, tensor):
-            piece = _piece_to_wire(piece_key, tensor.to_bytes())
+        case GradientPiece():
+            piece = _piece_to_wire(message, message.tensor.to_bytes())
             return link_pb2.LinkMessage(piece=piece)
         case PieceAck(piece_key):
             return link_pb2.LinkMessage(piece_ack=_piece_key_to_wire(piece_key))
@@ -118,7 +118,7 @@ def _frame_to_wire(frame: Frame, tensor: bytes) -> boundary_pb2.Frame:
 
 
 def _frame_from_wire(frame: boundary_pb2.Frame) -> Frame:
-    kind = FrameKind(bounded("frame kind", frame.kind, 1, 3))
+    kind = FrameKind(checked("frame kind", frame.kind, Range(1, 3)))
     is_direct, is_delta = kind is FrameKind.DIRECT, kind is FrameKind.DELTA
     if (is_direct and frame.result_digest) or (not is_delta and frame.base_digest):
         raise MalformedMessage(f"{kind.name} frame: has a digest that its kind does not have")
@@ -126,8 +126,10 @@ def _frame_from_wire(frame: boundary_pb2.Frame) -> Frame:
         key=_key_from_wire(frame.key),
         kind=kind,
         tensor=EncodedTensor.from_bytes(frame.tensor),
-        base_digest=checked_digest("base digest", frame.base_digest, optional=not is_delta),
-        result_digest=checked_digest("result digest", frame.result_digest, optional=is_direct),
+        base_digest=checked("base digest", frame.base_digest, DIGEST) if is_delta else b"",
+        result_digest=checked("result digest", frame.result_digest, DIGEST)
+        if not is_direct
+        else b"",
     )
 
 
@@ -147,15 +149,15 @@ def _key_from_wire(key: boundary_pb2.FrameKey) -> FrameKey:
         step=StepNumber(key.step),
         microbatch=MicrobatchIndex(key.microbatch),
         sample=SampleId(key.sample),
-        direction=Direction(bounded("direction", key.direction, 1, 2)),
+        direction=Direction(checked("direction", key.direction, Range(1, 2))),
     )
 
 
 # ---- between replicas
 
 
-def _piece_to_wire(key: PieceKey, tensor: bytes) -> reduce_pb2.GradientPiece:
-    return reduce_pb2.GradientPiece(key=_piece_key_to_wire(key), tensor=tensor)
+def _piece_to_wire(piece: GradientPiece, tensor: bytes) -> reduce_pb2.GradientPiece:
+    return reduce_pb2.GradientPiece(key=_piece_key_to_wire(piece.key), tensor=tensor)
 
 
 def _piece_key_to_wire(key: PieceKey) -> reduce_pb2.PieceKey:
@@ -171,7 +173,7 @@ def _piece_key_from_wire(key: reduce_pb2.PieceKey) -> PieceKey:
     return PieceKey(
         attempt=Attempt(key.attempt),
         step=StepNumber(key.step),
-        phase=Phase(bounded("phase of an all-reduce", key.phase, 1, 2)),
+        phase=Phase(checked("phase of an all-reduce", key.phase, Range(1, 2))),
         piece=key.piece,
     )
 
@@ -179,18 +181,14 @@ def _piece_key_from_wire(key: reduce_pb2.PieceKey) -> PieceKey:
 # ---- what is counted as traffic, without a second copy of the payload
 
 
-def frame_wire_bytes(frame: Frame) -> int:
-    """Bytes that a frame takes on the stream, all headers of message and gRPC included."""
-    return _wire_bytes(_frame_to_wire(frame, b""), frame.tensor)
-
-
-def piece_wire_bytes(piece: GradientPiece) -> int:
-    """Bytes that a piece takes on the stream, all headers of message and gRPC included."""
-    return _wire_bytes(_piece_to_wire(piece.key, b""), piece.tensor)
-
-
-def _wire_bytes(rest: Message, tensor: EncodedTensor) -> int:
-    tensor_bytes = _field_bytes(TENSOR_HEADER_BYTES + len(tensor.payload))
+def wire_bytes(message: Frame | GradientPiece) -> int:
+    """Bytes that it takes on the stream, all headers of message and gRPC included."""
+    rest: Message
+    if isinstance(message, Frame):
+        rest = _frame_to_wire(message, b"")
+    else:
+        rest = _piece_to_wire(message, b"")
+    tensor_bytes = _field_bytes(TENSOR_HEADER_BYTES + len(message.tensor.payload))
     return _field_bytes(rest.ByteSize() + tensor_bytes) + GRPC_PREFIX_BYTES
 
 

@@ -77,7 +77,7 @@ class StoreMachine(RuleBasedStateMachine):
     @invariant()
     def counts_are_those_of_the_committed_records(self) -> None:
         assert len(self.store) == len(self.committed)
-        stats = self.store.stats()
+        stats = self.store.take_stats()
         for boundary in stats:
             mine = {k: r for k, r in self.committed.items() if k.boundary == boundary}
             assert stats[boundary].memory_bytes == sum(len(r.payload) for r in mine.values())
@@ -119,7 +119,7 @@ def test_threads_lose_no_record_and_no_byte() -> None:
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(work, range(4)))
     assert len(store) == 800
-    assert store.stats()[BlockIndex(1)].memory_bytes == 5 * 800
+    assert store.take_stats()[BlockIndex(1)].memory_bytes == 5 * 800
 
 
 # ---- what a step was given stays until it commits
@@ -143,7 +143,7 @@ def test_but_a_newer_one_takes_its_place() -> None:
     first, newer = (record(bytes([i]) * 100) for i in (1, 2))
     store.put(key(1), first)
     assert store.get(key(1)) == first
-    store.put(key(1), newer, replace=True)
+    store.put(key(1), newer)
     assert store.get(key(1)) == newer
     store.drop([key(1)])
     assert store.get(key(1)) is None

@@ -56,7 +56,7 @@ def assert_lost(store: BufferStore, *samples: int) -> None:
     """These and no others; each is counted and told."""
     expected = {name: r for name, r in RECORDS.items() if name.sample not in samples}
     assert dict(store.records()) == expected
-    assert store.stats()[BOUNDARY].repairs == len(samples)
+    assert store.take_stats()[BOUNDARY].repairs == len(samples)
     assert sorted(store.take_lost()) == [key(sample) for sample in samples]
 
 
@@ -118,7 +118,7 @@ def test_a_deleted_file_costs_its_records_and_is_begun_anew(
     store.commit()
     store.flush()
     assert dict(store.records()) == {key(20): record("new")}
-    assert store.stats()[BOUNDARY].repairs == NUM_RECORDS
+    assert store.take_stats()[BOUNDARY].repairs == NUM_RECORDS
     assert sorted(store.take_lost()) == list(RECORDS)
     assert len(caplog.records) == 1
     assert "10 buffers are gone" in caplog.text
@@ -162,8 +162,8 @@ def test_a_file_that_cannot_be_made_leaves_the_memory_tier(
         store.put(key(i), record("new"))
         store.flush()
     assert len(store) == 0, "there is no budget in memory"
-    assert store.stats()[BOUNDARY].repairs == NUM_RECORDS
-    assert store.stats()[BOUNDARY].evictions == 10
+    counts = store.take_stats()[BOUNDARY]
+    assert (counts.repairs, counts.evictions) == (NUM_RECORDS, 10)
     assert len(caplog.records) == 2
 
 
@@ -171,12 +171,12 @@ def test_a_write_that_was_never_done_is_noticed(store: BufferStore, path: Path) 
     """The disk says yes and keeps the old bytes: an older record of the very same sample."""
     old = path.read_bytes()
     for step in range(2):  # the second one into the slot that was the first
-        store.put(key(0), record(f"version {step}"), replace=True)
+        store.put(key(0), record(f"version {step}"))
         store.flush()
     with path.open("r+b") as file:
         file.write(old)
     assert store.get(key(0)) is None
-    assert store.stats()[BOUNDARY].repairs == 1
+    assert store.take_stats()[BOUNDARY].repairs == 1
 
 
 # ---- files that are not ours
@@ -251,8 +251,9 @@ def test_a_full_disk_leaves_what_is_there_and_takes_new_versions(
     assert len(store) >= 5
     assert len(caplog.records) == 1
     assert "No space left on device" in caplog.text
-    assert store.stats()[BOUNDARY].evictions > 0
-    assert store.stats()[BOUNDARY].repairs == 0
+    counts = store.take_stats()[BOUNDARY]
+    assert counts.evictions > 0
+    assert counts.repairs == 0
 
 
 def test_a_disk_that_has_room_again_is_used_again(
@@ -292,7 +293,7 @@ for i in range(20):
 found = dict(store.records())
 assert found and all(found[name] == record(f"sample {name.sample}") for name in found)
 store.close()
-print(len(found), store.stats()[BOUNDARY].evictions)
+print(len(found), store.take_stats()[BOUNDARY].evictions)
 """
 
 

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from swarm_ft.buffers import BufferRecord, BufferStore, End
+from swarm_ft.buffers.disk import OtherRun
 from swarm_ft.buffers.slab import Slab
-from swarm_ft.buffers.tiers import ReadJob, RemoveJob, Tiers, WriteJob
+from swarm_ft.buffers.tiers import ReadJob, Tiers, WriteJob
 from swarm_ft.ids import SampleId, StepNumber
 
 from .conftest import BOUNDARY, CyclicVisits, OpenStore, key, record
@@ -43,7 +44,7 @@ def read_begun(tiers: Tiers) -> ReadJob:
     return job
 
 
-def write_begun(tiers: Tiers) -> WriteJob | RemoveJob:
+def write_begun(tiers: Tiers) -> WriteJob | OtherRun:
     job = tiers.start_write()
     assert job is not None
     return job
@@ -75,7 +76,7 @@ def test_a_late_read_of_a_slot_that_was_used_again_is_no_damage(store: BufferSto
     result = late.run()
     tiers.finish_read(late, result)
     assert everything(store) == {i: record(f"new {i}") for i in range(SAMPLES)}
-    assert store.stats()[BOUNDARY].repairs == 0
+    assert store.take_stats()[BOUNDARY].repairs == 0
     assert store.take_lost() == []
 
 
@@ -152,7 +153,7 @@ def test_threads_with_a_slow_disk_hold_up_no_commit_and_mix_nothing_up(
         assert store.get(key(step % 8)) in (record(f"step {step}"), None)
     held = dict(store.records())
     assert len(held) <= 4, "three are in the budget, one is in flight"
-    assert store.stats()[BOUNDARY].evictions > 0
+    assert store.take_stats()[BOUNDARY].evictions > 0
     disk_goes_on.set()
     store.flush()
     assert dict(store.records()) == held

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from swarm_ft.buffers import BufferKey, BufferLimits, BufferRecord, BufferStore, End
+from swarm_ft.buffers.disk import OtherRun
 from swarm_ft.buffers.slab import Broken
-from swarm_ft.buffers.tiers import ReadJob, RemoveJob, WriteJob
+from swarm_ft.buffers.tiers import ReadJob, WriteJob
 from swarm_ft.ids import SampleId, StepNumber
 from swarm_ft.protocol.spec.training_plan import NEVER, VisitOrder, step_samples
 from tests.specs import train_spec
@@ -51,7 +52,7 @@ class DiskMachine(RuleBasedStateMachine):
         self.ever: dict[BufferKey, list[BufferRecord]] = {}
         self.lent: dict[BufferKey, BufferRecord] = {}
         self.num_records, self.step = 0, StepNumber(0)
-        self.writes: list[WriteJob | RemoveJob | None] = []
+        self.writes: list[WriteJob | OtherRun | None] = []
         self.reads: list[tuple[ReadJob, BufferRecord | Broken] | None] = []
         self.is_damaged = False
 
@@ -123,15 +124,12 @@ class DiskMachine(RuleBasedStateMachine):
         self.step = StepNumber(step)
         self.store.resume_at(self.step)
 
-    @rule(name=keys, size=sizes, replace=st.booleans())
-    def put(self, name: BufferKey, size: int, replace: bool) -> None:
+    @rule(name=keys, size=sizes)
+    def put(self, name: BufferKey, size: int) -> None:
         self.note_losses()
-        made = self.new_record(name, size)
-        expected = replace or (name not in self.held and name not in self.staged)
-        assert self.store.put(name, made, replace=replace) == expected
-        if expected:
-            self.held[name] = made
-            self.lent.pop(name, None)
+        self.held[name] = self.new_record(name, size)
+        self.store.put(name, self.held[name])
+        self.lent.pop(name, None)
 
     @rule()
     def forget(self) -> None:
@@ -346,7 +344,6 @@ def arguments_of(rng: random.Random, rule: str) -> dict[str, Any]:
         "size": rng.choice([50, 50, 50, 5000]),
         "end": rng.choice([End.SENT, End.SENT, End.RESIDUAL]),
         "is_written": rng.random() < 0.5,
-        "replace": rng.random() < 0.5,
         "late": rng.random() < 0.5,
         "flush": rng.random() < 0.5,
         "but": set(rng.sample(range(NUM_SAMPLES), 3)),

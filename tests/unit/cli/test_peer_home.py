@@ -7,7 +7,7 @@ from typing import Protocol
 
 import pytest
 
-from swarm_ft.cli.serving import PeerHome, claim_home
+from swarm_ft.cli.serve_stage import PeerHome, claim_home
 from swarm_ft.errors import BadOption
 
 

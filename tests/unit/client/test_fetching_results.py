@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from swarm_ft.client.swarm import SwarmClient
-from swarm_ft.discovery.directory import Board, Role, StaticDirectory
+from swarm_ft.discovery.directory import Role
 from swarm_ft.errors import Unavailable
 from swarm_ft.ids import PeerId, RunId, StepNumber
 from swarm_ft.protocol.messages.client import RunPhase, RunStatus, StageResult
 from swarm_ft.protocol.messages.control import StageAssignment
 from swarm_ft.protocol.messages.shard import CHUNK_BYTES, ChunkPart, FetchRequest, ShardName
 from swarm_ft.protocol.spec.layers import LayerRange
-from swarm_ft.transfer.source import (
+from swarm_ft.transfer import (
     PART_BYTES,
     OfferedShard,
     offer,
@@ -27,6 +27,7 @@ from swarm_ft.transfer.source import (
 from swarm_ft.transport.base import Handler, MessageStream, Method, Server, Transport
 from swarm_ft.transport.methods import FETCH_CHUNKS, LIST_CHUNKS
 from tests.doubles.clock import ManualClock
+from tests.doubles.directory import Board, StaticDirectory
 from tests.doubles.faults import FaultyTransport
 from tests.doubles.memory_transport import MemoryTransport
 from tests.specs import run_spec

@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from swarm_ft.client.progress import WINDOW_STEPS, ProgressState, RunProgress
+from swarm_ft.client.report import WINDOW_STEPS, ProgressState, RunProgress
 from swarm_ft.ids import BlockIndex, RunId, StepNumber
 from swarm_ft.protocol.messages.client import RunPhase, RunStatus, StepCommitted
 from swarm_ft.protocol.messages.reports import Traffic
@@ -127,7 +127,7 @@ def _written(console: Console) -> str:
 
 def test_without_a_terminal_about_every_tenth_of_the_run_is_a_plain_line() -> None:
     console = _plain_console()
-    with RunProgress(_spec(num_steps=40).train, console) as progress:
+    with RunProgress(_spec(num_steps=40).train, console).shown() as progress:
         progress.show_status(_status(RunPhase.WAITING, "waiting for layers 2-4"))
         progress.show_status(_status(RunPhase.WAITING, "waiting for layers 2-4"))
         for k in range(40):
@@ -143,7 +143,7 @@ def test_without_a_terminal_about_every_tenth_of_the_run_is_a_plain_line() -> No
 
 def test_a_history_told_again_is_not_printed_again() -> None:
     console = _plain_console()
-    with RunProgress(_spec(num_steps=40).train, console) as progress:
+    with RunProgress(_spec(num_steps=40).train, console).shown() as progress:
         for k in (*range(20), *range(24)):
             progress.show_step(_step(k))
     steps = [line.split()[1] for line in _written(console).splitlines()]
@@ -152,7 +152,7 @@ def test_a_history_told_again_is_not_printed_again() -> None:
 
 def test_on_a_terminal_one_bar_shows_step_and_numbers() -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=80, _environ={})
-    with RunProgress(_spec(num_steps=40).train, console) as progress:
+    with RunProgress(_spec(num_steps=40).train, console).shown() as progress:
         progress.show_step(_step(9))
         progress.message("a line above")
     text = _written(console)
@@ -162,7 +162,7 @@ def test_on_a_terminal_one_bar_shows_step_and_numbers() -> None:
 
 def test_who_is_gone_stays_to_be_read_above_the_bar() -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=80, _environ={})
-    with RunProgress(_spec(num_steps=40).train, console) as progress:
+    with RunProgress(_spec(num_steps=40).train, console).shown() as progress:
         progress.show_status(_status(RunPhase.WAITING, "peer b is gone", committed=9))
         progress.show_status(_status(RunPhase.WAITING, "peer b is gone", committed=9))
         progress.show_status(_status(RunPhase.LOADING, "peers load their stages", committed=9))
@@ -174,7 +174,7 @@ def test_who_is_gone_stays_to_be_read_above_the_bar() -> None:
 
 def test_who_joins_while_the_others_train_is_told_above_the_bar_and_the_bar_goes_on() -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=80, _environ={})
-    with RunProgress(_spec(num_steps=40).train, console) as progress:
+    with RunProgress(_spec(num_steps=40).train, console).shown() as progress:
         progress.show_status(_status(RunPhase.TRAINING, "peer x joins layers 0-3", committed=9))
         progress.show_step(_step(9))
     lines = [line.rstrip() for line in _written(console).replace("\r", "\n").splitlines()]
@@ -185,6 +185,6 @@ def test_who_joins_while_the_others_train_is_told_above_the_bar_and_the_bar_goes
 
 
 def test_the_display_goes_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
-    with RunProgress(_spec().train) as progress:
+    with RunProgress(_spec().train).shown() as progress:
         progress.message("hello")
     assert capsys.readouterr() == ("", "hello\n")

@@ -3,22 +3,18 @@ from __future__ import annotations
 import io
 import json
 import math
+from functools import reduce
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from swarm_ft.client.evaluate import Evaluation
-from swarm_ft.client.report import RunReport, counted_steps, kind_lines
+from swarm_ft.client.report import ProgressState, RunReport, StepTotals, kind_lines
 from swarm_ft.errors import BadOption, ProtocolError
 from swarm_ft.ids import BlockIndex, RunId, StepNumber
 from swarm_ft.protocol.messages.client import StepCommitted
 from swarm_ft.protocol.messages.reports import ByteCounts, GradientTraffic, Traffic
-
-
-def _evaluation(loss: float) -> Evaluation:
-    perplexity = math.exp(loss) if loss < 700 else math.inf
-    return Evaluation(loss=loss, perplexity=perplexity, num_samples=1, num_tokens=9)
 
 
 def _step(number: int, *, loss: float = 2.0, keys: int = 4) -> StepCommitted:
@@ -48,12 +44,18 @@ def _step(number: int, *, loss: float = 2.0, keys: int = 4) -> StepCommitted:
     )
 
 
+def _after(*steps: StepCommitted) -> ProgressState:
+    return reduce(ProgressState.after, steps, ProgressState(num_steps=9, seq_length=10))
+
+
 def _report(*steps: StepCommitted, before: float = 3.0, after: float = 1.0) -> RunReport:
-    return RunReport.build(
-        steps,
+    state = _after(*steps)
+    return RunReport(
         run_id=RunId("run-1"),
-        eval_before=_evaluation(before),
-        eval_after=_evaluation(after),
+        losses=state.losses,
+        totals=state.last,
+        eval_before=Evaluation(before),
+        eval_after=Evaluation(after),
         model_dir="out/model",
     )
 
@@ -99,8 +101,7 @@ def test_a_run_that_goes_back_counts_no_step_and_no_byte_twice() -> None:
 
 
 def test_a_run_that_goes_back_and_stays_shorter_has_fewer_steps() -> None:
-    steps = counted_steps([_step(0), _step(1), _step(2), _step(1, loss=7.0)])
-    assert [(s.step, s.loss) for s in steps] == [(0, 2.0), (1, 7.0)]
+    assert _after(_step(0), _step(1), _step(2), _step(1, loss=7.0)).losses == (2.0, 7.0)
 
 
 def test_a_history_told_again_counts_once() -> None:
@@ -114,8 +115,13 @@ def test_a_missing_step_is_an_error_and_not_a_shifted_loss() -> None:
 
 
 def test_a_run_without_steps_or_evaluation_still_has_a_document() -> None:
-    report = RunReport.build(
-        (), run_id=RunId("r"), eval_before=None, eval_after=None, model_dir="m"
+    report = RunReport(
+        run_id=RunId("r"),
+        losses=(),
+        totals=StepTotals(),
+        eval_before=None,
+        eval_after=None,
+        model_dir="m",
     )
     document = json.loads(report.to_json())
     assert (document["losses"], document["eval"], document["samples_per_second"]) == ([], None, 0)
@@ -163,7 +169,7 @@ def test_the_summary_tells_loss_perplexity_bytes_and_where_the_result_lies() -> 
 
 
 def test_kinds_that_were_sent_have_a_line_each_and_one_together() -> None:
-    lines = kind_lines(_report(_step(0)).sent)
+    lines = kind_lines(_report(_step(0)).totals.sent)
     assert [line.split()[0] for line in lines] == [
         "forward",
         "backward",

@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from swarm_ft.codec import from_spec, parse
+from swarm_ft.codec import from_spec
 from swarm_ft.errors import BadCodec, BadFrame, NonFinite
 from swarm_ft.protocol.messages.boundary import TENSOR_HEADER_BYTES, EncodedTensor
 from swarm_ft.protocol.spec.codec_spec import CodecName, Direction, Feedback, parse_codec_spec
+from tests.codecs import parse
 
 # fmt: off
 FORWARD = [

@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from swarm_ft.codec import parse
 from swarm_ft.codec.narrow import TILE
 from swarm_ft.errors import BadFrame
 from swarm_ft.protocol.messages.boundary import EncodedTensor
+from tests.codecs import parse
 
 WIDTHS = range(1, 9)
 MAX_FLOAT = torch.finfo(torch.float32).max

@@ -9,11 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from swarm_ft.codec import pack_buffer, parse, unpack_buffer
+from swarm_ft.codec import pack_buffer, unpack_buffer
 from swarm_ft.codec.base import Codec
-from swarm_ft.codec.scales import read_scales
+from swarm_ft.codec.narrow import read_scales
 from swarm_ft.errors import BadFrame
 from swarm_ft.protocol.messages.boundary import EncodedTensor
+from tests.codecs import parse
 
 WIDTHS = range(1, 9)
 AXES = ["f", "c", "t", "tc"]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from swarm_ft.buffers import BufferKey, BufferRecord, BufferStore, End
-from swarm_ft.codec import from_spec, pack_buffer, parse, unpack_buffer
+from swarm_ft.codec import from_spec, pack_buffer, unpack_buffer
 from swarm_ft.errors import InternalError
 from swarm_ft.ids import Attempt, BlockIndex, MicrobatchIndex, RunId, SampleId, StepNumber
 from swarm_ft.peer.boundary.coder import FrameCoder, Refusal
@@ -26,6 +26,7 @@ from swarm_ft.protocol.spec.digest import fingerprint_of
 from swarm_ft.protocol.spec.run_spec import LrSchedule, ModelSpec, RunSpec, TrainSpec
 from swarm_ft.protocol.spec.training_plan import step_microbatches, step_samples
 from swarm_ft.protocol.wire.frames import LINK_MESSAGE
+from tests.codecs import parse
 
 TOKENS, CHANNELS = 64, 48
 RUN, BLOCK = RunId("run"), BlockIndex(2)

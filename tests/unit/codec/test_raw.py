@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from swarm_ft.codec import pack_buffer, parse, unpack_buffer
+from swarm_ft.codec import pack_buffer, unpack_buffer
 from swarm_ft.errors import BadFrame
 from swarm_ft.protocol.messages.boundary import EncodedTensor
+from tests.codecs import parse
 
 MAX_FLOAT = torch.finfo(torch.float32).max
 MAX_BFLOAT16 = torch.finfo(torch.bfloat16).max

@@ -11,9 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from swarm_ft.codec import buffer_bytes, pack_buffer, parse, unpack_buffer
-from swarm_ft.codec.kernels.reference import BLOCK, TorchBlocks, scale_of
+from swarm_ft.codec import buffer_bytes, pack_buffer, unpack_buffer
+from swarm_ft.codec.kernels.base import BLOCK, scale_of
+from swarm_ft.codec.kernels.reference import ReferenceKernels
 from swarm_ft.errors import BadFrame, NonFinite
+from tests.codecs import parse
 
 MAX_FLOAT = torch.finfo(torch.float32).max
 property_test = settings(derandomize=True, deadline=None, max_examples=100)
@@ -166,7 +168,7 @@ def test_plain_torch_and_loops_write_and_read_the_same_bytes(bits: int, x: Tenso
     fast = pack_buffer(x, bits)
     y = unpack_like(x, fast, bits)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("swarm_ft.codec.stored.block_kernels_for", lambda _: TorchBlocks())
+        patch.setattr("swarm_ft.codec.stored.kernels_for", lambda _: ReferenceKernels())
         assert pack_buffer(x, bits) == fast
         assert torch.equal(unpack_like(x, fast, bits), y)
 

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from swarm_ft.codec import parse
 from swarm_ft.errors import BadFrame
 from swarm_ft.protocol.messages.boundary import EncodedTensor
+from tests.codecs import parse
 
 FRAME_BYTES = 80
 """Of a frame beside its tensor: key, digests, message and gRPC headers."""

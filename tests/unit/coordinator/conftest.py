@@ -20,13 +20,13 @@ from swarm_ft.coordinator.facts.events import (
     PeerSaid,
     PlanRecord,
     Publish,
+    Record,
     RollbackRecord,
     RunRecord,
     RunSubmitted,
     Say,
     SnapshotWritten,
     Tick,
-    Write,
     WriteSnapshot,
 )
 from swarm_ft.coordinator.facts.state import Run, SwarmState
@@ -474,7 +474,7 @@ class Swarm:
         self._check_state()
         self.effects += effects
         if self.journal is not None:
-            self.journal.write(e.record for e in effects if isinstance(e, Write))
+            self.journal.write(e for e in effects if isinstance(e, Record))
         says = [e for e in effects if isinstance(e, Say)]
         for say in says[:num_said]:
             self._deliver(say)
@@ -503,9 +503,9 @@ class Swarm:
 
     def _check(self, effect: Effect, event: Event, there: Collection[PeerId]) -> None:
         """Whether an effect may be; `there` are those who may still be told something."""
+        if isinstance(effect, Record):
+            self._check_written(effect)
         match effect:
-            case Write():
-                self._check_written(effect)
             case Say(peer_id, message):
                 assert peer_id in there
                 self._check_said(peer_id, message)
@@ -519,8 +519,8 @@ class Swarm:
                 is_refused = isinstance(event, PeerSaid) and isinstance(event.message, PeerHello)
                 assert is_refused or peer_id not in self.state.members
 
-    def _check_written(self, write: Write) -> None:
-        match write.record:
+    def _check_written(self, record: Record) -> None:
+        match record:
             case RunRecord(run):
                 known = self.written_runs.get(run.run_id)
                 assert known is None or run.attempt.number >= known.attempt.number

@@ -18,8 +18,8 @@ from hivemind.dht.crypto import DHTRecord
 from hivemind.dht.node import DHTNode
 from hivemind.utils import MSGPackSerializer
 
-from swarm_ft.discovery.dht import DhtDirectory, DhtOptions
-from swarm_ft.discovery.directory import MAX_LIFETIME_S, RecordRules, Role
+from swarm_ft.discovery.dht import MAX_LIFETIME_S, DhtDirectory, DhtOptions, RecordRules
+from swarm_ft.discovery.directory import Role
 from swarm_ft.errors import BadOption, DirectoryUnreachable, PortInUse, Unavailable
 
 pytestmark = pytest.mark.timeout(60)

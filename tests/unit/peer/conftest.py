@@ -19,9 +19,9 @@ from swarm_ft.errors import SwarmError
 from swarm_ft.ids import Attempt, BlockIndex, MicrobatchIndex, PeerId, RunId, SampleId, StepNumber
 from swarm_ft.peer.boundary.coder import FrameCoder
 from swarm_ft.peer.boundary.end import Boundary
-from swarm_ft.peer.links.link import ChannelEnd, LinkChannel, Links
+from swarm_ft.peer.links import ChannelEnd, LinkChannel, Links
 from swarm_ft.peer.timeline import Timeline
-from swarm_ft.protocol.machines.session import WINDOW_FRAMES, BoundarySession
+from swarm_ft.protocol.machines.session import WINDOW_FRAMES
 from swarm_ft.protocol.messages.boundary import BoundaryHello, FrameKey
 from swarm_ft.protocol.messages.link import ChannelMessage
 from swarm_ft.protocol.spec.codec_spec import Direction
@@ -114,6 +114,7 @@ class End:
         self.sends = sends
         self.store = BufferStore()
         self.arrivals: asyncio.Queue[tuple[FrameKey, torch.Tensor]] = asyncio.Queue()
+        self.timeline = Timeline(SystemClock(), lambda _message: None)
         self._spec = spec
         self._pool = pool
 
@@ -135,11 +136,11 @@ class End:
         self.boundary = Boundary(
             self.hello(name),
             channel,
-            session=BoundarySession(attempt=Attempt(1), sends=self.sends),
+            sends=self.sends,
             coder=coder,
             pool=self._pool,
             deliver=lambda key, value: self.arrivals.put_nowait((key, value)),
-            timeline=Timeline(SystemClock(), lambda _message: None),
+            timeline=self.timeline,
         )
 
     def begin(self, step: int, samples: Iterable[int]) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from swarm_ft.ids import PeerId
-from swarm_ft.peer.links.link import LinkStream
+from swarm_ft.peer.links import LinkStream
 from swarm_ft.protocol.messages.link import ChannelHello, LinkHello, LinkMessage
 from swarm_ft.transport.base import Channel, MessageStream, Transport
 from swarm_ft.transport.methods import LINK

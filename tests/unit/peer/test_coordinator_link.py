@@ -7,11 +7,11 @@ from random import Random
 
 import pytest
 
-from swarm_ft.discovery.directory import Board, StaticDirectory
 from swarm_ft.ids import PeerId
 from swarm_ft.peer.coordinator_link import MAX_RECONNECT_S, MIN_RECONNECT_S, CoordinatorLink
 from swarm_ft.protocol.messages.control import PeerAlive, PeerHello, ToPeer
 from tests.doubles.clock import ManualClock
+from tests.doubles.directory import Board, StaticDirectory
 from tests.doubles.memory_transport import MemoryTransport
 
 

@@ -15,12 +15,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from swarm_ft.discovery.directory import Board, StaticDirectory
 from swarm_ft.errors import OutOfTurn, RunMismatch, SwarmError, Unavailable
 from swarm_ft.ids import Attempt, BlockIndex, PeerId, RunId, StepNumber
 from swarm_ft.peer.context import PeerContext
 from swarm_ft.peer.host import StageHost
-from swarm_ft.peer.links.link import Links, LinkStream
+from swarm_ft.peer.links import Links, LinkStream
 from swarm_ft.peer.state.stage_state import EngineMaker, StageState
 from swarm_ft.peer.timeline import Timeline
 from swarm_ft.protocol.messages.boundary import BoundaryHello
@@ -52,6 +51,7 @@ from swarm_ft.stage.checkpoint import open_checkpoint
 from swarm_ft.stage.engine import StageEngine
 from swarm_ft.transport.methods import LINK
 from tests.doubles.clock import ManualClock
+from tests.doubles.directory import Board, StaticDirectory
 from tests.doubles.memory_transport import MemoryTransport
 from tests.states import weights_digest
 from tests.unit.peer.conftest import MakeTrain
@@ -623,7 +623,7 @@ async def test_the_next_attempt_goes_on_over_the_stream_that_stands(peer: Peer) 
 async def test_a_neighbour_that_is_nowhere_fails_the_attempt(
     peer: Peer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("swarm_ft.peer.links.link.UNREACHABLE_AFTER_S", 0.0)
+    monkeypatch.setattr("swarm_ft.peer.links.UNREACHABLE_AFTER_S", 0.0)
     await peer.assign(stages=((ME, 0, 1), ("next", 1, 2)))
     failed = await peer.hears(StageFailed)
     assert failed.code == "unavailable"
@@ -709,7 +709,7 @@ async def test_who_was_released_saves_no_more(
     store = SnapshotStore(str(tmp_path / "snapshots"))
     gate = Gate(write_shard if moment == "written" else store.put_shard)
     if moment == "written":
-        monkeypatch.setattr("swarm_ft.peer.state.source.write_shard", gate)
+        monkeypatch.setattr("swarm_ft.peer.state.exchange.write_shard", gate)
     else:
         monkeypatch.setattr(store, "put_shard", gate)
     peer = make_peer(snapshots=store)

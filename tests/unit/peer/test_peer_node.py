@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from swarm_ft.discovery.directory import Board, Role, StaticDirectory
+from swarm_ft.discovery.directory import Role
 from swarm_ft.errors import (
     BadLayers,
     JournalError,
@@ -50,6 +50,7 @@ from swarm_ft.stage.engine import StageEngine
 from swarm_ft.transport.base import Channel, MessageStream, call
 from swarm_ft.transport.methods import JOIN, LIST_CHUNKS
 from tests.doubles.clock import ManualClock
+from tests.doubles.directory import Board, StaticDirectory
 from tests.doubles.memory_transport import MemoryTransport
 from tests.unit.peer.conftest import MakeTrain
 
@@ -178,7 +179,7 @@ def cpu_engine(spec: RunSpec, layers: LayerRange) -> StageEngine:
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("swarm_ft.peer.coordinator_link.MIN_RECONNECT_S", 0.0)
-    monkeypatch.setattr("swarm_ft.peer.links.link.MIN_BACKOFF_S", 0.0)
+    monkeypatch.setattr("swarm_ft.peer.links.MIN_BACKOFF_S", 0.0)
 
 
 @pytest.fixture

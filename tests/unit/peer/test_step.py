@@ -20,7 +20,7 @@ from swarm_ft.peer.boundary.end import Boundary
 from swarm_ft.peer.context import PeerContext
 from swarm_ft.peer.step import Passing, StageStep, StepProgress
 from swarm_ft.peer.timeline import Timeline
-from swarm_ft.protocol.machines.pipeline import PARTS, StageSchedule, least_held
+from swarm_ft.protocol.machines.pipeline import PARTS, least_held
 from swarm_ft.protocol.messages.boundary import FrameKey
 from swarm_ft.protocol.messages.control import PlanStep
 from swarm_ft.protocol.spec.codec_spec import Direction
@@ -156,12 +156,6 @@ def make_step() -> Iterator[MakeStep]:
             )
             up, down = Outbox(), Outbox()
             indices = [MicrobatchIndex(i) for i in range(microbatches)]
-            schedule = StageSchedule(
-                is_first=engine.is_first,
-                is_last=engine.is_last,
-                microbatches=indices,
-                max_held=least_held(of, index) + more_held,
-            )
             passing = Passing(
                 stage_index=index,
                 batches={batch.index: batch for batch in plan.microbatches},
@@ -177,7 +171,7 @@ def make_step() -> Iterator[MakeStep]:
                 StepProgress(plan.step),
                 engine=cast("Engine", engine),
                 context=cast("PeerContext", context),
-                schedule=schedule,
+                max_held=least_held(of, index) + more_held,
             )
             return step, engine, up, down
 

@@ -1,24 +1,26 @@
 """What a peer records of its steps and tells: only when asked, and bounded."""
 
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
 
 import pytest
 import torch
 
-from swarm_ft.buffers import BufferStore
 from swarm_ft.ids import Attempt, BlockIndex, MicrobatchIndex, RunId, SampleId, StepNumber
 from swarm_ft.peer import timeline as timeline_module
-from swarm_ft.peer.boundary.coder import TimedCoder
 from swarm_ft.peer.timeline import NUM_PROBES, Timeline
 from swarm_ft.protocol.messages.boundary import FrameKey
 from swarm_ft.protocol.messages.control import ClockProbe, ClockReply, FromPeer, PlanStep
 from swarm_ft.protocol.messages.timeline import ClockEstimate, Span, SpanKind, StepTimeline
 from swarm_ft.protocol.spec.codec_spec import Direction
 from swarm_ft.protocol.spec.training_plan import Microbatch
+from swarm_ft.transport.base import Transport
 from tests.doubles.clock import ManualClock
-from tests.unit.peer.conftest import MakeSpec
+from tests.unit.peer.conftest import BOUNDARY_BLOCK, AtWork, End, MakeSpec
+
+T = TypeVar("T")
 
 AHEAD_US = 5_000_000
 KEY = FrameKey(Attempt(1), StepNumber(0), MicrobatchIndex(2), SampleId(7), Direction.BACKWARD)
@@ -245,31 +247,49 @@ def test_a_coordinator_that_is_joined_anew_may_have_another_clock(peer: Peer) ->
     assert not [said for said in peer.said if isinstance(said, StepTimeline)]
 
 
-def test_frames_are_timed_in_the_thread_that_codes_them(peer: Peer, make_spec: MakeSpec) -> None:
+class LatePool(ThreadPoolExecutor):
+    """Whose threads are always busy for 9 seconds first."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__(1)
+        self._clock = clock
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        self._clock.advance(9)
+        return super().submit(fn, *args, **kwargs)
+
+
+async def test_frames_are_timed_in_the_thread_that_codes_them(
+    peer: Peer, make_spec: MakeSpec, at_work: AtWork, transport: Transport
+) -> None:
     """Waiting for the thread is no part of it."""
     spec = make_spec(forward_codec="aq4")
-    stores = [BufferStore(), BufferStore()]
-    names: Any = {"run_id": RunId("run"), "boundary": BlockIndex(2), "timeline": peer.timeline}
-    sender, receiver = (TimedCoder(spec, store=store, **names) for store in stores)
     x = torch.ones(spec.train.seq_length, spec.model.hidden_size)
-    first, second = (
-        KEY._replace(step=StepNumber(step), direction=Direction.FORWARD) for step in range(2)
-    )
     peer.timeline.planned(plan_of(0))
     peer.answer()
-    with ThreadPoolExecutor(1) as pool:
-        key_frame = pool.submit(sender.encode, first, x).result()
-        peer.clock.advance(9)
-        pool.submit(receiver.decode, key_frame).result()
-        stores[0].commit(StepNumber(0))
-        delta = pool.submit(sender.encode, second, x).result()
-        pool.submit(sender.encode_again, delta).result()
+    with LatePool(peer.clock) as pool:
+        up, down = (End(spec, sends, pool) for sends in Direction)
+        up.timeline = down.timeline = peer.timeline
+        async with at_work(down, up) as site, site.dialled(up, transport):
+            for step in range(2):
+                for end in (up, down):  # what the first step leaves is committed upstream alone
+                    end.begin(step, [7])
+                up.send(step, {7: x})
+                await down.receive(1)
+                await up.boundary.settled()
+                up.store.commit(StepNumber(step))
     peer.timeline.tell()
-    coded = [span for span in peer.told().spans if span.num_bytes]
     encode, decode = SpanKind.ENCODE, SpanKind.DECODE
-    assert [span.kind for span in coded] == [encode, decode, encode, encode]
-    assert [span.step for span in coded] == [0, 0, 1, 1]
+    coded = [span for span in peer.told().spans if span.kind in (encode, decode)]
+    assert [(span.kind, span.step) for span in coded] == [
+        (encode, 0),
+        (decode, 0),
+        (encode, 1),
+        (decode, 1),  # as a delta, whose base is not there; then as a key frame
+        (encode, 1),
+        (decode, 1),
+    ]
     assert {span.duration_us for span in coded} == {0}
     told = {(span.sample, span.microbatch, span.boundary, span.direction) for span in coded}
-    assert told == {(7, 2, 2, Direction.FORWARD)}
-    assert coded[0].num_bytes == len(key_frame.tensor.payload)
+    assert told == {(7, 0, BOUNDARY_BLOCK, Direction.FORWARD)}
+    assert coded[0].num_bytes == coded[1].num_bytes > coded[2].num_bytes > 0

@@ -55,6 +55,18 @@ def manifest_of(name: ShardName, shards: Iterable[SavedStage], **changes: Any) -
     return replace(made, **changes)
 
 
+def latest_of(store: SnapshotStore) -> Manifest | None:
+    """The newest snapshot of the run that `save` saves."""
+    found = store.list_snapshots(RunId("run-1"), SPEC)
+    return found[-1] if found else None
+
+
+def check_whole(store: SnapshotStore, manifest: Manifest, folder: Path) -> None:
+    """Fetch every shard, which reads it."""
+    for entry in manifest.shards:
+        store.fetch_shard(manifest, entry.layers, folder)
+
+
 @pytest.fixture
 def save(tmp_path: Path) -> SaveSnapshot:
     """`save(store, 42)`: a complete snapshot of two stages."""

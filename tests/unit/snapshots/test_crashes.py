@@ -20,7 +20,7 @@ from swarm_ft.ids import RunId, StepNumber
 from swarm_ft.snapshots.shard import read_shard, write_shard
 from swarm_ft.snapshots.store import SnapshotStore
 
-from .conftest import CUTS, SPEC, contents, manifest_of, shard_name
+from .conftest import CUTS, SPEC, contents, latest_of, manifest_of, shard_name
 
 RUN = RunId("run-1")
 NUM_KILLS = 30
@@ -38,7 +38,7 @@ def forks() -> ForkServerContext:
 def save_next(folder: Path) -> None:
     """As a resumed run does: one snapshot more than the newest there is, then prune."""
     store = SnapshotStore(str(folder / "snapshots"))
-    latest = store.latest(RUN, SPEC)
+    latest = latest_of(store)
     step = latest.step + 1 if latest else 1
     entries = []
     for layers in CUTS:
@@ -47,7 +47,7 @@ def save_next(folder: Path) -> None:
         path = write_shard(folder, name, SPEC, contents(time.monotonic_ns() % 1000))
         entries.append(store.put_shard(name, path))
     store.commit(manifest_of(name, entries))
-    store.prune(RUN, keep=2)
+    store.prune(RUN)
 
 
 def save_until_killed(folder: Path, saved: Semaphore) -> None:
@@ -76,7 +76,6 @@ def newest_whole_step(folder: Path) -> StepNumber:
     store = SnapshotStore(str(folder / "snapshots"))
     snapshots = store.list_snapshots(RUN, SPEC)
     for manifest in snapshots:
-        store.check(manifest)
         for entry in manifest.shards:
             path = store.fetch_shard(manifest, entry.layers, folder)
             read_shard(path, manifest.name_of(entry), SPEC)

@@ -17,7 +17,16 @@ from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.snapshots.shard import read_shard, write_shard
 from swarm_ft.snapshots.store import SnapshotStore, manifest_from_json
 
-from .conftest import CUTS, SPEC, SaveSnapshot, contents, manifest_of, shard_name
+from .conftest import (
+    CUTS,
+    SPEC,
+    SaveSnapshot,
+    check_whole,
+    contents,
+    latest_of,
+    manifest_of,
+    shard_name,
+)
 
 RUN = RunId("run-1")
 
@@ -73,8 +82,8 @@ def test_a_snapshot_is_found_as_it_was_committed(
     made = [save(place.store, step) for step in (2, 7, 100_000_000)]
     reopened = SnapshotStore(place.url)
     assert reopened.list_snapshots(RUN, SPEC) == tuple(made)
-    assert reopened.latest(RUN, SPEC) == made[-1]
-    reopened.check(made[0])
+    assert latest_of(reopened) == made[-1]
+    check_whole(reopened, made[0], tmp_path)
     path = reopened.fetch_shard(made[1], CUTS[1], tmp_path)
     read = read_shard(path, shard_name(7, CUTS[1]), SPEC)
     assert read.buffer_digests == contents(7).buffer_digests
@@ -93,7 +102,7 @@ def test_a_manifest_is_readable_json(place: Place, save: SaveSnapshot) -> None:
 
 def test_nothing_is_there_before_anything_was_put(place: Place) -> None:
     assert place.store.list_snapshots(RUN, SPEC) == ()
-    assert place.store.latest(RUN, SPEC) is None
+    assert latest_of(place.store) is None
     place.store.prune(RUN)
 
 
@@ -122,7 +131,7 @@ def test_a_manifest_waits_for_its_shards(place: Place, tmp_path: Path) -> None:
     place.remove("run-1/step-00000002")
     with pytest.raises(BadSnapshot, match="expected shards of layers 0-12; put them there first"):
         place.store.commit(manifest_of(name, [entry]))
-    assert place.store.latest(RUN, SPEC) is None
+    assert latest_of(place.store) is None
 
 
 TEARS: dict[str, Callable[[Place, str], None]] = {
@@ -151,12 +160,12 @@ def test_a_torn_snapshot_is_none_and_the_one_before_it_counts(
         save(place.store, step)
     tear(place, "run-1/step-00000007")
     assert steps(place.store) == [3]
-    latest = place.store.latest(RUN, SPEC)
+    latest = latest_of(place.store)
     assert latest is not None
     assert latest.step == 3
-    place.store.prune(RUN, keep=1)
+    place.store.prune(RUN)
     assert steps(place.store) == [3]
-    assert save(place.store, 7) == place.store.latest(RUN, SPEC)
+    assert save(place.store, 7) == latest_of(place.store)
 
 
 def test_runs_and_specs_are_kept_apart(place: Place, save: SaveSnapshot) -> None:
@@ -166,23 +175,22 @@ def test_runs_and_specs_are_kept_apart(place: Place, save: SaveSnapshot) -> None
     assert steps(place.store, RunId("..")) == [3]
     assert steps(place.store, RunId("a b*?[x]")) == [4]
     assert steps(place.store, RunId("*")) == []
-    assert place.store.latest(RUN, bytes(16)) is None
     assert place.store.list_snapshots(RUN, bytes(16)) == ()
-    place.store.prune(RunId(".."), keep=1)
+    place.store.prune(RunId(".."))
     assert len(place.files()) == 4 * 3
 
 
-@pytest.mark.parametrize(("keep", "left"), [(1, [9]), (2, [7, 9]), (9, [3, 5, 7, 9])])
+@pytest.mark.parametrize(("saved", "left"), [([3], [3]), ([3, 5], [3, 5]), ([3, 5, 7, 9], [7, 9])])
 def test_prune_keeps_the_newest(
-    place: Place, save: SaveSnapshot, keep: int, left: list[int]
+    place: Place, save: SaveSnapshot, tmp_path: Path, saved: list[int], left: list[int]
 ) -> None:
-    for step in (3, 5, 7, 9):
+    for step in saved:
         save(place.store, step)
-    place.store.prune(RUN, keep)
+    place.store.prune(RUN)
     assert steps(place.store) == left
     assert len(place.files()) == 3 * len(left)
     for manifest in place.store.list_snapshots(RUN, SPEC):
-        place.store.check(manifest)
+        check_whole(place.store, manifest, tmp_path)
 
 
 def test_prune_removes_what_never_became_a_snapshot_but_not_what_may_become_one(
@@ -194,15 +202,8 @@ def test_prune_removes_what_never_became_a_snapshot_but_not_what_may_become_one(
     place.store.prune(RUN)
     assert len(place.files()) == 2
     save(place.store, 3)
-    place.store.prune(RUN, keep=2)
+    place.store.prune(RUN)
     assert {path.split("/")[1] for path in place.files()} == {"step-00000003", "step-00000005"}
-
-
-def test_to_keep_none_is_refused(place: Place, save: SaveSnapshot) -> None:
-    save(place.store, 1)
-    with pytest.raises(BadOption, match="expected 1 or more, got 0"):
-        place.store.prune(RUN, keep=0)
-    assert steps(place.store) == [1]
 
 
 def test_an_altered_shard_is_told_with_what_to_do(
@@ -213,12 +214,8 @@ def test_an_altered_shard_is_told_with_what_to_do(
         "run-1/step-00000007/layers-12-24.safetensors",
         lambda data: data[:-1] + bytes([data[-1] ^ 1]),
     )
-    for use in (
-        lambda: place.store.check(manifest),
-        lambda: place.store.fetch_shard(manifest, CUTS[1], tmp_path),
-    ):
-        with pytest.raises(BadSnapshot, match="remove run-1/step-00000007 to go on"):
-            use()
+    with pytest.raises(BadSnapshot, match="remove run-1/step-00000007 to go on"):
+        place.store.fetch_shard(manifest, CUTS[1], tmp_path)
     place.store.fetch_shard(manifest, CUTS[0], tmp_path)
     assert [path for path in tmp_path.iterdir() if path.suffix == ".partial"] == []
 
@@ -241,7 +238,7 @@ def test_a_step_that_was_redone_to_other_bits_is_another_snapshot(
     place.store.put_shard(name, write_shard(tmp_path, name, SPEC, contents(99)))
     assert steps(place.store) == [3]
     manifest = save(place.store, 7, seed=99)
-    place.store.check(manifest)
+    check_whole(place.store, manifest, tmp_path)
     assert steps(place.store) == [3, 7]
 
 
@@ -251,8 +248,8 @@ def test_a_step_that_was_redone_to_the_same_bits_is_the_same_snapshot(
     manifest = save(place.store, 7)
     name = shard_name(7)
     place.store.put_shard(name, write_shard(tmp_path, name, SPEC, contents(7)))
-    assert place.store.latest(RUN, SPEC) == manifest
-    place.store.check(manifest)
+    assert latest_of(place.store) == manifest
+    check_whole(place.store, manifest, tmp_path)
 
 
 def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:

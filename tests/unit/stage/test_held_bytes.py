@@ -5,8 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from swarm_ft.ids import MicrobatchIndex, StepNumber
-from swarm_ft.stage.engine import StageEngine
-from swarm_ft.stage.memory import HeldBytes, Storages
+from swarm_ft.stage.engine import HeldBytes, StageEngine, Storages
 from tests.unit.stage.conftest import MakePipeline
 
 FLOAT = 4

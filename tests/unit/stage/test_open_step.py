@@ -4,7 +4,7 @@ import pytest
 
 from swarm_ft.errors import MalformedMessage, OutOfTurn
 from swarm_ft.ids import MicrobatchIndex, StepNumber
-from swarm_ft.stage.engine import OpenStep
+from swarm_ft.stage.base import OpenStep
 
 TextStep = OpenStep[str, str]
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from swarm_ft.errors import BadOption
-from swarm_ft.stage.memory import pick_device, pick_dtype
+from swarm_ft.stage.engine import pick_device
 
 HaveGpus = Callable[[int], None]
 
@@ -44,10 +44,3 @@ def test_device_that_is_not_there_is_refused(gpus: HaveGpus, text: str, count: i
     gpus(count)
     with pytest.raises(BadOption, match="--device"):
         pick_device(text)
-
-
-def test_dtypes_are_two() -> None:
-    assert pick_dtype("float32") is torch.float32
-    assert pick_dtype("bfloat16") is torch.bfloat16
-    with pytest.raises(BadOption, match="--dtype"):
-        pick_dtype("float16")

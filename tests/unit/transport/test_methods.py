@@ -29,16 +29,6 @@ def test_the_types_written_down_are_those_that_are_converted(name: str) -> None:
     assert written == (METHODS[name].request.kind, METHODS[name].reply.kind)
 
 
-def test_streaming_is_as_the_proto_says() -> None:
-    kinds = {name: (m.client_streaming, m.server_streaming) for name, m in METHODS.items()}
-    both_ways = ("JOIN", "LINK")
-    assert all(kinds[name] == (True, True) for name in both_ways)
-    assert kinds["SUBMIT"] == (True, False)
-    assert kinds["WATCH"] == kinds["FETCH_CHUNKS"] == (False, True)
-    assert kinds["LIST_CHUNKS"] == (False, False)
-    assert kinds["CANCEL"] == kinds["COLLECTED"] == kinds["STATUS"] == (False, False)
-
-
 def test_a_method_shows_as_service_and_name() -> None:
     assert str(methods.JOIN) == "Coordinator.Join"
     assert methods.JOIN.path == "/swarm_ft.v1.Coordinator/Join"

@@ -14,7 +14,6 @@ from swarm_ft.coordinator.facts.events import (
     RollbackRecord,
     RunCancelled,
     Say,
-    Write,
 )
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.plan.membership import GATHER_S, GRACE_S, SILENT_S
@@ -504,7 +503,7 @@ def test_a_peer_that_stays_away_is_replaced_and_the_run_begins_again(
     swarm.wait(GRACE_S - 1.0)
     assert swarm.run().committed_steps == 2
     swarm.wait(1.0)
-    assert Write(RollbackRecord(RUN, StepNumber(0))) in swarm.effects
+    assert RollbackRecord(RUN, StepNumber(0)) in swarm.effects
     assert swarm.run().detail == "waiting for layers 2-4"
     assert swarm.run().committed_steps == 0
     assert a.assign is None, "what it holds is of no use any more"

@@ -5,7 +5,7 @@ from typing import TypeAlias
 import pytest
 
 from swarm_ft.coordinator.decide.losses import NOTICED_S, STALLED_S
-from swarm_ft.coordinator.facts.events import Publish, Write
+from swarm_ft.coordinator.facts.events import Publish, Record
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.plan.membership import GATHER_S, GRACE_S, SILENT_S
 from swarm_ft.coordinator.watching import overview
@@ -65,7 +65,7 @@ def test_a_silence_is_told_once_and_not_written_down(training: Swarm, peers: Pee
     while training.now_s < training.state.members[peers[1].peer_id].heard_at_s + SILENT_S - 1.0:
         training.wait(0.1)
     assert sum(isinstance(effect, Publish) for effect in training.effects) == 1
-    assert not any(isinstance(effect, Write) for effect in training.effects)
+    assert not any(isinstance(effect, Record) for effect in training.effects)
 
 
 def test_all_who_are_silent_are_named(training: Swarm, peers: Peers) -> None:

@@ -90,7 +90,7 @@ class LedgerMachine(RuleBasedStateMachine):
         entries = self.ledger.all_entries()
         assert entries.shape == (NUM_SAMPLES, len(BOUNDARIES), 2)
         known = {
-            (BOUNDARIES[column], Side(side), sample): self.ledger.holder(int(number))
+            (BOUNDARIES[column], Side(side), sample): self.ledger.peers[int(number) - 1]
             for (sample, column, side), number in np.ndenumerate(entries)
             if number
         }

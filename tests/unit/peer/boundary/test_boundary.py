@@ -21,7 +21,7 @@ from swarm_ft.errors import (
 )
 from swarm_ft.ids import BlockIndex, MicrobatchIndex, RunId, SampleId
 from swarm_ft.peer.boundary.coder import FrameCoder
-from swarm_ft.peer.links.link import MAX_ANSWERS, MAX_BROKEN_STREAMS
+from swarm_ft.peer.links import MAX_ANSWERS, MAX_BROKEN_STREAMS
 from swarm_ft.protocol.machines.session import WINDOW_FRAMES, BoundarySession, SessionEffect
 from swarm_ft.protocol.messages.boundary import (
     Ack,
@@ -34,7 +34,7 @@ from swarm_ft.protocol.messages.boundary import (
 )
 from swarm_ft.protocol.messages.reports import Traffic
 from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
-from swarm_ft.protocol.wire.frames import frame_wire_bytes
+from swarm_ft.protocol.wire.frames import wire_bytes
 from swarm_ft.transport.base import Transport
 from swarm_ft.transport.methods import LINK
 from tests.doubles.faults import FaultyTransport
@@ -64,7 +64,7 @@ def backward(sample: int, step: int = 0) -> FrameKey:
 
 @pytest.fixture(autouse=True)
 def no_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swarm_ft.peer.links.link.MIN_BACKOFF_S", 0.0)
+    monkeypatch.setattr("swarm_ft.peer.links.MIN_BACKOFF_S", 0.0)
 
 
 async def both_ways(
@@ -247,7 +247,7 @@ async def test_every_byte_counts_also_those_sent_again(
         for _ in range(3):
             hand = await site.call()
             for _ in SAMPLES:
-                num_bytes += frame_wire_bytes(await hand.hears(Frame))
+                num_bytes += wire_bytes(await hand.hears(Frame))
         for sample in SAMPLES:
             await hand.say(Ack(forward(sample)))
         await up.boundary.settled()

@@ -19,7 +19,7 @@ from swarm_ft.protocol.messages.boundary import Frame, FrameKey, FrameKind
 from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
 from swarm_ft.protocol.spec.digest import fingerprint_of
 from swarm_ft.protocol.spec.run_spec import RunSpec
-from swarm_ft.protocol.wire.frames import LINK_MESSAGE, frame_wire_bytes
+from swarm_ft.protocol.wire.frames import LINK_MESSAGE, wire_bytes
 from tests.unit.peer.conftest import MakeSpec
 
 RUN, BLOCK = RunId("run"), BlockIndex(2)
@@ -948,6 +948,6 @@ def test_whole_frames_are_as_small_as_promised(
     ends.here.commit()
     delta = ends.sender.encode(key(number, step=100_000), x + change)
     assert delta.kind is FrameKind.DELTA
-    assert frame_wire_bytes(delta) <= plain / 7
+    assert wire_bytes(delta) <= plain / 7
     backward = ends.receiver.encode(key(number, 100_000, Direction.BACKWARD), gradient)
-    assert frame_wire_bytes(backward) <= plain / 3.8
+    assert wire_bytes(backward) <= plain / 3.8

@@ -24,7 +24,7 @@ from swarm_ft.errors import (
     Unavailable,
 )
 from swarm_ft.ids import Attempt, PeerId, RunId, StepNumber
-from swarm_ft.peer.links.link import MAX_ANSWERS, MAX_BROKEN_STREAMS, LinkChannel, Links
+from swarm_ft.peer.links import MAX_ANSWERS, MAX_BROKEN_STREAMS, LinkChannel, Links
 from swarm_ft.peer.reduce.all_reduce import GradientReducer
 from swarm_ft.peer.reduce.gradient_coder import Residuals
 from swarm_ft.protocol.machines.all_reduce import WINDOW_PIECES, AllReduce, ReduceEffect
@@ -43,7 +43,7 @@ from swarm_ft.protocol.messages.reports import GradientTraffic
 from swarm_ft.protocol.spec.codec_spec import parse_dp_spec
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
-from swarm_ft.protocol.wire.frames import piece_wire_bytes
+from swarm_ft.protocol.wire.frames import wire_bytes
 from swarm_ft.transport.base import Transport
 from swarm_ft.transport.methods import LINK
 from tests.doubles.faults import FaultyTransport
@@ -68,7 +68,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def no_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swarm_ft.peer.links.link.MIN_BACKOFF_S", 0.0)
+    monkeypatch.setattr("swarm_ft.peer.links.MIN_BACKOFF_S", 0.0)
 
 
 def gradients(count: int, seed: int = 0, n: int = N) -> list[torch.Tensor]:
@@ -94,6 +94,18 @@ def channels(
     return {name: links.channel(name, at) for name, at in endpoints.items() if name != own}
 
 
+def hello_of(name: PeerId, spec: RunSpec, attempt: int = 1, *, num_values: int = N) -> ReduceHello:
+    """What a member says first."""
+    return ReduceHello(
+        run_id=RunId("run"),
+        spec_digest=spec.digest(),
+        attempt=Attempt(attempt),
+        peer_id=name,
+        layers=LAYERS,
+        num_values=num_values,
+    )
+
+
 class Group:
     """Replicas at work; each is served under its own name."""
 
@@ -114,14 +126,9 @@ class Group:
         """Of the first member."""
         self.reducers = [
             GradientReducer(
-                run_id=RunId("run"),
-                attempt=Attempt(attempt),
-                spec_digest=spec.digest(),
-                layers=LAYERS,
-                members=names,
-                channels=first if name == names[0] else channels(links[name], name, endpoints),
-                own=name,
-                num_values=0 if name in listeners else N,
+                hello_of(name, spec, attempt, num_values=0 if name in listeners else N),
+                names,
+                first if name == names[0] else channels(links[name], name, endpoints),
                 codec=spec.train.reduction_codec,
                 residuals=own,
                 pool=pool,
@@ -484,14 +491,9 @@ class Site:
         self, own: str, other: str, spec: RunSpec, pool: Executor, endpoint: str
     ) -> GradientReducer:
         return GradientReducer(
-            run_id=RunId("run"),
-            attempt=Attempt(1),
-            spec_digest=spec.digest(),
-            layers=LAYERS,
-            members=(PeerId("a"), PeerId("b")),
-            channels={PeerId(other): self.links[own].channel(PeerId(other), endpoint)},
-            own=PeerId(own),
-            num_values=N,
+            hello_of(PeerId(own), spec),
+            (PeerId("a"), PeerId("b")),
+            {PeerId(other): self.links[own].channel(PeerId(other), endpoint)},
             codec=spec.train.reduction_codec,
             residuals=Residuals(),
             pool=pool,
@@ -598,7 +600,7 @@ async def test_every_byte_counts_also_those_sent_again(site: Site) -> None:
     for _ in range(3):
         hand = await site.call()
         for _ in range(3):
-            num_bytes += piece_wire_bytes(await hand.hears(GradientPiece))
+            num_bytes += wire_bytes(await hand.hears(GradientPiece))
     summing.cancel()
     traffic = site.reducer.take_traffic()
     assert traffic == GradientTraffic(sent_bytes=num_bytes, uncompressed_bytes=3 * 3 * ROW_BYTES)

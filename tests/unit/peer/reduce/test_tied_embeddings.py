@@ -13,13 +13,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm_ft.discovery.directory import Board, StaticDirectory
 from swarm_ft.errors import NonFinite, Unavailable
 from swarm_ft.ids import Attempt, MicrobatchIndex, PeerId, RunId, StepNumber
-from swarm_ft.peer.connections import Connections
+from swarm_ft.peer.attempt import Connections
 from swarm_ft.peer.context import PeerContext
-from swarm_ft.peer.links.link import Links
-from swarm_ft.peer.reduce.tied_embeddings import synchronise, tied_pairs
+from swarm_ft.peer.links import Links
+from swarm_ft.peer.reduce.all_reduce import synchronise, tied_pairs
 from swarm_ft.peer.state.stage_state import StageState
 from swarm_ft.peer.timeline import Timeline
 from swarm_ft.protocol.messages.control import Assign, Stage, StageAssignment
@@ -30,6 +29,7 @@ from swarm_ft.stage.engine import StageEngine
 from swarm_ft.transport.base import Server, Transport
 from swarm_ft.transport.methods import LINK
 from tests.doubles.clock import ManualClock
+from tests.doubles.directory import Board, StaticDirectory
 from tests.doubles.faults import FaultyTransport
 from tests.doubles.memory_transport import MemoryTransport
 
@@ -41,7 +41,7 @@ counts = st.integers(1, 7)
 
 @pytest.fixture(autouse=True)
 def no_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swarm_ft.peer.links.link.MIN_BACKOFF_S", 0.0)
+    monkeypatch.setattr("swarm_ft.peer.links.MIN_BACKOFF_S", 0.0)
 
 
 @given(num_firsts=counts, num_lasts=counts)
@@ -219,7 +219,7 @@ async def test_a_gradient_that_is_not_finite_is_told_at_its_own_end(
 async def test_a_partner_that_is_nowhere_is_given_up(
     spec: RunSpec, pool: Executor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("swarm_ft.peer.links.link.UNREACHABLE_AFTER_S", 0.0)
+    monkeypatch.setattr("swarm_ft.peer.links.UNREACHABLE_AFTER_S", 0.0)
     net = Net(pool, inner := MemoryTransport(), inner)
     assign = await assign_of(spec, 1, 1, net)
     end = End(PeerId("first-0"), assign, engines(spec)[0], net)

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from swarm_ft.buffers import BufferKey, BufferRecord, BufferStore, End
-from swarm_ft.discovery.directory import Board, StaticDirectory
 from swarm_ft.ids import Attempt, BlockIndex, MicrobatchIndex, PeerId, RunId, SampleId, StepNumber
 from swarm_ft.peer.context import PeerContext
 from swarm_ft.peer.state.stage_state import StageState
@@ -16,6 +15,7 @@ from swarm_ft.protocol.messages.control import CommitStep, FromPeer
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from tests.doubles.clock import ManualClock
+from tests.doubles.directory import Board, StaticDirectory
 from tests.doubles.memory_transport import MemoryTransport
 from tests.simulation.engine import TinyEngine
 from tests.states import weights_digest

@@ -5,6 +5,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -12,24 +13,33 @@ import pytest
 import torch
 
 from swarm_ft.codec.gradient_pieces import PieceCodec
-from swarm_ft.discovery.directory import Board, Directory, Role, StaticDirectory
+from swarm_ft.discovery.directory import Directory, Role
 from swarm_ft.errors import OutOfTurn, Unavailable
 from swarm_ft.ids import Attempt, PeerId, RunId, StepNumber
 from swarm_ft.peer.context import PeerContext
 from swarm_ft.peer.reduce.gradient_coder import EncodedSum
+from swarm_ft.peer.state.exchange import StateExchange
 from swarm_ft.peer.state.learner import Backlog, CatchingUp
-from swarm_ft.peer.state.source import Handover
 from swarm_ft.peer.state.stage_state import StageState
 from swarm_ft.peer.timeline import Timeline
-from swarm_ft.protocol.messages.control import Assign, CatchUp, CaughtUp, CommitStep, FromPeer
+from swarm_ft.protocol.messages.control import (
+    Assign,
+    CatchUp,
+    CaughtUp,
+    CommitStep,
+    FromPeer,
+    Learner,
+    StageOffered,
+)
 from swarm_ft.protocol.messages.shard import ShardName
 from swarm_ft.protocol.spec.codec_spec import parse_dp_spec
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
-from swarm_ft.transfer.source import serve_chunk_list, serve_chunks
+from swarm_ft.transfer import serve_chunk_list, serve_chunks
 from swarm_ft.transport.base import Transport
 from swarm_ft.transport.methods import FETCH_CHUNKS, LIST_CHUNKS
 from tests.doubles.clock import ManualClock
+from tests.doubles.directory import Board, StaticDirectory
 from tests.doubles.faults import FaultyTransport
 from tests.doubles.memory_transport import MemoryTransport
 from tests.simulation.engine import TinyEngine
@@ -82,7 +92,6 @@ class Side:
             memory_bytes=1 << 30,
         )
         self.state = StageState(self.context, RUN, spec, TinyEngine)
-        self.handover = Handover(self.context, folder, spec.digest(), None)
         self.folder = folder
 
     def weights(self) -> bytes:
@@ -110,8 +119,7 @@ class Scene:
         self.num_values = self.source.state.engine.num_values
         for step in range(BEGAN):
             await self.train(step)
-        offered = await self.source.handover.offer(NAME, await self.source.state.weights())
-        self.digest = offered.chunks.digest()
+        await self.offer()
         offers = self.source.context.offers
         self.server = await self.inner.serve(
             "source",
@@ -125,11 +133,21 @@ class Scene:
         self.catching_up = CatchingUp(
             self.newcomer.context,
             self.newcomer.state,
-            self.newcomer.handover,
             self.newcomer.folder,
             NAME,
             self.assign(),
         )
+
+    async def offer(self) -> None:
+        """The source offers its state, and says so."""
+        side = self.source
+        exchange = StateExchange(side.context, side.state, side.folder, self.spec.digest(), None)
+        newcomer = self.newcomer.context.peer_id
+        learner = Learner(peer_id=newcomer, step=BEGAN, sources=(side.context.peer_id,))
+        await exchange.offer(replace(self.assign(), learners=(learner,)), LAYERS)
+        offered = await side.said.get()
+        assert isinstance(offered, StageOffered)
+        self.digest = offered.digest
 
     def assign(
         self, *, attempt: int = 1, committed_steps: int = BEGAN, last_attempt: int = 1

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarm_ft.codec import pack_buffer, parse
+from swarm_ft.codec import pack_buffer
 from swarm_ft.ids import Attempt, MicrobatchIndex, SampleId, StepNumber
 from swarm_ft.protocol.messages.boundary import EncodedTensor, Frame, FrameKey, FrameKind
 from swarm_ft.protocol.messages.reduction import GradientPiece, Phase, PieceKey
@@ -17,9 +17,9 @@ from swarm_ft.protocol.spec.digest import digest_of
 from swarm_ft.protocol.wire.frames import (
     GRPC_PREFIX_BYTES,
     LINK_MESSAGE,
-    frame_wire_bytes,
-    piece_wire_bytes,
+    wire_bytes,
 )
+from tests.codecs import parse
 
 LARGEST = 2**32 - 1
 FLOAT32_BYTES = 4
@@ -55,14 +55,14 @@ def test_a_real_aq4_delta_takes_at_most_a_seventh_of_float32() -> None:
     base = torch.randn(128, 64, generator=generator)
     x = base + 0.1 * torch.randn(128, 64, generator=generator)
     tensor = parse("aq4").encode(x, base)
-    assert frame_wire_bytes(delta_frame(tensor)) <= FLOAT32_BYTES * x.numel() / 7
+    assert wire_bytes(delta_frame(tensor)) <= FLOAT32_BYTES * x.numel() / 7
     assert len(pack_buffer(x)) > len(tensor.payload)
 
 
 def test_a_real_q8_gradient_takes_at_most_a_3_8th_of_float32() -> None:
     x = torch.randn(128, 64, generator=torch.Generator().manual_seed(0))
     tensor = parse("q8", Direction.BACKWARD).encode(x)
-    assert frame_wire_bytes(direct_frame(tensor)) <= FLOAT32_BYTES * x.numel() / 3.8
+    assert wire_bytes(direct_frame(tensor)) <= FLOAT32_BYTES * x.numel() / 3.8
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_every_larger_frame_keeps_the_ratio(
     parsed = parse(codec, direction)
     payload = bytes(parsed.max_payload_bytes(tokens, channels))
     frame = make_frame(EncodedTensor(parsed.spec, tokens, channels, payload))
-    assert frame_wire_bytes(frame) <= FLOAT32_BYTES * tokens * channels / ratio
+    assert wire_bytes(frame) <= FLOAT32_BYTES * tokens * channels / ratio
 
 
 sizes = st.integers(0, 300) | st.sampled_from([16_300, 16_384, 1 << 21])
@@ -97,17 +97,17 @@ def test_sizes_are_those_of_serialised_messages_and_their_grpc_prefix(
     for frame in (direct_frame(tensor), delta_frame(tensor)):
         frame = replace(frame, key=key_of(numbers, frame.key.direction))
         data = LINK_MESSAGE.to_bytes(frame)
-        assert frame_wire_bytes(frame) == len(data) + GRPC_PREFIX_BYTES
+        assert wire_bytes(frame) == len(data) + GRPC_PREFIX_BYTES
         assert LINK_MESSAGE.from_bytes(data) == frame
     piece = GradientPiece(
         PieceKey(Attempt(numbers[0]), StepNumber(numbers[1]), Phase.SUM, numbers[2]), tensor
     )
     data = LINK_MESSAGE.to_bytes(piece)
-    assert piece_wire_bytes(piece) == len(data) + GRPC_PREFIX_BYTES
+    assert wire_bytes(piece) == len(data) + GRPC_PREFIX_BYTES
     assert LINK_MESSAGE.from_bytes(data) == piece
 
 
 def test_a_piece_costs_a_few_bytes_beside_its_payload() -> None:
     tensor = EncodedTensor(parse("q8").spec, 1, 128, b"payload")
     piece = GradientPiece(PieceKey(Attempt(1), StepNumber(2), Phase.SUM, 3), tensor)
-    assert piece_wire_bytes(piece) - len(tensor.payload) <= 40
+    assert wire_bytes(piece) - len(tensor.payload) <= 40

@@ -22,8 +22,7 @@ from swarm_ft.protocol.messages.control import WholeTokens
 from swarm_ft.protocol.messages.reduction import PieceAck
 from swarm_ft.protocol.messages.reports import SampleSet
 from swarm_ft.protocol.messages.shard import CHUNK_BYTES, ChunkList
-from swarm_ft.protocol.spec.bounds import OneOf, Range, field_hints
-from swarm_ft.protocol.spec.checks import HostAndPort
+from swarm_ft.protocol.spec.bounds import HostAndPort, OneOf, Range, field_hints
 from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import ModelSpec, RunSpec, TrainSpec

@@ -19,7 +19,7 @@ from swarm_ft.errors import MalformedMessage, VersionMismatch
 from swarm_ft.ids import Attempt, RunId
 from swarm_ft.proto import coordinator_pb2
 from swarm_ft.protocol.messages.control import PeerGoodbye, StageFailed
-from swarm_ft.protocol.spec.checks import MAX_TEXT_CHARS
+from swarm_ft.protocol.spec.bounds import MAX_TEXT_CHARS
 from swarm_ft.protocol.spec.version import PROTOCOL_VERSION, Spoken
 from swarm_ft.protocol.wire import RUN_SPEC
 from swarm_ft.protocol.wire.convert import WireType, wire_type

@@ -27,15 +27,20 @@ from swarm_ft.protocol.messages.reports import (
 )
 from swarm_ft.protocol.messages.shard import CHUNK_BYTES, ChunkList
 from swarm_ft.protocol.messages.timeline import Spans
-from swarm_ft.protocol.spec.bounds import Bound, Length, OneOf, Range, field_hints, metadata
-from swarm_ft.protocol.spec.checks import (
+from swarm_ft.protocol.spec.bounds import (
     MAX_ENDPOINT_CHARS,
     MAX_ID_CHARS,
     MAX_TEXT_CHARS,
+    Bound,
     Cleaned,
     HostAndPort,
+    Length,
     Line,
     Name,
+    OneOf,
+    Range,
+    field_hints,
+    metadata,
 )
 from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
 from swarm_ft.protocol.spec.layers import MAX_BLOCKS, LayerRange

@@ -17,16 +17,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from swarm_ft.codec.base import as_tensor
-from swarm_ft.codec.kernels import (
+from swarm_ft.codec.kernels.base import (
+    MIN_SCALE,
+    PROBABILITY_BITS,
     Coded,
     Kernels,
-    ReferenceKernels,
     Scales,
     packed_bytes,
     segment_lengths,
 )
-from swarm_ft.codec.kernels.base import PROBABILITY_BITS
-from swarm_ft.codec.scales import MIN_SCALE
+from swarm_ft.codec.kernels.reference import ReferenceKernels
 from swarm_ft.errors import BadFrame
 
 # ---- symbols' frequencies: from counts to a few bytes, and from these to the coder's integers

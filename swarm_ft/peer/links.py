@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
-from functools import partial
 from random import Random
 from typing import Any, Protocol, TypeVar
 
@@ -26,7 +25,6 @@ from swarm_ft.errors import (
 )
 from swarm_ft.ids import PeerId
 from swarm_ft.log import get_logger
-from swarm_ft.peer.links.backoff import MAX_BACKOFF_S, MIN_BACKOFF_S, Backoff
 from swarm_ft.protocol.machines.all_reduce import WINDOW_PIECES
 from swarm_ft.protocol.machines.link import (
     Connected,
@@ -47,11 +45,13 @@ from swarm_ft.protocol.messages.link import (
     kind_of,
 )
 from swarm_ft.protocol.messages.reduction import GradientPiece, ReduceHello
-from swarm_ft.transport.base import Channel, MessageStream, Transport
+from swarm_ft.transport.base import Channel, MessageStream, Transport, until_one_ends
 from swarm_ft.transport.methods import LINK
 
 logger = get_logger(__name__)
 
+MIN_BACKOFF_S, MAX_BACKOFF_S = 0.1, 2.0
+"""Between calls of a peer that does not answer."""
 MAX_BROKEN_STREAMS = 3
 """A peer that breaks the protocol again and again fails the attempt, with its error."""
 UNREACHABLE_AFTER_S = 30.0
@@ -71,6 +71,28 @@ Hello = TypeVar("Hello", bound=ChannelHello)
 Message = TypeVar("Message", bound=ChannelMessage, contravariant=True)
 LinkStream = MessageStream[LinkMessage, LinkMessage]
 Send = Callable[[ChannelMessage], Awaitable[None]]
+
+
+class Backoff:
+    """Waits between tries: each about twice as long as the last, and no two callers in step.
+
+    A wait is drawn from the upper half of what it may be at most ("equal jitter": M. Brooker,
+    Exponential Backoff And Jitter, 2015).
+    """
+
+    def __init__(self, rng: Random, *, min_s: float, max_s: float) -> None:
+        self._rng = rng
+        self._min_s, self._max_s = min_s, max_s
+        self._next_s = min_s
+
+    def reset(self) -> None:
+        """A try succeeded."""
+        self._next_s = self._min_s
+
+    def draw_s(self) -> float:
+        """How long to wait before the next try, in seconds."""
+        at_most_s, self._next_s = self._next_s, min(2 * self._next_s, self._max_s)
+        return self._rng.uniform(at_most_s / 2, at_most_s)
 
 
 class ChannelEnd(Protocol[Hello, Message]):
@@ -121,11 +143,10 @@ class LinkChannel:
     """
 
     def __init__(self, links: Links, peer_id: PeerId, endpoint: str) -> None:
-        self.peer_id = peer_id
         self._links = links
+        self._peer_id = peer_id
         self._endpoint = endpoint
         self._link: PeerLink | None = None
-        self._end: End | None = None
 
     async def attend(self, end: End) -> None:
         """Keep `end` connected until cancelled.
@@ -135,17 +156,16 @@ class LinkChannel:
                 be reached for UNREACHABLE_AFTER_S.
             ProtocolError: its streams were broken off too often.
         """
-        link = self._links.link_to(self.peer_id)
-        self._link, self._end = link, end
+        self._link = self._links.link_to(self._peer_id)
         try:
-            await link.attend(end, self._endpoint)
+            await self._link.attend(end, self._endpoint)
         finally:
-            self._link = self._end = None
+            self._link = None
 
     def say(self, message: ChannelMessage) -> None:
         """Send soon, acknowledgements first; lost if the channel is not connected."""
-        if self._link is not None and self._end is not None:
-            self._link.say(self._end, message)
+        if self._link is not None:
+            self._link.say(message)
 
     def break_off(self, error: SwarmError) -> None:
         """End the present stream, if there is one, for what the other side said on it."""
@@ -157,30 +177,13 @@ class PeerLink:
     """See the module's docstring. Made in a running event loop.
 
     Args:
-        own: this peer's name.
-        peer_id: the other's.
-        transport: carries the streams.
-        clock: tells how long the other could not be reached.
-        rng: so that not all peers call in step.
-        ended: called when a stream has ended, or an attempt's use for it.
+        links: of this peer, told when a stream has ended, or an attempt's use for it.
+        peer_id: the other's name.
     """
 
-    def __init__(
-        self,
-        own: PeerId,
-        peer_id: PeerId,
-        *,
-        transport: Transport,
-        clock: Clock,
-        rng: Random,
-        ended: Callable[[], None],
-    ) -> None:
-        self._own = own
+    def __init__(self, links: Links, peer_id: PeerId) -> None:
+        self._links = links
         self._peer_id = peer_id
-        self._transport = transport
-        self._clock = clock
-        self._rng = rng
-        self._ended = ended
         self._machine = LinkMachine()
         self._ends: dict[ChannelKind, End] = {}
         self._attempts: dict[ChannelKind, asyncio.Future[None]] = {}
@@ -208,7 +211,7 @@ class PeerLink:
 
     @property
     def _dials(self) -> bool:
-        return self._own < self._peer_id
+        return self._links.own < self._peer_id
 
     # ---- channels
 
@@ -216,38 +219,31 @@ class PeerLink:
         """See `LinkChannel.attend`."""
         kind = kind_of(end.hello)
         failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        waited_for: set[asyncio.Future[None]] = {failed}
-        if self._dials:
-            waited_for.add(asyncio.create_task(self._dial(endpoint)))
         self._ends[kind], self._attempts[kind] = end, failed
         self._unused.clear()
         self._used.set()
         self._broken_streams = 0
         try:
             self._apply(self._machine.open(end.hello))
-            done, _ = await asyncio.wait(waited_for, return_when=asyncio.FIRST_COMPLETED)
-            for one in done:
-                one.result()
+            dialling = [self._dial(endpoint)] if self._dials else []
+            await until_one_ends(failed, *dialling)
         finally:
             self._close(kind)
-            for one in waited_for:
-                one.cancel()
-            await asyncio.gather(*waited_for, return_exceptions=True)
-            self._ended()
+            self._links.tidy(self._peer_id)
 
     def _close(self, kind: ChannelKind) -> None:
         self._apply(self._machine.close(kind))
-        self._outgoing.forget(self._ends.pop(kind))
-        del self._attempts[kind]
+        self._outgoing.forget(kind)
+        del self._ends[kind], self._attempts[kind]
         if not self._ends:
             self._used.clear()
             self._unused.set()
 
-    def say(self, end: End, message: ChannelMessage) -> None:
+    def say(self, message: ChannelMessage) -> None:
         """See `LinkChannel.say`."""
         if not self._machine.is_connected(kind_of(message)):
             return  # the hellos of the next stream or attempt make up for it
-        self._outgoing.put(end, message)
+        self._outgoing.put(message)
         if self._outgoing.num_answers > MAX_ANSWERS:
             self.break_off(OutOfTurn("the peer sends, but does not read what it is answered"))
 
@@ -261,11 +257,11 @@ class PeerLink:
             end = self._ends[effect.kind]
             match effect:
                 case Greet():
-                    self._outgoing.put(end, end.hello)
+                    self._outgoing.put(end.hello)
                 case Connected(_, hello):
                     self._connect(end, hello)
                 case Disconnected():
-                    self._outgoing.forget(end, but_hello=True)
+                    self._outgoing.forget(effect.kind, but_hello=True)
                     end.disconnected()
                 case Deliver(_, message):
                     end.receive(message)
@@ -286,7 +282,7 @@ class PeerLink:
         async with self._one_dials:
             if self._dialled is not None and self._dialled[0] != endpoint:
                 self.break_off(Unavailable(f"peer {self._peer_id} is at {endpoint} now"))
-            backoff = Backoff(self._rng, min_s=MIN_BACKOFF_S, max_s=MAX_BACKOFF_S)
+            backoff = Backoff(self._links.rng, min_s=MIN_BACKOFF_S, max_s=MAX_BACKOFF_S)
             failing_since_s: float | None = None
             while True:
                 if self._dialled is not None:
@@ -304,12 +300,12 @@ class PeerLink:
     async def _dial_once(self, endpoint: str) -> None:
         if not endpoint:
             raise Unavailable("the coordinator did not say where it is")
-        channel = self._transport.connect(endpoint)
+        channel = self._links.transport.connect(endpoint)
         try:
             stream: LinkStream = channel.open(LINK)
-            await stream.send(LinkHello(peer_id=self._own, to=self._peer_id))
+            await stream.send(LinkHello(peer_id=self._links.own, to=self._peer_id))
             theirs = await heard_hello(stream)
-            if (theirs.peer_id, theirs.to) != (self._peer_id, self._own):
+            if (theirs.peer_id, theirs.to) != (self._peer_id, self._links.own):
                 raise OutOfTurn(f"peer {theirs.peer_id} answers at {endpoint}")
         except BaseException:
             await channel.close()
@@ -323,7 +319,7 @@ class PeerLink:
         if isinstance(error, RunMismatch | VersionMismatch):
             # This side was checked against the coordinator, so the fault lies there.
             raise Unavailable(f"peer {self._peer_id}: {error.message}") from error
-        now_s = self._clock.now_s()
+        now_s = self._links.clock.now_s()
         if since_s is not None and now_s - since_s >= UNREACHABLE_AFTER_S:
             raise Unavailable(f"peer {self._peer_id} cannot be reached: {error.message}") from error
         return now_s if since_s is None else since_s
@@ -339,7 +335,7 @@ class PeerLink:
         finally:
             self._num_streams -= 1
             await channel.close()
-            self._ended()
+            self._links.tidy(self._peer_id)
 
     # ---- streams
 
@@ -351,11 +347,11 @@ class PeerLink:
         """
         self._num_streams += 1
         try:
-            await stream.send(LinkHello(peer_id=self._own, to=self._peer_id))
+            await stream.send(LinkHello(peer_id=self._links.own, to=self._peer_id))
             await self._serve(stream)
         finally:
             self._num_streams -= 1
-            self._ended()
+            self._links.tidy(self._peer_id)
 
     async def _serve(self, stream: LinkStream) -> None:
         self._newest = stream
@@ -380,29 +376,21 @@ class PeerLink:
     async def _work(self, stream: LinkStream) -> None:
         self._break = asyncio.get_running_loop().create_future()
         self._outgoing.clear()
-        parts = (self._write(stream), self._read(stream), self._patience())
-        tasks = [asyncio.create_task(part) for part in parts]
         try:
             self._apply(self._machine.up())
-            ends: list[asyncio.Future[None]] = [*tasks, self._break]
-            done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            for end in done:
-                end.result()
+            parts = self._write(stream), self._read(stream), self._patience()
+            await until_one_ends(*parts, self._break)
         finally:
-            self._break.cancel()
             self._break = None
             self._apply(self._machine.down())
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _write(self, stream: LinkStream) -> None:
         while True:
-            end, message = await self._outgoing.get()
+            message = await self._outgoing.get()
             if isinstance(message, BoundaryHello | ReduceHello):
                 await stream.send(message)
             else:
-                await end.write(message, stream.send)
+                await self._ends[kind_of(message)].write(message, stream.send)
 
     async def _read(self, stream: LinkStream) -> None:
         while (message := await stream.receive()) is not None:
@@ -444,8 +432,8 @@ class _Outgoing:
     """
 
     def __init__(self) -> None:
-        self._answers: deque[tuple[End, ChannelMessage]] = deque()
-        self._rest: deque[tuple[End, ChannelMessage]] = deque()
+        self._answers: deque[ChannelMessage] = deque()
+        self._rest: deque[ChannelMessage] = deque()
         self._changed = asyncio.Event()
 
     @property
@@ -453,27 +441,28 @@ class _Outgoing:
         """That wait."""
         return len(self._answers)
 
-    def put(self, end: End, message: ChannelMessage) -> None:
+    def put(self, message: ChannelMessage) -> None:
         """Have this sent."""
         is_rest = isinstance(message, Frame | GradientPiece)
-        (self._rest if is_rest else self._answers).append((end, message))
+        (self._rest if is_rest else self._answers).append(message)
         self._changed.set()
 
-    async def get(self) -> tuple[End, ChannelMessage]:
+    async def get(self) -> ChannelMessage:
         """What is to be sent next; waits for it."""
         while not (waiting := self._answers or self._rest):
             self._changed.clear()
             await self._changed.wait()
         return waiting.popleft()
 
-    def forget(self, end: End, *, but_hello: bool = False) -> None:
-        """Drop what this end has put."""
+    def forget(self, kind: ChannelKind, *, but_hello: bool = False) -> None:
+        """Drop what goes over this channel."""
         self._answers = deque(
-            (owner, message)
-            for owner, message in self._answers
-            if owner is not end or (but_hello and isinstance(message, BoundaryHello | ReduceHello))
+            message
+            for message in self._answers
+            if kind_of(message) is not kind
+            or (but_hello and isinstance(message, BoundaryHello | ReduceHello))
         )
-        self._rest = deque(item for item in self._rest if item[0] is not end)
+        self._rest = deque(message for message in self._rest if kind_of(message) is not kind)
 
     def clear(self) -> None:
         """Drop everything."""
@@ -492,10 +481,10 @@ class Links:
     """
 
     def __init__(self, own: PeerId, *, transport: Transport, clock: Clock, rng: Random) -> None:
-        self._own = own
-        self._transport = transport
-        self._clock = clock
-        self._rng = rng
+        self.own = own
+        self.transport = transport
+        self.clock = clock
+        self.rng = rng
         self._links: dict[PeerId, PeerLink] = {}
         self._is_closed = False
 
@@ -506,14 +495,7 @@ class Links:
     def link_to(self, peer_id: PeerId) -> PeerLink:
         """The link to a peer, which may have to be dialled."""
         if peer_id not in self._links:
-            self._links[peer_id] = PeerLink(
-                self._own,
-                peer_id,
-                transport=self._transport,
-                clock=self._clock,
-                rng=self._rng,
-                ended=partial(self._tidy, peer_id),
-            )
+            self._links[peer_id] = PeerLink(self, peer_id)
         return self._links[peer_id]
 
     async def answer(self, stream: LinkStream) -> None:
@@ -527,12 +509,12 @@ class Links:
             SwarmError: why the stream ended.
         """
         hello = await heard_hello(stream)
-        if hello.to != self._own:
-            raise OutOfTurn(f"peer {self._own} is here, not {hello.to}")
-        if not hello.peer_id < self._own:
-            raise OutOfTurn(f"peer {self._own} calls peer {hello.peer_id}, not the reverse")
+        if hello.to != self.own:
+            raise OutOfTurn(f"peer {self.own} is here, not {hello.to}")
+        if not hello.peer_id < self.own:
+            raise OutOfTurn(f"peer {self.own} calls peer {hello.peer_id}, not the reverse")
         if self._is_closed:
-            raise Unavailable(f"peer {self._own} leaves")
+            raise Unavailable(f"peer {self.own} leaves")
         self._make_room(hello.peer_id)
         await self.link_to(hello.peer_id).answer(stream)
 
@@ -541,7 +523,8 @@ class Links:
         self._is_closed = True
         await asyncio.gather(*(link.close() for link in self._links.values()))
 
-    def _tidy(self, peer_id: PeerId) -> None:
+    def tidy(self, peer_id: PeerId) -> None:
+        """Forget the link to a peer that nobody here has a use for, if no stream stands."""
         link = self._links.get(peer_id)
         if link is not None and link.is_idle and not link.is_up:
             del self._links[peer_id]
@@ -549,7 +532,7 @@ class Links:
     def _make_room(self, peer_id: PeerId) -> None:
         num_idle = sum(link.is_idle for link in self._links.values())
         if peer_id not in self._links and num_idle >= MAX_IDLE_LINKS:
-            raise Unavailable(f"peer {self._own} has {num_idle} callers that it does not know")
+            raise Unavailable(f"peer {self.own} has {num_idle} callers that it does not know")
 
 
 async def heard_hello(stream: LinkStream) -> LinkHello:

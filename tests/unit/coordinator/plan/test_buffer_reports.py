@@ -46,7 +46,8 @@ def pair(swarm: Swarm, sample: int) -> Pair:
     ledger = swarm.run().past.ledger
     assert ledger is not None
     upstream, downstream = ledger.entries([SampleId(sample)])[0][0].tolist()
-    return ledger.holder(upstream), ledger.holder(downstream)
+    holders = (None, *ledger.peers)
+    return holders[upstream], holders[downstream]
 
 
 def pairs(swarm: Swarm) -> list[Pair]:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from swarm_ft import failpoints
-from swarm_ft.discovery.directory import Board, Role, StaticDirectory
+from swarm_ft.discovery.directory import Role
 from swarm_ft.errors import (
     BadFrame,
     MalformedMessage,
@@ -31,12 +31,19 @@ from swarm_ft.protocol.messages.shard import (
     ShardName,
 )
 from swarm_ft.protocol.spec.layers import LayerRange
-from swarm_ft.transfer.download import Downloader
-from swarm_ft.transfer.source import PART_BYTES, OfferedShard, offer, serve_chunk_list, serve_chunks
+from swarm_ft.transfer import (
+    PART_BYTES,
+    Downloader,
+    OfferedShard,
+    offer,
+    serve_chunk_list,
+    serve_chunks,
+)
 from swarm_ft.transport.base import Channel, Handler, MessageStream, Method, Server, call
 from swarm_ft.transport.grpc_transport import GrpcTransport
 from swarm_ft.transport.methods import FETCH_CHUNKS, LIST_CHUNKS
 from tests.doubles.clock import ManualClock
+from tests.doubles.directory import Board, StaticDirectory
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm_ft.cli.declared import declared_options, takes
+from swarm_ft.cli.options import declared_options, takes
 from swarm_ft.errors import BadOption
 from swarm_ft.protocol.spec.bounds import OneOf, Range
 from swarm_ft.protocol.spec.options import Option, arguments, check

@@ -21,10 +21,10 @@ from swarm_ft.errors import (
     VersionMismatch,
 )
 from swarm_ft.ids import Attempt, BlockIndex, MicrobatchIndex, PeerId, RunId, SampleId, StepNumber
-from swarm_ft.peer.links.backoff import Backoff
-from swarm_ft.peer.links.link import (
+from swarm_ft.peer.links import (
     MAX_BROKEN_STREAMS,
     UNREACHABLE_AFTER_S,
+    Backoff,
     Links,
     LinkStream,
     Send,
@@ -144,7 +144,7 @@ class Attending:
 
 @pytest.fixture(autouse=True)
 def no_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swarm_ft.peer.links.link.MIN_BACKOFF_S", 0.0)
+    monkeypatch.setattr("swarm_ft.peer.links.MIN_BACKOFF_S", 0.0)
 
 
 class TickingClock(ManualClock):
@@ -291,7 +291,7 @@ async def test_a_peer_that_moved_is_called_where_it_is_now(pair: Pair) -> None:
 async def test_a_stream_that_nobody_uses_is_given_up(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("swarm_ft.peer.links.link.IDLE_S", 0.0)
+    monkeypatch.setattr("swarm_ft.peer.links.IDLE_S", 0.0)
     caller = Caller(pair.transport, "a", "b")
     caller.endpoint = pair.b.endpoint
     hand = await caller.link()
@@ -332,7 +332,7 @@ async def test_who_is_not_to_call_is_refused(
 async def test_strangers_take_only_so_much_room(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("swarm_ft.peer.links.link.MAX_IDLE_LINKS", 3)
+    monkeypatch.setattr("swarm_ft.peer.links.MAX_IDLE_LINKS", 3)
     callers = [Caller(pair.transport, f"a{i}", "b") for i in range(4)]
     for one in callers:
         one.endpoint = pair.b.endpoint

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from swarm_ft.protocol.spec.digest import digest_of
 from swarm_ft.protocol.spec.run_spec import MAX_SAMPLES
-from swarm_ft.protocol.spec.shuffle import Permutation
+from swarm_ft.protocol.spec.training_plan import Permutation
 
 
 @given(size=st.integers(1, 3000), salt=st.binary(max_size=4))

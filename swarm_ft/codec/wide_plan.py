@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from swarm_ft.codec.entropy.stream import (
+from swarm_ft.codec.entropy import (
     CLASSES,
     LEVELS_AN_OCTAVE,
     MAX_LEVEL,
@@ -23,8 +23,7 @@ from swarm_ft.codec.entropy.stream import (
     estimated_stream_bytes,
     stream_bytes,
 )
-from swarm_ft.codec.kernels import MAX_CODE, UNITS, Kernels
-from swarm_ft.codec.scales import MIN_SCALE
+from swarm_ft.codec.kernels.base import MAX_CODE, MIN_SCALE, UNITS, Kernels
 from swarm_ft.protocol.spec.codec_spec import Axis
 
 Floats = NDArray[np.float64]

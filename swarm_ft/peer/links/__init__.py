@@ -1,1 +1,0 @@
-"""What joins this peer to others: streams that stand from attempt to attempt."""
