@@ -237,7 +237,12 @@ class Course:
 
     def peer_with(self, layers: str) -> Any:  # noqa: ANN401 - a name
         """A peer that hosts these."""
-        return next(s.peer_id for s in self.status.stages if str(s.layers) == layers)
+        return next(a.peer_id for a in self._assignments if str(a.layers) == layers)
+
+    @property
+    def _assignments(self) -> Any:  # noqa: ANN401 - who hosts what
+        status = self.status
+        return status.assignments if hasattr(status, "assignments") else status.stages
 
     async def quiet(self, num_peers: int) -> float:
         """Until everybody computes, and has for some steps; how long one takes."""
@@ -245,7 +250,7 @@ class Course:
             lambda: (
                 self.status is not None
                 and self.status.phase.name == "TRAINING"
-                and len(self.status.stages) == num_peers
+                and len(self._assignments) == num_peers
                 and not self.status.joining
             )
         )

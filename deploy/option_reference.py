@@ -35,7 +35,7 @@ def _table() -> str:
 
 
 def _row(one: Declared) -> tuple[str, str, str, str]:
-    flags = ", ".join(f"`{flag}`" for flag in (one.flag, one.no_flag) if flag)
+    flags = ", ".join(f"`{flag}`" for flag in (one.flag, one.no_flag, one.long_flag) if flag)
     return flags, _values(one), _default(one), one.option.help
 
 

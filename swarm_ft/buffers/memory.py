@@ -102,7 +102,7 @@ class Calendar:
 
 
 @dataclass(frozen=True, slots=True)
-class Resident:
+class CachedRecord:
     """A record in memory; of a key's versions the one of the highest number is the newest."""
 
     record: BufferRecord
@@ -130,43 +130,43 @@ class MemoryTier:
     def __init__(self, budget_bytes: int | None, visits: Visits) -> None:
         self._budget_bytes = budget_bytes
         self._visits = visits
-        self._residents: dict[BufferKey, Resident] = {}
+        self._cached: dict[BufferKey, CachedRecord] = {}
         self._settled, self._waiting = Calendar(), Calendar()
         self._queue: dict[BufferKey, None] = {}
         self.step = -1
         self.in_flight_bytes = self.waiting_bytes = self.num_bytes = 0
 
-    def get(self, key: BufferKey) -> Resident | None:
+    def get(self, key: BufferKey) -> CachedRecord | None:
         """The record, if it is in memory."""
-        return self._residents.get(key)
+        return self._cached.get(key)
 
     def next_visit(self, key: BufferKey) -> int:
         """The step that needs it next."""
         return int(self._visits.next_visits(np.array([key.sample]), self.step)[0])
 
-    def put(self, key: BufferKey, resident: Resident, visit: int, *, waits: bool) -> None:
+    def put(self, key: BufferKey, cached: CachedRecord, visit: int, *, waits: bool) -> None:
         """Hold a record, in place of an older version; there may be too many then."""
         self.remove(key)
-        self._residents[key] = resident
-        self.num_bytes += resident.num_bytes
+        self._cached[key] = cached
+        self.num_bytes += cached.num_bytes
         if waits:
             self._waiting.add(key, visit)
             self._queue[key] = None
-            self.waiting_bytes += resident.num_bytes
+            self.waiting_bytes += cached.num_bytes
         else:
             self._settled.add(key, visit)
 
-    def remove(self, key: BufferKey) -> Resident | None:
+    def remove(self, key: BufferKey) -> CachedRecord | None:
         """Let go of a record, if it is here."""
-        resident = self._residents.pop(key, None)
-        if resident is not None:
-            self.num_bytes -= resident.num_bytes
+        cached = self._cached.pop(key, None)
+        if cached is not None:
+            self.num_bytes -= cached.num_bytes
             self._settled.remove(key)
             if key in self._waiting:
                 self._waiting.remove(key)
-                self.waiting_bytes -= resident.num_bytes
+                self.waiting_bytes -= cached.num_bytes
             self._queue.pop(key, None)
-        return resident
+        return cached
 
     def settle(self, key: BufferKey) -> None:
         """The writer is done with it."""
@@ -174,21 +174,21 @@ class MemoryTier:
             self._settled.add(key, self._waiting.visit_of(key))
             self._waiting.remove(key)
             self._queue.pop(key, None)
-            self.waiting_bytes -= self._residents[key].num_bytes
+            self.waiting_bytes -= self._cached[key].num_bytes
 
     def unsettle(self, key: BufferKey) -> None:
         """Its copy on disk is gone: it waits for the writer again."""
         if key in self._settled:
             visit = self._settled.visit_of(key)
-            self.put(key, self._residents[key], visit, waits=True)
+            self.put(key, self._cached[key], visit, waits=True)
 
-    def take_next_waiting(self) -> tuple[BufferKey, Resident, int] | None:
+    def take_next_waiting(self) -> tuple[BufferKey, CachedRecord, int] | None:
         """The record that has waited longest, and when it is needed; it waits until settled."""
         if not self._queue:
             return None
         key = next(iter(self._queue))
         del self._queue[key]
-        return key, self._residents[key], self._waiting.visit_of(key)
+        return key, self._cached[key], self._waiting.visit_of(key)
 
     def wait_again(self, key: BufferKey) -> None:
         """What `take_next_waiting` gave could not be written yet: it is the first again."""
@@ -236,7 +236,7 @@ class MemoryTier:
         last = self._settled.last()
         return last is not None and last[1] > visit and num_bytes <= self._budget_bytes
 
-    def evict_one(self) -> tuple[BufferKey, Resident] | None:
+    def evict_one(self) -> tuple[BufferKey, CachedRecord] | None:
         """Let go of what is needed last, if there is too much."""
         if self.excess_bytes <= 0:
             return None
@@ -244,6 +244,6 @@ class MemoryTier:
         if last is None:
             return None
         key = last[0]
-        resident = self._residents[key]
+        cached = self._cached[key]
         self.remove(key)
-        return key, resident
+        return key, cached

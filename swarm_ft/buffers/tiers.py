@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from swarm_ft.buffers.disk import DiskTier, OtherRun, Place
-from swarm_ft.buffers.memory import MemoryTier, Resident, Visits
+from swarm_ft.buffers.memory import CachedRecord, MemoryTier, Visits
 from swarm_ft.buffers.records import BufferKey, BufferRecord, Index
 from swarm_ft.buffers.slab import Broken, SlabError
 from swarm_ft.ids import BlockIndex, SampleId
@@ -85,9 +85,9 @@ class Tiers:
 
     def find(self, key: BufferKey) -> BufferRecord | ReadJob | None:
         """The newest committed record, or how to read it; None if there is none."""
-        resident = self._memory.get(key)
-        if resident is not None:
-            return resident.record
+        cached = self._memory.get(key)
+        if cached is not None:
+            return cached.record
         if key in self._lent:
             return self._lent[key]
         place = self._disk.find(key) if self._disk else None
@@ -187,17 +187,17 @@ class Tiers:
     def start_write(self) -> WriteJob | OtherRun | None:
         """What to write next, or to delete; None if nothing is to be written."""
         while self._disk and (waiting := self._memory.take_next_waiting()):
-            key, resident, visit = waiting
+            key, cached, visit = waiting
             place = self._disk.begin_write(
                 key,
-                resident.version,
-                len(resident.record.payload),
+                cached.version,
+                len(cached.record.payload),
                 visit,
                 self._memory.step,
             )
             self._lose_evicted()
             if isinstance(place, Place):
-                return WriteJob(key, resident.record, place)
+                return WriteJob(key, cached.record, place)
             if place is not None:
                 self._memory.wait_again(key)
                 return place
@@ -212,19 +212,19 @@ class Tiers:
         if isinstance(job, OtherRun):
             self._disk.removed(job)
             return
-        resident = self._memory.get(job.key)
+        cached = self._memory.get(job.key)
         if error is not None:
             for key in self._disk.failed(job.place, error):
                 self._gone(key)
             if isinstance(error, SlabError):
                 self._memory.wait_again(job.key)
                 return
-        elif resident is None or resident.version != job.place.version:
+        elif cached is None or cached.version != job.place.version:
             self._disk.abandon(job.place)
             return
         else:
             self._disk.finish_write(job.place, job.key)
-        if resident is not None and resident.version == job.place.version:
+        if cached is not None and cached.version == job.place.version:
             self._memory.settle(job.key)
         self._make_room()
 
@@ -258,8 +258,8 @@ class Tiers:
         if isinstance(result, Broken):
             self.found_broken(job, result)
             return
-        resident = Resident(result, job.place.version)
-        self._enter(job.key, resident, self._memory.next_visit(job.key), waits=False)
+        cached = CachedRecord(result, job.place.version)
+        self._enter(job.key, cached, self._memory.next_visit(job.key), waits=False)
         self._make_room()
 
     # ---- the whole
@@ -312,23 +312,23 @@ class Tiers:
 
     def _hold(self, key: BufferKey, record: BufferRecord, visit: int) -> None:
         self._lent.pop(key, None)
-        resident = Resident(record, self._next_version)
+        cached = CachedRecord(record, self._next_version)
         self._next_version += 1
-        self._enter(key, resident, visit, waits=self._disk is not None)
+        self._enter(key, cached, visit, waits=self._disk is not None)
 
-    def _enter(self, key: BufferKey, resident: Resident, visit: int, *, waits: bool) -> None:
+    def _enter(self, key: BufferKey, cached: CachedRecord, visit: int, *, waits: bool) -> None:
         self._remove_from_memory(key)
-        self._memory.put(key, resident, visit, waits=waits)
-        self._of(key.boundary).memory_bytes += resident.num_bytes
+        self._memory.put(key, cached, visit, waits=waits)
+        self._of(key.boundary).memory_bytes += cached.num_bytes
         self._index.set_in_memory(key, True)
 
     def _remove_from_memory(self, key: BufferKey) -> None:
-        resident = self._memory.remove(key)
-        if resident is not None:
-            self._left_memory(key, resident)
+        cached = self._memory.remove(key)
+        if cached is not None:
+            self._left_memory(key, cached)
 
-    def _left_memory(self, key: BufferKey, resident: Resident) -> None:
-        self._of(key.boundary).memory_bytes -= resident.num_bytes
+    def _left_memory(self, key: BufferKey, cached: CachedRecord) -> None:
+        self._of(key.boundary).memory_bytes -= cached.num_bytes
         self._index.set_in_memory(key, False)
 
     def _let_go(self, key: BufferKey) -> None:
@@ -340,10 +340,10 @@ class Tiers:
 
     def _make_room(self) -> None:
         while (evicted := self._memory.evict_one()) is not None:
-            key, resident = evicted
-            self._left_memory(key, resident)
+            key, cached = evicted
+            self._left_memory(key, cached)
             place = self._place(key)
-            if place is None or place.version != resident.version:
+            if place is None or place.version != cached.version:
                 if self._disk:
                     self._disk.drop(key)
                 self._lose(key, "evictions")

@@ -153,7 +153,7 @@ def status_fields(found: SwarmStatus) -> dict[str, Any]:
             "bytes": kind_fields(run.sent),
             "stages": [
                 {"peer": s.peer_id, "layers": str(s.layers), "joining": s.peer_id in run.joining}
-                for s in run.stages
+                for s in run.assignments
             ],
             "boundaries": [_boundary_fields(boundary) for boundary in run.boundaries],
         }
@@ -175,7 +175,7 @@ def status_lines(found: SwarmStatus) -> Iterator[str]:
     for run in found.runs:
         counted = f"step {run.committed_steps}/{run.spec.train.num_steps}"
         yield f"run {run.run_id}  {run.phase.name.lower()}  {counted}  {run.detail}".rstrip()
-        for stage in stages_of(run.stages):
+        for stage in stages_of(run.assignments):
             names = (f"{p} (joining)" if p in run.joining else p for p in stage.peers)
             yield f"  layers {stage.layers}  {', '.join(names)}"
         yield from (f"  {line}" for line in kind_lines(run.sent))

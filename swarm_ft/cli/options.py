@@ -89,6 +89,7 @@ def _option(one: Declared, instead: str | None) -> Callable[[Command], Command]:
     return click.option(
         one.field,
         "/".join(filter(None, (one.flag, one.no_flag))),
+        *([one.long_flag] if one.long_flag else []),
         required=one.default is MISSING and not instead,
         metavar=one.option.metavar or None,
         help=f"{one.option.help}{_told(one, instead)}",

@@ -216,7 +216,7 @@ class SwarmClient:
         Raises:
             Unavailable: nobody who holds a stage of the result gives it now.
         """
-        stages = stages_of(status.stages)
+        stages = stages_of(status.assignments)
         return tuple([await self._fetch_stage(status, stage, directory) for stage in stages])
 
     async def _fetch_stage(self, status: RunStatus, stage: Stage, directory: Path) -> Path:

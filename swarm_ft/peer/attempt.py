@@ -20,7 +20,7 @@ from swarm_ft.peer.reduce.all_reduce import GradientReducer, synchronise, tied_p
 from swarm_ft.peer.reduce.gradient_coder import Residuals
 from swarm_ft.peer.state.learner import CatchingUp
 from swarm_ft.peer.state.stage_state import StageState
-from swarm_ft.peer.step import Passing, StageStep, StepProgress
+from swarm_ft.peer.step import StageStep, StepProgress, StepRoutes
 from swarm_ft.protocol.machines.pipeline import least_held, most_held
 from swarm_ft.protocol.machines.session import WINDOW_FRAMES
 from swarm_ft.protocol.messages.boundary import BoundaryHello, Frame, FrameKey
@@ -79,8 +79,8 @@ class Connections:
         self._assign = assign
         self._state = state
         self._deliver = deliver
-        self._endpoints = {stage.peer_id: stage.endpoint for stage in assign.stages}
-        self.pipeline = stages_of(assign.stages)
+        self._endpoints = {stage.peer_id: stage.endpoint for stage in assign.assignments}
+        self.pipeline = stages_of(assign.assignments)
         self.index = next(
             i for i, stage in enumerate(self.pipeline) if context.peer_id in stage.peers
         )
@@ -413,12 +413,12 @@ class StageAttempt:
 
     def _computing_in(self, plan: PlanStep) -> tuple[Stage, ...]:
         """The pipeline without peers that only listen to this step."""
-        return stages_of(self.assign.stages, but=plan.listeners)
+        return stages_of(self.assign.assignments, but=plan.listeners)
 
     def _make_step(
         self, plan: PlanStep, batches: list[Microbatch], progress: StepProgress
     ) -> StageStep:
-        passing = Passing(
+        routes = StepRoutes(
             stage_index=self._index,
             batches={batch.index: batch for batch in batches},
             upstream=self._routed(batches, self._index - 1, self.connections.upstream),
@@ -426,7 +426,7 @@ class StageAttempt:
         )
         engine, max_held = self._engine, self._most_held()
         return StageStep(
-            plan, passing, progress, engine=engine, context=self._context, max_held=max_held
+            plan, routes, progress, engine=engine, context=self._context, max_held=max_held
         )
 
     def _most_held(self) -> int:

@@ -206,7 +206,7 @@ class PeerNode:
                 self._context.timeline.heard(message)
 
     async def _assign(self, assign: Assign) -> None:
-        if self._options.peer_id not in {stage.peer_id for stage in assign.stages}:
+        if self._options.peer_id not in {stage.peer_id for stage in assign.assignments}:
             raise MalformedMessage("the coordinator assigned a run without a stage for this peer")
         here, there = assign.spec.digest(), assign.spec_digest
         try:

@@ -100,7 +100,7 @@ class StepProgress:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Passing:
+class StepRoutes:
     """The microbatches of a step that pass this peer and are not done here.
 
     Attributes:
@@ -121,7 +121,7 @@ class StageStep:
 
     Args:
         plan: the step, with tokens at the first and the last stage.
-        passing: what of it passes here.
+        routes: what of it passes here.
         progress: what of it is done here; is kept up to date.
         engine: what computes; touched in the compute thread only.
         context: the compute thread, the clock.
@@ -137,7 +137,7 @@ class StageStep:
     def __init__(
         self,
         plan: PlanStep,
-        passing: Passing,
+        routes: StepRoutes,
         progress: StepProgress,
         *,
         engine: Engine,
@@ -145,14 +145,14 @@ class StageStep:
         max_held: int,
     ) -> None:
         self._plan = plan
-        self._passing = passing
+        self._routes = routes
         self._progress = progress
         self._engine = engine
         self._context = context
         self._schedule = StageSchedule(
             is_first=engine.is_first,
             is_last=engine.is_last,
-            microbatches=list(passing.batches),
+            microbatches=list(routes.batches),
             max_held=max_held,
         )
         # Bounded by the step's plan: what is not in it, or comes again, does not get here.
@@ -162,7 +162,7 @@ class StageStep:
         self._gradients: dict[MicrobatchIndex, Tensor] = {}
         self._loss_sums: dict[MicrobatchIndex, float] = {}
         needs_tokens = engine.is_first or engine.is_last
-        self._tokens = _stack_tokens(plan, passing.batches.values()) if needs_tokens else {}
+        self._tokens = _stack_tokens(plan, routes.batches.values()) if needs_tokens else {}
         self.parts_begun = 0
         self._compute_s = 0.0
         self._task_began_s: float | None = None
@@ -182,13 +182,13 @@ class StageStep:
     def expected(self, boundary: Boundary, direction: Direction) -> frozenset[FrameKey]:
         """Keys of all frames of this step that come over a boundary."""
         routes = (
-            self._passing.upstream if direction is Direction.FORWARD else self._passing.downstream
+            self._routes.upstream if direction is Direction.FORWARD else self._routes.downstream
         )
         return frozenset(
-            self._key(self._passing.batches[index], sample, direction)
+            self._key(self._routes.batches[index], sample, direction)
             for index, passed in routes.items()
             if passed is boundary
-            for sample in self._passing.batches[index].samples
+            for sample in self._routes.batches[index].samples
         )
 
     def arrived(self, key: FrameKey, value: Tensor) -> None:
@@ -245,7 +245,7 @@ class StageStep:
     def _assemble(self, key: FrameKey, value: Tensor) -> Task | StepDone | None:
         """Keep a sample; when its microbatch is complete, tell the schedule."""
         self._samples[key] = value
-        batch = self._passing.batches[key.microbatch]
+        batch = self._routes.batches[key.microbatch]
         keys = [self._key(batch, sample, key.direction) for sample in batch.samples]
         if any(k not in self._samples for k in keys):
             return None
@@ -299,7 +299,7 @@ class StageStep:
         compute = timed(SpanKind.WEIGHTS, self._engine.weight_gradients, index)
         await run_in(self._context.compute, compute, index)
         self._progress.loss_sum += loss_sum
-        self._progress.done[index] = self._passing.batches[index].samples
+        self._progress.done[index] = self._routes.batches[index].samples
 
     async def _complete(self) -> None:
         """Count all that have had their backward."""
@@ -307,9 +307,9 @@ class StageStep:
             await self._count(index)
 
     def _send(self, index: MicrobatchIndex, values: Tensor, direction: Direction) -> None:
-        batch, is_forward = self._passing.batches[index], direction is Direction.FORWARD
-        boundary = (self._passing.downstream if is_forward else self._passing.upstream)[index]
-        is_done = self._passing.stage_index + (1 if is_forward else -1) in batch.done
+        batch, is_forward = self._routes.batches[index], direction is Direction.FORWARD
+        boundary = (self._routes.downstream if is_forward else self._routes.upstream)[index]
+        is_done = self._routes.stage_index + (1 if is_forward else -1) in batch.done
         for row, sample in enumerate(batch.samples):
             key = self._key(batch, sample, direction)
             if is_done:

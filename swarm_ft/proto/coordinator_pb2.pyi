@@ -286,11 +286,11 @@ class Learner(_message.Message):
     def __init__(self, peer_id: _Optional[str] = ..., step: _Optional[int] = ..., sources: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Assign(_message.Message):
-    __slots__ = ("run_id", "spec", "attempt", "stages", "committed_steps", "fresh", "spec_digest", "learners", "last_attempt", "saved")
+    __slots__ = ("run_id", "spec", "attempt", "assignments", "committed_steps", "fresh", "spec_digest", "learners", "last_attempt", "saved")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
-    STAGES_FIELD_NUMBER: _ClassVar[int]
+    ASSIGNMENTS_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_STEPS_FIELD_NUMBER: _ClassVar[int]
     FRESH_FIELD_NUMBER: _ClassVar[int]
     SPEC_DIGEST_FIELD_NUMBER: _ClassVar[int]
@@ -300,14 +300,14 @@ class Assign(_message.Message):
     run_id: str
     spec: _run_pb2.RunSpec
     attempt: int
-    stages: _containers.RepeatedCompositeFieldContainer[StageAssignment]
+    assignments: _containers.RepeatedCompositeFieldContainer[StageAssignment]
     committed_steps: int
     fresh: bool
     spec_digest: bytes
     learners: _containers.RepeatedCompositeFieldContainer[Learner]
     last_attempt: int
     saved: _containers.RepeatedCompositeFieldContainer[SavedStage]
-    def __init__(self, run_id: _Optional[str] = ..., spec: _Optional[_Union[_run_pb2.RunSpec, _Mapping]] = ..., attempt: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[StageAssignment, _Mapping]]] = ..., committed_steps: _Optional[int] = ..., fresh: _Optional[bool] = ..., spec_digest: _Optional[bytes] = ..., learners: _Optional[_Iterable[_Union[Learner, _Mapping]]] = ..., last_attempt: _Optional[int] = ..., saved: _Optional[_Iterable[_Union[SavedStage, _Mapping]]] = ...) -> None: ...
+    def __init__(self, run_id: _Optional[str] = ..., spec: _Optional[_Union[_run_pb2.RunSpec, _Mapping]] = ..., attempt: _Optional[int] = ..., assignments: _Optional[_Iterable[_Union[StageAssignment, _Mapping]]] = ..., committed_steps: _Optional[int] = ..., fresh: _Optional[bool] = ..., spec_digest: _Optional[bytes] = ..., learners: _Optional[_Iterable[_Union[Learner, _Mapping]]] = ..., last_attempt: _Optional[int] = ..., saved: _Optional[_Iterable[_Union[SavedStage, _Mapping]]] = ...) -> None: ...
 
 class SaveStage(_message.Message):
     __slots__ = ("run_id", "step")
@@ -476,13 +476,13 @@ class StatusRequest(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ...) -> None: ...
 
 class RunStatus(_message.Message):
-    __slots__ = ("run_id", "phase", "detail", "committed_steps", "spec", "stages", "sent", "attempt", "joining", "boundaries", "results")
+    __slots__ = ("run_id", "phase", "detail", "committed_steps", "spec", "assignments", "sent", "attempt", "joining", "boundaries", "results")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_STEPS_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
-    STAGES_FIELD_NUMBER: _ClassVar[int]
+    ASSIGNMENTS_FIELD_NUMBER: _ClassVar[int]
     SENT_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     JOINING_FIELD_NUMBER: _ClassVar[int]
@@ -493,13 +493,13 @@ class RunStatus(_message.Message):
     detail: str
     committed_steps: int
     spec: _run_pb2.RunSpec
-    stages: _containers.RepeatedCompositeFieldContainer[StageAssignment]
+    assignments: _containers.RepeatedCompositeFieldContainer[StageAssignment]
     sent: ByteCounts
     attempt: int
     joining: _containers.RepeatedScalarFieldContainer[str]
     boundaries: _containers.RepeatedCompositeFieldContainer[BoundaryStatus]
     results: _containers.RepeatedCompositeFieldContainer[StageResult]
-    def __init__(self, run_id: _Optional[str] = ..., phase: _Optional[_Union[RunPhase, str]] = ..., detail: _Optional[str] = ..., committed_steps: _Optional[int] = ..., spec: _Optional[_Union[_run_pb2.RunSpec, _Mapping]] = ..., stages: _Optional[_Iterable[_Union[StageAssignment, _Mapping]]] = ..., sent: _Optional[_Union[ByteCounts, _Mapping]] = ..., attempt: _Optional[int] = ..., joining: _Optional[_Iterable[str]] = ..., boundaries: _Optional[_Iterable[_Union[BoundaryStatus, _Mapping]]] = ..., results: _Optional[_Iterable[_Union[StageResult, _Mapping]]] = ...) -> None: ...
+    def __init__(self, run_id: _Optional[str] = ..., phase: _Optional[_Union[RunPhase, str]] = ..., detail: _Optional[str] = ..., committed_steps: _Optional[int] = ..., spec: _Optional[_Union[_run_pb2.RunSpec, _Mapping]] = ..., assignments: _Optional[_Iterable[_Union[StageAssignment, _Mapping]]] = ..., sent: _Optional[_Union[ByteCounts, _Mapping]] = ..., attempt: _Optional[int] = ..., joining: _Optional[_Iterable[str]] = ..., boundaries: _Optional[_Iterable[_Union[BoundaryStatus, _Mapping]]] = ..., results: _Optional[_Iterable[_Union[StageResult, _Mapping]]] = ...) -> None: ...
 
 class StageResult(_message.Message):
     __slots__ = ("peer_id", "file")

@@ -21,7 +21,7 @@ def found() -> SwarmStatus:
         detail="",
         committed_steps=9,
         spec=run_spec(num_blocks=3, num_steps=40),
-        stages=tuple(StageAssignment(peer_id=p, layers=LayerRange(0, 3)) for p in stages),
+        assignments=tuple(StageAssignment(peer_id=p, layers=LayerRange(0, 3)) for p in stages),
         joining=(PeerId("new"),),
         boundaries=(
             BoundaryStatus(

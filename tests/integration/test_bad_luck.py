@@ -95,7 +95,7 @@ async def test_a_result_that_finds_no_room_here_is_its_replicas(job: Job, tmp_pa
         (tmp_path / "peer-2").write_text("no folder, so nothing can be written there")
         finished = last_status(await swarm.watch(status.run_id))
     assert finished.phase is RunPhase.FINISHED
-    assert {stage.peer_id for stage in finished.stages} == {"peer-0", "peer-1"}
+    assert {stage.peer_id for stage in finished.assignments} == {"peer-0", "peer-1"}
 
 
 @asynccontextmanager

@@ -118,7 +118,7 @@ async def test_a_stage_whose_peer_is_lost_starts_again_with_a_newcomer(
     assert waited.is_set()
     assert final_losses(events) == quiet_losses
     final = [event for event in events if isinstance(event, RunStatus)][-1]
-    assert [stage.peer_id for stage in final.stages] == ["peer-0", "newcomer", "peer-2"]
+    assert [stage.peer_id for stage in final.assignments] == ["peer-0", "newcomer", "peer-2"]
 
 
 async def test_peers_that_leave_the_choice_are_given_all_layers(
@@ -128,7 +128,7 @@ async def test_peers_that_leave_the_choice_are_given_all_layers(
     async with LocalSwarm(tmp_path, ["auto", "auto", "4-6"]) as swarm:
         events = await swarm.train(job.spec, job.samples)
     final = [event for event in events if isinstance(event, RunStatus)][-1]
-    assert [str(stage.layers) for stage in final.stages] == ["0-2", "2-4", "4-6"]
+    assert [str(stage.layers) for stage in final.assignments] == ["0-2", "2-4", "4-6"]
 
 
 async def test_two_runs_are_trained_one_after_the_other(

@@ -47,7 +47,7 @@ async def test_replicas_train_as_one_peer_does(
     alone = final_losses(await quiet_events(job, LAYERS))
     events = await trained(job, tmp_path, layers)
     assert final_losses(events) == pytest.approx(alone, rel=RTOL)
-    assert len(last_status(events).stages) == len(layers)
+    assert len(last_status(events).assignments) == len(layers)
 
 
 @pytest.mark.parametrize("layers", [["0-3", "0-3", "3-6"], ["0-3", "3-6", "3-6"]])
@@ -128,7 +128,7 @@ async def test_a_newcomer_takes_over_from_its_replica_and_then_stands_in_for_it(
             if isinstance(event, StepCommitted) and event.step == 1:
                 await swarm.add_peer(PeerId("newcomer-0"), "0-3")
                 await swarm.add_peer(PeerId("newcomer-1"), "3-6")
-            if is_training(event) and len(event.stages) == 4 and event.joining:
+            if is_training(event) and len(event.assignments) == 4 and event.joining:
                 has_joined = True
             if is_training(event) and has_joined and not event.joining and not has_died:
                 has_died = True
@@ -136,7 +136,7 @@ async def test_a_newcomer_takes_over_from_its_replica_and_then_stands_in_for_it(
                 await swarm.kill_peer(PeerId("peer-1"))
     assert has_died
     assert last_status(events).phase is RunPhase.FINISHED
-    assert {s.peer_id for s in last_status(events).stages} == {"newcomer-0", "newcomer-1"}
+    assert {s.peer_id for s in last_status(events).assignments} == {"newcomer-0", "newcomer-1"}
     assert final_losses(events) == pytest.approx(quiet, rel=RTOL)
     steps = [event.step for event in events if isinstance(event, StepCommitted)]
     assert steps == list(range(num_steps))

@@ -134,7 +134,7 @@ async def test_a_newcomer_goes_on_taking_over_when_somebody_dies(
     assert NEWCOMER in weights
     assert len(weights) == 2
     assert len(set(weights.values())) == 1
-    begun = {event.stages for event in story.events if isinstance(event, RunStatus)}
+    begun = {event.assignments for event in story.events if isinstance(event, RunStatus)}
     assert any(dies not in {stage.peer_id for stage in stages} for stages in begun)
 
 

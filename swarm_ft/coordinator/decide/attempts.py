@@ -251,7 +251,7 @@ def _assignment(run: Run, *, fresh: bool) -> Assign:
         run_id=run.run_id,
         spec=run.spec,
         attempt=attempt.number,
-        stages=attempt.assignments,
+        assignments=attempt.assignments,
         committed_steps=past.committed_steps,
         fresh=fresh,
         spec_digest=run.spec.digest(),

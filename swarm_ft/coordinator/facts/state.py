@@ -288,7 +288,7 @@ class Run:
             committed_steps=self.committed_steps,
             attempt=self.attempt.number,
             spec=self.spec,
-            stages=self.attempt.assignments,
+            assignments=self.attempt.assignments,
             sent=self.past.sent,
             joining=self.listeners,
             results=tuple(

@@ -156,7 +156,7 @@ class RunStatus:
     committed_steps: int
     spec: RunSpec
     attempt: Attempt = NO_ATTEMPT
-    stages: Annotated[tuple[StageAssignment, ...], Length(MAX_RUN_PEERS)] = ()
+    assignments: Annotated[tuple[StageAssignment, ...], Length(MAX_RUN_PEERS)] = ()
     sent: ByteCounts = field(default_factory=ByteCounts)
     joining: Annotated[tuple[PeerId, ...], Length(MAX_RUN_PEERS)] = ()
     boundaries: tuple[BoundaryStatus, ...] = ()

@@ -124,7 +124,7 @@ class Assign:
     """Host a stage, connect to the neighbours, say StageReady.
 
     Attributes:
-        stages: all peers of the run, first stage to last, replicas beside each other.
+        assignments: all peers of the run, first stage to last, replicas beside each other.
         fresh: load the snapshot, or the weights that the run began with, whatever is held.
         spec_digest: of the spec, as the coordinator computes it; the peer computes its own.
         learners: peers that do not hold their stage's state yet, each to be told to `CatchUp`.
@@ -135,7 +135,7 @@ class Assign:
     run_id: RunId
     spec: RunSpec
     attempt: Attempt
-    stages: Annotated[tuple[StageAssignment, ...], Length(MAX_RUN_PEERS, 1)]
+    assignments: Annotated[tuple[StageAssignment, ...], Length(MAX_RUN_PEERS, 1)]
     committed_steps: int
     fresh: bool
     spec_digest: Digest

@@ -30,6 +30,7 @@ class Option:
     Attributes:
         help: what it is for, in a sentence.
         name: on the command line, without dashes; the field's own where empty.
+        long_name: another one, for who does not know the short one.
         metavar: what stands for the value in help; by the type where empty.
         default: the default in words, where it is not the field's own or does not speak.
         words: what stands for False and for True, of a bool that is no switch.
@@ -38,6 +39,7 @@ class Option:
 
     help: str
     name: str = ""
+    long_name: str = ""
     metavar: str = ""
     default: str = ""
     words: tuple[str, str] | None = None
@@ -65,6 +67,11 @@ class Declared:
     def flag(self) -> str:
         """As it is written on the command line."""
         return f"--{self.option.name or self.field.replace('_', '-')}"
+
+    @property
+    def long_flag(self) -> str:
+        """Another way to write it; empty if there is none."""
+        return self.option.long_name and f"--{self.option.long_name}"
 
     @property
     def no_flag(self) -> str:

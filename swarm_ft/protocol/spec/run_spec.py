@@ -148,6 +148,7 @@ class TrainOptions:
             "Codec of activations: none, fp16, aq4 (changes in 4 bits), aq2+z (2 bits a "
             "value, entropy-coded), q4, hq4, aqc0.5, top10 ...",
             name="fw",
+            long_name="forward-codec",
             metavar="SPEC",
         ),
     ] = "aq3+z"
@@ -156,6 +157,7 @@ class TrainOptions:
         Option(
             "Codec of gradients: none, fp16, q4, q2+z, top10+ef ...",
             name="bw",
+            long_name="backward-codec",
             metavar="SPEC",
         ),
     ] = "q3+z"
@@ -164,6 +166,7 @@ class TrainOptions:
         Option(
             "Codec of a sample's first activation, where --fw sends changes: fp16, q8, q4+z ...",
             name="key",
+            long_name="key-codec",
             metavar="SPEC",
         ),
     ] = "q4+z"
@@ -173,6 +176,7 @@ class TrainOptions:
             "Codec of the activations that fill the pipeline, for which all later stages "
             "idle: aq2 with --fw aq4.",
             name="fill",
+            long_name="first-codec",
             metavar="SPEC",
             default="as --fw",
         ),
@@ -187,6 +191,7 @@ class TrainOptions:
         Option(
             "Codec of the gradients that replicas of a stage sum: none, fp16, bf16, q4, q2+z ...",
             name="dp",
+            long_name="replica-codec",
             metavar="SPEC",
         ),
     ] = "none"

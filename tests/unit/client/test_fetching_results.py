@@ -116,7 +116,7 @@ class Swarm:
             detail="",
             committed_steps=STEPS,
             spec=run_spec(),
-            stages=tuple(self.stages),
+            assignments=tuple(self.stages),
             results=tuple(self.results) if told else (),
         )
 

@@ -132,12 +132,12 @@ class FakePeer:
     @property
     def _index(self) -> int:
         assert self.assign is not None
-        return [stage.peer_id for stage in self.assign.stages].index(self.peer_id)
+        return [stage.peer_id for stage in self.assign.assignments].index(self.peer_id)
 
     @property
     def _stage(self) -> StageAssignment:
         assert self.assign is not None
-        return self.assign.stages[self._index]
+        return self.assign.assignments[self._index]
 
     def hear(self, message: ToPeer) -> list[FromPeer]:
         """What it answers, if anything; a coordinator that breaks the protocol fails the test."""
@@ -203,7 +203,7 @@ class FakePeer:
     def boundaries(self) -> tuple[BlockIndex, ...]:
         """In front of its stage and behind it."""
         assert self.assign is not None
-        last = self.assign.stages[-1].layers.stop
+        last = self.assign.assignments[-1].layers.stop
         ends = (self._stage.layers.start, self._stage.layers.stop)
         return tuple(BlockIndex(end) for end in ends if 0 < end < last)
 
@@ -272,7 +272,7 @@ class FakePeer:
         assert plan.step == len(self.applied)
         if not self.has_state:
             assert self.peer_id in plan.listeners
-        computing = stages_of(self.assign.stages, but=plan.listeners)
+        computing = stages_of(self.assign.assignments, but=plan.listeners)
         for batch in plan.microbatches:
             for index, stage in enumerate(computing):
                 assert batch.replica_at(index) < len(stage.peers)
@@ -289,7 +289,7 @@ class FakePeer:
     def step_ready(self, step: int) -> StepReady:
         """Step s has a loss of 10 - s per token; 100 bytes go forward, 30 come back."""
         assert self.assign is not None
-        train, stages = self.assign.spec.train, self.assign.stages
+        train, stages = self.assign.spec.train, self.assign.assignments
         num_samples = train.batch_size if step % 2 == 0 else train.num_samples - train.batch_size
         is_last = self._stage.layers == stages[-1].layers
         traffic = []
@@ -549,7 +549,7 @@ class Swarm:
             case Assign():
                 assert run is not None
                 assert run.attempt.number == message.attempt
-                assert run.attempt.assignments == message.stages
+                assert run.attempt.assignments == message.assignments
                 assert message.committed_steps == len(self.history[message.run_id])
                 assert bool(message.saved) == bool(message.fresh and message.committed_steps)
                 assert {learner.peer_id for learner in message.learners} < set(run.peers)

@@ -841,7 +841,7 @@ async def test_a_restarted_coordinator_still_has_the_result(
     async with coordinator(path) as office:
         seen = await watch(office.channel, run_id)
         assert steps_of(seen) == [0, 1, 2]
-        assert [str(stage.layers) for stage in status_in(seen[0]).stages] == ["0-2", "2-4"]
+        assert [str(stage.layers) for stage in status_in(seen[0]).assignments] == ["0-2", "2-4"]
 
 
 # ---- peers

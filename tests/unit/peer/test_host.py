@@ -131,7 +131,7 @@ class Peer:
                 run_id=RUN,
                 spec=self.spec,
                 attempt=Attempt(attempt),
-                stages=assigned,
+                assignments=assigned,
                 committed_steps=committed_steps,
                 fresh=fresh,
                 spec_digest=self.spec.digest(),

@@ -209,7 +209,7 @@ def assign_of(spec: RunSpec) -> MakeAssign:
             run_id=run_id,
             spec=spec,
             attempt=Attempt(attempt),
-            stages=tuple(
+            assignments=tuple(
                 StageAssignment(peer_id=PeerId(p), layers=LayerRange(a, b), endpoint=f"{p}:1")
                 for p, a, b in stages
             ),

@@ -18,7 +18,7 @@ from swarm_ft.errors import MalformedMessage, NonFinite
 from swarm_ft.ids import Attempt, MicrobatchIndex, RunId, SampleId, StepNumber
 from swarm_ft.peer.boundary.end import Boundary
 from swarm_ft.peer.context import PeerContext
-from swarm_ft.peer.step import Passing, StageStep, StepProgress
+from swarm_ft.peer.step import StageStep, StepProgress, StepRoutes
 from swarm_ft.peer.timeline import Timeline
 from swarm_ft.protocol.machines.pipeline import PARTS, least_held
 from swarm_ft.protocol.messages.boundary import FrameKey
@@ -156,7 +156,7 @@ def make_step() -> Iterator[MakeStep]:
             )
             up, down = Outbox(), Outbox()
             indices = [MicrobatchIndex(i) for i in range(microbatches)]
-            passing = Passing(
+            routes = StepRoutes(
                 stage_index=index,
                 batches={batch.index: batch for batch in plan.microbatches},
                 upstream={} if engine.is_first else routed(indices, up),
@@ -167,7 +167,7 @@ def make_step() -> Iterator[MakeStep]:
             context = SimpleNamespace(compute=compute, clock=clock, timeline=timeline)
             step = StageStep(
                 plan,
-                passing,
+                routes,
                 StepProgress(plan.step),
                 engine=cast("Engine", engine),
                 context=cast("PeerContext", context),

@@ -85,12 +85,18 @@ def test_an_assignment_says_where_each_peer_is_reached_by_now(
     swarm.join(a, b)
     swarm.settle_until(lambda: swarm.run().phase is RunPhase.TRAINING)
     assert b.assign is not None
-    assert [stage.endpoint for stage in b.assign.stages] == ["a.example:7001", "b.example:7001"]
+    assert [stage.endpoint for stage in b.assign.assignments] == [
+        "a.example:7001",
+        "b.example:7001",
+    ]
     a.endpoint = "192.0.2.7:4000"
     swarm.lose(a)
     swarm.join(a)
-    assert [stage.endpoint for stage in b.assign.stages] == ["192.0.2.7:4000", "b.example:7001"]
-    assert swarm.run().status.stages == b.assign.stages
+    assert [stage.endpoint for stage in b.assign.assignments] == [
+        "192.0.2.7:4000",
+        "b.example:7001",
+    ]
+    assert swarm.run().status.assignments == b.assign.assignments
 
 
 def test_peers_that_were_there_first_are_used(
@@ -382,7 +388,7 @@ def test_a_peer_that_holds_a_run_that_is_over_is_released(
             run_id=RunId("forgotten"),
             spec=spec,
             attempt=Attempt(1),
-            stages=(StageAssignment(peer_id=b.peer_id, layers=LayerRange(2, 4)),),
+            assignments=(StageAssignment(peer_id=b.peer_id, layers=LayerRange(2, 4)),),
             committed_steps=0,
             fresh=True,
             spec_digest=spec.digest(),

@@ -142,7 +142,7 @@ async def assign_of(spec: RunSpec, num_firsts: int, num_lasts: int, net: Net) ->
         run_id=RUN,
         spec=spec,
         attempt=Attempt(1),
-        stages=tuple(
+        assignments=tuple(
             [
                 StageAssignment(peer_id=p, layers=r, endpoint=await net.serve(p))
                 for p, r in (*firsts, *lasts)
@@ -160,7 +160,7 @@ async def at_work(spec: RunSpec, shape: tuple[int, int], net: Net) -> AsyncItera
     assign = await assign_of(spec, *shape, net)
     ends = [
         End(stage.peer_id, assign, engines(spec)[stage.layers == LAST], net)
-        for stage in assign.stages
+        for stage in assign.assignments
     ]
     running = [asyncio.create_task(pair.run()) for end in ends for pair in end.pairs]
     try:

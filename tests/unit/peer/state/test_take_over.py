@@ -156,7 +156,7 @@ class Scene:
             run_id=RUN,
             spec=self.spec,
             attempt=Attempt(attempt),
-            stages=(),
+            assignments=(),
             committed_steps=committed_steps,
             fresh=False,
             spec_digest=self.spec.digest(),
