@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import partial
@@ -29,9 +29,8 @@ async def run_in(pool: Executor, function: Callable[P, R], *args: P.args, **kwar
     return await loop.run_in_executor(pool, partial(function, *args, **kwargs))
 
 
-async def to_its_end(work: Awaitable[R]) -> R:
-    """What comes of the work; cancelled, this waits for its end all the same."""
-    task = asyncio.ensure_future(work)
+async def to_its_end(task: asyncio.Task[R]) -> R:
+    """What comes of the task; cancelled, this waits for its end all the same."""
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:

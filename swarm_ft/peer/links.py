@@ -367,9 +367,8 @@ class PeerLink:
                 self._count_broken(error)
                 raise
 
-    async def close(self) -> None:
-        """End the present stream; wait for what this side dialled."""
-        self.break_off(Unavailable("this peer leaves"))
+    async def ended(self) -> None:
+        """Wait for the end of what this side dialled."""
         if self._dialled is not None:
             await asyncio.wait({self._dialled[1]})
 
@@ -521,7 +520,11 @@ class Links:
     async def close(self) -> None:
         """End all streams, and take no more."""
         self._is_closed = True
-        await asyncio.gather(*(link.close() for link in self._links.values()))
+        links = tuple(self._links.values())
+        for link in links:
+            link.break_off(Unavailable("this peer leaves"))
+        for link in links:
+            await link.ended()
 
     def tidy(self, peer_id: PeerId) -> None:
         """Forget the link to a peer that nobody here has a use for, if no stream stands."""

@@ -207,14 +207,14 @@ class StageStep:
         try:
             await self._run()
         finally:
-            await to_its_end(self._complete())
+            await to_its_end(asyncio.create_task(self._complete()))
 
     async def _run(self) -> None:
         pending = self._schedule.begin() or self._first_inputs()
         while True:
             while isinstance(pending, Task):
                 # Half a gradient is of no use to anybody.
-                await to_its_end(self._compute(pending))
+                await to_its_end(asyncio.create_task(self._compute(pending)))
                 while not self._arrivals.empty():
                     self._assemble(*self._arrivals.get_nowait())
                 pending = self._schedule.computed(pending)

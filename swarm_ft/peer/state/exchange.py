@@ -266,7 +266,8 @@ class StateExchange:
         private_folder(folder)
         path = await self._write(folder, name, contents)
         try:
-            return await to_its_end(asyncio.to_thread(store.put_shard, name, path))
+            put = asyncio.to_thread(store.put_shard, name, path)
+            return await to_its_end(asyncio.create_task(put))
         finally:
             path.unlink(missing_ok=True)  # it was moved, unless that failed
 
