@@ -112,6 +112,13 @@ class Connections:
         for reducer in self._reducers:
             await reducer.is_connected.wait()
 
+    @property
+    def missing(self) -> tuple[PeerId, ...]:
+        """Peers that are not there yet."""
+        boundaries = (*self.upstream.items(), *self.downstream.items())
+        neighbours = [peer for peer, one in boundaries if not one.is_connected.is_set()]
+        return (*neighbours, *(peer for reducer in self._reducers for peer in reducer.missing))
+
     async def settled(self) -> None:
         """Wait until neighbours have everything that was sent to them in this step."""
         for boundary in self.boundaries:
@@ -266,7 +273,7 @@ class StageAttempt:
         """How far this peer is with the step under way."""
         attempt, step = self.assign.attempt, self._step
         if step is None:
-            return PeerAlive(attempt=attempt)
+            return PeerAlive(attempt=attempt, waits_for=self.connections.missing)
         return PeerAlive(
             attempt=attempt,
             step=step.progress.step,

@@ -144,7 +144,7 @@ class LinkChannel:
 
     def __init__(self, links: Links, peer_id: PeerId, endpoint: str) -> None:
         self._links = links
-        self._peer_id = peer_id
+        self.peer_id = peer_id
         self._endpoint = endpoint
         self._link: PeerLink | None = None
 
@@ -156,7 +156,7 @@ class LinkChannel:
                 be reached for UNREACHABLE_AFTER_S.
             ProtocolError: its streams were broken off too often.
         """
-        self._link = self._links.link_to(self._peer_id)
+        self._link = self._links.link_to(self.peer_id)
         try:
             await self._link.attend(end, self._endpoint)
         finally:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from swarm_ft.coordinator.decide import attempts
+from swarm_ft.coordinator.decide import attempts, machine
 from swarm_ft.discovery.directory import Role
 from swarm_ft.ids import PeerId
 from swarm_ft.protocol.messages.client import RunEvent, RunPhase, RunStatus, StepCommitted
@@ -41,6 +41,12 @@ async def names(swarm: LocalSwarm) -> set[str]:
 @pytest.fixture
 def job(make_job: MakeJob) -> Job:
     return make_job(num_samples=8, num_steps=4)
+
+
+@pytest.fixture(autouse=True)
+def short_rests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between an attempt that failed and the next one."""
+    monkeypatch.setattr(machine, "RETRY_S", 0.1)
 
 
 @pytest.fixture

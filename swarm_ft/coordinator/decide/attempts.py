@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from swarm_ft.coordinator.facts.events import RollbackRecord, Turn
+from swarm_ft.coordinator.facts.events import RollbackRecord, StandingRecord, Turn
+from swarm_ft.coordinator.facts.standing import MAX_FAILURES, Standing
 from swarm_ft.coordinator.facts.state import AttemptState, Run, Saving, SwarmState
 from swarm_ft.coordinator.plan.membership import (
     able_for,
@@ -88,6 +89,29 @@ def leave_idle(turn: Turn, peer_id: PeerId, reason: str) -> None:
     if member is not None and member.idle != reason:
         turn.state = turn.state.with_member(replace(member, idle=reason))
         turn.say(peer_id, StayIdle(reason=reason))
+
+
+def blame(turn: Turn, run: Run, peer_id: PeerId, reason: str) -> bool:
+    """Count a peer's failure; whether it is set aside for that."""
+    before = turn.state.standings.get(peer_id, Standing())
+    standing = before.after_failure(run.run_id, run.attempt.number, reason, turn.now_s)
+    words = f"{MAX_FAILURES} failures, the last one: {reason}"
+    _stand(turn, peer_id, standing, words)
+    return standing.is_aside(turn.now_s)
+
+
+def set_aside(turn: Turn, peer_id: PeerId, reason: str) -> None:
+    """Do without a peer for a while."""
+    before = turn.state.standings.get(peer_id, Standing())
+    _stand(turn, peer_id, before.set_aside(reason, turn.now_s), f"it {reason}")
+
+
+def _stand(turn: Turn, peer_id: PeerId, standing: Standing, why: str) -> None:
+    turn.state = turn.state.with_standing(peer_id, standing)
+    if standing.is_aside(turn.now_s):
+        for_s = standing.aside_until_s - turn.now_s
+        turn.write(StandingRecord(peer_id, standing, for_s))
+        leave_idle(turn, peer_id, f"set aside for {for_s:.0f} s after {why}")
 
 
 def offered(turn: Turn, run: Run, peer_id: PeerId, offer: StageOffered) -> None:
@@ -217,6 +241,7 @@ def _assign(turn: Turn, run: Run, *, fresh: bool) -> None:
     before = run
     attempt = AttemptState(
         number=Attempt(run.attempt.number + 1),
+        began_s=turn.now_s,
         assignments=tuple(_reachable(turn, stage) for stage in run.attempt.assignments),
         learners=() if fresh else tuple(learners_of(turn.state, run)),
     )

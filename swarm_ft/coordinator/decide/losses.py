@@ -9,7 +9,13 @@ from types import MappingProxyType
 from swarm_ft.coordinator.decide import attempts
 from swarm_ft.coordinator.facts.events import Turn
 from swarm_ft.coordinator.facts.state import Run, SwarmState
-from swarm_ft.coordinator.plan.membership import SILENT_S, lost_parts
+from swarm_ft.coordinator.plan.membership import (
+    SILENT_S,
+    late_peers,
+    loss_in_words,
+    lost_parts,
+    without_state,
+)
 from swarm_ft.coordinator.plan.routes import longest_s
 from swarm_ft.ids import NO_ATTEMPT, PeerId
 from swarm_ft.protocol.machines.pipeline import PARTS
@@ -133,12 +139,31 @@ def _notice(turn: Turn, run: Run) -> str:
 # It tells how far it is every few seconds. What counts is its own past: a peer that was always
 # slow has little to do, see `routes`.
 
+
+def drop_late(turn: Turn) -> None:
+    """Go on without peers that keep the others from beginning, if these can."""
+    run = turn.state.active_run
+    late = late_peers(run, turn.now_s) if run and run.phase is RunPhase.LOADING else ()
+    if run is None or not late:
+        return
+    why = f"was not ready after {turn.now_s - run.attempt.began_s:.0f} s"
+    detail = "; ".join(loss_in_words(turn.state, run, peer, why) for peer in late)
+    for peer in late:
+        attempts.set_aside(turn, peer, why)
+        run = without_state(run, peer)
+    attempts.interrupt(turn, replace(run, detail=detail))
+
+
+# ---- peers that are slow
+
 MEASURED_AT_LEAST = 3
 """Steps before a peer's speed is known well enough."""
 
 
 def heard(turn: Turn, run: Run, peer_id: PeerId, alive: PeerAlive) -> None:
     """A peer told how far it is; its share is divided anew if the others would wait for long."""
+    if run.phase is RunPhase.LOADING and alive.attempt == run.attempt.number:
+        turn.keep(_loading(run, peer_id, alive, turn.now_s))
     is_current = (alive.attempt, alive.step) == (run.attempt.number, run.committed_steps)
     if run.phase is not RunPhase.TRAINING or not is_current:
         return
@@ -153,6 +178,21 @@ def heard(turn: Turn, run: Run, peer_id: PeerId, alive: PeerAlive) -> None:
         f"before; its share is divided anew"
     )
     attempts.interrupt(turn, replace(run, measured=measured, detail=detail))
+
+
+def _loading(run: Run, peer_id: PeerId, alive: PeerAlive, now_s: float) -> Run:
+    """The run as of what a peer says that it waits for; who waits for others has its stage."""
+    attempt = run.attempt
+    if not alive.waits_for:
+        return run
+    waits_for = {**attempt.waits_for, peer_id: frozenset(alive.waits_for)}
+    loaded_in_s = {peer_id: now_s - attempt.began_s, **attempt.loaded_in_s}
+    attempt = replace(
+        attempt,
+        waits_for=MappingProxyType(waits_for),
+        loaded_in_s=MappingProxyType(loaded_in_s),
+    )
+    return replace(run, attempt=attempt)
 
 
 def _seconds_each(run: Run, peer_id: PeerId, alive: PeerAlive) -> float | None:

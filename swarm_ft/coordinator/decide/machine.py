@@ -36,12 +36,10 @@ from swarm_ft.coordinator.facts.events import (
     RunCancelled,
     RunSubmitted,
     SnapshotWritten,
-    StandingRecord,
     Tick,
     TokensLost,
     Turn,
 )
-from swarm_ft.coordinator.facts.standing import MAX_FAILURES, Standing
 from swarm_ft.coordinator.facts.state import Doubt, Member, Run, SwarmState
 from swarm_ft.coordinator.plan.membership import (
     SILENT_S,
@@ -104,6 +102,7 @@ def decide(state: SwarmState, event: Event, now_s: float) -> tuple[SwarmState, l
         case Tick():
             _dismiss_silent(turn)
             attempts.expire(turn)
+            losses.drop_late(turn)
             losses.tell(turn)
     losses.look_after(turn)
     attempts.advance(turn)
@@ -152,7 +151,7 @@ def _ready(turn: Turn, run: Run, peer_id: PeerId, message: StageReady | StepRead
     refusal = report_refusal(run, peer_id, message)
     if refusal is not None:
         why = f"told what cannot be: {refusal.message}"
-        _blame(turn, run, peer_id, why)
+        attempts.blame(turn, run, peer_id, why)
         _peer_gone(turn, peer_id, why, away_since_s=-math.inf)
         turn.dismiss(peer_id, refusal)
     elif isinstance(message, StageReady):
@@ -212,23 +211,9 @@ def _failed(turn: Turn, run: Run, peer_id: PeerId, error: SwarmError) -> None:
         run, not_before_s = without_state(run, peer_id), run.not_before_s
     elif peer_id in run.listeners and not isinstance(error, Unavailable):
         run = without_state(run, peer_id)  # a sum is lost, or the state is not one
-    if _blame(turn, run, peer_id, error.message):
+    if attempts.blame(turn, run, peer_id, error.message):
         detail += "; it failed too often and is set aside"
     attempts.interrupt(turn, replace(run, detail=detail, not_before_s=not_before_s))
-
-
-def _blame(turn: Turn, run: Run, peer_id: PeerId, reason: str) -> bool:
-    """Count a peer's failure; whether it is set aside for that."""
-    before = turn.state.standings.get(peer_id, Standing())
-    standing = before.after_failure(run.run_id, run.attempt.number, reason, turn.now_s)
-    turn.state = turn.state.with_standing(peer_id, standing)
-    if not standing.is_aside(turn.now_s):
-        return False
-    for_s = standing.aside_until_s - turn.now_s
-    turn.write(StandingRecord(peer_id, standing, for_s))
-    words = f"set aside for {for_s:.0f} s after {MAX_FAILURES} failures, the last one: {reason}"
-    attempts.leave_idle(turn, peer_id, words)
-    return True
 
 
 # ---- who comes and goes

@@ -44,6 +44,10 @@ class Standing:
         failed_in = tuple(sorted(one for one in recent if one[1] > attempt - AMONG_ATTEMPTS))
         if len(failed_in) < MAX_FAILURES:
             return replace(self, failed_in=failed_in, reason=reason)
+        return self.set_aside(reason, now_s)
+
+    def set_aside(self, reason: str, now_s: float) -> Standing:
+        """It rests from now on, for longer than the last time."""
         is_forgotten = now_s - self.aside_until_s >= FORGOTTEN_AFTER_S
         times = 0 if is_forgotten else self.times_aside
         rest_s = min(FIRST_REST_S * REST_FACTOR**times, MAX_REST_S)

@@ -134,7 +134,10 @@ class AttemptState:
         learners: peers that take their stage's state over.
         notified: learners that were told to `CatchUp`.
         caught_up: learners that said they have it; replicas as all others from the next plan on.
+        began_s: when it was assigned.
         loaded: peers that said StageReady.
+        waits_for: of peers that have their stage, whom they are not connected to yet.
+        loaded_in_s: how long they took until they had it.
         done: microbatches of the open step that peers said are done there, at the start.
         away_since_s: peers that are away, and since when.
     """
@@ -144,7 +147,10 @@ class AttemptState:
     learners: tuple[Learner, ...] = ()
     notified: frozenset[PeerId] = frozenset()
     caught_up: frozenset[PeerId] = frozenset()
+    began_s: float = 0.0
     loaded: frozenset[PeerId] = frozenset()
+    waits_for: Mapping[PeerId, frozenset[PeerId]] = field(default_factory=_nothing)
+    loaded_in_s: Mapping[PeerId, float] = field(default_factory=_nothing)
     done: Mapping[PeerId, frozenset[MicrobatchIndex]] = field(default_factory=_nothing)
     away_since_s: Mapping[PeerId, float] = field(default_factory=_nothing)
 

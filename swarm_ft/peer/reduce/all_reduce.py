@@ -286,6 +286,15 @@ class GradientReducer:
         if isinstance(message, GradientPiece):
             failpoints.reached("mid-reduce")
 
+    @property
+    def missing(self) -> tuple[PeerId, ...]:
+        """Members that are not connected."""
+        return tuple(
+            channel.peer_id
+            for member, channel in self._channels.items()
+            if member not in self._connected
+        )
+
     def _note_connections(self) -> None:
         if len(self._connected) == len(self._channels):
             self.is_connected.set()

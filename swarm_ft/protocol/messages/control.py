@@ -382,12 +382,14 @@ class PeerAlive:
         step: its open step.
         parts_begun: forwards, backwards and weights of it, in this attempt, see `pipeline.PARTS`.
         compute_s: seconds that they took until now.
+        waits_for: peers of the attempt that are not connected yet; none while a stage is loaded.
     """
 
     attempt: Attempt = NO_ATTEMPT
     step: StepNumber = _FIRST_STEP
     parts_begun: int = 0
     compute_s: Measured = 0.0
+    waits_for: Annotated[tuple[PeerId, ...], Length(MAX_RUN_PEERS)] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

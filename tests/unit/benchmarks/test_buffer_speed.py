@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.buffer_speed import measure_hits, measure_speed
+from benchmarks.buffer_speed import main, measure_hits, measure_speed
 from swarm_ft.codec.stored import buffer_bytes
 
 SHAPE = (16, 64)
@@ -54,7 +54,10 @@ def test_the_tables_have_a_row_for_each() -> None:
 
 
 @pytest.mark.parametrize("text", ["16x64,8x8", "16", "0x8", "x"])
-def test_one_shape_is_expected(text: str) -> None:
-    done = run("--shape", text)
-    assert done.returncode == 2
-    assert "expected TOKENSxCHANNELS" in done.stderr
+def test_one_shape_is_expected(
+    text: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["buffer_speed", "--shape", text])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert "expected TOKENSxCHANNELS" in capsys.readouterr().err

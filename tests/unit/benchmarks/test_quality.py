@@ -56,6 +56,7 @@ def results(texts: Path) -> Path:
     return out
 
 
+@pytest.mark.slow
 def test_runs_each_config_once_and_prints_a_table(
     results: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -80,6 +81,7 @@ def test_runs_each_config_once_and_prints_a_table(
     assert "| `aq4/pubq2@fp16#4` | 2 | 1 |" in table
 
 
+@pytest.mark.slow
 def test_replicas_train_as_one_peer_does_but_for_what_their_codec_loses(results: Path) -> None:
     alone, _late, _aq4, _coarse, exact, *coarse = map(json.loads, results.read_text().splitlines())
     assert exact["bits_dp"] == pytest.approx(32, rel=0.01)
@@ -92,6 +94,7 @@ def test_replicas_train_as_one_peer_does_but_for_what_their_codec_loses(results:
         assert found["epochs"][-1]["ppl"] == pytest.approx(alone["epochs"][-1]["ppl"], rel=0.2)
 
 
+@pytest.mark.slow
 def test_a_codecs_steps_are_compared_with_exact_ones(texts: Path) -> None:
     options = [f"--set={setting}" for setting in TINY.split()]
     options += ["--data", str(texts), "--cache", str(texts), "--dps", "fp16,q4"]

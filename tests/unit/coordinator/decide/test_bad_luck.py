@@ -7,10 +7,11 @@ from swarm_ft.coordinator.decide.machine import RETRY_S
 from swarm_ft.coordinator.facts.standing import FIRST_REST_S, MAX_FAILURES
 from swarm_ft.coordinator.facts.state import QUEUE_S
 from swarm_ft.coordinator.journal.journal import Journal
+from swarm_ft.coordinator.plan.membership import CONNECT_S, LOAD_FACTOR, LOAD_S
 from swarm_ft.coordinator.watching import overview
 from swarm_ft.ids import RunId
 from swarm_ft.protocol.messages.client import RunPhase
-from swarm_ft.protocol.messages.control import StayIdle
+from swarm_ft.protocol.messages.control import PeerAlive, StayIdle
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from tests.unit.coordinator.conftest import FakePeer, MakeSpec, Swarm
 
@@ -290,3 +291,104 @@ def test_a_single_failure_is_no_reason_to_do_without_a_peer(
     swarm.wait(RETRY_S)
     assert set(swarm.run().peers) == {"a", "b", "other"}
     assert not swarm.said(StayIdle)
+
+
+# ---- peers that keep others from beginning
+
+
+def hold_back(swarm: Swarm, peer: FakePeer) -> None:
+    """Nothing is heard of the peer's stage, though it is there and says so."""
+    swarm.forget_said(peer.peer_id)
+
+
+def wait_for(swarm: Swarm, peer: FakePeer, *missed: FakePeer) -> None:
+    """The peer has its stage, and does not reach these."""
+    number = swarm.run().attempt.number
+    names = tuple(other.peer_id for other in missed)
+    swarm.forget_said(peer.peer_id)
+    swarm.say(peer, PeerAlive(attempt=number, waits_for=names))
+
+
+def test_a_replica_that_is_there_and_mute_is_not_waited_for(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer, other: FakePeer
+) -> None:
+    swarm.submit(spec)
+    swarm.join(a, b, other)
+    hold_back(swarm, other)
+    swarm.settle()
+    assert swarm.run().phase is RunPhase.LOADING
+    swarm.wait(LOAD_S - 1)
+    assert swarm.run().phase is RunPhase.LOADING
+    swarm.wait(2)
+    (words,) = swarm.idlers().values()
+    assert words.startswith("set aside for 30 s after it was not ready after 6")
+    swarm.settle()
+    assert swarm.run().phase is RunPhase.FINISHED
+    assert set(swarm.run().peers) == {"a", "b"}
+
+
+def test_the_only_host_of_a_stage_may_take_long(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer
+) -> None:
+    swarm.submit(spec)
+    swarm.join(a, b)
+    ready = [said for said in swarm.pending if said[0] == b.peer_id]
+    hold_back(swarm, b)
+    swarm.settle()
+    swarm.wait(20 * LOAD_S)
+    assert swarm.run().attempt.number == 1
+    swarm.pending.extend(ready)
+    swarm.settle()
+    assert swarm.run().phase is RunPhase.FINISHED
+
+
+def test_large_stages_may_take_longer_but_not_much_longer_than_a_replica_took(
+    swarm: Swarm, make_spec: MakeSpec, a: FakePeer, b: FakePeer, other: FakePeer
+) -> None:
+    swarm.submit(make_spec(block_bytes=1 << 30))
+    swarm.join(a, b, other)
+    hold_back(swarm, other)
+    swarm.wait(100)
+    wait_for(swarm, b, other)
+    wait_for(swarm, a, other)
+    swarm.wait(LOAD_S + LOAD_FACTOR * 100 - 110)
+    assert swarm.run().phase is RunPhase.LOADING
+    swarm.wait(15)
+    assert swarm.idlers().keys() == {"other"}
+
+
+def test_whom_the_others_do_not_reach_is_out_and_not_who_says_so(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer, other: FakePeer
+) -> None:
+    swarm.submit(spec)
+    swarm.join(a, b, other)
+    wait_for(swarm, a, other)
+    wait_for(swarm, b, other)
+    wait_for(swarm, other, a, b)
+    swarm.wait(CONNECT_S - 1)
+    assert swarm.run().phase is RunPhase.LOADING
+    swarm.wait(2)
+    assert swarm.idlers().keys() == {"other"}
+    assert set(swarm.run().peers) == {"a", "b"}
+    swarm.settle()
+    assert swarm.run().phase is RunPhase.FINISHED
+
+
+def test_who_misses_the_deadline_again_rests_longer(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer, other: FakePeer
+) -> None:
+    swarm.submit(spec)
+    swarm.join(a, b)
+    swarm.settle_until(lambda: len(swarm.history[RUN]) == 1)
+    rests = []
+    for _ in range(2):
+        swarm.join(other)
+        swarm.settle_until(lambda: swarm.run().phase is RunPhase.LOADING)
+        swarm.pending.clear()
+        swarm.wait(LOAD_S + 1)
+        rests.append(swarm.state.standings[other.peer_id].aside_until_s - swarm.now_s)
+        swarm.lose(other)
+        other.forget()
+        swarm.now_s += rests[-1]
+        swarm.stand_still(1)
+    assert [round(rest, -1) for rest in rests] == [30, 120]
