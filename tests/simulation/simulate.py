@@ -66,7 +66,7 @@ def simulate(scenario: Scenario, *, keep_trace: bool = False) -> Outcome:
         with _seeded_names(scenario.seed):
             return _Simulation(scenario, folder, keep_trace=keep_trace).run()
     finally:
-        with _silent_graveyard():
+        with _silent_graveyard(), _loop_of_the_dead():
             gc.collect()
         gc.enable()
         shutil.rmtree(folder, ignore_errors=True)
@@ -186,6 +186,18 @@ def _seeded_names(seed: int) -> Iterator[None]:
     rng = Random(f"{seed}/names")
     with mock.patch("secrets.token_hex", lambda num_bytes=16: rng.randbytes(num_bytes).hex()):
         yield
+
+
+@contextmanager
+def _loop_of_the_dead() -> Iterator[None]:
+    """What finalizers of dead machines still gather is gathered here; asyncio would make a loop."""
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    try:
+        yield
+    finally:
+        asyncio.set_event_loop(None)
+        loop.close()
 
 
 @contextmanager
