@@ -285,7 +285,7 @@ async def test_closing_leaves_no_process_no_file_and_no_task(
 
 
 CHILD = """
-import asyncio, sys
+import asyncio, signal, sys
 from swarm_ft.discovery.directory import Role
 from swarm_ft.discovery.dht import DhtDirectory, DhtOptions
 
@@ -298,6 +298,8 @@ async def main():
     finally:
         await directory.close()
 
+# As in a shell's foreground; who is started in the background ignores it, and so do its children.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 try:
     asyncio.run(main())
 except KeyboardInterrupt:

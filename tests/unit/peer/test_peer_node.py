@@ -73,6 +73,12 @@ class Joined:
     async def say(self, message: ToPeer) -> None:
         await self._stream.send(message)
 
+    async def waits_for(self) -> set[str]:
+        """Whom the peer waits for, once it tells."""
+        while not (isinstance(said := await self._stream.receive(), PeerAlive) and said.waits_for):
+            assert said is not None
+        return set(said.waits_for)
+
     async def hear(self) -> FromPeer | None:
         """What the peer says next, but that it is there."""
         while isinstance(said := await self._stream.receive(), PeerAlive):
@@ -292,6 +298,15 @@ async def test_a_peer_offers_itself_and_trains_what_it_is_told(
         await joined.say(commit_of(step))
     assert len(set(losses)) == 3
     await joined.say(ReleaseStage(run_id=RUN, reason="over"))
+
+
+async def test_a_peer_that_has_its_stage_says_whom_it_waits_for(
+    swarm: Swarm, assign_of: MakeAssign
+) -> None:
+    await swarm.peer()
+    joined = await swarm.joined()
+    await joined.say(assign_of(stages=(("peer", 0, 1), ("twin", 0, 1), ("below", 1, 2))))
+    assert await joined.waits_for() == {"twin", "below"}
 
 
 async def test_a_peer_that_has_nothing_to_do_stays_and_says_why(
