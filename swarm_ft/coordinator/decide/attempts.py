@@ -56,12 +56,12 @@ def advance(turn: Turn) -> None:
 
 
 def expire(turn: Turn) -> None:
-    """End runs for which no peers were found for too long, not even if nobody had another run."""
+    """End runs that had nobody to go on with for too long, not even if nobody had another run."""
     queue_s = turn.state.queue_s
     for run in turn.state.going_runs:
         if turn.now_s - run.unplaced_since_s < queue_s:
             continue
-        if arrangement(turn.state, run, turn.now_s).assignments:
+        if arrangement(able_for(turn.state, run, turn.now_s), run, turn.now_s).assignments:
             turn.keep(replace(run, unplaced_since_s=math.inf))
         else:
             words = f"no peers were found for it in {queue_s / 3600:g} h: {run.detail}"
@@ -178,6 +178,8 @@ def _is_waited_for(turn: Turn, run: Run, able: SwarmState) -> bool:
     here = [p for p in aside if p in turn.state.members and p not in run.misfits]
     if not here or arrangement(able, run, turn.now_s).assignments:
         return False
+    run = replace(run, unplaced_since_s=min(run.unplaced_since_s, turn.now_s))
+    turn.keep(run)
     _wait(turn, run, f"waiting for peer {here[0]}, which is set aside: {standings[here[0]].reason}")
     return True
 
@@ -251,7 +253,6 @@ def _assign(turn: Turn, run: Run, *, fresh: bool) -> None:
         phase=RunPhase.LOADING,
         detail=detail,
         attempt=attempt,
-        unplaced_since_s=math.inf,
     )
     turn.put(run)
     turn.write_ledger(before, run)

@@ -233,7 +233,7 @@ class Run:
         step: the first uncommitted step, once it was planned.
         misfits: peers that cannot host it, whatever the stage, and why; until they join again.
         doubts: peers by which a step that is not committed is inf or NaN.
-        unplaced_since_s: since when no stages could be given to peers; infinite if they could.
+        unplaced_since_s: when it first had nobody to go on with since the last commit.
         gather_until_s: until then peers that are away are waited for, replicas or not.
         not_before_s: no new attempt begins earlier.
     """

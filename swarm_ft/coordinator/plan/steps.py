@@ -102,6 +102,7 @@ def commit_step(run: Run, step: PlannedStep, now_s: float) -> tuple[Run, StepCom
         detail=joining_in_words(run),
         past=_past_after(run, step, committed, commit),
         step=None,
+        unplaced_since_s=math.inf,
         doubts=MappingProxyType({p: d for p, d in run.doubts.items() if d.step > number}),
         measured=_measured_after(run, step, committed),
     )

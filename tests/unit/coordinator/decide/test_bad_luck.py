@@ -4,7 +4,7 @@ import pytest
 
 from swarm_ft.coordinator.decide.attempts import PASSED_BY_AFTER_S
 from swarm_ft.coordinator.decide.machine import RETRY_S
-from swarm_ft.coordinator.facts.standing import FIRST_REST_S, MAX_FAILURES
+from swarm_ft.coordinator.facts.standing import FIRST_REST_S, MAX_FAILURES, MAX_REST_S
 from swarm_ft.coordinator.facts.state import QUEUE_S
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.plan.membership import CONNECT_S, LOAD_FACTOR, LOAD_S
@@ -234,6 +234,21 @@ def test_the_only_host_of_a_stage_cannot_end_the_run_either(
     swarm.settle()
     assert swarm.run().phase is RunPhase.FINISHED
     assert swarm.num_rollbacks == 0
+
+
+def test_a_run_whose_only_host_never_gets_over_it_expires(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer
+) -> None:
+    begun(swarm, spec, a, b)
+    end_s = swarm.now_s + QUEUE_S + MAX_REST_S
+    while swarm.run().phase is not RunPhase.FAILED:
+        assert swarm.now_s < end_s
+        fail_often(swarm, b, "non-finite", "the loss is NaN")
+        swarm.now_s = max(swarm.now_s, swarm.state.standings[b.peer_id].aside_until_s - 10)
+        swarm.stand_still(1)
+        if swarm.run().phase is RunPhase.WAITING:
+            swarm.wait(20)
+    assert swarm.run().detail.startswith("no peers were found for it in 24 h: waiting for peer b")
 
 
 # ---- peers that fail again and again
