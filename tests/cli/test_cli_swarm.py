@@ -183,11 +183,15 @@ def test_a_run_under_way_can_be_looked_at_joined_only_where_it_fits_and_cancelle
     client = swarm.shell.spawn(*train("endless", steps=1_000_000))
     run_id = submitted(client)
     client.wait_for("err", "step 1/")
-    for layers, words in (("2-9", ("2-9", "outside", "0-3")), ("0-2", ("0-2", "no stage"))):
-        refused = run_here("serve-stage", "--layers", layers, *swarm.peers_option)
-        assert refused.code == 2
-        assert "Traceback" not in refused.err
-        assert all(word in refused.err.splitlines()[-1] for word in words), refused.err
+    for layers, words in (("2-9", "outside the model"), ("0-2", "match no stage")):
+        options = ("--layers", layers, "--peer-id", "idler", *swarm.peers_option)
+        idler = swarm.shell.spawn("serve-stage", *options)
+        idler.wait_for("err", "this peer stays, for other runs")
+        assert words in idler.err[-1]
+        peers = json.loads(run_here("status", "--json", *swarm.peers_option).out)["peers"]
+        assert [words in peer["idle"] for peer in peers if peer["peer"] == "idler"] == [True]
+        assert idler.interrupted() == 0
+        assert_no_traceback(idler)
     write_sample(tmp_path, seed=2, num_layers=3, hidden_size=32, vocab_size=300)
     attach = ("client", "attach", "--model", tmp_path / "model", "--out", tmp_path / "out")
     mismatch = run_here(*attach, *swarm.peers_option)
