@@ -301,6 +301,7 @@ async def serve_peer(
     from swarm_ft.peer.node import PeerNode
     from swarm_ft.transport.grpc_options import (
         ADVICE,
+        CONTROL_ANSWER_S,
         WARM_IDLE_S,
         GrpcOptions,
         restarts_after_idle,
@@ -314,6 +315,7 @@ async def serve_peer(
         offer,
         directory=directory,
         transport=transport,
+        control_transport=GrpcTransport(GrpcOptions(answer_timeout_s=CONTROL_ANSWER_S)),
         clock=SystemClock(),
         make_engine=make_engine,
     )

@@ -76,14 +76,25 @@ class PeerOptions:
 
 
 class PeerNode:
-    """See the module's docstring. Serve `handlers`, announce, then `run`."""
+    """See the module's docstring. Serve `handlers`, announce, then `run`.
 
-    def __init__(
+    Args:
+        options: what the volunteer decided.
+        directory: where the coordinator is found.
+        transport: reaches other peers.
+        control_transport: reaches the coordinator, if something else does.
+        clock: the time.
+        make_engine: what computes.
+        rng: so that not all peers call in step.
+    """
+
+    def __init__(  # noqa: PLR0913 - what a process has to give
         self,
         options: PeerOptions,
         *,
         directory: Directory,
         transport: Transport,
+        control_transport: Transport | None = None,
         clock: Clock,
         make_engine: EngineMaker,
         rng: Random | None = None,
@@ -101,7 +112,12 @@ class PeerNode:
         rng = rng or Random()
         self._links = Links(options.peer_id, transport=transport, clock=clock, rng=rng)
         self._link = CoordinatorLink(
-            directory, transport, rng=rng, hello=self._hello, alive=self._alive, obey=self._obey
+            directory,
+            control_transport or transport,
+            rng=rng,
+            hello=self._hello,
+            alive=self._alive,
+            obey=self._obey,
         )
         self._context = PeerContext(
             peer_id=options.peer_id,

@@ -91,6 +91,10 @@ ends, for 2 kB/s and 0.3 % of a processor. The next probe leaves this long after
 anything well below 200 ms is in time at any distance."""
 
 
+CONTROL_ANSWER_S = 5.0
+"""As `GrpcOptions.answer_timeout_s`, on links that carry little: to the coordinator."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GrpcOptions:
     """Settings of both ends of gRPC links.
