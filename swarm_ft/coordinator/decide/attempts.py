@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from types import MappingProxyType
 
 from swarm_ft.coordinator.facts.events import RollbackRecord, StandingRecord, Turn
-from swarm_ft.coordinator.facts.standing import MAX_FAILURES, Standing
+from swarm_ft.coordinator.facts.standing import Standing
 from swarm_ft.coordinator.facts.state import AttemptState, Run, Saving, SwarmState
 from swarm_ft.coordinator.plan.membership import (
     able_for,
     arrangement,
     hopeless_for,
-    layers_misfit,
     learners_of,
     patience_s,
     settled,
+    why_idle,
     with_caught_up,
     with_newcomers,
 )
@@ -75,43 +76,41 @@ def end(turn: Turn, run: Run, phase: RunPhase, detail: str) -> None:
 
 
 def release(turn: Turn, run: Run, reason: str) -> None:
-    """Let all peers of the run go; who had nothing to do for its sake may have soon."""
+    """Let all peers of the run go."""
     for peer in run.peers:
         if peer in turn.state.members:
             turn.say(peer, ReleaseStage(run_id=run.run_id, reason=reason))
-    for member in turn.state.members.values():
-        turn.state = turn.state.with_member(replace(member, idle=""))
 
 
-def leave_idle(turn: Turn, peer_id: PeerId, reason: str) -> None:
-    """Tell a member why there is nothing to do for it, once."""
-    member = turn.state.members.get(peer_id)
-    if member is not None and member.idle != reason:
-        turn.state = turn.state.with_member(replace(member, idle=reason))
-        turn.say(peer_id, StayIdle(reason=reason))
+def tell_idle(turn: Turn) -> None:
+    """Tell members for which there is nothing to do why that is so, once."""
+    state, members = turn.state, dict(turn.state.members)
+    run = state.active_run
+    for peer_id, member in state.members.items():
+        reason = why_idle(state, run, member, turn.now_s)
+        if reason != member.idle:
+            members[peer_id] = replace(member, idle=reason)
+        if reason not in ("", member.idle):
+            turn.say(peer_id, StayIdle(reason=reason))
+    turn.state = replace(state, members=MappingProxyType(members))
 
 
 def blame(turn: Turn, run: Run, peer_id: PeerId, reason: str) -> bool:
     """Count a peer's failure; whether it is set aside for that."""
-    before = turn.state.standings.get(peer_id, Standing())
-    standing = before.after_failure(run.run_id, run.attempt.number, reason, turn.now_s)
-    words = f"{MAX_FAILURES} failures, the last one: {reason}"
-    _stand(turn, peer_id, standing, words)
-    return standing.is_aside(turn.now_s)
+    before = turn.state.standing(peer_id)
+    _stand(turn, peer_id, before.after_failure(run.run_id, run.attempt.number, reason, turn.now_s))
+    return turn.state.is_aside(peer_id, turn.now_s)
 
 
 def set_aside(turn: Turn, peer_id: PeerId, reason: str) -> None:
     """Do without a peer for a while."""
-    before = turn.state.standings.get(peer_id, Standing())
-    _stand(turn, peer_id, before.set_aside(reason, turn.now_s), f"it {reason}")
+    _stand(turn, peer_id, turn.state.standing(peer_id).set_aside(f"it {reason}", turn.now_s))
 
 
-def _stand(turn: Turn, peer_id: PeerId, standing: Standing, why: str) -> None:
+def _stand(turn: Turn, peer_id: PeerId, standing: Standing) -> None:
     turn.state = turn.state.with_standing(peer_id, standing)
     if standing.is_aside(turn.now_s):
-        for_s = standing.aside_until_s - turn.now_s
-        turn.write(StandingRecord(peer_id, standing, for_s))
-        leave_idle(turn, peer_id, f"set aside for {for_s:.0f} s after {why}")
+        turn.write(StandingRecord(peer_id, standing, standing.aside_until_s - turn.now_s))
 
 
 def offered(turn: Turn, run: Run, peer_id: PeerId, offer: StageOffered) -> None:
@@ -140,17 +139,8 @@ def caught_up(turn: Turn, run: Run, peer_id: PeerId, message: CaughtUp) -> None:
     turn.keep(replace(run, attempt=attempt, measured=measured))
 
 
-def tell_misfits(turn: Turn, run: Run) -> None:
-    """Tell members of whose layers this run has no use; they stay, for another."""
-    for peer_id, member in turn.state.members.items():
-        misfit = layers_misfit(turn.state, run, member.hello)
-        if misfit is not None:
-            leave_idle(turn, peer_id, misfit)
-
-
 def _resume(turn: Turn, run: Run) -> None:
     run = with_caught_up(run)  # somebody may have caught up since the last attempt ended
-    tell_misfits(turn, run)
     able = able_for(turn.state, run, turn.now_s)
     grace_s = patience_s(able, run, turn.now_s)
     kept = settled(able, run, turn.now_s, grace_s)
@@ -173,27 +163,23 @@ def _resume(turn: Turn, run: Run) -> None:
 
 def _is_waited_for(turn: Turn, run: Run, able: SwarmState) -> bool:
     """Whether all that the run lacks are peers that are set aside, and nobody could do without."""
-    standings = turn.state.standings
-    aside = [p for p in run.peers if p in standings and standings[p].is_aside(turn.now_s)]
-    here = [p for p in aside if p in turn.state.members and p not in run.misfits]
-    if not here or arrangement(able, run, turn.now_s).assignments:
+    here = [p for p in run.peers if p in turn.state.members and p not in run.misfits]
+    aside = [p for p in here if turn.state.is_aside(p, turn.now_s)]
+    if not aside or arrangement(able, run, turn.now_s).assignments:
         return False
-    run = replace(run, unplaced_since_s=min(run.unplaced_since_s, turn.now_s))
-    turn.keep(run)
-    _wait(turn, run, f"waiting for peer {here[0]}, which is set aside: {standings[here[0]].reason}")
+    words = turn.state.standing(aside[0]).words
+    _without_peers(turn, run, f"waiting for peer {aside[0]}, {words}")
     return True
 
 
-def go_back(turn: Turn, run: Run) -> Run:
+def go_back(turn: Turn, run: Run) -> None:
     """Go back to the newest snapshot, or the beginning, with whoever is there."""
     past = run.past.rolled_back
     turn.write(RollbackRecord(run.run_id, StepNumber(past.committed_steps)))
     attempt = AttemptState(number=run.attempt.number)
-    back = replace(run, past=past, attempt=attempt, step=None, saving=Saving())
-    turn.put(back)
+    turn.put(replace(run, past=past, attempt=attempt, step=None, saving=Saving()))
     if past.snapshot is None:
         release(turn, run, "the run goes back to its beginning")
-    return back
 
 
 def _place(turn: Turn) -> None:
@@ -218,7 +204,6 @@ def _place(turn: Turn) -> None:
 def _unplaced(turn: Turn, run: Run, reason: str) -> None:
     """It waits, and tells what for, or is over if there is nothing to wait for."""
     state = turn.state
-    tell_misfits(turn, run)
     hopeless = hopeless_for(state, run)
     if hopeless is not None:
         end(turn, run, RunPhase.FAILED, f"no peer can host it: {hopeless}")
@@ -226,9 +211,14 @@ def _unplaced(turn: Turn, run: Run, reason: str) -> None:
     busy = len(state.members.keys() & state.result_keepers)
     keep = f"; {busy} peers keep a result until it is collected" if busy else ""
     why = "".join(f"; peer {peer} cannot host it: {words}" for peer, words in run.misfits.items())
+    _without_peers(turn, run, reason + keep + why)
+
+
+def _without_peers(turn: Turn, run: Run, detail: str) -> None:
+    """It waits, and since when counts: see `expire` and `_place`."""
     run = replace(run, unplaced_since_s=min(run.unplaced_since_s, turn.now_s))
     turn.keep(run)
-    _wait(turn, run, reason + keep + why)
+    _wait(turn, run, detail)
 
 
 def _wait(turn: Turn, run: Run, detail: str) -> None:
@@ -256,12 +246,8 @@ def _assign(turn: Turn, run: Run, *, fresh: bool) -> None:
     )
     turn.put(run)
     turn.write_ledger(before, run)
-    tell_misfits(turn, run)
     assign = _assignment(run, fresh=fresh)
     for peer in run.peers:
-        member = turn.state.members.get(peer)
-        if member is not None and member.idle:
-            turn.state = turn.state.with_member(replace(member, idle=""))
         turn.say(peer, assign)
 
 

@@ -1,4 +1,4 @@
-"""Results that are lost, peers that are silent, peers that get slow: what follows. Pure."""
+"""Results that are lost, peers that are silent, late or slow: what follows. Pure."""
 
 from __future__ import annotations
 
@@ -106,8 +106,11 @@ def _postponed(state: SwarmState, gap_s: float) -> SwarmState:
 
 def _run_postponed(run: Run, gap_s: float) -> Run:
     away = {peer: since_s + gap_s for peer, since_s in run.attempt.away_since_s.items()}
+    run = run.with_away(away)
     return replace(
-        run.with_away(away),
+        run,
+        attempt=replace(run.attempt, began_s=run.attempt.began_s + gap_s),
+        unplaced_since_s=run.unplaced_since_s + gap_s,
         gather_until_s=run.gather_until_s + gap_s,
         not_before_s=run.not_before_s + gap_s,
     )
@@ -134,14 +137,11 @@ def _notice(turn: Turn, run: Run) -> str:
     )
 
 
-# ---- a peer that gets slow in the middle of a step is relieved in that step, if it has replicas
-#
-# It tells how far it is every few seconds. What counts is its own past: a peer that was always
-# slow has little to do, see `routes`.
+# ---- peers that keep the others from beginning, see `late_peers`
 
 
 def drop_late(turn: Turn) -> None:
-    """Go on without peers that keep the others from beginning, if these can."""
+    """Go on without those that the others can do without."""
     run = turn.state.active_run
     late = late_peers(run, turn.now_s) if run and run.phase is RunPhase.LOADING else ()
     if run is None or not late:
@@ -154,7 +154,10 @@ def drop_late(turn: Turn) -> None:
     attempts.interrupt(turn, replace(run, detail=detail))
 
 
-# ---- peers that are slow
+# ---- a peer that gets slow in the middle of a step is relieved in that step, if it has replicas
+#
+# It tells how far it is every few seconds. What counts is its own past: a peer that was always
+# slow has little to do, see `routes`.
 
 MEASURED_AT_LEAST = 3
 """Steps before a peer's speed is known well enough."""

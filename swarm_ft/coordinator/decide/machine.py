@@ -40,7 +40,7 @@ from swarm_ft.coordinator.facts.events import (
     TokensLost,
     Turn,
 )
-from swarm_ft.coordinator.facts.state import Doubt, Member, Run, SwarmState
+from swarm_ft.coordinator.facts.state import Member, Run, SwarmState
 from swarm_ft.coordinator.plan.membership import (
     SILENT_S,
     able_for,
@@ -50,6 +50,7 @@ from swarm_ft.coordinator.plan.membership import (
     missed_last_commit,
     with_exports_of,
     with_newcomers,
+    without_misfit,
     without_state,
 )
 from swarm_ft.coordinator.plan.steps import report_refusal
@@ -104,6 +105,7 @@ def decide(state: SwarmState, event: Event, now_s: float) -> tuple[SwarmState, l
             attempts.expire(turn)
             losses.drop_late(turn)
             losses.tell(turn)
+            attempts.tell_idle(turn)
     losses.look_after(turn)
     attempts.advance(turn)
     return turn.state, turn.effects
@@ -181,7 +183,6 @@ def _stage_failed(turn: Turn, peer_id: PeerId, failed: StageFailed) -> None:
 
 def _cannot_host(turn: Turn, run: Run, peer_id: PeerId, error: SwarmError) -> None:
     """The run does without this peer, which stays for others."""
-    attempts.leave_idle(turn, peer_id, f"run {run.run_id}: {error.message}")
     misfits = MappingProxyType({**run.misfits, peer_id: error.message})
     run = replace(without_state(run, peer_id), misfits=misfits)
     if peer_id in run.peers:
@@ -194,13 +195,13 @@ def _cannot_host(turn: Turn, run: Run, peer_id: PeerId, error: SwarmError) -> No
 def _doubted(turn: Turn, run: Run, peer_id: PeerId, error: SwarmError) -> None:
     """The step is done again, by replicas where there are some; two who say so are believed."""
     step = StepNumber(run.committed_steps)
-    agrees = [p for p, doubt in run.doubts.items() if doubt.step == step and p != peer_id]
+    agrees = [p for p, doubted in run.doubts.items() if doubted == step and p != peer_id]
     if agrees:
         words = f"peers {agrees[0]} and {peer_id} say so: {error.message}"
         attempts.end(turn, run, RunPhase.FAILED, words)
         return
-    doubts = {**run.doubts, peer_id: Doubt(step=step, words=error.message)}
-    _failed(turn, replace(run, doubts=MappingProxyType(doubts)), peer_id, error)
+    run = replace(run, doubts=MappingProxyType({**run.doubts, peer_id: step}))
+    _failed(turn, run, peer_id, error)
 
 
 def _failed(turn: Turn, run: Run, peer_id: PeerId, error: SwarmError) -> None:
@@ -220,7 +221,7 @@ def _failed(turn: Turn, run: Run, peer_id: PeerId, error: SwarmError) -> None:
 
 
 def _joined(turn: Turn, hello: PeerHello) -> None:
-    turn.state = with_exports_of(turn.state, hello)
+    turn.state = without_misfit(with_exports_of(turn.state, hello), hello.peer_id)
     member = Member(hello=hello, joined_at_s=turn.now_s, heard_at_s=turn.now_s)
     turn.state = turn.state.with_member(member)
     run = turn.state.active_run
@@ -229,18 +230,12 @@ def _joined(turn: Turn, hello: PeerHello) -> None:
     if hello.held and not is_wanted(turn.state, hello.peer_id, hello.held):
         release = ReleaseStage(run_id=hello.held.run_id, reason="the run needs it no more")
         turn.say(hello.peer_id, release)
-    standing = turn.state.standings.get(hello.peer_id)
-    if standing is not None and standing.is_aside(turn.now_s):
-        attempts.leave_idle(turn, hello.peer_id, f"set aside for a while: {standing.reason}")
-    elif run is not None:
-        attempts.tell_misfits(turn, run)
 
 
 def _came(turn: Turn, run: Run, hello: PeerHello) -> None:
     """A peer came, or came back: what it holds decides what can be done with it."""
     peer = hello.peer_id
-    misfits = {name: why for name, why in run.misfits.items() if name != peer}
-    run = replace(without_state(run, peer), misfits=MappingProxyType(misfits))
+    run = without_state(run, peer)
     holds = dict(run.past.holds)
     if hello.held and missed_last_commit(run, hello.held, peer) and run.past.last_commit:
         turn.say(peer, run.past.last_commit)

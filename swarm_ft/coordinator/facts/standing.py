@@ -12,7 +12,7 @@ AMONG_ATTEMPTS = 10
 """So many failures among so many attempts of a run are too many."""
 FIRST_REST_S = 30.0
 MAX_REST_S = 3600.0
-REST_FACTOR = 4
+REST_FACTOR = 4.0
 """A peer that was set aside before, and fails again, is set aside for so many times as long."""
 FORGOTTEN_AFTER_S = 6 * 3600.0
 """A peer that was well for so long begins anew."""
@@ -26,7 +26,7 @@ class Standing:
         failed_in: attempts in which it failed since it was set aside last.
         times_aside: how often it was, of late.
         aside_until_s: monotonic seconds; no run is given to it before.
-        reason: of the last failure.
+        reason: what it was set aside for, or its last failure.
     """
 
     failed_in: tuple[tuple[RunId, Attempt], ...] = ()
@@ -38,17 +38,27 @@ class Standing:
         """Whether it has to rest."""
         return now_s < self.aside_until_s
 
+    @property
+    def rest_s(self) -> float:
+        """How long it was set aside for the last time."""
+        return min(FIRST_REST_S * REST_FACTOR ** (self.times_aside - 1), MAX_REST_S)
+
+    @property
+    def words(self) -> str:
+        """What a peer that is set aside is told, and others of it."""
+        return f"set aside for {self.rest_s:.0f} s after {self.reason}"
+
     def after_failure(self, run_id: RunId, attempt: Attempt, reason: str, now_s: float) -> Standing:
         """What one more failure makes of it; several in one attempt count once."""
         recent = {one for one in self.failed_in if one[0] == run_id} | {(run_id, attempt)}
         failed_in = tuple(sorted(one for one in recent if one[1] > attempt - AMONG_ATTEMPTS))
         if len(failed_in) < MAX_FAILURES:
             return replace(self, failed_in=failed_in, reason=reason)
-        return self.set_aside(reason, now_s)
+        return self.set_aside(f"{MAX_FAILURES} failures, the last one: {reason}", now_s)
 
     def set_aside(self, reason: str, now_s: float) -> Standing:
         """It rests from now on, for longer than the last time."""
         is_forgotten = now_s - self.aside_until_s >= FORGOTTEN_AFTER_S
         times = 0 if is_forgotten else self.times_aside
-        rest_s = min(FIRST_REST_S * REST_FACTOR**times, MAX_REST_S)
-        return Standing(times_aside=times + 1, aside_until_s=now_s + rest_s, reason=reason)
+        resting = Standing(times_aside=times + 1, reason=reason)
+        return replace(resting, aside_until_s=now_s + resting.rest_s)

@@ -30,7 +30,7 @@ from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.protocol.spec.training_plan import Microbatch
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
 
 MAX_STANDINGS = 4096
@@ -216,14 +216,6 @@ class Measured:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Doubt:
-    """By a peer's word a step is inf or NaN: it may be so, or something may be wrong with it."""
-
-    step: StepNumber
-    words: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
     """A run and where it stands. What ends at one time is one value: see `Past` and those below it.
 
@@ -232,7 +224,7 @@ class Run:
         attempt: the one at work, or the last one.
         step: the first uncommitted step, once it was planned.
         misfits: peers that cannot host it, whatever the stage, and why; until they join again.
-        doubts: peers by which a step that is not committed is inf or NaN.
+        doubts: peers by which a step that is not committed is inf or NaN, and which step.
         unplaced_since_s: when it first had nobody to go on with since the last commit.
         gather_until_s: until then peers that are away are waited for, replicas or not.
         not_before_s: no new attempt begins earlier.
@@ -249,7 +241,7 @@ class Run:
     saving: Saving = field(default_factory=Saving)
     measured: Measured = field(default_factory=Measured)
     misfits: Mapping[PeerId, str] = field(default_factory=_nothing)
-    doubts: Mapping[PeerId, Doubt] = field(default_factory=_nothing)
+    doubts: Mapping[PeerId, StepNumber] = field(default_factory=_nothing)
     unplaced_since_s: float = math.inf
     gather_until_s: float = -math.inf
     not_before_s: float = 0.0
@@ -341,7 +333,7 @@ class SwarmState:
     @property
     def active_run(self) -> Run | None:
         """The one whose turn it is: see `going_runs`."""
-        return next(iter(self.going_runs), None)
+        return min(self._going, key=_before_others, default=None)
 
     @property
     def going_runs(self) -> list[Run]:
@@ -349,10 +341,11 @@ class SwarmState:
 
         Within these as they were submitted. Where one finds no peers, another may.
         """
-        going = [run for run in self.runs.values() if not run.phase.is_over]
-        return sorted(
-            going, key=lambda run: (not run.attempt.assignments, run.phase is RunPhase.QUEUED)
-        )
+        return sorted(self._going, key=_before_others)
+
+    @property
+    def _going(self) -> Iterator[Run]:
+        return (run for run in self.runs.values() if not run.phase.is_over)
 
     @property
     def result_keepers(self) -> frozenset[PeerId]:
@@ -374,6 +367,14 @@ class SwarmState:
         members = {name: member for name, member in self.members.items() if name in names}
         return replace(self, members=MappingProxyType(members))
 
+    def standing(self, peer_id: PeerId) -> Standing:
+        """How a peer did of late."""
+        return self.standings.get(peer_id, Standing())
+
+    def is_aside(self, peer_id: PeerId, now_s: float) -> bool:
+        """Whether no run is given to a peer now, since it failed too often."""
+        return self.standing(peer_id).is_aside(now_s)
+
     def with_standing(self, peer_id: PeerId, standing: Standing) -> SwarmState:
         """The same state in which this peer did so of late; the oldest of many is forgotten."""
         others = {name: s for name, s in self.standings.items() if name != peer_id}
@@ -388,3 +389,7 @@ class SwarmState:
     def without_member(self, peer_id: PeerId) -> SwarmState:
         """The same state with this member gone."""
         return self.with_members(self.members.keys() - {peer_id})
+
+
+def _before_others(run: Run) -> tuple[bool, bool]:
+    return not run.attempt.assignments, run.phase is RunPhase.QUEUED

@@ -47,10 +47,9 @@ def able_for(state: SwarmState, run: Run, now_s: float) -> SwarmState:
     able = {
         peer
         for peer in state.members
-        if peer not in run.misfits
-        and not (peer in state.standings and state.standings[peer].is_aside(now_s))
+        if peer not in run.misfits and not state.is_aside(peer, now_s)
     }
-    doubters = {p for p, doubt in run.doubts.items() if doubt.step == run.committed_steps}
+    doubters = {p for p, step in run.doubts.items() if step == run.committed_steps}
     for stage in run.stages:
         sound = able.intersection(stage.peers) - doubters
         if any(_is_able(state, run, peer, stage.layers) for peer in sound):
@@ -66,6 +65,34 @@ def hopeless_for(state: SwarmState, run: Run) -> str | None:
             return None
     words = (f"peer {p}: {run.misfits[p]}" for p in state.members if p in run.misfits)
     return next(words, None)
+
+
+def why_idle(state: SwarmState, run: Run | None, member: Member, now_s: float) -> str:
+    """Why there is nothing to do for a member, if there is a reason that it can do something about.
+
+    Args:
+        state: who is there.
+        run: the one whose turn it is.
+        member: of whom it is asked.
+        now_s: monotonic seconds.
+    """
+    peer_id = member.hello.peer_id
+    if state.is_aside(peer_id, now_s):
+        return state.standing(peer_id).words
+    if run is None:
+        return ""
+    if peer_id in run.misfits:
+        return f"run {run.run_id}: {run.misfits[peer_id]}"
+    return layers_misfit(state, run, member.hello) or ""
+
+
+def without_misfit(state: SwarmState, peer: PeerId) -> SwarmState:
+    """The same state in which no run knows anything against this peer: it may have changed."""
+    for run in state.going_runs:
+        if peer in run.misfits:
+            misfits = {name: why for name, why in run.misfits.items() if name != peer}
+            state = state.with_run(replace(run, misfits=MappingProxyType(misfits)))
+    return state
 
 
 def layers_misfit(state: SwarmState, run: Run, hello: PeerHello) -> str | None:

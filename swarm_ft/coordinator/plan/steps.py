@@ -103,7 +103,7 @@ def commit_step(run: Run, step: PlannedStep, now_s: float) -> tuple[Run, StepCom
         past=_past_after(run, step, committed, commit),
         step=None,
         unplaced_since_s=math.inf,
-        doubts=MappingProxyType({p: d for p, d in run.doubts.items() if d.step > number}),
+        doubts=MappingProxyType({p: step for p, step in run.doubts.items() if step > number}),
         measured=_measured_after(run, step, committed),
     )
     return after, committed, commit

@@ -452,6 +452,7 @@ class Swarm:
 
     def idlers(self) -> dict[str, str]:
         """Members for whom there is nothing to do, and why, as they were told."""
+        self.handle(Tick())
         idlers: dict[str, str] = {}
         for name, member in self.state.members.items():
             if member.idle:

@@ -1,11 +1,13 @@
 """What one peer says or lacks ends neither a run nor a membership; who fails often is set aside."""
 
+from dataclasses import replace
+
 import pytest
 
 from swarm_ft.coordinator.decide.attempts import PASSED_BY_AFTER_S
 from swarm_ft.coordinator.decide.machine import RETRY_S
+from swarm_ft.coordinator.facts.events import ResultCollected
 from swarm_ft.coordinator.facts.standing import FIRST_REST_S, MAX_FAILURES, MAX_REST_S
-from swarm_ft.coordinator.facts.state import QUEUE_S
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.plan.membership import CONNECT_S, LOAD_FACTOR, LOAD_S
 from swarm_ft.coordinator.watching import overview
@@ -84,28 +86,41 @@ def test_many_jobs_that_fit_nobody_hold_up_no_longer_than_one(
     assert swarm.run().phase is RunPhase.FINISHED
 
 
+def test_members_are_told_once_why_they_are_idle_though_several_jobs_fit_nobody(
+    swarm: Swarm, make_spec: MakeSpec, a: FakePeer, b: FakePeer
+) -> None:
+    swarm.join(a, b)
+    swarm.submit(make_spec(num_blocks=1))
+    swarm.submit(make_spec(num_blocks=3), SECOND)
+    swarm.wait(PASSED_BY_AFTER_S + 1)
+    assert sorted(peer for peer, _ in swarm.said(StayIdle)) == ["a", "b"]
+    assert all("run run-1" in words for words in swarm.idlers().values())
+
+
 def test_a_job_that_nobody_takes_expires_and_tells_for_what_it_waited(
     swarm: Swarm, make_spec: MakeSpec, a: FakePeer
 ) -> None:
+    swarm.state = replace(swarm.state, queue_s=3600.0)
     swarm.join(a)
     swarm.submit(make_spec())
-    swarm.now_s += QUEUE_S - 10
-    swarm.stand_still(1)
+    swarm.stand_still(3600.0)
+    assert swarm.run().phase is RunPhase.WAITING, "that time does not count"
+    swarm.wait(3599.0)
     assert swarm.run().phase is RunPhase.WAITING
-    swarm.wait(10)
+    swarm.wait(1)
     assert swarm.run().phase is RunPhase.FAILED
-    assert swarm.run().detail == "no peers were found for it in 24 h: waiting for layers 2-4"
+    assert swarm.run().detail == "no peers were found for it in 1 h: waiting for layers 2-4"
 
 
 def test_a_job_that_waits_for_its_turn_does_not_expire(
     swarm: Swarm, make_spec: MakeSpec, a: FakePeer, b: FakePeer
 ) -> None:
+    swarm.state = replace(swarm.state, queue_s=60.0)
     swarm.submit(make_spec())
     swarm.submit(make_spec(), SECOND)
     swarm.join(a, b)
     swarm.settle_until(lambda: swarm.run().committed_steps)
-    swarm.now_s += 2 * QUEUE_S
-    swarm.stand_still(1)
+    swarm.wait(120)
     assert swarm.run(SECOND).phase is RunPhase.QUEUED
     swarm.settle()
     assert swarm.run().phase is RunPhase.FINISHED
@@ -171,6 +186,22 @@ def test_a_peer_that_comes_back_may_have_the_model_now(
     assert not swarm.idlers()
 
 
+def test_a_peer_that_comes_back_may_have_the_models_of_all_jobs_now(
+    swarm: Swarm, spec: RunSpec, make_spec: MakeSpec, a: FakePeer, b: FakePeer
+) -> None:
+    swarm.submit(spec)
+    swarm.submit(make_spec(num_blocks=8), SECOND)
+    swarm.join(a, b)
+    swarm.say(b, replace(b.failed("bad-model", "no such model"), run_id=SECOND))
+    assert swarm.run(SECOND).misfits == {"b": "no such model"}
+    swarm.lose(b)
+    b.forget()
+    swarm.join(b)
+    assert not swarm.run(SECOND).misfits
+    swarm.settle()
+    assert swarm.run().phase is RunPhase.FINISHED
+
+
 # ---- values that are not finite
 
 
@@ -229,7 +260,8 @@ def test_the_only_host_of_a_stage_cannot_end_the_run_either(
     begun(swarm, spec, a, b)
     fail_often(swarm, b, "non-finite", "the loss is NaN")
     assert swarm.run().phase is RunPhase.WAITING
-    assert swarm.run().detail == "waiting for peer b, which is set aside: the loss is NaN"
+    words = "set aside for 30 s after 3 failures, the last one: the loss is NaN"
+    assert swarm.run().detail == f"waiting for peer b, {words}"
     swarm.wait(FIRST_REST_S)
     swarm.settle()
     assert swarm.run().phase is RunPhase.FINISHED
@@ -239,16 +271,14 @@ def test_the_only_host_of_a_stage_cannot_end_the_run_either(
 def test_a_run_whose_only_host_never_gets_over_it_expires(
     swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer
 ) -> None:
+    swarm.state = replace(swarm.state, queue_s=3600.0)
     begun(swarm, spec, a, b)
-    end_s = swarm.now_s + QUEUE_S + MAX_REST_S
+    end_s = swarm.now_s + 3600.0 + MAX_REST_S
     while swarm.run().phase is not RunPhase.FAILED:
         assert swarm.now_s < end_s
         fail_often(swarm, b, "non-finite", "the loss is NaN")
-        swarm.now_s = max(swarm.now_s, swarm.state.standings[b.peer_id].aside_until_s - 10)
-        swarm.stand_still(1)
-        if swarm.run().phase is RunPhase.WAITING:
-            swarm.wait(20)
-    assert swarm.run().detail.startswith("no peers were found for it in 24 h: waiting for peer b")
+        swarm.wait(swarm.state.standing(b.peer_id).aside_until_s - swarm.now_s + 1)
+    assert swarm.run().detail.startswith("no peers were found for it in 1 h: waiting for peer b")
 
 
 # ---- peers that fail again and again
@@ -265,6 +295,19 @@ def test_who_fails_too_often_is_set_aside_and_a_replica_finishes(
     assert set(swarm.run().peers) == {"a", "other"}
     swarm.settle()
     assert swarm.run().phase is RunPhase.FINISHED
+
+
+def test_the_end_of_a_run_does_not_hide_who_is_set_aside(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer, other: FakePeer
+) -> None:
+    begun(swarm, spec, a, b, other)
+    fail_often(swarm, b)
+    swarm.settle()
+    swarm.handle(ResultCollected(RUN))
+    swarm.wait(1)
+    assert swarm.idlers().keys() == {"b"}
+    swarm.wait(FIRST_REST_S)
+    assert not swarm.idlers()
 
 
 def test_a_result_that_cannot_be_written_here_is_written_by_a_replica(
@@ -290,7 +333,7 @@ def test_each_rest_is_longer_and_a_restart_does_not_end_it(
     fail_often(swarm, b)
     swarm.restart()
     swarm.join(a, b, other)
-    assert swarm.idlers() == {"b": "set aside for a while: oh"}
+    assert swarm.idlers() == {"b": "set aside for 30 s after 3 failures, the last one: oh"}
     swarm.wait(5)
     assert set(swarm.run().peers) == {"a", "other"}
     swarm.now_s += FIRST_REST_S
@@ -340,6 +383,19 @@ def test_a_replica_that_is_there_and_mute_is_not_waited_for(
     swarm.settle()
     assert swarm.run().phase is RunPhase.FINISHED
     assert set(swarm.run().peers) == {"a", "b"}
+
+
+def test_time_in_which_the_coordinator_stood_still_makes_nobody_late(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer, other: FakePeer
+) -> None:
+    swarm.submit(spec)
+    swarm.join(a, b, other)
+    hold_back(swarm, other)
+    swarm.settle()
+    attempt = swarm.run().attempt.number
+    swarm.stand_still(2 * LOAD_S)
+    assert not swarm.idlers()
+    assert swarm.run().attempt.number == attempt
 
 
 def test_the_only_host_of_a_stage_may_take_long(
