@@ -122,9 +122,9 @@ class CountingTransport:
         self._inner = inner
         self.serve = inner.serve
 
-    def connect(self, endpoint: str) -> Any:  # noqa: ANN401 - a Channel of any version
+    def connect(self, endpoint: str, *name: str) -> Any:  # noqa: ANN401 - a Channel of any version
         """See `Transport`."""
-        channel = self._inner.connect(endpoint)
+        channel = self._inner.connect(endpoint, *name)
         plain = channel.open
 
         def opened(method: Any) -> Any:  # noqa: ANN401 - any call

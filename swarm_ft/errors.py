@@ -9,6 +9,7 @@ SwarmError
 │   ├── BadLayers           layers outside the model, or matching no stage of the run
 │   ├── RunMismatch         this side's RunSpec or weights are not those of the run
 │   ├── PortInUse           a listener's address is taken
+│   ├── BadInvite           an invitation that is none, is used up, or is another swarm's
 │   └── DirectoryUnreachable no bootstrap peer of the DHT answers
 ├── ProtocolError           what another process said; it loses its stream, never the run
 │   ├── MalformedMessage    a field out of bounds
@@ -16,6 +17,7 @@ SwarmError
 │   ├── OutOfTurn           a message that the state does not allow
 │   └── VersionMismatch     the other side speaks another version of the protocol
 ├── NotFound                a run, peer or result that is not there
+├── NotAllowed              who asks may not: the swarm does not know them, or not for that
 ├── Unavailable             the other side cannot be reached now; trying again may help
 │   └── Busy                it has as much to do as it takes on; later it may have less
 ├── JournalError            the coordinator's database cannot be read or written
@@ -86,6 +88,12 @@ class PortInUse(BadInput):
     code = "port-in-use"
 
 
+class BadInvite(BadInput):
+    """The invitation is none, was altered, is used up or revoked, or is another swarm's."""
+
+    code = "bad-invite"
+
+
 class DirectoryUnreachable(BadInput):
     """None of `--initial-peers` answered in time."""
 
@@ -126,6 +134,12 @@ class NotFound(SwarmError):
     """The run, peer or result asked for is not known here."""
 
     code = "not-found"
+
+
+class NotAllowed(SwarmError):
+    """Whoever asks is unknown to the swarm, or may not ask for this; asking again does not help."""
+
+    code = "not-allowed"
 
 
 class Unavailable(SwarmError):

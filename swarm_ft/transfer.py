@@ -209,8 +209,11 @@ class Downloader:
             )
         return dict(fetch.brought)
 
+    async def _connected(self, source: PeerId) -> Channel:
+        return self._transport.connect(await find_peer(self._directory, source), source)
+
     async def _list_of(self, source: PeerId, name: ShardName, digest: bytes) -> ChunkList:
-        channel = self._transport.connect(await find_peer(self._directory, source))
+        channel = await self._connected(source)
         try:
             chunks = await call(channel, LIST_CHUNKS, name, self._silence_s)
         finally:
@@ -234,7 +237,7 @@ class Downloader:
     async def _draw(self, fetch: _Fetch, source: PeerId) -> None:
         """Let one source bring what it can, until all is here or it is dropped."""
         try:
-            channel = self._transport.connect(await find_peer(self._directory, source))
+            channel = await self._connected(source)
             try:
                 await self._draw_over(channel, fetch, source)
             finally:

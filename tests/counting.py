@@ -21,9 +21,9 @@ class CountingTransport:
         """See `Transport`."""
         return await self._inner.serve(host, port, handlers)
 
-    def connect(self, endpoint: str) -> Channel:
+    def connect(self, endpoint: str, name: str = "") -> Channel:
         """See `Transport`."""
-        channel: Any = self._inner.connect(endpoint)
+        channel: Any = self._inner.connect(endpoint, name)
         plain = channel.open
 
         def opened(method: Method[Any, Any]) -> Any:

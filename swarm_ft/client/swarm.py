@@ -12,6 +12,7 @@ from pathlib import Path
 
 from swarm_ft.discovery.directory import Directory, Role
 from swarm_ft.errors import Busy, ProtocolError, SwarmError, Unavailable
+from swarm_ft.identity.certificates import COORDINATOR_NAME
 from swarm_ft.ids import PeerId, RunId, SampleId, StepNumber
 from swarm_ft.log import get_logger
 from swarm_ft.protocol.messages.client import (
@@ -247,7 +248,7 @@ class SwarmClient:
 
     @asynccontextmanager
     async def _coordinator(self) -> AsyncIterator[Channel]:
-        channel = self._transport.connect(await self._find_coordinator())
+        channel = self._transport.connect(await self._find_coordinator(), COORDINATOR_NAME)
         try:
             yield channel
         finally:

@@ -63,6 +63,7 @@ from swarm_ft.protocol.messages.timeline import PeerTimeline, StepTimeline
 from swarm_ft.snapshots.store import Manifest, SnapshotStore
 from swarm_ft.transport.base import Handler, MessageStream, Method, until_one_ends
 from swarm_ft.transport.methods import CANCEL, COLLECTED, JOIN, STATUS, SUBMIT, WATCH
+from swarm_ft.transport.rules import check_name
 
 logger = get_logger(__name__)
 
@@ -264,6 +265,7 @@ class CoordinatorService:
         hello = await stream.receive()
         if not isinstance(hello, PeerHello):
             raise OutOfTurn(f"{stream.remote}: expected a hello as the first message")
+        check_name(stream.caller, hello.peer_id)
         outbox = self._open_outbox(hello.peer_id)
         logger.info("peer %s joined from %s: layers %s", hello.peer_id, stream.remote, hello.layers)
         try:

@@ -9,6 +9,7 @@ from random import Random
 
 from swarm_ft.discovery.directory import Directory, Role
 from swarm_ft.errors import SwarmError, Unavailable, VersionMismatch
+from swarm_ft.identity.certificates import COORDINATOR_NAME
 from swarm_ft.log import get_logger
 from swarm_ft.peer.links import Backoff
 from swarm_ft.protocol.messages.control import FromPeer, PeerAlive, PeerGoodbye, PeerHello, ToPeer
@@ -95,7 +96,7 @@ class CoordinatorLink:
         if not coordinators:
             raise Unavailable("no coordinator is in the DHT")
         endpoint = next(iter(coordinators.values()))
-        channel = self._transport.connect(endpoint)
+        channel = self._transport.connect(endpoint, COORDINATOR_NAME)
         try:
             stream = channel.open(JOIN)
             while not self._outbox.empty():

@@ -47,6 +47,7 @@ from swarm_ft.protocol.messages.link import (
 from swarm_ft.protocol.messages.reduction import GradientPiece, ReduceHello
 from swarm_ft.transport.base import Channel, MessageStream, Transport, until_one_ends
 from swarm_ft.transport.methods import LINK
+from swarm_ft.transport.rules import check_name
 
 logger = get_logger(__name__)
 
@@ -300,7 +301,7 @@ class PeerLink:
     async def _dial_once(self, endpoint: str) -> None:
         if not endpoint:
             raise Unavailable("the coordinator did not say where it is")
-        channel = self._links.transport.connect(endpoint)
+        channel = self._links.transport.connect(endpoint, self._peer_id)
         try:
             stream: LinkStream = channel.open(LINK)
             await stream.send(LinkHello(peer_id=self._links.own, to=self._peer_id))
@@ -543,6 +544,7 @@ async def heard_hello(stream: LinkStream) -> LinkHello:
 
     Raises:
         OutOfTurn: it is something else.
+        NotAllowed: the caller's certificate is of another peer.
         Unavailable: it says nothing for GREETING_S.
     """
     try:
@@ -552,4 +554,5 @@ async def heard_hello(stream: LinkStream) -> LinkHello:
         raise Unavailable(f"{stream.remote} did not greet within {GREETING_S:g} s") from None
     if not isinstance(hello, LinkHello):
         raise OutOfTurn(f"{stream.remote}: expected a hello as the first message")
+    check_name(stream.caller, hello.peer_id)
     return hello

@@ -33,6 +33,22 @@ RUN_PHASE_COLLECTED: RunPhase
 RUN_PHASE_CANCELLED: RunPhase
 RUN_PHASE_FAILED: RunPhase
 
+class EnrolRequest(_message.Message):
+    __slots__ = ("protocol_version",)
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    def __init__(self, protocol_version: _Optional[int] = ...) -> None: ...
+
+class Enrolled(_message.Message):
+    __slots__ = ("certificate", "initial_peers", "dht_prefix")
+    CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
+    INITIAL_PEERS_FIELD_NUMBER: _ClassVar[int]
+    DHT_PREFIX_FIELD_NUMBER: _ClassVar[int]
+    certificate: bytes
+    initial_peers: _containers.RepeatedScalarFieldContainer[str]
+    dht_prefix: str
+    def __init__(self, certificate: _Optional[bytes] = ..., initial_peers: _Optional[_Iterable[str]] = ..., dht_prefix: _Optional[str] = ...) -> None: ...
+
 class HeldStage(_message.Message):
     __slots__ = ("run_id", "spec_digest", "layers", "committed_steps", "last_attempt", "exported")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from swarm_ft.errors import InternalError, MalformedMessage, SwarmError, Unavailable
+from swarm_ft.identity.certificates import Caller
 from swarm_ft.log import get_logger
 from swarm_ft.protocol.wire.convert import WireType
 
@@ -36,6 +37,11 @@ class MessageStream(Protocol[Send, Receive]):
     @property
     def remote(self) -> str:
         """The other side's address, for people to read."""
+        ...
+
+    @property
+    def caller(self) -> Caller | None:
+        """Servers: who calls, by its certificate; None where links are not encrypted."""
         ...
 
     async def send(self, message: Send) -> None:
@@ -142,8 +148,14 @@ class Transport(Protocol):
         """
         ...
 
-    def connect(self, endpoint: str) -> Channel:
-        """A channel to `host:port`; needs a running event loop."""
+    def connect(self, endpoint: str, name: str = "") -> Channel:
+        """A channel to `host:port`; needs a running event loop.
+
+        Args:
+            endpoint: where.
+            name: who has to answer there, where links are encrypted: a peer's id, or
+                `COORDINATOR_NAME`. Anybody else is Unavailable, as everybody is without it.
+        """
         ...
 
 

@@ -14,9 +14,8 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
-import grpc
-
 from swarm_ft.errors import BadOption, PortInUse, SwarmError
+from swarm_ft.transport.credentials import Credentials
 from swarm_ft.transport.methods import MAX_MESSAGE_BYTES
 
 # ---- whether an address can be listened on, in one clear line
@@ -115,8 +114,7 @@ class GrpcOptions:
             A dead link counts as dead as late as without. Clients cannot: gRPC holds them to
             one probe a second.
         connect_timeout_s: of one attempt to reach a server, its answer to HTTP/2 included.
-        channel_credentials: of clients; None: plaintext.
-        server_credentials: of servers; None: plaintext.
+        credentials: of both ends; None: plaintext, and nobody knows who is who.
     """
 
     max_message_bytes: int = MAX_MESSAGE_BYTES
@@ -126,8 +124,7 @@ class GrpcOptions:
     answer_timeout_s: float = 20.0
     warm_idle_s: float | None = None
     connect_timeout_s: float = 5.0
-    channel_credentials: grpc.ChannelCredentials | None = None
-    server_credentials: grpc.ServerCredentials | None = None
+    credentials: Credentials | None = None
 
 
 def _common_arguments(options: GrpcOptions, idle_s: float) -> Arguments:

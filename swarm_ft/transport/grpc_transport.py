@@ -12,6 +12,7 @@ from urllib.parse import unquote
 import grpc
 
 from swarm_ft.errors import InternalError, OutOfTurn, SwarmError, Unavailable, from_code
+from swarm_ft.identity.certificates import Caller
 from swarm_ft.protocol.wire.convert import WireType
 from swarm_ft.transport.base import (
     LOST_GRACE_S,
@@ -22,6 +23,7 @@ from swarm_ft.transport.base import (
     first_done,
     run_handler,
 )
+from swarm_ft.transport.credentials import name_argument
 from swarm_ft.transport.grpc_options import (
     GrpcOptions,
     channel_arguments,
@@ -31,6 +33,7 @@ from swarm_ft.transport.grpc_options import (
     server_arguments,
 )
 from swarm_ft.transport.methods import from_bytes, to_bytes
+from swarm_ft.transport.rules import check_rule
 
 # ---- the one table between this project's errors and gRPC's
 #
@@ -54,6 +57,7 @@ STATUS: dict[str, grpc.StatusCode] = {
     "bad-layers": grpc.StatusCode.INVALID_ARGUMENT,
     "run-mismatch": grpc.StatusCode.FAILED_PRECONDITION,
     "port-in-use": grpc.StatusCode.FAILED_PRECONDITION,
+    "bad-invite": grpc.StatusCode.UNAUTHENTICATED,
     "dht-unreachable": grpc.StatusCode.FAILED_PRECONDITION,
     "protocol-error": grpc.StatusCode.INVALID_ARGUMENT,
     "malformed-message": grpc.StatusCode.INVALID_ARGUMENT,
@@ -61,6 +65,7 @@ STATUS: dict[str, grpc.StatusCode] = {
     "out-of-turn": grpc.StatusCode.FAILED_PRECONDITION,
     "version-mismatch": grpc.StatusCode.FAILED_PRECONDITION,
     "not-found": grpc.StatusCode.NOT_FOUND,
+    "not-allowed": grpc.StatusCode.PERMISSION_DENIED,
     "unavailable": grpc.StatusCode.UNAVAILABLE,
     "busy": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "journal-error": grpc.StatusCode.INTERNAL,
@@ -147,6 +152,7 @@ class GrpcStream(ABC, Generic[Out, In]):
         self._writing: asyncio.Task[None] | None = None
         self._reading: asyncio.Task[bytes | None] | None = None
         self._finished = False
+        self._caller: Caller | None = None
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Done when the call is no more, with the reason."""
 
@@ -154,6 +160,11 @@ class GrpcStream(ABC, Generic[Out, In]):
     def remote(self) -> str:
         """See `MessageStream`."""
         return self._remote
+
+    @property
+    def caller(self) -> Caller | None:
+        """See `MessageStream`."""
+        return self._caller
 
     async def send(self, message: Out) -> None:
         """See `MessageStream`."""
@@ -230,17 +241,20 @@ def _begin(operation: Coroutine[object, object, T]) -> asyncio.Task[T]:
 class GrpcChannel:
     """See `Channel`."""
 
-    def __init__(self, endpoint: str, options: GrpcOptions) -> None:
+    def __init__(self, endpoint: str, name: str, options: GrpcOptions) -> None:
         self._endpoint = endpoint
         self._options = options
         # `dns:///` so that no endpoint, which a stranger may have announced, can choose
         # another of gRPC's schemes, such as `unix:`.
         target, arguments = f"dns:///{endpoint}", channel_arguments(options)
-        credentials = options.channel_credentials
-        if credentials is None:
+        if options.credentials is None:
             self._channel = grpc.aio.insecure_channel(target, options=arguments)
         else:
-            self._channel = grpc.aio.secure_channel(target, credentials, options=arguments)
+            self._channel = grpc.aio.secure_channel(
+                target,
+                options.credentials.for_channel(),
+                options=[*arguments, name_argument(name)],
+            )
 
     def open(self, method: Method[Request, Reply]) -> GrpcStream[Request, Reply]:
         """See `Channel`. All kinds of rpc look alike on the wire, so all are opened alike."""
@@ -367,10 +381,21 @@ class GrpcServer:
         self._server.add_generic_rpc_handlers((service,))
 
     def _bind(self, address: str) -> int:
-        credentials = self._options.server_credentials
+        credentials = self._options.credentials
         if credentials is None:
             return int(self._server.add_insecure_port(address))
-        return int(self._server.add_secure_port(address, credentials))
+        return int(self._server.add_secure_port(address, credentials.for_server()))
+
+    def _caller(self, method: Method[Any, Any], context: grpc.aio.ServicerContext) -> Caller | None:
+        """Who calls, if it may.
+
+        Raises:
+            NotAllowed: it may not.
+        """
+        credentials = self._options.credentials
+        caller = credentials.caller(context.auth_context()) if credentials else None
+        check_rule(method, caller)
+        return caller
 
     async def _serve(
         self, method: Method[Any, Any], handler: Handler, context: grpc.aio.ServicerContext
@@ -380,6 +405,10 @@ class GrpcServer:
         stream: ServerStream[Any, Any] = ServerStream(
             context, remote, method.reply, method.request, self._options.max_message_bytes
         )
+        try:
+            stream.known_as(self._caller(method, context))
+        except SwarmError as error:
+            await context.abort(STATUS[error.code], error.code, to_metadata(error))
         running = asyncio.create_task(run_handler(handler, stream, method, stream.lost))
         self._running[running] = stream
         running.add_done_callback(self._running.pop)
@@ -394,6 +423,10 @@ class GrpcServer:
 
 class ServerStream(GrpcStream[Out, In]):
     """The server's end of a call."""
+
+    def known_as(self, caller: Caller | None) -> None:
+        """It is this one who calls."""
+        self._caller = caller
 
     async def _read(self) -> bytes | None:
         try:
@@ -440,6 +473,6 @@ class GrpcTransport:
         await server.start(host, port, handlers)
         return server
 
-    def connect(self, endpoint: str) -> GrpcChannel:
+    def connect(self, endpoint: str, name: str = "") -> GrpcChannel:
         """See `Transport`."""
-        return GrpcChannel(endpoint, self._options)
+        return GrpcChannel(endpoint, name, self._options)

@@ -22,6 +22,7 @@ from swarm_ft.protocol.messages.client import (
     WatchRequest,
 )
 from swarm_ft.protocol.messages.control import FromPeer, ToPeer
+from swarm_ft.protocol.messages.enrolment import Enrolled, EnrolRequest
 from swarm_ft.protocol.messages.link import LinkMessage
 from swarm_ft.protocol.messages.shard import ChunkList, ChunkPart, FetchRequest, ShardName
 from swarm_ft.protocol.messages.timeline import PeerTimeline
@@ -99,6 +100,7 @@ COLLECTED: Method[CollectedRequest, RunStatus] = _method(
 STATUS: Method[StatusRequest, SwarmStatus] = _method(
     _COORDINATOR, "Status", StatusRequest, SwarmStatus
 )
+ENROL: Method[EnrolRequest, Enrolled] = _method(_COORDINATOR, "Enrol", EnrolRequest, Enrolled)
 
 LINK: Method[LinkMessage, LinkMessage] = _method(_PEER, "Link", LinkMessage, LinkMessage)
 

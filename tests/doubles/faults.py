@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from swarm_ft.errors import Unavailable
+from swarm_ft.identity.certificates import Caller
 from swarm_ft.transport.base import Channel, Handler, MessageStream, Method, Server, Transport
 
 Request = TypeVar("Request")
@@ -47,9 +48,9 @@ class FaultyTransport:
         """See `Transport`."""
         return await self._inner.serve(host, port, handlers)
 
-    def connect(self, endpoint: str) -> Channel:
+    def connect(self, endpoint: str, name: str = "") -> Channel:
         """See `Transport`."""
-        return _FaultyChannel(self._inner.connect(endpoint), self._sends, self._receives)
+        return _FaultyChannel(self._inner.connect(endpoint, name), self._sends, self._receives)
 
 
 class _Script:
@@ -111,6 +112,10 @@ class _FaultyStream:
     @property
     def remote(self) -> str:
         return self._inner.remote
+
+    @property
+    def caller(self) -> Caller | None:
+        return self._inner.caller
 
     async def send(self, message: Any) -> None:
         if self._sends.breaks_now(self._method):

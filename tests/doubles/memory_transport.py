@@ -45,7 +45,7 @@ class MemoryTransport:
         self._servers[endpoint] = server
         return server
 
-    def connect(self, endpoint: str) -> MemoryChannel:
+    def connect(self, endpoint: str, _name: str = "") -> MemoryChannel:
         """See `Transport`."""
         return MemoryChannel(self, endpoint)
 
@@ -177,6 +177,10 @@ class MemoryStream(Generic[Out, In]):
     def remote(self) -> str:
         """See `MessageStream`."""
         return self._remote
+
+    @property
+    def caller(self) -> None:
+        """Nobody is known: nothing is encrypted here."""
 
     async def send(self, message: Out) -> None:
         """See `MessageStream`."""

@@ -70,7 +70,7 @@ class SimTransport:
         self._network.listeners[endpoint] = server
         return server
 
-    def connect(self, endpoint: str) -> SimChannel:
+    def connect(self, endpoint: str, _name: str = "") -> SimChannel:
         """See `Transport`."""
         return SimChannel(self._network, self._process, endpoint)
 

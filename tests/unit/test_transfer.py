@@ -93,6 +93,7 @@ class Counted:
         self._stream = stream
         self._source = source
         self.remote = stream.remote
+        self.caller = stream.caller
 
     async def receive(self) -> FetchRequest | None:
         return await self._stream.receive()

@@ -56,6 +56,7 @@ class Noted:
         self._inner = inner
         self._asked = asked
         self.remote = inner.remote
+        self.caller = inner.caller
 
     async def receive(self) -> FetchRequest | None:
         return await self._inner.receive()

@@ -271,19 +271,6 @@ async def test_an_ordinary_unary_grpc_client_is_served_and_told_the_error() -> N
     await server.stop()
 
 
-async def test_credentials_are_used_on_both_ends() -> None:
-    local = GrpcOptions(
-        channel_credentials=grpc.local_channel_credentials(),
-        server_credentials=grpc.local_server_credentials(),
-    )
-    server = await GrpcTransport(local).serve("127.0.0.1", 0, {STATUS: status})
-    channel = GrpcTransport(local).connect(server.endpoint)
-    reply = await call(channel, STATUS, StatusRequest(), timeout_s=5.0)
-    assert reply == SWARM
-    await channel.close()
-    await server.stop()
-
-
 async def test_an_ipv6_endpoint_has_brackets() -> None:
     try:
         server = await GrpcTransport().serve("::1", 0, {STATUS: status})

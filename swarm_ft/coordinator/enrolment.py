@@ -1,0 +1,95 @@
+"""Enrolment: the coordinator certifies the keys of those who were invited, and renews its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from swarm_ft.coordinator.journal.registry import Registry
+from swarm_ft.errors import NotAllowed
+from swarm_ft.identity.authority import Authority, utc_now
+from swarm_ft.identity.certificates import LIFETIME_S, RENEWED_AT, to_der
+from swarm_ft.log import get_logger
+from swarm_ft.protocol.messages.enrolment import Enrolled, EnrolRequest
+from swarm_ft.transport.base import Handler, MessageStream, Method
+from swarm_ft.transport.credentials import Credentials
+from swarm_ft.transport.methods import ENROL
+
+logger = get_logger(__name__)
+
+WATCH_EVERY_S = 1.0
+"""How long, at most, a new invitation is unknown, and a revoked key good for new calls."""
+
+
+class Enrolment:
+    """See the module's docstring.
+
+    Args:
+        authority: whose word counts in this swarm.
+        registry: who was invited.
+        initial_peers: of the DHT that members are to join.
+        dht_prefix: of the swarm's records there.
+    """
+
+    def __init__(
+        self,
+        authority: Authority,
+        registry: Registry,
+        initial_peers: tuple[str, ...],
+        dht_prefix: str,
+    ) -> None:
+        self._authority = authority
+        self._registry = registry
+        self._initial_peers = initial_peers
+        self._dht_prefix = dht_prefix
+        key, certificate = authority.coordinator()
+        self._version = registry.version()
+        self._invitations = registry.certificates()
+        self.credentials = Credentials(
+            key, certificate, authority.certificate, lambda: self._invitations
+        )
+        self.credentials.revoke(registry.revoked())
+
+    def handlers(self) -> Mapping[Method[Any, Any], Handler]:
+        """What this answers, for `Transport.serve`."""
+        return {ENROL: self._enrol}
+
+    async def run(self) -> None:
+        """Heed what the owner changes, and keep the own certificate fresh, until cancelled.
+
+        Raises:
+            JournalError: the registry cannot be read.
+        """
+        renewed_s = LIFETIME_S * RENEWED_AT
+        loop = asyncio.get_running_loop()
+        due_s = loop.time() + renewed_s
+        while True:
+            await asyncio.to_thread(self._read_again)
+            if loop.time() >= due_s:
+                self.credentials.renew(self._authority.coordinator()[1])
+                due_s = loop.time() + renewed_s
+            await asyncio.sleep(WATCH_EVERY_S)
+
+    def _read_again(self) -> None:
+        version = self._registry.version()
+        if version != self._version:
+            self._invitations = self._registry.certificates()
+            self.credentials.revoke(self._registry.revoked())
+            self._version = version
+
+    async def _enrol(self, stream: MessageStream[Enrolled, EnrolRequest]) -> None:
+        await stream.receive()
+        caller = stream.caller
+        if caller is None:
+            raise NotAllowed("this coordinator was started without keys; nobody is to enrol")
+        member = await asyncio.to_thread(self._registry.admit, caller, utc_now())
+        certificate = self._authority.issue(member)
+        logger.info("%s enrolled from %s", member, stream.remote)
+        await stream.send(
+            Enrolled(
+                certificate=to_der(certificate),
+                initial_peers=self._initial_peers,
+                dht_prefix=self._dht_prefix,
+            )
+        )

@@ -1,0 +1,205 @@
+"""Certificates: what a swarm's authority says of a key, and for how long. Pure but for chance.
+
+The authority's key signs the certificate of everybody who takes part. It says a role and a name;
+both ends of every link show one (TLS 1.3), and whoever dials says which name has to answer. An
+invitation is a key too (see `invites`): what it signs says that its bearer was invited, no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from swarm_ft.errors import MalformedMessage, NotAllowed
+from swarm_ft.identity.keys import PrivateKey, PublicKey, fingerprint_of, name_of
+
+Certificate = x509.Certificate
+
+COORDINATOR_NAME = "coordinator"
+"""Whoever holds a certificate of this name is the coordinator; a peer's name is its key's."""
+HOST_SUFFIX = "swarm-ft"
+LIFETIME_S = 24 * 3600.0
+RENEWED_AT = 0.5
+"""Of its lifetime; the other half is there to find the coordinator in."""
+CLOCK_SLACK_S = 3600.0
+"""A certificate begins so long before it was issued: clocks differ."""
+AUTHORITY_LIFETIME_S = 20 * 365 * 86400.0
+
+_BOTH_ENDS = (ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH)
+
+
+class Role(StrEnum):
+    """What somebody is in a swarm."""
+
+    COORDINATOR = "coordinator"
+    PEER = "peer"
+    CLIENT = "client"
+    NEWCOMER = "newcomer"
+    """Has an invitation, and no certificate of the swarm yet."""
+
+
+_CERTIFIED = (Role.COORDINATOR, Role.PEER, Role.CLIENT)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Caller:
+    """The other end of a link, by its certificate.
+
+    Attributes:
+        name: of its key; a newcomer's is that of its invitation.
+        key: its public key.
+    """
+
+    role: Role
+    name: str
+    key: PublicKey
+
+    def __str__(self) -> str:
+        return f"{self.role} {self.name}"
+
+
+def host_of(name: str) -> str:
+    """The host name that TLS checks where `name` is to answer."""
+    return f"{name}.{HOST_SUFFIX}"
+
+
+def authority_certificate(
+    key: PrivateKey, name: str, lifetime_s: float, now: datetime
+) -> Certificate:
+    """A key's own word that it may sign others: of a swarm's authority, or of an invitation."""
+    begun = _begun(_subject(name), _subject(name), key.public_key(), lifetime_s, now)
+    may_sign = x509.BasicConstraints(ca=True, path_length=0)
+    return begun.add_extension(may_sign, critical=True).sign(key, SHA256())
+
+
+def issue(
+    issuer: Certificate, issuer_key: PrivateKey, holder: Caller, now: datetime
+) -> Certificate:
+    """Say for a day what the holder of a key is."""
+    subject = _subject(f"{holder.role}:{holder.name}")
+    begun = _begun(subject, issuer.subject, holder.key, LIFETIME_S, now)
+    extensions: tuple[tuple[x509.ExtensionType, bool], ...] = (
+        (x509.BasicConstraints(ca=False, path_length=None), True),
+        (x509.SubjectAlternativeName([x509.DNSName(host_of(holder.name))]), False),
+        (x509.ExtendedKeyUsage(_BOTH_ENDS), False),
+    )
+    for extension, is_critical in extensions:
+        begun = begun.add_extension(extension, critical=is_critical)
+    return begun.sign(issuer_key, SHA256())
+
+
+def caller_of(
+    certificate: Certificate, authority: Certificate, invitations: Iterable[Certificate] = ()
+) -> Caller:
+    """Who shows this certificate. TLS has checked that they have its key, and its dates.
+
+    Args:
+        certificate: as shown.
+        authority: the swarm's.
+        invitations: those that are open; whoever has one may sign a newcomer's.
+
+    Raises:
+        NotAllowed: none of these signed it, or it is no certificate of a swarm.
+    """
+    key = certificate.public_key()
+    if not isinstance(key, PublicKey):
+        raise NotAllowed("certificate: expected one of a P-256 key")
+    if _is_signed_by(certificate, authority):
+        return _by_authority(certificate, key)
+    for invitation in invitations:
+        if _is_signed_by(certificate, invitation):
+            return Caller(role=Role.NEWCOMER, name=common_name(invitation), key=key)
+    raise NotAllowed("certificate: this swarm's authority did not sign it")
+
+
+def _by_authority(certificate: Certificate, key: PublicKey) -> Caller:
+    role, _, name = common_name(certificate).partition(":")
+    if role not in _CERTIFIED or name not in (name_of(key), COORDINATOR_NAME):
+        raise NotAllowed(f"certificate of {role[:20]!r}: expected a role and the name of its key")
+    return Caller(role=Role(role), name=name, key=key)
+
+
+def common_name(certificate: Certificate) -> str:
+    """The name in a certificate; empty if it has none."""
+    names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    return str(names[0].value) if names else ""
+
+
+def renewal_due(certificate: Certificate) -> datetime:
+    """When to ask for the next one."""
+    ends = certificate.not_valid_after_utc
+    return ends - timedelta(seconds=LIFETIME_S * (1 - RENEWED_AT))
+
+
+def is_of(certificate: Certificate, fingerprint: bytes) -> bool:
+    """Whether it is of the key with this fingerprint, whatever it says."""
+    key = certificate.public_key()
+    return isinstance(key, PublicKey) and fingerprint_of(key) == fingerprint
+
+
+def to_pem(certificate: Certificate) -> bytes:
+    """A certificate as in a file."""
+    return certificate.public_bytes(Encoding.PEM)
+
+
+def to_der(certificate: Certificate) -> bytes:
+    """A certificate as in a message."""
+    return certificate.public_bytes(Encoding.DER)
+
+
+def from_pem(data: bytes) -> Certificate:
+    """The certificate in a file, or shown in a handshake.
+
+    Raises:
+        MalformedMessage: it is none.
+    """
+    try:
+        return x509.load_pem_x509_certificate(data)
+    except ValueError:
+        raise MalformedMessage(f"{len(data)} bytes: expected a certificate in PEM") from None
+
+
+def from_der(data: bytes) -> Certificate:
+    """The certificate in a message.
+
+    Raises:
+        MalformedMessage: it is none.
+    """
+    try:
+        return x509.load_der_x509_certificate(data)
+    except ValueError:
+        raise MalformedMessage(f"{len(data)} bytes: expected a certificate") from None
+
+
+def _is_signed_by(certificate: Certificate, issuer: Certificate) -> bool:
+    try:
+        certificate.verify_directly_issued_by(issuer)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True
+
+
+def _subject(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+
+
+def _begun(
+    subject: x509.Name, issuer: x509.Name, holder: PublicKey, lifetime_s: float, now: datetime
+) -> x509.CertificateBuilder:
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(holder)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(seconds=CLOCK_SLACK_S))
+        .not_valid_after(now + timedelta(seconds=lifetime_s))
+    )

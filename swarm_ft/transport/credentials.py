@@ -1,0 +1,100 @@
+"""TLS for gRPC: who this process is on all its links, and who is at their other ends.
+
+Both ends of every link show a certificate of the swarm (`identity.certificates`), TLS 1.3. Whoever
+dials names who has to answer, and gRPC refuses all others; whoever serves learns who calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+
+import grpc
+
+from swarm_ft.errors import NotAllowed
+from swarm_ft.identity.certificates import (
+    Caller,
+    Certificate,
+    caller_of,
+    from_pem,
+    host_of,
+    to_pem,
+)
+from swarm_ft.identity.keys import PrivateKey, key_pem
+
+Invitations = Callable[[], Collection[Certificate]]
+
+
+def nobody_else() -> Collection[Certificate]:
+    """For all but the coordinator: only members are known."""
+    return ()
+
+
+class Credentials:
+    """A process's key with its newest certificate, which changes while links stand.
+
+    Args:
+        key: this process's own.
+        certificate: of that key, by the swarm's authority.
+        authority: the swarm's; whom it did not certify is refused in the handshake.
+        invitations: those by which newcomers are let in, as of each handshake.
+    """
+
+    def __init__(
+        self,
+        key: PrivateKey,
+        certificate: Certificate,
+        authority: Certificate,
+        invitations: Invitations = nobody_else,
+    ) -> None:
+        self._key = key_pem(key)
+        self.certificate = certificate
+        self.authority = authority
+        self._invitations = invitations
+        self._revoked: frozenset[str] = frozenset()
+
+    def renew(self, certificate: Certificate) -> None:
+        """Show this one from the next handshake on; links that stand are as they were."""
+        self.certificate = certificate
+
+    def revoke(self, names: Collection[str]) -> None:
+        """These names, and no others, are refused although their certificates are good."""
+        self._revoked = frozenset(names)
+
+    def caller(self, auth_context: Mapping[str, Collection[bytes]]) -> Caller:
+        """Who is at the other end of a call, by what gRPC says of its connection.
+
+        Raises:
+            NotAllowed: nobody that this swarm knows, or whom it knows no more.
+        """
+        shown = next(iter(auth_context.get("x509_pem_cert", ())), b"")
+        if not shown:
+            raise NotAllowed("this swarm's links are encrypted; join it with an invitation")
+        caller = caller_of(from_pem(shown), self.authority, self._invitations())
+        if caller.name in self._revoked:
+            raise NotAllowed(f"{caller}: its key was revoked")
+        return caller
+
+    # ---- as gRPC takes them
+
+    def for_channel(self) -> grpc.ChannelCredentials:
+        """Of a client, as of now."""
+        return grpc.ssl_channel_credentials(
+            to_pem(self.authority), self._key, to_pem(self.certificate)
+        )
+
+    def for_server(self) -> grpc.ServerCredentials:
+        """Of a server: as of each handshake."""
+        return grpc.dynamic_ssl_server_credentials(
+            self._configuration(), self._configuration, require_client_authentication=True
+        )
+
+    def _configuration(self) -> grpc.ServerCertificateConfiguration:
+        # The authority's own certificate goes with ours: who has but its fingerprint finds it so.
+        chain = to_pem(self.certificate) + to_pem(self.authority)
+        roots = b"".join(map(to_pem, (self.authority, *self._invitations())))
+        return grpc.ssl_server_certificate_configuration([(self._key, chain)], roots)
+
+
+def name_argument(name: str) -> tuple[str, str]:
+    """The channel argument by which gRPC refuses whoever has not this name."""
+    return ("grpc.ssl_target_name_override", host_of(name))

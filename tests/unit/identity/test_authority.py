@@ -1,0 +1,54 @@
+"""An authority's files."""
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from swarm_ft.errors import BadOption
+from swarm_ft.identity.authority import CERTIFICATE_FILE, COORDINATOR_FILE, KEY_FILE, Authority
+from swarm_ft.identity.certificates import COORDINATOR_NAME, Role, caller_of, to_pem
+from swarm_ft.identity.keys import key_pem
+
+
+def test_what_was_made_is_opened(tmp_path: Path) -> None:
+    made = Authority.make(tmp_path / "keys")
+    opened = Authority.open(tmp_path / "keys")
+    assert opened.fingerprint == made.fingerprint
+    assert opened.certificate == made.certificate
+
+
+def test_its_files_are_its_owners_alone(tmp_path: Path) -> None:
+    authority = Authority.make(tmp_path / "keys")
+    authority.coordinator()
+    assert stat.S_IMODE((tmp_path / "keys").stat().st_mode) == 0o700
+    for name in (KEY_FILE, CERTIFICATE_FILE, COORDINATOR_FILE):
+        assert stat.S_IMODE((tmp_path / "keys" / name).stat().st_mode) == 0o600
+
+
+def test_the_coordinator_keeps_its_key(tmp_path: Path) -> None:
+    Authority.make(tmp_path / "keys")
+    key, certificate = Authority.open(tmp_path / "keys").coordinator()
+    again, _ = Authority.open(tmp_path / "keys").coordinator()
+    assert key_pem(again) == key_pem(key)
+    caller = caller_of(certificate, Authority.open(tmp_path / "keys").certificate)
+    assert (caller.role, caller.name) == (Role.COORDINATOR, COORDINATOR_NAME)
+
+
+def test_an_authority_is_never_replaced(tmp_path: Path) -> None:
+    Authority.make(tmp_path / "keys")
+    with pytest.raises(BadOption, match="already"):
+        Authority.make(tmp_path / "keys")
+
+
+def test_what_is_missing_or_does_not_belong_is_told(tmp_path: Path) -> None:
+    with pytest.raises(BadOption, match="swarm-ft init"):
+        Authority.open(tmp_path / "keys")
+    Authority.make(tmp_path / "keys")
+    other = Authority.make(tmp_path / "other")
+    (tmp_path / "keys" / CERTIFICATE_FILE).write_bytes(to_pem(other.certificate))
+    with pytest.raises(BadOption, match="do not belong together"):
+        Authority.open(tmp_path / "keys")
+    (tmp_path / "keys" / CERTIFICATE_FILE).write_bytes(b"nothing")
+    with pytest.raises(BadOption, match="expected a certificate"):
+        Authority.open(tmp_path / "keys")
