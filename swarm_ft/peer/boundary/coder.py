@@ -75,7 +75,8 @@ class FrameCoder:
             return self._encode_key(key, x)
         base = self._base_of(record)
         tensor = codec.encode(x, base)
-        digest = self._stage(End.SENT, key.sample, self._packed(codec.decode(tensor, base)))
+        payload = self._packed(codec.decode(tensor, base))
+        digest = self._stage(End.SENT, key.sample, payload, tensor)
         return Frame(key, FrameKind.DELTA, tensor, record.digest, digest)
 
     def encode_again(self, frame: Frame) -> Frame:
@@ -110,9 +111,9 @@ class FrameCoder:
                 return Refusal(f"sample {sample}: its base is {'other' if record else 'not'} here")
             value = codec.decode(tensor, self._base_of(record))
         payload = self._packed(value)
-        if fingerprint_of(payload) != frame.result_digest:
+        if fingerprint_of(payload, tensor.payload) != frame.result_digest:
             return self._differs(frame)
-        self._stage(End.RECEIVED, sample, payload)
+        self._stage(End.RECEIVED, sample, payload, tensor)
         return value
 
     def check(self, frame: Frame) -> None:
@@ -146,7 +147,8 @@ class FrameCoder:
     def _encode_key(self, key: FrameKey, x: Tensor) -> Frame:
         codec = self._key_codecs[key.direction]
         tensor = codec.encode(x)
-        digest = self._stage(End.SENT, key.sample, self._packed(codec.decode(tensor)))
+        payload = self._packed(codec.decode(tensor))
+        digest = self._stage(End.SENT, key.sample, payload, tensor)
         return Frame(key, FrameKind.KEY, tensor, result_digest=digest)
 
     def _encode_direct(self, key: FrameKey, x: Tensor) -> EncodedTensor:
@@ -156,7 +158,7 @@ class FrameCoder:
         record = self._store.get(self._buffer_key(End.RESIDUAL, key.sample))
         residual = unpack_buffer(record.payload, *self._shape) if record else None
         tensor, residual = encode_with_feedback(codec, x, residual)
-        self._stage(End.RESIDUAL, key.sample, pack_buffer(residual))
+        self._stage(End.RESIDUAL, key.sample, pack_buffer(residual), tensor)
         return tensor
 
     def _base_of(self, record: BufferRecord) -> Tensor:
@@ -171,8 +173,10 @@ class FrameCoder:
             raise BadFrame(f"{reason}, and it was a key frame")
         return Refusal(reason)
 
-    def _stage(self, end: End, sample: SampleId, payload: bytes) -> bytes:
-        digest = fingerprint_of(payload)
+    def _stage(self, end: End, sample: SampleId, payload: bytes, made_of: EncodedTensor) -> bytes:
+        # Of what made it, too: values are finer than buffers, so that bytes that were altered on
+        # their way may make the same buffer and another value.
+        digest = fingerprint_of(payload, made_of.payload)
         record = BufferRecord(digest, *self._shape, payload)
         self._store.stage(self._buffer_key(end, sample), record)
         return digest

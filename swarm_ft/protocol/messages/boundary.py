@@ -88,7 +88,8 @@ class Frame:
 
     Attributes:
         base_digest: of the buffer a DELTA builds on; empty otherwise.
-        result_digest: of the buffer that KEY and DELTA make; empty otherwise.
+        result_digest: of the buffer that KEY and DELTA make, and of the payload that makes it;
+            empty otherwise.
     """
 
     key: FrameKey

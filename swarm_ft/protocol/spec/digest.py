@@ -28,9 +28,12 @@ def digest_of(*parts: BytesLike) -> bytes:
     return state.digest()
 
 
-def fingerprint_of(payload: BytesLike) -> bytes:
-    """16 bytes of XXH3 of a buffer's stored form; other threads run meanwhile."""
-    return xxhash.xxh3_128_digest(payload)
+def fingerprint_of(*parts: BytesLike) -> bytes:
+    """16 bytes of XXH3 of the parts' bytes, one after the other; other threads run meanwhile."""
+    state = xxhash.xxh3_128()
+    for part in parts:
+        state.update(part)
+    return state.digest()
 
 
 def check_spec_digest(what: str, here: bytes, there: bytes, whose: str) -> None:
