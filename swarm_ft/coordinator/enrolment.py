@@ -65,11 +65,19 @@ class Enrolment:
         loop = asyncio.get_running_loop()
         due_s = loop.time() + renewed_s
         while True:
-            await asyncio.to_thread(self._read_again)
+            await self.refresh()
             if loop.time() >= due_s:
                 self.credentials.renew(self._authority.coordinator()[1])
                 due_s = loop.time() + renewed_s
             await asyncio.sleep(WATCH_EVERY_S)
+
+    async def refresh(self) -> None:
+        """Heed now what the owner has changed.
+
+        Raises:
+            JournalError: the registry cannot be read.
+        """
+        await asyncio.to_thread(self._read_again)
 
     def _read_again(self) -> None:
         version = self._registry.version()

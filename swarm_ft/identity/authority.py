@@ -82,7 +82,7 @@ class Authority:
         return cls(folder, key, certificate)
 
     @classmethod
-    def open(cls, folder: Path) -> Authority:
+    def open(cls, folder: Path, now: Callable[[], datetime] = utc_now) -> Authority:
         """The authority whose files lie in `folder`.
 
         Raises:
@@ -102,7 +102,7 @@ class Authority:
         key = parsed_key(pem, folder / KEY_FILE)
         if not is_of(certificate, fingerprint_of(key.public_key())):
             raise BadOption(f"{folder}: key and certificate do not belong together")
-        return cls(folder, key, certificate)
+        return cls(folder, key, certificate, now)
 
     @property
     def fingerprint(self) -> bytes:

@@ -1,0 +1,228 @@
+"""From an invitation to a link between members, over real gRPC and TLS."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from swarm_ft.coordinator.enrolment import Enrolment
+from swarm_ft.coordinator.journal.registry import Registry
+from swarm_ft.enrol import Membership, enrol, stay_enrolled
+from swarm_ft.errors import BadInvite, JournalError, NotAllowed, SwarmError, Unavailable
+from swarm_ft.identity.authority import Authority
+from swarm_ft.identity.certificates import COORDINATOR_NAME, Caller, Certificate, Role
+from swarm_ft.identity.invites import Invite
+from swarm_ft.identity.keys import PrivateKey, name_of, new_key
+from swarm_ft.protocol.messages.client import StatusRequest, SwarmStatus
+from swarm_ft.transport.base import MessageStream, call
+from swarm_ft.transport.credentials import Credentials
+from swarm_ft.transport.grpc_options import GrpcOptions
+from swarm_ft.transport.grpc_transport import GrpcTransport
+from swarm_ft.transport.methods import STATUS
+
+DEADLINE_S = 30.0
+
+
+@dataclass
+class Office:
+    """A coordinator that only enrols."""
+
+    authority: Authority
+    registry: Registry
+    enrolment: Enrolment
+    endpoint: str
+
+    async def invite(self, role: Role = Role.PEER, uses: int = 1) -> Invite:
+        expires = datetime.now(UTC) + timedelta(days=1)
+        fingerprint = self.authority.fingerprint
+        invite = self.registry.invite(fingerprint, (self.endpoint,), role, uses, expires)
+        await self.enrolment.refresh()
+        return invite
+
+
+@asynccontextmanager
+async def office_in(folder: Path) -> AsyncIterator[Office]:
+    authority = Authority.make(folder)
+    registry = Registry(folder)
+    enrolment = Enrolment(authority, registry, ("/ip4/203.0.113.7/tcp/1/p2p/x",), "a-swarm")
+    transport = GrpcTransport(GrpcOptions(credentials=enrolment.credentials))
+    handlers = {**enrolment.handlers(), STATUS: status}
+    server = await transport.serve("127.0.0.1", 0, handlers)
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            yield Office(authority, registry, enrolment, server.endpoint)
+    finally:
+        await server.stop()
+        registry.close()
+
+
+async def status(stream: MessageStream[SwarmStatus, StatusRequest]) -> None:
+    await stream.receive()
+    await stream.send(SwarmStatus(members=(), runs=()))
+
+
+async def ask(membership: Membership) -> None:
+    transport = GrpcTransport(GrpcOptions(credentials=membership.credentials))
+    channel = transport.connect(membership.coordinator, COORDINATOR_NAME)
+    try:
+        await call(channel, STATUS, StatusRequest(), timeout_s=5.0)
+    finally:
+        await channel.close()
+
+
+async def test_one_word_makes_a_member(tmp_path: Path) -> None:
+    async with office_in(tmp_path / "keys") as office:
+        key = new_key()
+        membership = await enrol(await office.invite(), key)
+        assert membership.name == name_of(key.public_key())
+        assert membership.initial_peers == ("/ip4/203.0.113.7/tcp/1/p2p/x",)
+        assert membership.dht_prefix == "a-swarm"
+        await ask(membership)
+
+
+async def test_members_reach_each_other(tmp_path: Path) -> None:
+    async with office_in(tmp_path / "keys") as office:
+        invite = await office.invite(uses=2)
+        one = await enrol(invite, new_key())
+        other = await enrol(invite, new_key())
+        callers = []
+
+        async def noted(stream: MessageStream[SwarmStatus, StatusRequest]) -> None:
+            callers.append(stream.caller)
+            await status(stream)
+
+        transport = GrpcTransport(GrpcOptions(credentials=one.credentials))
+        server = await transport.serve("127.0.0.1", 0, {STATUS: noted})
+        channel = GrpcTransport(GrpcOptions(credentials=other.credentials)).connect(
+            server.endpoint, one.name
+        )
+        await call(channel, STATUS, StatusRequest(), timeout_s=5.0)
+        await channel.close()
+        await server.stop()
+        assert [caller and (caller.role, caller.name) for caller in callers] == [
+            (Role.PEER, other.name)
+        ]
+
+
+async def refusal(invite: Invite, key: PrivateKey) -> SwarmError:
+    with pytest.raises(SwarmError) as caught:
+        await enrol(invite, key)
+    return caught.value
+
+
+async def test_an_invitation_that_is_used_up_says_so(tmp_path: Path) -> None:
+    async with office_in(tmp_path / "keys") as office:
+        invite = await office.invite()
+        await enrol(invite, new_key())
+        error = await refusal(invite, new_key())
+        assert isinstance(error, BadInvite)
+        assert "used up" in error.message
+
+
+async def test_another_secret_is_no_invitation(tmp_path: Path) -> None:
+    async with office_in(tmp_path / "keys") as office:
+        invite = await office.invite()
+        wrong = replace(invite, secret=bytes(10))
+        assert isinstance(await refusal(wrong, new_key()), Unavailable)
+        assert not office.registry.members()
+
+
+async def test_another_swarms_coordinator_is_not_joined(tmp_path: Path) -> None:
+    async with office_in(tmp_path / "one") as one, office_in(tmp_path / "other") as other:
+        invite = replace(await one.invite(), addresses=(other.endpoint,))
+        error = await refusal(invite, new_key())
+        assert isinstance(error, BadInvite)
+        assert "not the coordinator" in error.message
+        assert not other.registry.members()
+
+
+async def test_a_machine_in_the_middle_with_the_authoritys_certificate_is_refused(
+    tmp_path: Path,
+) -> None:
+    """Whoever shows the right authority, and has not the key of a certificate by it, is nobody."""
+    async with office_in(tmp_path / "one") as one, office_in(tmp_path / "other") as other:
+        other.enrolment.credentials.authority = one.authority.certificate
+        invite = replace(await one.invite(), addresses=(other.endpoint,))
+        assert isinstance(await refusal(invite, new_key()), Unavailable)
+        assert not other.registry.members()
+
+
+async def test_the_next_address_is_tried(tmp_path: Path) -> None:
+    async with office_in(tmp_path / "keys") as office:
+        invite = replace(await office.invite(), addresses=("127.0.0.1:1", office.endpoint))
+        assert (await enrol(invite, new_key())).coordinator == office.endpoint
+        dead = replace(invite, addresses=("127.0.0.1:1",))
+        error = await refusal(dead, new_key())
+        assert isinstance(error, Unavailable)
+        assert "127.0.0.1:1" in error.message
+
+
+async def test_who_does_not_speak_tls_is_no_coordinator() -> None:
+    async def silent(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"220 mail.example ESMTP\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(silent, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()
+    invite = Invite(
+        fingerprint=bytes(16), number=bytes(4), secret=bytes(10), addresses=(f"{host}:{port}",)
+    )
+    error = await refusal(invite, new_key())
+    assert isinstance(error, Unavailable)
+    assert "expected a swarm's coordinator" in error.message
+    server.close()
+
+
+async def test_a_member_whose_key_is_revoked_gets_through_no_more(tmp_path: Path) -> None:
+    async with office_in(tmp_path / "keys") as office:
+        membership = await enrol(await office.invite(), new_key())
+        await ask(membership)
+        office.registry.revoke(membership.name)
+        await office.enrolment.refresh()
+        with pytest.raises(NotAllowed, match="revoked"):
+            await ask(membership)
+
+
+async def test_a_certificate_is_renewed_before_it_ends(tmp_path: Path) -> None:
+    async with office_in(tmp_path / "keys") as office:
+        key = new_key()
+        membership = await enrol(await office.invite(), key)
+        holder = Caller(role=Role.PEER, name=membership.name, key=key.public_key())
+        half_over = datetime.now(UTC) - timedelta(hours=13)
+        old = Authority.open(tmp_path / "keys", lambda: half_over).issue(holder)
+        credentials = Noting(key, old, office.authority.certificate)
+
+        async def find() -> str:
+            return office.endpoint
+
+        renewing = asyncio.create_task(stay_enrolled(credentials, key, find))
+        await credentials.renewed.wait()
+        renewing.cancel()
+        assert credentials.certificate.not_valid_after_utc > old.not_valid_after_utc
+        await ask(replace(membership, credentials=credentials))
+
+
+async def test_the_coordinator_heeds_its_owner_and_its_own_certificate(tmp_path: Path) -> None:
+    async with office_in(tmp_path / "keys") as office:
+        running = asyncio.create_task(office.enrolment.run())
+        membership = await enrol(await office.invite(), new_key())
+        await ask(membership)
+        office.registry.close()
+        with pytest.raises(JournalError):
+            await running
+
+
+class Noting(Credentials):
+    """Tells when they are renewed."""
+
+    def __init__(self, key: PrivateKey, certificate: Certificate, authority: Certificate) -> None:
+        super().__init__(key, certificate, authority)
+        self.renewed = asyncio.Event()
+
+    def renew(self, certificate: Certificate) -> None:
+        super().renew(certificate)
+        self.renewed.set()
