@@ -13,8 +13,9 @@ from pathlib import Path
 from benchmarks.slow_network.emulated_engine import EmulatedEngine
 from benchmarks.slow_network.work import Work
 from swarm_ft.buffers import BufferLimits
+from swarm_ft.cli.joining import by_dht, joined
 from swarm_ft.cli.options import Listening
-from swarm_ft.cli.running import in_dht, run_async
+from swarm_ft.cli.running import run_async
 from swarm_ft.cli.serve_stage import serve_peer
 from swarm_ft.ids import PeerId
 from swarm_ft.log import configure
@@ -44,8 +45,8 @@ def main() -> None:
         listening = Listening(options.host, 0, None)
 
         async def serve() -> None:
-            async with in_dht((options.initial_peers,)) as directory:
-                await serve_peer(directory, listening, offer, make_engine, as_json=True)
+            async with joined(by_dht(options.initial_peers)) as swarm:
+                await serve_peer(swarm, listening, offer, make_engine, as_json=True)
 
         run_async(serve)
 

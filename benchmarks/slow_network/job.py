@@ -23,6 +23,7 @@ from benchmarks.slow_network.training import (
 )
 from benchmarks.slow_network.work import Work
 from swarm_ft.cli.client import connected
+from swarm_ft.cli.joining import by_dht
 from swarm_ft.cli.running import run_async
 from swarm_ft.client.trace import TraceFile
 from swarm_ft.protocol.messages.client import RunPhase, StepCommitted
@@ -88,7 +89,7 @@ def _train_spec(work: Work, fields: dict[str, Any]) -> TrainSpec:
 async def _run(
     initial_peers: str, spec: RunSpec, tokens: NDArray[np.uint32], trace: Path | None
 ) -> None:
-    async with connected((initial_peers,), DHT_PREFIX) as client:
+    async with connected(by_dht(initial_peers)) as client:
         run = await client.submit(spec, [row.tobytes() for row in tokens])
         with TraceFile(trace, _say) if trace else nullcontext() as file:
             watching = client.watch(run.run_id, _say, file.add if file else None)

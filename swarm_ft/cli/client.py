@@ -12,16 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from swarm_ft.cli.joining import WayIn, client_key_file, joined, way_in
 from swarm_ft.cli.options import (
-    dht_prefix_option,
     examples,
     json_flag,
     log_option,
-    needed_initial_peers_option,
     stack,
     takes,
 )
-from swarm_ft.cli.running import in_dht, on_stop_signal, run_async, spinner
+from swarm_ft.cli.running import on_stop_signal, run_async, spinner
 from swarm_ft.client.options import EvalOptions, JobOptions, Outputs
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from swarm_ft.client.train import WatchedRun
     from swarm_ft.protocol.messages.client import BoundaryStatus, SwarmStatus
 
-swarm_options = stack(needed_initial_peers_option, dht_prefix_option, log_option)
+swarm_options = stack(way_in(), log_option)
 run_option = click.option("--run", "run_name", metavar="ID", help="The run.  [default: the newest]")
 
 
@@ -48,14 +47,14 @@ def client() -> None:
 
 @client.command(
     epilog=examples(
-        "swarm-ft client train --model gpt2 --dataset notes.txt --initial-peers /ip4/...",
+        "swarm-ft client train --model gpt2 --dataset notes.txt --invite swarm1...",
         "swarm-ft client train --model ./llama --dataset texts/ --eval-dataset held-out.txt \\",
         "    --epochs 3 --fw aq3 --bw q6 --out ./tuned --initial-peers @swarm.txt",
     )
 )
 @takes("options", JobOptions)
 @swarm_options
-def train(options: JobOptions, initial_peers: tuple[str, ...], dht_prefix: str) -> None:
+def train(options: JobOptions, way: WayIn) -> None:
     """Fine-tune a model; Ctrl-C detaches, and the run goes on."""
 
     async def begin(swarm: SwarmClient) -> WatchedRun:
@@ -67,7 +66,7 @@ def train(options: JobOptions, initial_peers: tuple[str, ...], dht_prefix: str) 
             job = await asyncio.to_thread(prepare_job, options)
         return await submit(swarm, job, options, RunProgress(job.spec.train))
 
-    run_async(lambda: _see_through(begin, options.outputs, initial_peers, dht_prefix))
+    run_async(lambda: _see_through(begin, options.outputs, way))
 
 
 @client.command(
@@ -86,8 +85,7 @@ def attach(
     model: str | None,
     evaluation: EvalOptions,
     outputs: Outputs,
-    initial_peers: tuple[str, ...],
-    dht_prefix: str,
+    way: WayIn,
 ) -> None:
     """Come back to a run: watch it to its end and fetch the result."""
 
@@ -96,7 +94,7 @@ def attach(
 
         return await attach_to(swarm, run_name, model, evaluation)
 
-    run_async(lambda: _see_through(begin, outputs, initial_peers, dht_prefix))
+    run_async(lambda: _see_through(begin, outputs, way))
 
 
 @client.command(
@@ -104,13 +102,13 @@ def attach(
 )
 @run_option
 @swarm_options
-def cancel(run_name: str | None, initial_peers: tuple[str, ...], dht_prefix: str) -> None:
+def cancel(run_name: str | None, way: WayIn) -> None:
     """End a run; what it trained is lost."""
 
     async def work() -> None:
         from swarm_ft.ids import RunId
 
-        async with connected(initial_peers, dht_prefix) as swarm:
+        async with connected(way) as swarm:
             status = await swarm.cancel(RunId(run_name) if run_name else None)
         click.echo(f"{status.run_id}: {status.phase.name.lower()}, {status.detail}")
 
@@ -120,11 +118,11 @@ def cancel(run_name: str | None, initial_peers: tuple[str, ...], dht_prefix: str
 @click.command(epilog=examples("swarm-ft status --initial-peers /ip4/..."))
 @swarm_options
 @json_flag
-def status(initial_peers: tuple[str, ...], dht_prefix: str, as_json: bool) -> None:
+def status(way: WayIn, as_json: bool) -> None:
     """Show the swarm's peers and runs."""
 
     async def work() -> None:
-        async with connected(initial_peers, dht_prefix) as swarm:
+        async with connected(way) as swarm:
             found = await swarm.status()
         if as_json:
             click.echo(json.dumps(status_fields(found)))
@@ -215,38 +213,34 @@ def _about(status: BoundaryStatus) -> Iterator[str]:
 
 
 @asynccontextmanager
-async def connected(initial_peers: tuple[str, ...], dht_prefix: str) -> AsyncIterator[SwarmClient]:
-    """A client of the swarm that `--initial-peers` lead to.
-
-    Raises:
-        DirectoryUnreachable: none of them answers.
-    """
+async def connected(way: WayIn) -> AsyncIterator[SwarmClient]:
+    """A client of the swarm; raises as `joined` does."""
     from swarm_ft.client.swarm import SwarmClient
+    from swarm_ft.transport.grpc_options import GrpcOptions
     from swarm_ft.transport.grpc_transport import GrpcTransport
 
-    async with in_dht(initial_peers, dht_prefix) as directory:
-        yield SwarmClient(directory, GrpcTransport())
+    async with joined(way, client_key_file()) as swarm:
+        transport = GrpcTransport(GrpcOptions(credentials=swarm.credentials))
+        yield SwarmClient(swarm.directory, transport)
 
 
 async def _see_through(
     begin: Callable[[SwarmClient], Awaitable[WatchedRun]],
     outputs: Outputs,
-    initial_peers: tuple[str, ...],
-    dht_prefix: str,
+    way: WayIn,
 ) -> None:
     """Begin, or find, a run and watch it until it is reported on, or a stop signal detaches."""
     from swarm_ft.client.job import check_outputs
 
     check_outputs(outputs)
-    async with connected(initial_peers, dht_prefix) as swarm:
+    async with connected(way) as swarm:
         run = await begin(swarm)
         report = await _report_of(run, outputs)
     if report is not None:
         conclude(report, outputs.json_file)
         return
     click.echo("detached; the run goes on. Come back, with --eval-dataset where you gave one, by")
-    peers = " ".join(f"--initial-peers {peer}" for peer in initial_peers)
-    click.echo(f"  swarm-ft client attach --run {run.run_id} {peers}")
+    click.echo(f"  swarm-ft client attach --run {run.run_id} {way}")
 
 
 async def _report_of(run: WatchedRun, outputs: Outputs) -> RunReport | None:

@@ -7,12 +7,13 @@ import ipaddress
 import json
 import socket
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from swarm_ft.cli import keys
 from swarm_ft.cli.options import (
     Listening,
     dht_prefix_option,
@@ -28,6 +29,8 @@ from swarm_ft.errors import BadOption, JournalError
 
 if TYPE_CHECKING:
     from swarm_ft.coordinator.journal.journal import Journal
+    from swarm_ft.coordinator.journal.registry import Registry
+    from swarm_ft.identity.authority import Authority
 
 NAME = "coordinator"
 """Of its record in the DHT; a swarm has one."""
@@ -109,7 +112,7 @@ def _show_dht(addresses: tuple[str, ...], write_addresses: str | None, *, as_jso
 @takes("listening", Listening)
 @click.option(
     "--journal",
-    default="swarm-ft-coordinator.db",
+    default=keys.JOURNAL,
     show_default=True,
     metavar="FILE",
     help="SQLite file that holds all runs, with their data beside it in FILE.tokens; start again "
@@ -136,6 +139,9 @@ def coordinator(
 ) -> None:
     """Run the coordinator of a swarm, until Ctrl-C.
 
+    With keys beside its journal (`swarm-ft init`) all links are encrypted, and nobody takes part
+    who was not invited.
+
     Without --initial-peers it starts a DHT of its own and prints its address.
     """
     from swarm_ft.snapshots.store import SnapshotStore
@@ -144,34 +150,58 @@ def coordinator(
 
     async def work() -> None:
         from swarm_ft.clock import SystemClock
+        from swarm_ft.coordinator.enrolment import Enrolment
         from swarm_ft.coordinator.service import CoordinatorService
         from swarm_ft.coordinator.submission import MAX_REQUEST_BYTES
         from swarm_ft.discovery import Role
+        from swarm_ft.transport.base import until_one_ends
         from swarm_ft.transport.grpc_options import GrpcOptions, check_address
         from swarm_ft.transport.grpc_transport import GrpcTransport
 
         await check_address(listening.host, listening.port)  # before a journal is made
         own = () if initial_peers else (await _listening_maddr(listening.host),)
-        transport = GrpcTransport(GrpcOptions(max_request_bytes=MAX_REQUEST_BYTES))
         async with in_dht(initial_peers, dht_prefix, host_maddrs=own) as directory:
             addresses = _announced(directory.addresses, listening.announced_host)
-            with closing(_open_journal(journal)) as opened:
+            with closing(_open_journal(journal)) as opened, _with_keys(journal) as owned:
                 queue_s = 3600 * queue_hours
                 service = CoordinatorService(opened, SystemClock(), store, queue_s=queue_s)
-                server = await transport.serve(listening.host, listening.port, service.handlers())
+                enrolment = owned and Enrolment(
+                    *owned, initial_peers or addresses, dht_prefix, service.revoke
+                )
+                transport = GrpcTransport(
+                    GrpcOptions(
+                        max_request_bytes=MAX_REQUEST_BYTES,
+                        credentials=enrolment.credentials if enrolment else None,
+                    )
+                )
+                handlers = {**service.handlers(), **(enrolment.handlers() if enrolment else {})}
+                server = await transport.serve(listening.host, listening.port, handlers)
                 found = announced(server, listening, directory, Role.COORDINATOR, NAME)
                 async with found as endpoint:
-                    _show_coordinator(endpoint, addresses, as_json=as_json)
-                    await service.run()
+                    if enrolment:
+                        enrolment.listens_at(endpoint)
+                    _show_coordinator(endpoint, addresses, is_open=not enrolment, as_json=as_json)
+                    await until_one_ends(service.run(), *([enrolment.run()] if enrolment else []))
 
     run_until_stopped(work)
 
 
-def _show_coordinator(endpoint: str, addresses: Sequence[str], *, as_json: bool) -> None:
+def _with_keys(journal: str) -> AbstractContextManager[tuple[Authority, Registry] | None]:
+    """The swarm's authority and registry; None if it has no keys."""
+    return keys.opened(journal) if keys.keys_folder(journal).exists() else nullcontext()
+
+
+def _show_coordinator(
+    endpoint: str, addresses: Sequence[str], *, is_open: bool, as_json: bool
+) -> None:
     if as_json:
-        click.echo(json.dumps({"endpoint": endpoint, "addresses": list(addresses)}))
+        told = {"endpoint": endpoint, "addresses": list(addresses), "encrypted": not is_open}
+        click.echo(json.dumps(told))
         return
     click.echo(f"coordinator at {endpoint}")
+    if not is_open:
+        click.echo("others join with what 'swarm-ft invite' prints")
+        return
     for address in addresses:
         click.echo(f"others join with --initial-peers {address}")
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from swarm_ft.cli.client import conclude, connected
+from swarm_ft.cli.joining import by_dht
 from swarm_ft.cli.options import (
     DHT_PREFIX,
     BufferOptions,
@@ -218,7 +219,7 @@ async def _train_here(
     try:
         with spinner("waiting for them to find each other"):
             address = await _start(swarm, peers, buffers, work_dir)
-        async with connected((address,), DHT_PREFIX) as client:
+        async with connected(by_dht(address)) as client:
             with spinner("waiting for them to join the coordinator"):
                 await _joined(client, len(peers))
             report = await _train(swarm, client, job, options)

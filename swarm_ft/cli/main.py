@@ -20,7 +20,10 @@ _COMMANDS = {
     "demo": "swarm_ft.cli.demo:demo",
     "serve-stage": "swarm_ft.cli.serve_stage:serve_stage",
     "client": "swarm_ft.cli.client:client",
+    "init": "swarm_ft.cli.keys:init",
     "coordinator": "swarm_ft.cli.coordinator:coordinator",
+    "invite": "swarm_ft.cli.keys:invite",
+    "keys": "swarm_ft.cli.keys:keys",
     "dht": "swarm_ft.cli.coordinator:dht",
     "status": "swarm_ft.cli.client:status",
     "bench": "swarm_ft.cli.bench:bench",
@@ -49,8 +52,8 @@ class LazyGroup(click.Group):
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog=examples(
         "swarm-ft demo                        all of it on this machine, in a minute",
-        "swarm-ft serve-stage --layers 12-24 --initial-peers /ip4/...",
-        "swarm-ft client train --model gpt2 --dataset text.txt --initial-peers /ip4/...",
+        "swarm-ft serve-stage swarm1QXL4a1e...",
+        "swarm-ft client train --model gpt2 --dataset text.txt --invite swarm1QXL4a1e...",
     ),
 )
 @click.version_option(__version__, prog_name="swarm-ft")
@@ -61,7 +64,7 @@ def cli() -> None:
 def run(arguments: list[str] | None = None) -> int:
     """Run a command line and return its exit code; errors go to standard error, in one line."""
     # Read when gRPC and huggingface_hub are imported; their notes would cut into our one line.
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     os.environ.setdefault("HF_HUB_VERBOSITY", "error")
     try:
         result: Any = cli.main(arguments, prog_name="swarm-ft", standalone_mode=False)

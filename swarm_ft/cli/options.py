@@ -131,27 +131,20 @@ class ByteSize(click.ParamType):  # type: ignore[type-arg] # not generic in clic
         return int(float(match["number"]) * base ** self._powers.get(unit[:1].upper(), 0))
 
 
-def _initial_peers(*, are_needed: bool) -> Callable[[Command], Command]:
-    def expanded(_context: object, _option: object, values: tuple[str, ...]) -> tuple[str, ...]:
-        from swarm_ft.discovery import expand_initial_peers
+def _expanded(_context: object, _option: object, values: tuple[str, ...]) -> tuple[str, ...]:
+    from swarm_ft.discovery import expand_initial_peers
 
-        if are_needed and not values:
-            raise BadOption("--initial-peers is missing: the address that 'swarm-ft dht' printed")
-        return expand_initial_peers(values)
-
-    return click.option(
-        "--initial-peers",
-        multiple=True,
-        metavar="MADDR",
-        callback=expanded,
-        help="DHT address to start from, as `swarm-ft dht` prints it; @FILE reads them from a "
-        "file. May be given several times.",
-    )
+    return expand_initial_peers(values)
 
 
-initial_peers_option = _initial_peers(are_needed=False)
-"""For commands that begin a DHT of their own without it."""
-needed_initial_peers_option = _initial_peers(are_needed=True)
+initial_peers_option = click.option(
+    "--initial-peers",
+    multiple=True,
+    metavar="MADDR",
+    callback=_expanded,
+    help="DHT address to start from, as `swarm-ft dht` prints it; @FILE reads them from a "
+    "file. May be given several times.",
+)
 dht_prefix_option = click.option(
     "--dht-prefix", default=DHT_PREFIX, show_default=True, help="Name of the swarm in the DHT."
 )

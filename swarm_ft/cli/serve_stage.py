@@ -16,24 +16,22 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
+from swarm_ft.cli.joining import Joined, WayIn, joined, way_in
 from swarm_ft.cli.options import (
     BufferOptions,
     Listening,
-    dht_prefix_option,
     examples,
     json_flag,
     log_option,
-    needed_initial_peers_option,
     snapshots_option,
     takes,
 )
-from swarm_ft.cli.running import announced, in_dht, on_stop_signal, run_async
+from swarm_ft.cli.running import announced, on_stop_signal, run_async
 from swarm_ft.errors import BadOption
 from swarm_ft.log import get_logger
 from swarm_ft.private_files import make_private, open_private, private_folder
 
 if TYPE_CHECKING:
-    from swarm_ft.discovery import Directory
     from swarm_ft.ids import PeerId
     from swarm_ft.peer.kept_buffers import BufferPlace
     from swarm_ft.peer.node import PeerNode, PeerOptions
@@ -43,8 +41,9 @@ if TYPE_CHECKING:
 @click.command(
     short_help="Lend this machine to a swarm.",
     epilog=examples(
+        "swarm-ft serve-stage swarm1QXL4a1e1UG4CS6...",
+        "swarm-ft serve-stage swarm1QXL4a1e1UG4CS6... --layers 12-24 --device cuda:0",
         "swarm-ft serve-stage --layers 12-24 --initial-peers /ip4/203.0.113.7/tcp/31337/p2p/...",
-        "swarm-ft serve-stage --layers auto --device cuda:0 --initial-peers @swarm.txt",
     ),
 )
 @click.option(
@@ -54,8 +53,7 @@ if TYPE_CHECKING:
     metavar="START-STOP|auto",
     help="Blocks to host: 12-24 means blocks 12 to 23; auto lets the coordinator choose.",
 )
-@needed_initial_peers_option
-@dht_prefix_option
+@way_in(by_argument=True)
 @takes("listening", Listening)
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
 @click.option(
@@ -91,44 +89,48 @@ if TYPE_CHECKING:
 @log_option
 def serve_stage(
     layers: str,
-    initial_peers: tuple[str, ...],
-    dht_prefix: str,
+    way: WayIn,
     listening: Listening,
     buffers: BufferOptions,
     as_json: bool,
     **given: Any,
 ) -> None:
-    """Host one stage of whatever run the swarm trains, until Ctrl-C."""
+    """Host one stage of whatever run the swarm trains, until Ctrl-C.
+
+    INVITE is what its owner gave you (`swarm-ft invite`); @FILE reads it from a file.
+    """
     from swarm_ft.protocol.spec.layers import parse_layers
 
     layer_range = parse_layers(layers)
     make_engine = _engine_maker(given["device"], given["dtype"], given["model"], given["threads"])
     memory_bytes = _memory_bytes(given["memory_gib"], given["device"], buffers.memory_bytes)
-    home = _home(given["peer_id"], buffers)
-    peer_id = _peer_id(given["peer_id"], home)
+    if way.invite is not None and given["peer_id"] is not None:
+        raise BadOption("--peer-id: with an invitation a peer's name is its key's")
+    home = _home(given["peer_id"], buffers, has_key=way.invite is not None)
     folder = tempfile.TemporaryDirectory(prefix="swarm-ft-", ignore_cleanup_errors=True)
 
     async def work() -> None:
+        from swarm_ft.ids import PeerId
         from swarm_ft.peer.node import PeerOptions
 
-        offer = PeerOptions(
-            peer_id=peer_id,
-            layers=layer_range,
-            memory_bytes=memory_bytes,
-            shard_dir=Path(folder.name),
-            buffers=_buffer_place(home, buffers),
-            snapshots_url=given["snapshots"] or "",
-        )
-        async with in_dht(initial_peers, dht_prefix) as directory:
-            await serve_peer(directory, listening, offer, make_engine, as_json=as_json)
+        async with joined(way, home.path / KEY_FILE if home else None) as swarm:
+            offer = PeerOptions(
+                peer_id=PeerId(swarm.name) if swarm.name else _peer_id(given["peer_id"], home),
+                layers=layer_range,
+                memory_bytes=memory_bytes,
+                shard_dir=Path(folder.name),
+                buffers=_buffer_place(home, buffers),
+                snapshots_url=given["snapshots"] or "",
+            )
+            await serve_peer(swarm, listening, offer, make_engine, as_json=as_json)
 
     with closing(home) if home else nullcontext(), folder:
         run_async(work)
 
 
-def _home(name: str | None, buffers: BufferOptions) -> PeerHome | None:
-    """Where on disk this peer keeps buffers; None if it is to keep none there."""
-    if not buffers.disk_bytes:
+def _home(name: str | None, buffers: BufferOptions, *, has_key: bool) -> PeerHome | None:
+    """Where on disk this peer keeps its key and its buffers; None if it is to keep neither."""
+    if not buffers.disk_bytes and not has_key:
         return None
     if name is not None:
         _checked_name(name)  # it may become a directory's
@@ -140,7 +142,8 @@ def _buffer_place(home: PeerHome | None, buffers: BufferOptions) -> BufferPlace:
     from swarm_ft.peer.kept_buffers import BufferPlace
 
     limits = BufferLimits(memory_bytes=buffers.memory_bytes, disk_bytes=buffers.disk_bytes)
-    return BufferPlace(limits=limits, directory=home.path / "buffers" if home else None)
+    directory = home.path / "buffers" if home and buffers.disk_bytes else None
+    return BufferPlace(limits=limits, directory=directory)
 
 
 def _peer_id(given: str | None, home: PeerHome | None) -> PeerId:
@@ -193,8 +196,9 @@ def _memory_bytes(memory_gib: float | None, device: str, buffer_memory_bytes: in
     return int(0.8 * free_bytes)
 
 
-# ---- where a peer keeps what is to outlive it on this machine: its name and its buffers
+# ---- where a peer keeps what is to outlive it on this machine: its key or name, and its buffers
 
+KEY_FILE = "key.pem"
 MAX_NAMELESS_PEERS = 64
 """Of one user on one machine."""
 
@@ -277,7 +281,7 @@ def _locked(path: Path) -> IO[bytes] | None:
 
 
 async def serve_peer(
-    directory: Directory,
+    swarm: Joined,
     listening: Listening,
     offer: PeerOptions,
     make_engine: EngineMaker,
@@ -287,7 +291,7 @@ async def serve_peer(
     """Be a peer until a stop signal; says where it listens once it does.
 
     Args:
-        directory: where it is announced, and finds the coordinator.
+        swarm: where it is announced, and finds the coordinator; who it is there.
         listening: where others reach this peer.
         offer: what the volunteer decided.
         make_engine: what computes.
@@ -310,14 +314,17 @@ async def serve_peer(
 
     if restarts_after_idle():
         get_logger(__name__).info("tcp-idle-restart %s", ADVICE)
-    transport = GrpcTransport(GrpcOptions(warm_idle_s=WARM_IDLE_S))
+    own, directory = swarm.credentials, swarm.directory
+    transport = GrpcTransport(GrpcOptions(warm_idle_s=WARM_IDLE_S, credentials=own))
+    control = GrpcOptions(answer_timeout_s=CONTROL_ANSWER_S, credentials=own)
     node = PeerNode(
         offer,
         directory=directory,
         transport=transport,
-        control_transport=GrpcTransport(GrpcOptions(answer_timeout_s=CONTROL_ANSWER_S)),
+        control_transport=GrpcTransport(control),
         clock=SystemClock(),
         make_engine=make_engine,
+        on_revoked=own.revoke if own else None,
     )
     server = await transport.serve(listening.host, listening.port, node.handlers())
     on_stop_signal(_politely_first(node))

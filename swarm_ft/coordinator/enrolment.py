@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from swarm_ft.coordinator.journal.registry import Registry
@@ -30,6 +30,7 @@ class Enrolment:
         registry: who was invited.
         initial_peers: of the DHT that members are to join.
         dht_prefix: of the swarm's records there.
+        on_revoked: hears whose keys are revoked, at first and whenever that changes.
     """
 
     def __init__(
@@ -38,22 +39,28 @@ class Enrolment:
         registry: Registry,
         initial_peers: tuple[str, ...],
         dht_prefix: str,
+        on_revoked: Callable[[frozenset[str]], None] = lambda _: None,
     ) -> None:
         self._authority = authority
         self._registry = registry
         self._initial_peers = initial_peers
         self._dht_prefix = dht_prefix
+        self._on_revoked = on_revoked
         key, certificate = authority.coordinator()
         self._version = registry.version()
         self._invitations = registry.certificates()
         self.credentials = Credentials(
             key, certificate, authority.certificate, lambda: self._invitations
         )
-        self.credentials.revoke(registry.revoked())
+        self._heed(registry.revoked())
 
     def handlers(self) -> Mapping[Method[Any, Any], Handler]:
         """What this answers, for `Transport.serve`."""
         return {ENROL: self._enrol}
+
+    def listens_at(self, endpoint: str) -> None:
+        """Where invitations lead from now on, unless their maker says otherwise."""
+        self._registry.set_address(endpoint)
 
     async def run(self) -> None:
         """Heed what the owner changes, and keep the own certificate fresh, until cancelled.
@@ -77,14 +84,15 @@ class Enrolment:
         Raises:
             JournalError: the registry cannot be read.
         """
-        await asyncio.to_thread(self._read_again)
-
-    def _read_again(self) -> None:
-        version = self._registry.version()
+        version = await asyncio.to_thread(self._registry.version)
         if version != self._version:
-            self._invitations = self._registry.certificates()
-            self.credentials.revoke(self._registry.revoked())
+            self._invitations = await asyncio.to_thread(self._registry.certificates)
+            self._heed(await asyncio.to_thread(self._registry.revoked))
             self._version = version
+
+    def _heed(self, revoked: frozenset[str]) -> None:
+        self.credentials.revoke(revoked)
+        self._on_revoked(revoked)
 
     async def _enrol(self, stream: MessageStream[Enrolled, EnrolRequest]) -> None:
         await stream.receive()

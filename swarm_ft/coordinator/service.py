@@ -36,7 +36,7 @@ from swarm_ft.coordinator.facts.state import QUEUE_S, Run, SwarmState
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.submission import Submissions
 from swarm_ft.coordinator.watching import Watcher, Watchers, overview
-from swarm_ft.errors import JournalError, NotFound, OutOfTurn, SwarmError, Unavailable
+from swarm_ft.errors import JournalError, NotAllowed, NotFound, OutOfTurn, SwarmError, Unavailable
 from swarm_ft.ids import PeerId
 from swarm_ft.log import get_logger
 from swarm_ft.protocol.messages.client import (
@@ -51,12 +51,14 @@ from swarm_ft.protocol.messages.client import (
     WatchRequest,
 )
 from swarm_ft.protocol.messages.control import (
+    MAX_REVOKED,
     ClockProbe,
     ClockReply,
     CommitStep,
     FromPeer,
     PeerHello,
     PlanStep,
+    Revoked,
     ToPeer,
 )
 from swarm_ft.protocol.messages.timeline import PeerTimeline, StepTimeline
@@ -150,6 +152,7 @@ class CoordinatorService:
         self._tasks: set[asyncio.Task[None]] = set()
         self._outboxes: dict[PeerId, _Outbox] = {}
         self._watchers = Watchers()
+        self._revoked = Revoked(names=())
         self._broken = asyncio.get_running_loop().create_future()
         runs = {run.run_id: run for run in journal.load(clock.now_s())}
         self._state = SwarmState(
@@ -261,6 +264,15 @@ class CoordinatorService:
 
     # ---- peers
 
+    def revoke(self, names: frozenset[str]) -> None:
+        """These members are known no more: they are sent away, and all others told."""
+        self._revoked = Revoked(names=tuple(sorted(names)[:MAX_REVOKED]))
+        for peer_id, outbox in self._outboxes.items():
+            if peer_id in names:
+                outbox.drop(NotAllowed(f"peer {peer_id}: its key was revoked"))
+            else:
+                self._put(peer_id, Say(peer_id, self._revoked))
+
     async def _join(self, stream: PeerStream) -> None:
         hello = await stream.receive()
         if not isinstance(hello, PeerHello):
@@ -268,6 +280,8 @@ class CoordinatorService:
         check_name(stream.caller, hello.peer_id)
         outbox = self._open_outbox(hello.peer_id)
         logger.info("peer %s joined from %s: layers %s", hello.peer_id, stream.remote, hello.layers)
+        if self._revoked.names:
+            outbox.put(Say(hello.peer_id, self._revoked))
         try:
             self._handle(PeerSaid(hello.peer_id, hello))
             reading = self._read(stream, hello.peer_id)

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from random import Random
 
 from swarm_ft.discovery.directory import Directory, Role
-from swarm_ft.errors import SwarmError, Unavailable, VersionMismatch
+from swarm_ft.errors import NotAllowed, SwarmError, Unavailable, VersionMismatch
 from swarm_ft.identity.certificates import COORDINATOR_NAME
 from swarm_ft.log import get_logger
 from swarm_ft.peer.links import Backoff
@@ -77,13 +77,14 @@ class CoordinatorLink:
 
         Raises:
             VersionMismatch: one of the two is to be updated.
+            NotAllowed: this peer's key was revoked.
         """
         reason = ""
         while True:
             try:
                 await self._join_once()
                 reason = ""
-            except VersionMismatch:
+            except (VersionMismatch, NotAllowed):
                 raise
             except SwarmError as error:  # its trouble may pass, and the weights here are kept
                 if error.message != reason:

@@ -6,7 +6,7 @@ Connections come and go; what is hosted stays until the coordinator lets go of i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -37,6 +37,7 @@ from swarm_ft.protocol.messages.control import (
     PeerHello,
     PlanStep,
     ReleaseStage,
+    Revoked,
     SaveStage,
     StayIdle,
     ToPeer,
@@ -85,6 +86,7 @@ class PeerNode:
         control_transport: reaches the coordinator, if something else does.
         clock: the time.
         make_engine: what computes.
+        on_revoked: hears whose calls are to be refused from now on.
         rng: so that not all peers call in step.
     """
 
@@ -97,9 +99,11 @@ class PeerNode:
         control_transport: Transport | None = None,
         clock: Clock,
         make_engine: EngineMaker,
+        on_revoked: Callable[[Collection[str]], None] | None = None,
         rng: Random | None = None,
     ) -> None:
         self._options = options
+        self._on_revoked = on_revoked
         self._make_engine = make_engine
         self._snapshots = SnapshotStore(options.snapshots_url) if options.snapshots_url else None
         self._compute = ThreadPoolExecutor(1, "compute")
@@ -216,8 +220,16 @@ class PeerNode:
                 await self._hosting(message.run_id).export()
             case ReleaseStage(run_id=run_id, reason=reason):
                 await self._release(run_id, reason)
+            case StayIdle() | Revoked() | ClockReply():
+                self._hear(message)
+
+    def _hear(self, message: StayIdle | Revoked | ClockReply) -> None:
+        match message:
             case StayIdle(reason=reason):
                 logger.warning("nothing to do here: %s; this peer stays, for other runs", reason)
+            case Revoked(names=names):
+                if self._on_revoked is not None:
+                    self._on_revoked(names)
             case ClockReply():
                 self._context.timeline.heard(message)
 

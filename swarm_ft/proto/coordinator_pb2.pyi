@@ -419,8 +419,14 @@ class StayIdle(_message.Message):
     reason: str
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
+class Revoked(_message.Message):
+    __slots__ = ("names",)
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    names: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, names: _Optional[_Iterable[str]] = ...) -> None: ...
+
 class ToPeer(_message.Message):
-    __slots__ = ("assign", "plan", "commit", "export", "release", "catch_up", "save", "clock", "idle")
+    __slots__ = ("assign", "plan", "commit", "export", "release", "catch_up", "save", "clock", "idle", "revoked")
     ASSIGN_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     COMMIT_FIELD_NUMBER: _ClassVar[int]
@@ -430,6 +436,7 @@ class ToPeer(_message.Message):
     SAVE_FIELD_NUMBER: _ClassVar[int]
     CLOCK_FIELD_NUMBER: _ClassVar[int]
     IDLE_FIELD_NUMBER: _ClassVar[int]
+    REVOKED_FIELD_NUMBER: _ClassVar[int]
     assign: Assign
     plan: PlanStep
     commit: CommitStep
@@ -439,7 +446,8 @@ class ToPeer(_message.Message):
     save: SaveStage
     clock: _timeline_pb2.ClockReply
     idle: StayIdle
-    def __init__(self, assign: _Optional[_Union[Assign, _Mapping]] = ..., plan: _Optional[_Union[PlanStep, _Mapping]] = ..., commit: _Optional[_Union[CommitStep, _Mapping]] = ..., export: _Optional[_Union[ExportStage, _Mapping]] = ..., release: _Optional[_Union[ReleaseStage, _Mapping]] = ..., catch_up: _Optional[_Union[CatchUp, _Mapping]] = ..., save: _Optional[_Union[SaveStage, _Mapping]] = ..., clock: _Optional[_Union[_timeline_pb2.ClockReply, _Mapping]] = ..., idle: _Optional[_Union[StayIdle, _Mapping]] = ...) -> None: ...
+    revoked: Revoked
+    def __init__(self, assign: _Optional[_Union[Assign, _Mapping]] = ..., plan: _Optional[_Union[PlanStep, _Mapping]] = ..., commit: _Optional[_Union[CommitStep, _Mapping]] = ..., export: _Optional[_Union[ExportStage, _Mapping]] = ..., release: _Optional[_Union[ReleaseStage, _Mapping]] = ..., catch_up: _Optional[_Union[CatchUp, _Mapping]] = ..., save: _Optional[_Union[SaveStage, _Mapping]] = ..., clock: _Optional[_Union[_timeline_pb2.ClockReply, _Mapping]] = ..., idle: _Optional[_Union[StayIdle, _Mapping]] = ..., revoked: _Optional[_Union[Revoked, _Mapping]] = ...) -> None: ...
 
 class SubmitHeader(_message.Message):
     __slots__ = ("spec", "spec_digest", "run_id", "protocol_version")

@@ -189,8 +189,9 @@ def test_a_command_that_needs_a_swarm_says_so(
     run_here: RunHere, place: Path, command: tuple[str, ...]
 ) -> None:
     line = refused(run_here, place, *command)
-    assert "--initial-peers is missing" in line
-    assert "swarm-ft dht" in line
+    assert "no way into a swarm is given" in line
+    assert "swarm-ft invite" in line
+    assert "--initial-peers" in line
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,9 @@ JOB = {
     "--json",
     "--trace",
 }
-SWARM = {"--initial-peers", "--dht-prefix", "--log-level"}
+DHT = {"--initial-peers", "--dht-prefix", "--log-level"}
+SWARM = DHT | {"--invite"}
+KEYS = {"--journal", "--json", "--log-level"}
 LISTENING = {"--host", "--port", "--announce"}
 BUFFERS = {"--buffer-memory", "--buffer-disk", "--buffer-dir"}
 OPTIONS = {
@@ -77,7 +79,7 @@ OPTIONS = {
     ("client", "attach"): SWARM
     | {"--run", "--model", "--eval-dataset", "--max-eval-samples", "--out", "--json", "--trace"},
     ("client", "cancel"): SWARM | {"--run"},
-    ("serve-stage",): SWARM
+    ("serve-stage",): DHT
     | LISTENING
     | BUFFERS
     | {
@@ -91,7 +93,11 @@ OPTIONS = {
         "--snapshots",
         "--json",
     },
-    ("coordinator",): SWARM | LISTENING | {"--journal", "--queue-hours", "--snapshots", "--json"},
+    ("init",): KEYS,
+    ("invite",): KEYS | {"--role", "--uses", "--expires", "--address"},
+    ("keys", "list"): KEYS,
+    ("keys", "revoke"): KEYS - {"--json"},
+    ("coordinator",): DHT | LISTENING | {"--journal", "--queue-hours", "--snapshots", "--json"},
     ("dht",): {
         "--initial-peers",
         "--host-maddrs",
@@ -191,7 +197,7 @@ def test_help_comes_at_once_and_imports_nothing_heavy(words: tuple[str, ...]) ->
 def test_examples_stand_in_help_line_by_line(run_here: RunHere) -> None:
     lines = run_here("serve-stage", "--help").out.splitlines()
     start = lines.index("  Examples:")
-    assert lines[start + 1].startswith("    swarm-ft serve-stage --layers 12-24")
+    assert lines[start + 1].startswith("    swarm-ft serve-stage swarm1")
     assert lines[start + 2].startswith("    swarm-ft serve-stage --layers auto")
 
 

@@ -231,6 +231,13 @@ class StayIdle:
     reason: Text
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Revoked:
+    """These members' keys were revoked, and no others: their calls are to be refused."""
+
+    names: Annotated[tuple[Text, ...], Length(MAX_REVOKED)]
+
+
 @dataclass(frozen=True, slots=True)
 class ClockReply:
     """The coordinator's time when a probe came, and the probe's `sent_us`."""
@@ -248,10 +255,12 @@ ToPeer = (
     | ExportStage
     | ReleaseStage
     | StayIdle
+    | Revoked
     | ClockReply
 )
 
 
+MAX_REVOKED = 10_000
 MAX_BOUNDARIES = 2
 """Of one peer: in front of its stage and behind it."""
 Measured = Annotated[float, Range(0.0, MAX_PEER_NUMBER)]

@@ -48,6 +48,7 @@ from swarm_ft.protocol.messages.control import (
     PeerHello,
     PlanStep,
     ReleaseStage,
+    Revoked,
     SaveStage,
     StageAssignment,
     StageExported,
@@ -541,7 +542,7 @@ class Swarm:
                 del self.history[run_id][first_void_step:]
 
     def _check_said(self, peer_id: PeerId, message: ToPeer) -> None:
-        assert not isinstance(message, ClockReply), "no decision is needed for it"
+        assert not isinstance(message, ClockReply | Revoked), "no decision is needed for it"
         if isinstance(message, StayIdle):
             assert message.reason
             return

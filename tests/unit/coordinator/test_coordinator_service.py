@@ -21,6 +21,7 @@ from swarm_ft.errors import (
     Busy,
     JournalError,
     MalformedMessage,
+    NotAllowed,
     NotFound,
     OutOfTurn,
     RunMismatch,
@@ -52,6 +53,7 @@ from swarm_ft.protocol.messages.control import (
     PeerGoodbye,
     PlanStep,
     ReleaseStage,
+    Revoked,
     StageFailed,
     StayIdle,
     ToPeer,
@@ -877,6 +879,23 @@ async def test_a_peer_that_does_not_fit_stays_and_learns_why(
         assert "outside the model" in told.reason
         (member,) = (await swarm_status(office.channel)).members
         assert (member.peer_id, member.idle) == ("far", told.reason)
+
+
+async def test_whose_key_is_revoked_is_sent_away_and_the_others_are_told(
+    peers: Sequence[FakePeer],
+) -> None:
+    async with coordinator() as office:
+        one, other = (JoinedPeer(office.channel, fake) for fake in peers[:2])
+        await one.hello()
+        await other.hello()
+        await swarm_status(office.channel)  # both are in
+        office.service.revoke(frozenset({one.fake.peer_id}))
+        assert await other.hear() == Revoked(names=(one.fake.peer_id,))
+        with pytest.raises(NotAllowed, match="its key was revoked"):
+            await one.hear()
+        late = JoinedPeer(office.channel, peers[1])
+        await late.hello()
+        assert await late.hear() == Revoked(names=(one.fake.peer_id,))
 
 
 async def test_a_peer_of_another_spec_is_to_let_go_of_it(

@@ -1,0 +1,171 @@
+"""How a command gets into a swarm: by an invitation, or through DHT nodes that it was given."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from swarm_ft.cli.options import DHT_PREFIX, dht_prefix_option, initial_peers_option, stack
+from swarm_ft.cli.running import in_dht
+from swarm_ft.errors import BadOption, Unavailable
+
+if TYPE_CHECKING:
+    from swarm_ft.discovery import Directory
+    from swarm_ft.identity.invites import Invite
+    from swarm_ft.transport.credentials import Credentials
+
+MAX_FILE_CHARS = 4096
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WayIn:
+    """What a command was given to find its swarm with.
+
+    Attributes:
+        invite: its links are then encrypted, and both ends known.
+        initial_peers: nodes of the DHT; those that the coordinator names, if there are none.
+        dht_prefix: of the swarm's records, for those who come without an invitation.
+    """
+
+    invite: Invite | None
+    initial_peers: tuple[str, ...]
+    dht_prefix: str
+
+    def __str__(self) -> str:
+        """The options that lead there again."""
+        peers = " ".join(f"--initial-peers {peer}" for peer in self.initial_peers)
+        return peers if self.invite is None else f"--invite {self.invite} {peers}".rstrip()
+
+
+def by_dht(*initial_peers: str) -> WayIn:
+    """The way into a swarm without keys, whose records have the usual prefix."""
+    return WayIn(invite=None, initial_peers=initial_peers, dht_prefix=DHT_PREFIX)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Joined:
+    """A process's place in a swarm.
+
+    Attributes:
+        credentials: None if links are not encrypted.
+        name: of its key; None if it has none.
+    """
+
+    directory: Directory
+    credentials: Credentials | None = None
+    name: str | None = None
+
+
+def way_in(*, by_argument: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Gives a command the options of a `WayIn`, and the `WayIn` as `way`.
+
+    Args:
+        by_argument: the invitation is the command's first argument, and not `--invite`.
+    """
+    meaning = (
+        click.argument("invite", required=False, callback=_parsed, metavar="[INVITE]")
+        if by_argument
+        else click.option(
+            "--invite",
+            metavar="INVITE",
+            callback=_parsed,
+            help="Invitation, as `swarm-ft invite` prints it; @FILE reads it from a file.",
+        )
+    )
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(command)
+        def with_way(
+            *,
+            invite: Invite | None,
+            initial_peers: tuple[str, ...],
+            dht_prefix: str,
+            **given: Any,
+        ) -> Any:
+            if invite is None and not initial_peers:
+                raise BadOption(
+                    "no way into a swarm is given: an invitation, as 'swarm-ft invite' prints it, "
+                    "or --initial-peers, the address that 'swarm-ft dht' printed"
+                )
+            way = WayIn(invite=invite, initial_peers=initial_peers, dht_prefix=dht_prefix)
+            return command(way=way, **given)
+
+        return stack(meaning, initial_peers_option, dht_prefix_option)(with_way)
+
+    return decorate
+
+
+def _parsed(_context: object, _option: object, text: str | None) -> Invite | None:
+    if text is None:
+        return None
+    from swarm_ft.identity.invites import parse_invite
+
+    return parse_invite(_in_file(Path(text[1:])) if text.startswith("@") else text)
+
+
+def _in_file(path: Path) -> str:
+    try:
+        with path.open(encoding="ascii") as file:
+            return file.read(MAX_FILE_CHARS)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "expected an invitation"
+        raise BadOption(f"invitation @{path}: {reason}") from None
+
+
+@asynccontextmanager
+async def joined(way: WayIn, key_file: Path | None = None) -> AsyncIterator[Joined]:
+    """Be in the swarm as long as the context lasts.
+
+    Args:
+        way: that leads there.
+        key_file: of the process's own key, made if it needs one; None: a new one each time.
+
+    Raises:
+        BadOption: the key's file cannot be read or written.
+        BadInvite: the invitation is used up, expired or revoked, or of another swarm.
+        NotAllowed: the key was revoked.
+        Unavailable: the coordinator does not answer.
+        DirectoryUnreachable: none of the DHT's nodes does.
+    """
+    if way.invite is None:
+        async with in_dht(way.initial_peers, way.dht_prefix) as directory:
+            yield Joined(directory=directory)
+        return
+    from swarm_ft.enrol import enrol, stay_enrolled
+    from swarm_ft.identity.keys import key_at, new_key
+
+    own = key_at(key_file) if key_file else new_key()
+    member = await enrol(way.invite, own)
+    nodes = way.initial_peers or member.initial_peers
+    async with in_dht(nodes, member.dht_prefix) as directory:
+        renewing = asyncio.create_task(
+            stay_enrolled(member.credentials, own, functools.partial(_coordinator, directory))
+        )
+        try:
+            yield Joined(directory=directory, credentials=member.credentials, name=member.name)
+        finally:
+            renewing.cancel()
+            await asyncio.gather(renewing, return_exceptions=True)
+
+
+async def _coordinator(directory: Directory) -> str:
+    from swarm_ft.discovery import Role
+
+    for endpoint in (await directory.find(Role.COORDINATOR)).values():
+        return endpoint
+    raise Unavailable("no coordinator is in the DHT")
+
+
+def client_key_file() -> Path:
+    """Of the key of this user's clients on this machine."""
+    state = os.environ.get("XDG_STATE_HOME")
+    folder = Path(state) if state else Path.home() / ".local" / "state"
+    return folder / "swarm-ft" / "client.pem"

@@ -1,0 +1,249 @@
+"""`swarm-ft init`, `invite` and `keys`: a swarm's own keys, and who may take part.
+
+They work on the folder beside the coordinator's journal: whoever may write there is the owner.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import click
+
+from swarm_ft.cli.options import examples, json_flag, log_option
+from swarm_ft.errors import BadOption
+
+if TYPE_CHECKING:
+    from swarm_ft.coordinator.journal.registry import Registry
+    from swarm_ft.identity.authority import Authority
+
+JOURNAL = "swarm-ft-coordinator.db"
+"""Of a coordinator that is not told otherwise."""
+
+journal_option = click.option(
+    "--journal",
+    default=JOURNAL,
+    show_default=True,
+    metavar="FILE",
+    help="The coordinator's; the swarm's keys are beside it, in FILE.keys.",
+)
+
+
+class Duration(click.ParamType):  # type: ignore[type-arg] # not generic in click 8.1
+    """`7d`, `12h`, `30m`."""
+
+    name = "TIME"
+    _seconds: ClassVar = {"m": 60, "h": 3600, "d": 86400}
+    _pattern = re.compile(r"(?P<number>\d{1,6})(?P<unit>[mhd])")
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> timedelta:
+        """A time to come."""
+        if isinstance(value, timedelta):
+            return value
+        match = self._pattern.fullmatch(value.strip().lower())
+        if match is None or not int(match["number"]):
+            self.fail(f"expected a time such as 7d, 12h or 30m, got {value!r}", param, ctx)
+        return timedelta(seconds=int(match["number"]) * self._seconds[match["unit"]])
+
+
+def keys_folder(journal: str) -> Path:
+    """Where the keys of the swarm with this journal lie."""
+    return Path(f"{journal}.keys")
+
+
+@contextmanager
+def opened(journal: str) -> Iterator[tuple[Authority, Registry]]:
+    """A swarm's authority and its registry.
+
+    Raises:
+        BadOption: the swarm has no keys.
+        JournalError: the registry cannot be read.
+    """
+    from swarm_ft.coordinator.journal.registry import Registry
+    from swarm_ft.identity.authority import Authority
+
+    folder = keys_folder(journal)
+    authority = Authority.open(folder)
+    with closing(Registry(folder)) as registry:
+        yield authority, registry
+
+
+@click.command(
+    short_help="Make a swarm's keys.",
+    epilog=examples("swarm-ft init", "swarm-ft init --journal /srv/swarm/runs.db"),
+)
+@journal_option
+@json_flag
+@log_option
+def init(journal: str, as_json: bool) -> None:
+    """Make the keys of a new swarm, beside its coordinator's journal.
+
+    Whoever has them decides who takes part: keep a copy where nobody else can read it.
+    """
+    from swarm_ft.identity.authority import Authority
+
+    authority = Authority.make(keys_folder(journal))
+    folder, fingerprint = str(authority.folder), authority.fingerprint.hex()
+    if as_json:
+        click.echo(json.dumps({"keys": folder, "fingerprint": fingerprint}))
+        return
+    click.echo(f"this swarm's keys are in {folder}, for you alone to read; keep a copy")
+    click.echo("next: 'swarm-ft coordinator', then 'swarm-ft invite' for everybody else")
+
+
+@click.command(
+    short_help="Let somebody join.",
+    epilog=examples(
+        "swarm-ft invite",
+        "swarm-ft invite --role client --expires 1h",
+        "swarm-ft invite --uses 20 --address swarm.example.org:7000",
+    ),
+)
+@click.option(
+    "--role",
+    type=click.Choice(["peer", "client"]),
+    default="peer",
+    show_default=True,
+    help="What it makes of its bearer: a peer lends a machine, a client submits jobs.",
+)
+@click.option(
+    "--uses",
+    type=click.IntRange(1, 10_000),
+    default=1,
+    show_default=True,
+    help="How many may join with it; one that comes again counts once.",
+)
+@click.option(
+    "--expires",
+    type=Duration(),
+    default="7d",
+    show_default=True,
+    help="How long it lets anybody in: 7d, 12h, 30m; members stay.",
+)
+@click.option(
+    "--address",
+    "addresses",
+    multiple=True,
+    metavar="HOST:PORT",
+    help="Of the coordinator, for the bearer.  [default: where it last was]",
+)
+@journal_option
+@json_flag
+@log_option
+def invite(
+    role: str,
+    uses: int,
+    expires: timedelta,
+    addresses: tuple[str, ...],
+    journal: str,
+    as_json: bool,
+) -> None:
+    """Print an invitation: one word with which somebody joins this swarm.
+
+    Give it only to whom it is for; it is shown once.
+    """
+    from swarm_ft.identity.certificates import Role
+
+    with opened(journal) as (authority, registry):
+        known = registry.address()
+        addresses = addresses or ((known,) if known else ())
+        if not addresses:
+            raise BadOption("--address: start the coordinator first, or say where it will be")
+        until = datetime.now(UTC) + expires
+        made = registry.invite(authority.fingerprint, addresses, Role(role), uses, until)
+    if as_json:
+        told = {"invite": str(made), "name": made.name, "role": role, "uses": uses}
+        click.echo(json.dumps({**told, "expires": until.isoformat(timespec="seconds")}))
+        return
+    click.echo(str(made))
+    click.echo(
+        f"{made.name}: for {uses} {role}{'s' if uses > 1 else ''}, until "
+        f"{until.astimezone():%Y-%m-%d %H:%M}; joins with",
+        err=True,
+    )
+    command = "serve-stage" if role == "peer" else "client train ... --invite"
+    click.echo(f"  swarm-ft {command} {str(made)[:10]}...", err=True)
+
+
+@click.group(
+    short_help="See and take back who may take part.",
+    epilog=examples("swarm-ft keys list", "swarm-ft keys revoke 7pc4kmmfwwlnk6..."),
+)
+def keys() -> None:
+    """See who may take part in a swarm, and take it back."""
+
+
+@keys.command(name="list")
+@journal_option
+@json_flag
+@log_option
+def list_keys(journal: str, as_json: bool) -> None:
+    """Show members and invitations."""
+    with opened(journal) as (_, registry):
+        members, invitations = registry.members(), registry.invitations()
+    if as_json:
+        click.echo(
+            json.dumps(
+                {
+                    "members": [
+                        {
+                            "name": m.name,
+                            "role": m.role.value,
+                            "invitation": m.invitation,
+                            "joined": _day(m.joined_unix_s),
+                            "seen": _day(m.seen_unix_s),
+                            "revoked": m.is_revoked,
+                        }
+                        for m in members
+                    ],
+                    "invitations": [
+                        {
+                            "name": i.name,
+                            "role": i.role.value,
+                            "uses_left": i.uses_left,
+                            "expires": _day(i.expires_unix_s),
+                        }
+                        for i in invitations
+                    ],
+                }
+            )
+        )
+        return
+    for m in members:
+        end = "  revoked" if m.is_revoked else ""
+        joined = f"joined {_day(m.joined_unix_s)}, seen {_day(m.seen_unix_s)}"
+        click.echo(f"{m.role:<6} {m.name}  by {m.invitation}  {joined}{end}")
+    for i in invitations:
+        left = f"{i.uses_left} left, until {_day(i.expires_unix_s)}"
+        click.echo(f"{i.name}  for {i.role}s  {left}")
+    if not members and not invitations:
+        click.echo("nobody was invited yet; 'swarm-ft invite' does")
+
+
+@keys.command(
+    epilog=examples(
+        "swarm-ft keys revoke 7pc4kmmfwwlnk6...", "swarm-ft keys revoke invite-00010203"
+    )
+)
+@click.argument("name")
+@journal_option
+@log_option
+def revoke(name: str, journal: str) -> None:
+    """Take back a member's key, or an invitation, by its name.
+
+    The coordinator heeds it within a second, and tells all members.
+    """
+    with opened(journal) as (_, registry):
+        registry.revoke(name)
+    click.echo(f"{name} is revoked")
+
+
+def _day(unix_s: int) -> str:
+    return datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="seconds")

@@ -1,0 +1,141 @@
+"""A swarm's keys and invitations: as their owner and those who were invited see them."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from swarm_ft.client.sample import SampleInput
+from tests.cli.conftest import RunHere, Shell
+
+FOLDER = "swarm-ft-coordinator.db.keys"
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_init_makes_keys_once(run_here: RunHere, here: Path) -> None:
+    made = run_here("init", "--json")
+    assert made.code == 0
+    told = json.loads(made.out)
+    assert told["keys"] == FOLDER
+    assert len(told["fingerprint"]) == 32
+    again = run_here("init")
+    assert (again.code, again.out) == (2, "")
+    assert "there is an authority already" in again.err
+
+
+def test_an_invitation_is_one_word_and_the_rest_is_said_beside_it(
+    run_here: RunHere, here: Path
+) -> None:
+    run_here("init")
+    made = run_here("invite", "--address", "swarm.example.org:7000", "--uses", "3")
+    assert made.code == 0
+    assert made.out.startswith("swarm1")
+    assert made.out.count("\n") == 1
+    assert "for 3 peers, until" in made.err
+    assert made.out.strip() not in made.err
+    told = json.loads(run_here("invite", "--role", "client", "--address", "h:1", "--json").out)
+    assert (told["role"], told["uses"]) == ("client", 1)
+    listed = json.loads(run_here("keys", "list", "--json").out)
+    assert [one["role"] for one in listed["invitations"]] == ["peer", "client"]
+    assert not listed["members"]
+
+
+def test_an_invitation_is_revoked_by_its_name(run_here: RunHere, here: Path) -> None:
+    run_here("init")
+    told = json.loads(run_here("invite", "--address", "h:1", "--json").out)
+    assert run_here("keys", "revoke", told["name"]).code == 0
+    (left,) = json.loads(run_here("keys", "list", "--json").out)["invitations"]
+    assert left["uses_left"] == 0
+    unknown = run_here("keys", "revoke", "nobody")
+    assert unknown.code == 1
+    assert "no member and no invitation has this name" in unknown.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("invite",), "swarm-ft init"),
+        (("keys", "list"), "swarm-ft init"),
+        (("invite", "--expires", "soon"), "expected a time such as 7d"),
+        (("invite", "--uses", "0"), "--uses"),
+        (("serve-stage", "swarm1nothing"), "invitation"),
+        (("serve-stage", "@missing.txt"), "missing.txt"),
+        (("status", "--invite", "nothing"), "invitation 'nothing'"),
+        (("status",), "no way into a swarm is given"),
+    ],
+)
+def test_what_cannot_be_is_told(
+    run_here: RunHere, here: Path, arguments: tuple[str, ...], words: str
+) -> None:
+    result = run_here(*arguments)
+    assert (result.code, result.out) == (2, "")
+    assert words in result.err
+
+
+def test_an_address_is_needed_until_the_coordinator_had_one(run_here: RunHere, here: Path) -> None:
+    run_here("init")
+    result = run_here("invite")
+    assert result.code == 2
+    assert "start the coordinator first" in result.err
+
+
+def test_an_invited_peer_has_its_keys_name(run_here: RunHere, here: Path) -> None:
+    run_here("init")
+    word = run_here("invite", "--address", "127.0.0.1:1").out.strip()
+    result = run_here("serve-stage", word, "--peer-id", "me")
+    assert result.code == 2
+    assert "a peer's name is its key's" in result.err
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+@pytest.mark.xdist_group("swarm")
+def test_a_swarm_of_those_who_were_invited(shell: Shell, sample: SampleInput) -> None:
+    text = shell.cwd / "text.txt"
+    text.write_text(Path(sample.train_file).read_text(encoding="utf-8")[:1500], encoding="utf-8")
+    job = ("--dataset", text, "--steps", 20, "--batch-size", 4, "--seq-length", 32)
+    shell.env |= {"XDG_CACHE_HOME": str(shell.cwd / "cache"), "XDG_STATE_HOME": str(shell.cwd)}
+    assert shell.spawn("init").ends() == 0
+    coordinator = shell.up("coordinator")
+    assert coordinator.first_words()["encrypted"]
+
+    def invited(*options: object) -> str:
+        made = shell.spawn("invite", "--json", *options)
+        assert made.ends() == 0, made.err
+        word: str = made.first_words()["invite"]
+        return word
+
+    word = invited("--uses", 2)
+    peers = [shell.up("serve-stage", word, "--layers", layers) for layers in ("0-1", "1-3")]
+    names = [peer.first_words()["peer"] for peer in peers]
+    late = shell.spawn("serve-stage", word, "--layers", "1-3")
+    assert late.ends() == 2
+    assert late.err[-1].endswith("is used up or revoked; ask for another one")
+
+    way = ("--invite", invited("--role", "client"))
+    client = shell.spawn("client", "train", "--model", sample.model_dir, *job, *way)
+    assert client.ends(120) == 0, client.err
+
+    # A peer that comes back is who it was; its invitation is not used again.
+    assert peers[0].interrupted() == 0
+    peers[0] = shell.up("serve-stage", word, "--layers", "0-1")
+    assert peers[0].first_words()["peer"] == names[0]
+
+    assert shell.spawn("keys", "revoke", names[1]).ends() == 0
+    assert peers[1].ends() == 1
+    assert peers[1].err[-1].endswith("its key was revoked")
+    status = shell.spawn("status", *way, "--json")
+    assert status.ends() == 0, status.err
+    assert [peer["peer"] for peer in status.first_words()["peers"]] == [names[0]]
+
+    plain = shell.spawn("status", "--initial-peers", coordinator.first_words()["addresses"][0])
+    assert plain.ends() == 1, "nobody who was not invited learns anything"
+    assert os.stat(shell.cwd / FOLDER).st_mode & 0o077 == 0
+    for process in (peers[0], coordinator):
+        assert process.interrupted() == 0, process.err
