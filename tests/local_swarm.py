@@ -21,7 +21,7 @@ from swarm_ft.client.swarm import SwarmClient
 from swarm_ft.clock import Clock, SystemClock
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.service import CoordinatorService
-from swarm_ft.discovery.directory import Role
+from swarm_ft.identity.certificates import Role
 from swarm_ft.ids import PeerId, RunId
 from swarm_ft.peer.kept_buffers import BufferPlace
 from swarm_ft.peer.node import PeerNode, PeerOptions

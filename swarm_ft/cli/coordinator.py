@@ -7,7 +7,7 @@ import ipaddress
 import json
 import socket
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import AbstractContextManager, AsyncExitStack, closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,9 +31,6 @@ if TYPE_CHECKING:
     from swarm_ft.coordinator.journal.journal import Journal
     from swarm_ft.coordinator.journal.registry import Registry
     from swarm_ft.identity.authority import Authority
-
-NAME = "coordinator"
-"""Of its record in the DHT; a swarm has one."""
 
 
 @click.command(
@@ -153,35 +150,37 @@ def coordinator(
         from swarm_ft.coordinator.enrolment import Enrolment
         from swarm_ft.coordinator.service import CoordinatorService
         from swarm_ft.coordinator.submission import MAX_REQUEST_BYTES
-        from swarm_ft.discovery import Role
+        from swarm_ft.identity.certificates import COORDINATOR_NAME, Role
         from swarm_ft.transport.base import until_one_ends
         from swarm_ft.transport.grpc_options import GrpcOptions, check_address
         from swarm_ft.transport.grpc_transport import GrpcTransport
 
         await check_address(listening.host, listening.port)  # before a journal is made
         own = () if initial_peers else (await _listening_maddr(listening.host),)
-        async with in_dht(initial_peers, dht_prefix, host_maddrs=own) as directory:
+        async with AsyncExitStack() as stack:
+            owned = stack.enter_context(_with_keys(journal))
+            signer = owned[0].signer if owned else None
+            in_it = in_dht(initial_peers, dht_prefix, host_maddrs=own, signer=signer)
+            directory = await stack.enter_async_context(in_it)
+            opened = stack.enter_context(closing(_open_journal(journal)))
+            queue_s = 3600 * queue_hours
+            service = CoordinatorService(opened, SystemClock(), store, queue_s=queue_s)
             addresses = _announced(directory.addresses, listening.announced_host)
-            with closing(_open_journal(journal)) as opened, _with_keys(journal) as owned:
-                queue_s = 3600 * queue_hours
-                service = CoordinatorService(opened, SystemClock(), store, queue_s=queue_s)
-                enrolment = owned and Enrolment(
-                    *owned, initial_peers or addresses, dht_prefix, service.revoke
-                )
-                transport = GrpcTransport(
-                    GrpcOptions(
-                        max_request_bytes=MAX_REQUEST_BYTES,
-                        credentials=enrolment.credentials if enrolment else None,
-                    )
-                )
-                handlers = {**service.handlers(), **(enrolment.handlers() if enrolment else {})}
-                server = await transport.serve(listening.host, listening.port, handlers)
-                found = announced(server, listening, directory, Role.COORDINATOR, NAME)
-                async with found as endpoint:
-                    if enrolment:
-                        enrolment.listens_at(endpoint)
-                    _show_coordinator(endpoint, addresses, is_open=not enrolment, as_json=as_json)
-                    await until_one_ends(service.run(), *([enrolment.run()] if enrolment else []))
+            nodes = initial_peers or addresses
+            enrolment = owned and Enrolment(*owned, nodes, dht_prefix, service.revoke)
+            options = GrpcOptions(
+                max_request_bytes=MAX_REQUEST_BYTES,
+                credentials=enrolment.credentials if enrolment else None,
+            )
+            handlers = {**service.handlers(), **(enrolment.handlers() if enrolment else {})}
+            transport = GrpcTransport(options)
+            server = await transport.serve(listening.host, listening.port, handlers)
+            found = announced(server, listening, directory, Role.COORDINATOR, COORDINATOR_NAME)
+            endpoint = await stack.enter_async_context(found)
+            if enrolment:
+                enrolment.listens_at(endpoint)
+            _show_coordinator(endpoint, addresses, is_open=not enrolment, as_json=as_json)
+            await until_one_ends(service.run(), *([enrolment.run()] if enrolment else []))
 
     run_until_stopped(work)
 

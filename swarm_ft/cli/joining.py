@@ -140,12 +140,16 @@ async def joined(way: WayIn, key_file: Path | None = None) -> AsyncIterator[Join
             yield Joined(directory=directory)
         return
     from swarm_ft.enrol import enrol, stay_enrolled
+    from swarm_ft.identity.certificates import key_name
     from swarm_ft.identity.keys import key_at, new_key
+    from swarm_ft.identity.records import Signer
 
     own = key_at(key_file) if key_file else new_key()
     member = await enrol(way.invite, own)
     nodes = way.initial_peers or member.initial_peers
-    async with in_dht(nodes, member.dht_prefix) as directory:
+    signer, authority = Signer(own), key_name(member.credentials.authority)
+    in_it = in_dht(nodes, member.dht_prefix, signer=signer, authority=authority)
+    async with in_it as directory:
         renewing = asyncio.create_task(
             stay_enrolled(member.credentials, own, functools.partial(_coordinator, directory))
         )
@@ -157,7 +161,7 @@ async def joined(way: WayIn, key_file: Path | None = None) -> AsyncIterator[Join
 
 
 async def _coordinator(directory: Directory) -> str:
-    from swarm_ft.discovery import Role
+    from swarm_ft.identity.certificates import Role
 
     for endpoint in (await directory.find(Role.COORDINATOR)).values():
         return endpoint

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 from swarm_ft.cli.options import DHT_PREFIX, Listening
 
 if TYPE_CHECKING:
-    from swarm_ft.discovery import Directory, Role
+    from swarm_ft.discovery import Directory
     from swarm_ft.discovery.dht import DhtDirectory
+    from swarm_ft.identity.certificates import Role
+    from swarm_ft.identity.records import Signer
     from swarm_ft.transport.base import Server
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -73,6 +75,8 @@ async def in_dht(
     host_maddrs: tuple[str, ...] = (),
     announce_maddrs: tuple[str, ...] = (),
     identity_path: Path | None = None,
+    signer: Signer | None = None,
+    authority: str | None = None,
 ) -> AsyncIterator[DhtDirectory]:
     """Take part in a DHT as long as the context lasts, see `DhtOptions`.
 
@@ -93,6 +97,8 @@ async def in_dht(
         identity_path=identity_path,
         client_mode=not host_maddrs,
         prefix=prefix,
+        signer=signer,
+        authority=authority,
     )
     directory = await DhtDirectory.open(options)
     try:

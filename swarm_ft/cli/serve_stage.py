@@ -301,7 +301,7 @@ async def serve_peer(
         PortInUse: the port is taken.
     """
     from swarm_ft.clock import SystemClock
-    from swarm_ft.discovery import Role
+    from swarm_ft.identity.certificates import Role
     from swarm_ft.peer.node import PeerNode
     from swarm_ft.transport.grpc_options import (
         ADVICE,

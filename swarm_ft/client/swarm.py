@@ -10,9 +10,9 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, S
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from swarm_ft.discovery.directory import Directory, Role
+from swarm_ft.discovery.directory import Directory
 from swarm_ft.errors import Busy, ProtocolError, SwarmError, Unavailable
-from swarm_ft.identity.certificates import COORDINATOR_NAME
+from swarm_ft.identity.certificates import COORDINATOR_NAME, Role
 from swarm_ft.ids import PeerId, RunId, SampleId, StepNumber
 from swarm_ft.log import get_logger
 from swarm_ft.protocol.messages.client import (

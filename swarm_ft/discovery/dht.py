@@ -28,7 +28,7 @@ from hivemind.utils import get_dht_time
 from hivemind.utils.logging import use_hivemind_log_handler
 from hivemind.utils.multiaddr import Multiaddr
 
-from swarm_ft.discovery.directory import Role, checked_record, readable_records
+from swarm_ft.discovery.directory import checked_record, readable_records
 from swarm_ft.errors import (
     BadOption,
     DirectoryUnreachable,
@@ -37,6 +37,8 @@ from swarm_ft.errors import (
     SwarmError,
     Unavailable,
 )
+from swarm_ft.identity.certificates import COORDINATOR_NAME, Role
+from swarm_ft.identity.records import Signer, is_key_name, signed_endpoint
 from swarm_ft.log import get_logger
 
 OPEN_TIMEOUT_S = 15.0
@@ -47,6 +49,8 @@ EXPIRY_STEP_S = 0.001
 """What makes a new value of a record expire after the one before, however fast they follow."""
 MAX_LIFETIME_S = 3600.0
 """A record that would outlive this by far is refused: it could not be replaced before."""
+MAX_SIGNED_LIFETIME_S = 120.0
+"""Signed records live for three refreshes; as much again for clocks that differ."""
 STORE_TRIES = 3
 """A node that is asked while it is busy may not answer, which hivemind reports as a refusal."""
 
@@ -65,6 +69,9 @@ class DhtOptions:
             the same over restarts.
         client_mode: do not listen and store nothing for others, only ask.
         prefix: of keys; swarms with different ones do not see each other.
+        signer: of what this process announces; None in a swarm without keys.
+        authority: the name of the swarm's, under which its coordinator is found; records of
+            others than members of a swarm with keys count for nothing then.
         lifetime_s: how long a record lasts without refresh, at most MAX_LIFETIME_S.
         refresh_s: how often this process refreshes its records.
     """
@@ -75,6 +82,8 @@ class DhtOptions:
     identity_path: Path | None = None
     client_mode: bool = False
     prefix: str = "swarm-ft"
+    signer: Signer | None = None
+    authority: str | None = None
     lifetime_s: float = 60.0
     refresh_s: float = 20.0
 
@@ -156,9 +165,22 @@ class DhtDirectory:
             raise Unavailable(f"the DHT did not answer within {REQUEST_TIMEOUT_S:.0f} s") from None
         if found is None or not isinstance(found.value, dict):
             return {}
-        return readable_records(
-            (name, record.value) for name, record in found.value.items() if record.value != ""
-        )
+        read = self._signed if self._options.authority else _unsigned
+        entries = ((name, record) for name, record in found.value.items())
+        pairs = (read(role, name, record.value, record.expiration_time) for name, record in entries)
+        return readable_records(pair for pair in pairs if pair is not None)
+
+    def _signed(
+        self, role: Role, name: object, value: object, expires_s: float
+    ) -> tuple[str, str] | None:
+        """The record's name and endpoint; None if it is taken back or nobody's own."""
+        if not isinstance(name, str) or not isinstance(value, str):
+            return None
+        if role is Role.COORDINATOR and name != self._options.authority:
+            return None
+        endpoint = signed_endpoint(role, name, value, round(expires_s))
+        is_coordinator = role is Role.COORDINATOR
+        return (COORDINATOR_NAME if is_coordinator else name, endpoint) if endpoint else None
 
     async def close(self) -> None:
         """See `Directory`."""
@@ -219,12 +241,14 @@ class DhtDirectory:
         raise Unavailable(f"the DHT did not take the record of {role} {name}")
 
     async def _stored(self, role: Role, name: str, value: str) -> bool:
-        expires_s = max(
-            get_dht_time() + self._options.lifetime_s,
-            self._expires_s.get((role, name), 0.0) + EXPIRY_STEP_S,
-        )
+        before_s, signer = self._expires_s.get((role, name), 0.0), self._options.signer
+        expires_s = max(get_dht_time() + self._options.lifetime_s, before_s + EXPIRY_STEP_S)
+        subkey = name
+        if signer is not None:  # whole seconds are what is signed
+            subkey, expires_s = signer.name, float(max(round(expires_s), round(before_s) + 1))
+            value = signer.signed(role, value, round(expires_s))
         self._expires_s[role, name] = expires_s
-        return bool(await self._node.store(self._key(role), value, expires_s, subkey=name))
+        return bool(await self._node.store(self._key(role), value, expires_s, subkey=subkey))
 
     def _key(self, role: Role) -> str:
         return f"{self._options.prefix}.{role}"
@@ -232,6 +256,12 @@ class DhtDirectory:
     def _check_alive(self) -> None:
         if not self._daemon.is_alive:
             raise Unavailable("the DHT node's libp2p daemon has ended; start this process again")
+
+
+def _unsigned(
+    _role: Role, name: object, value: object, _expires_s: float
+) -> tuple[object, object] | None:
+    return (name, value) if value != "" else None
 
 
 class _Relay(logging.Handler):
@@ -294,31 +324,42 @@ class RecordRules(RecordValidatorBase):  # type: ignore[misc]  # hivemind has no
     """Which records the node stores or reads; it is asked about each that arrives.
 
     What is no short text never gets near hivemind's decoder, which a crafted value can make
-    fail inside a search, so that the search never ends.
+    fail inside a search, so that the search never ends. What lies under a key's name has that
+    key's signature, so that nobody can put another record over it.
     """
 
     def validate(self, record: DHTRecord) -> bool:
         """Whether it is a short text under a short text, and not there to stay for ever."""
-        return (
-            record.expiration_time <= time.time() + 2 * MAX_LIFETIME_S
-            and _is_short_text(record.subkey)
-            and _is_short_text(record.value)
+        return 0 <= record.expiration_time <= time.time() + 2 * MAX_LIFETIME_S and _is_record(
+            record.subkey, record.value, record.expiration_time
         )
 
 
-def _is_short_text(packed: bytes) -> bool:
-    # MessagePack: a text of up to 31 bytes is 0xA0 + length, one of up to 255 is 0xD9, length.
+def _is_record(packed_name: bytes, packed_value: bytes, expires_s: float) -> bool:
+    name, value = _short_text(packed_name), _short_text(packed_value)
+    if name is None or value is None:
+        return False
+    if not is_key_name(name):
+        return True
+    expires = round(expires_s)
+    is_fresh = expires <= time.time() + MAX_SIGNED_LIFETIME_S
+    roles = (Role.PEER, Role.COORDINATOR)
+    return is_fresh and any(signed_endpoint(r, name, value, expires) is not None for r in roles)
+
+
+def _short_text(packed: bytes) -> str | None:
+    """The text in MessagePack; None if it is something else, or long."""
+    # A text of up to 31 bytes is 0xA0 + length, one of up to 255 is 0xD9, length.
     if b"\xa0" <= packed[:1] <= b"\xbf":
         length, text = packed[0] - 0xA0, packed[1:]
     elif packed[:1] == b"\xd9" and len(packed) > 1:
         length, text = packed[1], packed[2:]
     else:
-        return False
+        return None
     try:
-        text.decode("utf-8")
+        return text.decode("utf-8") if len(text) == length else None
     except UnicodeDecodeError:
-        return False
-    return len(text) == length
+        return None
 
 
 # ---- the libp2p daemon that hivemind talks through, as a process of ours; it knows no DHT

@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
 from swarm_ft.errors import BadOption, Unavailable
+from swarm_ft.identity.certificates import Role
 from swarm_ft.ids import PeerId
 from swarm_ft.log import get_logger
 from swarm_ft.protocol.spec.bounds import is_endpoint
-
-
-class Role(StrEnum):
-    """What an announced process is."""
-
-    COORDINATOR = "coordinator"
-    PEER = "peer"
 
 
 class Directory(Protocol):

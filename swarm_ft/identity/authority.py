@@ -29,6 +29,7 @@ from swarm_ft.identity.keys import (
     parsed_key,
     write_private,
 )
+from swarm_ft.identity.records import Signer
 from swarm_ft.private_files import make_private, private_folder
 
 KEY_FILE, CERTIFICATE_FILE, COORDINATOR_FILE = "authority.key", "authority.pem", "coordinator.key"
@@ -108,6 +109,11 @@ class Authority:
     def fingerprint(self) -> bytes:
         """By which members know it."""
         return fingerprint_of(self._key.public_key())
+
+    @property
+    def signer(self) -> Signer:
+        """Signs where the coordinator is."""
+        return Signer(self._key)
 
     def issue(self, holder: Caller) -> Certificate:
         """A certificate of what somebody is, for a day."""

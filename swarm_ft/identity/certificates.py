@@ -145,6 +145,12 @@ def is_of(certificate: Certificate, fingerprint: bytes) -> bool:
     return isinstance(key, PublicKey) and fingerprint_of(key) == fingerprint
 
 
+def key_name(certificate: Certificate) -> str:
+    """The name of the key that a certificate is of; empty if it has another kind of key."""
+    key = certificate.public_key()
+    return name_of(key) if isinstance(key, PublicKey) else ""
+
+
 def to_pem(certificate: Certificate) -> bytes:
     """A certificate as in a file."""
     return certificate.public_bytes(Encoding.PEM)

@@ -7,9 +7,9 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from random import Random
 
-from swarm_ft.discovery.directory import Directory, Role
+from swarm_ft.discovery.directory import Directory
 from swarm_ft.errors import NotAllowed, SwarmError, Unavailable, VersionMismatch
-from swarm_ft.identity.certificates import COORDINATOR_NAME
+from swarm_ft.identity.certificates import COORDINATOR_NAME, Role
 from swarm_ft.log import get_logger
 from swarm_ft.peer.links import Backoff
 from swarm_ft.protocol.messages.control import FromPeer, PeerAlive, PeerGoodbye, PeerHello, ToPeer

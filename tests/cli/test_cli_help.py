@@ -198,7 +198,7 @@ def test_examples_stand_in_help_line_by_line(run_here: RunHere) -> None:
     lines = run_here("serve-stage", "--help").out.splitlines()
     start = lines.index("  Examples:")
     assert lines[start + 1].startswith("    swarm-ft serve-stage swarm1")
-    assert lines[start + 2].startswith("    swarm-ft serve-stage --layers auto")
+    assert lines[start + 3].startswith("    swarm-ft serve-stage --layers 12-24")
 
 
 @pytest.mark.parametrize("words", [(), ("client",)], ids=str)

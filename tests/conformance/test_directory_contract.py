@@ -7,8 +7,9 @@ from contextlib import AsyncExitStack
 import pytest
 
 from swarm_ft.discovery.dht import DhtDirectory, DhtOptions
-from swarm_ft.discovery.directory import Directory, Role
+from swarm_ft.discovery.directory import Directory
 from swarm_ft.errors import BadOption
+from swarm_ft.identity.certificates import Role
 from tests.doubles.directory import Board, StaticDirectory
 
 pytestmark = pytest.mark.timeout(60)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from swarm_ft.coordinator.decide import attempts, machine
-from swarm_ft.discovery.directory import Role
+from swarm_ft.identity.certificates import Role
 from swarm_ft.ids import PeerId
 from swarm_ft.protocol.messages.client import RunEvent, RunPhase, RunStatus, StepCommitted
 from swarm_ft.protocol.messages.control import Assign, PeerAlive, PeerHello, StageFailed

@@ -13,8 +13,8 @@ from typing import Any, cast
 
 from swarm_ft.clock import Clock
 from swarm_ft.coordinator.service import CoordinatorService
-from swarm_ft.discovery.directory import Role
 from swarm_ft.errors import SwarmError, Unavailable
+from swarm_ft.identity.certificates import Role
 from swarm_ft.ids import PeerId
 from swarm_ft.peer.node import PeerNode, PeerOptions
 from swarm_ft.protocol.spec.layers import LayerRange, parse_layers

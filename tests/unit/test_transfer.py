@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from swarm_ft import failpoints
-from swarm_ft.discovery.directory import Role
 from swarm_ft.errors import (
     BadFrame,
     MalformedMessage,
@@ -22,6 +21,7 @@ from swarm_ft.errors import (
     SwarmError,
     Unavailable,
 )
+from swarm_ft.identity.certificates import Role
 from swarm_ft.ids import PeerId, RunId, StepNumber
 from swarm_ft.protocol.messages.shard import (
     CHUNK_BYTES,

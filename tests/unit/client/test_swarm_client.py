@@ -13,8 +13,8 @@ from swarm_ft.client.sample import SampleInput
 from swarm_ft.client.swarm import MAX_RESUBMITS, SwarmClient
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.service import CoordinatorService
-from swarm_ft.discovery.directory import Role
 from swarm_ft.errors import Busy, RunMismatch, Unavailable
+from swarm_ft.identity.certificates import Role
 from swarm_ft.ids import RunId
 from swarm_ft.protocol.spec.run_spec import LrSchedule, TrainOptions
 from swarm_ft.transport.base import Method

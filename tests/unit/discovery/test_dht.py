@@ -19,8 +19,8 @@ from hivemind.dht.node import DHTNode
 from hivemind.utils import MSGPackSerializer
 
 from swarm_ft.discovery.dht import MAX_LIFETIME_S, DhtDirectory, DhtOptions, RecordRules
-from swarm_ft.discovery.directory import Role
 from swarm_ft.errors import BadOption, DirectoryUnreachable, PortInUse, Unavailable
+from swarm_ft.identity.certificates import Role
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -286,7 +286,7 @@ async def test_closing_leaves_no_process_no_file_and_no_task(
 
 CHILD = """
 import asyncio, signal, sys
-from swarm_ft.discovery.directory import Role
+from swarm_ft.identity.certificates import Role
 from swarm_ft.discovery.dht import DhtDirectory, DhtOptions
 
 async def main():

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from swarm_ft.discovery.directory import Role
 from swarm_ft.errors import (
     BadLayers,
     JournalError,
@@ -20,6 +19,7 @@ from swarm_ft.errors import (
     Unavailable,
     VersionMismatch,
 )
+from swarm_ft.identity.certificates import Role
 from swarm_ft.ids import Attempt, PeerId, RunId, StepNumber
 from swarm_ft.peer.node import PeerNode, PeerOptions
 from swarm_ft.protocol.messages.control import (

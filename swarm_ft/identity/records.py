@@ -1,0 +1,88 @@
+"""Signed records: where somebody is, by their own key's word, and until when. Pure.
+
+A name is its key's digest, so a record proves itself: it carries the key and a signature, and any
+node of a DHT can tell a forged one from a true one without knowing the swarm. The coordinator's is
+signed by the authority's key, whose name all members know.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from dataclasses import dataclass
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+from swarm_ft.identity.certificates import Role
+from swarm_ft.identity.keys import CURVE, PrivateKey, name_of
+
+MAX_CHARS = 255
+"""What a text of MessagePack with one byte of length can hold, and so a record of the DHT."""
+_NAME = re.compile(r"[a-z2-7]{32}")
+
+
+def is_key_name(name: str) -> bool:
+    """Whether a name has the form of a key's; whoever uses one has to sign."""
+    return _NAME.fullmatch(name) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Signer:
+    """Signs records with a key."""
+
+    key: PrivateKey
+
+    @property
+    def name(self) -> str:
+        """Whose records these are."""
+        return name_of(self.key.public_key())
+
+    def signed(self, role: Role, endpoint: str, expires_unix_s: int) -> str:
+        """The record's text; an empty endpoint takes an earlier one back."""
+        message = _message(role, self.name, endpoint, expires_unix_s)
+        point = self.key.public_key().public_bytes(Encoding.X962, PublicFormat.CompressedPoint)
+        signature = self.key.sign(message, ec.ECDSA(SHA256()))
+        return f"{endpoint} {expires_unix_s} {_text(point)} {_text(signature)}"
+
+
+def signed_endpoint(role: Role, name: str, text: str, expires_unix_s: int) -> str | None:
+    """The endpoint in a record; empty if it was taken back, None if the record is not true.
+
+    Args:
+        role: of whom it is said to be.
+        name: under which it was found.
+        text: as found.
+        expires_unix_s: when the directory forgets it; the same has to be signed.
+    """
+    parts = text.split(" ")
+    if len(text) > MAX_CHARS or len(parts) != 4 or parts[1] != str(expires_unix_s):
+        return None
+    endpoint, _, point, signature = parts
+    try:
+        key = ec.EllipticCurvePublicKey.from_encoded_point(CURVE, _bytes(point))
+        if name_of(key) != name:
+            return None
+        message = _message(role, name, endpoint, expires_unix_s)
+        key.verify(_bytes(signature), message, ec.ECDSA(SHA256()))
+    except (ValueError, InvalidSignature):
+        return None
+    return endpoint
+
+
+def _message(role: Role, name: str, endpoint: str, expires_unix_s: int) -> bytes:
+    return f"swarm-ft record {role} {name} {endpoint} {expires_unix_s}".encode()
+
+
+def _text(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).decode("ascii").rstrip("=")
+
+
+def _bytes(text: str) -> bytes:
+    try:
+        return base64.b64decode(text + "=" * (-len(text) % 4), b"-_", validate=True)
+    except binascii.Error:
+        raise ValueError("not base64") from None
