@@ -122,6 +122,9 @@ def step_ready(turn: Turn, run: Run, peer_id: PeerId, message: StepReady) -> Non
     is_current = run.phase is RunPhase.TRAINING and message.step == run.committed_steps
     if step is None or not is_current:
         return
+    # Nobody computed for longer than the step is old.
+    compute_s = min(message.compute_s, turn.now_s - step.began_s)
+    message = replace(message, compute_s=compute_s)
     step = replace(step, ready=MappingProxyType({**step.ready, peer_id: message}))
     run = replace(after_report(run, peer_id, message), step=step)
     turn.keep(run)

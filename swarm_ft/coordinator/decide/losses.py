@@ -170,7 +170,7 @@ def heard(turn: Turn, run: Run, peer_id: PeerId, alive: PeerAlive) -> None:
     is_current = (alive.attempt, alive.step) == (run.attempt.number, run.committed_steps)
     if run.phase is not RunPhase.TRAINING or not is_current:
         return
-    seconds = _seconds_each(run, peer_id, alive)
+    seconds = _seconds_each(run, peer_id, alive, turn.now_s)
     if seconds is None:
         return
     usual = run.measured.seconds[peer_id]
@@ -198,10 +198,11 @@ def _loading(run: Run, peer_id: PeerId, alive: PeerAlive, now_s: float) -> Run:
     return replace(run, attempt=attempt)
 
 
-def _seconds_each(run: Run, peer_id: PeerId, alive: PeerAlive) -> float | None:
+def _seconds_each(run: Run, peer_id: PeerId, alive: PeerAlive, now_s: float) -> float | None:
     """Seconds a microbatch takes the peer now, if that holds the step up.
 
-    It does if what it has not begun yet will take it longer than its whole share ever did.
+    It does if what it has not begun yet will take it longer than its whole share ever did. That it
+    computed for longer than the step is old is not believed.
     """
     usual = run.measured.seconds.get(peer_id, ())
     place = next(((i, s) for i, s in enumerate(run.computing) if peer_id in s.peers), None)
@@ -210,7 +211,8 @@ def _seconds_each(run: Run, peer_id: PeerId, alive: PeerAlive) -> float | None:
     index, stage = place
     if len(stage.peers) == 1 or len(usual) < MEASURED_AT_LEAST or not alive.parts_begun:
         return None
-    seconds = alive.compute_s / alive.parts_begun * PARTS
+    compute_s = min(alive.compute_s, now_s - run.step.began_s)
+    seconds = compute_s / alive.parts_begun * PARTS
     share = run.step.share(index, stage.peers.index(peer_id))
     remaining = share - -(-alive.parts_begun // PARTS)
     is_slow = remaining > 0 and remaining * seconds > share * longest_s(usual)

@@ -393,8 +393,12 @@ class Swarm:
         self.handle(Tick())
 
     def step(self) -> None:
-        """The coordinator hears what was said first."""
-        self.handle(PeerSaid(*self.pending.popleft()))
+        """The coordinator hears what was said first, once it can have come."""
+        peer_id, message = self.pending.popleft()
+        run = self.state.active_run
+        if isinstance(message, StepReady) and run is not None and run.step is not None:
+            self.wait(run.step.began_s + message.compute_s - self.now_s)
+        self.handle(PeerSaid(peer_id, message))
 
     def settle(self) -> None:
         """Until nobody has anything to say."""
