@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from swarm_ft.coordinator.decide import attempts, machine
 from swarm_ft.discovery.directory import Role
@@ -17,6 +18,8 @@ from swarm_ft.protocol.messages.control import Assign, PeerAlive, PeerHello, Sta
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.stage.base import Engine
+from swarm_ft.stage.checkpoint import open_checkpoint
+from swarm_ft.stage.engine import StageEngine
 from swarm_ft.transport.grpc_transport import GrpcTransport
 from swarm_ft.transport.methods import JOIN
 from tests.integration.conftest import Job, MakeJob, QuietEvents
@@ -102,6 +105,31 @@ async def test_a_result_that_finds_no_room_here_is_its_replicas(job: Job, tmp_pa
         finished = last_status(await swarm.watch(status.run_id))
     assert finished.phase is RunPhase.FINISHED
     assert {stage.peer_id for stage in finished.assignments} == {"peer-0", "peer-1"}
+
+
+class ToldNorm(StageEngine):
+    """Tells another norm than that of its gradient."""
+
+    def squared_grad_norm(self) -> float:
+        return super().squared_grad_norm() * 1e20
+
+
+async def test_a_replica_that_lies_of_its_norm_moves_no_clip_factor(
+    job: Job, quiet_events: QuietEvents, tmp_path: Path
+) -> None:
+    def lying(spec: RunSpec, layers: LayerRange) -> Engine:
+        checkpoint = open_checkpoint(spec.model.reference)
+        return ToldNorm(checkpoint, spec, layers, device=torch.device("cpu"), dtype=torch.float32)
+
+    async with LocalSwarm(tmp_path, [*LAYERS, "3-6"]) as swarm:
+        await swarm.all_joined()
+        await swarm.add_peer(PeerId("lying"), "3-6", make_engine=lying)
+        events = await swarm.train(job.spec, job.samples)
+        idle = {m.peer_id: m.idle for m in (await swarm.client.status()).members if m.idle}
+    assert last_status(events).phase is RunPhase.FINISHED
+    assert losses(events) == pytest.approx(losses(await quiet_events(job, LAYERS)), rel=1e-5)
+    assert idle.keys() == {"lying"}
+    assert idle[PeerId("lying")].endswith("it told another gradient norm than its replicas")
 
 
 @asynccontextmanager

@@ -6,6 +6,7 @@ An attempt ends with `interrupt`; `advance` starts the next as soon as all it ne
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -17,11 +18,13 @@ from swarm_ft.coordinator.plan.membership import (
     arrangement,
     hopeless_for,
     learners_of,
+    loss_in_words,
     patience_s,
     settled,
     why_idle,
     with_caught_up,
     with_newcomers,
+    without_state,
 )
 from swarm_ft.coordinator.plan.steps import with_ledger
 from swarm_ft.ids import NO_ATTEMPT, Attempt, PeerId, StepNumber
@@ -105,6 +108,16 @@ def blame(turn: Turn, run: Run, peer_id: PeerId, reason: str) -> bool:
 def set_aside(turn: Turn, peer_id: PeerId, reason: str) -> None:
     """Do without a peer for a while."""
     _stand(turn, peer_id, turn.state.standing(peer_id).set_aside(f"it {reason}", turn.now_s))
+
+
+def do_without(turn: Turn, run: Run, peers: Iterable[PeerId], why: str) -> None:
+    """Set peers aside for a reason that each of them gave, and go on without them."""
+    words = []
+    for peer in peers:
+        words.append(loss_in_words(turn.state, run, peer, why))
+        set_aside(turn, peer, why)
+        run = without_state(run, peer)
+    interrupt(turn, replace(run, detail="; ".join(words)))
 
 
 def _stand(turn: Turn, peer_id: PeerId, standing: Standing) -> None:

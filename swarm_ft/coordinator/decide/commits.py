@@ -17,6 +17,7 @@ from swarm_ft.coordinator.facts.events import (
     WriteSnapshot,
 )
 from swarm_ft.coordinator.facts.state import PlannedStep, Run, Saving, Snapshot
+from swarm_ft.coordinator.plan.agreement import wrong_norms
 from swarm_ft.coordinator.plan.membership import (
     able_for,
     caught_up_in_words,
@@ -128,7 +129,12 @@ def step_ready(turn: Turn, run: Run, peer_id: PeerId, message: StepReady) -> Non
     step = replace(step, ready=MappingProxyType({**step.ready, peer_id: message}))
     run = replace(after_report(run, peer_id, message), step=step)
     turn.keep(run)
-    if step.ready.keys() >= set(run.peers):
+    if not step.ready.keys() >= set(run.peers):
+        return
+    wrong = wrong_norms(turn.state, run, step)
+    if wrong:
+        attempts.do_without(turn, run, wrong, "told another gradient norm than its replicas")
+    else:
         _go_on(turn, _commit(turn, run, step))
 
 

@@ -12,9 +12,7 @@ from swarm_ft.coordinator.facts.state import Run, SwarmState
 from swarm_ft.coordinator.plan.membership import (
     SILENT_S,
     late_peers,
-    loss_in_words,
     lost_parts,
-    without_state,
 )
 from swarm_ft.coordinator.plan.routes import longest_s
 from swarm_ft.ids import NO_ATTEMPT, PeerId
@@ -147,11 +145,7 @@ def drop_late(turn: Turn) -> None:
     if run is None or not late:
         return
     why = f"was not ready after {turn.now_s - run.attempt.began_s:.0f} s"
-    detail = "; ".join(loss_in_words(turn.state, run, peer, why) for peer in late)
-    for peer in late:
-        attempts.set_aside(turn, peer, why)
-        run = without_state(run, peer)
-    attempts.interrupt(turn, replace(run, detail=detail))
+    attempts.do_without(turn, run, late, why)
 
 
 # ---- a peer that gets slow in the middle of a step is relieved in that step, if it has replicas

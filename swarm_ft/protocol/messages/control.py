@@ -21,6 +21,7 @@ from swarm_ft.protocol.messages.shard import ShardFile, ShardName
 from swarm_ft.protocol.messages.timeline import ClockTime, StepTimeline
 from swarm_ft.protocol.spec.bounds import (
     MAX_PEER_NUMBER,
+    MAX_SQUARED_NORM,
     Bound,
     Digest,
     Endpoint,
@@ -336,7 +337,7 @@ class StepReady:
     run_id: RunId
     attempt: Attempt
     step: StepNumber
-    squared_grad_norm: Measured
+    squared_grad_norm: Annotated[float, Range(0.0, MAX_SQUARED_NORM)]
     loss_sum: Measured = 0.0
     compute_s: Measured = 0.0
     traffic: Annotated[tuple[Annotated[Traffic, OfOneStep()], ...], Length(MAX_BOUNDARIES)] = ()
