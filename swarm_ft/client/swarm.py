@@ -234,7 +234,7 @@ class SwarmClient:
             if path.exists():
                 return path
             try:
-                chunks = await self._downloader.list_chunks(name, file.digest, sources)
+                chunks = await self._downloader.list_chunks(name, file, sources)
             except Unavailable:
                 continue
             try:

@@ -2,8 +2,8 @@
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +14,16 @@ from swarm_ft.coordinator.decide import attempts, machine
 from swarm_ft.discovery.directory import Role
 from swarm_ft.ids import PeerId
 from swarm_ft.protocol.messages.client import RunEvent, RunPhase, RunStatus, StepCommitted
-from swarm_ft.protocol.messages.control import Assign, PeerAlive, PeerHello, StageFailed
+from swarm_ft.protocol.messages.control import (
+    Assign,
+    CatchUp,
+    CaughtUp,
+    FromPeer,
+    PeerAlive,
+    PeerHello,
+    StageFailed,
+    ToPeer,
+)
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.stage.base import Engine
@@ -26,6 +35,7 @@ from tests.integration.conftest import Job, MakeJob, QuietEvents
 from tests.local_swarm import POLL_S, LocalSwarm
 
 LAYERS = ["0-3", "3-6"]
+LIAR = PeerId("liar")
 
 
 def losses(events: list[RunEvent]) -> list[float]:
@@ -132,14 +142,17 @@ async def test_a_replica_that_lies_of_its_norm_moves_no_clip_factor(
     assert idle[PeerId("lying")].endswith("it told another gradient norm than its replicas")
 
 
+Answer = Callable[[ToPeer], FromPeer | None]
+
+
 @asynccontextmanager
-async def liar(swarm: LocalSwarm, code: str) -> AsyncIterator[None]:
-    """A member that answers whatever it is assigned with a failure."""
+async def liar(swarm: LocalSwarm, answer: Answer) -> AsyncIterator[None]:
+    """A member that answers as it likes, and hosts nothing."""
     endpoints = await swarm.directory.find(Role.COORDINATOR)
     channel = GrpcTransport().connect(next(iter(endpoints.values())))
     stream = channel.open(JOIN)
     hello = PeerHello(
-        peer_id=PeerId("liar"),
+        peer_id=LIAR,
         endpoint="127.0.0.1:1",
         layers=LayerRange(3, 6),
         memory_bytes=1 << 33,
@@ -149,11 +162,9 @@ async def liar(swarm: LocalSwarm, code: str) -> AsyncIterator[None]:
 
     async def lie() -> None:
         while (message := await stream.receive()) is not None:
-            if isinstance(message, Assign):
-                failed = StageFailed(
-                    run_id=message.run_id, attempt=message.attempt, code=code, message="so I say"
-                )
-                await stream.send(failed)
+            said = answer(message)
+            if said is not None:
+                await stream.send(said)
 
     async def live() -> None:
         while True:
@@ -174,10 +185,42 @@ async def liar(swarm: LocalSwarm, code: str) -> AsyncIterator[None]:
 async def test_a_liar_ends_no_run(
     job: Job, quiet_events: QuietEvents, tmp_path: Path, code: str
 ) -> None:
-    async with LocalSwarm(tmp_path, LAYERS) as swarm, liar(swarm, code):
-        while "liar" not in await names(swarm):  # noqa: ASYNC110
+    def fail(message: ToPeer) -> StageFailed | None:
+        if not isinstance(message, Assign):
+            return None
+        return StageFailed(
+            run_id=message.run_id, attempt=message.attempt, code=code, message="so I say"
+        )
+
+    async with LocalSwarm(tmp_path, LAYERS) as swarm, liar(swarm, fail):
+        while LIAR not in await names(swarm):  # noqa: ASYNC110
             await asyncio.sleep(POLL_S)
         events = await swarm.train(job.spec, job.samples)
         assert await names(swarm) == {"peer-0", "peer-1", "liar"}
     assert last_status(events).phase is RunPhase.FINISHED
     assert losses(events) == losses(await quiet_events(job, LAYERS))
+
+
+async def test_who_says_that_it_took_its_stage_over_and_did_not_is_no_replica(
+    make_job: MakeJob, quiet_events: QuietEvents, tmp_path: Path
+) -> None:
+    def echo(message: ToPeer) -> CaughtUp | None:
+        if not isinstance(message, CatchUp):
+            return None
+        return CaughtUp(
+            run_id=message.run_id, attempt=message.attempt, state_bytes=1, proof=message.digest
+        )
+
+    job, events = make_job(num_samples=16, batch_size=8, num_steps=24), list[RunEvent]()
+    async with LocalSwarm(tmp_path, LAYERS) as swarm, AsyncExitStack() as joined:
+        await swarm.all_joined()
+        status = await swarm.client.submit(job.spec, job.samples)
+        async for event in swarm.client.watch(status.run_id, lambda _trouble: None):
+            events.append(event)
+            if isinstance(event, StepCommitted) and event.step == 2:
+                await joined.enter_async_context(liar(swarm, echo))
+        idle = {m.peer_id: m.idle for m in (await swarm.client.status()).members if m.idle}
+    assert last_status(events).phase is RunPhase.FINISHED
+    assert {stage.peer_id for stage in last_status(events).assignments} == {"peer-0", "peer-1"}
+    assert losses(events) == losses(await quiet_events(job, LAYERS))
+    assert idle[LIAR].endswith("it took over another state than its stage has")

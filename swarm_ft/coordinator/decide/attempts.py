@@ -33,6 +33,7 @@ from swarm_ft.protocol.messages.control import (
     Assign,
     CatchUp,
     CaughtUp,
+    Learner,
     ReleaseStage,
     StageAssignment,
     StageOffered,
@@ -128,24 +129,34 @@ def _stand(turn: Turn, peer_id: PeerId, standing: Standing) -> None:
 
 def offered(turn: Turn, run: Run, peer_id: PeerId, offer: StageOffered) -> None:
     """Pass a source's first offer on to the learners it is for; the others have the same bytes."""
-    attempt = run.attempt
-    learners = [t for t in attempt.learners if t.step == offer.step and peer_id in t.sources]
-    for learner in learners:
-        if learner.peer_id in attempt.notified:
+    attempt, proofs = run.attempt, dict(run.attempt.proofs)
+    for learner in attempt.learners:
+        proof = offer.proofs.get(learner.peer_id)
+        if proof is None or learner.step != offer.step or peer_id not in learner.sources:
             continue
-        sources = (peer_id, *(source for source in learner.sources if source != peer_id))
-        take = CatchUp(
-            run_id=run.run_id, attempt=attempt.number, digest=offer.digest, sources=sources
-        )
-        turn.say(learner.peer_id, take)
-    notified = attempt.notified | {learner.peer_id for learner in learners}
-    turn.keep(replace(run, attempt=replace(attempt, notified=notified)))
+        if learner.peer_id not in proofs:
+            turn.say(learner.peer_id, _catch_up(run, peer_id, offer, learner))
+        proofs[learner.peer_id] = proofs.get(learner.peer_id, frozenset()) | {proof}
+    turn.keep(replace(run, attempt=replace(attempt, proofs=MappingProxyType(proofs))))
+
+
+def _catch_up(run: Run, source: PeerId, offer: StageOffered, learner: Learner) -> CatchUp:
+    return CatchUp(
+        run_id=run.run_id,
+        attempt=run.attempt.number,
+        digest=offer.digest,
+        total_bytes=offer.total_bytes,
+        sources=(source, *(other for other in learner.sources if other != source)),
+    )
 
 
 def caught_up(turn: Turn, run: Run, peer_id: PeerId, message: CaughtUp) -> None:
-    """A learner has its stage, and from the next plan on computes."""
+    """A learner that shows that it has its stage computes from the next plan on."""
     attempt, measured = run.attempt, run.measured
     if peer_id in attempt.caught_up or all(t.peer_id != peer_id for t in attempt.learners):
+        return
+    if message.proof not in attempt.proofs.get(peer_id, ()):
+        do_without(turn, run, (peer_id,), "took over another state than its stage has")
         return
     attempt = replace(attempt, caught_up=attempt.caught_up | {peer_id})
     measured = replace(measured, state_bytes=measured.state_bytes + message.state_bytes)

@@ -102,7 +102,7 @@ def snapshot_written(turn: Turn, run_id: RunId, snapshot: Snapshot) -> None:
 
 def stage_ready(turn: Turn, run: Run, peer_id: PeerId, ready: StageReady) -> None:
     """A peer has its stage, or listens; with the last one the first uncommitted step begins."""
-    if run.phase is not RunPhase.LOADING:
+    if run.phase is not RunPhase.LOADING or peer_id in _unproven(run):
         return
     done = MappingProxyType({**run.attempt.done, peer_id: ready.done})
     attempt = replace(run.attempt, loaded=run.attempt.loaded | {peer_id}, done=done)
@@ -115,6 +115,12 @@ def stage_ready(turn: Turn, run: Run, peer_id: PeerId, ready: StageReady) -> Non
         _plan_or_export(turn, run)
     else:
         turn.keep(run)
+
+
+def _unproven(run: Run) -> set[PeerId]:
+    """Peers that all wait for, and that have yet to show that they have their stage's state."""
+    taking = {learner.peer_id for learner in run.attempt.learners}
+    return taking.difference(run.listeners, run.attempt.caught_up)
 
 
 def step_ready(turn: Turn, run: Run, peer_id: PeerId, message: StepReady) -> None:

@@ -46,7 +46,7 @@ def written(path: Path, num_chunks: int, mark: int) -> OfferedShard:
     """A file of so many chunks but for one byte, each unlike the others."""
     chunks = (bytes([mark, i]) * (CHUNK_BYTES // 2) for i in range(num_chunks))
     path.write_bytes(b"".join(chunks)[:-1])
-    return offer(path)
+    return offer(path, name_of(FIRST))
 
 
 class Noted:

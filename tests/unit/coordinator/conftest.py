@@ -95,6 +95,7 @@ class FakePeer:
         self.compute_s = 0.0
         self.done: frozenset[MicrobatchIndex] = frozenset()
         self.is_slow_to_take = False
+        self.is_honest = True
         self.heard: list[ToPeer] = []
         self.forget()
 
@@ -215,13 +216,12 @@ class FakePeer:
             self.taking, self.has_state = learner.step, False
             self._become(assign)
         self.assign = assign
-        if assign.spec.train.sync_tied_embeddings and not self.has_state:
+        if assign.spec.train.sync_tied_embeddings:
             return []
-        caught_up = [self.caught_up()] if self.has_state else []
-        return [StageReady(run_id=assign.run_id, attempt=assign.attempt), *caught_up]
+        return [StageReady(run_id=assign.run_id, attempt=assign.attempt)]
 
     def _offers(self, assign: Assign) -> list[FromPeer]:
-        steps = {learner.step for learner in assign.learners if self.peer_id in learner.sources}
+        takers = [learner for learner in assign.learners if self.peer_id in learner.sources]
         return [
             StageOffered(
                 run_id=assign.run_id,
@@ -229,8 +229,9 @@ class FakePeer:
                 step=step,
                 digest=bytes(16),
                 total_bytes=1,
+                proofs={taker.peer_id: proof(taker) for taker in takers if taker.step == step},
             )
-            for step in sorted(steps)
+            for step in sorted({taker.step for taker in takers})
         ]
 
     def _take_over(self, take: CatchUp) -> list[FromPeer]:
@@ -238,7 +239,7 @@ class FakePeer:
         assert take.attempt == self.assign.attempt
         (learner,) = (t for t in self.assign.learners if t.peer_id == self.peer_id)
         assert set(take.sources) == set(learner.sources)
-        if self.is_slow_to_take or self.has_state:
+        if self.is_slow_to_take and not self.has_state:
             return []
         ready = StageReady(run_id=take.run_id, attempt=take.attempt)
         return [self.caught_up(), *([ready] * self.assign.spec.train.sync_tied_embeddings)]
@@ -246,8 +247,14 @@ class FakePeer:
     def caught_up(self) -> CaughtUp:
         """The state is here, and what was heard since is applied."""
         assert self.assign is not None
+        (learner,) = (t for t in self.assign.learners if t.peer_id == self.peer_id)
         self.has_state = True
-        return CaughtUp(run_id=self.assign.run_id, attempt=self.assign.attempt, state_bytes=7)
+        return CaughtUp(
+            run_id=self.assign.run_id,
+            attempt=self.assign.attempt,
+            state_bytes=7,
+            proof=proof(learner) if self.is_honest else bytes(16),
+        )
 
     def _become(self, assign: Assign) -> None:
         """As all who applied the run's commits are."""
@@ -321,6 +328,11 @@ class FakePeer:
         for boundary in self.boundaries:
             self.buffers.setdefault(boundary, set()).update(self.visited)
         self.last_attempt = commit.attempt
+
+
+def proof(learner: Learner) -> bytes:
+    """That it has the state which it was to take."""
+    return digest_of(learner.peer_id.encode(), bytes([learner.step]))
 
 
 def _last_of(assign: Assign) -> tuple[int, Attempt]:
