@@ -13,6 +13,7 @@ import torch
 from swarm_ft.coordinator.decide import attempts, machine
 from swarm_ft.discovery.directory import Role
 from swarm_ft.ids import PeerId
+from swarm_ft.peer.state.stage_state import EngineMaker
 from swarm_ft.protocol.messages.client import RunEvent, RunPhase, RunStatus, StepCommitted
 from swarm_ft.protocol.messages.control import (
     Assign,
@@ -49,6 +50,15 @@ def last_status(events: list[RunEvent]) -> RunStatus:
 
 async def names(swarm: LocalSwarm) -> set[str]:
     return {member.peer_id for member in (await swarm.client.status()).members}
+
+
+async def told_idle(swarm: LocalSwarm, name: PeerId) -> str:
+    """Why there is nothing to do for a member, once it was told."""
+    while True:
+        idle = {m.peer_id: m.idle for m in (await swarm.client.status()).members}
+        if idle[name]:
+            return idle[name]
+        await asyncio.sleep(POLL_S)
 
 
 @pytest.fixture
@@ -117,29 +127,66 @@ async def test_a_result_that_finds_no_room_here_is_its_replicas(job: Job, tmp_pa
     assert {stage.peer_id for stage in finished.assignments} == {"peer-0", "peer-1"}
 
 
-class ToldNorm(StageEngine):
+class WrongNorm(StageEngine):
     """Tells another norm than that of its gradient."""
 
     def squared_grad_norm(self) -> float:
         return super().squared_grad_norm() * 1e20
 
 
+class WrongResult(StageEngine):
+    """Writes down other weights than it trained."""
+
+    def export(self, path: Path) -> int:
+        size = super().export(path)
+        data = bytearray(path.read_bytes())
+        data[-1] ^= 1
+        path.write_bytes(data)
+        return size
+
+
+def maker_of(engine: type[StageEngine]) -> EngineMaker:
+    def make(spec: RunSpec, layers: LayerRange) -> Engine:
+        checkpoint = open_checkpoint(spec.model.reference)
+        return engine(checkpoint, spec, layers, device=torch.device("cpu"), dtype=torch.float32)
+
+    return make
+
+
 async def test_a_replica_that_lies_of_its_norm_moves_no_clip_factor(
     job: Job, quiet_events: QuietEvents, tmp_path: Path
 ) -> None:
-    def lying(spec: RunSpec, layers: LayerRange) -> Engine:
-        checkpoint = open_checkpoint(spec.model.reference)
-        return ToldNorm(checkpoint, spec, layers, device=torch.device("cpu"), dtype=torch.float32)
-
-    async with LocalSwarm(tmp_path, [*LAYERS, "3-6"]) as swarm:
+    async with LocalSwarm(tmp_path, LAYERS) as swarm:
         await swarm.all_joined()
-        await swarm.add_peer(PeerId("lying"), "3-6", make_engine=lying)
+        await swarm.add_peer(LIAR, "3-6", make_engine=maker_of(WrongNorm))
         events = await swarm.train(job.spec, job.samples)
-        idle = {m.peer_id: m.idle for m in (await swarm.client.status()).members if m.idle}
+        why = await told_idle(swarm, LIAR)
     assert last_status(events).phase is RunPhase.FINISHED
     assert losses(events) == pytest.approx(losses(await quiet_events(job, LAYERS)), rel=1e-5)
-    assert idle.keys() == {"lying"}
-    assert idle[PeerId("lying")].endswith("it told another gradient norm than its replicas")
+    assert why.endswith("it told another gradient norm than its replicas")
+
+
+@pytest.mark.parametrize("honest", [1, 2])
+async def test_a_result_that_is_not_its_replicas_is_fetched_last_or_not_at_all(
+    job: Job, tmp_path: Path, honest: int
+) -> None:
+    async with LocalSwarm(tmp_path, ["0-3", *["3-6"] * honest]) as swarm:
+        await swarm.all_joined()
+        await swarm.add_peer(LIAR, "3-6", make_engine=maker_of(WrongResult))
+        finished = last_status(await swarm.train(job.spec, job.samples))
+        (tmp_path / "taken").mkdir()
+        _, last = await swarm.client.fetch_shards(finished, tmp_path / "taken")
+        assert last.read_bytes() == exported(tmp_path / "peer-1").read_bytes()
+        assert (LIAR in {result.peer_id for result in finished.results}) == (honest == 1)
+        assert ("replicas of layers 3-6 have different ones" in finished.detail) == (honest == 1)
+        if honest == 2:
+            why = await told_idle(swarm, LIAR)
+            assert why.endswith("it wrote down another result than most of its replicas")
+
+
+def exported(folder: Path) -> Path:
+    (path,) = folder.glob("run-*-3-6.safetensors")
+    return path
 
 
 Answer = Callable[[ToPeer], FromPeer | None]
@@ -219,8 +266,8 @@ async def test_who_says_that_it_took_its_stage_over_and_did_not_is_no_replica(
             events.append(event)
             if isinstance(event, StepCommitted) and event.step == 2:
                 await joined.enter_async_context(liar(swarm, echo))
-        idle = {m.peer_id: m.idle for m in (await swarm.client.status()).members if m.idle}
+        why = await told_idle(swarm, LIAR)
     assert last_status(events).phase is RunPhase.FINISHED
     assert {stage.peer_id for stage in last_status(events).assignments} == {"peer-0", "peer-1"}
     assert losses(events) == losses(await quiet_events(job, LAYERS))
-    assert idle[LIAR].endswith("it took over another state than its stage has")
+    assert why.endswith("it took over another state than its stage has")

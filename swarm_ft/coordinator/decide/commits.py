@@ -17,7 +17,11 @@ from swarm_ft.coordinator.facts.events import (
     WriteSnapshot,
 )
 from swarm_ft.coordinator.facts.state import PlannedStep, Run, Saving, Snapshot
-from swarm_ft.coordinator.plan.agreement import wrong_norms
+from swarm_ft.coordinator.plan.agreement import (
+    outvoted_results,
+    without_results_of,
+    wrong_norms,
+)
 from swarm_ft.coordinator.plan.membership import (
     able_for,
     caught_up_in_words,
@@ -151,9 +155,20 @@ def stage_exported(turn: Turn, run: Run, peer_id: PeerId, message: StageExported
     exported = MappingProxyType({**run.past.exported, peer_id: message.file})
     run = replace(run, past=replace(run.past, exported=exported))
     if exported.keys() >= set(run.peers):
-        turn.put(replace(run, phase=RunPhase.FINISHED, detail=losses.TO_BE_FETCHED))
+        _finish(turn, run)
     else:
         turn.keep(run)
+
+
+def _finish(turn: Turn, run: Run) -> None:
+    """The result is there; who has another one than most of its replicas has none."""
+    outvoted = outvoted_results(turn.state, run)
+    run = without_results_of(run, outvoted)
+    turn.put(replace(run, phase=RunPhase.FINISHED, detail=losses.result_in_words(run)))
+    for peer in outvoted:
+        why = "wrote down another result than most of its replicas"
+        attempts.set_aside(turn, peer, why)
+        turn.say(peer, ReleaseStage(run_id=run.run_id, reason=f"this peer {why}"))
 
 
 def _plan_or_export(turn: Turn, run: Run) -> None:

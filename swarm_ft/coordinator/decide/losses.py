@@ -9,6 +9,7 @@ from types import MappingProxyType
 from swarm_ft.coordinator.decide import attempts
 from swarm_ft.coordinator.facts.events import Turn
 from swarm_ft.coordinator.facts.state import Run, SwarmState
+from swarm_ft.coordinator.plan.agreement import differing_results
 from swarm_ft.coordinator.plan.membership import (
     SILENT_S,
     late_peers,
@@ -30,6 +31,15 @@ from swarm_ft.protocol.spec.layers import LayerRange
 TO_BE_FETCHED = "the result can be fetched"
 
 
+def result_in_words(run: Run) -> str:
+    """What a client is told of a finished run."""
+    differing = differing_results(run)
+    if not differing:
+        return TO_BE_FETCHED
+    layers = ", ".join(map(str, differing))
+    return f"{TO_BE_FETCHED}; replicas of layers {layers} have different ones, the first counts"
+
+
 def holder_gone(turn: Turn, peer_id: PeerId, *, away_since_s: float) -> None:
     """A peer went away; what it has of results may be gone with it."""
     for run in _finished(turn):
@@ -43,7 +53,7 @@ def look_after(turn: Turn) -> None:
         lost = lost_parts(turn.state, run, turn.now_s)
         active = turn.state.active_run if lost else None
         if not lost:
-            _tell(turn, run, TO_BE_FETCHED)
+            _tell(turn, run, result_in_words(run))
         elif active is None or not active.attempt.assignments:
             _make_again(turn, run, lost, active)
         else:

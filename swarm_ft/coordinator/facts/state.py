@@ -292,8 +292,8 @@ class Run:
             joining=self.listeners,
             results=tuple(
                 StageResult(peer_id=peer, file=file)
-                for peer, file in self.past.exported.items()
-                if file
+                for peer in self.peers
+                if (file := self.past.exported.get(peer))
             ),
         )
 

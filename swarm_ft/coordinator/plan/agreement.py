@@ -7,11 +7,15 @@ those whoever joined first: a name that costs nothing must not outvote one that 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+import operator
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from types import MappingProxyType
 from typing import TypeVar
 
 from swarm_ft.coordinator.facts.state import PlannedStep, Run, SwarmState
 from swarm_ft.ids import PeerId
+from swarm_ft.protocol.spec.layers import LayerRange
 
 T = TypeVar("T")
 
@@ -49,6 +53,35 @@ def wrong_norms(state: SwarmState, run: Run, step: PlannedStep) -> tuple[PeerId,
         right = in_the_right(state, told, _is_same_norm)
         wrong += [peer for peer in stage.peers if peer not in right]
     return tuple(wrong)
+
+
+def outvoted_results(state: SwarmState, run: Run) -> tuple[PeerId, ...]:
+    """Peers that have another result than most replicas of their stage, where most have one.
+
+    Of two that differ neither need be wrong: a CPU and a GPU apply steps with other last bits.
+    """
+    outvoted: list[PeerId] = []
+    for stage in run.stages:
+        told = {peer: run.past.exported[peer] for peer in stage.peers}
+        right = in_the_right(state, told, operator.eq)
+        if 2 * len(right) > len(told):
+            outvoted += [peer for peer in stage.peers if peer not in right]
+    return tuple(outvoted)
+
+
+def differing_results(run: Run) -> tuple[LayerRange, ...]:
+    """Stages whose replicas have different results, as far as they told."""
+    exported = run.past.exported
+    files = {s.layers: {exported.get(peer) for peer in s.peers} - {None} for s in run.stages}
+    return tuple(layers for layers, found in files.items() if len(found) > 1)
+
+
+def without_results_of(run: Run, peers: Collection[PeerId]) -> Run:
+    """The finished run without these peers."""
+    staying = (a for a in run.attempt.assignments if a.peer_id not in peers)
+    exported = {peer: file for peer, file in run.past.exported.items() if peer not in peers}
+    past = replace(run.past, exported=MappingProxyType(exported))
+    return replace(run.with_assignments(staying), past=past)
 
 
 def _is_same_norm(one: float, other: float) -> bool:

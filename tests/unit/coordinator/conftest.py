@@ -96,6 +96,7 @@ class FakePeer:
         self.done: frozenset[MicrobatchIndex] = frozenset()
         self.is_slow_to_take = False
         self.is_honest = True
+        self.result = b""
         self.heard: list[ToPeer] = []
         self.forget()
 
@@ -158,7 +159,8 @@ class FakePeer:
                 assert self.assign is not None
                 assert len(self.applied) == self.assign.spec.train.num_steps
                 assert self.has_state
-                self.exported = ShardFile(digest=digest_of(self.peer_id.encode()), total_bytes=1)
+                trained = digest_of(self.result or str(self._stage.layers).encode())
+                self.exported = ShardFile(digest=trained, total_bytes=1)
                 return [StageExported(run_id=message.run_id, file=self.exported)]
             case ReleaseStage(run_id=run_id):
                 if self.assign is not None and self.assign.run_id == run_id:

@@ -3,10 +3,11 @@
 import pytest
 
 from swarm_ft.coordinator.decide.machine import RETRY_S
+from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.plan.agreement import NORM_TOLERANCE
 from swarm_ft.ids import PeerId, RunId
 from swarm_ft.protocol.messages.client import RunPhase
-from swarm_ft.protocol.messages.control import CommitStep
+from swarm_ft.protocol.messages.control import CommitStep, ReleaseStage
 from tests.unit.coordinator.conftest import FakePeer, MakeSpec, Swarm
 
 RUN = RunId("run-1")
@@ -80,3 +81,58 @@ def test_sums_in_another_order_are_the_same_norm(
     train(swarm, make_spec, a, replicas)
     assert not aside(swarm)
     assert {peer for peer, _ in swarm.said(CommitStep)} == {"a", "b1", "b2", "b3"}
+
+
+# ---- results
+
+
+def results(swarm: Swarm) -> list[PeerId]:
+    """Whose results of the second stage clients hear of, in that order."""
+    return [r.peer_id for r in swarm.run().status.results if r.peer_id != "a"]
+
+
+@pytest.mark.parametrize("liar", [0, 1, 2])
+def test_of_three_results_the_one_that_differs_is_none(
+    swarm: Swarm, make_spec: MakeSpec, a: FakePeer, replicas: list[FakePeer], liar: int
+) -> None:
+    replicas[liar].result = b"another"
+    train(swarm, make_spec, a, replicas)
+    others = [peer.peer_id for peer in replicas if peer is not replicas[liar]]
+    name = replicas[liar].peer_id
+    assert swarm.run().phase is RunPhase.FINISHED
+    assert swarm.run().detail == "the result can be fetched"
+    assert results(swarm) == others
+    assert aside(swarm) == {name}
+    assert name not in swarm.state.result_keepers
+    (release,) = (message for peer, message in swarm.said(ReleaseStage) if peer == name)
+    assert release.reason == "this peer wrote down another result than most of its replicas"
+
+
+def test_of_two_results_that_differ_both_count_the_first_one_first_and_people_are_told(
+    make_swarm: type[Swarm], make_spec: MakeSpec, a: FakePeer, replicas: list[FakePeer]
+) -> None:
+    swarm = make_swarm(Journal(":memory:"))
+    first, second, _ = replicas
+    second.result = b"as a GPU has it"
+    train(swarm, make_spec, a, [first, second])
+    told = "the result can be fetched; replicas of layers 2-4 have different ones, the first counts"
+    assert (swarm.run().phase, swarm.run().detail) == (RunPhase.FINISHED, told)
+    assert results(swarm) == ["b1", "b2"]
+    assert not aside(swarm)
+    swarm.restart()
+    swarm.join(second, first, a)
+    assert results(swarm) == ["b1", "b2"]
+    assert swarm.run().detail == told
+
+
+def test_who_was_outvoted_does_not_come_back_with_its_result(
+    swarm: Swarm, make_spec: MakeSpec, a: FakePeer, replicas: list[FakePeer]
+) -> None:
+    liar = replicas[0]
+    liar.result = b"another"
+    train(swarm, make_spec, a, replicas)
+    assert liar.assign is None, "it let go of the run"
+    before = results(swarm)
+    swarm.lose(liar)
+    swarm.join(liar)
+    assert results(swarm) == before
