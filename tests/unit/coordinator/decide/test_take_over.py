@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from swarm_ft.coordinator.decide.machine import RETRY_S
-from swarm_ft.coordinator.facts.events import Publish
+from swarm_ft.coordinator.facts.events import PeerSaid, Publish
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.plan.membership import GRACE_S, LOAD_S
 from swarm_ft.ids import Attempt, PeerId, StepNumber
@@ -331,6 +331,23 @@ def test_who_says_that_it_took_what_no_source_offered_yet_is_no_replica(
     listened.forget_said(PeerId("b"))
     listened.say(newcomer, newcomer.caught_up())
     assert listened.state.is_aside(PeerId("newcomer"), listened.now_s)
+
+
+def test_who_comes_and_says_that_it_holds_the_last_commit_takes_it_over_all_the_same(
+    swarm: Swarm, make_spec: MakeSpec, peers: tuple[FakePeer, FakePeer], newcomer: FakePeer
+) -> None:
+    swarm.join(*peers)
+    swarm.submit(make_spec(num_steps=STEPS))
+    until_commits(swarm, 2)
+    swarm.say(peers[0], peers[0].failed("unavailable"))
+    swarm.pending.clear()
+    swarm.connected[newcomer.peer_id] = newcomer
+    held = peers[1].hello().held
+    swarm.handle(PeerSaid(newcomer.peer_id, replace(newcomer.hello(), held=held)))
+    swarm.wait(RETRY_S)
+    assert learners(swarm) == [("newcomer", 2, ("b",))]
+    until_commits(swarm, 4)
+    assert replicas_used(swarm, 3) == {0}
 
 
 def test_where_all_wait_for_a_newcomer_it_is_not_ready_before_it_shows_the_state(
