@@ -11,7 +11,7 @@ import asyncio
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from swarm_ft import failpoints
@@ -26,7 +26,9 @@ from swarm_ft.protocol.messages.shard import (
     ChunkList,
     ChunkPart,
     FetchRequest,
+    ShardFile,
     ShardName,
+    proof_by,
 )
 from swarm_ft.snapshots.files import chunks_of
 from swarm_ft.transport.base import Channel, MessageStream, Transport, call
@@ -46,24 +48,34 @@ class OfferedShard:
 
     Attributes:
         chunks: of the file; the list's digest is what the coordinator is told.
+        proofs: what peers that fetch it can tell once they have it, see `proof_by`.
     """
 
     path: Path
     chunks: ChunkList
+    proofs: Mapping[PeerId, bytes] = field(default_factory=dict)
 
 
 Offers = Mapping[ShardName, OfferedShard]
 """What a peer offers, by name; it changes meanwhile."""
 
 
-def offer(path: Path) -> OfferedShard:
+def offer(path: Path, name: ShardName, takers: Iterable[PeerId] = ()) -> OfferedShard:
     """Read a shard once, to offer it. Blocks.
+
+    Args:
+        path: where it lies.
+        name: of the shard.
+        takers: peers that are to show that they took it.
 
     Raises:
         Unavailable: it cannot be read (now).
     """
+    proofs = {peer: proof_by(peer, name) for peer in takers}
     try:
-        return OfferedShard(path=path, chunks=chunks_of(path))
+        chunks = chunks_of(path, *proofs.values())
+        shown = {peer: proof.digest() for peer, proof in proofs.items()}
+        return OfferedShard(path=path, chunks=chunks, proofs=shown)
     except OSError as error:
         raise Unavailable(f"{path} cannot be read: {error}") from error
 
@@ -154,13 +166,13 @@ class Downloader:
         self._silence_s = silence_s
 
     async def list_chunks(
-        self, name: ShardName, digest: bytes, sources: Iterable[PeerId]
+        self, name: ShardName, file: ShardFile, sources: Iterable[PeerId]
     ) -> ChunkList:
         """The shard's chunks, from the first source whose list has the digest.
 
         Args:
             name: of the shard.
-            digest: as the coordinator knows it.
+            file: its digest and its size, as the coordinator knows them.
             sources: who are said to have it.
 
         Raises:
@@ -168,7 +180,7 @@ class Downloader:
         """
         for source in sources:
             try:
-                return await self._list_of(source, name, digest)
+                return await self._list_of(source, name, file)
             except SwarmError as error:
                 self._on_fault(source, error)
         raise Unavailable(f"{name}: no source has a list of its chunks with the right digest")
@@ -212,14 +224,16 @@ class Downloader:
     async def _connected(self, source: PeerId) -> Channel:
         return self._transport.connect(await find_peer(self._directory, source), source)
 
-    async def _list_of(self, source: PeerId, name: ShardName, digest: bytes) -> ChunkList:
+    async def _list_of(self, source: PeerId, name: ShardName, file: ShardFile) -> ChunkList:
         channel = await self._connected(source)
         try:
             chunks = await call(channel, LIST_CHUNKS, name, self._silence_s)
         finally:
             await channel.close()
-        if chunks.digest() != digest:
-            raise BadFrame(f"{name}: its list of chunks has another digest than the shard")
+        if chunks.file != file:
+            raise BadFrame(
+                f"{name}: expected a list of the chunks of {file}, got one of {chunks.file}"
+            )
         return chunks
 
     async def _run(self, fetch: _Fetch, sources: Sequence[PeerId]) -> None:

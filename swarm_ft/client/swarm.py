@@ -235,7 +235,7 @@ class SwarmClient:
             if path.exists():
                 return path
             try:
-                chunks = await self._downloader.list_chunks(name, file.digest, sources)
+                chunks = await self._downloader.list_chunks(name, file, sources)
             except Unavailable:
                 continue
             try:
@@ -270,7 +270,7 @@ class SwarmClient:
 
 
 def _holders(status: RunStatus, stage: Stage) -> list[tuple[ShardFile, list[PeerId]]]:
-    """Who of a stage's replicas gives which file, the most common one first.
+    """Who of a stage's replicas gives which file, the most common one first, then the first told.
 
     All should have the same one. Should they not, each is still a trained stage.
     """

@@ -151,7 +151,7 @@ class StageHost:
         path = self._shard_dir / f"{self.run_id}-{name.layers}.safetensors"
         self._drop_result()
         await self._state.export(path)
-        offered = self._context.offers[name] = await asyncio.to_thread(offer, path)
+        offered = self._context.offers[name] = await asyncio.to_thread(offer, path, name)
         self._result = name
         logger.info("run %s: trained; the result waits for its client", self.run_id)
         self._context.say(StageExported(run_id=self.run_id, file=offered.chunks.file))

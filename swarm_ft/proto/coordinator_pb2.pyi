@@ -124,14 +124,16 @@ class BufferCounts(_message.Message):
     def __init__(self, boundary: _Optional[int] = ..., samples: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., disk_bytes: _Optional[int] = ..., memory_hits: _Optional[int] = ..., disk_hits: _Optional[int] = ..., misses: _Optional[int] = ..., evictions: _Optional[int] = ..., repairs: _Optional[int] = ...) -> None: ...
 
 class CaughtUp(_message.Message):
-    __slots__ = ("run_id", "attempt", "state_bytes")
+    __slots__ = ("run_id", "attempt", "state_bytes", "proof")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     STATE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PROOF_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     attempt: int
     state_bytes: int
-    def __init__(self, run_id: _Optional[str] = ..., attempt: _Optional[int] = ..., state_bytes: _Optional[int] = ...) -> None: ...
+    proof: bytes
+    def __init__(self, run_id: _Optional[str] = ..., attempt: _Optional[int] = ..., state_bytes: _Optional[int] = ..., proof: _Optional[bytes] = ...) -> None: ...
 
 class Traffic(_message.Message):
     __slots__ = ("boundary", "forward_bytes", "backward_bytes", "forward_uncompressed_bytes", "backward_uncompressed_bytes", "key_frames", "delta_frames")
@@ -221,19 +223,29 @@ class PeerGoodbye(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class StateProof(_message.Message):
+    __slots__ = ("peer_id", "proof")
+    PEER_ID_FIELD_NUMBER: _ClassVar[int]
+    PROOF_FIELD_NUMBER: _ClassVar[int]
+    peer_id: str
+    proof: bytes
+    def __init__(self, peer_id: _Optional[str] = ..., proof: _Optional[bytes] = ...) -> None: ...
+
 class StageOffered(_message.Message):
-    __slots__ = ("run_id", "attempt", "digest", "total_bytes", "step")
+    __slots__ = ("run_id", "attempt", "digest", "total_bytes", "step", "proofs")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
+    PROOFS_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     attempt: int
     digest: bytes
     total_bytes: int
     step: int
-    def __init__(self, run_id: _Optional[str] = ..., attempt: _Optional[int] = ..., digest: _Optional[bytes] = ..., total_bytes: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
+    proofs: _containers.RepeatedCompositeFieldContainer[StateProof]
+    def __init__(self, run_id: _Optional[str] = ..., attempt: _Optional[int] = ..., digest: _Optional[bytes] = ..., total_bytes: _Optional[int] = ..., step: _Optional[int] = ..., proofs: _Optional[_Iterable[_Union[StateProof, _Mapping]]] = ...) -> None: ...
 
 class StageSaved(_message.Message):
     __slots__ = ("name", "digest", "total_bytes")
@@ -336,16 +348,18 @@ class SaveStage(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., step: _Optional[int] = ...) -> None: ...
 
 class CatchUp(_message.Message):
-    __slots__ = ("run_id", "attempt", "digest", "sources")
+    __slots__ = ("run_id", "attempt", "digest", "sources", "total_bytes")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     SOURCES_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     attempt: int
     digest: bytes
     sources: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, run_id: _Optional[str] = ..., attempt: _Optional[int] = ..., digest: _Optional[bytes] = ..., sources: _Optional[_Iterable[str]] = ...) -> None: ...
+    total_bytes: int
+    def __init__(self, run_id: _Optional[str] = ..., attempt: _Optional[int] = ..., digest: _Optional[bytes] = ..., sources: _Optional[_Iterable[str]] = ..., total_bytes: _Optional[int] = ...) -> None: ...
 
 class Microbatch(_message.Message):
     __slots__ = ("index", "samples", "route", "done")

@@ -180,7 +180,7 @@ class Engine(Protocol):
         With synchronised tied embeddings the tied tensor counts once, at the first stage.
 
         Raises:
-            NonFinite: a gradient is inf or NaN.
+            NonFinite: a gradient is inf, NaN or as good as that, see `bounds.MAX_SQUARED_NORM`.
             OutOfTurn: a microbatch has had its backward and no `weight_gradients`; so too for
                 `apply`, `flat_gradient` and `tied_gradient`.
         """

@@ -18,6 +18,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from swarm_ft.errors import BadOption, MalformedMessage, NonFinite, OutOfTurn
 from swarm_ft.ids import MicrobatchIndex, StepNumber
 from swarm_ft.log import get_logger
+from swarm_ft.protocol.spec.bounds import MAX_SQUARED_NORM
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.stage.architecture import check_seq_length
@@ -360,10 +361,10 @@ class StageEngine:
     def squared_grad_norm(self) -> float:
         """See `Engine`."""
         total = self._summed().squared_grad_norm()
-        if not math.isfinite(total):
+        if not total <= MAX_SQUARED_NORM:  # so is NaN
             raise NonFinite(
-                f"step {self.open_step.number}: a gradient of layers {self.layers} is inf or NaN; "
-                f"a smaller --lr may help"
+                f"step {self.open_step.number}: a gradient of layers {self.layers} is inf, NaN or "
+                f"as good as that, its norm {math.sqrt(total):.3g}; a smaller --lr may help"
             )
         return total
 

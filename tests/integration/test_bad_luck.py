@@ -2,27 +2,41 @@
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from swarm_ft.coordinator.decide import attempts, machine
 from swarm_ft.identity.certificates import Role
 from swarm_ft.ids import PeerId
+from swarm_ft.peer.state.stage_state import EngineMaker
 from swarm_ft.protocol.messages.client import RunEvent, RunPhase, RunStatus, StepCommitted
-from swarm_ft.protocol.messages.control import Assign, PeerAlive, PeerHello, StageFailed
+from swarm_ft.protocol.messages.control import (
+    Assign,
+    CatchUp,
+    CaughtUp,
+    FromPeer,
+    PeerAlive,
+    PeerHello,
+    StageFailed,
+    ToPeer,
+)
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.stage.base import Engine
+from swarm_ft.stage.checkpoint import open_checkpoint
+from swarm_ft.stage.engine import StageEngine
 from swarm_ft.transport.grpc_transport import GrpcTransport
 from swarm_ft.transport.methods import JOIN
 from tests.integration.conftest import Job, MakeJob, QuietEvents
 from tests.local_swarm import POLL_S, LocalSwarm
 
 LAYERS = ["0-3", "3-6"]
+LIAR = PeerId("liar")
 
 
 def losses(events: list[RunEvent]) -> list[float]:
@@ -36,6 +50,15 @@ def last_status(events: list[RunEvent]) -> RunStatus:
 
 async def names(swarm: LocalSwarm) -> set[str]:
     return {member.peer_id for member in (await swarm.client.status()).members}
+
+
+async def told_idle(swarm: LocalSwarm, name: PeerId) -> str:
+    """Why there is nothing to do for a member, once it was told."""
+    while True:
+        idle = {m.peer_id: m.idle for m in (await swarm.client.status()).members}
+        if idle[name]:
+            return idle[name]
+        await asyncio.sleep(POLL_S)
 
 
 @pytest.fixture
@@ -104,14 +127,79 @@ async def test_a_result_that_finds_no_room_here_is_its_replicas(job: Job, tmp_pa
     assert {stage.peer_id for stage in finished.assignments} == {"peer-0", "peer-1"}
 
 
+class WrongNorm(StageEngine):
+    """Tells another norm than that of its gradient."""
+
+    def squared_grad_norm(self) -> float:
+        return super().squared_grad_norm() * 1e20
+
+
+class WrongResult(StageEngine):
+    """Writes down other weights than it trained."""
+
+    def export(self, path: Path) -> int:
+        size = super().export(path)
+        data = bytearray(path.read_bytes())
+        data[-1] ^= 1
+        path.write_bytes(data)
+        return size
+
+
+def maker_of(engine: type[StageEngine]) -> EngineMaker:
+    def make(spec: RunSpec, layers: LayerRange) -> Engine:
+        checkpoint = open_checkpoint(spec.model.reference)
+        return engine(checkpoint, spec, layers, device=torch.device("cpu"), dtype=torch.float32)
+
+    return make
+
+
+async def test_a_replica_that_lies_of_its_norm_moves_no_clip_factor(
+    job: Job, quiet_events: QuietEvents, tmp_path: Path
+) -> None:
+    async with LocalSwarm(tmp_path, LAYERS) as swarm:
+        await swarm.all_joined()
+        await swarm.add_peer(LIAR, "3-6", make_engine=maker_of(WrongNorm))
+        events = await swarm.train(job.spec, job.samples)
+        why = await told_idle(swarm, LIAR)
+    assert last_status(events).phase is RunPhase.FINISHED
+    assert losses(events) == pytest.approx(losses(await quiet_events(job, LAYERS)), rel=1e-5)
+    assert why.endswith("it told another gradient norm than its replicas")
+
+
+@pytest.mark.parametrize("honest", [1, 2])
+async def test_a_result_that_is_not_its_replicas_is_fetched_last_or_not_at_all(
+    job: Job, tmp_path: Path, honest: int
+) -> None:
+    async with LocalSwarm(tmp_path, ["0-3", *["3-6"] * honest]) as swarm:
+        await swarm.all_joined()
+        await swarm.add_peer(LIAR, "3-6", make_engine=maker_of(WrongResult))
+        finished = last_status(await swarm.train(job.spec, job.samples))
+        (tmp_path / "taken").mkdir()
+        _, last = await swarm.client.fetch_shards(finished, tmp_path / "taken")
+        assert last.read_bytes() == exported(tmp_path / "peer-1").read_bytes()
+        assert (LIAR in {result.peer_id for result in finished.results}) == (honest == 1)
+        assert ("replicas of layers 3-6 have different ones" in finished.detail) == (honest == 1)
+        if honest == 2:
+            why = await told_idle(swarm, LIAR)
+            assert why.endswith("it wrote down another result than most of its replicas")
+
+
+def exported(folder: Path) -> Path:
+    (path,) = folder.glob("run-*-3-6.safetensors")
+    return path
+
+
+Answer = Callable[[ToPeer], FromPeer | None]
+
+
 @asynccontextmanager
-async def liar(swarm: LocalSwarm, code: str) -> AsyncIterator[None]:
-    """A member that answers whatever it is assigned with a failure."""
+async def liar(swarm: LocalSwarm, answer: Answer) -> AsyncIterator[None]:
+    """A member that answers as it likes, and hosts nothing."""
     endpoints = await swarm.directory.find(Role.COORDINATOR)
     channel = GrpcTransport().connect(next(iter(endpoints.values())))
     stream = channel.open(JOIN)
     hello = PeerHello(
-        peer_id=PeerId("liar"),
+        peer_id=LIAR,
         endpoint="127.0.0.1:1",
         layers=LayerRange(3, 6),
         memory_bytes=1 << 33,
@@ -121,11 +209,9 @@ async def liar(swarm: LocalSwarm, code: str) -> AsyncIterator[None]:
 
     async def lie() -> None:
         while (message := await stream.receive()) is not None:
-            if isinstance(message, Assign):
-                failed = StageFailed(
-                    run_id=message.run_id, attempt=message.attempt, code=code, message="so I say"
-                )
-                await stream.send(failed)
+            said = answer(message)
+            if said is not None:
+                await stream.send(said)
 
     async def live() -> None:
         while True:
@@ -146,10 +232,42 @@ async def liar(swarm: LocalSwarm, code: str) -> AsyncIterator[None]:
 async def test_a_liar_ends_no_run(
     job: Job, quiet_events: QuietEvents, tmp_path: Path, code: str
 ) -> None:
-    async with LocalSwarm(tmp_path, LAYERS) as swarm, liar(swarm, code):
-        while "liar" not in await names(swarm):  # noqa: ASYNC110
+    def fail(message: ToPeer) -> StageFailed | None:
+        if not isinstance(message, Assign):
+            return None
+        return StageFailed(
+            run_id=message.run_id, attempt=message.attempt, code=code, message="so I say"
+        )
+
+    async with LocalSwarm(tmp_path, LAYERS) as swarm, liar(swarm, fail):
+        while LIAR not in await names(swarm):  # noqa: ASYNC110
             await asyncio.sleep(POLL_S)
         events = await swarm.train(job.spec, job.samples)
         assert await names(swarm) == {"peer-0", "peer-1", "liar"}
     assert last_status(events).phase is RunPhase.FINISHED
     assert losses(events) == losses(await quiet_events(job, LAYERS))
+
+
+async def test_who_says_that_it_took_its_stage_over_and_did_not_is_no_replica(
+    make_job: MakeJob, quiet_events: QuietEvents, tmp_path: Path
+) -> None:
+    def echo(message: ToPeer) -> CaughtUp | None:
+        if not isinstance(message, CatchUp):
+            return None
+        return CaughtUp(
+            run_id=message.run_id, attempt=message.attempt, state_bytes=1, proof=message.digest
+        )
+
+    job, events = make_job(num_samples=16, batch_size=8, num_steps=24), list[RunEvent]()
+    async with LocalSwarm(tmp_path, LAYERS) as swarm, AsyncExitStack() as joined:
+        await swarm.all_joined()
+        status = await swarm.client.submit(job.spec, job.samples)
+        async for event in swarm.client.watch(status.run_id, lambda _trouble: None):
+            events.append(event)
+            if isinstance(event, StepCommitted) and event.step == 2:
+                await joined.enter_async_context(liar(swarm, echo))
+        why = await told_idle(swarm, LIAR)
+    assert last_status(events).phase is RunPhase.FINISHED
+    assert {stage.peer_id for stage in last_status(events).assignments} == {"peer-0", "peer-1"}
+    assert losses(events) == losses(await quiet_events(job, LAYERS))
+    assert why.endswith("it took over another state than its stage has")

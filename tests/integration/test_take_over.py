@@ -148,3 +148,18 @@ async def test_a_newcomer_that_dies_while_it_takes_over_costs_no_step(
     assert story.steps() == list(range(STEPS))
     assert weights.keys() == {"peer-0"}
     assert story.losses() == await quiet_losses(job)
+
+
+async def test_where_tied_embeddings_are_synchronised_all_wait_until_a_newcomer_has_the_state(
+    make_job: MakeJob, tmp_path: Path, quiet_losses: QuietLosses
+) -> None:
+    job = make_job(num_samples=16, batch_size=8, num_steps=STEPS, sync_tied_embeddings=True)
+    story = Story(job, tmp_path / "joined", ["0-3", "3-6"])
+    story.released.set()
+    weights = await story.play()
+    assert story.status().phase is RunPhase.FINISHED
+    assert story.steps() == list(range(STEPS))
+    assert not story.heard, "nobody trained meanwhile"
+    assert weights.keys() == {"peer-0", NEWCOMER}
+    assert weights["peer-0"] == weights[NEWCOMER]
+    assert story.losses() == pytest.approx(await quiet_losses(job), rel=1e-4)

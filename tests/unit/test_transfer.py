@@ -28,6 +28,7 @@ from swarm_ft.protocol.messages.shard import (
     ChunkList,
     ChunkPart,
     FetchRequest,
+    ShardFile,
     ShardName,
 )
 from swarm_ft.protocol.spec.layers import LayerRange
@@ -51,6 +52,8 @@ NAME = ShardName(run_id=RunId("run-1"), step=StepNumber(42), layers=LayerRange(0
 NUM_CHUNKS = 7
 A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
 ALTERED = 5
+NOWHERE = ShardFile(digest=bytes(16), total_bytes=1)
+"""What no source has."""
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +63,7 @@ def shard(tmp_path_factory: pytest.TempPathFactory) -> OfferedShard:
     chunk = bytes(range(256)) * (CHUNK_BYTES // 256)
     data = b"".join(bytes([i]) + chunk[1:] for i in range(NUM_CHUNKS))
     path.write_bytes(data[: -CHUNK_BYTES // 2])
-    return offer(path)
+    return offer(path, NAME)
 
 
 @pytest.fixture
@@ -217,7 +220,7 @@ async def test_a_shard_comes_from_all_sources_at_once(
     newcomer, sources = Newcomer(directory), {"a": Source(shard), "b": Source(shard)}
     path = tmp_path / "taken"
     async with serving(directory, **sources):
-        chunks = await newcomer.downloader.list_chunks(NAME, shard.chunks.digest(), [A, B])
+        chunks = await newcomer.downloader.list_chunks(NAME, shard.chunks.file, [A, B])
         assert chunks == shard.chunks
         brought = await newcomer.take(shard, [A, B], path)
     assert path.read_bytes() == shard.path.read_bytes()
@@ -373,12 +376,15 @@ async def test_the_list_comes_from_the_first_source_whose_list_has_the_digest(
     liars = [Source(OfferedShard(path=shard.path, chunks=lie)) for lie in (forged, shorter)]
     newcomer = Newcomer(directory)
     async with serving(directory, a=liars[0], b=liars[1], c=Source(shard)):
-        listed = await newcomer.downloader.list_chunks(NAME, chunks.digest(), [A, B, C])
+        listed = await newcomer.downloader.list_chunks(NAME, chunks.file, [A, B, C])
         assert listed == chunks
         assert newcomer.faults.keys() == {A, B}
         assert all(isinstance(error, ProtocolError) for error in newcomer.faults.values())
         with pytest.raises(Unavailable, match="no source has a list"):
-            await newcomer.downloader.list_chunks(NAME, bytes(16), [A, B, C])
+            await newcomer.downloader.list_chunks(NAME, NOWHERE, [A, B, C])
+        longer = replace(chunks.file, total_bytes=chunks.total_bytes + 1)
+        with pytest.raises(Unavailable, match="no source has a list"):
+            await newcomer.downloader.list_chunks(NAME, longer, [C])
 
 
 async def test_a_disk_that_does_not_take_it_is_no_sources_fault(
@@ -395,7 +401,7 @@ async def test_an_empty_file_is_a_shard_without_chunks(
     directory: StaticDirectory, tmp_path: Path
 ) -> None:
     (tmp_path / "empty").write_bytes(b"")
-    shard = offer(tmp_path / "empty")
+    shard = offer(tmp_path / "empty", NAME)
     assert await Newcomer(directory).take(shard, [], tmp_path / "taken") == {}
     assert (tmp_path / "taken").read_bytes() == b""
 
@@ -465,7 +471,7 @@ async def test_a_file_that_is_gone_is_told_without_its_path(
             await stream.receive()
     assert str(tmp_path) not in caught.value.message
     with pytest.raises(Unavailable, match="cannot be read"):
-        offer(tmp_path / "gone")
+        offer(tmp_path / "gone", NAME)
 
 
 async def test_a_list_that_is_none_is_a_lie(
@@ -475,7 +481,7 @@ async def test_a_list_that_is_none_is_a_lie(
     newcomer = Newcomer(directory)
     async with serving(directory, a=Source(OfferedShard(path=shard.path, chunks=lie))):
         with pytest.raises(Unavailable):
-            await newcomer.downloader.list_chunks(NAME, bytes(16), [A])
+            await newcomer.downloader.list_chunks(NAME, NOWHERE, [A])
     assert isinstance(newcomer.faults[A], MalformedMessage)
 
 

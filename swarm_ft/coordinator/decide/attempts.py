@@ -6,6 +6,7 @@ An attempt ends with `interrupt`; `advance` starts the next as soon as all it ne
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -17,11 +18,13 @@ from swarm_ft.coordinator.plan.membership import (
     arrangement,
     hopeless_for,
     learners_of,
+    loss_in_words,
     patience_s,
     settled,
     why_idle,
     with_caught_up,
     with_newcomers,
+    without_state,
 )
 from swarm_ft.coordinator.plan.steps import with_ledger
 from swarm_ft.ids import NO_ATTEMPT, Attempt, PeerId, StepNumber
@@ -30,6 +33,7 @@ from swarm_ft.protocol.messages.control import (
     Assign,
     CatchUp,
     CaughtUp,
+    Learner,
     ReleaseStage,
     StageAssignment,
     StageOffered,
@@ -107,6 +111,16 @@ def set_aside(turn: Turn, peer_id: PeerId, reason: str) -> None:
     _stand(turn, peer_id, turn.state.standing(peer_id).set_aside(f"it {reason}", turn.now_s))
 
 
+def do_without(turn: Turn, run: Run, peers: Iterable[PeerId], why: str) -> None:
+    """Set peers aside for a reason that each of them gave, and go on without them."""
+    words = []
+    for peer in peers:
+        words.append(loss_in_words(turn.state, run, peer, why))
+        set_aside(turn, peer, why)
+        run = without_state(run, peer)
+    interrupt(turn, replace(run, detail="; ".join(words)))
+
+
 def _stand(turn: Turn, peer_id: PeerId, standing: Standing) -> None:
     turn.state = turn.state.with_standing(peer_id, standing)
     if standing.is_aside(turn.now_s):
@@ -115,24 +129,34 @@ def _stand(turn: Turn, peer_id: PeerId, standing: Standing) -> None:
 
 def offered(turn: Turn, run: Run, peer_id: PeerId, offer: StageOffered) -> None:
     """Pass a source's first offer on to the learners it is for; the others have the same bytes."""
-    attempt = run.attempt
-    learners = [t for t in attempt.learners if t.step == offer.step and peer_id in t.sources]
-    for learner in learners:
-        if learner.peer_id in attempt.notified:
+    attempt, proofs = run.attempt, dict(run.attempt.proofs)
+    for learner in attempt.learners:
+        proof = offer.proofs.get(learner.peer_id)
+        if proof is None or learner.step != offer.step or peer_id not in learner.sources:
             continue
-        sources = (peer_id, *(source for source in learner.sources if source != peer_id))
-        take = CatchUp(
-            run_id=run.run_id, attempt=attempt.number, digest=offer.digest, sources=sources
-        )
-        turn.say(learner.peer_id, take)
-    notified = attempt.notified | {learner.peer_id for learner in learners}
-    turn.keep(replace(run, attempt=replace(attempt, notified=notified)))
+        if learner.peer_id not in proofs:
+            turn.say(learner.peer_id, _catch_up(run, peer_id, offer, learner))
+        proofs[learner.peer_id] = proofs.get(learner.peer_id, frozenset()) | {proof}
+    turn.keep(replace(run, attempt=replace(attempt, proofs=MappingProxyType(proofs))))
+
+
+def _catch_up(run: Run, source: PeerId, offer: StageOffered, learner: Learner) -> CatchUp:
+    return CatchUp(
+        run_id=run.run_id,
+        attempt=run.attempt.number,
+        digest=offer.digest,
+        total_bytes=offer.total_bytes,
+        sources=(source, *(other for other in learner.sources if other != source)),
+    )
 
 
 def caught_up(turn: Turn, run: Run, peer_id: PeerId, message: CaughtUp) -> None:
-    """A learner has its stage, and from the next plan on computes."""
+    """A learner that shows that it has its stage computes from the next plan on."""
     attempt, measured = run.attempt, run.measured
     if peer_id in attempt.caught_up or all(t.peer_id != peer_id for t in attempt.learners):
+        return
+    if message.proof not in attempt.proofs.get(peer_id, ()):
+        do_without(turn, run, (peer_id,), "took over another state than its stage has")
         return
     attempt = replace(attempt, caught_up=attempt.caught_up | {peer_id})
     measured = replace(measured, state_bytes=measured.state_bytes + message.state_bytes)

@@ -17,6 +17,11 @@ from swarm_ft.coordinator.facts.events import (
     WriteSnapshot,
 )
 from swarm_ft.coordinator.facts.state import PlannedStep, Run, Saving, Snapshot
+from swarm_ft.coordinator.plan.agreement import (
+    outvoted_results,
+    without_results_of,
+    wrong_norms,
+)
 from swarm_ft.coordinator.plan.membership import (
     able_for,
     caught_up_in_words,
@@ -101,7 +106,7 @@ def snapshot_written(turn: Turn, run_id: RunId, snapshot: Snapshot) -> None:
 
 def stage_ready(turn: Turn, run: Run, peer_id: PeerId, ready: StageReady) -> None:
     """A peer has its stage, or listens; with the last one the first uncommitted step begins."""
-    if run.phase is not RunPhase.LOADING:
+    if run.phase is not RunPhase.LOADING or peer_id in _unproven(run):
         return
     done = MappingProxyType({**run.attempt.done, peer_id: ready.done})
     attempt = replace(run.attempt, loaded=run.attempt.loaded | {peer_id}, done=done)
@@ -116,16 +121,30 @@ def stage_ready(turn: Turn, run: Run, peer_id: PeerId, ready: StageReady) -> Non
         turn.keep(run)
 
 
+def _unproven(run: Run) -> set[PeerId]:
+    """Peers that all wait for, and that have yet to show that they have their stage's state."""
+    taking = {learner.peer_id for learner in run.attempt.learners}
+    return taking.difference(run.listeners, run.attempt.caught_up)
+
+
 def step_ready(turn: Turn, run: Run, peer_id: PeerId, message: StepReady) -> None:
     """A peer did its part of the step; with the last one the step is committed."""
     step = run.step
     is_current = run.phase is RunPhase.TRAINING and message.step == run.committed_steps
     if step is None or not is_current:
         return
+    # Nobody computed for longer than the step is old.
+    compute_s = min(message.compute_s, turn.now_s - step.began_s)
+    message = replace(message, compute_s=compute_s)
     step = replace(step, ready=MappingProxyType({**step.ready, peer_id: message}))
     run = replace(after_report(run, peer_id, message), step=step)
     turn.keep(run)
-    if step.ready.keys() >= set(run.peers):
+    if not step.ready.keys() >= set(run.peers):
+        return
+    wrong = wrong_norms(turn.state, run, step)
+    if wrong:
+        attempts.do_without(turn, run, wrong, "told another gradient norm than its replicas")
+    else:
         _go_on(turn, _commit(turn, run, step))
 
 
@@ -136,9 +155,20 @@ def stage_exported(turn: Turn, run: Run, peer_id: PeerId, message: StageExported
     exported = MappingProxyType({**run.past.exported, peer_id: message.file})
     run = replace(run, past=replace(run.past, exported=exported))
     if exported.keys() >= set(run.peers):
-        turn.put(replace(run, phase=RunPhase.FINISHED, detail=losses.TO_BE_FETCHED))
+        _finish(turn, run)
     else:
         turn.keep(run)
+
+
+def _finish(turn: Turn, run: Run) -> None:
+    """The result is there; who has another one than most of its replicas has none."""
+    outvoted = outvoted_results(turn.state, run)
+    run = without_results_of(run, outvoted)
+    turn.put(replace(run, phase=RunPhase.FINISHED, detail=losses.result_in_words(run)))
+    for peer in outvoted:
+        why = "wrote down another result than most of its replicas"
+        attempts.set_aside(turn, peer, why)
+        turn.say(peer, ReleaseStage(run_id=run.run_id, reason=f"this peer {why}"))
 
 
 def _plan_or_export(turn: Turn, run: Run) -> None:

@@ -9,12 +9,11 @@ from types import MappingProxyType
 from swarm_ft.coordinator.decide import attempts
 from swarm_ft.coordinator.facts.events import Turn
 from swarm_ft.coordinator.facts.state import Run, SwarmState
+from swarm_ft.coordinator.plan.agreement import differing_results
 from swarm_ft.coordinator.plan.membership import (
     SILENT_S,
     late_peers,
-    loss_in_words,
     lost_parts,
-    without_state,
 )
 from swarm_ft.coordinator.plan.routes import longest_s
 from swarm_ft.ids import NO_ATTEMPT, PeerId
@@ -32,6 +31,15 @@ from swarm_ft.protocol.spec.layers import LayerRange
 TO_BE_FETCHED = "the result can be fetched"
 
 
+def result_in_words(run: Run) -> str:
+    """What a client is told of a finished run."""
+    differing = differing_results(run)
+    if not differing:
+        return TO_BE_FETCHED
+    layers = ", ".join(map(str, differing))
+    return f"{TO_BE_FETCHED}; replicas of layers {layers} have different ones, the first counts"
+
+
 def holder_gone(turn: Turn, peer_id: PeerId, *, away_since_s: float) -> None:
     """A peer went away; what it has of results may be gone with it."""
     for run in _finished(turn):
@@ -45,7 +53,7 @@ def look_after(turn: Turn) -> None:
         lost = lost_parts(turn.state, run, turn.now_s)
         active = turn.state.active_run if lost else None
         if not lost:
-            _tell(turn, run, TO_BE_FETCHED)
+            _tell(turn, run, result_in_words(run))
         elif active is None or not active.attempt.assignments:
             _make_again(turn, run, lost, active)
         else:
@@ -147,11 +155,7 @@ def drop_late(turn: Turn) -> None:
     if run is None or not late:
         return
     why = f"was not ready after {turn.now_s - run.attempt.began_s:.0f} s"
-    detail = "; ".join(loss_in_words(turn.state, run, peer, why) for peer in late)
-    for peer in late:
-        attempts.set_aside(turn, peer, why)
-        run = without_state(run, peer)
-    attempts.interrupt(turn, replace(run, detail=detail))
+    attempts.do_without(turn, run, late, why)
 
 
 # ---- a peer that gets slow in the middle of a step is relieved in that step, if it has replicas
@@ -170,7 +174,7 @@ def heard(turn: Turn, run: Run, peer_id: PeerId, alive: PeerAlive) -> None:
     is_current = (alive.attempt, alive.step) == (run.attempt.number, run.committed_steps)
     if run.phase is not RunPhase.TRAINING or not is_current:
         return
-    seconds = _seconds_each(run, peer_id, alive)
+    seconds = _seconds_each(run, peer_id, alive, turn.now_s)
     if seconds is None:
         return
     usual = run.measured.seconds[peer_id]
@@ -198,10 +202,11 @@ def _loading(run: Run, peer_id: PeerId, alive: PeerAlive, now_s: float) -> Run:
     return replace(run, attempt=attempt)
 
 
-def _seconds_each(run: Run, peer_id: PeerId, alive: PeerAlive) -> float | None:
+def _seconds_each(run: Run, peer_id: PeerId, alive: PeerAlive, now_s: float) -> float | None:
     """Seconds a microbatch takes the peer now, if that holds the step up.
 
-    It does if what it has not begun yet will take it longer than its whole share ever did.
+    It does if what it has not begun yet will take it longer than its whole share ever did. That it
+    computed for longer than the step is old is not believed.
     """
     usual = run.measured.seconds.get(peer_id, ())
     place = next(((i, s) for i, s in enumerate(run.computing) if peer_id in s.peers), None)
@@ -210,7 +215,8 @@ def _seconds_each(run: Run, peer_id: PeerId, alive: PeerAlive) -> float | None:
     index, stage = place
     if len(stage.peers) == 1 or len(usual) < MEASURED_AT_LEAST or not alive.parts_begun:
         return None
-    seconds = alive.compute_s / alive.parts_begun * PARTS
+    compute_s = min(alive.compute_s, now_s - run.step.began_s)
+    seconds = compute_s / alive.parts_begun * PARTS
     share = run.step.share(index, stage.peers.index(peer_id))
     remaining = share - -(-alive.parts_begun // PARTS)
     is_slow = remaining > 0 and remaining * seconds > share * longest_s(usual)

@@ -12,6 +12,7 @@ end as CANCELLED or FAILED. Inside TRAINING every step is plan -> run -> ready -
     StageExported from all     the result can be fetched                             -> FINISHED
     a part of it is lost       back to the newest snapshot, or the beginning, see `results`
     a replica is lost          attempt + 1 without it; the step that did not commit runs again
+    a replica is outvoted      attempt + 1 without it, see `plan.agreement`; it is set aside
     a replica gets slow        attempt + 1 in which the others take most of its share
     a stage's last one is lost wait for it; then go back to the weights the run began with
     a peer comes (back)        while others load, or when the next step begins: attempt + 1 with it
@@ -47,6 +48,7 @@ from swarm_ft.coordinator.plan.membership import (
     holds_last_commit,
     is_wanted,
     loss_in_words,
+    may_hold_it,
     missed_last_commit,
     with_exports_of,
     with_newcomers,
@@ -234,13 +236,13 @@ def _joined(turn: Turn, hello: PeerHello) -> None:
 
 def _came(turn: Turn, run: Run, hello: PeerHello) -> None:
     """A peer came, or came back: what it holds decides what can be done with it."""
-    peer = hello.peer_id
+    peer, before = hello.peer_id, run
     run = without_state(run, peer)
     holds = dict(run.past.holds)
     if hello.held and missed_last_commit(run, hello.held, peer) and run.past.last_commit:
         turn.say(peer, run.past.last_commit)
         holds[peer] = run.committed_steps
-    elif hello.held and holds_last_commit(run, hello.held):
+    elif hello.held and holds_last_commit(run, hello.held) and may_hold_it(before, peer):
         holds[peer] = run.committed_steps
     away = {name: since for name, since in run.attempt.away_since_s.items() if name != peer}
     run = run.with_holds(holds).with_away(away)

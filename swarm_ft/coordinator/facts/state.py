@@ -132,7 +132,8 @@ class AttemptState:
         assignments: who hosts what, replicas beside each other; a peer that no replica stands in
             for is kept while it is away and may come back.
         learners: peers that take their stage's state over.
-        notified: learners that were told to `CatchUp`.
+        proofs: of learners that were told to `CatchUp`, what each tells once it has the state, as
+            sources told.
         caught_up: learners that said they have it; replicas as all others from the next plan on.
         began_s: when it was assigned.
         loaded: peers that said StageReady.
@@ -145,7 +146,7 @@ class AttemptState:
     number: Attempt = NO_ATTEMPT
     assignments: tuple[StageAssignment, ...] = ()
     learners: tuple[Learner, ...] = ()
-    notified: frozenset[PeerId] = frozenset()
+    proofs: Mapping[PeerId, frozenset[bytes]] = field(default_factory=_nothing)
     caught_up: frozenset[PeerId] = frozenset()
     began_s: float = 0.0
     loaded: frozenset[PeerId] = frozenset()
@@ -291,8 +292,8 @@ class Run:
             joining=self.listeners,
             results=tuple(
                 StageResult(peer_id=peer, file=file)
-                for peer, file in self.past.exported.items()
-                if file
+                for peer in self.peers
+                if (file := self.past.exported.get(peer))
             ),
         )
 

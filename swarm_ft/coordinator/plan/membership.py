@@ -146,6 +146,13 @@ def holds_last_commit(run: Run, held: HeldStage) -> bool:
     return last_commit is None or held.last_attempt == last_commit.attempt
 
 
+def may_hold_it(run: Run, peer_id: PeerId) -> bool:
+    """Whether a peer that says it holds the last commit was there, or took the state over since."""
+    past = run.past
+    is_known = peer_id in past.committers or past.holds.get(peer_id) == run.committed_steps
+    return is_known or not run.committed_steps
+
+
 def is_of(run: Run, held: HeldStage) -> bool:
     """Whether what a peer holds is of this run, and by the same RunSpec."""
     return held.run_id == run.run_id and held.spec_digest == run.spec.digest()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+import statistics
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -28,6 +29,9 @@ from swarm_ft.protocol.spec.training_plan import clip_factor, learning_rate_at, 
 MEASURED_STEPS = 5
 """How many a peer's speed, and that of a step, is told from."""
 FORGIVEN = 0.9
+FASTER_AT_MOST = 8.0
+"""So many times as fast as its stage's median a replica may be thought, whatever it tells. Of two
+the slower one is the median."""
 
 
 def plan_step(run: Run, now_s: float) -> tuple[Run, PlanStep]:
@@ -128,10 +132,14 @@ def _measured_after(run: Run, step: PlannedStep, committed: StepCommitted) -> Me
     before = run.measured
     seconds = {}
     for index, stage in enumerate(run.computing):
-        for replica, peer in enumerate(stage.peers):
-            known = before.seconds.get(peer, ())
-            newest = _newest(known, step.ready[peer], step.share(index, replica))
-            seconds[peer] = (*known, *newest)[-MEASURED_STEPS:]
+        newest = {
+            peer: _newest(
+                before.seconds.get(peer, ()), step.ready[peer], step.share(index, replica)
+            )
+            for replica, peer in enumerate(stage.peers)
+        }
+        for peer, taken in _in_line(newest).items():
+            seconds[peer] = (*before.seconds.get(peer, ()), *taken)[-MEASURED_STEPS:]
     return Measured(
         seconds=MappingProxyType(seconds),
         step_seconds=(*before.step_seconds, committed.seconds)[-MEASURED_STEPS:],
@@ -139,11 +147,23 @@ def _measured_after(run: Run, step: PlannedStep, committed: StepCommitted) -> Me
     )
 
 
-def _newest(before: tuple[float, ...], ready: StepReady, count: int) -> tuple[float, ...]:
+def _newest(before: tuple[float, ...], ready: StepReady, count: int) -> float | None:
+    """Seconds that a microbatch took a replica, as it tells; None if nothing is known of it."""
     if count:
-        return (ready.compute_s / count,) if ready.compute_s else ()
+        return ready.compute_s / count
     # Who was too slow to get any is thought a little faster, until it is tried again.
-    return (before[-1] * FORGIVEN,) if before else ()
+    return before[-1] * FORGIVEN if before else None
+
+
+def _in_line(newest: Mapping[PeerId, float | None]) -> dict[PeerId, tuple[float, ...]]:
+    """What replicas of a stage told of one step, each within what the others make credible.
+
+    That nobody took longer than the step did was seen to when they told it.
+    """
+    told = [seconds for seconds in newest.values() if seconds is not None]
+    least = statistics.median_high(told) / FASTER_AT_MOST if told else 0.0
+    bounded = {peer: max(s, least) if s is not None else 0.0 for peer, s in newest.items()}
+    return {peer: (seconds,) if seconds > 0.0 else () for peer, seconds in bounded.items()}
 
 
 # ---- what peers tell of their buffers, and what becomes of the ledger by it

@@ -3,13 +3,17 @@
 A newcomer takes it from the stage's other replicas; a run that goes back takes it from its
 snapshots; replicas offer it to newcomers, and put it into the snapshots when they are asked to.
 What they offer is named by its digest; the coordinator passes on which, so that a source that lies
-is found out. So it is with snapshots, whose digests the coordinator keeps.
+is found out. So it is with snapshots, whose digests the coordinator keeps. Beside it they tell what
+each newcomer will tell once it has all of it, so that one that has not is found out too.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from swarm_ft import failpoints
 from swarm_ft.errors import BadSnapshot, OutOfTurn, SwarmError, Unavailable
@@ -35,6 +39,8 @@ from swarm_ft.snapshots.store import SnapshotStore
 from swarm_ft.transfer import OfferedShard, offer
 
 logger = get_logger(__name__)
+
+T = TypeVar("T")
 
 RETRY_S = 2.0
 """Rest before a state that the disk did not take is written again."""
@@ -183,37 +189,51 @@ class StateExchange:
         names = set(self._givings.values())
         self._stop_offering(names)
         for name in names:
-            offered = self._context.offers.get(name)
-            if offered is not None:
-                self._say_offered(name, offered)
-            elif name not in self._offering and name == self._state.name:
-                contents = await self._state.weights()
-                self._offering[name] = asyncio.create_task(self._offer(name, contents))
+            if name in self._offering and not self._offering[name].done():
+                continue  # it tells as soon as it can
+            if name in self._context.offers:
+                telling = self._offer(name, self._context.offers[name].path)
+            elif name == self._state.name:
+                telling = self._write_and_offer(name, await self._state.weights())
+            else:
+                continue
+            self._offering[name] = asyncio.create_task(telling)
 
     def planned(self, plan: PlanStep) -> None:
         """Offer no more what everybody has: who computes has taken it."""
         wanted = {name for peer, name in self._givings.items() if peer in plan.listeners}
         self._stop_offering(wanted)
 
-    async def _offer(self, name: ShardName, contents: ShardContents) -> None:
+    async def _write_and_offer(self, name: ShardName, contents: ShardContents) -> None:
+        write = partial(self._write, self._folder, name, contents)
+        await self._offer(name, await self._tried(name, write))
+
+    async def _offer(self, name: ShardName, path: Path) -> None:
+        """Offer a state that lies here to all who are to take it by then."""
+        offers = self._context.offers
+        try:
+            while name not in offers or not self._takers(name) <= offers[name].proofs.keys():
+                read = partial(asyncio.to_thread, offer, path, name, self._takers(name))
+                offers[name] = await self._tried(name, read)
+        finally:
+            self._drop_unless_offered(name, path)
+        self._say_offered(name, offers[name])
+
+    def _drop_unless_offered(self, name: ShardName, path: Path) -> None:
+        if name not in self._context.offers:
+            path.unlink(missing_ok=True)
+
+    def _takers(self, name: ShardName) -> set[PeerId]:
+        return {peer for peer, given in self._givings.items() if given == name}
+
+    async def _tried(self, name: ShardName, do: Callable[[], Awaitable[T]]) -> T:
+        """What comes of it once the disk takes part."""
         while True:
             try:
-                offered = await self._put_out(name, contents)
+                return await do()
             except Unavailable as error:
                 logger.warning("%s: cannot be offered yet: %s", name, error.message)
                 await asyncio.sleep(RETRY_S)
-            else:
-                self._say_offered(name, offered)
-                return
-
-    async def _put_out(self, name: ShardName, contents: ShardContents) -> OfferedShard:
-        path = await self._write(self._folder, name, contents)
-        try:
-            offered = self._context.offers[name] = await asyncio.to_thread(offer, path)
-        except BaseException:
-            path.unlink(missing_ok=True)
-            raise
-        return offered
 
     def _say_offered(self, name: ShardName, offered: OfferedShard) -> None:
         self._context.say(
@@ -223,6 +243,7 @@ class StateExchange:
                 step=name.step,
                 digest=offered.chunks.digest(),
                 total_bytes=offered.chunks.total_bytes,
+                proofs={peer: offered.proofs[peer] for peer in self._takers(name)},
             )
         )
 

@@ -22,7 +22,8 @@ from swarm_ft.peer.state.stage_state import StageState
 from swarm_ft.private_files import open_private
 from swarm_ft.protocol.messages.boundary import EncodedTensor
 from swarm_ft.protocol.messages.control import Assign, CatchUp, CaughtUp, CommitStep
-from swarm_ft.protocol.messages.shard import ShardName
+from swarm_ft.protocol.messages.shard import ShardFile, ShardName, proof_by
+from swarm_ft.snapshots.files import chunks_of
 from swarm_ft.snapshots.shard import ShardContents, read_shard
 from swarm_ft.transfer import Downloader
 
@@ -162,7 +163,7 @@ class CatchingUp:
         self._backlog = Backlog(folder, f"heard-{name.run_id}-{name.layers}")
         self._open: tuple[Attempt, StepNumber, EncodedSum] | None = None
         self._contents: ShardContents | None = None
-        self._state_bytes = 0
+        self._state_bytes, self._proof = 0, b""
         self._one_at_a_time = asyncio.Lock()
         self.expect(assign.attempt)
 
@@ -200,9 +201,14 @@ class CatchingUp:
             await self._become()
         await self._apply_all()
         self.has_caught_up = True
-        self._context.say(
-            CaughtUp(run_id=self.name.run_id, attempt=self._attempt, state_bytes=self._state_bytes)
+        await self._take  # until sources told in this attempt too, nobody could check the proof
+        caught_up = CaughtUp(
+            run_id=self.name.run_id,
+            attempt=self._attempt,
+            state_bytes=self._state_bytes,
+            proof=self._proof,
         )
+        self._context.say(caught_up)
 
     async def _fetch(self) -> None:
         if self._contents is not None:
@@ -222,10 +228,14 @@ class CatchingUp:
         name, sources = self.name, take.sources
         path = self._folder / f"handed-{name.run_id}-{name.layers}.safetensors"
         try:
-            chunks = await self._downloader.list_chunks(name, take.digest, sources)
+            file = ShardFile(digest=take.digest, total_bytes=take.total_bytes)
+            chunks = await self._downloader.list_chunks(name, file, sources)
             brought = await self._downloader.download(name, chunks, sources, path)
+            proof = proof_by(self._context.peer_id, name)
+            await asyncio.to_thread(chunks_of, path, proof)
             contents = await asyncio.to_thread(read_shard, path, name, self._spec_digest)
             self._contents, self._state_bytes = contents, sum(brought.values())
+            self._proof = proof.digest()
         finally:
             path.unlink(missing_ok=True)  # what was read stays mapped until it is let go of
 

@@ -147,7 +147,8 @@ class RunStatus:
         attempt: of a finished run, tells its result from one that was made before.
         joining: peers of the stages that take over while the others train.
         boundaries: first to last; where the whole swarm is asked for, else none.
-        results: of a finished run, as far as its peers told (again, after a restart).
+        results: of a finished run, as far as its peers told (again, after a restart); of a stage's
+            replicas those first that joined the run first.
     """
 
     run_id: RunId

@@ -21,6 +21,7 @@ from swarm_ft.protocol.messages.shard import ShardFile, ShardName
 from swarm_ft.protocol.messages.timeline import ClockTime, StepTimeline
 from swarm_ft.protocol.spec.bounds import (
     MAX_PEER_NUMBER,
+    MAX_SQUARED_NORM,
     Bound,
     Digest,
     Endpoint,
@@ -159,6 +160,7 @@ class CatchUp:
     run_id: RunId
     attempt: Attempt
     digest: Digest
+    total_bytes: int
     sources: SomePeers
 
 
@@ -322,11 +324,13 @@ class CaughtUp:
 
     Attributes:
         state_bytes: that were fetched from the other replicas.
+        proof: that it has the state which it took, see `shard.proof_by`.
     """
 
     run_id: RunId
     attempt: Attempt
     state_bytes: Annotated[int, Range(0, MAX_TRAFFIC_BYTES)]
+    proof: Digest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -345,7 +349,7 @@ class StepReady:
     run_id: RunId
     attempt: Attempt
     step: StepNumber
-    squared_grad_norm: Measured
+    squared_grad_norm: Annotated[float, Range(0.0, MAX_SQUARED_NORM)]
     loss_sum: Measured = 0.0
     compute_s: Measured = 0.0
     traffic: Annotated[tuple[Annotated[Traffic, OfOneStep()], ...], Length(MAX_BOUNDARIES)] = ()
@@ -403,12 +407,13 @@ class PeerAlive:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageOffered:
-    """A learner may have this stage's state from this peer.
+    """Learners may have this stage's state from this peer.
 
     Attributes:
         step: how many steps are in it.
         digest: of the shard that it is offered as, see `ChunkList.digest`.
         total_bytes: of the shard.
+        proofs: what each learner will tell once it has the shard; to be kept from learners.
     """
 
     run_id: RunId
@@ -416,6 +421,7 @@ class StageOffered:
     step: StepNumber
     digest: Digest
     total_bytes: int
+    proofs: Annotated[dict[PeerId, Digest], Length(MAX_RUN_PEERS)] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from swarm_ft.errors import MalformedMessage
-from swarm_ft.ids import RunId, StepNumber
+from swarm_ft.ids import PeerId, RunId, StepNumber
 from swarm_ft.protocol.spec.bounds import Digest, Length, Range
-from swarm_ft.protocol.spec.digest import BytesLike, digest_of
+from swarm_ft.protocol.spec.digest import BytesLike, KeyedDigest, digest_of
 from swarm_ft.protocol.spec.layers import LayerRange
 
 CHUNK_BYTES = 4 << 20
@@ -48,6 +48,9 @@ class ShardFile:
 
     digest: Digest
     total_bytes: Annotated[int, Range(0, CHUNK_BYTES * MAX_CHUNKS)]
+
+    def __str__(self) -> str:
+        return f"{self.total_bytes} bytes with digest {self.digest.hex()}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,10 +120,26 @@ def num_chunks(total_bytes: int) -> int:
     return -(-total_bytes // CHUNK_BYTES)
 
 
-def list_chunks(chunks: Iterable[BytesLike]) -> ChunkList:
-    """The list of a file that is given chunk after chunk, each of CHUNK_BYTES but the last."""
+def proof_by(peer_id: PeerId, name: ShardName) -> KeyedDigest:
+    """What shows that a peer has a shard, once it was given all of its bytes.
+
+    The shard's digest shows nothing, since who fetches it is told that beforehand; so is no other
+    peer's proof. It has no attempt in it: an offer outlives attempts.
+    """
+    return KeyedDigest(b"proof", peer_id.encode(), str(name).encode())
+
+
+def list_chunks(chunks: Iterable[BytesLike], *digests_too: KeyedDigest) -> ChunkList:
+    """The list of a file that is given chunk after chunk, each of CHUNK_BYTES but the last.
+
+    Args:
+        chunks: of the file.
+        digests_too: are given its bytes in the same pass.
+    """
     total_bytes, digests = 0, []
     for chunk in chunks:
+        for digest in digests_too:
+            digest.update(chunk)
         total_bytes += len(chunk)
         digests.append(digest_of(chunk))
     return ChunkList(total_bytes=total_bytes, digests=tuple(digests))

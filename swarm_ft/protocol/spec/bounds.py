@@ -126,7 +126,9 @@ MAX_ID_CHARS = 64
 MAX_TEXT_CHARS = 1000
 """Reasons and details, which end in logs and terminals."""
 MAX_PEER_NUMBER = 1e200
-"""Norms and losses of peers, which are summed: larger ones, finite each, would overflow."""
+"""Losses and times of peers, which are summed: larger ones, finite each, would overflow."""
+MAX_SQUARED_NORM = 1e60
+"""Of a stage's gradient; a larger one is a model that diverged, and no peer tells it."""
 MAX_ENDPOINT_CHARS = 255
 
 _HOST = r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]{2,45}\]"

@@ -55,6 +55,21 @@ def check_spec_digest(what: str, here: bytes, there: bytes, whose: str) -> None:
         )
 
 
+class KeyedDigest:
+    """Of bytes that arrive in pieces; nobody can tell it who lacks some of them, or the key."""
+
+    def __init__(self, *key: BytesLike) -> None:
+        self._state = hashlib.blake2b(digest_size=DIGEST_BYTES, key=digest_of(*key))
+
+    def update(self, piece: BytesLike) -> None:
+        """Take the next piece."""
+        self._state.update(piece)
+
+    def digest(self) -> bytes:
+        """The digest of all pieces so far."""
+        return self._state.digest()
+
+
 class RunningDigest:
     """`digest_of` one long part that arrives in pieces; its length is known beforehand."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,7 @@ def written(path: Path, num_chunks: int, mark: int) -> OfferedShard:
     """A file of so many chunks but for one byte, each unlike the others."""
     chunks = (bytes([mark, i]) * (CHUNK_BYTES // 2) for i in range(num_chunks))
     path.write_bytes(b"".join(chunks)[:-1])
-    return offer(path)
+    return offer(path, name_of(FIRST))
 
 
 class Noted:
@@ -215,6 +216,21 @@ async def test_without_a_digest_to_check_it_against_nothing_is_fetched(
     await swarm.add("a", FIRST, written(tmp_path / "first", 1, 1))
     with pytest.raises(Unavailable, match="layers 0-2 of the result: peer a does not answer"):
         await swarm.client().fetch_shards(swarm.status(told=False), tmp_path)
+    assert swarm.asked == {"a": []}
+
+
+@pytest.mark.parametrize("told", [{"total_bytes": 1}, {"digest": bytes(16)}])
+async def test_of_who_gives_another_file_than_was_told_nothing_is_written(
+    swarm: Swarm, tmp_path: Path, told: dict[str, Any]
+) -> None:
+    given = written(tmp_path / "given", 2, 1)
+    await swarm.add("a", FIRST, given)
+    file = replace(given.chunks.file, **told)
+    swarm.results = [StageResult(peer_id=PeerId("a"), file=file)]
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(Unavailable, match="layers 0-2 of the result"):
+        await swarm.client().fetch_shards(swarm.status(), tmp_path / "taken")
+    assert not list((tmp_path / "taken").iterdir())
     assert swarm.asked == {"a": []}
 
 

@@ -96,6 +96,8 @@ class FakePeer:
         self.compute_s = 0.0
         self.done: frozenset[MicrobatchIndex] = frozenset()
         self.is_slow_to_take = False
+        self.is_honest = True
+        self.result = b""
         self.heard: list[ToPeer] = []
         self.forget()
 
@@ -158,7 +160,8 @@ class FakePeer:
                 assert self.assign is not None
                 assert len(self.applied) == self.assign.spec.train.num_steps
                 assert self.has_state
-                self.exported = ShardFile(digest=digest_of(self.peer_id.encode()), total_bytes=1)
+                trained = digest_of(self.result or str(self._stage.layers).encode())
+                self.exported = ShardFile(digest=trained, total_bytes=1)
                 return [StageExported(run_id=message.run_id, file=self.exported)]
             case ReleaseStage(run_id=run_id):
                 if self.assign is not None and self.assign.run_id == run_id:
@@ -216,13 +219,12 @@ class FakePeer:
             self.taking, self.has_state = learner.step, False
             self._become(assign)
         self.assign = assign
-        if assign.spec.train.sync_tied_embeddings and not self.has_state:
+        if assign.spec.train.sync_tied_embeddings:
             return []
-        caught_up = [self.caught_up()] if self.has_state else []
-        return [StageReady(run_id=assign.run_id, attempt=assign.attempt), *caught_up]
+        return [StageReady(run_id=assign.run_id, attempt=assign.attempt)]
 
     def _offers(self, assign: Assign) -> list[FromPeer]:
-        steps = {learner.step for learner in assign.learners if self.peer_id in learner.sources}
+        takers = [learner for learner in assign.learners if self.peer_id in learner.sources]
         return [
             StageOffered(
                 run_id=assign.run_id,
@@ -230,8 +232,9 @@ class FakePeer:
                 step=step,
                 digest=bytes(16),
                 total_bytes=1,
+                proofs={taker.peer_id: proof(taker) for taker in takers if taker.step == step},
             )
-            for step in sorted(steps)
+            for step in sorted({taker.step for taker in takers})
         ]
 
     def _take_over(self, take: CatchUp) -> list[FromPeer]:
@@ -239,7 +242,7 @@ class FakePeer:
         assert take.attempt == self.assign.attempt
         (learner,) = (t for t in self.assign.learners if t.peer_id == self.peer_id)
         assert set(take.sources) == set(learner.sources)
-        if self.is_slow_to_take or self.has_state:
+        if self.is_slow_to_take and not self.has_state:
             return []
         ready = StageReady(run_id=take.run_id, attempt=take.attempt)
         return [self.caught_up(), *([ready] * self.assign.spec.train.sync_tied_embeddings)]
@@ -247,8 +250,14 @@ class FakePeer:
     def caught_up(self) -> CaughtUp:
         """The state is here, and what was heard since is applied."""
         assert self.assign is not None
+        (learner,) = (t for t in self.assign.learners if t.peer_id == self.peer_id)
         self.has_state = True
-        return CaughtUp(run_id=self.assign.run_id, attempt=self.assign.attempt, state_bytes=7)
+        return CaughtUp(
+            run_id=self.assign.run_id,
+            attempt=self.assign.attempt,
+            state_bytes=7,
+            proof=proof(learner) if self.is_honest else bytes(16),
+        )
 
     def _become(self, assign: Assign) -> None:
         """As all who applied the run's commits are."""
@@ -324,6 +333,11 @@ class FakePeer:
         self.last_attempt = commit.attempt
 
 
+def proof(learner: Learner) -> bytes:
+    """That it has the state which it was to take."""
+    return digest_of(learner.peer_id.encode(), bytes([learner.step]))
+
+
 def _last_of(assign: Assign) -> tuple[int, Attempt]:
     return assign.committed_steps, assign.last_attempt
 
@@ -394,8 +408,12 @@ class Swarm:
         self.handle(Tick())
 
     def step(self) -> None:
-        """The coordinator hears what was said first."""
-        self.handle(PeerSaid(*self.pending.popleft()))
+        """The coordinator hears what was said first, once it can have come."""
+        peer_id, message = self.pending.popleft()
+        run = self.state.active_run
+        if isinstance(message, StepReady) and run is not None and run.step is not None:
+            self.wait(run.step.began_s + message.compute_s - self.now_s)
+        self.handle(PeerSaid(peer_id, message))
 
     def settle(self) -> None:
         """Until nobody has anything to say."""

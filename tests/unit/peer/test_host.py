@@ -517,12 +517,21 @@ async def test_a_source_offers_its_state_beside_and_no_longer_than_somebody_take
     name = ShardName(run_id=RUN, step=StepNumber(0), layers=LayerRange(0, 2))
     path = peer.context.offers[name].path
     assert path.exists()
+    assert offered.proofs.keys() == {"other"}
 
     await peer.assign(attempt=2, stages=TWO, learners=learners)
     again = await peer.said.get()
     assert again == replace(offered, attempt=Attempt(2)), (
         "the next attempt's learner hears of it too"
     )
+
+    later = replace(learners[0], peer_id=PeerId("third"))
+    await peer.assign(attempt=2, stages=(*TWO, ("third", 0, 2)), learners=(*learners, later))
+    both = await peer.said.get()
+    assert isinstance(both, StageOffered)
+    assert both.proofs.keys() == {"other", "third"}
+    assert both.proofs[PeerId("other")] == offered.proofs[PeerId("other")]
+    assert both.proofs[PeerId("third")] != offered.proofs[PeerId("other")]
 
     await peer.ready(attempt=3)
     assert name not in peer.context.offers
@@ -549,7 +558,13 @@ async def test_a_state_that_is_offered_before_the_learner_has_begun_is_fetched_n
     learners = (Learner(peer_id=ME, step=StepNumber(3), sources=(PeerId("other"),)),)
     async with peer.called(), peer.busy():
         await peer.assign(stages=TWO, committed_steps=3, fresh=False, learners=learners)
-        take = CatchUp(run_id=RUN, attempt=Attempt(1), digest=bytes(16), sources=(PeerId("other"),))
+        take = CatchUp(
+            run_id=RUN,
+            attempt=Attempt(1),
+            digest=bytes(16),
+            total_bytes=1,
+            sources=(PeerId("other"),),
+        )
         peer.host.take(take)
     failed = await peer.hears(StageFailed)
     assert "no source has a list" in failed.message, "it tried"

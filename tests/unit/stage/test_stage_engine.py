@@ -212,6 +212,9 @@ def test_numbers_that_are_not_finite_are_named(pair: list[StageEngine], tokens: 
     first.weight_gradients(MicrobatchIndex(1))
     with pytest.raises(NonFinite, match="step 0: a gradient"):
         first.squared_grad_norm()
+    first.take_sum(torch.full((first.num_values,), 1e30))
+    with pytest.raises(NonFinite, match=r"as good as that, its norm \d"):
+        first.squared_grad_norm()
 
 
 def test_graph_is_freed_by_its_backward(pair: list[StageEngine], tokens: Tensor) -> None:

@@ -162,13 +162,15 @@ class Mob:
             step=StepNumber(max(0, step + steps_off)),
             digest=bytes(16),
             total_bytes=1,
+            proofs=dict.fromkeys(OFFERS, bytes(16)),
         )
         self._said(peer_id, offer)
 
     def caught_up(self, peer_id: PeerId, off: int) -> None:
         run_id, attempt, _, _ = self._now
         attempt = Attempt(attempt + off)
-        self._said(peer_id, CaughtUp(run_id=run_id, attempt=attempt, state_bytes=1))
+        told = CaughtUp(run_id=run_id, attempt=attempt, state_bytes=1, proof=bytes(16))
+        self._said(peer_id, told)
 
     def step_ready(self, peer_id: PeerId, off: int, steps_off: int, number: float) -> None:
         run_id, attempt, step, _ = self._now

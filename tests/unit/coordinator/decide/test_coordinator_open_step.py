@@ -111,6 +111,7 @@ def test_a_peer_that_gets_slow_is_relieved_in_the_same_step(
     slow = peers[index]
     before = last_plan(slow)
     said = alive(training, parts_begun=PARTS, compute_s=SLOW_S)
+    training.wait(SLOW_S)
     training.say(slow, said)
     training.settle_until(lambda: last_plan(slow) is not before)
     again, stage = last_plan(slow), index // 2
@@ -139,8 +140,47 @@ def test_a_peer_that_holds_nobody_up_for_long_goes_on(
     training: Swarm, peers: list[FakePeer], said: dict[str, Any]
 ) -> None:
     attempt = training.run().attempt.number
+    training.wait(said["compute_s"])
     training.say(peers[0], alive(training, **said))
     assert training.run().attempt.number == attempt
+
+
+def test_who_says_that_it_computed_for_longer_than_the_step_is_old_is_not_believed(
+    training: Swarm, peers: list[FakePeer]
+) -> None:
+    attempt = training.run().attempt.number
+    training.say(peers[0], alive(training, parts_begun=PARTS, compute_s=1e200))
+    assert training.run().attempt.number == attempt
+
+
+@pytest.mark.parametrize("told_s", [0.0, 1e-300])
+def test_who_says_that_it_is_fast_gets_at_most_eight_times_the_work(
+    training: Swarm, peers: list[FakePeer], told_s: float
+) -> None:
+    peers[1].compute_s = told_s
+    for _ in range(3):
+        commit_slowly(training, peers)
+        assert len(share(last_plan(peers[0]), 0, 0)) >= MICROBATCHES // 9 + 1
+
+
+def test_who_says_that_it_is_slow_is_thought_as_slow_as_the_step_and_harms_only_itself(
+    training: Swarm, peers: list[FakePeer]
+) -> None:
+    peers[1].compute_s = 1e200
+    commit_slowly(training, peers)
+    assert training.run().measured.seconds[peers[1].peer_id][-1] <= USUAL_S * MICROBATCHES
+    assert len(share(last_plan(peers[0]), 0, 0)) >= MICROBATCHES / 2
+    assert len(share(last_plan(peers[0]), 1, 0)) == MICROBATCHES / 2
+
+
+def commit_slowly(swarm: Swarm, peers: list[FakePeer]) -> None:
+    """All tell what they will of the open step, once it is old enough for honest numbers."""
+    step = swarm.run().committed_steps
+    swarm.wait(USUAL_S * MICROBATCHES / 2)
+    for peer in peers:
+        swarm.say(peer, peer.step_ready(step))
+    assert swarm.run().committed_steps == step + 1
+    swarm.pending.clear()
 
 
 def test_old_news_and_a_peer_without_replicas_change_nothing(

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from swarm_ft.coordinator.decide.machine import RETRY_S
-from swarm_ft.coordinator.facts.events import Publish
+from swarm_ft.coordinator.facts.events import PeerSaid, Publish
 from swarm_ft.coordinator.journal.journal import Journal
-from swarm_ft.coordinator.plan.membership import GRACE_S
+from swarm_ft.coordinator.plan.membership import GRACE_S, LOAD_S
 from swarm_ft.ids import Attempt, PeerId, StepNumber
 from swarm_ft.protocol.messages.client import RunPhase, RunStatus
 from swarm_ft.protocol.messages.control import (
@@ -18,6 +18,7 @@ from swarm_ft.protocol.messages.control import (
     PlanStep,
     ReleaseStage,
     SaveStage,
+    StageReady,
 )
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from tests.unit.coordinator.conftest import FakePeer, MakeSpec, Swarm
@@ -193,7 +194,7 @@ def test_a_listener_whose_sources_are_gone_begins_anew_with_others(
     listened.lose(peers[1])
     step = listened.run().committed_steps
     assert learners(listened) == [("newcomer", step, ("other",))]
-    listened.say(newcomer, newcomer.caught_up())
+    newcomer.is_slow_to_take = False
     listened.settle()
     assert listened.run().phase is RunPhase.FINISHED
     assert newcomer.applied == other.applied == list(range(STEPS))
@@ -220,7 +221,7 @@ def test_the_last_that_computed_comes_back_and_who_listened_goes_on(
     listened.lose(peers[1])
     listened.join(peers[1])
     assert learners(listened) == [("newcomer", 2, ("b",))]
-    listened.say(newcomer, newcomer.caught_up())
+    newcomer.is_slow_to_take = False
     listened.settle()
     assert listened.run().phase is RunPhase.FINISHED
     assert listened.num_rollbacks == 0
@@ -263,7 +264,7 @@ def test_what_an_older_attempt_says_of_a_take_over_is_void(
     listened: Swarm, newcomer: FakePeer
 ) -> None:
     run = listened.run()
-    old = CaughtUp(run_id=run.run_id, attempt=Attempt(run.attempt.number - 1), state_bytes=7)
+    old = replace(newcomer.caught_up(), attempt=Attempt(run.attempt.number - 1))
     assert listened.say(newcomer, old) == []
     assert listened.run().attempt.caught_up == frozenset()
 
@@ -272,7 +273,7 @@ def test_who_does_not_take_over_has_nothing_to_say_of_it(
     listened: Swarm, peers: tuple[FakePeer, FakePeer]
 ) -> None:
     run = listened.run()
-    said = CaughtUp(run_id=run.run_id, attempt=run.attempt.number, state_bytes=7)
+    said = CaughtUp(run_id=run.run_id, attempt=run.attempt.number, state_bytes=7, proof=bytes(16))
     assert listened.say(peers[1], said) == []
     assert listened.run().attempt.caught_up == frozenset()
     assert listened.run().measured.state_bytes == 0
@@ -297,16 +298,80 @@ def test_after_a_restart_of_the_coordinator_the_listener_begins_anew(
     assert swarm.num_rollbacks == 0
 
 
-def test_where_tied_embeddings_are_synchronised_all_wait_for_the_newcomer(
-    swarm: Swarm, make_spec: MakeSpec, peers: tuple[FakePeer, FakePeer], newcomer: FakePeer
-) -> None:
+@pytest.fixture
+def tied(make_spec: MakeSpec) -> RunSpec:
     plain = make_spec(num_steps=STEPS)
-    spec = RunSpec(
+    return RunSpec(
         model=replace(plain.model, tied_embeddings=True),
         train=replace(plain.train, sync_tied_embeddings=True),
     )
+
+
+def test_who_cannot_show_the_state_that_it_says_it_took_is_no_replica(
+    listened: Swarm, newcomer: FakePeer
+) -> None:
+    newcomer.is_honest = False
+    listened.say(newcomer, newcomer.caught_up())
+    words = "took over another state than its stage has"
+    assert listened.idlers() == {"newcomer": f"set aside for 30 s after it {words}"}
+    detail = f"peer newcomer (layers 2-4) {words} before it had caught up"
+    assert detail in told(listened)
+    listened.settle()
+    assert listened.run().phase is RunPhase.FINISHED
+    assert listened.run().peers == ("a", "b")
+    assert all(replicas_used(listened, step) == {0} for step in range(2, STEPS))
+
+
+def test_who_says_that_it_took_what_no_source_offered_yet_is_no_replica(
+    listened: Swarm, peers: tuple[FakePeer, FakePeer], newcomer: FakePeer
+) -> None:
+    listened.pending.clear()
+    listened.say(peers[0], peers[0].failed("unavailable"))
+    listened.wait(RETRY_S)
+    listened.forget_said(PeerId("b"))
+    listened.say(newcomer, newcomer.caught_up())
+    assert listened.state.is_aside(PeerId("newcomer"), listened.now_s)
+
+
+def test_who_comes_and_says_that_it_holds_the_last_commit_takes_it_over_all_the_same(
+    swarm: Swarm, make_spec: MakeSpec, peers: tuple[FakePeer, FakePeer], newcomer: FakePeer
+) -> None:
     swarm.join(*peers)
-    swarm.submit(spec)
+    swarm.submit(make_spec(num_steps=STEPS))
+    until_commits(swarm, 2)
+    swarm.say(peers[0], peers[0].failed("unavailable"))
+    swarm.pending.clear()
+    swarm.connected[newcomer.peer_id] = newcomer
+    held = peers[1].hello().held
+    swarm.handle(PeerSaid(newcomer.peer_id, replace(newcomer.hello(), held=held)))
+    swarm.wait(RETRY_S)
+    assert learners(swarm) == [("newcomer", 2, ("b",))]
+    until_commits(swarm, 4)
+    assert replicas_used(swarm, 3) == {0}
+
+
+def test_where_all_wait_for_a_newcomer_it_is_not_ready_before_it_shows_the_state(
+    swarm: Swarm, tied: RunSpec, peers: tuple[FakePeer, FakePeer], newcomer: FakePeer
+) -> None:
+    swarm.join(*peers)
+    swarm.submit(tied)
+    until_commits(swarm, 1)
+    swarm.join(newcomer)
+    swarm.settle()
+    ready = StageReady(run_id=swarm.run().run_id, attempt=swarm.run().attempt.number)
+    swarm.say(newcomer, ready)
+    assert swarm.run().phase is RunPhase.LOADING
+    swarm.wait(LOAD_S + 10.0)
+    swarm.settle()
+    assert swarm.run().phase is RunPhase.FINISHED
+    assert swarm.run().peers == ("a", "b")
+
+
+def test_where_tied_embeddings_are_synchronised_all_wait_for_the_newcomer(
+    swarm: Swarm, tied: RunSpec, peers: tuple[FakePeer, FakePeer], newcomer: FakePeer
+) -> None:
+    swarm.join(*peers)
+    swarm.submit(tied)
     until_commits(swarm, 1)
     swarm.join(newcomer)
     swarm.settle()

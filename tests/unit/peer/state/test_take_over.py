@@ -148,7 +148,7 @@ class Scene:
         await exchange.offer(replace(self.assign(), learners=(learner,)), LAYERS)
         offered = await side.said.get()
         assert isinstance(offered, StageOffered)
-        self.digest = offered.digest
+        self.offered = offered
 
     def assign(
         self, *, attempt: int = 1, committed_steps: int = BEGAN, last_attempt: int = 1
@@ -187,7 +187,8 @@ class Scene:
         take = CatchUp(
             run_id=RUN,
             attempt=Attempt(attempt),
-            digest=self.digest,
+            digest=self.offered.digest,
+            total_bytes=self.offered.total_bytes,
             sources=(PeerId("source"),),
         )
         self.catching_up.take(take)
@@ -197,6 +198,8 @@ class Scene:
         assert isinstance(said, CaughtUp)
         assert said.attempt == attempt
         assert said.state_bytes > 0
+        assert said.proof == self.offered.proofs[self.newcomer.context.peer_id]
+        assert said.proof != self.offered.digest
 
     def assert_equal(self, committed_steps: int, last_attempt: int = 1) -> None:
         for side in (self.source, self.newcomer):
@@ -288,7 +291,11 @@ async def test_who_has_caught_up_says_so_in_every_attempt_and_fetches_nothing_ag
     await scene.taken()
     await scene.server.stop()
     scene.catching_up.expect(Attempt(2))
-    await scene.catching_up.run()
+    running = asyncio.create_task(scene.catching_up.run())
+    await asyncio.sleep(0)
+    assert scene.newcomer.said.empty(), "nobody could check it yet"
+    scene.take(attempt=2)
+    await running
     await scene.taken(attempt=2)
     scene.assert_equal(BEGAN)
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from swarm_ft.errors import MalformedMessage
-from swarm_ft.ids import RunId, StepNumber
+from swarm_ft.ids import PeerId, RunId, StepNumber
 from swarm_ft.protocol.messages.shard import (
     CHUNK_BYTES,
     ChunkList,
     ShardName,
     list_chunks,
     num_chunks,
+    proof_by,
 )
 from swarm_ft.protocol.spec.digest import digest_of
 from swarm_ft.protocol.spec.layers import LayerRange
@@ -53,6 +56,28 @@ def test_the_digest_is_of_length_and_chunks_alone() -> None:
         ChunkList(total_bytes=CHUNK_BYTES, digests=one.digests[:1]),
     ]
     assert len({one.digest(), *(other.digest() for other in others)}) == 4
+
+
+def test_a_proof_is_of_all_bytes_the_shard_and_the_peer() -> None:
+    name = ShardName(run_id=RunId("run-1"), step=StepNumber(2), layers=LayerRange(0, 3))
+
+    def proof(peer: str, name: ShardName, data: bytes) -> bytes:
+        made = proof_by(PeerId(peer), name)
+        list_chunks(cut(data), made)
+        return made.digest()
+
+    own = proof("a", name, b"the state")
+    assert own == proof("a", name, b"the state")
+    others = {
+        proof("b", name, b"the state"),
+        proof("a", replace(name, step=StepNumber(3)), b"the state"),
+        proof("a", name, b"the stat"),
+        proof("a", name, b""),
+        list_chunks([b"the state"]).digest(),
+        digest_of(b"the state"),
+    }
+    assert len(others) == 6
+    assert own not in others
 
 
 LIES = {

@@ -17,6 +17,7 @@ from typing import Any, get_args, get_origin
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
+from swarm_ft.ids import SampleId
 from swarm_ft.protocol.messages.boundary import Ack, EncodedTensor, FrameKind
 from swarm_ft.protocol.messages.control import WholeTokens
 from swarm_ft.protocol.messages.reduction import PieceAck
@@ -60,7 +61,12 @@ def example_of(kind: Any, descriptor: Descriptor) -> Any:
 def _example(hint: Any, field: FieldDescriptor, name: str) -> Any:
     kind, notes = said_of(present(hint))
     if get_origin(kind) is dict:
-        return {0: bytes(8), 1: b"\1\0\0\0"}
+        key, value = get_args(kind)
+        if key is SampleId:
+            return {0: bytes(8), 1: b"\1\0\0\0"}
+        assert field.message_type is not None
+        of_key, of_value = field.message_type.fields
+        return {_example(key, of_key, name): _example(value, of_value, name)}
     if get_origin(kind) is not None:
         # Microbatches count from 0, and no sample comes twice.
         return get_origin(kind)([_example(get_args(kind)[0], field, name)])

@@ -58,6 +58,16 @@ def test_a_spec_keeps_its_digest_over_the_wire(spec: Any) -> None:
 # ---- one field out of its bounds
 
 
+@pytest.mark.parametrize(("peer_id", "num_bytes"), [("a/b", 16), ("", 16), ("a", 15), ("a", 17)])
+def test_a_state_is_offered_to_names_with_proofs_as_long_as_a_digest(
+    peer_id: str, num_bytes: int
+) -> None:
+    entry = coordinator_pb2.StateProof(peer_id=peer_id, proof=bytes(num_bytes))
+    offered = coordinator_pb2.StageOffered(run_id="run", digest=bytes(16), proofs=[entry])
+    with pytest.raises(MalformedMessage, match="proofs"):
+        JOIN.request.from_bytes(coordinator_pb2.FromPeer(offered=offered).SerializeToString())
+
+
 def put(message: Any, way: tuple[str, ...], value: Any) -> None:
     """Put a value where it lies, into the first of what is repeated."""
     *owners, last = way

@@ -352,7 +352,7 @@ def _bad_collections(
     kind: Any, notes: tuple[Any, ...], field: FieldDescriptor, tried: set[Any]
 ) -> Iterator[tuple[tuple[str, ...], Any]]:
     if get_origin(kind) is dict:
-        return  # its entries are tried where they travel by themselves, as SampleTokens
+        return  # entries that travel by themselves are tried there, others in `test_wire`
     for note in notes:
         if isinstance(note, Length) and note.minimum:
             yield (), []
