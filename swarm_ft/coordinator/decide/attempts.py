@@ -6,12 +6,13 @@ An attempt ends with `interrupt`; `advance` starts the next as soon as all it ne
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
 from swarm_ft.coordinator.facts.events import RollbackRecord, StandingRecord, Turn
 from swarm_ft.coordinator.facts.standing import Standing
-from swarm_ft.coordinator.facts.state import AttemptState, Run, Saving, SwarmState
+from swarm_ft.coordinator.facts.state import AttemptState, Awaited, Run, Saving, SwarmState
 from swarm_ft.coordinator.plan.membership import (
     able_for,
     arrangement,
@@ -30,6 +31,7 @@ from swarm_ft.protocol.messages.control import (
     Assign,
     CatchUp,
     CaughtUp,
+    Learner,
     ReleaseStage,
     StageAssignment,
     StageOffered,
@@ -95,10 +97,10 @@ def tell_idle(turn: Turn) -> None:
     turn.state = replace(state, members=MappingProxyType(members))
 
 
-def blame(turn: Turn, run: Run, peer_id: PeerId, reason: str) -> bool:
-    """Count a peer's failure; whether it is set aside for that."""
-    before = turn.state.standing(peer_id)
-    _stand(turn, peer_id, before.after_failure(run.run_id, run.attempt.number, reason, turn.now_s))
+def blame(turn: Turn, run: Run, peer_id: PeerId, reason: str, *, by: str = "") -> bool:
+    """Count a peer's failure, by its own word or another's; whether it is set aside for that."""
+    before, attempt = turn.state.standing(peer_id), run.attempt.number
+    _stand(turn, peer_id, before.after_failure(run.run_id, attempt, reason, turn.now_s, by=by))
     return turn.state.is_aside(peer_id, turn.now_s)
 
 
@@ -230,12 +232,13 @@ def _wait(turn: Turn, run: Run, detail: str) -> None:
 
 
 def _assign(turn: Turn, run: Run, *, fresh: bool) -> None:
-    before = run
+    before, learners = run, () if fresh else tuple(learners_of(turn.state, run))
     attempt = AttemptState(
         number=Attempt(run.attempt.number + 1),
-        began_s=turn.now_s,
+        awaited=Awaited(since_s=turn.now_s),
         assignments=tuple(_reachable(turn, stage) for stage in run.attempt.assignments),
-        learners=() if fresh else tuple(learners_of(turn.state, run)),
+        learners=learners,
+        learning_since_s=_learning_since_s(run, learners, turn.now_s),
     )
     detail = "peers load their stages"
     run = replace(
@@ -249,6 +252,20 @@ def _assign(turn: Turn, run: Run, *, fresh: bool) -> None:
     assign = _assignment(run, fresh=fresh)
     for peer in run.peers:
         turn.say(peer, assign)
+
+
+def _learning_since_s(
+    run: Run, learners: Collection[Learner], now_s: float
+) -> Mapping[PeerId, float]:
+    """Since when learners take their stage's state: who goes on with it began before."""
+    steps = {learner.peer_id: learner.step for learner in run.attempt.learners}
+    known = run.attempt.learning_since_s
+    return MappingProxyType(
+        {
+            t.peer_id: known.get(t.peer_id, now_s) if steps.get(t.peer_id) == t.step else now_s
+            for t in learners
+        }
+    )
 
 
 def _reachable(turn: Turn, stage: StageAssignment) -> StageAssignment:

@@ -231,7 +231,7 @@ def test_a_listener_that_dies_costs_an_attempt_and_is_named(
     listened: Swarm, newcomer: FakePeer
 ) -> None:
     listened.lose(newcomer)
-    assert "peer newcomer (layers 2-4) is gone before it had caught up" in told(listened)
+    assert "peer newcomer (layers 2-4) is gone; it had not caught up" in told(listened)
     assert learners(listened) == []
     listened.settle()
     assert listened.run().phase is RunPhase.FINISHED
