@@ -136,9 +136,8 @@ def stage_exported(turn: Turn, run: Run, peer_id: PeerId, message: StageExported
     exported = MappingProxyType({**run.past.exported, peer_id: message.file})
     run = _moved(replace(run, past=replace(run.past, exported=exported)), peer_id, turn)
     if exported.keys() >= set(run.peers):
-        turn.put(replace(run, phase=RunPhase.FINISHED, detail=losses.TO_BE_FETCHED))
-    else:
-        turn.keep(run)
+        run = replace(run, phase=RunPhase.FINISHED, detail=losses.TO_BE_FETCHED)
+    turn.put(run)
 
 
 def _moved(run: Run, peer_id: PeerId, turn: Turn) -> Run:

@@ -75,11 +75,16 @@ def _absent(run: Run) -> list[PeerId]:
 def _most_missed(run: Run, absent: Collection[PeerId]) -> PeerId:
     """Whom the most wait for; the coordinator itself waits for those that are not ready.
 
-    Of those that are missed alike, one that is not ready, and the last one: newcomers stand behind.
+    Of those that are missed alike, one that only listens, or is not ready, or the last one:
+    newcomers stand behind.
     """
     missed = Counter(absent)
     missed.update(q for p in absent for q in run.attempt.awaited.waits_for[p])
-    return max(reversed(run.peers), key=lambda peer: (missed[peer], peer in absent))
+
+    def order(peer: PeerId) -> tuple[int, bool, bool]:
+        return missed[peer], peer in run.listeners, peer in absent
+
+    return max(reversed(run.peers), key=order)
 
 
 def _words(run: Run) -> str:
@@ -95,7 +100,7 @@ def _words(run: Run) -> str:
 def _is_spare(run: Run, peer: PeerId, overdue: Collection[PeerId]) -> bool:
     """Whether somebody else has the peer's stage, or it has not got it itself."""
     learning = set(_learning(run))
-    others = [p for p in _stage(run, peer).peers if p not in overdue and p not in learning]
+    others = [p for p in _stage(run, peer).peers if p not in {peer, *overdue, *learning}]
     return peer in learning or bool(others)
 
 
