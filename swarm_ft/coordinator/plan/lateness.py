@@ -15,7 +15,7 @@ holds nobody up, but it gets every sum: it is late if that takes too long.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 
 from swarm_ft.coordinator.facts.state import Run
 from swarm_ft.ids import PeerId
@@ -73,18 +73,33 @@ def _absent(run: Run) -> list[PeerId]:
 
 
 def _most_missed(run: Run, absent: Collection[PeerId]) -> PeerId:
-    """Whom the most wait for; the coordinator itself waits for those that are not ready.
+    """Whom the most wait for, themselves or because those do for whom they wait.
 
-    Of those that are missed alike, one that only listens, or is not ready, or the last one:
-    newcomers stand behind.
+    The coordinator itself waits for those that are not ready. Of peers that are missed alike, such
+    as two that name each other, one without which the run can go on, one that only listens, one that
+    is not ready, whom more name themselves, or the last one: newcomers stand behind.
     """
+    waits_for = {p: run.attempt.awaited.waits_for[p].intersection(run.peers) for p in absent}
+    named = Counter(q for others in waits_for.values() for q in others)
     missed = Counter(absent)
-    missed.update(q for p in absent for q in run.attempt.awaited.waits_for[p])
+    for peer in absent:
+        missed.update(_reached(waits_for, peer) - {peer})
 
-    def order(peer: PeerId) -> tuple[int, bool, bool]:
-        return missed[peer], peer in run.listeners, peer in absent
+    def order(peer: PeerId) -> tuple[int, bool, bool, bool, int]:
+        is_spare, is_listening = _is_spare(run, peer, ()), peer in run.listeners
+        return missed[peer], is_spare, is_listening, peer in absent, named[peer]
 
     return max(reversed(run.peers), key=order)
+
+
+def _reached(waits_for: Mapping[PeerId, Collection[PeerId]], peer: PeerId) -> set[PeerId]:
+    """For whom a peer waits, for whom these wait, and so on."""
+    found: set[PeerId] = set()
+    new = {peer}
+    while new:
+        new = {q for p in new for q in waits_for.get(p, ())} - found
+        found |= new
+    return found
 
 
 def _words(run: Run) -> str:

@@ -147,6 +147,16 @@ def test_if_all_wait_the_one_that_most_miss_is_out(
     assert finished_without(swarm, b)
 
 
+def test_nobody_hides_behind_the_only_host_for_whom_all_wait(
+    swarm: Swarm, make_spec: MakeSpec, make_peer: type[FakePeer]
+) -> None:
+    a, b, c, d = (make_peer(*one) for one in zip("abcd", ["0-1", "1-2", "2-4", "2-4"], strict=True))
+    begun(swarm, make_spec(num_steps=4), a, b, c, d)
+    stand_by(swarm, 2 * LOAD_S, {a: [b], b: [c], c: [b], d: [b]})
+    assert swarm.idlers().keys() == {"c"}
+    assert finished_without(swarm, c)
+
+
 def test_who_says_too_soon_that_it_is_ready_is_out_if_others_miss_it(
     swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer, other: FakePeer
 ) -> None:
@@ -303,6 +313,18 @@ def test_a_listener_without_which_the_only_host_is_not_done_is_out(
 ) -> None:
     joined.pending.clear()
     step = joined.run().committed_steps
+    joined.say(a, a.step_ready(step))
+    joined.say(newcomer, newcomer.step_ready(step))
+    stand_by(joined, 2 * LOAD_S, {b: [newcomer]})
+    assert joined.idlers().keys() == {"newcomer"}
+
+
+def test_a_newcomer_that_has_caught_up_goes_before_the_host_that_misses_it(
+    joined: Swarm, a: FakePeer, b: FakePeer, newcomer: FakePeer
+) -> None:
+    joined.pending.clear()
+    step = joined.run().committed_steps
+    joined.say(newcomer, newcomer.caught_up())
     joined.say(a, a.step_ready(step))
     joined.say(newcomer, newcomer.step_ready(step))
     stand_by(joined, 2 * LOAD_S, {b: [newcomer]})

@@ -230,6 +230,21 @@ def test_at_the_first_stage_nobody_waits_for_a_backward() -> None:
     assert order == forwards + rest, "what was begun is completed, which makes room"
 
 
+def test_what_it_lacks_is_what_comes_next_and_there_is_room_for() -> None:
+    stage = schedule(num_stages=2, num_microbatches=5)
+    assert stage.lacks == (Task(FORWARD, MicrobatchIndex(0)),)
+    task = stage.input_ready(MicrobatchIndex(0))
+    assert not stage.lacks, "it computes"
+    assert finish(stage, task) is None
+    assert drive(stage, inputs=(2,)) == []
+    lacked = (Task(FORWARD, MicrobatchIndex(1)), Task(BACKWARD, MicrobatchIndex(0)))
+    assert stage.lacks == lacked
+    drive(stage, inputs=(1,))
+    assert stage.lacks == (lacked[1],), "there is no room for another forward"
+    drive(stage, inputs=(3, 4), gradients=range(5))
+    assert not stage.lacks
+
+
 def test_without_room_weights_make_it() -> None:
     stage = schedule(num_stages=1, num_microbatches=3)
     expected = [(kind, m) for m in range(3) for kind in (BOTH, WEIGHTS)]
