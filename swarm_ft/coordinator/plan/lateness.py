@@ -76,8 +76,8 @@ def _most_missed(run: Run, absent: Collection[PeerId]) -> PeerId:
     """Whom the most wait for, themselves or because those do for whom they wait.
 
     The coordinator itself waits for those that are not ready. Of peers that are missed alike, such
-    as two that name each other, one without which the run can go on, one that only listens, one that
-    is not ready, whom more name themselves, or the last one: newcomers stand behind.
+    as two that name each other, it is one without which the run can go on, one that only listens,
+    one that is not ready, whom more name themselves, or the last one: newcomers stand behind.
     """
     waits_for = {p: run.attempt.awaited.waits_for[p].intersection(run.peers) for p in absent}
     named = Counter(q for others in waits_for.values() for q in others)
