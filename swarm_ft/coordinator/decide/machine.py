@@ -13,6 +13,7 @@ end as CANCELLED or FAILED. Inside TRAINING every step is plan -> run -> ready -
     a part of it is lost       back to the newest snapshot, or the beginning, see `results`
     a replica is lost          attempt + 1 without it; the step that did not commit runs again
     a replica gets slow        attempt + 1 in which the others take most of its share
+    a replica is never ready   set aside, and attempt + 1 without it, see `lateness`
     a stage's last one is lost wait for it; then go back to the weights the run began with
     a peer comes (back)        while others load, or when the next step begins: attempt + 1 with it
     ... and lacks the state    it listens until CaughtUp; then the next plan is over it too
