@@ -151,6 +151,8 @@ def _limit_s(run: Run, peer: PeerId) -> float:
     if peer in run.listeners:
         return LOAD_S
     awaited, learning = run.attempt.awaited, set(_learning(run))
+    if peer in learning:
+        return hand_over_limit_s(run.spec.model, stage.layers)
     took = [
         awaited.moved_s[p] - awaited.since_s
         for p in stage.peers

@@ -376,6 +376,29 @@ def test_a_hand_over_may_take_the_time_in_which_the_coordinator_stood_still(
     assert joined.run().listeners == ("newcomer",)
 
 
+def test_a_newcomer_for_which_all_wait_has_as_long_for_its_state_and_no_longer(
+    swarm: Swarm, make_spec: MakeSpec, a: FakePeer, b: FakePeer, newcomer: FakePeer
+) -> None:
+    plain = make_spec(num_steps=4, block_bytes=1 << 21)
+    spec = replace(
+        plain,
+        model=replace(plain.model, tied_embeddings=True),
+        train=replace(plain.train, sync_tied_embeddings=True),
+    )
+    newcomer.is_slow_to_take = True
+    begun(swarm, spec, a, b)
+    swarm.join(newcomer)
+    swarm.settle()
+    assert swarm.run().phase is RunPhase.LOADING
+    limit_s = hand_over_limit_s(spec.model, swarm.run().stages[1].layers)
+    assert limit_s > LOAD_S + 40
+    swarm.wait(limit_s - 5)
+    assert not swarm.idlers()
+    swarm.wait(10)
+    assert swarm.idlers().keys() == {"newcomer"}
+    assert finished_without(swarm, newcomer)
+
+
 # ---- links that fail: which end is broken, nobody can tell
 
 
