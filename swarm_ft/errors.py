@@ -31,13 +31,19 @@ from __future__ import annotations
 
 
 class SwarmError(Exception):
-    """Root of the tree. `code` is stable: it crosses the wire and appears in `--json`."""
+    """Root of the tree. `code` is stable: it crosses the wire and appears in `--json`.
+
+    Attributes:
+        message: for people.
+        about: the peer at the other end of the link that failed; None if none did.
+    """
 
     code = "swarm-error"
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
         self.message = message
+        self.about: str | None = None
 
 
 class BadInput(SwarmError):

@@ -119,6 +119,13 @@ class Connections:
         neighbours = [peer for peer, one in boundaries if not one.is_connected.is_set()]
         return (*neighbours, *(peer for reducer in self._reducers for peer in reducer.missing))
 
+    @property
+    def waits_for(self) -> tuple[PeerId, ...]:
+        """Peers whose sums, or else acknowledgements, this one cannot go on without."""
+        summing = dict.fromkeys(peer for one in self._reducers for peer in one.waits_for)
+        unanswered = (b.peer_id for b in self.boundaries if not b.is_answered)
+        return tuple(summing or unanswered)
+
     async def settled(self) -> None:
         """Wait until neighbours have everything that was sent to them in this step."""
         for boundary in self.boundaries:
@@ -259,6 +266,7 @@ class StageAttempt:
         self.buffers = AttemptBuffers(assign, state, layers)
         self._computing = self.connections.pipeline
         self._plans: asyncio.Queue[PlanStep] = asyncio.Queue(1)
+        self._plan: PlanStep | None = None
         self._step: StageStep | None = None
 
     @property
@@ -270,16 +278,26 @@ class StageAttempt:
         return self._catching_up is not None and not self._catching_up.has_caught_up
 
     def alive(self) -> PeerAlive:
-        """How far this peer is with the step under way."""
-        attempt, step = self.assign.attempt, self._step
-        if step is None:
-            return PeerAlive(attempt=attempt, waits_for=self.connections.missing)
+        """How far this peer is with the step under way, and for whom it waits."""
+        step, missing = self._step, self.connections.missing
+        if self._plan is None:
+            return PeerAlive(attempt=self.assign.attempt, waits_for=missing)
         return PeerAlive(
-            attempt=attempt,
-            step=step.progress.step,
-            parts_begun=step.parts_begun,
-            compute_s=step.compute_s,
+            attempt=self.assign.attempt,
+            step=self._plan.step,
+            parts_begun=step.parts_begun if step is not None else 0,
+            compute_s=step.compute_s if step is not None else 0.0,
+            waits_for=missing or self._lacked,
         )
+
+    @property
+    def _lacked(self) -> tuple[PeerId, ...]:
+        """Peers without which it cannot go on with the step; none while it computes."""
+        if self._step is None:
+            return self.connections.waits_for
+        if self._step.is_computing:
+            return ()
+        return self._step.waits_for or self.connections.waits_for
 
     def plan(self, plan: PlanStep) -> None:
         """Run this step next.
@@ -317,7 +335,8 @@ class StageAttempt:
         await self.connections.connected()
         self._context.say(self._stage_ready())
         while True:
-            plan = await self._plans.get()
+            plan = self._plan = await self._plans.get()
+            self._step = None
             is_heard = self._context.peer_id in plan.listeners
             ready = await (self._listen(plan) if is_heard else self._run_step(plan))
             self._timeline.ready()

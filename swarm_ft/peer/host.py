@@ -12,7 +12,7 @@ from pathlib import Path
 
 from swarm_ft.buffers import BufferStore
 from swarm_ft.errors import InternalError, OutOfTurn, SwarmError
-from swarm_ft.ids import RunId
+from swarm_ft.ids import PeerId, RunId
 from swarm_ft.log import get_logger
 from swarm_ft.peer.attempt import StageAttempt
 from swarm_ft.peer.context import PeerContext
@@ -227,6 +227,11 @@ class StageHost:
 
 def stage_failed(assign: Assign, error: SwarmError) -> StageFailed:
     """What to tell the coordinator of an attempt that this peer cannot go on with."""
+    about = PeerId(error.about) if error.about is not None else None
     return StageFailed(
-        run_id=assign.run_id, attempt=assign.attempt, code=error.code, message=error.message
+        run_id=assign.run_id,
+        attempt=assign.attempt,
+        code=error.code,
+        message=error.message,
+        about=about,
     )

@@ -228,6 +228,9 @@ class PeerLink:
             self._apply(self._machine.open(end.hello))
             dialling = [self._dial(endpoint)] if self._dials else []
             await until_one_ends(failed, *dialling)
+        except SwarmError as error:
+            error.about = self._peer_id
+            raise
         finally:
             self._close(kind)
             self._links.tidy(self._peer_id)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from swarm_ft import failpoints
 from swarm_ft.errors import MalformedMessage, OutOfTurn
-from swarm_ft.ids import MicrobatchIndex, SampleId, StepNumber
+from swarm_ft.ids import MicrobatchIndex, PeerId, SampleId, StepNumber
 from swarm_ft.peer.boundary.end import Boundary
 from swarm_ft.peer.context import PeerContext, run_in, to_its_end
 from swarm_ft.protocol.machines.pipeline import StageSchedule, StepDone, Task, TaskKind
@@ -178,6 +178,26 @@ class StageStep:
         began_s = self._task_began_s
         under_way_s = self._context.clock.now_s() - began_s if began_s is not None else 0.0
         return self._compute_s + under_way_s
+
+    @property
+    def is_computing(self) -> bool:
+        """Whether a task is under way."""
+        return self._task_began_s is not None
+
+    @property
+    def waits_for(self) -> tuple[PeerId, ...]:
+        """Neighbours without whose samples nothing can be computed next."""
+        found: dict[PeerId, None] = {}
+        for task in self._schedule.lacks:
+            is_forward = task.kind is TaskKind.FORWARD
+            direction = Direction.FORWARD if is_forward else Direction.BACKWARD
+            batch = self._routes.batches[task.microbatch]
+            boundary = (self._routes.upstream if is_forward else self._routes.downstream)[
+                batch.index
+            ]
+            if boundary.lacks(self._key(batch, sample, direction) for sample in batch.samples):
+                found[boundary.peer_id] = None
+        return tuple(found)
 
     def expected(self, boundary: Boundary, direction: Direction) -> frozenset[FrameKey]:
         """Keys of all frames of this step that come over a boundary."""

@@ -208,16 +208,18 @@ class StageExported(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., file: _Optional[_Union[_snapshot_pb2.ShardFile, _Mapping]] = ...) -> None: ...
 
 class StageFailed(_message.Message):
-    __slots__ = ("run_id", "attempt", "code", "message")
+    __slots__ = ("run_id", "attempt", "code", "message", "about")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     CODE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    ABOUT_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     attempt: int
     code: str
     message: str
-    def __init__(self, run_id: _Optional[str] = ..., attempt: _Optional[int] = ..., code: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
+    about: str
+    def __init__(self, run_id: _Optional[str] = ..., attempt: _Optional[int] = ..., code: _Optional[str] = ..., message: _Optional[str] = ..., about: _Optional[str] = ...) -> None: ...
 
 class PeerGoodbye(_message.Message):
     __slots__ = ()

@@ -2,17 +2,23 @@
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator, Callable
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from swarm_ft.coordinator.decide import attempts, machine
+from swarm_ft.coordinator.plan import lateness
 from swarm_ft.identity.certificates import Role
-from swarm_ft.ids import PeerId
+from swarm_ft.ids import MicrobatchIndex, PeerId, RunId
+from swarm_ft.peer import coordinator_link
+from swarm_ft.peer.links import Send
+from swarm_ft.peer.reduce.all_reduce import GradientReducer
 from swarm_ft.peer.state.stage_state import EngineMaker
 from swarm_ft.protocol.messages.client import RunEvent, RunPhase, RunStatus, StepCommitted
 from swarm_ft.protocol.messages.control import (
@@ -25,15 +31,16 @@ from swarm_ft.protocol.messages.control import (
     StageFailed,
     ToPeer,
 )
+from swarm_ft.protocol.messages.reduction import FromReplica, PieceAck
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
-from swarm_ft.stage.base import Engine
+from swarm_ft.stage.base import Engine, LossAndGradient
 from swarm_ft.stage.checkpoint import open_checkpoint
 from swarm_ft.stage.engine import StageEngine
 from swarm_ft.transport.grpc_transport import GrpcTransport
 from swarm_ft.transport.methods import JOIN
 from tests.integration.conftest import Job, MakeJob, QuietEvents
-from tests.local_swarm import POLL_S, LocalSwarm
+from tests.local_swarm import POLL_S, LocalSwarm, cpu_engine
 
 LAYERS = ["0-3", "3-6"]
 LIAR = PeerId("liar")
@@ -268,3 +275,160 @@ async def test_who_says_that_it_took_its_stage_over_and_did_not_is_no_replica(
     assert {stage.peer_id for stage in last_status(events).assignments} == {"peer-0", "peer-1"}
     assert losses(events) == losses(await quiet_events(job, LAYERS))
     assert why.endswith("it took over another state than its stage has")
+
+
+# ---- peers that say that they are there, and are never ready
+
+RTOL = 1e-5
+"""Sums over another set of replicas have another order."""
+
+
+class Gate:
+    """Lets so many tasks of an engine pass; the others wait in the compute thread until it opens.
+
+    What else the peer does goes on: it answers, and says that it is there.
+    """
+
+    def __init__(self, num_passing: int) -> None:
+        self._passing = threading.Semaphore(num_passing)
+
+    def let_pass(self, num_passing: int) -> None:
+        self._passing.release(num_passing)
+
+    def wait(self) -> None:
+        self._passing.acquire()
+
+    def engine(self, spec: RunSpec, layers: LayerRange) -> Engine:
+        """Computes what the gate lets pass."""
+        gate, checkpoint = self, open_checkpoint(spec.model.reference)
+
+        class GatedEngine(StageEngine):
+            def forward(self, microbatch: MicrobatchIndex, x: Tensor) -> Tensor:
+                gate.wait()
+                return super().forward(microbatch, x)
+
+            def forward_backward(
+                self, microbatch: MicrobatchIndex, x: Tensor, tokens: Tensor
+            ) -> LossAndGradient:
+                gate.wait()
+                return super().forward_backward(microbatch, x, tokens)
+
+        return GatedEngine(
+            checkpoint, spec, layers, device=torch.device("cpu"), dtype=torch.float32
+        )
+
+    def loading(self, spec: RunSpec, layers: LayerRange) -> Engine:
+        """It is there once the gate lets it."""
+        self.wait()
+        return cpu_engine(spec, layers)
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    """Closed."""
+    gate = Gate(0)
+    yield gate
+    gate.let_pass(1000)
+
+
+@pytest.fixture
+def late_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who stands still in a step is late after a second."""
+    monkeypatch.setattr(lateness, "STEP_S", 1.0)
+    monkeypatch.setattr(coordinator_link, "ALIVE_EVERY_S", 0.1)
+
+
+async def idle_of(swarm: LocalSwarm, name: str) -> str:
+    """Why a peer is idle, as soon as it is."""
+    while True:
+        for member in (await swarm.client.status()).members:
+            if member.peer_id == name and member.idle:
+                return member.idle
+        await asyncio.sleep(POLL_S)
+
+
+async def committed(swarm: LocalSwarm, run_id: RunId, num_steps: int) -> None:
+    while True:
+        runs = {run.run_id: run for run in (await swarm.client.status()).runs}
+        if runs[run_id].committed_steps >= num_steps:
+            return
+        await asyncio.sleep(POLL_S)
+
+
+@pytest.mark.usefixtures("late_soon")
+async def test_a_replica_that_stops_in_a_step_and_stays_is_done_without(
+    job: Job, gate: Gate, quiet_events: QuietEvents, tmp_path: Path
+) -> None:
+    quiet = losses(await quiet_events(job, LAYERS))
+    async with LocalSwarm(tmp_path, LAYERS) as swarm:
+        await swarm.add_peer(PeerId("stuck"), "3-6", make_engine=gate.engine)
+        gate.let_pass(1)  # its share of the first step
+        events = await swarm.train(job.spec, job.samples)
+        words = await idle_of(swarm, "stuck")
+        assert await names(swarm) == {"peer-0", "peer-1", "stuck"}
+        gate.let_pass(1000)
+    finished = last_status(events)
+    assert finished.phase is RunPhase.FINISHED
+    assert {stage.peer_id for stage in finished.assignments} == {"peer-0", "peer-1"}
+    assert "kept the others waiting in step 1" in words
+    assert losses(events) == pytest.approx(quiet, rel=RTOL)
+
+
+async def joined_late(swarm: LocalSwarm, job: Job, gate: Gate, late: Gate) -> RunId:
+    """A peer `late` listens to the third step, at which the first stage waits at the gate."""
+    await swarm.add_peer(PeerId("first"), "0-3", make_engine=gate.engine)
+    await swarm.add_peer(PeerId("second"), "3-6")
+    await swarm.all_joined()
+    gate.let_pass(2)
+    status = await swarm.client.submit(job.spec, job.samples)
+    await committed(swarm, status.run_id, 1)
+    await swarm.add_peer(PeerId("late"), "3-6", make_engine=late.loading)
+    await swarm.all_joined()
+    gate.let_pass(2)
+    await committed(swarm, status.run_id, 2)
+    return status.run_id
+
+
+@pytest.mark.usefixtures("late_soon")
+async def test_a_listener_that_never_acknowledges_is_done_without(
+    job: Job,
+    gate: Gate,
+    quiet_events: QuietEvents,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    write = GradientReducer.write
+
+    async def mute(self: GradientReducer, message: FromReplica, send: Send) -> None:
+        if not (self.hello.peer_id == "late" and isinstance(message, PieceAck)):
+            await write(self, message, send)
+
+    monkeypatch.setattr(GradientReducer, "write", mute)
+    async with LocalSwarm(tmp_path, []) as swarm:
+        run_id = await joined_late(swarm, job, gate, Gate(1000))
+        gate.let_pass(1000)
+        events = await swarm.watch(run_id)
+        words = await idle_of(swarm, "late")
+    assert last_status(events).phase is RunPhase.FINISHED
+    assert "kept the others waiting in step 2" in words
+    assert losses(events) == losses(await quiet_events(job, LAYERS))
+
+
+async def test_a_newcomer_that_never_catches_up_is_let_go(
+    job: Job,
+    gate: Gate,
+    quiet_events: QuietEvents,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setattr(lateness, "hand_over_limit_s", lambda _model, _layers: 0.5)
+    late = Gate(0)
+    async with LocalSwarm(tmp_path, []) as swarm:
+        run_id = await joined_late(swarm, job, gate, late)
+        words = await idle_of(swarm, "late")
+        gate.let_pass(1000)
+        events = await swarm.watch(run_id)
+        late.let_pass(1)
+    assert last_status(events).phase is RunPhase.FINISHED
+    assert "did not take its stage's state over in" in words
+    assert losses(events) == losses(await quiet_events(job, LAYERS))

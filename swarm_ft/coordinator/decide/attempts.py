@@ -6,13 +6,13 @@ An attempt ends with `interrupt`; `advance` starts the next as soon as all it ne
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
 from swarm_ft.coordinator.facts.events import RollbackRecord, StandingRecord, Turn
 from swarm_ft.coordinator.facts.standing import Standing
-from swarm_ft.coordinator.facts.state import AttemptState, Run, Saving, SwarmState
+from swarm_ft.coordinator.facts.state import AttemptState, Awaited, Run, Saving, SwarmState
 from swarm_ft.coordinator.plan.membership import (
     able_for,
     arrangement,
@@ -99,10 +99,10 @@ def tell_idle(turn: Turn) -> None:
     turn.state = replace(state, members=MappingProxyType(members))
 
 
-def blame(turn: Turn, run: Run, peer_id: PeerId, reason: str) -> bool:
-    """Count a peer's failure; whether it is set aside for that."""
-    before = turn.state.standing(peer_id)
-    _stand(turn, peer_id, before.after_failure(run.run_id, run.attempt.number, reason, turn.now_s))
+def blame(turn: Turn, run: Run, peer_id: PeerId, reason: str, *, by: str = "") -> bool:
+    """Count a peer's failure, by its own word or another's; whether it is set aside for that."""
+    before, attempt = turn.state.standing(peer_id), run.attempt.number
+    _stand(turn, peer_id, before.after_failure(run.run_id, attempt, reason, turn.now_s, by=by))
     return turn.state.is_aside(peer_id, turn.now_s)
 
 
@@ -111,10 +111,10 @@ def set_aside(turn: Turn, peer_id: PeerId, reason: str) -> None:
     _stand(turn, peer_id, turn.state.standing(peer_id).set_aside(f"it {reason}", turn.now_s))
 
 
-def do_without(turn: Turn, run: Run, peers: Iterable[PeerId], why: str) -> None:
-    """Set peers aside for a reason that each of them gave, and go on without them."""
+def do_without(turn: Turn, run: Run, reasons: Mapping[PeerId, str]) -> None:
+    """Set peers aside, each for its reason, and go on without them."""
     words = []
-    for peer in peers:
+    for peer, why in reasons.items():
         words.append(loss_in_words(turn.state, run, peer, why))
         set_aside(turn, peer, why)
         run = without_state(run, peer)
@@ -156,7 +156,7 @@ def caught_up(turn: Turn, run: Run, peer_id: PeerId, message: CaughtUp) -> None:
     if peer_id in attempt.caught_up or all(t.peer_id != peer_id for t in attempt.learners):
         return
     if message.proof not in attempt.proofs.get(peer_id, ()):
-        do_without(turn, run, (peer_id,), "took over another state than its stage has")
+        do_without(turn, run, {peer_id: "took over another state than its stage has"})
         return
     attempt = replace(attempt, caught_up=attempt.caught_up | {peer_id})
     measured = replace(measured, state_bytes=measured.state_bytes + message.state_bytes)
@@ -254,12 +254,13 @@ def _wait(turn: Turn, run: Run, detail: str) -> None:
 
 
 def _assign(turn: Turn, run: Run, *, fresh: bool) -> None:
-    before = run
+    before, learners = run, () if fresh else tuple(learners_of(turn.state, run))
     attempt = AttemptState(
         number=Attempt(run.attempt.number + 1),
-        began_s=turn.now_s,
+        awaited=Awaited(since_s=turn.now_s),
         assignments=tuple(_reachable(turn, stage) for stage in run.attempt.assignments),
-        learners=() if fresh else tuple(learners_of(turn.state, run)),
+        learners=learners,
+        learning_since_s=_learning_since_s(run, learners, turn.now_s),
     )
     detail = "peers load their stages"
     run = replace(
@@ -273,6 +274,20 @@ def _assign(turn: Turn, run: Run, *, fresh: bool) -> None:
     assign = _assignment(run, fresh=fresh)
     for peer in run.peers:
         turn.say(peer, assign)
+
+
+def _learning_since_s(
+    run: Run, learners: Collection[Learner], now_s: float
+) -> Mapping[PeerId, float]:
+    """Since when learners take their stage's state: who goes on with it began before."""
+    steps = {learner.peer_id: learner.step for learner in run.attempt.learners}
+    known = run.attempt.learning_since_s
+    return MappingProxyType(
+        {
+            t.peer_id: known.get(t.peer_id, now_s) if steps.get(t.peer_id) == t.step else now_s
+            for t in learners
+        }
+    )
 
 
 def _reachable(turn: Turn, stage: StageAssignment) -> StageAssignment:

@@ -16,7 +16,7 @@ from swarm_ft.coordinator.facts.events import (
     Turn,
     WriteSnapshot,
 )
-from swarm_ft.coordinator.facts.state import PlannedStep, Run, Saving, Snapshot
+from swarm_ft.coordinator.facts.state import Awaited, PlannedStep, Run, Saving, Snapshot
 from swarm_ft.coordinator.plan.agreement import (
     outvoted_results,
     without_results_of,
@@ -110,7 +110,7 @@ def stage_ready(turn: Turn, run: Run, peer_id: PeerId, ready: StageReady) -> Non
         return
     done = MappingProxyType({**run.attempt.done, peer_id: ready.done})
     attempt = replace(run.attempt, loaded=run.attempt.loaded | {peer_id}, done=done)
-    run = replace(took_stock(run, peer_id, ready.buffers), attempt=attempt)
+    run = _moved(replace(took_stock(run, peer_id, ready.buffers), attempt=attempt), peer_id, turn)
     if peer_id not in run.listeners:
         run = run.with_holds({**run.past.holds, peer_id: run.committed_steps})
     if attempt.loaded >= set(run.peers):
@@ -137,13 +137,14 @@ def step_ready(turn: Turn, run: Run, peer_id: PeerId, message: StepReady) -> Non
     compute_s = min(message.compute_s, turn.now_s - step.began_s)
     message = replace(message, compute_s=compute_s)
     step = replace(step, ready=MappingProxyType({**step.ready, peer_id: message}))
-    run = replace(after_report(run, peer_id, message), step=step)
+    run = _moved(replace(after_report(run, peer_id, message), step=step), peer_id, turn)
     turn.keep(run)
     if not step.ready.keys() >= set(run.peers):
         return
     wrong = wrong_norms(turn.state, run, step)
     if wrong:
-        attempts.do_without(turn, run, wrong, "told another gradient norm than its replicas")
+        why = "told another gradient norm than its replicas"
+        attempts.do_without(turn, run, dict.fromkeys(wrong, why))
     else:
         _go_on(turn, _commit(turn, run, step))
 
@@ -153,11 +154,15 @@ def stage_exported(turn: Turn, run: Run, peer_id: PeerId, message: StageExported
     if run.phase is not RunPhase.EXPORTING:
         return
     exported = MappingProxyType({**run.past.exported, peer_id: message.file})
-    run = replace(run, past=replace(run.past, exported=exported))
+    run = _moved(replace(run, past=replace(run.past, exported=exported)), peer_id, turn)
     if exported.keys() >= set(run.peers):
         _finish(turn, run)
     else:
-        turn.keep(run)
+        turn.put(run)
+
+
+def _moved(run: Run, peer_id: PeerId, turn: Turn) -> Run:
+    return run.with_awaited(run.attempt.awaited.moved(peer_id, turn.now_s))
 
 
 def _finish(turn: Turn, run: Run) -> None:
@@ -177,7 +182,9 @@ def _plan_or_export(turn: Turn, run: Run) -> None:
         return
     late = run.listeners
     staying = tuple(a for a in run.attempt.assignments if a.peer_id not in late)
-    run = replace(run, attempt=replace(run.attempt, assignments=staying, learners=()))
+    awaited = Awaited(since_s=turn.now_s)
+    attempt = replace(run.attempt, assignments=staying, learners=(), awaited=awaited)
+    run = replace(run, attempt=attempt)
     saved_steps = run.past.snapshot.step if run.past.snapshot else 0
     if run.spec.train.save_steps and saved_steps < run.committed_steps:
         run = _save(turn, run)  # so that a lost result costs no training
@@ -200,7 +207,7 @@ def _admit(turn: Turn, run: Run) -> Run:
 
 
 def _plan(turn: Turn, run: Run) -> None:
-    run, plan = plan_step(run, turn.now_s)
+    run, plan = plan_step(run.with_awaited(Awaited(since_s=turn.now_s)), turn.now_s)
     turn.keep(run)
     turn.write(PlanRecord(run.run_id, plan.step, plan.attempt, plan.microbatches))
     for peer in run.peers:

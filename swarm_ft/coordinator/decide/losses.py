@@ -10,9 +10,9 @@ from swarm_ft.coordinator.decide import attempts
 from swarm_ft.coordinator.facts.events import Turn
 from swarm_ft.coordinator.facts.state import Run, SwarmState
 from swarm_ft.coordinator.plan.agreement import differing_results
+from swarm_ft.coordinator.plan.lateness import late_peers, overdue_peers
 from swarm_ft.coordinator.plan.membership import (
     SILENT_S,
-    late_peers,
     lost_parts,
 )
 from swarm_ft.coordinator.plan.routes import longest_s
@@ -113,11 +113,19 @@ def _postponed(state: SwarmState, gap_s: float) -> SwarmState:
 
 
 def _run_postponed(run: Run, gap_s: float) -> Run:
-    away = {peer: since_s + gap_s for peer, since_s in run.attempt.away_since_s.items()}
-    run = run.with_away(away)
+    attempt, step = run.attempt, run.step
+    away = {peer: since_s + gap_s for peer, since_s in attempt.away_since_s.items()}
+    learning = {peer: since_s + gap_s for peer, since_s in attempt.learning_since_s.items()}
+    attempt = replace(
+        attempt,
+        awaited=attempt.awaited.postponed(gap_s),
+        away_since_s=MappingProxyType(away),
+        learning_since_s=MappingProxyType(learning),
+    )
     return replace(
         run,
-        attempt=replace(run.attempt, began_s=run.attempt.began_s + gap_s),
+        attempt=attempt,
+        step=step and replace(step, began_s=step.began_s + gap_s),
         unplaced_since_s=run.unplaced_since_s + gap_s,
         gather_until_s=run.gather_until_s + gap_s,
         not_before_s=run.not_before_s + gap_s,
@@ -125,7 +133,7 @@ def _run_postponed(run: Run, gap_s: float) -> Run:
 
 
 def tell(turn: Turn) -> None:
-    """Let those who watch the run see whom it hears nothing of, as long as that is so."""
+    """Let those who watch the run see whom it hears nothing of, or waits for, while it does."""
     run = turn.state.active_run
     if run is None:
         return
@@ -137,25 +145,27 @@ def tell(turn: Turn) -> None:
 
 
 def _notice(turn: Turn, run: Run) -> str:
-    members = turn.state.members
-    return "; ".join(
-        f"peer {a.peer_id} (layers {a.layers}) has said nothing for {NOTICED_S:.0f} s"
-        for a in run.attempt.assignments
-        if a.peer_id in members and turn.now_s - members[a.peer_id].heard_at_s >= NOTICED_S
-    )
+    members, overdue = turn.state.members, overdue_peers(run, turn.now_s)
+    words = []
+    for stage in run.attempt.assignments:
+        peer, whom = stage.peer_id, f"peer {stage.peer_id} (layers {stage.layers})"
+        if peer in members and turn.now_s - members[peer].heard_at_s >= NOTICED_S:
+            words.append(f"{whom} has said nothing for {NOTICED_S:.0f} s")
+        elif peer in overdue:
+            words.append(f"{whom} is waited for, and nobody stands in for it")
+    return "; ".join(words)
 
 
-# ---- peers that keep the others from beginning, see `late_peers`
+# ---- peers that keep the others waiting, see `lateness`
 
 
 def drop_late(turn: Turn) -> None:
     """Go on without those that the others can do without."""
     run = turn.state.active_run
-    late = late_peers(run, turn.now_s) if run and run.phase is RunPhase.LOADING else ()
+    late = late_peers(run, turn.now_s) if run and run.phase.is_working else {}
     if run is None or not late:
         return
-    why = f"was not ready after {turn.now_s - run.attempt.began_s:.0f} s"
-    attempts.do_without(turn, run, late, why)
+    attempts.do_without(turn, run, late)
 
 
 # ---- a peer that gets slow in the middle of a step is relieved in that step, if it has replicas
@@ -169,11 +179,19 @@ MEASURED_AT_LEAST = 3
 
 def heard(turn: Turn, run: Run, peer_id: PeerId, alive: PeerAlive) -> None:
     """A peer told how far it is; its share is divided anew if the others would wait for long."""
-    if run.phase is RunPhase.LOADING and alive.attempt == run.attempt.number:
-        turn.keep(_loading(run, peer_id, alive, turn.now_s))
-    is_current = (alive.attempt, alive.step) == (run.attempt.number, run.committed_steps)
-    if run.phase is not RunPhase.TRAINING or not is_current:
+    is_of_step = run.phase is RunPhase.TRAINING and alive.step == run.committed_steps
+    is_current = run.phase is RunPhase.LOADING or is_of_step
+    if not is_current or alive.attempt != run.attempt.number:
         return
+    parts_begun = min(alive.parts_begun, PARTS * _share(run, peer_id)) if is_of_step else 0
+    awaited = run.attempt.awaited.told(peer_id, alive.waits_for, parts_begun, turn.now_s)
+    run = run.with_awaited(awaited)
+    turn.keep(run)
+    if is_of_step:
+        _relieve(turn, run, peer_id, alive)
+
+
+def _relieve(turn: Turn, run: Run, peer_id: PeerId, alive: PeerAlive) -> None:
     seconds = _seconds_each(run, peer_id, alive, turn.now_s)
     if seconds is None:
         return
@@ -187,19 +205,12 @@ def heard(turn: Turn, run: Run, peer_id: PeerId, alive: PeerAlive) -> None:
     attempts.interrupt(turn, replace(run, measured=measured, detail=detail))
 
 
-def _loading(run: Run, peer_id: PeerId, alive: PeerAlive, now_s: float) -> Run:
-    """The run as of what a peer says that it waits for; who waits for others has its stage."""
-    attempt = run.attempt
-    if not alive.waits_for:
-        return run
-    waits_for = {**attempt.waits_for, peer_id: frozenset(alive.waits_for)}
-    loaded_in_s = {peer_id: now_s - attempt.began_s, **attempt.loaded_in_s}
-    attempt = replace(
-        attempt,
-        waits_for=MappingProxyType(waits_for),
-        loaded_in_s=MappingProxyType(loaded_in_s),
-    )
-    return replace(run, attempt=attempt)
+def _share(run: Run, peer_id: PeerId) -> int:
+    """How many microbatches of the step under way a peer computes in this attempt."""
+    for index, stage in enumerate(run.computing):
+        if run.step is not None and peer_id in stage.peers:
+            return run.step.share(index, stage.peers.index(peer_id))
+    return 0  # it listens
 
 
 def _seconds_each(run: Run, peer_id: PeerId, alive: PeerAlive, now_s: float) -> float | None:
@@ -209,15 +220,14 @@ def _seconds_each(run: Run, peer_id: PeerId, alive: PeerAlive, now_s: float) -> 
     computed for longer than the step is old is not believed.
     """
     usual = run.measured.seconds.get(peer_id, ())
-    place = next(((i, s) for i, s in enumerate(run.computing) if peer_id in s.peers), None)
-    if place is None or run.step is None:
+    stage = next((s for s in run.computing if peer_id in s.peers), None)
+    if stage is None:
         return None  # it listens
-    index, stage = place
     if len(stage.peers) == 1 or len(usual) < MEASURED_AT_LEAST or not alive.parts_begun:
         return None
-    compute_s = min(alive.compute_s, now_s - run.step.began_s)
+    compute_s = min(alive.compute_s, now_s - run.step.began_s) if run.step else alive.compute_s
     seconds = compute_s / alive.parts_begun * PARTS
-    share = run.step.share(index, stage.peers.index(peer_id))
+    share = _share(run, peer_id)
     remaining = share - -(-alive.parts_begun // PARTS)
     is_slow = remaining > 0 and remaining * seconds > share * longest_s(usual)
     return seconds if is_slow else None

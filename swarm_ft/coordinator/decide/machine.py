@@ -14,6 +14,7 @@ end as CANCELLED or FAILED. Inside TRAINING every step is plan -> run -> ready -
     a replica is lost          attempt + 1 without it; the step that did not commit runs again
     a replica is outvoted      attempt + 1 without it, see `plan.agreement`; it is set aside
     a replica gets slow        attempt + 1 in which the others take most of its share
+    a replica is never ready   set aside, and attempt + 1 without it, see `lateness`
     a stage's last one is lost wait for it; then go back to the weights the run began with
     a peer comes (back)        while others load, or when the next step begins: attempt + 1 with it
     ... and lacks the state    it listens until CaughtUp; then the next plan is over it too
@@ -180,7 +181,7 @@ def _stage_failed(turn: Turn, peer_id: PeerId, failed: StageFailed) -> None:
     elif isinstance(error, NonFinite):
         _doubted(turn, run, peer_id, error)
     else:
-        _failed(turn, run, peer_id, error)
+        _failed(turn, run, peer_id, error, failed.about)
 
 
 def _cannot_host(turn: Turn, run: Run, peer_id: PeerId, error: SwarmError) -> None:
@@ -206,16 +207,24 @@ def _doubted(turn: Turn, run: Run, peer_id: PeerId, error: SwarmError) -> None:
     _failed(turn, run, peer_id, error)
 
 
-def _failed(turn: Turn, run: Run, peer_id: PeerId, error: SwarmError) -> None:
-    """The peer's own trouble, or a neighbour's that it cannot reach: try again after a rest."""
+def _failed(
+    turn: Turn, run: Run, peer_id: PeerId, error: SwarmError, about: PeerId | None = None
+) -> None:
+    """The peer's own trouble, or a neighbour's that it cannot reach: try again after a rest.
+
+    Nobody can tell which end of a link is broken, so it counts for both. Who is broken has others
+    too that say so, and is set aside before them.
+    """
     detail, not_before_s = f"peer {peer_id}: {error.message}", turn.now_s + RETRY_S
     if isinstance(error, OutOfTurn) and run.phase is RunPhase.LOADING:
         # What it holds is not what is known here; start at once from what is known.
         run, not_before_s = without_state(run, peer_id), run.not_before_s
     elif peer_id in run.listeners and not isinstance(error, Unavailable):
         run = without_state(run, peer_id)  # a sum is lost, or the state is not one
-    if attempts.blame(turn, run, peer_id, error.message):
-        detail += "; it failed too often and is set aside"
+    ends = {peer_id: ""} | ({about: peer_id} if about in run.peers and about != peer_id else {})
+    for end, by in ends.items():
+        if attempts.blame(turn, run, end, error.message, by=by):
+            detail += f"; peer {end} failed too often and is set aside"
     attempts.interrupt(turn, replace(run, detail=detail, not_before_s=not_before_s))
 
 

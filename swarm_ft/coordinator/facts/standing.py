@@ -23,13 +23,14 @@ class Standing:
     """A peer's failures, whatever runs they were in.
 
     Attributes:
-        failed_in: attempts in which it failed since it was set aside last.
+        failed_in: attempts in which it failed since it was set aside last, and who said so; empty
+            where it did itself.
         times_aside: how often it was, of late.
         aside_until_s: monotonic seconds; no run is given to it before.
         reason: what it was set aside for, or its last failure.
     """
 
-    failed_in: tuple[tuple[RunId, Attempt], ...] = ()
+    failed_in: tuple[tuple[RunId, Attempt, str], ...] = ()
     times_aside: int = 0
     aside_until_s: float = -math.inf
     reason: str = ""
@@ -48,11 +49,23 @@ class Standing:
         """What a peer that is set aside is told, and others of it."""
         return f"set aside for {self.rest_s:.0f} s after {self.reason}"
 
-    def after_failure(self, run_id: RunId, attempt: Attempt, reason: str, now_s: float) -> Standing:
-        """What one more failure makes of it; several in one attempt count once."""
-        recent = {one for one in self.failed_in if one[0] == run_id} | {(run_id, attempt)}
+    def after_failure(
+        self, run_id: RunId, attempt: Attempt, reason: str, now_s: float, *, by: str = ""
+    ) -> Standing:
+        """What one more failure makes of it; several in one attempt count once.
+
+        Args:
+            run_id: of the run.
+            attempt: in which it failed.
+            reason: for people.
+            now_s: monotonic seconds.
+            by: the other peer that says so; empty if it does itself. One other alone is not
+                believed, however often it says so.
+        """
+        recent = {one for one in self.failed_in if one[0] == run_id} | {(run_id, attempt, by)}
         failed_in = tuple(sorted(one for one in recent if one[1] > attempt - AMONG_ATTEMPTS))
-        if len(failed_in) < MAX_FAILURES:
+        sayers = {sayer for _, _, sayer in failed_in}
+        if len(failed_in) < MAX_FAILURES or ("" not in sayers and len(sayers) == 1):
             return replace(self, failed_in=failed_in, reason=reason)
         return self.set_aside(f"{MAX_FAILURES} failures, the last one: {reason}", now_s)
 

@@ -124,6 +124,73 @@ class Past:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Awaited:
+    """What all wait for in the present phase, stages, a step or results, and who gets on with it.
+
+    Attributes:
+        since_s: when it was asked for.
+        moved_s: when each peer last got on with it.
+        parts_begun: of a step, by each.
+        waits_for: whom each waits for, by its own last words; who waits for nobody is not in it.
+        waited_s: when each last said that it waits.
+    """
+
+    since_s: float = 0.0
+    moved_s: Mapping[PeerId, float] = field(default_factory=_nothing)
+    parts_begun: Mapping[PeerId, int] = field(default_factory=_nothing)
+    waits_for: Mapping[PeerId, frozenset[PeerId]] = field(default_factory=_nothing)
+    waited_s: Mapping[PeerId, float] = field(default_factory=_nothing)
+
+    @property
+    def newest_s(self) -> float:
+        """When anybody last got on with it."""
+        return max(self.moved_s.values(), default=self.since_s)
+
+    def excused_until_s(self, peer: PeerId) -> float:
+        """When a peer last got on, or said that it cannot for others."""
+        known = (self.moved_s.get(peer), self.waited_s.get(peer), self.since_s)
+        return max(seconds for seconds in known if seconds is not None)
+
+    def moved(self, peer: PeerId, now_s: float) -> Awaited:
+        """After a peer got on with it."""
+        waits_for = {p: others for p, others in self.waits_for.items() if p != peer}
+        return replace(
+            self,
+            moved_s=MappingProxyType({**self.moved_s, peer: now_s}),
+            waits_for=MappingProxyType(waits_for),
+        )
+
+    def told(
+        self, peer: PeerId, waits_for: Collection[PeerId], parts_begun: int, now_s: float
+    ) -> Awaited:
+        """After a peer said how far it is. Who waits for others has done what it can alone."""
+        known = self.parts_begun.get(peer, 0)
+        has_moved = parts_begun > known or (waits_for and peer not in self.waited_s)
+        after = self.moved(peer, now_s) if has_moved else self
+        waiting = {p: others for p, others in self.waits_for.items() if p != peer}
+        waited_s = dict(self.waited_s)
+        if waits_for:
+            waiting[peer], waited_s[peer] = frozenset(waits_for), now_s
+        return replace(
+            after,
+            parts_begun=MappingProxyType({**self.parts_begun, peer: max(parts_begun, known)}),
+            waits_for=MappingProxyType(waiting),
+            waited_s=MappingProxyType(waited_s),
+        )
+
+    def postponed(self, gap_s: float) -> Awaited:
+        """The same, as if all had been so much later."""
+        moved_s = {peer: seconds + gap_s for peer, seconds in self.moved_s.items()}
+        waited_s = {peer: seconds + gap_s for peer, seconds in self.waited_s.items()}
+        return replace(
+            self,
+            since_s=self.since_s + gap_s,
+            moved_s=MappingProxyType(moved_s),
+            waited_s=MappingProxyType(waited_s),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptState:
     """Who hosts what, and how far they are: each attempt begins with a new one.
 
@@ -132,13 +199,12 @@ class AttemptState:
         assignments: who hosts what, replicas beside each other; a peer that no replica stands in
             for is kept while it is away and may come back.
         learners: peers that take their stage's state over.
+        learning_since_s: since when each of them does, over all attempts.
         proofs: of learners that were told to `CatchUp`, what each tells once it has the state, as
             sources told.
         caught_up: learners that said they have it; replicas as all others from the next plan on.
-        began_s: when it was assigned.
+        awaited: what all wait for now.
         loaded: peers that said StageReady.
-        waits_for: of peers that have their stage, whom they are not connected to yet.
-        loaded_in_s: how long they took until they had it.
         done: microbatches of the open step that peers said are done there, at the start.
         away_since_s: peers that are away, and since when.
     """
@@ -146,12 +212,11 @@ class AttemptState:
     number: Attempt = NO_ATTEMPT
     assignments: tuple[StageAssignment, ...] = ()
     learners: tuple[Learner, ...] = ()
+    learning_since_s: Mapping[PeerId, float] = field(default_factory=_nothing)
     proofs: Mapping[PeerId, frozenset[bytes]] = field(default_factory=_nothing)
     caught_up: frozenset[PeerId] = frozenset()
-    began_s: float = 0.0
+    awaited: Awaited = field(default_factory=Awaited)
     loaded: frozenset[PeerId] = frozenset()
-    waits_for: Mapping[PeerId, frozenset[PeerId]] = field(default_factory=_nothing)
-    loaded_in_s: Mapping[PeerId, float] = field(default_factory=_nothing)
     done: Mapping[PeerId, frozenset[MicrobatchIndex]] = field(default_factory=_nothing)
     away_since_s: Mapping[PeerId, float] = field(default_factory=_nothing)
 
@@ -221,7 +286,8 @@ class Run:
     """A run and where it stands. What ends at one time is one value: see `Past` and those below it.
 
     Attributes:
-        notice: who of its peers at work is silent just now; of no use after a restart.
+        notice: who of its peers at work is silent or waited for just now; of no use after a
+            restart.
         attempt: the one at work, or the last one.
         step: the first uncommitted step, once it was planned.
         misfits: peers that cannot host it, whatever the stage, and why; until they join again.
@@ -300,6 +366,10 @@ class Run:
     def with_assignments(self, assignments: Iterable[StageAssignment]) -> Run:
         """The run on these peers."""
         return replace(self, attempt=replace(self.attempt, assignments=tuple(assignments)))
+
+    def with_awaited(self, awaited: Awaited) -> Run:
+        """The run in which all wait for this."""
+        return replace(self, attempt=replace(self.attempt, awaited=awaited))
 
     def with_away(self, away_since_s: Mapping[PeerId, float]) -> Run:
         """The run in which these peers are away, and no others."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from statistics import median
@@ -25,17 +24,6 @@ GATHER_S = 3.0
 """How long a coordinator that was restarted waits for peers that replicas could stand in for."""
 SILENT_S = 8.0
 """A peer that says nothing for so long is gone, whatever its connection looks like."""
-
-
-CONNECT_S = 20.0
-"""How long peers that have their stages may take to reach each other: less than after which the
-one that dials gives up, and would be thought the one that fails."""
-LOAD_S = 60.0
-"""How long it may take to have a stage, whatever its size: codecs may have to be compiled."""
-MIN_LOAD_BYTES_S = 1e6
-"""A stage is read, or fetched from a hub, at this rate at least."""
-LOAD_FACTOR = 4.0
-"""A replica may take so many times as long as another one did."""
 
 
 def able_for(state: SwarmState, run: Run, now_s: float) -> SwarmState:
@@ -134,7 +122,7 @@ def loss_in_words(state: SwarmState, run: Run, peer_id: PeerId, why: str) -> str
     others = [peer for peer in there if peer not in run.listeners]
     words = f"peer {peer_id} (layers {stage.layers}) {why}"
     if peer_id in run.listeners:
-        return f"{words} before it had caught up"
+        return f"{words}; it had not caught up"
     return f"{words}; its part goes to {' and '.join(others)}" if others else words
 
 
@@ -200,35 +188,6 @@ def arrangement(state: SwarmState, run: Run, now_s: float) -> Placement:
         return place(run.spec.model, free, now_s)
     cuts = [stage.layers for stage in run.past.snapshot.stages]
     return place_on(cuts, run.spec.model, free, now_s)
-
-
-def late_peers(run: Run, now_s: float) -> tuple[PeerId, ...]:
-    """Peers that the others have waited for long enough, and can do without.
-
-    Either they neither have their stage nor say anything, for longer than reading it takes; or
-    everybody has, and it is they whom the others do not reach.
-    """
-    attempt = run.attempt
-    waited_s = now_s - attempt.began_s
-    absent = [p for p in run.peers if p not in attempt.loaded]
-    mute = [p for p in absent if not attempt.waits_for.get(p)]
-    late = [p for p in mute if waited_s >= _load_limit_s(run, p)]
-    if absent and not mute and waited_s >= max(attempt.loaded_in_s.values()) + CONNECT_S:
-        missed = Counter(q for p in absent for q in attempt.waits_for[p])
-        # Of those that are missed alike the last one: newcomers stand behind the others.
-        late = [max(reversed(absent), key=lambda peer: missed[peer])]
-    spared = [p for s in run.stages if not set(s.peers) <= set(late) for p in s.peers]
-    return tuple(p for p in late if p in spared)
-
-
-def _load_limit_s(run: Run, peer: PeerId) -> float:
-    """How long a peer may take to have its stage: by its bytes, and by how long others took."""
-    if peer in run.listeners:
-        return LOAD_S
-    stage = next(stage for stage in run.stages if peer in stage.peers)
-    took_s = [run.attempt.loaded_in_s[p] for p in stage.peers if p in run.attempt.loaded_in_s]
-    limit_s = len(stage.layers) * run.spec.model.block_bytes / MIN_LOAD_BYTES_S
-    return LOAD_S + min([limit_s, *(LOAD_FACTOR * seconds for seconds in took_s)])
 
 
 def patience_s(state: SwarmState, run: Run, now_s: float) -> float:

@@ -7,7 +7,7 @@ break and be replaced under it; what belongs to an older step is dropped on the 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
 from dataclasses import replace
 from functools import partial
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from swarm_ft import failpoints
 from swarm_ft.errors import BadFrame, OutOfTurn
-from swarm_ft.ids import BlockIndex, StepNumber
+from swarm_ft.ids import BlockIndex, PeerId, StepNumber
 from swarm_ft.log import get_logger
 from swarm_ft.peer.boundary.coder import FrameCoder, Refusal
 from swarm_ft.peer.context import run_in
@@ -117,6 +117,20 @@ class Boundary:
         """What `send` was given in this step, encoded if it is by now."""
         yield from self._unencoded.items()
         yield from ((frame.key, frame) for frame in self._session.sent)
+
+    @property
+    def peer_id(self) -> PeerId:
+        """Who is at the other end."""
+        return self._channel.peer_id
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether the other side has acknowledged all that was sent."""
+        return self._session.is_settled
+
+    def lacks(self, keys: Iterable[FrameKey]) -> bool:
+        """Whether some of these frames of this step have not come from there."""
+        return self._session.lacks(keys)
 
     async def settled(self) -> None:
         """Wait until the other side has everything that was sent in this step."""

@@ -295,6 +295,12 @@ class GradientReducer:
             if member not in self._connected
         )
 
+    @property
+    def waits_for(self) -> tuple[PeerId, ...]:
+        """Members without which the step under way cannot go on here."""
+        lacked = self._machine.lacks if self._coder is not None else ()
+        return tuple(self._members[member] for member in lacked)
+
     def _note_connections(self) -> None:
         if len(self._connected) == len(self._channels):
             self.is_connected.set()

@@ -109,6 +109,29 @@ class AllReduce:
         return len(self._done) == len(self._spans) and not any(map(len, outboxes))
 
     @property
+    def lacks(self) -> tuple[int, ...]:
+        """Members without which this one cannot go on.
+
+        Those whose shares of the next piece of its own shard are not here, first of all: others
+        may lack them too, and so have no sums yet. Then those whose sums are not here, though they
+        got this member's share. Last those that have not taken a sum.
+        """
+        if self.is_settled:
+            return ()
+        undone = [span for span in self._spans if span.index not in self._done]
+        own = next((span for span in undone if span.owner == self._own), None)
+        shares = self._shares.get(own.index, {}) if own is not None else {}
+        givers = [i for i in self._givers if own is not None and i != self._own and i not in shares]
+        owners = {span.owner for span in undone if self._lacks_sum(span)}
+        boxes = {i: other.outboxes[Phase.SUM] for i, other in self._others.items()}
+        return tuple(givers or sorted(owners) or (i for i, box in boxes.items() if box))
+
+    def _lacks_sum(self, span: PieceSpan) -> bool:
+        if span.owner == self._own or span.index in self._others[span.owner].sums:
+            return False
+        return not self._gives or span.index in self._encoded
+
+    @property
     def _gives(self) -> bool:
         return self._own in self._givers
 

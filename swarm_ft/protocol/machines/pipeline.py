@@ -138,6 +138,18 @@ class StageSchedule:
         self._next_weights += task.kind is TaskKind.WEIGHTS
         return self._next()
 
+    @property
+    def lacks(self) -> tuple[Task, ...]:
+        """What would be computed next if its input, or gradient, were here; nothing if one is."""
+        if self._running is not None:
+            return ()
+        found = []
+        if self._has_room and self._next_forward < len(self._microbatches):
+            found.append(TaskKind.FORWARD)
+        if self._next_backward < self._next_forward:
+            found.append(TaskKind.BACKWARD)
+        return tuple(Task(kind, self._microbatches[self._position(kind)]) for kind in found)
+
     def _check(self, microbatch: MicrobatchIndex) -> None:
         if microbatch not in self._microbatches:
             raise OutOfTurn(f"microbatch {microbatch} does not pass here in this step")
@@ -164,9 +176,12 @@ class StageSchedule:
         return TaskKind.BACKWARD if self._can_backward else None
 
     @property
+    def _has_room(self) -> bool:
+        return self._next_forward - self._next_weights < self._max_held
+
+    @property
     def _can_forward(self) -> bool:
-        has_room = self._next_forward - self._next_weights < self._max_held
-        return has_room and self._is_in(self._inputs, self._next_forward)
+        return self._has_room and self._is_in(self._inputs, self._next_forward)
 
     @property
     def _can_backward(self) -> bool:

@@ -13,6 +13,7 @@ it. Rules (docs/architecture.md, "A boundary is a protocol"):
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from swarm_ft.errors import OutOfTurn
@@ -89,6 +90,10 @@ class BoundarySession:
     def is_settled(self) -> bool:
         """Whether the other side has everything that was sent in this step."""
         return not self._outbox and not self._withheld
+
+    def lacks(self, keys: Iterable[FrameKey]) -> bool:
+        """Whether some of these frames of this step have not come."""
+        return not self._received.union(self._decoding).issuperset(keys)
 
     # ---- what this side does
 

@@ -370,12 +370,18 @@ class StageExported:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageFailed:
-    """This peer cannot go on with the run; `code` is that of a `SwarmError`."""
+    """This peer cannot go on with the run.
+
+    Attributes:
+        code: of a `SwarmError`.
+        about: the peer at the other end of the link that failed, if it was one.
+    """
 
     run_id: RunId
     attempt: Attempt
     code: Annotated[str, Name()]
     message: Text
+    about: PeerId | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,7 +401,8 @@ class PeerAlive:
         step: its open step.
         parts_begun: forwards, backwards and weights of it, in this attempt, see `pipeline.PARTS`.
         compute_s: seconds that they took until now.
-        waits_for: peers of the attempt that are not connected yet; none while a stage is loaded.
+        waits_for: peers of the attempt that are not connected, or without which this one cannot go
+            on; none while it loads its stage or computes.
     """
 
     attempt: Attempt = NO_ATTEMPT

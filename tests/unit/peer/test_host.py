@@ -643,6 +643,7 @@ async def test_a_neighbour_that_is_nowhere_fails_the_attempt(
     failed = await peer.hears(StageFailed)
     assert failed.code == "unavailable"
     assert "peer next cannot be reached" in failed.message
+    assert failed.about == "next"
 
 
 async def test_another_spec_at_the_neighbour_behind_fails_the_attempt(peer: Peer) -> None:

@@ -309,6 +309,31 @@ async def test_a_peer_that_has_its_stage_says_whom_it_waits_for(
     assert await joined.waits_for() == {"twin", "below"}
 
 
+@pytest.mark.parametrize(
+    ("lacked", "cut"), [("below", 1), ("twin", 2)], ids=["a gradient", "shares"]
+)
+async def test_a_peer_in_a_step_says_without_whom_it_cannot_go_on(
+    swarm: Swarm,
+    assign_of: MakeAssign,
+    plan_of: MakePlan,
+    monkeypatch: pytest.MonkeyPatch,
+    lacked: str,
+    cut: int,
+) -> None:
+    monkeypatch.setattr("swarm_ft.peer.coordinator_link.ALIVE_EVERY_S", 0.01)
+    stages = (("peer", 0, cut), (lacked, cut % 2, 2))
+    both = []
+    for name, start, stop in stages:
+        await swarm.peer(name, f"{start}-{stop}")
+        both.append(await swarm.joined(name))
+    for joined in both:
+        await joined.say(assign_of(stages=stages))
+    for joined in both:
+        await joined.hears(StageReady)
+    await both[0].say(plan_of(0))
+    assert await both[0].waits_for() == {lacked}, "which has not heard of the step"
+
+
 async def test_a_peer_that_has_nothing_to_do_stays_and_says_why(
     swarm: Swarm, caplog: pytest.LogCaptureFixture, assign_of: MakeAssign
 ) -> None:

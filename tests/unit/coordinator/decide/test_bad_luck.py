@@ -9,7 +9,7 @@ from swarm_ft.coordinator.decide.machine import RETRY_S
 from swarm_ft.coordinator.facts.events import ResultCollected
 from swarm_ft.coordinator.facts.standing import FIRST_REST_S, MAX_FAILURES, MAX_REST_S
 from swarm_ft.coordinator.journal.journal import Journal
-from swarm_ft.coordinator.plan.membership import CONNECT_S, LOAD_FACTOR, LOAD_S
+from swarm_ft.coordinator.plan.lateness import CONNECT_S, FACTOR, LOAD_S
 from swarm_ft.coordinator.watching import overview
 from swarm_ft.ids import RunId
 from swarm_ft.protocol.messages.client import RunPhase
@@ -422,7 +422,7 @@ def test_large_stages_may_take_longer_but_not_much_longer_than_a_replica_took(
     swarm.wait(100)
     wait_for(swarm, b, other)
     wait_for(swarm, a, other)
-    swarm.wait(LOAD_S + LOAD_FACTOR * 100 - 110)
+    swarm.wait(LOAD_S + FACTOR * 100 - 110)
     assert swarm.run().phase is RunPhase.LOADING
     swarm.wait(15)
     assert swarm.idlers().keys() == {"other"}

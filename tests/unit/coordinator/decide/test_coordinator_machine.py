@@ -182,7 +182,7 @@ def test_the_seconds_of_a_step_run_from_its_plan_to_its_commit(
     swarm.join(a, b)
     swarm.settle_until(lambda: swarm.run().phase is RunPhase.TRAINING)
     planned_s = swarm.now_s
-    swarm.now_s += 7.0
+    swarm.wait(7.0)
     until_commits(swarm, 1)
     assert swarm.history[RUN][0].seconds == swarm.now_s - planned_s
 

@@ -7,7 +7,8 @@ import pytest
 from swarm_ft.coordinator.decide.machine import RETRY_S
 from swarm_ft.coordinator.facts.events import PeerSaid, Publish
 from swarm_ft.coordinator.journal.journal import Journal
-from swarm_ft.coordinator.plan.membership import GRACE_S, LOAD_S
+from swarm_ft.coordinator.plan.lateness import LOAD_S
+from swarm_ft.coordinator.plan.membership import GRACE_S
 from swarm_ft.ids import Attempt, PeerId, StepNumber
 from swarm_ft.protocol.messages.client import RunPhase, RunStatus
 from swarm_ft.protocol.messages.control import (
@@ -232,7 +233,7 @@ def test_a_listener_that_dies_costs_an_attempt_and_is_named(
     listened: Swarm, newcomer: FakePeer
 ) -> None:
     listened.lose(newcomer)
-    assert "peer newcomer (layers 2-4) is gone before it had caught up" in told(listened)
+    assert "peer newcomer (layers 2-4) is gone; it had not caught up" in told(listened)
     assert learners(listened) == []
     listened.settle()
     assert listened.run().phase is RunPhase.FINISHED
@@ -314,7 +315,7 @@ def test_who_cannot_show_the_state_that_it_says_it_took_is_no_replica(
     listened.say(newcomer, newcomer.caught_up())
     words = "took over another state than its stage has"
     assert listened.idlers() == {"newcomer": f"set aside for 30 s after it {words}"}
-    detail = f"peer newcomer (layers 2-4) {words} before it had caught up"
+    detail = f"peer newcomer (layers 2-4) {words}; it had not caught up"
     assert detail in told(listened)
     listened.settle()
     assert listened.run().phase is RunPhase.FINISHED

@@ -34,6 +34,25 @@ def test_an_attempt_counts_once() -> None:
     assert not failed(Standing(), 1, 1, 1, 1).is_aside(0.0)
 
 
+def test_one_other_peer_is_not_believed_however_often_it_says_so() -> None:
+    standing = Standing()
+    for attempt in range(AMONG_ATTEMPTS):
+        standing = standing.after_failure(RUN, Attempt(attempt), "oh", 0.0, by="liar")
+        assert not standing.is_aside(0.0)
+    assert standing.after_failure(RUN, Attempt(5), "oh", 0.0, by="twin").is_aside(0.0)
+    assert failed(standing, 5).is_aside(0.0)
+
+
+def test_who_several_others_do_not_reach_is_aside_before_them() -> None:
+    dead, honest = Standing(), {"a": Standing(), "b": Standing()}
+    for attempt in range(2):
+        for name in honest:
+            honest[name] = failed(honest[name], attempt)
+            dead = dead.after_failure(RUN, Attempt(attempt), "oh", 0.0, by=name)
+    assert dead.is_aside(0.0)
+    assert not any(standing.is_aside(0.0) for standing in honest.values())
+
+
 def test_another_run_begins_anew() -> None:
     two = failed(Standing(), 1, 2)
     assert not two.after_failure(RunId("run-2"), Attempt(3), "oh", 0.0).is_aside(0.0)

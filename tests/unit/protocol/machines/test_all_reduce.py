@@ -296,6 +296,47 @@ def test_a_gradient_of_many_windows_goes_through_them(listening: Collection[int]
     assert simulation.run() == [expected(simulation.divisions[-1])] * 2
 
 
+@settings(derandomize=True, deadline=None, max_examples=150)
+@given(data=st.data(), num_members=st.integers(2, 5), num_events=st.integers(0, 300))
+def test_all_that_cannot_go_on_lack_the_one_that_stopped_or_who_does(
+    data: st.DataObject, num_members: int, num_events: int
+) -> None:
+    num_values = data.draw(st.integers(1, 40 * PIECE))
+    choices = data.draw(st.lists(st.integers(0, 1 << 16), max_size=EVENTS))
+    simulation = Simulation(num_members, num_values, [], [data.draw(listeners_of(num_members))] * 2)
+    simulation.choices = chain(choices, repeat(0))
+    stopped = simulation.members[data.draw(st.integers(0, num_members - 1))]
+    for number in range(EVENTS * num_members**2 * 20):
+        events = simulation.progress()
+        if number >= num_events:
+            events = [(act, of) for act, of in events if not is_of(stopped, act, of)]
+        if not events:
+            break
+        act, argument = simulation.pick(events)
+        act(argument)
+    lacks = {m.index: set(m.machine.lacks) for m in simulation.members if m is not stopped}
+    for member in simulation.members:
+        is_settled = member.machine.is_settled
+        if member is not stopped:
+            assert is_settled or stopped.index in reached(lacks, member.index)
+            assert not lacks[member.index] or not is_settled
+
+
+def is_of(stopped: Member, act: Callable[[Any], None], argument: Any) -> bool:
+    """Whether an event needs this member to do something."""
+    owner = getattr(act, "__self__", None)
+    return owner is stopped or (isinstance(owner, Stream) and argument == stopped.index)
+
+
+def reached(lacks: dict[int, set[int]], member: int) -> set[int]:
+    found: set[int] = set()
+    new = {member}
+    while new:
+        new = {j for i in new for j in lacks.get(i, ())} - found
+        found |= new
+    return found
+
+
 # ---- one member, by hand
 
 

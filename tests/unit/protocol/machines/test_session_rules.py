@@ -293,3 +293,18 @@ def test_a_delta_that_is_refused_while_it_waits_for_the_window_goes_out_as_a_key
     assert session.receive(Ack(frame(1).key)) == []
     assert session.receive(Ack(again.key)) == []
     assert session.is_settled
+
+
+def test_what_is_being_decoded_is_not_lacked_and_what_was_refused_is(
+    upstream: BoundarySession,
+) -> None:
+    keys = [back(1).key, back(2).key]
+    assert upstream.lacks(keys)
+    for sample in (1, 2):
+        upstream.receive(back(sample))
+    assert not upstream.lacks(keys)
+    upstream.accepted(keys[0])
+    assert not upstream.lacks(keys)
+    upstream.refused(keys[1], "its base is not here")
+    assert upstream.lacks(keys)
+    assert not upstream.lacks(keys[:1])

@@ -230,6 +230,24 @@ def test_at_the_first_stage_nobody_waits_for_a_backward() -> None:
     assert order == forwards + rest, "what was begun is completed, which makes room"
 
 
+def lacked(stage: StageSchedule) -> list[tuple[TaskKind, int]]:
+    return [(task.kind, task.microbatch) for task in stage.lacks]
+
+
+def test_what_it_lacks_is_what_comes_next_and_there_is_room_for() -> None:
+    stage = schedule(num_stages=2, num_microbatches=5)
+    assert lacked(stage) == [(FORWARD, 0)]
+    task = stage.input_ready(MicrobatchIndex(0))
+    assert lacked(stage) == [], "it computes"
+    assert finish(stage, task) is None
+    drive(stage, inputs=(2,))
+    assert lacked(stage) == [(FORWARD, 1), (BACKWARD, 0)]
+    drive(stage, inputs=(1,))
+    assert lacked(stage) == [(BACKWARD, 0)], "there is no room for another forward"
+    drive(stage, inputs=(3, 4), gradients=range(5))
+    assert lacked(stage) == []
+
+
 def test_without_room_weights_make_it() -> None:
     stage = schedule(num_stages=1, num_microbatches=3)
     expected = [(kind, m) for m in range(3) for kind in (BOTH, WEIGHTS)]

@@ -1,0 +1,184 @@
+"""Peers that the others wait for: for how long, and what then. Pure.
+
+A phase ends when all said that they are ready: that they have their stage, did their part of a
+step, or wrote their result down. Who is connected and says nothing of it must not hold the others
+up for ever. It is *overdue* once
+
+- it neither gets on nor says that it waits for others, for longer than what it does can take; or
+- all who are not ready wait for each other, for longer than a message can take, and it is the one
+  whom the most miss.
+
+An overdue peer is *late* if the run can do without it. A newcomer that takes its stage's state over
+holds nobody up, but it gets every sum: it is late if that takes too long.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+
+from swarm_ft.coordinator.facts.state import Run
+from swarm_ft.ids import PeerId
+from swarm_ft.protocol.messages.client import RunPhase
+from swarm_ft.protocol.messages.control import Stage
+from swarm_ft.protocol.spec.layers import LayerRange
+from swarm_ft.protocol.spec.run_spec import ModelSpec
+
+LOAD_S = 60.0
+"""How long it may take to have a stage, whatever its size: codecs may have to be compiled."""
+MIN_LOAD_BYTES_S = 1e6
+"""A stage is read, fetched from a hub, or written down, at this rate at least."""
+MIN_STATE_BYTES_S = 0.25e6
+"""A stage's state comes over links that carry a step's tensors too, at this rate at least."""
+STATE_PER_WEIGHT = 3
+"""Bytes of a state for each of its weights: AdamW keeps two moments."""
+FACTOR = 4.0
+"""A peer may take so many times as long as it, or a replica, ever did."""
+CONNECT_S = 20.0
+"""How long peers that have their stages may take to reach each other: less than after which the
+one that dials gives up, and would be thought the one that fails."""
+STEP_S = 30.0
+"""How long a peer may stand still in a step, beside what its work takes."""
+
+
+def late_peers(run: Run, now_s: float) -> dict[PeerId, str]:
+    """Peers that the others have waited for long enough, and can do without; what each did."""
+    overdue = overdue_peers(run, now_s)
+    late = {peer: why for peer, why in overdue.items() if _is_spare(run, peer, overdue)}
+    return late | _late_learners(run, now_s)
+
+
+def overdue_peers(run: Run, now_s: float) -> dict[PeerId, str]:
+    """Peers that the others have waited for long enough, and what each did. See the module."""
+    absent, awaited = _absent(run), run.attempt.awaited
+    mute = [peer for peer in absent if not awaited.waits_for.get(peer)]
+    since_s = {peer: awaited.excused_until_s(peer) for peer in mute}
+    overdue = [peer for peer in mute if now_s - since_s[peer] >= _limit_s(run, peer)]
+    if absent and not mute and now_s - awaited.newest_s >= _deadlock_limit_s(run):
+        overdue = [_most_missed(run, absent)]
+    words = _words(run)
+    return {p: f"{words} {now_s - since_s.get(p, awaited.newest_s):.0f} s" for p in overdue}
+
+
+def _absent(run: Run) -> list[PeerId]:
+    """Peers that are not ready with what the phase is about."""
+    ready: Collection[PeerId] = run.peers
+    if run.phase is RunPhase.LOADING:
+        ready = run.attempt.loaded
+    elif run.phase is RunPhase.TRAINING and run.step is not None:
+        ready = run.step.ready
+    elif run.phase is RunPhase.EXPORTING:
+        ready = run.past.exported
+    return [peer for peer in run.peers if peer not in ready]
+
+
+def _most_missed(run: Run, absent: Collection[PeerId]) -> PeerId:
+    """Whom the most wait for, themselves or because those do for whom they wait.
+
+    The coordinator itself waits for those that are not ready. Of peers that are missed alike, such
+    as two that name each other, it is one without which the run can go on, one that only listens,
+    one that is not ready, whom more name themselves, or the last one: newcomers stand behind.
+    """
+    waits_for = {p: run.attempt.awaited.waits_for[p].intersection(run.peers) for p in absent}
+    named = Counter(q for others in waits_for.values() for q in others)
+    missed = Counter(absent)
+    for peer in absent:
+        missed.update(_reached(waits_for, peer) - {peer})
+
+    def order(peer: PeerId) -> tuple[int, bool, bool, bool, int]:
+        is_spare, is_listening = _is_spare(run, peer, ()), peer in run.listeners
+        return missed[peer], is_spare, is_listening, peer in absent, named[peer]
+
+    return max(reversed(run.peers), key=order)
+
+
+def _reached(waits_for: Mapping[PeerId, Collection[PeerId]], peer: PeerId) -> set[PeerId]:
+    """For whom a peer waits, for whom these wait, and so on."""
+    found: set[PeerId] = set()
+    new = {peer}
+    while new:
+        new = {q for p in new for q in waits_for.get(p, ())} - found
+        found |= new
+    return found
+
+
+def _words(run: Run) -> str:
+    match run.phase:
+        case RunPhase.LOADING:
+            return "was not ready after"
+        case RunPhase.EXPORTING:
+            return "did not write its stage down in"
+        case _:
+            return f"kept the others waiting in step {run.committed_steps} for"
+
+
+def _is_spare(run: Run, peer: PeerId, overdue: Collection[PeerId]) -> bool:
+    """Whether somebody else has the peer's stage, or it has not got it itself."""
+    learning = set(_learning(run))
+    others = [p for p in _stage(run, peer).peers if p not in {peer, *overdue, *learning}]
+    return peer in learning or bool(others)
+
+
+def _learning(run: Run) -> Iterator[PeerId]:
+    caught_up = run.attempt.caught_up
+    return (t.peer_id for t in run.attempt.learners if t.peer_id not in caught_up)
+
+
+def _late_learners(run: Run, now_s: float) -> dict[PeerId, str]:
+    since_s = run.attempt.learning_since_s
+    took_s = {peer: now_s - since_s[peer] for peer in _learning(run) if peer in since_s}
+    return {
+        peer: f"did not take its stage's state over in {seconds:.0f} s"
+        for peer, seconds in took_s.items()
+        if seconds >= hand_over_limit_s(run.spec.model, _stage(run, peer).layers)
+    }
+
+
+# ---- how long things may take
+
+
+def hand_over_limit_s(model: ModelSpec, layers: LayerRange) -> float:
+    """Within what time a newcomer has its stage's state, however slow its link is."""
+    return LOAD_S + STATE_PER_WEIGHT * _weight_bytes(model, layers) / MIN_STATE_BYTES_S
+
+
+def _limit_s(run: Run, peer: PeerId) -> float:
+    """How long a peer may go on without a word of what it is at."""
+    stage = _stage(run, peer)
+    if run.phase is RunPhase.TRAINING:
+        took_s = [s for p in stage.peers for s in run.measured.seconds.get(p, ())]
+        return STEP_S + FACTOR * max(took_s) if took_s else _load_limit_s(run, stage)
+    if peer in run.listeners:
+        return LOAD_S
+    awaited, learning = run.attempt.awaited, set(_learning(run))
+    if peer in learning:
+        return hand_over_limit_s(run.spec.model, stage.layers)
+    took = [
+        awaited.moved_s[p] - awaited.since_s
+        for p in stage.peers
+        if p in awaited.moved_s and p not in learning
+    ]
+    return min([_load_limit_s(run, stage), *(LOAD_S + FACTOR * seconds for seconds in took)])
+
+
+def _deadlock_limit_s(run: Run) -> float:
+    """How long all may wait for each other: what is on its way takes no longer than a step."""
+    if run.phase is RunPhase.LOADING:
+        return CONNECT_S
+    slowest_s = max(_load_limit_s(run, stage) for stage in run.stages)
+    return STEP_S + max(run.measured.step_seconds, default=slowest_s)
+
+
+def _load_limit_s(run: Run, stage: Stage) -> float:
+    return LOAD_S + _weight_bytes(run.spec.model, stage.layers) / MIN_LOAD_BYTES_S
+
+
+def _weight_bytes(model: ModelSpec, layers: LayerRange) -> int:
+    """Of a stage, float32."""
+    num_ends = (layers.start == 0) + (layers.stop == model.num_blocks)
+    embedding_bytes = 4 * model.vocab_size * model.hidden_size
+    return len(layers) * model.block_bytes + num_ends * embedding_bytes
+
+
+def _stage(run: Run, peer: PeerId) -> Stage:
+    return next(stage for stage in run.stages if peer in stage.peers)
