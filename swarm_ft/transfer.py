@@ -16,7 +16,15 @@ from pathlib import Path
 
 from swarm_ft import failpoints
 from swarm_ft.discovery.directory import Directory, find_peer
-from swarm_ft.errors import BadFrame, MalformedMessage, NotFound, SwarmError, Unavailable
+from swarm_ft.errors import (
+    BadFrame,
+    MalformedMessage,
+    NotAllowed,
+    NotFound,
+    SwarmError,
+    Unavailable,
+)
+from swarm_ft.identity.certificates import Caller
 from swarm_ft.ids import PeerId
 from swarm_ft.log import get_logger
 from swarm_ft.private_files import open_private
@@ -48,11 +56,13 @@ class OfferedShard:
 
     Attributes:
         chunks: of the file; the list's digest is what the coordinator is told.
+        readers: names of those who may fetch it, where members have names.
         proofs: what peers that fetch it can tell once they have it, see `proof_by`.
     """
 
     path: Path
     chunks: ChunkList
+    readers: frozenset[str] = frozenset()
     proofs: Mapping[PeerId, bytes] = field(default_factory=dict)
 
 
@@ -60,13 +70,16 @@ Offers = Mapping[ShardName, OfferedShard]
 """What a peer offers, by name; it changes meanwhile."""
 
 
-def offer(path: Path, name: ShardName, takers: Iterable[PeerId] = ()) -> OfferedShard:
-    """Read a shard once, to offer it. Blocks.
+def offer(
+    path: Path, name: ShardName, takers: Iterable[PeerId] = (), owner: str = ""
+) -> OfferedShard:
+    """Read a shard once, to offer it to takers and owner. Blocks.
 
     Args:
         path: where it lies.
         name: of the shard.
         takers: peers that are to show that they took it.
+        owner: the client whose result it is.
 
     Raises:
         Unavailable: it cannot be read (now).
@@ -75,7 +88,8 @@ def offer(path: Path, name: ShardName, takers: Iterable[PeerId] = ()) -> Offered
     try:
         chunks = chunks_of(path, *proofs.values())
         shown = {peer: proof.digest() for peer, proof in proofs.items()}
-        return OfferedShard(path=path, chunks=chunks, proofs=shown)
+        readers = frozenset((*shown, owner))
+        return OfferedShard(path=path, chunks=chunks, readers=readers, proofs=shown)
     except OSError as error:
         raise Unavailable(f"{path} cannot be read: {error}") from error
 
@@ -85,12 +99,13 @@ async def serve_chunk_list(stream: MessageStream[ChunkList, ShardName], offers: 
 
     Raises:
         NotFound: no such shard is offered here.
+        NotAllowed: it is for others.
         MalformedMessage: it asks for nothing that could be one.
     """
     name = await stream.receive()
     if name is None:
         raise MalformedMessage(f"{stream.remote}: expected the name of a shard")
-    await stream.send(_found(offers, name).chunks)
+    await stream.send(_found(offers, name, stream.caller).chunks)
 
 
 async def serve_chunks(stream: MessageStream[ChunkPart, FetchRequest], offers: Offers) -> None:
@@ -98,6 +113,7 @@ async def serve_chunks(stream: MessageStream[ChunkPart, FetchRequest], offers: O
 
     Raises:
         NotFound: no such shard is offered here.
+        NotAllowed: it is for others.
         MalformedMessage: it asks for chunks that the shard does not have.
         Unavailable: the shard cannot be read (now).
     """
@@ -105,7 +121,7 @@ async def serve_chunks(stream: MessageStream[ChunkPart, FetchRequest], offers: O
     if request is None:
         raise MalformedMessage(f"{stream.remote}: expected a request for chunks")
     name, wanted = request.name, request.chunks
-    offered = _found(offers, name)
+    offered = _found(offers, name, stream.caller)
     if wanted.stop > len(offered.chunks):
         raise MalformedMessage(
             f"{stream.remote}: expected chunks below {len(offered.chunks)} of {name}, got "
@@ -118,10 +134,12 @@ async def serve_chunks(stream: MessageStream[ChunkPart, FetchRequest], offers: O
             await stream.send(ChunkPart(chunk=index, data=chunk[start : start + PART_BYTES]))
 
 
-def _found(offers: Offers, name: ShardName) -> OfferedShard:
+def _found(offers: Offers, name: ShardName, caller: Caller | None) -> OfferedShard:
     offered = offers.get(name)
     if offered is None:
         raise NotFound(f"{name}: this peer does not offer it (any more)")
+    if caller is not None and caller.name not in offered.readers:
+        raise NotAllowed(f"{name}: it is not for {caller}")
     return offered
 
 

@@ -43,8 +43,7 @@ class BufferRecord:
     """A buffer in its stored form.
 
     Attributes:
-        digest: of the buffer and of the frame that made it; both ends compare it in every delta
-            frame.
+        digest: of the buffer; both ends compare it in every delta frame.
         tokens: rows of the tensor.
         channels: columns of the tensor.
         payload: the values, as `codec.pack_buffer` writes them.

@@ -212,7 +212,7 @@ class Listening:
     host: Annotated[
         str,
         Option(
-            "Address to listen on; links are not encrypted yet, so by default this machine only."
+            "Address to listen on; by default this machine only. 0.0.0.0 for all, with --announce."
         ),
     ] = "127.0.0.1"
     port: Annotated[int, Range(0, 65535), Option("Port to listen on.", default="any free one")] = 0

@@ -37,6 +37,7 @@ from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.submission import Submissions
 from swarm_ft.coordinator.watching import Watcher, Watchers, overview
 from swarm_ft.errors import JournalError, NotAllowed, NotFound, OutOfTurn, SwarmError, Unavailable
+from swarm_ft.identity.certificates import Caller
 from swarm_ft.ids import PeerId
 from swarm_ft.log import get_logger
 from swarm_ft.protocol.messages.client import (
@@ -65,7 +66,7 @@ from swarm_ft.protocol.messages.timeline import PeerTimeline, StepTimeline
 from swarm_ft.snapshots.store import Manifest, SnapshotStore
 from swarm_ft.transport.base import Handler, MessageStream, Method, until_one_ends
 from swarm_ft.transport.methods import CANCEL, COLLECTED, JOIN, STATUS, SUBMIT, WATCH
-from swarm_ft.transport.rules import check_name
+from swarm_ft.transport.rules import check_name, is_owner
 
 logger = get_logger(__name__)
 
@@ -330,11 +331,11 @@ class CoordinatorService:
 
     def _begin(self, run: Run, data_digest: bytes) -> None:
         self._journal.write_run(run, data_digest)
-        self._handle(RunSubmitted(run.run_id, run.spec))
+        self._handle(RunSubmitted(run.run_id, run.spec, run.owner))
 
     async def _watch(self, stream: WatchStream) -> None:
         request = await stream.receive()
-        run = self._named(request)
+        run = self._named(request, stream.caller)
         is_tracing = request is not None and request.traced
         with self._watchers.watching(run.run_id, is_tracing=is_tracing) as watcher:
             # A watcher that does not read may be dropped while it is waited for.
@@ -361,7 +362,7 @@ class CoordinatorService:
         event: type[RunCancelled | ResultCollected],
         stream: MessageStream[RunStatus, CancelRequest | CollectedRequest],
     ) -> None:
-        run = self._named(await stream.receive())
+        run = self._named(await stream.receive(), stream.caller)
         self._handle(event(run.run_id))
         await stream.send(self._state.runs[run.run_id].status)
 
@@ -369,16 +370,24 @@ class CoordinatorService:
         await stream.receive()
         await stream.send(overview(self._state))
 
-    def _named(self, request: WatchRequest | CancelRequest | CollectedRequest | None) -> Run:
-        """The run a client means; the newest if it names none."""
-        runs = list(self._state.runs.values())
+    def _named(
+        self,
+        request: WatchRequest | CancelRequest | CollectedRequest | None,
+        caller: Caller | None,
+    ) -> Run:
+        """The run a client means, of its own; the newest of these if it names none.
+
+        Raises:
+            NotFound: there is none, or it is another client's.
+        """
+        runs = [run for run in self._state.runs.values() if is_owner(caller, run.owner)]
         name = request.run_id if request is not None else None
         if name is None and runs:
             return runs[-1]
         if name is None:
             raise NotFound("the coordinator knows no run yet; submit one with 'client train'")
-        run = self._state.runs.get(name)
+        run = next((run for run in runs if run.run_id == name), None)
         if run is None:
             known = ", ".join(r.run_id for r in runs) or "none"
-            raise NotFound(f"run {name} is not known here; known: {known}")
+            raise NotFound(f"run {name} is not known here, or not yours; known: {known}")
         return run

@@ -109,7 +109,7 @@ class Submissions:
         Raises:
             Busy: too many others are coming in.
             RunMismatch: the client's digest of the RunSpec is not ours, or a run of that name has
-                another spec, or other data.
+                another spec, other data, or another owner.
             BadDataset: samples are missing, too many, or hold ids outside the vocabulary.
             MalformedMessage: a field is out of its bounds.
             Unavailable: the client is gone, or sends nothing any more.
@@ -117,7 +117,8 @@ class Submissions:
         """
         job = _job(stream.remote, await _next_part(stream))
         known = self._known(job.run_id)
-        if known is not None and known.spec.digest() != job.spec.digest():
+        owner = stream.caller.name if stream.caller is not None else ""
+        if known is not None and (known.spec.digest(), known.owner) != (job.spec.digest(), owner):
             raise _is_another(job.run_id)
         with self._slot():
             intake = _Intake(job)
@@ -128,7 +129,7 @@ class Submissions:
             except BaseException:
                 self._writing(intake.discard)
                 raise
-            await self._to_its_end(self._accept(job, intake))
+            await self._to_its_end(self._accept(job, intake, owner))
         return job.run_id
 
     async def _take_in(self, stream: SubmitStream, job: SubmitHeader, intake: _Intake) -> None:
@@ -140,18 +141,18 @@ class Submissions:
             expected = job.spec.train.num_samples
             raise BadDataset(f"data: expected {expected} samples, got {num_samples}")
 
-    async def _accept(self, job: SubmitHeader, intake: _Intake) -> None:
+    async def _accept(self, job: SubmitHeader, intake: _Intake, owner: str) -> None:
         try:
             async with self._one_at_a_time:
                 digest = await self._writing(intake.digest)
                 known = self._known(job.run_id)
                 if known is None:
                     await self._writing(intake.keep)
-                    self._begin(Run(run_id=job.run_id, spec=job.spec), digest)
-                elif (
-                    known.spec.digest() != job.spec.digest()
-                    or self._journal.data_digest(job.run_id) != digest
-                ):
+                    self._begin(Run(run_id=job.run_id, spec=job.spec, owner=owner), digest)
+                elif (known.spec.digest(), known.owner) != (
+                    job.spec.digest(),
+                    owner,
+                ) or self._journal.data_digest(job.run_id) != digest:
                     raise _is_another(job.run_id)
         finally:
             await self._writing(intake.discard)

@@ -122,7 +122,8 @@ def caller_of(
 
 def _by_authority(certificate: Certificate, key: PublicKey) -> Caller:
     role, _, name = common_name(certificate).partition(":")
-    if role not in _CERTIFIED or name not in (name_of(key), COORDINATOR_NAME):
+    expected = COORDINATOR_NAME if role == Role.COORDINATOR else name_of(key)
+    if role not in _CERTIFIED or name != expected:
         raise NotAllowed(f"certificate of {role[:20]!r}: expected a role and the name of its key")
     return Caller(role=Role(role), name=name, key=key)
 

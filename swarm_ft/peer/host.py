@@ -69,6 +69,7 @@ class StageHost:
         self._attempt: StageAttempt | None = None
         self._task: asyncio.Task[None] | None = None
         self._result: ShardName | None = None
+        self._owner = ""
 
     @property
     def has_result(self) -> bool:
@@ -97,6 +98,7 @@ class StageHost:
     async def assign(self, assign: Assign) -> None:
         """Drop the present attempt and start another."""
         await self.stop()
+        self._owner = assign.owner
         self._task = asyncio.create_task(self._work(assign))
 
     def take(self, take: CatchUp) -> None:
@@ -151,7 +153,8 @@ class StageHost:
         path = self._shard_dir / f"{self.run_id}-{name.layers}.safetensors"
         self._drop_result()
         await self._state.export(path)
-        offered = self._context.offers[name] = await asyncio.to_thread(offer, path, name)
+        offered = await asyncio.to_thread(offer, path, name, owner=self._owner)
+        self._context.offers[name] = offered
         self._result = name
         logger.info("run %s: trained; the result waits for its client", self.run_id)
         self._context.say(StageExported(run_id=self.run_id, file=offered.chunks.file))

@@ -377,6 +377,7 @@ class PeerLink:
             await asyncio.wait({self._dialled[1]})
 
     async def _work(self, stream: LinkStream) -> None:
+        self._links.check_open()  # it may have come between the hello and here
         self._break = asyncio.get_running_loop().create_future()
         self._outgoing.clear()
         try:
@@ -516,10 +517,18 @@ class Links:
             raise OutOfTurn(f"peer {self.own} is here, not {hello.to}")
         if not hello.peer_id < self.own:
             raise OutOfTurn(f"peer {self.own} calls peer {hello.peer_id}, not the reverse")
-        if self._is_closed:
-            raise Unavailable(f"peer {self.own} leaves")
+        self.check_open()
         self._make_room(hello.peer_id)
         await self.link_to(hello.peer_id).answer(stream)
+
+    def check_open(self) -> None:
+        """Refuse new streams once this peer leaves.
+
+        Raises:
+            Unavailable: it does.
+        """
+        if self._is_closed:
+            raise Unavailable(f"peer {self.own} leaves")
 
     async def close(self) -> None:
         """End all streams, and take no more."""

@@ -52,3 +52,8 @@ def check_name(caller: Caller | None, claimed: str) -> None:
     """
     if caller is not None and caller.name != claimed:
         raise NotAllowed(f"{caller} says that it is {claimed[:80]}: a peer's name is its key's")
+
+
+def is_owner(caller: Caller | None, owner: str) -> bool:
+    """Whether a caller may do as it likes with what has this owner."""
+    return caller is None or caller.name == owner

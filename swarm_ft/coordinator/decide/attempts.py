@@ -309,4 +309,5 @@ def _assignment(run: Run, *, fresh: bool) -> Assign:
         learners=attempt.learners,
         saved=past.snapshot.stages if went_back and past.snapshot else (),
         last_attempt=past.last_commit.attempt if past.last_commit else NO_ATTEMPT,
+        owner=run.owner,
     )

@@ -93,8 +93,8 @@ def decide(state: SwarmState, event: Event, now_s: float) -> tuple[SwarmState, l
             _peer_said(turn, peer_id, message)
         case PeerLost(peer_id):
             _peer_gone(turn, peer_id, "is gone", away_since_s=now_s)
-        case RunSubmitted(run_id, spec):
-            turn.put(Run(run_id=run_id, spec=spec))
+        case RunSubmitted(run_id, spec, owner):
+            turn.put(Run(run_id=run_id, spec=spec, owner=owner))
         case RunCancelled(run_id):
             _end(turn, run_id, RunPhase.CANCELLED, "cancelled by a client")
         case ResultCollected(run_id):

@@ -37,6 +37,7 @@ class RunSubmitted:
 
     run_id: RunId
     spec: RunSpec
+    owner: str = ""
 
 
 @dataclass(frozen=True, slots=True)

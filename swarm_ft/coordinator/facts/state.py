@@ -286,6 +286,8 @@ class Run:
     """A run and where it stands. What ends at one time is one value: see `Past` and those below it.
 
     Attributes:
+        owner: the client that submitted it, and alone may watch it, end it and fetch its result;
+            empty where clients have no keys.
         notice: who of its peers at work is silent or waited for just now; of no use after a
             restart.
         attempt: the one at work, or the last one.
@@ -299,6 +301,7 @@ class Run:
 
     run_id: RunId
     spec: RunSpec
+    owner: str = ""
     phase: RunPhase = RunPhase.QUEUED
     detail: str = ""
     notice: str = ""

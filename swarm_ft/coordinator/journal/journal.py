@@ -56,7 +56,7 @@ VERSION = 8
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS runs (
     position INTEGER PRIMARY KEY, run_id TEXT UNIQUE NOT NULL, spec BLOB NOT NULL,
-    data_digest BLOB NOT NULL,
+    data_digest BLOB NOT NULL, owner TEXT NOT NULL,
     phase INTEGER NOT NULL, detail TEXT NOT NULL, attempt INTEGER NOT NULL,
     committed_steps INTEGER NOT NULL, stages TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS plans (
@@ -168,10 +168,10 @@ class Journal:
         """
         with self._errors_named(), self._db:
             self._db.execute(
-                "INSERT INTO runs (run_id, spec, data_digest,"
+                "INSERT INTO runs (run_id, spec, data_digest, owner,"
                 " phase, detail, attempt, committed_steps, stages)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                (run.run_id, RUN_SPEC.to_bytes(run.spec), data_digest, *_run_row(run)),
+                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (run.run_id, RUN_SPEC.to_bytes(run.spec), data_digest, run.owner, *_run_row(run)),
             )
 
     def _write_one(self, record: Record) -> None:
@@ -255,7 +255,7 @@ class Journal:
         """All runs, oldest first; those under way wait for their peers from `now_s` on."""
         with self._errors_named():
             found = self._db.execute(
-                "SELECT run_id, spec, phase, detail, attempt, committed_steps, stages"
+                "SELECT run_id, spec, owner, phase, detail, attempt, committed_steps, stages"
                 " FROM runs ORDER BY position"
             ).fetchall()
         try:
@@ -285,8 +285,8 @@ class Journal:
             for peer, times, until_unix_s, reason in reversed(found)
         }
 
-    def _run(self, row: tuple[str, bytes, int, str, int, int, str], now_s: float) -> Run:
-        name, spec_bytes, phase_number, detail, attempt, committed_steps, stages = row
+    def _run(self, row: tuple[str, bytes, str, int, str, int, int, str], now_s: float) -> Run:
+        name, spec_bytes, owner, phase_number, detail, attempt, committed_steps, stages = row
         run_id, phase = RunId(name), RunPhase(phase_number)
         under_way = not phase.is_over and phase is not RunPhase.QUEUED
         assignments = tuple(
@@ -309,6 +309,7 @@ class Journal:
         return Run(
             run_id=run_id,
             spec=spec,
+            owner=owner,
             phase=RunPhase.WAITING if under_way else phase,
             detail="the coordinator was restarted" if under_way else detail,
             past=past,

@@ -75,9 +75,8 @@ class FrameCoder:
             return self._encode_key(key, x)
         base = self._base_of(record)
         tensor = codec.encode(x, base)
-        payload = self._packed(codec.decode(tensor, base))
-        digest = self._stage(End.SENT, key.sample, payload, tensor)
-        return Frame(key, FrameKind.DELTA, tensor, record.digest, digest)
+        digest = self._stage(End.SENT, key.sample, self._packed(codec.decode(tensor, base)))
+        return Frame(key, FrameKind.DELTA, tensor, record.digest, _result(digest, tensor))
 
     def encode_again(self, frame: Frame) -> Frame:
         """A delta frame of this end as a key frame of the same value, near enough.
@@ -111,9 +110,9 @@ class FrameCoder:
                 return Refusal(f"sample {sample}: its base is {'other' if record else 'not'} here")
             value = codec.decode(tensor, self._base_of(record))
         payload = self._packed(value)
-        if fingerprint_of(payload, tensor.payload) != frame.result_digest:
+        if _result(fingerprint_of(payload), tensor) != frame.result_digest:
             return self._differs(frame)
-        self._stage(End.RECEIVED, sample, payload, tensor)
+        self._stage(End.RECEIVED, sample, payload)
         return value
 
     def check(self, frame: Frame) -> None:
@@ -147,9 +146,8 @@ class FrameCoder:
     def _encode_key(self, key: FrameKey, x: Tensor) -> Frame:
         codec = self._key_codecs[key.direction]
         tensor = codec.encode(x)
-        payload = self._packed(codec.decode(tensor))
-        digest = self._stage(End.SENT, key.sample, payload, tensor)
-        return Frame(key, FrameKind.KEY, tensor, result_digest=digest)
+        digest = self._stage(End.SENT, key.sample, self._packed(codec.decode(tensor)))
+        return Frame(key, FrameKind.KEY, tensor, result_digest=_result(digest, tensor))
 
     def _encode_direct(self, key: FrameKey, x: Tensor) -> EncodedTensor:
         codec = self._codec_of(key)
@@ -158,7 +156,7 @@ class FrameCoder:
         record = self._store.get(self._buffer_key(End.RESIDUAL, key.sample))
         residual = unpack_buffer(record.payload, *self._shape) if record else None
         tensor, residual = encode_with_feedback(codec, x, residual)
-        self._stage(End.RESIDUAL, key.sample, pack_buffer(residual), tensor)
+        self._stage(End.RESIDUAL, key.sample, pack_buffer(residual))
         return tensor
 
     def _base_of(self, record: BufferRecord) -> Tensor:
@@ -173,13 +171,20 @@ class FrameCoder:
             raise BadFrame(f"{reason}, and it was a key frame")
         return Refusal(reason)
 
-    def _stage(self, end: End, sample: SampleId, payload: bytes, made_of: EncodedTensor) -> bytes:
-        # Of what made it, too: values are finer than buffers, so that bytes that were altered on
-        # their way may make the same buffer and another value.
-        digest = fingerprint_of(payload, made_of.payload)
+    def _stage(self, end: End, sample: SampleId, payload: bytes) -> bytes:
+        digest = fingerprint_of(payload)
         record = BufferRecord(digest, *self._shape, payload)
         self._store.stage(self._buffer_key(end, sample), record)
         return digest
 
     def _buffer_key(self, end: End, sample: SampleId) -> BufferKey:
         return BufferKey(self._run_id, self._boundary, end, sample)
+
+
+def _result(buffer_digest: bytes, tensor: EncodedTensor) -> bytes:
+    """What a frame says of its result: which buffer it makes, of which bytes.
+
+    The value that is computed with is finer than the buffer, so that bytes that were altered may
+    make another value and the same buffer.
+    """
+    return fingerprint_of(buffer_digest, tensor.payload)

@@ -131,6 +131,7 @@ class Assign:
         learners: peers that do not hold their stage's state yet, each to be told to `CatchUp`.
         last_attempt: whose commit is the last.
         saved: the snapshot of the committed steps, if the run went back to it.
+        owner: the name of the client that may fetch the result; empty where nobody has keys.
     """
 
     run_id: RunId
@@ -143,6 +144,7 @@ class Assign:
     learners: Annotated[tuple[Learner, ...], Length(MAX_RUN_PEERS)] = ()
     last_attempt: Attempt = NO_ATTEMPT
     saved: Annotated[tuple[SavedStage, ...], Length(MAX_BLOCKS)] = ()
+    owner: Text = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -77,8 +77,11 @@ def test_a_member_makes_no_members() -> None:
 
 
 def test_a_peer_has_its_keys_name_and_no_other() -> None:
+    for role, name in ((Role.PEER, "somebody"), (Role.PEER, COORDINATOR_NAME)):
+        with pytest.raises(NotAllowed, match="the name of its key"):
+            caller_of(issued(holder(role, new_key(), name)), AUTHORITY)
     with pytest.raises(NotAllowed, match="the name of its key"):
-        caller_of(issued(holder(Role.PEER, new_key(), "somebody")), AUTHORITY)
+        caller_of(issued(holder(Role.COORDINATOR, new_key())), AUTHORITY)
 
 
 def test_other_keys_are_refused() -> None:

@@ -37,7 +37,7 @@ from swarm_ft.protocol.messages.boundary import (
     FromNeighbour,
     KeyFrameRequest,
 )
-from swarm_ft.protocol.messages.link import LinkHello
+from swarm_ft.protocol.messages.link import LinkHello, LinkMessage
 from swarm_ft.protocol.spec.codec_spec import Direction
 from swarm_ft.transport.base import Transport
 from swarm_ft.transport.methods import LINK
@@ -379,6 +379,31 @@ async def test_a_peer_that_leaves_answers_nobody(pair: Pair, caller: Caller) -> 
         await hand.fails()
     with pytest.raises(Unavailable, match="leaves"):
         await caller.link()
+
+
+class GreetedOnly:
+    """A stream of `a` at `b`, which leaves while it answers the hello."""
+
+    remote, caller = "a", None
+
+    def __init__(self, links: Links) -> None:
+        self._links = links
+
+    async def receive(self) -> LinkHello | None:
+        return LinkHello(peer_id=A, to=B)
+
+    async def send(self, _message: LinkMessage) -> None:
+        await self._links.close()
+
+    async def finish(self) -> None: ...
+
+    async def cancel(self) -> None: ...
+
+
+async def test_a_stream_that_comes_while_the_peer_leaves_is_not_kept(pair: Pair) -> None:
+    links = pair.b.links
+    with pytest.raises(Unavailable, match="leaves"):
+        await asyncio.wait_for(links.answer(GreetedOnly(links)), 5.0)
 
 
 # ---- streams that are broken off

@@ -2,8 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from itertools import product
 from typing import Any
 
@@ -11,16 +10,13 @@ import pytest
 
 from swarm_ft.errors import NotAllowed, SwarmError, Unavailable
 from swarm_ft.identity.certificates import (
-    AUTHORITY_LIFETIME_S,
     COORDINATOR_NAME,
     Caller,
-    Certificate,
     Role,
-    authority_certificate,
     issue,
 )
 from swarm_ft.identity.invites import invitation_certificate
-from swarm_ft.identity.keys import PrivateKey, name_of, new_key
+from swarm_ft.identity.keys import name_of, new_key
 from swarm_ft.protocol.messages.client import StatusRequest, SwarmStatus
 from swarm_ft.protocol.messages.enrolment import Enrolled, EnrolRequest
 from swarm_ft.transport import methods
@@ -30,36 +26,9 @@ from swarm_ft.transport.grpc_options import GrpcOptions
 from swarm_ft.transport.grpc_transport import GrpcTransport
 from swarm_ft.transport.methods import ENROL, STATUS
 from swarm_ft.transport.rules import RULES, check_name, check_rule
+from tests.members import NOW, Swarm, make_swarm
 
 TIMEOUT_S = 5.0
-NOW = datetime.now(UTC)
-
-
-@dataclass
-class Swarm:
-    """An authority, and who it certified."""
-
-    key: PrivateKey
-    authority: Certificate
-
-    def member(
-        self, role: Role = Role.PEER, name: str | None = None, now: datetime = NOW
-    ) -> Credentials:
-        key = new_key()
-        public = key.public_key()
-        holder = Caller(role=role, name=name or name_of(public), key=public)
-        return Credentials(key, issue(self.authority, self.key, holder, now), self.authority)
-
-    def coordinator(self, invitations: tuple[Certificate, ...] = ()) -> Credentials:
-        key = new_key()
-        holder = Caller(role=Role.COORDINATOR, name=COORDINATOR_NAME, key=key.public_key())
-        certificate = issue(self.authority, self.key, holder, NOW)
-        return Credentials(key, certificate, self.authority, lambda: invitations)
-
-
-def make_swarm() -> Swarm:
-    key = new_key()
-    return Swarm(key, authority_certificate(key, "swarm", AUTHORITY_LIFETIME_S, NOW))
 
 
 @pytest.fixture
