@@ -164,7 +164,7 @@ async def measure(trials: int, batch_size: int, folder: Path) -> list[dict[str, 
 
 
 def _local_swarm() -> Any:  # noqa: ANN401 - of any version
-    is_new = importlib.util.find_spec("swarm_ft.testing") is None
+    is_new = (Path.cwd() / "tests" / "local_swarm.py").exists()
     place = "tests.local_swarm" if is_new else "swarm_ft.testing.local_swarm"
     return importlib.import_module(place).LocalSwarm
 
