@@ -25,7 +25,7 @@ from swarm_ft.cli.options import (
     takes,
 )
 from swarm_ft.cli.running import announced, in_dht, run_until_stopped
-from swarm_ft.errors import BadOption, JournalError
+from swarm_ft.errors import BadInput, BadOption, JournalError
 
 if TYPE_CHECKING:
     from swarm_ft.coordinator.journal.journal import Journal
@@ -174,7 +174,8 @@ def coordinator(
             )
             handlers = {**service.handlers(), **(enrolment.handlers() if enrolment else {})}
             transport = GrpcTransport(options)
-            server = await transport.serve(listening.host, listening.port, handlers)
+            port = listening.port or (await _last_port(listening.host, owned[1]) if owned else 0)
+            server = await transport.serve(listening.host, port, handlers)
             found = announced(server, listening, directory, Role.COORDINATOR, COORDINATOR_NAME)
             endpoint = await stack.enter_async_context(found)
             if enrolment:
@@ -188,6 +189,18 @@ def coordinator(
 def _with_keys(journal: str) -> AbstractContextManager[tuple[Authority, Registry] | None]:
     """The swarm's authority and registry; None if it has no keys."""
     return keys.opened(journal) if keys.keys_folder(journal).exists() else nullcontext()
+
+
+async def _last_port(host: str, registry: Registry) -> int:
+    """The port that earlier invitations name, if it is free; else 0, for any."""
+    from swarm_ft.transport.grpc_options import check_address
+
+    port = int((registry.address() or ":0").rpartition(":")[2])
+    try:
+        await check_address(host, port)
+    except BadInput:
+        return 0
+    return port
 
 
 def _show_coordinator(

