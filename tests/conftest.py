@@ -9,6 +9,13 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# The same examples in every run, so that a change alone makes a test fail that did not before. To
+# look for others: HYPOTHESIS_PROFILE=explore.
+settings.register_profile("same", derandomize=True, database=None)
+settings.register_profile("explore", derandomize=False)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 # Read when torch is imported, here and in the processes that tests start. Tensors of tests are
 # small: threads cost them more than they bring, the more so where every core has a worker.
