@@ -111,6 +111,7 @@ class DhtDirectory:
         self._node = node
         self._addresses = addresses
         self._announced: dict[tuple[Role, str], str] = {}
+        self._newest: dict[tuple[Role, str], str] = {}
         self._expires_s: dict[tuple[Role, str], float] = {}
         self._refreshing = asyncio.create_task(self._refresh_for_ever())
 
@@ -143,6 +144,7 @@ class DhtDirectory:
     async def announce(self, role: Role, name: str, endpoint: str) -> None:
         """See `Directory`."""
         checked_record(name, endpoint)
+        self._newest[role, name] = endpoint
         await self._store(role, name, endpoint)
         self._announced[role, name] = endpoint
 
@@ -150,6 +152,7 @@ class DhtDirectory:
         """See `Directory`. A DHT that cannot be told now forgets the record after its lifetime."""
         if self._announced.pop((role, name), None) is None:
             return
+        self._newest[role, name] = ""
         try:
             await self._store(role, name, "")
         except Unavailable as error:
@@ -234,7 +237,9 @@ class DhtDirectory:
         try:
             async with asyncio.timeout(REQUEST_TIMEOUT_S):
                 for _ in range(STORE_TRIES):
-                    if await self._stored(role, name, value):
+                    is_taken = await self._stored(role, name, value)
+                    # Refused as older than what was stored meanwhile: once more, it would be newer.
+                    if is_taken or self._newest[role, name] != value:
                         return
         except TimeoutError:
             raise Unavailable(f"the DHT did not answer within {REQUEST_TIMEOUT_S:.0f} s") from None

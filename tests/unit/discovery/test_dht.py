@@ -377,3 +377,33 @@ async def test_a_record_that_nobody_took_is_offered_again(
         assert len(asked) == 3
         assert await directory.find(Role.PEER) == ({"p": "127.0.0.1:7001"} if is_taken else {})
         monkeypatch.undo()
+
+
+async def test_a_refresh_that_is_under_way_brings_nothing_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is refused as older than the withdrawal; offered again it would be newer."""
+    store, begun, over = DHTNode.store, asyncio.Event(), asyncio.Event()
+    taken, refreshed = list[tuple[str, bool]](), asyncio.Event()
+
+    async def slow_once(node: Any, key: str, value: str, *args: Any, **options: Any) -> bool:
+        if value and not begun.is_set():
+            begun.set()
+            await over.wait()
+        is_taken = bool(await store(node, key, value, *args, **options))
+        taken.append((value, is_taken))
+        if sum(value == "127.0.0.1:7002" for value, _ in taken) == 2:
+            refreshed.set()
+        return is_taken
+
+    async with opened(refresh_s=0.05) as directory:
+        await directory.announce(Role.PEER, "p", "127.0.0.1:7001")
+        monkeypatch.setattr(DHTNode, "store", slow_once)
+        await begun.wait()  # the refresh has its time of expiry, and is on its way
+        await directory.withdraw(Role.PEER, "p")
+        await directory.announce(Role.PEER, "other", "127.0.0.1:7002")
+        over.set()
+        await refreshed.wait()  # one record after the other: that of `p` is done with
+        assert [is_taken for value, is_taken in taken if value == "127.0.0.1:7001"] == [False]
+        assert await directory.find(Role.PEER) == {"other": "127.0.0.1:7002"}
+        monkeypatch.undo()
