@@ -13,6 +13,7 @@ from swarm_ft.identity.certificates import (
     Certificate,
     caller_of,
     from_der,
+    key_name,
     renewal_due,
 )
 from swarm_ft.identity.invites import Invite
@@ -78,7 +79,7 @@ async def _enrol_at(address: str, invite: Invite, key: PrivateKey) -> Membership
     enrolled = await _certified(address, newcomer)
     certificate = _checked(enrolled, authority, key)
     return Membership(
-        name=caller_of(certificate, authority).name,
+        name=key_name(certificate),
         credentials=Credentials(key, certificate, authority),
         coordinator=address,
         initial_peers=enrolled.initial_peers,

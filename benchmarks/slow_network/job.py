@@ -30,7 +30,6 @@ from swarm_ft.protocol.messages.client import RunPhase, StepCommitted
 from swarm_ft.protocol.spec.run_spec import LrSchedule, ModelSpec, RunSpec, TrainSpec
 from swarm_ft.stage.checkpoint import open_checkpoint
 
-DHT_PREFIX = "swarm-ft"
 VOCAB_SIZE = 256
 
 

@@ -15,7 +15,7 @@ import click
 
 from swarm_ft.cli.options import DHT_PREFIX, dht_prefix_option, initial_peers_option, stack
 from swarm_ft.cli.running import in_dht
-from swarm_ft.errors import BadOption, Unavailable
+from swarm_ft.errors import BadOption
 
 if TYPE_CHECKING:
     from swarm_ft.discovery import Directory
@@ -139,6 +139,7 @@ async def joined(way: WayIn, key_file: Path | None = None) -> AsyncIterator[Join
         async with in_dht(way.initial_peers, way.dht_prefix) as directory:
             yield Joined(directory=directory)
         return
+    from swarm_ft.discovery.directory import find_coordinator
     from swarm_ft.enrol import enrol, stay_enrolled
     from swarm_ft.identity.certificates import key_name
     from swarm_ft.identity.keys import key_at, new_key
@@ -151,21 +152,13 @@ async def joined(way: WayIn, key_file: Path | None = None) -> AsyncIterator[Join
     in_it = in_dht(nodes, member.dht_prefix, signer=signer, authority=authority)
     async with in_it as directory:
         renewing = asyncio.create_task(
-            stay_enrolled(member.credentials, own, functools.partial(_coordinator, directory))
+            stay_enrolled(member.credentials, own, functools.partial(find_coordinator, directory))
         )
         try:
             yield Joined(directory=directory, credentials=member.credentials, name=member.name)
         finally:
             renewing.cancel()
             await asyncio.gather(renewing, return_exceptions=True)
-
-
-async def _coordinator(directory: Directory) -> str:
-    from swarm_ft.identity.certificates import Role
-
-    for endpoint in (await directory.find(Role.COORDINATOR)).values():
-        return endpoint
-    raise Unavailable("no coordinator is in the DHT")
 
 
 def client_key_file() -> Path:

@@ -118,7 +118,7 @@ class Submissions:
         job = _job(stream.remote, await _next_part(stream))
         known = self._known(job.run_id)
         owner = stream.caller.name if stream.caller is not None else ""
-        if known is not None and (known.spec.digest(), known.owner) != (job.spec.digest(), owner):
+        if known is not None and not _is_same(known, job, owner):
             raise _is_another(job.run_id)
         with self._slot():
             intake = _Intake(job)
@@ -149,10 +149,10 @@ class Submissions:
                 if known is None:
                     await self._writing(intake.keep)
                     self._begin(Run(run_id=job.run_id, spec=job.spec, owner=owner), digest)
-                elif (known.spec.digest(), known.owner) != (
-                    job.spec.digest(),
-                    owner,
-                ) or self._journal.data_digest(job.run_id) != digest:
+                elif (
+                    not _is_same(known, job, owner)
+                    or self._journal.data_digest(job.run_id) != digest
+                ):
                     raise _is_another(job.run_id)
         finally:
             await self._writing(intake.discard)
@@ -246,6 +246,11 @@ def _check_vocabulary(job: SubmitHeader, first: int, tokens: bytes) -> None:
             f"outside the model's vocabulary of {job.spec.model.vocab_size}; does the tokenizer "
             "belong to the model?"
         )
+
+
+def _is_same(run: Run, job: SubmitHeader, owner: str) -> bool:
+    """Whether a job that comes again is the one that the run is of, but for its data."""
+    return (run.spec.digest(), run.owner) == (job.spec.digest(), owner)
 
 
 def _is_another(run_id: RunId) -> RunMismatch:

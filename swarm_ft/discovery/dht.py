@@ -169,8 +169,10 @@ class DhtDirectory:
         if found is None or not isinstance(found.value, dict):
             return {}
         read = self._signed if self._options.authority else _unsigned
-        entries = ((name, record) for name, record in found.value.items())
-        pairs = (read(role, name, record.value, record.expiration_time) for name, record in entries)
+        pairs = (
+            read(role, name, record.value, record.expiration_time)
+            for name, record in found.value.items()
+        )
         return readable_records(pair for pair in pairs if pair is not None)
 
     def _signed(

@@ -43,6 +43,17 @@ class Directory(Protocol):
         """Withdraw everything and leave. The directory is of no use afterwards."""
 
 
+async def find_coordinator(directory: Directory) -> str:
+    """The endpoint of the coordinator.
+
+    Raises:
+        Unavailable: the directory knows none (yet).
+    """
+    for endpoint in (await directory.find(Role.COORDINATOR)).values():
+        return endpoint
+    raise Unavailable("no coordinator is in the DHT")
+
+
 async def find_peer(directory: Directory, peer_id: PeerId) -> str:
     """The endpoint of a peer.
 

@@ -7,9 +7,9 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from random import Random
 
-from swarm_ft.discovery.directory import Directory
-from swarm_ft.errors import NotAllowed, SwarmError, Unavailable, VersionMismatch
-from swarm_ft.identity.certificates import COORDINATOR_NAME, Role
+from swarm_ft.discovery.directory import Directory, find_coordinator
+from swarm_ft.errors import NotAllowed, SwarmError, VersionMismatch
+from swarm_ft.identity.certificates import COORDINATOR_NAME
 from swarm_ft.log import get_logger
 from swarm_ft.peer.links import Backoff
 from swarm_ft.protocol.messages.control import FromPeer, PeerAlive, PeerGoodbye, PeerHello, ToPeer
@@ -93,10 +93,7 @@ class CoordinatorLink:
             await asyncio.sleep(self._backoff.draw_s())
 
     async def _join_once(self) -> None:
-        coordinators = await self._directory.find(Role.COORDINATOR)
-        if not coordinators:
-            raise Unavailable("no coordinator is in the DHT")
-        endpoint = next(iter(coordinators.values()))
+        endpoint = await find_coordinator(self._directory)
         channel = self._transport.connect(endpoint, COORDINATOR_NAME)
         try:
             stream = channel.open(JOIN)
