@@ -172,8 +172,9 @@ def _engine_maker(device: str, dtype: str, model: str | None, threads: int | Non
     from swarm_ft.stage.engine import DTYPES, StageEngine, pick_device
 
     torch_device, torch_dtype = pick_device(device), DTYPES[dtype]
-    if threads:
-        torch.set_num_threads(threads)
+    # Said at all, it holds: libraries would take fewer threads as the machine is loaded, and sum in
+    # another order than a replica, or than they did before.
+    torch.set_num_threads(threads or torch.get_num_threads())
     if model:
         open_checkpoint(model)  # a wrong --model is told now, not when a run comes
 

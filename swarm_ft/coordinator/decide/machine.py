@@ -188,11 +188,15 @@ def _cannot_host(turn: Turn, run: Run, peer_id: PeerId, error: SwarmError) -> No
     """The run does without this peer, which stays for others."""
     misfits = MappingProxyType({**run.misfits, peer_id: error.message})
     run = replace(without_state(run, peer_id), misfits=misfits)
-    if peer_id in run.peers:
-        detail = loss_in_words(turn.state, run, peer_id, f"cannot host them: {error.message}")
-        attempts.interrupt(turn, replace(run, detail=detail))
-    else:
+    if peer_id not in run.peers:
         turn.keep(run)
+        return
+    detail = loss_in_words(turn.state, run, peer_id, f"cannot host them: {error.message}")
+    run = replace(run, detail=detail)
+    if attempts.asks_on(turn, run):
+        turn.put(run)
+    else:
+        attempts.interrupt(turn, run)
 
 
 def _doubted(turn: Turn, run: Run, peer_id: PeerId, error: SwarmError) -> None:
