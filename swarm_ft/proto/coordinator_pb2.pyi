@@ -1,3 +1,4 @@
+from swarm_ft.proto import meeting_pb2 as _meeting_pb2
 from swarm_ft.proto import run_pb2 as _run_pb2
 from swarm_ft.proto import snapshot_pb2 as _snapshot_pb2
 from swarm_ft.proto import timeline_pb2 as _timeline_pb2

@@ -24,6 +24,7 @@ from swarm_ft.protocol.messages.client import (
 from swarm_ft.protocol.messages.control import FromPeer, ToPeer
 from swarm_ft.protocol.messages.enrolment import Enrolled, EnrolRequest
 from swarm_ft.protocol.messages.link import LinkMessage
+from swarm_ft.protocol.messages.meeting import FromMember, ToMember
 from swarm_ft.protocol.messages.shard import ChunkList, ChunkPart, FetchRequest, ShardName
 from swarm_ft.protocol.messages.timeline import PeerTimeline
 from swarm_ft.protocol.wire.convert import WireType, wire_type
@@ -101,6 +102,9 @@ STATUS: Method[StatusRequest, SwarmStatus] = _method(
     _COORDINATOR, "Status", StatusRequest, SwarmStatus
 )
 ENROL: Method[EnrolRequest, Enrolled] = _method(_COORDINATOR, "Enrol", EnrolRequest, Enrolled)
+INTRODUCE: Method[FromMember, ToMember] = _method(
+    _COORDINATOR, "Introduce", FromMember, ToMember
+)
 
 LINK: Method[LinkMessage, LinkMessage] = _method(_PEER, "Link", LinkMessage, LinkMessage)
 

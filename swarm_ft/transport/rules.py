@@ -21,6 +21,7 @@ RULES: dict[str, frozenset[Role]] = {
     methods.CANCEL.path: frozenset({Role.CLIENT}),
     methods.COLLECTED.path: frozenset({Role.CLIENT}),
     methods.STATUS.path: frozenset({Role.PEER, Role.CLIENT}),
+    methods.INTRODUCE.path: frozenset({Role.PEER, Role.CLIENT}),
     methods.LINK.path: frozenset({Role.PEER}),
     methods.LIST_CHUNKS.path: frozenset({Role.PEER, Role.CLIENT}),
     methods.FETCH_CHUNKS.path: frozenset({Role.PEER, Role.CLIENT}),

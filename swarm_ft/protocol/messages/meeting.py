@@ -1,0 +1,139 @@
+"""How two members get a byte stream between them: what they and the coordinator say, frozen.
+
+A member keeps one such conversation with the coordinator. It says where it is reached, asks for
+others, and is told of *meetings*: for each, both sides try all ways at once (`reach.ladder`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Annotated
+
+from swarm_ft.protocol.spec.bounds import Endpoint, Length, Name, Range, Text
+from swarm_ft.protocol.spec.version import PROTOCOL_VERSION, Spoken
+
+MEETING_BYTES = 16
+MAX_TICKET_BYTES = 256
+MAX_ENDPOINTS = 8
+MAX_RELAYS = 16
+
+MeetingId = Annotated[bytes, Length(MEETING_BYTES, MEETING_BYTES)]
+"""Drawn by the coordinator. Whoever knows it is of the meeting; who it is, TLS tells afterwards."""
+MemberName = Annotated[str, Name()]
+
+
+class Way(IntEnum):
+    """How a stream was had; the numbers are those of the wire."""
+
+    DIRECT = 1
+    """The caller dialled the other side."""
+    REVERSE = 2
+    """The other side dialled the caller."""
+    PUNCHED = 3
+    """Both dialled at once, through both their routers."""
+    RELAYED = 4
+    """Both dialled a relay."""
+
+    def __str__(self) -> str:
+        return self.name.lower()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reachable:
+    """First, and whenever it changes: where this member is reached.
+
+    Attributes:
+        endpoints: of its front, the best first; none: nobody gets in unasked.
+        mapping_varies: its router gives each destination another port ("symmetric").
+    """
+
+    endpoints: Annotated[tuple[Endpoint, ...], Length(MAX_ENDPOINTS)] = ()
+    mapping_varies: bool = False
+    protocol_version: Annotated[int, Spoken("member", "coordinator")] = PROTOCOL_VERSION
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Want:
+    """Introduce me to this member."""
+
+    name: MemberName
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Seen:
+    """The relay sees this side's leg at this address."""
+
+    meeting: MeetingId
+    address: Endpoint
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Linked:
+    """The caller has its stream, this way, so long after it was told of the meeting."""
+
+    meeting: MeetingId
+    way: Way
+    took_s: Annotated[float, Range(0.0, 3600.0)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RelayPlace:
+    """Where a relay is.
+
+    Attributes:
+        endpoint: of its legs.
+        probe_endpoint: another port of it, by which members learn whether their mapping varies.
+    """
+
+    endpoint: Endpoint
+    probe_endpoint: Endpoint
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Relays:
+    """The swarm's relays; at first, and whenever they change."""
+
+    places: Annotated[tuple[RelayPlace, ...], Length(MAX_RELAYS)] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Meet:
+    """A meeting begins; both sides are told.
+
+    Attributes:
+        name: the other side's.
+        is_caller: this side asked for it, and chooses the stream.
+        endpoints: the other side's.
+        may_punch: neither side's mapping varies.
+        relay: where both leave a leg; None: there is no relay.
+        ticket: for that leg.
+    """
+
+    meeting: MeetingId
+    name: MemberName
+    is_caller: bool
+    endpoints: Annotated[tuple[Endpoint, ...], Length(MAX_ENDPOINTS)] = ()
+    may_punch: bool = False
+    relay: Endpoint | None = None
+    ticket: Annotated[bytes, Length(MAX_TICKET_BYTES)] = b""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Punch:
+    """The relay sees the other side's leg at this address; connect to it from that port, now."""
+
+    meeting: MeetingId
+    address: Endpoint
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NoMeeting:
+    """There will be no meeting with this member."""
+
+    name: MemberName
+    reason: Text
+
+
+FromMember = Reachable | Want | Seen | Linked
+ToMember = Relays | Meet | Punch | NoMeeting

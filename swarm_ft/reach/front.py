@@ -1,0 +1,175 @@
+"""The one port of a process: whoever connects says by its first byte what it wants.
+
+TLS goes to gRPC, which itself listens on a socket of the file system, where nobody else gets at
+it. All else says a preamble (`reach.sockets`), and goes to whom this process named for it. Nothing
+plaintext is ever served on a port, unless that is asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import Counter
+from collections.abc import Awaitable, Callable
+
+from swarm_ft.errors import SwarmError
+from swarm_ft.log import get_logger
+from swarm_ft.reach.sockets import (
+    GREETING_S,
+    LEG,
+    MAGIC,
+    PAIR,
+    PROBE,
+    Address,
+    Joint,
+    endpoint_of,
+    receive_exactly,
+    send_address,
+    tune,
+)
+
+logger = get_logger(__name__)
+
+_TLS, _HTTP2 = b"\x16", b"P"
+"""First bytes of a TLS handshake, and of gRPC without one."""
+MAX_CONNECTIONS = 512
+MAX_PER_ADDRESS = 64
+"""Machines behind one router share an address."""
+BACKLOG = 128
+
+Visit = Callable[[socket.socket, Address], Awaitable[None]]
+"""Takes a connection, whose preamble's letter was read, and from whom it comes. It owns it then."""
+
+
+class Front:
+    """See the module's docstring.
+
+    Args:
+        grpc_path: of the socket on which gRPC listens; None: TLS is not served here.
+        plaintext: gRPC without TLS is taken too.
+    """
+
+    def __init__(self, grpc_path: str | None = None, *, plaintext: bool = False) -> None:
+        self._grpc_path = grpc_path
+        self._grpc_bytes = {_TLS, _HTTP2} if plaintext else {_TLS}
+        self._visits: dict[bytes, Visit] = {PROBE: _tell_address}
+        self._listeners: list[socket.socket] = []
+        self._accepting: list[asyncio.Task[None]] = []
+        self._connections: set[asyncio.Task[None]] = set()
+        self._by_address: Counter[str] = Counter()
+
+    def on_pair(self, visit: Visit) -> None:
+        """Who takes streams of meetings."""
+        self._visits[PAIR] = visit
+
+    def on_leg(self, visit: Visit) -> None:
+        """Who takes legs of a relay."""
+        self._visits[LEG] = visit
+
+    async def listen(self, host: str, port: int) -> str:
+        """Take connections from now on, at one more port; tells where.
+
+        Raises:
+            OSError: the port cannot be had.
+        """
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, _, _, _, address = found[0]
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.setblocking(False)
+            listener.bind(address)
+            listener.listen(BACKLOG)
+        except BaseException:
+            listener.close()
+            raise
+        self._listeners.append(listener)
+        self._accepting.append(asyncio.create_task(self._accept_all(listener)))
+        return endpoint_of((host, listener.getsockname()[1]))
+
+    async def serve(self, stream: socket.socket, first: bytes = b"") -> None:
+        """Let gRPC answer on a stream, however it was had, until that is over.
+
+        Args:
+            stream: this owns it from now on.
+            first: what was read of it already.
+
+        Raises:
+            OSError: gRPC does not answer.
+        """
+        loop = asyncio.get_running_loop()
+        inner = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        inner.setblocking(False)
+        try:
+            if self._grpc_path is None:
+                raise ConnectionRefusedError("gRPC is not served here")
+            await loop.sock_connect(inner, self._grpc_path)
+            await loop.sock_sendall(inner, first)
+        except BaseException:
+            inner.close()
+            stream.close()
+            raise
+        await Joint(stream, inner).wait()
+
+    async def close(self) -> None:
+        """Take no more, and end what stands."""
+        for listener in self._listeners:
+            listener.close()
+        tasks = [*self._accepting, *self._connections]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _accept_all(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                sock, remote = await loop.sock_accept(listener)
+            except OSError as error:  # out of files, or gone before it was taken
+                logger.warning("front: %s", error.strerror)
+                await asyncio.sleep(0.1)
+                continue
+            is_full = len(self._connections) >= MAX_CONNECTIONS
+            if is_full or self._by_address[remote[0]] >= MAX_PER_ADDRESS:
+                sock.close()
+                continue
+            connection = asyncio.create_task(self._greet(sock, remote[:2]))
+            self._connections.add(connection)
+            connection.add_done_callback(self._connections.discard)
+
+    async def _greet(self, sock: socket.socket, remote: Address) -> None:
+        """Find out what it wants, soon."""
+        self._by_address[remote[0]] += 1
+        try:
+            tune(sock)
+            async with asyncio.timeout(GREETING_S):
+                first = await receive_exactly(sock, 1)
+                visit = None if first in self._grpc_bytes else await self._visit(sock, first)
+            if visit is None:
+                await self.serve(sock, first)
+            else:
+                await visit(sock, remote)
+        except (OSError, SwarmError, TimeoutError) as error:
+            logger.debug("front: %s: %s", endpoint_of(remote), error)
+            sock.close()
+        except asyncio.CancelledError:
+            sock.close()
+            raise
+        finally:
+            self._by_address[remote[0]] -= 1
+            self._by_address += Counter()  # without those of whom none is left
+
+    async def _visit(self, sock: socket.socket, first: bytes) -> Visit:
+        rest = await receive_exactly(sock, len(MAGIC))
+        visit = self._visits.get(rest[-1:])
+        if first + rest[:-1] != MAGIC or visit is None:
+            raise ConnectionRefusedError("expected TLS or a preamble of swarm-ft")
+        return visit
+
+
+async def _tell_address(sock: socket.socket, remote: Address) -> None:
+    try:
+        await send_address(sock, remote)
+    finally:
+        sock.close()

@@ -1,0 +1,281 @@
+"""TCP sockets as links want them, what is said over them first, and two of them joined.
+
+Whoever connects to a front port without TLS says who it is in a preamble: `SFT1`, one letter, and
+what belongs to it.
+
+    O                   answered by the address that it comes from, then closed
+    L + n + ticket      a leg to a relay: answered by that address; `J` when the other is there
+    P + 16 bytes        a stream of a meeting: who knows its number can make and check them
+
+A stream of a meeting that the caller takes begins with a `U`; from then on all bytes are gRPC's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import math
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+
+from swarm_ft.errors import MalformedMessage
+
+MAGIC = b"SFT1"
+PROBE, LEG, PAIR = b"O", b"L", b"P"
+JOINED, CHOSEN = b"J", b"U"
+PROOF_BYTES = 16
+GREETING_S = 5.0
+"""How long a stream may take to say who it is."""
+DEAD_AFTER_S = 8.0
+"""A machine that acknowledges nothing for so long is gone, whatever is sent or not."""
+PROBE_AFTER_S = 3
+"""Silence after which the kernel probes the other machine; it also keeps routers' mappings."""
+CHUNK_BYTES = 1 << 16
+"""Of a join at a time: what a pipe holds. More would be one more queue."""
+MAX_ADDRESS_BYTES = 60
+
+Address = tuple[str, int]
+
+
+# ---- sockets
+
+
+def new_socket(family: int, port: int = 0) -> socket.socket:
+    """A TCP socket that does not block, bound to a port that others may be bound to as well."""
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if hasattr(socket, "SO_REUSEPORT"):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        tune(sock)
+        sock.bind(("::" if family == socket.AF_INET6 else "0.0.0.0", port))
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def tune(sock: socket.socket) -> None:
+    """No waiting for more to send, and a dead machine is noticed; as far as the system can."""
+    if sock.family == socket.AF_UNIX:
+        return
+    tcp = socket.IPPROTO_TCP
+    sock.setsockopt(tcp, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    probes = int(DEAD_AFTER_S - PROBE_AFTER_S)
+    for name, value in (
+        ("TCP_KEEPIDLE", PROBE_AFTER_S),
+        ("TCP_KEEPALIVE", PROBE_AFTER_S),  # macOS' word for it
+        ("TCP_KEEPINTVL", 1),
+        ("TCP_KEEPCNT", probes),
+        ("TCP_USER_TIMEOUT", int(DEAD_AFTER_S * 1000)),
+    ):
+        if hasattr(socket, name):
+            sock.setsockopt(tcp, getattr(socket, name), value)
+
+
+async def dial(endpoint: str, *, port: int = 0, timeout_s: float = GREETING_S) -> socket.socket:
+    """A connection to `host:port`.
+
+    Args:
+        endpoint: where.
+        port: of this machine, from which; 0: any.
+        timeout_s: for all of it.
+
+    Raises:
+        OSError: nobody answers there, or says no.
+        TimeoutError: it takes too long.
+    """
+    host, _, number = endpoint.rpartition(":")
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(timeout_s):
+        found = await loop.getaddrinfo(host.strip("[]"), int(number), type=socket.SOCK_STREAM)
+        family, _, _, _, address = found[0]
+        sock = new_socket(family, port)
+        try:
+            await loop.sock_connect(sock, address)
+        except BaseException:
+            sock.close()
+            raise
+    return sock
+
+
+async def receive_exactly(sock: socket.socket, num_bytes: int) -> bytes:
+    """So many bytes, and none more.
+
+    Raises:
+        OSError: the connection broke, or ended before.
+    """
+    loop, data = asyncio.get_running_loop(), b""
+    while len(data) < num_bytes:
+        part = await loop.sock_recv(sock, num_bytes - len(data))
+        if not part:
+            raise ConnectionResetError(f"ended after {len(data)} of {num_bytes} bytes")
+        data += part
+    return data
+
+
+def endpoint_of(address: Address) -> str:
+    """`host:port`; an IPv4 address that a socket for both kinds shows as IPv6 is one of IPv4."""
+    host, port = address[0].removeprefix("::ffff:"), address[1]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+# ---- what is said first
+
+
+def proof(meeting: bytes, *, is_caller: bool) -> bytes:
+    """What one side of a meeting shows to the other; it does not give the number away."""
+    side = b"caller" if is_caller else b"callee"
+    return hashlib.blake2b(meeting, digest_size=PROOF_BYTES, person=side).digest()
+
+
+async def exchange_proofs(sock: socket.socket, meeting: bytes, *, is_caller: bool) -> None:
+    """Say of which meeting this stream is, and see that the other side is of the same.
+
+    Raises:
+        OSError: it is gone.
+        MalformedMessage: it is somebody else.
+    """
+    mine = MAGIC + PAIR + proof(meeting, is_caller=is_caller)
+    expected = MAGIC + PAIR + proof(meeting, is_caller=not is_caller)
+    await asyncio.get_running_loop().sock_sendall(sock, mine)
+    if await receive_exactly(sock, len(expected)) != expected:
+        raise MalformedMessage("another machine than the one that was meant answers there")
+
+
+async def send_address(sock: socket.socket, remote: Address) -> None:
+    """Tell the other side where it comes from."""
+    text = endpoint_of(remote).encode("ascii")
+    await asyncio.get_running_loop().sock_sendall(sock, bytes([len(text)]) + text)
+
+
+async def receive_address(sock: socket.socket) -> str:
+    """Where the other side says that this one comes from.
+
+    Raises:
+        OSError: it is gone.
+        MalformedMessage: it says no address.
+    """
+    (length,) = await receive_exactly(sock, 1)
+    if not 0 < length <= MAX_ADDRESS_BYTES:
+        raise MalformedMessage(f"an address of {length} bytes: expected 1 to {MAX_ADDRESS_BYTES}")
+    return (await receive_exactly(sock, length)).decode("ascii", "replace")
+
+
+async def outside_address(endpoint: str, *, port: int = 0) -> tuple[str, int]:
+    """How a front sees this machine, and from which port of it that was.
+
+    Raises:
+        OSError, TimeoutError: it does not answer.
+        MalformedMessage: it says no address.
+    """
+    with closing(await dial(endpoint, port=port)) as sock:
+        async with asyncio.timeout(GREETING_S):
+            await asyncio.get_running_loop().sock_sendall(sock, MAGIC + PROBE)
+            return await receive_address(sock), sock.getsockname()[1]
+
+
+# ---- two sockets joined
+
+
+class Joint:
+    """Moves all bytes that come at one socket out at the other, both ways, until both ended.
+
+    Where the system can (Linux), no byte passes through this process (`splice`). A thread for each
+    direction: the kernel blocks, and the event loop sees none of it.
+
+    Args:
+        one: a socket that this owns from now on.
+        other: the same.
+        bytes_per_s: how many may pass each way now; asked again and again.
+    """
+
+    def __init__(
+        self,
+        one: socket.socket,
+        other: socket.socket,
+        bytes_per_s: Callable[[], float] = lambda: math.inf,
+    ) -> None:
+        self._pair = one, other
+        self._bytes_per_s = bytes_per_s
+        self._left = 2
+        self._lock = threading.Lock()
+        self._loop, self._over = asyncio.get_running_loop(), asyncio.Event()
+        self.moved_bytes = 0
+        for sock in self._pair:
+            sock.setblocking(True)
+        for source, sink in ((one, other), (other, one)):
+            threading.Thread(target=self._move, args=(source, sink), daemon=True).start()
+
+    async def wait(self) -> None:
+        """Until it is over; being cancelled ends it."""
+        try:
+            await self._over.wait()
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """End it now, both ways."""
+        for sock in self._pair:
+            with suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
+    def _move(self, source: socket.socket, sink: socket.socket) -> None:
+        try:
+            for num_bytes in _moved(source, sink):
+                self.moved_bytes += num_bytes
+                rate = self._bytes_per_s()
+                if rate < math.inf:
+                    time.sleep(num_bytes / rate)
+            sink.shutdown(socket.SHUT_WR)
+        except OSError:
+            self.close()
+        finally:
+            self._ended()
+
+    def _ended(self) -> None:
+        with self._lock:
+            self._left -= 1
+            is_last = not self._left
+        if is_last:
+            for sock in self._pair:
+                sock.close()
+            with suppress(RuntimeError):  # the loop may be gone by then
+                self._loop.call_soon_threadsafe(self._over.set)
+
+
+def _moved(source: socket.socket, sink: socket.socket) -> Iterator[int]:
+    """Move what comes, and tell how many bytes each time; until the source ends."""
+    return _spliced(source, sink) if hasattr(os, "splice") else _copied(source, sink)
+
+
+def _spliced(source: socket.socket, sink: socket.socket) -> Iterator[int]:
+    with _pipe() as (outlet, inlet):
+        while num_bytes := os.splice(source.fileno(), inlet, CHUNK_BYTES):
+            left = num_bytes
+            while left:
+                left -= os.splice(outlet, sink.fileno(), left)
+            yield num_bytes
+
+
+@contextmanager
+def _pipe() -> Iterator[tuple[int, int]]:
+    outlet, inlet = os.pipe()
+    try:
+        yield outlet, inlet
+    finally:
+        os.close(outlet)
+        os.close(inlet)
+
+
+def _copied(source: socket.socket, sink: socket.socket) -> Iterator[int]:
+    buffer = memoryview(bytearray(CHUNK_BYTES))
+    while num_bytes := source.recv_into(buffer):
+        sink.sendall(buffer[:num_bytes])
+        yield num_bytes

@@ -1,0 +1,155 @@
+"""The ladder on a clock that stands: whatever comes in whatever order, one stream is taken."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarm_ft.protocol.messages.meeting import Meet, Punch, Way
+from swarm_ft.reach.ladder import (
+    DIAL_PATIENCE_S,
+    GIVE_UP_S,
+    MIN_PATIENCE_S,
+    PATIENCE_ROUND_TRIPS,
+    Connect,
+    Dial,
+    GiveUp,
+    Ladder,
+    LeaveLeg,
+    Take,
+    TellSeen,
+)
+
+MEETING = bytes(range(16))
+NOW_S = 100.0
+
+
+def meet(**changes: Any) -> Meet:
+    fields: dict[str, Any] = {
+        "meeting": MEETING,
+        "name": "other",
+        "is_caller": True,
+        "endpoints": ("192.0.2.7:4000",),
+        "may_punch": True,
+        "relay": "192.0.2.9:7000",
+        "ticket": b"ticket",
+        **changes,
+    }
+    return Meet(**fields)
+
+
+def test_all_ways_are_tried_at_once() -> None:
+    leg = LeaveLeg("192.0.2.9:7000", b"ticket")
+    assert Ladder(meet(), NOW_S).begin() == [Dial("192.0.2.7:4000", Way.DIRECT), leg]
+    callee = Ladder(meet(is_caller=False), NOW_S)
+    assert callee.begin() == [Dial("192.0.2.7:4000", Way.REVERSE), leg]
+    assert Ladder(meet(endpoints=(), relay=None), NOW_S).begin() == []
+
+
+@pytest.mark.parametrize("way", [Way.DIRECT, Way.REVERSE, Way.PUNCHED])
+def test_a_caller_takes_the_first_stream_that_needs_no_relay(way: Way) -> None:
+    ladder = Ladder(meet(), NOW_S)
+    assert ladder.opened(1, Way.RELAYED, NOW_S + 0.1) == []
+    assert ladder.opened(2, way, NOW_S + 0.2) == [Take(2, way)]
+    assert ladder.is_over
+    assert ladder.opened(3, Way.DIRECT, NOW_S + 0.3) == []
+
+
+def test_a_relayed_stream_waits_for_a_punched_one_and_no_longer() -> None:
+    ladder = Ladder(meet(), NOW_S)
+    ladder.seen("192.0.2.1:999", 0.3)
+    assert ladder.opened(1, Way.RELAYED, NOW_S + 0.5) == []
+    assert ladder.due_s == NOW_S + PATIENCE_ROUND_TRIPS * 0.3
+    assert ladder.tick(ladder.due_s - 0.01) == []
+    assert ladder.tick(ladder.due_s) == [Take(1, Way.RELAYED)]
+
+
+def test_nobody_waits_for_what_cannot_be() -> None:
+    blind = Ladder(meet(may_punch=False, endpoints=()), NOW_S)
+    assert blind.opened(1, Way.RELAYED, NOW_S) == [Take(1, Way.RELAYED)]
+    dialling = Ladder(meet(may_punch=False), NOW_S)
+    assert dialling.opened(1, Way.RELAYED, NOW_S) == []
+    assert dialling.due_s == NOW_S + DIAL_PATIENCE_S < NOW_S + MIN_PATIENCE_S
+    known = Ladder(meet(endpoints=()), NOW_S, hopeless=frozenset({Way.PUNCHED}))
+    assert known.seen("192.0.2.1:999", 0.1) == []
+    assert known.opened(1, Way.RELAYED, NOW_S) == [Take(1, Way.RELAYED)]
+
+
+def test_a_punch_leaves_from_a_port_that_the_relay_knows() -> None:
+    early = Ladder(meet(), NOW_S)
+    assert early.told(Punch(meeting=MEETING, address="192.0.2.2:888")) == []
+    told = TellSeen("192.0.2.1:999")
+    assert early.seen("192.0.2.1:999", 0.1) == [told, Connect("192.0.2.2:888")]
+    late = Ladder(meet(), NOW_S)
+    assert late.seen("192.0.2.1:999", 0.1) == [told]
+    assert late.told(Punch(meeting=MEETING, address="192.0.2.2:888")) == [Connect("192.0.2.2:888")]
+
+
+def test_who_was_called_takes_what_the_caller_chose() -> None:
+    ladder = Ladder(meet(is_caller=False), NOW_S)
+    assert ladder.opened(1, Way.PUNCHED, NOW_S) == []
+    assert ladder.opened(2, Way.RELAYED, NOW_S) == []
+    assert ladder.tick(NOW_S + GIVE_UP_S - 1) == []
+    assert ladder.chosen(2, Way.RELAYED) == [Take(2, Way.RELAYED)]
+
+
+def test_without_a_stream_it_gives_up() -> None:
+    ladder = Ladder(meet(relay=None), NOW_S)
+    assert ladder.due_s == NOW_S + GIVE_UP_S
+    (over,) = ladder.tick(ladder.due_s)
+    assert isinstance(over, GiveUp)
+    assert "other" in over.reason
+    assert ladder.is_over
+
+
+def test_a_relayed_stream_that_broke_meanwhile_is_not_taken() -> None:
+    ladder = Ladder(meet(), NOW_S)
+    ladder.opened(1, Way.RELAYED, NOW_S)
+    ladder.closed(1)
+    assert ladder.tick(NOW_S + MIN_PATIENCE_S) == []
+
+
+EVENTS = st.lists(
+    st.one_of(
+        st.tuples(st.just("opened"), st.integers(0, 5), st.sampled_from(Way)),
+        st.tuples(st.just("chosen"), st.integers(0, 5), st.sampled_from(Way)),
+        st.tuples(st.just("closed"), st.integers(0, 5)),
+        st.tuples(st.just("seen"), st.floats(0, 3)),
+        st.tuples(st.just("told")),
+        st.tuples(st.just("tick")),
+    ),
+    max_size=30,
+)
+
+
+@given(events=EVENTS, is_caller=st.booleans(), may_punch=st.booleans(), gap_s=st.floats(0.0, 2.0))
+def test_whatever_happens_it_ends_once_and_in_time(
+    events: list[tuple[Any, ...]], *, is_caller: bool, may_punch: bool, gap_s: float
+) -> None:
+    ladder = Ladder(meet(is_caller=is_caller, may_punch=may_punch), NOW_S)
+    ends, now_s = 0, NOW_S
+    for name, *given_ in [*events, ("late",)]:
+        now_s += gap_s
+        match name:
+            case "opened":
+                effects = ladder.opened(given_[0], given_[1], now_s)
+            case "chosen":
+                effects = ladder.chosen(given_[0], given_[1])
+            case "closed":
+                effects = ladder.closed(given_[0])
+            case "seen":
+                effects = ladder.seen("192.0.2.1:999", given_[0])
+            case "told":
+                effects = ladder.told(Punch(meeting=MEETING, address="192.0.2.2:888"))
+            case "tick":
+                effects = ladder.tick(now_s)
+            case _:
+                effects = ladder.tick(NOW_S + GIVE_UP_S)
+        for effect in effects:
+            assert may_punch or not isinstance(effect, Connect | TellSeen)
+            ends += isinstance(effect, Take | GiveUp)
+    assert ends == 1
+    assert ladder.is_over
