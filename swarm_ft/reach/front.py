@@ -11,6 +11,7 @@ import asyncio
 import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 from swarm_ft.errors import SwarmError
 from swarm_ft.log import get_logger
@@ -88,27 +89,25 @@ class Front:
         self._accepting.append(asyncio.create_task(self._accept_all(listener)))
         return endpoint_of((host, listener.getsockname()[1]))
 
-    async def serve(self, stream: socket.socket, first: bytes = b"") -> None:
+    async def serve(self, stream: socket.socket, remote: Address, first: bytes = b"") -> None:
         """Let gRPC answer on a stream, however it was had, until that is over.
 
         Args:
             stream: this owns it from now on.
+            remote: from whom it comes.
             first: what was read of it already.
 
         Raises:
             OSError: gRPC does not answer.
         """
-        loop = asyncio.get_running_loop()
-        inner = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        inner.setblocking(False)
+        inner: socket.socket | None = None
         try:
-            if self._grpc_path is None:
-                raise ConnectionRefusedError("gRPC is not served here")
-            await loop.sock_connect(inner, self._grpc_path)
-            await loop.sock_sendall(inner, first)
+            inner = self._inner(remote)
+            await asyncio.get_running_loop().sock_sendall(inner, first)
         except BaseException:
-            inner.close()
             stream.close()
+            if inner is not None:
+                inner.close()
             raise
         await Joint(stream, inner).wait()
 
@@ -147,7 +146,7 @@ class Front:
                 first = await receive_exactly(sock, 1)
                 visit = None if first in self._grpc_bytes else await self._visit(sock, first)
             if visit is None:
-                await self.serve(sock, first)
+                await self.serve(sock, remote, first)
             else:
                 await visit(sock, remote)
         except (OSError, SwarmError, TimeoutError) as error:
@@ -159,6 +158,24 @@ class Front:
         finally:
             self._by_address[remote[0]] -= 1
             self._by_address += Counter()  # without those of whom none is left
+
+    def _inner(self, remote: Address) -> socket.socket:
+        """A connection to this process's gRPC, which is told from whom it is by a file's name."""
+        if self._grpc_path is None:
+            raise ConnectionRefusedError("gRPC is not served here")
+        path = Path(self._grpc_path)
+        inner = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        name = path.with_name(endpoint_of(remote))
+        try:
+            inner.setblocking(False)
+            inner.bind(str(name))
+            inner.connect(str(path))
+        except BaseException:
+            inner.close()
+            raise
+        finally:
+            name.unlink(missing_ok=True)
+        return inner
 
     async def _visit(self, sock: socket.socket, first: bytes) -> Visit:
         rest = await receive_exactly(sock, len(MAGIC))

@@ -241,12 +241,15 @@ def _begin(operation: Coroutine[object, object, T]) -> asyncio.Task[T]:
 class GrpcChannel:
     """See `Channel`."""
 
-    def __init__(self, endpoint: str, name: str, options: GrpcOptions) -> None:
+    def __init__(
+        self, endpoint: str, name: str, options: GrpcOptions, path: str | None = None
+    ) -> None:
         self._endpoint = endpoint
         self._options = options
         # `dns:///` so that no endpoint, which a stranger may have announced, can choose
         # another of gRPC's schemes, such as `unix:`.
-        target, arguments = f"dns:///{endpoint}", channel_arguments(options)
+        target = f"dns:///{endpoint}" if path is None else f"unix:{path}"
+        arguments = channel_arguments(options)
         if options.credentials is None:
             self._channel = grpc.aio.insecure_channel(target, options=arguments)
         else:
@@ -341,6 +344,14 @@ class GrpcServer:
         """See `Server`."""
         return self._endpoint
 
+    async def start_at(self, path: str, handlers: Mapping[Method[Any, Any], Handler]) -> None:
+        """Serve at a path of the file system from now on."""
+        for method, handler in handlers.items():
+            self._register(method, handler)
+        self._bind(f"unix:{path}")
+        self._endpoint = path
+        await self._server.start()
+
     async def start(
         self, host: str, port: int, handlers: Mapping[Method[Any, Any], Handler]
     ) -> None:
@@ -400,8 +411,9 @@ class GrpcServer:
     async def _serve(
         self, method: Method[Any, Any], handler: Handler, context: grpc.aio.ServicerContext
     ) -> None:
-        # For example `ipv4:127.0.0.1:5000`, with an IPv6 address's brackets escaped.
-        remote = unquote(context.peer()).partition(":")[2]
+        # For example `ipv4:127.0.0.1:5000`, with an IPv6 address's brackets escaped; at a path,
+        # whoever connects there for somebody else has bound a file of that one's address.
+        remote = unquote(context.peer()).partition(":")[2].rpartition("/")[2]
         stream: ServerStream[Any, Any] = ServerStream(
             context, remote, method.reply, method.request, self._options.max_message_bytes
         )
@@ -473,6 +485,16 @@ class GrpcTransport:
         await server.start(host, port, handlers)
         return server
 
+    async def serve_at(self, path: str, handlers: Mapping[Method[Any, Any], Handler]) -> GrpcServer:
+        """As `serve`, where nobody but this machine's user connects: at a path."""
+        server = GrpcServer(self._options)
+        await server.start_at(path, handlers)
+        return server
+
     def connect(self, endpoint: str, name: str = "") -> GrpcChannel:
         """See `Transport`."""
         return GrpcChannel(endpoint, name, self._options)
+
+    def connect_at(self, path: str, endpoint: str, name: str) -> GrpcChannel:
+        """As `connect`, by a path of this process's own that leads to `endpoint`."""
+        return GrpcChannel(endpoint, name, self._options, path)

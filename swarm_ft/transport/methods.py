@@ -102,9 +102,7 @@ STATUS: Method[StatusRequest, SwarmStatus] = _method(
     _COORDINATOR, "Status", StatusRequest, SwarmStatus
 )
 ENROL: Method[EnrolRequest, Enrolled] = _method(_COORDINATOR, "Enrol", EnrolRequest, Enrolled)
-INTRODUCE: Method[FromMember, ToMember] = _method(
-    _COORDINATOR, "Introduce", FromMember, ToMember
-)
+INTRODUCE: Method[FromMember, ToMember] = _method(_COORDINATOR, "Introduce", FromMember, ToMember)
 
 LINK: Method[LinkMessage, LinkMessage] = _method(_PEER, "Link", LinkMessage, LinkMessage)
 

@@ -1,0 +1,278 @@
+"""Introductions: the coordinator tells two members of each other, so that they find a way.
+
+Each member keeps one conversation open (rpc Introduce). `Meetings` decides; `Introductions` moves
+messages. The coordinator lets nobody be dialled where it cannot be: of what a member says of
+itself, only addresses that this call comes from are passed on, and private ones within one house.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from swarm_ft.clock import Clock
+from swarm_ft.errors import MalformedMessage, NotAllowed, Unavailable
+from swarm_ft.identity.keys import PrivateKey
+from swarm_ft.identity.tickets import Ticket, sign_ticket
+from swarm_ft.log import get_logger
+from swarm_ft.protocol.messages.meeting import (
+    MEETING_BYTES,
+    FromMember,
+    Linked,
+    Meet,
+    NoMeeting,
+    Punch,
+    Reachable,
+    RelayPlace,
+    Relays,
+    Seen,
+    ToMember,
+    Want,
+    Way,
+)
+from swarm_ft.transport.base import Handler, MessageStream, Method, until_one_ends
+from swarm_ft.transport.methods import INTRODUCE
+
+logger = get_logger(__name__)
+
+MEETING_S = 60.0
+"""How long a meeting may take; what comes of it later is void."""
+MAX_WANTS, WANTS_PER_S = 64, 4.0
+"""How many a member may ask for at once, and how many a second in the long run."""
+MAX_QUEUED = 256
+"""A member that lets more messages pile up is dropped; it may come again."""
+
+Said = list[tuple[str, ToMember]]
+"""To whom, and what."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Present:
+    """A member that can be introduced.
+
+    Attributes:
+        host: the address that its call comes from.
+        reachable: what it said of itself.
+        wants: how many it may ask for now.
+        counted_s: when that was counted.
+    """
+
+    host: str
+    reachable: Reachable
+    wants: float = MAX_WANTS
+    counted_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Meeting:
+    """Two members that were told of each other."""
+
+    caller: str
+    callee: str
+    began_s: float
+
+    def other(self, name: str) -> str | None:
+        """The other side; None for who is of neither."""
+        return {self.caller: self.callee, self.callee: self.caller}.get(name)
+
+
+@dataclass(slots=True)
+class Meetings:
+    """Who is there, and who is told of whom. Pure but for what it draws.
+
+    Args:
+        sign: makes a ticket.
+        draw: so many random bytes.
+    """
+
+    sign: Callable[[Ticket], bytes]
+    draw: Callable[[int], bytes]
+    relays: tuple[RelayPlace, ...] = ()
+    present: dict[str, Present] = field(default_factory=dict)
+    ways: dict[tuple[str, str], Way] = field(default_factory=dict)
+    _meetings: dict[bytes, Meeting] = field(default_factory=dict)
+
+    def came(self, name: str, host: str, reachable: Reachable, now_s: float) -> Said:
+        """A member is there, or says anew where it is reached."""
+        known = self.present.get(name)
+        if known is not None and known.host == host:
+            known.reachable = reachable
+            return []
+        self.present[name] = Present(host=host, reachable=reachable, counted_s=now_s)
+        return [(name, Relays(places=self.relays))]
+
+    def gone(self, name: str) -> None:
+        """A member's call ended."""
+        self.present.pop(name, None)
+        self.ways = {pair: way for pair, way in self.ways.items() if name not in pair}
+
+    def said(self, name: str, message: FromMember, now_s: float) -> Said:
+        """What a member that is there said.
+
+        Raises:
+            MalformedMessage: a meeting that it is not of.
+        """
+        match message:
+            case Reachable():
+                return self.came(name, self.present[name].host, message, now_s)
+            case Want(name=wanted):
+                return self._wanted(name, wanted, now_s)
+            case Seen(meeting=number, address=address):
+                other = self._other(name, number)
+                return [(other, Punch(meeting=number, address=address))] if other else []
+            case Linked(meeting=number, way=way):
+                other = self._other(name, number)
+                if other:
+                    self.ways[name, other] = way
+                return []
+
+    def forget(self, now_s: float) -> None:
+        """Meetings that are over."""
+        self._meetings = {
+            number: m for number, m in self._meetings.items() if now_s - m.began_s < MEETING_S
+        }
+
+    def _wanted(self, name: str, other: str, now_s: float) -> Said:
+        refusal = self._refusal(name, other, now_s)
+        if refusal is not None:
+            return [(name, NoMeeting(name=other, reason=refusal))]
+        number = self.draw(MEETING_BYTES)
+        self._meetings[number] = Meeting(caller=name, callee=other, began_s=now_s)
+        return [
+            (name, self._meet(number, name, other, is_caller=True)),
+            (other, self._meet(number, other, name, is_caller=False)),
+        ]
+
+    def _refusal(self, name: str, other: str, now_s: float) -> str | None:
+        asking = self.present[name]
+        asking.wants = min(MAX_WANTS, asking.wants + WANTS_PER_S * (now_s - asking.counted_s))
+        asking.counted_s = now_s
+        if asking.wants < 1:
+            return f"it was asked for more than {WANTS_PER_S:g} meetings a second"
+        asking.wants -= 1
+        if other == name:
+            return "nobody meets itself"
+        return None if other in self.present else "it is not there"
+
+    def _meet(self, number: bytes, name: str, other: str, *, is_caller: bool) -> Meet:
+        own, theirs = self.present[name], self.present[other]
+        varies = own.reachable.mapping_varies or theirs.reachable.mapping_varies
+        relay = self.relays[0].endpoint if self.relays else None
+        return Meet(
+            meeting=number,
+            name=other,
+            is_caller=is_caller,
+            endpoints=endpoints_for(own.host, theirs),
+            may_punch=not varies and relay is not None,
+            relay=relay,
+            ticket=self.sign(Ticket(number, is_caller)) if relay else b"",
+        )
+
+    def _other(self, name: str, number: bytes) -> str | None:
+        """The other side of a meeting; None if that is over, or the other is gone."""
+        meeting = self._meetings.get(number)
+        other = meeting.other(name) if meeting else None
+        if meeting is not None and other is None:
+            raise MalformedMessage(f"{name} speaks of a meeting that it is not of")
+        return other if other in self.present else None
+
+
+def endpoints_for(host: str, other: Present) -> tuple[str, ...]:
+    """Where somebody at `host` may try to reach another member.
+
+    At the address that its call comes from; and where both come from one, at private ones, which
+    are those of their house. Anything else would let a member have others dialled.
+    """
+    return tuple(
+        endpoint
+        for endpoint in other.reachable.endpoints
+        if _host(endpoint) == other.host or (other.host == host and _is_private(_host(endpoint)))
+    )
+
+
+def _host(endpoint: str) -> str:
+    return endpoint.rpartition(":")[0].strip("[]")
+
+
+def _is_private(host: str) -> bool:
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return address.is_private and not address.is_loopback and not address.is_unspecified
+
+
+class Introductions:
+    """The shell of `Meetings`: serves rpc Introduce.
+
+    Args:
+        key: the coordinator's, as of now; signs tickets.
+        clock: the time.
+    """
+
+    def __init__(self, key: Callable[[], PrivateKey], clock: Clock) -> None:
+        self._clock = clock
+        self._queues: dict[str, asyncio.Queue[ToMember]] = {}
+        self.meetings = Meetings(
+            sign=lambda ticket: sign_ticket(key(), ticket, time.time()), draw=secrets.token_bytes
+        )
+
+    def handlers(self) -> Mapping[Method[Any, Any], Handler]:
+        """What this answers, for `Transport.serve`."""
+        return {INTRODUCE: self._introduce}
+
+    def set_relays(self, relays: tuple[RelayPlace, ...]) -> None:
+        """These are the swarm's from now on; all who are there are told."""
+        self.meetings.relays = relays
+        self._say([(name, Relays(places=relays)) for name in self._queues])
+
+    async def _introduce(self, stream: MessageStream[ToMember, FromMember]) -> None:
+        if stream.caller is None:
+            raise NotAllowed("introductions are for members of a swarm with keys")
+        name, first = stream.caller.name, await stream.receive()
+        if not isinstance(first, Reachable):
+            raise MalformedMessage(f"{name}: expected where it is reached, at first")
+        queue: asyncio.Queue[ToMember] = asyncio.Queue(MAX_QUEUED)
+        self.meetings.gone(name)  # an older call of the same member is not used any more
+        self._queues[name] = queue
+        host = stream.remote.rpartition(":")[0].strip("[]").removeprefix("::ffff:")
+        try:
+            self._say(self.meetings.came(name, host, first, self._clock.now_s()))
+            await until_one_ends(_write(stream, queue), self._read(stream, name, queue))
+        finally:
+            if self._queues.get(name) is queue:
+                del self._queues[name]
+                self.meetings.gone(name)
+
+    async def _read(
+        self,
+        stream: MessageStream[ToMember, FromMember],
+        name: str,
+        queue: asyncio.Queue[ToMember],
+    ) -> None:
+        while (message := await stream.receive()) is not None:
+            if self._queues.get(name) is not queue:
+                raise Unavailable(f"{name} has called anew")
+            now_s = self._clock.now_s()
+            self.meetings.forget(now_s)
+            self._say(self.meetings.said(name, message, now_s))
+
+    def _say(self, said: Said) -> None:
+        for name, message in said:
+            queue = self._queues.get(name)
+            if queue is None or queue.full():
+                logger.warning("introductions: %s does not read what it is told", name)
+            else:
+                queue.put_nowait(message)
+
+
+async def _write(
+    stream: MessageStream[ToMember, FromMember], queue: asyncio.Queue[ToMember]
+) -> None:
+    while True:
+        await stream.send(await queue.get())

@@ -1,0 +1,432 @@
+"""A member's part in introductions: it asks for streams to others, and answers those who ask.
+
+`ladder` decides for each meeting; this owns the sockets. Whoever is asked for hands the stream to
+its own gRPC, through its front; whoever asked gives it to its own (`reach.tunnels`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from random import Random
+from typing import Any
+
+from swarm_ft.clock import Clock
+from swarm_ft.errors import SwarmError, Unavailable
+from swarm_ft.identity.certificates import COORDINATOR_NAME
+from swarm_ft.log import get_logger
+from swarm_ft.protocol.messages.meeting import (
+    FromMember,
+    Linked,
+    Meet,
+    NoMeeting,
+    Punch,
+    Reachable,
+    Relays,
+    Seen,
+    ToMember,
+    Want,
+    Way,
+)
+from swarm_ft.reach.front import Front
+from swarm_ft.reach.ladder import Connect, Dial, Effects, GiveUp, Ladder, LeaveLeg, Take, TellSeen
+from swarm_ft.reach.sockets import (
+    CHOSEN,
+    GREETING_S,
+    LEG,
+    MAGIC,
+    PAIR,
+    PROOF_BYTES,
+    Address,
+    dial,
+    exchange_proofs,
+    outside_address,
+    proof,
+    receive_address,
+    receive_exactly,
+)
+from swarm_ft.transport.base import MessageStream, Transport, until_one_ends
+from swarm_ft.transport.methods import INTRODUCE
+
+logger = get_logger(__name__)
+
+MIN_RETRY_S, MAX_RETRY_S = 0.25, 2.0
+"""Between calls of a coordinator that does not answer."""
+PUNCH_EVERY_S, PUNCH_S = 0.1, 3.0
+"""A punch that is refused is tried again so soon, for so long: the other side may be later."""
+EARLY_S = 2.0
+"""How long a stream of a meeting that is not known here yet waits for word of it."""
+WANTED_S = 20.0
+"""How long somebody waits for a stream, the coordinator's answer included."""
+HOPELESS_S = 300.0
+"""How long a way that did not work is not waited for."""
+MAX_MEETINGS = 128
+
+Stream = MessageStream[FromMember, ToMember]
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A stream to another member, and how it was had."""
+
+    sock: socket.socket
+    way: Way
+
+
+class Reach:
+    """See the module's docstring.
+
+    Args:
+        transport: reaches the coordinator.
+        find_coordinator: tells where it is.
+        front: takes others' streams, and has gRPC answer them.
+        clock: the time.
+        rng: so that not all call in step.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        find_coordinator: Callable[[], Awaitable[str]],
+        front: Front,
+        clock: Clock,
+        rng: Random,
+    ) -> None:
+        self._transport = transport
+        self._find_coordinator = find_coordinator
+        self._front = front
+        self._clock = clock
+        self._rng = rng
+        self._reachable = Reachable()
+        self._outbox: asyncio.Queue[FromMember] = asyncio.Queue()
+        self.joined = asyncio.Event()
+        """Whether the coordinator can introduce this member now."""
+        self._wanted: dict[str, deque[asyncio.Future[Link]]] = {}
+        self._meetings: dict[bytes, _Meeting] = {}
+        self._by_proof: dict[bytes, _Meeting] = {}
+        self._met = asyncio.Condition()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._hopeless: dict[str, tuple[frozenset[Way], float]] = {}
+        front.on_pair(self._visited)
+
+    async def run(self, endpoints: tuple[str, ...]) -> None:
+        """Be there for introductions, until cancelled.
+
+        Args:
+            endpoints: where others may reach the front.
+        """
+        self._reachable = Reachable(endpoints=endpoints)
+        reason = ""
+        try:
+            while True:
+                try:
+                    await self._converse()
+                except SwarmError as error:  # it comes back, or is found anew
+                    if error.message != reason:
+                        logger.warning("introductions: %s; trying on", error.message)
+                    reason = error.message
+                await asyncio.sleep(self._rng.uniform(MIN_RETRY_S, MAX_RETRY_S))
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def link(self, name: str) -> Link:
+        """A stream to this member, whichever way.
+
+        Raises:
+            Unavailable: it is not there, or there is no way to it.
+        """
+        wanted: asyncio.Future[Link] = asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.timeout(WANTED_S):
+                await self.joined.wait()
+                self._wanted.setdefault(name, deque()).append(wanted)
+                self._outbox.put_nowait(Want(name=name))
+                return await wanted
+        except TimeoutError:
+            raise Unavailable(f"no way to {name} was found in {WANTED_S:g} s") from None
+        finally:
+            wanted.cancel()
+
+    # ---- the conversation with the coordinator
+
+    async def _converse(self) -> None:
+        channel = self._transport.connect(await self._find_coordinator(), COORDINATOR_NAME)
+        try:
+            stream = channel.open(INTRODUCE)
+            await stream.send(self._reachable)
+            await until_one_ends(self._write(stream), self._read(stream))
+        finally:
+            self.joined.clear()
+            await channel.close()
+
+    async def _write(self, stream: Stream) -> None:
+        while True:
+            await stream.send(await self._outbox.get())
+
+    async def _read(self, stream: Stream) -> None:
+        while (message := await stream.receive()) is not None:
+            match message:
+                case Relays():
+                    self.joined.set()
+                    self._start(self._learn_mapping(message))
+                case Meet():
+                    await self._meet(message)
+                case Punch(meeting=number):
+                    if number in self._meetings:
+                        self._meetings[number].told(message)
+                case NoMeeting(name=name, reason=reason):
+                    self._answer(name, Unavailable(f"peer {name}: {reason}"))
+
+    async def _learn_mapping(self, relays: Relays) -> None:
+        """Whether this machine's router gives each destination another port."""
+        for place in relays.places:
+            try:
+                one, port = await outside_address(place.endpoint)
+                other, _ = await outside_address(place.probe_endpoint, port=port)
+            except (OSError, TimeoutError, SwarmError):
+                continue
+            varies = one != other
+            if varies != self._reachable.mapping_varies:
+                endpoints = self._reachable.endpoints
+                self._reachable = Reachable(endpoints=endpoints, mapping_varies=varies)
+                self._outbox.put_nowait(self._reachable)
+            return
+
+    # ---- meetings
+
+    async def _meet(self, meet: Meet) -> None:
+        if len(self._meetings) >= MAX_MEETINGS or meet.meeting in self._meetings:
+            return
+        meeting = _Meeting(meet, self._clock, self._outbox.put_nowait, self._known_hopeless(meet))
+        theirs = proof(meet.meeting, is_caller=not meet.is_caller)
+        self._meetings[meet.meeting] = self._by_proof[theirs] = meeting
+        self._start(self._attend(meet, meeting, theirs))
+        async with self._met:
+            self._met.notify_all()
+
+    async def _attend(self, meet: Meet, meeting: _Meeting, theirs: bytes) -> None:
+        try:
+            link = await meeting.run()
+        except SwarmError as error:
+            if meet.is_caller:
+                self._answer(meet.name, error)
+            return
+        finally:
+            del self._meetings[meet.meeting], self._by_proof[theirs]
+        self._remember(meet, link.way)
+        if not meet.is_caller:
+            with suppress(OSError):  # gRPC is being stopped, or the other side is gone
+                await self._front.serve(link.sock, link.sock.getpeername()[:2])
+        elif not self._answer(meet.name, link):
+            link.sock.close()
+
+    def _known_hopeless(self, meet: Meet) -> frozenset[Way]:
+        ways, since_s = self._hopeless.get(meet.name, (frozenset(), 0.0))
+        return ways if self._clock.now_s() - since_s < HOPELESS_S else frozenset()
+
+    def _remember(self, meet: Meet, way: Way) -> None:
+        if way is not Way.RELAYED:
+            self._hopeless.pop(meet.name, None)
+        elif meet.may_punch and not self._known_hopeless(meet):
+            self._hopeless[meet.name] = frozenset({Way.PUNCHED}), self._clock.now_s()
+
+    def _answer(self, name: str, answer: Link | SwarmError) -> bool:
+        """Give it to whoever waits for this member; whether anybody does."""
+        waiting = self._wanted.get(name, deque())
+        while waiting:
+            wanted = waiting.popleft()
+            if wanted.done():
+                continue
+            if isinstance(answer, Link):
+                wanted.set_result(answer)
+            else:
+                wanted.set_exception(answer)
+            return True
+        self._wanted.pop(name, None)
+        return False
+
+    async def _visited(self, sock: socket.socket, _: Address) -> None:
+        """Somebody dialled the front, for a meeting."""
+        async with asyncio.timeout(GREETING_S):
+            shown = await receive_exactly(sock, PROOF_BYTES)
+        async with asyncio.timeout(EARLY_S), self._met:
+            await self._met.wait_for(lambda: shown in self._by_proof)
+        await self._by_proof[shown].visited(sock)
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+class _Meeting:
+    """The sockets of one meeting, as its ladder says."""
+
+    def __init__(
+        self,
+        meet: Meet,
+        clock: Clock,
+        say: Callable[[FromMember], None],
+        hopeless: frozenset[Way],
+    ) -> None:
+        self._meet = meet
+        self._clock = clock
+        self._say = say
+        self._began_s = clock.now_s()
+        self._ladder = Ladder(meet, self._began_s, hopeless)
+        self._streams: list[socket.socket] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._leg_port = 0
+        self._changed = asyncio.Event()
+        self._taken: asyncio.Future[Link] = asyncio.get_running_loop().create_future()
+
+    async def run(self) -> Link:
+        """The stream that is taken.
+
+        Raises:
+            Unavailable: there is none.
+        """
+        self._do(self._ladder.begin())
+        try:
+            while not self._taken.done():
+                self._changed.clear()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(max(0.0, self._ladder.due_s - self._clock.now_s())):
+                        await self._changed.wait()
+                self._do(self._ladder.tick(self._clock.now_s()))
+            link = self._taken.result()
+            await self._say_taken(link)
+        finally:
+            await self._close()
+        return link
+
+    def told(self, punch: Punch) -> None:
+        """The relay sees the other side's leg."""
+        self._do(self._ladder.told(punch))
+
+    async def visited(self, sock: socket.socket) -> None:
+        """The other side dialled this one's front, and proved who it is."""
+        mine = MAGIC + PAIR + proof(self._meet.meeting, is_caller=self._meet.is_caller)
+        await asyncio.get_running_loop().sock_sendall(sock, mine)
+        self._opened(sock, Way.REVERSE if self._meet.is_caller else Way.DIRECT)
+
+    async def _say_taken(self, link: Link) -> None:
+        if not self._meet.is_caller:
+            return
+        took_s = self._clock.now_s() - self._began_s
+        try:
+            await asyncio.get_running_loop().sock_sendall(link.sock, CHOSEN)
+        except OSError as error:
+            link.sock.close()
+            raise Unavailable(f"the stream to {self._meet.name} broke: {error}") from None
+        self._say(Linked(meeting=self._meet.meeting, way=link.way, took_s=took_s))
+        logger.info("reaches %s %s, after %.0f ms", self._meet.name, link.way, took_s * 1000)
+
+    async def _close(self) -> None:
+        """All but the stream that was taken."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        taken = self._taken if self._taken.done() and not self._taken.cancelled() else None
+        kept = taken.result().sock if taken and taken.exception() is None else None
+        for sock in self._streams:
+            if sock is not kept:
+                sock.close()
+
+    # ---- what the ladder says
+
+    def _do(self, effects: Effects) -> None:
+        for effect in effects:
+            match effect:
+                case Dial(endpoint, way):
+                    self._start(self._dial(endpoint, way))
+                case LeaveLeg(relay, ticket):
+                    self._start(self._leave_leg(relay, ticket))
+                case TellSeen(address):
+                    self._say(Seen(meeting=self._meet.meeting, address=address))
+                case Connect(address):
+                    self._start(self._punch(address))
+                case Take(number, way):
+                    self._taken.set_result(Link(self._streams[number], way))
+                case GiveUp(reason):
+                    self._taken.set_exception(Unavailable(reason))
+        self._changed.set()
+
+    async def _dial(self, endpoint: str, way: Way) -> None:
+        sock = await dial(endpoint)
+        try:
+            await self._prove(sock)
+        except BaseException:
+            sock.close()
+            raise
+        self._opened(sock, way)
+
+    async def _leave_leg(self, relay: str, ticket: bytes) -> None:
+        began_s = self._clock.now_s()
+        sock = await dial(relay)
+        self._streams.append(sock)
+        self._leg_port = sock.getsockname()[1]
+        await asyncio.get_running_loop().sock_sendall(
+            sock, MAGIC + LEG + bytes([len(ticket)]) + ticket
+        )
+        address = await receive_address(sock)
+        # Two trips: one to connect, one to be answered.
+        self._do(self._ladder.seen(address, (self._clock.now_s() - began_s) / 2))
+        await receive_exactly(sock, 1)
+        self._opened(sock, Way.RELAYED)
+
+    async def _punch(self, address: str) -> None:
+        """Simultaneous open, from the leg's port: again and again, for a router may say no."""
+        async with asyncio.timeout(PUNCH_S):
+            while True:
+                try:
+                    sock = await dial(address, port=self._leg_port, timeout_s=PUNCH_S)
+                except OSError:
+                    await asyncio.sleep(PUNCH_EVERY_S)
+                    continue
+                try:
+                    await self._prove(sock)
+                except BaseException:
+                    sock.close()
+                    raise
+                self._opened(sock, Way.PUNCHED)
+                return
+
+    async def _prove(self, sock: socket.socket) -> None:
+        async with asyncio.timeout(GREETING_S):
+            await exchange_proofs(sock, self._meet.meeting, is_caller=self._meet.is_caller)
+
+    def _opened(self, sock: socket.socket, way: Way) -> None:
+        if self._ladder.is_over:
+            sock.close()
+            return
+        if sock not in self._streams:
+            self._streams.append(sock)
+        number = self._streams.index(sock)
+        self._do(self._ladder.opened(number, way, self._clock.now_s()))
+        if not self._meet.is_caller:
+            self._start(self._await_choice(number, way))
+
+    async def _await_choice(self, number: int, way: Way) -> None:
+        if await receive_exactly(self._streams[number], 1) == CHOSEN:
+            self._do(self._ladder.chosen(number, way))
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(partial(_quietly, self._tasks))
+
+
+def _quietly(tasks: set[asyncio.Task[None]], task: asyncio.Task[None]) -> None:
+    """A way that does not work is no news: others may."""
+    tasks.discard(task)
+    error = None if task.cancelled() else task.exception()
+    if error is not None and not isinstance(error, OSError | TimeoutError | SwarmError):
+        logger.error("a way failed", exc_info=error)

@@ -1,0 +1,113 @@
+"""Calls between members, whatever routers stand between: gRPC behind fronts, through tunnels."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from swarm_ft.clock import Clock
+from swarm_ft.identity.certificates import COORDINATOR_NAME
+from swarm_ft.reach.front import Front
+from swarm_ft.reach.meet import Reach
+from swarm_ft.reach.tunnels import Tunnels
+from swarm_ft.transport.base import Channel, Handler, Method, Server
+from swarm_ft.transport.grpc_options import check_address
+from swarm_ft.transport.grpc_transport import GrpcServer, GrpcTransport
+
+
+class FrontedServer:
+    """See `Server`: gRPC at a path, behind a front port."""
+
+    def __init__(self, endpoint: str, inner: GrpcServer, transport: FrontedTransport) -> None:
+        self._endpoint = endpoint
+        self._inner = inner
+        self._transport = transport
+
+    @property
+    def endpoint(self) -> str:
+        """See `Server`: the front's."""
+        return self._endpoint
+
+    async def stop(self, grace_s: float = 0.0) -> None:
+        """See `Server`."""
+        await self._inner.stop(grace_s)
+        await self._transport.close()
+
+
+class FrontedTransport:
+    """See `Transport`: serves behind a front, and dials as gRPC itself does.
+
+    Args:
+        grpc: what is behind and beside it.
+    """
+
+    def __init__(self, grpc: GrpcTransport) -> None:
+        self._grpc = grpc
+        # Nobody else gets into it, and so at what listens there.
+        self._folder = tempfile.TemporaryDirectory(prefix="swarm-ft-")
+        self._path = str(Path(self._folder.name) / "grpc")
+        self.front = Front(self._path)
+
+    async def serve(
+        self, host: str, port: int, handlers: Mapping[Method[Any, Any], Handler]
+    ) -> Server:
+        """See `Transport`."""
+        await check_address(host, port)
+        inner = await self._grpc.serve_at(self._path, handlers)
+        return FrontedServer(await self.front.listen(host, port), inner, self)
+
+    async def close(self) -> None:
+        """End the front, and all that goes through it."""
+        await self.front.close()
+        self._folder.cleanup()
+
+    def connect(self, endpoint: str, name: str = "") -> Channel:
+        """See `Transport`."""
+        return self._grpc.connect(endpoint, name)
+
+
+class HomeTransport(FrontedTransport):
+    """See `Transport`: a member's. Other members are reached by name, whichever way there is.
+
+    Args:
+        grpc: what carries calls, with the member's credentials.
+        find_coordinator: tells where it is.
+        clock: the time.
+        rng: so that not all call in step.
+    """
+
+    def __init__(
+        self,
+        grpc: GrpcTransport,
+        find_coordinator: Callable[[], Awaitable[str]],
+        clock: Clock,
+        rng: Random,
+    ) -> None:
+        super().__init__(grpc)
+        self._reach = Reach(grpc, find_coordinator, self.front, clock, rng)
+        self._tunnels = Tunnels(self._reach.link)
+
+    async def run(self, endpoints: tuple[str, ...] = ()) -> None:
+        """Be there for introductions, until cancelled.
+
+        Args:
+            endpoints: where others may reach the front, the best first.
+        """
+        try:
+            await self._reach.run(endpoints)
+        finally:
+            await asyncio.shield(self._tunnels.close())
+
+    async def joined(self) -> None:
+        """Until others can be introduced to this member."""
+        await self._reach.joined.wait()
+
+    def connect(self, endpoint: str, name: str = "") -> Channel:
+        """See `Transport`: the endpoint is the coordinator's, or says nothing."""
+        if name == COORDINATOR_NAME:
+            return super().connect(endpoint, name)
+        return self._grpc.connect_at(self._tunnels.path_to(name), endpoint, name)

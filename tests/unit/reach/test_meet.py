@@ -1,0 +1,120 @@
+"""Members that meet, over loopback: real gRPC and TLS within streams of every way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+from random import Random
+
+import pytest
+
+from swarm_ft.clock import SystemClock
+from swarm_ft.coordinator.meetings import Introductions
+from swarm_ft.identity.certificates import Role, key_name
+from swarm_ft.identity.keys import new_key
+from swarm_ft.protocol.messages.client import StatusRequest, SwarmStatus
+from swarm_ft.protocol.messages.meeting import RelayPlace, Way
+from swarm_ft.reach.relay import Relay
+from swarm_ft.reach.transport import FrontedTransport, HomeTransport
+from swarm_ft.transport.base import MessageStream, call
+from swarm_ft.transport.credentials import Credentials
+from swarm_ft.transport.grpc_options import GrpcOptions
+from swarm_ft.transport.grpc_transport import GrpcTransport
+from swarm_ft.transport.methods import STATUS
+from tests.members import make_swarm
+
+SWARM = make_swarm()
+TIMEOUT_S = 20.0
+
+
+@dataclass
+class Hub:
+    """The coordinator, with its relay."""
+
+    endpoint: str
+    introductions: Introductions
+    relay: Relay
+
+
+@dataclass
+class Member:
+    name: str
+    transport: HomeTransport
+    callers: list[str]
+
+    async def ask(self, name: str) -> None:
+        channel = self.transport.connect("", name)
+        try:
+            await call(channel, STATUS, StatusRequest(), TIMEOUT_S)
+        finally:
+            await channel.close()
+
+
+def grpc_of(credentials: Credentials) -> GrpcTransport:
+    return GrpcTransport(GrpcOptions(credentials=credentials))
+
+
+@pytest.fixture
+async def hub() -> AsyncIterator[Hub]:
+    key = new_key()
+    introductions = Introductions(lambda: key, SystemClock())
+    transport = FrontedTransport(grpc_of(SWARM.coordinator()))
+    relay = Relay(transport.front, key.public_key)
+    server = await transport.serve("127.0.0.1", 0, introductions.handlers())
+    probe = await transport.front.listen("127.0.0.1", 0)
+    place = RelayPlace(endpoint=server.endpoint, probe_endpoint=probe)
+    introductions.set_relays((place,))
+    yield Hub(server.endpoint, introductions, relay)
+    await server.stop()
+
+
+@asynccontextmanager
+async def member(hub: Hub, *, is_open: bool) -> AsyncIterator[Member]:
+    credentials = SWARM.member(Role.PEER)
+    callers: list[str] = []
+
+    async def status(stream: MessageStream[SwarmStatus, StatusRequest]) -> None:
+        await stream.receive()
+        assert stream.caller is not None
+        callers.append(stream.caller.name)
+        await stream.send(SwarmStatus(members=(), runs=()))
+
+    async def find() -> str:
+        return hub.endpoint
+
+    transport = HomeTransport(grpc_of(credentials), find, SystemClock(), Random(1))
+    server = await transport.serve("127.0.0.1", 0, {STATUS: status})
+    running = asyncio.create_task(transport.run((server.endpoint,) if is_open else ()))
+    try:
+        await transport.joined()
+        yield Member(key_name(credentials.certificate), transport, callers)
+    finally:
+        running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running
+        await server.stop()
+
+
+@pytest.mark.parametrize(
+    ("is_open", "ways"),
+    [
+        ((False, True), {Way.DIRECT}),
+        ((True, False), {Way.REVERSE}),
+        # Without a delay two calls seldom cross on their way, and each is refused.
+        ((False, False), {Way.PUNCHED, Way.RELAYED}),
+    ],
+)
+async def test_two_members_meet_the_way_there_is(
+    hub: Hub, is_open: tuple[bool, bool], ways: set[Way]
+) -> None:
+    async with AsyncExitStack() as stack:
+        caller, callee = [
+            await stack.enter_async_context(member(hub, is_open=one)) for one in is_open
+        ]
+        await caller.ask(callee.name)
+        assert callee.callers == [caller.name]
+        (way,) = hub.introductions.meetings.ways.values()
+        assert way in ways
+        assert (hub.relay.relayed_bytes > 0) == (way is Way.RELAYED)
