@@ -49,7 +49,7 @@ def client() -> None:
     epilog=examples(
         "swarm-ft client train --model gpt2 --dataset notes.txt --invite swarm1...",
         "swarm-ft client train --model ./llama --dataset texts/ --eval-dataset held-out.txt \\",
-        "    --epochs 3 --fw aq3 --bw q6 --out ./tuned --initial-peers @swarm.txt",
+        "    --epochs 3 --fw aq3 --bw q6 --out ./tuned --invite @invitation.txt",
     )
 )
 @takes("options", JobOptions)
@@ -72,7 +72,7 @@ def train(options: JobOptions, way: WayIn) -> None:
 @client.command(
     epilog=examples(
         "swarm-ft client attach --run run-1a2b3c4d --eval-dataset held-out.txt \\",
-        "    --initial-peers /ip4/...",
+        "    --invite swarm1...",
     )
 )
 @run_option
@@ -97,9 +97,7 @@ def attach(
     run_async(lambda: _see_through(begin, outputs, way))
 
 
-@client.command(
-    epilog=examples("swarm-ft client cancel --run run-1a2b3c4d --initial-peers /ip4/...")
-)
+@client.command(epilog=examples("swarm-ft client cancel --run run-1a2b3c4d --invite swarm1..."))
 @run_option
 @swarm_options
 def cancel(run_name: str | None, way: WayIn) -> None:
@@ -115,7 +113,12 @@ def cancel(run_name: str | None, way: WayIn) -> None:
     run_async(work)
 
 
-@click.command(epilog=examples("swarm-ft status --initial-peers /ip4/..."))
+@click.command(
+    epilog=examples(
+        "swarm-ft status --invite swarm1...",
+        "swarm-ft status --insecure --initial-peers /ip4/127.0.0.1/tcp/31337/p2p/...",
+    )
+)
 @swarm_options
 @json_flag
 def status(way: WayIn, as_json: bool) -> None:
@@ -213,13 +216,13 @@ def _about(status: BoundaryStatus) -> Iterator[str]:
 
 
 @asynccontextmanager
-async def connected(way: WayIn) -> AsyncIterator[SwarmClient]:
-    """A client of the swarm; raises as `joined` does."""
+async def connected(way: WayIn, key_file: Path | None = None) -> AsyncIterator[SwarmClient]:
+    """A client of the swarm, with this key or else this user's own; raises as `joined` does."""
     from swarm_ft.client.swarm import SwarmClient
     from swarm_ft.transport.grpc_options import GrpcOptions
     from swarm_ft.transport.grpc_transport import GrpcTransport
 
-    async with joined(way, client_key_file()) as swarm:
+    async with joined(way, key_file or client_key_file()) as swarm:
         transport = GrpcTransport(GrpcOptions(credentials=swarm.credentials))
         yield SwarmClient(swarm.directory, transport)
 

@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING
 import click
 
 from swarm_ft.cli import keys
+from swarm_ft.cli.joining import check_only_here
 from swarm_ft.cli.options import (
     Listening,
     dht_prefix_option,
     examples,
     initial_peers_option,
+    insecure_option,
     json_flag,
     log_option,
     snapshots_option,
@@ -100,8 +102,9 @@ def _show_dht(addresses: tuple[str, ...], write_addresses: str | None, *, as_jso
 
 @click.command(
     epilog=examples(
-        "swarm-ft coordinator --initial-peers /ip4/127.0.0.1/tcp/31337/p2p/...",
+        "swarm-ft init && swarm-ft coordinator",
         "swarm-ft coordinator --host 0.0.0.0 --port 7000 --announce coordinator.example.org",
+        "swarm-ft coordinator --insecure",
     )
 )
 @initial_peers_option
@@ -123,6 +126,7 @@ def _show_dht(addresses: tuple[str, ...], write_addresses: str | None, *, as_jso
     help="How long a job that no peers can host waits for some; others pass it by meanwhile.",
 )
 @snapshots_option
+@insecure_option
 @json_flag
 @log_option
 def coordinator(
@@ -132,17 +136,22 @@ def coordinator(
     journal: str,
     queue_hours: float,
     snapshots: str | None,
+    insecure: bool,
     as_json: bool,
 ) -> None:
     """Run the coordinator of a swarm, until Ctrl-C.
 
-    With keys beside its journal (`swarm-ft init`) all links are encrypted, and nobody takes part
-    who was not invited.
+    It takes the swarm's keys from beside its journal (`swarm-ft init` makes them): all links are
+    encrypted, and nobody takes part who was not invited.
 
     Without --initial-peers it starts a DHT of its own and prints its address.
     """
     from swarm_ft.snapshots.store import SnapshotStore
 
+    _check_security(journal, insecure=insecure)
+    if insecure:
+        listening.check_only_here()
+        check_only_here(initial_peers)
     store = SnapshotStore(snapshots) if snapshots else None
 
     async def work() -> None:
@@ -186,6 +195,19 @@ def coordinator(
     run_until_stopped(work)
 
 
+def _check_security(journal: str, *, insecure: bool) -> None:
+    """Nothing is plaintext unless it was asked for, and what has keys uses them."""
+    folder = keys.keys_folder(journal)
+    if insecure and folder.exists():
+        raise BadOption(f"--insecure: this swarm has keys, in {folder}; start it without")
+    if not insecure and not folder.exists():
+        named = "" if journal == keys.JOURNAL else f" --journal {journal}"
+        raise BadOption(
+            f"{folder}: this swarm has no keys yet; make them with 'swarm-ft init{named}', or "
+            "start with --insecure, in plaintext and for this machine alone"
+        )
+
+
 def _with_keys(journal: str) -> AbstractContextManager[tuple[Authority, Registry] | None]:
     """The swarm's authority and registry; None if it has no keys."""
     return keys.opened(journal) if keys.keys_folder(journal).exists() else nullcontext()
@@ -215,7 +237,7 @@ def _show_coordinator(
         click.echo("others join with what 'swarm-ft invite' prints")
         return
     for address in addresses:
-        click.echo(f"others join with --initial-peers {address}")
+        click.echo(f"others on this machine join with --insecure --initial-peers {address}")
 
 
 def _open_journal(path: str) -> Journal:

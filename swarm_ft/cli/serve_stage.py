@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     epilog=examples(
         "swarm-ft serve-stage swarm1QXL4a1e1UG4CS6...",
         "swarm-ft serve-stage swarm1QXL4a1e1UG4CS6... --layers 12-24 --device cuda:0",
-        "swarm-ft serve-stage --layers 12-24 --initial-peers /ip4/203.0.113.7/tcp/31337/p2p/...",
+        "swarm-ft serve-stage --insecure --initial-peers /ip4/127.0.0.1/tcp/31337/p2p/...",
     ),
 )
 @click.option(
@@ -104,6 +104,8 @@ def serve_stage(
     layer_range = parse_layers(layers)
     make_engine = _engine_maker(given["device"], given["dtype"], given["model"], given["threads"])
     memory_bytes = _memory_bytes(given["memory_gib"], given["device"], buffers.memory_bytes)
+    if way.invite is None:
+        listening.check_only_here()
     if way.invite is not None and given["peer_id"] is not None:
         raise BadOption("--peer-id: with an invitation a peer's name is its key's")
     home = _home(given["peer_id"], buffers, has_key=way.invite is not None)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from swarm_ft.errors import BadOption, PortInUse, SwarmError
+from swarm_ft.protocol.spec.bounds import is_endpoint, is_loopback
 from swarm_ft.transport.credentials import Credentials
 from swarm_ft.transport.methods import MAX_MESSAGE_BYTES
 
@@ -55,6 +56,20 @@ def refusal(host: str, port: int, error: Exception) -> SwarmError:
     if isinstance(error, OSError) and error.errno != errno.EADDRINUSE:
         return BadOption(f"{where}: {error.strerror or os.strerror(error.errno or 0)}")
     return PortInUse(f"{where}: the port is taken; choose another, or 0 for any free one")
+
+
+def check_plaintext(endpoint: str) -> None:
+    """Without keys nothing is said to other machines, nor heard from them.
+
+    Raises:
+        BadOption: it is not `host:port` with an address of this machine.
+    """
+    host = endpoint.rpartition(":")[0].strip("[]")
+    if not is_endpoint(endpoint) or not is_loopback(host):
+        raise BadOption(
+            f"{ascii(host or endpoint)[:80]}: links without keys are plaintext and stay on this "
+            "machine, at 127.0.0.1 or ::1; 'swarm-ft init' makes keys for links to others"
+        )
 
 
 # ---- whether this machine's TCP forgets, in a pause, what a path carries
@@ -114,7 +129,8 @@ class GrpcOptions:
             A dead link counts as dead as late as without. Clients cannot: gRPC holds them to
             one probe a second.
         connect_timeout_s: of one attempt to reach a server, its answer to HTTP/2 included.
-        credentials: of both ends; None: plaintext, and nobody knows who is who.
+        credentials: of both ends; None: plaintext, on this machine alone, and nobody knows who is
+            who.
     """
 
     max_message_bytes: int = MAX_MESSAGE_BYTES

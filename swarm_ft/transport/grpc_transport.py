@@ -28,6 +28,7 @@ from swarm_ft.transport.grpc_options import (
     GrpcOptions,
     channel_arguments,
     check_address,
+    check_plaintext,
     format_endpoint,
     refusal,
     server_arguments,
@@ -468,6 +469,8 @@ class GrpcTransport:
         self, host: str, port: int, handlers: Mapping[Method[Any, Any], Handler]
     ) -> GrpcServer:
         """See `Transport`."""
+        if self._options.credentials is None:
+            check_plaintext(format_endpoint(host, 1))
         await check_address(host, port)
         server = GrpcServer(self._options)
         await server.start(host, port, handlers)
@@ -475,4 +478,6 @@ class GrpcTransport:
 
     def connect(self, endpoint: str, name: str = "") -> GrpcChannel:
         """See `Transport`."""
+        if self._options.credentials is None:
+            check_plaintext(endpoint)
         return GrpcChannel(endpoint, name, self._options)

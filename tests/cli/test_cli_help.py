@@ -69,7 +69,7 @@ JOB = {
     "--trace",
 }
 DHT = {"--initial-peers", "--dht-prefix", "--log-level"}
-SWARM = DHT | {"--invite"}
+SWARM = DHT | {"--invite", "--insecure"}
 KEYS = {"--journal", "--json", "--log-level"}
 LISTENING = {"--host", "--port", "--announce"}
 BUFFERS = {"--buffer-memory", "--buffer-disk", "--buffer-dir"}
@@ -83,6 +83,7 @@ OPTIONS = {
     | LISTENING
     | BUFFERS
     | {
+        "--insecure",
         "--layers",
         "--device",
         "--dtype",
@@ -97,7 +98,9 @@ OPTIONS = {
     ("invite",): KEYS | {"--role", "--uses", "--expires", "--address"},
     ("keys", "list"): KEYS,
     ("keys", "revoke"): KEYS - {"--json"},
-    ("coordinator",): DHT | LISTENING | {"--journal", "--queue-hours", "--snapshots", "--json"},
+    ("coordinator",): DHT
+    | LISTENING
+    | {"--insecure", "--journal", "--queue-hours", "--snapshots", "--json"},
     ("dht",): {
         "--initial-peers",
         "--host-maddrs",
@@ -198,7 +201,7 @@ def test_examples_stand_in_help_line_by_line(run_here: RunHere) -> None:
     lines = run_here("serve-stage", "--help").out.splitlines()
     start = lines.index("  Examples:")
     assert lines[start + 1].startswith("    swarm-ft serve-stage swarm1")
-    assert lines[start + 3].startswith("    swarm-ft serve-stage --layers 12-24")
+    assert lines[start + 3].startswith("    swarm-ft serve-stage --insecure --initial-peers")
 
 
 @pytest.mark.parametrize("words", [(), ("client",)], ids=str)

@@ -100,25 +100,18 @@ def test_a_swarm_of_those_who_were_invited(shell: Shell, sample: SampleInput) ->
     text = shell.cwd / "text.txt"
     text.write_text(Path(sample.train_file).read_text(encoding="utf-8")[:1500], encoding="utf-8")
     job = ("--dataset", text, "--steps", 20, "--batch-size", 4, "--seq-length", 32)
-    shell.env |= {"XDG_CACHE_HOME": str(shell.cwd / "cache"), "XDG_STATE_HOME": str(shell.cwd)}
     assert shell.spawn("init").ends() == 0
     coordinator = shell.up("coordinator")
     assert coordinator.first_words()["encrypted"]
 
-    def invited(*options: object) -> str:
-        made = shell.spawn("invite", "--json", *options)
-        assert made.ends() == 0, made.err
-        word: str = made.first_words()["invite"]
-        return word
-
-    word = invited("--uses", 2)
+    word = shell.invited("--uses", 2)
     peers = [shell.up("serve-stage", word, "--layers", layers) for layers in ("0-1", "1-3")]
     names = [peer.first_words()["peer"] for peer in peers]
     late = shell.spawn("serve-stage", word, "--layers", "1-3")
     assert late.ends() == 2
     assert late.err[-1].endswith("is used up or revoked; ask for another one")
 
-    way = ("--invite", invited("--role", "client"))
+    way = ("--invite", shell.invited("--role", "client"))
     client = shell.spawn("client", "train", "--model", sample.model_dir, *job, *way)
     assert client.ends(120) == 0, client.err
 
@@ -134,7 +127,8 @@ def test_a_swarm_of_those_who_were_invited(shell: Shell, sample: SampleInput) ->
     assert status.ends() == 0, status.err
     assert [peer["peer"] for peer in status.first_words()["peers"]] == [names[0]]
 
-    plain = shell.spawn("status", "--initial-peers", coordinator.first_words()["addresses"][0])
+    (address,) = coordinator.first_words()["addresses"]
+    plain = shell.spawn("status", "--insecure", "--initial-peers", address)
     assert plain.ends() == 1, "nobody who was not invited learns anything"
     # The coordinator, too, comes back where invitations say.
     endpoint = coordinator.first_words()["endpoint"]
