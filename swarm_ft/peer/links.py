@@ -562,7 +562,9 @@ class Links:
 
     def _make_room(self, peer_id: PeerId) -> None:
         known = self._named | self._links.keys()
-        num_idle = sum(link.is_idle for peer, link in self._links.items() if peer not in self._named)
+        num_idle = sum(
+            link.is_idle for peer, link in self._links.items() if peer not in self._named
+        )
         if peer_id not in known and num_idle >= MAX_IDLE_LINKS:
             raise Unavailable(f"peer {self.own} has {num_idle} callers that it does not know")
 
