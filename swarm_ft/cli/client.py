@@ -160,7 +160,17 @@ def status_fields(found: SwarmStatus) -> dict[str, Any]:
         }
         for run in found.runs
     ]
-    return {"peers": peers, "runs": runs}
+    others = [
+        {
+            "run": run.run_id,
+            "phase": run.phase.name.lower(),
+            "steps": run.committed_steps,
+            "num_steps": run.num_steps,
+            "stages": [{"peer": s.peer_id, "layers": str(s.layers)} for s in run.assignments],
+        }
+        for run in found.others
+    ]
+    return {"peers": peers, "runs": runs, "others": others}
 
 
 def status_lines(found: SwarmStatus) -> Iterator[str]:
@@ -181,6 +191,11 @@ def status_lines(found: SwarmStatus) -> Iterator[str]:
             yield f"  layers {stage.layers}  {', '.join(names)}"
         yield from (f"  {line}" for line in kind_lines(run.sent))
         yield from (f"  {line}" for boundary in run.boundaries for line in _about(boundary))
+    for other in found.others:
+        counted = f"step {other.committed_steps}/{other.num_steps}"
+        yield f"run {other.run_id}  {other.phase.name.lower()}  {counted}  (another client's)"
+        for stage in stages_of(other.assignments):
+            yield f"  layers {stage.layers}  {', '.join(stage.peers)}"
 
 
 def _boundary_fields(status: BoundaryStatus) -> dict[str, object]:

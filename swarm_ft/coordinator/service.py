@@ -368,7 +368,7 @@ class CoordinatorService:
 
     async def _status(self, stream: MessageStream[SwarmStatus, StatusRequest]) -> None:
         await stream.receive()
-        await stream.send(overview(self._state))
+        await stream.send(overview(self._state, stream.caller))
 
     def _named(
         self,

@@ -218,8 +218,29 @@ class MemberStatus:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RunSummary:
+    """What everybody is told of a run: numbers, and who hosts what.
+
+    Attributes:
+        assignments: without endpoints.
+    """
+
+    run_id: RunId
+    phase: RunPhase
+    committed_steps: int
+    num_steps: int
+    assignments: Annotated[tuple[StageAssignment, ...], Length(MAX_RUN_PEERS)] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SwarmStatus:
-    """Everybody and everything the coordinator knows."""
+    """Everybody and everything the coordinator knows, as far as it is the caller's business.
+
+    Attributes:
+        runs: the caller's own; all of them where links are not encrypted, and nobody is known.
+        others: everybody else's.
+    """
 
     members: tuple[MemberStatus, ...]
     runs: tuple[RunStatus, ...]
+    others: tuple[RunSummary, ...] = ()
