@@ -149,7 +149,6 @@ def coordinator(
         from swarm_ft.clock import SystemClock
         from swarm_ft.coordinator.enrolment import Enrolment
         from swarm_ft.coordinator.service import CoordinatorService
-        from swarm_ft.coordinator.submission import MAX_REQUEST_BYTES
         from swarm_ft.identity.certificates import COORDINATOR_NAME, Role
         from swarm_ft.transport.base import until_one_ends
         from swarm_ft.transport.grpc_options import GrpcOptions, check_address
@@ -168,10 +167,7 @@ def coordinator(
             addresses = _announced(directory.addresses, listening.announced_host)
             nodes = initial_peers or addresses
             enrolment = owned and Enrolment(*owned, nodes, dht_prefix, service.revoke)
-            options = GrpcOptions(
-                max_request_bytes=MAX_REQUEST_BYTES,
-                credentials=enrolment.credentials if enrolment else None,
-            )
+            options = GrpcOptions(credentials=enrolment.credentials if enrolment else None)
             handlers = {**service.handlers(), **(enrolment.handlers() if enrolment else {})}
             transport = GrpcTransport(options)
             port = listening.port or (await _last_port(listening.host, owned[1]) if owned else 0)

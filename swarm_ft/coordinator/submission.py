@@ -30,9 +30,6 @@ MAX_DATA_BYTES = 4 << 30
 """Token ids of one run; more would let one client fill the coordinator's disk."""
 MAX_SUBMISSIONS = 4
 """That come in at a time; who comes then is told to try again."""
-MAX_REQUEST_BYTES = 8 << 20
-"""Of a message to the coordinator. The largest honest ones, inventories of buffers, stay below; a
-submission holds two of them at most, one that comes in and one that is read."""
 BATCH_BYTES = 1 << 20
 """Of tokens that are checked and written at a time."""
 PART_TIMEOUT_S = 60.0
