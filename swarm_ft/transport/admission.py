@@ -39,7 +39,7 @@ class Incoming(NamedTuple):
 def address_of(host: str) -> str:
     """Whose connections are counted together: an IPv4 address, or an IPv6 site."""
     try:
-        address = ipaddress.ip_address(host.partition("%")[0])
+        address = ipaddress.ip_address(host.strip("[]").partition("%")[0])
     except ValueError:
         return host
     if isinstance(address, ipaddress.IPv6Address):

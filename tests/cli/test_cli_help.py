@@ -97,7 +97,10 @@ OPTIONS = {
     ("invite",): KEYS | {"--role", "--uses", "--expires", "--address"},
     ("keys", "list"): KEYS,
     ("keys", "revoke"): KEYS - {"--json"},
-    ("coordinator",): DHT | LISTENING | {"--journal", "--queue-hours", "--snapshots", "--json"},
+    ("coordinator",): DHT
+    | LISTENING
+    | {"--journal", "--queue-hours", "--snapshots", "--json"}
+    | {"--max-queued-per-client", "--max-job-size", "--max-data-per-client", "--max-data"},
     ("dht",): {
         "--initial-peers",
         "--host-maddrs",
