@@ -16,6 +16,7 @@ import click
 from swarm_ft.cli import keys
 from swarm_ft.cli.joining import check_only_here
 from swarm_ft.cli.options import (
+    ByteSize,
     Listening,
     dht_prefix_option,
     examples,
@@ -125,6 +126,34 @@ def _show_dht(addresses: tuple[str, ...], write_addresses: str | None, *, as_jso
     type=click.FloatRange(min=0, min_open=True),
     help="How long a job that no peers can host waits for some; others pass it by meanwhile.",
 )
+@click.option(
+    "--max-queued-per-client",
+    default=4,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Jobs of one client that may wait for their turn.",
+)
+@click.option(
+    "--max-job-size",
+    default="1GiB",
+    show_default=True,
+    type=ByteSize(),
+    help="Token ids of one job, 4 bytes each.",
+)
+@click.option(
+    "--max-data-per-client",
+    default="4GiB",
+    show_default=True,
+    type=ByteSize(),
+    help="Token ids of all jobs of one client that are not collected or cancelled.",
+)
+@click.option(
+    "--max-data",
+    default="32GiB",
+    show_default=True,
+    type=ByteSize(),
+    help="Token ids of all clients' jobs.",
+)
 @snapshots_option
 @insecure_option
 @json_flag
@@ -135,6 +164,10 @@ def coordinator(
     listening: Listening,
     journal: str,
     queue_hours: float,
+    max_queued_per_client: int,
+    max_job_size: int,
+    max_data_per_client: int,
+    max_data: int,
     snapshots: str | None,
     insecure: bool,
     as_json: bool,
@@ -157,8 +190,8 @@ def coordinator(
     async def work() -> None:
         from swarm_ft.clock import SystemClock
         from swarm_ft.coordinator.enrolment import Enrolment
+        from swarm_ft.coordinator.facts.quotas import Quotas
         from swarm_ft.coordinator.service import CoordinatorService
-        from swarm_ft.coordinator.submission import MAX_REQUEST_BYTES
         from swarm_ft.identity.certificates import COORDINATOR_NAME, Role
         from swarm_ft.transport.base import until_one_ends
         from swarm_ft.transport.grpc_options import GrpcOptions, check_address
@@ -172,15 +205,20 @@ def coordinator(
             in_it = in_dht(initial_peers, dht_prefix, host_maddrs=own, signer=signer)
             directory = await stack.enter_async_context(in_it)
             opened = stack.enter_context(closing(_open_journal(journal)))
+            quotas = Quotas(
+                queued=max_queued_per_client,
+                job_bytes=max_job_size,
+                client_bytes=max_data_per_client,
+                total_bytes=max_data,
+            )
             queue_s = 3600 * queue_hours
-            service = CoordinatorService(opened, SystemClock(), store, queue_s=queue_s)
+            service = CoordinatorService(
+                opened, SystemClock(), store, queue_s=queue_s, quotas=quotas
+            )
             addresses = _announced(directory.addresses, listening.announced_host)
             nodes = initial_peers or addresses
             enrolment = owned and Enrolment(*owned, nodes, dht_prefix, service.revoke)
-            options = GrpcOptions(
-                max_request_bytes=MAX_REQUEST_BYTES,
-                credentials=enrolment.credentials if enrolment else None,
-            )
+            options = GrpcOptions(credentials=enrolment.credentials if enrolment else None)
             handlers = {**service.handlers(), **(enrolment.handlers() if enrolment else {})}
             transport = GrpcTransport(options)
             port = listening.port or (await _last_port(listening.host, owned[1]) if owned else 0)

@@ -11,13 +11,17 @@ from swarm_ft.errors import NotAllowed
 from swarm_ft.identity.authority import Authority, utc_now
 from swarm_ft.identity.certificates import LIFETIME_S, RENEWED_AT, to_der
 from swarm_ft.log import get_logger
+from swarm_ft.protocol.machines.rate import Rate
 from swarm_ft.protocol.messages.enrolment import Enrolled, EnrolRequest
+from swarm_ft.transport.admission import address_of
 from swarm_ft.transport.base import Handler, MessageStream, Method
 from swarm_ft.transport.credentials import Credentials
 from swarm_ft.transport.methods import ENROL
 
 logger = get_logger(__name__)
 
+ENROLMENTS_PER_S, ENROLMENT_BURST = 4.0, 128
+"""Of one address: each is a write to the disk."""
 WATCH_EVERY_S = 1.0
 """How long, at most, a new invitation is unknown, and a revoked key good for new calls."""
 
@@ -46,6 +50,7 @@ class Enrolment:
         self._initial_peers = initial_peers
         self._dht_prefix = dht_prefix
         self._on_revoked = on_revoked
+        self._rate: Rate[str] = Rate(per_s=ENROLMENTS_PER_S, burst=ENROLMENT_BURST)
         key, certificate = authority.coordinator()
         self._version = registry.version()
         self._invitations = registry.certificates()
@@ -96,7 +101,9 @@ class Enrolment:
 
     async def _enrol(self, stream: MessageStream[Enrolled, EnrolRequest]) -> None:
         await stream.receive()
-        caller = stream.caller
+        caller, host = stream.caller, stream.remote.rpartition(":")[0]
+        now_s = asyncio.get_running_loop().time()
+        self._rate.check(address_of(host), now_s, f"keys at {host} enrol")
         if caller is None:
             raise NotAllowed("this coordinator was started without keys; nobody is to enrol")
         member = await asyncio.to_thread(self._registry.admit, caller, utc_now())

@@ -100,7 +100,8 @@ OPTIONS = {
     ("keys", "revoke"): KEYS - {"--json"},
     ("coordinator",): DHT
     | LISTENING
-    | {"--insecure", "--journal", "--queue-hours", "--snapshots", "--json"},
+    | {"--insecure", "--journal", "--queue-hours", "--snapshots", "--json"}
+    | {"--max-queued-per-client", "--max-job-size", "--max-data-per-client", "--max-data"},
     ("dht",): {
         "--initial-peers",
         "--host-maddrs",
