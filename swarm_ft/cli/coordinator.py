@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from swarm_ft.coordinator.journal.journal import Journal
     from swarm_ft.coordinator.journal.registry import Registry
     from swarm_ft.identity.authority import Authority
+    from swarm_ft.identity.invites import Invite
 
 
 @click.command(
@@ -123,6 +124,13 @@ def _show_dht(addresses: tuple[str, ...], write_addresses: str | None, *, as_jso
     help="How long a job that no peers can host waits for some; others pass it by meanwhile.",
 )
 @snapshots_option
+@click.option(
+    "--open",
+    "is_public",
+    is_flag=True,
+    help="Let anybody in, as a replica on probation: it hosts only what other peers host too, and "
+    "neither the first nor the last stage. Prints the invitation for all.",
+)
 @json_flag
 @log_option
 def coordinator(
@@ -132,6 +140,7 @@ def coordinator(
     journal: str,
     queue_hours: float,
     snapshots: str | None,
+    is_public: bool,
     as_json: bool,
 ) -> None:
     """Run the coordinator of a swarm, until Ctrl-C.
@@ -144,6 +153,8 @@ def coordinator(
     from swarm_ft.snapshots.store import SnapshotStore
 
     store = SnapshotStore(snapshots) if snapshots else None
+    if is_public and not keys.keys_folder(journal).exists():
+        raise BadOption("--open: without keys nobody is kept out; make some with 'swarm-ft init'")
 
     async def work() -> None:
         from swarm_ft.clock import SystemClock
@@ -164,7 +175,10 @@ def coordinator(
             directory = await stack.enter_async_context(in_it)
             opened = stack.enter_context(closing(_open_journal(journal)))
             queue_s = 3600 * queue_hours
-            service = CoordinatorService(opened, SystemClock(), store, queue_s=queue_s)
+            grants = owned[1].grant_of if owned else None
+            service = CoordinatorService(
+                opened, SystemClock(), store, queue_s=queue_s, grants=grants
+            )
             addresses = _announced(directory.addresses, listening.announced_host)
             nodes = initial_peers or addresses
             enrolment = owned and Enrolment(*owned, nodes, dht_prefix, service.revoke)
@@ -178,9 +192,13 @@ def coordinator(
             server = await transport.serve(listening.host, port, handlers)
             found = announced(server, listening, directory, Role.COORDINATOR, COORDINATOR_NAME)
             endpoint = await stack.enter_async_context(found)
+            public = None
             if enrolment:
                 enrolment.listens_at(endpoint)
-            _show_coordinator(endpoint, addresses, is_open=not enrolment, as_json=as_json)
+                public = await enrolment.let_in_all(endpoint) if is_public else None
+                if not is_public:
+                    enrolment.let_in_the_invited()
+            _show_coordinator(endpoint, addresses, public, is_open=not enrolment, as_json=as_json)
             await until_one_ends(service.run(), *([enrolment.run()] if enrolment else []))
 
     run_until_stopped(work)
@@ -204,13 +222,21 @@ async def _last_port(host: str, registry: Registry) -> int:
 
 
 def _show_coordinator(
-    endpoint: str, addresses: Sequence[str], *, is_open: bool, as_json: bool
+    endpoint: str,
+    addresses: Sequence[str],
+    public: Invite | None,
+    *,
+    is_open: bool,
+    as_json: bool,
 ) -> None:
+    """Args: `public` is the invitation for all, where there is one."""
     if as_json:
         told = {"endpoint": endpoint, "addresses": list(addresses), "encrypted": not is_open}
-        click.echo(json.dumps(told))
+        click.echo(json.dumps({**told, "open": public and str(public)}))
         return
     click.echo(f"coordinator at {endpoint}")
+    if public is not None:
+        click.echo(f"anybody becomes a replica on probation with 'swarm-ft serve-stage {public}'")
     if not is_open:
         click.echo("others join with what 'swarm-ft invite' prints")
         return

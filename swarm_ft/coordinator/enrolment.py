@@ -10,6 +10,7 @@ from swarm_ft.coordinator.journal.registry import Registry
 from swarm_ft.errors import NotAllowed
 from swarm_ft.identity.authority import Authority, utc_now
 from swarm_ft.identity.certificates import LIFETIME_S, RENEWED_AT, to_der
+from swarm_ft.identity.invites import Invite
 from swarm_ft.log import get_logger
 from swarm_ft.protocol.messages.enrolment import Enrolled, EnrolRequest
 from swarm_ft.transport.base import Handler, MessageStream, Method
@@ -61,6 +62,16 @@ class Enrolment:
     def listens_at(self, endpoint: str) -> None:
         """Where invitations lead from now on, unless their maker says otherwise."""
         self._registry.set_address(endpoint)
+
+    async def let_in_all(self, endpoint: str) -> Invite:
+        """The invitation, to this endpoint, that makes anybody a replica on probation."""
+        public = self._registry.open_to_all(self._authority.fingerprint, (endpoint,))
+        await self.refresh()
+        return public
+
+    def let_in_the_invited(self) -> None:
+        """An earlier invitation for all is of no use from now on."""
+        self._registry.close_to_all()
 
     async def run(self) -> None:
         """Heed what the owner changes, and keep the own certificate fresh, until cancelled.

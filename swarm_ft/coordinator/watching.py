@@ -27,7 +27,7 @@ def overview(state: SwarmState) -> SwarmStatus:
     """Members and runs; of runs that are not over, their boundaries too."""
     return SwarmStatus(
         members=tuple(
-            MemberStatus(peer_id=m.hello.peer_id, layers=m.hello.layers, idle=m.idle)
+            MemberStatus(peer_id=m.hello.peer_id, layers=m.hello.layers, idle=m.idle, grant=m.grant)
             for m in state.members.values()
         ),
         runs=tuple(replace(run.status, boundaries=_boundaries(run)) for run in state.runs.values()),

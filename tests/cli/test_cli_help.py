@@ -63,6 +63,7 @@ JOB = {
     "--fill-microbatches",
     "--buffer-bits",
     "--save-steps",
+    "--private-ends",
     "--resume",
     "--out",
     "--json",
@@ -94,10 +95,13 @@ OPTIONS = {
         "--json",
     },
     ("init",): KEYS,
-    ("invite",): KEYS | {"--role", "--uses", "--expires", "--address"},
+    ("invite",): KEYS
+    | {"--role", "--sees-tokens", "--layers", "--uses", "--expires", "--address", "--open"},
     ("keys", "list"): KEYS,
     ("keys", "revoke"): KEYS - {"--json"},
-    ("coordinator",): DHT | LISTENING | {"--journal", "--queue-hours", "--snapshots", "--json"},
+    ("coordinator",): DHT
+    | LISTENING
+    | {"--journal", "--queue-hours", "--snapshots", "--open", "--json"},
     ("dht",): {
         "--initial-peers",
         "--host-maddrs",

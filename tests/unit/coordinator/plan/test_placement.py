@@ -11,12 +11,12 @@ from swarm_ft.coordinator.plan.placement import SETTLE_S, place
 from swarm_ft.ids import PeerId
 from swarm_ft.protocol.messages.control import PeerHello, stages_of
 from swarm_ft.protocol.spec.layers import LayerRange, parse_layers
-from swarm_ft.protocol.spec.run_spec import COPIES_PER_WEIGHT, ModelSpec
+from swarm_ft.protocol.spec.run_spec import COPIES_PER_WEIGHT, RunSpec
 from tests.unit.coordinator.conftest import MakeSpec
 
 LATER_S = 1000.0
 PLENTY = 1 << 60
-MakeModel: TypeAlias = Callable[..., ModelSpec]
+MakeModel: TypeAlias = Callable[..., RunSpec]
 
 
 def member(
@@ -33,15 +33,13 @@ def member(
 
 @pytest.fixture(scope="module")
 def model(make_spec: MakeSpec) -> MakeModel:
-    """A model of so many blocks."""
-    return lambda num_blocks, block_bytes=1000: (
-        make_spec(num_blocks=num_blocks, block_bytes=block_bytes).model
-    )
+    """A run of a model of so many blocks."""
+    return lambda num_blocks, **others: make_spec(num_blocks=num_blocks, **others)
 
 
-def placed(model: ModelSpec, *members: Member, now_s: float = LATER_S) -> str:
+def placed(spec: RunSpec, *members: Member, now_s: float = LATER_S) -> str:
     """`peer:layers` of every stage, or the reason why there is none."""
-    placement = place(model, members, now_s)
+    placement = place(spec, members, now_s)
     hosts = [f"{a.peer_id}:{a.layers}" for a in placement.assignments]
     return " ".join(hosts) or placement.reason
 
