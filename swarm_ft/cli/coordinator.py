@@ -192,12 +192,7 @@ def coordinator(
             server = await transport.serve(listening.host, port, handlers)
             found = announced(server, listening, directory, Role.COORDINATOR, COORDINATOR_NAME)
             endpoint = await stack.enter_async_context(found)
-            public = None
-            if enrolment:
-                enrolment.listens_at(endpoint)
-                public = await enrolment.let_in_all(endpoint) if is_public else None
-                if not is_public:
-                    enrolment.let_in_the_invited()
+            public = await enrolment.opens(endpoint, to_all=is_public) if enrolment else None
             _show_coordinator(endpoint, addresses, public, is_open=not enrolment, as_json=as_json)
             await until_one_ends(service.run(), *([enrolment.run()] if enrolment else []))
 
@@ -229,7 +224,6 @@ def _show_coordinator(
     is_open: bool,
     as_json: bool,
 ) -> None:
-    """Args: `public` is the invitation for all, where there is one."""
     if as_json:
         told = {"endpoint": endpoint, "addresses": list(addresses), "encrypted": not is_open}
         click.echo(json.dumps({**told, "open": public and str(public)}))

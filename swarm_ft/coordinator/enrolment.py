@@ -59,19 +59,21 @@ class Enrolment:
         """What this answers, for `Transport.serve`."""
         return {ENROL: self._enrol}
 
-    def listens_at(self, endpoint: str) -> None:
-        """Where invitations lead from now on, unless their maker says otherwise."""
-        self._registry.set_address(endpoint)
+    async def opens(self, endpoint: str, *, to_all: bool) -> Invite | None:
+        """Where invitations lead from now on, unless their maker says otherwise.
 
-    async def let_in_all(self, endpoint: str) -> Invite:
-        """The invitation, to this endpoint, that makes anybody a replica on probation."""
-        public = self._registry.open_to_all(self._authority.fingerprint, (endpoint,))
+        Returns:
+            The invitation that makes anybody a replica on probation, if all are to be let in; else
+            an earlier one is of no use any more.
+        """
+        self._registry.set_address(endpoint)
+        public = None
+        if to_all:
+            public = self._registry.open_to_all(self._authority.fingerprint, (endpoint,))
+        else:
+            self._registry.close_to_all()
         await self.refresh()
         return public
-
-    def let_in_the_invited(self) -> None:
-        """An earlier invitation for all is of no use from now on."""
-        self._registry.close_to_all()
 
     async def run(self) -> None:
         """Heed what the owner changes, and keep the own certificate fresh, until cancelled.

@@ -607,8 +607,26 @@ class Swarm:
                     assert set(learner.sources) <= set(run.peers) - {learner.peer_id}
                     assert learner.step <= run.committed_steps
                 assert set(run.peers) <= set(self.state.members)
+                self._check_granted(run)
         working = [run for run in self.state.runs.values() if run.phase in WORKING]
         assert len(working) <= 1
+
+    def _check_granted(self, run: Run) -> None:
+        """Nobody hosts what it may not, and somebody who may has every stage."""
+        grants = {name: member.grant for name, member in self.state.members.items()}
+        trusted = run.spec.train.private_ends
+        for host in run.attempt.assignments:
+            grant, layers = grants[host.peer_id], host.layers
+            if grant.layers is not None:
+                assert grant.layers.start <= layers.start
+                assert layers.stop <= grant.layers.stop
+            if 0 in (layers.start, run.spec.model.num_blocks - layers.stop):
+                assert grant.sees_tokens
+                assert not trusted or host.peer_id in trusted.split(",")
+        for stage in run.computing:
+            assert any(not grants[peer].replica_only for peer in stage.peers)
+        for learner in run.attempt.learners:
+            assert not any(grants[source].replica_only for source in learner.sources)
 
 
 @pytest.fixture(scope="session")
