@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from swarm_ft.cli.joining import WayIn, client_key_file, joined, way_in
+from swarm_ft.cli.keys import grant_fields
 from swarm_ft.cli.options import (
     examples,
     json_flag,
@@ -141,7 +142,12 @@ def status_fields(found: SwarmStatus) -> dict[str, Any]:
     from swarm_ft.client.report import kind_fields
 
     peers = [
-        {"peer": m.peer_id, "layers": str(m.layers or "auto"), "idle": m.idle}
+        {
+            "peer": m.peer_id,
+            "layers": str(m.layers or "auto"),
+            "idle": m.idle,
+            **grant_fields(m.grant),
+        }
         for m in found.members
     ]
     runs = [
@@ -179,8 +185,9 @@ def status_lines(found: SwarmStatus) -> Iterator[str]:
     from swarm_ft.protocol.messages.control import stages_of
 
     for member in found.members:
+        granted = f"  ({member.grant})" if str(member.grant) else ""
         idle = f"  idle: {member.idle}" if member.idle else ""
-        yield f"peer {member.peer_id}  layers {member.layers or 'auto'}{idle}"
+        yield f"peer {member.peer_id}  layers {member.layers or 'auto'}{granted}{idle}"
     if not found.members:
         yield "no peer is there; start some with 'swarm-ft serve-stage'"
     for run in found.runs:

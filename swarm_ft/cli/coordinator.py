@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from swarm_ft.coordinator.journal.journal import Journal
     from swarm_ft.coordinator.journal.registry import Registry
     from swarm_ft.identity.authority import Authority
+    from swarm_ft.identity.invites import Invite
 
 
 @click.command(
@@ -156,6 +157,13 @@ def _show_dht(addresses: tuple[str, ...], write_addresses: str | None, *, as_jso
 )
 @snapshots_option
 @insecure_option
+@click.option(
+    "--open",
+    "is_public",
+    is_flag=True,
+    help="Let anybody in, as a replica on probation: it hosts only what other peers host too, and "
+    "neither the first nor the last stage. Prints the invitation for all.",
+)
 @json_flag
 @log_option
 def coordinator(
@@ -170,6 +178,7 @@ def coordinator(
     max_data: int,
     snapshots: str | None,
     insecure: bool,
+    is_public: bool,
     as_json: bool,
 ) -> None:
     """Run the coordinator of a swarm, until Ctrl-C.
@@ -186,6 +195,8 @@ def coordinator(
         listening.check_only_here()
         check_only_here(initial_peers)
     store = SnapshotStore(snapshots) if snapshots else None
+    if is_public and not keys.keys_folder(journal).exists():
+        raise BadOption("--open: without keys nobody is kept out; make some with 'swarm-ft init'")
 
     async def work() -> None:
         from swarm_ft.clock import SystemClock
@@ -212,8 +223,9 @@ def coordinator(
                 total_bytes=max_data,
             )
             queue_s = 3600 * queue_hours
+            grants = owned[1].grant_of if owned else None
             service = CoordinatorService(
-                opened, SystemClock(), store, queue_s=queue_s, quotas=quotas
+                opened, SystemClock(), store, queue_s=queue_s, quotas=quotas, grants=grants
             )
             addresses = _announced(directory.addresses, listening.announced_host)
             nodes = initial_peers or addresses
@@ -225,9 +237,8 @@ def coordinator(
             server = await transport.serve(listening.host, port, handlers)
             found = announced(server, listening, directory, Role.COORDINATOR, COORDINATOR_NAME)
             endpoint = await stack.enter_async_context(found)
-            if enrolment:
-                enrolment.listens_at(endpoint)
-            _show_coordinator(endpoint, addresses, is_open=not enrolment, as_json=as_json)
+            public = await enrolment.opens(endpoint, to_all=is_public) if enrolment else None
+            _show_coordinator(endpoint, addresses, public, is_open=not enrolment, as_json=as_json)
             await until_one_ends(service.run(), *([enrolment.run()] if enrolment else []))
 
     run_until_stopped(work)
@@ -264,13 +275,20 @@ async def _last_port(host: str, registry: Registry) -> int:
 
 
 def _show_coordinator(
-    endpoint: str, addresses: Sequence[str], *, is_open: bool, as_json: bool
+    endpoint: str,
+    addresses: Sequence[str],
+    public: Invite | None,
+    *,
+    is_open: bool,
+    as_json: bool,
 ) -> None:
     if as_json:
         told = {"endpoint": endpoint, "addresses": list(addresses), "encrypted": not is_open}
-        click.echo(json.dumps(told))
+        click.echo(json.dumps({**told, "open": public and str(public)}))
         return
     click.echo(f"coordinator at {endpoint}")
+    if public is not None:
+        click.echo(f"anybody becomes a replica on probation with 'swarm-ft serve-stage {public}'")
     if not is_open:
         click.echo("others join with what 'swarm-ft invite' prints")
         return

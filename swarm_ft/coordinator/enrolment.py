@@ -10,6 +10,7 @@ from swarm_ft.coordinator.journal.registry import Registry
 from swarm_ft.errors import NotAllowed
 from swarm_ft.identity.authority import Authority, utc_now
 from swarm_ft.identity.certificates import LIFETIME_S, RENEWED_AT, to_der
+from swarm_ft.identity.invites import Invite
 from swarm_ft.log import get_logger
 from swarm_ft.protocol.machines.rate import Rate
 from swarm_ft.protocol.messages.enrolment import Enrolled, EnrolRequest
@@ -63,9 +64,21 @@ class Enrolment:
         """What this answers, for `Transport.serve`."""
         return {ENROL: self._enrol}
 
-    def listens_at(self, endpoint: str) -> None:
-        """Where invitations lead from now on, unless their maker says otherwise."""
+    async def opens(self, endpoint: str, *, to_all: bool) -> Invite | None:
+        """Where invitations lead from now on, unless their maker says otherwise.
+
+        Returns:
+            The invitation that makes anybody a replica on probation, if all are to be let in; else
+            an earlier one is of no use any more.
+        """
         self._registry.set_address(endpoint)
+        public = None
+        if to_all:
+            public = self._registry.open_to_all(self._authority.fingerprint, (endpoint,))
+        else:
+            self._registry.close_to_all()
+        await self.refresh()
+        return public
 
     async def run(self) -> None:
         """Heed what the owner changes, and keep the own certificate fresh, until cancelled.

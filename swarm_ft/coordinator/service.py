@@ -18,6 +18,7 @@ from swarm_ft.coordinator.facts.events import (
     Dismiss,
     Effect,
     Event,
+    PeerJoined,
     PeerLost,
     PeerSaid,
     Publish,
@@ -65,6 +66,7 @@ from swarm_ft.protocol.messages.control import (
     ToPeer,
 )
 from swarm_ft.protocol.messages.timeline import PeerTimeline, StepTimeline
+from swarm_ft.protocol.spec.grant import Grant
 from swarm_ft.snapshots.store import Manifest, SnapshotStore
 from swarm_ft.transport.admission import address_of
 from swarm_ft.transport.base import Handler, MessageStream, Method, until_one_ends
@@ -140,6 +142,8 @@ class CoordinatorService:
         snapshots: where peers save stages; None if none are to be kept.
         queue_s: how long a run that nobody can host waits for somebody.
         quotas: how much clients may ask for.
+        grants: what a member may host, by its name, asked in a thread as it joins; None: all may
+            host anything. It may raise what the member is to hear.
 
     A failing journal ends `run`: what cannot be made durable must not be said.
     """
@@ -152,7 +156,9 @@ class CoordinatorService:
         *,
         queue_s: float = QUEUE_S,
         quotas: Quotas = DEFAULT_QUOTAS,
+        grants: Callable[[PeerId], Grant] | None = None,
     ) -> None:
+        self._grants = grants
         self._journal = journal
         self._clock = clock
         self._snapshots = snapshots
@@ -302,7 +308,7 @@ class CoordinatorService:
         if self._revoked.names:
             outbox.put(Say(hello.peer_id, self._revoked))
         try:
-            self._handle(PeerSaid(hello.peer_id, hello))
+            self._handle(PeerJoined(hello, await self._grant(hello.peer_id)))
             reading = self._read(stream, hello.peer_id)
             await until_one_ends(outbox.write(stream), outbox.dropped(), reading)
         finally:
@@ -310,6 +316,9 @@ class CoordinatorService:
                 del self._outboxes[hello.peer_id]
                 logger.info("peer %s is gone", hello.peer_id)
                 self._handle(PeerLost(hello.peer_id))
+
+    async def _grant(self, peer_id: PeerId) -> Grant:
+        return await asyncio.to_thread(self._grants, peer_id) if self._grants else Grant()
 
     def _open_outbox(self, peer_id: PeerId) -> _Outbox:
         """The outbox of a peer's new stream, which replaces an older one."""

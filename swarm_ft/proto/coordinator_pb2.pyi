@@ -585,15 +585,27 @@ class ByteCounts(_message.Message):
     state_bytes: int
     def __init__(self, forward_bytes: _Optional[int] = ..., forward_uncompressed_bytes: _Optional[int] = ..., backward_bytes: _Optional[int] = ..., backward_uncompressed_bytes: _Optional[int] = ..., gradient_bytes: _Optional[int] = ..., gradient_uncompressed_bytes: _Optional[int] = ..., state_bytes: _Optional[int] = ...) -> None: ...
 
+class Grant(_message.Message):
+    __slots__ = ("replica_only", "sees_tokens", "layers")
+    REPLICA_ONLY_FIELD_NUMBER: _ClassVar[int]
+    SEES_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    replica_only: bool
+    sees_tokens: bool
+    layers: _run_pb2.LayerRange
+    def __init__(self, replica_only: _Optional[bool] = ..., sees_tokens: _Optional[bool] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ...) -> None: ...
+
 class MemberStatus(_message.Message):
-    __slots__ = ("peer_id", "layers", "idle")
+    __slots__ = ("peer_id", "layers", "idle", "grant")
     PEER_ID_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     IDLE_FIELD_NUMBER: _ClassVar[int]
+    GRANT_FIELD_NUMBER: _ClassVar[int]
     peer_id: str
     layers: _run_pb2.LayerRange
     idle: str
-    def __init__(self, peer_id: _Optional[str] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., idle: _Optional[str] = ...) -> None: ...
+    grant: Grant
+    def __init__(self, peer_id: _Optional[str] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., idle: _Optional[str] = ..., grant: _Optional[_Union[Grant, _Mapping]] = ...) -> None: ...
 
 class RunSummary(_message.Message):
     __slots__ = ("run_id", "phase", "committed_steps", "num_steps", "assignments")

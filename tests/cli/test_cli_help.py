@@ -63,6 +63,7 @@ JOB = {
     "--fill-microbatches",
     "--buffer-bits",
     "--save-steps",
+    "--private-ends",
     "--resume",
     "--out",
     "--json",
@@ -95,12 +96,13 @@ OPTIONS = {
         "--json",
     },
     ("init",): KEYS,
-    ("invite",): KEYS | {"--role", "--uses", "--expires", "--address"},
+    ("invite",): KEYS
+    | {"--role", "--sees-tokens", "--layers", "--uses", "--expires", "--address", "--open"},
     ("keys", "list"): KEYS,
     ("keys", "revoke"): KEYS - {"--json"},
     ("coordinator",): DHT
     | LISTENING
-    | {"--insecure", "--journal", "--queue-hours", "--snapshots", "--json"}
+    | {"--insecure", "--journal", "--queue-hours", "--snapshots", "--open", "--json"}
     | {"--max-queued-per-client", "--max-job-size", "--max-data-per-client", "--max-data"},
     ("dht",): {
         "--initial-peers",
