@@ -17,7 +17,7 @@ from pathlib import Path
 
 from swarm_ft.buffers.memory import Visits
 from swarm_ft.buffers.records import NOWHERE, BufferKey, End, Index
-from swarm_ft.buffers.slab import PAGE_BYTES, Owner, Slab, SlabError, SlotTable, slot_bytes_of
+from swarm_ft.buffers.slab import PAGE_BYTES, Owner, Slab, SlabError, SlotTable
 from swarm_ft.errors import BadOption
 from swarm_ft.ids import BlockIndex
 from swarm_ft.log import get_logger
@@ -196,7 +196,7 @@ class DiskTier:
         """
         table = self._by_size.get(payload_bytes)
         if table is None:
-            if not self._may_grow(PAGE_BYTES + 2 * slot_bytes_of(payload_bytes)):
+            if not self._may_grow(PAGE_BYTES + 2 * self._owner.slot_bytes(payload_bytes)):
                 return self._directory.others[-1] if self._directory.others else None
             table = self._open(payload_bytes)
         if table is None:

@@ -28,7 +28,8 @@ from swarm_ft.protocol.messages.shard import CHUNK_BYTES, MAX_CHUNKS, ChunkList,
 from swarm_ft.protocol.spec.bounds import DIGEST, Name, Range, checked
 from swarm_ft.protocol.spec.layers import MAX_BLOCKS, LayerRange
 from swarm_ft.protocol.spec.run_spec import MAX_STEPS, RunSpec
-from swarm_ft.snapshots.files import StoredFiles, chunks_of
+from swarm_ft.snapshots.files import StoredFiles
+from swarm_ft.snapshots.local_files import chunks_of
 
 # ---- the list of a snapshot's shards, as JSON
 #
