@@ -216,6 +216,18 @@ class Broken:
     reason: str
 
 
+def run_of(path: Path) -> RunId | None:
+    """The run whose records a file holds, as its first page says; None if it is no such file."""
+    try:
+        with path.open("rb") as file:
+            page = file.read(PAGE_BYTES)
+        if checksum_of(page[:-CHECKSUM_BYTES]) != page[-CHECKSUM_BYTES:]:
+            return None
+        return RunId(page[_FILE.size : -CHECKSUM_BYTES].rstrip(b"\0").decode())
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
 class SlabError(Exception):
     """A file that cannot go on as it is: foreign, damaged in its first page, or deleted."""
 

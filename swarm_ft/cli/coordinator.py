@@ -123,6 +123,13 @@ def _show_dht(addresses: tuple[str, ...], write_addresses: str | None, *, as_jso
     help="How long a job that no peers can host waits for some; others pass it by meanwhile.",
 )
 @snapshots_option
+@click.option(
+    "--encrypt-at-rest",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Encrypt tokens, and what the journal says of jobs, with the key in this file, made at "
+    "the first start. Keep it elsewhere than the journal: who has both has all.",
+)
 @json_flag
 @log_option
 def coordinator(
@@ -132,6 +139,7 @@ def coordinator(
     journal: str,
     queue_hours: float,
     snapshots: str | None,
+    encrypt_at_rest: Path | None,
     as_json: bool,
 ) -> None:
     """Run the coordinator of a swarm, until Ctrl-C.
@@ -141,9 +149,11 @@ def coordinator(
 
     Without --initial-peers it starts a DHT of its own and prints its address.
     """
+    from swarm_ft.sealing import sealing_key_at
     from swarm_ft.snapshots.store import SnapshotStore
 
     store = SnapshotStore(snapshots) if snapshots else None
+    key = sealing_key_at(encrypt_at_rest) if encrypt_at_rest else None
 
     async def work() -> None:
         from swarm_ft.clock import SystemClock
@@ -162,7 +172,7 @@ def coordinator(
             signer = owned[0].signer if owned else None
             in_it = in_dht(initial_peers, dht_prefix, host_maddrs=own, signer=signer)
             directory = await stack.enter_async_context(in_it)
-            opened = stack.enter_context(closing(_open_journal(journal)))
+            opened = stack.enter_context(closing(_open_journal(journal, key)))
             queue_s = 3600 * queue_hours
             service = CoordinatorService(opened, SystemClock(), store, queue_s=queue_s)
             addresses = _announced(directory.addresses, listening.announced_host)
@@ -218,11 +228,11 @@ def _show_coordinator(
         click.echo(f"others join with --initial-peers {address}")
 
 
-def _open_journal(path: str) -> Journal:
+def _open_journal(path: str, key: bytes | None) -> Journal:
     from swarm_ft.coordinator.journal.journal import Journal
 
     try:
-        return Journal(path)
+        return Journal(path, key)
     except JournalError as error:
         raise BadOption(f"--{error.message}") from error  # it begins with "journal PATH:"
 

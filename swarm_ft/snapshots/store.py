@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -176,6 +177,7 @@ def _digest(value: object) -> bytes:
 
 
 MANIFEST = "manifest.json"
+FORGET_TRIES = 8
 KEEP = 2
 """The newest, and one to go back to should its files be spoiled."""
 
@@ -248,6 +250,15 @@ class SnapshotStore:
                 # The manifest first: a half-removed snapshot is none.
                 self._files.remove(f"{_folder(run_id, step)}/{MANIFEST}")
                 self._files.remove_folder(_folder(run_id, step))
+
+    def forget(self, runs: Collection[RunId]) -> None:
+        """Remove all that is here of these runs; others may do so at the same time."""
+        folders = {_run_folder(run_id) for run_id in runs}
+        for _ in range(FORGET_TRIES):  # who removes what another is about to remove stops it
+            for folder in folders.intersection(self._files.folders("")):
+                for step in self._files.folders(folder):  # a half-removed snapshot is none
+                    self._files.remove(f"{folder}/{step}/{MANIFEST}")
+                self._files.remove_folder(folder)
 
     # ---- reading
 

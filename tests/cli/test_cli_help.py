@@ -72,7 +72,7 @@ DHT = {"--initial-peers", "--dht-prefix", "--log-level"}
 SWARM = DHT | {"--invite"}
 KEYS = {"--journal", "--json", "--log-level"}
 LISTENING = {"--host", "--port", "--announce"}
-BUFFERS = {"--buffer-memory", "--buffer-disk", "--buffer-dir"}
+BUFFERS = {"--buffer-memory", "--buffer-disk", "--buffer-dir", "--buffer-days"}
 OPTIONS = {
     ("demo",): JOB | BUFFERS | {"--stages", "--replicas", "--log-level"},
     ("client", "train"): JOB | SWARM,
@@ -91,13 +91,16 @@ OPTIONS = {
         "--threads",
         "--peer-id",
         "--snapshots",
+        "--encrypt-at-rest",
         "--json",
     },
     ("init",): KEYS,
     ("invite",): KEYS | {"--role", "--uses", "--expires", "--address"},
     ("keys", "list"): KEYS,
     ("keys", "revoke"): KEYS - {"--json"},
-    ("coordinator",): DHT | LISTENING | {"--journal", "--queue-hours", "--snapshots", "--json"},
+    ("coordinator",): DHT
+    | LISTENING
+    | {"--journal", "--queue-hours", "--snapshots", "--encrypt-at-rest", "--json"},
     ("dht",): {
         "--initial-peers",
         "--host-maddrs",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from swarm_ft.coordinator.facts.ledger import LedgerChange, change_of
 from swarm_ft.coordinator.facts.standing import Standing
@@ -38,6 +38,7 @@ class RunSubmitted:
     run_id: RunId
     spec: RunSpec
     owner: str = ""
+    storage_key: bytes = field(default=b"", repr=False)
 
 
 @dataclass(frozen=True, slots=True)
