@@ -164,6 +164,13 @@ def _show_dht(addresses: tuple[str, ...], write_addresses: str | None, *, as_jso
     help="Let anybody in, as a replica on probation: it hosts only what other peers host too, and "
     "neither the first nor the last stage. Prints the invitation for all.",
 )
+@click.option(
+    "--encrypt-at-rest",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Encrypt tokens, and what the journal says of jobs, with the key in this file, made at "
+    "the first start. Keep it elsewhere than the journal: who has both has all.",
+)
 @json_flag
 @log_option
 def coordinator(
@@ -179,6 +186,7 @@ def coordinator(
     snapshots: str | None,
     insecure: bool,
     is_public: bool,
+    encrypt_at_rest: Path | None,
     as_json: bool,
 ) -> None:
     """Run the coordinator of a swarm, until Ctrl-C.
@@ -188,6 +196,7 @@ def coordinator(
 
     Without --initial-peers it starts a DHT of its own and prints its address.
     """
+    from swarm_ft.sealing import sealing_key_at
     from swarm_ft.snapshots.store import SnapshotStore
 
     _check_security(journal, insecure=insecure)
@@ -197,6 +206,7 @@ def coordinator(
     store = SnapshotStore(snapshots) if snapshots else None
     if is_public and not keys.keys_folder(journal).exists():
         raise BadOption("--open: without keys nobody is kept out; make some with 'swarm-ft init'")
+    key = sealing_key_at(encrypt_at_rest) if encrypt_at_rest else None
 
     async def work() -> None:
         from swarm_ft.clock import SystemClock
@@ -215,7 +225,7 @@ def coordinator(
             signer = owned[0].signer if owned else None
             in_it = in_dht(initial_peers, dht_prefix, host_maddrs=own, signer=signer)
             directory = await stack.enter_async_context(in_it)
-            opened = stack.enter_context(closing(_open_journal(journal)))
+            opened = stack.enter_context(closing(_open_journal(journal, key)))
             quotas = Quotas(
                 queued=max_queued_per_client,
                 job_bytes=max_job_size,
@@ -296,11 +306,11 @@ def _show_coordinator(
         click.echo(f"others on this machine join with --insecure --initial-peers {address}")
 
 
-def _open_journal(path: str) -> Journal:
+def _open_journal(path: str, key: bytes | None) -> Journal:
     from swarm_ft.coordinator.journal.journal import Journal
 
     try:
-        return Journal(path)
+        return Journal(path, key)
     except JournalError as error:
         raise BadOption(f"--{error.message}") from error  # it begins with "journal PATH:"
 

@@ -203,6 +203,7 @@ class CoordinatorService:
         Raises:
             JournalError: the journal cannot be written.
         """
+        self._start(self._forget_snapshots())
         while True:
             await asyncio.wait([self._broken], timeout=TICK_S)
             self._handle(Tick())
@@ -242,6 +243,7 @@ class CoordinatorService:
                 self._start(self._write_snapshot(effect))
             case RunRecord(run) if run.phase > RunPhase.FINISHED:
                 self._start(asyncio.to_thread(self._journal.tokens.delete, run.run_id))
+                self._start(self._forget_snapshots())
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -264,6 +266,16 @@ class CoordinatorService:
         logger.info("run %s: snapshot of step %d is whole", run_id, snapshot.step)
         with contextlib.suppress(SwarmError):  # a journal that fails ends `run`, which tells why
             self._handle(SnapshotWritten(run_id, snapshot))
+
+    async def _forget_snapshots(self) -> None:
+        """Of all runs that are over: what a peer was still writing comes late."""
+        over = [run.run_id for run in self._state.runs.values() if run.phase > RunPhase.FINISHED]
+        if self._snapshots is None or not over:
+            return
+        try:
+            await asyncio.to_thread(self._snapshots.forget, over)
+        except SwarmError as error:
+            logger.warning("snapshots of runs that are over: %s", error.message)
 
     async def _with_tokens(self, say: Say) -> ToPeer | None:
         """The message, with the tokens that a plan needs; None if these cannot be read."""
@@ -358,7 +370,7 @@ class CoordinatorService:
 
     def _begin(self, run: Run, data_digest: bytes) -> None:
         self._journal.write_run(run, data_digest)
-        self._handle(RunSubmitted(run.run_id, run.spec, run.owner))
+        self._handle(RunSubmitted(run.run_id, run.spec, run.owner, run.storage_key))
 
     async def _watch(self, stream: WatchStream) -> None:
         request = await stream.receive()

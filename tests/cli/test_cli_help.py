@@ -73,7 +73,7 @@ DHT = {"--initial-peers", "--dht-prefix", "--log-level"}
 SWARM = DHT | {"--invite", "--insecure"}
 KEYS = {"--journal", "--json", "--log-level"}
 LISTENING = {"--host", "--port", "--announce"}
-BUFFERS = {"--buffer-memory", "--buffer-disk", "--buffer-dir"}
+BUFFERS = {"--buffer-memory", "--buffer-disk", "--buffer-dir", "--buffer-days"}
 OPTIONS = {
     ("demo",): JOB | BUFFERS | {"--stages", "--replicas", "--log-level"},
     ("client", "train"): JOB | SWARM,
@@ -93,6 +93,7 @@ OPTIONS = {
         "--threads",
         "--peer-id",
         "--snapshots",
+        "--encrypt-at-rest",
         "--json",
     },
     ("init",): KEYS,
@@ -103,6 +104,7 @@ OPTIONS = {
     ("coordinator",): DHT
     | LISTENING
     | {"--insecure", "--journal", "--queue-hours", "--snapshots", "--open", "--json"}
+    | {"--encrypt-at-rest"}
     | {"--max-queued-per-client", "--max-job-size", "--max-data-per-client", "--max-data"},
     ("dht",): {
         "--initial-peers",

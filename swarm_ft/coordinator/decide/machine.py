@@ -105,8 +105,8 @@ def decide(state: SwarmState, event: Event, now_s: float) -> tuple[SwarmState, l
             _peer_said(turn, peer_id, message)
         case PeerLost(peer_id):
             _peer_gone(turn, peer_id, "is gone", away_since_s=now_s)
-        case RunSubmitted(run_id, spec, owner):
-            turn.put(Run(run_id=run_id, spec=spec, owner=owner))
+        case RunSubmitted(run_id, spec, owner, key):
+            turn.put(Run(run_id=run_id, spec=spec, owner=owner, storage_key=key))
         case RunCancelled(run_id):
             _end(turn, run_id, RunPhase.CANCELLED, "cancelled by a client")
         case ResultCollected(run_id):
@@ -264,8 +264,22 @@ def _joined(turn: Turn, hello: PeerHello, grant: Grant) -> None:
     if run is not None:
         _came(turn, run, hello)
     if hello.held and not is_wanted(turn.state, hello.peer_id, hello.held):
-        release = ReleaseStage(run_id=hello.held.run_id, reason="the run needs it no more")
+        release = ReleaseStage(
+            run_id=hello.held.run_id,
+            reason="the run needs it no more",
+            is_over=_is_over(turn.state, hello.held.run_id),
+        )
         turn.say(hello.peer_id, release)
+    for run_id in hello.kept_runs:
+        if _is_over(turn.state, run_id):
+            over = ReleaseStage(run_id=run_id, reason="the run is over", is_over=True)
+            turn.say(hello.peer_id, over)
+
+
+def _is_over(state: SwarmState, run_id: RunId) -> bool:
+    """Whether nobody wants anything of it any more, as far as is known here."""
+    run = state.runs.get(run_id)
+    return run is not None and run.phase > RunPhase.FINISHED
 
 
 def _came(turn: Turn, run: Run, hello: PeerHello) -> None:

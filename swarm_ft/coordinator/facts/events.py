@@ -51,6 +51,7 @@ class RunSubmitted:
     run_id: RunId
     spec: RunSpec
     owner: str = ""
+    storage_key: bytes = field(default=b"", repr=False)
 
 
 @dataclass(frozen=True, slots=True)

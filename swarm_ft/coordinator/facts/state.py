@@ -291,6 +291,8 @@ class Run:
     Attributes:
         owner: the client that submitted it, and alone may watch it, end it and fetch its result;
             empty where clients have no keys.
+        storage_key: with which its peers encrypt what they write down; empty once it is over, so
+            that nothing opens what may be left of it.
         notice: who of its peers at work is silent or waited for just now; of no use after a
             restart.
         attempt: the one at work, or the last one.
@@ -305,6 +307,7 @@ class Run:
     run_id: RunId
     spec: RunSpec
     owner: str = ""
+    storage_key: bytes = field(default=b"", repr=False)
     phase: RunPhase = RunPhase.QUEUED
     detail: str = ""
     notice: str = ""
