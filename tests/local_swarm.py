@@ -60,6 +60,8 @@ class LocalSwarm:
         memory_bytes: what each peer lends.
         buffer_limits: of each peer's buffers, which are then on disk too, below `work_dir`, and
             there when a peer of the same name comes again; None keeps them in memory.
+        encrypts: whether peers encrypt what they write down.
+        journal_key: with which the coordinator does; None does not.
     """
 
     def __init__(
@@ -70,12 +72,15 @@ class LocalSwarm:
         transport: Transport | None = None,
         memory_bytes: int = 1 << 33,
         buffer_limits: BufferLimits | None = None,
+        encrypts: bool = False,
+        journal_key: bytes | None = None,
     ) -> None:
         self._work_dir = work_dir
         self._layers = layers
         self._transport = transport or GrpcTransport()
         self._memory_bytes = memory_bytes
         self._buffer_limits = buffer_limits
+        self._encrypts, self._journal_key = encrypts, journal_key
         self._snapshots_url = str(work_dir / "snapshots")
         self._clock = SystemClock()
         self.directory = StaticDirectory(Board(), self._clock)
@@ -104,7 +109,7 @@ class LocalSwarm:
 
     async def start_coordinator(self) -> None:
         """Start it, or start it again from its journal."""
-        journal = Journal(str(self._work_dir / "journal.db"))
+        journal = Journal(str(self._work_dir / "journal.db"), self._journal_key)
         service = CoordinatorService(journal, self._clock, SnapshotStore(self._snapshots_url))
         server = await self._transport.serve("127.0.0.1", 0, service.handlers())
         await self.directory.announce(Role.COORDINATOR, "coordinator", server.endpoint)
@@ -140,6 +145,7 @@ class LocalSwarm:
             shard_dir=shard_dir,
             buffers=self._buffer_place(name),
             snapshots_url=self._snapshots_url,
+            encrypts=self._encrypts,
         )
         node = PeerNode(
             options,

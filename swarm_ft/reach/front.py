@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
 
 from swarm_ft.errors import SwarmError
@@ -33,9 +32,6 @@ logger = get_logger(__name__)
 
 _TLS, _HTTP2 = b"\x16", b"P"
 """First bytes of a TLS handshake, and of gRPC without one."""
-MAX_CONNECTIONS = 512
-MAX_PER_ADDRESS = 64
-"""Machines behind one router share an address."""
 BACKLOG = 128
 
 Visit = Callable[[socket.socket, Address], Awaitable[None]]
@@ -57,7 +53,17 @@ class Front:
         self._listeners: list[socket.socket] = []
         self._accepting: list[asyncio.Task[None]] = []
         self._connections: set[asyncio.Task[None]] = set()
-        self._by_address: Counter[str] = Counter()
+        self._kept: dict[str, socket.socket] = {}
+
+    @property
+    def kept(self) -> Collection[str]:
+        """Other ends of connections that are needed, although gRPC knows nothing of them."""
+        self._kept = {end: sock for end, sock in self._kept.items() if sock.fileno() >= 0}
+        return self._kept.keys()
+
+    def keep(self, sock: socket.socket, remote: Address) -> None:
+        """This one showed a ticket, or a meeting's proof."""
+        self._kept[endpoint_of(remote)] = sock
 
     def on_pair(self, visit: Visit) -> None:
         """Who takes streams of meetings."""
@@ -129,17 +135,12 @@ class Front:
                 logger.warning("front: %s", error.strerror)
                 await asyncio.sleep(0.1)
                 continue
-            is_full = len(self._connections) >= MAX_CONNECTIONS
-            if is_full or self._by_address[remote[0]] >= MAX_PER_ADDRESS:
-                sock.close()
-                continue
             connection = asyncio.create_task(self._greet(sock, remote[:2]))
             self._connections.add(connection)
             connection.add_done_callback(self._connections.discard)
 
     async def _greet(self, sock: socket.socket, remote: Address) -> None:
         """Find out what it wants, soon."""
-        self._by_address[remote[0]] += 1
         try:
             tune(sock)
             async with asyncio.timeout(GREETING_S):
@@ -155,9 +156,6 @@ class Front:
         except asyncio.CancelledError:
             sock.close()
             raise
-        finally:
-            self._by_address[remote[0]] -= 1
-            self._by_address += Counter()  # without those of whom none is left
 
     def _inner(self, remote: Address) -> socket.socket:
         """A connection to this process's gRPC, which is told from whom it is by a file's name."""

@@ -252,12 +252,13 @@ class Reach:
         self._wanted.pop(name, None)
         return False
 
-    async def _visited(self, sock: socket.socket, _: Address) -> None:
+    async def _visited(self, sock: socket.socket, remote: Address) -> None:
         """Somebody dialled the front, for a meeting."""
         async with asyncio.timeout(GREETING_S):
             shown = await receive_exactly(sock, PROOF_BYTES)
         async with asyncio.timeout(EARLY_S), self._met:
             await self._met.wait_for(lambda: shown in self._by_proof)
+        self._front.keep(sock, remote)
         await self._by_proof[shown].visited(sock)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:

@@ -58,6 +58,7 @@ class Relay:
     def __init__(
         self, front: Front, keys: Callable[[], PublicKey], limits: RelayLimits | None = None
     ) -> None:
+        self._front = front
         self._keys = keys
         self._limits = limits or RelayLimits()
         self._waiting: dict[Ticket, asyncio.Future[socket.socket]] = {}
@@ -79,6 +80,7 @@ class Relay:
         async with asyncio.timeout(GREETING_S):
             (length,) = await receive_exactly(sock, 1)
             ticket = check_ticket(self._keys(), await receive_exactly(sock, length), time.time())
+            self._front.keep(sock, remote)
             await send_address(sock, remote)
         other = self._waiting.pop(Ticket(ticket.meeting, not ticket.is_caller), None)
         if other is not None and not other.done():

@@ -58,7 +58,9 @@ class FrontedTransport:
         """See `Transport`."""
         await check_address(host, port)
         inner = await self._grpc.serve_at(self._path, handlers)
-        return FrontedServer(await self.front.listen(host, port), inner, self)
+        endpoint = await self.front.listen(host, port)
+        inner.guard(int(endpoint.rpartition(":")[2]), lambda: self.front.kept)
+        return FrontedServer(endpoint, inner, self)
 
     async def close(self) -> None:
         """End the front, and all that goes through it."""
