@@ -241,12 +241,20 @@ def _about(status: BoundaryStatus) -> Iterator[str]:
 async def connected(way: WayIn, key_file: Path | None = None) -> AsyncIterator[SwarmClient]:
     """A client of the swarm, with this key or else this user's own; raises as `joined` does."""
     from swarm_ft.client.swarm import SwarmClient
+    from swarm_ft.reach.transport import HomeTransport
     from swarm_ft.transport.grpc_options import GrpcOptions
     from swarm_ft.transport.grpc_transport import GrpcTransport
 
     async with joined(way, key_file or client_key_file()) as swarm:
-        transport = GrpcTransport(GrpcOptions(credentials=swarm.credentials))
-        yield SwarmClient(swarm.directory, transport)
+        transport = swarm.transport(GrpcTransport(GrpcOptions(credentials=swarm.credentials)))
+        if not isinstance(transport, HomeTransport):
+            yield SwarmClient(swarm.directory, transport)
+            return
+        transport.start()
+        try:
+            yield SwarmClient(swarm.directory, transport)
+        finally:
+            await transport.close()
 
 
 async def _see_through(

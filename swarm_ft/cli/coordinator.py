@@ -35,6 +35,10 @@ if TYPE_CHECKING:
     from swarm_ft.coordinator.journal.registry import Registry
     from swarm_ft.identity.authority import Authority
     from swarm_ft.identity.invites import Invite
+    from swarm_ft.identity.keys import PrivateKey
+    from swarm_ft.protocol.messages.meeting import RelayPlace
+    from swarm_ft.reach.front import Front
+    from swarm_ft.transport.base import Transport
 
 
 @click.command(
@@ -165,6 +169,13 @@ def _show_dht(addresses: tuple[str, ...], write_addresses: str | None, *, as_jso
     "neither the first nor the last stage. Prints the invitation for all.",
 )
 @click.option(
+    "--relay/--no-relay",
+    "has_relay",
+    default=True,
+    show_default=True,
+    help="Join, at this coordinator's port, members that no other way brings together.",
+)
+@click.option(
     "--encrypt-at-rest",
     metavar="FILE",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -186,6 +197,7 @@ def coordinator(
     snapshots: str | None,
     insecure: bool,
     is_public: bool,
+    has_relay: bool,
     encrypt_at_rest: Path | None,
     as_json: bool,
 ) -> None:
@@ -212,14 +224,17 @@ def coordinator(
         from swarm_ft.clock import SystemClock
         from swarm_ft.coordinator.enrolment import Enrolment
         from swarm_ft.coordinator.facts.quotas import Quotas
+        from swarm_ft.coordinator.meetings import Introductions
         from swarm_ft.coordinator.service import CoordinatorService
         from swarm_ft.identity.certificates import COORDINATOR_NAME, Role
+        from swarm_ft.identity.keys import new_key
+        from swarm_ft.reach.transport import FrontedTransport
         from swarm_ft.transport.base import until_one_ends
         from swarm_ft.transport.grpc_options import GrpcOptions, check_address
         from swarm_ft.transport.grpc_transport import GrpcTransport
 
-        await check_address(listening.host, listening.port)  # before a journal is made
-        own = () if initial_peers else (await _listening_maddr(listening.host),)
+        await check_address(listening.address, listening.port)  # before a journal is made
+        own = () if initial_peers else (await _listening_maddr(listening.address),)
         async with AsyncExitStack() as stack:
             owned = stack.enter_context(_with_keys(journal))
             signer = owned[0].signer if owned else None
@@ -240,18 +255,38 @@ def coordinator(
             addresses = _announced(directory.addresses, listening.announced_host)
             nodes = initial_peers or addresses
             enrolment = owned and Enrolment(*owned, nodes, dht_prefix, service.revoke)
+            ticket_key = new_key()  # good for a minute's tickets, and for this process
+            introductions = Introductions(lambda: ticket_key, SystemClock())
             options = GrpcOptions(credentials=enrolment.credentials if enrolment else None)
             handlers = {**service.handlers(), **(enrolment.handlers() if enrolment else {})}
-            transport = GrpcTransport(options)
-            port = listening.port or (await _last_port(listening.host, owned[1]) if owned else 0)
-            server = await transport.serve(listening.host, port, handlers)
+            grpc, front = GrpcTransport(options), None
+            transport: Transport = grpc
+            if enrolment:
+                transport = fronted = FrontedTransport(grpc)
+                front = fronted.front
+                handlers |= introductions.handlers()
+            port = listening.port or (await _last_port(listening.address, owned[1]) if owned else 0)
+            server = await transport.serve(listening.address, port, handlers)
             found = announced(server, listening, directory, Role.COORDINATOR, COORDINATOR_NAME)
             endpoint = await stack.enter_async_context(found)
+            if front is not None and has_relay:
+                introductions.set_relays((await _relay(front, listening, endpoint, ticket_key),))
             public = await enrolment.opens(endpoint, to_all=is_public) if enrolment else None
             _show_coordinator(endpoint, addresses, public, is_open=not enrolment, as_json=as_json)
             await until_one_ends(service.run(), *([enrolment.run()] if enrolment else []))
 
     run_until_stopped(work)
+
+
+async def _relay(front: Front, listening: Listening, endpoint: str, key: PrivateKey) -> RelayPlace:
+    """A relay beside the coordinator, at its port."""
+    from swarm_ft.protocol.messages.meeting import RelayPlace
+    from swarm_ft.reach.relay import Relay
+
+    Relay(front, key.public_key)
+    probed = await front.listen(listening.address, 0)
+    host, port = endpoint.rpartition(":")[0], probed.rpartition(":")[2]
+    return RelayPlace(endpoint=endpoint, probe_endpoint=f"{host}:{port}")
 
 
 def _check_security(journal: str, *, insecure: bool) -> None:

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -26,7 +27,9 @@ from swarm_ft.protocol.spec.bounds import is_loopback
 if TYPE_CHECKING:
     from swarm_ft.discovery import Directory
     from swarm_ft.identity.invites import Invite
+    from swarm_ft.reach.transport import HomeTransport
     from swarm_ft.transport.credentials import Credentials
+    from swarm_ft.transport.grpc_transport import GrpcTransport
 
 MAX_FILE_CHARS = 4096
 
@@ -82,11 +85,24 @@ class Joined:
     Attributes:
         credentials: None if links are not encrypted.
         name: of its key; None if it has none.
+        coordinator: where that was as this process joined; None without an invitation.
     """
 
     directory: Directory
     credentials: Credentials | None = None
     name: str | None = None
+    coordinator: str | None = None
+
+    def transport(self, grpc: GrpcTransport) -> GrpcTransport | HomeTransport:
+        """What carries calls to other members: whichever way there is, where it has keys."""
+        if self.credentials is None:
+            return grpc
+        from swarm_ft.clock import SystemClock
+        from swarm_ft.discovery.directory import find_coordinator
+        from swarm_ft.reach.transport import HomeTransport
+
+        find = functools.partial(find_coordinator, self.directory)
+        return HomeTransport(grpc, find, SystemClock(), Random())
 
 
 def way_in(*, by_argument: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -195,7 +211,12 @@ async def joined(way: WayIn, key_file: Path | None = None) -> AsyncIterator[Join
             stay_enrolled(member.credentials, own, functools.partial(find_coordinator, directory))
         )
         try:
-            yield Joined(directory=directory, credentials=member.credentials, name=member.name)
+            yield Joined(
+                directory=directory,
+                credentials=member.credentials,
+                name=member.name,
+                coordinator=member.coordinator,
+            )
         finally:
             renewing.cancel()
             await asyncio.gather(renewing, return_exceptions=True)

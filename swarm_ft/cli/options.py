@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import re
+import socket
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass
+from dataclasses import MISSING, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 
@@ -231,9 +232,10 @@ class Listening:
     host: Annotated[
         str,
         Option(
-            "Address to listen on; by default this machine only. 0.0.0.0 for all, with --announce."
+            "Address to listen on; 0.0.0.0 for all, with --announce.",
+            default="this machine's own; for a peer with an invitation, all",
         ),
-    ] = "127.0.0.1"
+    ] = ""
     port: Annotated[int, Range(0, 65535), Option("Port to listen on.", default="any free one")] = 0
     announce: Annotated[
         str | None,
@@ -263,15 +265,32 @@ class Listening:
         """
         from swarm_ft.transport.grpc_options import check_plaintext, format_endpoint
 
-        check_plaintext(format_endpoint(self.host, 1))
+        check_plaintext(format_endpoint(self.address, 1))
         check_plaintext(self.endpoint(1))
+
+    def towards(self, endpoint: str) -> Listening:
+        """The same; for who was not told where to listen, all addresses of this machine.
+
+        Others are told the one by which this machine reaches `endpoint`.
+        """
+        if self.host:
+            return self
+        own = own_address_towards(endpoint)
+        anywhere = "::" if ":" in own else "0.0.0.0"
+        bracketed = f"[{own}]" if ":" in own else own
+        return replace(self, host=anywhere, announce=self.announce or bracketed)
+
+    @property
+    def address(self) -> str:
+        """What to listen on."""
+        return self.host or "127.0.0.1"
 
     def endpoint(self, bound_port: int) -> str:
         """The address to announce, `host:port`: `--announce`, else what is listened on."""
         from swarm_ft.transport.grpc_options import format_endpoint
 
         if self.announce is None:
-            return format_endpoint(self.host, bound_port)
+            return format_endpoint(self.address, bound_port)
         match = _ANNOUNCED.fullmatch(self.announce)
         return f"{match['host']}:{match['port'] or bound_port}" if match else self.announce
 
@@ -280,3 +299,19 @@ class Listening:
         """The host of `--announce`, an IPv6 address without its brackets; None without it."""
         match = _ANNOUNCED.fullmatch(self.announce or "")
         return match["host"].strip("[]") if match else None
+
+
+def own_address_towards(endpoint: str) -> str:
+    """The address of this machine by which it would reach `host:port`; nothing is sent.
+
+    Raises:
+        BadOption: there is no way there.
+    """
+    host, _, port = endpoint.rpartition(":")
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)
+        with socket.socket(found[0][0], socket.SOCK_DGRAM) as sock:
+            sock.connect(found[0][4])
+            return str(sock.getsockname()[0])
+    except OSError as error:
+        raise BadOption(f"no way to {endpoint}: {error.strerror}") from None

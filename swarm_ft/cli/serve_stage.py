@@ -324,6 +324,7 @@ async def serve_peer(
     from swarm_ft.clock import SystemClock
     from swarm_ft.identity.certificates import Role
     from swarm_ft.peer.node import PeerNode
+    from swarm_ft.reach.transport import HomeTransport
     from swarm_ft.transport.grpc_options import (
         ADVICE,
         CONTROL_ANSWER_S,
@@ -336,7 +337,10 @@ async def serve_peer(
     if restarts_after_idle():
         get_logger(__name__).info("tcp-idle-restart %s", ADVICE)
     own, directory = swarm.credentials, swarm.directory
-    transport = GrpcTransport(GrpcOptions(warm_idle_s=WARM_IDLE_S, credentials=own))
+    if swarm.coordinator is not None:
+        listening = listening.towards(swarm.coordinator)
+    grpc = GrpcTransport(GrpcOptions(warm_idle_s=WARM_IDLE_S, credentials=own))
+    transport = swarm.transport(grpc)
     control = GrpcOptions(answer_timeout_s=CONTROL_ANSWER_S, credentials=own)
     node = PeerNode(
         offer,
@@ -347,9 +351,11 @@ async def serve_peer(
         make_engine=make_engine,
         on_revoked=own.revoke if own else None,
     )
-    server = await transport.serve(listening.host, listening.port, node.handlers())
+    server = await transport.serve(listening.address, listening.port, node.handlers())
     on_stop_signal(_politely_first(node))
     async with announced(server, listening, directory, Role.PEER, offer.peer_id) as endpoint:
+        if isinstance(transport, HomeTransport):
+            transport.start((endpoint,))
         _show(offer, endpoint, as_json=as_json)
         await node.run(endpoint)
 

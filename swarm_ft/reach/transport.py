@@ -92,17 +92,23 @@ class HomeTransport(FrontedTransport):
         super().__init__(grpc)
         self._reach = Reach(grpc, find_coordinator, self.front, clock, rng)
         self._tunnels = Tunnels(self._reach.link)
+        self._running: asyncio.Task[None] | None = None
 
-    async def run(self, endpoints: tuple[str, ...] = ()) -> None:
-        """Be there for introductions, until cancelled.
+    def start(self, endpoints: tuple[str, ...] = ()) -> None:
+        """Be there for introductions, until closed.
 
         Args:
             endpoints: where others may reach the front, the best first.
         """
-        try:
-            await self._reach.run(endpoints)
-        finally:
-            await asyncio.shield(self._tunnels.close())
+        self._running = asyncio.create_task(self._reach.run(endpoints))
+
+    async def close(self) -> None:
+        """See `FrontedTransport`."""
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.gather(self._running, return_exceptions=True)
+        await self._tunnels.close()
+        await super().close()
 
     async def joined(self) -> None:
         """Until others can be introduced to this member."""

@@ -104,7 +104,7 @@ OPTIONS = {
     ("coordinator",): DHT
     | LISTENING
     | {"--insecure", "--journal", "--queue-hours", "--snapshots", "--open", "--json"}
-    | {"--encrypt-at-rest"}
+    | {"--encrypt-at-rest", "--relay", "--no-relay"}
     | {"--max-queued-per-client", "--max-job-size", "--max-data-per-client", "--max-data"},
     ("dht",): {
         "--initial-peers",

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from random import Random
 
@@ -86,14 +85,11 @@ async def member(hub: Hub, *, is_open: bool) -> AsyncIterator[Member]:
 
     transport = HomeTransport(grpc_of(credentials), find, SystemClock(), Random(1))
     server = await transport.serve("127.0.0.1", 0, {STATUS: status})
-    running = asyncio.create_task(transport.run((server.endpoint,) if is_open else ()))
+    transport.start((server.endpoint,) if is_open else ())
     try:
         await transport.joined()
         yield Member(key_name(credentials.certificate), transport, callers)
     finally:
-        running.cancel()
-        with suppress(asyncio.CancelledError):
-            await running
         await server.stop()
 
 
