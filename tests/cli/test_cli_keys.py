@@ -102,7 +102,7 @@ def test_an_invitation_is_revoked_by_its_name(run_here: RunHere, here: Path) -> 
         (("invite", "--layers", "many"), "expected START-STOP"),
         (("invite", "--sees-tokens", "some"), "--sees-tokens"),
         (("invite", "--role", "client", "--layers", "0-2"), "a client hosts no layers"),
-        (("coordinator", "--open"), "make some with 'swarm-ft init'"),
+        (("coordinator", "--insecure", "--open"), "make some with 'swarm-ft init'"),
         (("serve-stage", "swarm1nothing"), "invitation"),
         (("serve-stage", "@missing.txt"), "missing.txt"),
         (("status", "--invite", "nothing"), "invitation 'nothing'"),
