@@ -254,7 +254,7 @@ async def _start(
     invited = first_invitations(journal, {Role.PEER: len(peers), Role.CLIENT: 1})
     common = ("--snapshots", str((work_dir / "snapshots").resolve()))
     words = await swarm.start("coordinator", ["coordinator", "--journal", journal, *common])
-    to_here = partial(leading_to, words["endpoint"])
+    to_here = partial(leading_to, str(words["endpoint"]))
     commands = {}
     for name, part in peers.items():
         own = buffers.directory.resolve() / name if buffers.directory else None
