@@ -254,12 +254,13 @@ async def _start(
     invited = first_invitations(journal, {Role.PEER: len(peers), Role.CLIENT: 1})
     common = ("--snapshots", str((work_dir / "snapshots").resolve()))
     words = await swarm.start("coordinator", ["coordinator", "--journal", journal, *common])
-    to_here = partial(leading_to, words["endpoint"])
+    to_here = partial(leading_to, str(words["endpoint"]))
+    word = str(to_here(invited[Role.PEER]))
     commands = {}
     for name, part in peers.items():
         own = buffers.directory.resolve() / name if buffers.directory else None
         offer = ("--layers", part, "--threads", "1", *arguments(replace(buffers, directory=own)))
-        commands[name] = ["serve-stage", str(to_here(invited[Role.PEER])), *offer, *common]
+        commands[name] = ["serve-stage", *offer, *common, word]
     await swarm.start_all(commands)
     return WayIn(invite=to_here(invited[Role.CLIENT]), initial_peers=(), dht_prefix=DHT_PREFIX)
 

@@ -102,9 +102,9 @@ def first_invitations(journal: str, uses: Mapping[Role, int]) -> dict[Role, Invi
         }
 
 
-def leading_to(endpoint: object, invite: Invite) -> Invite:
+def leading_to(endpoint: str, invite: Invite) -> Invite:
     """The same invitation, with the coordinator's address."""
-    return replace(invite, addresses=(str(endpoint),))
+    return replace(invite, addresses=(endpoint,))
 
 
 @click.command(

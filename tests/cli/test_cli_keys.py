@@ -143,6 +143,9 @@ def test_a_swarm_of_those_who_were_invited(shell: Shell, sample: SampleInput) ->
     coordinator = shell.up("coordinator")
     assert coordinator.first_words()["encrypted"]
 
+    (address,) = coordinator.first_words()["addresses"]
+    plain = shell.spawn("status", "--insecure", "--initial-peers", address)
+
     word = shell.invited("--uses", 2)
     peers = [shell.up("serve-stage", word, "--layers", layers) for layers in ("0-1", "1-3")]
     names = [peer.first_words()["peer"] for peer in peers]
@@ -166,8 +169,6 @@ def test_a_swarm_of_those_who_were_invited(shell: Shell, sample: SampleInput) ->
     assert status.ends() == 0, status.err
     assert [peer["peer"] for peer in status.first_words()["peers"]] == [names[0]]
 
-    (address,) = coordinator.first_words()["addresses"]
-    plain = shell.spawn("status", "--insecure", "--initial-peers", address)
     assert plain.ends() == 1, "nobody who was not invited learns anything"
     # The coordinator, too, comes back where invitations say.
     endpoint = coordinator.first_words()["endpoint"]
