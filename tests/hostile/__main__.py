@@ -50,7 +50,7 @@ def hostile(
     work_dir = Path(tempfile.mkdtemp(prefix="swarm-ft-hostile-"))
     try:
         if mutate:
-            outcomes = run_mutations(work_dir)
+            outcomes = run_mutations(work_dir)  # a cell is a change, and holds if it is noticed
         elif minutes is not None:
             outcomes = suite.attack_for(minutes, _strict(wanted), work_dir)
         else:

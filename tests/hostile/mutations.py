@@ -6,8 +6,9 @@ expects is written down apart from them, in `table` and `attacks`.
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncGenerator, Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -139,9 +140,22 @@ def mutations() -> tuple[Mutation, ...]:
     return (*_of_rules(), *OTHERS)
 
 
+UNCHANGED = Mutation(
+    "nothing is changed",
+    nullcontext,
+    tuple(dict.fromkeys(pattern for one in mutations() for pattern in one.cells)),
+)
+"""No cell is to go red for this: the others' cells go red for what is changed, and nothing else."""
+
+
+def cells_of(mutation: Mutation) -> list[str]:
+    """Those that may notice."""
+    return [c for c in suite.names() if any(fnmatch(c, p) for p in mutation.cells)]
+
+
 async def run_mutations(work_dir: Path) -> AsyncGenerator[Outcome, None]:
     """For each, that the suite goes red, and by which cell; a problem where it does not."""
-    remaining, number = list(mutations()), 0
+    remaining, number = [UNCHANGED, *mutations()], 0
     while remaining:
         async with suite.scene_in(work_dir / f"scene-{number}") as scene:
             number += 1
@@ -152,7 +166,10 @@ async def run_mutations(work_dir: Path) -> AsyncGenerator[Outcome, None]:
 
 
 async def _outcome(scene: Scene, mutation: Mutation) -> Outcome:
-    cells = [c for c in suite.names() if any(fnmatch(c, p) for p in mutation.cells)]
-    red = await suite.first_red(scene, cells, mutation.change)
-    problem = "" if red else "no cell went red"
-    return Outcome(cell=f"{mutation.name} [{red}]", problem=problem)
+    began_s = time.monotonic()
+    red = await suite.first_red(scene, cells_of(mutation), mutation.change)
+    is_noticed = bool(red) != (mutation is UNCHANGED)
+    problem = "" if is_noticed else f"{red or 'no cell'} went red"
+    seconds = time.monotonic() - began_s
+    cell = f"{mutation.name} [{red}]" if red else mutation.name
+    return Outcome(cell=cell, problem=problem, seconds=seconds)

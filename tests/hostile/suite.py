@@ -106,10 +106,10 @@ async def attack_for(
 
 
 async def first_red(scene: Scene, cells: Sequence[str], change: Change = nullcontext) -> str:
-    """The first cell that breaks under a change of the swarm; empty if none does."""
+    """The first cell that goes red under a change of the swarm; empty if none does."""
     with change():
         for name in cells:
             outcome = await one(scene, name)
-            if outcome.problem:
+            if outcome.is_red:
                 return name
     return ""
