@@ -147,7 +147,7 @@ def status_fields(found: SwarmStatus) -> dict[str, Any]:
             "phase": run.phase.name.lower(),
             "detail": run.detail,
             "steps": run.committed_steps,
-            "num_steps": run.spec.train.num_steps,
+            "num_steps": run.num_steps,
             "bytes": kind_fields(run.sent),
             "stages": [
                 {"peer": s.peer_id, "layers": str(s.layers), "joining": s.peer_id in run.joining}
@@ -171,7 +171,7 @@ def status_lines(found: SwarmStatus) -> Iterator[str]:
     if not found.members:
         yield "no peer is there; start some with 'swarm-ft serve-stage'"
     for run in found.runs:
-        counted = f"step {run.committed_steps}/{run.spec.train.num_steps}"
+        counted = f"step {run.committed_steps}/{run.num_steps}"
         yield f"run {run.run_id}  {run.phase.name.lower()}  {counted}  {run.detail}".rstrip()
         for stage in stages_of(run.assignments):
             names = (f"{p} (joining)" if p in run.joining else p for p in stage.peers)

@@ -18,6 +18,7 @@ from swarm_ft.coordinator.facts.events import (
     Dismiss,
     Effect,
     Event,
+    ForgetRecord,
     PeerLost,
     PeerSaid,
     Publish,
@@ -33,13 +34,13 @@ from swarm_ft.coordinator.facts.events import (
     WriteSnapshot,
 )
 from swarm_ft.coordinator.facts.quotas import Quotas
-from swarm_ft.coordinator.facts.state import QUEUE_S, Run, SwarmState
+from swarm_ft.coordinator.facts.state import QUEUE_S, RESULT_S, Run, SwarmState
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.submission import Submissions
 from swarm_ft.coordinator.watching import Watcher, Watchers, overview
 from swarm_ft.errors import JournalError, NotAllowed, NotFound, OutOfTurn, SwarmError, Unavailable
 from swarm_ft.identity.certificates import Caller
-from swarm_ft.ids import PeerId
+from swarm_ft.ids import PeerId, RunId
 from swarm_ft.log import get_logger
 from swarm_ft.protocol.machines.rate import Rate
 from swarm_ft.protocol.messages.client import (
@@ -139,6 +140,7 @@ class CoordinatorService:
         clock: the time.
         snapshots: where peers save stages; None if none are to be kept.
         queue_s: how long a run that nobody can host waits for somebody.
+        result_s: how long a finished run waits for its client.
         quotas: how much clients may ask for.
 
     A failing journal ends `run`: what cannot be made durable must not be said.
@@ -151,6 +153,7 @@ class CoordinatorService:
         snapshots: SnapshotStore | None = None,
         *,
         queue_s: float = QUEUE_S,
+        result_s: float = RESULT_S,
         quotas: Quotas = DEFAULT_QUOTAS,
     ) -> None:
         self._journal = journal
@@ -175,6 +178,7 @@ class CoordinatorService:
             runs=MappingProxyType(runs),
             standings=MappingProxyType(journal.standings(clock.now_s())),
             queue_s=queue_s,
+            result_s=result_s,
         )
         for run in runs.values():
             if not run.phase.is_over:
@@ -236,6 +240,10 @@ class CoordinatorService:
                 self._start(self._write_snapshot(effect))
             case RunRecord(run) if run.phase > RunPhase.FINISHED:
                 self._start(asyncio.to_thread(self._journal.tokens.delete, run.run_id))
+                if run.phase is not RunPhase.FAILED:  # its owner may want what there is
+                    self._start(self._forget_snapshots(run.run_id))
+            case ForgetRecord(run_id):
+                self._start(self._forget_snapshots(run_id))
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -258,6 +266,14 @@ class CoordinatorService:
         logger.info("run %s: snapshot of step %d is whole", run_id, snapshot.step)
         with contextlib.suppress(SwarmError):  # a journal that fails ends `run`, which tells why
             self._handle(SnapshotWritten(run_id, snapshot))
+
+    async def _forget_snapshots(self, run_id: RunId) -> None:
+        if self._snapshots is None:
+            return
+        try:
+            await asyncio.to_thread(self._snapshots.forget, run_id)
+        except SwarmError as error:
+            logger.warning("run %s: its snapshots stay: %s", run_id, error.message)
 
     async def _with_tokens(self, say: Say) -> ToPeer | None:
         """The message, with the tokens that a plan needs; None if these cannot be read."""
@@ -385,8 +401,8 @@ class CoordinatorService:
         await stream.send(self._state.runs[run.run_id].status)
 
     async def _status(self, stream: MessageStream[SwarmStatus, StatusRequest]) -> None:
-        await stream.receive()
-        await stream.send(overview(self._state))
+        page = await stream.receive() or StatusRequest()
+        await stream.send(overview(self._state, page.first_member, page.first_run))
 
     def _named(
         self,

@@ -10,27 +10,56 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import islice
 from typing import NoReturn
 
 from swarm_ft.coordinator.facts.state import Run, SwarmState
 from swarm_ft.coordinator.plan.steps import ends_of
 from swarm_ft.errors import Unavailable
 from swarm_ft.ids import BlockIndex, RunId
-from swarm_ft.protocol.messages.client import BoundaryStatus, MemberStatus, RunEvent, SwarmStatus
+from swarm_ft.protocol.messages.client import (
+    MAX_PAGE_MEMBERS,
+    MAX_PAGE_RUNS,
+    BoundaryStatus,
+    MemberStatus,
+    RunEvent,
+    RunSummary,
+    SwarmStatus,
+)
 from swarm_ft.protocol.messages.reports import BufferCounts, Traffic
 from swarm_ft.protocol.messages.timeline import PeerTimeline
 
 # ---- everything that the coordinator knows, as `swarm-ft status` shows it
 
 
-def overview(state: SwarmState) -> SwarmStatus:
-    """Members and runs; of runs that are not over, their boundaries too."""
+def overview(state: SwarmState, first_member: int = 0, first_run: int = 0) -> SwarmStatus:
+    """A page of members and a page of runs, from these on."""
+    members = islice(state.members.values(), first_member, first_member + MAX_PAGE_MEMBERS)
+    runs = islice(state.runs.values(), first_run, first_run + MAX_PAGE_RUNS)
     return SwarmStatus(
         members=tuple(
             MemberStatus(peer_id=m.hello.peer_id, layers=m.hello.layers, idle=m.idle)
-            for m in state.members.values()
+            for m in members
         ),
-        runs=tuple(replace(run.status, boundaries=_boundaries(run)) for run in state.runs.values()),
+        runs=tuple(map(_summary, runs)),
+        num_members=len(state.members),
+        num_runs=len(state.runs),
+    )
+
+
+def _summary(run: Run) -> RunSummary:
+    status = run.status
+    return RunSummary(
+        run_id=run.run_id,
+        phase=run.phase,
+        detail=status.detail,
+        committed_steps=run.committed_steps,
+        num_steps=run.spec.train.num_steps,
+        spec_digest=run.spec.digest(),
+        assignments=status.assignments,
+        sent=status.sent,
+        joining=status.joining,
+        boundaries=() if run.phase.is_over else _boundaries(run),
     )
 
 

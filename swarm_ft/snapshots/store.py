@@ -248,6 +248,13 @@ class SnapshotStore:
                 self._files.remove(f"{_folder(run_id, step)}/{MANIFEST}")
                 self._files.remove_folder(_folder(run_id, step))
 
+    def forget(self, run_id: RunId) -> None:
+        """Remove all that is here of a run that is over."""
+        for step in self._steps(run_id):
+            self._files.remove(f"{_folder(run_id, step)}/{MANIFEST}")
+            self._files.remove_folder(_folder(run_id, step))
+        self._files.remove_folder(_run_folder(run_id))
+
     # ---- reading
 
     def list_snapshots(self, run_id: RunId, spec_digest: bytes) -> tuple[Manifest, ...]:

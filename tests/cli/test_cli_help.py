@@ -100,7 +100,13 @@ OPTIONS = {
     ("coordinator",): DHT
     | LISTENING
     | {"--journal", "--queue-hours", "--snapshots", "--json"}
-    | {"--max-queued-per-client", "--max-job-size", "--max-data-per-client", "--max-data"},
+    | {
+        "--result-hours",
+        "--max-queued-per-client",
+        "--max-job-size",
+        "--max-data-per-client",
+        "--max-data",
+    },
     ("dht",): {
         "--initial-peers",
         "--host-maddrs",

@@ -4,23 +4,23 @@ import pytest
 
 from swarm_ft.cli.client import status_fields, status_lines
 from swarm_ft.ids import BlockIndex, PeerId, RunId
-from swarm_ft.protocol.messages.client import BoundaryStatus, RunPhase, RunStatus, SwarmStatus
+from swarm_ft.protocol.messages.client import BoundaryStatus, RunPhase, RunSummary, SwarmStatus
 from swarm_ft.protocol.messages.control import StageAssignment
 from swarm_ft.protocol.messages.reports import BufferCounts
 from swarm_ft.protocol.spec.layers import LayerRange
-from tests.specs import run_spec
 
 
 @pytest.fixture
 def found() -> SwarmStatus:
     """A run of one stage, which a second peer takes over."""
     stages = (PeerId("old"), PeerId("new"))
-    run = RunStatus(
+    run = RunSummary(
         run_id=RunId("run-1"),
         phase=RunPhase.TRAINING,
         detail="",
         committed_steps=9,
-        spec=run_spec(num_blocks=3, num_steps=40),
+        num_steps=40,
+        spec_digest=bytes(16),
         assignments=tuple(StageAssignment(peer_id=p, layers=LayerRange(0, 3)) for p in stages),
         joining=(PeerId("new"),),
         boundaries=(
