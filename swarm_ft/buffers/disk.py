@@ -11,6 +11,7 @@ import errno
 import fcntl
 import os
 import shutil
+import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,8 @@ from swarm_ft.protocol.spec.digest import digest_of
 logger = get_logger(__name__)
 
 _RUN_PREFIX = "run-"
+MAX_AGE_S = 7 * 24 * 3600.0
+"""Of what another run left; it may go on as long as that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +81,13 @@ class BufferDirectory:
         folders = [p for p in path.glob(f"{_RUN_PREFIX}*") if p.is_dir() and p != self.own]
         folders.sort(key=lambda p: p.stat().st_mtime, reverse=True)
         found = [OtherRun(p, sum(f.stat().st_size for f in p.iterdir())) for p in folders]
+        old = [other for other in found if time.time() - _last_written_s(other.path) > MAX_AGE_S]
         for other in found:
-            logger.info("%s: another run's buffers, not used; they go first", other.path)
-        return found
+            if other in old:
+                other.run()
+            else:
+                logger.info("%s: another run's buffers, not used; they go first", other.path)
+        return [other for other in found if other not in old]
 
     @property
     def other_bytes(self) -> int:
@@ -103,6 +110,10 @@ class BufferDirectory:
     def close(self) -> None:
         """Let another process have it."""
         os.close(self._lock)
+
+
+def _last_written_s(folder: Path) -> float:
+    return max(path.stat().st_mtime for path in (folder, *folder.iterdir()))
 
 
 _SLOT_BITS = 40
