@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from swarm_ft.coordinator.facts.state import Run, SwarmState
 from swarm_ft.coordinator.plan.steps import ends_of
-from swarm_ft.errors import Unavailable
+from swarm_ft.errors import Busy, Unavailable
 from swarm_ft.ids import BlockIndex, RunId
 from swarm_ft.protocol.messages.client import (
     MAX_PAGE_MEMBERS,
@@ -93,6 +93,8 @@ def _kept(run: Run, boundary: BlockIndex) -> BufferCounts:
     return total
 
 
+MAX_WATCHERS = 16
+"""Of one run; each may let `MAX_QUEUED` events pile up."""
 MAX_QUEUED = 100_000
 """Of one watcher that does not read; then it is dropped, and may watch anew from the beginning."""
 MAX_QUEUED_TIMELINES = 1_000
@@ -151,13 +153,21 @@ class Watchers:
 
     @contextmanager
     def watching(self, run_id: RunId, *, is_tracing: bool) -> Iterator[Watcher]:
-        """Somebody who watches the run as long as the context lasts."""
+        """Somebody who watches the run as long as the context lasts.
+
+        Raises:
+            Busy: so many others do.
+        """
+        if len(self._watchers.get(run_id, ())) >= MAX_WATCHERS:
+            raise Busy(f"run {run_id} is watched {MAX_WATCHERS} times already; end one of these")
         watcher = Watcher(is_tracing=is_tracing)
         self._watchers.setdefault(run_id, []).append(watcher)
         try:
             yield watcher
         finally:
             self._watchers[run_id].remove(watcher)
+            if not self._watchers[run_id]:
+                del self._watchers[run_id]
 
     def is_traced(self, run_id: RunId) -> bool:
         """Whether somebody wants to know what the run's peers do when."""
