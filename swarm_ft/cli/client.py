@@ -155,8 +155,9 @@ def status_fields(found: SwarmStatus) -> dict[str, Any]:
             "run": run.run_id,
             "phase": run.phase.name.lower(),
             "detail": run.detail,
+            "own": run.is_own,
             "steps": run.committed_steps,
-            "num_steps": run.spec.train.num_steps,
+            "num_steps": run.num_steps,
             "bytes": kind_fields(run.sent),
             "stages": [
                 {"peer": s.peer_id, "layers": str(s.layers), "joining": s.peer_id in run.joining}
@@ -166,17 +167,7 @@ def status_fields(found: SwarmStatus) -> dict[str, Any]:
         }
         for run in found.runs
     ]
-    others = [
-        {
-            "run": run.run_id,
-            "phase": run.phase.name.lower(),
-            "steps": run.committed_steps,
-            "num_steps": run.num_steps,
-            "stages": [{"peer": s.peer_id, "layers": str(s.layers)} for s in run.assignments],
-        }
-        for run in found.others
-    ]
-    return {"peers": peers, "runs": runs, "others": others}
+    return {"peers": peers, "runs": runs}
 
 
 def status_lines(found: SwarmStatus) -> Iterator[str]:
@@ -191,18 +182,14 @@ def status_lines(found: SwarmStatus) -> Iterator[str]:
     if not found.members:
         yield "no peer is there; start some with 'swarm-ft serve-stage'"
     for run in found.runs:
-        counted = f"step {run.committed_steps}/{run.spec.train.num_steps}"
-        yield f"run {run.run_id}  {run.phase.name.lower()}  {counted}  {run.detail}".rstrip()
+        counted = f"step {run.committed_steps}/{run.num_steps}"
+        about = run.detail if run.is_own else "(another client's)"
+        yield f"run {run.run_id}  {run.phase.name.lower()}  {counted}  {about}".rstrip()
         for stage in stages_of(run.assignments):
             names = (f"{p} (joining)" if p in run.joining else p for p in stage.peers)
             yield f"  layers {stage.layers}  {', '.join(names)}"
         yield from (f"  {line}" for line in kind_lines(run.sent))
         yield from (f"  {line}" for boundary in run.boundaries for line in _about(boundary))
-    for other in found.others:
-        counted = f"step {other.committed_steps}/{other.num_steps}"
-        yield f"run {other.run_id}  {other.phase.name.lower()}  {counted}  (another client's)"
-        for stage in stages_of(other.assignments):
-            yield f"  layers {stage.layers}  {', '.join(stage.peers)}"
 
 
 def _boundary_fields(status: BoundaryStatus) -> dict[str, object]:

@@ -128,6 +128,13 @@ def _show_dht(addresses: tuple[str, ...], write_addresses: str | None, *, as_jso
     help="How long a job that no peers can host waits for some; others pass it by meanwhile.",
 )
 @click.option(
+    "--result-hours",
+    default=168.0,
+    show_default=True,
+    type=click.FloatRange(min=0, min_open=True),
+    help="How long peers keep a finished run's result for its client.",
+)
+@click.option(
     "--max-queued-per-client",
     default=4,
     show_default=True,
@@ -179,6 +186,7 @@ def coordinator(
     listening: Listening,
     journal: str,
     queue_hours: float,
+    result_hours: float,
     max_queued_per_client: int,
     max_job_size: int,
     max_data_per_client: int,
@@ -232,10 +240,15 @@ def coordinator(
                 client_bytes=max_data_per_client,
                 total_bytes=max_data,
             )
-            queue_s = 3600 * queue_hours
             grants = owned[1].grant_of if owned else None
             service = CoordinatorService(
-                opened, SystemClock(), store, queue_s=queue_s, quotas=quotas, grants=grants
+                opened,
+                SystemClock(),
+                store,
+                queue_s=3600 * queue_hours,
+                result_s=3600 * result_hours,
+                quotas=quotas,
+                grants=grants,
             )
             addresses = _announced(directory.addresses, listening.announced_host)
             nodes = initial_peers or addresses
@@ -308,9 +321,10 @@ def _show_coordinator(
 
 def _open_journal(path: str, key: bytes | None) -> Journal:
     from swarm_ft.coordinator.journal.journal import Journal
+    from swarm_ft.coordinator.journal.reserve import RESERVE_BYTES
 
     try:
-        return Journal(path, key)
+        return Journal(path, key, reserve_bytes=RESERVE_BYTES)
     except JournalError as error:
         raise BadOption(f"--{error.message}") from error  # it begins with "journal PATH:"
 

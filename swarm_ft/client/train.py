@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -170,7 +169,7 @@ async def attach_to(
         RunFailed: the run ended without a result, or its result was collected.
         RunMismatch: `model` has other weights than the run began with.
     """
-    status = _named(run_name, (await client.status()).runs)
+    status = await client.run(RunId(run_name) if run_name else None)
     _check_not_ended(status)
     checkpoint = await asyncio.to_thread(open_checkpoint, model or status.spec.model.reference)
     described = await asyncio.to_thread(checkpoint.describe)
@@ -198,7 +197,7 @@ async def attach_to(
 async def _resumed(client: SwarmClient, job: Job, progress: RunProgress) -> RunId:
     digest = job.spec.digest()
     for run in reversed((await client.status()).runs):
-        if run.spec.digest() == digest and run.phase <= RunPhase.FINISHED:
+        if run.spec_digest == digest and run.phase <= RunPhase.FINISHED:
             progress.message(f"run {run.run_id}: resumed at step {run.committed_steps}")
             return run.run_id
     raise NotFound(
@@ -236,13 +235,3 @@ def _check_not_ended(status: RunStatus) -> None:
         raise RunFailed(f"run {status.run_id}: its result was collected already")
     if status.phase in (RunPhase.CANCELLED, RunPhase.FAILED):
         raise RunFailed(f"run {status.run_id} {status.phase.name.lower()}: {status.detail}")
-
-
-def _named(run_name: str | None, runs: Sequence[RunStatus]) -> RunStatus:
-    if not runs:
-        raise NotFound("the coordinator knows no run yet; submit one with 'swarm-ft client train'")
-    for run in reversed(runs):
-        if run_name in (None, run.run_id):
-            return run
-    known = ", ".join(run.run_id for run in runs)
-    raise NotFound(f"run {run_name}: not known to the coordinator; it knows {known}")

@@ -34,7 +34,7 @@ from swarm_ft.coordinator.facts.events import (
     WriteSnapshot,
 )
 from swarm_ft.coordinator.facts.quotas import Quotas
-from swarm_ft.coordinator.facts.state import QUEUE_S, Run, SwarmState
+from swarm_ft.coordinator.facts.state import QUEUE_S, RESULT_S, Run, SwarmState
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.submission import Submissions
 from swarm_ft.coordinator.watching import Watcher, Watchers, overview
@@ -141,6 +141,7 @@ class CoordinatorService:
         clock: the time.
         snapshots: where peers save stages; None if none are to be kept.
         queue_s: how long a run that nobody can host waits for somebody.
+        result_s: how long a finished run waits for its client.
         quotas: how much clients may ask for.
         grants: what a member may host, by its name, asked in a thread as it joins; None: all may
             host anything. It may raise what the member is to hear.
@@ -148,13 +149,14 @@ class CoordinatorService:
     A failing journal ends `run`: what cannot be made durable must not be said.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a process has to give
         self,
         journal: Journal,
         clock: Clock,
         snapshots: SnapshotStore | None = None,
         *,
         queue_s: float = QUEUE_S,
+        result_s: float = RESULT_S,
         quotas: Quotas = DEFAULT_QUOTAS,
         grants: Callable[[PeerId], Grant] | None = None,
     ) -> None:
@@ -181,6 +183,7 @@ class CoordinatorService:
             runs=MappingProxyType(runs),
             standings=MappingProxyType(journal.standings(clock.now_s())),
             queue_s=queue_s,
+            result_s=result_s,
         )
         for run in runs.values():
             if not run.phase.is_over:
@@ -406,8 +409,8 @@ class CoordinatorService:
         await stream.send(self._state.runs[run.run_id].status)
 
     async def _status(self, stream: MessageStream[SwarmStatus, StatusRequest]) -> None:
-        await stream.receive()
-        await stream.send(overview(self._state, stream.caller))
+        request = await stream.receive() or StatusRequest()
+        await stream.send(overview(self._state, request, stream.caller))
 
     def _named(
         self,

@@ -105,7 +105,8 @@ OPTIONS = {
     | LISTENING
     | {"--insecure", "--journal", "--queue-hours", "--snapshots", "--open", "--json"}
     | {"--encrypt-at-rest"}
-    | {"--max-queued-per-client", "--max-job-size", "--max-data-per-client", "--max-data"},
+    | {"--max-queued-per-client", "--max-job-size", "--max-data-per-client", "--max-data"}
+    | {"--result-hours"},
     ("dht",): {
         "--initial-peers",
         "--host-maddrs",

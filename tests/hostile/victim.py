@@ -20,7 +20,6 @@ from swarm_ft.coordinator.enrolment import Enrolment
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.journal.registry import Registry
 from swarm_ft.coordinator.service import CoordinatorService
-from swarm_ft.coordinator.submission import MAX_REQUEST_BYTES
 from swarm_ft.errors import RunFailed
 from swarm_ft.identity.authority import Authority
 from swarm_ft.identity.certificates import COORDINATOR_NAME, Caller, Certificate, Role
@@ -74,9 +73,7 @@ class Victim:
         self._enrolment = Enrolment(
             self.authority, self.registry, (), "a-swarm", self._service.revoke
         )
-        options = GrpcOptions(
-            max_request_bytes=MAX_REQUEST_BYTES, credentials=self._enrolment.credentials
-        )
+        options = GrpcOptions(credentials=self._enrolment.credentials)
         handlers = {**self._service.handlers(), **self._enrolment.handlers()}
         server = await GrpcTransport(options).serve("127.0.0.1", 0, handlers)
         self._stack.push_async_callback(server.stop)

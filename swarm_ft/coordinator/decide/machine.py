@@ -28,7 +28,7 @@ import math
 from dataclasses import replace
 from types import MappingProxyType
 
-from swarm_ft.coordinator.decide import attempts, commits, losses
+from swarm_ft.coordinator.decide import attempts, commits, history, losses
 from swarm_ft.coordinator.facts.events import (
     Effect,
     Event,
@@ -118,6 +118,8 @@ def decide(state: SwarmState, event: Event, now_s: float) -> tuple[SwarmState, l
         case Tick():
             _dismiss_silent(turn)
             attempts.expire(turn)
+            history.expire_results(turn)
+            history.forget(turn)
             losses.drop_late(turn)
             losses.tell(turn)
             attempts.tell_idle(turn)
