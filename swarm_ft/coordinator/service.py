@@ -286,11 +286,13 @@ class CoordinatorService:
             raise OutOfTurn(f"{stream.remote}: expected a hello as the first message")
         check_name(stream.caller, hello.peer_id)
         outbox = self._open_outbox(hello.peer_id)
-        logger.info("peer %s joined from %s: layers %s", hello.peer_id, stream.remote, hello.layers)
         if self._revoked.names:
             outbox.put(Say(hello.peer_id, self._revoked))
         try:
-            self._handle(PeerJoined(hello, await self._grant(hello.peer_id)))
+            grant = await self._grant(hello.peer_id)
+            offer = f"layers {hello.layers or 'auto'}", str(grant) or "no limits"
+            logger.info("peer %s joined from %s: %s (%s)", hello.peer_id, stream.remote, *offer)
+            self._handle(PeerJoined(hello, grant))
             reading = self._read(stream, hello.peer_id)
             await until_one_ends(outbox.write(stream), outbox.dropped(), reading)
         finally:
