@@ -319,11 +319,13 @@ class CoordinatorService:
         check_name(stream.caller, hello.peer_id)
         self._joins_of_peer.check(hello.peer_id, now_s, f"peer {hello.peer_id} joins")
         outbox = self._open_outbox(hello.peer_id)
-        logger.info("peer %s joined from %s: layers %s", hello.peer_id, stream.remote, hello.layers)
         if self._revoked.names:
             outbox.put(Say(hello.peer_id, self._revoked))
         try:
-            self._handle(PeerJoined(hello, await self._grant(hello.peer_id)))
+            grant = await self._grant(hello.peer_id)
+            offer = f"layers {hello.layers or 'auto'}", str(grant) or "no limits"
+            logger.info("peer %s joined from %s: %s (%s)", hello.peer_id, stream.remote, *offer)
+            self._handle(PeerJoined(hello, grant))
             reading = self._read(stream, hello.peer_id)
             await until_one_ends(outbox.write(stream), outbox.dropped(), reading)
         finally:

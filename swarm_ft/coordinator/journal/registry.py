@@ -200,6 +200,9 @@ class Registry:
     def admit(self, caller: Caller, now: datetime) -> Caller:
         """Who the caller of an enrolment is from now on.
 
+        A member that comes with another invitation of its role is granted what that one grants;
+        the one for all changes nothing for who is a member already.
+
         Raises:
             BadInvite: its invitation is used up, has expired or was revoked.
             NotAllowed: its key was revoked, or never let in.
@@ -211,6 +214,8 @@ class Registry:
                 raise NotAllowed(f"{known.role} {name}: its key was revoked")
             if known is not None:
                 role = known.role
+                if caller.role is Role.NEWCOMER and caller.name != known.invitation:
+                    self._grant_anew(known, caller.name, now_s)
             elif caller.role is Role.NEWCOMER:
                 role = self._let_in(name, caller.name, now_s)
             else:
@@ -277,6 +282,22 @@ class Registry:
     # ---- inside
 
     def _let_in(self, name: str, invitation: str, now_s: int) -> Role:
+        role, granted = self._use(invitation, now_s)
+        self._db.execute(
+            "INSERT INTO members VALUES (?, ?, ?, ?, ?, ?, 0)",
+            (name, role, granted, invitation, now_s, now_s),
+        )
+        return Role(role)
+
+    def _grant_anew(self, known: MemberRecord, invitation: str, now_s: int) -> None:
+        query = "SELECT 1 FROM invitations WHERE name=? AND role=? AND uses_left IS NOT NULL"
+        if self._db.execute(query, (invitation, known.role.value)).fetchone():
+            _, granted = self._use(invitation, now_s)
+            row = granted, invitation, known.name
+            self._db.execute("UPDATE members SET granted=?, invitation=? WHERE name=?", row)
+
+    def _use(self, invitation: str, now_s: int) -> tuple[str, str]:
+        """Count an invitation down; the role and the grant that it gives."""
         row = self._db.execute(
             "SELECT role, granted, uses_left, expires_unix_s FROM invitations WHERE name=?",
             (invitation,),
@@ -287,11 +308,7 @@ class Registry:
         if expires_s is not None and now_s >= expires_s:
             raise BadInvite(f"{invitation} has expired; ask for another one")
         self._db.execute("UPDATE invitations SET uses_left=uses_left-1 WHERE name=?", (invitation,))
-        self._db.execute(
-            "INSERT INTO members VALUES (?, ?, ?, ?, ?, ?, 0)",
-            (name, role, granted, invitation, now_s, now_s),
-        )
-        return Role(role)
+        return role, granted
 
     def _member(self, name: str) -> MemberRecord | None:
         row = self._db.execute(f"{_MEMBERS} WHERE name=?", (name,)).fetchone()
