@@ -6,7 +6,7 @@ import asyncio
 import ipaddress
 import json
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -177,7 +177,9 @@ def coordinator(
             service = CoordinatorService(opened, SystemClock(), store, queue_s=queue_s)
             addresses = _announced(directory.addresses, listening.announced_host)
             nodes = initial_peers or addresses
-            enrolment = owned and Enrolment(*owned, nodes, dht_prefix, service.revoke)
+            enrolment = owned and Enrolment(
+                *owned, nodes, dht_prefix, service.revoke, service.send_all_away
+            )
             options = GrpcOptions(
                 max_request_bytes=MAX_REQUEST_BYTES,
                 credentials=enrolment.credentials if enrolment else None,
@@ -190,7 +192,8 @@ def coordinator(
             endpoint = await stack.enter_async_context(found)
             if enrolment:
                 enrolment.listens_at(endpoint)
-            _show_coordinator(endpoint, addresses, is_open=not enrolment, as_json=as_json)
+            encrypted = {"encrypted": bool(enrolment), "encrypted_at_rest": key is not None}
+            _show_coordinator(endpoint, addresses, encrypted, as_json=as_json)
             await until_one_ends(service.run(), *([enrolment.run()] if enrolment else []))
 
     run_until_stopped(work)
@@ -214,14 +217,13 @@ async def _last_port(host: str, registry: Registry) -> int:
 
 
 def _show_coordinator(
-    endpoint: str, addresses: Sequence[str], *, is_open: bool, as_json: bool
+    endpoint: str, addresses: Sequence[str], encrypted: Mapping[str, bool], *, as_json: bool
 ) -> None:
     if as_json:
-        told = {"endpoint": endpoint, "addresses": list(addresses), "encrypted": not is_open}
-        click.echo(json.dumps(told))
+        click.echo(json.dumps({"endpoint": endpoint, "addresses": list(addresses), **encrypted}))
         return
     click.echo(f"coordinator at {endpoint}")
-    if not is_open:
+    if encrypted["encrypted"]:
         click.echo("others join with what 'swarm-ft invite' prints")
         return
     for address in addresses:

@@ -286,6 +286,11 @@ class CoordinatorService:
             else:
                 self._put(peer_id, Say(peer_id, self._revoked))
 
+    def send_all_away(self, reason: str) -> None:
+        """Nobody is a member any more."""
+        for outbox in self._outboxes.values():
+            outbox.drop(NotAllowed(reason))
+
     async def _join(self, stream: PeerStream) -> None:
         hello = await stream.receive()
         if not isinstance(hello, PeerHello):

@@ -98,6 +98,7 @@ OPTIONS = {
     ("invite",): KEYS | {"--role", "--uses", "--expires", "--address"},
     ("keys", "list"): KEYS,
     ("keys", "revoke"): KEYS - {"--json"},
+    ("keys", "rotate"): KEYS | {"--authority"},
     ("coordinator",): DHT
     | LISTENING
     | {"--journal", "--queue-hours", "--snapshots", "--encrypt-at-rest", "--json"},
