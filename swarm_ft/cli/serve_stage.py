@@ -115,7 +115,7 @@ def serve_stage(
     if way.invite is not None and given["peer_id"] is not None:
         raise BadOption("--peer-id: with an invitation a peer's name is its key's")
     home = _home(given["peer_id"], buffers, has_key=way.invite is not None)
-    folder = _work_folder(home)
+    folder = work_folder(home)
 
     async def work() -> None:
         from swarm_ft.ids import PeerId
@@ -144,14 +144,6 @@ def _home(name: str | None, buffers: BufferOptions, *, has_key: bool) -> PeerHom
     if name is not None:
         _checked_name(name)  # it may become a directory's
     return claim_home(name, buffers.directory)
-
-
-def _work_folder(home: PeerHome | None) -> tempfile.TemporaryDirectory[str]:
-    """For states and results on their way; what a start that was killed left of them is deleted."""
-    parent = private_folder(home.path / "work") if home else None
-    for left in parent.iterdir() if parent else ():
-        shutil.rmtree(left, ignore_errors=True)
-    return tempfile.TemporaryDirectory(prefix="swarm-ft-", dir=parent, ignore_cleanup_errors=True)
 
 
 def _buffer_place(home: PeerHome | None, buffers: BufferOptions) -> BufferPlace:
@@ -245,6 +237,17 @@ class PeerHome:
         with open_private(file, "wb") as new:
             new.write(f"{drawn}\n".encode())
         return drawn
+
+
+def work_folder(home: PeerHome | None) -> tempfile.TemporaryDirectory[str]:
+    """For states and results on their way; what a start that was killed left of them is deleted.
+
+    Without a home it is wherever temporary files are, and a killed process leaves it there.
+    """
+    parent = private_folder(home.path / "work") if home else None
+    for left in parent.iterdir() if parent else ():
+        shutil.rmtree(left, ignore_errors=True)
+    return tempfile.TemporaryDirectory(prefix="swarm-ft-", dir=parent, ignore_cleanup_errors=True)
 
 
 def claim_home(name: str | None, directory: Path | None) -> PeerHome:
