@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     epilog=examples(
         "swarm-ft serve-stage swarm1QXL4a1e1UG4CS6...",
         "swarm-ft serve-stage swarm1QXL4a1e1UG4CS6... --layers 12-24 --device cuda:0",
-        "swarm-ft serve-stage --layers 12-24 --initial-peers /ip4/203.0.113.7/tcp/31337/p2p/...",
+        "swarm-ft serve-stage --insecure --initial-peers /ip4/127.0.0.1/tcp/31337/p2p/...",
     ),
 )
 @click.option(
@@ -112,6 +112,8 @@ def serve_stage(
     layer_range = parse_layers(layers)
     make_engine = _engine_maker(given["device"], given["dtype"], given["model"], given["threads"])
     memory_bytes = _memory_bytes(given["memory_gib"], given["device"], buffers.memory_bytes)
+    if way.invite is None:
+        listening.check_only_here()
     if way.invite is not None and given["peer_id"] is not None:
         raise BadOption("--peer-id: with an invitation a peer's name is its key's")
     home = _home(given["peer_id"], buffers, has_key=way.invite is not None)
@@ -182,8 +184,9 @@ def _engine_maker(device: str, dtype: str, model: str | None, threads: int | Non
     from swarm_ft.stage.engine import DTYPES, StageEngine, pick_device
 
     torch_device, torch_dtype = pick_device(device), DTYPES[dtype]
-    if threads:
-        torch.set_num_threads(threads)
+    # Said at all, it holds: libraries would take fewer threads as the machine is loaded, and sum in
+    # another order than a replica, or than they did before.
+    torch.set_num_threads(threads or torch.get_num_threads())
     if model:
         open_checkpoint(model)  # a wrong --model is told now, not when a run comes
 

@@ -258,8 +258,10 @@ class PeerNode:
                 self._context.timeline.heard(message)
 
     async def _assign(self, assign: Assign) -> None:
-        if self._options.peer_id not in {stage.peer_id for stage in assign.assignments}:
+        named = {stage.peer_id for stage in assign.assignments}
+        if self._options.peer_id not in named:
             raise MalformedMessage("the coordinator assigned a run without a stage for this peer")
+        self._links.name(named)
         here, there = assign.spec.digest(), assign.spec_digest
         try:
             check_spec_digest(f"run {assign.run_id}", here, there, "the coordinator")
@@ -316,6 +318,7 @@ class PeerNode:
         run_id = release.run_id
         if self._host is not None and self._host.run_id == run_id:
             logger.info("run %s: released, %s", run_id, release.reason)
+            self._links.name(())
             await self._host.release()
             self._host = None
             self._released.set()

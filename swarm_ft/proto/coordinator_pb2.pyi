@@ -591,23 +591,51 @@ class ByteCounts(_message.Message):
     state_bytes: int
     def __init__(self, forward_bytes: _Optional[int] = ..., forward_uncompressed_bytes: _Optional[int] = ..., backward_bytes: _Optional[int] = ..., backward_uncompressed_bytes: _Optional[int] = ..., gradient_bytes: _Optional[int] = ..., gradient_uncompressed_bytes: _Optional[int] = ..., state_bytes: _Optional[int] = ...) -> None: ...
 
+class Grant(_message.Message):
+    __slots__ = ("replica_only", "sees_tokens", "layers")
+    REPLICA_ONLY_FIELD_NUMBER: _ClassVar[int]
+    SEES_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    replica_only: bool
+    sees_tokens: bool
+    layers: _run_pb2.LayerRange
+    def __init__(self, replica_only: _Optional[bool] = ..., sees_tokens: _Optional[bool] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ...) -> None: ...
+
 class MemberStatus(_message.Message):
-    __slots__ = ("peer_id", "layers", "idle")
+    __slots__ = ("peer_id", "layers", "idle", "grant")
     PEER_ID_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     IDLE_FIELD_NUMBER: _ClassVar[int]
+    GRANT_FIELD_NUMBER: _ClassVar[int]
     peer_id: str
     layers: _run_pb2.LayerRange
     idle: str
-    def __init__(self, peer_id: _Optional[str] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., idle: _Optional[str] = ...) -> None: ...
+    grant: Grant
+    def __init__(self, peer_id: _Optional[str] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., idle: _Optional[str] = ..., grant: _Optional[_Union[Grant, _Mapping]] = ...) -> None: ...
+
+class RunSummary(_message.Message):
+    __slots__ = ("run_id", "phase", "committed_steps", "num_steps", "assignments")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_STEPS_FIELD_NUMBER: _ClassVar[int]
+    NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
+    ASSIGNMENTS_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    phase: RunPhase
+    committed_steps: int
+    num_steps: int
+    assignments: _containers.RepeatedCompositeFieldContainer[StageAssignment]
+    def __init__(self, run_id: _Optional[str] = ..., phase: _Optional[_Union[RunPhase, str]] = ..., committed_steps: _Optional[int] = ..., num_steps: _Optional[int] = ..., assignments: _Optional[_Iterable[_Union[StageAssignment, _Mapping]]] = ...) -> None: ...
 
 class SwarmStatus(_message.Message):
-    __slots__ = ("members", "runs")
+    __slots__ = ("members", "runs", "others")
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     RUNS_FIELD_NUMBER: _ClassVar[int]
+    OTHERS_FIELD_NUMBER: _ClassVar[int]
     members: _containers.RepeatedCompositeFieldContainer[MemberStatus]
     runs: _containers.RepeatedCompositeFieldContainer[RunStatus]
-    def __init__(self, members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., runs: _Optional[_Iterable[_Union[RunStatus, _Mapping]]] = ...) -> None: ...
+    others: _containers.RepeatedCompositeFieldContainer[RunSummary]
+    def __init__(self, members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., runs: _Optional[_Iterable[_Union[RunStatus, _Mapping]]] = ..., others: _Optional[_Iterable[_Union[RunSummary, _Mapping]]] = ...) -> None: ...
 
 class StepCommitted(_message.Message):
     __slots__ = ("step", "loss", "learning_rate", "grad_norm", "num_samples", "seconds", "traffic", "gradients", "state_bytes")

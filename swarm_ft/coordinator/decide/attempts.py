@@ -49,6 +49,18 @@ def interrupt(turn: Turn, run: Run) -> None:
     turn.put(replace(with_caught_up(run), phase=RunPhase.WAITING, notice=""))
 
 
+def asks_on(turn: Turn, run: Run) -> bool:
+    """Whether an attempt that comes to nothing goes on, to hear who else cannot host the run.
+
+    If nobody can, the run is over; who is released before it looked would never have said so.
+    """
+    unheard = turn.state.members.keys() & set(run.peers) - run.misfits.keys()
+    if run.phase is not RunPhase.LOADING or run.committed_steps or run.attempt.loaded:
+        return False
+    able = able_for(turn.state, run, turn.now_s)
+    return bool(unheard) and not arrangement(able, run, turn.now_s).assignments
+
+
 def advance(turn: Turn) -> None:
     """Bring the run forward that has peers; without one, the oldest that finds some."""
     active = turn.state.active_run

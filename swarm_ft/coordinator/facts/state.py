@@ -26,6 +26,7 @@ from swarm_ft.protocol.messages.control import (
 )
 from swarm_ft.protocol.messages.reports import BufferCounts, ByteCounts, Traffic
 from swarm_ft.protocol.messages.shard import ShardFile
+from swarm_ft.protocol.spec.grant import Grant
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.protocol.spec.training_plan import Microbatch
 
@@ -49,12 +50,14 @@ class Member:
 
     Attributes:
         idle: why there is nothing to do for it, as it was told; empty if there may be.
+        grant: what its invitation lets it host; never its own word.
     """
 
     hello: PeerHello
     joined_at_s: float
     heard_at_s: float
     idle: str = ""
+    grant: Grant = field(default_factory=Grant)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -429,6 +432,11 @@ class SwarmState:
         """Peers from which a client has yet to collect a result."""
         finished = (run for run in self.runs.values() if run.phase is RunPhase.FINISHED)
         return frozenset().union(*(run.past.exported for run in finished))
+
+    def carries(self, peer_id: PeerId) -> bool:
+        """Whether a member may host a stage alone; who is not there is not asked."""
+        member = self.members.get(peer_id)
+        return member is not None and not member.grant.replica_only
 
     def with_run(self, run: Run) -> SwarmState:
         """The same state with this run put in place."""
