@@ -65,9 +65,23 @@ def train(options: JobOptions, way: WayIn) -> None:
 
         with spinner("reading the model and the text"):
             job = await asyncio.to_thread(prepare_job, options)
-        return await submit(swarm, job, options, RunProgress(job.spec.train))
+        progress = RunProgress(job.spec.train)
+        for line in who_sees(is_encrypted=way.invite is not None):
+            progress.message(line)
+        return await submit(swarm, job, options, progress)
 
     run_async(lambda: _see_through(begin, options.outputs, way))
+
+
+def who_sees(*, is_encrypted: bool) -> tuple[str, ...]:
+    """What becomes of a job's data, in words."""
+    others = "nobody else, for links are encrypted" if is_encrypted else "whoever sees the network"
+    return (
+        "who sees your text: the coordinator, which keeps it until the run is over, and whoever "
+        "hosts the first or the last stage",
+        "peers see activations, which tell the text too to who has the model, and their layers' "
+        f"weights; {others}",
+    )
 
 
 @client.command(

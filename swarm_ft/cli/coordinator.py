@@ -6,7 +6,7 @@ import asyncio
 import ipaddress
 import json
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -252,7 +252,9 @@ def coordinator(
             )
             addresses = _announced(directory.addresses, listening.announced_host)
             nodes = initial_peers or addresses
-            enrolment = owned and Enrolment(*owned, nodes, dht_prefix, service.revoke)
+            enrolment = owned and Enrolment(
+                *owned, nodes, dht_prefix, service.revoke, service.send_all_away
+            )
             options = GrpcOptions(credentials=enrolment.credentials if enrolment else None)
             handlers = {**service.handlers(), **(enrolment.handlers() if enrolment else {})}
             transport = GrpcTransport(options)
@@ -261,7 +263,8 @@ def coordinator(
             found = announced(server, listening, directory, Role.COORDINATOR, COORDINATOR_NAME)
             endpoint = await stack.enter_async_context(found)
             public = await enrolment.opens(endpoint, to_all=is_public) if enrolment else None
-            _show_coordinator(endpoint, addresses, public, is_open=not enrolment, as_json=as_json)
+            encrypted = {"encrypted": bool(enrolment), "encrypted_at_rest": key is not None}
+            _show_coordinator(endpoint, addresses, public, encrypted, as_json=as_json)
             await until_one_ends(service.run(), *([enrolment.run()] if enrolment else []))
 
     run_until_stopped(work)
@@ -301,18 +304,18 @@ def _show_coordinator(
     endpoint: str,
     addresses: Sequence[str],
     public: Invite | None,
+    encrypted: Mapping[str, bool],
     *,
-    is_open: bool,
     as_json: bool,
 ) -> None:
     if as_json:
-        told = {"endpoint": endpoint, "addresses": list(addresses), "encrypted": not is_open}
+        told = {"endpoint": endpoint, "addresses": list(addresses), **encrypted}
         click.echo(json.dumps({**told, "open": public and str(public)}))
         return
     click.echo(f"coordinator at {endpoint}")
     if public is not None:
         click.echo(f"anybody becomes a replica on probation with 'swarm-ft serve-stage {public}'")
-    if not is_open:
+    if encrypted["encrypted"]:
         click.echo("others join with what 'swarm-ft invite' prints")
         return
     for address in addresses:

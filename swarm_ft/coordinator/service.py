@@ -310,6 +310,11 @@ class CoordinatorService:
             else:
                 self._put(peer_id, Say(peer_id, self._revoked))
 
+    def send_all_away(self, reason: str) -> None:
+        """Nobody is a member any more."""
+        for outbox in self._outboxes.values():
+            outbox.drop(NotAllowed(reason))
+
     async def _join(self, stream: PeerStream) -> None:
         now_s, host = self._clock.now_s(), stream.remote.rpartition(":")[0]
         self._joins_of_address.check(address_of(host), now_s, f"peers at {host} join")

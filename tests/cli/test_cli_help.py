@@ -101,6 +101,7 @@ OPTIONS = {
     | {"--role", "--sees-tokens", "--layers", "--uses", "--expires", "--address", "--open"},
     ("keys", "list"): KEYS,
     ("keys", "revoke"): KEYS - {"--json"},
+    ("keys", "rotate"): KEYS | {"--authority"},
     ("coordinator",): DHT
     | LISTENING
     | {"--insecure", "--journal", "--queue-hours", "--snapshots", "--open", "--json"}
