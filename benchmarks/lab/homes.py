@@ -26,7 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
@@ -98,10 +98,12 @@ upnp_nat_chain={MAPPED_IN}
 upnp_nat_postrouting_chain={MAPPED_OUT}
 allow 1024-65535 {HOME_NETWORK} 1024-65535
 """
-MAPPER_TIMEOUT_S = 10.0
+READY_TIMEOUT_S = 10.0
+PATIENCE_S = 0.2
+"""With a packet that may be lost, as what it is sent to is not there yet."""
+CLOSED_PORT = 1
 NAT_PMP_PORT = 5351
 PACKAGES = {"ip": "iproute2", "tc": "iproute2", "nft": "nftables", MAPPER: "miniupnpd-nftables"}
-
 
 NOT_SHAPED = Link()
 
@@ -230,7 +232,10 @@ class Internet:
         if self._num_households == MAX_HOUSEHOLDS:
             raise ValueError(f"an internet has {MAX_HOUSEHOLDS} households at most")
         self._num_households += 1
-        return _Site(self._hub, self._num_households, home, self._stack).household()
+        household = _Site(self._hub, self._num_households, home, self._stack).household()
+        for machine in household.machines:
+            machine.call(_wait_for_internet, self._num_households, home)
+        return household
 
     @property
     def num_private(self) -> int:
@@ -345,14 +350,37 @@ def _mapping_ports(router: Host) -> Iterator[None]:
 
 def _wait_for_mapper() -> None:
     """Until it answers, which is when it has all its sockets."""
-    until_s = time.monotonic() + MAPPER_TIMEOUT_S
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
-        asker.settimeout(0.2)
+        asker.settimeout(PATIENCE_S)
         asker.connect((str(HOME_NETWORK[1]), NAT_PMP_PORT))
-        while time.monotonic() < until_s:
-            with suppress(ConnectionRefusedError, TimeoutError):
-                asker.send(bytes(2))  # NAT-PMP: which outer address?
-                asker.recv(64)
-                return
+
+        def ask() -> None:
+            asker.send(bytes(2))  # NAT-PMP: which outer address?
+            asker.recv(64)
+
+        _insist(ask)
+
+
+def _wait_for_internet(number: int, home: Home) -> None:
+    """Until its gateway answers: a device that is up carries packets a moment later."""
+    timeout_s = PATIENCE_S + 4 * home.link.delay_ms / 1000
+    addresses = (f"45.{number}.0.1", *((f"2a45:{number}::1",) if home.ipv6 else ()))
+
+    def dial() -> None:
+        for address in addresses:
+            with suppress(ConnectionRefusedError):
+                socket.create_connection((address, CLOSED_PORT), timeout_s).close()
+
+    _insist(dial)
+
+
+def _insist(attempt: Callable[[], None]) -> None:
+    """Try again what fails, but not for ever."""
+    until_s = time.monotonic() + READY_TIMEOUT_S
+    while True:
+        try:
+            return attempt()
+        except OSError:
+            if time.monotonic() > until_s:
+                raise
             time.sleep(0.01)
-    raise OSError(f"{MAPPER} answered nothing in {MAPPER_TIMEOUT_S} s")

@@ -28,10 +28,15 @@ PORTS = count(7100)
 TIMEOUT_S = 20.0
 DELAYED = Link(delay_ms=20.0)
 
-pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
-needs_delays = pytest.mark.skipif(bool(why_not(Home(link=DELAYED))), reason="no delayed links")
-needs_ipv6 = pytest.mark.skipif(bool(why_not(Home(ipv6=True))), reason="no IPv6")
-no_mapper = why_not(Home(maps_ports=True))
+
+def needing(home: Home) -> pytest.MarkDecorator:
+    reason = why_not(home)
+    return pytest.mark.skipif(bool(reason), reason=reason)
+
+
+pytestmark = needing(Home())
+needs_delays = needing(Home(link=DELAYED))
+needs_ipv6 = needing(Home(ipv6=True))
 
 Address = tuple[str, int]
 
@@ -260,6 +265,20 @@ def test_a_router_that_forgets_breaks_a_connection_and_lets_new_ones_pass(
     seen(household.machines[0], public)
 
 
+@needs_ipv6
+@pytest.mark.parametrize("nat", ["cone", "cgnat"])
+def test_an_ipv6_address_stays_where_the_other_changes(internet: Internet, nat: Nat) -> None:
+    public = internet.household(Home("open", ipv6=True)).machines[0]
+    household = internet.household(Home(nat, ipv6=True))
+    (household.carrier or household.router).change_address()
+    with (
+        listener(public, PORT, socket.AF_INET6) as server,
+        dialler(household.machines[0], (public.ipv6, PORT)),
+        closing(server.accept()[0]) as accepted,
+    ):
+        assert accepted.getpeername()[0] == household.machines[0].ipv6
+
+
 @pytest.mark.parametrize("nat", ["open", "cone", "cgnat"])
 def test_an_address_changes_and_connections_do_not_move(
     internet: Internet, public: Host, nat: Nat
@@ -376,7 +395,7 @@ def map_port(router: str, port: int) -> Address:
     return address, outer_port
 
 
-@pytest.mark.skipif(bool(no_mapper), reason=no_mapper)
+@needing(Home(maps_ports=True))
 def test_a_port_that_the_router_mapped_is_reached(internet: Internet, public: Host) -> None:
     household = internet.household(Home(maps_ports=True))
     machine = household.machines[0]
@@ -440,7 +459,8 @@ def test_an_internet_that_fails_leaves_nothing_behind() -> None:
 
 
 INTERRUPTED = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background has none
 from benchmarks.lab import Link
 from benchmarks.lab.homes import Home, Internet
 with Internet() as internet:
