@@ -1,6 +1,8 @@
 """Hosts as network namespaces on one bridge, each behind a link of its own. Needs root and Linux.
 
-Nothing leaves these namespaces: the bridge lies in one that has no other interface.
+Nothing leaves these namespaces: the bridge lies in one that has no other interface. Their addresses
+are loopback addresses, as all of them are this machine: what stays on this machine (`--insecure`)
+may be measured here too.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from benchmarks.lab.hub import Hub, Link, bucket, limit_packets
 from benchmarks.lab.namespaces import run
 
 FAMILY = "lab"
-NETWORK = "10.91.0.0/24"
+NETWORK = "127.91.0.0/24"
 
 
 class Lab:
@@ -63,7 +65,7 @@ class Lab:
         """Another host, behind a link like that."""
         link = link or Link()
         self._num_hosts += 1
-        host = Host(self._hub.add(f"{self._num_hosts}"), f"10.91.0.{self._num_hosts}")
+        host = Host(self._hub.add(f"{self._num_hosts}"), f"127.91.0.{self._num_hosts}")
         port = self._hub.plug(link, host.namespace, "eth0")
         self._in_hub("link", "set", port, "master", "bridge", "up")
         _set_up(host, self._congestion_control)
@@ -115,8 +117,13 @@ class Lab:
 
 
 def _set_up(host: Host, congestion_control: str) -> None:
-    run("ip", "-n", host.namespace, "addr", "add", f"{host.address}/24", "dev", "eth0")
-    run("ip", "-n", host.namespace, "link", "set", "eth0", "up")
+    ip = ("ip", "-n", host.namespace)
+    # As Linux comes, all of 127.0.0.0/8 is on `lo`, and on no other device.
+    run(*ip, "addr", "del", "127.0.0.1/8", "dev", "lo")
+    run(*ip, "addr", "add", "127.0.0.1/32", "dev", "lo")
+    run(*host.command("sysctl", "-qw", "net.ipv4.conf.eth0.route_localnet=1"))
+    run(*ip, "addr", "add", f"{host.address}/24", "dev", "eth0", "scope", "global")
+    run(*ip, "link", "set", "eth0", "up")
     route = ("route", "change", NETWORK, "dev", "eth0", "src", host.address)
     run("ip", "-n", host.namespace, *route, "congctl", congestion_control)
 

@@ -86,9 +86,14 @@ def expire(turn: Turn) -> None:
 
 
 def end(turn: Turn, run: Run, phase: RunPhase, detail: str) -> None:
-    """The run is over; its peers are let go."""
-    turn.put(replace(run, phase=phase, detail=detail))
-    release(turn, run, detail)
+    """The run is over: all who are here let go of it, also who had a part in it once.
+
+    Its storage key is given up, so that nothing opens what is left on the disks of others.
+    """
+    turn.put(replace(run, phase=phase, detail=detail, storage_key=b""))
+    if run.attempt.number != NO_ATTEMPT:
+        for peer in turn.state.members:
+            turn.say(peer, ReleaseStage(run_id=run.run_id, reason=detail, is_over=True))
 
 
 def release(turn: Turn, run: Run, reason: str) -> None:
@@ -322,4 +327,5 @@ def _assignment(run: Run, *, fresh: bool) -> Assign:
         saved=past.snapshot.stages if went_back and past.snapshot else (),
         last_attempt=past.last_commit.attempt if past.last_commit else NO_ATTEMPT,
         owner=run.owner,
+        storage_key=run.storage_key,
     )

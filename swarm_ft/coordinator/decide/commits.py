@@ -65,7 +65,8 @@ def _save(turn: Turn, run: Run) -> Run:
     turn.keep(run)
     step = StepNumber(run.committed_steps)
     for stage in run.computing:
-        turn.say(stage.peers[0], SaveStage(run_id=run.run_id, step=step))
+        saves = next(filter(turn.state.carries, stage.peers), stage.peers[0])
+        turn.say(saves, SaveStage(run_id=run.run_id, step=step))
     return run
 
 
