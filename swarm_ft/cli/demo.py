@@ -26,12 +26,13 @@ from swarm_ft.cli.options import (
     log_option,
     takes,
 )
-from swarm_ft.cli.running import on_stop_signal, run_async, spinner
+from swarm_ft.cli.running import on_stop_signal, reading_bar, run_async, spinner
 from swarm_ft.client.options import JobOptions
 from swarm_ft.errors import BadInput, BadOption, RunFailed
 from swarm_ft.protocol.spec.options import arguments, build
 
 if TYPE_CHECKING:
+    from swarm_ft.client.data.progress import Listener
     from swarm_ft.client.job import Job
     from swarm_ft.client.report import RunReport
     from swarm_ft.client.swarm import SwarmClient
@@ -115,8 +116,8 @@ def demo(
 
     Needs no GPU and no network. The processes' logs are kept beside the result.
     """
-    with spinner("reading the model and the text"):
-        job, options = _prepare(stages, given)
+    with reading_bar() as listener:
+        job, options = _prepare(stages, given, listener)
     work_dir = _work_dir(options.outputs.out)
     buffers = replace(buffers, directory=buffers.directory or work_dir / "buffers")
 
@@ -149,7 +150,7 @@ def _work_dir(out: Path) -> Path:
 # ---- before anything is started
 
 
-def _prepare(stages: int, given: dict[str, Any]) -> tuple[Job, JobOptions]:
+def _prepare(stages: int, given: dict[str, Any], listener: Listener) -> tuple[Job, JobOptions]:
     """Make what is missing, and check everything; no files are left if it comes to nothing."""
     from swarm_ft.client.job import check_outputs, prepare_job
 
@@ -158,7 +159,7 @@ def _prepare(stages: int, given: dict[str, Any]) -> tuple[Job, JobOptions]:
     made = _first_missing(_work_dir(asked.outputs.out))
     try:
         options = _with_sample(asked)
-        job = prepare_job(options)
+        job = prepare_job(options, listener)
         num_blocks = job.spec.model.num_blocks
         if stages > num_blocks:
             raise BadOption(f"--stages {stages}: the model has {num_blocks} layers to share out")
