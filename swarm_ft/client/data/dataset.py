@@ -119,18 +119,18 @@ class Dataset:
         Raises:
             BadDataset: a row cannot be used (it is named), or there is not one whole sample.
         """
-        fill_id = self._fill_id
-        file = SampleFile(
-            self.source, seq_length=seq_length, vocab_size=vocab_size, fill_id=fill_id
-        )
         so_far = ReadSoFar(source=self.source, num_blank=self._num_blank)
-        for batch in _batches(self._texts):
-            file.add(self._tokenised([text for text, _ in batch if text]))
-            so_far = _after(so_far, batch, file.num_samples)
-            on_batch(so_far)
-            if limit is not None and file.num_samples >= limit:
-                break
-        tokens = file.samples(limit)
+        file = SampleFile(
+            self.source, seq_length=seq_length, vocab_size=vocab_size, fill_id=self._fill_id
+        )
+        with file:
+            for batch in _batches(self._texts):
+                file.add(self._tokenised([text for text, _ in batch if text]))
+                so_far = _after(so_far, batch, file.num_samples)
+                on_batch(so_far)
+                if limit is not None and file.num_samples >= limit:
+                    break
+            tokens = file.samples(limit)
         return Samples(tokens=tokens, words=self._told(so_far, file, len(tokens)))
 
     def _tokenised(self, texts: list[str]) -> Iterable[list[int]]:

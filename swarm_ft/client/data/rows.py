@@ -83,9 +83,9 @@ def file_rows(files: Files, options: ReadOptions) -> Iterator[Row]:
         BadDataset: a file cannot be read, is not UTF-8, or not what its format says; names the
             line.
     """
-    sizes = [path.stat().st_size for path in files.paths]
-    before, total = 0, max(1, sum(sizes))
-    for path, size in zip(files.paths, sizes, strict=True):
+    before, total = 0, max(1, sum(map(_size_of, files.paths)))
+    for path in files.paths:
+        size = _size_of(path)
         try:
             for row in _READERS[files.format](path, options):
                 yield row._replace(done=(before + size * (row.done or 0.0)) / total)
@@ -94,12 +94,17 @@ def file_rows(files: Files, options: ReadOptions) -> Iterator[Row]:
         before += size
 
 
+def _size_of(path: Path) -> int:
+    """Bytes; whoever opens the file tells why it cannot be read."""
+    return path.stat().st_size if path.exists() else 0
+
+
 class _Lines:
     """The lines of a UTF-8 file, and how far it was read."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._size = max(1, path.stat().st_size)
+        self._size = max(1, _size_of(path))
         self._num_bytes = 0
         self.number = 0
 

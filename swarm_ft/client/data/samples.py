@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterable, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, Self, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -37,7 +37,7 @@ class SampleFile:
     Otherwise each begins a sample of its own, and what it lacks to the end of its last is filled
     with `fill_id`.
 
-    The file has no name and is gone with this process and the arrays made of it.
+    The file has no name: it is gone when this is closed and the arrays made of it are let go.
 
     Args:
         source: where the documents come from, for errors.
@@ -56,6 +56,12 @@ class SampleFile:
         self._fill_id = fill_id
         self._vocab_size = vocab_size
         self._file = tempfile.TemporaryFile(prefix="swarm-ft-tokens-")  # noqa: SIM115
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._file.close()
 
     @property
     def num_samples(self) -> int:
