@@ -153,16 +153,17 @@ def _work_dir(out: Path) -> Path:
 def _prepare(stages: int, given: dict[str, Any], listener: Listener) -> tuple[Job, JobOptions]:
     """Make what is missing, and check everything; no files are left if it comes to nothing."""
     from swarm_ft.client.job import check_outputs, prepare_job
+    from swarm_ft.stage.checkpoint import open_checkpoint
 
     asked = _asked(given)
     check_outputs(asked.outputs)
     made = _first_missing(_work_dir(asked.outputs.out))
     try:
         options = _with_sample(asked)
-        job = prepare_job(options, listener)
-        num_blocks = job.spec.model.num_blocks
+        num_blocks = open_checkpoint(options.model).config.num_hidden_layers
         if stages > num_blocks:
             raise BadOption(f"--stages {stages}: the model has {num_blocks} layers to share out")
+        job = prepare_job(options, listener)
     except (BadInput, KeyboardInterrupt):
         if made is not None:
             shutil.rmtree(made, ignore_errors=True)

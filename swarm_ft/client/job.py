@@ -59,7 +59,9 @@ def prepare_job(options: JobOptions, listener: Listener | None = None) -> Job:
     check_outputs(options.outputs)
     checkpoint = open_checkpoint(_reference(options.model))
     check_seq_length(checkpoint.config, options.train.seq_length)
-    seq_length = options.train.seq_length
+    seq_length, model = options.train.seq_length, checkpoint.describe()
+    # Refuses, before anything long begins, what no data could make good.
+    RunSpec(model=model, train=options.train_spec(num_samples=1))
     wanted = Wanted(split=options.split, format=options.reading.data_format)
     data = open_dataset(options.dataset, wanted, options.reading, checkpoint.tokenizer())
     held_out = open_held_out(options.evaluation, options.reading, checkpoint, options.dataset)
@@ -72,7 +74,7 @@ def prepare_job(options: JobOptions, listener: Listener | None = None) -> Job:
     tokens = _read(data, checkpoint, seq_length, options.max_samples, listener, to_tell)
     train = options.train_spec(num_samples=len(tokens))
     return Job(
-        spec=RunSpec(model=checkpoint.describe(), train=train),
+        spec=RunSpec(model=model, train=train),
         checkpoint=checkpoint,
         samples=SampleBytes(tokens),
         eval_data=eval_data or _beginning_of(tokens, options.evaluation),
