@@ -108,8 +108,10 @@ def _refusing(
 ) -> Iterator[None]:
     from huggingface_hub.errors import HfHubHTTPError
 
+    # RuntimeError: a dataset with code of its own; ImportError: a column of pictures or sounds.
+    known = (OSError, ValueError, LookupError, TypeError, RuntimeError, ImportError, HfHubHTTPError)
     try:
         yield
-    except (OSError, ValueError, HfHubHTTPError, datasets.exceptions.DatasetsError) as exc:
+    except (*known, datasets.exceptions.DatasetsError) as exc:
         reason = str(exc).strip().partition("\n")[0] or type(exc).__name__
         raise refused(path, f"{why}{reason}") from exc
