@@ -49,9 +49,9 @@ def client() -> None:
 @client.command(
     epilog=examples(
         "swarm-ft client train --model gpt2 --dataset notes.txt --invite swarm1...",
+        "swarm-ft client train --model ./qwen2 --dataset chats.jsonl --invite swarm1...",
         "swarm-ft client train --model ./llama --dataset texts/ --eval-dataset held-out.txt \\",
         "    --epochs 3 --fw aq3 --bw q6 --out ./tuned --initial-peers @swarm.txt",
-        "swarm-ft client train --model ./qwen2 --dataset chats.jsonl --invite swarm1...",
     )
 )
 @takes("options", JobOptions)
