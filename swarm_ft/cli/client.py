@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +22,8 @@ from swarm_ft.cli.options import (
     stack,
     takes,
 )
-from swarm_ft.cli.running import on_stop_signal, run_async, spinner
-from swarm_ft.client.options import EvalOptions, JobOptions, Outputs
+from swarm_ft.cli.running import on_stop_signal, reading_bar, run_async
+from swarm_ft.client.options import EvalOptions, JobOptions, Outputs, ReadOptions
 
 if TYPE_CHECKING:
     from swarm_ft.client.report import RunReport
@@ -49,6 +50,7 @@ def client() -> None:
 @client.command(
     epilog=examples(
         "swarm-ft client train --model gpt2 --dataset notes.txt --invite swarm1...",
+        "swarm-ft client train --model ./qwen2 --dataset chats.jsonl --invite swarm1...",
         "swarm-ft client train --model ./llama --dataset texts/ --eval-dataset held-out.txt \\",
         "    --epochs 3 --fw aq3 --bw q6 --out ./tuned --invite @invitation.txt",
     )
@@ -59,12 +61,12 @@ def train(options: JobOptions, way: WayIn) -> None:
     """Fine-tune a model; Ctrl-C detaches, and the run goes on."""
 
     async def begin(swarm: SwarmClient) -> WatchedRun:
-        from swarm_ft.client.job import prepare_job
-        from swarm_ft.client.report import RunProgress
-        from swarm_ft.client.train import submit
+        with reading_bar() as listener:
+            from swarm_ft.client.job import prepare_job
+            from swarm_ft.client.report import RunProgress
+            from swarm_ft.client.train import reading, submit
 
-        with spinner("reading the model and the text"):
-            job = await asyncio.to_thread(prepare_job, options)
+            job = await reading(partial(prepare_job, options), listener)
         progress = RunProgress(job.spec.train)
         for line in who_sees(is_encrypted=way.invite is not None):
             progress.message(line)
@@ -93,12 +95,14 @@ def who_sees(*, is_encrypted: bool) -> tuple[str, ...]:
 @run_option
 @click.option("--model", metavar="DIR|HUB_ID", help="The model, if not where the run says.")
 @takes("evaluation", EvalOptions)
+@takes("reading", ReadOptions)
 @takes("outputs", Outputs)
 @swarm_options
 def attach(
     run_name: str | None,
     model: str | None,
     evaluation: EvalOptions,
+    reading: ReadOptions,
     outputs: Outputs,
     way: WayIn,
 ) -> None:
@@ -107,7 +111,7 @@ def attach(
     async def begin(swarm: SwarmClient) -> WatchedRun:
         from swarm_ft.client.train import attach_to
 
-        return await attach_to(swarm, run_name, model, evaluation)
+        return await attach_to(swarm, run_name, model, evaluation, reading)
 
     run_async(lambda: _see_through(begin, outputs, way))
 

@@ -27,12 +27,27 @@ COMMANDS = (
     ("sample",),
 )
 HEAVY = {"torch", "grpc", "hivemind", "transformers", "safetensors", "sqlite3", "rich", "numpy"}
+HEAVY |= {"datasets", "pyarrow", "pandas", "jinja2"}
 HELP_CPU_S = 0.5
 
-JOB = {
+READING = {
+    "--data-format",
+    "--subset",
+    "--text-column",
+    "--column-names",
+    "--quotes",
+    "--no-quotes",
+    "--separator",
+    "--packing",
+    "--no-packing",
+}
+JOB = READING | {
     "--model",
     "--dataset",
+    "--split",
+    "--max-samples",
     "--eval-dataset",
+    "--eval-split",
     "--max-eval-samples",
     "--epochs",
     "--steps",
@@ -78,7 +93,9 @@ OPTIONS = {
     ("demo",): JOB | BUFFERS | {"--stages", "--replicas", "--log-level"},
     ("client", "train"): JOB | SWARM,
     ("client", "attach"): SWARM
-    | {"--run", "--model", "--eval-dataset", "--max-eval-samples", "--out", "--json", "--trace"},
+    | READING
+    | {"--run", "--model", "--eval-dataset", "--eval-split", "--max-eval-samples"}
+    | {"--out", "--json", "--trace"},
     ("client", "cancel"): SWARM | {"--run"},
     ("serve-stage",): DHT
     | LISTENING
