@@ -106,6 +106,8 @@ class Reach:
         self._outbox: asyncio.Queue[FromMember] = asyncio.Queue()
         self.joined = asyncio.Event()
         """Whether the coordinator can introduce this member now."""
+        self.knows_mapping = asyncio.Event()
+        """Whether it was found out what this machine's router does to ports, as far as it can."""
         self._wanted: dict[str, deque[asyncio.Future[Link]]] = {}
         self._meetings: dict[bytes, _Meeting] = {}
         self._by_proof: dict[bytes, _Meeting] = {}
@@ -197,7 +199,8 @@ class Reach:
                 endpoints = self._reachable.endpoints
                 self._reachable = Reachable(endpoints=endpoints, mapping_varies=varies)
                 self._outbox.put_nowait(self._reachable)
-            return
+            break
+        self.knows_mapping.set()
 
     # ---- meetings
 

@@ -46,7 +46,7 @@ class Credentials:
         authority: Certificate,
         invitations: Invitations = nobody_else,
     ) -> None:
-        self._key = key_pem(key)
+        self.key_pem = key_pem(key)
         self.certificate = certificate
         self.authority = authority
         self._invitations = invitations
@@ -55,7 +55,7 @@ class Credentials:
 
     def rekey(self, key: PrivateKey, certificate: Certificate) -> None:
         """Have another key from the next handshake on; links that stand are as they were."""
-        self._key, self.certificate = key_pem(key), certificate
+        self.key_pem, self.certificate = key_pem(key), certificate
 
     def void(self, reason: str) -> None:
         """Whoever calls from now on is refused, and told why."""
@@ -90,7 +90,7 @@ class Credentials:
     def for_channel(self) -> grpc.ChannelCredentials:
         """Of a client, as of now."""
         return grpc.ssl_channel_credentials(
-            to_pem(self.authority), self._key, to_pem(self.certificate)
+            to_pem(self.authority), self.key_pem, to_pem(self.certificate)
         )
 
     def for_server(self) -> grpc.ServerCredentials:
@@ -103,7 +103,7 @@ class Credentials:
         # The authority's own certificate goes with ours: who has but its fingerprint finds it so.
         chain = to_pem(self.certificate) + to_pem(self.authority)
         roots = b"".join(map(to_pem, (self.authority, *self._invitations())))
-        return grpc.ssl_server_certificate_configuration([(self._key, chain)], roots)
+        return grpc.ssl_server_certificate_configuration([(self.key_pem, chain)], roots)
 
 
 def name_argument(name: str) -> tuple[str, str]:

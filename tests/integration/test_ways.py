@@ -1,0 +1,115 @@
+"""Which way leads from which home to which: real routers, in network namespaces."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from subprocess import Popen
+
+import pytest
+
+from benchmarks.lab.homes import Home, Internet, Nat, why_not
+from benchmarks.lab.host import Host, ask
+from benchmarks.lab.hub import Link
+from benchmarks.lab.router import Router
+from swarm_ft.identity.certificates import Role, key_name, to_pem
+from tests.members import Swarm, make_swarm
+
+DELAYED = Link(delay_ms=20.0)
+"""Resets of unasked SYNs end a punch unless the SYNs cross on their way, as they do in life."""
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(bool(why_not(Home(link=DELAYED))), reason=why_not(Home(link=DELAYED))),
+]
+
+KINDS: tuple[Nat, ...] = ("open", "cone", "reject", "cgnat", "symmetric", "cgnat-symmetric")
+
+
+@dataclass
+class Resident:
+    """A member at home, and its router."""
+
+    name: str
+    process: Popen[str]
+    router: Router
+
+
+@dataclass
+class World:
+    """A hub, and two homes of each kind."""
+
+    residents: dict[tuple[Nat, int], Resident]
+
+    def way(self, one: tuple[Nat, int], other: tuple[Nat, int]) -> tuple[str, float]:
+        """How somebody reaches another, and after how many seconds."""
+        answer = json.loads(ask(self.residents[one].process, self.residents[other].name))
+        return answer["way"], answer["took_s"]
+
+
+def write_keys(swarm: Swarm, folder: Path) -> dict[tuple[Nat, int], str]:
+    """Everybody's, by the files' names; what they are called, by their homes."""
+    (folder / "authority.pem").write_bytes(to_pem(swarm.authority))
+    names: dict[tuple[Nat, int], str] = {}
+    for home in [None, *((kind, number) for kind in KINDS for number in range(2))]:
+        credentials = swarm.coordinator() if home is None else swarm.member(Role.PEER)
+        name = "coordinator" if home is None else key_name(credentials.certificate)
+        (folder / f"{name}.pem").write_bytes(to_pem(credentials.certificate))
+        (folder / f"{name}.key").write_bytes(credentials.key_pem)
+        if home is not None:
+            names[home] = name
+    return names
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    folder = tmp_path_factory.mktemp("keys")
+    names = write_keys(make_swarm(), folder)
+    with ExitStack() as stack:
+        internet = stack.enter_context(Internet())
+        public = internet.household(Home("open", link=DELAYED)).machines[0]
+        hub = stack.enter_context(at(public, "hub", folder, public.address))
+        endpoint = ask(hub)
+        residents = {}
+        for (kind, number), name in names.items():
+            house = internet.household(Home(kind, link=DELAYED))
+            machine = house.machines[0]
+            process = stack.enter_context(
+                at(machine, "member", folder, name, endpoint, machine.address)
+            )
+            residents[kind, number] = Resident(name, process, house.router)
+        for resident in residents.values():
+            assert ask(resident.process) == resident.name
+        yield World(residents)
+
+
+def at(
+    machine: Host, role: str, folder: Path, *arguments: str
+) -> AbstractContextManager[Popen[str]]:
+    return machine.running("tests.meeting_end", role, str(folder), *arguments)
+
+
+def expected(one: Nat, other: Nat) -> set[str]:
+    symmetric = {"symmetric", "cgnat-symmetric"}
+    if "open" in (one, other):
+        return {way for way, kind in (("direct", other), ("reverse", one)) if kind == "open"}
+    return {"relayed" if symmetric & {one, other} else "punched"}
+
+
+@pytest.mark.parametrize("other", KINDS)
+@pytest.mark.parametrize("one", KINDS)
+def test_the_way_from_home_to_home(world: World, one: Nat, other: Nat) -> None:
+    way, took_s = world.way((one, 0), (other, 1))
+    assert way in expected(one, other), f"after {took_s:.2f} s"
+
+
+def test_no_router_let_anybody_in_unasked(world: World) -> None:
+    world.way(("cone", 0), ("reject", 1))
+    routers = {home: one.router for home, one in world.residents.items() if home[0] != "open"}
+    assert {home: router.num_accepted for home, router in routers.items()} == dict.fromkeys(
+        routers, 0
+    )

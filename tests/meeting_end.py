@@ -1,0 +1,98 @@
+"""A process of a swarm of meetings, for tests that start it on machines of a lab.
+
+    python -m tests.meeting_end hub FOLDER HOST          the coordinator with its relay
+    python -m tests.meeting_end member FOLDER NAME HUB ADDRESS   somebody to meet
+
+It says a line once it is there. A member then answers each line `NAME` with the way to whom of that
+name, and after how many seconds; the keys of all are in FOLDER.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from pathlib import Path
+from random import Random
+
+from swarm_ft.clock import SystemClock
+from swarm_ft.coordinator.meetings import Introductions
+from swarm_ft.errors import SwarmError
+from swarm_ft.identity.certificates import from_pem
+from swarm_ft.identity.keys import key_at, new_key
+from swarm_ft.protocol.messages.meeting import RelayPlace
+from swarm_ft.reach.front import Front
+from swarm_ft.reach.meet import Reach
+from swarm_ft.reach.relay import Relay
+from swarm_ft.reach.transport import FrontedTransport
+from swarm_ft.transport.credentials import Credentials
+from swarm_ft.transport.grpc_options import GrpcOptions
+from swarm_ft.transport.grpc_transport import GrpcTransport
+
+PORT = 7000
+
+
+def credentials_in(folder: Path, name: str) -> Credentials:
+    """Of whom the test made these files for."""
+    certificate, authority = (
+        from_pem((folder / f"{one}.pem").read_bytes()) for one in (name, "authority")
+    )
+    return Credentials(key_at(folder / f"{name}.key"), certificate, authority)
+
+
+async def hub(folder: Path, host: str) -> None:
+    """Be the coordinator until killed."""
+    key = new_key()
+    introductions = Introductions(lambda: key, SystemClock())
+    options = GrpcOptions(credentials=credentials_in(folder, "coordinator"))
+    transport = FrontedTransport(GrpcTransport(options))
+    Relay(transport.front, key.public_key)
+    server = await transport.serve(host, PORT, introductions.handlers())
+    probe = await transport.front.listen(host, PORT + 1)
+    introductions.set_relays((RelayPlace(endpoint=server.endpoint, probe_endpoint=probe),))
+    say(server.endpoint)
+    await asyncio.Event().wait()
+
+
+async def member(folder: Path, name: str, endpoint: str, address: str) -> None:
+    """Be met, and meet whom the test names, until killed."""
+
+    async def find() -> str:
+        return endpoint
+
+    front = Front()
+    listens_at = await front.listen("0.0.0.0", 0)
+    grpc = GrpcTransport(GrpcOptions(credentials=credentials_in(folder, name)))
+    reach = Reach(grpc, find, front, SystemClock(), Random(name))
+    running = asyncio.create_task(
+        reach.run((f"{address}:{listens_at.rpartition(':')[2]}",)), name="reach"
+    )
+    await reach.knows_mapping.wait()
+    say(name)
+    while line := await asyncio.to_thread(sys.stdin.readline):
+        began_s = time.monotonic()
+        try:
+            link = await reach.link(line.strip())
+            answer = {"way": str(link.way), "took_s": time.monotonic() - began_s}
+            link.sock.close()
+        except SwarmError as error:
+            answer = {"way": error.message, "took_s": time.monotonic() - began_s}
+        say(json.dumps(answer))
+    running.cancel()
+
+
+def say(text: str) -> None:
+    """A line, now."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    """As the command line says."""
+    role, folder, *given = sys.argv[1:]
+    asyncio.run(hub(Path(folder), *given) if role == "hub" else member(Path(folder), *given))
+
+
+if __name__ == "__main__":
+    main()
