@@ -63,6 +63,8 @@ class LocalSwarm:
         memory_bytes: what each peer lends.
         buffer_limits: of each peer's buffers, which are then on disk too, below `work_dir`, and
             there when a peer of the same name comes again; None keeps them in memory.
+        encrypts: whether peers encrypt what they write down.
+        journal_key: with which the coordinator does; None does not.
         members: links are encrypted between members of this swarm; peers then have their keys'
             names.
     """
@@ -75,6 +77,8 @@ class LocalSwarm:
         transport: Transport | None = None,
         memory_bytes: int = 1 << 33,
         buffer_limits: BufferLimits | None = None,
+        encrypts: bool = False,
+        journal_key: bytes | None = None,
         members: Members | None = None,
     ) -> None:
         self._work_dir = work_dir
@@ -83,6 +87,7 @@ class LocalSwarm:
         self._members = members
         self._memory_bytes = memory_bytes
         self._buffer_limits = buffer_limits
+        self._encrypts, self._journal_key = encrypts, journal_key
         self._snapshots_url = str(work_dir / "snapshots")
         self._clock = SystemClock()
         self.directory = StaticDirectory(Board(), self._clock)
@@ -117,7 +122,7 @@ class LocalSwarm:
 
     async def start_coordinator(self) -> None:
         """Start it, or start it again from its journal."""
-        journal = Journal(str(self._work_dir / "journal.db"))
+        journal = Journal(str(self._work_dir / "journal.db"), self._journal_key)
         service = CoordinatorService(journal, self._clock, SnapshotStore(self._snapshots_url))
         transport = self._transport_of(self._members.coordinator() if self._members else None)
         server = await transport.serve("127.0.0.1", 0, service.handlers())
@@ -162,6 +167,7 @@ class LocalSwarm:
             shard_dir=shard_dir,
             buffers=self._buffer_place(name),
             snapshots_url=self._snapshots_url,
+            encrypts=self._encrypts,
         )
         node = PeerNode(
             options,

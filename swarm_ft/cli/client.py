@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from swarm_ft.cli.joining import WayIn, client_key_file, joined, way_in
+from swarm_ft.cli.keys import grant_fields
 from swarm_ft.cli.options import (
     examples,
     json_flag,
@@ -141,7 +142,12 @@ def status_fields(found: SwarmStatus) -> dict[str, Any]:
     from swarm_ft.client.report import kind_fields
 
     peers = [
-        {"peer": m.peer_id, "layers": str(m.layers or "auto"), "idle": m.idle}
+        {
+            "peer": m.peer_id,
+            "layers": str(m.layers or "auto"),
+            "idle": m.idle,
+            **grant_fields(m.grant),
+        }
         for m in found.members
     ]
     runs = [
@@ -160,7 +166,17 @@ def status_fields(found: SwarmStatus) -> dict[str, Any]:
         }
         for run in found.runs
     ]
-    return {"peers": peers, "runs": runs}
+    others = [
+        {
+            "run": run.run_id,
+            "phase": run.phase.name.lower(),
+            "steps": run.committed_steps,
+            "num_steps": run.num_steps,
+            "stages": [{"peer": s.peer_id, "layers": str(s.layers)} for s in run.assignments],
+        }
+        for run in found.others
+    ]
+    return {"peers": peers, "runs": runs, "others": others}
 
 
 def status_lines(found: SwarmStatus) -> Iterator[str]:
@@ -169,8 +185,9 @@ def status_lines(found: SwarmStatus) -> Iterator[str]:
     from swarm_ft.protocol.messages.control import stages_of
 
     for member in found.members:
+        granted = f"  ({member.grant})" if str(member.grant) else ""
         idle = f"  idle: {member.idle}" if member.idle else ""
-        yield f"peer {member.peer_id}  layers {member.layers or 'auto'}{idle}"
+        yield f"peer {member.peer_id}  layers {member.layers or 'auto'}{granted}{idle}"
     if not found.members:
         yield "no peer is there; start some with 'swarm-ft serve-stage'"
     for run in found.runs:
@@ -181,6 +198,11 @@ def status_lines(found: SwarmStatus) -> Iterator[str]:
             yield f"  layers {stage.layers}  {', '.join(names)}"
         yield from (f"  {line}" for line in kind_lines(run.sent))
         yield from (f"  {line}" for boundary in run.boundaries for line in _about(boundary))
+    for other in found.others:
+        counted = f"step {other.committed_steps}/{other.num_steps}"
+        yield f"run {other.run_id}  {other.phase.name.lower()}  {counted}  (another client's)"
+        for stage in stages_of(other.assignments):
+            yield f"  layers {stage.layers}  {', '.join(stage.peers)}"
 
 
 def _boundary_fields(status: BoundaryStatus) -> dict[str, object]:

@@ -205,6 +205,18 @@ class BufferOptions:
             default="under ~/.cache/swarm-ft",
         ),
     ] = None
+    keep_days: Annotated[
+        int,
+        Range(1),
+        Option(
+            "Days without a write after which a run's buffers are deleted, if the coordinator "
+            "did not say before that the run is over.",
+            name="buffer-days",
+        ),
+    ] = 7
+
+    def __post_init__(self) -> None:
+        check(self)
 
 
 @dataclass(frozen=True, slots=True)

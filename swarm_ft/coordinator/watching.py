@@ -15,22 +15,54 @@ from typing import NoReturn
 from swarm_ft.coordinator.facts.state import Run, SwarmState
 from swarm_ft.coordinator.plan.steps import ends_of
 from swarm_ft.errors import Unavailable
+from swarm_ft.identity.certificates import Caller
 from swarm_ft.ids import BlockIndex, RunId
-from swarm_ft.protocol.messages.client import BoundaryStatus, MemberStatus, RunEvent, SwarmStatus
+from swarm_ft.protocol.messages.client import (
+    BoundaryStatus,
+    MemberStatus,
+    RunEvent,
+    RunSummary,
+    SwarmStatus,
+)
 from swarm_ft.protocol.messages.reports import BufferCounts, Traffic
 from swarm_ft.protocol.messages.timeline import PeerTimeline
+from swarm_ft.transport.rules import is_owner
 
 # ---- everything that the coordinator knows, as `swarm-ft status` shows it
 
 
-def overview(state: SwarmState) -> SwarmStatus:
-    """Members and runs; of runs that are not over, their boundaries too."""
+def overview(state: SwarmState, caller: Caller | None = None) -> SwarmStatus:
+    """Members and runs; of runs that are not over, their boundaries too.
+
+    Args:
+        state: all that is known.
+        caller: who asks, and is told details of its own runs alone; None: nobody has keys.
+    """
+    own = [run for run in state.runs.values() if is_owner(caller, run.owner)]
+    others = (run for run in state.runs.values() if not is_owner(caller, run.owner))
     return SwarmStatus(
         members=tuple(
-            MemberStatus(peer_id=m.hello.peer_id, layers=m.hello.layers, idle=m.idle)
+            MemberStatus(
+                peer_id=m.hello.peer_id,
+                layers=m.hello.layers,
+                # What follows the colon is a failure's message, of whoever's run that was.
+                idle=m.idle if own else m.idle.partition(":")[0],
+                grant=m.grant,
+            )
             for m in state.members.values()
         ),
-        runs=tuple(replace(run.status, boundaries=_boundaries(run)) for run in state.runs.values()),
+        runs=tuple(replace(run.status, boundaries=_boundaries(run)) for run in own),
+        others=tuple(map(_summary, others)),
+    )
+
+
+def _summary(run: Run) -> RunSummary:
+    return RunSummary(
+        run_id=run.run_id,
+        phase=run.phase,
+        committed_steps=run.committed_steps,
+        num_steps=run.spec.train.num_steps,
+        assignments=tuple(replace(stage, endpoint="") for stage in run.attempt.assignments),
     )
 
 

@@ -63,6 +63,7 @@ JOB = {
     "--fill-microbatches",
     "--buffer-bits",
     "--save-steps",
+    "--private-ends",
     "--resume",
     "--out",
     "--json",
@@ -72,7 +73,7 @@ DHT = {"--initial-peers", "--dht-prefix", "--log-level"}
 SWARM = DHT | {"--invite", "--insecure"}
 KEYS = {"--journal", "--json", "--log-level"}
 LISTENING = {"--host", "--port", "--announce"}
-BUFFERS = {"--buffer-memory", "--buffer-disk", "--buffer-dir"}
+BUFFERS = {"--buffer-memory", "--buffer-disk", "--buffer-dir", "--buffer-days"}
 OPTIONS = {
     ("demo",): JOB | BUFFERS | {"--stages", "--replicas", "--log-level"},
     ("client", "train"): JOB | SWARM,
@@ -92,15 +93,19 @@ OPTIONS = {
         "--threads",
         "--peer-id",
         "--snapshots",
+        "--encrypt-at-rest",
         "--json",
     },
     ("init",): KEYS,
-    ("invite",): KEYS | {"--role", "--uses", "--expires", "--address"},
+    ("invite",): KEYS
+    | {"--role", "--sees-tokens", "--layers", "--uses", "--expires", "--address", "--open"},
     ("keys", "list"): KEYS,
     ("keys", "revoke"): KEYS - {"--json"},
     ("coordinator",): DHT
     | LISTENING
-    | {"--insecure", "--journal", "--queue-hours", "--snapshots", "--json"},
+    | {"--insecure", "--journal", "--queue-hours", "--snapshots", "--open", "--json"}
+    | {"--encrypt-at-rest"}
+    | {"--max-queued-per-client", "--max-job-size", "--max-data-per-client", "--max-data"},
     ("dht",): {
         "--initial-peers",
         "--host-maddrs",

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from swarm_ft.cli.keys import opened
 from swarm_ft.client.sample import SampleInput
 from tests.cli.conftest import RunHere, Shell
 
@@ -46,6 +47,40 @@ def test_an_invitation_is_one_word_and_the_rest_is_said_beside_it(
     assert not listed["members"]
 
 
+def test_an_invitation_says_what_its_bearer_may_host(run_here: RunHere, here: Path) -> None:
+    run_here("init")
+    limits = ("--role", "replica-only", "--sees-tokens", "no", "--layers", "4-20")
+    made = run_here("invite", "--address", "h:1", *limits)
+    assert made.code == 0
+    assert len(made.out.strip()) < 70
+    assert "for 1 peer (replica only, sees no tokens, layers 4-20 only), until" in made.err
+    told = json.loads(run_here("invite", "--address", "h:1", "--json", *limits).out)
+    granted = {"replica_only": True, "sees_tokens": False, "only_layers": "4-20"}
+    assert told["role"] == "peer"
+    for one in (told, *json.loads(run_here("keys", "list", "--json").out)["invitations"]):
+        assert {name: one[name] for name in granted} == granted
+    listed = run_here("keys", "list").out.splitlines()[0]
+    assert "for peers (replica only, sees no tokens, layers 4-20 only)  1 left" in listed
+
+
+def test_the_invitation_for_all_is_there_where_all_are_let_in(
+    run_here: RunHere, here: Path
+) -> None:
+    run_here("init")
+    closed = run_here("invite", "--open")
+    assert (closed.code, closed.out) == (2, "")
+    assert "not all are let in here" in closed.err
+    with opened("swarm-ft-coordinator.db") as (authority, registry):
+        public = registry.open_to_all(authority.fingerprint, ("h:1",))
+    assert run_here("invite", "--open").out.strip() == str(public)
+    told = json.loads(run_here("invite", "--open", "--json").out)
+    assert told == {"invite": str(public), "name": public.name}
+    (listed,) = run_here("keys", "list").out.splitlines()
+    assert listed.endswith("for peers (replica only, sees no tokens)  any number")
+    (record,) = json.loads(run_here("keys", "list", "--json").out)["invitations"]
+    assert (record["uses_left"], record["expires"]) == (None, None)
+
+
 def test_an_invitation_is_revoked_by_its_name(run_here: RunHere, here: Path) -> None:
     run_here("init")
     told = json.loads(run_here("invite", "--address", "h:1", "--json").out)
@@ -64,6 +99,10 @@ def test_an_invitation_is_revoked_by_its_name(run_here: RunHere, here: Path) -> 
         (("keys", "list"), "swarm-ft init"),
         (("invite", "--expires", "soon"), "expected a time such as 7d"),
         (("invite", "--uses", "0"), "--uses"),
+        (("invite", "--layers", "many"), "expected START-STOP"),
+        (("invite", "--sees-tokens", "some"), "--sees-tokens"),
+        (("invite", "--role", "client", "--layers", "0-2"), "a client hosts no layers"),
+        (("coordinator", "--insecure", "--open"), "make some with 'swarm-ft init'"),
         (("serve-stage", "swarm1nothing"), "invitation"),
         (("serve-stage", "@missing.txt"), "missing.txt"),
         (("status", "--invite", "nothing"), "invitation 'nothing'"),

@@ -4,7 +4,13 @@ import pytest
 
 from swarm_ft.cli.client import status_fields, status_lines
 from swarm_ft.ids import BlockIndex, PeerId, RunId
-from swarm_ft.protocol.messages.client import BoundaryStatus, RunPhase, RunStatus, SwarmStatus
+from swarm_ft.protocol.messages.client import (
+    BoundaryStatus,
+    RunPhase,
+    RunStatus,
+    RunSummary,
+    SwarmStatus,
+)
 from swarm_ft.protocol.messages.control import StageAssignment
 from swarm_ft.protocol.messages.reports import BufferCounts
 from swarm_ft.protocol.spec.layers import LayerRange
@@ -59,6 +65,31 @@ def test_a_replica_that_takes_over_is_shown_as_joining(found: SwarmStatus) -> No
     assert [(stage["peer"], stage["joining"]) for stage in run["stages"]] == [
         ("old", False),
         ("new", True),
+    ]
+
+
+def test_of_anothers_run_its_numbers_are_shown() -> None:
+    stages = (StageAssignment(peer_id=PeerId("one"), layers=LayerRange(0, 3)),)
+    other = RunSummary(
+        run_id=RunId("run-2"),
+        phase=RunPhase.TRAINING,
+        committed_steps=9,
+        num_steps=40,
+        assignments=stages,
+    )
+    found = SwarmStatus(members=(), runs=(), others=(other,))
+    assert list(status_lines(found))[1:] == [
+        "run run-2  training  step 9/40  (another client's)",
+        "  layers 0-3  one",
+    ]
+    assert status_fields(found)["others"] == [
+        {
+            "run": "run-2",
+            "phase": "training",
+            "steps": 9,
+            "num_steps": 40,
+            "stages": [{"peer": "one", "layers": "0-3"}],
+        }
     ]
 
 

@@ -77,6 +77,11 @@ class Command:
         """Whether it was not seen to end."""
         return self._process.returncode is None
 
+    @property
+    def pid(self) -> int:
+        """Its number."""
+        return self._process.pid
+
     async def ended(self) -> int:
         """Its exit code, once it and its log have ended."""
         code = await self._process.wait()

@@ -67,6 +67,10 @@ async def test_a_run_is_its_clients_alone(swarm: Swarm, job: Job, tmp_path: Path
             async for _ in other.watch(run_id, lambda _trouble: None):
                 pass
         assert (await owner.status()).runs[0].phase is not RunPhase.CANCELLED
+        told = await other.status()
+        assert not told.runs
+        assert [run.run_id for run in told.others] == [run_id]
+        assert job.spec.model.reference not in repr(told)
     async with coordinator(swarm, tmp_path) as directory:  # it is so after a restart
         owner, other = (SwarmClient(directory, over(who)) for who in (mine, theirs))
         with pytest.raises(NotFound):

@@ -171,6 +171,22 @@ class Name(Bound):
 
 
 @dataclass(frozen=True, slots=True)
+class NameList(Bound):
+    """Names with commas between them, `maximum` at most; perhaps none."""
+
+    maximum: int
+
+    def refusal(self, value: object) -> str | None:
+        """See `Bound`."""
+        names = value.split(",", self.maximum) if isinstance(value, str) and value else []
+        if not isinstance(value, str) or len(names) > self.maximum:
+            return f"expected at most {self.maximum} names, as NAME,NAME, got {_shown(value)}"
+        if any(name != name.strip() for name in names):
+            return f"expected no space around a name, got {_shown(value)}"
+        return _first(Name().refusal(name) for name in names)
+
+
+@dataclass(frozen=True, slots=True)
 class Line(Bound):
     """A line of text, perhaps empty; what every text has to be of which nothing else is said."""
 

@@ -4,6 +4,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import grpc
 import pytest
@@ -16,7 +17,7 @@ from swarm_ft.transport.grpc_options import GrpcOptions, format_endpoint
 from swarm_ft.transport.grpc_transport import METADATA_KEY, GrpcTransport
 from swarm_ft.transport.methods import STATUS
 from tests.members import OneMember
-from tests.raw_calls import BYTES
+from tests.raw_calls import BYTES, MORE_BYTES
 
 pytestmark = pytest.mark.timeout(20)
 
@@ -244,10 +245,12 @@ async def test_an_endpoint_cannot_choose_another_scheme(target: str) -> None:
     await channel.close()
 
 
-async def test_a_message_over_the_servers_bound_ends_the_call_and_not_the_server() -> None:
-    server = await GrpcTransport(GrpcOptions(max_message_bytes=1000)).serve(
-        "127.0.0.1", 0, {BYTES: echo}
-    )
+FEW_BYTES = replace(BYTES, request_bytes=1000)
+"""The same call, as a server has it that takes less."""
+
+
+async def test_a_message_over_all_bounds_ends_the_call_and_not_the_server() -> None:
+    server = await GrpcTransport().serve("127.0.0.1", 0, {FEW_BYTES: echo})
     channel = GrpcTransport().connect(server.endpoint)
     stream = channel.open(BYTES)
     await stream.send(bytes(2000))
@@ -260,11 +263,22 @@ async def test_a_message_over_the_servers_bound_ends_the_call_and_not_the_server
     await server.stop()
 
 
-async def test_a_message_over_this_sides_bound_is_not_sent() -> None:
-    transport = GrpcTransport(GrpcOptions(max_message_bytes=1000))
-    server = await transport.serve("127.0.0.1", 0, {BYTES: echo})
-    channel = transport.connect(server.endpoint)
+async def test_a_message_over_its_methods_bound_is_not_read() -> None:
+    """Another method of the same server takes larger ones, so gRPC lets it through."""
+    server = await GrpcTransport().serve("127.0.0.1", 0, {FEW_BYTES: echo, MORE_BYTES: echo})
+    channel = GrpcTransport().connect(server.endpoint)
     stream = channel.open(BYTES)
+    await stream.send(bytes(2000))
+    with pytest.raises(errors.MalformedMessage, match="of 2003 bytes: expected 1000 at most"):
+        await stream.receive()
+    await channel.close()
+    await server.stop()
+
+
+async def test_a_message_over_this_sides_bound_is_not_sent() -> None:
+    server = await GrpcTransport().serve("127.0.0.1", 0, {BYTES: echo})
+    channel = GrpcTransport().connect(server.endpoint)
+    stream = channel.open(FEW_BYTES)
     with pytest.raises(errors.MalformedMessage, match="1000 at most"):
         await stream.send(bytes(2000))
     await stream.send(b"x")
