@@ -18,7 +18,7 @@ from swarm_ft.coordinator.facts.events import (
     Dismiss,
     Effect,
     Event,
-    ForgetRecord,
+    PeerJoined,
     PeerLost,
     PeerSaid,
     Publish,
@@ -40,7 +40,7 @@ from swarm_ft.coordinator.submission import Submissions
 from swarm_ft.coordinator.watching import Watcher, Watchers, overview
 from swarm_ft.errors import JournalError, NotAllowed, NotFound, OutOfTurn, SwarmError, Unavailable
 from swarm_ft.identity.certificates import Caller
-from swarm_ft.ids import PeerId, RunId
+from swarm_ft.ids import PeerId
 from swarm_ft.log import get_logger
 from swarm_ft.protocol.machines.rate import Rate
 from swarm_ft.protocol.messages.client import (
@@ -66,6 +66,7 @@ from swarm_ft.protocol.messages.control import (
     ToPeer,
 )
 from swarm_ft.protocol.messages.timeline import PeerTimeline, StepTimeline
+from swarm_ft.protocol.spec.grant import Grant
 from swarm_ft.snapshots.store import Manifest, SnapshotStore
 from swarm_ft.transport.admission import address_of
 from swarm_ft.transport.base import Handler, MessageStream, Method, until_one_ends
@@ -142,11 +143,13 @@ class CoordinatorService:
         queue_s: how long a run that nobody can host waits for somebody.
         result_s: how long a finished run waits for its client.
         quotas: how much clients may ask for.
+        grants: what a member may host, by its name, asked in a thread as it joins; None: all may
+            host anything. It may raise what the member is to hear.
 
     A failing journal ends `run`: what cannot be made durable must not be said.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a process has to give
         self,
         journal: Journal,
         clock: Clock,
@@ -155,7 +158,9 @@ class CoordinatorService:
         queue_s: float = QUEUE_S,
         result_s: float = RESULT_S,
         quotas: Quotas = DEFAULT_QUOTAS,
+        grants: Callable[[PeerId], Grant] | None = None,
     ) -> None:
+        self._grants = grants
         self._journal = journal
         self._clock = clock
         self._snapshots = snapshots
@@ -201,6 +206,7 @@ class CoordinatorService:
         Raises:
             JournalError: the journal cannot be written.
         """
+        self._start(self._forget_snapshots())
         while True:
             await asyncio.wait([self._broken], timeout=TICK_S)
             self._handle(Tick())
@@ -240,10 +246,7 @@ class CoordinatorService:
                 self._start(self._write_snapshot(effect))
             case RunRecord(run) if run.phase > RunPhase.FINISHED:
                 self._start(asyncio.to_thread(self._journal.tokens.delete, run.run_id))
-                if run.phase is not RunPhase.FAILED:  # its owner may want what there is
-                    self._start(self._forget_snapshots(run.run_id))
-            case ForgetRecord(run_id):
-                self._start(self._forget_snapshots(run_id))
+                self._start(self._forget_snapshots())
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -267,13 +270,15 @@ class CoordinatorService:
         with contextlib.suppress(SwarmError):  # a journal that fails ends `run`, which tells why
             self._handle(SnapshotWritten(run_id, snapshot))
 
-    async def _forget_snapshots(self, run_id: RunId) -> None:
-        if self._snapshots is None:
+    async def _forget_snapshots(self) -> None:
+        """Of all runs that are over: what a peer was still writing comes late."""
+        over = [run.run_id for run in self._state.runs.values() if run.phase > RunPhase.FINISHED]
+        if self._snapshots is None or not over:
             return
         try:
-            await asyncio.to_thread(self._snapshots.forget, run_id)
+            await asyncio.to_thread(self._snapshots.forget, over)
         except SwarmError as error:
-            logger.warning("run %s: its snapshots stay: %s", run_id, error.message)
+            logger.warning("snapshots of runs that are over: %s", error.message)
 
     async def _with_tokens(self, say: Say) -> ToPeer | None:
         """The message, with the tokens that a plan needs; None if these cannot be read."""
@@ -305,6 +310,11 @@ class CoordinatorService:
             else:
                 self._put(peer_id, Say(peer_id, self._revoked))
 
+    def send_all_away(self, reason: str) -> None:
+        """Nobody is a member any more."""
+        for outbox in self._outboxes.values():
+            outbox.drop(NotAllowed(reason))
+
     async def _join(self, stream: PeerStream) -> None:
         now_s, host = self._clock.now_s(), stream.remote.rpartition(":")[0]
         self._joins_of_address.check(address_of(host), now_s, f"peers at {host} join")
@@ -314,11 +324,13 @@ class CoordinatorService:
         check_name(stream.caller, hello.peer_id)
         self._joins_of_peer.check(hello.peer_id, now_s, f"peer {hello.peer_id} joins")
         outbox = self._open_outbox(hello.peer_id)
-        logger.info("peer %s joined from %s: layers %s", hello.peer_id, stream.remote, hello.layers)
         if self._revoked.names:
             outbox.put(Say(hello.peer_id, self._revoked))
         try:
-            self._handle(PeerSaid(hello.peer_id, hello))
+            grant = await self._grant(hello.peer_id)
+            offer = f"layers {hello.layers or 'auto'}", str(grant) or "no limits"
+            logger.info("peer %s joined from %s: %s (%s)", hello.peer_id, stream.remote, *offer)
+            self._handle(PeerJoined(hello, grant))
             reading = self._read(stream, hello.peer_id)
             await until_one_ends(outbox.write(stream), outbox.dropped(), reading)
         finally:
@@ -326,6 +338,9 @@ class CoordinatorService:
                 del self._outboxes[hello.peer_id]
                 logger.info("peer %s is gone", hello.peer_id)
                 self._handle(PeerLost(hello.peer_id))
+
+    async def _grant(self, peer_id: PeerId) -> Grant:
+        return await asyncio.to_thread(self._grants, peer_id) if self._grants else Grant()
 
     def _open_outbox(self, peer_id: PeerId) -> _Outbox:
         """The outbox of a peer's new stream, which replaces an older one."""
@@ -365,7 +380,7 @@ class CoordinatorService:
 
     def _begin(self, run: Run, data_digest: bytes) -> None:
         self._journal.write_run(run, data_digest)
-        self._handle(RunSubmitted(run.run_id, run.spec, run.owner))
+        self._handle(RunSubmitted(run.run_id, run.spec, run.owner, run.storage_key))
 
     async def _watch(self, stream: WatchStream) -> None:
         request = await stream.receive()
@@ -401,8 +416,8 @@ class CoordinatorService:
         await stream.send(self._state.runs[run.run_id].status)
 
     async def _status(self, stream: MessageStream[SwarmStatus, StatusRequest]) -> None:
-        page = await stream.receive() or StatusRequest()
-        await stream.send(overview(self._state, page.first_member, page.first_run))
+        request = await stream.receive() or StatusRequest()
+        await stream.send(overview(self._state, request, stream.caller))
 
     def _named(
         self,

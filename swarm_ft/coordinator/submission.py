@@ -26,6 +26,7 @@ from swarm_ft.protocol.machines.rate import Floor
 from swarm_ft.protocol.messages.client import RunStatus, SampleTokens, SubmitHeader, SubmitPart
 from swarm_ft.protocol.spec.digest import RunningDigest, check_spec_digest
 from swarm_ft.protocol.spec.run_spec import BYTES_PER_TOKEN
+from swarm_ft.sealing import new_key
 from swarm_ft.transport.base import MessageStream
 
 MAX_SUBMISSIONS = 4
@@ -158,7 +159,7 @@ class Submissions:
                 known = self._known(job.run_id)
                 if known is None:
                     await self._writing(intake.keep)
-                    self._begin(Run(run_id=job.run_id, spec=job.spec, owner=owner), digest)
+                    self._begin(_run_of(job, owner), digest)
                 elif (
                     not _is_same(known, job, owner)
                     or self._journal.data_digest(job.run_id) != digest
@@ -294,6 +295,10 @@ def _check_vocabulary(job: SubmitHeader, first: int, tokens: bytes) -> None:
             f"outside the model's vocabulary of {job.spec.model.vocab_size}; does the tokenizer "
             "belong to the model?"
         )
+
+
+def _run_of(job: SubmitHeader, owner: str) -> Run:
+    return Run(run_id=job.run_id, spec=job.spec, owner=owner, storage_key=new_key())
 
 
 def _is_same(run: Run, job: SubmitHeader, owner: str) -> bool:

@@ -159,6 +159,9 @@ class Transport(Protocol):
             endpoint: where.
             name: who has to answer there, where links are encrypted: a peer's id, or
                 `COORDINATOR_NAME`. Anybody else is Unavailable, as everybody is without it.
+
+        Raises:
+            BadOption: links are not encrypted, and it is another machine's.
         """
         ...
 

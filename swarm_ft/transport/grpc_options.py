@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from swarm_ft.errors import BadOption, PortInUse, SwarmError
+from swarm_ft.protocol.spec.bounds import is_endpoint, is_loopback
 from swarm_ft.transport.admission import MAX_PER_ADDRESS
 from swarm_ft.transport.credentials import Credentials
 from swarm_ft.transport.methods import MAX_MESSAGE_BYTES
@@ -56,6 +57,20 @@ def refusal(host: str, port: int, error: Exception) -> SwarmError:
     if isinstance(error, OSError) and error.errno != errno.EADDRINUSE:
         return BadOption(f"{where}: {error.strerror or os.strerror(error.errno or 0)}")
     return PortInUse(f"{where}: the port is taken; choose another, or 0 for any free one")
+
+
+def check_plaintext(endpoint: str) -> None:
+    """Without keys nothing is said to other machines, nor heard from them.
+
+    Raises:
+        BadOption: it is not `host:port` with an address of this machine.
+    """
+    host = endpoint.rpartition(":")[0].strip("[]")
+    if not is_endpoint(endpoint) or not is_loopback(host):
+        raise BadOption(
+            f"{ascii(host or endpoint)[:80]}: links without keys are plaintext and stay on this "
+            "machine, at 127.0.0.1 or ::1; 'swarm-ft init' makes keys for links to others"
+        )
 
 
 # ---- whether this machine's TCP forgets, in a pause, what a path carries
@@ -122,7 +137,8 @@ class GrpcOptions:
         connections_per_address: that a server takes from one address.
         idle_s: after which a server drops a connection that has no call.
         first_message_s: after which it ends a call that has said nothing.
-        credentials: of both ends; None: plaintext, and nobody knows who is who.
+        credentials: of both ends; None: plaintext, on this machine alone, and nobody knows who is
+            who.
     """
 
     keepalive_idle_s: float = 3.0

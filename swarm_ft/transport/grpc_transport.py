@@ -29,6 +29,7 @@ from swarm_ft.transport.grpc_options import (
     GrpcOptions,
     channel_arguments,
     check_address,
+    check_plaintext,
     format_endpoint,
     refusal,
     server_arguments,
@@ -510,6 +511,8 @@ class GrpcTransport:
         self, host: str, port: int, handlers: Mapping[Method[Any, Any], Handler]
     ) -> GrpcServer:
         """See `Transport`."""
+        if self._options.credentials is None:
+            check_plaintext(format_endpoint(host, 1))
         await check_address(host, port)
         server = GrpcServer(self._options, handlers)
         await server.start(host, port)
@@ -517,4 +520,6 @@ class GrpcTransport:
 
     def connect(self, endpoint: str, name: str = "") -> GrpcChannel:
         """See `Transport`."""
+        if self._options.credentials is None:
+            check_plaintext(endpoint)
         return GrpcChannel(endpoint, name, self._options)

@@ -11,6 +11,7 @@ from swarm_ft.protocol.messages.control import MAX_RUN_PEERS, Amount, StageAssig
 from swarm_ft.protocol.messages.reports import BufferCounts, ByteCounts, GradientTraffic, Traffic
 from swarm_ft.protocol.messages.shard import ShardFile
 from swarm_ft.protocol.spec.bounds import Digest, Length, Range, Text
+from swarm_ft.protocol.spec.grant import Grant
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.protocol.spec.version import PROTOCOL_VERSION, Spoken
@@ -215,11 +216,13 @@ class MemberStatus:
     Attributes:
         layers: None: it takes what it is given.
         idle: why there is nothing to do for it; empty if there may be.
+        grant: what it may host.
     """
 
     peer_id: PeerId
     layers: LayerRange | None
     idle: Text = ""
+    grant: Grant = field(default_factory=Grant)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -227,10 +230,13 @@ class RunSummary:
     """A run as everybody in the swarm may see it, without what only its client needs.
 
     Attributes:
+        detail: of another client's run, without what somebody's failure says of it.
+        assignments: of another client's run without endpoints.
         num_steps: that it has in all.
         spec_digest: tells the client of a job whether it is this run.
         joining: peers of the stages that take over while the others train.
         boundaries: first to last; of a run that is not over.
+        is_own: the caller's, or nobody has keys.
     """
 
     run_id: RunId
@@ -239,6 +245,8 @@ class RunSummary:
     committed_steps: int
     num_steps: int
     spec_digest: Digest
+    is_own: bool = True
+    attempt: Attempt = NO_ATTEMPT
     assignments: Annotated[tuple[StageAssignment, ...], Length(MAX_RUN_PEERS)] = ()
     sent: ByteCounts = field(default_factory=ByteCounts)
     joining: Annotated[tuple[PeerId, ...], Length(MAX_RUN_PEERS)] = ()

@@ -117,20 +117,6 @@ def test_another_runs_files_are_not_used_and_go_first(
     assert len(open_store(run_id="first")) == 0
 
 
-def test_what_another_run_left_long_ago_is_deleted(
-    open_store: OpenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = open_store(run_id="first")
-    commit(store, {BufferKey(RunId("first"), *key()[1:]): record()})
-    store.flush()
-    (folder,) = (tmp_path / "buffers").glob("run-*")
-    open_store()
-    assert folder.is_dir()
-    monkeypatch.setattr("swarm_ft.buffers.disk.MAX_AGE_S", -60.0)
-    open_store()
-    assert not folder.exists()
-
-
 def test_another_specs_files_are_not_used(open_store: OpenStore) -> None:
     store = open_store()
     commit(store, {key(): record()})

@@ -212,8 +212,8 @@ def test_a_run_is_forgotten_and_no_other(place: Place, save: SaveSnapshot, tmp_p
     save(place.store, 4, other)
     unfinished = shard_name(5)
     place.store.put_shard(unfinished, write_shard(tmp_path, unfinished, SPEC, contents(5)))
-    place.store.forget(RUN)
-    place.store.forget(RUN)
+    place.store.forget([RUN])
+    place.store.forget([RUN])
     assert {path.split("/")[0] for path in place.files()} == {other}
 
 

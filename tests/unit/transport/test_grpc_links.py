@@ -13,9 +13,10 @@ from swarm_ft import errors
 from swarm_ft.ids import PeerId
 from swarm_ft.protocol.messages.client import MemberStatus, StatusRequest, SwarmStatus
 from swarm_ft.transport.base import MessageStream, call
-from swarm_ft.transport.grpc_options import GrpcOptions
+from swarm_ft.transport.grpc_options import GrpcOptions, format_endpoint
 from swarm_ft.transport.grpc_transport import METADATA_KEY, GrpcTransport
 from swarm_ft.transport.methods import STATUS
+from tests.members import OneMember
 from tests.raw_calls import BYTES, MORE_BYTES
 
 pytestmark = pytest.mark.timeout(20)
@@ -191,7 +192,29 @@ async def test_a_port_held_by_another_program_is_in_use() -> None:
 )
 async def test_an_address_that_is_not_ours_is_a_bad_option(host: str, port: int) -> None:
     with pytest.raises(errors.BadOption, match=r"listen on|expected"):
-        await GrpcTransport().serve(host, port, {})
+        await OneMember().serve(host, port, {})
+
+
+ELSEWHERE = ["10.0.0.7", "192.0.2.1", "0.0.0.0", "localhost", "127.1", "2130706433", "2001:db8::1"]
+
+
+@pytest.mark.parametrize("host", [*ELSEWHERE, "::", ""])
+async def test_plaintext_is_not_served_to_others(host: str) -> None:
+    with pytest.raises(errors.BadOption, match="stay on this machine"):
+        await GrpcTransport().serve(host, 0, {})
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        *(format_endpoint(host, 7000) for host in ELSEWHERE),
+        *("unix:/tmp/some.sock", "xds:///127.0.0.1:1", "127.0.0.1", "no port", ""),
+        *("::1:7000", "127.0.0.1:7000:7000", "[127.0.0.1]x:7000", "127.0.0.1@192.0.2.1:7000"),
+    ],
+)
+async def test_plaintext_is_not_said_to_others(endpoint: str) -> None:
+    with pytest.raises(errors.BadOption, match="stay on this machine"):
+        GrpcTransport().connect(endpoint)
 
 
 async def test_a_channel_made_before_its_server_reaches_it_later() -> None:
@@ -216,7 +239,7 @@ async def test_a_channel_made_before_its_server_reaches_it_later() -> None:
 
 @pytest.mark.parametrize("target", ["unix:/tmp/some.sock", "xds:///somewhere", "no port"])
 async def test_an_endpoint_cannot_choose_another_scheme(target: str) -> None:
-    channel = GrpcTransport().connect(target)
+    channel = OneMember().connect(target)
     with pytest.raises(errors.Unavailable):
         await call(channel, STATUS, StatusRequest(), timeout_s=5.0)
     await channel.close()

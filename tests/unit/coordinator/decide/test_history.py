@@ -11,7 +11,7 @@ from swarm_ft.coordinator.facts.events import ForgetRecord, ResultCollected, Run
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.watching import overview
 from swarm_ft.ids import RunId
-from swarm_ft.protocol.messages.client import MAX_PAGE_RUNS, RunPhase
+from swarm_ft.protocol.messages.client import MAX_PAGE_RUNS, RunPhase, StatusRequest
 from swarm_ft.protocol.messages.control import ReleaseStage
 from tests.unit.coordinator.conftest import FakePeer, MakeSpec, Swarm
 
@@ -85,11 +85,15 @@ def test_the_oldest_of_many_runs_that_are_over_are_forgotten_for_ever(
     assert finished.journal.steps(RUN, 0, 10) == ()
 
 
+def page(first_member: int, first_run: int) -> StatusRequest:
+    return StatusRequest(first_member=first_member, first_run=first_run)
+
+
 def test_the_overview_comes_in_pages(finished: Swarm, make_spec: MakeSpec) -> None:
     for number in range(MAX_PAGE_RUNS):
         finished.submit(make_spec(num_blocks=1), RunId(f"other-{number}"))
-    first, rest = overview(finished.state), overview(finished.state, 1, MAX_PAGE_RUNS)
+    first, rest = overview(finished.state), overview(finished.state, page(1, MAX_PAGE_RUNS))
     assert first.num_runs == rest.num_runs == len(first.runs) + len(rest.runs) == MAX_PAGE_RUNS + 1
     assert [run.run_id for run in rest.runs] == ["other-31"]
     assert [member.peer_id for member in rest.members] == ["b"]
-    assert not overview(finished.state, 2, 99).members
+    assert not overview(finished.state, page(2, 99)).members
