@@ -1,6 +1,8 @@
 """Hosts as network namespaces on one bridge, each behind a link of its own. Needs root and Linux.
 
-Nothing leaves these namespaces: the bridge lies in one that has no other interface.
+Nothing leaves these namespaces: the bridge lies in one that has no other interface. Their addresses
+are loopback addresses, as all of them are this machine: what stays on this machine (`--insecure`)
+may be measured here too.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from benchmarks.lab.host import Host, ask
 from benchmarks.lab.namespaces import namespaces, remove_leftovers, remove_namespaces, run
 
 FAMILY = "lab"
-NETWORK = "10.91.0.0/24"
+NETWORK = "127.91.0.0/24"
 BURST_S = 0.005
 """What may leave a link at once, in seconds of its rate; the kernel needs at least some packets."""
 MIN_BURST_BYTES = 16_000
@@ -108,7 +110,7 @@ class Lab:
         """Another host, behind a link like that."""
         link = link or Link()
         self._num_hosts += 1
-        host = Host(f"{self._name}-{self._num_hosts}", f"10.91.0.{self._num_hosts}")
+        host = Host(f"{self._name}-{self._num_hosts}", f"127.91.0.{self._num_hosts}")
         run("ip", "netns", "add", host.namespace)
         inside, outside = f"host{self._num_hosts}", f"port{self._num_hosts}"
         self._plug(inside, outside, link.delay_ms / 2 / 1000)
@@ -186,9 +188,14 @@ def _free_name() -> str:
 
 
 def _set_up(host: Host, congestion_control: str) -> None:
-    run("ip", "-n", host.namespace, "addr", "add", f"{host.address}/24", "dev", "eth0")
-    for device in ("lo", "eth0"):
-        run("ip", "-n", host.namespace, "link", "set", device, "up")
+    ip = ("ip", "-n", host.namespace)
+    run(*ip, "link", "set", "lo", "up")
+    # As Linux comes, all of 127.0.0.0/8 is on `lo`, and on no other device.
+    run(*ip, "addr", "del", "127.0.0.1/8", "dev", "lo")
+    run(*ip, "addr", "add", "127.0.0.1/32", "dev", "lo")
+    run(*host.command("sysctl", "-qw", "net.ipv4.conf.eth0.route_localnet=1"))
+    run(*ip, "addr", "add", f"{host.address}/24", "dev", "eth0", "scope", "global")
+    run(*ip, "link", "set", "eth0", "up")
     route = ("route", "change", NETWORK, "dev", "eth0", "src", host.address)
     run("ip", "-n", host.namespace, *route, "congctl", congestion_control)
 

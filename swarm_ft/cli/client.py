@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from swarm_ft.cli.joining import WayIn, client_key_file, joined, way_in
+from swarm_ft.cli.keys import grant_fields
 from swarm_ft.cli.options import (
     examples,
     json_flag,
@@ -49,7 +50,7 @@ def client() -> None:
     epilog=examples(
         "swarm-ft client train --model gpt2 --dataset notes.txt --invite swarm1...",
         "swarm-ft client train --model ./llama --dataset texts/ --eval-dataset held-out.txt \\",
-        "    --epochs 3 --fw aq3 --bw q6 --out ./tuned --initial-peers @swarm.txt",
+        "    --epochs 3 --fw aq3 --bw q6 --out ./tuned --invite @invitation.txt",
     )
 )
 @takes("options", JobOptions)
@@ -72,7 +73,7 @@ def train(options: JobOptions, way: WayIn) -> None:
 @client.command(
     epilog=examples(
         "swarm-ft client attach --run run-1a2b3c4d --eval-dataset held-out.txt \\",
-        "    --initial-peers /ip4/...",
+        "    --invite swarm1...",
     )
 )
 @run_option
@@ -97,9 +98,7 @@ def attach(
     run_async(lambda: _see_through(begin, outputs, way))
 
 
-@client.command(
-    epilog=examples("swarm-ft client cancel --run run-1a2b3c4d --initial-peers /ip4/...")
-)
+@client.command(epilog=examples("swarm-ft client cancel --run run-1a2b3c4d --invite swarm1..."))
 @run_option
 @swarm_options
 def cancel(run_name: str | None, way: WayIn) -> None:
@@ -115,7 +114,12 @@ def cancel(run_name: str | None, way: WayIn) -> None:
     run_async(work)
 
 
-@click.command(epilog=examples("swarm-ft status --initial-peers /ip4/..."))
+@click.command(
+    epilog=examples(
+        "swarm-ft status --invite swarm1...",
+        "swarm-ft status --insecure --initial-peers /ip4/127.0.0.1/tcp/31337/p2p/...",
+    )
+)
 @swarm_options
 @json_flag
 def status(way: WayIn, as_json: bool) -> None:
@@ -138,7 +142,12 @@ def status_fields(found: SwarmStatus) -> dict[str, Any]:
     from swarm_ft.client.report import kind_fields
 
     peers = [
-        {"peer": m.peer_id, "layers": str(m.layers or "auto"), "idle": m.idle}
+        {
+            "peer": m.peer_id,
+            "layers": str(m.layers or "auto"),
+            "idle": m.idle,
+            **grant_fields(m.grant),
+        }
         for m in found.members
     ]
     runs = [
@@ -176,8 +185,9 @@ def status_lines(found: SwarmStatus) -> Iterator[str]:
     from swarm_ft.protocol.messages.control import stages_of
 
     for member in found.members:
+        granted = f"  ({member.grant})" if str(member.grant) else ""
         idle = f"  idle: {member.idle}" if member.idle else ""
-        yield f"peer {member.peer_id}  layers {member.layers or 'auto'}{idle}"
+        yield f"peer {member.peer_id}  layers {member.layers or 'auto'}{granted}{idle}"
     if not found.members:
         yield "no peer is there; start some with 'swarm-ft serve-stage'"
     for run in found.runs:
@@ -228,13 +238,13 @@ def _about(status: BoundaryStatus) -> Iterator[str]:
 
 
 @asynccontextmanager
-async def connected(way: WayIn) -> AsyncIterator[SwarmClient]:
-    """A client of the swarm; raises as `joined` does."""
+async def connected(way: WayIn, key_file: Path | None = None) -> AsyncIterator[SwarmClient]:
+    """A client of the swarm, with this key or else this user's own; raises as `joined` does."""
     from swarm_ft.client.swarm import SwarmClient
     from swarm_ft.transport.grpc_options import GrpcOptions
     from swarm_ft.transport.grpc_transport import GrpcTransport
 
-    async with joined(way, client_key_file()) as swarm:
+    async with joined(way, key_file or client_key_file()) as swarm:
         transport = GrpcTransport(GrpcOptions(credentials=swarm.credentials))
         yield SwarmClient(swarm.directory, transport)
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -21,9 +22,16 @@ from swarm_ft.errors import BadOption
 if TYPE_CHECKING:
     from swarm_ft.coordinator.journal.registry import Registry
     from swarm_ft.identity.authority import Authority
+    from swarm_ft.identity.certificates import Role
+    from swarm_ft.identity.invites import Invite
+    from swarm_ft.protocol.spec.grant import Grant
 
+REPLICA_ONLY = "replica-only"
 JOURNAL = "swarm-ft-coordinator.db"
 """Of a coordinator that is not told otherwise."""
+
+FIRST_LIFETIME = timedelta(days=1)
+"""Of invitations for those who are started together."""
 
 journal_option = click.option(
     "--journal",
@@ -75,6 +83,30 @@ def opened(journal: str) -> Iterator[tuple[Authority, Registry]]:
         yield authority, registry
 
 
+def first_invitations(journal: str, uses: Mapping[Role, int]) -> dict[Role, Invite]:
+    """By role, for so many each: for whoever starts a whole swarm at once.
+
+    The swarm's keys are made if there are none. A coordinator that starts after this knows all of
+    these from the beginning; where it will be they do not say yet, see `leading_to`.
+    """
+    from swarm_ft.coordinator.journal.registry import Registry
+    from swarm_ft.identity.authority import Authority
+
+    folder = keys_folder(journal)
+    authority = Authority.open(folder) if folder.exists() else Authority.make(folder)
+    until = datetime.now(UTC) + FIRST_LIFETIME
+    with closing(Registry(folder)) as registry:
+        return {
+            role: registry.invite(authority.fingerprint, (), role, number, until)
+            for role, number in uses.items()
+        }
+
+
+def leading_to(endpoint: str, invite: Invite) -> Invite:
+    """The same invitation, with the coordinator's address."""
+    return replace(invite, addresses=(endpoint,))
+
+
 @click.command(
     short_help="Make a swarm's keys.",
     epilog=examples("swarm-ft init", "swarm-ft init --journal /srv/swarm/runs.db"),
@@ -104,14 +136,28 @@ def init(journal: str, as_json: bool) -> None:
         "swarm-ft invite",
         "swarm-ft invite --role client --expires 1h",
         "swarm-ft invite --uses 20 --address swarm.example.org:7000",
+        "swarm-ft invite --role replica-only --sees-tokens no --layers 4-20",
     ),
 )
 @click.option(
     "--role",
-    type=click.Choice(["peer", "client"]),
+    type=click.Choice(["peer", "client", REPLICA_ONLY]),
     default="peer",
     show_default=True,
-    help="What it makes of its bearer: a peer lends a machine, a client submits jobs.",
+    help="What it makes of its bearer: a peer lends a machine, a client submits jobs; a "
+    "replica-only peer hosts nothing that no other peer hosts too.",
+)
+@click.option(
+    "--sees-tokens",
+    type=click.Choice(["yes", "no"]),
+    default="yes",
+    show_default=True,
+    help="Whether a peer may host the first and the last stage, which see text and labels.",
+)
+@click.option(
+    "--layers",
+    metavar="START-STOP",
+    help="The only layers that a peer may host, such as 12-24.  [default: any]",
 )
 @click.option(
     "--uses",
@@ -134,14 +180,23 @@ def init(journal: str, as_json: bool) -> None:
     metavar="HOST:PORT",
     help="Of the coordinator, for the bearer.  [default: where it last was]",
 )
+@click.option(
+    "--open",
+    "is_public",
+    is_flag=True,
+    help="Show the one with which 'swarm-ft coordinator --open' lets anybody in.",
+)
 @journal_option
 @json_flag
 @log_option
 def invite(
     role: str,
+    sees_tokens: str,
+    layers: str | None,
     uses: int,
     expires: timedelta,
     addresses: tuple[str, ...],
+    is_public: bool,
     journal: str,
     as_json: bool,
 ) -> None:
@@ -151,25 +206,66 @@ def invite(
     """
     from swarm_ft.identity.certificates import Role
 
+    if is_public:
+        _show_public(journal, as_json=as_json)
+        return
+    grant = _granted(role, sees_tokens, layers)
+    becomes = Role.CLIENT if role == "client" else Role.PEER
     with opened(journal) as (authority, registry):
         known = registry.address()
         addresses = addresses or ((known,) if known else ())
         if not addresses:
             raise BadOption("--address: start the coordinator first, or say where it will be")
         until = datetime.now(UTC) + expires
-        made = registry.invite(authority.fingerprint, addresses, Role(role), uses, until)
+        made = registry.invite(authority.fingerprint, addresses, becomes, uses, until, grant)
     if as_json:
-        told = {"invite": str(made), "name": made.name, "role": role, "uses": uses}
-        click.echo(json.dumps({**told, "expires": until.isoformat(timespec="seconds")}))
+        told = {"invite": str(made), "name": made.name, "role": becomes.value, "uses": uses}
+        expires_at = until.isoformat(timespec="seconds")
+        click.echo(json.dumps({**told, **grant_fields(grant), "expires": expires_at}))
         return
     click.echo(str(made))
     click.echo(
-        f"{made.name}: for {uses} {role}{'s' if uses > 1 else ''}, until "
+        f"{made.name}: for {uses} {becomes}{'s' if uses > 1 else ''}{_limits(grant)}, until "
         f"{until.astimezone():%Y-%m-%d %H:%M}; joins with",
         err=True,
     )
-    command = "serve-stage" if role == "peer" else "client train ... --invite"
+    command = "serve-stage" if becomes is Role.PEER else "client train ... --invite"
     click.echo(f"  swarm-ft {command} {str(made)[:10]}...", err=True)
+
+
+def _granted(role: str, sees_tokens: str, layers: str | None) -> Grant:
+    """What the options say that the bearer may host."""
+    from swarm_ft.protocol.spec.grant import Grant
+    from swarm_ft.protocol.spec.layers import parse_layers
+
+    grant = Grant(
+        replica_only=role == REPLICA_ONLY,
+        sees_tokens=sees_tokens == "yes",
+        layers=parse_layers(layers) if layers else None,
+    )
+    if role == "client" and grant != Grant():
+        raise BadOption("--sees-tokens, --layers: a client hosts no layers; leave them out")
+    return grant
+
+
+def _show_public(journal: str, *, as_json: bool) -> None:
+    with opened(journal) as (_, registry):
+        public = registry.open_invitation()
+    if public is None:
+        raise BadOption("--open: not all are let in here; 'swarm-ft coordinator --open' does that")
+    told = {"invite": str(public), "name": public.name}
+    click.echo(json.dumps(told) if as_json else str(public))
+
+
+def grant_fields(grant: Grant) -> dict[str, Any]:
+    """What `--json` prints of what a peer may host."""
+    layers = None if grant.layers is None else str(grant.layers)
+    tokens = {"replica_only": grant.replica_only, "sees_tokens": grant.sees_tokens}
+    return {**tokens, "only_layers": layers}
+
+
+def _limits(grant: Grant) -> str:
+    return f" ({grant})" if str(grant) else ""
 
 
 @click.group(
@@ -199,6 +295,7 @@ def list_keys(journal: str, as_json: bool) -> None:
                             "invitation": m.invitation,
                             "joined": _day(m.joined_unix_s),
                             "seen": _day(m.seen_unix_s),
+                            **grant_fields(m.grant),
                             "revoked": m.is_revoked,
                         }
                         for m in members
@@ -208,7 +305,8 @@ def list_keys(journal: str, as_json: bool) -> None:
                             "name": i.name,
                             "role": i.role.value,
                             "uses_left": i.uses_left,
-                            "expires": _day(i.expires_unix_s),
+                            "expires": i.expires_unix_s and _day(i.expires_unix_s),
+                            **grant_fields(i.grant),
                         }
                         for i in invitations
                     ],
@@ -219,10 +317,11 @@ def list_keys(journal: str, as_json: bool) -> None:
     for m in members:
         end = "  revoked" if m.is_revoked else ""
         joined = f"joined {_day(m.joined_unix_s)}, seen {_day(m.seen_unix_s)}"
-        click.echo(f"{m.role:<6} {m.name}  by {m.invitation}  {joined}{end}")
+        click.echo(f"{m.role:<6} {m.name}  by {m.invitation}  {joined}{_limits(m.grant)}{end}")
     for i in invitations:
-        left = f"{i.uses_left} left, until {_day(i.expires_unix_s)}"
-        click.echo(f"{i.name}  for {i.role}s  {left}")
+        left = "any number" if i.uses_left is None else f"{i.uses_left} left"
+        until = f", until {_day(i.expires_unix_s)}" if i.expires_unix_s else ""
+        click.echo(f"{i.name}  for {i.role}s{_limits(i.grant)}  {left}{until}")
     if not members and not invitations:
         click.echo("nobody was invited yet; 'swarm-ft invite' does")
 

@@ -10,14 +10,19 @@ from swarm_ft.coordinator.journal.registry import Registry
 from swarm_ft.errors import NotAllowed
 from swarm_ft.identity.authority import Authority, utc_now
 from swarm_ft.identity.certificates import LIFETIME_S, RENEWED_AT, to_der
+from swarm_ft.identity.invites import Invite
 from swarm_ft.log import get_logger
+from swarm_ft.protocol.machines.rate import Rate
 from swarm_ft.protocol.messages.enrolment import Enrolled, EnrolRequest
+from swarm_ft.transport.admission import address_of
 from swarm_ft.transport.base import Handler, MessageStream, Method
 from swarm_ft.transport.credentials import Credentials
 from swarm_ft.transport.methods import ENROL
 
 logger = get_logger(__name__)
 
+ENROLMENTS_PER_S, ENROLMENT_BURST = 4.0, 128
+"""Of one address: each is a write to the disk."""
 WATCH_EVERY_S = 1.0
 """How long, at most, a new invitation is unknown, and a revoked key good for new calls."""
 
@@ -46,6 +51,7 @@ class Enrolment:
         self._initial_peers = initial_peers
         self._dht_prefix = dht_prefix
         self._on_revoked = on_revoked
+        self._rate: Rate[str] = Rate(per_s=ENROLMENTS_PER_S, burst=ENROLMENT_BURST)
         key, certificate = authority.coordinator()
         self._version = registry.version()
         self._invitations = registry.certificates()
@@ -58,9 +64,21 @@ class Enrolment:
         """What this answers, for `Transport.serve`."""
         return {ENROL: self._enrol}
 
-    def listens_at(self, endpoint: str) -> None:
-        """Where invitations lead from now on, unless their maker says otherwise."""
+    async def opens(self, endpoint: str, *, to_all: bool) -> Invite | None:
+        """Where invitations lead from now on, unless their maker says otherwise.
+
+        Returns:
+            The invitation that makes anybody a replica on probation, if all are to be let in; else
+            an earlier one is of no use any more.
+        """
         self._registry.set_address(endpoint)
+        public = None
+        if to_all:
+            public = self._registry.open_to_all(self._authority.fingerprint, (endpoint,))
+        else:
+            self._registry.close_to_all()
+        await self.refresh()
+        return public
 
     async def run(self) -> None:
         """Heed what the owner changes, and keep the own certificate fresh, until cancelled.
@@ -96,7 +114,9 @@ class Enrolment:
 
     async def _enrol(self, stream: MessageStream[Enrolled, EnrolRequest]) -> None:
         await stream.receive()
-        caller = stream.caller
+        caller, host = stream.caller, stream.remote.rpartition(":")[0]
+        now_s = asyncio.get_running_loop().time()
+        self._rate.check(address_of(host), now_s, f"keys at {host} enrol")
         if caller is None:
             raise NotAllowed("this coordinator was started without keys; nobody is to enrol")
         member = await asyncio.to_thread(self._registry.admit, caller, utc_now())

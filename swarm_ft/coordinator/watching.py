@@ -47,6 +47,7 @@ def overview(state: SwarmState, caller: Caller | None = None) -> SwarmStatus:
                 layers=m.hello.layers,
                 # What follows the colon is a failure's message, of whoever's run that was.
                 idle=m.idle if own else m.idle.partition(":")[0],
+                grant=m.grant,
             )
             for m in state.members.values()
         ),

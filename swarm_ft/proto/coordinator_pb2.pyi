@@ -66,20 +66,22 @@ class HeldStage(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., spec_digest: _Optional[bytes] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., committed_steps: _Optional[int] = ..., last_attempt: _Optional[int] = ..., exported: _Optional[_Union[_snapshot_pb2.ShardFile, _Mapping]] = ...) -> None: ...
 
 class PeerHello(_message.Message):
-    __slots__ = ("peer_id", "layers", "memory_bytes", "held", "endpoint", "protocol_version")
+    __slots__ = ("peer_id", "layers", "memory_bytes", "held", "endpoint", "kept_runs", "protocol_version")
     PEER_ID_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    KEPT_RUNS_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     peer_id: str
     layers: _run_pb2.LayerRange
     memory_bytes: int
     held: HeldStage
     endpoint: str
+    kept_runs: _containers.RepeatedScalarFieldContainer[str]
     protocol_version: int
-    def __init__(self, peer_id: _Optional[str] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., memory_bytes: _Optional[int] = ..., held: _Optional[_Union[HeldStage, _Mapping]] = ..., endpoint: _Optional[str] = ..., protocol_version: _Optional[int] = ...) -> None: ...
+    def __init__(self, peer_id: _Optional[str] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., memory_bytes: _Optional[int] = ..., held: _Optional[_Union[HeldStage, _Mapping]] = ..., endpoint: _Optional[str] = ..., kept_runs: _Optional[_Iterable[str]] = ..., protocol_version: _Optional[int] = ...) -> None: ...
 
 class StageReady(_message.Message):
     __slots__ = ("run_id", "attempt", "done", "buffers")
@@ -318,7 +320,7 @@ class Learner(_message.Message):
     def __init__(self, peer_id: _Optional[str] = ..., step: _Optional[int] = ..., sources: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Assign(_message.Message):
-    __slots__ = ("run_id", "spec", "attempt", "assignments", "committed_steps", "fresh", "spec_digest", "learners", "last_attempt", "saved", "owner")
+    __slots__ = ("run_id", "spec", "attempt", "assignments", "committed_steps", "fresh", "spec_digest", "learners", "last_attempt", "saved", "owner", "storage_key")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -330,6 +332,7 @@ class Assign(_message.Message):
     LAST_ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     SAVED_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
+    STORAGE_KEY_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     spec: _run_pb2.RunSpec
     attempt: int
@@ -341,7 +344,8 @@ class Assign(_message.Message):
     last_attempt: int
     saved: _containers.RepeatedCompositeFieldContainer[SavedStage]
     owner: str
-    def __init__(self, run_id: _Optional[str] = ..., spec: _Optional[_Union[_run_pb2.RunSpec, _Mapping]] = ..., attempt: _Optional[int] = ..., assignments: _Optional[_Iterable[_Union[StageAssignment, _Mapping]]] = ..., committed_steps: _Optional[int] = ..., fresh: _Optional[bool] = ..., spec_digest: _Optional[bytes] = ..., learners: _Optional[_Iterable[_Union[Learner, _Mapping]]] = ..., last_attempt: _Optional[int] = ..., saved: _Optional[_Iterable[_Union[SavedStage, _Mapping]]] = ..., owner: _Optional[str] = ...) -> None: ...
+    storage_key: bytes
+    def __init__(self, run_id: _Optional[str] = ..., spec: _Optional[_Union[_run_pb2.RunSpec, _Mapping]] = ..., attempt: _Optional[int] = ..., assignments: _Optional[_Iterable[_Union[StageAssignment, _Mapping]]] = ..., committed_steps: _Optional[int] = ..., fresh: _Optional[bool] = ..., spec_digest: _Optional[bytes] = ..., learners: _Optional[_Iterable[_Union[Learner, _Mapping]]] = ..., last_attempt: _Optional[int] = ..., saved: _Optional[_Iterable[_Union[SavedStage, _Mapping]]] = ..., owner: _Optional[str] = ..., storage_key: _Optional[bytes] = ...) -> None: ...
 
 class SaveStage(_message.Message):
     __slots__ = ("run_id", "step")
@@ -424,12 +428,14 @@ class ExportStage(_message.Message):
     def __init__(self, run_id: _Optional[str] = ...) -> None: ...
 
 class ReleaseStage(_message.Message):
-    __slots__ = ("run_id", "reason")
+    __slots__ = ("run_id", "reason", "is_over")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    IS_OVER_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     reason: str
-    def __init__(self, run_id: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+    is_over: bool
+    def __init__(self, run_id: _Optional[str] = ..., reason: _Optional[str] = ..., is_over: _Optional[bool] = ...) -> None: ...
 
 class StayIdle(_message.Message):
     __slots__ = ("reason",)
@@ -585,15 +591,27 @@ class ByteCounts(_message.Message):
     state_bytes: int
     def __init__(self, forward_bytes: _Optional[int] = ..., forward_uncompressed_bytes: _Optional[int] = ..., backward_bytes: _Optional[int] = ..., backward_uncompressed_bytes: _Optional[int] = ..., gradient_bytes: _Optional[int] = ..., gradient_uncompressed_bytes: _Optional[int] = ..., state_bytes: _Optional[int] = ...) -> None: ...
 
+class Grant(_message.Message):
+    __slots__ = ("replica_only", "sees_tokens", "layers")
+    REPLICA_ONLY_FIELD_NUMBER: _ClassVar[int]
+    SEES_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    replica_only: bool
+    sees_tokens: bool
+    layers: _run_pb2.LayerRange
+    def __init__(self, replica_only: _Optional[bool] = ..., sees_tokens: _Optional[bool] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ...) -> None: ...
+
 class MemberStatus(_message.Message):
-    __slots__ = ("peer_id", "layers", "idle")
+    __slots__ = ("peer_id", "layers", "idle", "grant")
     PEER_ID_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     IDLE_FIELD_NUMBER: _ClassVar[int]
+    GRANT_FIELD_NUMBER: _ClassVar[int]
     peer_id: str
     layers: _run_pb2.LayerRange
     idle: str
-    def __init__(self, peer_id: _Optional[str] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., idle: _Optional[str] = ...) -> None: ...
+    grant: Grant
+    def __init__(self, peer_id: _Optional[str] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., idle: _Optional[str] = ..., grant: _Optional[_Union[Grant, _Mapping]] = ...) -> None: ...
 
 class RunSummary(_message.Message):
     __slots__ = ("run_id", "phase", "committed_steps", "num_steps", "assignments")

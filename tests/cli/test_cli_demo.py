@@ -88,7 +88,7 @@ def test_the_demo_trains_its_own_model_and_tells_what_came_of_it(shell: Shell) -
     own = perplexity(shell.cwd / "swarm-ft-output", held_out, SEQ_LENGTH)
     assert report["eval"]["perplexity"] == pytest.approx(own, rel=1e-3)
     logs = sorted(path.name for path in (shell.cwd / "swarm-ft-output-demo" / "logs").iterdir())
-    assert logs == [f"{name}.log" for name in ("coordinator", "dht", *stages("0-2", "2-4", "4-6"))]
+    assert logs == [f"{name}.log" for name in ("coordinator", *stages("0-2", "2-4", "4-6"))]
     summary = "\n".join(demo.out)
     assert "perplexity  " in summary
     assert "swarm-ft-output" in summary

@@ -63,16 +63,17 @@ JOB = {
     "--fill-microbatches",
     "--buffer-bits",
     "--save-steps",
+    "--private-ends",
     "--resume",
     "--out",
     "--json",
     "--trace",
 }
 DHT = {"--initial-peers", "--dht-prefix", "--log-level"}
-SWARM = DHT | {"--invite"}
+SWARM = DHT | {"--invite", "--insecure"}
 KEYS = {"--journal", "--json", "--log-level"}
 LISTENING = {"--host", "--port", "--announce"}
-BUFFERS = {"--buffer-memory", "--buffer-disk", "--buffer-dir"}
+BUFFERS = {"--buffer-memory", "--buffer-disk", "--buffer-dir", "--buffer-days"}
 OPTIONS = {
     ("demo",): JOB | BUFFERS | {"--stages", "--replicas", "--log-level"},
     ("client", "train"): JOB | SWARM,
@@ -83,6 +84,7 @@ OPTIONS = {
     | LISTENING
     | BUFFERS
     | {
+        "--insecure",
         "--layers",
         "--device",
         "--dtype",
@@ -91,13 +93,19 @@ OPTIONS = {
         "--threads",
         "--peer-id",
         "--snapshots",
+        "--encrypt-at-rest",
         "--json",
     },
     ("init",): KEYS,
-    ("invite",): KEYS | {"--role", "--uses", "--expires", "--address"},
+    ("invite",): KEYS
+    | {"--role", "--sees-tokens", "--layers", "--uses", "--expires", "--address", "--open"},
     ("keys", "list"): KEYS,
     ("keys", "revoke"): KEYS - {"--json"},
-    ("coordinator",): DHT | LISTENING | {"--journal", "--queue-hours", "--snapshots", "--json"},
+    ("coordinator",): DHT
+    | LISTENING
+    | {"--insecure", "--journal", "--queue-hours", "--snapshots", "--open", "--json"}
+    | {"--encrypt-at-rest"}
+    | {"--max-queued-per-client", "--max-job-size", "--max-data-per-client", "--max-data"},
     ("dht",): {
         "--initial-peers",
         "--host-maddrs",
@@ -198,7 +206,7 @@ def test_examples_stand_in_help_line_by_line(run_here: RunHere) -> None:
     lines = run_here("serve-stage", "--help").out.splitlines()
     start = lines.index("  Examples:")
     assert lines[start + 1].startswith("    swarm-ft serve-stage swarm1")
-    assert lines[start + 3].startswith("    swarm-ft serve-stage --layers 12-24")
+    assert lines[start + 3].startswith("    swarm-ft serve-stage --insecure --initial-peers")
 
 
 @pytest.mark.parametrize("words", [(), ("client",)], ids=str)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from swarm_ft.cli.keys import opened
 from swarm_ft.client.sample import SampleInput
 from tests.cli.conftest import RunHere, Shell
 
@@ -46,6 +47,40 @@ def test_an_invitation_is_one_word_and_the_rest_is_said_beside_it(
     assert not listed["members"]
 
 
+def test_an_invitation_says_what_its_bearer_may_host(run_here: RunHere, here: Path) -> None:
+    run_here("init")
+    limits = ("--role", "replica-only", "--sees-tokens", "no", "--layers", "4-20")
+    made = run_here("invite", "--address", "h:1", *limits)
+    assert made.code == 0
+    assert len(made.out.strip()) < 70
+    assert "for 1 peer (replica only, sees no tokens, layers 4-20 only), until" in made.err
+    told = json.loads(run_here("invite", "--address", "h:1", "--json", *limits).out)
+    granted = {"replica_only": True, "sees_tokens": False, "only_layers": "4-20"}
+    assert told["role"] == "peer"
+    for one in (told, *json.loads(run_here("keys", "list", "--json").out)["invitations"]):
+        assert {name: one[name] for name in granted} == granted
+    listed = run_here("keys", "list").out.splitlines()[0]
+    assert "for peers (replica only, sees no tokens, layers 4-20 only)  1 left" in listed
+
+
+def test_the_invitation_for_all_is_there_where_all_are_let_in(
+    run_here: RunHere, here: Path
+) -> None:
+    run_here("init")
+    closed = run_here("invite", "--open")
+    assert (closed.code, closed.out) == (2, "")
+    assert "not all are let in here" in closed.err
+    with opened("swarm-ft-coordinator.db") as (authority, registry):
+        public = registry.open_to_all(authority.fingerprint, ("h:1",))
+    assert run_here("invite", "--open").out.strip() == str(public)
+    told = json.loads(run_here("invite", "--open", "--json").out)
+    assert told == {"invite": str(public), "name": public.name}
+    (listed,) = run_here("keys", "list").out.splitlines()
+    assert listed.endswith("for peers (replica only, sees no tokens)  any number")
+    (record,) = json.loads(run_here("keys", "list", "--json").out)["invitations"]
+    assert (record["uses_left"], record["expires"]) == (None, None)
+
+
 def test_an_invitation_is_revoked_by_its_name(run_here: RunHere, here: Path) -> None:
     run_here("init")
     told = json.loads(run_here("invite", "--address", "h:1", "--json").out)
@@ -64,6 +99,10 @@ def test_an_invitation_is_revoked_by_its_name(run_here: RunHere, here: Path) -> 
         (("keys", "list"), "swarm-ft init"),
         (("invite", "--expires", "soon"), "expected a time such as 7d"),
         (("invite", "--uses", "0"), "--uses"),
+        (("invite", "--layers", "many"), "expected START-STOP"),
+        (("invite", "--sees-tokens", "some"), "--sees-tokens"),
+        (("invite", "--role", "client", "--layers", "0-2"), "a client hosts no layers"),
+        (("coordinator", "--insecure", "--open"), "make some with 'swarm-ft init'"),
         (("serve-stage", "swarm1nothing"), "invitation"),
         (("serve-stage", "@missing.txt"), "missing.txt"),
         (("status", "--invite", "nothing"), "invitation 'nothing'"),
@@ -100,25 +139,21 @@ def test_a_swarm_of_those_who_were_invited(shell: Shell, sample: SampleInput) ->
     text = shell.cwd / "text.txt"
     text.write_text(Path(sample.train_file).read_text(encoding="utf-8")[:1500], encoding="utf-8")
     job = ("--dataset", text, "--steps", 20, "--batch-size", 4, "--seq-length", 32)
-    shell.env |= {"XDG_CACHE_HOME": str(shell.cwd / "cache"), "XDG_STATE_HOME": str(shell.cwd)}
     assert shell.spawn("init").ends() == 0
     coordinator = shell.up("coordinator")
     assert coordinator.first_words()["encrypted"]
 
-    def invited(*options: object) -> str:
-        made = shell.spawn("invite", "--json", *options)
-        assert made.ends() == 0, made.err
-        word: str = made.first_words()["invite"]
-        return word
+    (address,) = coordinator.first_words()["addresses"]
+    plain = shell.spawn("status", "--insecure", "--initial-peers", address)
 
-    word = invited("--uses", 2)
+    word = shell.invited("--uses", 2)
     peers = [shell.up("serve-stage", word, "--layers", layers) for layers in ("0-1", "1-3")]
     names = [peer.first_words()["peer"] for peer in peers]
     late = shell.spawn("serve-stage", word, "--layers", "1-3")
     assert late.ends() == 2
     assert late.err[-1].endswith("is used up or revoked; ask for another one")
 
-    way = ("--invite", invited("--role", "client"))
+    way = ("--invite", shell.invited("--role", "client"))
     client = shell.spawn("client", "train", "--model", sample.model_dir, *job, *way)
     assert client.ends(120) == 0, client.err
 
@@ -134,7 +169,6 @@ def test_a_swarm_of_those_who_were_invited(shell: Shell, sample: SampleInput) ->
     assert status.ends() == 0, status.err
     assert [peer["peer"] for peer in status.first_words()["peers"]] == [names[0]]
 
-    plain = shell.spawn("status", "--initial-peers", coordinator.first_words()["addresses"][0])
     assert plain.ends() == 1, "nobody who was not invited learns anything"
     # The coordinator, too, comes back where invitations say.
     endpoint = coordinator.first_words()["endpoint"]

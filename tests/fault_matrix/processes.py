@@ -37,7 +37,12 @@ class Command:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
-            env={**os.environ, "OMP_NUM_THREADS": "1", VARIABLE: str(orders)},
+            env={
+                **os.environ,
+                "OMP_NUM_THREADS": "1",
+                "XDG_STATE_HOME": str(log_dir),
+                VARIABLE: str(orders),
+            },
             start_new_session=True,
         )
         return cls(name, process, log_dir)

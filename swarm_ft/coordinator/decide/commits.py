@@ -65,7 +65,8 @@ def _save(turn: Turn, run: Run) -> Run:
     turn.keep(run)
     step = StepNumber(run.committed_steps)
     for stage in run.computing:
-        turn.say(stage.peers[0], SaveStage(run_id=run.run_id, step=step))
+        saves = next(filter(turn.state.carries, stage.peers), stage.peers[0])
+        turn.say(saves, SaveStage(run_id=run.run_id, step=step))
     return run
 
 
@@ -117,6 +118,8 @@ def stage_ready(turn: Turn, run: Run, peer_id: PeerId, ready: StageReady) -> Non
         run = replace(run, phase=RunPhase.TRAINING, detail=joining_in_words(run))
         turn.put(run)
         _plan_or_export(turn, run)
+    elif run.misfits.keys() & set(run.peers):
+        attempts.interrupt(turn, run)  # some can host it: it waits for more of them
     else:
         turn.keep(run)
 

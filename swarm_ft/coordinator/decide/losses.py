@@ -145,7 +145,7 @@ def tell(turn: Turn) -> None:
 
 
 def _notice(turn: Turn, run: Run) -> str:
-    members, overdue = turn.state.members, overdue_peers(run, turn.now_s)
+    members, overdue = turn.state.members, overdue_peers(turn.state, run, turn.now_s)
     words = []
     for stage in run.attempt.assignments:
         peer, whom = stage.peer_id, f"peer {stage.peer_id} (layers {stage.layers})"
@@ -162,7 +162,7 @@ def _notice(turn: Turn, run: Run) -> str:
 def drop_late(turn: Turn) -> None:
     """Go on without those that the others can do without."""
     run = turn.state.active_run
-    late = late_peers(run, turn.now_s) if run and run.phase.is_working else {}
+    late = late_peers(turn.state, run, turn.now_s) if run and run.phase.is_working else {}
     if run is None or not late:
         return
     attempts.do_without(turn, run, late)

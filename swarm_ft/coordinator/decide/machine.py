@@ -32,6 +32,7 @@ from swarm_ft.coordinator.decide import attempts, commits, losses
 from swarm_ft.coordinator.facts.events import (
     Effect,
     Event,
+    PeerJoined,
     PeerLost,
     PeerSaid,
     ResultCollected,
@@ -57,7 +58,15 @@ from swarm_ft.coordinator.plan.membership import (
     without_state,
 )
 from swarm_ft.coordinator.plan.steps import report_refusal
-from swarm_ft.errors import BadInput, NonFinite, OutOfTurn, SwarmError, Unavailable, from_code
+from swarm_ft.errors import (
+    BadInput,
+    NonFinite,
+    NotAllowed,
+    OutOfTurn,
+    SwarmError,
+    Unavailable,
+    from_code,
+)
 from swarm_ft.ids import PeerId, RunId, StepNumber
 from swarm_ft.protocol.messages.client import RunPhase
 from swarm_ft.protocol.messages.control import (
@@ -74,6 +83,7 @@ from swarm_ft.protocol.messages.control import (
     StageSaved,
     StepReady,
 )
+from swarm_ft.protocol.spec.grant import Grant
 
 RETRY_S = 2.0
 """Rest after an attempt that a peer could not go on with, before the next one."""
@@ -89,12 +99,14 @@ def decide(state: SwarmState, event: Event, now_s: float) -> tuple[SwarmState, l
     """
     turn = Turn(losses.after_gap(state, now_s), now_s)
     match event:
+        case PeerJoined(hello, grant):
+            _joined(turn, hello, grant)
         case PeerSaid(peer_id, message):
             _peer_said(turn, peer_id, message)
         case PeerLost(peer_id):
             _peer_gone(turn, peer_id, "is gone", away_since_s=now_s)
-        case RunSubmitted(run_id, spec, owner):
-            turn.put(Run(run_id=run_id, spec=spec, owner=owner))
+        case RunSubmitted(run_id, spec, owner, key):
+            turn.put(Run(run_id=run_id, spec=spec, owner=owner, storage_key=key))
         case RunCancelled(run_id):
             _end(turn, run_id, RunPhase.CANCELLED, "cancelled by a client")
         case ResultCollected(run_id):
@@ -121,8 +133,6 @@ def _peer_said(turn: Turn, peer_id: PeerId, message: FromPeer) -> None:
     turn.state = turn.state.with_heard(peer_id, turn.now_s)
     run = turn.state.active_run
     match message:
-        case PeerHello():
-            _joined(turn, message)
         case PeerGoodbye():
             _peer_gone(turn, peer_id, "left", away_since_s=-math.inf)
         case StageReady() | StepReady() if run and _is_current(run, peer_id, message):
@@ -188,15 +198,25 @@ def _cannot_host(turn: Turn, run: Run, peer_id: PeerId, error: SwarmError) -> No
     """The run does without this peer, which stays for others."""
     misfits = MappingProxyType({**run.misfits, peer_id: error.message})
     run = replace(without_state(run, peer_id), misfits=misfits)
-    if peer_id in run.peers:
-        detail = loss_in_words(turn.state, run, peer_id, f"cannot host them: {error.message}")
-        attempts.interrupt(turn, replace(run, detail=detail))
-    else:
+    if peer_id not in run.peers:
         turn.keep(run)
+        return
+    detail = loss_in_words(turn.state, run, peer_id, f"cannot host them: {error.message}")
+    run = replace(run, detail=detail)
+    if attempts.asks_on(turn, run):
+        turn.put(run)
+    else:
+        attempts.interrupt(turn, run)
 
 
 def _doubted(turn: Turn, run: Run, peer_id: PeerId, error: SwarmError) -> None:
-    """The step is done again, by replicas where there are some; two who say so are believed."""
+    """The step is done again, by replicas where there are some; two who say so are believed.
+
+    But nobody on probation is: where all are let in, anybody could end a run.
+    """
+    if not turn.state.carries(peer_id):
+        attempts.do_without(turn, run, {peer_id: f"is alone to say so: {error.message}"})
+        return
     step = StepNumber(run.committed_steps)
     agrees = [p for p, doubted in run.doubts.items() if doubted == step and p != peer_id]
     if agrees:
@@ -231,16 +251,35 @@ def _failed(
 # ---- who comes and goes
 
 
-def _joined(turn: Turn, hello: PeerHello) -> None:
-    turn.state = without_misfit(with_exports_of(turn.state, hello), hello.peer_id)
-    member = Member(hello=hello, joined_at_s=turn.now_s, heard_at_s=turn.now_s)
+def _joined(turn: Turn, hello: PeerHello, grant: Grant) -> None:
+    if hello.layers is not None and not grant.covers(hello.layers):
+        expected = f"expected --layers auto or within {grant.layers}, as it was invited for"
+        words = f"peer {hello.peer_id}: {expected}, got {hello.layers}"
+        turn.dismiss(hello.peer_id, NotAllowed(words))
+        return
+    member = Member(hello=hello, joined_at_s=turn.now_s, heard_at_s=turn.now_s, grant=grant)
+    turn.state = without_misfit(with_exports_of(turn.state, member), hello.peer_id)
     turn.state = turn.state.with_member(member)
     run = turn.state.active_run
     if run is not None:
         _came(turn, run, hello)
     if hello.held and not is_wanted(turn.state, hello.peer_id, hello.held):
-        release = ReleaseStage(run_id=hello.held.run_id, reason="the run needs it no more")
+        release = ReleaseStage(
+            run_id=hello.held.run_id,
+            reason="the run needs it no more",
+            is_over=_is_over(turn.state, hello.held.run_id),
+        )
         turn.say(hello.peer_id, release)
+    for run_id in hello.kept_runs:
+        if _is_over(turn.state, run_id):
+            over = ReleaseStage(run_id=run_id, reason="the run is over", is_over=True)
+            turn.say(hello.peer_id, over)
+
+
+def _is_over(state: SwarmState, run_id: RunId) -> bool:
+    """Whether nobody wants anything of it any more, as far as is known here."""
+    run = state.runs.get(run_id)
+    return run is not None and run.phase > RunPhase.FINISHED
 
 
 def _came(turn: Turn, run: Run, hello: PeerHello) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from swarm_ft.coordinator.facts.ledger import LedgerChange, change_of
 from swarm_ft.coordinator.facts.standing import Standing
@@ -10,15 +10,28 @@ from swarm_ft.coordinator.facts.state import Run, Snapshot, SwarmState
 from swarm_ft.errors import SwarmError
 from swarm_ft.ids import Attempt, PeerId, RunId, SampleId, StepNumber
 from swarm_ft.protocol.messages.client import RunEvent, StepCommitted
-from swarm_ft.protocol.messages.control import CommitStep, FromPeer, ToPeer
+from swarm_ft.protocol.messages.control import CommitStep, FromPeer, PeerHello, ToPeer
 from swarm_ft.protocol.messages.reports import ByteCounts, Traffic
+from swarm_ft.protocol.spec.grant import Grant
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.protocol.spec.training_plan import Microbatch
 
 
 @dataclass(frozen=True, slots=True)
+class PeerJoined:
+    """A peer said hello, which makes it a member.
+
+    Attributes:
+        grant: what its invitation lets it host, as the coordinator's registry has it.
+    """
+
+    hello: PeerHello
+    grant: Grant = field(default_factory=Grant)
+
+
+@dataclass(frozen=True, slots=True)
 class PeerSaid:
-    """A peer's message; PeerHello makes it a member."""
+    """A member's message; its hello is `PeerJoined`."""
 
     peer_id: PeerId
     message: FromPeer
@@ -38,6 +51,7 @@ class RunSubmitted:
     run_id: RunId
     spec: RunSpec
     owner: str = ""
+    storage_key: bytes = field(default=b"", repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +90,8 @@ class Tick:
 
 
 Event = (
-    PeerSaid
+    PeerJoined
+    | PeerSaid
     | PeerLost
     | RunSubmitted
     | RunCancelled

@@ -26,6 +26,7 @@ from swarm_ft.protocol.messages.control import (
 )
 from swarm_ft.protocol.messages.reports import BufferCounts, ByteCounts, Traffic
 from swarm_ft.protocol.messages.shard import ShardFile
+from swarm_ft.protocol.spec.grant import Grant
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.protocol.spec.training_plan import Microbatch
 
@@ -49,12 +50,14 @@ class Member:
 
     Attributes:
         idle: why there is nothing to do for it, as it was told; empty if there may be.
+        grant: what its invitation lets it host; never its own word.
     """
 
     hello: PeerHello
     joined_at_s: float
     heard_at_s: float
     idle: str = ""
+    grant: Grant = field(default_factory=Grant)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -288,6 +291,8 @@ class Run:
     Attributes:
         owner: the client that submitted it, and alone may watch it, end it and fetch its result;
             empty where clients have no keys.
+        storage_key: with which its peers encrypt what they write down; empty once it is over, so
+            that nothing opens what may be left of it.
         notice: who of its peers at work is silent or waited for just now; of no use after a
             restart.
         attempt: the one at work, or the last one.
@@ -302,6 +307,7 @@ class Run:
     run_id: RunId
     spec: RunSpec
     owner: str = ""
+    storage_key: bytes = field(default=b"", repr=False)
     phase: RunPhase = RunPhase.QUEUED
     detail: str = ""
     notice: str = ""
@@ -426,6 +432,11 @@ class SwarmState:
         """Peers from which a client has yet to collect a result."""
         finished = (run for run in self.runs.values() if run.phase is RunPhase.FINISHED)
         return frozenset().union(*(run.past.exported for run in finished))
+
+    def carries(self, peer_id: PeerId) -> bool:
+        """Whether a member may host a stage alone; who is not there is not asked."""
+        member = self.members.get(peer_id)
+        return member is not None and not member.grant.replica_only
 
     def with_run(self, run: Run) -> SwarmState:
         """The same state with this run put in place."""

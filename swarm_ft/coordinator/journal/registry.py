@@ -6,12 +6,13 @@ same time: who may write to the folder is the owner, and needs to ask nobody.
 
 from __future__ import annotations
 
+import json
 import secrets
 import sqlite3
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -23,9 +24,12 @@ from swarm_ft.identity.invites import (
     Invite,
     invitation_certificate,
     invitation_key,
+    parse_invite,
 )
 from swarm_ft.identity.keys import name_of
 from swarm_ft.private_files import make_private, open_private
+from swarm_ft.protocol.spec.grant import PROBATION, Grant
+from swarm_ft.protocol.spec.layers import LayerRange
 
 FILE = "members.db"
 MAX_INVITATIONS = 256
@@ -35,11 +39,11 @@ BUSY_TIMEOUT_S = 5.0
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS invitations (
-    name TEXT PRIMARY KEY, role TEXT NOT NULL, uses_left INTEGER NOT NULL,
-    expires_unix_s INTEGER NOT NULL, certificate BLOB NOT NULL
+    name TEXT PRIMARY KEY, role TEXT NOT NULL, granted TEXT NOT NULL, uses_left INTEGER,
+    expires_unix_s INTEGER, certificate BLOB NOT NULL
 );
 CREATE TABLE IF NOT EXISTS members (
-    name TEXT PRIMARY KEY, role TEXT NOT NULL, invitation TEXT NOT NULL,
+    name TEXT PRIMARY KEY, role TEXT NOT NULL, granted TEXT NOT NULL, invitation TEXT NOT NULL,
     joined_unix_s INTEGER NOT NULL, seen_unix_s INTEGER NOT NULL,
     is_revoked INTEGER NOT NULL DEFAULT 0
 ) WITHOUT ROWID;
@@ -51,6 +55,7 @@ class MemberRecord:
     """A key that was let in.
 
     Attributes:
+        grant: what it may host, if it is a peer's.
         invitation: the name of the one it came with.
         joined_unix_s: when it first came.
         seen_unix_s: when it last got a certificate.
@@ -58,6 +63,7 @@ class MemberRecord:
 
     name: str
     role: Role
+    grant: Grant
     invitation: str
     joined_unix_s: int
     seen_unix_s: int
@@ -66,12 +72,19 @@ class MemberRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InvitationRecord:
-    """An invitation, as far as it is told to anybody after it was made."""
+    """An invitation, as far as it is told to anybody after it was made.
+
+    Attributes:
+        grant: what a peer may host that comes with it.
+        uses_left: None: of any number.
+        expires_unix_s: None: never.
+    """
 
     name: str
     role: Role
-    uses_left: int
-    expires_unix_s: int
+    grant: Grant
+    uses_left: int | None
+    expires_unix_s: int | None
 
 
 class Registry:
@@ -110,37 +123,74 @@ class Registry:
         role: Role,
         uses: int,
         expires: datetime,
+        grant: Grant = Grant(),  # noqa: B008 - a value
     ) -> Invite:
         """A new invitation; its secret is kept nowhere else."""
-        invite = Invite(
-            fingerprint=fingerprint,
-            number=secrets.token_bytes(NUMBER_BYTES),
-            secret=secrets.token_bytes(SECRET_BYTES),
-            addresses=addresses,
-        )
-        key = invitation_key(invite.secret)
-        certificate = to_der(invitation_certificate(key, invite.name, datetime.now(UTC)))
-        row = (invite.name, role.value, uses, int(expires.timestamp()), certificate)
+        invite = _new_invite(fingerprint, addresses)
+        limits = uses, int(expires.timestamp())
         with self._errors():
-            self._db.execute("INSERT INTO invitations VALUES (?, ?, ?, ?, ?)", row)
+            self._db.execute(
+                f"INSERT {_INVITATION}", (*_invitation_row(invite, role, grant), *limits)
+            )
         return invite
+
+    def open_to_all(self, fingerprint: bytes, addresses: tuple[str, ...]) -> Invite:
+        """The invitation that makes anybody a replica on probation: the same until it is revoked.
+
+        It is no secret, so it is kept; only where it leads may change.
+        """
+        with self._errors(), self._transaction():
+            kept = self._open_invitation()
+            if kept is not None and kept.fingerprint == fingerprint:
+                invite = replace(kept, addresses=addresses)
+            else:
+                invite = _new_invite(fingerprint, addresses)
+            row = _invitation_row(invite, Role.PEER, PROBATION)
+            self._db.execute(f"INSERT OR REPLACE {_INVITATION}", (*row, None, None))
+            self._db.execute("INSERT OR REPLACE INTO facts VALUES ('open', ?)", (str(invite),))
+        return invite
+
+    def close_to_all(self) -> None:
+        """Who has no invitation of its own is let in no more; who was let in stays."""
+        with self._errors():
+            self._db.execute("UPDATE invitations SET uses_left=0 WHERE uses_left IS NULL")
+
+    def open_invitation(self) -> Invite | None:
+        """That of `open_to_all`; None if not all are let in."""
+        with self._errors():
+            return self._open_invitation()
+
+    def _open_invitation(self) -> Invite | None:
+        row = self._db.execute("SELECT value FROM facts WHERE name='open'").fetchone()
+        invite = parse_invite(row[0]) if row else None
+        query = "SELECT name FROM invitations WHERE name=? AND uses_left IS NULL"
+        is_open = invite and self._db.execute(query, (invite.name,)).fetchone()
+        return invite if is_open else None
 
     def invitations(self) -> list[InvitationRecord]:
         """All that were made, the oldest first."""
         with self._errors():
             rows = self._db.execute(
-                "SELECT name, role, uses_left, expires_unix_s FROM invitations ORDER BY rowid"
+                "SELECT name, role, granted, uses_left, expires_unix_s FROM invitations"
+                " ORDER BY rowid"
             ).fetchall()
         return [
-            InvitationRecord(name=name, role=Role(role), uses_left=uses, expires_unix_s=expires)
-            for name, role, uses, expires in rows
+            InvitationRecord(
+                name=name,
+                role=Role(role),
+                grant=_grant_from(granted),
+                uses_left=uses,
+                expires_unix_s=expires,
+            )
+            for name, role, granted, uses, expires in rows
         ]
 
     def certificates(self) -> tuple[Certificate, ...]:
         """By which newcomers are known, used up ones too: these are told so, and by name."""
         with self._errors():
             rows = self._db.execute(
-                "SELECT certificate FROM invitations ORDER BY rowid DESC LIMIT ?",
+                "SELECT certificate FROM invitations"
+                " ORDER BY uses_left IS NULL DESC, rowid DESC LIMIT ?",
                 (MAX_INVITATIONS,),
             ).fetchall()
         return tuple(from_der(row[0]) for row in rows)
@@ -167,6 +217,19 @@ class Registry:
                 raise NotAllowed(f"{caller} is no member; join with an invitation")
             self._db.execute("UPDATE members SET seen_unix_s=? WHERE name=?", (now_s, name))
         return Caller(role=role, name=name, key=caller.key)
+
+    def grant_of(self, name: str) -> Grant:
+        """What a member may host.
+
+        Raises:
+            NotAllowed: there is no such member, or its key was revoked.
+        """
+        with self._errors():
+            known = self._member(name)
+        if known is None or known.is_revoked:
+            why = "its key was revoked" if known else "it is no member"
+            raise NotAllowed(f"peer {name}: {why}")
+        return known.grant
 
     def members(self) -> list[MemberRecord]:
         """All that were ever let in, those that came first at the beginning."""
@@ -215,16 +278,18 @@ class Registry:
 
     def _let_in(self, name: str, invitation: str, now_s: int) -> Role:
         row = self._db.execute(
-            "SELECT role, uses_left, expires_unix_s FROM invitations WHERE name=?", (invitation,)
+            "SELECT role, granted, uses_left, expires_unix_s FROM invitations WHERE name=?",
+            (invitation,),
         ).fetchone()
-        role, uses_left, expires_s = row or ("", 0, 0)
-        if not uses_left:
+        role, granted, uses_left, expires_s = row or ("", "", 0, 0)
+        if uses_left == 0:
             raise BadInvite(f"{invitation} is used up or revoked; ask for another one")
-        if now_s >= expires_s:
+        if expires_s is not None and now_s >= expires_s:
             raise BadInvite(f"{invitation} has expired; ask for another one")
         self._db.execute("UPDATE invitations SET uses_left=uses_left-1 WHERE name=?", (invitation,))
         self._db.execute(
-            "INSERT INTO members VALUES (?, ?, ?, ?, ?, 0)", (name, role, invitation, now_s, now_s)
+            "INSERT INTO members VALUES (?, ?, ?, ?, ?, ?, 0)",
+            (name, role, granted, invitation, now_s, now_s),
         )
         return Role(role)
 
@@ -251,14 +316,43 @@ class Registry:
             raise JournalError(f"members {self._path}: {error}") from error
 
 
-_MEMBERS = "SELECT name, role, invitation, joined_unix_s, seen_unix_s, is_revoked FROM members"
+_INVITATION = (
+    "INTO invitations"
+    " (name, role, granted, certificate, uses_left, expires_unix_s) VALUES (?, ?, ?, ?, ?, ?)"
+)
+_MEMBERS = (
+    "SELECT name, role, granted, invitation, joined_unix_s, seen_unix_s, is_revoked FROM members"
+)
 
 
-def _member(row: tuple[str, str, str, int, int, int]) -> MemberRecord:
-    name, role, invitation, joined_s, seen_s, is_revoked = row
+def _new_invite(fingerprint: bytes, addresses: tuple[str, ...]) -> Invite:
+    return Invite(
+        fingerprint=fingerprint,
+        number=secrets.token_bytes(NUMBER_BYTES),
+        secret=secrets.token_bytes(SECRET_BYTES),
+        addresses=addresses,
+    )
+
+
+def _invitation_row(invite: Invite, role: Role, grant: Grant) -> tuple[str, str, str, bytes]:
+    """What does not change: name, role, what is granted, certificate."""
+    key = invitation_key(invite.secret)
+    certificate = to_der(invitation_certificate(key, invite.name, datetime.now(UTC)))
+    return invite.name, role.value, json.dumps(asdict(grant)), certificate
+
+
+def _grant_from(text: str) -> Grant:
+    granted = json.loads(text)
+    layers = granted["layers"]
+    return Grant(**granted | {"layers": layers and LayerRange(**layers)})
+
+
+def _member(row: tuple[str, str, str, str, int, int, int]) -> MemberRecord:
+    name, role, granted, invitation, joined_s, seen_s, is_revoked = row
     return MemberRecord(
         name=name,
         role=Role(role),
+        grant=_grant_from(granted),
         invitation=invitation,
         joined_unix_s=joined_s,
         seen_unix_s=seen_s,

@@ -2,6 +2,7 @@
 
 Most of them are believed. Where as many say the one as the other, whoever failed less is, and of
 those whoever joined first: a name that costs nothing must not outvote one that did well for hours.
+Replicas on probation have no voice where there are others.
 """
 
 from __future__ import annotations
@@ -35,8 +36,14 @@ def in_the_right(
         agree: whether two of these are the same.
     """
     ranked = sorted(told, key=lambda peer: _rank(state, peer))
-    sides = [tuple(q for q in ranked if agree(told[p], told[q])) for p in ranked]
-    return max(sides, key=len)  # of those that are as many the first
+    voters = _voters(state, ranked)
+    sides = [tuple(q for q in ranked if agree(told[p], told[q])) for p in voters]
+    return max(sides, key=lambda side: len(_voters(state, side)))  # of as many the first
+
+
+def _voters(state: SwarmState, peers: Collection[PeerId]) -> tuple[PeerId, ...]:
+    """Those of these that may carry a stage alone; all, if none may."""
+    return tuple(filter(state.carries, peers)) or tuple(peers)
 
 
 def _rank(state: SwarmState, peer: PeerId) -> tuple[int, float, PeerId]:
@@ -64,7 +71,7 @@ def outvoted_results(state: SwarmState, run: Run) -> tuple[PeerId, ...]:
     for stage in run.stages:
         told = {peer: run.past.exported[peer] for peer in stage.peers}
         right = in_the_right(state, told, operator.eq)
-        if 2 * len(right) > len(told):
+        if 2 * len(_voters(state, right)) > len(_voters(state, tuple(told))):
             outvoted += [peer for peer in stage.peers if peer not in right]
     return tuple(outvoted)
 

@@ -8,8 +8,9 @@ up for ever. It is *overdue* once
 - all who are not ready wait for each other, for longer than a message can take, and it is the one
   whom the most miss.
 
-An overdue peer is *late* if the run can do without it. A newcomer that takes its stage's state over
-holds nobody up, but it gets every sum: it is late if that takes too long.
+An overdue peer is *late* if the run can do without it: a replica on probation stands in for nobody.
+A newcomer that takes its stage's state over holds nobody up, but it gets every sum: it is late if
+that takes too long.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 
-from swarm_ft.coordinator.facts.state import Run
+from swarm_ft.coordinator.facts.state import Run, SwarmState
 from swarm_ft.ids import PeerId
 from swarm_ft.protocol.messages.client import RunPhase
 from swarm_ft.protocol.messages.control import Stage
@@ -41,21 +42,21 @@ STEP_S = 30.0
 """How long a peer may stand still in a step, beside what its work takes."""
 
 
-def late_peers(run: Run, now_s: float) -> dict[PeerId, str]:
+def late_peers(state: SwarmState, run: Run, now_s: float) -> dict[PeerId, str]:
     """Peers that the others have waited for long enough, and can do without; what each did."""
-    overdue = overdue_peers(run, now_s)
-    late = {peer: why for peer, why in overdue.items() if _is_spare(run, peer, overdue)}
+    overdue = overdue_peers(state, run, now_s)
+    late = {peer: why for peer, why in overdue.items() if _is_spare(state, run, peer, overdue)}
     return late | _late_learners(run, now_s)
 
 
-def overdue_peers(run: Run, now_s: float) -> dict[PeerId, str]:
+def overdue_peers(state: SwarmState, run: Run, now_s: float) -> dict[PeerId, str]:
     """Peers that the others have waited for long enough, and what each did. See the module."""
     absent, awaited = _absent(run), run.attempt.awaited
     mute = [peer for peer in absent if not awaited.waits_for.get(peer)]
     since_s = {peer: awaited.excused_until_s(peer) for peer in mute}
     overdue = [peer for peer in mute if now_s - since_s[peer] >= _limit_s(run, peer)]
     if absent and not mute and now_s - awaited.newest_s >= _deadlock_limit_s(run):
-        overdue = [_most_missed(run, absent)]
+        overdue = [_most_missed(state, run, absent)]
     words = _words(run)
     return {p: f"{words} {now_s - since_s.get(p, awaited.newest_s):.0f} s" for p in overdue}
 
@@ -64,7 +65,7 @@ def _absent(run: Run) -> list[PeerId]:
     """Peers that are not ready with what the phase is about."""
     ready: Collection[PeerId] = run.peers
     if run.phase is RunPhase.LOADING:
-        ready = run.attempt.loaded
+        ready = {*run.attempt.loaded, *run.misfits}
     elif run.phase is RunPhase.TRAINING and run.step is not None:
         ready = run.step.ready
     elif run.phase is RunPhase.EXPORTING:
@@ -72,7 +73,7 @@ def _absent(run: Run) -> list[PeerId]:
     return [peer for peer in run.peers if peer not in ready]
 
 
-def _most_missed(run: Run, absent: Collection[PeerId]) -> PeerId:
+def _most_missed(state: SwarmState, run: Run, absent: Collection[PeerId]) -> PeerId:
     """Whom the most wait for, themselves or because those do for whom they wait.
 
     The coordinator itself waits for those that are not ready. Of peers that are missed alike, such
@@ -86,7 +87,7 @@ def _most_missed(run: Run, absent: Collection[PeerId]) -> PeerId:
         missed.update(_reached(waits_for, peer) - {peer})
 
     def order(peer: PeerId) -> tuple[int, bool, bool, bool, int]:
-        is_spare, is_listening = _is_spare(run, peer, ()), peer in run.listeners
+        is_spare, is_listening = _is_spare(state, run, peer, ()), peer in run.listeners
         return missed[peer], is_spare, is_listening, peer in absent, named[peer]
 
     return max(reversed(run.peers), key=order)
@@ -112,11 +113,11 @@ def _words(run: Run) -> str:
             return f"kept the others waiting in step {run.committed_steps} for"
 
 
-def _is_spare(run: Run, peer: PeerId, overdue: Collection[PeerId]) -> bool:
+def _is_spare(state: SwarmState, run: Run, peer: PeerId, overdue: Collection[PeerId]) -> bool:
     """Whether somebody else has the peer's stage, or it has not got it itself."""
     learning = set(_learning(run))
     others = [p for p in _stage(run, peer).peers if p not in {peer, *overdue, *learning}]
-    return peer in learning or bool(others)
+    return peer in learning or any(map(state.carries, others))
 
 
 def _learning(run: Run) -> Iterator[PeerId]:

@@ -9,6 +9,7 @@ from statistics import median
 from types import MappingProxyType
 
 from swarm_ft.coordinator.facts.state import Member, Run, SwarmState
+from swarm_ft.coordinator.plan.hosting import NOT_ALONE, refusal
 from swarm_ft.coordinator.plan.placement import Placement, fits, place, place_on
 from swarm_ft.ids import PeerId, StepNumber
 from swarm_ft.protocol.messages.client import RunPhase
@@ -40,18 +41,22 @@ def able_for(state: SwarmState, run: Run, now_s: float) -> SwarmState:
     doubters = {p for p, step in run.doubts.items() if step == run.committed_steps}
     for stage in run.stages:
         sound = able.intersection(stage.peers) - doubters
-        if any(_is_able(state, run, peer, stage.layers) for peer in sound):
+        if any(state.carries(peer) and _is_able(state, run, peer, stage.layers) for peer in sound):
             able -= doubters.intersection(stage.peers)
     return state.with_members(able)
 
 
 def hopeless_for(state: SwarmState, run: Run) -> str | None:
-    """Why nobody who is there can ever host the run, by their own words; None if somebody may."""
-    for peer, member in state.members.items():
+    """Why nobody who is there can ever host the run, by their own words; None if somebody may.
+
+    Who could not carry a stage anyway is not asked: its word ends no run.
+    """
+    carriers = {p: member for p, member in state.members.items() if state.carries(p)}
+    for peer, member in carriers.items():
         may = peer in state.result_keepers or layers_misfit(state, run, member.hello) is None
         if may and peer not in run.misfits:
             return None
-    words = (f"peer {p}: {run.misfits[p]}" for p in state.members if p in run.misfits)
+    words = (f"peer {p}: {run.misfits[p]}" for p in carriers if p in run.misfits)
     return next(words, None)
 
 
@@ -71,7 +76,18 @@ def why_idle(state: SwarmState, run: Run | None, member: Member, now_s: float) -
         return ""
     if peer_id in run.misfits:
         return f"run {run.run_id}: {run.misfits[peer_id]}"
-    return layers_misfit(state, run, member.hello) or ""
+    return layers_misfit(state, run, member.hello) or _not_granted(run, member)
+
+
+def _not_granted(run: Run, member: Member) -> str:
+    """Why a member may host none of the layers that it could; empty if it may some."""
+    own, stages = member.hello.layers, run.stages
+    cuts = [own] if own else [stage.layers for stage in stages]
+    refusals = {cut: refusal(run.spec, member, cut) for cut in cuts}
+    if not refusals or not all(refusals.values()) or member.hello.peer_id in run.peers:
+        return ""
+    words = "; ".join(f"layers {cut}: this peer {why}" for cut, why in refusals.items())
+    return f"run {run.run_id}: {words}"
 
 
 def without_misfit(state: SwarmState, peer: PeerId) -> SwarmState:
@@ -123,6 +139,8 @@ def loss_in_words(state: SwarmState, run: Run, peer_id: PeerId, why: str) -> str
     words = f"peer {peer_id} (layers {stage.layers}) {why}"
     if peer_id in run.listeners:
         return f"{words}; it had not caught up"
+    if others and not any(map(state.carries, others)):
+        return f"{words}; {' and '.join(others)} {NOT_ALONE}"
     return f"{words}; its part goes to {' and '.join(others)}" if others else words
 
 
@@ -152,9 +170,13 @@ def missed_last_commit(run: Run, held: HeldStage, peer_id: PeerId) -> bool:
     return is_behind and run.past.last_commit is not None and peer_id in run.past.committers
 
 
-def with_exports_of(state: SwarmState, hello: PeerHello) -> SwarmState:
-    """Whether a run's part of the result lies with this peer is for the peer to say."""
-    held = hello.held
+def with_exports_of(state: SwarmState, member: Member) -> SwarmState:
+    """Whether a run's part of the result lies with this peer is for the peer to say.
+
+    Of one on probation it is not believed: what others vouched for once may be another file now.
+    """
+    hello = member.hello
+    held = None if member.grant.replica_only else hello.held
     for run in state.runs.values():
         if hello.peer_id in run.peers:
             exported = {
@@ -185,9 +207,9 @@ def arrangement(state: SwarmState, run: Run, now_s: float) -> Placement:
     keepers = state.result_keepers
     free = tuple(member for peer, member in state.members.items() if peer not in keepers)
     if run.past.snapshot is None:
-        return place(run.spec.model, free, now_s)
+        return place(run.spec, free, now_s)
     cuts = [stage.layers for stage in run.past.snapshot.stages]
-    return place_on(cuts, run.spec.model, free, now_s)
+    return place_on(cuts, run.spec, free, now_s)
 
 
 def patience_s(state: SwarmState, run: Run, now_s: float) -> float:
@@ -210,7 +232,8 @@ def settled(state: SwarmState, run: Run, now_s: float, grace_s: float) -> Run | 
 
     A peer that is away stays if it may come back and no replica of its stage is there, or as long
     as peers are gathered; who listens stays, and is nobody to wait for. None if a stage has nobody
-    left: its weights are gone, or nobody waits for them any more.
+    left: its weights are gone, or nobody waits for them any more. Replicas on probation stand in
+    for nobody: a stage with them alone has nobody left.
 
     Args:
         state: who is there.
@@ -221,11 +244,12 @@ def settled(state: SwarmState, run: Run, now_s: float, grace_s: float) -> Run | 
     kept: list[StageAssignment] = []
     for stage in run.stages:
         able = {peer for peer in stage.peers if _is_able(state, run, peer, stage.layers)}
-        is_waited_for = not able or now_s < run.gather_until_s
+        carrying = {peer for peer in able if state.carries(peer)}
+        is_waited_for = not carrying or now_s < run.gather_until_s
         expected = {
             p for p in stage.peers if is_waited_for and _may_return(state, run, p, now_s, grace_s)
         }
-        if not able | expected:
+        if not carrying | expected:
             return None
         listening = {peer for peer in run.listeners if peer in state.members}
         staying = able | expected | listening
@@ -238,6 +262,8 @@ def _is_able(state: SwarmState, run: Run, peer: PeerId, layers: LayerRange) -> b
     """Whether a peer is there and has the stage as of the last commit, or can load it."""
     member = state.members.get(peer)
     if member is None or member.hello.layers not in (None, layers):
+        return False
+    if refusal(run.spec, member, layers):
         return False
     return not run.committed_steps or run.past.holds.get(peer) == run.committed_steps
 
@@ -252,7 +278,8 @@ def with_newcomers(state: SwarmState, run: Run) -> Run:
     """The run with members that can join its stages, each beside the stage's replicas."""
     keepers = state.result_keepers
     for peer, member in state.members.items():
-        layers = None if peer in keepers else _wanted_layers(run, member)
+        is_kept_out = peer in keepers or (member.grant.replica_only and not _can_listen(run))
+        layers = None if is_kept_out else _wanted_layers(run, member)
         if layers is not None:
             assignments = list(run.attempt.assignments)
             last = max(i for i, a in enumerate(assignments) if a.layers == layers)
@@ -261,17 +288,25 @@ def with_newcomers(state: SwarmState, run: Run) -> Run:
     return run
 
 
+def _can_listen(run: Run) -> bool:
+    """Whether somebody who joins now takes over while the others train, and nobody waits for it."""
+    is_tied = run.spec.train.sync_tied_embeddings
+    return bool(run.committed_steps) and run.phase is not RunPhase.LOADING and not is_tied
+
+
 def learners_of(state: SwarmState, run: Run) -> Iterator[Learner]:
     """Peers of the run that have to take their stage's state from its other replicas.
 
     Who listens already goes on with what it began, as long as a source of that state is left.
+    Replicas on probation are no sources: nobody takes their word for what a stage is.
     """
     before = {learner.peer_id: learner for learner in run.attempt.learners}
     for stage in run.stages:
         able = tuple(p for p in stage.peers if _is_able(state, run, p, stage.layers))
+        sources = tuple(filter(state.carries, able))
         for peer in stage.peers:
             if peer not in able:
-                yield _learner(run, peer, able, before.get(peer))
+                yield _learner(run, peer, sources, before.get(peer))
 
 
 def _learner(run: Run, peer: PeerId, able: tuple[PeerId, ...], before: Learner | None) -> Learner:
@@ -327,5 +362,6 @@ def _wanted_layers(run: Run, member: Member) -> LayerRange | None:
     choice = hello.layers or held
     fitting = [stage for stage in run.stages if choice in (None, stage.layers)]
     affordable = [s for s in fitting if choice or fits(run.spec.model, s.layers, hello)]
-    busiest = max(affordable, key=lambda s: len(s.layers) / len(s.peers), default=None)
+    allowed = [s for s in affordable if not refusal(run.spec, member, s.layers)]
+    busiest = max(allowed, key=lambda s: len(s.layers) / len(s.peers), default=None)
     return busiest.layers if busiest else None

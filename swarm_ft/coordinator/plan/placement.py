@@ -1,20 +1,23 @@
 """Which peer hosts which blocks, and why nobody does yet. Pure.
 
 Peers that name their layers keep them; peers that leave the choice (`--layers auto`) share what
-is left, as evenly as their memory allows. Whoever is left over then is a replica of a stage.
+is left, as evenly as their memory allows. Whoever is left over then is a replica of a stage. Nobody
+hosts what it may not, see `hosting`; replicas on probation are given no part here: they join what
+others host, see `membership`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
 
 from swarm_ft.coordinator.facts.state import Member
+from swarm_ft.coordinator.plan.hosting import end_refusal, kept_out, refusal
 from swarm_ft.protocol.messages.control import PeerHello, StageAssignment
 from swarm_ft.protocol.spec.layers import LayerRange, split_evenly
-from swarm_ft.protocol.spec.run_spec import COPIES_PER_WEIGHT, ModelSpec
+from swarm_ft.protocol.spec.run_spec import COPIES_PER_WEIGHT, ModelSpec, RunSpec
 
 SETTLE_S = 2.0
 """How long automatic peers are gathered after the last one came, before the first assignment."""
@@ -34,54 +37,107 @@ class Placement:
         return self.reason == GATHERING
 
 
-def place(model: ModelSpec, members: Sequence[Member], now_s: float) -> Placement:
+def place(spec: RunSpec, members: Sequence[Member], now_s: float) -> Placement:
     """Cover all blocks of the model with members, or say what is missing."""
-    fixed = [m for m in members if m.hello.layers and m.hello.layers.stop <= model.num_blocks]
-    free = [m for m in members if m.hello.layers is None]
-    parts = _cover(model.num_blocks, fixed)
+    carriers = [m for m in members if not m.grant.replica_only]
+    fixed = [m for m in carriers if m.hello.layers and _may_keep(spec, m, m.hello.layers)]
+    free = [m for m in carriers if m.hello.layers is None]
+    parts = _cover(spec.model.num_blocks, fixed)
     gaps = [part for part in parts if isinstance(part, LayerRange)]
     if gaps and not free:
-        return Placement((), f"waiting for layers {_listed(gaps)}")
+        return _waiting(spec, members, gaps)
     if free and now_s - max(m.joined_at_s for m in free) < SETTLE_S:
         return Placement((), GATHERING)
-    filled = _filled(model, parts, gaps, free)
-    assignments = _with_replicas(model, filled.assignments, members)
+    filled = _filled(spec, parts, gaps, free)
+    assignments = _with_replicas(spec, filled.assignments, carriers)
     return replace(filled, assignments=assignments)
 
 
 def place_on(
-    cuts: Sequence[LayerRange], model: ModelSpec, members: Sequence[Member], now_s: float
+    cuts: Sequence[LayerRange], spec: RunSpec, members: Sequence[Member], now_s: float
 ) -> Placement:
     """As `place`, on stages that are given: those of a snapshot."""
-    autos = [m for m in members if m.hello.layers is None]
+    carriers = [m for m in members if not m.grant.replica_only]
+    autos = [m for m in carriers if m.hello.layers is None]
     if autos and now_s - max(m.joined_at_s for m in autos) < SETTLE_S:
         return Placement((), GATHERING)
-    autos.sort(key=lambda m: (-m.hello.memory_bytes, m.joined_at_s))
-    hosts = {m.hello.layers: m.hello.peer_id for m in reversed(members) if m.hello.layers}
+    autos = _least_free_first(spec, autos)
+    fixed = [m for m in reversed(carriers) if m.hello.layers]
+    hosts = {m.hello.layers: m for m in fixed if _may_keep(spec, m, m.hello.layers)}
     for layers in sorted(cuts, key=len, reverse=True):
-        if layers not in hosts and autos and fits(model, layers, autos[0].hello):
-            hosts[layers] = autos.pop(0).hello.peer_id
+        host = None if layers in hosts else _host(spec, layers, autos)
+        if host is not None:
+            hosts[layers] = host
+            autos.remove(host)
     missing = [layers for layers in cuts if layers not in hosts]
     if missing:
-        return Placement((), f"waiting for layers {_listed(missing)}")
-    first = tuple(StageAssignment(peer_id=hosts[layers], layers=layers) for layers in cuts)
-    return Placement(_with_replicas(model, first, members), "")
+        return _waiting(spec, members, missing)
+    first = tuple(
+        StageAssignment(peer_id=hosts[layers].hello.peer_id, layers=layers) for layers in cuts
+    )
+    return Placement(_with_replicas(spec, first, carriers), "")
+
+
+def _may_keep(spec: RunSpec, member: Member, layers: LayerRange | None) -> bool:
+    """Whether a member may host the layers that it names."""
+    is_inside = layers is not None and layers.stop <= spec.model.num_blocks
+    return is_inside and layers is not None and not refusal(spec, member, layers)
+
+
+def _waiting(spec: RunSpec, members: Sequence[Member], missing: Sequence[LayerRange]) -> Placement:
+    """Nobody hosts it as long as these are missing; who is there and may not host them is told."""
+    why = kept_out(spec, members, missing)
+    return Placement((), f"waiting for layers {_listed(missing)}{why and f': {why}'}")
 
 
 def _filled(
-    model: ModelSpec,
+    spec: RunSpec,
     parts: Sequence[Member | LayerRange],
     gaps: Sequence[LayerRange],
     free: Sequence[Member],
 ) -> Placement:
     if not gaps:
-        return _fill(model, parts, gaps, ())
+        return _fill(spec, parts, gaps, (), 0)
     # All of them if their memory allows; else the larger ones, for an even share may be too much.
-    by_memory = sorted(free, key=lambda m: (-m.hello.memory_bytes, m.joined_at_s))
+    asked = _least_free_first(spec, free)
     most = min(len(free), sum(len(gap) for gap in gaps))
-    tries = (_fill(model, parts, gaps, by_memory[:n]) for n in range(most, 0, -1))
+    ways = _ways_to_cut(gaps, free)
+    tries = (_fill(spec, parts, way, asked, n) for n in range(most, 0, -1) for way in ways)
     refused = next(tries)
     return next((fit for fit in (refused, *tries) if fit.assignments), refused)
+
+
+def _least_free_first(spec: RunSpec, autos: Sequence[Member]) -> list[Member]:
+    """Members in the order in which they are asked what they host.
+
+    Those come first who have the least to choose from, and of these those with the most memory.
+    """
+
+    def order(member: Member) -> tuple[bool, int, int, float]:
+        choices = len(member.grant.layers or spec.model.layers)
+        sees_tokens = not end_refusal(spec, member)
+        return sees_tokens, choices, -member.hello.memory_bytes, member.joined_at_s
+
+    return sorted(autos, key=order)
+
+
+def _host(spec: RunSpec, layers: LayerRange, asked: Sequence[Member]) -> Member | None:
+    """The first that may host these blocks, and has the memory."""
+    able = (m for m in asked if fits(spec.model, layers, m.hello))
+    return next((m for m in able if not refusal(spec, m, layers)), None)
+
+
+def _ways_to_cut(gaps: Sequence[LayerRange], free: Sequence[Member]) -> list[Sequence[LayerRange]]:
+    """The gaps as they are, and cut where members that are bound to layers may begin or end."""
+    bound = [m.grant.layers for m in free if m.grant.layers]
+    starts, stops = {layers.start for layers in bound}, {layers.stop for layers in bound}
+    edges = (stops, starts, starts | stops) if bound else ()
+    return [gaps, *([part for gap in gaps for part in _cut(gap, at)] for at in edges)]
+
+
+def _cut(gap: LayerRange, edges: Collection[int]) -> list[LayerRange]:
+    inside = sorted(edge for edge in edges if gap.start < edge < gap.stop)
+    return [LayerRange(a, b) for a, b in pairwise((gap.start, *inside, gap.stop))]
 
 
 def fits(model: ModelSpec, layers: LayerRange, hello: PeerHello) -> bool:
@@ -90,7 +146,7 @@ def fits(model: ModelSpec, layers: LayerRange, hello: PeerHello) -> bool:
 
 
 def _with_replicas(
-    model: ModelSpec, first: tuple[StageAssignment, ...], members: Sequence[Member]
+    spec: RunSpec, first: tuple[StageAssignment, ...], members: Sequence[Member]
 ) -> tuple[StageAssignment, ...]:
     """One peer a stage, and every other member that can host one of the stages too."""
     hosts = {assignment.layers: [assignment] for assignment in first}
@@ -101,7 +157,8 @@ def _with_replicas(
             continue
         open_to = [r for r in hosts if hello.layers == r]
         if hello.layers is None:
-            open_to = [r for r in hosts if fits(model, r, hello)]
+            open_to = [r for r in hosts if fits(spec.model, r, hello)]
+        open_to = [r for r in open_to if not refusal(spec, member, r)]
         if open_to:
             busiest = max(open_to, key=lambda r: len(r) / len(hosts[r]))
             hosts[busiest].append(StageAssignment(peer_id=hello.peer_id, layers=busiest))
@@ -156,22 +213,30 @@ def _parts(tails: Mapping[int, _Tail], num_blocks: int) -> list[Member | LayerRa
 
 
 def _fill(
-    model: ModelSpec,
+    spec: RunSpec,
     parts: Sequence[Member | LayerRange],
     gaps: Sequence[LayerRange],
-    by_memory: Sequence[Member],
+    asked: Sequence[Member],
+    num_peers: int,
 ) -> Placement:
-    shares = _shares(gaps, len(by_memory))
+    """Let so many of those who are asked, or fewer, share the gaps."""
+    shares = _shares(gaps, num_peers)
     if shares is None:
         listed = _listed(gaps)
-        return Placement((), f"waiting for peers: {len(by_memory)} to share layers {listed}")
+        return Placement((), f"waiting for peers: {num_peers} to share layers {listed}")
     ranges = [r for gap in gaps for r in split_evenly(gap, shares[gap])]
-    hosts = dict(zip(sorted(ranges, key=len, reverse=True), by_memory, strict=False))
-    for layers, member in hosts.items():
-        if not fits(model, layers, member.hello):
+    hosts: dict[LayerRange, Member] = {}
+    unused = list(asked)
+    for layers in sorted(ranges, key=len, reverse=True):
+        host = _host(spec, layers, unused)
+        if host is None and any(fits(spec.model, layers, m.hello) for m in unused):
+            return _waiting(spec, unused, [layers])
+        if host is None:
             return Placement(
                 (), f"waiting for more peers: layers {layers} fit into nobody's memory"
             )
+        hosts[layers] = host
+        unused.remove(host)
     chosen = []
     for part in parts:
         if isinstance(part, LayerRange):

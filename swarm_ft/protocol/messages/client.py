@@ -11,6 +11,7 @@ from swarm_ft.protocol.messages.control import MAX_RUN_PEERS, Amount, StageAssig
 from swarm_ft.protocol.messages.reports import BufferCounts, ByteCounts, GradientTraffic, Traffic
 from swarm_ft.protocol.messages.shard import ShardFile
 from swarm_ft.protocol.spec.bounds import Digest, Length, Text
+from swarm_ft.protocol.spec.grant import Grant
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.protocol.spec.version import PROTOCOL_VERSION, Spoken
@@ -210,11 +211,13 @@ class MemberStatus:
     Attributes:
         layers: None: it takes what it is given.
         idle: why there is nothing to do for it; empty if there may be.
+        grant: what it may host.
     """
 
     peer_id: PeerId
     layers: LayerRange | None
     idle: Text = ""
+    grant: Grant = field(default_factory=Grant)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

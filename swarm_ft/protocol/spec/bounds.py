@@ -9,6 +9,7 @@ Whoever takes values in (a command line, a Python caller, another process) asks 
 from __future__ import annotations
 
 import functools
+import ipaddress
 import math
 import re
 from abc import ABC, abstractmethod
@@ -143,6 +144,17 @@ def is_endpoint(text: str) -> bool:
     return match is not None and 1 <= int(match[3]) <= 65535
 
 
+def is_loopback(host: str) -> bool:
+    """Whether it is one of this machine's own addresses, 127.0.0.0/8 or ::1.
+
+    A name is none: it may lead anywhere.
+    """
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
 @dataclass(frozen=True, slots=True)
 class Name(Bound):
     """A short printable name without slashes, since names end in paths."""
@@ -156,6 +168,22 @@ class Name(Bound):
             f"expected 1 to {MAX_ID_CHARS} printable characters and no slash, "
             f"got {ascii(value)[:MAX_ID_CHARS]}"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class NameList(Bound):
+    """Names with commas between them, `maximum` at most; perhaps none."""
+
+    maximum: int
+
+    def refusal(self, value: object) -> str | None:
+        """See `Bound`."""
+        names = value.split(",", self.maximum) if isinstance(value, str) and value else []
+        if not isinstance(value, str) or len(names) > self.maximum:
+            return f"expected at most {self.maximum} names, as NAME,NAME, got {_shown(value)}"
+        if any(name != name.strip() for name in names):
+            return f"expected no space around a name, got {_shown(value)}"
+        return _first(Name().refusal(name) for name in names)
 
 
 @dataclass(frozen=True, slots=True)

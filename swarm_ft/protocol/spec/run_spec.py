@@ -10,7 +10,8 @@ from enum import IntEnum
 from typing import Annotated
 
 from swarm_ft.errors import BadCodec, BadModel, BadOption
-from swarm_ft.protocol.spec.bounds import Digest, Length, OneOf, Range
+from swarm_ft.ids import PeerId
+from swarm_ft.protocol.spec.bounds import Digest, Length, NameList, OneOf, Range
 from swarm_ft.protocol.spec.codec_spec import (
     MAX_SPEC_CHARS,
     CodecSpec,
@@ -36,6 +37,7 @@ MAX_BATCH_SIZE = 1 << 16
 MAX_REFERENCE_CHARS = 1000
 BYTES_PER_TOKEN = 4
 """Tokens travel and are kept as little-endian uint32."""
+MAX_PRIVATE_ENDS = 64
 COPIES_PER_WEIGHT = 4
 """In a peer's memory: the weight, its gradient and AdamW's two moments, all equally large."""
 CodecText = Annotated[str, Length(MAX_SPEC_CHARS)]
@@ -212,6 +214,16 @@ class TrainOptions:
             default="never",
         ),
     ] = 0
+    private_ends: Annotated[
+        str,
+        NameList(MAX_PRIVATE_ENDS),
+        Option(
+            "Peers, as `swarm-ft status` names them, that alone may host the first and the last "
+            "stage, which see text and labels.",
+            metavar="NAME,NAME,...",
+            default="any",
+        ),
+    ] = ""
 
     def __post_init__(self) -> None:
         check(self)
@@ -243,6 +255,11 @@ class TrainOptions:
         if direction is Direction.FORWARD:
             return parse_key_spec(self.key_codec)
         return replace(self.codec(direction), feedback=Feedback.NONE)
+
+    @property
+    def trusted_with_ends(self) -> frozenset[PeerId]:
+        """Peers that may host the first and the last stage; all may if there are none."""
+        return frozenset(map(PeerId, filter(None, self.private_ends.split(","))))
 
     @property
     def reduction_codec(self) -> CodecSpec:

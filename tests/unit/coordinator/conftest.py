@@ -16,6 +16,7 @@ from swarm_ft.coordinator.facts.events import (
     Dismiss,
     Effect,
     Event,
+    PeerJoined,
     PeerLost,
     PeerSaid,
     PlanRecord,
@@ -64,6 +65,7 @@ from swarm_ft.protocol.messages.control import (
 from swarm_ft.protocol.messages.reports import HeldBuffers, SampleSet, Traffic
 from swarm_ft.protocol.messages.shard import ShardFile, ShardName
 from swarm_ft.protocol.spec.digest import digest_of
+from swarm_ft.protocol.spec.grant import Grant
 from swarm_ft.protocol.spec.layers import parse_layers
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from tests.specs import model_spec, train_spec
@@ -87,8 +89,11 @@ def _spec(*, num_blocks: int = 4, block_bytes: int = 1000, **train: object) -> R
 class FakePeer:
     """Obeys as a real peer does, with a list of applied steps in place of weights."""
 
-    def __init__(self, name: str, layers: str, memory_bytes: int = 1 << 40) -> None:
+    def __init__(
+        self, name: str, layers: str, memory_bytes: int = 1 << 40, grant: Grant | None = None
+    ) -> None:
         self.peer_id = PeerId(name)
+        self.grant = grant or Grant()
         self.layers = parse_layers(layers)
         self.memory_bytes = memory_bytes
         self.endpoint = f"{name}.example:7001"
@@ -374,7 +379,7 @@ class Swarm:
     def join(self, *peers: FakePeer) -> None:
         for peer in peers:
             self.connected[peer.peer_id] = peer
-            self.handle(PeerSaid(peer.peer_id, peer.hello()))
+            self.handle(PeerJoined(peer.hello(), peer.grant))
 
     def lose(self, *peers: FakePeer) -> None:
         for peer in peers:
@@ -536,8 +541,7 @@ class Swarm:
             case Publish(run_id, StepCommitted() as step):
                 assert step == self.history[run_id][-1]
             case Dismiss(peer_id):
-                is_refused = isinstance(event, PeerSaid) and isinstance(event.message, PeerHello)
-                assert is_refused or peer_id not in self.state.members
+                assert isinstance(event, PeerJoined) or peer_id not in self.state.members
 
     def _check_written(self, record: Record) -> None:
         match record:
@@ -603,8 +607,26 @@ class Swarm:
                     assert set(learner.sources) <= set(run.peers) - {learner.peer_id}
                     assert learner.step <= run.committed_steps
                 assert set(run.peers) <= set(self.state.members)
+                self._check_granted(run)
         working = [run for run in self.state.runs.values() if run.phase in WORKING]
         assert len(working) <= 1
+
+    def _check_granted(self, run: Run) -> None:
+        """Nobody hosts what it may not, and somebody who may has every stage."""
+        grants = {name: member.grant for name, member in self.state.members.items()}
+        trusted = run.spec.train.private_ends
+        for host in run.attempt.assignments:
+            grant, layers = grants[host.peer_id], host.layers
+            if grant.layers is not None:
+                assert grant.layers.start <= layers.start
+                assert layers.stop <= grant.layers.stop
+            if 0 in (layers.start, run.spec.model.num_blocks - layers.stop):
+                assert grant.sees_tokens
+                assert not trusted or host.peer_id in trusted.split(",")
+        for stage in run.computing:
+            assert any(not grants[peer].replica_only for peer in stage.peers)
+        for learner in run.attempt.learners:
+            assert not any(grants[source].replica_only for source in learner.sources)
 
 
 @pytest.fixture(scope="session")

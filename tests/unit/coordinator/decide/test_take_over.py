@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from swarm_ft.coordinator.decide.machine import RETRY_S
-from swarm_ft.coordinator.facts.events import PeerSaid, Publish
+from swarm_ft.coordinator.facts.events import PeerJoined, Publish
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.plan.lateness import LOAD_S
 from swarm_ft.coordinator.plan.membership import GRACE_S
@@ -344,7 +344,7 @@ def test_who_comes_and_says_that_it_holds_the_last_commit_takes_it_over_all_the_
     swarm.pending.clear()
     swarm.connected[newcomer.peer_id] = newcomer
     held = peers[1].hello().held
-    swarm.handle(PeerSaid(newcomer.peer_id, replace(newcomer.hello(), held=held)))
+    swarm.handle(PeerJoined(replace(newcomer.hello(), held=held)))
     swarm.wait(RETRY_S)
     assert learners(swarm) == [("newcomer", 2, ("b",))]
     until_commits(swarm, 4)

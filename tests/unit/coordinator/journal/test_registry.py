@@ -1,8 +1,9 @@
 """Invitations and members in their database, shared by a coordinator and its owner's commands."""
 
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -13,8 +14,11 @@ from swarm_ft.errors import BadInvite, JournalError, NotAllowed, NotFound
 from swarm_ft.identity.certificates import Caller, Role, caller_of
 from swarm_ft.identity.invites import Invite, invitation_certificate
 from swarm_ft.identity.keys import PublicKey, name_of, new_key
+from swarm_ft.protocol.spec.grant import PROBATION, Grant
+from swarm_ft.protocol.spec.layers import LayerRange
 
 NOW = datetime.now(UTC)
+ADDRESSES = ("203.0.113.7:7000",)
 AUTHORITY = invitation_certificate(new_key(), "some authority", NOW)
 
 
@@ -24,8 +28,15 @@ def registry(tmp_path: Path) -> Iterator[Registry]:
         yield registry
 
 
-def invited(registry: Registry, role: Role = Role.PEER, uses: int = 1, days: float = 1) -> Invite:
-    return registry.invite(bytes(16), ("203.0.113.7:7000",), role, uses, NOW + timedelta(days=days))
+def invited(
+    registry: Registry,
+    role: Role = Role.PEER,
+    uses: int = 1,
+    days: float = 1,
+    grant: Grant | None = None,
+) -> Invite:
+    until = NOW + timedelta(days=days)
+    return registry.invite(bytes(16), ADDRESSES, role, uses, until, grant or Grant())
 
 
 def newcomer(invite: Invite, key: PublicKey | None = None) -> Caller:
@@ -95,6 +106,78 @@ def test_nobody_is_a_member_by_its_own_word(registry: Registry) -> None:
         registry.admit(unknown, NOW)
 
 
+@pytest.mark.parametrize(
+    "grant",
+    [
+        Grant(),
+        Grant(replica_only=True),
+        Grant(sees_tokens=False, layers=LayerRange(2, 7)),
+        PROBATION,
+    ],
+)
+def test_what_an_invitation_grants_its_members_have(registry: Registry, grant: Grant) -> None:
+    invite, key = invited(registry, grant=grant), new_key().public_key()
+    assert registry.admit(newcomer(invite, key), NOW) == member(key)
+    (record,), (invitation,) = registry.members(), registry.invitations()
+    assert record.grant == invitation.grant == registry.grant_of(name_of(key)) == grant
+
+
+def test_who_is_no_member_any_more_is_granted_nothing(registry: Registry) -> None:
+    key = new_key().public_key()
+    with pytest.raises(NotAllowed, match="no member"):
+        registry.grant_of(name_of(key))
+    registry.admit(newcomer(invited(registry), key), NOW)
+    registry.revoke(name_of(key))
+    with pytest.raises(NotAllowed, match="revoked"):
+        registry.grant_of(name_of(key))
+
+
+def test_an_invitation_for_all_makes_any_number_replicas_on_probation(registry: Registry) -> None:
+    public, later = registry.open_to_all(bytes(16), ADDRESSES), NOW + timedelta(days=3000)
+    for when in (NOW, NOW, later):
+        key = new_key().public_key()
+        assert registry.admit(newcomer(public, key), when) == member(key)
+        assert registry.grant_of(name_of(key)) == PROBATION
+    (record,) = registry.invitations()
+    assert (record.uses_left, record.expires_unix_s) == (None, None)
+
+
+def test_the_invitation_for_all_stays_the_same_wherever_the_coordinator_is(tmp_path: Path) -> None:
+    with closing(Registry(tmp_path)) as registry:
+        first = registry.open_to_all(bytes(16), ADDRESSES)
+    with closing(Registry(tmp_path)) as registry:
+        assert registry.open_invitation() == first
+        moved = registry.open_to_all(bytes(16), ("other.example:7000",))
+        assert moved == replace(first, addresses=("other.example:7000",))
+        assert registry.open_invitation() == moved
+        registry.admit(newcomer(first), NOW)
+        assert len(registry.invitations()) == 1
+
+
+def revoke_all(registry: Registry) -> None:
+    for invitation in registry.invitations():
+        registry.revoke(invitation.name)
+
+
+@pytest.mark.parametrize("ends", [Registry.close_to_all, revoke_all])
+def test_an_invitation_for_all_that_is_taken_back_lets_nobody_in(
+    registry: Registry, ends: Callable[[Registry], None]
+) -> None:
+    public, key = registry.open_to_all(bytes(16), ADDRESSES), new_key().public_key()
+    registry.admit(newcomer(public, key), NOW)
+    ends(registry)
+    assert registry.open_invitation() is None
+    with pytest.raises(BadInvite, match="used up or revoked"):
+        registry.admit(newcomer(public), NOW)
+    registry.admit(newcomer(public, key), NOW)
+    assert registry.open_to_all(bytes(16), ADDRESSES) != public
+
+
+def test_another_swarms_invitation_for_all_is_not_shown(registry: Registry) -> None:
+    known = registry.open_to_all(bytes(16), ADDRESSES)
+    assert registry.open_to_all(b"x" * 16, ADDRESSES).number != known.number
+
+
 def test_what_one_process_changes_another_sees(tmp_path: Path) -> None:
     with closing(Registry(tmp_path)) as coordinator, closing(Registry(tmp_path)) as owner:
         before = coordinator.version()
@@ -111,8 +194,16 @@ def test_no_more_than_the_newest_invitations_are_known(registry: Registry) -> No
     for _ in range(MAX_INVITATIONS + 3):
         newest = invited(registry)
     assert len(registry.certificates()) == MAX_INVITATIONS
-    shown = newest.newcomer_certificate(new_key().public_key(), NOW)
-    assert caller_of(shown, AUTHORITY, registry.certificates()).name == newest.name
+    public = registry.open_to_all(bytes(16), ADDRESSES)
+    for _ in range(MAX_INVITATIONS):
+        newest = invited(registry)
+    assert knows(registry, public), "and the one for all"
+    assert knows(registry, newest)
+
+
+def knows(registry: Registry, invite: Invite) -> bool:
+    shown = invite.newcomer_certificate(new_key().public_key(), NOW)
+    return caller_of(shown, AUTHORITY, registry.certificates()).name == invite.name
 
 
 def test_the_coordinators_address_is_kept(registry: Registry) -> None:

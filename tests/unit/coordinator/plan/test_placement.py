@@ -1,4 +1,5 @@
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise, product
 from typing import TypeAlias
 
@@ -7,20 +8,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarm_ft.coordinator.facts.state import Member
-from swarm_ft.coordinator.plan.placement import SETTLE_S, place
+from swarm_ft.coordinator.plan.placement import SETTLE_S, place, place_on
 from swarm_ft.ids import PeerId
 from swarm_ft.protocol.messages.control import PeerHello, stages_of
+from swarm_ft.protocol.spec.grant import Grant
 from swarm_ft.protocol.spec.layers import LayerRange, parse_layers
-from swarm_ft.protocol.spec.run_spec import COPIES_PER_WEIGHT, ModelSpec
+from swarm_ft.protocol.spec.run_spec import COPIES_PER_WEIGHT, RunSpec
 from tests.unit.coordinator.conftest import MakeSpec
 
 LATER_S = 1000.0
 PLENTY = 1 << 60
-MakeModel: TypeAlias = Callable[..., ModelSpec]
+MakeModel: TypeAlias = Callable[..., RunSpec]
 
 
 def member(
-    name: str, layers: str, *, memory_bytes: int = PLENTY, joined_at_s: float = 0.0
+    name: str,
+    layers: str,
+    *,
+    memory_bytes: int = PLENTY,
+    joined_at_s: float = 0.0,
+    grant: Grant | None = None,
 ) -> Member:
     hello = PeerHello(
         peer_id=PeerId(name),
@@ -28,20 +35,20 @@ def member(
         layers=parse_layers(layers),
         memory_bytes=memory_bytes,
     )
-    return Member(hello=hello, joined_at_s=joined_at_s, heard_at_s=joined_at_s)
+    return Member(
+        hello=hello, joined_at_s=joined_at_s, heard_at_s=joined_at_s, grant=grant or Grant()
+    )
 
 
 @pytest.fixture(scope="module")
 def model(make_spec: MakeSpec) -> MakeModel:
-    """A model of so many blocks."""
-    return lambda num_blocks, block_bytes=1000: (
-        make_spec(num_blocks=num_blocks, block_bytes=block_bytes).model
-    )
+    """A run of a model of so many blocks."""
+    return lambda num_blocks, **others: make_spec(num_blocks=num_blocks, **others)
 
 
-def placed(model: ModelSpec, *members: Member, now_s: float = LATER_S) -> str:
+def placed(spec: RunSpec, *members: Member, now_s: float = LATER_S) -> str:
     """`peer:layers` of every stage, or the reason why there is none."""
-    placement = place(model, members, now_s)
+    placement = place(spec, members, now_s)
     hosts = [f"{a.peer_id}:{a.layers}" for a in placement.assignments]
     return " ".join(hosts) or placement.reason
 
@@ -171,6 +178,109 @@ def test_a_gap_that_only_named_layers_can_fill_is_not_gathered_for(model: MakeMo
     assert placed(model(4), member("a", "0-2"), now_s=0.0) == "waiting for layers 2-4"
 
 
+# ---- what invitations grant, and whom the job trusts
+
+BLIND = Grant(sees_tokens=False)
+REPLICA = Grant(replica_only=True)
+
+
+def bound(start: int, stop: int) -> Grant:
+    return Grant(layers=LayerRange(start, stop))
+
+
+def test_who_may_not_see_tokens_hosts_neither_end(model: MakeModel) -> None:
+    blind = member("blind", "0-2", grant=BLIND)
+    ends = member("a", "0-2"), member("b", "2-4")
+    assert (
+        placed(model(4), blind, ends[1]) == "waiting for layers 0-2: peer blind may not see tokens"
+    )
+    assert placed(model(4), blind, *ends) == "a:0-2 b:2-4"
+    middle = member("blind", "2-4", grant=BLIND)
+    assert placed(model(6), member("a", "0-2"), middle, member("b", "4-6")) == (
+        "a:0-2 blind:2-4 b:4-6"
+    )
+
+
+def test_a_stage_of_the_whole_model_has_both_ends(model: MakeModel) -> None:
+    assert placed(model(4), member("blind", "auto", grant=BLIND)) == (
+        "waiting for layers 0-4: peer blind may not see tokens"
+    )
+
+
+def test_automatic_peers_that_may_not_see_tokens_are_given_the_middle(model: MakeModel) -> None:
+    autos = member("a", "auto"), member("blind", "auto", grant=BLIND), member("b", "auto")
+    assert placed(model(6), *autos) == "a:0-2 blind:2-4 b:4-6"
+
+
+def test_where_ends_are_few_the_others_are_left_out(model: MakeModel) -> None:
+    autos = member("a", "auto"), *(member(f"blind{i}", "auto", grant=BLIND) for i in range(3))
+    assert placed(model(6), *autos) == "a:0-6"
+
+
+def test_a_replica_only_peer_carries_nothing_and_is_no_part_of_a_beginning(
+    model: MakeModel,
+) -> None:
+    for layers in ("0-4", "auto"):
+        replica = member("r", layers, grant=REPLICA)
+        assert placed(model(4), replica) == (
+            "waiting for layers 0-4: peer r may not host a stage alone"
+        )
+        assert placed(model(4), replica, member("a", "0-4")) == "a:0-4"
+
+
+def test_nobody_is_gathered_who_carries_nothing(model: MakeModel) -> None:
+    late = member("r", "auto", joined_at_s=LATER_S, grant=REPLICA)
+    assert placed(model(4), late, member("a", "0-4")) == "a:0-4"
+
+
+def test_automatic_peers_are_placed_within_their_layers(model: MakeModel) -> None:
+    low, high = member("low", "auto", grant=bound(0, 2)), member("high", "auto", grant=bound(2, 8))
+    assert placed(model(8), high, low) == "low:0-2 high:2-8"
+    assert placed(model(8), low, member("any", "auto")) == "low:0-2 any:2-8"
+    assert placed(model(8), low) == "waiting for layers 0-8: peer low may host layers 0-2 only"
+
+
+def test_replicas_keep_to_their_layers(model: MakeModel) -> None:
+    fixed = member("a", "0-3"), member("b", "3-4")
+    assert placed(model(4), *fixed, member("x", "auto", grant=bound(2, 4))) == "a:0-3 b:3-4 x:3-4"
+    assert placed(model(4), *fixed, member("x", "auto", grant=BLIND)) == "a:0-3 b:3-4"
+
+
+def test_private_ends_are_for_those_whom_the_job_names(model: MakeModel) -> None:
+    spec = model(6, private_ends="a,b")
+    others = member("x", "0-2"), member("m", "2-4"), member("b", "4-6")
+    assert placed(spec, *others) == (
+        "waiting for layers 0-2: peer x is none of the job's --private-ends"
+    )
+    assert placed(spec, *others, member("a", "0-2")) == "a:0-2 m:2-4 b:4-6"
+    autos = [member(name, "auto") for name in "xab"]
+    assert placed(spec, *autos) == "a:0-2 x:2-4 b:4-6"
+
+
+def test_of_many_who_may_not_a_few_are_named(model: MakeModel) -> None:
+    many = [member(f"r{i}", "auto", grant=REPLICA) for i in range(5)]
+    assert placed(model(4), *many) == (
+        "waiting for layers 0-4: peer r0 may not host a stage alone, "
+        "peer r1 may not host a stage alone, peer r2 may not host a stage alone, "
+        "nor may 2 others"
+    )
+
+
+def test_a_snapshots_stages_are_given_to_those_who_may_host_them(model: MakeModel) -> None:
+    cuts = [LayerRange(0, 2), LayerRange(2, 4), LayerRange(4, 6)]
+    autos = [member("a", "auto"), member("blind", "auto", grant=BLIND), member("b", "auto")]
+    found = place_on(cuts, model(6), autos, LATER_S)
+    assert [(a.peer_id, a.layers.start) for a in found.assignments] == [
+        ("a", 0),
+        ("blind", 2),
+        ("b", 4),
+    ]
+    refused = place_on(cuts, model(6), [*autos[:2], member("r", "4-6", grant=REPLICA)], LATER_S)
+    assert refused.reason == (
+        "waiting for layers 4-6: peer blind may not see tokens, peer r may not host a stage alone"
+    )
+
+
 # ---- whatever is offered
 
 NUM_BLOCKS = 6
@@ -247,6 +357,59 @@ def test_stages_tile_the_model_and_use_each_peer_once(
             assert len(assignment.layers) * 1000 * COPIES_PER_WEIGHT <= hello.memory_bytes
         else:
             assert hello.layers == assignment.layers
+
+
+grants = st.builds(
+    Grant,
+    replica_only=st.booleans(),
+    sees_tokens=st.booleans(),
+    layers=st.none() | ranges.map(lambda ends: LayerRange(*ends)),
+)
+
+
+@settings(derandomize=True, max_examples=500, deadline=None)
+@given(
+    offered=st.lists(st.tuples(st.one_of(st.none(), ranges), grants), max_size=8),
+    trusted=st.sets(st.sampled_from(["p0", "p1", "p2", "p3"])),
+    cuts=st.sampled_from([(), (2, 4), (3,)]),
+)
+def test_no_assignment_is_more_than_was_granted(
+    model: MakeModel,
+    offered: Sequence[tuple[tuple[int, int] | None, Grant]],
+    trusted: set[str],
+    cuts: tuple[int, ...],
+) -> None:
+    spec = model(NUM_BLOCKS, private_ends=",".join(sorted(trusted)))
+    plain = members_of([ends for ends, _ in offered], [PLENTY])
+    members = [replace(m, grant=grant) for m, (_, grant) in zip(plain, offered, strict=True)]
+    stages = [LayerRange(a, b) for a, b in pairwise((0, *cuts, NUM_BLOCKS))]
+    placement = place_on(stages, spec, members, LATER_S) if cuts else place(spec, members, LATER_S)
+    assert placement.assignments or placement.reason
+    granted = {m.hello.peer_id: m.grant for m in members}
+    for host in placement.assignments:
+        grant, layers = granted[host.peer_id], host.layers
+        assert not grant.replica_only
+        if grant.layers is not None:
+            assert set(range(layers.start, layers.stop)) <= set(
+                range(grant.layers.start, grant.layers.stop)
+            )
+        if layers.start == 0 or layers.stop == NUM_BLOCKS:
+            assert grant.sees_tokens
+            assert not trusted or host.peer_id in trusted
+
+
+@settings(derandomize=True, max_examples=200, deadline=None)
+@given(blind=st.lists(st.booleans(), min_size=1, max_size=8), num_blocks=st.integers(1, 12))
+def test_one_automatic_peer_that_sees_tokens_is_enough(
+    model: MakeModel, blind: list[bool], num_blocks: int
+) -> None:
+    plain = members_of([None] * len(blind), [PLENTY])
+    members = [
+        replace(m, grant=BLIND if is_blind else Grant())
+        for m, is_blind in zip(plain, blind, strict=True)
+    ]
+    placement = place(model(num_blocks), members, LATER_S)
+    assert bool(placement.assignments) == (not all(blind))
 
 
 @settings(derandomize=True, max_examples=100, deadline=None)

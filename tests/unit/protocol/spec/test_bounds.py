@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from swarm_ft.protocol.spec.bounds import (
     Length,
+    NameList,
     OneOf,
     Range,
     field_hints,
@@ -46,6 +47,14 @@ Count = Annotated[int, Range(1, 9)]
         (Annotated[str, Length(3, 1)], "", "expected 1 to 3 characters, got 0"),
         (Annotated[bytes, Length(16, 16)], b"abcd", "expected 16 bytes, got 4"),
         (Annotated[bytes, Length(16, 16)], 5, "expected 16 entries, got 5"),
+        (Annotated[str, NameList(2)], "", None),
+        (Annotated[str, NameList(2)], "one,other", None),
+        (Annotated[str, NameList(2)], "a,b,c", "expected at most 2 names, as NAME,NAME, got"),
+        (Annotated[str, NameList(2)], "one,,", "expected at most 2 names"),
+        (Annotated[str, NameList(2)], "one,", "expected 1 to 64 printable characters"),
+        (Annotated[str, NameList(2)], "one, other", "expected no space around a name"),
+        (Annotated[str, NameList(2)], "a/b", "expected 1 to 64 printable characters"),
+        (Annotated[str, NameList(2)], 5, "expected at most 2 names"),
         (Annotated[int, OneOf((16, 8, 4))], 8, None),
         (Annotated[int, OneOf((16, 8, 4))], 5, "expected 16, 8 or 4, got 5"),
         (Annotated[str, OneOf(("a",))], "b", "expected a, got 'b'"),

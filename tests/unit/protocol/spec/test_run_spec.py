@@ -11,7 +11,7 @@ from swarm_ft.protocol.spec.codec_spec import Axis, CodecName, CodecSpec, Direct
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import LrSchedule, ModelSpec, RunSpec, TrainSpec
 
-PINNED_DIGEST = "29c606fd07c2fa690f0dd148fb4ce145"
+PINNED_DIGEST = "189521c2127d16fa2c51dbaa516fc105"
 
 OTHER_MODEL: dict[str, Any] = {
     "reference": "other",
@@ -48,6 +48,7 @@ OTHER_TRAIN: dict[str, Any] = {
     "buffer_bits": 8,
     "fill_codec": "aq2",
     "fill_microbatches": 3,
+    "private_ends": "one",
 }
 
 
@@ -179,6 +180,20 @@ def test_replicas_gradients_have_a_codec_of_their_own(train_spec: TrainSpec) -> 
     assert train_spec.reduction_codec == CodecSpec(CodecName.NONE, 3200)
     other = replace(train_spec, dp_codec="q4").reduction_codec
     assert other == CodecSpec(CodecName.Q, 400, Axis.TOKEN)
+
+
+@pytest.mark.parametrize(
+    ("names", "peers"), [("", set()), ("one", {"one"}), ("one,other,one", {"one", "other"})]
+)
+def test_the_ends_are_for_those_who_are_named(
+    train_spec: TrainSpec, names: str, peers: set[str]
+) -> None:
+    assert replace(train_spec, private_ends=names).trusted_with_ends == peers
+
+
+def test_private_ends_that_are_no_names_are_refused(train_spec: TrainSpec) -> None:
+    with pytest.raises(BadOption, match="--private-ends: expected 1 to 64 printable"):
+        replace(train_spec, private_ends="one,")
 
 
 def test_only_tied_embeddings_can_be_kept_tied(

@@ -37,6 +37,7 @@ from swarm_ft.protocol.spec.bounds import (
     Length,
     Line,
     Name,
+    NameList,
     OneOf,
     Range,
     field_hints,
@@ -249,6 +250,7 @@ def _train_specs(draw: st.DrawFn) -> TrainSpec:
         backward_codec=draw(st.sampled_from(BACKWARD)),
         fill_codec=draw(st.sampled_from(["", "aq1.5+z" if "aq" in forward else "q2"])),
         buffer_bits=draw(st.sampled_from([16, 8, 4])),
+        private_ends=",".join(draw(st.lists(st.sampled_from(["one", "other"]), max_size=3))),
     )
 
 
@@ -390,6 +392,7 @@ def _beyond(note: Any, field: FieldDescriptor) -> tuple[Any, ...]:
 
 _BEYOND: Mapping[type, tuple[Any, ...]] = {
     Name: ("", "a/b", "..\\x", "x" * (MAX_ID_CHARS + 1), "\x1b[2J", "a\nb"),
+    NameList: ("a,", "a,b/c", " a", ",".join(["a"] * 65), "a\nb", "x" * (MAX_ID_CHARS + 1)),
     Line: ("x" * (MAX_TEXT_CHARS + 1), "\x1b[2J"),
     HostAndPort: ("unix:/tmp/x", "h:0", "h:65536", "h" * MAX_ENDPOINT_CHARS + ":1", "a b:1"),
     WholeTokens: (b"", bytes(3), bytes(6), bytes(4 * 2**17 + 4)),
