@@ -95,14 +95,31 @@ class Credentials:
 
     def for_server(self) -> grpc.ServerCredentials:
         """Of a server: as of each handshake."""
+        shown = self._shown()
+
+        def changed() -> grpc.ServerCertificateConfiguration | None:
+            # None while nothing changed, and not the same anew: gRPC frees what it had before while
+            # other handshakes still use it, so that many at once would crash the process.
+            nonlocal shown
+            now = self._shown()
+            if now == shown:
+                return None
+            shown = now
+            return self._configuration(*now)
+
         return grpc.dynamic_ssl_server_credentials(
-            self._configuration(), self._configuration, require_client_authentication=True
+            self._configuration(*shown), changed, require_client_authentication=True
         )
 
-    def _configuration(self) -> grpc.ServerCertificateConfiguration:
+    def _shown(self) -> tuple[Certificate, tuple[Certificate, ...]]:
+        return self.certificate, tuple(self._invitations())
+
+    def _configuration(
+        self, certificate: Certificate, invitations: tuple[Certificate, ...]
+    ) -> grpc.ServerCertificateConfiguration:
         # The authority's own certificate goes with ours: who has but its fingerprint finds it so.
-        chain = to_pem(self.certificate) + to_pem(self.authority)
-        roots = b"".join(map(to_pem, (self.authority, *self._invitations())))
+        chain = to_pem(certificate) + to_pem(self.authority)
+        roots = b"".join(map(to_pem, (self.authority, *invitations)))
         return grpc.ssl_server_certificate_configuration([(self.key_pem, chain)], roots)
 
 

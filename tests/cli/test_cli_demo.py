@@ -89,9 +89,19 @@ def test_the_demo_trains_its_own_model_and_tells_what_came_of_it(shell: Shell) -
     assert report["eval"]["perplexity"] == pytest.approx(own, rel=1e-3)
     logs = sorted(path.name for path in (shell.cwd / "swarm-ft-output-demo" / "logs").iterdir())
     assert logs == [f"{name}.log" for name in ("coordinator", *stages("0-2", "2-4", "4-6"))]
+    told = (shell.cwd / "swarm-ft-output-demo" / "logs" / "coordinator.log").read_text()
+    assert told.count(" enrolled from ") == 4, "three peers and a client, by invitation"
     summary = "\n".join(demo.out)
     assert "perplexity  " in summary
     assert "swarm-ft-output" in summary
+    assert shell.all_gone(), shell.alive()
+
+
+def test_a_demo_forgets_the_one_before_it_in_the_same_folder(shell: Shell) -> None:
+    for _ in range(2):
+        small = ("--stages", 1, "--steps", 1, "--max-eval-samples", 1)
+        demo = shell.spawn("demo", *small)
+        assert demo.ends(80) == 0, demo.err
     assert shell.all_gone(), shell.alive()
 
 

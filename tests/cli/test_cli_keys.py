@@ -237,7 +237,7 @@ def test_a_swarm_of_those_who_were_invited(shell: Shell, sample: SampleInput) ->
     shown = shell.spawn("invite", "--open", "--json")
     assert shown.ends() == 0, shown.err
     assert shown.first_words()["invite"] == public
-    anybody = shell.up("serve-stage", public)
+    anybody = shell.up("serve-stage", public, "--buffer-dir", "anybody")
     coordinator.wait_for("err", f"peer {anybody.first_words()['peer']} joined from")
     status = shell.spawn("status", *way, "--json")
     assert status.ends() == 0, status.err

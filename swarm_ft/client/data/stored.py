@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from swarm_ft.client.data.files import FORMAT_OF, Files, Wanted, refused
@@ -62,10 +63,15 @@ def stored_rows(path: str, files: Files) -> Iterator[Row]:
     """
     datasets = _library()
     names = [str(file.absolute()) for file in files.paths]
-    with _refusing(path, datasets):
+    # It locks a cache that streaming does not use, and that may be another one's, or read-only.
+    with _refusing(path, datasets), TemporaryDirectory(prefix="swarm-ft-") as cache:
         total = _num_parquet_rows(files.paths) if files.format is DataFormat.PARQUET else None
         found = datasets.load_dataset(
-            files.format.name.lower(), data_files=names, split="train", streaming=True
+            files.format.name.lower(),
+            data_files=names,
+            split="train",
+            streaming=True,
+            cache_dir=cache,
         )
     yield from _rows(path, found, total)
 

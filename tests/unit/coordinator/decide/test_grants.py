@@ -354,8 +354,7 @@ def test_who_may_host_no_stage_of_the_run_is_told_why(
     swarm.submit(make_spec())
     assert swarm.idlers() == {
         "blind": "run run-1: layers 0-2: this peer may not see tokens",
-        "auto": "run run-1: layers 0-2: this peer may not see tokens; "
-        "layers 2-4: this peer may not see tokens",
+        "auto": "run run-1: layers 0-2, 2-4: this peer may not see tokens",
     }
     swarm.settle()
     assert swarm.run().phase is RunPhase.FINISHED
