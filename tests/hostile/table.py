@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 
 from swarm_ft.proto import coordinator_pb2 as pb
-from swarm_ft.proto import link_pb2, run_pb2, snapshot_pb2
+from swarm_ft.proto import link_pb2, meeting_pb2, run_pb2, snapshot_pb2
 from swarm_ft.protocol.spec.version import PROTOCOL_VERSION
 from tests.hostile.attacker import (
     COORDINATOR,
@@ -135,6 +135,12 @@ async def _status(scene: Scene, kind: Kind) -> Answer:
     return answer
 
 
+async def _introduce(scene: Scene, kind: Kind) -> Answer:
+    # Where it is reached, first; it is told of relays, and named to nobody.
+    here = meeting_pb2.Reachable(endpoints=["192.0.2.1:9"], protocol_version=PROTOCOL_VERSION)
+    return await _at_coordinator(scene, kind, "Introduce", meeting_pb2.FromMember(reachable=here))
+
+
 # ---- calls at a peer
 
 
@@ -201,6 +207,7 @@ TABLE = (
     MethodCells("Cancel", _cancel, OF_A_RUN),
     MethodCells("Collected", _collected, OF_A_RUN),
     MethodCells("Status", _status, _row(_all((*CLIENTS, *PEERS), ALLOWED))),
+    MethodCells("Introduce", _introduce, _row(_all((*CLIENTS, *PEERS), ALLOWED))),
     MethodCells("Link", _link, _row(_all(NEWCOMERS, UNHEARD) | _all(PEERS, ALLOWED))),
     MethodCells("ListChunks", _list_chunks, OF_THE_FILE),
     MethodCells("FetchChunks", _fetch_chunks, OF_THE_FILE),

@@ -19,6 +19,7 @@ from swarm_ft.clock import SystemClock
 from swarm_ft.coordinator.enrolment import Enrolment
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.journal.registry import Registry
+from swarm_ft.coordinator.meetings import Introductions
 from swarm_ft.coordinator.service import CoordinatorService
 from swarm_ft.errors import RunFailed
 from swarm_ft.identity.authority import Authority
@@ -76,7 +77,13 @@ class Victim:
             self.authority, self.registry, (), "a-swarm", self._service.revoke
         )
         options = GrpcOptions(credentials=self._enrolment.credentials)
-        handlers = {**self._service.handlers(), **self._enrolment.handlers()}
+        key = new_key()
+        introductions = Introductions(lambda: key, SystemClock())
+        handlers = {
+            **self._service.handlers(),
+            **self._enrolment.handlers(),
+            **introductions.handlers(),
+        }
         server = await GrpcTransport(options).serve("127.0.0.1", 0, handlers)
         self._stack.push_async_callback(server.stop)
         await self.directory.announce(Role.COORDINATOR, COORDINATOR_NAME, server.endpoint)
