@@ -19,7 +19,7 @@ PACKAGE := $(VENV)/.package-installed
 TOOLS := $(VENV)/.tools-installed
 
 .DELETE_ON_ERROR:
-.PHONY: help demo install test test-slow faults sim check format proto docs compose clean
+.PHONY: help demo install test test-slow faults hostile sim check format proto docs compose clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -41,6 +41,9 @@ test-slow: $(TOOLS) ## run the tests that start whole swarms of processes
 
 faults: $(TOOLS) ## kill, freeze and cut off real processes in every phase; half an hour
 	$(BIN)/python -m tests.fault_matrix $(ARGS)
+
+hostile: $(TOOLS) ## attack swarms in every way that is known, beside honest runs; 6 minutes
+	$(BIN)/python -m tests.hostile $(ARGS)
 
 sim: $(PACKAGE) ## run 2,000 simulated swarms with faults drawn from their seeds
 	$(BIN)/python -m tests.simulation --seeds 2000 $(ARGS)

@@ -89,9 +89,7 @@ def _train(swarm: LabSwarm, model_dir: str, text: Path, folder: Path, *, steps: 
     # Codecs that cost little: what is kept of a sample is the same with all.
     codecs = ("--micro-batch-size", "16", "--fw", "aq8t", "--bw", "none")
     rest = (*codecs, "--epochs", "2", "--out", str(folder / "out"))
-    client = swarm.begin(
-        "client", THIS_MACHINE, (*job, *shape, *rest, "--initial-peers", swarm.initial_peers)
-    )
+    client = swarm.begin("client", THIS_MACHINE, (*job, *shape, *rest, *swarm.client_way))
     while swarm.num_steps() < steps:
         if client.poll():
             raise RuntimeError((swarm.folder / "client.log").read_text(encoding="utf-8"))

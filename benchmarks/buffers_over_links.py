@@ -142,15 +142,16 @@ def _training(
         shape = ("--seq-length", str(SEQ_LENGTH), "--batch-size", "16", "--micro-batch-size", "1")
         codecs = ("--fw", "aq4", "--bw", "q8", "--buffer-bits", str(options.buffer_bits))
         rest = ("--epochs", str(options.epochs), "--lr", "1e-3", "--out", str(folder / "out"))
-        peers = ("--initial-peers", swarm.initial_peers, "--json", str(folder / "report.json"))
-        swarm.begin("client", swarm.hub, (*job, *shape, *codecs, *rest, *peers))
+        report = ("--json", str(folder / "report.json"))
+        told = (*job, *shape, *codecs, *rest, *report, *swarm.client_way)
+        swarm.begin("client", swarm.hub, told)
         yield swarm
 
 
 def _outcome(swarm: LabSwarm, memory_bytes: int, num_samples: int) -> Outcome:
     if swarm.processes["client"].wait():
         raise RuntimeError(f"the client failed; see {swarm.folder / 'client.log'}")
-    found = swarm.start("status", swarm.hub, ("status", *swarm.common))
+    found = swarm.start("status", swarm.hub, ("status", *swarm.client_way, "--json"))
     swarm.kill("coordinator")  # it has the journal to itself
     report = json.loads((swarm.folder / "report.json").read_text(encoding="utf-8"))
     seconds = _step_seconds(swarm.folder / "coordinator.db")

@@ -5,11 +5,12 @@ SwarmError
 │   ├── BadOption           an option's value, or a combination of options
 │   ├── BadCodec            an unknown codec, or bits out of range
 │   ├── BadModel            a model that is missing, unreadable or of an unknown architecture
-│   ├── BadDataset          text that is missing, unreadable or too short
+│   ├── BadDataset          data that is missing, unreadable, of unknown columns or too short
 │   ├── BadLayers           layers outside the model, or matching no stage of the run
 │   ├── RunMismatch         this side's RunSpec or weights are not those of the run
 │   ├── PortInUse           a listener's address is taken
 │   ├── BadInvite           an invitation that is none, is used up, or is another swarm's
+│   ├── OverQuota           more than the coordinator grants one client
 │   └── DirectoryUnreachable no bootstrap peer of the DHT answers
 ├── ProtocolError           what another process said; it loses its stream, never the run
 │   ├── MalformedMessage    a field out of bounds
@@ -21,6 +22,7 @@ SwarmError
 ├── Unavailable             the other side cannot be reached now; trying again may help
 │   └── Busy                it has as much to do as it takes on; later it may have less
 ├── JournalError            the coordinator's database cannot be read or written
+│   └── JournalFull         its disk has no room for another job; runs under way go on
 ├── BadSnapshot             a saved state that is torn, altered, or of another run, stage or step
 ├── NonFinite               a loss, activation or gradient is inf or NaN
 ├── RunFailed               the run ended without a result
@@ -71,7 +73,7 @@ class BadModel(BadInput):
 
 
 class BadDataset(BadInput):
-    """The text is missing, unreadable, not UTF-8, or shorter than one sample."""
+    """The data is missing, unreadable, not of a known form, or shorter than one sample."""
 
     code = "bad-dataset"
 
@@ -98,6 +100,12 @@ class BadInvite(BadInput):
     """The invitation is none, was altered, is used up or revoked, or is another swarm's."""
 
     code = "bad-invite"
+
+
+class OverQuota(BadInput):
+    """A client has as much at the coordinator as one client may have; nothing was taken in."""
+
+    code = "over-quota"
 
 
 class DirectoryUnreachable(BadInput):
@@ -164,6 +172,12 @@ class JournalError(SwarmError):
     """The coordinator's journal cannot be read or written."""
 
     code = "journal-error"
+
+
+class JournalFull(JournalError):
+    """The coordinator's disk has no room for another job; what there is, is left to runs."""
+
+    code = "journal-full"
 
 
 class BadSnapshot(SwarmError):

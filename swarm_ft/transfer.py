@@ -27,10 +27,8 @@ from swarm_ft.errors import (
 from swarm_ft.identity.certificates import Caller
 from swarm_ft.ids import PeerId
 from swarm_ft.log import get_logger
-from swarm_ft.private_files import open_private
 from swarm_ft.protocol.machines.download import DownloadPlan
 from swarm_ft.protocol.messages.shard import (
-    CHUNK_BYTES,
     ChunkList,
     ChunkPart,
     FetchRequest,
@@ -38,7 +36,7 @@ from swarm_ft.protocol.messages.shard import (
     ShardName,
     proof_by,
 )
-from swarm_ft.snapshots.files import chunks_of
+from swarm_ft.snapshots.local_files import PLAIN, LocalFiles
 from swarm_ft.transport.base import Channel, MessageStream, Transport, call
 from swarm_ft.transport.methods import FETCH_CHUNKS, LIST_CHUNKS
 
@@ -58,12 +56,14 @@ class OfferedShard:
         chunks: of the file; the list's digest is what the coordinator is told.
         readers: names of those who may fetch it, where members have names.
         proofs: what peers that fetch it can tell once they have it, see `proof_by`.
+        files: by which it was written.
     """
 
     path: Path
     chunks: ChunkList
     readers: frozenset[str] = frozenset()
     proofs: Mapping[PeerId, bytes] = field(default_factory=dict)
+    files: LocalFiles = PLAIN
 
 
 Offers = Mapping[ShardName, OfferedShard]
@@ -71,7 +71,11 @@ Offers = Mapping[ShardName, OfferedShard]
 
 
 def offer(
-    path: Path, name: ShardName, takers: Iterable[PeerId] = (), owner: str = ""
+    path: Path,
+    name: ShardName,
+    takers: Iterable[PeerId] = (),
+    owner: str = "",
+    files: LocalFiles = PLAIN,
 ) -> OfferedShard:
     """Read a shard once, to offer it to takers and owner. Blocks.
 
@@ -80,16 +84,17 @@ def offer(
         name: of the shard.
         takers: peers that are to show that they took it.
         owner: the client whose result it is.
+        files: by which it was written.
 
     Raises:
         Unavailable: it cannot be read (now).
     """
     proofs = {peer: proof_by(peer, name) for peer in takers}
     try:
-        chunks = chunks_of(path, *proofs.values())
+        chunks = files.list_chunks(path, *proofs.values())
         shown = {peer: proof.digest() for peer, proof in proofs.items()}
         readers = frozenset((*shown, owner))
-        return OfferedShard(path=path, chunks=chunks, readers=readers, proofs=shown)
+        return OfferedShard(path=path, chunks=chunks, readers=readers, proofs=shown, files=files)
     except OSError as error:
         raise Unavailable(f"{path} cannot be read: {error}") from error
 
@@ -128,7 +133,7 @@ async def serve_chunks(stream: MessageStream[ChunkPart, FetchRequest], offers: O
             f"{wanted.start} to {wanted.stop - 1}"
         )
     for index in wanted:
-        chunk = await asyncio.to_thread(_read, offered.path, index)
+        chunk = await asyncio.to_thread(_read, offered, index)
         for start in range(0, len(chunk), PART_BYTES):
             failpoints.reached("handing-over")
             await stream.send(ChunkPart(chunk=index, data=chunk[start : start + PART_BYTES]))
@@ -143,11 +148,9 @@ def _found(offers: Offers, name: ShardName, caller: Caller | None) -> OfferedSha
     return offered
 
 
-def _read(path: Path, index: int) -> bytes:
+def _read(offered: OfferedShard, index: int) -> bytes:
     try:
-        with path.open("rb") as file:
-            file.seek(index * CHUNK_BYTES)
-            return file.read(CHUNK_BYTES)
+        return offered.files.read_chunk(offered.path, index)
     except OSError as error:
         raise Unavailable(f"the shard cannot be read: {error.strerror}") from error
 
@@ -177,11 +180,13 @@ class Downloader:
         *,
         on_fault: OnFault = log_fault,
         silence_s: float = SILENCE_S,
+        files: LocalFiles = PLAIN,
     ) -> None:
         self._directory = directory
         self._transport = transport
         self._on_fault = on_fault
         self._silence_s = silence_s
+        self._files = files
 
     async def list_chunks(
         self, name: ShardName, file: ShardFile, sources: Iterable[PeerId]
@@ -223,10 +228,9 @@ class Downloader:
         """
         partial = path.with_name(f"{path.name}.partial")
         try:
-            present = await asyncio.to_thread(_prepare, path, partial, chunks)
-            fetch = _Fetch(
-                name, chunks, partial, DownloadPlan(len(chunks), sources, present=present)
-            )
+            present = await asyncio.to_thread(_prepare, path, partial, chunks, self._files)
+            plan = DownloadPlan(len(chunks), sources, present=present)
+            fetch = _Fetch(name, chunks, partial, plan, self._files)
             await self._run(fetch, sources)
             if fetch.plan.is_complete:
                 os.replace(partial, path)
@@ -331,7 +335,12 @@ class _Fetch:
     """One download under way."""
 
     def __init__(
-        self, name: ShardName, chunks: ChunkList, partial: Path, plan: DownloadPlan
+        self,
+        name: ShardName,
+        chunks: ChunkList,
+        partial: Path,
+        plan: DownloadPlan,
+        files: LocalFiles,
     ) -> None:
         self.name = name
         self.chunks = chunks
@@ -339,6 +348,7 @@ class _Fetch:
         self.brought: Counter[PeerId] = Counter()
         self.changed = asyncio.Event()
         self._partial = partial
+        self._files = files
 
     async def keep(self, source: PeerId, index: int, chunk: bytearray) -> None:
         """Write a chunk down, if it is what it should be.
@@ -349,7 +359,7 @@ class _Fetch:
         """
         if not await asyncio.to_thread(self.chunks.holds, index, chunk):
             raise BadFrame(f"the bytes of chunk {index} are not those of its digest")
-        await asyncio.to_thread(_write, self._partial, index, chunk)
+        await asyncio.to_thread(self._files.write_chunk, self._partial, index, chunk)
         self.brought[source] += len(chunk)
         self.plan.received(index)
         self._tell()
@@ -364,18 +374,8 @@ class _Fetch:
         told.set()
 
 
-def _prepare(path: Path, partial: Path, chunks: ChunkList) -> list[int]:
+def _prepare(path: Path, partial: Path, chunks: ChunkList, files: LocalFiles) -> list[int]:
     """Make the file as long as it will be; the chunks that it holds already."""
     if path.exists() and not partial.exists():
         os.replace(path, partial)
-    with open_private(partial, "a+b") as file:
-        file.truncate(chunks.total_bytes)
-        file.seek(0)
-        return [i for i in range(len(chunks)) if chunks.holds(i, file.read(CHUNK_BYTES))]
-
-
-def _write(partial: Path, index: int, chunk: bytearray) -> None:
-    # A file object of its own: a write that outlives a cancelled download meets no other's file.
-    with partial.open("r+b") as file:
-        file.seek(index * CHUNK_BYTES)
-        file.write(chunk)
+    return files.make_room(partial, chunks)

@@ -21,7 +21,7 @@ from swarm_ft.client.swarm import SwarmClient
 from swarm_ft.clock import Clock, SystemClock
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.service import CoordinatorService
-from swarm_ft.identity.certificates import Role
+from swarm_ft.identity.certificates import COORDINATOR_NAME, Role, key_name
 from swarm_ft.ids import PeerId, RunId
 from swarm_ft.peer.kept_buffers import BufferPlace
 from swarm_ft.peer.node import PeerNode, PeerOptions
@@ -34,8 +34,11 @@ from swarm_ft.stage.base import Engine
 from swarm_ft.stage.checkpoint import open_checkpoint
 from swarm_ft.stage.engine import StageEngine
 from swarm_ft.transport.base import Server, Transport
+from swarm_ft.transport.credentials import Credentials
+from swarm_ft.transport.grpc_options import GrpcOptions
 from swarm_ft.transport.grpc_transport import GrpcTransport
 from tests.doubles.directory import Board, StaticDirectory
+from tests.members import Swarm as Members
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,10 @@ class LocalSwarm:
         memory_bytes: what each peer lends.
         buffer_limits: of each peer's buffers, which are then on disk too, below `work_dir`, and
             there when a peer of the same name comes again; None keeps them in memory.
+        encrypts: whether peers encrypt what they write down.
+        journal_key: with which the coordinator does; None does not.
+        members: links are encrypted between members of this swarm; peers then have their keys'
+            names.
     """
 
     def __init__(
@@ -70,18 +77,24 @@ class LocalSwarm:
         transport: Transport | None = None,
         memory_bytes: int = 1 << 33,
         buffer_limits: BufferLimits | None = None,
+        encrypts: bool = False,
+        journal_key: bytes | None = None,
+        members: Members | None = None,
     ) -> None:
         self._work_dir = work_dir
         self._layers = layers
         self._transport = transport or GrpcTransport()
+        self._members = members
         self._memory_bytes = memory_bytes
         self._buffer_limits = buffer_limits
+        self._encrypts, self._journal_key = encrypts, journal_key
         self._snapshots_url = str(work_dir / "snapshots")
         self._clock = SystemClock()
         self.directory = StaticDirectory(Board(), self._clock)
         self._coordinator: tuple[Journal, Server, asyncio.Task[None]] | None = None
         self.peers: dict[PeerId, LocalPeer] = {}
-        self.client = SwarmClient(self.directory, self._transport)
+        own = members.member(Role.CLIENT) if members else None
+        self.client = SwarmClient(self.directory, self._transport_of(own))
 
     async def __aenter__(self) -> Self:
         await self.start_coordinator()
@@ -100,14 +113,20 @@ class LocalSwarm:
         await self.kill_coordinator()
         await self.directory.close()
 
+    def _transport_of(self, credentials: Credentials | None) -> Transport:
+        if credentials is None:
+            return self._transport
+        return GrpcTransport(GrpcOptions(credentials=credentials))
+
     # ---- the coordinator
 
     async def start_coordinator(self) -> None:
         """Start it, or start it again from its journal."""
-        journal = Journal(str(self._work_dir / "journal.db"))
+        journal = Journal(str(self._work_dir / "journal.db"), self._journal_key)
         service = CoordinatorService(journal, self._clock, SnapshotStore(self._snapshots_url))
-        server = await self._transport.serve("127.0.0.1", 0, service.handlers())
-        await self.directory.announce(Role.COORDINATOR, "coordinator", server.endpoint)
+        transport = self._transport_of(self._members.coordinator() if self._members else None)
+        server = await transport.serve("127.0.0.1", 0, service.handlers())
+        await self.directory.announce(Role.COORDINATOR, COORDINATOR_NAME, server.endpoint)
         self._coordinator = journal, server, asyncio.create_task(service.run())
 
     async def kill_coordinator(self) -> None:
@@ -116,7 +135,7 @@ class LocalSwarm:
             return
         journal, server, task = self._coordinator
         self._coordinator = None
-        await self.directory.withdraw(Role.COORDINATOR, "coordinator")
+        await self.directory.withdraw(Role.COORDINATOR, COORDINATOR_NAME)
         await server.stop()
         await _cancelled(task)
         journal.close()
@@ -130,7 +149,15 @@ class LocalSwarm:
         clock: Clock | None = None,
         make_engine: EngineMaker | None = None,
     ) -> LocalPeer:
-        """Start another peer; with a clock of its own, as another machine has one."""
+        """Start another peer; with a clock of its own, as another machine has one.
+
+        Where links are encrypted, `name` says nothing: it has its key's.
+        """
+        own = self._members.member() if self._members else None
+        name, transport = (
+            PeerId(key_name(own.certificate)) if own else name,
+            self._transport_of(own),
+        )
         shard_dir = self._work_dir / name
         shard_dir.mkdir(exist_ok=True)
         options = PeerOptions(
@@ -140,15 +167,16 @@ class LocalSwarm:
             shard_dir=shard_dir,
             buffers=self._buffer_place(name),
             snapshots_url=self._snapshots_url,
+            encrypts=self._encrypts,
         )
         node = PeerNode(
             options,
             directory=self.directory,
-            transport=self._transport,
+            transport=transport,
             clock=clock or self._clock,
             make_engine=make_engine or cpu_engine,
         )
-        server = await self._transport.serve("127.0.0.1", 0, node.handlers())
+        server = await transport.serve("127.0.0.1", 0, node.handlers())
         await self.directory.announce(Role.PEER, name, server.endpoint)
         peer = LocalPeer(node, server, asyncio.create_task(node.run(server.endpoint)))
         self.peers[name] = peer

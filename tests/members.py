@@ -13,9 +13,12 @@ from swarm_ft.identity.certificates import (
     Role,
     authority_certificate,
     issue,
+    key_name,
 )
 from swarm_ft.identity.keys import PrivateKey, name_of, new_key
 from swarm_ft.transport.credentials import Credentials
+from swarm_ft.transport.grpc_options import GrpcOptions
+from swarm_ft.transport.grpc_transport import GrpcChannel, GrpcTransport
 
 NOW = datetime.now(UTC)
 
@@ -45,3 +48,15 @@ class Swarm:
 def make_swarm() -> Swarm:
     key = new_key()
     return Swarm(key, authority_certificate(key, "swarm", AUTHORITY_LIFETIME_S, NOW))
+
+
+class OneMember(GrpcTransport):
+    """Encrypted links from one member to itself, for those who do not care who they are."""
+
+    def __init__(self) -> None:
+        credentials = make_swarm().member()
+        self._name = key_name(credentials.certificate)
+        super().__init__(GrpcOptions(credentials=credentials))
+
+    def connect(self, endpoint: str, name: str = "") -> GrpcChannel:
+        return super().connect(endpoint, name or self._name)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from swarm_ft.transport.connections import MAX_CONNECTIONS
 from swarm_ft.transport.grpc_options import (
     WARM_IDLE_S,
     GrpcOptions,
     channel_arguments,
     server_arguments,
 )
+from swarm_ft.transport.methods import MAX_MESSAGE_BYTES
 
 KEEP_WINDOW = "net.ipv4.tcp_slow_start_after_idle=0"
 
@@ -57,5 +59,5 @@ def _ours(name: str, *more: tuple[str, int], options: GrpcOptions | None = None)
     return Variant(
         name=name,
         channel=(*channel_arguments(options), *more),
-        server=(*server_arguments(options), *more),
+        server=(*server_arguments(options, MAX_MESSAGE_BYTES, MAX_CONNECTIONS), *more),
     )

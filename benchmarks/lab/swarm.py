@@ -14,8 +14,12 @@ from types import TracebackType
 from typing import Any, Self
 
 from benchmarks.lab.host import Host
+from swarm_ft.cli.keys import first_invitations, leading_to
+from swarm_ft.identity.certificates import Role
 
 STOP_TIMEOUT_S = 10.0
+USES = 1000
+"""Of an invitation: whoever is killed and started again may come with a new key."""
 
 
 @dataclass
@@ -23,38 +27,42 @@ class LabSwarm:
     """Use it in a `with`: at its end all of its processes are gone.
 
     Attributes:
-        folder: for logs, the journal, what peers keep.
+        folder: for logs, the journal, what peers and clients keep.
         hub: the host of DHT, coordinator and client, with a link that nothing waits for.
         snapshots: where they lie; None keeps none.
+        tls: links are encrypted, as users have them; else plaintext.
+        ways: by role, the options with which others join.
     """
 
     folder: Path
     hub: Host
     snapshots: Path | None = None
-    initial_peers: str = ""
+    tls: bool = True
+    ways: dict[Role, tuple[str, ...]] = field(default_factory=dict)
     processes: dict[str, subprocess.Popen[str]] = field(default_factory=dict)
 
     def __enter__(self) -> Self:
         self.folder.mkdir(parents=True, exist_ok=True)
         listen = f"/ip4/{self.hub.address}/tcp/0"
         first = self.start("dht", self.hub, ("dht", "--host-maddrs", listen, "--json"))
-        self.initial_peers = str(first["addresses"][0])
+        nodes = ("--initial-peers", str(first["addresses"][0]))
         journal = str(self.folder / "coordinator.db")
-        self.start(
-            "coordinator",
-            self.hub,
-            (
-                *("coordinator", "--host", self.hub.address, "--journal", journal),
-                *self.common,
-                *self.snapshot_options,
-            ),
-        )
+        command = ("coordinator", "--host", self.hub.address, "--journal", journal, *nodes)
+        told = (*self.snapshot_options, "--json")
+        if self.tls:
+            invited = first_invitations(journal, {Role.PEER: USES, Role.CLIENT: USES})
+            words = self.start("coordinator", self.hub, (*command, *told))
+            for role, invite in invited.items():
+                self.ways[role] = ("--invite", str(leading_to(words["endpoint"], invite)))
+        else:
+            self.start("coordinator", self.hub, (*command, *told, "--insecure"))
+            self.ways = dict.fromkeys((Role.PEER, Role.CLIENT), ("--insecure", *nodes))
         return self
 
     @property
-    def common(self) -> tuple[str, ...]:
-        """What every command of the swarm is told."""
-        return "--initial-peers", self.initial_peers, "--json"
+    def client_way(self) -> tuple[str, ...]:
+        """What a client of the swarm is told."""
+        return self.ways[Role.CLIENT]
 
     @property
     def snapshot_options(self) -> tuple[str, ...]:
@@ -73,9 +81,11 @@ class LabSwarm:
 
     def peer(self, name: str, host: Host, layers: str, *options: str) -> None:
         """Start a peer."""
-        place = ("--host", host.address, "--peer-id", name, "--layers", layers, "--threads", "1")
-        told = (*options, *self.common, *self.snapshot_options)
-        self.start(name, host, ("serve-stage", *place, *told))
+        place = ("--host", host.address, "--layers", layers, "--threads", "1")
+        way = self.ways[Role.PEER]
+        who = way[1:] if self.tls else (*way, "--peer-id", name)
+        told = (*place, *options, *self.snapshot_options, "--json")
+        self.start(name, host, ("serve-stage", *who, *told))
 
     def start(
         self, name: str, host: Host, arguments: Sequence[str], *, module: str = "swarm_ft"
@@ -97,7 +107,12 @@ class LabSwarm:
     ) -> subprocess.Popen[str]:
         """Start `python -m MODULE ARGUMENTS` on a host."""
         command = host.command(sys.executable, "-m", module, *arguments)
-        environment: Mapping[str, str] = {**os.environ, "OMP_NUM_THREADS": "1"}
+        environment: Mapping[str, str] = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "XDG_STATE_HOME": str(self.folder / "clients"),
+            "XDG_CACHE_HOME": str(self.folder / "peers"),
+        }
         with (self.folder / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
                 command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment
@@ -107,7 +122,7 @@ class LabSwarm:
 
     def num_steps(self) -> int:
         """Steps of the first run that are committed."""
-        runs = self.start("status", self.hub, ("status", *self.common))["runs"]
+        runs = self.start("status", self.hub, ("status", *self.client_way, "--json"))["runs"]
         return int(runs[0]["steps"]) if runs else 0
 
     def kill(self, name: str) -> None:

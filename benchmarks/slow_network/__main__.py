@@ -23,7 +23,7 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks.slow_network.cases import HIVEMIND, TORCH, Row, System, run_case, system_named
-from benchmarks.slow_network.table import describe, to_document, to_table
+from benchmarks.slow_network.table import cost_of_tls, describe, to_document, to_table
 from benchmarks.slow_network.work import PRESETS, Network, Scale, Topology, Trial, Work
 from swarm_ft.errors import BadInput
 from swarm_ft.stage.checkpoint import open_checkpoint
@@ -47,6 +47,8 @@ def main() -> None:
         parser.error(str(error))
     rows = _measure(trials, keep=options.keep)
     Console(width=120).print(to_table(rows))
+    for line in cost_of_tls(rows):
+        _say(line, highlight=False)
     document = {"cpus": os.cpu_count(), "preset": options.preset, "rows": to_document(rows)}
     if options.json:
         options.json.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
@@ -79,6 +81,17 @@ def _parser() -> argparse.ArgumentParser:
         default="aq4/q8",
         help="with commas: codecs FW[~FILL]/BW[/DP][@KEY] of swarm-ft, or "
         + ", ".join((*TORCH, *HIVEMIND)),
+    )
+    parser.add_argument(
+        "--tls",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="encrypt links of swarm-ft",
+    )
+    parser.add_argument(
+        "--turns",
+        type=int,
+        help="so many of each with TLS and in plaintext, one after the other: what TLS costs",
     )
     parser.add_argument("--stages", type=int, help="instead of the preset's; so too those below")
     parser.add_argument("--replicas", type=int)
@@ -121,8 +134,10 @@ def _run(trials: Iterable[tuple[System, Trial]], folder: Path) -> Iterator[Row]:
 
 def _trials(options: argparse.Namespace) -> Iterator[tuple[System, Trial]]:
     steps = (1 if options.quick else 2) if options.steps is None else options.steps
-    for name, network in _quick() if options.quick else _grid(options):
-        system = system_named(name, model=options.model, trace=options.trace)
+    turns = [True, False] * options.turns if options.turns else [options.tls]
+    cases = _quick() if options.quick else _grid(options)
+    for (name, network), tls in product(cases, turns):
+        system = system_named(name, model=options.model, trace=options.trace, tls=tls)
         dilation = min(system.dilation, QUICK_DILATION) if options.quick else system.dilation
         scale = Scale(
             dilation=dilation if options.dilation is None else options.dilation,

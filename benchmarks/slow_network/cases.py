@@ -81,20 +81,23 @@ HIVEMIND = {
 """So too of hivemind's remote modules."""
 
 
-def system_named(name: str, *, model: str | None = None, trace: Path | None = None) -> System:
+def system_named(
+    name: str, *, model: str | None = None, trace: Path | None = None, tls: bool = True
+) -> System:
     """One of TORCH or HIVEMIND, or swarm-ft with codecs, see `Setting.parse`.
 
     Args:
         name: as an option has it.
         model: directory of a GPT-2 that is trained; None emulates its time.
         trace: where swarm-ft is to write what every peer did when.
+        tls: its links are encrypted; others' never are.
     """
     if name in TORCH:
         return _torch_system(name, replace(TORCH[name], model=model))
     if name in HIVEMIND:
         experts = HIVEMIND[name]
         return System(name=name, measure=partial(_in_lab, measure_hivemind, experts), order=None)
-    setting = Setting.parse(name, model=model, trace=trace)
+    setting = Setting.parse(name, model=model, trace=trace, tls=tls)
     return System(
         name=name,
         measure=lambda lab, folder, trial: measure_swarm(lab, folder, trial, setting),

@@ -1,6 +1,6 @@
 """A peer of a swarm whose compute is emulated: `swarm-ft serve-stage` with another engine.
 
-python -m benchmarks.slow_network.emulated_peer --layers 0-1 --initial-peers ADDRESS ...
+python -m benchmarks.slow_network.emulated_peer --layers 0-1 --invite INVITE ...
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.slow_network.emulated_engine import EmulatedEngine
+from benchmarks.slow_network.way import add_way, way_of
 from benchmarks.slow_network.work import Work
 from swarm_ft.buffers import BufferLimits
-from swarm_ft.cli.joining import by_dht, joined
+from swarm_ft.cli.joining import Joined, joined
 from swarm_ft.cli.options import Listening
 from swarm_ft.cli.running import run_async
 from swarm_ft.cli.serve_stage import serve_peer
@@ -35,28 +36,32 @@ def main() -> None:
         return EmulatedEngine(work, spec, layers)
 
     with tempfile.TemporaryDirectory(prefix="emulated-peer-") as shard_dir:
-        offer = PeerOptions(
-            peer_id=PeerId(options.peer_id),
-            layers=parse_layers(options.layers),
-            memory_bytes=work.memory_bytes,
-            shard_dir=Path(shard_dir),
-            buffers=BufferPlace(limits=BufferLimits(memory_bytes=options.buffer_memory)),
-        )
         listening = Listening(options.host, 0, None)
 
         async def serve() -> None:
-            async with joined(by_dht(options.initial_peers)) as swarm:
+            async with joined(way_of(options)) as swarm:
+                offer = _offer(options, swarm, work, Path(shard_dir))
                 await serve_peer(swarm, listening, offer, make_engine, as_json=True)
 
         run_async(serve)
 
 
+def _offer(options: argparse.Namespace, swarm: Joined, work: Work, shard_dir: Path) -> PeerOptions:
+    return PeerOptions(
+        peer_id=PeerId(swarm.name or options.peer_id),
+        layers=parse_layers(options.layers),
+        memory_bytes=work.memory_bytes,
+        shard_dir=shard_dir,
+        buffers=BufferPlace(limits=BufferLimits(memory_bytes=options.buffer_memory)),
+    )
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--layers", required=True)
-    parser.add_argument("--initial-peers", required=True)
+    add_way(parser)
     parser.add_argument("--host", required=True)
-    parser.add_argument("--peer-id", required=True)
+    parser.add_argument("--peer-id", required=True, help="its name, if it has no key's")
     parser.add_argument("--work", required=True, help="a Work as JSON")
     parser.add_argument("--buffer-memory", type=int, default=4 << 30, help="bytes")
     return parser

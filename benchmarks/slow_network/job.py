@@ -1,6 +1,6 @@
 """Submits a job that visits all of its samples in every step; prints steps as lines of JSON.
 
-python -m benchmarks.slow_network.job --initial-peers ADDRESS --work JSON --train JSON
+python -m benchmarks.slow_network.job --invite INVITE --work JSON --train JSON
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from benchmarks.slow_network.training import (
     WEIGHT_DECAY,
     random_tokens,
 )
+from benchmarks.slow_network.way import add_way, way_of
 from benchmarks.slow_network.work import Work
 from swarm_ft.cli.client import connected
-from swarm_ft.cli.joining import by_dht
+from swarm_ft.cli.joining import WayIn
 from swarm_ft.cli.running import run_async
 from swarm_ft.client.trace import TraceFile
 from swarm_ft.protocol.messages.client import RunPhase, StepCommitted
@@ -40,12 +41,12 @@ def main() -> None:
     model = open_checkpoint(options.model).describe() if options.model else emulated_model(work)
     spec = RunSpec(model=model, train=_train_spec(work, json.loads(options.train)))
     tokens = random_tokens(work, model.vocab_size).numpy().astype("<u4")
-    run_async(lambda: _run(options.initial_peers, spec, tokens, options.trace))
+    run_async(lambda: _run(way_of(options), spec, tokens, options.trace))
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--initial-peers", required=True)
+    add_way(parser)
     parser.add_argument("--work", required=True, help="a Work as JSON")
     parser.add_argument("--train", required=True, help="other fields of a TrainSpec as JSON")
     parser.add_argument("--model", help="directory; none is emulated")
@@ -85,10 +86,8 @@ def _train_spec(work: Work, fields: dict[str, Any]) -> TrainSpec:
     )
 
 
-async def _run(
-    initial_peers: str, spec: RunSpec, tokens: NDArray[np.uint32], trace: Path | None
-) -> None:
-    async with connected(by_dht(initial_peers)) as client:
+async def _run(way: WayIn, spec: RunSpec, tokens: NDArray[np.uint32], trace: Path | None) -> None:
+    async with connected(way) as client:
         run = await client.submit(spec, [row.tobytes() for row in tokens])
         with TraceFile(trace, _say) if trace else nullcontext() as file:
             watching = client.watch(run.run_id, _say, file.add if file else None)

@@ -14,6 +14,7 @@ from typing import Any
 
 from benchmarks.lab import Host, Lab, LabSwarm, Link
 from benchmarks.slow_network.work import Measured, Trial, Work
+from swarm_ft.identity.certificates import Role
 from swarm_ft.protocol.spec.codec_spec import (
     CodecName,
     CodecSpec,
@@ -27,6 +28,8 @@ from swarm_ft.stage.checkpoint import open_checkpoint
 
 PEER = "benchmarks.slow_network.emulated_peer"
 JOB = "benchmarks.slow_network.job"
+PLAINTEXT = ", plaintext"
+"""Behind the name of a setting whose links are not encrypted."""
 FILL_MICROBATCHES = 4
 """Of each replica: after so many, links have caught up with stages."""
 
@@ -40,6 +43,7 @@ class Setting:
         fill: of the activations that fill the pipeline; empty: as fw.
         model: directory of a GPT-2 that is trained; None emulates its time.
         trace: where to write what every peer did when.
+        tls: links are encrypted.
     """
 
     fw: str
@@ -50,9 +54,12 @@ class Setting:
     buffer_bits: int = 16
     model: str | None = None
     trace: Path | None = None
+    tls: bool = True
 
     @classmethod
-    def parse(cls, text: str, *, model: str | None = None, trace: Path | None = None) -> Setting:
+    def parse(
+        cls, text: str, *, model: str | None = None, trace: Path | None = None, tls: bool = True
+    ) -> Setting:
         """`FW/BW`, `FW~FILL/BW`, `FW/BW/DP`, or one of them with `@KEY`.
 
         Raises:
@@ -71,12 +78,14 @@ class Setting:
         parse_codec_spec(bw, Direction.BACKWARD)
         parse_dp_spec(dp)
         parse_key_spec(key or "fp16")
-        return cls(fw=fw, bw=bw, dp=dp, key=key or "fp16", fill=fill, model=model, trace=trace)
+        return cls(
+            fw=fw, bw=bw, dp=dp, key=key or "fp16", fill=fill, model=model, trace=trace, tls=tls
+        )
 
     def __str__(self) -> str:
         fill, dp = f"~{self.fill}" * bool(self.fill), f"/{self.dp}" * (self.dp != "none")
         key = f"@{self.key}" * self.fw.startswith("aq")
-        return f"{self.fw}{fill}/{self.bw}{dp}{key}"
+        return f"{self.fw}{fill}/{self.bw}{dp}{key}{PLAINTEXT * (not self.tls)}"
 
 
 def measure_swarm(lab: Lab, folder: Path, trial: Trial, setting: Setting) -> Measured:
@@ -89,7 +98,8 @@ def measure_swarm(lab: Lab, folder: Path, trial: Trial, setting: Setting) -> Mea
     """
     work, network = trial.lab_work, trial.lab_network
     hosts = network.hosts(lab, work)
-    with LabSwarm(folder, lab.host(Link(delay_ms=network.delay_ms))) as swarm:
+    hub = lab.host(Link(delay_ms=network.delay_ms))
+    with LabSwarm(folder, hub, tls=setting.tls) as swarm:
         for stage, replicas in enumerate(hosts):
             for replica, host in enumerate(replicas):
                 name = f"peer-{stage}.{replica}"
@@ -143,13 +153,12 @@ def _layers(model: str, work: Work) -> Sequence[LayerRange]:
 def _emulate(swarm: LabSwarm, name: str, host: Host, stage: int, work: Work) -> None:
     arguments = {
         "--layers": f"{stage}-{stage + 1}",
-        "--initial-peers": swarm.initial_peers,
         "--host": host.address,
         "--peer-id": name,
         "--work": json.dumps(asdict(work)),
     }
     words = [word for pair in arguments.items() for word in pair]
-    swarm.start(name, host, words, module=PEER)
+    swarm.start(name, host, (*words, *swarm.ways[Role.PEER]), module=PEER)
 
 
 def _cpu_s(lab: Lab, hosts: Iterable[Host]) -> float:
@@ -170,8 +179,13 @@ def _run_job(
         "fill_microbatches": FILL_MICROBATCHES * work.replicas,
         "buffer_bits": setting.buffer_bits,
     }
-    arguments = ["--initial-peers", swarm.initial_peers]
-    arguments += ["--work", json.dumps(asdict(work)), "--train", json.dumps(train)]
+    arguments = [
+        *swarm.client_way,
+        "--work",
+        json.dumps(asdict(work)),
+        "--train",
+        json.dumps(train),
+    ]
     arguments += ["--model", setting.model] if setting.model else []
     arguments += ["--trace", str(setting.trace.absolute())] if setting.trace else []
     process = swarm.begin("job", swarm.hub, arguments, module=JOB)

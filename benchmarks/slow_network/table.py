@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from itertools import pairwise
+from statistics import median
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from benchmarks.slow_network.cases import Row
+from benchmarks.slow_network.swarm import PLAINTEXT
 from benchmarks.slow_network.work import Network, describe_tcp
 
 
@@ -32,6 +35,19 @@ def to_table(rows: Sequence[Row]) -> Table:
             f"{measured.cpus_used:.2f}",
         )
     return table
+
+
+def cost_of_tls(rows: Sequence[Row]) -> Iterator[str]:
+    """For each case that took turns, its speed with TLS by that in plaintext just after."""
+    pairs: dict[tuple[str, str], list[float]] = {}
+    for row, other in pairwise(rows):
+        if other.system == f"{row.system}{PLAINTEXT}" and row.trial == other.trial:
+            case = describe(row.trial.network), row.system
+            pairs.setdefault(case, []).append(row.samples_per_s / other.samples_per_s)
+    for (link, system), ratios in pairs.items():
+        spread = f"{min(ratios):.3f} to {max(ratios):.3f}"
+        turns = f"{len(ratios)} turns, {spread}"
+        yield f"{link}, {system}: TLS has {median(ratios):.3f} of plaintext's speed ({turns})"
 
 
 def _short(number: float | None) -> str:

@@ -17,9 +17,9 @@ from pathlib import Path
 
 from swarm_ft.buffers.memory import Visits
 from swarm_ft.buffers.records import NOWHERE, BufferKey, End, Index
-from swarm_ft.buffers.slab import PAGE_BYTES, Owner, Slab, SlabError, SlotTable, slot_bytes_of
+from swarm_ft.buffers.slab import PAGE_BYTES, Owner, Slab, SlabError, SlotTable, run_of
 from swarm_ft.errors import BadOption
-from swarm_ft.ids import BlockIndex
+from swarm_ft.ids import BlockIndex, RunId
 from swarm_ft.log import get_logger
 from swarm_ft.private_files import private_folder
 from swarm_ft.protocol.spec.digest import digest_of
@@ -103,6 +103,31 @@ class BufferDirectory:
     def close(self) -> None:
         """Let another process have it."""
         os.close(self._lock)
+
+
+def runs_in(path: Path) -> dict[Path, RunId]:
+    """Folders of runs in a directory, and whose they are; those of which it cannot be told not.
+
+    Raises:
+        OSError: the directory cannot be read.
+    """
+    found: dict[Path, RunId] = {}
+    for folder in path.glob(f"{_RUN_PREFIX}*"):
+        runs = (run_of(slab) for slab in folder.glob("*.slab"))
+        run_id = next((run for run in runs if run is not None), None)
+        if run_id is not None:
+            found[folder] = run_id
+    return found
+
+
+def folders_older_than(path: Path, unix_s: float) -> list[Path]:
+    """Folders of runs in a directory in which nothing was written since.
+
+    Raises:
+        OSError: the directory cannot be read.
+    """
+    folders = [folder for folder in path.glob(f"{_RUN_PREFIX}*") if folder.is_dir()]
+    return [f for f in folders if max(p.stat().st_mtime for p in (f, *f.iterdir())) < unix_s]
 
 
 _SLOT_BITS = 40
@@ -196,7 +221,7 @@ class DiskTier:
         """
         table = self._by_size.get(payload_bytes)
         if table is None:
-            if not self._may_grow(PAGE_BYTES + 2 * slot_bytes_of(payload_bytes)):
+            if not self._may_grow(PAGE_BYTES + 2 * self._owner.slot_bytes(payload_bytes)):
                 return self._directory.others[-1] if self._directory.others else None
             table = self._open(payload_bytes)
         if table is None:

@@ -3,6 +3,9 @@
 A page that names run and spec, then slots of whole pages, so that to write one nothing has to be
 read. A slot is a head and the payload; the head holds checksums of both. Files are read and
 written, never mapped: a mapped file that somebody truncates kills the process that reads it.
+
+Where they are sealed, a slot has the sealed digest and payload in the payload's place, good for
+this key and version alone, and the head, which is plain, has no digest.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import os
 import struct
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,7 +25,9 @@ from swarm_ft.buffers.memory import Visits
 from swarm_ft.buffers.records import BufferKey, BufferRecord, End, samples_of
 from swarm_ft.ids import BlockIndex, RunId, SampleId
 from swarm_ft.private_files import FILE_MODE, make_private
+from swarm_ft.protocol.spec.digest import DIGEST_BYTES
 from swarm_ft.protocol.spec.run_spec import MAX_SAMPLES
+from swarm_ft.sealing import SEAL_BYTES, Sealer
 
 # ---- the checksum of what lies on disk: XXH3 of 128 bits
 #
@@ -156,7 +161,7 @@ class SlotTable:
 
 PAGE_BYTES = 4096
 _MAGIC = b"swarmbuf"
-_FORMAT = 1
+_FORMAT, _SEALED_FORMAT = 1, 2
 _FILE = struct.Struct("<8s I I 16s")
 """Magic, format, payload bytes, digest of the spec; the run's id and a checksum follow."""
 _HEAD = struct.Struct("<8s Q Q I I I I 16s 16s")
@@ -167,15 +172,29 @@ _ENDS = frozenset(int(end) for end in End)
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Whose records a file holds: checksums are of it too, so no others pass for them."""
+    """Whose records a file holds: checksums are of it too, so no others pass for them.
+
+    Attributes:
+        sealer: encrypts digests and payloads; None leaves them as they are.
+    """
 
     run_id: RunId
     identity: bytes
+    sealer: Sealer | None = None
 
     @property
     def seed(self) -> int:
         """Of the checksums of heads."""
         return int.from_bytes(checksum_of(self.identity + self.run_id.encode())[:8], "little")
+
+    def stored_bytes(self, payload_bytes: int) -> int:
+        """Of a payload as it lies in a slot."""
+        return payload_bytes + (DIGEST_BYTES + SEAL_BYTES if self.sealer else 0)
+
+    def slot_bytes(self, payload_bytes: int) -> int:
+        """What a record takes on disk."""
+        pages = -(-(_HEAD_BYTES + self.stored_bytes(payload_bytes)) // PAGE_BYTES)
+        return pages * PAGE_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +216,18 @@ class Broken:
     reason: str
 
 
+def run_of(path: Path) -> RunId | None:
+    """The run whose records a file holds, as its first page says; None if it is no such file."""
+    try:
+        with path.open("rb") as file:
+            page = file.read(PAGE_BYTES)
+        if checksum_of(page[:-CHECKSUM_BYTES]) != page[-CHECKSUM_BYTES:]:
+            return None
+        return RunId(page[_FILE.size : -CHECKSUM_BYTES].rstrip(b"\0").decode())
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
 class SlabError(Exception):
     """A file that cannot go on as it is: foreign, damaged in its first page, or deleted."""
 
@@ -216,8 +247,9 @@ class Slab:
         self.path = path
         self.payload_bytes = payload_bytes
         self._owner, self._seed = owner, owner.seed
-        self.slot_bytes = slot_bytes_of(payload_bytes)
-        self._padding = bytes(self.slot_bytes - _HEAD_BYTES - payload_bytes)
+        self.slot_bytes = owner.slot_bytes(payload_bytes)
+        self._stored_bytes = owner.stored_bytes(payload_bytes)
+        self._padding = bytes(self.slot_bytes - _HEAD_BYTES - self._stored_bytes)
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
         try:
             make_private(path)
@@ -235,7 +267,8 @@ class Slab:
             raise SlabError("its first page is not that of this run, spec and size")
 
     def _first_page(self) -> bytes:
-        fields = _FILE.pack(_MAGIC, _FORMAT, self.payload_bytes, self._owner.identity)
+        kind = _SEALED_FORMAT if self._owner.sealer else _FORMAT
+        fields = _FILE.pack(_MAGIC, kind, self.payload_bytes, self._owner.identity)
         text = fields + self._owner.run_id.encode()
         page = text.ljust(PAGE_BYTES - CHECKSUM_BYTES, b"\0")
         return page + checksum_of(page)
@@ -270,24 +303,35 @@ class Slab:
         """
         if self.is_deleted:
             raise SlabError("the file was deleted")
-        head = self._head(key, version, record)
-        write_all(self._file, [head, record.payload, self._padding], self._offset(slot))
+        digest, stored = record.digest, record.payload
+        if self._owner.sealer is not None:
+            stored = self._owner.sealer.seal(digest + stored, _place(key, version))
+            digest = bytes(DIGEST_BYTES)
+        head = self._head(key, version, replace(record, digest=digest, payload=stored))
+        write_all(self._file, [head, stored, self._padding], self._offset(slot))
 
     def read(self, slot: int, key: BufferKey, version: int) -> BufferRecord | Broken:
         """The record that was written there, bit for bit, or what is wrong with it."""
         offset = self._offset(slot)
         try:
             head = self._parse(os.pread(self._file, _HEAD_BYTES, offset))
-            payload = os.pread(self._file, self.payload_bytes, offset + _HEAD_BYTES)
+            stored = os.pread(self._file, self._stored_bytes, offset + _HEAD_BYTES)
         except OSError as error:
             return Broken(f"cannot be read: {error}")
         if head is None:
             return Broken("the slot's head is torn, altered or gone")
         if (head.key, head.version) != (key, version):
             return Broken("the slot holds another record")
-        if checksum_of(payload) != head.payload_sum:
+        if checksum_of(stored) != head.payload_sum:
             return Broken("the payload is torn, altered or cut off")
-        return BufferRecord(head.digest, head.tokens, head.channels, payload)
+        if self._owner.sealer is None:
+            return BufferRecord(head.digest, head.tokens, head.channels, stored)
+        try:
+            opened = self._owner.sealer.open(stored, _place(key, version))
+        except ValueError as error:
+            return Broken(str(error))
+        digest, payload = opened[:DIGEST_BYTES], opened[DIGEST_BYTES:]
+        return BufferRecord(digest, head.tokens, head.channels, payload)
 
     def close(self) -> None:
         """Close the file; nothing reads or writes it any more."""
@@ -313,9 +357,9 @@ class Slab:
         return SlotHead(key, version, tokens, channels, digest, payload_sum)
 
 
-def slot_bytes_of(payload_bytes: int) -> int:
-    """What a record takes on disk."""
-    return -(-(_HEAD_BYTES + payload_bytes) // PAGE_BYTES) * PAGE_BYTES
+def _place(key: BufferKey, version: int) -> bytes:
+    """For which a record is sealed."""
+    return struct.pack("<Q I I Q", key.sample, key.boundary, key.end, version)
 
 
 def write_all(file: int, parts: list[bytes], offset: int) -> None:

@@ -27,6 +27,7 @@ from swarm_ft.buffers.tiers import ReadJob, Tiers
 from swarm_ft.errors import InternalError
 from swarm_ft.ids import BlockIndex, RunId, SampleId, StepNumber
 from swarm_ft.protocol.messages.reports import BufferCounts
+from swarm_ft.sealing import Sealer
 
 
 class BufferStore:
@@ -41,6 +42,7 @@ class BufferStore:
         directory: of the disk tier; None is none. One process at a time uses it.
         run_id, identity: the run and its spec's digest; other runs' files are not used. Without
             them the run is that of the first record.
+        sealer: encrypts what is on disk; None leaves it as it is.
         visits: the order to come: what is needed last goes first.
         threads: write behind and read ahead by themselves; without, `write_next` and `read_next`
             have to be called.
@@ -49,13 +51,14 @@ class BufferStore:
         BadOption: the directory cannot be used, or is in use.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - a store by itself needs none of them
         self,
         limits: BufferLimits | None = None,
         *,
         directory: Path | None = None,
         run_id: RunId | None = None,
         identity: bytes = bytes(16),
+        sealer: Sealer | None = None,
         visits: Visits | None = None,
         threads: bool = True,
     ) -> None:
@@ -64,7 +67,7 @@ class BufferStore:
         self._index = Index()
         self._disk: DiskTier | None = None
         if directory is not None:
-            owner = Owner(run_id or RunId(""), identity)
+            owner = Owner(run_id or RunId(""), identity, sealer)
             opened = BufferDirectory(directory, owner)
             self._disk = DiskTier(
                 opened, owner, limits.disk_bytes, visits=visits, index=self._index

@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +22,8 @@ from swarm_ft.cli.options import (
     stack,
     takes,
 )
-from swarm_ft.cli.running import on_stop_signal, run_async, spinner
-from swarm_ft.client.options import EvalOptions, JobOptions, Outputs
+from swarm_ft.cli.running import on_stop_signal, reading_bar, run_async
+from swarm_ft.client.options import EvalOptions, JobOptions, Outputs, ReadOptions
 
 if TYPE_CHECKING:
     from swarm_ft.client.report import RunReport
@@ -49,8 +50,9 @@ def client() -> None:
 @client.command(
     epilog=examples(
         "swarm-ft client train --model gpt2 --dataset notes.txt --invite swarm1...",
+        "swarm-ft client train --model ./qwen2 --dataset chats.jsonl --invite swarm1...",
         "swarm-ft client train --model ./llama --dataset texts/ --eval-dataset held-out.txt \\",
-        "    --epochs 3 --fw aq3 --bw q6 --out ./tuned --initial-peers @swarm.txt",
+        "    --epochs 3 --fw aq3 --bw q6 --out ./tuned --invite @invitation.txt",
     )
 )
 @takes("options", JobOptions)
@@ -59,32 +61,48 @@ def train(options: JobOptions, way: WayIn) -> None:
     """Fine-tune a model; Ctrl-C detaches, and the run goes on."""
 
     async def begin(swarm: SwarmClient) -> WatchedRun:
-        from swarm_ft.client.job import prepare_job
-        from swarm_ft.client.report import RunProgress
-        from swarm_ft.client.train import submit
+        with reading_bar() as listener:
+            from swarm_ft.client.job import prepare_job
+            from swarm_ft.client.report import RunProgress
+            from swarm_ft.client.train import reading, submit
 
-        with spinner("reading the model and the text"):
-            job = await asyncio.to_thread(prepare_job, options)
-        return await submit(swarm, job, options, RunProgress(job.spec.train))
+            job = await reading(partial(prepare_job, options), listener)
+        progress = RunProgress(job.spec.train)
+        for line in who_sees(is_encrypted=way.invite is not None):
+            progress.message(line)
+        return await submit(swarm, job, options, progress)
 
     run_async(lambda: _see_through(begin, options.outputs, way))
+
+
+def who_sees(*, is_encrypted: bool) -> tuple[str, ...]:
+    """What becomes of a job's data, in words."""
+    others = "nobody else, for links are encrypted" if is_encrypted else "whoever sees the network"
+    return (
+        "who sees your text: the coordinator, which keeps it until the run is over, and whoever "
+        "hosts the first or the last stage",
+        "peers see activations, which tell the text too to who has the model, and their layers' "
+        f"weights; {others}",
+    )
 
 
 @client.command(
     epilog=examples(
         "swarm-ft client attach --run run-1a2b3c4d --eval-dataset held-out.txt \\",
-        "    --initial-peers /ip4/...",
+        "    --invite swarm1...",
     )
 )
 @run_option
 @click.option("--model", metavar="DIR|HUB_ID", help="The model, if not where the run says.")
 @takes("evaluation", EvalOptions)
+@takes("reading", ReadOptions)
 @takes("outputs", Outputs)
 @swarm_options
 def attach(
     run_name: str | None,
     model: str | None,
     evaluation: EvalOptions,
+    reading: ReadOptions,
     outputs: Outputs,
     way: WayIn,
 ) -> None:
@@ -93,14 +111,12 @@ def attach(
     async def begin(swarm: SwarmClient) -> WatchedRun:
         from swarm_ft.client.train import attach_to
 
-        return await attach_to(swarm, run_name, model, evaluation)
+        return await attach_to(swarm, run_name, model, evaluation, reading)
 
     run_async(lambda: _see_through(begin, outputs, way))
 
 
-@client.command(
-    epilog=examples("swarm-ft client cancel --run run-1a2b3c4d --initial-peers /ip4/...")
-)
+@client.command(epilog=examples("swarm-ft client cancel --run run-1a2b3c4d --invite swarm1..."))
 @run_option
 @swarm_options
 def cancel(run_name: str | None, way: WayIn) -> None:
@@ -116,7 +132,12 @@ def cancel(run_name: str | None, way: WayIn) -> None:
     run_async(work)
 
 
-@click.command(epilog=examples("swarm-ft status --initial-peers /ip4/..."))
+@click.command(
+    epilog=examples(
+        "swarm-ft status --invite swarm1...",
+        "swarm-ft status --insecure --initial-peers /ip4/127.0.0.1/tcp/31337/p2p/...",
+    )
+)
 @swarm_options
 @json_flag
 def status(way: WayIn, as_json: bool) -> None:
@@ -152,8 +173,9 @@ def status_fields(found: SwarmStatus) -> dict[str, Any]:
             "run": run.run_id,
             "phase": run.phase.name.lower(),
             "detail": run.detail,
+            "own": run.is_own,
             "steps": run.committed_steps,
-            "num_steps": run.spec.train.num_steps,
+            "num_steps": run.num_steps,
             "bytes": kind_fields(run.sent),
             "stages": [
                 {"peer": s.peer_id, "layers": str(s.layers), "joining": s.peer_id in run.joining}
@@ -178,8 +200,9 @@ def status_lines(found: SwarmStatus) -> Iterator[str]:
     if not found.members:
         yield "no peer is there; start some with 'swarm-ft serve-stage'"
     for run in found.runs:
-        counted = f"step {run.committed_steps}/{run.spec.train.num_steps}"
-        yield f"run {run.run_id}  {run.phase.name.lower()}  {counted}  {run.detail}".rstrip()
+        counted = f"step {run.committed_steps}/{run.num_steps}"
+        about = run.detail if run.is_own else "(another client's)"
+        yield f"run {run.run_id}  {run.phase.name.lower()}  {counted}  {about}".rstrip()
         for stage in stages_of(run.assignments):
             names = (f"{p} (joining)" if p in run.joining else p for p in stage.peers)
             yield f"  layers {stage.layers}  {', '.join(names)}"
@@ -220,13 +243,13 @@ def _about(status: BoundaryStatus) -> Iterator[str]:
 
 
 @asynccontextmanager
-async def connected(way: WayIn) -> AsyncIterator[SwarmClient]:
-    """A client of the swarm; raises as `joined` does."""
+async def connected(way: WayIn, key_file: Path | None = None) -> AsyncIterator[SwarmClient]:
+    """A client of the swarm, with this key or else this user's own; raises as `joined` does."""
     from swarm_ft.client.swarm import SwarmClient
     from swarm_ft.transport.grpc_options import GrpcOptions
     from swarm_ft.transport.grpc_transport import GrpcTransport
 
-    async with joined(way, client_key_file()) as swarm:
+    async with joined(way, key_file or client_key_file()) as swarm:
         transport = GrpcTransport(GrpcOptions(credentials=swarm.credentials))
         yield SwarmClient(swarm.directory, transport)
 

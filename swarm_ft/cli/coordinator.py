@@ -6,7 +6,7 @@ import asyncio
 import ipaddress
 import json
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,11 +14,14 @@ from typing import TYPE_CHECKING
 import click
 
 from swarm_ft.cli import keys
+from swarm_ft.cli.joining import check_only_here
 from swarm_ft.cli.options import (
+    ByteSize,
     Listening,
     dht_prefix_option,
     examples,
     initial_peers_option,
+    insecure_option,
     json_flag,
     log_option,
     snapshots_option,
@@ -101,8 +104,9 @@ def _show_dht(addresses: tuple[str, ...], write_addresses: str | None, *, as_jso
 
 @click.command(
     epilog=examples(
-        "swarm-ft coordinator --initial-peers /ip4/127.0.0.1/tcp/31337/p2p/...",
+        "swarm-ft init && swarm-ft coordinator",
         "swarm-ft coordinator --host 0.0.0.0 --port 7000 --announce coordinator.example.org",
+        "swarm-ft coordinator --insecure",
     )
 )
 @initial_peers_option
@@ -123,13 +127,56 @@ def _show_dht(addresses: tuple[str, ...], write_addresses: str | None, *, as_jso
     type=click.FloatRange(min=0, min_open=True),
     help="How long a job that no peers can host waits for some; others pass it by meanwhile.",
 )
+@click.option(
+    "--result-hours",
+    default=168.0,
+    show_default=True,
+    type=click.FloatRange(min=0, min_open=True),
+    help="How long peers keep a finished run's result for its client.",
+)
+@click.option(
+    "--max-queued-per-client",
+    default=4,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Jobs of one client that may wait for their turn.",
+)
+@click.option(
+    "--max-job-size",
+    default="1GiB",
+    show_default=True,
+    type=ByteSize(),
+    help="Token ids of one job, 4 bytes each.",
+)
+@click.option(
+    "--max-data-per-client",
+    default="4GiB",
+    show_default=True,
+    type=ByteSize(),
+    help="Token ids of all jobs of one client that are not collected or cancelled.",
+)
+@click.option(
+    "--max-data",
+    default="32GiB",
+    show_default=True,
+    type=ByteSize(),
+    help="Token ids of all clients' jobs.",
+)
 @snapshots_option
+@insecure_option
 @click.option(
     "--open",
     "is_public",
     is_flag=True,
     help="Let anybody in, as a replica on probation: it hosts only what other peers host too, and "
     "neither the first nor the last stage. Prints the invitation for all.",
+)
+@click.option(
+    "--encrypt-at-rest",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Encrypt tokens, and what the journal says of jobs, with the key in this file, made at "
+    "the first start. Keep it elsewhere than the journal: who has both has all.",
 )
 @json_flag
 @log_option
@@ -139,28 +186,41 @@ def coordinator(
     listening: Listening,
     journal: str,
     queue_hours: float,
+    result_hours: float,
+    max_queued_per_client: int,
+    max_job_size: int,
+    max_data_per_client: int,
+    max_data: int,
     snapshots: str | None,
+    insecure: bool,
     is_public: bool,
+    encrypt_at_rest: Path | None,
     as_json: bool,
 ) -> None:
     """Run the coordinator of a swarm, until Ctrl-C.
 
-    With keys beside its journal (`swarm-ft init`) all links are encrypted, and nobody takes part
-    who was not invited.
+    It takes the swarm's keys from beside its journal (`swarm-ft init` makes them): all links are
+    encrypted, and nobody takes part who was not invited.
 
     Without --initial-peers it starts a DHT of its own and prints its address.
     """
+    from swarm_ft.sealing import sealing_key_at
     from swarm_ft.snapshots.store import SnapshotStore
 
+    _check_security(journal, insecure=insecure)
+    if insecure:
+        listening.check_only_here()
+        check_only_here(initial_peers)
     store = SnapshotStore(snapshots) if snapshots else None
     if is_public and not keys.keys_folder(journal).exists():
         raise BadOption("--open: without keys nobody is kept out; make some with 'swarm-ft init'")
+    key = sealing_key_at(encrypt_at_rest) if encrypt_at_rest else None
 
     async def work() -> None:
         from swarm_ft.clock import SystemClock
         from swarm_ft.coordinator.enrolment import Enrolment
+        from swarm_ft.coordinator.facts.quotas import Quotas
         from swarm_ft.coordinator.service import CoordinatorService
-        from swarm_ft.coordinator.submission import MAX_REQUEST_BYTES
         from swarm_ft.identity.certificates import COORDINATOR_NAME, Role
         from swarm_ft.transport.base import until_one_ends
         from swarm_ft.transport.grpc_options import GrpcOptions, check_address
@@ -173,19 +233,29 @@ def coordinator(
             signer = owned[0].signer if owned else None
             in_it = in_dht(initial_peers, dht_prefix, host_maddrs=own, signer=signer)
             directory = await stack.enter_async_context(in_it)
-            opened = stack.enter_context(closing(_open_journal(journal)))
-            queue_s = 3600 * queue_hours
+            opened = stack.enter_context(closing(_open_journal(journal, key)))
+            quotas = Quotas(
+                queued=max_queued_per_client,
+                job_bytes=max_job_size,
+                client_bytes=max_data_per_client,
+                total_bytes=max_data,
+            )
             grants = owned[1].grant_of if owned else None
             service = CoordinatorService(
-                opened, SystemClock(), store, queue_s=queue_s, grants=grants
+                opened,
+                SystemClock(),
+                store,
+                queue_s=3600 * queue_hours,
+                result_s=3600 * result_hours,
+                quotas=quotas,
+                grants=grants,
             )
             addresses = _announced(directory.addresses, listening.announced_host)
             nodes = initial_peers or addresses
-            enrolment = owned and Enrolment(*owned, nodes, dht_prefix, service.revoke)
-            options = GrpcOptions(
-                max_request_bytes=MAX_REQUEST_BYTES,
-                credentials=enrolment.credentials if enrolment else None,
+            enrolment = owned and Enrolment(
+                *owned, nodes, dht_prefix, service.revoke, service.send_all_away
             )
+            options = GrpcOptions(credentials=enrolment.credentials if enrolment else None)
             handlers = {**service.handlers(), **(enrolment.handlers() if enrolment else {})}
             transport = GrpcTransport(options)
             port = listening.port or (await _last_port(listening.host, owned[1]) if owned else 0)
@@ -193,10 +263,24 @@ def coordinator(
             found = announced(server, listening, directory, Role.COORDINATOR, COORDINATOR_NAME)
             endpoint = await stack.enter_async_context(found)
             public = await enrolment.opens(endpoint, to_all=is_public) if enrolment else None
-            _show_coordinator(endpoint, addresses, public, is_open=not enrolment, as_json=as_json)
+            encrypted = {"encrypted": bool(enrolment), "encrypted_at_rest": key is not None}
+            _show_coordinator(endpoint, addresses, public, encrypted, as_json=as_json)
             await until_one_ends(service.run(), *([enrolment.run()] if enrolment else []))
 
     run_until_stopped(work)
+
+
+def _check_security(journal: str, *, insecure: bool) -> None:
+    """Nothing is plaintext unless it was asked for, and what has keys uses them."""
+    folder = keys.keys_folder(journal)
+    if insecure and folder.exists():
+        raise BadOption(f"--insecure: this swarm has keys, in {folder}; start it without")
+    if not insecure and not folder.exists():
+        named = "" if journal == keys.JOURNAL else f" --journal {journal}"
+        raise BadOption(
+            f"{folder}: this swarm has no keys yet; make them with 'swarm-ft init{named}', or "
+            "start with --insecure, in plaintext and for this machine alone"
+        )
 
 
 def _with_keys(journal: str) -> AbstractContextManager[tuple[Authority, Registry] | None]:
@@ -220,29 +304,30 @@ def _show_coordinator(
     endpoint: str,
     addresses: Sequence[str],
     public: Invite | None,
+    encrypted: Mapping[str, bool],
     *,
-    is_open: bool,
     as_json: bool,
 ) -> None:
     if as_json:
-        told = {"endpoint": endpoint, "addresses": list(addresses), "encrypted": not is_open}
+        told = {"endpoint": endpoint, "addresses": list(addresses), **encrypted}
         click.echo(json.dumps({**told, "open": public and str(public)}))
         return
     click.echo(f"coordinator at {endpoint}")
     if public is not None:
         click.echo(f"anybody becomes a replica on probation with 'swarm-ft serve-stage {public}'")
-    if not is_open:
+    if encrypted["encrypted"]:
         click.echo("others join with what 'swarm-ft invite' prints")
         return
     for address in addresses:
-        click.echo(f"others join with --initial-peers {address}")
+        click.echo(f"others on this machine join with --insecure --initial-peers {address}")
 
 
-def _open_journal(path: str) -> Journal:
+def _open_journal(path: str, key: bytes | None) -> Journal:
     from swarm_ft.coordinator.journal.journal import Journal
+    from swarm_ft.coordinator.journal.reserve import RESERVE_BYTES
 
     try:
-        return Journal(path)
+        return Journal(path, key, reserve_bytes=RESERVE_BYTES)
     except JournalError as error:
         raise BadOption(f"--{error.message}") from error  # it begins with "journal PATH:"
 

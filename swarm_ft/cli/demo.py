@@ -10,13 +10,15 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from swarm_ft.cli.client import conclude, connected
-from swarm_ft.cli.joining import by_dht
+from swarm_ft.cli.joining import WayIn
+from swarm_ft.cli.keys import first_invitations, keys_folder, leading_to
 from swarm_ft.cli.options import (
     DHT_PREFIX,
     BufferOptions,
@@ -26,12 +28,13 @@ from swarm_ft.cli.options import (
     log_option,
     takes,
 )
-from swarm_ft.cli.running import on_stop_signal, run_async, spinner
+from swarm_ft.cli.running import on_stop_signal, reading_bar, run_async, spinner
 from swarm_ft.client.options import JobOptions
 from swarm_ft.errors import BadInput, BadOption, RunFailed
 from swarm_ft.protocol.spec.options import arguments, build
 
 if TYPE_CHECKING:
+    from swarm_ft.client.data.progress import Listener
     from swarm_ft.client.job import Job
     from swarm_ft.client.report import RunReport
     from swarm_ft.client.swarm import SwarmClient
@@ -76,7 +79,7 @@ SAMPLE_LR = 2e-3
 SAMPLE = {"model": "a small GPT-2 made on the spot", "dataset": "Python's own source text"}
 """What is trained, and on what, where nothing else is named."""
 JOIN_TIMEOUT_S, JOIN_POLL_S = 60.0, 0.2
-JOURNAL = "coordinator.db"
+JOURNAL, CLIENT_KEY = "coordinator.db", "client.pem"
 
 
 @click.command(
@@ -111,12 +114,13 @@ def demo(
     buffers: BufferOptions,
     **given: Any,
 ) -> None:
-    """Start a DHT node, a coordinator and stage peers here, and fine-tune a model with them.
+    """Start a coordinator and stage peers here, and fine-tune a model with them.
 
-    Needs no GPU and no network. The processes' logs are kept beside the result.
+    It makes the swarm's keys itself, and all links are encrypted. Needs no GPU and no network. The
+    processes' logs are kept beside the result.
     """
-    with spinner("reading the model and the text"):
-        job, options = _prepare(stages, given)
+    with reading_bar() as listener:
+        job, options = _prepare(stages, given, listener)
     work_dir = _work_dir(options.outputs.out)
     buffers = replace(buffers, directory=buffers.directory or work_dir / "buffers")
 
@@ -149,19 +153,20 @@ def _work_dir(out: Path) -> Path:
 # ---- before anything is started
 
 
-def _prepare(stages: int, given: dict[str, Any]) -> tuple[Job, JobOptions]:
+def _prepare(stages: int, given: dict[str, Any], listener: Listener) -> tuple[Job, JobOptions]:
     """Make what is missing, and check everything; no files are left if it comes to nothing."""
     from swarm_ft.client.job import check_outputs, prepare_job
+    from swarm_ft.stage.checkpoint import open_checkpoint
 
     asked = _asked(given)
     check_outputs(asked.outputs)
     made = _first_missing(_work_dir(asked.outputs.out))
     try:
         options = _with_sample(asked)
-        job = prepare_job(options)
-        num_blocks = job.spec.model.num_blocks
+        num_blocks = open_checkpoint(options.model).config.num_hidden_layers
         if stages > num_blocks:
             raise BadOption(f"--stages {stages}: the model has {num_blocks} layers to share out")
+        job = prepare_job(options, listener)
     except (BadInput, KeyboardInterrupt):
         if made is not None:
             shutil.rmtree(made, ignore_errors=True)
@@ -209,17 +214,16 @@ async def _train_here(
 ) -> None:
     """Start everybody, train, report, and end everybody, whatever happens."""
     work_dir = _work_dir(options.outputs.out)
-    swarm = ProcessSwarm(work_dir / "logs")
+    swarm, keys = ProcessSwarm(work_dir / "logs"), keys_folder(str(work_dir / JOURNAL))
     if not options.resume:
         _forget(work_dir, buffers)
     click.echo(
-        f"starting a DHT node, a coordinator and {len(peers)} peers; logs: {work_dir / 'logs'}",
-        err=True,
+        f"starting a coordinator and {len(peers)} peers; logs: {work_dir / 'logs'}", err=True
     )
     try:
         with spinner("waiting for them to find each other"):
-            address = await _start(swarm, peers, buffers, work_dir)
-        async with connected(by_dht(address)) as client:
+            way = await _start(swarm, peers, buffers, work_dir)
+        async with connected(way, keys / CLIENT_KEY) as client:
             with spinner("waiting for them to join the coordinator"):
                 await _joined(client, len(peers))
             report = await _train(swarm, client, job, options)
@@ -244,30 +248,32 @@ async def _joined(client: SwarmClient, num_peers: int) -> None:
 
 async def _start(
     swarm: ProcessSwarm, peers: Mapping[str, str], buffers: BufferOptions, work_dir: Path
-) -> str:
-    """Start everybody; the DHT address that others start from."""
-    addresses = (await swarm.start("dht", ["dht"])).get("addresses")
-    if not isinstance(addresses, list):
-        raise RunFailed("dht: told no addresses")
-    address = str(addresses[0])
-    snapshots = str((work_dir / "snapshots").resolve())
-    swarm_of = ("--initial-peers", address, "--dht-prefix", DHT_PREFIX)
-    common = (*swarm_of, "--snapshots", snapshots)
+) -> WayIn:
+    """Start everybody; the client's way in."""
+    from swarm_ft.identity.certificates import Role
+
     journal = str(work_dir / JOURNAL)
-    commands = {"coordinator": ["coordinator", "--journal", journal, *common]}
+    invited = first_invitations(journal, {Role.PEER: len(peers), Role.CLIENT: 1})
+    common = ("--snapshots", str((work_dir / "snapshots").resolve()))
+    words = await swarm.start("coordinator", ["coordinator", "--journal", journal, *common])
+    to_here = partial(leading_to, str(words["endpoint"]))
+    word = str(to_here(invited[Role.PEER]))
+    commands = {}
     for name, part in peers.items():
-        offer = ("--layers", part, "--threads", "1", "--peer-id", name)
         own = buffers.directory.resolve() / name if buffers.directory else None
-        lent = arguments(replace(buffers, directory=own))
-        commands[name] = ["serve-stage", *offer, *lent, *common]
+        offer = ("--layers", part, "--threads", "1", *arguments(replace(buffers, directory=own)))
+        commands[name] = ["serve-stage", *offer, *common, word]
     await swarm.start_all(commands)
-    return address
+    return WayIn(invite=to_here(invited[Role.CLIENT]), initial_peers=(), dht_prefix=DHT_PREFIX)
 
 
 def _forget(work_dir: Path, buffers: BufferOptions) -> None:
     """A demo is a new swarm; what the last one left would take up its run."""
     for leftover in work_dir.glob(f"{JOURNAL}*"):
-        leftover.unlink()
+        if leftover.is_dir():
+            shutil.rmtree(leftover)
+        else:
+            leftover.unlink()
     if buffers.directory == work_dir / "buffers":
         shutil.rmtree(buffers.directory, ignore_errors=True)
 

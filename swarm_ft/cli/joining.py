@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from swarm_ft.cli.options import DHT_PREFIX, dht_prefix_option, initial_peers_option, stack
+from swarm_ft.cli.options import (
+    dht_prefix_option,
+    initial_peers_option,
+    insecure_option,
+    stack,
+)
 from swarm_ft.cli.running import in_dht
 from swarm_ft.errors import BadOption
+from swarm_ft.protocol.spec.bounds import is_loopback
 
 if TYPE_CHECKING:
     from swarm_ft.discovery import Directory
@@ -30,24 +36,43 @@ class WayIn:
     """What a command was given to find its swarm with.
 
     Attributes:
-        invite: its links are then encrypted, and both ends known.
+        invite: its links are then encrypted, and both ends known; None leads into a swarm without
+            keys, in plaintext, on this machine alone.
         initial_peers: nodes of the DHT; those that the coordinator names, if there are none.
         dht_prefix: of the swarm's records, for those who come without an invitation.
+
+    Raises:
+        BadOption: without an invitation, a node is not on this machine.
     """
 
     invite: Invite | None
     initial_peers: tuple[str, ...]
     dht_prefix: str
 
+    def __post_init__(self) -> None:
+        if self.invite is None:
+            check_only_here(self.initial_peers)
+
     def __str__(self) -> str:
         """The options that lead there again."""
         peers = " ".join(f"--initial-peers {peer}" for peer in self.initial_peers)
-        return peers if self.invite is None else f"--invite {self.invite} {peers}".rstrip()
+        security = "--insecure" if self.invite is None else f"--invite {self.invite}"
+        return f"{security} {peers}".rstrip()
 
 
-def by_dht(*initial_peers: str) -> WayIn:
-    """The way into a swarm without keys, whose records have the usual prefix."""
-    return WayIn(invite=None, initial_peers=initial_peers, dht_prefix=DHT_PREFIX)
+def check_only_here(maddrs: Iterable[str]) -> None:
+    """Refuse nodes of a DHT on other machines; for links without keys.
+
+    Raises:
+        BadOption: one is not at an address of this machine.
+    """
+    for maddr in maddrs:
+        _, kind, host, *_ = f"{maddr}///".split("/")
+        if not (kind in {"ip4", "ip6"} and is_loopback(host)):
+            raise BadOption(
+                f"--initial-peers {ascii(maddr)[:200]}: with --insecure expected one on this "
+                "machine, /ip4/127.0.0.1/... or /ip6/::1/...; others are joined with an invitation"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,21 +111,36 @@ def way_in(*, by_argument: bool = False) -> Callable[[Callable[..., Any]], Calla
         def with_way(
             *,
             invite: Invite | None,
+            insecure: bool,
             initial_peers: tuple[str, ...],
             dht_prefix: str,
             **given: Any,
         ) -> Any:
-            if invite is None and not initial_peers:
-                raise BadOption(
-                    "no way into a swarm is given: an invitation, as 'swarm-ft invite' prints it, "
-                    "or --initial-peers, the address that 'swarm-ft dht' printed"
-                )
+            _check_security(invite, initial_peers, insecure=insecure)
             way = WayIn(invite=invite, initial_peers=initial_peers, dht_prefix=dht_prefix)
             return command(way=way, **given)
 
-        return stack(meaning, initial_peers_option, dht_prefix_option)(with_way)
+        options = stack(meaning, initial_peers_option, dht_prefix_option, insecure_option)
+        return options(with_way)
 
     return decorate
+
+
+def _check_security(
+    invite: Invite | None, initial_peers: tuple[str, ...], *, insecure: bool
+) -> None:
+    if invite is not None and insecure:
+        raise BadOption("--insecure: links are encrypted with an invitation; give one of the two")
+    if invite is None and not initial_peers:
+        raise BadOption(
+            "no way into a swarm is given: an invitation, as 'swarm-ft invite' prints it, or "
+            "--insecure --initial-peers, for a swarm without keys on this machine"
+        )
+    if invite is None and not insecure:
+        raise BadOption(
+            "--initial-peers alone leads into a swarm without keys: give an invitation, as "
+            "'swarm-ft invite' prints it, or --insecure for plaintext on this machine"
+        )
 
 
 def _parsed(_context: object, _option: object, text: str | None) -> Invite | None:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -21,11 +22,16 @@ from swarm_ft.errors import BadOption
 if TYPE_CHECKING:
     from swarm_ft.coordinator.journal.registry import Registry
     from swarm_ft.identity.authority import Authority
+    from swarm_ft.identity.certificates import Role
+    from swarm_ft.identity.invites import Invite
     from swarm_ft.protocol.spec.grant import Grant
 
 REPLICA_ONLY = "replica-only"
 JOURNAL = "swarm-ft-coordinator.db"
 """Of a coordinator that is not told otherwise."""
+
+FIRST_LIFETIME = timedelta(days=1)
+"""Of invitations for those who are started together."""
 
 journal_option = click.option(
     "--journal",
@@ -75,6 +81,30 @@ def opened(journal: str) -> Iterator[tuple[Authority, Registry]]:
     authority = Authority.open(folder)
     with closing(Registry(folder)) as registry:
         yield authority, registry
+
+
+def first_invitations(journal: str, uses: Mapping[Role, int]) -> dict[Role, Invite]:
+    """By role, for so many each: for whoever starts a whole swarm at once.
+
+    The swarm's keys are made if there are none. A coordinator that starts after this knows all of
+    these from the beginning; where it will be they do not say yet, see `leading_to`.
+    """
+    from swarm_ft.coordinator.journal.registry import Registry
+    from swarm_ft.identity.authority import Authority
+
+    folder = keys_folder(journal)
+    authority = Authority.open(folder) if folder.exists() else Authority.make(folder)
+    until = datetime.now(UTC) + FIRST_LIFETIME
+    with closing(Registry(folder)) as registry:
+        return {
+            role: registry.invite(authority.fingerprint, (), role, number, until)
+            for role, number in uses.items()
+        }
+
+
+def leading_to(endpoint: str, invite: Invite) -> Invite:
+    """The same invitation, with the coordinator's address."""
+    return replace(invite, addresses=(endpoint,))
 
 
 @click.command(
@@ -312,6 +342,46 @@ def revoke(name: str, journal: str) -> None:
     with opened(journal) as (_, registry):
         registry.revoke(name)
     click.echo(f"{name} is revoked")
+
+
+@keys.command(
+    epilog=examples("swarm-ft keys rotate", "swarm-ft keys rotate --authority"),
+)
+@click.option(
+    "--authority",
+    "is_authority",
+    is_flag=True,
+    help="The authority's key too, as when it may be known to others: all members and invitations "
+    "are void.",
+)
+@journal_option
+@json_flag
+@log_option
+def rotate(is_authority: bool, journal: str, as_json: bool) -> None:
+    """Give the coordinator a new key; it shows it within a second, and members go on.
+
+    With --authority the swarm begins anew: its coordinator is to be started again, and everybody
+    invited again. Names stay, since they are of members' own keys, and with them runs and buffers.
+    """
+    from swarm_ft.identity.authority import Authority
+
+    members = invitations = 0
+    with opened(journal) as (authority, registry):
+        if is_authority:
+            authority = Authority.make(authority.folder, replaces=True)
+            members, invitations = registry.void_all()
+        authority.rotate_coordinator()
+        registry.tell_rotated()
+    if as_json:
+        told = {"fingerprint": authority.fingerprint.hex(), "authority": is_authority}
+        click.echo(json.dumps({**told, "members": members, "invitations": invitations}))
+        return
+    click.echo("the coordinator has a new key")
+    if is_authority:
+        click.echo(
+            f"the authority is new too: {members} members and {invitations} open invitations are "
+            "void; start the coordinator again, and invite everybody anew"
+        )
 
 
 def _day(unix_s: int) -> str:

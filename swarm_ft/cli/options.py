@@ -166,6 +166,13 @@ log_option = click.option(
 json_flag = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 
 
+insecure_option = click.option(
+    "--insecure",
+    is_flag=True,
+    help="Without keys, in plaintext, and so on this machine alone: 127.0.0.1 or ::1.",
+)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BufferOptions:
     """What a peer lends to samples' buffers, and where."""
@@ -198,6 +205,18 @@ class BufferOptions:
             default="under ~/.cache/swarm-ft",
         ),
     ] = None
+    keep_days: Annotated[
+        int,
+        Range(1),
+        Option(
+            "Days without a write after which a run's buffers are deleted, if the coordinator "
+            "did not say before that the run is over.",
+            name="buffer-days",
+        ),
+    ] = 7
+
+    def __post_init__(self) -> None:
+        check(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +254,17 @@ class Listening:
             )
         if self.announce:
             checked_record("announced", self.endpoint(self.port or 1))
+
+    def check_only_here(self) -> None:
+        """Refuse what others could reach, or be sent to; for links without keys.
+
+        Raises:
+            BadOption: the host listened on, or the announced one, is not this machine's own.
+        """
+        from swarm_ft.transport.grpc_options import check_plaintext, format_endpoint
+
+        check_plaintext(format_endpoint(self.host, 1))
+        check_plaintext(self.endpoint(1))
 
     def endpoint(self, bound_port: int) -> str:
         """The address to announce, `host:port`: `--announce`, else what is listened on."""

@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import secrets
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing, nullcontext
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     epilog=examples(
         "swarm-ft serve-stage swarm1QXL4a1e1UG4CS6...",
         "swarm-ft serve-stage swarm1QXL4a1e1UG4CS6... --layers 12-24 --device cuda:0",
-        "swarm-ft serve-stage --layers 12-24 --initial-peers /ip4/203.0.113.7/tcp/31337/p2p/...",
+        "swarm-ft serve-stage --insecure --initial-peers /ip4/127.0.0.1/tcp/31337/p2p/...",
     ),
 )
 @click.option(
@@ -85,6 +86,12 @@ if TYPE_CHECKING:
     metavar="NAME",
     help="Name of this peer.  [default: the one that it had here before, or a random one]",
 )
+@click.option(
+    "--encrypt-at-rest",
+    is_flag=True,
+    help="Encrypt what this peer writes to disks: buffers, snapshots, results. The coordinator "
+    "keeps a key for each run, which ends with the run.",
+)
 @json_flag
 @log_option
 def serve_stage(
@@ -92,6 +99,7 @@ def serve_stage(
     way: WayIn,
     listening: Listening,
     buffers: BufferOptions,
+    encrypt_at_rest: bool,
     as_json: bool,
     **given: Any,
 ) -> None:
@@ -104,10 +112,12 @@ def serve_stage(
     layer_range = parse_layers(layers)
     make_engine = _engine_maker(given["device"], given["dtype"], given["model"], given["threads"])
     memory_bytes = _memory_bytes(given["memory_gib"], given["device"], buffers.memory_bytes)
+    if way.invite is None:
+        listening.check_only_here()
     if way.invite is not None and given["peer_id"] is not None:
         raise BadOption("--peer-id: with an invitation a peer's name is its key's")
     home = _home(given["peer_id"], buffers, has_key=way.invite is not None)
-    folder = tempfile.TemporaryDirectory(prefix="swarm-ft-", ignore_cleanup_errors=True)
+    folder = work_folder(home)
 
     async def work() -> None:
         from swarm_ft.ids import PeerId
@@ -121,6 +131,7 @@ def serve_stage(
                 shard_dir=Path(folder.name),
                 buffers=_buffer_place(home, buffers),
                 snapshots_url=given["snapshots"] or "",
+                encrypts=encrypt_at_rest,
             )
             await serve_peer(swarm, listening, offer, make_engine, as_json=as_json)
 
@@ -143,7 +154,8 @@ def _buffer_place(home: PeerHome | None, buffers: BufferOptions) -> BufferPlace:
 
     limits = BufferLimits(memory_bytes=buffers.memory_bytes, disk_bytes=buffers.disk_bytes)
     directory = home.path / "buffers" if home and buffers.disk_bytes else None
-    return BufferPlace(limits=limits, directory=directory)
+    keep_s = 86400.0 * buffers.keep_days
+    return BufferPlace(limits=limits, directory=directory, keep_s=keep_s)
 
 
 def _peer_id(given: str | None, home: PeerHome | None) -> PeerId:
@@ -172,8 +184,9 @@ def _engine_maker(device: str, dtype: str, model: str | None, threads: int | Non
     from swarm_ft.stage.engine import DTYPES, StageEngine, pick_device
 
     torch_device, torch_dtype = pick_device(device), DTYPES[dtype]
-    if threads:
-        torch.set_num_threads(threads)
+    # Said at all, it holds: libraries would take fewer threads as the machine is loaded, and sum in
+    # another order than a replica, or than they did before.
+    torch.set_num_threads(threads or torch.get_num_threads())
     if model:
         open_checkpoint(model)  # a wrong --model is told now, not when a run comes
 
@@ -227,6 +240,17 @@ class PeerHome:
         with open_private(file, "wb") as new:
             new.write(f"{drawn}\n".encode())
         return drawn
+
+
+def work_folder(home: PeerHome | None) -> tempfile.TemporaryDirectory[str]:
+    """For states and results on their way; what a start that was killed left of them is deleted.
+
+    Without a home it is wherever temporary files are, and a killed process leaves it there.
+    """
+    parent = private_folder(home.path / "work") if home else None
+    for left in parent.iterdir() if parent else ():
+        shutil.rmtree(left, ignore_errors=True)
+    return tempfile.TemporaryDirectory(prefix="swarm-ft-", dir=parent, ignore_cleanup_errors=True)
 
 
 def claim_home(name: str | None, directory: Path | None) -> PeerHome:
@@ -329,7 +353,7 @@ async def serve_peer(
     server = await transport.serve(listening.host, listening.port, node.handlers())
     on_stop_signal(_politely_first(node))
     async with announced(server, listening, directory, Role.PEER, offer.peer_id) as endpoint:
-        _show(offer, endpoint, as_json=as_json)
+        _show(offer, endpoint, is_encrypted=own is not None, as_json=as_json)
         await node.run(endpoint)
 
 
@@ -342,9 +366,25 @@ def _politely_first(node: PeerNode) -> Callable[[], object]:
     return lambda: next(steps, task.cancel)()
 
 
-def _show(offer: PeerOptions, endpoint: str, *, as_json: bool) -> None:
+def _show(offer: PeerOptions, endpoint: str, *, is_encrypted: bool, as_json: bool) -> None:
     layers = str(offer.layers or "auto")
     if as_json:
-        click.echo(json.dumps({"peer": offer.peer_id, "layers": layers, "endpoint": endpoint}))
-    else:
-        click.echo(f"peer {offer.peer_id} at {endpoint} offers layers {layers}; Ctrl-C leaves")
+        told = {"peer": offer.peer_id, "layers": layers, "endpoint": endpoint}
+        privacy = {"encrypted": is_encrypted, "encrypted_at_rest": offer.encrypts}
+        click.echo(json.dumps({**told, **privacy}))
+        return
+    click.echo(f"peer {offer.peer_id} at {endpoint} offers layers {layers}; Ctrl-C leaves")
+    for line in who_sees(offer, is_encrypted=is_encrypted):
+        click.echo(line)
+
+
+def who_sees(offer: PeerOptions, *, is_encrypted: bool) -> tuple[str, ...]:
+    """What passes this machine of others' data, and what becomes of it, in words."""
+    others = "" if is_encrypted else "; so does whoever sees its network: links are not encrypted"
+    where = offer.buffers.directory.parent if offer.buffers.directory else offer.shard_dir
+    form = "encrypted" if offer.encrypts else "not encrypted (--encrypt-at-rest)"
+    return (
+        "of the runs that it serves this machine sees activations, gradients, its layers' weights "
+        f"and, with the first or the last stage, text{others}",
+        f"of these it keeps buffers, states and results in {where}, {form}, until the run is over",
+    )

@@ -7,20 +7,27 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from swarm_ft.coordinator.journal.registry import Registry
-from swarm_ft.errors import NotAllowed
+from swarm_ft.errors import BadOption, NotAllowed
 from swarm_ft.identity.authority import Authority, utc_now
 from swarm_ft.identity.certificates import LIFETIME_S, RENEWED_AT, to_der
 from swarm_ft.identity.invites import Invite
 from swarm_ft.log import get_logger
+from swarm_ft.protocol.machines.rate import Rate
 from swarm_ft.protocol.messages.enrolment import Enrolled, EnrolRequest
+from swarm_ft.transport.admission import address_of
 from swarm_ft.transport.base import Handler, MessageStream, Method
 from swarm_ft.transport.credentials import Credentials
 from swarm_ft.transport.methods import ENROL
 
 logger = get_logger(__name__)
 
+ENROLMENTS_PER_S, ENROLMENT_BURST = 4.0, 128
+"""Of one address: each is a write to the disk."""
 WATCH_EVERY_S = 1.0
 """How long, at most, a new invitation is unknown, and a revoked key good for new calls."""
+
+
+VOID = "this swarm's authority was replaced, and nobody is a member; ask for a new invitation"
 
 
 class Enrolment:
@@ -32,6 +39,7 @@ class Enrolment:
         initial_peers: of the DHT that members are to join.
         dht_prefix: of the swarm's records there.
         on_revoked: hears whose keys are revoked, at first and whenever that changes.
+        on_void: hears why nobody is a member any more, should the authority be replaced.
     """
 
     def __init__(
@@ -41,12 +49,15 @@ class Enrolment:
         initial_peers: tuple[str, ...],
         dht_prefix: str,
         on_revoked: Callable[[frozenset[str]], None] = lambda _: None,
+        on_void: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._authority = authority
         self._registry = registry
         self._initial_peers = initial_peers
         self._dht_prefix = dht_prefix
         self._on_revoked = on_revoked
+        self._on_void = on_void
+        self._rate: Rate[str] = Rate(per_s=ENROLMENTS_PER_S, burst=ENROLMENT_BURST)
         key, certificate = authority.coordinator()
         self._version = registry.version()
         self._invitations = registry.certificates()
@@ -87,7 +98,7 @@ class Enrolment:
         while True:
             await self.refresh()
             if loop.time() >= due_s:
-                self.credentials.renew(self._authority.coordinator()[1])
+                self.credentials.rekey(*self._authority.coordinator())
                 due_s = loop.time() + renewed_s
             await asyncio.sleep(WATCH_EVERY_S)
 
@@ -99,9 +110,24 @@ class Enrolment:
         """
         version = await asyncio.to_thread(self._registry.version)
         if version != self._version:
+            await self._heed_keys()
             self._invitations = await asyncio.to_thread(self._registry.certificates)
             self._heed(await asyncio.to_thread(self._registry.revoked))
             self._version = version
+
+    async def _heed_keys(self) -> None:
+        """Show the coordinator's key that is in the folder; with another authority, nothing."""
+        try:
+            found = await asyncio.to_thread(Authority.open, self._authority.folder)
+        except BadOption as error:
+            logger.warning("%s; this coordinator goes on with the keys that it has", error.message)
+            return
+        if found.fingerprint == self._authority.fingerprint:
+            self.credentials.rekey(*self._authority.coordinator())
+            return
+        logger.error("%s; start this coordinator again", VOID)
+        self.credentials.void(VOID)
+        self._on_void(VOID)
 
     def _heed(self, revoked: frozenset[str]) -> None:
         self.credentials.revoke(revoked)
@@ -109,7 +135,9 @@ class Enrolment:
 
     async def _enrol(self, stream: MessageStream[Enrolled, EnrolRequest]) -> None:
         await stream.receive()
-        caller = stream.caller
+        caller, host = stream.caller, stream.remote.rpartition(":")[0]
+        now_s = asyncio.get_running_loop().time()
+        self._rate.check(address_of(host), now_s, f"keys at {host} enrol")
         if caller is None:
             raise NotAllowed("this coordinator was started without keys; nobody is to enrol")
         member = await asyncio.to_thread(self._registry.admit, caller, utc_now())

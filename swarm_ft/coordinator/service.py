@@ -33,7 +33,8 @@ from swarm_ft.coordinator.facts.events import (
     TokensLost,
     WriteSnapshot,
 )
-from swarm_ft.coordinator.facts.state import QUEUE_S, Run, SwarmState
+from swarm_ft.coordinator.facts.quotas import Quotas
+from swarm_ft.coordinator.facts.state import QUEUE_S, RESULT_S, Run, SwarmState
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.submission import Submissions
 from swarm_ft.coordinator.watching import Watcher, Watchers, overview
@@ -41,6 +42,7 @@ from swarm_ft.errors import JournalError, NotAllowed, NotFound, OutOfTurn, Swarm
 from swarm_ft.identity.certificates import Caller
 from swarm_ft.ids import PeerId
 from swarm_ft.log import get_logger
+from swarm_ft.protocol.machines.rate import Rate
 from swarm_ft.protocol.messages.client import (
     CancelRequest,
     CollectedRequest,
@@ -66,6 +68,7 @@ from swarm_ft.protocol.messages.control import (
 from swarm_ft.protocol.messages.timeline import PeerTimeline, StepTimeline
 from swarm_ft.protocol.spec.grant import Grant
 from swarm_ft.snapshots.store import Manifest, SnapshotStore
+from swarm_ft.transport.admission import address_of
 from swarm_ft.transport.base import Handler, MessageStream, Method, until_one_ends
 from swarm_ft.transport.methods import CANCEL, COLLECTED, JOIN, STATUS, SUBMIT, WATCH
 from swarm_ft.transport.rules import check_name, is_owner
@@ -78,6 +81,12 @@ MAX_QUEUED_TO_PEER = 256
 
 STEPS_AT_ONCE = 256
 """Read from the journal for a watcher: a run may have millions, and others wait meanwhile."""
+
+JOINS_PER_S = 4.0
+"""Of one address and of one peer; each costs a decision over all runs."""
+ADDRESS_BURST, PEER_BURST = 128, 8
+"""At once: all peers of one address come back together after a restart, a peer comes once."""
+DEFAULT_QUOTAS = Quotas()
 
 PeerStream = MessageStream[ToPeer, FromPeer]
 WatchStream = MessageStream[RunEvent | PeerTimeline, WatchRequest]
@@ -132,19 +141,23 @@ class CoordinatorService:
         clock: the time.
         snapshots: where peers save stages; None if none are to be kept.
         queue_s: how long a run that nobody can host waits for somebody.
+        result_s: how long a finished run waits for its client.
+        quotas: how much clients may ask for.
         grants: what a member may host, by its name, asked in a thread as it joins; None: all may
             host anything. It may raise what the member is to hear.
 
     A failing journal ends `run`: what cannot be made durable must not be said.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a process has to give
         self,
         journal: Journal,
         clock: Clock,
         snapshots: SnapshotStore | None = None,
         *,
         queue_s: float = QUEUE_S,
+        result_s: float = RESULT_S,
+        quotas: Quotas = DEFAULT_QUOTAS,
         grants: Callable[[PeerId], Grant] | None = None,
     ) -> None:
         self._grants = grants
@@ -155,7 +168,11 @@ class CoordinatorService:
             journal,
             known=lambda run_id: self._state.runs.get(run_id),
             begin=self._begin,
+            quotas=quotas,
+            runs=lambda: self._state.runs.values(),
         )
+        self._joins_of_address: Rate[str] = Rate(per_s=JOINS_PER_S, burst=ADDRESS_BURST)
+        self._joins_of_peer: Rate[PeerId] = Rate(per_s=JOINS_PER_S, burst=PEER_BURST)
         self._tasks: set[asyncio.Task[None]] = set()
         self._outboxes: dict[PeerId, _Outbox] = {}
         self._watchers = Watchers()
@@ -166,6 +183,7 @@ class CoordinatorService:
             runs=MappingProxyType(runs),
             standings=MappingProxyType(journal.standings(clock.now_s())),
             queue_s=queue_s,
+            result_s=result_s,
         )
         for run in runs.values():
             if not run.phase.is_over:
@@ -188,6 +206,7 @@ class CoordinatorService:
         Raises:
             JournalError: the journal cannot be written.
         """
+        self._start(self._forget_snapshots())
         while True:
             await asyncio.wait([self._broken], timeout=TICK_S)
             self._handle(Tick())
@@ -227,6 +246,7 @@ class CoordinatorService:
                 self._start(self._write_snapshot(effect))
             case RunRecord(run) if run.phase > RunPhase.FINISHED:
                 self._start(asyncio.to_thread(self._journal.tokens.delete, run.run_id))
+                self._start(self._forget_snapshots())
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -249,6 +269,16 @@ class CoordinatorService:
         logger.info("run %s: snapshot of step %d is whole", run_id, snapshot.step)
         with contextlib.suppress(SwarmError):  # a journal that fails ends `run`, which tells why
             self._handle(SnapshotWritten(run_id, snapshot))
+
+    async def _forget_snapshots(self) -> None:
+        """Of all runs that are over: what a peer was still writing comes late."""
+        over = [run.run_id for run in self._state.runs.values() if run.phase > RunPhase.FINISHED]
+        if self._snapshots is None or not over:
+            return
+        try:
+            await asyncio.to_thread(self._snapshots.forget, over)
+        except SwarmError as error:
+            logger.warning("snapshots of runs that are over: %s", error.message)
 
     async def _with_tokens(self, say: Say) -> ToPeer | None:
         """The message, with the tokens that a plan needs; None if these cannot be read."""
@@ -280,11 +310,19 @@ class CoordinatorService:
             else:
                 self._put(peer_id, Say(peer_id, self._revoked))
 
+    def send_all_away(self, reason: str) -> None:
+        """Nobody is a member any more."""
+        for outbox in self._outboxes.values():
+            outbox.drop(NotAllowed(reason))
+
     async def _join(self, stream: PeerStream) -> None:
+        now_s, host = self._clock.now_s(), stream.remote.rpartition(":")[0]
+        self._joins_of_address.check(address_of(host), now_s, f"peers at {host} join")
         hello = await stream.receive()
         if not isinstance(hello, PeerHello):
             raise OutOfTurn(f"{stream.remote}: expected a hello as the first message")
         check_name(stream.caller, hello.peer_id)
+        self._joins_of_peer.check(hello.peer_id, now_s, f"peer {hello.peer_id} joins")
         outbox = self._open_outbox(hello.peer_id)
         if self._revoked.names:
             outbox.put(Say(hello.peer_id, self._revoked))
@@ -342,7 +380,7 @@ class CoordinatorService:
 
     def _begin(self, run: Run, data_digest: bytes) -> None:
         self._journal.write_run(run, data_digest)
-        self._handle(RunSubmitted(run.run_id, run.spec, run.owner))
+        self._handle(RunSubmitted(run.run_id, run.spec, run.owner, run.storage_key))
 
     async def _watch(self, stream: WatchStream) -> None:
         request = await stream.receive()
@@ -378,8 +416,8 @@ class CoordinatorService:
         await stream.send(self._state.runs[run.run_id].status)
 
     async def _status(self, stream: MessageStream[SwarmStatus, StatusRequest]) -> None:
-        await stream.receive()
-        await stream.send(overview(self._state))
+        request = await stream.receive() or StatusRequest()
+        await stream.send(overview(self._state, request, stream.caller))
 
     def _named(
         self,

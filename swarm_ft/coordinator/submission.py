@@ -8,7 +8,7 @@ job that it submits again, because it heard no answer, is the same run.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Collection, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -16,27 +16,28 @@ from typing import TypeVar
 
 import numpy as np
 
+from swarm_ft.coordinator.facts.quotas import Quotas, Upload
 from swarm_ft.coordinator.facts.state import Run
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.journal.tokens import NewTokenFile, TokenFiles
 from swarm_ft.errors import BadDataset, Busy, MalformedMessage, OutOfTurn, RunMismatch, Unavailable
 from swarm_ft.ids import RunId
+from swarm_ft.protocol.machines.rate import Floor
 from swarm_ft.protocol.messages.client import RunStatus, SampleTokens, SubmitHeader, SubmitPart
 from swarm_ft.protocol.spec.digest import RunningDigest, check_spec_digest
 from swarm_ft.protocol.spec.run_spec import BYTES_PER_TOKEN
+from swarm_ft.sealing import new_key
 from swarm_ft.transport.base import MessageStream
 
-MAX_DATA_BYTES = 4 << 30
-"""Token ids of one run; more would let one client fill the coordinator's disk."""
 MAX_SUBMISSIONS = 4
 """That come in at a time; who comes then is told to try again."""
-MAX_REQUEST_BYTES = 8 << 20
-"""Of a message to the coordinator. The largest honest ones, inventories of buffers, stay below; a
-submission holds two of them at most, one that comes in and one that is read."""
+MAX_CLIENT_SUBMISSIONS = 2
+"""Of one client, where clients are known: two of them leave room for others."""
 BATCH_BYTES = 1 << 20
 """Of tokens that are checked and written at a time."""
 PART_TIMEOUT_S = 60.0
-"""A client of which nothing comes for so long makes room for others."""
+"""A client of which nothing comes for so long makes room for others, and so does one that is later
+than this behind `Quotas.bytes_per_s`."""
 
 SubmitStream = MessageStream[RunStatus, SubmitPart]
 T = TypeVar("T")
@@ -83,6 +84,8 @@ class Submissions:
         journal: where runs and their tokens are kept.
         known: the run of that name, if there is one.
         begin: told of a run that is new, with its tokens' digest, once these are on the disk.
+        quotas: how much clients may submit.
+        runs: all that are known.
     """
 
     def __init__(
@@ -91,11 +94,15 @@ class Submissions:
         *,
         known: Callable[[RunId], Run | None],
         begin: Callable[[Run, bytes], None],
+        quotas: Quotas,
+        runs: Callable[[], Collection[Run]],
     ) -> None:
         self._journal = journal
         self._known = known
         self._begin = begin
-        self._num_under_way = 0
+        self._quotas = quotas
+        self._runs = runs
+        self._uploads: list[Upload] = []
         # One thread: what it is asked first, it does first, even if nobody waits for it any more.
         self._writer = ThreadPoolExecutor(1, "tokens")
         self._one_at_a_time = asyncio.Lock()
@@ -107,34 +114,38 @@ class Submissions:
         Cancelled after the last sample, it still goes on to its end.
 
         Raises:
-            Busy: too many others are coming in.
+            Busy: too many others are coming in, or all together have too much here.
+            OverQuota: the client has as much here as it may have.
             RunMismatch: the client's digest of the RunSpec is not ours, or a run of that name has
                 another spec, other data, or another owner.
-            BadDataset: samples are missing, too many, or hold ids outside the vocabulary.
+            BadDataset: samples are missing, too many, or hold ids outside the vocabulary; or the
+                job is larger than one may be.
             MalformedMessage: a field is out of its bounds.
-            Unavailable: the client is gone, or sends nothing any more.
-            JournalError: the disk has no room, or refuses.
+            Unavailable: the client is gone, or sends nothing any more, or next to nothing.
+            JournalFull: the disk has no room.
+            JournalError: it refuses.
         """
-        job = _job(stream.remote, await _next_part(stream))
+        parts = _Parts(stream, self._quotas.bytes_per_s)
+        job = _job(stream.remote, await parts.next())
         known = self._known(job.run_id)
         owner = stream.caller.name if stream.caller is not None else ""
         if known is not None and not _is_same(known, job, owner):
             raise _is_another(job.run_id)
-        with self._slot():
+        with self._slot(stream, Upload(owner, job.spec.train.data_bytes), is_new=known is None):
             intake = _Intake(job)
             try:
                 if known is None:
                     await self._writing(intake.open, self._journal.tokens)
-                await self._take_in(stream, job, intake)
+                await self._take_in(parts, job, intake)
             except BaseException:
                 self._writing(intake.discard)
                 raise
             await self._to_its_end(self._accept(job, intake, owner))
         return job.run_id
 
-    async def _take_in(self, stream: SubmitStream, job: SubmitHeader, intake: _Intake) -> None:
+    async def _take_in(self, parts: _Parts, job: SubmitHeader, intake: _Intake) -> None:
         num_samples = 0
-        while tokens := await _next_batch(stream, job, num_samples):
+        while tokens := await _next_batch(parts, job, num_samples):
             await self._writing(intake.take, num_samples, tokens)
             num_samples += len(tokens) // job.spec.train.sample_bytes
         if num_samples != job.spec.train.num_samples:
@@ -148,7 +159,7 @@ class Submissions:
                 known = self._known(job.run_id)
                 if known is None:
                     await self._writing(intake.keep)
-                    self._begin(Run(run_id=job.run_id, spec=job.spec, owner=owner), digest)
+                    self._begin(_run_of(job, owner), digest)
                 elif (
                     not _is_same(known, job, owner)
                     or self._journal.data_digest(job.run_id) != digest
@@ -158,14 +169,20 @@ class Submissions:
             await self._writing(intake.discard)
 
     @contextmanager
-    def _slot(self) -> Iterator[None]:
-        if self._num_under_way >= MAX_SUBMISSIONS:
-            raise Busy(f"{MAX_SUBMISSIONS} jobs are being submitted just now; try again later")
-        self._num_under_way += 1
+    def _slot(self, stream: SubmitStream, upload: Upload, *, is_new: bool) -> Iterator[None]:
+        own = sum(one.owner == upload.owner for one in self._uploads if upload.owner)
+        for num, most in ((own, MAX_CLIENT_SUBMISSIONS), (len(self._uploads), MAX_SUBMISSIONS)):
+            if num >= most:
+                raise Busy(f"{num} jobs are being submitted just now; try again later")
+        who = str(stream.caller or "this swarm's clients")
+        # One that comes again makes no second run: it counts as nothing but a submission.
+        known = self._runs() if is_new else ()
+        self._quotas.check(known, self._uploads, upload, who)
+        self._uploads.append(upload)
         try:
             yield
         finally:
-            self._num_under_way -= 1
+            self._uploads.remove(upload)
 
     def _writing(self, work: Callable[..., T], *args: object) -> asyncio.Future[T]:
         loop = asyncio.get_running_loop()
@@ -188,14 +205,48 @@ class Submissions:
 # ---- what comes in
 
 
-async def _next_part(stream: SubmitStream) -> SubmitPart | None:
-    try:
-        async with asyncio.timeout(PART_TIMEOUT_S):
-            return await stream.receive()
-    except TimeoutError:
-        raise Unavailable(
-            f"{stream.remote} sent nothing of its job for {PART_TIMEOUT_S:g} s"
-        ) from None
+class _Parts:
+    """The parts of a job as they come in, in time.
+
+    Args:
+        stream: over which they come.
+        bytes_per_s: the least speed.
+    """
+
+    def __init__(self, stream: SubmitStream, bytes_per_s: float) -> None:
+        self._stream = stream
+        self._loop = asyncio.get_running_loop()
+        now_s = self._loop.time()
+        self._floor = Floor(bytes_per_s=bytes_per_s, grace_s=PART_TIMEOUT_S, begun_s=now_s)
+        self._num_bytes = 0
+
+    async def next(self) -> SubmitPart | None:
+        """The next one; None at the end.
+
+        Raises:
+            Unavailable: it did not come in time.
+        """
+        silent_s = self._loop.time() + PART_TIMEOUT_S
+        late_s = self._floor.deadline_s(self._num_bytes)
+        try:
+            async with asyncio.timeout_at(min(silent_s, late_s)):
+                part = await self._stream.receive()
+        except TimeoutError:
+            raise Unavailable(
+                self._why_late(is_silent=not self._num_bytes or silent_s <= late_s)
+            ) from None
+        if isinstance(part, SampleTokens):
+            self._num_bytes += len(part.token_ids)
+        return part
+
+    def _why_late(self, *, is_silent: bool) -> str:
+        remote = self._stream.remote
+        if is_silent:
+            return f"{remote} sent nothing of its job for {PART_TIMEOUT_S:g} s"
+        return (
+            f"{remote} sent {self._num_bytes} bytes of its job, and is {PART_TIMEOUT_S:g} s behind "
+            f"the {self._floor.bytes_per_s:g} bytes a second that are expected at least"
+        )
 
 
 def _job(remote: str, header: SubmitPart | None) -> SubmitHeader:
@@ -203,16 +254,14 @@ def _job(remote: str, header: SubmitPart | None) -> SubmitHeader:
         raise OutOfTurn(f"{remote}: expected a header as the first message")
     spec = header.spec
     check_spec_digest(f"run {header.run_id}", spec.digest(), header.spec_digest, "the client")
-    if spec.train.data_bytes > MAX_DATA_BYTES:
-        raise BadDataset(f"data: {spec.train.data_bytes} bytes of tokens, {MAX_DATA_BYTES} allowed")
     return header
 
 
-async def _next_batch(stream: SubmitStream, job: SubmitHeader, first: int) -> bytes:
+async def _next_batch(parts: _Parts, job: SubmitHeader, first: int) -> bytes:
     """Samples from `first` on, about BATCH_BYTES of them; nothing at the end."""
     pieces: list[bytes] = []
     num_bytes = 0
-    while num_bytes < BATCH_BYTES and (part := await _next_part(stream)) is not None:
+    while num_bytes < BATCH_BYTES and (part := await parts.next()) is not None:
         pieces.append(_samples_of(part, job, first + num_bytes // job.spec.train.sample_bytes))
         num_bytes += len(pieces[-1])
     return b"".join(pieces)
@@ -246,6 +295,10 @@ def _check_vocabulary(job: SubmitHeader, first: int, tokens: bytes) -> None:
             f"outside the model's vocabulary of {job.spec.model.vocab_size}; does the tokenizer "
             "belong to the model?"
         )
+
+
+def _run_of(job: SubmitHeader, owner: str) -> Run:
+    return Run(run_id=job.run_id, spec=job.spec, owner=owner, storage_key=new_key())
 
 
 def _is_same(run: Run, job: SubmitHeader, owner: str) -> bool:

@@ -153,7 +153,8 @@ class StageHost:
         path = self._shard_dir / f"{self.run_id}-{name.layers}.safetensors"
         self._drop_result()
         await self._state.export(path)
-        offered = await asyncio.to_thread(offer, path, name, owner=self._owner)
+        files = self._state.files
+        offered = await asyncio.to_thread(offer, path, name, owner=self._owner, files=files)
         self._context.offers[name] = offered
         self._result = name
         logger.info("run %s: trained; the result waits for its client", self.run_id)

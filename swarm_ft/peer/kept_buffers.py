@@ -1,11 +1,14 @@
-"""What an attempt does about buffers beside training: reads them ahead, and tells what is here.
+"""Where a peer keeps buffers, and what an attempt does about them beside training.
 
-None of it can fail the attempt: what is not there in time costs a key frame.
+It reads them ahead, and tells what is here. None of it can fail the attempt: what is not there in
+time costs a key frame.
 """
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
@@ -13,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from swarm_ft.buffers import BufferKey, BufferLimits, BufferStore, End
+from swarm_ft.buffers.disk import folders_older_than, runs_in
 from swarm_ft.errors import BadOption
 from swarm_ft.ids import BlockIndex, RunId, SampleId, StepNumber
 from swarm_ft.log import get_logger
@@ -23,6 +27,7 @@ from swarm_ft.protocol.spec.codec_spec import Direction
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.protocol.spec.training_plan import Microbatch, VisitOrder, step_samples
+from swarm_ft.sealing import Sealer
 
 # ---- where a peer keeps its buffers, and how much it lends for them
 
@@ -36,30 +41,71 @@ class BufferPlace:
     Attributes:
         limits: of memory and disk.
         directory: of this peer alone; None keeps nothing on disk.
+        keep_s: after so long without a write a run's buffers go, whatever became of the run.
     """
 
     limits: BufferLimits = field(default_factory=BufferLimits)
     directory: Path | None = None
+    keep_s: float = 7 * 86400.0
 
-    def open(self, run_id: RunId, spec: RunSpec) -> BufferStore:
+    def open(self, run_id: RunId, spec: RunSpec, sealer: Sealer | None = None) -> BufferStore:
         """A run's buffers, with what is left of them from an earlier start. Blocks.
 
         Where the directory cannot be used they are in memory only: that costs key frames at most.
+
+        Args:
+            run_id, spec: of the run.
+            sealer: encrypts them on disk; None leaves them as they are.
         """
         try:
-            return self._opened(run_id, spec, self.directory)
+            return self._opened(run_id, spec, sealer, self.directory)
         except BadOption as error:
             logger.warning("%s; buffers are kept in memory only", error.message)
-            return self._opened(run_id, spec, None)
+            return self._opened(run_id, spec, None, None)
 
-    def _opened(self, run_id: RunId, spec: RunSpec, directory: Path | None) -> BufferStore:
+    def _opened(
+        self, run_id: RunId, spec: RunSpec, sealer: Sealer | None, directory: Path | None
+    ) -> BufferStore:
         return BufferStore(
             self.limits,
             directory=directory,
             run_id=run_id,
             identity=spec.digest(),
+            sealer=sealer,
             visits=VisitOrder(spec.train),
         )
+
+    # ---- other people's data go when they are of no use any more
+
+    def delete_old(self, unix_s: float) -> None:
+        """Delete the buffers of runs of which nothing was written for too long. Blocks.
+
+        Args:
+            unix_s: what time it is.
+        """
+        if self.directory is not None:
+            with suppress(OSError):
+                for folder in folders_older_than(self.directory, unix_s - self.keep_s):
+                    _delete(folder, f"nothing was written for {self.keep_s / 86400:g} days")
+
+    def runs(self) -> frozenset[RunId]:
+        """Whose buffers are on the disk. Blocks."""
+        with suppress(OSError):
+            return frozenset(runs_in(self.directory).values()) if self.directory else frozenset()
+        return frozenset()
+
+    def delete(self, run_id: RunId) -> None:
+        """Delete a run's buffers, if any are on the disk; nobody has them open. Blocks."""
+        if self.directory is not None:
+            with suppress(OSError):
+                for folder, run in runs_in(self.directory).items():
+                    if run == run_id:
+                        _delete(folder, f"run {run_id} is over")
+
+
+def _delete(folder: Path, why: str) -> None:
+    logger.info("%s: buffers deleted, %s", folder, why)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 # ---- an attempt's part: which buffers the stage keeps, what is read ahead, what others are told

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from random import Random
 from typing import Any, Protocol, TypeVar
 
@@ -59,11 +59,12 @@ UNREACHABLE_AFTER_S = 30.0
 """A peer that cannot be reached for so long fails the attempt; the coordinator tells why."""
 GREETING_S = 30.0
 """How long a peer that was reached may take to say who it is."""
-IDLE_S = 60.0
-"""How long a stream stands that nobody here has a use for: a neighbour that was told of an attempt
-sooner waits on it for this peer to hear of it, and two that part may meet again."""
-MAX_IDLE_LINKS = 256
-"""To peers that nobody here has a use for (yet)."""
+UNNAMED_S = 5.0
+"""How long a stream stands that nobody here has a use for, to a peer that the present assignment
+does not name: who was told of an attempt sooner waits on it for this peer to hear of it, and may
+call again. A member that no assignment names is gone by then."""
+MAX_IDLE_LINKS = 64
+"""To peers that nobody here has a use for (yet), and that the present assignment does not name."""
 MAX_ANSWERS = 2 * WINDOW_FRAMES + 4 * WINDOW_PIECES
 """Acknowledgements and the like that wait to be sent: two for each message that the other side may
 have on its way. More means that it sends, and does not read what it is answered."""
@@ -404,10 +405,10 @@ class PeerLink:
         while True:
             await self._unused.wait()
             try:
-                async with asyncio.timeout(IDLE_S):
+                async with asyncio.timeout(UNNAMED_S):
                     await self._used.wait()
             except TimeoutError:
-                raise Unavailable(f"no attempt with {self._peer_id} for {IDLE_S:g} s") from None
+                self._links.check_named(self._peer_id)
 
     # ---- failures
 
@@ -490,7 +491,12 @@ class Links:
         self.clock = clock
         self.rng = rng
         self._links: dict[PeerId, PeerLink] = {}
+        self._named: frozenset[PeerId] = frozenset()
         self._is_closed = False
+
+    def name(self, peers: Iterable[PeerId]) -> None:
+        """The coordinator's present assignment names these, and no others."""
+        self._named = frozenset(peers)
 
     def channel(self, peer_id: PeerId, endpoint: str) -> LinkChannel:
         """A way to a peer, for one end of an attempt."""
@@ -530,6 +536,15 @@ class Links:
         if self._is_closed:
             raise Unavailable(f"peer {self.own} leaves")
 
+    def check_named(self, peer_id: PeerId) -> None:
+        """Refuse to wait longer for a peer with which nobody here has an attempt.
+
+        Raises:
+            Unavailable: the present assignment does not name it.
+        """
+        if peer_id not in self._named:
+            raise Unavailable(f"no assignment of peer {self.own} names peer {peer_id}")
+
     async def close(self) -> None:
         """End all streams, and take no more."""
         self._is_closed = True
@@ -546,8 +561,11 @@ class Links:
             del self._links[peer_id]
 
     def _make_room(self, peer_id: PeerId) -> None:
-        num_idle = sum(link.is_idle for link in self._links.values())
-        if peer_id not in self._links and num_idle >= MAX_IDLE_LINKS:
+        known = self._named | self._links.keys()
+        num_idle = sum(
+            link.is_idle for peer, link in self._links.items() if peer not in self._named
+        )
+        if peer_id not in known and num_idle >= MAX_IDLE_LINKS:
             raise Unavailable(f"peer {self.own} has {num_idle} callers that it does not know")
 
 

@@ -6,6 +6,7 @@ Connections come and go; what is hosted stays until the coordinator lets go of i
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from typing import Any
 from swarm_ft.buffers import BufferStore
 from swarm_ft.clock import Clock
 from swarm_ft.discovery.directory import Directory
-from swarm_ft.errors import MalformedMessage, OutOfTurn, RunMismatch
+from swarm_ft.errors import MalformedMessage, OutOfTurn, RunMismatch, Unavailable
 from swarm_ft.ids import PeerId, RunId
 from swarm_ft.log import get_logger
 from swarm_ft.peer.context import PeerContext, run_in
@@ -28,6 +29,8 @@ from swarm_ft.peer.links import Links
 from swarm_ft.peer.state.stage_state import EngineMaker, StageState
 from swarm_ft.peer.timeline import Timeline
 from swarm_ft.protocol.messages.control import (
+    MAX_KEPT_RUNS,
+    STORAGE_KEY_BYTES,
     Assign,
     CatchUp,
     ClockReply,
@@ -44,7 +47,8 @@ from swarm_ft.protocol.messages.control import (
 )
 from swarm_ft.protocol.spec.digest import check_spec_digest
 from swarm_ft.protocol.spec.layers import LayerRange
-from swarm_ft.protocol.spec.run_spec import RunSpec
+from swarm_ft.sealing import Sealer
+from swarm_ft.snapshots.local_files import LocalFiles
 from swarm_ft.snapshots.store import SnapshotStore
 from swarm_ft.transfer import serve_chunk_list, serve_chunks
 from swarm_ft.transport.base import Handler, Method, Transport, until_one_ends
@@ -52,6 +56,8 @@ from swarm_ft.transport.methods import FETCH_CHUNKS, LINK, LIST_CHUNKS
 
 logger = get_logger(__name__)
 
+TIDY_EVERY_S = 3600.0
+"""How often an idle peer looks for buffers that it has kept too long."""
 NUM_CODEC_THREADS = 2
 """One for each direction, so that encoding and decoding overlap each other and the compute."""
 
@@ -66,6 +72,7 @@ class PeerOptions:
         shard_dir: where the trained stage is kept until it is collected.
         buffers: where buffers are kept, and how many bytes of them.
         snapshots_url: where the swarm's snapshots lie; empty if this peer is to have no part.
+        encrypts: what it writes to disks, each run with the key that the coordinator has for it.
     """
 
     peer_id: PeerId
@@ -74,6 +81,7 @@ class PeerOptions:
     shard_dir: Path
     buffers: BufferPlace = field(default_factory=BufferPlace)
     snapshots_url: str = ""
+    encrypts: bool = False
 
 
 class PeerNode:
@@ -111,6 +119,7 @@ class PeerNode:
         self._endpoint = ""
         self._host: StageHost | None = None
         self._opening: tuple[RunId, asyncio.Task[StageState]] | None = None
+        self._kept_runs: frozenset[RunId] = frozenset()
         self._leaving = asyncio.Event()
         self._released = asyncio.Event()
         rng = rng or Random()
@@ -164,12 +173,26 @@ class PeerNode:
         """
         self._endpoint = endpoint
         try:
-            await until_one_ends(self._link.stay_joined(), self._left())
+            await self._tidy()
+            await until_one_ends(self._link.stay_joined(), self._left(), self._stay_tidy())
         finally:
             await self._close()
             await self._links.close()
             self._compute.shutdown(wait=True, cancel_futures=True)
             self._codecs.shutdown(wait=True, cancel_futures=True)
+
+    async def _tidy(self) -> None:
+        """Delete what was kept too long; find out of which runs the coordinator is to tell."""
+        place = self._options.buffers
+        if place.directory is not None:
+            await asyncio.to_thread(place.delete_old, time.time())
+            self._kept_runs = await asyncio.to_thread(place.runs)
+
+    async def _stay_tidy(self) -> None:
+        while True:
+            await asyncio.sleep(TIDY_EVERY_S)
+            if self._host is None and self._opening is None:
+                await self._tidy()
 
     async def _close(self) -> None:
         if self._host is not None:
@@ -199,6 +222,7 @@ class PeerNode:
             layers=self._options.layers,
             memory_bytes=self._options.memory_bytes,
             held=self._host.held if self._host is not None else None,
+            kept_runs=tuple(sorted(self._kept_runs))[:MAX_KEPT_RUNS],
         )
 
     def _alive(self) -> PeerAlive:
@@ -218,8 +242,8 @@ class PeerNode:
                 await self._hosting(message.run_id).save(message)
             case ExportStage():
                 await self._hosting(message.run_id).export()
-            case ReleaseStage(run_id=run_id, reason=reason):
-                await self._release(run_id, reason)
+            case ReleaseStage():
+                await self._release(message)
             case StayIdle() | Revoked() | ClockReply():
                 self._hear(message)
 
@@ -234,11 +258,14 @@ class PeerNode:
                 self._context.timeline.heard(message)
 
     async def _assign(self, assign: Assign) -> None:
-        if self._options.peer_id not in {stage.peer_id for stage in assign.assignments}:
+        named = {stage.peer_id for stage in assign.assignments}
+        if self._options.peer_id not in named:
             raise MalformedMessage("the coordinator assigned a run without a stage for this peer")
+        self._links.name(named)
         here, there = assign.spec.digest(), assign.spec_digest
         try:
             check_spec_digest(f"run {assign.run_id}", here, there, "the coordinator")
+            self._check_key(assign)
         except RunMismatch as error:
             self._context.say(stage_failed(assign, error))
             return
@@ -246,7 +273,7 @@ class PeerNode:
             if self._host is not None:
                 await self._host.release()
                 self._host = None
-            state = await self._new_stage(assign.run_id, assign.spec)
+            state = await self._new_stage(assign)
             self._opening = None
             self._host = StageHost(
                 self._context,
@@ -258,28 +285,59 @@ class PeerNode:
             )
         await self._host.assign(assign)
 
-    async def _new_stage(self, run_id: RunId, spec: RunSpec) -> StageState:
+    def _check_key(self, assign: Assign) -> None:
+        if self._options.encrypts and len(assign.storage_key) != STORAGE_KEY_BYTES:
+            raise RunMismatch(
+                f"run {assign.run_id}: the coordinator has no key for it, and this peer encrypts "
+                "what it writes down"
+            )
+
+    async def _new_stage(self, assign: Assign) -> StageState:
         """A stage without weights, but with what an earlier start left here of its buffers.
 
         To open them may take long and cannot be cancelled; who asks again waits for the same.
         """
+        run_id = assign.run_id
         if self._opening is not None and self._opening[0] != run_id:
             await asyncio.to_thread((await self._opening[1]).store.close)
             self._opening = None
         if self._opening is None:
-            self._opening = run_id, asyncio.create_task(self._open_stage(run_id, spec))
+            self._opening = run_id, asyncio.create_task(self._open_stage(assign))
         return await asyncio.shield(self._opening[1])
 
-    async def _open_stage(self, run_id: RunId, spec: RunSpec) -> StageState:
-        store = await run_in(self._codecs, self._options.buffers.open, run_id, spec)
-        return StageState(self._context, run_id, spec, self._make_engine, store)
+    async def _open_stage(self, assign: Assign) -> StageState:
+        run_id, spec, key = assign.run_id, assign.spec, assign.storage_key
+        encrypts, name = self._options.encrypts, self._options.peer_id
+        sealer = Sealer(key, f"buffers of {name}") if encrypts else None
+        # Snapshots are shared, so whoever has the key reads them.
+        files = LocalFiles(Sealer(key, "files") if key else None, seals=encrypts)
+        store = await run_in(self._codecs, self._options.buffers.open, run_id, spec, sealer)
+        return StageState(self._context, run_id, spec, self._make_engine, store, files)
 
-    async def _release(self, run_id: RunId, reason: str) -> None:
+    async def _release(self, release: ReleaseStage) -> None:
+        run_id = release.run_id
         if self._host is not None and self._host.run_id == run_id:
-            logger.info("run %s: released, %s", run_id, reason)
+            logger.info("run %s: released, %s", run_id, release.reason)
+            self._links.name(())
             await self._host.release()
             self._host = None
             self._released.set()
+            if release.is_over:
+                await self._forget_snapshots(run_id)
+        elif self._opening is not None and self._opening[0] == run_id:
+            await (await self._opening[1]).release()
+            self._opening = None
+        if run_id in self._kept_runs:
+            self._kept_runs -= {run_id}
+            await asyncio.to_thread(self._options.buffers.delete, run_id)
+
+    async def _forget_snapshots(self, run_id: RunId) -> None:
+        """The coordinator does so too, but does not know what was just being written here."""
+        try:
+            if self._snapshots is not None:
+                await asyncio.to_thread(self._snapshots.forget, [run_id])
+        except Unavailable as error:
+            logger.warning("run %s: %s", run_id, error.message)
 
     def _hosting(self, run_id: RunId) -> StageHost:
         if self._host is None or self._host.run_id != run_id:

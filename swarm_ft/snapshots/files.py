@@ -22,7 +22,6 @@ from fsspec.implementations.local import LocalFileSystem
 from swarm_ft.errors import BadOption, Unavailable
 from swarm_ft.private_files import flush_to_disk, private_folder
 from swarm_ft.protocol.messages.shard import CHUNK_BYTES, ChunkList, list_chunks
-from swarm_ft.protocol.spec.digest import KeyedDigest
 
 
 class StoredFiles:
@@ -181,16 +180,6 @@ class StoredFiles:
             yield
         except OSError as error:
             raise Unavailable(f"snapshots at '{self.url}': {what}: {error}") from error
-
-
-def chunks_of(path: Path, *digests_too: KeyedDigest) -> ChunkList:
-    """Read a local file once, and digest it; these take its bytes too.
-
-    Raises:
-        OSError: it cannot be read.
-    """
-    with path.open("rb") as file:
-        return list_chunks(iter(lambda: file.read(CHUNK_BYTES), b""), *digests_too)
 
 
 def _name(entry: dict[str, str]) -> str:

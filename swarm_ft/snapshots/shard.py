@@ -16,13 +16,14 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save, save_file
 from torch import Tensor
 
 from swarm_ft.errors import BadSnapshot, Unavailable
 from swarm_ft.private_files import replacing
 from swarm_ft.protocol.messages.shard import ShardName
 from swarm_ft.protocol.spec.digest import DIGEST_BYTES, digest_of
+from swarm_ft.snapshots.local_files import PLAIN, LocalFiles
 
 VERSION = 1
 BufferName = tuple[int, int, int]
@@ -50,8 +51,16 @@ class ShardContents:
     buffer_digests: Mapping[BufferName, bytes] = field(default_factory=dict)
 
 
-def write_shard(folder: Path, name: ShardName, spec_digest: bytes, contents: ShardContents) -> Path:
-    """Write a shard and rename it into place; equal contents make equal files.
+def write_shard(
+    folder: Path,
+    name: ShardName,
+    spec_digest: bytes,
+    contents: ShardContents,
+    files: LocalFiles = PLAIN,
+) -> Path:
+    """Write a shard and rename it into place; equal contents make equal files, unless sealed.
+
+    To be sealed it is in memory a second time meanwhile.
 
     Returns:
         Its path, in `folder`, under a name that no other shard there has.
@@ -64,14 +73,20 @@ def write_shard(folder: Path, name: ShardName, spec_digest: bytes, contents: Sha
     document = {**identity, "digest": _digest(identity, tensors).hex()}
     path = folder / f"{name.run_id}-step-{name.step:08}-layers-{name.layers}.safetensors"
     try:
-        with replacing(path) as partial:
-            save_file(tensors, partial, metadata={_METADATA: json.dumps(document)})
+        metadata = {_METADATA: json.dumps(document)}
+        if files.seals:
+            files.write(path, save(tensors, metadata))
+        else:
+            with replacing(path) as partial:
+                save_file(tensors, partial, metadata=metadata)
     except (OSError, SafetensorError) as error:
         raise Unavailable(f"{path} cannot be written: {error}") from error
     return path
 
 
-def read_shard(path: Path, name: ShardName, spec_digest: bytes) -> ShardContents:
+def read_shard(
+    path: Path, name: ShardName, spec_digest: bytes, files: LocalFiles = PLAIN
+) -> ShardContents:
     """What `write_shard` wrote; its tensors hang on the mapped file, which must not be written to.
 
     Raises:
@@ -79,7 +94,7 @@ def read_shard(path: Path, name: ShardName, spec_digest: bytes) -> ShardContents
             is for their users to check.
     """
     try:
-        with safe_open(path, framework="pt") as handle:
+        with files.reading(path) as plain, safe_open(plain, framework="pt") as handle:
             metadata = handle.metadata() or {}
             tensors = {key: handle.get_tensor(key) for key in handle.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -28,7 +29,8 @@ from swarm_ft.protocol.messages.shard import CHUNK_BYTES, MAX_CHUNKS, ChunkList,
 from swarm_ft.protocol.spec.bounds import DIGEST, Name, Range, checked
 from swarm_ft.protocol.spec.layers import MAX_BLOCKS, LayerRange
 from swarm_ft.protocol.spec.run_spec import MAX_STEPS, RunSpec
-from swarm_ft.snapshots.files import StoredFiles, chunks_of
+from swarm_ft.snapshots.files import StoredFiles
+from swarm_ft.snapshots.local_files import chunks_of
 
 # ---- the list of a snapshot's shards, as JSON
 #
@@ -175,6 +177,7 @@ def _digest(value: object) -> bytes:
 
 
 MANIFEST = "manifest.json"
+FORGET_TRIES = 8
 KEEP = 2
 """The newest, and one to go back to should its files be spoiled."""
 
@@ -247,6 +250,15 @@ class SnapshotStore:
                 # The manifest first: a half-removed snapshot is none.
                 self._files.remove(f"{_folder(run_id, step)}/{MANIFEST}")
                 self._files.remove_folder(_folder(run_id, step))
+
+    def forget(self, runs: Collection[RunId]) -> None:
+        """Remove all that is here of these runs; others may do so at the same time."""
+        folders = {_run_folder(run_id) for run_id in runs}
+        for _ in range(FORGET_TRIES):  # who removes what another is about to remove stops it
+            for folder in folders.intersection(self._files.folders("")):
+                for step in self._files.folders(folder):  # a half-removed snapshot is none
+                    self._files.remove(f"{folder}/{step}/{MANIFEST}")
+                self._files.remove_folder(folder)
 
     # ---- reading
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 from torch import Tensor
@@ -246,13 +245,10 @@ class Engine(Protocol):
             OutOfTurn: not loaded.
         """
 
-    def export(self, path: Path) -> int:
-        """Write this stage's weights as a safetensors shard, float32, and rename it into place.
+    def export(self) -> bytes:
+        """This stage's weights as a safetensors shard, float32.
 
         With synchronised tied embeddings the head is left out: the first stage's shard has it.
-
-        Returns:
-            The file's size in bytes.
         """
 
 

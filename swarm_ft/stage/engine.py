@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Self
 
 import torch
@@ -404,9 +403,9 @@ class StageEngine:
         self._step = _Step(step, num_targets=1)
         self.apply(clip_factor, learning_rate)
 
-    def export(self, path: Path) -> int:
+    def export(self) -> bytes:
         """See `Engine`."""
-        return self.weights.export(path)
+        return self.weights.export()
 
     def state(self) -> dict[str, Tensor]:
         """See `Engine`."""

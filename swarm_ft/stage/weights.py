@@ -6,14 +6,12 @@ Tensors come and go on the CPU.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from swarm_ft.errors import BadSnapshot, MalformedMessage
-from swarm_ft.private_files import replacing
 from swarm_ft.protocol.spec.run_spec import COPIES_PER_WEIGHT, MAX_STEPS
 from swarm_ft.stage.architecture import HEAD_WEIGHT
 from swarm_ft.stage.module import DeferredLinears, StageModule
@@ -128,20 +126,16 @@ class StageWeights:
         self._optimizer.step()
         self.zero_grad()
 
-    def export(self, path: Path) -> int:
-        """Write a shard of float32 weights under Hugging Face's names and rename it into place.
+    def export(self) -> bytes:
+        """A shard of float32 weights under Hugging Face's names.
 
         Synchronised embeddings are in the first stage's shard alone.
-
-        Returns:
-            The file's size in bytes.
         """
         weights = dict(self.module.state_dict())
         if self._synchronised:
             weights.pop(HEAD_WEIGHT, None)
-        with replacing(path) as partial:
-            save_file(weights, partial, metadata={"format": "pt"})
-        return path.stat().st_size
+        data: bytes = save(weights, metadata={"format": "pt"})
+        return data
 
     def state(self) -> dict[str, Tensor]:
         """Copies on the CPU of all weights and moments; a shared weight is there once."""

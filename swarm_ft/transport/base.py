@@ -90,12 +90,16 @@ class Method(Generic[Request, Reply]):
         service: full name, for example `swarm_ft.v1.Coordinator`.
         request: how what the client sends travels.
         reply: how what the server sends does.
+        request_bytes: of the largest message that the client sends.
+        reply_bytes: of the largest that the server sends.
     """
 
     service: str
     name: str
     request: WireType[Request]
     reply: WireType[Reply]
+    request_bytes: int
+    reply_bytes: int
 
     @property
     def path(self) -> str:
@@ -155,6 +159,9 @@ class Transport(Protocol):
             endpoint: where.
             name: who has to answer there, where links are encrypted: a peer's id, or
                 `COORDINATOR_NAME`. Anybody else is Unavailable, as everybody is without it.
+
+        Raises:
+            BadOption: links are not encrypted, and it is another machine's.
         """
         ...
 

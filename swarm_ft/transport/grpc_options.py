@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from swarm_ft.errors import BadOption, PortInUse, SwarmError
+from swarm_ft.protocol.spec.bounds import is_endpoint, is_loopback
+from swarm_ft.transport.admission import MAX_PER_ADDRESS
 from swarm_ft.transport.credentials import Credentials
 from swarm_ft.transport.methods import MAX_MESSAGE_BYTES
 
@@ -57,6 +59,20 @@ def refusal(host: str, port: int, error: Exception) -> SwarmError:
     return PortInUse(f"{where}: the port is taken; choose another, or 0 for any free one")
 
 
+def check_plaintext(endpoint: str) -> None:
+    """Without keys nothing is said to other machines, nor heard from them.
+
+    Raises:
+        BadOption: it is not `host:port` with an address of this machine.
+    """
+    host = endpoint.rpartition(":")[0].strip("[]")
+    if not is_endpoint(endpoint) or not is_loopback(host):
+        raise BadOption(
+            f"{ascii(host or endpoint)[:80]}: links without keys are plaintext and stay on this "
+            "machine, at 127.0.0.1 or ::1; 'swarm-ft init' makes keys for links to others"
+        )
+
+
 # ---- whether this machine's TCP forgets, in a pause, what a path carries
 #
 # Reads one file of Linux.
@@ -82,6 +98,13 @@ Arguments = list[tuple[str, int]]
 MAX_STREAMS_PER_CONNECTION = 64
 """A neighbour needs a handful; a hostile one may not open calls without end."""
 
+HANDSHAKE_S = 10.0
+"""How long a connection may take until it speaks HTTP/2, TLS included."""
+IDLE_S = 10.0
+"""How long a connection may have no call. Clients connect anew when they have one."""
+FIRST_MESSAGE_S = 10.0
+"""How long a call may take to say its first message: all of this project's calls begin with one."""
+
 WARM_IDLE_S = 0.1
 """As `GrpcOptions.warm_idle_s`. Linux halves TCP's window for every timeout (a round trip + 200 ms)
 of silence, and has to find out anew what the path carries: after 2 s of it, 0.8 MB over 100 Mbps
@@ -99,9 +122,6 @@ class GrpcOptions:
     """Settings of both ends of gRPC links.
 
     Attributes:
-        max_message_bytes: that are sent or received.
-        max_request_bytes: that a server receives; None: `max_message_bytes`. gRPC holds a message
-            whole before anybody can look at it.
         keepalive_idle_s: silence after which a link is probed.
         keepalive_timeout_s: the other machine is gone if it has not acknowledged what was sent
             for so long: the kernel sees that (TCP_USER_TIMEOUT).
@@ -114,23 +134,29 @@ class GrpcOptions:
             A dead link counts as dead as late as without. Clients cannot: gRPC holds them to
             one probe a second.
         connect_timeout_s: of one attempt to reach a server, its answer to HTTP/2 included.
-        credentials: of both ends; None: plaintext, and nobody knows who is who.
+        connections_per_address: that a server takes from one address.
+        idle_s: after which a server drops a connection that has no call.
+        first_message_s: after which it ends a call that has said nothing.
+        credentials: of both ends; None: plaintext, on this machine alone, and nobody knows who is
+            who.
     """
 
-    max_message_bytes: int = MAX_MESSAGE_BYTES
-    max_request_bytes: int | None = None
     keepalive_idle_s: float = 3.0
     keepalive_timeout_s: float = 5.0
     answer_timeout_s: float = 20.0
     warm_idle_s: float | None = None
     connect_timeout_s: float = 5.0
+    connections_per_address: int = MAX_PER_ADDRESS
+    idle_s: float = IDLE_S
+    first_message_s: float = FIRST_MESSAGE_S
     credentials: Credentials | None = None
 
 
 def _common_arguments(options: GrpcOptions, idle_s: float) -> Arguments:
     timeout_s = options.keepalive_idle_s + options.keepalive_timeout_s - idle_s
     return [
-        ("grpc.max_send_message_length", options.max_message_bytes),
+        # The methods' own bounds hold, see `methods`: a message is refused before it is sent.
+        ("grpc.max_send_message_length", -1),
         ("grpc.keepalive_time_ms", _ms(idle_s)),
         ("grpc.keepalive_timeout_ms", _ms(timeout_s)),
         ("grpc.http2.ping_timeout_ms", _ms(options.answer_timeout_s)),
@@ -144,7 +170,7 @@ def channel_arguments(options: GrpcOptions) -> Arguments:
     """Arguments for a client's channel, in gRPC's own names."""
     return [
         *_common_arguments(options, options.keepalive_idle_s),
-        ("grpc.max_receive_message_length", options.max_message_bytes),
+        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
         # A failed attempt must not slow down the next one by gRPC's usual two minutes.
         ("grpc.min_reconnect_backoff_ms", _ms(options.connect_timeout_s)),
         ("grpc.initial_reconnect_backoff_ms", 200),
@@ -159,12 +185,24 @@ def channel_arguments(options: GrpcOptions) -> Arguments:
     ]
 
 
-def server_arguments(options: GrpcOptions) -> Arguments:
-    """Arguments for a server, in gRPC's own names."""
+def server_arguments(
+    options: GrpcOptions, max_request_bytes: int, max_connections: int
+) -> Arguments:
+    """Arguments for a server, in gRPC's own names.
+
+    Args:
+        options: of both ends.
+        max_request_bytes: of the largest message of any method that it serves. gRPC holds a
+            message whole before anybody can look at it.
+        max_connections: that it takes in all.
+    """
     idle_s = options.keepalive_idle_s if options.warm_idle_s is None else options.warm_idle_s
     return [
         *_common_arguments(options, idle_s),
-        ("grpc.max_receive_message_length", options.max_request_bytes or options.max_message_bytes),
+        ("grpc.max_receive_message_length", max_request_bytes),
+        ("grpc.max_allowed_incoming_connections", max_connections),
+        ("grpc.server_handshake_timeout_ms", _ms(HANDSHAKE_S)),
+        ("grpc.max_connection_idle_ms", _ms(options.idle_s)),
         # By default gRPC lets two processes share a port, each getting some of the calls.
         ("grpc.so_reuseport", 0),
         ("grpc.max_concurrent_streams", MAX_STREAMS_PER_CONNECTION),

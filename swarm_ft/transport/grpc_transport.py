@@ -23,11 +23,13 @@ from swarm_ft.transport.base import (
     first_done,
     run_handler,
 )
+from swarm_ft.transport.connections import Guard, max_connections, raise_open_files
 from swarm_ft.transport.credentials import name_argument
 from swarm_ft.transport.grpc_options import (
     GrpcOptions,
     channel_arguments,
     check_address,
+    check_plaintext,
     format_endpoint,
     refusal,
     server_arguments,
@@ -58,6 +60,7 @@ STATUS: dict[str, grpc.StatusCode] = {
     "run-mismatch": grpc.StatusCode.FAILED_PRECONDITION,
     "port-in-use": grpc.StatusCode.FAILED_PRECONDITION,
     "bad-invite": grpc.StatusCode.UNAUTHENTICATED,
+    "over-quota": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "dht-unreachable": grpc.StatusCode.FAILED_PRECONDITION,
     "protocol-error": grpc.StatusCode.INVALID_ARGUMENT,
     "malformed-message": grpc.StatusCode.INVALID_ARGUMENT,
@@ -69,6 +72,7 @@ STATUS: dict[str, grpc.StatusCode] = {
     "unavailable": grpc.StatusCode.UNAVAILABLE,
     "busy": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "journal-error": grpc.StatusCode.INTERNAL,
+    "journal-full": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "bad-snapshot": grpc.StatusCode.DATA_LOSS,
     "non-finite": grpc.StatusCode.ABORTED,
     "run-failed": grpc.StatusCode.ABORTED,
@@ -132,7 +136,8 @@ class GrpcStream(ABC, Generic[Out, In]):
         remote: the other side's address.
         outgoing: how what this end sends travels.
         incoming: how what it receives does.
-        max_message_bytes: that are sent.
+        max_sent_bytes: of a message that is sent.
+        max_received_bytes: of one that is received; more are not even read.
     """
 
     def __init__(
@@ -141,13 +146,15 @@ class GrpcStream(ABC, Generic[Out, In]):
         remote: str,
         outgoing: WireType[Out],
         incoming: WireType[In],
-        max_message_bytes: int,
+        max_sent_bytes: int,
+        max_received_bytes: int,
     ) -> None:
         self._call = call
         self._remote = remote
         self._outgoing = outgoing
         self._incoming = incoming
-        self._max_message_bytes = max_message_bytes
+        self._max_sent_bytes = max_sent_bytes
+        self._max_received_bytes = max_received_bytes
         self._one_sender = asyncio.Lock()
         self._writing: asyncio.Task[None] | None = None
         self._reading: asyncio.Task[bytes | None] | None = None
@@ -168,7 +175,7 @@ class GrpcStream(ABC, Generic[Out, In]):
 
     async def send(self, message: Out) -> None:
         """See `MessageStream`."""
-        data = to_bytes(self._outgoing, message, self._max_message_bytes)
+        data = to_bytes(self._outgoing, message, self._max_sent_bytes)
         async with self._one_sender:
             if self._finished:
                 raise OutOfTurn("send after finish: this side has said its last message")
@@ -184,7 +191,7 @@ class GrpcStream(ABC, Generic[Out, In]):
         if data is None:
             return None  # the finished read stays, and says so again
         self._reading = None
-        return from_bytes(self._incoming, data, self._remote)
+        return from_bytes(self._incoming, data, self._remote, self._max_received_bytes)
 
     async def finish(self) -> None:
         """See `MessageStream`."""
@@ -260,7 +267,12 @@ class GrpcChannel:
         """See `Channel`. All kinds of rpc look alike on the wire, so all are opened alike."""
         begun = self._channel.stream_stream(method.path)(wait_for_ready=False)
         return ClientStream(
-            begun, self._endpoint, method.request, method.reply, self._options.max_message_bytes
+            begun,
+            self._endpoint,
+            method.request,
+            method.reply,
+            method.request_bytes,
+            method.reply_bytes,
         )
 
     async def close(self) -> None:
@@ -328,12 +340,22 @@ class GrpcServer:
 
     Every rpc is registered as a stream both ways: on gRPC's wire a unary rpc is a stream of
     one message, so clients of any language may call it as the proto says.
+
+    Args:
+        options: of its links.
+        handlers: what it serves.
     """
 
-    def __init__(self, options: GrpcOptions) -> None:
+    def __init__(self, options: GrpcOptions, handlers: Mapping[Method[Any, Any], Handler]) -> None:
         self._options = options
-        self._server = grpc.aio.server(options=server_arguments(options))
+        self._max_connections = max_connections(raise_open_files())
+        largest = max((method.request_bytes for method in handlers), default=0)
+        arguments = server_arguments(options, largest, self._max_connections)
+        self._server = grpc.aio.server(options=arguments)
+        for method, handler in handlers.items():
+            self._register(method, handler)
         self._endpoint = ""
+        self._guarding: asyncio.Task[None] | None = None
         self._running: dict[asyncio.Task[SwarmError | None], ServerStream[Any, Any]] = {}
 
     @property
@@ -341,16 +363,12 @@ class GrpcServer:
         """See `Server`."""
         return self._endpoint
 
-    async def start(
-        self, host: str, port: int, handlers: Mapping[Method[Any, Any], Handler]
-    ) -> None:
+    async def start(self, host: str, port: int) -> None:
         """Bind, and serve from now on.
 
         Raises:
             PortInUse: gRPC cannot bind; it does not say why.
         """
-        for method, handler in handlers.items():
-            self._register(method, handler)
         try:
             bound = self._bind(format_endpoint(host, port))
         except RuntimeError as error:  # taken since it was checked, or refused by gRPC
@@ -358,11 +376,20 @@ class GrpcServer:
             raise refusal(host, port, error) from None
         self._endpoint = format_endpoint(host, bound)
         await self._server.start()
+        guard = Guard(
+            bound,
+            per_address=self._options.connections_per_address,
+            total=self._max_connections,
+            in_calls=lambda: {stream.remote for stream in self._running.values()},
+        )
+        self._guarding = asyncio.create_task(guard.run())
 
     async def stop(self, grace_s: float = 0.0) -> None:
         """See `Server`."""
         # The calls are ended here, with a reason, and not by gRPC: its clients print a line of
         # their own when a server cuts calls off. gRPC's own deadline is there to be sure.
+        if self._guarding is not None:
+            self._guarding.cancel()
         closing = asyncio.create_task(self._server.stop(grace_s + 2 * LOST_GRACE_S))
         if self._running:
             await asyncio.wait(set(self._running), timeout=grace_s)
@@ -403,13 +430,21 @@ class GrpcServer:
         # For example `ipv4:127.0.0.1:5000`, with an IPv6 address's brackets escaped.
         remote = unquote(context.peer()).partition(":")[2]
         stream: ServerStream[Any, Any] = ServerStream(
-            context, remote, method.reply, method.request, self._options.max_message_bytes
+            context,
+            remote,
+            method.reply,
+            method.request,
+            method.reply_bytes,
+            method.request_bytes,
         )
         try:
             stream.known_as(self._caller(method, context))
         except SwarmError as error:
             await context.abort(STATUS[error.code], error.code, to_metadata(error))
+        patience_s = self._options.first_message_s
+        waiting = asyncio.get_running_loop().call_later(patience_s, stream.lose_if_silent)
         running = asyncio.create_task(run_handler(handler, stream, method, stream.lost))
+        running.add_done_callback(lambda _: waiting.cancel())
         self._running[running] = stream
         running.add_done_callback(self._running.pop)
         try:
@@ -424,6 +459,13 @@ class GrpcServer:
 class ServerStream(GrpcStream[Out, In]):
     """The server's end of a call."""
 
+    _is_heard = False
+
+    def lose_if_silent(self) -> None:
+        """End the call, unless the client has said something by now."""
+        if not self._is_heard:
+            self.lose(f"{self._remote} opened a call and said nothing")
+
     def known_as(self, caller: Caller | None) -> None:
         """It is this one who calls."""
         self._caller = caller
@@ -433,6 +475,7 @@ class ServerStream(GrpcStream[Out, In]):
             data = await self._call.read()
         except grpc.aio.BaseError as error:
             raise self._gone() from error
+        self._is_heard = True
         if data is not grpc.aio.EOF:
             return bytes(data)
         if await self._is_lost_soon():
@@ -468,11 +511,15 @@ class GrpcTransport:
         self, host: str, port: int, handlers: Mapping[Method[Any, Any], Handler]
     ) -> GrpcServer:
         """See `Transport`."""
+        if self._options.credentials is None:
+            check_plaintext(format_endpoint(host, 1))
         await check_address(host, port)
-        server = GrpcServer(self._options)
-        await server.start(host, port, handlers)
+        server = GrpcServer(self._options, handlers)
+        await server.start(host, port)
         return server
 
     def connect(self, endpoint: str, name: str = "") -> GrpcChannel:
         """See `Transport`."""
+        if self._options.credentials is None:
+            check_plaintext(endpoint)
         return GrpcChannel(endpoint, name, self._options)

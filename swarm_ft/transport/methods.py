@@ -32,9 +32,38 @@ from swarm_ft.transport.base import Method
 
 # ---- messages to bytes and back, bounded
 
-MAX_MESSAGE_BYTES = 128 << 20
-"""Largest message. Above the largest frame that a real model makes (8,192 tokens x 4,096
-channels of float32), below what a hostile sender needs to exhaust a volunteer's memory."""
+SMALL = 64 << 10
+"""A request that names something, or a frame without its tensor."""
+MAX_MESSAGE_BYTES = 8192 * 4096 * 4 + SMALL
+"""Largest message of all: a frame of 8,192 tokens x 4,096 channels of float32, more than real
+models make, and less than a hostile sender needs to exhaust a volunteer's memory."""
+MAX_CONTROL_BYTES = 5 << 20
+"""What a peer tells the coordinator: at most two bitmaps of 2 MiB, of the buffers that it has, and
+the numbers of a step's microbatches."""
+MAX_PART_BYTES = 1 << 20
+"""Of a job: its header, with a digest for each block, or a few samples of at most 512 KiB."""
+MAX_STATUS_BYTES = 8 << 20
+"""A run's options and its peers, or a page of the swarm's."""
+MAX_LIST_BYTES = 6 << 20
+"""The digests of all chunks of the largest stage: 2^18 of them."""
+MAX_CHUNK_PART_BYTES = 1 << 20
+"""A piece of a stage's state."""
+
+BYTES = {
+    "Join": (MAX_CONTROL_BYTES, MAX_MESSAGE_BYTES),
+    "Submit": (MAX_PART_BYTES, MAX_STATUS_BYTES),
+    "Watch": (SMALL, MAX_STATUS_BYTES),
+    "Cancel": (SMALL, MAX_STATUS_BYTES),
+    "Collected": (SMALL, MAX_STATUS_BYTES),
+    "Status": (SMALL, MAX_STATUS_BYTES),
+    "Enrol": (SMALL, SMALL),
+    "Link": (MAX_MESSAGE_BYTES, MAX_MESSAGE_BYTES),
+    "ListChunks": (SMALL, MAX_LIST_BYTES),
+    "FetchChunks": (SMALL, MAX_CHUNK_PART_BYTES),
+}
+"""How large a message to the server of each method may be, and one to the client. A larger one is
+refused before anything of it is read: messages of many small fields take twenty times their size in
+memory. gRPC itself refuses what is above the largest of all methods that a server serves."""
 
 Some = TypeVar("Some")
 
@@ -51,13 +80,18 @@ def to_bytes(kind: WireType[Some], message: Some, max_bytes: int) -> bytes:
     return data
 
 
-def from_bytes(kind: WireType[Some], data: bytes, remote: str) -> Some:
+def from_bytes(kind: WireType[Some], data: bytes, remote: str, max_bytes: int) -> Some:
     """The message that `remote` wrote as `data`.
 
     Raises:
-        MalformedMessage: the bytes are not such a message, or it has a field out of its bounds.
+        MalformedMessage: it is larger than `max_bytes`, the bytes are not such a message, or it has
+            a field out of its bounds.
         VersionMismatch: it is in another version of the protocol.
     """
+    if len(data) > max_bytes:
+        raise MalformedMessage(
+            f"{remote} sent a {kind.name} of {len(data)} bytes: expected {max_bytes} at most"
+        )
     try:
         return kind.from_bytes(data)
     except MalformedMessage as error:
@@ -70,11 +104,14 @@ def _method(
     # Names come from the descriptor, so they cannot differ from the proto; that the types have the
     # fields of its messages is seen to as they are put together.
     rpc = service.methods_by_name[name]
+    request_bytes, reply_bytes = BYTES[name]
     return Method(
         service=service.full_name,
         name=rpc.name,
         request=_wire(request, rpc.input_type),
         reply=_wire(reply, rpc.output_type),
+        request_bytes=request_bytes,
+        reply_bytes=reply_bytes,
     )
 
 

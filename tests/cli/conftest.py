@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -114,6 +115,7 @@ class Shell:
             "OMP_NUM_THREADS": "1",
             "HF_HUB_OFFLINE": "1",
             "HF_HOME": str(cwd / "hf"),
+            "XDG_CACHE_HOME": str(cwd / "cache"),
         }
         self._spawned: list[Spawned] = []
 
@@ -127,6 +129,13 @@ class Shell:
         spawned = self.spawn(*arguments, "--json")
         spawned.first_words()
         return spawned
+
+    def invited(self, *options: object) -> str:
+        """The word of a new invitation."""
+        made = self.spawn("invite", "--json", *options)
+        assert made.ends() == 0, made.err
+        word: str = made.first_words()["invite"]
+        return word
 
     def close(self) -> None:
         for spawned in self._spawned:
@@ -160,6 +169,21 @@ class Shell:
         while self.alive() and time.monotonic() < deadline:
             threading.Event().wait(0.1)
         return not self.alive()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """One key for all clients of the tests, in this process or another; not this user's own."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("XDG_STATE_HOME", "XDG_CACHE_HOME"):
+            patch.setenv(name, str(tmp_path_factory.mktemp("home")))
+        yield
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import pytest
 from swarm_ft.client.sample import SampleInput
 from tests.cli.conftest import RunHere
 
+INSECURE = "--insecure"
 DEAD_PEER = "/ip4/127.0.0.1/tcp/9/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
 
 
@@ -24,8 +25,8 @@ def place(tmp_path: Path, sample: SampleInput, monkeypatch: pytest.MonkeyPatch) 
     (tmp_path / "blank.txt").write_text(" \n\n\t\n")
     (tmp_path / "short.txt").write_text("too short")
     (tmp_path / "latin1.txt").write_bytes("Übermut".encode("latin-1"))
-    (tmp_path / "no-txt").mkdir()
-    (tmp_path / "no-txt" / "a.csv").write_text("1,2")
+    (tmp_path / "no-data").mkdir()
+    (tmp_path / "no-data" / "README.md").write_text("no data here")
     (tmp_path / "no-config").mkdir()
     (tmp_path / "bert").mkdir()
     (tmp_path / "bert" / "config.json").write_text('{"model_type": "bert"}')
@@ -74,7 +75,7 @@ JOB = ("--model", "model", "--dataset", "good.txt")
         (("--model", "model", "--dataset", "blank.txt"), ("blank.txt", "empty")),
         (("--model", "model", "--dataset", "short.txt"), ("128 tokens", "--seq-length")),
         (("--model", "model", "--dataset", "latin1.txt"), ("latin1.txt", "UTF-8")),
-        (("--model", "model", "--dataset", "no-txt"), ("no-txt", ".txt files")),
+        (("--model", "model", "--dataset", "no-data"), ("no-data", "found none", ".txt")),
         ((*JOB, "--eval-dataset", "missing.txt"), ("missing.txt", "no such file")),
         ((*JOB, "--fw", "zip"), ("zip", "such as none, fp16, q8, aq4")),
         ((*JOB, "--fw", "q"), ("codec 'q'", "a number of bits")),
@@ -137,7 +138,7 @@ def test_a_demo_of_its_own_input_that_is_refused_leaves_no_input(
 
 
 def test_a_refused_demo_keeps_what_an_earlier_one_left(run_here: RunHere, place: Path) -> None:
-    kept = place / "swarm-ft-output-demo" / "logs" / "dht.log"
+    kept = place / "swarm-ft-output-demo" / "logs" / "coordinator.log"
     kept.parent.mkdir(parents=True)
     kept.write_text("kept")
     assert run_here("demo", "--stages", "7").code == 2
@@ -160,17 +161,16 @@ def test_a_refused_demo_keeps_what_an_earlier_one_left(run_here: RunHere, place:
 def test_client_train_checks_its_options_before_it_looks_for_a_swarm(
     run_here: RunHere, place: Path, arguments: tuple[str, ...], word: str
 ) -> None:
-    line = refused(
-        run_here, place, "client", "train", *JOB, "--initial-peers", DEAD_PEER, *arguments
-    )
+    way = (INSECURE, "--initial-peers", DEAD_PEER)
+    line = refused(run_here, place, "client", "train", *JOB, *way, *arguments)
     assert word in line
 
 
 def test_client_attach_checks_where_it_writes_before_it_looks_for_a_swarm(
     run_here: RunHere, place: Path
 ) -> None:
-    trace = ("--trace", "missing/trace.json")
-    line = refused(run_here, place, "client", "attach", "--initial-peers", DEAD_PEER, *trace)
+    way = (INSECURE, "--initial-peers", DEAD_PEER)
+    line = refused(run_here, place, "client", "attach", *way, "--trace", "missing/trace.json")
     assert "--trace missing/trace.json: there is no directory" in line
 
 
@@ -194,19 +194,17 @@ def test_a_command_that_needs_a_swarm_says_so(
     assert "--initial-peers" in line
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        ("serve-stage", "--layers", "0-1"),
-        ("client", "train", *JOB),
-        ("client", "attach"),
-        ("client", "cancel"),
-        ("status",),
-        ("coordinator",),
-        ("dht",),
-    ],
-    ids=" ".join,
-)
+PLAINTEXT = [
+    ("serve-stage", INSECURE, "--layers", "0-1"),
+    ("client", "train", INSECURE, *JOB),
+    ("client", "attach", INSECURE),
+    ("client", "cancel", INSECURE),
+    ("status", INSECURE),
+    ("coordinator", INSECURE),
+]
+
+
+@pytest.mark.parametrize("command", [*PLAINTEXT, ("dht",)], ids=" ".join)
 @pytest.mark.parametrize(
     ("peers", "words"),
     [
@@ -225,11 +223,83 @@ def test_addresses_that_lead_nowhere_are_refused(
     assert all(word in line for word in words), line
 
 
+# ---- plaintext: asked for, and on this machine
+
+
+def test_a_coordinator_without_keys_says_how_to_make_them(run_here: RunHere, place: Path) -> None:
+    line = refused(run_here, place, "coordinator")
+    assert "'swarm-ft init'" in line
+    assert "--insecure" in line
+    named = refused(run_here, place, "coordinator", "--journal", "runs.db")
+    assert "'swarm-ft init --journal runs.db'" in named
+
+
+def test_a_coordinator_with_keys_uses_them(run_here: RunHere, place: Path) -> None:
+    assert run_here("init").code == 0
+    assert "this swarm has keys" in refused(run_here, place, "coordinator", INSECURE)
+
+
+@pytest.mark.parametrize("command", PLAINTEXT[:-1], ids=" ".join)
+def test_plaintext_is_not_what_comes_of_forgetting(
+    run_here: RunHere, place: Path, command: tuple[str, ...]
+) -> None:
+    words = [word for word in command if word != INSECURE]
+    line = refused(run_here, place, *words, "--initial-peers", DEAD_PEER)
+    assert "give an invitation" in line
+    assert "--insecure" in line
+
+
+@pytest.mark.parametrize("command", PLAINTEXT, ids=" ".join)
+@pytest.mark.parametrize(
+    "peer",
+    [
+        "/ip4/203.0.113.7/tcp/9/p2p/x",
+        "/ip4/10.0.0.7/tcp/9/p2p/x",
+        "/ip4/0.0.0.0/tcp/9/p2p/x",
+        "/ip6/2001:db8::1/tcp/9/p2p/x",
+        "/dns/localhost/tcp/9/p2p/x",
+        "/p2p/x",
+    ],
+)
+def test_plaintext_does_not_leave_this_machine(
+    run_here: RunHere, place: Path, command: tuple[str, ...], peer: str
+) -> None:
+    line = refused(run_here, place, *command, "--initial-peers", peer)
+    assert peer in line
+    assert "on this machine" in line
+
+
+@pytest.mark.parametrize("command", [PLAINTEXT[0], PLAINTEXT[-1]], ids=" ".join)
+@pytest.mark.parametrize(
+    "listening",
+    [
+        ("--host", "203.0.113.9"),
+        ("--host", "10.0.0.9"),
+        ("--host", "localhost"),
+        ("--host", "0.0.0.0", "--announce", "127.0.0.1"),
+        ("--announce", "two.lan"),
+        ("--announce", "10.0.0.9:7000"),
+    ],
+    ids=" ".join,
+)
+def test_plaintext_listens_on_this_machine_alone(
+    run_here: RunHere, place: Path, command: tuple[str, ...], listening: tuple[str, ...]
+) -> None:
+    line = refused(run_here, place, *command, "--initial-peers", DEAD_PEER, *listening)
+    assert "stay on this machine" in line
+
+
+def test_an_invitation_is_for_encrypted_links(run_here: RunHere, place: Path) -> None:
+    assert run_here("init").code == 0
+    word = run_here("invite", "--address", "127.0.0.1:1").out.strip()
+    for command in (("serve-stage", word), ("status", "--invite", word)):
+        assert "encrypted" in refused(run_here, place, *command, INSECURE)
+
+
 @pytest.mark.parametrize("layers", ["2", "a-b", "3-3", "5-2", "0-99999", "-1-2", "everything"])
 def test_layers_that_do_not_parse_are_refused(run_here: RunHere, place: Path, layers: str) -> None:
-    line = refused(
-        run_here, place, "serve-stage", f"--layers={layers}", "--initial-peers", DEAD_PEER
-    )
+    way = (INSECURE, "--initial-peers", DEAD_PEER)
+    line = refused(run_here, place, "serve-stage", f"--layers={layers}", *way)
     assert "12-24" in line
 
 
@@ -248,7 +318,7 @@ def test_layers_that_do_not_parse_are_refused(run_here: RunHere, place: Path, la
 def test_listeners_that_nobody_could_reach_are_refused(
     run_here: RunHere, place: Path, command: str, arguments: tuple[str, ...], words: tuple[str, ...]
 ) -> None:
-    line = refused(run_here, place, command, "--initial-peers", DEAD_PEER, *arguments)
+    line = refused(run_here, place, command, INSECURE, "--initial-peers", DEAD_PEER, *arguments)
     assert all(word in line for word in words), line
 
 
@@ -257,18 +327,19 @@ def test_a_coordinator_cannot_listen_on_a_port_in_use_or_on_another_machine(
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        line = refused(run_here, place, "coordinator", "--port", port)
+        line = refused(run_here, place, "coordinator", INSECURE, "--port", port)
     assert f"127.0.0.1:{port}" in line
     assert "taken" in line
+    assert run_here("init").code == 0
     line = refused(run_here, place, "coordinator", "--host", "203.0.113.9")
     assert "203.0.113.9" in line
 
 
-@pytest.mark.parametrize("journal", ["not-a.db", "missing/journal.db", "no-txt"])
+@pytest.mark.parametrize("journal", ["not-a.db", "missing/journal.db", "no-data"])
 def test_a_journal_that_cannot_be_used_is_refused(
     run_here: RunHere, place: Path, journal: str
 ) -> None:
-    line = refused(run_here, place, "coordinator", "--journal", journal)
+    line = refused(run_here, place, "coordinator", INSECURE, "--journal", journal)
     assert f"--journal {journal}" in line
 
 
@@ -291,7 +362,8 @@ def test_a_journal_that_cannot_be_used_is_refused(
 def test_a_peer_that_cannot_serve_is_refused(
     run_here: RunHere, place: Path, arguments: tuple[str, ...], words: tuple[str, ...]
 ) -> None:
-    line = refused(run_here, place, "serve-stage", "--initial-peers", DEAD_PEER, *arguments)
+    way = (INSECURE, "--initial-peers", DEAD_PEER)
+    line = refused(run_here, place, "serve-stage", *way, *arguments)
     assert all(word in line for word in words), line
 
 
@@ -299,7 +371,8 @@ def test_a_gpu_that_is_not_there_is_refused(
     run_here: RunHere, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    line = refused(run_here, place, "serve-stage", "--initial-peers", DEAD_PEER, "--device", "cuda")
+    way = (INSECURE, "--initial-peers", DEAD_PEER)
+    line = refused(run_here, place, "serve-stage", *way, "--device", "cuda")
     assert "--device 'cuda'" in line
     assert "cpu" in line
 

@@ -27,12 +27,27 @@ COMMANDS = (
     ("sample",),
 )
 HEAVY = {"torch", "grpc", "hivemind", "transformers", "safetensors", "sqlite3", "rich", "numpy"}
+HEAVY |= {"datasets", "pyarrow", "pandas", "jinja2"}
 HELP_CPU_S = 0.5
 
-JOB = {
+READING = {
+    "--data-format",
+    "--subset",
+    "--text-column",
+    "--column-names",
+    "--quotes",
+    "--no-quotes",
+    "--separator",
+    "--packing",
+    "--no-packing",
+}
+JOB = READING | {
     "--model",
     "--dataset",
+    "--split",
+    "--max-samples",
     "--eval-dataset",
+    "--eval-split",
     "--max-eval-samples",
     "--epochs",
     "--steps",
@@ -70,20 +85,23 @@ JOB = {
     "--trace",
 }
 DHT = {"--initial-peers", "--dht-prefix", "--log-level"}
-SWARM = DHT | {"--invite"}
+SWARM = DHT | {"--invite", "--insecure"}
 KEYS = {"--journal", "--json", "--log-level"}
 LISTENING = {"--host", "--port", "--announce"}
-BUFFERS = {"--buffer-memory", "--buffer-disk", "--buffer-dir"}
+BUFFERS = {"--buffer-memory", "--buffer-disk", "--buffer-dir", "--buffer-days"}
 OPTIONS = {
     ("demo",): JOB | BUFFERS | {"--stages", "--replicas", "--log-level"},
     ("client", "train"): JOB | SWARM,
     ("client", "attach"): SWARM
-    | {"--run", "--model", "--eval-dataset", "--max-eval-samples", "--out", "--json", "--trace"},
+    | READING
+    | {"--run", "--model", "--eval-dataset", "--eval-split", "--max-eval-samples"}
+    | {"--out", "--json", "--trace"},
     ("client", "cancel"): SWARM | {"--run"},
     ("serve-stage",): DHT
     | LISTENING
     | BUFFERS
     | {
+        "--insecure",
         "--layers",
         "--device",
         "--dtype",
@@ -92,6 +110,7 @@ OPTIONS = {
         "--threads",
         "--peer-id",
         "--snapshots",
+        "--encrypt-at-rest",
         "--json",
     },
     ("init",): KEYS,
@@ -99,9 +118,13 @@ OPTIONS = {
     | {"--role", "--sees-tokens", "--layers", "--uses", "--expires", "--address", "--open"},
     ("keys", "list"): KEYS,
     ("keys", "revoke"): KEYS - {"--json"},
+    ("keys", "rotate"): KEYS | {"--authority"},
     ("coordinator",): DHT
     | LISTENING
-    | {"--journal", "--queue-hours", "--snapshots", "--open", "--json"},
+    | {"--insecure", "--journal", "--queue-hours", "--snapshots", "--open", "--json"}
+    | {"--encrypt-at-rest"}
+    | {"--max-queued-per-client", "--max-job-size", "--max-data-per-client", "--max-data"}
+    | {"--result-hours"},
     ("dht",): {
         "--initial-peers",
         "--host-maddrs",
@@ -202,7 +225,7 @@ def test_examples_stand_in_help_line_by_line(run_here: RunHere) -> None:
     lines = run_here("serve-stage", "--help").out.splitlines()
     start = lines.index("  Examples:")
     assert lines[start + 1].startswith("    swarm-ft serve-stage swarm1")
-    assert lines[start + 3].startswith("    swarm-ft serve-stage --layers 12-24")
+    assert lines[start + 3].startswith("    swarm-ft serve-stage --insecure --initial-peers")
 
 
 @pytest.mark.parametrize("words", [(), ("client",)], ids=str)

@@ -102,7 +102,7 @@ def test_an_invitation_is_revoked_by_its_name(run_here: RunHere, here: Path) -> 
         (("invite", "--layers", "many"), "expected START-STOP"),
         (("invite", "--sees-tokens", "some"), "--sees-tokens"),
         (("invite", "--role", "client", "--layers", "0-2"), "a client hosts no layers"),
-        (("coordinator", "--open"), "make some with 'swarm-ft init'"),
+        (("coordinator", "--insecure", "--open"), "make some with 'swarm-ft init'"),
         (("serve-stage", "swarm1nothing"), "invitation"),
         (("serve-stage", "@missing.txt"), "missing.txt"),
         (("status", "--invite", "nothing"), "invitation 'nothing'"),
@@ -132,17 +132,34 @@ def test_an_invited_peer_has_its_keys_name(run_here: RunHere, here: Path) -> Non
     assert "a peer's name is its key's" in result.err
 
 
+def test_keys_are_rotated(run_here: RunHere, here: Path) -> None:
+    made = json.loads(run_here("init", "--json").out)
+    word = run_here("invite", "--address", "h:1").out
+    authority = (here / FOLDER / "authority.key").read_bytes()
+    told = json.loads(run_here("keys", "rotate", "--json").out)
+    assert told == {
+        "fingerprint": made["fingerprint"],
+        "authority": False,
+        "members": 0,
+        "invitations": 0,
+    }
+    coordinators = (here / FOLDER / "coordinator.key").read_bytes()
+    replaced = run_here("keys", "rotate", "--authority")
+    assert replaced.code == 0
+    assert "0 members and 1 open invitations are void; start the coordinator again" in replaced.out
+    assert (here / FOLDER / "authority.key").read_bytes() != authority
+    assert (here / FOLDER / "coordinator.key").read_bytes() != coordinators
+    assert not json.loads(run_here("keys", "list", "--json").out)["invitations"]
+    assert run_here("invite", "--address", "h:1").out[:20] != word[:20], "another fingerprint"
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 @pytest.mark.xdist_group("swarm")
-def test_a_swarm_of_those_who_were_invited(shell: Shell, sample: SampleInput) -> None:
-    text = shell.cwd / "text.txt"
-    text.write_text(Path(sample.train_file).read_text(encoding="utf-8")[:1500], encoding="utf-8")
-    job = ("--dataset", text, "--steps", 20, "--batch-size", 4, "--seq-length", 32)
+def test_a_running_swarm_gets_other_keys(shell: Shell) -> None:
     shell.env |= {"XDG_CACHE_HOME": str(shell.cwd / "cache"), "XDG_STATE_HOME": str(shell.cwd)}
     assert shell.spawn("init").ends() == 0
     coordinator = shell.up("coordinator")
-    assert coordinator.first_words()["encrypted"]
 
     def invited(*options: object) -> str:
         made = shell.spawn("invite", "--json", *options)
@@ -150,14 +167,50 @@ def test_a_swarm_of_those_who_were_invited(shell: Shell, sample: SampleInput) ->
         word: str = made.first_words()["invite"]
         return word
 
-    word = invited("--uses", 2)
+    old, way = invited("--uses", 2), ("--invite", invited("--role", "client"))
+    peer = shell.up("serve-stage", old)
+    assert shell.spawn("keys", "rotate").ends() == 0
+    status = shell.spawn("status", *way, "--json")
+    assert status.ends() == 0, "members trust the authority, whatever the coordinator's key"
+    name = peer.first_words()["peer"]
+    assert [one["peer"] for one in status.first_words()["peers"]] == [name]
+
+    assert shell.spawn("keys", "rotate", "--authority").ends() == 0
+    assert peer.ends() == 1
+    assert "authority was replaced" in peer.err[-1]
+    assert coordinator.interrupted() == 0
+    coordinator = shell.up("coordinator")
+    late = shell.spawn("serve-stage", old)
+    assert late.ends() == 2
+    assert late.err[-1].endswith("ask for a new invitation")
+    peer = shell.up("serve-stage", invited())
+    assert peer.first_words()["peer"] == name
+    for process in (peer, coordinator):
+        assert process.interrupted() == 0, process.err
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+@pytest.mark.xdist_group("swarm")
+def test_a_swarm_of_those_who_were_invited(shell: Shell, sample: SampleInput) -> None:
+    text = shell.cwd / "text.txt"
+    text.write_text(Path(sample.train_file).read_text(encoding="utf-8")[:1500], encoding="utf-8")
+    job = ("--dataset", text, "--steps", 20, "--batch-size", 4, "--seq-length", 32)
+    assert shell.spawn("init").ends() == 0
+    coordinator = shell.up("coordinator")
+    assert coordinator.first_words()["encrypted"]
+
+    (address,) = coordinator.first_words()["addresses"]
+    plain = shell.spawn("status", "--insecure", "--initial-peers", address)
+
+    word = shell.invited("--uses", 2)
     peers = [shell.up("serve-stage", word, "--layers", layers) for layers in ("0-1", "1-3")]
     names = [peer.first_words()["peer"] for peer in peers]
     late = shell.spawn("serve-stage", word, "--layers", "1-3")
     assert late.ends() == 2
     assert late.err[-1].endswith("is used up or revoked; ask for another one")
 
-    way = ("--invite", invited("--role", "client"))
+    way = ("--invite", shell.invited("--role", "client"))
     client = shell.spawn("client", "train", "--model", sample.model_dir, *job, *way)
     assert client.ends(120) == 0, client.err
 
@@ -173,7 +226,6 @@ def test_a_swarm_of_those_who_were_invited(shell: Shell, sample: SampleInput) ->
     assert status.ends() == 0, status.err
     assert [peer["peer"] for peer in status.first_words()["peers"]] == [names[0]]
 
-    plain = shell.spawn("status", "--initial-peers", coordinator.first_words()["addresses"][0])
     assert plain.ends() == 1, "nobody who was not invited learns anything"
     # The coordinator, too, comes back where invitations say.
     endpoint = coordinator.first_words()["endpoint"]

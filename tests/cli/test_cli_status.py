@@ -8,26 +8,26 @@ from swarm_ft.protocol.messages.client import (
     BoundaryStatus,
     MemberStatus,
     RunPhase,
-    RunStatus,
+    RunSummary,
     SwarmStatus,
 )
 from swarm_ft.protocol.messages.control import StageAssignment
 from swarm_ft.protocol.messages.reports import BufferCounts
 from swarm_ft.protocol.spec.grant import Grant
 from swarm_ft.protocol.spec.layers import LayerRange
-from tests.specs import run_spec
 
 
 @pytest.fixture
 def found() -> SwarmStatus:
     """A run of one stage, which a second peer takes over."""
     stages = (PeerId("old"), PeerId("new"))
-    run = RunStatus(
+    run = RunSummary(
         run_id=RunId("run-1"),
         phase=RunPhase.TRAINING,
         detail="",
         committed_steps=9,
-        spec=run_spec(num_blocks=3, num_steps=40),
+        num_steps=40,
+        spec_digest=bytes(16),
         assignments=tuple(StageAssignment(peer_id=p, layers=LayerRange(0, 3)) for p in stages),
         joining=(PeerId("new"),),
         boundaries=(
@@ -83,6 +83,28 @@ def test_a_replica_that_takes_over_is_shown_as_joining(found: SwarmStatus) -> No
         ("old", False),
         ("new", True),
     ]
+
+
+def test_of_anothers_run_its_numbers_are_shown() -> None:
+    stages = (StageAssignment(peer_id=PeerId("one"), layers=LayerRange(0, 3)),)
+    other = RunSummary(
+        run_id=RunId("run-2"),
+        phase=RunPhase.TRAINING,
+        detail="",
+        committed_steps=9,
+        num_steps=40,
+        spec_digest=bytes(16),
+        assignments=stages,
+        is_own=False,
+    )
+    found = SwarmStatus(members=(), runs=(other,))
+    lines = list(status_lines(found))
+    assert lines[1:3] == [
+        "run run-2  training  step 9/40  (another client's)",
+        "  layers 0-3  one",
+    ]
+    (told,) = status_fields(found)["runs"]
+    assert (told["run"], told["own"], told["steps"], told["detail"]) == ("run-2", False, 9, "")
 
 
 def test_what_is_kept_at_a_boundary_and_what_went_over_it_is_shown(found: SwarmStatus) -> None:

@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoTokenizer
 
 from swarm_ft.cli.main import run
 from swarm_ft.client.sample import SampleInput, write_sample
-from tests.cli.conftest import RunHere, Shell, Spawned
+from tests.cli.conftest import RunHere, Shell, Spawned, free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180), pytest.mark.xdist_group("swarm")]
 
@@ -30,41 +30,51 @@ class Train(Protocol):
 
 @dataclass
 class Swarm:
-    """A DHT node, a coordinator and three peers, idle between the tests."""
+    """A DHT node, a coordinator and three peers, idle between the tests.
+
+    Attributes:
+        dht: how the coordinator finds the DHT.
+        port: of the coordinator, which invitations name before it is there.
+        peer_way: how peers join.
+        client_way: how clients do.
+    """
 
     shell: Shell
-    address: str
+    dht: tuple[str, str]
+    port: int
+    peer_way: str
+    client_way: tuple[str, str]
     coordinator: Spawned = field(init=False)
     peers: list[Spawned] = field(default_factory=list)
 
     @property
-    def journal(self) -> Path:
-        return self.shell.cwd / "journal.db"
-
-    @property
-    def peers_option(self) -> tuple[str, str]:
-        return ("--initial-peers", self.address)
+    def journal(self) -> tuple[str, Path]:
+        return ("--journal", self.shell.cwd / "journal.db")
 
     def start_coordinator(self) -> None:
         self.coordinator = self.shell.up(
-            "coordinator", "--journal", self.journal, *self.peers_option
+            "coordinator", "--port", self.port, *self.journal, *self.dht
         )
 
-
-@pytest.fixture(scope="module")
-def dht_address(module_shell: Shell) -> str:
-    address: str = module_shell.up("dht").first_words()["addresses"][0]
-    return address
+    def add_peer(self, *options: object) -> Spawned:
+        return self.shell.spawn("serve-stage", self.peer_way, *options)
 
 
 @pytest.fixture(scope="module")
-def swarm(module_shell: Shell, dht_address: str) -> Swarm:
-    made = Swarm(module_shell, dht_address)
-    made.peers = [
-        module_shell.spawn("serve-stage", "--peer-id", f"auto-{i}", "--json", *made.peers_option)
-        for i in range(3)
-    ]
+def swarm(module_shell: Shell) -> Swarm:
+    shell, port = module_shell, free_port()
+    journal = ("--journal", shell.cwd / "journal.db")
+    assert shell.spawn("init", *journal).ends() == 0
+    place = ("--address", f"127.0.0.1:{port}", "--uses", 100, *journal)
+    made = Swarm(
+        shell,
+        dht=("--initial-peers", shell.up("dht").first_words()["addresses"][0]),
+        port=port,
+        peer_way=shell.invited(*place),
+        client_way=("--invite", shell.invited("--role", "client", *place)),
+    )
     made.start_coordinator()
+    made.peers = [made.add_peer("--json") for _ in range(3)]
     for peer in made.peers:
         assert peer.first_words()["layers"] == "auto"
     return made
@@ -101,7 +111,7 @@ def train(swarm: Swarm, sample: SampleInput, text: Path) -> Train:
         return (
             *("client", "train", "--model", model, *job_options(text, steps)),
             *("--out", swarm.shell.cwd / name, "--json", swarm.shell.cwd / f"{name}.json"),
-            *swarm.peers_option,
+            *swarm.client_way,
         )
 
     return arguments
@@ -112,7 +122,7 @@ def quiet_report(swarm: Swarm, sample: SampleInput, text: Path) -> dict[str, Any
     """Of a run that nothing disturbed."""
     out = swarm.shell.cwd / "quiet"
     arguments = ("client", "train", "--model", sample.model_dir, *job_options(text, NUM_STEPS))
-    more = ("--out", out, "--json", f"{out}.json", *swarm.peers_option)
+    more = ("--out", out, "--json", f"{out}.json", *swarm.client_way)
     assert run([str(argument) for argument in (*arguments, *more)]) == 0
     report: dict[str, Any] = json.loads((swarm.shell.cwd / "quiet.json").read_text())
     return report
@@ -184,27 +194,28 @@ def test_a_run_under_way_can_be_looked_at_joined_only_where_it_fits_and_cancelle
     run_id = submitted(client)
     client.wait_for("err", "step 1/")
     for layers, words in (("2-9", "outside the model"), ("0-2", "match no stage")):
-        options = ("--layers", layers, "--peer-id", "idler", *swarm.peers_option)
-        idler = swarm.shell.spawn("serve-stage", *options)
+        idler = swarm.add_peer("--layers", layers, "--json")
+        name = idler.first_words()["peer"]
         idler.wait_for("err", "this peer stays, for other runs")
         assert words in idler.err[-1]
-        peers = json.loads(run_here("status", "--json", *swarm.peers_option).out)["peers"]
-        assert [words in peer["idle"] for peer in peers if peer["peer"] == "idler"] == [True]
+        peers = json.loads(run_here("status", "--json", *swarm.client_way).out)["peers"]
+        assert [words in peer["idle"] for peer in peers if peer["peer"] == name] == [True]
         assert idler.interrupted() == 0
         assert_no_traceback(idler)
     write_sample(tmp_path, seed=2, num_layers=3, hidden_size=32, vocab_size=300)
     attach = ("client", "attach", "--model", tmp_path / "model", "--out", tmp_path / "out")
-    mismatch = run_here(*attach, *swarm.peers_option)
+    mismatch = run_here(*attach, *swarm.client_way)
     assert mismatch.code == 2
     assert run_id in mismatch.err.splitlines()[-1]
-    shown = json.loads(run_here("status", "--json", *swarm.peers_option).out)
-    assert {peer["peer"] for peer in shown["peers"]} == {"auto-0", "auto-1", "auto-2"}
+    shown = json.loads(run_here("status", "--json", *swarm.client_way).out)
+    names = {peer.first_words()["peer"] for peer in swarm.peers}
+    assert {peer["peer"] for peer in shown["peers"]} == names
     newest = shown["runs"][-1]
     assert (newest["run"], newest["phase"]) == (run_id, "training")
     assert sorted(stage["layers"] for stage in newest["stages"]) == ["0-1", "1-2", "2-3"]
-    told = run_here("status", *swarm.peers_option).out
+    told = run_here("status", *swarm.client_way).out
     assert f"run {run_id}  training  step " in told
-    cancelled = run_here("client", "cancel", "--run", run_id, *swarm.peers_option)
+    cancelled = run_here("client", "cancel", "--run", run_id, *swarm.client_way)
     assert (cancelled.code, cancelled.out.split()[1]) == (0, "cancelled,")
     assert client.ends() == 1
     assert "cancelled" in client.err[-1]
@@ -215,7 +226,7 @@ def test_commands_about_runs_that_are_not_there_fail_in_one_line(
     swarm: Swarm, quiet_report: dict[str, Any], run_here: RunHere
 ) -> None:
     for command in ("attach", "cancel"):
-        result = run_here("client", command, "--run", "run-none", *swarm.peers_option)
+        result = run_here("client", command, "--run", "run-none", *swarm.client_way)
         assert result.code == 1
         (line,) = result.err.splitlines()
         assert "run-none" in line
@@ -248,14 +259,14 @@ def test_a_job_that_cannot_be_done_is_not_submitted(
 
 def test_a_port_in_use_is_refused(swarm: Swarm, run_here: RunHere) -> None:
     port = swarm.coordinator.first_words()["endpoint"].rpartition(":")[2]
-    for command in ("coordinator", "serve-stage"):
-        result = run_here(command, "--port", port, *swarm.peers_option)
+    for command in (("coordinator", "--insecure"), ("serve-stage", swarm.peer_way)):
+        result = run_here(*command, "--port", port, *swarm.dht)
         assert result.code == 2
         assert f"127.0.0.1:{port}" in result.err.splitlines()[-1]
 
 
 def test_a_journal_in_use_is_refused(swarm: Swarm, run_here: RunHere) -> None:
-    result = run_here("coordinator", "--journal", swarm.journal, *swarm.peers_option)
+    result = run_here("coordinator", *swarm.journal, *swarm.dht)
     assert result.code == 2
     (line,) = result.err.splitlines()
     assert "another coordinator" in line
@@ -308,22 +319,25 @@ def test_a_coordinator_alone_is_a_swarm_that_others_join_by_the_announced_name(
     shell: Shell, run_here: RunHere
 ) -> None:
     listening = ("--host", "0.0.0.0", "--announce", "localhost")
-    words = shell.up("coordinator", *listening, "--journal", "own.db").first_words()
-    assert re.fullmatch(r"localhost:\d+", words["endpoint"])
+    assert shell.spawn("init").ends() == 0
+    port = free_port()
+    word = shell.invited("--role", "client", "--address", f"localhost:{port}")
+    words = shell.up("coordinator", *listening, "--port", port).first_words()
+    assert words["endpoint"] == f"localhost:{port}"
     (address,) = words["addresses"]
     assert address.startswith("/dns/localhost/tcp/")
-    result = run_here("status", "--initial-peers", address)
+    result = run_here("status", "--invite", word)
     assert (result.code, result.out) == (
         0,
         "no peer is there; start some with 'swarm-ft serve-stage'\n",
     )
 
 
-def test_a_stage_waits_for_the_right_peer_and_everybody_leaves_cleanly(
+def test_without_keys_a_stage_waits_for_the_right_peer_and_everybody_leaves_cleanly(
     shell: Shell, sample: SampleInput, text: Path
 ) -> None:
     address = (dht := shell.up("dht")).first_words()["addresses"][0]
-    join = ("--initial-peers", address, "--dht-prefix", "careful")
+    join = ("--insecure", "--initial-peers", address, "--dht-prefix", "careful")
     job = ("client", "train", "--model", sample.model_dir, *job_options(text, 20), *join)
     coordinator = shell.spawn("coordinator", *join)
     first = shell.spawn("serve-stage", "--layers", "0-1", *join)

@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 
 from swarm_ft import errors
+from swarm_ft.identity.certificates import Role
 from swarm_ft.ids import PeerId, RunId, SampleId
 from swarm_ft.protocol.messages.client import (
     MemberStatus,
@@ -22,10 +23,11 @@ from swarm_ft.protocol.messages.client import (
 )
 from swarm_ft.protocol.spec.version import PROTOCOL_VERSION
 from swarm_ft.transport.base import Channel, Handler, MessageStream, Method, Server, Transport, call
-from swarm_ft.transport.grpc_options import GrpcOptions
 from swarm_ft.transport.grpc_transport import GrpcTransport
 from swarm_ft.transport.methods import JOIN, STATUS, SUBMIT, WATCH
+from swarm_ft.transport.rules import RULES
 from tests.doubles.memory_transport import MemoryTransport
+from tests.members import OneMember
 from tests.raw_calls import BYTES, MORE_BYTES, RAW
 from tests.specs import run_spec
 
@@ -35,9 +37,18 @@ DEADLINE_S = 10.0
 pytestmark = pytest.mark.timeout(20)
 
 
-@pytest.fixture(params=["memory", "grpc"])
-def transport(request: pytest.FixtureRequest) -> Transport:
-    return MemoryTransport() if request.param == "memory" else GrpcTransport(GrpcOptions())
+TRANSPORTS: dict[str, Callable[[], Transport]] = {
+    "memory": MemoryTransport,
+    "grpc": GrpcTransport,
+    "grpc with TLS": OneMember,
+}
+
+
+@pytest.fixture(params=TRANSPORTS)
+def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Transport:
+    for method in RULES:  # who may call what is no matter of transports
+        monkeypatch.setitem(RULES, method, frozenset({Role.PEER}))
+    return TRANSPORTS[request.param]()
 
 
 @asynccontextmanager

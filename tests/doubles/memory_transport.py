@@ -189,7 +189,11 @@ class MemoryStream(Generic[Out, In]):
     async def receive(self) -> In | None:
         """See `MessageStream`."""
         data = await self._inbox.get()
-        return None if data is None else from_bytes(self._incoming, data, self._remote)
+        return (
+            None
+            if data is None
+            else from_bytes(self._incoming, data, self._remote, MAX_MESSAGE_BYTES)
+        )
 
     async def finish(self) -> None:
         """See `MessageStream`."""

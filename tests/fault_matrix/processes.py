@@ -37,7 +37,12 @@ class Command:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
-            env={**os.environ, "OMP_NUM_THREADS": "1", VARIABLE: str(orders)},
+            env={
+                **os.environ,
+                "OMP_NUM_THREADS": "1",
+                "XDG_STATE_HOME": str(log_dir),
+                VARIABLE: str(orders),
+            },
             start_new_session=True,
         )
         return cls(name, process, log_dir)
@@ -71,6 +76,11 @@ class Command:
     def is_alive(self) -> bool:
         """Whether it was not seen to end."""
         return self._process.returncode is None
+
+    @property
+    def pid(self) -> int:
+        """Its number."""
+        return self._process.pid
 
     async def ended(self) -> int:
         """Its exit code, once it and its log have ended."""

@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 import socket
 from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from pathlib import Path
 from types import MappingProxyType
 
+from swarm_ft.cli.client import connected
+from swarm_ft.cli.joining import WayIn
+from swarm_ft.cli.keys import first_invitations, leading_to
+from swarm_ft.cli.options import DHT_PREFIX
+from swarm_ft.cli.serve_stage import KEY_FILE
 from swarm_ft.client.sample import SampleInput
 from swarm_ft.client.swarm import SwarmClient
-from swarm_ft.discovery.dht import DhtDirectory, DhtOptions
 from swarm_ft.errors import RunFailed, Unavailable
+from swarm_ft.identity.certificates import Role
+from swarm_ft.identity.invites import Invite
+from swarm_ft.identity.keys import key_pem, name_of, new_key, write_private
 from swarm_ft.ids import RunId
-from swarm_ft.transport.grpc_transport import GrpcTransport
+from swarm_ft.private_files import private_folder
 from tests.fault_matrix.job import train_arguments
 from tests.fault_matrix.processes import Command
 
 STAGES = ("0-1", "1-2", "2-3")
 TWO_OF_EACH: Mapping[str, int] = MappingProxyType(dict.fromkeys(STAGES, 2))
 JOIN_POLL_S = 0.1
+USES = 10_000
+"""Of an invitation: every peer that is started comes with a key of its own."""
 
 
 class Swarm:
@@ -30,11 +39,14 @@ class Swarm:
         work_dir.mkdir(parents=True)
         self._work_dir = work_dir
         self._sample = sample
-        self._prefix = f"faults-{secrets.token_hex(4)}"
+        self._journal = str(work_dir / "coordinator.db")
         self._addresses: list[str] = []
         self._dht_arguments: dict[str, list[str]] = {}
         self._started = 0
-        self._directory: DhtDirectory | None = None
+        self._invited: dict[Role, Invite] = {}
+        self._endpoint = ""
+        self._stack = AsyncExitStack()
+        self._client: SwarmClient | None = None
         self.dht: dict[str, Command] = {}
         self._coordinator: Command | None = None
         self._clients: list[Command] = []
@@ -43,9 +55,9 @@ class Swarm:
     @property
     def client(self) -> SwarmClient:
         """A client in this process."""
-        if self._directory is None:
+        if self._client is None:
             raise RunFailed("the swarm is not open")
-        return SwarmClient(self._directory, GrpcTransport())
+        return self._client
 
     @property
     def the_coordinator(self) -> Command:
@@ -55,30 +67,29 @@ class Swarm:
         return self._coordinator
 
     @property
-    def join_arguments(self) -> list[str]:
-        """Options of whoever joins."""
-        addresses = [word for a in self._addresses for word in ("--initial-peers", a)]
-        return [*addresses, "--dht-prefix", self._prefix]
+    def _dht_options(self) -> list[str]:
+        return [word for a in self._addresses for word in ("--initial-peers", a)]
 
     @property
-    def _host_arguments(self) -> list[str]:
+    def _snapshots(self) -> list[str]:
         """Options of those that keep snapshots."""
-        return [*self.join_arguments, "--snapshots", str(self._work_dir / "snapshots")]
+        return ["--snapshots", str(self._work_dir / "snapshots")]
 
     async def open(self) -> None:
         """Start everybody but the peers."""
         for name in ("dht-0", "dht-1"):
             await self._start_dht_first(name)
-        options = DhtOptions(
-            initial_peers=tuple(self._addresses), prefix=self._prefix, client_mode=True
-        )
-        self._directory = await DhtDirectory.open(options)
+        self._invited = first_invitations(self._journal, {Role.PEER: USES, Role.CLIENT: USES})
         await self.start_coordinator()
+        nodes, invite = tuple(self._addresses), self._invitation(Role.CLIENT)
+        way = WayIn(invite=invite, initial_peers=nodes, dht_prefix=DHT_PREFIX)
+        # Whoever submits a run may watch it: clients of other processes have the same key.
+        key = self._work_dir / "swarm-ft" / "client.pem"
+        self._client = await self._stack.enter_async_context(connected(way, key))
 
     async def close(self) -> None:
         """End everybody."""
-        if self._directory is not None:
-            await self._directory.close()
+        await self._stack.aclose()
         everybody = [*self.dht.values(), *(peer for part in self.peers.values() for peer in part)]
         if self._coordinator is not None:
             everybody.append(self._coordinator)
@@ -94,10 +105,9 @@ class Swarm:
     async def _start_dht_first(self, name: str) -> None:
         """Start it at an address that it can have again."""
         port, identity = _free_port(), self._work_dir / f"{name}.key"
-        join = [word for a in self._addresses for word in ("--initial-peers", a)]
         self._dht_arguments[name] = [
             *("dht", "--json", "--host-maddrs", f"/ip4/127.0.0.1/tcp/{port}"),
-            *("--identity-path", str(identity), *join),
+            *("--identity-path", str(identity), *self._dht_options),
         ]
         addresses = await self.start_dht(name)
         self._addresses.append(addresses[0])
@@ -117,43 +127,44 @@ class Swarm:
     async def start_coordinator(self) -> None:
         """Start it, or start it again from its journal."""
         self._started += 1
-        journal = str(self._work_dir / "coordinator.db")
-        arguments = ["coordinator", "--json", "--journal", journal, *self._host_arguments]
-        self._coordinator = await self.start(f"coordinator-{self._started}", arguments)
-        await self._coordinator.first_words()
+        arguments = ["coordinator", "--json", "--journal", self._journal, *self._dht_options]
+        name = f"coordinator-{self._started}"
+        self._coordinator = await self.start(name, [*arguments, *self._snapshots])
+        self._endpoint = str((await self._coordinator.first_words())["endpoint"])
+
+    def _invitation(self, role: Role) -> Invite:
+        return leading_to(self._endpoint, self._invited[role])
 
     # ---- clients
 
     async def start_client(self, num_steps: int) -> Command:
         """Start a client with the job."""
         out = self._work_dir / f"out-{self._started}"
-        return await self._start_client(
-            "train", train_arguments(self._sample, num_steps, out), self.join_arguments
-        )
+        return await self._start_client("train", train_arguments(self._sample, num_steps, out))
 
     async def start_attached(self, run_id: RunId) -> Command:
         """Start a client that comes back to a run."""
         out = self._work_dir / f"out-{self._started}"
-        arguments = ["--run", run_id, "--out", str(out)]
-        return await self._start_client("attach", arguments, self.join_arguments)
+        return await self._start_client("attach", ["--run", run_id, "--out", str(out)])
 
-    async def _start_client(self, command: str, arguments: list[str], join: list[str]) -> Command:
+    async def _start_client(self, command: str, arguments: list[str]) -> Command:
         self._started += 1
-        name = f"client-{self._started}"
-        client = await self.start(name, ["client", command, *arguments, *join])
+        way = ("--invite", str(self._invitation(Role.CLIENT)), *self._dht_options)
+        client = await self.start(f"client-{self._started}", ["client", command, *arguments, *way])
         self._clients.append(client)
         return client
 
     # ---- peers
 
     async def add_peer(self, layers: str) -> Command:
-        """Start a peer, under a name that none had; it joins when it is up."""
-        self._started += 1
-        name = f"peer-{layers}-{self._started}"
-        arguments = ["serve-stage", "--json", "--layers", layers, "--threads", "1"]
-        arguments += ["--peer-id", name, "--buffer-dir", str(self._work_dir / "buffers" / name)]
-        arguments += self._host_arguments
-        peer = await self.start(name, arguments)
+        """Start a peer, with a key that none had; it joins when it is up."""
+        key = new_key()
+        name = name_of(key.public_key())
+        home = private_folder(self._work_dir / "peers" / name)
+        write_private(home / KEY_FILE, key_pem(key))
+        way = (str(self._invitation(Role.PEER)), *self._dht_options)
+        offer = ("--layers", layers, "--threads", "1", "--buffer-dir", str(home))
+        peer = await self.start(name, ["serve-stage", "--json", *way, *offer, *self._snapshots])
         self.peers[layers].append(peer)
         return peer
 

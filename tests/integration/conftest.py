@@ -33,6 +33,12 @@ CONFIGS = {
 }
 
 
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    """Whatever ran before in this process: sums have one order, and losses their last bits."""
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(scope="session")
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """`model_dir("gpt2")`: a checkpoint directory, made once."""

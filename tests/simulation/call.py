@@ -205,7 +205,7 @@ class SimStream:
         if other is not None:
             other._num_unread -= 1
             other.changed.set()
-        return from_bytes(self._incoming, data, self._remote)
+        return from_bytes(self._incoming, data, self._remote, MAX_MESSAGE_BYTES)
 
     def ended(self, failure: SwarmError | None) -> None:
         """The other side has said its last."""

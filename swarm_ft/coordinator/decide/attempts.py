@@ -49,6 +49,18 @@ def interrupt(turn: Turn, run: Run) -> None:
     turn.put(replace(with_caught_up(run), phase=RunPhase.WAITING, notice=""))
 
 
+def asks_on(turn: Turn, run: Run) -> bool:
+    """Whether an attempt that comes to nothing goes on, to hear who else cannot host the run.
+
+    If nobody can, the run is over; who is released before it looked would never have said so.
+    """
+    unheard = turn.state.members.keys() & set(run.peers) - run.misfits.keys()
+    if run.phase is not RunPhase.LOADING or run.committed_steps or run.attempt.loaded:
+        return False
+    able = able_for(turn.state, run, turn.now_s)
+    return bool(unheard) and not arrangement(able, run, turn.now_s).assignments
+
+
 def advance(turn: Turn) -> None:
     """Bring the run forward that has peers; without one, the oldest that finds some."""
     active = turn.state.active_run
@@ -74,9 +86,14 @@ def expire(turn: Turn) -> None:
 
 
 def end(turn: Turn, run: Run, phase: RunPhase, detail: str) -> None:
-    """The run is over; its peers are let go."""
-    turn.put(replace(run, phase=phase, detail=detail))
-    release(turn, run, detail)
+    """The run is over: all who are here let go of it, also who had a part in it once.
+
+    Its storage key is given up, so that nothing opens what is left on the disks of others.
+    """
+    turn.put(replace(run, phase=phase, detail=detail, storage_key=b""))
+    if run.attempt.number != NO_ATTEMPT:
+        for peer in turn.state.members:
+            turn.say(peer, ReleaseStage(run_id=run.run_id, reason=detail, is_over=True))
 
 
 def release(turn: Turn, run: Run, reason: str) -> None:
@@ -310,4 +327,5 @@ def _assignment(run: Run, *, fresh: bool) -> Assign:
         saved=past.snapshot.stages if went_back and past.snapshot else (),
         last_attempt=past.last_commit.attempt if past.last_commit else NO_ATTEMPT,
         owner=run.owner,
+        storage_key=run.storage_key,
     )

@@ -118,6 +118,8 @@ def stage_ready(turn: Turn, run: Run, peer_id: PeerId, ready: StageReady) -> Non
         run = replace(run, phase=RunPhase.TRAINING, detail=joining_in_words(run))
         turn.put(run)
         _plan_or_export(turn, run)
+    elif run.misfits.keys() & set(run.peers):
+        attempts.interrupt(turn, run)  # some can host it: it waits for more of them
     else:
         turn.keep(run)
 

@@ -28,7 +28,7 @@ import math
 from dataclasses import replace
 from types import MappingProxyType
 
-from swarm_ft.coordinator.decide import attempts, commits, losses
+from swarm_ft.coordinator.decide import attempts, commits, history, losses
 from swarm_ft.coordinator.facts.events import (
     Effect,
     Event,
@@ -105,8 +105,8 @@ def decide(state: SwarmState, event: Event, now_s: float) -> tuple[SwarmState, l
             _peer_said(turn, peer_id, message)
         case PeerLost(peer_id):
             _peer_gone(turn, peer_id, "is gone", away_since_s=now_s)
-        case RunSubmitted(run_id, spec, owner):
-            turn.put(Run(run_id=run_id, spec=spec, owner=owner))
+        case RunSubmitted(run_id, spec, owner, key):
+            turn.put(Run(run_id=run_id, spec=spec, owner=owner, storage_key=key))
         case RunCancelled(run_id):
             _end(turn, run_id, RunPhase.CANCELLED, "cancelled by a client")
         case ResultCollected(run_id):
@@ -118,6 +118,8 @@ def decide(state: SwarmState, event: Event, now_s: float) -> tuple[SwarmState, l
         case Tick():
             _dismiss_silent(turn)
             attempts.expire(turn)
+            history.expire_results(turn)
+            history.forget(turn)
             losses.drop_late(turn)
             losses.tell(turn)
             attempts.tell_idle(turn)
@@ -198,11 +200,15 @@ def _cannot_host(turn: Turn, run: Run, peer_id: PeerId, error: SwarmError) -> No
     """The run does without this peer, which stays for others."""
     misfits = MappingProxyType({**run.misfits, peer_id: error.message})
     run = replace(without_state(run, peer_id), misfits=misfits)
-    if peer_id in run.peers:
-        detail = loss_in_words(turn.state, run, peer_id, f"cannot host them: {error.message}")
-        attempts.interrupt(turn, replace(run, detail=detail))
-    else:
+    if peer_id not in run.peers:
         turn.keep(run)
+        return
+    detail = loss_in_words(turn.state, run, peer_id, f"cannot host them: {error.message}")
+    run = replace(run, detail=detail)
+    if attempts.asks_on(turn, run):
+        turn.put(run)
+    else:
+        attempts.interrupt(turn, run)
 
 
 def _doubted(turn: Turn, run: Run, peer_id: PeerId, error: SwarmError) -> None:
@@ -261,8 +267,22 @@ def _joined(turn: Turn, hello: PeerHello, grant: Grant) -> None:
     if run is not None:
         _came(turn, run, hello)
     if hello.held and not is_wanted(turn.state, hello.peer_id, hello.held):
-        release = ReleaseStage(run_id=hello.held.run_id, reason="the run needs it no more")
+        release = ReleaseStage(
+            run_id=hello.held.run_id,
+            reason="the run needs it no more",
+            is_over=_is_over(turn.state, hello.held.run_id),
+        )
         turn.say(hello.peer_id, release)
+    for run_id in hello.kept_runs:
+        if _is_over(turn.state, run_id):
+            over = ReleaseStage(run_id=run_id, reason="the run is over", is_over=True)
+            turn.say(hello.peer_id, over)
+
+
+def _is_over(state: SwarmState, run_id: RunId) -> bool:
+    """Whether nobody wants anything of it any more, as far as is known here."""
+    run = state.runs.get(run_id)
+    return run is not None and run.phase > RunPhase.FINISHED
 
 
 def _came(turn: Turn, run: Run, hello: PeerHello) -> None:

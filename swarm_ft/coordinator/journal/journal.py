@@ -19,6 +19,7 @@ from types import MappingProxyType
 
 from swarm_ft.coordinator.facts.events import (
     CommitRecord,
+    ForgetRecord,
     LedgerRecord,
     PlanRecord,
     Record,
@@ -38,6 +39,7 @@ from swarm_ft.coordinator.facts.state import (
     Run,
     Snapshot,
 )
+from swarm_ft.coordinator.journal.reserve import Reserve
 from swarm_ft.coordinator.journal.tokens import TokenFiles
 from swarm_ft.coordinator.plan.membership import GATHER_S
 from swarm_ft.coordinator.plan.steps import MEASURED_STEPS
@@ -50,14 +52,15 @@ from swarm_ft.protocol.messages.reports import ByteCounts, GradientTraffic, Traf
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.training_plan import Microbatch
 from swarm_ft.protocol.wire import RUN_SPEC
+from swarm_ft.sealing import Sealer
 
 VERSION = 8
 """Of the tables, and of the RunSpecs in them; a journal of another one is not touched."""
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS runs (
     position INTEGER PRIMARY KEY, run_id TEXT UNIQUE NOT NULL, spec BLOB NOT NULL,
-    data_digest BLOB NOT NULL, owner TEXT NOT NULL,
-    phase INTEGER NOT NULL, detail TEXT NOT NULL, attempt INTEGER NOT NULL,
+    data_digest BLOB NOT NULL, owner TEXT NOT NULL, storage_key BLOB NOT NULL,
+    phase INTEGER NOT NULL, detail BLOB NOT NULL, attempt INTEGER NOT NULL,
     committed_steps INTEGER NOT NULL, stages TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS plans (
     run_id TEXT PRIMARY KEY, step INTEGER NOT NULL, attempt INTEGER NOT NULL,
@@ -79,42 +82,57 @@ CREATE TABLE IF NOT EXISTS ledger_chunks (
     PRIMARY KEY (run_id, chunk)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS standings (
     peer_id TEXT PRIMARY KEY, times_aside INTEGER NOT NULL, until_unix_s REAL NOT NULL,
-    reason TEXT NOT NULL) WITHOUT ROWID;
+    reason BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS sealing (proof BLOB NOT NULL);
 """
+_PROOF = b"this journal's key"
 
 
 class Journal:
     """The database at `path`; `:memory:` keeps nothing. One owner at a time.
 
+    Args:
+        path: of the database; other files lie beside it.
+        key: with which tokens are encrypted, and of a run its spec, its storage key, the digest of
+            its data and words about it; None leaves all as it is. It is so from the first start on.
+        reserve_bytes: of the disk that are kept for commits, in the file `PATH.reserve`.
+
     Attributes:
         tokens: those of its runs, in the folder `PATH.tokens`.
 
     Raises:
-        JournalError: the file cannot be opened, read or written, another process has it, or
-            another version wrote it.
+        JournalError: the file cannot be opened, read or written, another process has it, another
+            version wrote it, or it was made with another key, or with or without one.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, key: bytes | None = None, *, reserve_bytes: int = 0) -> None:
         self._path = path
+        self._sealer = Sealer(key, "journal") if key is not None else None
         _keep_private(path)
         with self._errors_named():
             self._db = sqlite3.connect(path, timeout=1.0)
             self._db.execute("PRAGMA locking_mode=EXCLUSIVE")
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
-            self._check_version()
+            self._db.execute("PRAGMA secure_delete=ON")  # a run's key goes with the run
+            is_new = self._check_version()
             self._db.executescript(SCHEMA)
             self._db.execute(f"PRAGMA user_version={VERSION}")
             # A write takes the exclusive lock now, so that a second coordinator learns it at once.
             self._db.execute("BEGIN IMMEDIATE")
+            if is_new and self._sealer is not None:
+                self._db.execute("INSERT INTO sealing VALUES (?)", (self._sealed(_PROOF, "proof"),))
             self._db.commit()
+        self._reserve = Reserve(Path(f"{path}.reserve"), reserve_bytes)
         try:
-            self.tokens = self._open_tokens()
+            self._check_key()
+            self.tokens = self._open_tokens(key)
         except BaseException:
             self._db.close()
             raise
 
-    def _check_version(self) -> None:
+    def _check_version(self) -> bool:
+        """Whether it is a new file."""
         (version,) = self._db.execute("PRAGMA user_version").fetchone()
         (num_tables,) = self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()
         if num_tables and version != VERSION:
@@ -123,8 +141,21 @@ class Journal:
                 f"journal {self._path}: expected tables of version {VERSION}, found "
                 f"{version}; end its runs with the swarm-ft that wrote it, or name another file"
             )
+        return not num_tables
 
-    def _open_tokens(self) -> TokenFiles:
+    def _check_key(self) -> None:
+        with self._errors_named():
+            row = self._db.execute("SELECT proof FROM sealing").fetchone()
+        if (row is None) != (self._sealer is None):
+            how = "not encrypted" if row is None else "encrypted"
+            raise JournalError(
+                f"journal {self._path}: it was made {how}, and stays so; start with "
+                f"{'no' if row is None else 'the same'} --encrypt-at-rest, or name another file"
+            )
+        if row is not None and self._opened(row[0], "proof") != _PROOF:
+            raise JournalError(f"journal {self._path}: its proof is none")
+
+    def _open_tokens(self, key: bytes | None) -> TokenFiles:
         """The files of runs that may still need them; what is left of others is deleted."""
         with self._errors_named():
             found = self._db.execute(
@@ -136,7 +167,7 @@ class Journal:
                 f"journal {self._path}: expected its runs' tokens in {folder}, which is not there; "
                 "put it back beside the journal"
             )
-        tokens = TokenFiles(folder)
+        tokens = TokenFiles(folder, key, has_room=self._reserve.hold)
         tokens.sweep(RunId(run_id) for (run_id,) in found)
         return tokens
 
@@ -150,14 +181,25 @@ class Journal:
     def write(self, records: Iterable[Record]) -> None:
         """Make records durable, all of them or none; nothing is done for none.
 
+        A disk that is full has a reserve for them.
+
         Raises:
             JournalError: the disk refused.
         """
         listed = list(records)
         if not listed:
             return
-        with self._errors_named(), self._db:
-            for record in listed:
+        with self._errors_named():
+            try:
+                self._write_all(listed)
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode != sqlite3.SQLITE_FULL or not self._reserve.release():
+                    raise
+                self._write_all(listed)
+
+    def _write_all(self, records: Iterable[Record]) -> None:
+        with self._db:
+            for record in records:
                 self._write_one(record)
 
     def write_run(self, run: Run, data_digest: bytes) -> None:
@@ -169,22 +211,22 @@ class Journal:
         with self._errors_named(), self._db:
             self._db.execute(
                 "INSERT INTO runs (run_id, spec, data_digest, owner,"
-                " phase, detail, attempt, committed_steps, stages)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (run.run_id, RUN_SPEC.to_bytes(run.spec), data_digest, run.owner, *_run_row(run)),
+                " storage_key, phase, detail, attempt, committed_steps, stages)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (
+                    run.run_id,
+                    self._sealed(RUN_SPEC.to_bytes(run.spec), f"spec {run.run_id}"),
+                    self._sealed(data_digest, f"data {run.run_id}"),
+                    run.owner,
+                    *self._run_row(run),
+                ),
             )
 
     def _write_one(self, record: Record) -> None:
         execute = self._db.execute
         match record:
             case RunRecord(run):
-                execute(
-                    "UPDATE runs SET phase=?, detail=?, attempt=?, committed_steps=?, stages=?"
-                    " WHERE run_id=?",
-                    (*_run_row(run), run.run_id),
-                )
-                if run.phase > RunPhase.FINISHED:
-                    self._forget_ledger(run.run_id)
+                self._write_state(run)
             case PlanRecord(run_id, step, attempt, microbatches):
                 # Their samples; their routes are not kept.
                 samples = json.dumps([batch.samples for batch in microbatches])
@@ -195,18 +237,36 @@ class Journal:
             case LedgerRecord():
                 self._write_ledger(record)
             case StandingRecord(peer_id, standing, for_s):
-                told = (peer_id, standing.times_aside, time.time() + for_s, standing.reason)
+                reason = self._sealed(standing.reason.encode(), f"standing {peer_id}")
+                told = (peer_id, standing.times_aside, time.time() + for_s, reason)
                 execute("INSERT OR REPLACE INTO standings VALUES (?, ?, ?, ?)", told)
             case SnapshotRecord(run_id, snapshot):
                 saved = (run_id, snapshot.step, _saved_text(snapshot.stages))
                 execute("INSERT OR REPLACE INTO snapshots VALUES (?, ?, ?)", saved)
-            case RollbackRecord(run_id, first_void_step):
-                void = (run_id, first_void_step)
-                execute("DELETE FROM commits WHERE run_id=? AND step>=?", void)
-                execute("DELETE FROM plans WHERE run_id=? AND step>=?", void)
-                execute("DELETE FROM snapshots WHERE run_id=? AND step>?", void)
-                if not first_void_step:
-                    self._forget_ledger(run_id)
+            case RollbackRecord():
+                self._roll_back(record)
+            case ForgetRecord(run_id):
+                for table in ("runs", "plans", "commits", "snapshots"):
+                    execute(f"DELETE FROM {table} WHERE run_id=?", (run_id,))
+                self._forget_ledger(run_id)
+
+    def _write_state(self, run: Run) -> None:
+        self._db.execute(
+            "UPDATE runs SET storage_key=?, phase=?, detail=?, attempt=?, committed_steps=?,"
+            " stages=? WHERE run_id=?",
+            (*self._run_row(run), run.run_id),
+        )
+        if run.phase > RunPhase.FINISHED:
+            self._forget_ledger(run.run_id)
+
+    def _roll_back(self, record: RollbackRecord) -> None:
+        run_id, execute = record.run_id, self._db.execute
+        void = (run_id, record.first_void_step)
+        execute("DELETE FROM commits WHERE run_id=? AND step>=?", void)
+        execute("DELETE FROM plans WHERE run_id=? AND step>=?", void)
+        execute("DELETE FROM snapshots WHERE run_id=? AND step>?", void)
+        if not record.first_void_step:
+            self._forget_ledger(run_id)
 
     def _write_commit(self, record: CommitRecord) -> None:
         step, commit = record.step, record.commit
@@ -255,8 +315,8 @@ class Journal:
         """All runs, oldest first; those under way wait for their peers from `now_s` on."""
         with self._errors_named():
             found = self._db.execute(
-                "SELECT run_id, spec, owner, phase, detail, attempt, committed_steps, stages"
-                " FROM runs ORDER BY position"
+                "SELECT run_id, spec, owner, storage_key, phase, detail, attempt,"
+                " committed_steps, stages FROM runs ORDER BY position"
             ).fetchall()
         try:
             with self._errors_named():
@@ -280,13 +340,17 @@ class Journal:
             PeerId(peer): Standing(
                 times_aside=times,
                 aside_until_s=now_s + min(until_unix_s - unix_s, MAX_REST_S),
-                reason=reason,
+                reason=self._opened(reason, f"standing {peer}").decode(),
             )
             for peer, times, until_unix_s, reason in reversed(found)
         }
 
-    def _run(self, row: tuple[str, bytes, str, int, str, int, int, str], now_s: float) -> Run:
-        name, spec_bytes, owner, phase_number, detail, attempt, committed_steps, stages = row
+    def _run(
+        self, row: tuple[str, bytes, str, bytes, int, bytes, int, int, str], now_s: float
+    ) -> Run:
+        name, sealed_spec, owner, key, phase_number, told, attempt, committed_steps, stages = row
+        spec_bytes = self._opened(sealed_spec, f"spec {name}")
+        detail = self._opened(told, f"detail {name}").decode()
         run_id, phase = RunId(name), RunPhase(phase_number)
         under_way = not phase.is_over and phase is not RunPhase.QUEUED
         assignments = tuple(
@@ -310,6 +374,7 @@ class Journal:
             run_id=run_id,
             spec=spec,
             owner=owner,
+            storage_key=self._opened(key, f"key {name}"),
             phase=RunPhase.WAITING if under_way else phase,
             detail="the coordinator was restarted" if under_way else detail,
             past=past,
@@ -402,7 +467,36 @@ class Journal:
         """The digest of all tokens of a run that is here, `digest_of` them in a row."""
         with self._errors_named():
             query = "SELECT data_digest FROM runs WHERE run_id=?"
-            return bytes(self._db.execute(query, (run_id,)).fetchone()[0])
+            sealed = self._db.execute(query, (run_id,)).fetchone()[0]
+        return self._opened(sealed, f"data {run_id}")
+
+    # ---- what of it is sealed
+
+    def _run_row(self, run: Run) -> tuple[bytes, int, bytes, int, int, str]:
+        """What changes of a run: key, phase, detail, attempt, committed steps, stages."""
+        assigned = run.attempt.assignments
+        stages = json.dumps([(a.peer_id, a.layers.start, a.layers.stop) for a in assigned])
+        key = self._sealed(run.storage_key, f"key {run.run_id}")
+        detail = self._sealed(run.detail.encode(), f"detail {run.run_id}")
+        return key, run.phase, detail, run.attempt.number, run.committed_steps, stages
+
+    def _sealed(self, value: bytes, place: str) -> bytes:
+        return value if self._sealer is None else self._sealer.seal(value, place.encode())
+
+    def _opened(self, value: bytes, place: str) -> bytes:
+        """What `_sealed` made of it.
+
+        Raises:
+            JournalError: not with this key.
+        """
+        if self._sealer is None:
+            return bytes(value)
+        try:
+            return self._sealer.open(value, place.encode())
+        except ValueError as error:
+            raise JournalError(
+                f"journal {self._path}: {error}; name the key file that it was made with"
+            ) from None
 
     @contextmanager
     def _errors_named(self) -> Iterator[None]:
@@ -429,13 +523,6 @@ def _keep_private(path: str) -> None:
 
 
 # ---- how values lie in rows
-
-
-def _run_row(run: Run) -> tuple[int, str, int, int, str]:
-    """What changes of a run: phase, detail, attempt, committed steps, stages."""
-    assigned = run.attempt.assignments
-    stages = json.dumps([(a.peer_id, a.layers.start, a.layers.stop) for a in assigned])
-    return run.phase, run.detail, run.attempt.number, run.committed_steps, stages
 
 
 def _committed_from(

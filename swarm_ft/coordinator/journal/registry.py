@@ -260,6 +260,25 @@ class Registry:
             rows = self._db.execute("SELECT name FROM members WHERE is_revoked").fetchall()
         return frozenset(row[0] for row in rows)
 
+    def void_all(self) -> tuple[int, int]:
+        """A new authority knows nobody, but those whose keys were revoked stay so.
+
+        Returns:
+            How many members, and how many invitations, are of no use from now on.
+        """
+        with self._errors(), self._transaction():
+            members = self._db.execute("DELETE FROM members WHERE NOT is_revoked").rowcount
+            open_ones = "SELECT count(*) FROM invitations WHERE uses_left IS NULL OR uses_left > 0"
+            invitations = self._db.execute(open_ones).fetchone()[0]
+            self._db.execute("DELETE FROM invitations")
+        return members, invitations
+
+    def tell_rotated(self) -> None:
+        """There are other keys in the folder: whoever looks at `version` is to look at them."""
+        with self._errors():
+            now = datetime.now(UTC).isoformat()
+            self._db.execute("INSERT OR REPLACE INTO facts VALUES ('rotated', ?)", (now,))
+
     def version(self) -> tuple[int, int]:
         """Another one after every change, by whomever."""
         with self._errors():

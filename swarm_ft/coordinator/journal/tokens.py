@@ -1,7 +1,8 @@
 """Tokens of runs: a file each, in a folder beside the journal. Blocks; belongs into threads.
 
 A sample is a record: its tokens, little-endian uint32, and 16 bytes of XXH3 over the run, its
-RunSpec, the sample's number and the tokens. What is read is what was written, or an error.
+RunSpec, the sample's number and the tokens. What is read is what was written, or an error. With a
+key the tokens are sealed for the same instead, and need no checksum.
 
 A file grows under a name of its own and is renamed once all of it is on the disk; its run is
 written to the journal after that. So a file of which the journal knows nothing is of no use, and
@@ -18,15 +19,17 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
+from weakref import WeakSet
 
-from swarm_ft.errors import JournalError, NotFound
+from swarm_ft.errors import JournalError, JournalFull, NotFound
 from swarm_ft.ids import RunId, SampleId
 from swarm_ft.private_files import flush_to_disk, open_private, private_folder
 from swarm_ft.protocol.spec.digest import digest_of, fingerprint_of
 from swarm_ft.protocol.spec.run_spec import RunSpec
+from swarm_ft.sealing import SEAL_BYTES, Sealer
 
 CHECKSUM_BYTES = 16
-RESERVE_BYTES = 64 << 20
+RESERVE_BYTES = 256 << 20
 """Of the disk, which no job may take: commits of runs under way need some."""
 SYNC_BYTES = 4 << 20
 """Written at a time. A commit's own fsync may have to wait for what others left unwritten."""
@@ -35,11 +38,25 @@ SYNC_BYTES = 4 << 20
 class TokenFiles:
     """The files in `folder`; None keeps them as long as this object, anywhere.
 
+    Args:
+        folder: where they lie.
+        key: with which they are encrypted; None leaves them as they are.
+        has_room: whether what is kept of the disk for runs under way is there.
+
     Raises:
         JournalError: the folder cannot be used.
     """
 
-    def __init__(self, folder: Path | None) -> None:
+    def __init__(
+        self,
+        folder: Path | None,
+        key: bytes | None = None,
+        *,
+        has_room: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._form = _Form(Sealer(key, "tokens") if key is not None else None)
+        self._has_room = has_room
+        self._growing: WeakSet[NewTokenFile] = WeakSet()
         self.folder = folder or Path(tempfile.mkdtemp())
         self._forget: Callable[[], object] = lambda: None
         if folder is None:
@@ -58,20 +75,28 @@ class TokenFiles:
         """A file for a run's tokens; nobody sees it before it is kept.
 
         Raises:
-            JournalError: the disk has no room for them, or refuses.
+            JournalFull: the disk has no room for them, beside those of other jobs that come in.
+            JournalError: it refuses.
         """
-        total_bytes = spec.train.num_samples * _record_bytes(spec)
+        total_bytes = spec.train.num_samples * self._form.record_bytes(spec)
         partial = self.folder / f"{_name(run_id)}.{next(self._numbers)}.partial"
         try:
-            free_bytes = shutil.disk_usage(self.folder).free
-            if free_bytes < total_bytes + RESERVE_BYTES:
-                raise JournalError(
-                    f"tokens in {self.folder}: {total_bytes} bytes of them, {free_bytes} are "
-                    f"free, of which {RESERVE_BYTES} are kept for runs under way"
-                )
-            return NewTokenFile(partial, self._path(run_id), _salt(run_id, spec), spec)
+            self._check_room(total_bytes)
+            new = NewTokenFile(partial, self._path(run_id), _salt(run_id, spec), spec, self._form)
         except OSError as error:
             raise JournalError(f"tokens in {self.folder}: {error}") from error
+        self._growing.add(new)
+        return new
+
+    def _check_room(self, total_bytes: int) -> None:
+        awaited_bytes = sum(file.awaited_bytes for file in self._growing)
+        free_bytes = shutil.disk_usage(self.folder).free
+        if free_bytes < total_bytes + awaited_bytes + RESERVE_BYTES or not self._has_room():
+            raise JournalFull(
+                f"tokens in {self.folder}: {total_bytes} bytes of them, {free_bytes} are free, of "
+                f"which {RESERVE_BYTES} are kept for runs under way and {awaited_bytes} for jobs "
+                "that come in; try again when others are over"
+            )
 
     def read(
         self, run_id: RunId, spec: RunSpec, samples: Sequence[SampleId]
@@ -82,7 +107,7 @@ class TokenFiles:
             NotFound: the run has no such sample.
             JournalError: the file is gone, cannot be read, or was altered.
         """
-        path, salt, size = self._path(run_id), _salt(run_id, spec), _record_bytes(spec)
+        path, salt, size = self._path(run_id), _salt(run_id, spec), self._form.record_bytes(spec)
         found = {}
         try:
             with path.open("rb", buffering=0) as file:
@@ -90,12 +115,13 @@ class TokenFiles:
                     if not 0 <= sample < spec.train.num_samples:
                         raise NotFound(f"run {run_id} has no sample {sample}")
                     record = os.pread(file.fileno(), size, sample * size)
-                    found[sample] = tokens = record[:-CHECKSUM_BYTES]
-                    if record[-CHECKSUM_BYTES:] != _checksum(salt, sample, tokens):
+                    tokens = self._form.tokens(salt, sample, record)
+                    if tokens is None:
                         raise JournalError(
                             f"{path}: sample {sample} of run {run_id} is torn or altered; submit "
                             "the job again, under another name, and see to the disk"
                         )
+                    found[sample] = tokens
         except OSError as error:
             raise JournalError(f"{path}: the tokens of run {run_id}: {error}") from error
         return found
@@ -124,13 +150,18 @@ class TokenFiles:
 
 
 class NewTokenFile:
-    """A file of tokens that is being written, by one thread at a time; then keep or discard it."""
+    """A file of tokens that is being written, by one thread at a time; then keep or discard it.
 
-    def __init__(self, partial: Path, path: Path, salt: bytes, spec: RunSpec) -> None:
-        self._partial, self._path, self._salt = partial, path, salt
+    Attributes:
+        awaited_bytes: that are not written yet; 0 once it is kept or discarded.
+    """
+
+    def __init__(self, partial: Path, path: Path, salt: bytes, spec: RunSpec, form: _Form) -> None:
+        self._partial, self._path, self._salt, self._form = partial, path, salt, form
         self._sample_bytes = spec.train.sample_bytes
         self._num_samples = 0
         self._unsynced_bytes = 0
+        self.awaited_bytes = spec.train.num_samples * form.record_bytes(spec)
         self._file = open_private(partial, "xb")
 
     def append(self, tokens: bytes) -> None:
@@ -142,10 +173,10 @@ class NewTokenFile:
         pieces: list[bytes] = []
         for start in range(0, len(tokens), self._sample_bytes):
             sample = tokens[start : start + self._sample_bytes]
-            pieces += sample, _checksum(self._salt, self._num_samples, sample)
+            pieces.append(self._form.record(self._salt, self._num_samples, sample))
             self._num_samples += 1
         try:
-            self._file.write(b"".join(pieces))
+            self.awaited_bytes -= self._file.write(b"".join(pieces))
             self._unsynced_bytes += len(tokens)
             if self._unsynced_bytes >= SYNC_BYTES:
                 self._sync()
@@ -168,6 +199,7 @@ class NewTokenFile:
 
     def discard(self) -> None:
         """Delete it, unless it was kept. Never fails: what is left is swept at the next start."""
+        self.awaited_bytes = 0
         with suppress(OSError):
             self._partial.unlink(missing_ok=True)
         with suppress(OSError):
@@ -179,8 +211,29 @@ class NewTokenFile:
         self._unsynced_bytes = 0
 
 
-def _record_bytes(spec: RunSpec) -> int:
-    return spec.train.sample_bytes + CHECKSUM_BYTES
+class _Form:
+    """How a sample lies in its file: with a checksum, or sealed."""
+
+    def __init__(self, sealer: Sealer | None) -> None:
+        self._sealer = sealer
+
+    def record_bytes(self, spec: RunSpec) -> int:
+        return spec.train.sample_bytes + (SEAL_BYTES if self._sealer else CHECKSUM_BYTES)
+
+    def record(self, salt: bytes, sample: int, tokens: bytes) -> bytes:
+        if self._sealer is not None:
+            return self._sealer.seal(tokens, _place(salt, sample))
+        return tokens + _checksum(salt, sample, tokens)
+
+    def tokens(self, salt: bytes, sample: int, record: bytes) -> bytes | None:
+        """What is in a record; None if it is not the one that was written."""
+        if self._sealer is not None:
+            try:
+                return self._sealer.open(record, _place(salt, sample))
+            except ValueError:
+                return None
+        tokens = record[:-CHECKSUM_BYTES]
+        return tokens if record[-CHECKSUM_BYTES:] == _checksum(salt, sample, tokens) else None
 
 
 def _name(run_id: RunId) -> str:
@@ -193,5 +246,9 @@ def _salt(run_id: RunId, spec: RunSpec) -> bytes:
     return digest_of(run_id.encode(), spec.digest())
 
 
+def _place(salt: bytes, sample: int) -> bytes:
+    return salt + sample.to_bytes(4, "little")
+
+
 def _checksum(salt: bytes, sample: int, tokens: bytes) -> bytes:
-    return fingerprint_of(b"".join((salt, sample.to_bytes(4, "little"), tokens)))
+    return fingerprint_of(_place(salt, sample) + tokens)

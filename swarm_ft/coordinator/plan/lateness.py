@@ -65,7 +65,7 @@ def _absent(run: Run) -> list[PeerId]:
     """Peers that are not ready with what the phase is about."""
     ready: Collection[PeerId] = run.peers
     if run.phase is RunPhase.LOADING:
-        ready = run.attempt.loaded
+        ready = {*run.attempt.loaded, *run.misfits}
     elif run.phase is RunPhase.TRAINING and run.step is not None:
         ready = run.step.ready
     elif run.phase is RunPhase.EXPORTING:

@@ -164,7 +164,8 @@ class StateExchange:
                 f"--snapshots as the coordinator"
             )
         path = await asyncio.to_thread(store.fetch_shard, manifest, name.layers, self._folder)
-        return await asyncio.to_thread(read_shard, path, name, self._spec_digest)
+        files = self._state.files
+        return await asyncio.to_thread(read_shard, path, name, self._spec_digest, files)
 
     def _store(self) -> SnapshotStore:
         if self._snapshots is None:
@@ -213,7 +214,8 @@ class StateExchange:
         offers = self._context.offers
         try:
             while name not in offers or not self._takers(name) <= offers[name].proofs.keys():
-                read = partial(asyncio.to_thread, offer, path, name, self._takers(name))
+                offered = partial(offer, path, name, self._takers(name), files=self._state.files)
+                read = partial(asyncio.to_thread, offered)
                 offers[name] = await self._tried(name, read)
         finally:
             self._drop_unless_offered(name, path)
@@ -294,8 +296,8 @@ class StateExchange:
 
     async def _write(self, folder: Path, name: ShardName, contents: ShardContents) -> Path:
         """Write a state down; cancelled, it leaves no file."""
-        write = asyncio.to_thread(write_shard, folder, name, self._spec_digest, contents)
-        writing = asyncio.create_task(write)
+        what = folder, name, self._spec_digest, contents, self._state.files
+        writing = asyncio.create_task(asyncio.to_thread(write_shard, *what))
         try:
             return await to_its_end(writing)
         except asyncio.CancelledError:

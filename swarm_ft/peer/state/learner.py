@@ -10,20 +10,20 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from swarm_ft.codec.gradient_pieces import PieceCodec
-from swarm_ft.errors import OutOfTurn, Unavailable
+from swarm_ft.errors import BadSnapshot, OutOfTurn, Unavailable
 from swarm_ft.ids import Attempt, StepNumber
 from swarm_ft.log import get_logger
 from swarm_ft.peer.context import PeerContext, run_in
 from swarm_ft.peer.reduce.gradient_coder import EncodedSum
 from swarm_ft.peer.state.stage_state import StageState
-from swarm_ft.private_files import open_private
 from swarm_ft.protocol.messages.boundary import EncodedTensor
 from swarm_ft.protocol.messages.control import Assign, CatchUp, CaughtUp, CommitStep
 from swarm_ft.protocol.messages.shard import ShardFile, ShardName, proof_by
-from swarm_ft.snapshots.files import chunks_of
+from swarm_ft.snapshots.local_files import PLAIN, LocalFiles
 from swarm_ft.snapshots.shard import ShardContents, read_shard
 from swarm_ft.transfer import Downloader
 
@@ -51,12 +51,21 @@ class Backlog:
         folder: where files may lie.
         name: that their names begin with; no other backlog's there.
         memory_bytes: of sums that may be in memory.
+        files: how they are written.
     """
 
-    def __init__(self, folder: Path, name: str, *, memory_bytes: int = MAX_MEMORY_BYTES) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        name: str,
+        *,
+        memory_bytes: int = MAX_MEMORY_BYTES,
+        files: LocalFiles = PLAIN,
+    ) -> None:
         self._folder = folder
         self._name = name
         self._memory_bytes = memory_bytes
+        self._files = files
         self._steps: deque[tuple[CommitStep, EncodedSum | _InFile]] = deque()
 
     async def append(self, commit: CommitStep, total: EncodedSum) -> None:
@@ -70,7 +79,7 @@ class Backlog:
             self._steps.append((commit, total))
             return
         path = self._folder / f"{self._name}-{commit.step}.sum"
-        self._steps.append((commit, await asyncio.to_thread(_write, path, total)))
+        self._steps.append((commit, await asyncio.to_thread(_write, self._files, path, total)))
 
     async def first(self) -> tuple[CommitStep, EncodedSum] | None:
         """The oldest step, which stays until it is dropped; None if there is none.
@@ -82,7 +91,7 @@ class Backlog:
             return None
         commit, kept = self._steps[0]
         if isinstance(kept, _InFile):
-            kept = await asyncio.to_thread(_read, kept)
+            kept = await asyncio.to_thread(_read, self._files, kept)
         return commit, kept
 
     def drop_first(self) -> None:
@@ -97,27 +106,26 @@ class Backlog:
             self.drop_first()
 
 
-def _write(path: Path, total: EncodedSum) -> _InFile:
+def _write(files: LocalFiles, path: Path, total: EncodedSum) -> _InFile:
     pieces = [(count, tensor.to_bytes()) for count, tensor in total.pieces]
     try:
-        with open_private(path, "wb") as file:
-            file.writelines(data for _, data in pieces)
+        files.write(path, b"".join(data for _, data in pieces))
     except OSError as error:
         path.unlink(missing_ok=True)
         raise Unavailable(f"{path} cannot be written: {error}") from error
     return _InFile(path, tuple((count, len(data)) for count, data in pieces))
 
 
-def _read(kept: _InFile) -> EncodedSum:
+def _read(files: LocalFiles, kept: _InFile) -> EncodedSum:
     try:
-        with kept.path.open("rb") as file:
+        with files.reading(kept.path) as plain, plain.open("rb") as file:
             return EncodedSum(
                 tuple(
                     (count, EncodedTensor.from_bytes(file.read(num_bytes)))
                     for count, num_bytes in kept.sizes
                 )
             )
-    except OSError as error:
+    except (OSError, BadSnapshot) as error:
         raise Unavailable(f"{kept.path} cannot be read: {error}") from error
 
 
@@ -155,12 +163,13 @@ class CatchingUp:
         self._context = context
         self._state = state
         self._folder = folder
-        self._downloader = Downloader(context.directory, context.transport)
+        self._files = state.files
+        self._downloader = Downloader(context.directory, context.transport, files=state.files)
         self._spec_digest = assign.spec_digest
         self._last_attempt = self._heard_attempt = assign.last_attempt
         self._heard_steps = assign.committed_steps
         self._codec = PieceCodec(assign.spec.train.reduction_codec)
-        self._backlog = Backlog(folder, f"heard-{name.run_id}-{name.layers}")
+        self._backlog = Backlog(folder, f"heard-{name.run_id}-{name.layers}", files=state.files)
         self._open: tuple[Attempt, StepNumber, EncodedSum] | None = None
         self._contents: ShardContents | None = None
         self._state_bytes, self._proof = 0, b""
@@ -232,8 +241,9 @@ class CatchingUp:
             chunks = await self._downloader.list_chunks(name, file, sources)
             brought = await self._downloader.download(name, chunks, sources, path)
             proof = proof_by(self._context.peer_id, name)
-            await asyncio.to_thread(chunks_of, path, proof)
-            contents = await asyncio.to_thread(read_shard, path, name, self._spec_digest)
+            await asyncio.to_thread(self._files.list_chunks, path, proof)
+            read = partial(read_shard, path, name, self._spec_digest, self._files)
+            contents = await asyncio.to_thread(read)
             self._contents, self._state_bytes = contents, sum(brought.values())
             self._proof = proof.digest()
         finally:

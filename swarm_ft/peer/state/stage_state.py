@@ -32,6 +32,7 @@ from swarm_ft.protocol.spec.codec_spec import CodecSpec, Direction
 from swarm_ft.protocol.spec.digest import fingerprint_of
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
+from swarm_ft.snapshots.local_files import PLAIN, LocalFiles
 from swarm_ft.snapshots.shard import BufferName, ShardContents
 from swarm_ft.stage.base import Engine
 
@@ -172,6 +173,7 @@ class StageState:
     Args:
         make_engine: an engine for this peer's device, not yet loaded.
         store: of this run's buffers, as an earlier start of this peer may have left it.
+        files: how what else the run needs on this disk is written and read.
 
     Attributes:
         store: this stage's ends of the per-sample buffers.
@@ -191,6 +193,7 @@ class StageState:
         spec: RunSpec,
         make_engine: EngineMaker,
         store: BufferStore | None = None,
+        files: LocalFiles = PLAIN,
     ) -> None:
         self._context = context
         self._run_id = run_id
@@ -199,6 +202,7 @@ class StageState:
         self._engine: Engine | None = None
         self._one_change = asyncio.Lock()
         self.store = store if store is not None else BufferStore()
+        self.files = files
         self._reset()
 
     def _reset(self) -> None:
@@ -384,15 +388,16 @@ class StageState:
         self.progress = progress
         return progress
 
-    async def export(self, path: Path) -> int:
-        """Write the trained weights down; the file's bytes.
+    async def export(self, path: Path) -> None:
+        """Write the trained weights down.
 
         Raises:
             OutOfTurn: nothing is loaded.
             Unavailable: the disk does not take it (now).
         """
         try:
-            return await run_in(self._context.compute, self.engine.export, path)
+            trained = await run_in(self._context.compute, self.engine.export)
+            await asyncio.to_thread(self.files.write, path, trained)
         except (OSError, SafetensorError) as error:
             raise Unavailable(f"{path} cannot be written: {error}") from error
 

@@ -41,6 +41,8 @@ from swarm_ft.protocol.spec.version import PROTOCOL_VERSION, Spoken
 # Tokens travel as little-endian uint32 bytes, so that the coordinator can pass them on unread.
 
 MAX_RUN_PEERS = 1 << 14
+MAX_KEPT_RUNS = 64
+STORAGE_KEY_BYTES = 32
 SomePeers = Annotated[tuple[PeerId, ...], Length(MAX_RUN_PEERS, 1)]
 Amount = Annotated[float, Range(0.0)]
 
@@ -132,6 +134,7 @@ class Assign:
         last_attempt: whose commit is the last.
         saved: the snapshot of the committed steps, if the run went back to it.
         owner: the name of the client that may fetch the result; empty where nobody has keys.
+        storage_key: encrypts what peers write to their disks of this run; given up with the run.
     """
 
     run_id: RunId
@@ -145,6 +148,7 @@ class Assign:
     last_attempt: Attempt = NO_ATTEMPT
     saved: Annotated[tuple[SavedStage, ...], Length(MAX_BLOCKS)] = ()
     owner: Text = ""
+    storage_key: Annotated[bytes, Length(STORAGE_KEY_BYTES)] = field(default=b"", repr=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -222,10 +226,15 @@ class ExportStage:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReleaseStage:
-    """Let go of the run."""
+    """Let go of the run, and of what lies of it on this peer's disk.
+
+    Attributes:
+        is_over: nobody goes on with it: its snapshots are of no use either.
+    """
 
     run_id: RunId
     reason: Text
+    is_over: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -294,6 +303,7 @@ class PeerHello:
 
     Attributes:
         endpoint: where other peers reach it, `host:port`.
+        kept_runs: whose buffers lie on its disk, besides those of `held`.
     """
 
     peer_id: PeerId
@@ -301,6 +311,7 @@ class PeerHello:
     layers: LayerRange | None
     memory_bytes: int
     held: HeldStage | None = None
+    kept_runs: Annotated[tuple[RunId, ...], Length(MAX_KEPT_RUNS)] = ()
     protocol_version: Annotated[int, Spoken("peer", "coordinator")] = PROTOCOL_VERSION
 
 

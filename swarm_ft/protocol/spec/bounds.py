@@ -9,6 +9,7 @@ Whoever takes values in (a command line, a Python caller, another process) asks 
 from __future__ import annotations
 
 import functools
+import ipaddress
 import math
 import re
 from abc import ABC, abstractmethod
@@ -141,6 +142,17 @@ def is_endpoint(text: str) -> bool:
         return False
     match = _ENDPOINT.fullmatch(text)
     return match is not None and 1 <= int(match[3]) <= 65535
+
+
+def is_loopback(host: str) -> bool:
+    """Whether it is one of this machine's own addresses, 127.0.0.0/8 or ::1.
+
+    A name is none: it may lead anywhere.
+    """
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ import pytest
 from benchmarks.lab import Host, Lab, Link
 from benchmarks.lab.check import measure
 from benchmarks.lab.namespaces import namespaces, run
+from swarm_ft.protocol.spec.bounds import is_loopback
 
 ROOT = Path(__file__).parents[3]
 
@@ -113,6 +114,11 @@ def all_end(processes: list[int]) -> bool:
     for process in processes:
         os.close(process)
     return all(ended)
+
+
+def test_all_hosts_are_this_machine(place: Place) -> None:
+    """So that what stays on this machine may be measured there."""
+    assert all(is_loopback(host.address) for host in (place.near, place.far, place.hub))
 
 
 def test_labs_do_not_meet_and_leave_nothing_behind() -> None:

@@ -15,9 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.lab import Lab
-from benchmarks.slow_network.cases import run_case, system_named
+from benchmarks.slow_network.cases import Row, run_case, system_named
 from benchmarks.slow_network.limit import Order, Transfers, step_limit_s
-from benchmarks.slow_network.swarm import Setting, bits_per_value, measure_swarm
+from benchmarks.slow_network.swarm import PLAINTEXT, Setting, bits_per_value, measure_swarm
+from benchmarks.slow_network.table import cost_of_tls
 from benchmarks.slow_network.work import (
     GPT2_XL_V100,
     Measured,
@@ -270,16 +271,38 @@ def test_what_cannot_be_measured_is_refused_before_anything_runs(wrong: dict[str
         )
 
 
+def test_turns_tell_what_tls_costs() -> None:
+    def row(name: str, mbps: float, samples_per_s: float) -> Row:
+        network = Network(up_mbps=mbps, down_mbps=mbps)
+        measured = replace(measured_bytes(1, 1), system=name)
+        return Row(
+            system=name,
+            trial=Trial(work=TINY, network=network),
+            samples_per_s=samples_per_s,
+            limit_per_s=None,
+            measured=measured,
+        )
+
+    plaintext = f"a{PLAINTEXT}"
+    rows = [row("a", 100, 9.0), row(plaintext, 100, 10.0), row("a", 100, 9.9)]
+    rows += [row(plaintext, 100, 10.0), row("gpipe", 100, 1.0), row("a", 10, 1.0)]
+    assert list(cost_of_tls(rows)) == [
+        "100 Mbps, a: TLS has 0.945 of plaintext's speed (2 turns, 0.900 to 0.990)"
+    ]
+
+
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
 
 
 @needs_root
 @pytest.mark.slow
-@pytest.mark.parametrize("topology", list(Topology))
-def test_a_swarm_takes_its_time_and_sends_its_bytes(tmp_path: Path, topology: Topology) -> None:
+@pytest.mark.parametrize(("topology", "tls"), [(Topology.PAIR, True), (Topology.HOME, False)])
+def test_a_swarm_takes_its_time_and_sends_its_bytes(
+    tmp_path: Path, topology: Topology, tls: bool
+) -> None:
     network = Network(up_mbps=20.0, down_mbps=20.0, delay_ms=5.0, topology=topology)
     trial = Trial(work=TINY, network=network, steps=1)
-    row = run_case(system_named("none/none"), trial, tmp_path / "swarm")
+    row = run_case(system_named("none/none", tls=tls), trial, tmp_path / "swarm")
     frame_bytes = TINY.microbatch_bytes
     assert frame_bytes < row.measured.forward_bytes < 1.01 * frame_bytes
     assert frame_bytes < row.measured.backward_bytes < 1.01 * frame_bytes

@@ -43,7 +43,7 @@ from swarm_ft.protocol.messages.shard import ShardName
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.protocol.spec.training_plan import step_microbatches
-from swarm_ft.snapshots.files import chunks_of
+from swarm_ft.snapshots.local_files import chunks_of
 from swarm_ft.snapshots.shard import write_shard
 from swarm_ft.snapshots.store import SnapshotStore
 from swarm_ft.stage.base import Engine

@@ -288,15 +288,35 @@ async def test_a_peer_that_moved_is_called_where_it_is_now(pair: Pair) -> None:
     await server.stop()
 
 
-async def test_a_stream_that_nobody_uses_is_given_up(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("swarm_ft.peer.links.IDLE_S", 0.0)
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A moment's grace is none."""
+    monkeypatch.setattr("swarm_ft.peer.links.UNNAMED_S", 0.0)
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_stream_of_a_peer_that_no_assignment_names_is_given_up(pair: Pair) -> None:
     caller = Caller(pair.transport, "a", "b")
     caller.endpoint = pair.b.endpoint
     hand = await caller.link()
-    with pytest.raises(Unavailable, match="no attempt with a for 0 s"):
+    with pytest.raises(Unavailable, match="no assignment of peer b names peer a"):
         await hand.fails()
+    await caller.close()
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_who_is_named_may_wait_until_it_is_named_no_more(pair: Pair) -> None:
+    for peer in (pair.a, pair.b):
+        peer.links.name((A, B))
+    async with pair.attempt(1):
+        pass
+    async with pair.attempt(2):  # over the stream that stood meanwhile
+        assert len(pair.transport.opened) == 1
+    pair.b.links.name((B,))
+    caller = Caller(pair.transport, "a", "b")
+    caller.endpoint = pair.b.endpoint
+    with pytest.raises(Unavailable, match="no assignment"):
+        await (await caller.link()).fails()
     await caller.close()
 
 
@@ -339,6 +359,9 @@ async def test_strangers_take_only_so_much_room(
     hands = [await one.link() for one in callers[:3]]
     with pytest.raises(Unavailable, match="3 callers that it does not know"):
         await callers[3].link()
+    pair.b.links.name((PeerId("a3"),))
+    await callers[3].link()
+    pair.b.links.name(())
     async with pair.attempt(1):
         await hands[0].stream.cancel()
         while True:  # until b has noticed

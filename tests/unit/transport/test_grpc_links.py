@@ -4,6 +4,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import grpc
 import pytest
@@ -12,10 +13,11 @@ from swarm_ft import errors
 from swarm_ft.ids import PeerId
 from swarm_ft.protocol.messages.client import MemberStatus, StatusRequest, SwarmStatus
 from swarm_ft.transport.base import MessageStream, call
-from swarm_ft.transport.grpc_options import GrpcOptions
+from swarm_ft.transport.grpc_options import GrpcOptions, format_endpoint
 from swarm_ft.transport.grpc_transport import METADATA_KEY, GrpcTransport
 from swarm_ft.transport.methods import STATUS
-from tests.raw_calls import BYTES
+from tests.members import OneMember
+from tests.raw_calls import BYTES, MORE_BYTES
 
 pytestmark = pytest.mark.timeout(20)
 
@@ -190,7 +192,29 @@ async def test_a_port_held_by_another_program_is_in_use() -> None:
 )
 async def test_an_address_that_is_not_ours_is_a_bad_option(host: str, port: int) -> None:
     with pytest.raises(errors.BadOption, match=r"listen on|expected"):
-        await GrpcTransport().serve(host, port, {})
+        await OneMember().serve(host, port, {})
+
+
+ELSEWHERE = ["10.0.0.7", "192.0.2.1", "0.0.0.0", "localhost", "127.1", "2130706433", "2001:db8::1"]
+
+
+@pytest.mark.parametrize("host", [*ELSEWHERE, "::", ""])
+async def test_plaintext_is_not_served_to_others(host: str) -> None:
+    with pytest.raises(errors.BadOption, match="stay on this machine"):
+        await GrpcTransport().serve(host, 0, {})
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        *(format_endpoint(host, 7000) for host in ELSEWHERE),
+        *("unix:/tmp/some.sock", "xds:///127.0.0.1:1", "127.0.0.1", "no port", ""),
+        *("::1:7000", "127.0.0.1:7000:7000", "[127.0.0.1]x:7000", "127.0.0.1@192.0.2.1:7000"),
+    ],
+)
+async def test_plaintext_is_not_said_to_others(endpoint: str) -> None:
+    with pytest.raises(errors.BadOption, match="stay on this machine"):
+        GrpcTransport().connect(endpoint)
 
 
 async def test_a_channel_made_before_its_server_reaches_it_later() -> None:
@@ -215,16 +239,18 @@ async def test_a_channel_made_before_its_server_reaches_it_later() -> None:
 
 @pytest.mark.parametrize("target", ["unix:/tmp/some.sock", "xds:///somewhere", "no port"])
 async def test_an_endpoint_cannot_choose_another_scheme(target: str) -> None:
-    channel = GrpcTransport().connect(target)
+    channel = OneMember().connect(target)
     with pytest.raises(errors.Unavailable):
         await call(channel, STATUS, StatusRequest(), timeout_s=5.0)
     await channel.close()
 
 
-async def test_a_message_over_the_servers_bound_ends_the_call_and_not_the_server() -> None:
-    server = await GrpcTransport(GrpcOptions(max_message_bytes=1000)).serve(
-        "127.0.0.1", 0, {BYTES: echo}
-    )
+FEW_BYTES = replace(BYTES, request_bytes=1000)
+"""The same call, as a server has it that takes less."""
+
+
+async def test_a_message_over_all_bounds_ends_the_call_and_not_the_server() -> None:
+    server = await GrpcTransport().serve("127.0.0.1", 0, {FEW_BYTES: echo})
     channel = GrpcTransport().connect(server.endpoint)
     stream = channel.open(BYTES)
     await stream.send(bytes(2000))
@@ -237,11 +263,22 @@ async def test_a_message_over_the_servers_bound_ends_the_call_and_not_the_server
     await server.stop()
 
 
-async def test_a_message_over_this_sides_bound_is_not_sent() -> None:
-    transport = GrpcTransport(GrpcOptions(max_message_bytes=1000))
-    server = await transport.serve("127.0.0.1", 0, {BYTES: echo})
-    channel = transport.connect(server.endpoint)
+async def test_a_message_over_its_methods_bound_is_not_read() -> None:
+    """Another method of the same server takes larger ones, so gRPC lets it through."""
+    server = await GrpcTransport().serve("127.0.0.1", 0, {FEW_BYTES: echo, MORE_BYTES: echo})
+    channel = GrpcTransport().connect(server.endpoint)
     stream = channel.open(BYTES)
+    await stream.send(bytes(2000))
+    with pytest.raises(errors.MalformedMessage, match="of 2003 bytes: expected 1000 at most"):
+        await stream.receive()
+    await channel.close()
+    await server.stop()
+
+
+async def test_a_message_over_this_sides_bound_is_not_sent() -> None:
+    server = await GrpcTransport().serve("127.0.0.1", 0, {BYTES: echo})
+    channel = GrpcTransport().connect(server.endpoint)
+    stream = channel.open(FEW_BYTES)
     with pytest.raises(errors.MalformedMessage, match="1000 at most"):
         await stream.send(bytes(2000))
     await stream.send(b"x")

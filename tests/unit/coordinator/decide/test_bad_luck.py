@@ -145,8 +145,8 @@ def test_a_job_that_no_peer_can_load_fails_with_the_reason(
     swarm.join(a, b)
     failed = a.failed("bad-model", "model /nowhere: expected a directory")
     fail(swarm, b, "bad-model", "model /nowhere: expected a directory")
-    assert swarm.run().phase is RunPhase.WAITING
-    words = "waiting for layers 2-4; peer b cannot host it: model /nowhere: expected a directory"
+    assert swarm.run().phase is RunPhase.LOADING, "a has yet to look"
+    words = "peer b (layers 2-4) cannot host them: model /nowhere: expected a directory"
     assert swarm.run().detail == words
     swarm.say(a, failed)
     assert swarm.run().phase is RunPhase.FAILED
@@ -156,6 +156,28 @@ def test_a_job_that_no_peer_can_load_fails_with_the_reason(
     swarm.settle()
     assert swarm.run(SECOND).phase is RunPhase.FINISHED
     assert not swarm.dismissals()
+
+
+def test_a_job_that_some_can_load_waits_for_others_that_can(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer
+) -> None:
+    swarm.submit(spec)
+    swarm.join(a, b)
+    fail(swarm, b, "bad-model", "no such model")
+    swarm.settle()  # a has loaded its stage
+    assert swarm.run().phase is RunPhase.WAITING
+    assert swarm.run().detail == "waiting for layers 2-4; peer b cannot host it: no such model"
+
+
+def test_who_leaves_before_it_looked_keeps_no_run_waiting_for_its_word(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer
+) -> None:
+    swarm.submit(spec)
+    swarm.join(a, b)
+    fail(swarm, b, "bad-model", "no such model")
+    swarm.forget_said(a.peer_id)
+    swarm.lose(a)
+    assert swarm.run().phase is RunPhase.FAILED, "all who are there said that they cannot"
 
 
 def test_a_peer_without_the_model_is_idle_and_its_replica_goes_on(

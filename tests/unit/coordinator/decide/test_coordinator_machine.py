@@ -869,7 +869,34 @@ def test_export_and_release_go_to_every_stage(
     swarm.settle()
     swarm.handle(ResultCollected(RUN))
     assert [peer for peer, _ in swarm.said(ExportStage)] == ["a", "spare", "b"]
-    assert [peer for peer, _ in swarm.said(ReleaseStage)] == ["a", "spare", "b"]
+    assert {peer for peer, _ in swarm.said(ReleaseStage)} == {"a", "spare", "b"}
+
+
+def test_when_a_run_is_over_all_hear_it_who_may_have_something_of_it(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer, make_peer: type[FakePeer]
+) -> None:
+    swarm.submit(spec)
+    swarm.join(a, b)
+    swarm.settle()
+    swarm.join(make_peer("late", "auto"))
+    swarm.handle(ResultCollected(RUN))
+    assert {peer for peer, _ in swarm.said(ReleaseStage)} == {"a", "b", "late"}
+    assert not swarm.state.runs[RUN].storage_key
+
+
+@pytest.mark.parametrize("is_over", [True, False])
+def test_who_comes_later_is_told_of_which_kept_runs_are_over(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer, make_peer: type[FakePeer], is_over: bool
+) -> None:
+    swarm.submit(spec)
+    swarm.join(a, b)
+    swarm.settle()
+    if is_over:
+        swarm.handle(RunCancelled(RUN))
+    hello = replace(make_peer("late", "auto").hello(), kept_runs=(RUN, RunId("of-others")))
+    swarm.handle(PeerSaid(hello.peer_id, hello))
+    told = [message.run_id for peer, message in swarm.said(ReleaseStage) if peer == "late"]
+    assert told == [RUN] * is_over, "of what the coordinator does not know it says nothing"
 
 
 def test_status_lists_members_and_runs(

@@ -1,0 +1,22 @@
+"""How a benchmark's own process joins a swarm: by the options that `LabSwarm.ways` holds."""
+
+from __future__ import annotations
+
+import argparse
+
+from swarm_ft.cli.joining import WayIn
+from swarm_ft.cli.options import DHT_PREFIX
+from swarm_ft.identity.invites import parse_invite
+
+
+def add_way(parser: argparse.ArgumentParser) -> None:
+    """Give a command the options of a `WayIn`."""
+    parser.add_argument("--invite", type=parse_invite, help="links are then encrypted")
+    parser.add_argument("--insecure", action="store_true", help="they are plaintext")
+    parser.add_argument("--initial-peers", action="append", default=[], metavar="MADDR")
+
+
+def way_of(options: argparse.Namespace) -> WayIn:
+    """The way in that was given."""
+    nodes = tuple(options.initial_peers)
+    return WayIn(invite=options.invite, initial_peers=nodes, dht_prefix=DHT_PREFIX)

@@ -1,0 +1,85 @@
+"""Sealing: bytes that only who has the key can read or make. AES-256-GCM of `cryptography`.
+
+A sealed value is its nonce, drawn anew each time, the encrypted bytes, and a tag that notices any
+change. It opens only for the place that it was sealed for, so that what lies in one place of a disk
+passes for nothing in another. How long it is, and where it lies, is plain.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from swarm_ft.errors import BadOption
+from swarm_ft.private_files import make_private, open_private, private_folder, replacing
+
+KEY_BYTES = 32
+_NONCE_BYTES, _TAG_BYTES = 12, 16
+SEAL_BYTES = _NONCE_BYTES + _TAG_BYTES
+"""What a sealed value is longer than its bytes."""
+
+
+class Sealer:
+    """See the module's docstring. Threads may share it.
+
+    Args:
+        key: KEY_BYTES that nobody else knows.
+        use: what for; keys of different uses have nothing in common.
+    """
+
+    def __init__(self, key: bytes, use: str) -> None:
+        if len(key) != KEY_BYTES:
+            raise ValueError(f"key: expected {KEY_BYTES} bytes, got {len(key)}")
+        derived = HKDF(SHA256(), KEY_BYTES, salt=None, info=f"swarm-ft {use}".encode())
+        self._aead = AESGCM(derived.derive(key))
+
+    def seal(self, data: bytes | bytearray | memoryview, place: bytes) -> bytes:
+        """The bytes as they may lie anywhere."""
+        nonce = os.urandom(_NONCE_BYTES)
+        return nonce + self._aead.encrypt(nonce, data, place)
+
+    def open(self, sealed: bytes | memoryview, place: bytes) -> bytes:
+        """What was sealed.
+
+        Raises:
+            ValueError: not with this key, or for another place; or it was altered.
+        """
+        try:
+            return self._aead.decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], place)
+        except (InvalidTag, ValueError):
+            raise ValueError(f"{len(sealed)} bytes were not sealed here with this key") from None
+
+
+def new_key() -> bytes:
+    """A key of its own for whoever asks."""
+    return os.urandom(KEY_BYTES)
+
+
+def sealing_key_at(path: Path) -> bytes:
+    """The key in a file that its owner alone may read, made if it is not there.
+
+    Raises:
+        BadOption: the file cannot be read or written, or holds something else.
+    """
+    try:
+        if not path.exists():
+            if not path.parent.is_dir():
+                private_folder(path.parent)
+            with replacing(path) as partial, open_private(partial, "wb") as file:
+                file.write(new_key())
+        make_private(path)
+        with path.open("rb") as file:
+            key = file.read(KEY_BYTES + 1)
+    except OSError as error:
+        raise BadOption(f"--encrypt-at-rest {path}: {error.strerror or error}") from None
+    if len(key) != KEY_BYTES:
+        raise BadOption(
+            f"--encrypt-at-rest {path}: expected a file of {KEY_BYTES} bytes, which a first start "
+            "makes; name another one, or the copy that you kept"
+        )
+    return key

@@ -1,0 +1,179 @@
+"""Files on this machine's disk as a run needs them: written whole, read by chunks; sealed or plain.
+
+A sealed file is a head and its chunks of CHUNK_BYTES, each sealed for its number, so that a chunk
+is read and written alone. It says by its head that it is one: who has the key reads both kinds.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from swarm_ft.errors import BadSnapshot
+from swarm_ft.private_files import open_private, replacing
+from swarm_ft.protocol.messages.shard import CHUNK_BYTES, ChunkList, list_chunks, num_chunks
+from swarm_ft.protocol.spec.digest import KeyedDigest
+from swarm_ft.sealing import SEAL_BYTES, Sealer
+
+_HEAD = b"swarm-ft sealed\x01"
+
+
+class LocalFiles:
+    """See the module's docstring. It blocks: call it in a thread.
+
+    Args:
+        sealer: opens what is sealed; None opens nothing.
+        seals: whether what is written is sealed, too.
+    """
+
+    def __init__(self, sealer: Sealer | None = None, *, seals: bool = False) -> None:
+        self._sealer = sealer
+        self._sealing = sealer if seals else None
+
+    @property
+    def seals(self) -> bool:
+        """Whether what is written is sealed."""
+        return self._sealing is not None
+
+    # ---- whole files
+
+    def write(self, path: Path, data: bytes) -> None:
+        """Put a file there, whole and private, in place of what is there.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        with replacing(path) as partial, open_private(partial, "wb") as file:
+            if self._sealing is None:
+                file.write(data)
+                return
+            file.write(_HEAD)
+            for index in range(num_chunks(len(data))):
+                chunk = memoryview(data)[index * CHUNK_BYTES : (index + 1) * CHUNK_BYTES]
+                file.write(self._sealing.seal(chunk, _place(index)))
+
+    @contextmanager
+    def reading(self, path: Path) -> Iterator[Path]:
+        """A file with the plain bytes, for as long as the context lasts; mapped, for longer.
+
+        Of a sealed one it is in memory, and has no name that others could open.
+
+        Raises:
+            BadSnapshot: it is sealed with a key that is not here, or was altered.
+            OSError: it cannot be read.
+        """
+        with path.open("rb") as file:
+            is_sealed = file.read(len(_HEAD)) == _HEAD
+        if not is_sealed:
+            yield path
+            return
+        if self._sealer is None:
+            raise BadSnapshot(f"{path}: it is encrypted, and this process has no key for it")
+        with open(os.memfd_create("swarm-ft"), "r+b") as memory:
+            try:
+                for chunk in _opened(path, self._sealer):
+                    memory.write(chunk)
+            except ValueError as error:
+                raise BadSnapshot(f"{path}: {error}") from None
+            memory.flush()
+            yield Path(f"/proc/self/fd/{memory.fileno()}")
+
+    def list_chunks(self, path: Path, *digests_too: KeyedDigest) -> ChunkList:
+        """Read a file of this process once, and digest its plain bytes; these take them too.
+
+        Raises:
+            OSError: it cannot be read, or is not what was written.
+        """
+        if self._sealing is None:
+            return chunks_of(path, *digests_too)
+        try:
+            return list_chunks(_opened(path, self._sealing), *digests_too)
+        except ValueError as error:
+            raise OSError(f"{path}: {error}") from None
+
+    # ---- chunk by chunk
+
+    def read_chunk(self, path: Path, index: int) -> bytes:
+        """A chunk of a file of this process; less or nothing where the file ends.
+
+        Raises:
+            OSError: it cannot be read, or is not what was written.
+        """
+        with path.open("rb") as file:
+            try:
+                return self._read(file, index)
+            except ValueError as error:
+                raise OSError(f"{path}, chunk {index}: {error}") from None
+
+    def make_room(self, path: Path, chunks: ChunkList) -> list[int]:
+        """Make a file as long as it will be with these chunks; the numbers of those it has.
+
+        Raises:
+            OSError: it cannot be.
+        """
+        total_bytes = chunks.total_bytes
+        if self.seals:
+            total_bytes += len(_HEAD) + len(chunks) * SEAL_BYTES
+        with open_private(path, "a+b") as file:
+            if self.seals and not file.tell():
+                file.write(_HEAD)
+            file.truncate(total_bytes)
+            return [i for i in range(len(chunks)) if self._holds(file, chunks, i)]
+
+    def write_chunk(self, path: Path, index: int, chunk: bytes | bytearray) -> None:
+        """Put a chunk into a file with room for it.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        data = chunk if self._sealing is None else self._sealing.seal(chunk, _place(index))
+        # A file object of its own: a write that outlives its caller meets no other's file.
+        with path.open("r+b") as file:
+            file.seek(self._offset(index))
+            file.write(data)
+
+    def _read(self, file: IO[bytes], index: int) -> bytes:
+        file.seek(self._offset(index))
+        if self._sealing is None:
+            return file.read(CHUNK_BYTES)
+        return self._sealing.open(file.read(CHUNK_BYTES + SEAL_BYTES), _place(index))
+
+    def _holds(self, file: IO[bytes], chunks: ChunkList, index: int) -> bool:
+        try:
+            return chunks.holds(index, self._read(file, index))
+        except ValueError:
+            return False  # a gap opens with no key
+
+    def _offset(self, index: int) -> int:
+        if self._sealing is None:
+            return index * CHUNK_BYTES
+        return len(_HEAD) + index * (CHUNK_BYTES + SEAL_BYTES)
+
+
+PLAIN = LocalFiles()
+"""Of whoever seals nothing."""
+
+
+def chunks_of(path: Path, *digests_too: KeyedDigest) -> ChunkList:
+    """Read a local file once as it lies there, and digest it; these take its bytes too.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        return list_chunks(iter(lambda: file.read(CHUNK_BYTES), b""), *digests_too)
+
+
+def _opened(path: Path, sealer: Sealer) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        file.seek(len(_HEAD))
+        sealed = iter(lambda: file.read(CHUNK_BYTES + SEAL_BYTES), b"")
+        for index, chunk in enumerate(sealed):
+            yield sealer.open(chunk, _place(index))
+
+
+def _place(index: int) -> bytes:
+    return b"chunk" + index.to_bytes(8, "little")

@@ -1,0 +1,9 @@
+"""Real attacks on real swarms: who may call what, and what 29 attacks come to.
+
+`python -m tests.hostile` runs them; docs/security.md says what is promised.
+"""
+
+import os
+
+# gRPC reads it when it is imported, and would tell of every handshake that is refused.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")

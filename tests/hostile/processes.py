@@ -1,0 +1,478 @@
+"""Attacks on real processes: what would end them, or take all their memory, descriptors, or names.
+
+`swarm-ft init`, a coordinator with its DHT, and two peers that came by an invitation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import ssl
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hivemind.dht.node import DHTNode
+
+from swarm_ft.cli.joining import WayIn, joined
+from swarm_ft.errors import RunFailed
+from swarm_ft.identity.authority import Authority
+from swarm_ft.identity.certificates import Role, host_of, to_pem
+from swarm_ft.identity.invites import parse_invite
+from swarm_ft.identity.keys import key_pem, new_key, write_private
+from swarm_ft.identity.records import Signer
+from swarm_ft.private_files import private_folder
+from swarm_ft.proto import coordinator_pb2 as pb
+from swarm_ft.proto import link_pb2
+from swarm_ft.protocol.spec.version import PROTOCOL_VERSION
+from tests.fault_matrix.processes import Command
+from tests.hostile.attacker import (
+    ANSWER_S,
+    COORDINATOR,
+    PEER,
+    Answer,
+    Identity,
+    Target,
+    ask,
+    calling,
+    coordinator_at,
+    enrol,
+    low_key,
+    newcomer,
+)
+from tests.hostile.attacks import expect, readable_by_others
+from tests.hostile.beside import POLL_S, Beside
+from tests.hostile.cells import Outcome
+from tests.hostile.job import make_job, of_model, spec_message, with_blocks
+from tests.hostile.scene import Broken
+
+CELL_S = 150.0
+START_S = 60.0
+STAGES = ("0-3", "3-6")
+DESCRIPTORS, CONNECTIONS = 1024, 1300
+"""What the coordinator may open, and what is opened to it."""
+MB = 1 << 20
+
+
+@dataclass
+class Processes:
+    """A swarm of them.
+
+    Attributes:
+        called: the peer whose name sorts first; it is at `peer_at`.
+        nodes: of its DHT.
+        client: some client's key; it owns nothing.
+        peer: some peer's key; no assignment names it.
+    """
+
+    coordinator: Command
+    peers: list[Command]
+    called: Command
+    at: Target
+    peer_at: Target
+    nodes: tuple[str, ...]
+    prefix: str
+    work_dir: Path
+    client: Identity
+    peer: Identity
+    beside: Beside
+
+    def check_alive(self) -> None:
+        """Refuse to go on when a process has ended.
+
+        Raises:
+            Broken: says which.
+        """
+        for command in (self.coordinator, *self.peers):
+            if not command.is_alive:
+                raise Broken(f"process {command.name} has ended")
+        self.beside.check_alive()
+
+    async def is_whole(self) -> bool:
+        """Whether the swarm goes on, after an attack that it did not withstand."""
+        try:
+            self.check_alive()
+            await self.beside.commits(1)
+        except (Broken, RunFailed):
+            return False
+        return True
+
+    async def answers(self, within_s: float = 10.0) -> None:
+        """A member that comes new is answered."""
+        request = pb.StatusRequest(protocol_version=PROTOCOL_VERSION)
+        path = COORDINATOR + "Status"
+        answer = await ask(self.at, path, self.beside.owner, request, timeout_s=within_s)
+        expect(answer, "ok")
+
+
+Attack = Callable[[Processes], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """See `attacks.Listed`."""
+
+    attack: Attack
+    awaits: str
+
+
+ATTACKS: dict[str, Listed] = {}
+
+
+def attack(name: str, awaits: str = "") -> Callable[[Attack], Attack]:
+    """List an attack under this name."""
+
+    def listed(function: Attack) -> Attack:
+        ATTACKS[name] = Listed(function, awaits)
+        return function
+
+    return listed
+
+
+# ---- the swarm
+
+
+@asynccontextmanager
+async def opened(work_dir: Path) -> AsyncIterator[Processes]:
+    """All of it, with a run under way of which the quiet one is known."""
+    job, home = make_job(work_dir), work_dir / "swarm"
+    private_folder(home)
+    journal = ("--journal", str(home / "journal.db"))
+    async with AsyncExitStack() as stack:
+
+        async def start(name: str, *arguments: str) -> Command:
+            command = await Command.start(name, (*arguments, "--json"), work_dir)
+            stack.push_async_callback(command.kill)
+            return command
+
+        async def invite(role: str, uses: int) -> str:
+            options = ("--role", role, "--uses", str(uses), *journal)
+            return str((await (await start("invite", "invite", *options)).first_words())["invite"])
+
+        await (await start("init", "init", *journal)).first_words()
+        with descriptors(DESCRIPTORS):
+            coordinator = await start("coordinator", "coordinator", *journal)
+        words = await coordinator.first_words()
+        at = coordinator_at(str(words["endpoint"]))
+        word = await invite("peer", len(STAGES) + 1)
+        peers = [
+            await start(f"peer-{i}", *serving(word, layers, home / f"peer-{i}"))
+            for i, layers in enumerate(STAGES)
+        ]
+        told = [await peer.first_words() for peer in peers]
+        called = min(range(len(told)), key=lambda i: str(told[i]["peer"]))
+        peer_at = Target(str(told[called]["endpoint"]), str(told[called]["peer"]))
+        client_word = await invite("client", 3)
+        authority = Authority.open(home / "journal.db.keys").certificate
+
+        async def member(by: str) -> Identity:
+            who = newcomer(parse_invite(by), low_key(peer_at.name), authority)
+            async with asyncio.timeout(START_S):  # a new invitation is heeded within a second
+                while (identity := (await enrol(at, who))[1]) is None:  # noqa: ASYNC110
+                    await asyncio.sleep(POLL_S)
+            return identity
+
+        owner = await member(client_word)
+        way = WayIn(invite=parse_invite(client_word), initial_peers=(), dht_prefix="")
+        swarm = await stack.enter_async_context(joined(way))
+        beside = Beside(swarm.directory, owner, job, len(STAGES), work_dir)
+        stack.push_async_callback(beside.close)
+        await beside.open()
+        yield Processes(
+            coordinator=coordinator,
+            peers=peers,
+            called=peers[called],
+            at=at,
+            peer_at=peer_at,
+            nodes=tuple(map(str, words["addresses"])),  # type: ignore[call-overload]
+            prefix="swarm-ft",
+            work_dir=home,
+            client=await member(client_word),
+            peer=await member(word),
+            beside=beside,
+        )
+
+
+def serving(word: str, layers: str, folder: Path) -> tuple[str, ...]:
+    """How a volunteer starts."""
+    return ("serve-stage", word, "--layers", layers, "--buffer-dir", str(folder))
+
+
+async def run_cells(cells: Sequence[str], work_dir: Path) -> AsyncGenerator[Outcome, None]:
+    """Outcomes in the order of the cells, then that of the runs beside them."""
+    remaining, number, problem, num_runs = list(cells), 0, "", 0
+    began_s = time.monotonic()
+    while remaining:
+        async with opened(work_dir / f"swarm-{number}") as swarm:
+            number += 1
+            is_whole = True
+            while remaining and is_whole:
+                outcome = await _one(swarm, remaining.pop(0))
+                is_whole = not outcome.problem or await swarm.is_whole()
+                yield outcome
+            if is_whole:
+                try:
+                    num_runs += await swarm.beside.concluded()
+                except Exception as error:  # noqa: BLE001 - it is the runs' outcome
+                    problem = f"{type(error).__name__}: {error}"
+    seconds = time.monotonic() - began_s
+    yield Outcome(cell="runs-of-processes-as-the-quiet-one", problem=problem, seconds=seconds)
+
+
+async def _one(swarm: Processes, name: str) -> Outcome:
+    began_s, problem = time.monotonic(), ""
+    try:
+        async with asyncio.timeout(CELL_S):
+            await ATTACKS[name].attack(swarm)
+            await swarm.beside.commits(1)
+            swarm.check_alive()
+    except TimeoutError:
+        problem = f"not over after {CELL_S:.0f} s"
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is this cell's
+        problem = f"{type(error).__name__}: {error}"
+    seconds = time.monotonic() - began_s
+    return Outcome(cell=name, problem=problem, awaits=ATTACKS[name].awaits, seconds=seconds)
+
+
+# ---- 1 and 2: what ended volunteers' processes
+
+
+@attack("01-processes-of-volunteers")
+async def volunteers(swarm: Processes) -> None:
+    spec = swarm.beside.job.spec
+    for number, job in enumerate((of_model(spec, "/nonexistent/model"), with_blocks(spec, 1))):
+        header = pb.SubmitHeader(
+            spec=spec_message(job),
+            spec_digest=job.digest(),
+            run_id=f"job-{number}",
+            protocol_version=PROTOCOL_VERSION,
+        )
+        tokens = pb.SampleTokens(sample=0, token_ids=b"".join(swarm.beside.job.samples))
+        parts = pb.SubmitPart(header=header), pb.SubmitPart(tokens=tokens)
+        expect(await ask(swarm.at, COORDINATOR + "Submit", swarm.client, *parts), "ok")
+    await swarm.beside.another_run()
+    request = pb.CancelRequest(run_id="job-1", protocol_version=PROTOCOL_VERSION)
+    await ask(swarm.at, COORDINATOR + "Cancel", swarm.client, request)
+
+
+# ---- 5 and 20: the DHT
+
+
+@asynccontextmanager
+async def dht_node(swarm: Processes) -> AsyncIterator[DHTNode]:
+    """A stranger's, of other software."""
+    node = await DHTNode.create(initial_peers=list(swarm.nodes))
+    try:
+        yield node
+    finally:
+        await node.shutdown()
+
+
+@attack("05-records-of-the-coordinator")
+async def false_records(swarm: Processes) -> None:
+    authority = Authority.open(swarm.work_dir / "journal.db.keys").signer.name
+    stranger, later = Signer(new_key()), round(time.time()) + 100
+    signed = stranger.signed(Role.COORDINATOR, "127.0.0.1:6666", later)
+    async with dht_node(swarm) as node:
+        for value in ("127.0.0.1:6666", "", signed):
+            for name in ("coordinator", authority):
+                await node.store(f"{swarm.prefix}.coordinator", value, later, subkey=name)
+            found = await swarm.beside.directory.find(Role.COORDINATOR)
+            if found != {"coordinator": swarm.at.endpoint}:
+                raise Broken(f"the coordinator is found at {found}")
+    await swarm.beside.another_run()
+
+
+@attack("20-records-beyond-number")
+async def flood(swarm: Processes) -> None:
+    soon = round(time.time()) + 60
+    async with dht_node(swarm) as node:
+        for _ in range(20):
+            signers = [Signer(new_key()) for _ in range(50)]
+            names = [one.name for one in signers]
+            values = [one.signed(Role.PEER, "127.0.0.1:1", soon) for one in signers]
+            key = [f"{swarm.prefix}.peer"] * len(names)
+            await node.store_many(key, values, [soon] * len(names), subkeys=names)
+        async with asyncio.timeout(30):
+            found = await swarm.beside.directory.find(Role.PEER)
+    if swarm.peer_at.name not in found:
+        raise Broken(f"a peer is not found among {len(found)} records")
+    await swarm.beside.another_run()
+
+
+# ---- 19: many handshakes at once
+
+
+@attack("19-handshakes-at-once")
+async def handshakes(swarm: Processes) -> None:
+    """They crashed gRPC where a server named its certificates anew in each of them."""
+    request = pb.StatusRequest(protocol_version=PROTOCOL_VERSION)
+    for target in (swarm.at, swarm.peer_at):
+        for _ in range(8):
+            calls = (ask(target, COORDINATOR + "Status", swarm.peer, request) for _ in range(32))
+            await asyncio.gather(*calls)
+    await swarm.answers()
+
+
+# ---- 18: memory
+
+
+def resident_mb(process: Command) -> float:
+    """How much memory a process has had at most."""
+    lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) / 1024
+
+
+async def grows(process: Command, attack: Awaitable[object], at_most_mb: float) -> None:
+    """Attack, and see how much memory it takes."""
+    before = resident_mb(process)
+    await attack
+    after = resident_mb(process)
+    if after - before > at_most_mb:
+        raise Broken(f"{process.name} grew from {before:.0f} to {after:.0f} MB")
+
+
+@attack("18-large-requests")
+async def large_requests(swarm: Processes) -> None:
+    """48 MB of empty digests, and other messages that nobody needs so large."""
+    empty = b"\x42\x00" * (24 << 20)
+    header = b"\x0a" + varint(len(empty)) + empty  # RunSpec.model.block_digests
+
+    async def send() -> None:
+        for method in ("Submit", "Status", "Watch", "Enrol"):
+            answer = await ask(swarm.at, COORDINATOR + method, swarm.client, header)
+            expect(answer, "RESOURCE_EXHAUSTED")
+        answer = await ask(swarm.at, COORDINATOR + "Join", swarm.peer, header)
+        expect(answer, "RESOURCE_EXHAUSTED")
+
+    await grows(swarm.coordinator, send(), 100)
+
+
+def varint(value: int) -> bytes:
+    """As protobuf writes a length."""
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes((*out, value))
+
+
+@attack("18-half-sent-jobs")
+async def half_sent(swarm: Processes) -> None:
+    """Jobs that stop half-way lie on the disk, and not in memory; they are deleted."""
+    spec = swarm.beside.job.spec
+    large = replace(spec, train=replace(spec.train, num_samples=1 << 20))
+    header = pb.SubmitHeader(
+        spec=spec_message(large),
+        spec_digest=large.digest(),
+        run_id="half-sent",
+        protocol_version=PROTOCOL_VERSION,
+    )
+
+    async def send() -> None:
+        async with calling(swarm.at, COORDINATOR + "Submit", swarm.client) as call:
+            await call.say(pb.SubmitPart(header=header))
+            samples_each = MB // 96
+            for part in range(80):
+                tokens = pb.SampleTokens(
+                    sample=part * samples_each, token_ids=bytes(samples_each * 96)
+                )
+                await call.say(pb.SubmitPart(tokens=tokens))
+            await swarm.answers()
+
+    await grows(swarm.coordinator, send(), 60)
+    folder = swarm.work_dir / "journal.db.tokens"
+    async with asyncio.timeout(60):
+        while any(path.stat().st_size > MB for path in folder.iterdir()):  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+
+
+@attack("18-large-link-messages", awaits="limits: sizes of messages by what they are")
+async def large_link_messages(swarm: Processes) -> None:
+    hello = link_pb2.LinkHello(
+        peer_id=swarm.peer.name, to=swarm.peer_at.name, protocol_version=PROTOCOL_VERSION
+    )
+
+    async def send() -> Answer:
+        first = link_pb2.LinkMessage(hello=hello)
+        return await ask(swarm.peer_at, PEER + "Link", swarm.peer, first, bytes(100 * MB))
+
+    await grows(swarm.called, send(), 50)
+
+
+# ---- 28: files
+
+
+@attack("28-files-of-processes")
+async def files(swarm: Processes) -> None:
+    open_ones = list(readable_by_others(swarm.work_dir))
+    if open_ones:
+        raise Broken(f"others may read {', '.join(open_ones[:5])}")
+
+
+# ---- 17: descriptors
+
+
+@contextmanager
+def descriptors(count: int) -> Iterator[None]:
+    """This process, and what is started meanwhile, has so many at first, as after `ulimit -Sn`."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(count, hard), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@asynccontextmanager
+async def held(swarm: Processes, count: int, **secured: Any) -> AsyncIterator[None]:
+    """So many connections from an address of the attacker's own, each with a first word."""
+    host, _, port = swarm.at.endpoint.rpartition(":")
+    writers = list[asyncio.StreamWriter]()
+
+    async def hold() -> None:
+        with suppress(OSError):
+            opening = asyncio.open_connection(host, int(port), local_addr=(ELSEWHERE, 0), **secured)
+            _, writer = await asyncio.wait_for(opening, ANSWER_S)
+            writers.append(writer)
+            if secured:
+                writer.write(PREFACE)
+
+    with descriptors(2 * count):
+        try:
+            await asyncio.gather(*(hold() for _ in range(count)))
+            yield
+        finally:
+            for writer in writers:
+                writer.transport.abort()
+
+
+ELSEWHERE = "127.0.0.9"
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+"""How HTTP/2 begins: its magic words, and settings without any."""
+
+
+@attack("17-connections-that-say-nothing")
+async def silent_connections(swarm: Processes) -> None:
+    async with held(swarm, CONNECTIONS):
+        await swarm.answers()
+        await swarm.beside.another_run()
+
+
+@attack("17-connections-of-a-member")
+async def member_connections(swarm: Processes) -> None:
+    """They finish TLS with a member's certificate, speak HTTP/2, and call nothing."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_verify_locations(cadata=to_pem(swarm.client.authority).decode())
+    certificate, key = swarm.work_dir / "attacker.pem", swarm.work_dir / "attacker.key"
+    write_private(certificate, to_pem(swarm.client.certificate))
+    write_private(key, key_pem(swarm.client.key))
+    context.load_cert_chain(certificate, key)
+    context.set_alpn_protocols(["h2"])
+    secured = {"ssl": context, "server_hostname": host_of(swarm.at.name)}
+    async with held(swarm, CONNECTIONS, **secured):
+        await swarm.answers()
+        await swarm.beside.another_run()

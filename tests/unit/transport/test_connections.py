@@ -1,0 +1,173 @@
+"""Connections that want nothing, against real gRPC servers: they go, and members get in."""
+
+import asyncio
+import os
+import resource
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+
+from swarm_ft.errors import Unavailable
+from swarm_ft.protocol.messages.client import StatusRequest, SwarmStatus
+from swarm_ft.transport.base import Channel, MessageStream, call
+from swarm_ft.transport.connections import Guard, max_connections, raise_open_files
+from swarm_ft.transport.grpc_options import GrpcOptions
+from swarm_ft.transport.grpc_transport import GrpcTransport
+from swarm_ft.transport.methods import STATUS
+from tests.raw_calls import BYTES
+
+pytestmark = pytest.mark.timeout(60)
+
+HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+"""What a client of HTTP/2 says first: its preface, and settings without any."""
+
+
+async def echo(stream: MessageStream[bytes, bytes]) -> None:
+    while (message := await stream.receive()) is not None:
+        await stream.send(message)
+
+
+@asynccontextmanager
+async def serving(options: GrpcOptions) -> AsyncIterator[tuple[Channel, str]]:
+    server = await GrpcTransport(options).serve("127.0.0.1", 0, {BYTES: echo})
+    channel = GrpcTransport().connect(server.endpoint)
+    try:
+        yield channel, server.endpoint
+    finally:
+        await channel.close()
+        await server.stop()
+
+
+async def idler(endpoint: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection that speaks HTTP/2, and calls nothing."""
+    host, _, port = endpoint.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(HTTP2)
+    return reader, writer
+
+
+async def until_dropped(reader: asyncio.StreamReader) -> None:
+    with suppress(ConnectionResetError):
+        while await reader.read(4096):
+            pass
+
+
+async def test_a_connection_without_a_call_is_dropped_and_one_with_a_call_is_not() -> None:
+    async with serving(GrpcOptions(idle_s=1.0)) as (channel, endpoint):
+        stream = channel.open(BYTES)
+        await stream.send(b"x")
+        assert await stream.receive() == b"x"
+        for _ in range(2):  # one after the other: each takes as long as the call might have had
+            reader, writer = await idler(endpoint)
+            await until_dropped(reader)
+            writer.close()
+        await stream.send(b"y")
+        assert await stream.receive() == b"y"
+
+
+async def test_an_address_has_so_many_connections_and_those_with_calls_stay() -> None:
+    async with serving(GrpcOptions(connections_per_address=4)) as (channel, endpoint):
+        stream = channel.open(BYTES)
+        await stream.send(b"x")
+        assert await stream.receive() == b"x"
+        idlers = [await idler(endpoint) for _ in range(12)]
+        gone = [asyncio.create_task(until_dropped(reader)) for reader, _ in idlers]
+        for num_gone, ended in enumerate(asyncio.as_completed(gone)):
+            await ended
+            if num_gone + 1 == 12 - 3:
+                break
+        await stream.send(b"y")
+        assert await stream.receive() == b"y"
+        for task in gone:
+            task.cancel()
+        for _, writer in idlers:
+            writer.close()
+
+
+async def test_a_call_that_says_nothing_is_ended() -> None:
+    async with serving(GrpcOptions(first_message_s=0.1)) as (channel, _):
+        stream = channel.open(BYTES)
+        with pytest.raises(Unavailable, match="opened a call and said nothing"):
+            await stream.receive()
+
+
+SERVER = """
+import asyncio
+from swarm_ft.protocol.messages.client import SwarmStatus
+from swarm_ft.transport.grpc_transport import GrpcTransport
+from swarm_ft.transport.methods import STATUS
+
+async def status(stream):
+    await stream.receive()
+    await stream.send(SwarmStatus(members=(), runs=()))
+
+async def main():
+    server = await GrpcTransport().serve("127.0.0.1", 0, {STATUS: status})
+    print(server.endpoint, flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+@asynccontextmanager
+async def process_of_few_files(num_files: int) -> AsyncIterator[str]:
+    """Where a server of its own process listens, which may open so many files and never more."""
+    limited = f"ulimit -n {num_files}; exec {sys.executable} -c '{SERVER}'"
+    process = await asyncio.create_subprocess_exec(
+        "bash", "-c", limited, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+    )
+    assert process.stdout is not None
+    try:
+        yield (await process.stdout.readline()).decode().strip()
+    finally:
+        process.kill()
+        await process.wait()
+
+
+async def status_of(endpoint: str) -> SwarmStatus:
+    """As somebody asks who tries again, as all members do."""
+    while True:
+        channel = GrpcTransport().connect(endpoint)
+        try:
+            return await call(channel, STATUS, StatusRequest(), timeout_s=10.0)
+        except Unavailable:
+            continue
+        finally:
+            await channel.close()
+
+
+async def test_more_idle_connections_than_files_lock_nobody_out() -> None:
+    async with process_of_few_files(512) as endpoint:
+        idlers = [await idler(endpoint) for _ in range(700)]
+        assert await status_of(endpoint) == SwarmStatus(members=(), runs=())
+        for _, writer in idlers:
+            writer.close()
+
+
+def test_only_connections_to_the_port_are_looked_at() -> None:
+    local = ("127.0.0.1", 0)
+    with socket.create_server(local) as one, socket.create_server(local) as another:
+        ends = [socket.create_connection(one.getsockname()) for _ in range(3)]
+        ends += [socket.create_connection(another.getsockname())]
+        guard = Guard(one.getsockname()[1], per_address=2, total=100, in_calls=frozenset)
+        accepted = [one.accept()[0] for _ in range(3)]
+        kept, _ = another.accept()
+        assert guard.survey(1.0) == 1
+        kept.send(b"x")
+        assert ends[-1].recv(1) == b"x"
+        for end in (*ends, *accepted, kept):
+            end.close()
+        assert guard.survey(2.0) == 0
+
+
+def test_files_are_left_for_the_process_itself() -> None:
+    assert max_connections(1024) == 768
+    assert max_connections(64) == 32
+    assert max_connections(1 << 20) == max_connections(-1) == 4096
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert soft <= raise_open_files() <= max(soft, hard)
+    assert len(os.listdir("/dev/fd")) < raise_open_files()
