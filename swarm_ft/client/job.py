@@ -139,7 +139,7 @@ def prepare_job(options: JobOptions) -> Job:
     """
     check_outputs(options.outputs)
     checkpoint = open_checkpoint(_reference(options.model))
-    check_seq_length(checkpoint.config, options.train.seq_length)
+    check_seq_length(checkpoint.architecture, options.train.seq_length)
     tokens = read_tokens(options.dataset, checkpoint, options.train.seq_length)
     eval_data = read_eval_data(options.evaluation, checkpoint, tokens)
     train = options.train_spec(num_samples=len(tokens))

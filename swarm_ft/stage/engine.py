@@ -234,7 +234,7 @@ class StageEngine:
         Raises:
             BadOption: the run's samples are too long for the model.
         """
-        check_seq_length(checkpoint.config, spec.train.seq_length)
+        check_seq_length(checkpoint.architecture, spec.train.seq_length)
         self.layers = layers
         self.is_first = layers.start == 0
         self.is_last = layers.stop == spec.model.num_blocks
