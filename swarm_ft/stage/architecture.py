@@ -169,7 +169,9 @@ def check_cuts(skeleton: PreTrainedModel, architecture: Architecture) -> None:
     """
     count = architecture.num_blocks
     if count > 1:
-        cut(copy.deepcopy(skeleton), architecture, LayerRange(count // 2, count))
+        last = copy.deepcopy(skeleton)
+        cut(last, architecture, LayerRange(count // 2, count))
+        fill_buffers(last)
 
 
 def _refused(skeleton: PreTrainedModel, why: str) -> BadModel:
@@ -195,13 +197,13 @@ def _blocks_of(skeleton: PreTrainedModel) -> str:
     if len(found) != 1 and len(planned) != 1:
         told = ", ".join(found) or "none"
         raise _refused(skeleton, f"expected one list of its {count} blocks, found {told}")
-    (blocks,) = found if len(found) == 1 else planned
-    return blocks
+    return found[0] if len(found) == 1 else planned[0]
 
 
 def _pipeline_plan(skeleton: PreTrainedModel) -> Mapping[str, object]:
     """What transformers itself says of parts: `layers` among them, in about half the families."""
-    return skeleton.config.base_model_pp_plan or {}
+    plan: Mapping[str, object] | None = skeleton.config.base_model_pp_plan
+    return plan or {}
 
 
 def _around(skeleton: PreTrainedModel, blocks: str) -> Iterator[str]:
@@ -221,9 +223,9 @@ def _around(skeleton: PreTrainedModel, blocks: str) -> Iterator[str]:
 
 
 def _name_of(skeleton: PreTrainedModel, module: nn.Module | None, what: str) -> str:
-    for name, candidate in skeleton.named_modules():
-        if candidate is module and isinstance(getattr(module, "weight", None), nn.Parameter):
-            return name
+    names = [str(name) for name, candidate in skeleton.named_modules() if candidate is module]
+    if names and isinstance(getattr(module, "weight", None), nn.Parameter):
+        return names[0]
     raise _refused(skeleton, f"expected {what} with a weight, found {type(module).__name__}")
 
 
@@ -350,7 +352,12 @@ def _block_probe(
     hidden = given.pop(next(iter(given)))
     expected = (_NUM_SAMPLES, _NUM_TOKENS, skeleton.config.hidden_size)
     if not isinstance(hidden, Tensor) or hidden.shape != expected:
-        raise ValueError(f"block {index} takes {getattr(hidden, 'shape', hidden)}")
+        came = list(hidden.shape) if isinstance(hidden, Tensor) else type(hidden).__name__
+        if index == 0:
+            raise _refused(
+                skeleton, f"expected its blocks to take hidden states {list(expected)}, not {came}"
+            )
+        raise ValueError(f"block {index} is given {came}")  # of another form, perhaps
     if index != len(trace.given):
         raise _refused(skeleton, "expected each block to be called once, one after the other")
     trace.called.append(_BLOCK)

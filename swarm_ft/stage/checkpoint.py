@@ -306,9 +306,13 @@ class Checkpoint:
     def _head(self) -> str:
         return self.architecture.head_weight
 
+    @property
+    def _may_tie(self) -> bool:
+        return bool(getattr(self.config, "tie_word_embeddings", False))
+
     def _check_complete(self) -> None:
         for name in self._own:
-            may_lack = name == self._head and self.config.tie_word_embeddings
+            may_lack = name == self._head and self._may_tie
             if name not in self._recipes and not may_lack:
                 raise self._source.refused(
                     f"its config needs a tensor {name}, which its safetensors lack"
@@ -317,7 +321,7 @@ class Checkpoint:
     def _ties(self, digests: Mapping[str, bytes]) -> bool:
         # As transformers does: a head that is stored and differs is not tied, whatever the config.
         embedding = digests[self._embedding]
-        return self.config.tie_word_embeddings and digests.get(self._head, embedding) == embedding
+        return self._may_tie and digests.get(self._head, embedding) == embedding
 
     def _block_bytes(self) -> int:
         """Of the largest block: in some families a few are smaller than the others."""

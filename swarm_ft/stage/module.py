@@ -385,7 +385,10 @@ class _Deferred(torch.autograd.Function):
         ctx.layer, ctx.owner, ctx.shape = layer, owner, x.shape
         bias = None if layer.bias is None else owner.cast(layer.get_parameter("bias"), x.dtype)
         output_no = linear(x_ni, owner.weight_oi(layer, x.dtype), bias)
-        return output_no.view(*x.shape[:-1], output_no.shape[-1])
+        # Not a view, which nobody could change in place: some families do.
+        shape = (*x.shape[:-1], output_no.shape[-1])
+        output: Tensor = torch.ops.aten._unsafe_view(output_no, shape)  # noqa: SLF001
+        return output
 
     @staticmethod
     def backward(ctx: _Context, *gradients: Tensor) -> tuple[Tensor | None, None, None, None]:

@@ -33,6 +33,11 @@ class ModelConfig(Protocol):
         """All fields that are not their family's defaults."""
 
 
+def reports_router(config: ModelConfig) -> bool:
+    """Whether the config asks for a router's auxiliary loss, which stages leave out."""
+    return bool(getattr(config, "output_router_logits", False))
+
+
 def refused(config: ModelConfig, why: str) -> BadModel:
     """The error that says why a model cannot be trained by stages."""
     return BadModel(f"architecture '{config.model_type}' cannot be cut into stages: {why}")
@@ -67,6 +72,9 @@ def build_skeleton(config: ModelConfig) -> PreTrainedModel:
         raise refused(config, "expected a decoder, whose tokens see none behind them")
     untied = copy.deepcopy(config)
     untied.tie_word_embeddings = False
+    if reports_router(config):
+        # Its loss is of all blocks and a whole batch, which no stage has.
+        untied.output_router_logits = False  # type: ignore[attr-defined]
     build = partial(AutoModelForCausalLM.from_config, untied, dtype=torch.float32)
     with torch.device("meta"):
         try:
@@ -103,7 +111,8 @@ def is_below(name: str, modules: Iterable[str]) -> bool:
 
 
 def _fill(model: PreTrainedModel, name: str, owner: nn.Module) -> None:
-    lacking = [key for key, buffer in owner.named_buffers(recurse=False) if buffer.is_meta]
+    computed = owner._non_persistent_buffers_set  # noqa: SLF001 - torch tells it nobody else
+    lacking = [key for key in sorted(computed) if key in _meta_buffers(owner)]
     if not lacking:
         return
     for key in lacking:
@@ -116,6 +125,10 @@ def _fill(model: PreTrainedModel, name: str, owner: nn.Module) -> None:
     for key in lacking:
         if _is_unset(owner.get_buffer(key)):
             raise refused(model.config, f"nothing says what its buffer {name}.{key} holds")
+
+
+def _meta_buffers(owner: nn.Module) -> dict[str, Tensor]:
+    return {key: one for key, one in owner.named_buffers(recurse=False) if one.is_meta}
 
 
 def _unset(buffer: Tensor) -> Tensor:
