@@ -98,7 +98,7 @@ upnp_nat_chain={MAPPED_IN}
 upnp_nat_postrouting_chain={MAPPED_OUT}
 allow 1024-65535 {HOME_NETWORK} 1024-65535
 """
-READY_TIMEOUT_S = 10.0
+READY_TIMEOUT_S = 30.0
 PATIENCE_S = 0.2
 """With a packet that may be lost, as what it is sent to is not there yet."""
 CLOSED_PORT = 1

@@ -58,7 +58,7 @@ def prepare_job(options: JobOptions, listener: Listener | None = None) -> Job:
     listener = listener or Listener()
     check_outputs(options.outputs)
     checkpoint = open_checkpoint(_reference(options.model))
-    check_seq_length(checkpoint.config, options.train.seq_length)
+    check_seq_length(checkpoint.architecture, options.train.seq_length)
     seq_length, model = options.train.seq_length, checkpoint.describe()
     # Refuses, before anything long begins, what no data could make good.
     RunSpec(model=model, train=options.train_spec(num_samples=1))

@@ -25,7 +25,7 @@ from benchmarks.lab.namespaces import namespaces, run
 ROOT = Path(__file__).parents[3]
 PORT = 7001
 PORTS = count(7100)
-TIMEOUT_S = 20.0
+TIMEOUT_S = 50.0
 DELAYED = Link(delay_ms=20.0)
 
 
