@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import secrets
+import socket
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from swarm_ft.clock import Clock
@@ -21,6 +22,7 @@ from swarm_ft.identity.keys import PrivateKey
 from swarm_ft.identity.tickets import Ticket, sign_ticket
 from swarm_ft.log import get_logger
 from swarm_ft.protocol.messages.meeting import (
+    MAX_ENDPOINTS,
     MEETING_BYTES,
     FromMember,
     Linked,
@@ -36,6 +38,7 @@ from swarm_ft.protocol.messages.meeting import (
     Way,
 )
 from swarm_ft.transport.base import Handler, MessageStream, Method, until_one_ends
+from swarm_ft.transport.grpc_options import format_endpoint
 from swarm_ft.transport.methods import INTRODUCE
 
 logger = get_logger(__name__)
@@ -44,8 +47,15 @@ MEETING_S = 60.0
 """How long a meeting may take; what comes of it later is void."""
 MAX_WANTS, WANTS_PER_S = 64, 4.0
 """How many a member may ask for at once, and how many a second in the long run."""
+NAME_S = 2.0
+"""How long it may take to find a name's address."""
 MAX_QUEUED = 256
 """A member that lets more messages pile up is dropped; it may come again."""
+
+PRIVATE_NETWORKS = tuple(
+    map(ipaddress.ip_network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7"))
+)
+"""RFC 1918, RFC 4193: a house's own."""
 
 Said = list[tuple[str, ToMember]]
 """To whom, and what."""
@@ -204,7 +214,7 @@ def _is_private(host: str) -> bool:
         address = ipaddress.ip_address(host)
     except ValueError:
         return False
-    return address.is_private and not address.is_loopback and not address.is_unspecified
+    return any(address in network for network in PRIVATE_NETWORKS)
 
 
 class Introductions:
@@ -242,6 +252,7 @@ class Introductions:
         self._queues[name] = queue
         host = stream.remote.rpartition(":")[0].strip("[]").removeprefix("::ffff:")
         try:
+            first = await _with_addresses(first)
             self._say(self.meetings.came(name, host, first, self._clock.now_s()))
             await until_one_ends(_write(stream, queue), self._read(stream, name, queue))
         finally:
@@ -258,6 +269,8 @@ class Introductions:
         while (message := await stream.receive()) is not None:
             if self._queues.get(name) is not queue:
                 raise Unavailable(f"{name} has called anew")
+            if isinstance(message, Reachable):
+                message = await _with_addresses(message)
             now_s = self._clock.now_s()
             self.meetings.forget(now_s)
             self._say(self.meetings.said(name, message, now_s))
@@ -269,6 +282,24 @@ class Introductions:
                 logger.warning("introductions: %s does not read what it is told", name)
             else:
                 queue.put_nowait(message)
+
+
+async def _with_addresses(reachable: Reachable) -> Reachable:
+    """Names as this machine knows them: what is passed on is an address, or nothing."""
+    found = await asyncio.gather(*map(_addressed, reachable.endpoints))
+    known = dict.fromkeys(endpoint for endpoints in found for endpoint in endpoints)
+    return replace(reachable, endpoints=tuple(known)[:MAX_ENDPOINTS])
+
+
+async def _addressed(endpoint: str) -> list[str]:
+    host, _, port = endpoint.rpartition(":")
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(NAME_S):
+            found = await loop.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+    except (OSError, TimeoutError, UnicodeError):
+        return []
+    return [format_endpoint(str(address[0]), int(port)) for *_, address in found]
 
 
 async def _write(
