@@ -1,90 +1,72 @@
-"""Where each architecture keeps its parts, and how to run them. Knows transformers; no weights.
+"""Where a decoder keeps its parts, found by running what lies around its blocks. Knows no weights.
 
-Shape suffixes: b samples, t tokens, c channels. A new architecture is one row of the table at the
-end, if its blocks take and give one hidden tensor.
+Any causal model of transformers will do that is one stack of blocks, which hand one hidden tensor
+on and need nothing else of the text. No table says which are: the model runs without memory, its
+blocks replaced by probes that note what they are given.
+
+Shapes: B samples, T tokens, C channels, V vocabulary.
 """
 
 from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
+from torch.utils._pytree import keystr, tree_flatten_with_path, tree_map
+from transformers import PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from swarm_ft.errors import BadModel, BadOption
-
-HEAD = "lm_head"
-HEAD_WEIGHT = f"{HEAD}.weight"
-ROTARY = "rotary_emb"
+from swarm_ft.protocol.spec.layers import LayerRange
+from swarm_ft.stage.skeleton import ModelConfig, base_of, fill_buffers, is_below, keep, refused
 
 EMBED_PART = "embeddings"
 HEAD_PART = "head"
 
 
-class ModelConfig(Protocol):
-    """What this package reads of a transformers config; GPT-2's aliases answer to these names."""
-
-    model_type: str
-    vocab_size: int
-    hidden_size: int
-    num_hidden_layers: int
-    max_position_embeddings: int
-    tie_word_embeddings: bool
-    dtype: torch.dtype
-    architectures: list[str]
-
-    def save_pretrained(self, save_directory: str) -> None:
-        """Write `config.json` into the directory."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Architecture:
-    """Names of a model's parts below `base`, and the two calls that differ.
+    """Names of a causal model's parts, complete from its root on.
 
     Attributes:
-        base: attribute of the causal model that holds all but the head.
-        embeddings: modules that only the first stage needs; the first is the tokens' table.
+        num_blocks: of the whole model.
         blocks: the list of transformer blocks.
-        final_norm: the norm in front of the head.
-        embed: (base, tokens [B, T] int64) -> hidden [B, T, C].
-        block_arguments: (base, hidden [B, T, C]) -> what every block gets beside `hidden`.
-        settings: fields of the config that change what the weights compute, and that the
-            weights' shapes do not show.
-        positions_are_learned: a longer sequence than the model's positions cannot be embedded.
-        has_rotary: blocks need position embeddings that every stage computes for itself.
+        embeddings: modules that only the first stage needs.
+        ends: modules that only the last stage needs: the final norm and the head, mostly.
+        token_embeddings: the tokens' table, one of `embeddings`.
+        head: what makes logits of channels, one of `ends`.
+        positions: how many tokens there are positions for, where these are a table.
     """
 
-    base: str
-    embeddings: tuple[str, ...]
+    num_blocks: int
     blocks: str
-    final_norm: str
-    embed: Callable[[nn.Module, Tensor], Tensor]
-    block_arguments: Callable[[nn.Module, Tensor], Mapping[str, object]]
-    settings: tuple[str, ...]
-    positions_are_learned: bool
-    has_rotary: bool
+    embeddings: tuple[str, ...]
+    ends: tuple[str, ...]
+    token_embeddings: str
+    head: str
+    positions: int | None
 
     @property
     def embedding_weight(self) -> str:
-        """Full name of the token embeddings' tensor."""
-        return f"{self.base}.{self.embeddings[0]}.weight"
+        """Name of the token embeddings' tensor [V, C]."""
+        return f"{self.token_embeddings}.weight"
 
-    def full_name(self, stored: str) -> str:
-        """The causal model's name of a tensor that was saved with or without the base's prefix."""
-        complete = stored.startswith((f"{self.base}.", f"{HEAD}."))
-        return stored if complete else f"{self.base}.{stored}"
+    @property
+    def head_weight(self) -> str:
+        """Name of the head's tensor [V, C]."""
+        return f"{self.head}.weight"
 
     def part_of(self, name: str) -> str:
-        """`embeddings`, `block N` or `head`, by a tensor's full name."""
-        first, _, rest = name.removeprefix(f"{self.base}.").partition(".")
-        if first == self.blocks:
-            return block_part(int(rest.partition(".")[0]))
-        return EMBED_PART if first in self.embeddings else HEAD_PART
+        """`embeddings`, `block N` or `head`, by a tensor's name."""
+        if is_below(name, [self.blocks]):
+            return block_part(int(name.removeprefix(f"{self.blocks}.").partition(".")[0]))
+        return EMBED_PART if is_below(name, self.embeddings) else HEAD_PART
 
 
 def block_part(index: int) -> str:
@@ -92,140 +74,344 @@ def block_part(index: int) -> str:
     return f"block {index}"
 
 
-def architecture_of(model_type: str) -> Architecture:
-    """The table's row for a config's `model_type`.
+# ---- what follows from the config alone
 
-    Raises:
-        BadModel: no row.
-    """
-    found = ARCHITECTURES.get(model_type)
-    if found is None:
-        raise BadModel(f"architecture '{model_type}': expected one of {', '.join(ARCHITECTURES)}")
-    return found
+# They change no number that is computed with given weights, and differ between copies of a model.
+_NO_SETTINGS = ("architectures", "dtype", "tie_word_embeddings", "transformers_version")
 
 
 def settings_text(config: ModelConfig) -> str:
-    """A config's `settings` as one canonical text: equal texts and weights, equal computation."""
-    names = architecture_of(config.model_type).settings
-    fields = {name: getattr(config, name, None) for name in names}
-    return json.dumps(fields, sort_keys=True, default=str)
+    """A config's fields as one canonical text: equal texts and weights, equal computation."""
+    fields = config.to_diff_dict()
+    said = {k: v for k, v in fields.items() if k not in _NO_SETTINGS and not k.startswith("_")}
+    return json.dumps(said, sort_keys=True, default=str)
 
 
-def build_skeleton(config: ModelConfig) -> nn.Module:
-    """The whole causal model on the meta device: every name and shape, no memory.
-
-    Head and embeddings are two tensors in it, tied or not: they may live on two machines.
+def check_model_type(model_type: str) -> None:
+    """Whether transformers has causal models of this type.
 
     Raises:
-        ValueError: transformers cannot build it from these numbers.
+        BadModel: it has none.
     """
-    untied = copy.deepcopy(config)
-    untied.tie_word_embeddings = False
-    with torch.device("meta"):
-        skeleton: nn.Module = AutoModelForCausalLM.from_config(untied, attn_implementation="sdpa")
-    return skeleton
+    if model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise BadModel(
+            f"architecture '{model_type}': expected a decoder that AutoModelForCausalLM of "
+            f"transformers builds, such as gpt2, llama or qwen3; docs/models.md has the others"
+        )
 
 
-def check_seq_length(config: ModelConfig, seq_length: int) -> None:
-    """Refuse samples that the model has no positions for, or that a sliding window would cut.
-
-    Blocks run with plain causal attention, which a window at least as long as the sample equals.
+def check_seq_length(architecture: Architecture, seq_length: int) -> None:
+    """Refuse samples that the model has no positions for.
 
     Raises:
         BadOption: the samples are too long.
     """
-    longest = config.max_position_embeddings
-    if architecture_of(config.model_type).positions_are_learned and seq_length > longest:
+    longest = architecture.positions
+    if longest is not None and seq_length > longest:
         raise BadOption(f"--seq-length {seq_length}: the model has {longest} positions")
-    window = _sliding_window(config)
-    if window is not None and seq_length > window:
-        raise BadOption(
-            f"--seq-length {seq_length}: the model attends over a sliding window of {window} "
-            f"tokens, and training here needs all of a sample inside it"
-        )
 
 
-def _sliding_window(config: ModelConfig) -> int | None:
-    layer_types: list[str] | None = getattr(config, "layer_types", None)
-    if layer_types is not None and "sliding_attention" not in layer_types:
+# ---- which module is what
+
+
+def architecture_of(skeleton: PreTrainedModel) -> Architecture:
+    """Where a model keeps its parts, and whether it can be cut between its blocks.
+
+    Args:
+        skeleton: as `build_skeleton` gives it; buffers around its blocks are filled.
+
+    Raises:
+        BadModel: it cannot be cut; says why.
+    """
+    _check_kind(skeleton)
+    blocks = _blocks_of(skeleton)
+    around = tuple(_around(skeleton, blocks))
+    head = _name_of(skeleton, skeleton.get_output_embeddings(), "output embeddings")
+    table = _name_of(skeleton, skeleton.get_input_embeddings(), "token embeddings")
+    fill_buffers(skeleton, but=(blocks, *around))
+    trace = _traced(skeleton, blocks, around, LayerRange(0, skeleton.config.num_hidden_layers))
+    before, after = _sides(skeleton, trace.called, around)
+    if not (is_below(table, before) and is_below(head, after)):
+        raise _refused(skeleton, f"expected {table} in front of all blocks, {head} behind them")
+    return Architecture(
+        num_blocks=skeleton.config.num_hidden_layers,
+        blocks=blocks,
+        embeddings=before,
+        ends=after,
+        token_embeddings=table,
+        head=head,
+        positions=_positions(skeleton, table, before),
+    )
+
+
+def cut(skeleton: PreTrainedModel, architecture: Architecture, layers: LayerRange) -> None:
+    """Leave a stage of the model: its blocks, and of what is around them what it needs.
+
+    Raises:
+        BadModel: in the stage the blocks would be given something else than in the whole.
+    """
+    around = (*architecture.embeddings, *architecture.ends)
+    absent = (*architecture.embeddings,) if layers.start > 0 else ()
+    absent += (*architecture.ends,) if layers.stop < architecture.num_blocks else ()
+    whole = _traced(skeleton, architecture.blocks, around, LayerRange(0, architecture.num_blocks))
+    keep(skeleton, architecture.blocks, layers, absent)
+    own = _traced(
+        skeleton, architecture.blocks, tuple(p for p in around if p not in absent), layers
+    )
+    _compare(skeleton, whole.given[layers.start : layers.stop], own.given)
+
+
+def check_cuts(skeleton: PreTrainedModel, architecture: Architecture) -> None:
+    """Whether a model can be cut, tried on a copy: before anybody hosts a stage of it.
+
+    Raises:
+        BadModel: see `cut`.
+    """
+    count = architecture.num_blocks
+    if count > 1:
+        last = copy.deepcopy(skeleton)
+        cut(last, architecture, LayerRange(count // 2, count))
+        fill_buffers(last)
+
+
+def _refused(skeleton: PreTrainedModel, why: str) -> BadModel:
+    return refused(skeleton.config, why)
+
+
+def _check_kind(skeleton: PreTrainedModel) -> None:
+    if skeleton.config.get_text_config() is not skeleton.config:
+        raise _refused(skeleton, "expected one text model; it has other modules beside it")
+    if getattr(skeleton.config, "layerdrop", 0.0):
+        raise _refused(skeleton, "expected all blocks in every step; its layerdrop leaves some out")
+
+
+def _blocks_of(skeleton: PreTrainedModel) -> str:
+    """The list of blocks: in the base, as long as the config says, in no other such list."""
+    count = skeleton.config.num_hidden_layers
+    found: list[str] = []
+    prefix, base = base_of(skeleton)
+    for name, module in base.named_modules(prefix=prefix):
+        if isinstance(module, nn.ModuleList) and len(module) == count and not is_below(name, found):
+            found.append(name)
+    planned = [name for name in found if name.rpartition(".")[2] in _pipeline_plan(skeleton)]
+    if len(found) != 1 and len(planned) != 1:
+        told = ", ".join(found) or "none"
+        raise _refused(skeleton, f"expected one list of its {count} blocks, found {told}")
+    return found[0] if len(found) == 1 else planned[0]
+
+
+def _pipeline_plan(skeleton: PreTrainedModel) -> Mapping[str, object]:
+    """What transformers itself says of parts: `layers` among them, in about half the families."""
+    plan: Mapping[str, object] | None = skeleton.config.base_model_pp_plan
+    return plan or {}
+
+
+def _around(skeleton: PreTrainedModel, blocks: str) -> Iterator[str]:
+    """Modules that hold no blocks and are of one stage alone: all with weights, and dropout."""
+    holders = [""]
+    for piece in blocks.split(".")[:-1]:
+        holders.append(f"{holders[-1]}.{piece}".lstrip("."))
+    for holder in holders:
+        module = skeleton.get_submodule(holder)
+        for name, _ in module.named_parameters(recurse=False):
+            raise _refused(skeleton, f"its weight {holder}.{name} belongs to no module of its own")
+        for name, child in module.named_children():
+            full = f"{holder}.{name}".lstrip(".")
+            is_one_stages = bool(child.state_dict()) or isinstance(child, nn.Dropout)
+            if is_one_stages and full not in (*holders, blocks):
+                yield full
+
+
+def _name_of(skeleton: PreTrainedModel, module: nn.Module | None, what: str) -> str:
+    names = [str(name) for name, candidate in skeleton.named_modules() if candidate is module]
+    if names and isinstance(getattr(module, "weight", None), nn.Parameter):
+        return names[0]
+    raise _refused(skeleton, f"expected {what} with a weight, found {type(module).__name__}")
+
+
+def _sides(
+    skeleton: PreTrainedModel, called: list[str], around: Iterable[str]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Modules that are called in front of the blocks and behind them; who is not called, too."""
+    first, last = called.index(_BLOCK), len(called) - called[::-1].index(_BLOCK)
+    before, after = called[:first], called[last:]
+    for name in around:
+        if name in called[first:last] or (name in before and name in after):
+            raise _refused(skeleton, f"expected {name} in front of the blocks or behind them")
+    return tuple(dict.fromkeys(before)), tuple(name for name in around if name not in before)
+
+
+def _positions(skeleton: PreTrainedModel, table: str, before: Iterable[str]) -> int | None:
+    longest: int | None = getattr(skeleton.config, "max_position_embeddings", None)
+    if longest is None:
         return None
-    window: int | None = getattr(config, "sliding_window", None)
-    return window
+    tables = (
+        name
+        for name, module in skeleton.named_modules()
+        if isinstance(module, nn.Embedding) and is_below(name, before) and name != table
+    )
+    buffers = (buffer.shape for _, buffer in skeleton.named_buffers())
+    return longest if any(tables) or any(longest in shape for shape in buffers) else None
 
 
-def _positions(like_bt: Tensor) -> Tensor:
-    return torch.arange(like_bt.shape[1], device=like_bt.device).unsqueeze(0)
+# ---- running what is around the blocks
 
-
-def _gpt2_embed(base: nn.Module, tokens_bt: Tensor) -> Tensor:
-    tokens_btc = base.get_submodule("wte")(tokens_bt)
-    positions_1tc = base.get_submodule("wpe")(_positions(tokens_bt))
-    hidden_btc: Tensor = base.get_submodule("drop")(tokens_btc + positions_1tc)
-    return hidden_btc
-
-
-def _gpt2_arguments(_base: nn.Module, _hidden_btc: Tensor) -> Mapping[str, object]:
-    return {"attention_mask": None}
-
-
-def _llama_embed(base: nn.Module, tokens_bt: Tensor) -> Tensor:
-    hidden_btc: Tensor = base.get_submodule("embed_tokens")(tokens_bt)
-    return hidden_btc
-
-
-def _llama_arguments(base: nn.Module, hidden_btc: Tensor) -> Mapping[str, object]:
-    positions_1t = _positions(hidden_btc)
-    cos_and_sin = base.get_submodule(ROTARY)(hidden_btc, position_ids=positions_1t)
-    return {
-        "attention_mask": None,
-        "position_ids": positions_1t,
-        "position_embeddings": cos_and_sin,
-    }
-
-
-_GPT2 = Architecture(
-    base="transformer",
-    embeddings=("wte", "wpe", "drop"),
-    blocks="h",
-    final_norm="ln_f",
-    embed=_gpt2_embed,
-    block_arguments=_gpt2_arguments,
-    settings=(
-        "num_attention_heads",
-        "activation_function",
-        "layer_norm_epsilon",
-        "scale_attn_weights",
-        "scale_attn_by_inverse_layer_idx",
-        "embd_pdrop",
-        "resid_pdrop",
-        "attn_pdrop",
-    ),
-    positions_are_learned=True,
-    has_rotary=False,
+_BLOCK = "block"
+_NUM_SAMPLES, _NUM_TOKENS = 2, 5
+# What blocks return: the hidden states, or, in older families, a tuple that begins with them.
+_FORMS: tuple[Callable[[Tensor], object], ...] = (
+    lambda hidden: hidden,
+    lambda hidden: (hidden,),
+    lambda hidden: (hidden, None),
+    lambda hidden: [hidden],
 )
-_LLAMA = Architecture(
-    base="model",
-    embeddings=("embed_tokens",),
-    blocks="layers",
-    final_norm="norm",
-    embed=_llama_embed,
-    block_arguments=_llama_arguments,
-    settings=(
-        "num_attention_heads",
-        "num_key_value_heads",
-        "hidden_act",
-        "rms_norm_eps",
-        "rope_parameters",
-        "max_position_embeddings",
-        "attention_dropout",
-        "pad_token_id",
-    ),
-    positions_are_learned=False,
-    has_rotary=True,
-)
-ARCHITECTURES: Mapping[str, Architecture] = {
-    "gpt2": _GPT2,
-    "llama": _LLAMA,
-    "mistral": _LLAMA,
-    "qwen2": _LLAMA,
-}
+
+
+@dataclass(slots=True)
+class _Trace:
+    """A run of a model whose blocks do nothing.
+
+    Attributes:
+        called: names of modules around the blocks, and `_BLOCK` for each of these, in order.
+        given: what each block got beside its hidden states, by name.
+    """
+
+    called: list[str] = field(default_factory=list)
+    given: list[dict[str, object]] = field(default_factory=list)
+
+
+def _traced(
+    skeleton: PreTrainedModel, blocks: str, around: tuple[str, ...], layers: LayerRange
+) -> _Trace:
+    """Trace of a model or stage, which is the same for tokens and for hidden states."""
+    skeleton.eval()
+    shape = (_NUM_SAMPLES, _NUM_TOKENS)
+    hidden = torch.zeros(*shape, skeleton.config.hidden_size, requires_grad=True).clone()
+    later = _run(skeleton, blocks, around, partial(base_of(skeleton)[1], inputs_embeds=hidden))
+    trace = later
+    if layers.start == 0:
+        tokens = torch.ones(shape, dtype=torch.int64)
+        trace = _run(skeleton, blocks, around, partial(skeleton, input_ids=tokens))
+        _compare(skeleton, trace.given, later.given)
+    if len(trace.given) != layers.stop - layers.start:
+        raise _refused(skeleton, "expected each block to be called once, one after the other")
+    return trace
+
+
+def _run(
+    skeleton: PreTrainedModel, blocks: str, around: tuple[str, ...], forward: Callable[..., object]
+) -> _Trace:
+    failures: list[Exception] = []
+    for form in _FORMS:
+        trace = _Trace()
+        try:
+            with _probed(skeleton, blocks, around, trace, form):
+                forward(use_cache=False)
+        except BadModel:
+            raise
+        except Exception as exc:  # noqa: BLE001 - of some family's own code, for any reason
+            failures.append(exc)
+        else:
+            return trace
+    why = f"{type(failures[0]).__name__}: {failures[0]}".partition("\n")[0]
+    raise _refused(skeleton, f"what is around its blocks does not run without them ({why})")
+
+
+@contextmanager
+def _probed(
+    skeleton: nn.Module,
+    blocks: str,
+    around: tuple[str, ...],
+    trace: _Trace,
+    form: Callable[[Tensor], object],
+) -> Iterator[None]:
+    with ExitStack() as stack:
+        for index, block in enumerate(skeleton.get_submodule(blocks).children()):
+            probe = partial(_block_probe, skeleton, trace, form, index)
+            _replace_forward(stack, block, probe)
+        for name in around:
+            module = skeleton.get_submodule(name)
+            _replace_forward(stack, module, partial(_weightless, trace, name, module.forward))
+        yield
+
+
+def _replace_forward(stack: ExitStack, module: nn.Module, forward: Callable[..., object]) -> None:
+    module.forward = forward
+    stack.callback(vars(module).pop, "forward")
+
+
+def _block_probe(
+    skeleton: PreTrainedModel,
+    trace: _Trace,
+    form: Callable[[Tensor], object],
+    index: int,
+    *inputs: object,
+    **named: object,
+) -> object:
+    given = {**{str(place): value for place, value in enumerate(inputs)}, **named}
+    hidden = given.pop(next(iter(given)))
+    expected = (_NUM_SAMPLES, _NUM_TOKENS, skeleton.config.hidden_size)
+    if not isinstance(hidden, Tensor) or hidden.shape != expected:
+        came = list(hidden.shape) if isinstance(hidden, Tensor) else type(hidden).__name__
+        if index == 0:
+            raise _refused(
+                skeleton, f"expected its blocks to take hidden states {list(expected)}, not {came}"
+            )
+        raise ValueError(f"block {index} is given {came}")  # of another form, perhaps
+    if index != len(trace.given):
+        raise _refused(skeleton, "expected each block to be called once, one after the other")
+    trace.called.append(_BLOCK)
+    trace.given.append(given)
+    for name, value in _leaves(given):
+        if isinstance(value, Tensor) and value.requires_grad:
+            raise _refused(
+                skeleton,
+                f"expected its blocks to take hidden states alone of what depends on the text or "
+                f"on weights; they take {name} too",
+            )
+    return form(hidden)
+
+
+def _weightless(
+    trace: _Trace, name: str, own: Callable[..., object], *inputs: object, **named: object
+) -> object:
+    """A module that has no memory, on tensors that do: its results' shapes, filled with zeros."""
+    trace.called.append(name)
+    with torch.device("meta"):
+        result = own(*tree_map(_on_meta, inputs), **tree_map(_on_meta, named))
+    return tree_map(_zeros, result)
+
+
+def _on_meta(value: object) -> object:
+    return value.to("meta") if isinstance(value, Tensor) else value
+
+
+def _zeros(value: object) -> object:
+    if not isinstance(value, Tensor):
+        return value
+    zeros = torch.zeros(value.shape, dtype=value.dtype)
+    return zeros.requires_grad_().clone() if value.is_floating_point() else zeros
+
+
+def _leaves(given: Mapping[str, object]) -> list[tuple[str, object]]:
+    flat, _ = tree_flatten_with_path(dict(given))
+    return [(keystr(path), value) for path, value in flat]
+
+
+def _compare(
+    skeleton: PreTrainedModel, whole: list[dict[str, object]], own: list[dict[str, object]]
+) -> None:
+    for one, other in zip(whole, own, strict=False):
+        for (name, value), (_, again) in zip(_leaves(one), _leaves(other), strict=False):
+            if not _is_same(value, again):
+                raise _refused(
+                    skeleton,
+                    f"expected its blocks to take hidden states alone; they take {name} too, "
+                    f"which a stage in the middle cannot make",
+                )
+
+
+def _is_same(one: object, other: object) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return torch.equal(one, other)
+    return type(one) is type(other) and (not isinstance(one, int | float | str) or one == other)

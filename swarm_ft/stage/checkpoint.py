@@ -1,27 +1,28 @@
 """A pre-trained checkpoint: what it is, and single blocks of it. Knows no device and no training.
 
-A tensor's digest covers its dtype, shape and bytes as stored; a part's digest covers the config's
-settings and the names and digests of its tensors, by name. Files and shards do not matter: a copy
-that is cut into other shards, or saved without the base model's prefix, is the same model.
+A tensor's digest covers its dtype as stored, its shape and bytes; a part's digest covers the
+config's settings and the names and digests of its tensors, by the names of transformers. Files and
+shards do not matter: a copy that is cut into other shards, saved without the base model's prefix,
+or with a block's experts in one tensor, is the same model.
 """
 
 from __future__ import annotations
 
 import copy
 import json
-import math
 import shutil
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
-from torch import Tensor, nn
-from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
+from torch import Tensor
+from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import cached_file
 
 from swarm_ft.errors import BadLayers, BadModel, RunMismatch
@@ -31,13 +32,14 @@ from swarm_ft.protocol.spec.run_spec import ModelSpec
 from swarm_ft.stage.architecture import (
     EMBED_PART,
     HEAD_PART,
-    HEAD_WEIGHT,
-    ModelConfig,
     architecture_of,
     block_part,
-    build_skeleton,
+    check_cuts,
+    check_model_type,
     settings_text,
 )
+from swarm_ft.stage.conversion import Recipe, recipes_for
+from swarm_ft.stage.skeleton import ModelConfig, build_skeleton
 
 # ---- safetensors files of one checkpoint: which file holds which tensor
 
@@ -87,71 +89,53 @@ class Source:
         return None if found is None else Path(found)
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    file_name: str
-    stored_name: str
-
-
 class TensorFiles:
-    """Tensors by full name, wherever they lie; opens only the files that a read needs."""
+    """Tensors by their stored names, wherever they lie; opens only the files that a read needs."""
 
-    def __init__(self, source: Source, places: Mapping[str, _Place]) -> None:
+    def __init__(self, source: Source, file_of: Mapping[str, str]) -> None:
         self._source = source
-        self._places = places
+        self._file_of = file_of
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._places
+    @property
+    def names(self) -> Iterable[str]:
+        """Of all tensors."""
+        return self._file_of
 
-    def read(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
-        """Each tensor as stored, file after file, so that a consumer can hold one at a time.
+    @contextmanager
+    def reading(self) -> Iterator[Callable[[str], Tensor]]:
+        """A tensor as stored, by its name, so that a consumer can hold one at a time.
 
         Raises:
-            BadModel: a tensor or its file is missing, unreadable or not of floats.
+            BadModel: in the call: a file is missing or unreadable.
         """
+        with ExitStack() as stack:
+            opened: dict[str, Any] = {}
 
-        def file_of(name: str) -> str:
-            return self._place(name).file_name
+            def read(name: str) -> Tensor:
+                file = self._file_of[name]
+                path = self._source.require(file)
+                try:
+                    if file not in opened:
+                        opened[file] = stack.enter_context(safe_open(path, framework="pt"))
+                    tensor: Tensor = opened[file].get_tensor(name)
+                except (OSError, SafetensorError) as exc:
+                    raise self._source.refused(f"cannot read {file} ({one_line(exc)})") from exc
+                return tensor
 
-        for file_name, group in groupby(sorted(names, key=file_of), file_of):
-            path = self._source.require(file_name)
-            try:
-                with safe_open(path, framework="pt") as handle:
-                    for name in group:
-                        yield name, self._floats(name, handle.get_tensor)
-            except (OSError, SafetensorError) as exc:
-                raise self._source.refused(f"cannot read {path.name} ({one_line(exc)})") from exc
-
-    def _place(self, name: str) -> _Place:
-        if name not in self._places:
-            raise self._source.refused(f"tensor {name} is not in its safetensors")
-        return self._places[name]
-
-    def _floats(self, name: str, get_tensor: Callable[[str], Tensor]) -> Tensor:
-        tensor = get_tensor(self._places[name].stored_name)
-        if not tensor.is_floating_point():
-            raise self._source.refused(
-                f"tensor {name} is {tensor.dtype}; expected floats (quantised checkpoints cannot "
-                f"be trained)"
-            )
-        return tensor
+            yield read
 
 
-def open_tensor_files(source: Source, full_name: Callable[[str], str]) -> TensorFiles:
+def open_tensor_files(source: Source) -> TensorFiles:
     """Find a checkpoint's tensors in `model.safetensors` or by `model.safetensors.index.json`.
-
-    Args:
-        source: where the files lie.
-        full_name: from a stored name to the causal model's.
 
     Raises:
         BadModel: neither file is there, or it cannot be read.
     """
     # The single file first, as transformers does where both are there.
     single = source.find(SINGLE_FILE)
-    file_of = _indexed_file_names(source) if single is None else _file_names(source, single)
-    places = {full_name(stored): _Place(file, stored) for stored, file in file_of.items()}
-    return TensorFiles(source, places)
+    return TensorFiles(
+        source, _indexed_file_names(source) if single is None else _file_names(source, single)
+    )
 
 
 def tensor_digest(tensor: Tensor) -> bytes:
@@ -205,37 +189,40 @@ class Checkpoint:
 
     Attributes:
         reference: directory or hub id, as the user named it.
-        config: the transformers config, of a known architecture.
+        config: the transformers config, of a model that can be cut.
+        architecture: where that model keeps its parts.
     """
 
     def __init__(
-        self, source: Source, config: ModelConfig, files: TensorFiles, skeleton: nn.Module
+        self, source: Source, config: ModelConfig, files: TensorFiles, skeleton: PreTrainedModel
     ) -> None:
         self.reference = source.reference
         self.config = config
+        self.architecture = architecture_of(skeleton)
+        check_cuts(skeleton, self.architecture)
         self._source = source
         self._files = files
-        self._causal_class = type(skeleton).__name__
-        self._architecture = architecture_of(config.model_type)
-        self._shapes = {name: tensor.shape for name, tensor in skeleton.state_dict().items()}
+        self._skeleton = skeleton
+        self._own: dict[str, Tensor] = skeleton.state_dict()
+        self._recipes = recipes_for(skeleton, files.names)
         self._parts: defaultdict[str, list[str]] = defaultdict(list)
-        for name in sorted(self._shapes):
-            self._parts[self._architecture.part_of(name)].append(name)
+        for name in sorted(self._own):
+            self._parts[self.architecture.part_of(name)].append(name)
         self._check_complete()
 
     def describe(self) -> ModelSpec:
-        """Read every tensor once, one at a time, and digest it.
+        """Read every tensor once, a few at a time, and digest it.
 
         A tied checkpoint's head digest covers the embeddings' tensor, as the head's weight.
 
         Raises:
             BadModel: a tensor is unreadable or of another shape than the config's.
         """
-        stored = [name for name in self._shapes if name in self._files]
-        digests = {name: self._digest(name, tensor) for name, tensor in self._files.read(stored)}
+        there = [name for name in self._own if name in self._recipes]
+        digests = {name: tensor_digest(tensor) for name, tensor in self._read(there)}
         tied = self._ties(digests)
         if tied:
-            digests[HEAD_WEIGHT] = digests[self._architecture.embedding_weight]
+            digests[self._head] = digests[self._embedding]
         parts = {part: self._part_digest(names, digests) for part, names in self._parts.items()}
         return ModelSpec(
             reference=self.reference,
@@ -254,7 +241,7 @@ class Checkpoint:
         """Float32 tensors on the CPU of these blocks alone, checked against the run's digests.
 
         The stage at 0 also gets the embeddings, the one at the end the final norm and its own
-        copy of the head (of a tied checkpoint: of the embeddings) as `lm_head.weight`.
+        copy of the head (of a tied checkpoint: of the embeddings) under the head's name.
 
         Raises:
             BadLayers: layers outside the model.
@@ -263,17 +250,18 @@ class Checkpoint:
         """
         self._check_layers(layers, model)
         parts = {part: self._parts[part] for part in _parts_of(layers, model)}
-        stored_as = {name: self._stored(name, model) for names in parts.values() for name in names}
+        taken_as = {name: self._taken(name, model) for names in parts.values() for name in names}
         digests: dict[str, bytes] = {}
         tensors: dict[str, Tensor] = {}
-        for stored, tensor in self._files.read(set(stored_as.values())):
-            digests[stored] = self._digest(stored, tensor)
+        for name, tensor in self._read(dict.fromkeys(taken_as.values())):
+            digests[name] = tensor_digest(tensor)
             # A copy, so that the weights do not hang on the mapped file.
-            tensors[stored] = tensor.to(torch.float32, copy=True)
+            dtype = torch.float32 if tensor.is_floating_point() else tensor.dtype
+            tensors[name] = tensor.to(dtype, copy=True)
         for part, names in parts.items():
-            found = {name: digests[stored_as[name]] for name in names}
+            found = {name: digests[taken_as[name]] for name in names}
             self._check_part(part, self._part_digest(names, found), model)
-        return self._named(stored_as, tensors)
+        return self._named(taken_as, tensors)
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The tokenizer that lies beside the weights.
@@ -304,49 +292,94 @@ class Checkpoint:
         exported.tie_word_embeddings = tie_word_embeddings
         exported.dtype = torch.float32
         # A base model's checkpoint becomes a causal model's: the result has a head.
-        exported.architectures = [self._causal_class]
+        exported.architectures = [type(self._skeleton).__name__]
         exported.save_pretrained(str(directory))
         generation = self._source.find(GENERATION_FILE)
         if generation is not None:
             shutil.copyfile(generation, directory / GENERATION_FILE)
 
+    @property
+    def _embedding(self) -> str:
+        return self.architecture.embedding_weight
+
+    @property
+    def _head(self) -> str:
+        return self.architecture.head_weight
+
+    @property
+    def _may_tie(self) -> bool:
+        return bool(getattr(self.config, "tie_word_embeddings", False))
+
     def _check_complete(self) -> None:
-        for name in self._shapes:
-            may_lack = name == HEAD_WEIGHT and self.config.tie_word_embeddings
-            if name not in self._files and not may_lack:
+        for name in self._own:
+            may_lack = name == self._head and self._may_tie
+            if name not in self._recipes and not may_lack:
                 raise self._source.refused(
                     f"its config needs a tensor {name}, which its safetensors lack"
                 )
 
     def _ties(self, digests: Mapping[str, bytes]) -> bool:
         # As transformers does: a head that is stored and differs is not tied, whatever the config.
-        embedding = digests[self._architecture.embedding_weight]
-        return self.config.tie_word_embeddings and digests.get(HEAD_WEIGHT, embedding) == embedding
+        embedding = digests[self._embedding]
+        return self._may_tie and digests.get(self._head, embedding) == embedding
 
     def _block_bytes(self) -> int:
-        return sum(
-            FLOAT32_BYTES * math.prod(self._shapes[name]) for name in self._parts[block_part(0)]
+        """Of the largest block: in some families a few are smaller than the others."""
+        count = self.config.num_hidden_layers
+        return max(
+            sum(FLOAT32_BYTES * self._own[name].numel() for name in self._parts[block_part(index)])
+            for index in range(count)
         )
 
-    def _stored(self, name: str, model: ModelSpec) -> str:
-        tied_head = name == HEAD_WEIGHT and model.tied_embeddings
-        return self._architecture.embedding_weight if tied_head else name
+    def _taken(self, name: str, model: ModelSpec) -> str:
+        tied_head = name == self._head and model.tied_embeddings
+        return self._embedding if tied_head else name
 
     def _named(
-        self, stored_as: Mapping[str, str], tensors: Mapping[str, Tensor]
+        self, taken_as: Mapping[str, str], tensors: Mapping[str, Tensor]
     ) -> dict[str, Tensor]:
-        named = {name: tensors[stored] for name, stored in stored_as.items()}
-        embedding = named.get(self._architecture.embedding_weight)
-        if embedding is not None and named.get(HEAD_WEIGHT) is embedding:
-            named[HEAD_WEIGHT] = embedding.clone()
+        named = {name: tensors[taken] for name, taken in taken_as.items()}
+        embedding = named.get(self._embedding)
+        if embedding is not None and named.get(self._head) is embedding:
+            named[self._head] = embedding.clone()
         return named
 
-    def _digest(self, name: str, tensor: Tensor) -> bytes:
-        if tensor.shape != self._shapes[name]:
+    def _read(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
+        """The model's tensors, each made of stored ones when its turn comes.
+
+        Raises:
+            BadModel: a tensor or its file is unreadable, or another than the config's.
+        """
+        wanted = dict.fromkeys(names)
+        recipes = {id(self._recipes[name]): self._recipes[name] for name in wanted}
+        with self._files.reading() as read:
+            for recipe in recipes.values():
+                made = self._made(recipe, {stored: read(stored) for stored in recipe.stored})
+                for name in recipe.makes:
+                    if name in wanted:
+                        yield name, self._checked(name, made[name])
+
+    def _made(self, recipe: Recipe, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        try:
+            return recipe.follow(self._skeleton, tensors)
+        except Exception as exc:
             raise self._source.refused(
-                f"tensor {name} is {list(tensor.shape)}; its config says {list(self._shapes[name])}"
+                f"tensor {recipe.makes[0]} cannot be made of {', '.join(recipe.stored)[:200]} "
+                f"({one_line(exc)})"
+            ) from exc
+
+    def _checked(self, name: str, tensor: Tensor) -> Tensor:
+        own = self._own[name]
+        if tensor.is_floating_point() != own.is_floating_point():
+            raise self._source.refused(
+                f"tensor {name} is {tensor.dtype}; expected {own.dtype} (quantised checkpoints "
+                f"cannot be trained)"
             )
-        return tensor_digest(tensor)
+        if tensor.shape != own.shape:
+            raise self._source.refused(
+                f"tensor {name} is {list(tensor.shape)}; its config says {list(own.shape)}"
+            )
+        return tensor
 
     def _part_digest(self, names: Iterable[str], digests: Mapping[str, bytes]) -> bytes:
         pieces = (piece for name in names for piece in (name.encode(), digests[name]))
@@ -382,7 +415,7 @@ def open_checkpoint(reference: str) -> Checkpoint:
     """
     source = _find_source(reference)
     config = _read_config(source)
-    files = open_tensor_files(source, architecture_of(config.model_type).full_name)
+    files = open_tensor_files(source)
     try:
         skeleton = build_skeleton(config)
     except (ValueError, TypeError, LookupError, ArithmeticError, RuntimeError) as exc:
@@ -405,7 +438,7 @@ def _read_config(source: Source) -> ModelConfig:
     path = source.require(CONFIG_FILE)
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
-        architecture_of(str(fields["model_type"]))
+        check_model_type(str(fields["model_type"]))
     except (OSError, ValueError, LookupError, TypeError) as exc:
         raise source.refused(f"{CONFIG_FILE} is unreadable or names no model_type") from exc
     if "quantization_config" in fields:

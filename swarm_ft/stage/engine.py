@@ -24,6 +24,7 @@ from swarm_ft.stage.architecture import check_seq_length
 from swarm_ft.stage.base import LossAndGradient, OpenStep
 from swarm_ft.stage.checkpoint import Checkpoint
 from swarm_ft.stage.module import DropoutSeeds, StageModule, WeightProduct
+from swarm_ft.stage.skeleton import reports_router
 from swarm_ft.stage.weights import StageWeights
 
 # ---- from `--device` and `--dtype` to torch's objects
@@ -233,7 +234,7 @@ class StageEngine:
         Raises:
             BadOption: the run's samples are too long for the model.
         """
-        check_seq_length(checkpoint.config, spec.train.seq_length)
+        check_seq_length(checkpoint.architecture, spec.train.seq_length)
         self.layers = layers
         self.is_first = layers.start == 0
         self.is_last = layers.stop == spec.model.num_blocks
@@ -298,6 +299,12 @@ class StageEngine:
             _log.info(
                 "embeddings-untied layers=%s: the model ties its head to its token embeddings; in "
                 "this run the head trains on its own (--tied-embeddings sync keeps them tied)",
+                self.layers,
+            )
+        if self.is_last and reports_router(self._checkpoint.config):
+            _log.info(
+                "router-loss-left-out layers=%s: the config asks for the router's auxiliary loss; "
+                "stages train without it (docs/models.md)",
                 self.layers,
             )
 

@@ -7,31 +7,25 @@ i inputs, o outputs of a linear layer.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 from weakref import ref
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear
+from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from swarm_ft.errors import OutOfTurn
 from swarm_ft.ids import MicrobatchIndex, StepNumber
 from swarm_ft.protocol.spec.digest import digest_of
 from swarm_ft.protocol.spec.layers import LayerRange
-from swarm_ft.stage.architecture import (
-    EMBED_PART,
-    HEAD,
-    ROTARY,
-    ModelConfig,
-    architecture_of,
-    block_part,
-    build_skeleton,
-)
+from swarm_ft.stage.architecture import EMBED_PART, architecture_of, block_part, cut
+from swarm_ft.stage.skeleton import ModelConfig, base_of, build_skeleton, fill_buffers
 
 # ---- dropout that draws the same numbers in every replay
 
@@ -49,56 +43,58 @@ class DropoutSeeds:
     step: StepNumber
     microbatch: MicrobatchIndex
 
-    @contextmanager
-    def drawing_at(self, place: str, device: torch.device) -> Iterator[None]:
-        """Seed torch's generators for what runs inside; they are put back afterwards.
+    def draw_at(self, place: str) -> None:
+        """Seed torch's generators for what comes now.
 
         Args:
             place: a part's name, see `architecture.block_part`.
-            device: where the part computes.
         """
         text = f"{self.seed}/{self.step}/{self.microbatch}/{place}"
-        devices = [device] if device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices):
-            # 63 bits: what every torch generator takes.
-            torch.manual_seed(int.from_bytes(digest_of(text.encode())[:8], "little") >> 1)
-            yield
+        # 63 bits: what every torch generator takes.
+        torch.manual_seed(int.from_bytes(digest_of(text.encode())[:8], "little") >> 1)
+
+
+def _drawing_apart(device: torch.device) -> AbstractContextManager[None]:
+    """Torch's generators are put back after what runs inside."""
+    apart: AbstractContextManager[None] = torch.random.fork_rng(
+        devices=[device] if device.type == "cuda" else []
+    )
+    return apart
+
+
+# ---- the stage
 
 
 class StageModule(nn.Module):
     """Blocks `layers`, with the embeddings at the model's start and norm and head at its end.
 
-    Built without memory; `materialise` gives it its weights. Parameters have the names of the
-    causal model's state dict, so any stage's weights are a shard of a Hugging Face checkpoint.
+    It computes by transformers' own forward, in a causal model that is cut to what the stage
+    needs. Built without memory; `materialise` gives it its weights. Parameters have the names of
+    the causal model's state dict, so any stage's weights are a shard of a Hugging Face checkpoint.
+
+    Raises:
+        BadModel: the model cannot be cut into stages.
     """
 
     def __init__(self, config: ModelConfig, layers: LayerRange) -> None:
         super().__init__()
+        model = build_skeleton(config)
         self.layers = layers
+        self.architecture = architecture_of(model)
         self.is_first = layers.start == 0
-        self.is_last = layers.stop == config.num_hidden_layers
-        self._architecture = architecture_of(config.model_type)
-        skeleton = build_skeleton(config)
-        whole = skeleton.get_submodule(self._architecture.base)
-        self.add_module(self._architecture.base, self._own_part(whole, config))
-        if self.is_last:
-            self.add_module(HEAD, skeleton.get_submodule(HEAD))
+        self.is_last = layers.stop == self.architecture.num_blocks
+        cut(model, self.architecture, layers)
+        # Not as a submodule, which would put its name in front of all others.
+        self._unnamed = (model,)
+        for name, part in model.named_children():
+            self.add_module(name, part)
+        self._passage = _Passage(layers)
+        model.get_submodule(self.architecture.blocks).called_by = self._passage.door
 
-    def _own_part(self, whole: nn.Module, config: ModelConfig) -> nn.Module:
-        names = self._architecture
-        own = nn.Module()
-        for name in names.embeddings if self.is_first else ():
-            own.add_module(name, whole.get_submodule(name))
-        blocks = nn.ModuleDict()
-        for index in range(self.layers.start, self.layers.stop):
-            blocks[str(index)] = whole.get_submodule(f"{names.blocks}.{index}")
-        own.add_module(names.blocks, blocks)
-        if self.is_last:
-            own.add_module(names.final_norm, whole.get_submodule(names.final_norm))
-        if names.has_rotary:
-            # Its frequencies are in no checkpoint: built again, off the meta device.
-            own.add_module(ROTARY, type(whole.get_submodule(ROTARY))(config))
-        return own
+    @property
+    def causal(self) -> PreTrainedModel:
+        """The causal model, as far as the stage has it."""
+        return self._unnamed[0]
 
     def materialise(
         self, tensors: dict[str, Tensor], device: torch.device, *, tie: bool = False
@@ -109,21 +105,25 @@ class StageModule(nn.Module):
             tensors: exactly this stage's, as `Checkpoint.load` gives them.
             device: where the stage computes.
             tie: one parameter for embeddings and head; only where one stage has both.
+
+        Raises:
+            BadModel: a buffer that is in no checkpoint cannot be computed.
         """
         self.load_state_dict(tensors, strict=True, assign=True)
+        fill_buffers(self.causal)
         self.to(device)
         if tie:
-            self.get_submodule(HEAD).weight = self.embedding_weight
+            self.get_submodule(self.architecture.head).weight = self.embedding_weight
 
     @property
     def embedding_weight(self) -> nn.Parameter:
         """Token embeddings [V, C]; first stage only."""
-        return self.get_parameter(self._architecture.embedding_weight)
+        return self.get_parameter(self.architecture.embedding_weight)
 
     @property
     def head_weight(self) -> nn.Parameter:
         """The head [V, C]; last stage only."""
-        return self.get_parameter(f"{HEAD}.weight")
+        return self.get_parameter(self.architecture.head_weight)
 
     def forward(self, x: Tensor, dropout: DropoutSeeds | None = None) -> Tensor:
         """From tokens [B, T] (first stage) or hidden [B, T, C] to hidden [B, T, C].
@@ -132,22 +132,11 @@ class StageModule(nn.Module):
             x: int64 tokens or float32 hidden, on the stage's device.
             dropout: seeds; None where the module is in eval mode, which draws nothing.
         """
-        base = self.get_submodule(self._architecture.base)
-
-        def drawing_at(place: str) -> AbstractContextManager[None]:
-            return nullcontext() if dropout is None else dropout.drawing_at(place, x.device)
-
-        hidden_btc = x
-        if self.is_first:
-            with drawing_at(EMBED_PART):
-                hidden_btc = self._architecture.embed(base, x)
-        arguments = self._architecture.block_arguments(base, hidden_btc)
-        for index, block in self._blocks(base):
-            with drawing_at(block_part(index)):
-                result = block(hidden_btc, **arguments)
-            # Older transformers give a tuple.
-            hidden_btc = result[0] if isinstance(result, tuple) else result
-        return hidden_btc
+        _, base = base_of(self.causal)
+        with nullcontext() if dropout is None else _drawing_apart(x.device):
+            if self.is_first:
+                return self._passage.through(partial(base, input_ids=x), None, dropout)
+            return self._passage.through(_in_shape_of(x, base), x, dropout)
 
     def loss_sum(self, hidden_btc: Tensor, tokens_bt: Tensor) -> Tensor:
         """Sum of the cross-entropies of all next tokens, B x (T - 1) of them, in float32.
@@ -156,16 +145,119 @@ class StageModule(nn.Module):
             hidden_btc: the last block's output.
             tokens_bt: int64; position t predicts token t + 1.
         """
-        norm = self.get_submodule(f"{self._architecture.base}.{self._architecture.final_norm}")
-        logits_btv: Tensor = self.get_submodule(HEAD)(norm(hidden_btc[:, :-1]))
+        with _drawing_apart(hidden_btc.device) if self.training else nullcontext():
+            logits_btv: Tensor = self._passage.beyond(self.causal, hidden_btc[:, :-1]).logits
         targets_bt = tokens_bt[:, 1:]
         return cross_entropy(
             logits_btv.float().flatten(0, 1), targets_bt.flatten(), reduction="sum"
         )
 
-    def _blocks(self, base: nn.Module) -> Iterator[tuple[int, nn.Module]]:
-        blocks = base.get_submodule(self._architecture.blocks)
-        return ((int(name), block) for name, block in blocks.named_children())
+
+class _Passage:
+    """Enters and leaves transformers' forward at the blocks of a stage.
+
+    That forward goes from tokens to logits. What it does in front of the stage's blocks or behind
+    them, and another stage does too, is done without a graph, and reaches nobody.
+    """
+
+    def __init__(self, layers: LayerRange) -> None:
+        self._first, self._last = layers.start, layers.stop - 1
+        self._is_skipped = False
+        self._with_graph = True
+        self._form: Callable[[Tensor], object] = _form_of(None)
+        self._hidden: Tensor | None = None
+        self._dropout: DropoutSeeds | None = None
+
+    def through(
+        self, base: Callable[..., object], hidden: Tensor | None, dropout: DropoutSeeds | None
+    ) -> Tensor:
+        """What the last block gives.
+
+        Args:
+            base: the model without its head, with its input.
+            hidden: what the first block is to take; None for what the base gives it.
+            dropout: seeds for what draws.
+        """
+        self._hidden, self._dropout, self._is_skipped = hidden, dropout, False
+        if dropout is not None:
+            dropout.draw_at(EMBED_PART)
+        return self._run(base, is_embedding=hidden is None)[1]
+
+    def beyond(self, model: Callable[..., Any], hidden: Tensor) -> Any:  # noqa: ANN401
+        """What a causal model makes of what its last block gave, in transformers' own form."""
+        self._hidden, self._is_skipped = hidden, True
+        return self._run(_in_shape_of(hidden, model), is_embedding=False)[0]
+
+    def _run(self, forward: Callable[..., object], *, is_embedding: bool) -> tuple[object, Tensor]:
+        self._with_graph = torch.is_grad_enabled()
+        try:
+            with torch.set_grad_enabled(self._with_graph and is_embedding):
+                result = forward(use_cache=False)
+            if self._hidden is None:
+                raise OutOfTurn("the model's base went by its blocks")
+            return result, self._hidden
+        finally:
+            self._hidden = self._dropout = None
+
+    def door(self, index: int, block: nn.Module) -> _Door:
+        """What a base calls for a block."""
+        return _Door(self, index, block)
+
+    def cross(
+        self, index: int, block: nn.Module, inputs: tuple[object, ...], named: dict[str, object]
+    ) -> object:
+        """A block is called."""
+        if index == self._first:
+            torch.set_grad_enabled(self._with_graph)
+            inputs, named = self._entered(inputs, named)
+        if self._is_skipped and self._hidden is not None:
+            return self._form(self._hidden)
+        if self._dropout is not None:
+            self._dropout.draw_at(block_part(index))
+        result = block(*inputs, **named)
+        if index == self._last:
+            self._form = _form_of(result)
+            self._hidden = result[0] if isinstance(result, tuple | list) else result
+            torch.set_grad_enabled(False)
+        return result
+
+    def _entered(
+        self, inputs: tuple[object, ...], named: dict[str, object]
+    ) -> tuple[tuple[object, ...], dict[str, object]]:
+        if self._hidden is None:
+            return inputs, named
+        if inputs:
+            return (self._hidden, *inputs[1:]), named
+        return inputs, {**named, next(iter(named)): self._hidden}
+
+
+def _in_shape_of(hidden: Tensor, model: Callable[..., object]) -> Callable[..., object]:
+    """A forward pass in front of whose blocks nothing is computed that counts."""
+    # Not `hidden` itself: some families scale what they are given in place.
+    return partial(model, inputs_embeds=torch.zeros_like(hidden))
+
+
+def _form_of(result: object) -> Callable[[Tensor], object]:
+    """How a block returns hidden states; in older families, with more behind them."""
+    if not isinstance(result, tuple | list):
+        return lambda hidden: hidden
+    kind, more = type(result), [None] * (len(result) - 1)
+    return lambda hidden: kind([hidden, *more])
+
+
+@dataclass(frozen=True, slots=True)
+class _Door:
+    """A block as its base sees it."""
+
+    passage: _Passage
+    index: int
+    block: nn.Module
+
+    def __call__(self, *inputs: object, **named: object) -> object:
+        return self.passage.cross(self.index, self.block, inputs, named)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.block, name)
 
 
 # ---- linear layers that compute their weights' gradients later than their input's
@@ -293,12 +385,15 @@ class _Deferred(torch.autograd.Function):
         ctx.layer, ctx.owner, ctx.shape = layer, owner, x.shape
         bias = None if layer.bias is None else owner.cast(layer.get_parameter("bias"), x.dtype)
         output_no = linear(x_ni, owner.weight_oi(layer, x.dtype), bias)
-        return output_no.view(*x.shape[:-1], -1)
+        # Not a view, which nobody could change in place: some families do.
+        shape = (*x.shape[:-1], output_no.shape[-1])
+        output: Tensor = torch.ops.aten._unsafe_view(output_no, shape)  # noqa: SLF001
+        return output
 
     @staticmethod
     def backward(ctx: _Context, *gradients: Tensor) -> tuple[Tensor | None, None, None, None]:
         (x_ni,) = ctx.saved_tensors
-        gradient_no = gradients[0].reshape(len(x_ni), -1)
+        gradient_no = gradients[0].reshape(len(x_ni), gradients[0].shape[-1])
         ctx.owner.left(WeightProduct(ctx.layer, x_ni, gradient_no))
         if not ctx.needs_input_grad[0]:
             return None, None, None, None
@@ -317,7 +412,9 @@ def _own_linears(module: nn.Module) -> Iterator[nn.Module]:
     every = module.named_parameters(remove_duplicate=False)
     uses = Counter(id(parameter) for _, parameter in every)
     for layer in module.modules():
-        if isinstance(layer, nn.Linear | Conv1D) and uses[id(layer.weight)] == 1:
+        # Some families' layers compute otherwise, by a forward of their own.
+        is_plain = type(layer).forward in (nn.Linear.forward, Conv1D.forward)
+        if is_plain and uses[id(layer.weight)] == 1:
             yield layer
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from swarm_ft.errors import BadSnapshot, MalformedMessage
 from swarm_ft.protocol.spec.run_spec import COPIES_PER_WEIGHT, MAX_STEPS
-from swarm_ft.stage.architecture import HEAD_WEIGHT
+from swarm_ft.stage.conversion import as_published
 from swarm_ft.stage.module import DeferredLinears, StageModule
 
 BETAS = (0.9, 0.999)
@@ -61,7 +61,7 @@ class StageWeights:
         """Sum of squares of the gradients, accumulated in float64; the tied tensor counts once."""
         own = dict(self.module.named_parameters())
         if self._synchronised and not self.module.is_first:
-            own.pop(HEAD_WEIGHT, None)
+            own.pop(self.module.architecture.head_weight, None)
         norms = [
             torch.linalg.vector_norm(parameter.grad, dtype=torch.float64)
             for parameter in own.values()
@@ -133,7 +133,8 @@ class StageWeights:
         """
         weights = dict(self.module.state_dict())
         if self._synchronised:
-            weights.pop(HEAD_WEIGHT, None)
+            weights.pop(self.module.architecture.head_weight, None)
+        weights = as_published(self.module.causal, weights)
         data: bytes = save(weights, metadata={"format": "pt"})
         return data
 

@@ -51,6 +51,15 @@ class Credentials:
         self.authority = authority
         self._invitations = invitations
         self._revoked: frozenset[str] = frozenset()
+        self._void = ""
+
+    def rekey(self, key: PrivateKey, certificate: Certificate) -> None:
+        """Have another key from the next handshake on; links that stand are as they were."""
+        self._key, self.certificate = key_pem(key), certificate
+
+    def void(self, reason: str) -> None:
+        """Whoever calls from now on is refused, and told why."""
+        self._void = reason
 
     def renew(self, certificate: Certificate) -> None:
         """Show this one from the next handshake on; links that stand are as they were."""
@@ -66,6 +75,8 @@ class Credentials:
         Raises:
             NotAllowed: nobody that this swarm knows, or whom it knows no more.
         """
+        if self._void:
+            raise NotAllowed(self._void)
         shown = next(iter(auth_context.get("x509_pem_cert", ())), b"")
         if not shown:
             raise NotAllowed("this swarm's links are encrypted; join it with an invitation")
@@ -84,14 +95,31 @@ class Credentials:
 
     def for_server(self) -> grpc.ServerCredentials:
         """Of a server: as of each handshake."""
+        shown = self._shown()
+
+        def changed() -> grpc.ServerCertificateConfiguration | None:
+            # None while nothing changed, and not the same anew: gRPC frees what it had before while
+            # other handshakes still use it, so that many at once would crash the process.
+            nonlocal shown
+            now = self._shown()
+            if now == shown:
+                return None
+            shown = now
+            return self._configuration(*now)
+
         return grpc.dynamic_ssl_server_credentials(
-            self._configuration(), self._configuration, require_client_authentication=True
+            self._configuration(*shown), changed, require_client_authentication=True
         )
 
-    def _configuration(self) -> grpc.ServerCertificateConfiguration:
+    def _shown(self) -> tuple[Certificate, tuple[Certificate, ...]]:
+        return self.certificate, tuple(self._invitations())
+
+    def _configuration(
+        self, certificate: Certificate, invitations: tuple[Certificate, ...]
+    ) -> grpc.ServerCertificateConfiguration:
         # The authority's own certificate goes with ours: who has but its fingerprint finds it so.
-        chain = to_pem(self.certificate) + to_pem(self.authority)
-        roots = b"".join(map(to_pem, (self.authority, *self._invitations())))
+        chain = to_pem(certificate) + to_pem(self.authority)
+        roots = b"".join(map(to_pem, (self.authority, *invitations)))
         return grpc.ssl_server_certificate_configuration([(self._key, chain)], roots)
 
 

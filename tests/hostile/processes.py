@@ -7,20 +7,22 @@ from __future__ import annotations
 
 import asyncio
 import resource
+import ssl
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from hivemind.dht.node import DHTNode
 
 from swarm_ft.cli.joining import WayIn, joined
 from swarm_ft.errors import RunFailed
 from swarm_ft.identity.authority import Authority
-from swarm_ft.identity.certificates import Role
+from swarm_ft.identity.certificates import Role, host_of, to_pem
 from swarm_ft.identity.invites import parse_invite
-from swarm_ft.identity.keys import new_key
+from swarm_ft.identity.keys import key_pem, new_key, write_private
 from swarm_ft.identity.records import Signer
 from swarm_ft.private_files import private_folder
 from swarm_ft.proto import coordinator_pb2 as pb
@@ -28,6 +30,7 @@ from swarm_ft.proto import link_pb2
 from swarm_ft.protocol.spec.version import PROTOCOL_VERSION
 from tests.fault_matrix.processes import Command
 from tests.hostile.attacker import (
+    ANSWER_S,
     COORDINATOR,
     PEER,
     Answer,
@@ -49,8 +52,8 @@ from tests.hostile.scene import Broken
 CELL_S = 150.0
 START_S = 60.0
 STAGES = ("0-3", "3-6")
-DESCRIPTORS = 256
-"""What the coordinator may open: 1,024 would take four times as long to exhaust."""
+DESCRIPTORS, CONNECTIONS = 1024, 1300
+"""What the coordinator may open, and what is opened to it."""
 MB = 1 << 20
 
 
@@ -150,7 +153,8 @@ async def opened(work_dir: Path) -> AsyncIterator[Processes]:
             return str((await (await start("invite", "invite", *options)).first_words())["invite"])
 
         await (await start("init", "init", *journal)).first_words()
-        coordinator = await start("coordinator", "coordinator", *journal)
+        with descriptors(DESCRIPTORS):
+            coordinator = await start("coordinator", "coordinator", *journal)
         words = await coordinator.first_words()
         at = coordinator_at(str(words["endpoint"]))
         word = await invite("peer", len(STAGES) + 1)
@@ -299,6 +303,20 @@ async def flood(swarm: Processes) -> None:
     await swarm.beside.another_run()
 
 
+# ---- 19: many handshakes at once
+
+
+@attack("19-handshakes-at-once")
+async def handshakes(swarm: Processes) -> None:
+    """They crashed gRPC where a server named its certificates anew in each of them."""
+    request = pb.StatusRequest(protocol_version=PROTOCOL_VERSION)
+    for target in (swarm.at, swarm.peer_at):
+        for _ in range(8):
+            calls = (ask(target, COORDINATOR + "Status", swarm.peer, request) for _ in range(32))
+            await asyncio.gather(*calls)
+    await swarm.answers()
+
+
 # ---- 18: memory
 
 
@@ -399,42 +417,62 @@ async def files(swarm: Processes) -> None:
 
 
 @contextmanager
-def few_descriptors(process: Command) -> Iterator[None]:
-    """As after `ulimit -n`."""
-    soft, hard = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
-    resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (DESCRIPTORS, hard))
+def descriptors(count: int) -> Iterator[None]:
+    """This process, and what is started meanwhile, has so many at first, as after `ulimit -Sn`."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(count, hard), hard))
     try:
         yield
     finally:
-        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (soft, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-@attack("17-connections-that-say-nothing", awaits="limits: connections of one address")
-async def silent_connections(swarm: Processes) -> None:
+@asynccontextmanager
+async def held(swarm: Processes, count: int, **secured: Any) -> AsyncIterator[None]:
+    """So many connections from an address of the attacker's own, each with a first word."""
     host, _, port = swarm.at.endpoint.rpartition(":")
-    writers = []
-    with few_descriptors(swarm.coordinator):
+    writers = list[asyncio.StreamWriter]()
+
+    async def hold() -> None:
+        with suppress(OSError):
+            opening = asyncio.open_connection(host, int(port), local_addr=(ELSEWHERE, 0), **secured)
+            _, writer = await asyncio.wait_for(opening, ANSWER_S)
+            writers.append(writer)
+            if secured:
+                writer.write(PREFACE)
+
+    with descriptors(2 * count):
         try:
-            for _ in range(DESCRIPTORS + 50):
-                _, writer = await asyncio.open_connection(host, int(port))
-                writers.append(writer)
-            await swarm.answers()
+            await asyncio.gather(*(hold() for _ in range(count)))
+            yield
         finally:
             for writer in writers:
-                writer.close()
+                writer.transport.abort()
 
 
-@attack("17-connections-of-a-member", awaits="limits: connections of one key")
-async def member_connections(swarm: Processes) -> None:
-    request = pb.StatusRequest(protocol_version=PROTOCOL_VERSION)
-    async with AsyncExitStack() as stack:
-        stack.enter_context(few_descriptors(swarm.coordinator))
-        opening = []
-        for _ in range(DESCRIPTORS + 50):
-            context = calling(swarm.at, COORDINATOR + "Status", swarm.client)
-            call = await stack.enter_async_context(context)
-            opening.append(asyncio.create_task(call.say(request)))
-        await asyncio.wait(opening, timeout=20)
-        for task in opening:
-            task.cancel()
+ELSEWHERE = "127.0.0.9"
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+"""How HTTP/2 begins: its magic words, and settings without any."""
+
+
+@attack("17-connections-that-say-nothing")
+async def silent_connections(swarm: Processes) -> None:
+    async with held(swarm, CONNECTIONS):
         await swarm.answers()
+        await swarm.beside.another_run()
+
+
+@attack("17-connections-of-a-member")
+async def member_connections(swarm: Processes) -> None:
+    """They finish TLS with a member's certificate, speak HTTP/2, and call nothing."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_verify_locations(cadata=to_pem(swarm.client.authority).decode())
+    certificate, key = swarm.work_dir / "attacker.pem", swarm.work_dir / "attacker.key"
+    write_private(certificate, to_pem(swarm.client.certificate))
+    write_private(key, key_pem(swarm.client.key))
+    context.load_cert_chain(certificate, key)
+    context.set_alpn_protocols(["h2"])
+    secured = {"ssl": context, "server_hostname": host_of(swarm.at.name)}
+    async with held(swarm, CONNECTIONS, **secured):
+        await swarm.answers()
+        await swarm.beside.another_run()

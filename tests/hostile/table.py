@@ -129,9 +129,12 @@ async def _status(scene: Scene, kind: Kind) -> Answer:
     request = pb.StatusRequest(protocol_version=PROTOCOL_VERSION)
     answer = await _at_coordinator(scene, kind, "Status", request)
     reference = scene.beside.job.spec.model.reference.encode()
-    shows = any(reference in reply for reply in answer.replies)
-    if answer.replies and shows != (kind is Kind.OWNER):
-        raise Broken(f"the path of the owner's model is {'' if shows else 'not '}shown")
+    if any(reference in reply for reply in answer.replies):
+        raise Broken("the path of the owner's model is shown")
+    found = [pb.SwarmStatus.FromString(reply) for reply in answer.replies]
+    is_own = any(run.is_own for status in found for run in status.runs)
+    if found and is_own != (kind is Kind.OWNER):
+        raise Broken(f"the run is {'' if is_own else 'not '}shown as the caller's own")
     return answer
 
 

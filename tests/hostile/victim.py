@@ -20,7 +20,6 @@ from swarm_ft.coordinator.enrolment import Enrolment
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.journal.registry import Registry
 from swarm_ft.coordinator.service import CoordinatorService
-from swarm_ft.coordinator.submission import MAX_REQUEST_BYTES
 from swarm_ft.errors import RunFailed
 from swarm_ft.identity.authority import Authority
 from swarm_ft.identity.certificates import COORDINATOR_NAME, Caller, Certificate, Role
@@ -29,6 +28,7 @@ from swarm_ft.identity.keys import PrivateKey, name_of, new_key
 from swarm_ft.ids import PeerId
 from swarm_ft.peer.node import PeerNode, PeerOptions
 from swarm_ft.peer.state.stage_state import EngineMaker
+from swarm_ft.protocol.spec.grant import Grant
 from swarm_ft.protocol.spec.layers import parse_layers
 from swarm_ft.transport.base import Server, Transport
 from swarm_ft.transport.credentials import Credentials
@@ -40,6 +40,7 @@ from tests.local_swarm import cpu_engine
 
 STAGES = ("0-2", "2-4", "2-4", "4-6")
 REFRESH_S = 0.1
+ALL = Grant()
 Wrap = Callable[[Transport], Transport]
 
 
@@ -70,13 +71,11 @@ class Victim:
         self.tokens = self.work_dir / "journal.db.tokens"
         journal = Journal(str(self.work_dir / "journal.db"))
         self._stack.callback(journal.close)
-        self._service = CoordinatorService(journal, SystemClock())
+        self._service = CoordinatorService(journal, SystemClock(), grants=self.registry.grant_of)
         self._enrolment = Enrolment(
             self.authority, self.registry, (), "a-swarm", self._service.revoke
         )
-        options = GrpcOptions(
-            max_request_bytes=MAX_REQUEST_BYTES, credentials=self._enrolment.credentials
-        )
+        options = GrpcOptions(credentials=self._enrolment.credentials)
         handlers = {**self._service.handlers(), **self._enrolment.handlers()}
         server = await GrpcTransport(options).serve("127.0.0.1", 0, handlers)
         self._stack.push_async_callback(server.stop)
@@ -115,23 +114,28 @@ class Victim:
 
     # ---- who comes in
 
-    async def invite(self, role: Role, uses: int = 1) -> Invite:
+    async def invite(self, role: Role, grant: Grant = ALL) -> Invite:
         """What the swarm's owner gives somebody."""
         until = datetime.now(UTC) + timedelta(days=1)
-        addresses = (self.coordinator.endpoint,)
-        invite = self.registry.invite(self.authority.fingerprint, addresses, role, uses, until)
+        addresses, fingerprint = (self.coordinator.endpoint,), self.authority.fingerprint
+        invite = self.registry.invite(fingerprint, addresses, role, 1, until, grant)
         await self._enrolment.refresh()
         return invite
 
-    async def member(self, role: Role, key: PrivateKey | None = None) -> Identity:
+    async def member(
+        self, role: Role, key: PrivateKey | None = None, grant: Grant = ALL
+    ) -> Identity:
         """Somebody who was invited, and came in as everybody does; it calls all peers."""
         below = self.peers[0].target.name if self.peers else "~"
-        invite = await self.invite(role)
+        invite = await self.invite(role, grant)
         who = newcomer(invite, key or low_key(below), self.certificate)
-        answer, identity = await enrol(self.coordinator, who)
-        if identity is None:
-            raise RunFailed(f"a {role} that was invited was not let in: {answer}")
-        return identity
+        while True:
+            answer, identity = await enrol(self.coordinator, who)
+            if identity is not None:
+                return identity
+            if answer.code != "busy":  # as all who come from here together are told
+                raise RunFailed(f"a {role} that was invited was not let in: {answer}")
+            await asyncio.sleep(REFRESH_S)
 
     def certified(self, role: Role, *, age: timedelta = timedelta()) -> Identity:
         """Somebody whose key the authority certified so long ago, whatever the role."""

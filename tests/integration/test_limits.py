@@ -91,7 +91,7 @@ async def test_a_client_keeps_so_many_tokens_at_the_coordinator(
 async def test_an_upload_that_trickles_makes_room(
     swarm: Swarm, job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("swarm_ft.coordinator.submission.PART_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("swarm_ft.coordinator.submission.PART_TIMEOUT_S", 2.0)
     async with coordinator(swarm, tmp_path, Quotas(bytes_per_s=1e9)) as directory:
         transport = over(swarm.member(Role.CLIENT))
         channel = transport.connect(await address(directory), COORDINATOR_NAME)
@@ -99,7 +99,7 @@ async def test_an_upload_that_trickles_makes_room(
         spec = job.spec
         await stream.send(SubmitHeader(spec=spec, spec_digest=spec.digest(), run_id=RunId("r")))
         await stream.send(SampleTokens(sample=SampleId(0), token_ids=job.samples[0]))
-        with pytest.raises(Unavailable, match=r"is 0\.5 s behind the 1e\+09 bytes a second"):
+        with pytest.raises(Unavailable, match=r"is 2 s behind the 1e\+09 bytes a second"):
             await stream.receive()
         await channel.close()
 

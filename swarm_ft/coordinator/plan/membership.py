@@ -86,8 +86,9 @@ def _not_granted(run: Run, member: Member) -> str:
     refusals = {cut: refusal(run.spec, member, cut) for cut in cuts}
     if not refusals or not all(refusals.values()) or member.hello.peer_id in run.peers:
         return ""
-    words = "; ".join(f"layers {cut}: this peer {why}" for cut, why in refusals.items())
-    return f"run {run.run_id}: {words}"
+    listed = {why: [str(cut) for cut in cuts if refusals[cut] == why] for why in refusals.values()}
+    words = (f"layers {', '.join(named)}: this peer {why}" for why, named in listed.items())
+    return f"run {run.run_id}: {'; '.join(words)}"
 
 
 def without_misfit(state: SwarmState, peer: PeerId) -> SwarmState:

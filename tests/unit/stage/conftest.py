@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from swarm_ft.ids import MicrobatchIndex, StepNumber
-from swarm_ft.protocol.spec.layers import LayerRange, split_evenly
+from swarm_ft.protocol.spec.layers import split_evenly
 from swarm_ft.protocol.spec.run_spec import LrSchedule, RunSpec, TrainSpec
 from swarm_ft.protocol.spec.training_plan import clip_factor, learning_rate_at, step_microbatches
 from swarm_ft.stage.checkpoint import Checkpoint, open_checkpoint
@@ -59,7 +59,7 @@ CONFIGS = {
 }
 
 
-def save_random_model(config: PretrainedConfig, directory: Path) -> Path:
+def save_random_model(config: PretrainedConfig, directory: Path, **how: Any) -> Path:
     """A model whose every parameter, biases and norms too, is off its usual start."""
     generator = torch.Generator().manual_seed(7)
     with torch.random.fork_rng():
@@ -68,7 +68,7 @@ def save_random_model(config: PretrainedConfig, directory: Path) -> Path:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.08 * torch.randn(parameter.shape, generator=generator))
-    model.save_pretrained(directory)
+    model.save_pretrained(directory, **how)
     return directory
 
 
@@ -138,7 +138,7 @@ class Pipeline:
         device = torch.device("cpu")
         self.stages = [
             StageEngine(checkpoint, self.spec, layers, device=device, dtype=dtype)
-            for layers in split_evenly(LayerRange(0, NUM_BLOCKS), num_stages)
+            for layers in split_evenly(self.spec.model.layers, num_stages)
         ]
         for stage in self.stages:
             stage.load()

@@ -1,5 +1,6 @@
 """Who gets through to whom, over real gRPC and TLS: members, strangers, the revoked."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
@@ -147,6 +148,14 @@ async def test_a_server_that_renews_its_certificate_serves_on(swarm: Swarm) -> N
         server.renew(issue(swarm.authority, swarm.key, holder, NOW))
         await ask(client, endpoint, name(server))
         await ask(fresh, endpoint, name(server))
+
+
+async def test_many_who_come_at_once_are_all_served(swarm: Swarm) -> None:
+    """The certificates that a server shows are named to gRPC once, not in each handshake."""
+    server, client = swarm.member(), swarm.member()
+    async with serving(server) as (served, endpoint):
+        await asyncio.gather(*(ask(client, endpoint, name(server)) for _ in range(64)))
+        assert len(served.callers) == 64
 
 
 async def test_who_is_revoked_is_told(swarm: Swarm) -> None:

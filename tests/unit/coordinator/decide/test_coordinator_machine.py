@@ -894,7 +894,7 @@ def test_who_comes_later_is_told_of_which_kept_runs_are_over(
     if is_over:
         swarm.handle(RunCancelled(RUN))
     hello = replace(make_peer("late", "auto").hello(), kept_runs=(RUN, RunId("of-others")))
-    swarm.handle(PeerSaid(hello.peer_id, hello))
+    swarm.handle(PeerJoined(hello))
     told = [message.run_id for peer, message in swarm.said(ReleaseStage) if peer == "late"]
     assert told == [RUN] * is_over, "of what the coordinator does not know it says nothing"
 

@@ -1,0 +1,99 @@
+"""From the tensors of a file to those of a model, and back. Knows no files.
+
+Checkpoints keep the names that they were published with. transformers may call the same tensor
+otherwise, and hold several in one, such as all experts of a block; its own rules say which.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import (
+    WeightConverter,
+    WeightRenaming,
+    dot_natural_key,
+    rename_source_key,
+    revert_weight_conversion,
+)
+
+
+@dataclass(slots=True)
+class Recipe:
+    """How one or more of a model's tensors are made.
+
+    Attributes:
+        makes: the model's tensors.
+        rule: transformers' own; None where a tensor is taken as it is stored.
+        stored: what it is made of, each with the rule's pattern that it answers to.
+    """
+
+    makes: tuple[str, ...]
+    rule: WeightConverter | None
+    stored: dict[str, str] = field(default_factory=dict)
+
+    def follow(self, model: PreTrainedModel, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The model's tensors, by name.
+
+        Args:
+            model: whose tensors they are; its weights are not touched.
+            tensors: the stored ones, by their stored names.
+
+        Raises:
+            Exception: of any kind: transformers cannot make them of these.
+        """
+        if self.rule is None:
+            return {self.makes[0]: tensors[next(iter(self.stored))]}
+        rule = copy.deepcopy(self.rule)
+        for name, pattern in self.stored.items():
+            rule.add_tensor(self.makes[0], name, pattern, tensors[name])
+        made = rule.convert(self.makes[0], model=model, config=model.config)
+        return {name: one[0] if isinstance(one, list) else one for name, one in made.items()}
+
+
+def recipes_for(model: PreTrainedModel, stored_names: Iterable[str]) -> dict[str, Recipe]:
+    """Who makes a tensor of the model, by its name; a checkpoint may lack some, or have more."""
+    own, rules = model.state_dict(), get_model_conversion_mapping(model)
+    renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
+    converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
+    rule_of = {pattern: rule for rule in converters for pattern in rule.source_patterns}
+    found: dict[str, Recipe] = {}
+    # In the order in which transformers puts experts side by side.
+    for stored in sorted(stored_names, key=dot_natural_key):
+        name, pattern = rename_source_key(
+            stored, renamings, converters, model.base_model_prefix, own
+        )
+        if name not in own:
+            name, pattern = rename_source_key(stored, [], [], model.base_model_prefix, own)
+        if name not in own:
+            continue
+        if name not in found:
+            rule = None if pattern is None else rule_of[pattern]
+            recipe = Recipe((name,) if rule is None else _made_by(rule, name), rule)
+            found |= dict.fromkeys(recipe.makes, recipe)
+        if found[name].rule is not None or not found[name].stored:
+            found[name].stored[stored] = pattern or stored
+    return found
+
+
+def as_published(model: PreTrainedModel, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A model's tensors as `save_pretrained` would name and divide them."""
+    published: dict[str, Tensor] = revert_weight_conversion(model, tensors)
+    return {name: _own(tensor) for name, tensor in published.items()}
+
+
+def _made_by(rule: WeightConverter, first: str) -> tuple[str, ...]:
+    targets = rule.target_patterns
+    head, found, tail = first.partition(targets[0])
+    return tuple(f"{head}{target}{tail}" for target in targets) if found else (first,)
+
+
+def _own(tensor: Tensor) -> Tensor:
+    """The tensor in memory of its own, as a file needs it."""
+    is_part = tensor.untyped_storage().nbytes() != tensor.nbytes
+    return tensor.clone(memory_format=torch.contiguous_format) if is_part else tensor.contiguous()
