@@ -32,6 +32,7 @@ from swarm_ft.ids import BlockIndex, RunId, SampleId, StepNumber
 from swarm_ft.protocol.spec.digest import fingerprint_of
 from swarm_ft.protocol.spec.run_spec import LrSchedule, TrainSpec
 from swarm_ft.protocol.spec.training_plan import VisitOrder, step_samples
+from swarm_ft.sealing import Sealer, new_key
 
 BITS = (16, 8, 4)
 BUDGETS = (0.1, 0.5, 1.0)
@@ -47,8 +48,8 @@ class SpeedRow:
     """One tier at one precision; gigabytes of payload a second, the median of the repeats.
 
     Attributes:
-        tier: `memory` (which keeps references and copies nothing), `disk`, or `mapped`, the raw
-            memory-mapped file.
+        tier: `memory` (which keeps references and copies nothing), `disk`, `sealed`, a disk tier
+            that is encrypted, or `mapped`, the raw memory-mapped file.
         sample_bytes: of one record's payload.
         first_gb_s: putting records where there were none, done once.
         put_gb_s: putting new versions of them; on disk, until they are written.
@@ -103,6 +104,7 @@ def measure_speed(
                 _Mapped(Path(folder) / "mapped", sample_bytes, count),
                 _Stored(None, shape, sample_bytes, count),
                 _Stored(Path(folder) / "store", shape, sample_bytes, count),
+                _Stored(Path(folder) / "sealed", shape, sample_bytes, count, is_sealed=True),
             )
             first = [_gb_s(tier, tier.put_all) for tier in tiers]
             rounds = [_again(tiers) for _ in range(repeats)]
@@ -151,16 +153,25 @@ class _Stored:
     """Records in a store, all in memory or all on disk."""
 
     def __init__(
-        self, directory: Path | None, shape: tuple[int, int], sample_bytes: int, count: int
+        self,
+        directory: Path | None,
+        shape: tuple[int, int],
+        sample_bytes: int,
+        count: int,
+        *,
+        is_sealed: bool = False,
     ) -> None:
-        self.name = "memory" if directory is None else "disk"
+        self.name = "memory" if directory is None else "sealed" if is_sealed else "disk"
         self.sample_bytes, self.count = sample_bytes, count
         self._directory = directory
         self._records = [
             BufferRecord(fingerprint_of(p), *shape, p) for p in _payloads(sample_bytes)
         ]
         limits = BufferLimits(memory_bytes=None if directory is None else 0)
-        self._store = BufferStore(limits, directory=directory, run_id=_RUN, threads=False)
+        sealer = Sealer(new_key(), "buffers") if is_sealed else None
+        self._store = BufferStore(
+            limits, directory=directory, run_id=_RUN, sealer=sealer, threads=False
+        )
 
     def put_all(self) -> None:
         for i in range(self.count):

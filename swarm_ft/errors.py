@@ -5,7 +5,7 @@ SwarmError
 │   ├── BadOption           an option's value, or a combination of options
 │   ├── BadCodec            an unknown codec, or bits out of range
 │   ├── BadModel            a model that is missing, unreadable or of an unknown architecture
-│   ├── BadDataset          text that is missing, unreadable or too short
+│   ├── BadDataset          data that is missing, unreadable, of unknown columns or too short
 │   ├── BadLayers           layers outside the model, or matching no stage of the run
 │   ├── RunMismatch         this side's RunSpec or weights are not those of the run
 │   ├── PortInUse           a listener's address is taken
@@ -73,7 +73,7 @@ class BadModel(BadInput):
 
 
 class BadDataset(BadInput):
-    """The text is missing, unreadable, not UTF-8, or shorter than one sample."""
+    """The data is missing, unreadable, not of a known form, or shorter than one sample."""
 
     code = "bad-dataset"
 

@@ -10,7 +10,8 @@ import sys
 from dataclasses import dataclass
 
 from benchmarks.lab.host import Host, ask
-from benchmarks.lab.hosts import Lab, Link
+from benchmarks.lab.hosts import Lab
+from benchmarks.lab.hub import Link
 
 SECONDS = 3.0
 

@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from asyncio.subprocess import Process
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+from benchmarks.lab.namespaces import enter
 
 ROOT = Path(__file__).parents[2]
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A network namespace with one address; without a name, this machine itself."""
+    """A network namespace with an address; without a name, this machine itself.
+
+    Attributes:
+        ipv6: its other address; empty: it has none.
+    """
 
     namespace: str
     address: str
+    ipv6: str = ""
 
     def command(self, *arguments: str) -> tuple[str, ...]:
         """A command as it is to be run to run there."""
@@ -42,6 +57,46 @@ class Host:
         finally:
             process.kill()
             process.communicate()
+
+    @asynccontextmanager
+    async def process(self, *command: str) -> AsyncIterator[Process]:
+        """A command that runs there, with pipes, and ends with this, with all that it started."""
+        process = await asyncio.create_subprocess_exec(
+            *self.command(*command),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            cwd=ROOT,
+            start_new_session=True,
+        )
+        try:
+            yield process
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.communicate()
+
+    def call(
+        self,
+        function: Callable[Arguments, Result],
+        *args: Arguments.args,
+        **kwargs: Arguments.kwargs,
+    ) -> Result:
+        """What a function returns that a thread of its own calls there.
+
+        Its sockets stay there whoever uses them later. So do threads that it starts, but not those
+        that a library has already (gRPC): that takes a process.
+        """
+
+        def called_there() -> Result:
+            if self.namespace:
+                enter(self.namespace)
+            return function(*args, **kwargs)
+
+        thread = ThreadPoolExecutor(1)
+        try:
+            return thread.submit(called_there).result()
+        finally:
+            thread.shutdown(wait=False)
 
 
 def ask(process: subprocess.Popen[str], question: str = "") -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import signal
@@ -9,22 +10,51 @@ import subprocess
 from contextlib import suppress
 from pathlib import Path
 
+FOLDER = Path("/run/netns")
+"""Where `ip netns` keeps them."""
+CLONE_NEWNET = 0x40000000
+LIBC = ctypes.CDLL(None, use_errno=True)
 
-def run(*command: str) -> str:
-    """What a command prints.
+
+def run(*command: str, told: str | None = None) -> str:
+    """What a command prints that is told that by its input; None: it has ours.
 
     Raises:
         OSError: it failed.
     """
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, input=told)
     if done.returncode:
         raise OSError(f"{' '.join(command)}: {done.stderr.strip()}")
     return done.stdout
 
 
+def configure(name: str, *words: str) -> None:
+    """Tell `ip` in a namespace a few things, one after another.
+
+    Raises:
+        OSError: one failed; those before it are done.
+    """
+    try:
+        run("ip", "-n", name, "-batch", "-", told="\n".join(words))
+    except OSError as error:
+        raise OSError(f"{error}\nof\n" + "\n".join(words)) from error
+
+
 def namespaces() -> list[str]:
     """The names of all that are there."""
     return [line.split()[0] for line in run("ip", "netns", "list").splitlines()]
+
+
+def enter(name: str) -> None:
+    """Move the calling thread there, for good.
+
+    Raises:
+        OSError: there is none of that name, or this is not root.
+    """
+    with (FOLDER / name).open("rb") as namespace:
+        if LIBC.setns(namespace.fileno(), CLONE_NEWNET):
+            number = ctypes.get_errno()
+            raise OSError(number, f"cannot enter {name}: {os.strerror(number)}")
 
 
 def remove_namespaces(prefix: str) -> None:

@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +22,8 @@ from swarm_ft.cli.options import (
     stack,
     takes,
 )
-from swarm_ft.cli.running import on_stop_signal, run_async, spinner
-from swarm_ft.client.options import EvalOptions, JobOptions, Outputs
+from swarm_ft.cli.running import on_stop_signal, reading_bar, run_async
+from swarm_ft.client.options import EvalOptions, JobOptions, Outputs, ReadOptions
 
 if TYPE_CHECKING:
     from swarm_ft.client.report import RunReport
@@ -49,6 +50,7 @@ def client() -> None:
 @client.command(
     epilog=examples(
         "swarm-ft client train --model gpt2 --dataset notes.txt --invite swarm1...",
+        "swarm-ft client train --model ./qwen2 --dataset chats.jsonl --invite swarm1...",
         "swarm-ft client train --model ./llama --dataset texts/ --eval-dataset held-out.txt \\",
         "    --epochs 3 --fw aq3 --bw q6 --out ./tuned --invite @invitation.txt",
     )
@@ -59,15 +61,29 @@ def train(options: JobOptions, way: WayIn) -> None:
     """Fine-tune a model; Ctrl-C detaches, and the run goes on."""
 
     async def begin(swarm: SwarmClient) -> WatchedRun:
-        from swarm_ft.client.job import prepare_job
-        from swarm_ft.client.report import RunProgress
-        from swarm_ft.client.train import submit
+        with reading_bar() as listener:
+            from swarm_ft.client.job import prepare_job
+            from swarm_ft.client.report import RunProgress
+            from swarm_ft.client.train import reading, submit
 
-        with spinner("reading the model and the text"):
-            job = await asyncio.to_thread(prepare_job, options)
-        return await submit(swarm, job, options, RunProgress(job.spec.train))
+            job = await reading(partial(prepare_job, options), listener)
+        progress = RunProgress(job.spec.train)
+        for line in who_sees(is_encrypted=way.invite is not None):
+            progress.message(line)
+        return await submit(swarm, job, options, progress)
 
     run_async(lambda: _see_through(begin, options.outputs, way))
+
+
+def who_sees(*, is_encrypted: bool) -> tuple[str, ...]:
+    """What becomes of a job's data, in words."""
+    others = "nobody else, for links are encrypted" if is_encrypted else "whoever sees the network"
+    return (
+        "who sees your text: the coordinator, which keeps it until the run is over, and whoever "
+        "hosts the first or the last stage",
+        "peers see activations, which tell the text too to who has the model, and their layers' "
+        f"weights; {others}",
+    )
 
 
 @client.command(
@@ -79,12 +95,14 @@ def train(options: JobOptions, way: WayIn) -> None:
 @run_option
 @click.option("--model", metavar="DIR|HUB_ID", help="The model, if not where the run says.")
 @takes("evaluation", EvalOptions)
+@takes("reading", ReadOptions)
 @takes("outputs", Outputs)
 @swarm_options
 def attach(
     run_name: str | None,
     model: str | None,
     evaluation: EvalOptions,
+    reading: ReadOptions,
     outputs: Outputs,
     way: WayIn,
 ) -> None:
@@ -93,7 +111,7 @@ def attach(
     async def begin(swarm: SwarmClient) -> WatchedRun:
         from swarm_ft.client.train import attach_to
 
-        return await attach_to(swarm, run_name, model, evaluation)
+        return await attach_to(swarm, run_name, model, evaluation, reading)
 
     run_async(lambda: _see_through(begin, outputs, way))
 
@@ -155,8 +173,9 @@ def status_fields(found: SwarmStatus) -> dict[str, Any]:
             "run": run.run_id,
             "phase": run.phase.name.lower(),
             "detail": run.detail,
+            "own": run.is_own,
             "steps": run.committed_steps,
-            "num_steps": run.spec.train.num_steps,
+            "num_steps": run.num_steps,
             "bytes": kind_fields(run.sent),
             "stages": [
                 {"peer": s.peer_id, "layers": str(s.layers), "joining": s.peer_id in run.joining}
@@ -166,17 +185,7 @@ def status_fields(found: SwarmStatus) -> dict[str, Any]:
         }
         for run in found.runs
     ]
-    others = [
-        {
-            "run": run.run_id,
-            "phase": run.phase.name.lower(),
-            "steps": run.committed_steps,
-            "num_steps": run.num_steps,
-            "stages": [{"peer": s.peer_id, "layers": str(s.layers)} for s in run.assignments],
-        }
-        for run in found.others
-    ]
-    return {"peers": peers, "runs": runs, "others": others}
+    return {"peers": peers, "runs": runs}
 
 
 def status_lines(found: SwarmStatus) -> Iterator[str]:
@@ -191,18 +200,14 @@ def status_lines(found: SwarmStatus) -> Iterator[str]:
     if not found.members:
         yield "no peer is there; start some with 'swarm-ft serve-stage'"
     for run in found.runs:
-        counted = f"step {run.committed_steps}/{run.spec.train.num_steps}"
-        yield f"run {run.run_id}  {run.phase.name.lower()}  {counted}  {run.detail}".rstrip()
+        counted = f"step {run.committed_steps}/{run.num_steps}"
+        about = run.detail if run.is_own else "(another client's)"
+        yield f"run {run.run_id}  {run.phase.name.lower()}  {counted}  {about}".rstrip()
         for stage in stages_of(run.assignments):
             names = (f"{p} (joining)" if p in run.joining else p for p in stage.peers)
             yield f"  layers {stage.layers}  {', '.join(names)}"
         yield from (f"  {line}" for line in kind_lines(run.sent))
         yield from (f"  {line}" for boundary in run.boundaries for line in _about(boundary))
-    for other in found.others:
-        counted = f"step {other.committed_steps}/{other.num_steps}"
-        yield f"run {other.run_id}  {other.phase.name.lower()}  {counted}  (another client's)"
-        for stage in stages_of(other.assignments):
-            yield f"  layers {stage.layers}  {', '.join(stage.peers)}"
 
 
 def _boundary_fields(status: BoundaryStatus) -> dict[str, object]:

@@ -6,7 +6,7 @@ import asyncio
 import ipaddress
 import json
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -128,6 +128,13 @@ def _show_dht(addresses: tuple[str, ...], write_addresses: str | None, *, as_jso
     help="How long a job that no peers can host waits for some; others pass it by meanwhile.",
 )
 @click.option(
+    "--result-hours",
+    default=168.0,
+    show_default=True,
+    type=click.FloatRange(min=0, min_open=True),
+    help="How long peers keep a finished run's result for its client.",
+)
+@click.option(
     "--max-queued-per-client",
     default=4,
     show_default=True,
@@ -179,6 +186,7 @@ def coordinator(
     listening: Listening,
     journal: str,
     queue_hours: float,
+    result_hours: float,
     max_queued_per_client: int,
     max_job_size: int,
     max_data_per_client: int,
@@ -232,14 +240,21 @@ def coordinator(
                 client_bytes=max_data_per_client,
                 total_bytes=max_data,
             )
-            queue_s = 3600 * queue_hours
             grants = owned[1].grant_of if owned else None
             service = CoordinatorService(
-                opened, SystemClock(), store, queue_s=queue_s, quotas=quotas, grants=grants
+                opened,
+                SystemClock(),
+                store,
+                queue_s=3600 * queue_hours,
+                result_s=3600 * result_hours,
+                quotas=quotas,
+                grants=grants,
             )
             addresses = _announced(directory.addresses, listening.announced_host)
             nodes = initial_peers or addresses
-            enrolment = owned and Enrolment(*owned, nodes, dht_prefix, service.revoke)
+            enrolment = owned and Enrolment(
+                *owned, nodes, dht_prefix, service.revoke, service.send_all_away
+            )
             options = GrpcOptions(credentials=enrolment.credentials if enrolment else None)
             handlers = {**service.handlers(), **(enrolment.handlers() if enrolment else {})}
             transport = GrpcTransport(options)
@@ -248,7 +263,8 @@ def coordinator(
             found = announced(server, listening, directory, Role.COORDINATOR, COORDINATOR_NAME)
             endpoint = await stack.enter_async_context(found)
             public = await enrolment.opens(endpoint, to_all=is_public) if enrolment else None
-            _show_coordinator(endpoint, addresses, public, is_open=not enrolment, as_json=as_json)
+            encrypted = {"encrypted": bool(enrolment), "encrypted_at_rest": key is not None}
+            _show_coordinator(endpoint, addresses, public, encrypted, as_json=as_json)
             await until_one_ends(service.run(), *([enrolment.run()] if enrolment else []))
 
     run_until_stopped(work)
@@ -288,18 +304,18 @@ def _show_coordinator(
     endpoint: str,
     addresses: Sequence[str],
     public: Invite | None,
+    encrypted: Mapping[str, bool],
     *,
-    is_open: bool,
     as_json: bool,
 ) -> None:
     if as_json:
-        told = {"endpoint": endpoint, "addresses": list(addresses), "encrypted": not is_open}
+        told = {"endpoint": endpoint, "addresses": list(addresses), **encrypted}
         click.echo(json.dumps({**told, "open": public and str(public)}))
         return
     click.echo(f"coordinator at {endpoint}")
     if public is not None:
         click.echo(f"anybody becomes a replica on probation with 'swarm-ft serve-stage {public}'")
-    if not is_open:
+    if encrypted["encrypted"]:
         click.echo("others join with what 'swarm-ft invite' prints")
         return
     for address in addresses:
@@ -308,9 +324,10 @@ def _show_coordinator(
 
 def _open_journal(path: str, key: bytes | None) -> Journal:
     from swarm_ft.coordinator.journal.journal import Journal
+    from swarm_ft.coordinator.journal.reserve import RESERVE_BYTES
 
     try:
-        return Journal(path, key)
+        return Journal(path, key, reserve_bytes=RESERVE_BYTES)
     except JournalError as error:
         raise BadOption(f"--{error.message}") from error  # it begins with "journal PATH:"
 

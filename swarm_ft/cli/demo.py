@@ -28,12 +28,13 @@ from swarm_ft.cli.options import (
     log_option,
     takes,
 )
-from swarm_ft.cli.running import on_stop_signal, run_async, spinner
+from swarm_ft.cli.running import on_stop_signal, reading_bar, run_async, spinner
 from swarm_ft.client.options import JobOptions
 from swarm_ft.errors import BadInput, BadOption, RunFailed
 from swarm_ft.protocol.spec.options import arguments, build
 
 if TYPE_CHECKING:
+    from swarm_ft.client.data.progress import Listener
     from swarm_ft.client.job import Job
     from swarm_ft.client.report import RunReport
     from swarm_ft.client.swarm import SwarmClient
@@ -118,8 +119,8 @@ def demo(
     It makes the swarm's keys itself, and all links are encrypted. Needs no GPU and no network. The
     processes' logs are kept beside the result.
     """
-    with spinner("reading the model and the text"):
-        job, options = _prepare(stages, given)
+    with reading_bar() as listener:
+        job, options = _prepare(stages, given, listener)
     work_dir = _work_dir(options.outputs.out)
     buffers = replace(buffers, directory=buffers.directory or work_dir / "buffers")
 
@@ -152,19 +153,20 @@ def _work_dir(out: Path) -> Path:
 # ---- before anything is started
 
 
-def _prepare(stages: int, given: dict[str, Any]) -> tuple[Job, JobOptions]:
+def _prepare(stages: int, given: dict[str, Any], listener: Listener) -> tuple[Job, JobOptions]:
     """Make what is missing, and check everything; no files are left if it comes to nothing."""
     from swarm_ft.client.job import check_outputs, prepare_job
+    from swarm_ft.stage.checkpoint import open_checkpoint
 
     asked = _asked(given)
     check_outputs(asked.outputs)
     made = _first_missing(_work_dir(asked.outputs.out))
     try:
         options = _with_sample(asked)
-        job = prepare_job(options)
-        num_blocks = job.spec.model.num_blocks
+        num_blocks = open_checkpoint(options.model).config.num_hidden_layers
         if stages > num_blocks:
             raise BadOption(f"--stages {stages}: the model has {num_blocks} layers to share out")
+        job = prepare_job(options, listener)
     except (BadInput, KeyboardInterrupt):
         if made is not None:
             shutil.rmtree(made, ignore_errors=True)

@@ -344,5 +344,45 @@ def revoke(name: str, journal: str) -> None:
     click.echo(f"{name} is revoked")
 
 
+@keys.command(
+    epilog=examples("swarm-ft keys rotate", "swarm-ft keys rotate --authority"),
+)
+@click.option(
+    "--authority",
+    "is_authority",
+    is_flag=True,
+    help="The authority's key too, as when it may be known to others: all members and invitations "
+    "are void.",
+)
+@journal_option
+@json_flag
+@log_option
+def rotate(is_authority: bool, journal: str, as_json: bool) -> None:
+    """Give the coordinator a new key; it shows it within a second, and members go on.
+
+    With --authority the swarm begins anew: its coordinator is to be started again, and everybody
+    invited again. Names stay, since they are of members' own keys, and with them runs and buffers.
+    """
+    from swarm_ft.identity.authority import Authority
+
+    members = invitations = 0
+    with opened(journal) as (authority, registry):
+        if is_authority:
+            authority = Authority.make(authority.folder, replaces=True)
+            members, invitations = registry.void_all()
+        authority.rotate_coordinator()
+        registry.tell_rotated()
+    if as_json:
+        told = {"fingerprint": authority.fingerprint.hex(), "authority": is_authority}
+        click.echo(json.dumps({**told, "members": members, "invitations": invitations}))
+        return
+    click.echo("the coordinator has a new key")
+    if is_authority:
+        click.echo(
+            f"the authority is new too: {members} members and {invitations} open invitations are "
+            "void; start the coordinator again, and invite everybody anew"
+        )
+
+
 def _day(unix_s: int) -> str:
     return datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="seconds")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from swarm_ft.cli.options import DHT_PREFIX, Listening
 
 if TYPE_CHECKING:
+    from swarm_ft.client.data.progress import Listener, ReadSoFar
     from swarm_ft.discovery import Directory
     from swarm_ft.discovery.dht import DhtDirectory
     from swarm_ft.identity.certificates import Role
@@ -56,6 +57,39 @@ def spinner(text: str) -> Iterator[None]:
 
     with Console(stderr=True).status(text):
         yield
+
+
+@contextmanager
+def reading_bar() -> Iterator[Listener]:
+    """Show on a terminal how far data was read; what is told of it stays to be read."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+
+    from swarm_ft.client.data.progress import Listener
+    from swarm_ft.client.report import printable
+
+    console = Console(stderr=True, highlight=False)
+    bar = Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+    task = bar.add_task("reading the model and the data", total=None)
+
+    def show(so_far: ReadSoFar) -> None:
+        words = f"{so_far.num_documents:,} documents, {so_far.num_samples:,} samples"
+        whole = None if so_far.done is None else 1.0
+        bar.update(task, description=words, completed=so_far.done or 0.0, total=whole)
+
+    def tell(line: str) -> None:
+        console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
+
+    with bar:
+        yield Listener(tell=tell, show=show)
 
 
 def on_stop_signal(stop: Callable[[], object]) -> None:

@@ -117,7 +117,7 @@ def serve_stage(
     if way.invite is not None and given["peer_id"] is not None:
         raise BadOption("--peer-id: with an invitation a peer's name is its key's")
     home = _home(given["peer_id"], buffers, has_key=way.invite is not None)
-    folder = _work_folder(home)
+    folder = work_folder(home)
 
     async def work() -> None:
         from swarm_ft.ids import PeerId
@@ -146,14 +146,6 @@ def _home(name: str | None, buffers: BufferOptions, *, has_key: bool) -> PeerHom
     if name is not None:
         _checked_name(name)  # it may become a directory's
     return claim_home(name, buffers.directory)
-
-
-def _work_folder(home: PeerHome | None) -> tempfile.TemporaryDirectory[str]:
-    """For states and results on their way; what a start that was killed left of them is deleted."""
-    parent = private_folder(home.path / "work") if home else None
-    for left in parent.iterdir() if parent else ():
-        shutil.rmtree(left, ignore_errors=True)
-    return tempfile.TemporaryDirectory(prefix="swarm-ft-", dir=parent, ignore_cleanup_errors=True)
 
 
 def _buffer_place(home: PeerHome | None, buffers: BufferOptions) -> BufferPlace:
@@ -248,6 +240,17 @@ class PeerHome:
         with open_private(file, "wb") as new:
             new.write(f"{drawn}\n".encode())
         return drawn
+
+
+def work_folder(home: PeerHome | None) -> tempfile.TemporaryDirectory[str]:
+    """For states and results on their way; what a start that was killed left of them is deleted.
+
+    Without a home it is wherever temporary files are, and a killed process leaves it there.
+    """
+    parent = private_folder(home.path / "work") if home else None
+    for left in parent.iterdir() if parent else ():
+        shutil.rmtree(left, ignore_errors=True)
+    return tempfile.TemporaryDirectory(prefix="swarm-ft-", dir=parent, ignore_cleanup_errors=True)
 
 
 def claim_home(name: str | None, directory: Path | None) -> PeerHome:
@@ -350,7 +353,7 @@ async def serve_peer(
     server = await transport.serve(listening.host, listening.port, node.handlers())
     on_stop_signal(_politely_first(node))
     async with announced(server, listening, directory, Role.PEER, offer.peer_id) as endpoint:
-        _show(offer, endpoint, as_json=as_json)
+        _show(offer, endpoint, is_encrypted=own is not None, as_json=as_json)
         await node.run(endpoint)
 
 
@@ -363,9 +366,25 @@ def _politely_first(node: PeerNode) -> Callable[[], object]:
     return lambda: next(steps, task.cancel)()
 
 
-def _show(offer: PeerOptions, endpoint: str, *, as_json: bool) -> None:
+def _show(offer: PeerOptions, endpoint: str, *, is_encrypted: bool, as_json: bool) -> None:
     layers = str(offer.layers or "auto")
     if as_json:
-        click.echo(json.dumps({"peer": offer.peer_id, "layers": layers, "endpoint": endpoint}))
-    else:
-        click.echo(f"peer {offer.peer_id} at {endpoint} offers layers {layers}; Ctrl-C leaves")
+        told = {"peer": offer.peer_id, "layers": layers, "endpoint": endpoint}
+        privacy = {"encrypted": is_encrypted, "encrypted_at_rest": offer.encrypts}
+        click.echo(json.dumps({**told, **privacy}))
+        return
+    click.echo(f"peer {offer.peer_id} at {endpoint} offers layers {layers}; Ctrl-C leaves")
+    for line in who_sees(offer, is_encrypted=is_encrypted):
+        click.echo(line)
+
+
+def who_sees(offer: PeerOptions, *, is_encrypted: bool) -> tuple[str, ...]:
+    """What passes this machine of others' data, and what becomes of it, in words."""
+    others = "" if is_encrypted else "; so does whoever sees its network: links are not encrypted"
+    where = offer.buffers.directory.parent if offer.buffers.directory else offer.shard_dir
+    form = "encrypted" if offer.encrypts else "not encrypted (--encrypt-at-rest)"
+    return (
+        "of the runs that it serves this machine sees activations, gradients, its layers' weights "
+        f"and, with the first or the last stage, text{others}",
+        f"of these it keeps buffers, states and results in {where}, {form}, until the run is over",
+    )

@@ -19,7 +19,7 @@ from swarm_ft.errors import BadDataset, BadModel
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from swarm_ft.client.job import TokenArray
+    from swarm_ft.client.data.samples import TokenArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +65,10 @@ def evaluate(
             f"evaluation: expected samples of 2 or more tokens, got shape {samples.shape}"
         )
     model = _load(model_dir)
-    tokens_st = torch.from_numpy(samples.astype(np.int64))
     loss_sum = 0.0
     for start in range(0, len(samples), batch_size):
-        loss_sum += _loss_sum(model, tokens_st[start : start + batch_size])
+        batch = samples[start : start + batch_size].astype(np.int64)
+        loss_sum += _loss_sum(model, torch.from_numpy(batch))
         on_batch()
     return Evaluation(loss_sum / (len(samples) * (samples.shape[1] - 1)))
 

@@ -3,102 +3,20 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
-
+from swarm_ft.client.data.dataset import Dataset, open_dataset
+from swarm_ft.client.data.files import Wanted
+from swarm_ft.client.data.progress import Listener, ReadSoFar
+from swarm_ft.client.data.samples import SampleBytes, TokenArray
 from swarm_ft.client.export import check_out_dir
-from swarm_ft.client.options import EvalOptions, JobOptions, Outputs
-from swarm_ft.errors import BadDataset, BadOption
+from swarm_ft.client.options import EvalOptions, JobOptions, Outputs, ReadOptions
+from swarm_ft.errors import BadOption
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.stage.architecture import check_seq_length
 from swarm_ft.stage.checkpoint import Checkpoint, open_checkpoint
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-# ---- text to samples of token ids
-
-TokenArray = npt.NDArray[np.uint32]
-
-
-def read_text(path: str) -> str:
-    """One UTF-8 file, or all `.txt` files of a directory, sorted by name, joined by newlines.
-
-    Raises:
-        BadDataset: the path is missing, unreadable, not UTF-8 or without any text, or it is a
-            directory without `.txt` files.
-    """
-    files = _text_files(Path(path))
-    text = "\n".join(_read_file(file) for file in files)
-    if not text.strip():
-        raise BadDataset(f"dataset '{path}': expected text, found none; the data is empty")
-    return text
-
-
-def _text_files(path: Path) -> list[Path]:
-    try:
-        if not path.is_dir():
-            return [path]
-        files = sorted(p for p in path.iterdir() if p.suffix == ".txt" and p.is_file())
-    except OSError as exc:
-        raise BadDataset(f"dataset '{path}': cannot be read: {_reason(exc)}") from exc
-    if not files:
-        raise BadDataset(f"dataset '{path}': expected .txt files in this directory, found none")
-    return files
-
-
-def _read_file(path: Path) -> str:
-    try:
-        return path.read_bytes().decode("utf-8")
-    except FileNotFoundError as exc:
-        raise BadDataset(
-            f"dataset '{path}': no such file; expected a UTF-8 text file or a directory of .txt"
-        ) from exc
-    except OSError as exc:
-        raise BadDataset(f"dataset '{path}': cannot be read: {_reason(exc)}") from exc
-    except UnicodeDecodeError as exc:
-        raise BadDataset(
-            f"dataset '{path}': expected UTF-8 text, got another encoding at byte "
-            f"{exc.start} ({exc.reason}); convert the file to UTF-8"
-        ) from exc
-
-
-def _reason(exc: OSError) -> str:
-    return exc.strerror or str(exc)
-
-
-def tokenise(text: str, tokenizer: PreTrainedTokenizerBase, seq_length: int) -> TokenArray:
-    """Samples of `seq_length` adjoining tokens; what does not fill the last one is dropped.
-
-    The text is tokenised as one piece, and no special tokens are added. Whether a model knows
-    all the ids is not checked here.
-
-    Returns:
-        Token ids [samples, seq_length].
-
-    Raises:
-        BadDataset: the text has fewer than `seq_length` tokens.
-    """
-    # verbose=False: a text longer than the model's context is what we want, not a mistake.
-    encoded = tokenizer(text, add_special_tokens=False, return_attention_mask=False, verbose=False)
-    ids = np.asarray(encoded["input_ids"], dtype=np.uint32)
-    num_samples = len(ids) // seq_length
-    if num_samples == 0:
-        raise BadDataset(
-            f"dataset: expected at least one sample of {seq_length} tokens, got {len(ids)} "
-            "tokens in all; give more text or a smaller --seq-length"
-        )
-    return ids[: num_samples * seq_length].reshape(num_samples, seq_length)
-
-
-def tokens_to_bytes(row: TokenArray) -> bytes:
-    """One sample [seq_length] as it travels: little-endian uint32."""
-    return row.astype("<u4").tobytes()
-
 
 TRAINING_TEXT_EVAL_SAMPLES = 256
 """Without held-out text, this much of the training text is evaluated on."""
@@ -127,27 +45,39 @@ class Job:
 
     spec: RunSpec
     checkpoint: Checkpoint
-    samples: list[bytes]
+    samples: Sequence[bytes]
     eval_data: EvalData
 
 
-def prepare_job(options: JobOptions) -> Job:
-    """Read, tokenise and check; nothing is written and nobody is called.
+def prepare_job(options: JobOptions, listener: Listener | None = None) -> Job:
+    """Read, tokenise and check; nobody is called, and tokens are written to a nameless file.
 
     Raises:
         BadInput: the first thing that is wrong with the options, the model or the data.
     """
+    listener = listener or Listener()
     check_outputs(options.outputs)
     checkpoint = open_checkpoint(_reference(options.model))
     check_seq_length(checkpoint.config, options.train.seq_length)
-    tokens = read_tokens(options.dataset, checkpoint, options.train.seq_length)
-    eval_data = read_eval_data(options.evaluation, checkpoint, tokens)
+    seq_length, model = options.train.seq_length, checkpoint.describe()
+    # Refuses, before anything long begins, what no data could make good.
+    RunSpec(model=model, train=options.train_spec(num_samples=1))
+    wanted = Wanted(split=options.split, format=options.reading.data_format)
+    data = open_dataset(options.dataset, wanted, options.reading, checkpoint.tokenizer())
+    held_out = open_held_out(options.evaluation, options.reading, checkpoint, options.dataset)
+    # Nothing is told of the one before the other is known to begin well.
+    to_tell: list[str] = []
+    eval_data = None
+    if held_out is not None:
+        quiet = replace(listener, tell=to_tell.append)
+        eval_data = read_held_out(held_out, options.evaluation, checkpoint, seq_length, quiet)
+    tokens = _read(data, checkpoint, seq_length, options.max_samples, listener, to_tell)
     train = options.train_spec(num_samples=len(tokens))
     return Job(
-        spec=RunSpec(model=checkpoint.describe(), train=train),
+        spec=RunSpec(model=model, train=train),
         checkpoint=checkpoint,
-        samples=[tokens_to_bytes(row) for row in tokens],
-        eval_data=eval_data,
+        samples=SampleBytes(tokens),
+        eval_data=eval_data or _beginning_of(tokens, options.evaluation),
     )
 
 
@@ -172,28 +102,73 @@ def check_outputs(outputs: Outputs) -> None:
             raise BadOption(f"{option} {path}: may not be written")
 
 
-def read_tokens(path: str, checkpoint: Checkpoint, seq_length: int) -> TokenArray:
-    """A text as samples, uint32 [samples, seq_length].
+EVAL_SPLITS = ("validation", "test", "train")
+"""Of data to evaluate on that has several, the first that is there."""
+
+
+def open_held_out(
+    options: EvalOptions, reading: ReadOptions, checkpoint: Checkpoint, dataset: str | None
+) -> Dataset | None:
+    """Data to evaluate on, if some is asked for.
+
+    Args:
+        options: what is asked for.
+        reading: how it is read.
+        checkpoint: whose tokenizer is used.
+        dataset: of which a split may be held out; None if there is none.
 
     Raises:
-        BadDataset: the text cannot be used, or the tokenizer is not the model's.
+        BadInput: it cannot be used, or a split is asked for of nothing.
     """
-    tokens = tokenise(read_text(path), checkpoint.tokenizer(), seq_length)
+    if options.eval_dataset is None and options.eval_split is None:
+        return None
+    path = options.eval_dataset or dataset
+    if path is None:
+        raise BadOption("--eval-split: expected --eval-dataset beside it")
+    wanted = Wanted(split=options.eval_split, instead=EVAL_SPLITS, format=reading.data_format)
+    return open_dataset(path, wanted, reading, checkpoint.tokenizer(), all_options=False)
+
+
+def read_held_out(
+    data: Dataset,
+    options: EvalOptions,
+    checkpoint: Checkpoint,
+    seq_length: int,
+    listener: Listener,
+) -> EvalData:
+    """All of it, or as much as is asked for.
+
+    Raises:
+        BadDataset: it is too short, or not as it should be.
+    """
+    tokens = _read(data, checkpoint, seq_length, options.max_eval_samples, listener)
+    source = data.source if options.eval_split is None else f"{data.source} ({options.eval_split})"
+    return EvalData(samples=tokens, source=f"held-out {source}")
+
+
+def _beginning_of(tokens: TokenArray, options: EvalOptions) -> EvalData:
+    """Without held-out data, the beginning of the training data."""
+    limit = options.max_eval_samples or TRAINING_TEXT_EVAL_SAMPLES
+    return EvalData(samples=tokens[:limit], source="the training text")
+
+
+def _read(
+    data: Dataset,
+    checkpoint: Checkpoint,
+    seq_length: int,
+    limit: int | None,
+    listener: Listener,
+    told_first: Sequence[str] = (),
+) -> TokenArray:
+    """Samples, uint32 [samples, seq_length]; what they are is told once there is one."""
+    to_tell = [*told_first, *data.describe()]
+
+    def on_batch(so_far: ReadSoFar) -> None:
+        while to_tell and so_far.num_samples:
+            listener.tell(to_tell.pop(0))
+        listener.show(so_far)
+
     vocab_size = int(checkpoint.config.vocab_size)
-    if int(tokens.max()) >= vocab_size:
-        raise BadDataset(
-            f"{path}: token id {int(tokens.max())} is outside the model's vocabulary of "
-            f"{vocab_size}; does the tokenizer belong to the model?"
-        )
-    return tokens
-
-
-def read_eval_data(options: EvalOptions, checkpoint: Checkpoint, tokens: TokenArray) -> EvalData:
-    """Held-out samples; without held-out text, the beginning of the training text."""
-    if options.eval_dataset is None:
-        limit = options.max_eval_samples or TRAINING_TEXT_EVAL_SAMPLES
-        return EvalData(samples=tokens[:limit], source="the training text")
-    held_out = read_tokens(options.eval_dataset, checkpoint, tokens.shape[1])
-    return EvalData(
-        samples=held_out[: options.max_eval_samples], source=f"held-out {options.eval_dataset}"
-    )
+    samples = data.samples(seq_length, vocab_size, limit=limit, on_batch=on_batch)
+    listener.tell(samples.words)
+    return samples.tokens

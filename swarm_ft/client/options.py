@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
@@ -14,12 +15,77 @@ Count = Annotated[int, Range(1)]
 Steps = Annotated[int, Range(1, MAX_STEPS)]
 
 
+class DataFormat(Enum):
+    """How a file is read; the values are for people."""
+
+    TEXT = "plain text"
+    LINES = "plain text with a document a line"
+    JSONL = "JSON lines"
+    JSON = "JSON"
+    CSV = "comma-separated values"
+    TSV = "tab-separated values"
+    PARQUET = "Parquet"
+    ARROW = "Arrow"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReadOptions:
+    """How data is read, that to train on and that to evaluate on."""
+
+    data_format: Annotated[
+        DataFormat | None,
+        Option(
+            "What the data's files are: text is one document, lines has a document a line.",
+            default="by the files' names",
+        ),
+    ] = None
+    subset: Annotated[str | None, Option("Of a dataset on the hub.", metavar="NAME")] = None
+    text_column: Annotated[
+        str | None,
+        Option(
+            "The column to train on.",
+            metavar="NAME",
+            default="text, prompt and completion, messages, or instruction, input and output",
+        ),
+    ] = None
+    column_names: Annotated[
+        str | None,
+        Option("The columns of a CSV or TSV without a line of names.", metavar="A,B,..."),
+    ] = None
+    quotes: Annotated[
+        bool,
+        Option("Whether quotes in a CSV or TSV enclose fields, or are letters like others."),
+    ] = True
+    separator: Annotated[
+        str | None,
+        Option(
+            "What stands behind each document.",
+            metavar="TEXT",
+            default="the tokenizer's end-of-text token",
+        ),
+    ] = None
+    packing: Annotated[
+        bool,
+        Option(
+            "Documents follow each other in samples, or each begins its own, which is filled up."
+        ),
+    ] = True
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvalOptions:
-    """What the model is judged by. Without held-out text that is the text it is trained on."""
+    """What the model is judged by. Without held-out data that is the data it is trained on."""
 
     eval_dataset: Annotated[
-        str | None, Option("Held-out UTF-8 text to evaluate on.", metavar="PATH")
+        str | None,
+        Option("Held-out data to evaluate on, as --dataset.", metavar="PATH|HUB_ID"),
+    ] = None
+    eval_split: Annotated[
+        str | None,
+        Option("Which split of it, or of --dataset.", metavar="NAME"),
     ] = None
     max_eval_samples: Annotated[Count | None, Option("Evaluate on so many samples at most.")] = None
 
@@ -58,8 +124,19 @@ class JobOptions:
     model: Annotated[str, Option("What to fine-tune.", metavar="DIR|HUB_ID")]
     dataset: Annotated[
         str,
-        Option("UTF-8 text to train on: a file, or a directory of .txt files.", metavar="PATH"),
+        Option(
+            "Data to train on: .txt, .jsonl, .json, .csv, .tsv, .parquet, .arrow, a directory of "
+            "them, or a dataset on the hub.",
+            metavar="PATH|HUB_ID",
+        ),
     ]
+    split: Annotated[
+        str | None, Option("Which split of it.", metavar="NAME", default="train, or the only one")
+    ] = None
+    max_samples: Annotated[
+        Count | None, Option("Train on so many samples at most; no more is read.")
+    ] = None
+    reading: ReadOptions = field(default_factory=ReadOptions)
     evaluation: EvalOptions = field(default_factory=EvalOptions)
     epochs: Annotated[Steps, Option("Passes over the data.")] = 3
     steps: Annotated[Steps | None, Option("Optimizer steps; wins over --epochs.")] = None

@@ -99,7 +99,7 @@ class ProgressState:
                 totals=self._totals_below(event.committed_steps),
                 committed_steps=event.committed_steps,
                 phase=event.phase,
-                detail=_printable(event.detail),
+                detail=printable(event.detail),
             )
         kept = self._totals_below(event.step)
         latest = (kept[-1] if kept else _NOTHING).and_then(event)
@@ -239,14 +239,14 @@ class RunProgress:
 
     def message(self, text: str) -> None:
         """One line above the bar."""
-        self._console.print(_printable(text), markup=False, highlight=False, soft_wrap=True)
+        self._console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
     def _draw(self) -> None:
         self._bar.update(self._task, completed=self.state.committed_steps, line=self.state.line())
         self._bar.refresh()
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """`text` without what could steer a terminal: parts of it come from other machines."""
     return "".join(c if c.isprintable() else " " for c in text)
 

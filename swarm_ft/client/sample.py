@@ -14,8 +14,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
+from swarm_ft.client.data.rows import read_file
 from swarm_ft.client.evaluate import no_transformers_bars
-from swarm_ft.client.job import read_text
 from swarm_ft.errors import BadDataset
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def _sources(modules: Iterable[str]) -> str:
     """Source text of standard library modules, joined by newlines."""
     library = Path(sysconfig.get_path("stdlib"))
     try:
-        return "\n".join(read_text(str(library / f"{name}.py")) for name in modules)
+        return "\n".join(read_file(library / f"{name}.py") for name in modules)
     except BadDataset as exc:
         raise BadDataset(
             f"the sample needs the source text of Python's standard library: {exc.message}; "

@@ -8,19 +8,22 @@ import random
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from swarm_ft.discovery.directory import Directory
-from swarm_ft.errors import Busy, ProtocolError, SwarmError, Unavailable
+from swarm_ft.errors import Busy, NotFound, ProtocolError, SwarmError, Unavailable
 from swarm_ft.identity.certificates import COORDINATOR_NAME, Role
 from swarm_ft.ids import PeerId, RunId, SampleId, StepNumber
 from swarm_ft.log import get_logger
 from swarm_ft.protocol.messages.client import (
     CancelRequest,
     CollectedRequest,
+    MemberStatus,
     RunEvent,
     RunPhase,
     RunStatus,
+    RunSummary,
     SampleTokens,
     StatusRequest,
     SubmitHeader,
@@ -173,9 +176,43 @@ class SwarmClient:
             await call(channel, COLLECTED, CollectedRequest(run_id=run_id), CALL_TIMEOUT_S)
 
     async def status(self) -> SwarmStatus:
-        """Members and runs."""
+        """All members and all runs, page after page: who comes or goes meanwhile may be missed."""
+        members: dict[PeerId, MemberStatus] = {}
+        runs: dict[RunId, RunSummary] = {}
+        first = StatusRequest()
         async with self._coordinator() as channel:
-            return await call(channel, STATUS, StatusRequest(), CALL_TIMEOUT_S)
+            while True:
+                page = await call(channel, STATUS, first, CALL_TIMEOUT_S)
+                members.update((member.peer_id, member) for member in page.members)
+                runs.update((run.run_id, run) for run in page.runs)
+                first = StatusRequest(
+                    first_member=first.first_member + len(page.members),
+                    first_run=first.first_run + len(page.runs),
+                )
+                has_more = first.first_member < page.num_members or first.first_run < page.num_runs
+                if not has_more or not (page.members or page.runs):
+                    return replace(page, members=tuple(members.values()), runs=tuple(runs.values()))
+
+    async def run(self, run_id: RunId | None) -> RunStatus:
+        """A run of this client's (the newest, if None) as it is now.
+
+        Raises:
+            NotFound: there is no such run.
+        """
+        async with self._coordinator() as channel:
+            stream = channel.open(WATCH)
+            try:
+                async with asyncio.timeout(CALL_TIMEOUT_S):
+                    await stream.send(WatchRequest(run_id=run_id))
+                    await stream.finish()
+                    status = await stream.receive()
+            except TimeoutError:
+                raise Unavailable(f"{stream.remote} did not tell of a run in time") from None
+            finally:
+                await stream.cancel()
+        if not isinstance(status, RunStatus):
+            raise ProtocolError(f"{stream.remote}: expected a run's status first")
+        return status
 
     async def fetch_result(
         self, status: RunStatus, directory: Path, on_trouble: Callable[[str], None]
@@ -202,12 +239,13 @@ class SwarmClient:
     async def _as_known_now(self, status: RunStatus) -> RunStatus | None:
         """The newest status with the same result; None if that is lost, as far as is known."""
         try:
-            runs = (await self.status()).runs
+            known = await self.run(status.run_id)
         except Unavailable:
             return status
-        kept = (run for run in runs if run.phase is RunPhase.FINISHED)
-        same = (run for run in kept if (run.run_id, run.attempt) == (status.run_id, status.attempt))
-        return next(same, None)
+        except NotFound:
+            return None
+        is_same = known.phase is RunPhase.FINISHED and known.attempt == status.attempt
+        return known if is_same else None
 
     async def fetch_shards(self, status: RunStatus, directory: Path) -> tuple[Path, ...]:
         """The trained stages of a finished run, first to last, as files in `directory`.

@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
+from swarm_ft.client.data.progress import Listener, ReadSoFar
 from swarm_ft.client.evaluate import Evaluation, evaluate
 from swarm_ft.client.export import assemble, shard_dir
-from swarm_ft.client.job import EvalData, Job, read_tokens
-from swarm_ft.client.options import EvalOptions, JobOptions, Outputs
+from swarm_ft.client.job import EvalData, Job, open_held_out, read_held_out
+from swarm_ft.client.options import EvalOptions, JobOptions, Outputs, ReadOptions
 from swarm_ft.client.report import RunProgress, RunReport
 from swarm_ft.client.swarm import SwarmClient
 from swarm_ft.client.trace import TraceFile, open_trace
@@ -23,6 +26,8 @@ from swarm_ft.errors import NotFound, RunFailed, RunMismatch
 from swarm_ft.ids import RunId
 from swarm_ft.protocol.messages.client import RunPhase, RunStatus
 from swarm_ft.stage.checkpoint import Checkpoint, open_checkpoint
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +165,7 @@ async def attach_to(
     run_name: str | None,
     model: str | None,
     evaluation: EvalOptions,
+    how: ReadOptions,
 ) -> WatchedRun:
     """Find a run (the newest, if None) and, by its own spec, what belongs to it.
 
@@ -170,7 +176,7 @@ async def attach_to(
         RunFailed: the run ended without a result, or its result was collected.
         RunMismatch: `model` has other weights than the run began with.
     """
-    status = _named(run_name, (await client.status()).runs)
+    status = await client.run(RunId(run_name) if run_name else None)
     _check_not_ended(status)
     checkpoint = await asyncio.to_thread(open_checkpoint, model or status.spec.model.reference)
     described = await asyncio.to_thread(checkpoint.describe)
@@ -180,11 +186,13 @@ async def attach_to(
             "give that one with --model"
         )
     progress = RunProgress(status.spec.train)
-    baseline, dataset = None, evaluation.eval_dataset
-    if dataset is not None:
-        seq_length = status.spec.train.seq_length
-        tokens = await asyncio.to_thread(read_tokens, dataset, checkpoint, seq_length)
-        data = EvalData(samples=tokens[: evaluation.max_eval_samples], source=dataset)
+    baseline = None
+    held_out = await asyncio.to_thread(open_held_out, evaluation, how, checkpoint, None)
+    if held_out is not None:
+        read = partial(
+            read_held_out, held_out, evaluation, checkpoint, status.spec.train.seq_length
+        )
+        data = await reading(read, Listener(tell=progress.message))
         baseline = await _measured(checkpoint.reference, data, progress)
     return WatchedRun(
         client=client,
@@ -198,7 +206,7 @@ async def attach_to(
 async def _resumed(client: SwarmClient, job: Job, progress: RunProgress) -> RunId:
     digest = job.spec.digest()
     for run in reversed((await client.status()).runs):
-        if run.spec.digest() == digest and run.phase <= RunPhase.FINISHED:
+        if run.spec_digest == digest and run.phase <= RunPhase.FINISHED:
             progress.message(f"run {run.run_id}: resumed at step {run.committed_steps}")
             return run.run_id
     raise NotFound(
@@ -212,20 +220,39 @@ async def _measured(model: str, data: EvalData, progress: RunProgress) -> Baseli
     return Baseline(data, await _evaluate(model, data))
 
 
+async def reading(work: Callable[[Listener], T], listener: Listener) -> T:
+    """What `work` returns, from a thread; it ends at its next batch if this is cancelled."""
+
+    def read(go_on: Callable[[], None]) -> T:
+        def show(so_far: ReadSoFar) -> None:
+            go_on()
+            listener.show(so_far)
+
+        return work(replace(listener, show=show))
+
+    return await _in_thread(read)
+
+
 async def _evaluate(model: str, data: EvalData) -> Evaluation:
     """Evaluate in a thread, which ends at its next batch if this is cancelled."""
-    is_over = threading.Event()
 
-    def work() -> Evaluation:
+    def work(go_on: Callable[[], None]) -> Evaluation:
         torch.set_num_threads(os.cpu_count() or 1)
         return evaluate(model, data.samples, on_batch=go_on)
+
+    return await _in_thread(work)
+
+
+async def _in_thread(work: Callable[[Callable[[], None]], T]) -> T:
+    """`work(go_on)`, in a thread; `go_on` raises once this is cancelled."""
+    is_over = threading.Event()
 
     def go_on() -> None:
         if is_over.is_set():
             raise asyncio.CancelledError
 
     try:
-        return await asyncio.to_thread(work)
+        return await asyncio.to_thread(work, go_on)
     finally:
         is_over.set()
 
@@ -236,13 +263,3 @@ def _check_not_ended(status: RunStatus) -> None:
         raise RunFailed(f"run {status.run_id}: its result was collected already")
     if status.phase in (RunPhase.CANCELLED, RunPhase.FAILED):
         raise RunFailed(f"run {status.run_id} {status.phase.name.lower()}: {status.detail}")
-
-
-def _named(run_name: str | None, runs: Sequence[RunStatus]) -> RunStatus:
-    if not runs:
-        raise NotFound("the coordinator knows no run yet; submit one with 'swarm-ft client train'")
-    for run in reversed(runs):
-        if run_name in (None, run.run_id):
-            return run
-    known = ", ".join(run.run_id for run in runs)
-    raise NotFound(f"run {run_name}: not known to the coordinator; it knows {known}")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from swarm_ft.coordinator.journal.registry import Registry
-from swarm_ft.errors import NotAllowed
+from swarm_ft.errors import BadOption, NotAllowed
 from swarm_ft.identity.authority import Authority, utc_now
 from swarm_ft.identity.certificates import LIFETIME_S, RENEWED_AT, to_der
 from swarm_ft.identity.invites import Invite
@@ -27,6 +27,9 @@ WATCH_EVERY_S = 1.0
 """How long, at most, a new invitation is unknown, and a revoked key good for new calls."""
 
 
+VOID = "this swarm's authority was replaced, and nobody is a member; ask for a new invitation"
+
+
 class Enrolment:
     """See the module's docstring.
 
@@ -36,6 +39,7 @@ class Enrolment:
         initial_peers: of the DHT that members are to join.
         dht_prefix: of the swarm's records there.
         on_revoked: hears whose keys are revoked, at first and whenever that changes.
+        on_void: hears why nobody is a member any more, should the authority be replaced.
     """
 
     def __init__(
@@ -45,12 +49,14 @@ class Enrolment:
         initial_peers: tuple[str, ...],
         dht_prefix: str,
         on_revoked: Callable[[frozenset[str]], None] = lambda _: None,
+        on_void: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._authority = authority
         self._registry = registry
         self._initial_peers = initial_peers
         self._dht_prefix = dht_prefix
         self._on_revoked = on_revoked
+        self._on_void = on_void
         self._rate: Rate[str] = Rate(per_s=ENROLMENTS_PER_S, burst=ENROLMENT_BURST)
         key, certificate = authority.coordinator()
         self._version = registry.version()
@@ -92,7 +98,7 @@ class Enrolment:
         while True:
             await self.refresh()
             if loop.time() >= due_s:
-                self.credentials.renew(self._authority.coordinator()[1])
+                self.credentials.rekey(*self._authority.coordinator())
                 due_s = loop.time() + renewed_s
             await asyncio.sleep(WATCH_EVERY_S)
 
@@ -104,9 +110,24 @@ class Enrolment:
         """
         version = await asyncio.to_thread(self._registry.version)
         if version != self._version:
+            await self._heed_keys()
             self._invitations = await asyncio.to_thread(self._registry.certificates)
             self._heed(await asyncio.to_thread(self._registry.revoked))
             self._version = version
+
+    async def _heed_keys(self) -> None:
+        """Show the coordinator's key that is in the folder; with another authority, nothing."""
+        try:
+            found = await asyncio.to_thread(Authority.open, self._authority.folder)
+        except BadOption as error:
+            logger.warning("%s; this coordinator goes on with the keys that it has", error.message)
+            return
+        if found.fingerprint == self._authority.fingerprint:
+            self.credentials.rekey(*self._authority.coordinator())
+            return
+        logger.error("%s; start this coordinator again", VOID)
+        self.credentials.void(VOID)
+        self._on_void(VOID)
 
     def _heed(self, revoked: frozenset[str]) -> None:
         self.credentials.revoke(revoked)

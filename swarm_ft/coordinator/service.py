@@ -34,7 +34,7 @@ from swarm_ft.coordinator.facts.events import (
     WriteSnapshot,
 )
 from swarm_ft.coordinator.facts.quotas import Quotas
-from swarm_ft.coordinator.facts.state import QUEUE_S, Run, SwarmState
+from swarm_ft.coordinator.facts.state import QUEUE_S, RESULT_S, Run, SwarmState
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.submission import Submissions
 from swarm_ft.coordinator.watching import Watcher, Watchers, overview
@@ -141,6 +141,7 @@ class CoordinatorService:
         clock: the time.
         snapshots: where peers save stages; None if none are to be kept.
         queue_s: how long a run that nobody can host waits for somebody.
+        result_s: how long a finished run waits for its client.
         quotas: how much clients may ask for.
         grants: what a member may host, by its name, asked in a thread as it joins; None: all may
             host anything. It may raise what the member is to hear.
@@ -148,13 +149,14 @@ class CoordinatorService:
     A failing journal ends `run`: what cannot be made durable must not be said.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a process has to give
         self,
         journal: Journal,
         clock: Clock,
         snapshots: SnapshotStore | None = None,
         *,
         queue_s: float = QUEUE_S,
+        result_s: float = RESULT_S,
         quotas: Quotas = DEFAULT_QUOTAS,
         grants: Callable[[PeerId], Grant] | None = None,
     ) -> None:
@@ -181,6 +183,7 @@ class CoordinatorService:
             runs=MappingProxyType(runs),
             standings=MappingProxyType(journal.standings(clock.now_s())),
             queue_s=queue_s,
+            result_s=result_s,
         )
         for run in runs.values():
             if not run.phase.is_over:
@@ -307,6 +310,11 @@ class CoordinatorService:
             else:
                 self._put(peer_id, Say(peer_id, self._revoked))
 
+    def send_all_away(self, reason: str) -> None:
+        """Nobody is a member any more."""
+        for outbox in self._outboxes.values():
+            outbox.drop(NotAllowed(reason))
+
     async def _join(self, stream: PeerStream) -> None:
         now_s, host = self._clock.now_s(), stream.remote.rpartition(":")[0]
         self._joins_of_address.check(address_of(host), now_s, f"peers at {host} join")
@@ -316,11 +324,13 @@ class CoordinatorService:
         check_name(stream.caller, hello.peer_id)
         self._joins_of_peer.check(hello.peer_id, now_s, f"peer {hello.peer_id} joins")
         outbox = self._open_outbox(hello.peer_id)
-        logger.info("peer %s joined from %s: layers %s", hello.peer_id, stream.remote, hello.layers)
         if self._revoked.names:
             outbox.put(Say(hello.peer_id, self._revoked))
         try:
-            self._handle(PeerJoined(hello, await self._grant(hello.peer_id)))
+            grant = await self._grant(hello.peer_id)
+            offer = f"layers {hello.layers or 'auto'}", str(grant) or "no limits"
+            logger.info("peer %s joined from %s: %s (%s)", hello.peer_id, stream.remote, *offer)
+            self._handle(PeerJoined(hello, grant))
             reading = self._read(stream, hello.peer_id)
             await until_one_ends(outbox.write(stream), outbox.dropped(), reading)
         finally:
@@ -406,8 +416,8 @@ class CoordinatorService:
         await stream.send(self._state.runs[run.run_id].status)
 
     async def _status(self, stream: MessageStream[SwarmStatus, StatusRequest]) -> None:
-        await stream.receive()
-        await stream.send(overview(self._state, stream.caller))
+        request = await stream.receive() or StatusRequest()
+        await stream.send(overview(self._state, request, stream.caller))
 
     def _named(
         self,

@@ -10,60 +10,88 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import islice
 from typing import NoReturn
 
 from swarm_ft.coordinator.facts.state import Run, SwarmState
 from swarm_ft.coordinator.plan.steps import ends_of
-from swarm_ft.errors import Unavailable
+from swarm_ft.errors import Busy, Unavailable
 from swarm_ft.identity.certificates import Caller
 from swarm_ft.ids import BlockIndex, RunId
 from swarm_ft.protocol.messages.client import (
+    MAX_PAGE_MEMBERS,
+    MAX_PAGE_RUNS,
     BoundaryStatus,
     MemberStatus,
     RunEvent,
     RunSummary,
+    StatusRequest,
     SwarmStatus,
 )
 from swarm_ft.protocol.messages.reports import BufferCounts, Traffic
 from swarm_ft.protocol.messages.timeline import PeerTimeline
+from swarm_ft.protocol.spec.digest import DIGEST_BYTES
 from swarm_ft.transport.rules import is_owner
+
+FIRST_PAGE = StatusRequest()
+NO_DIGEST = bytes(DIGEST_BYTES)
+"""Of what is not the caller's business."""
 
 # ---- everything that the coordinator knows, as `swarm-ft status` shows it
 
 
-def overview(state: SwarmState, caller: Caller | None = None) -> SwarmStatus:
-    """Members and runs; of runs that are not over, their boundaries too.
+def overview(
+    state: SwarmState, page: StatusRequest = FIRST_PAGE, caller: Caller | None = None
+) -> SwarmStatus:
+    """A page of members and a page of runs.
 
     Args:
         state: all that is known.
+        page: from which ones on.
         caller: who asks, and is told details of its own runs alone; None: nobody has keys.
     """
-    own = [run for run in state.runs.values() if is_owner(caller, run.owner)]
-    others = (run for run in state.runs.values() if not is_owner(caller, run.owner))
+    members = islice(state.members.values(), page.first_member, None)
+    runs = islice(state.runs.values(), page.first_run, page.first_run + MAX_PAGE_RUNS)
+    has_runs = any(is_owner(caller, run.owner) for run in state.runs.values())
     return SwarmStatus(
         members=tuple(
             MemberStatus(
                 peer_id=m.hello.peer_id,
                 layers=m.hello.layers,
-                # What follows the colon is a failure's message, of whoever's run that was.
-                idle=m.idle if own else m.idle.partition(":")[0],
+                idle=m.idle if has_runs else _without_words(m.idle),
                 grant=m.grant,
             )
-            for m in state.members.values()
+            for m in islice(members, MAX_PAGE_MEMBERS)
         ),
-        runs=tuple(replace(run.status, boundaries=_boundaries(run)) for run in own),
-        others=tuple(map(_summary, others)),
+        runs=tuple(_summary(run, is_own=is_owner(caller, run.owner)) for run in runs),
+        num_members=len(state.members),
+        num_runs=len(state.runs),
     )
 
 
-def _summary(run: Run) -> RunSummary:
+def _summary(run: Run, *, is_own: bool) -> RunSummary:
+    status = run.status
     return RunSummary(
         run_id=run.run_id,
         phase=run.phase,
+        detail=status.detail if is_own else _without_words(status.detail),
         committed_steps=run.committed_steps,
         num_steps=run.spec.train.num_steps,
-        assignments=tuple(replace(stage, endpoint="") for stage in run.attempt.assignments),
+        spec_digest=run.spec.digest() if is_own else NO_DIGEST,
+        assignments=tuple(
+            stage if is_own else replace(stage, endpoint="") for stage in status.assignments
+        ),
+        sent=status.sent,
+        joining=status.joining,
+        boundaries=() if run.phase.is_over else _boundaries(run),
+        is_own=is_own,
+        attempt=run.attempt.number,
     )
+
+
+def _without_words(text: str) -> str:
+    """What follows a colon is a failure's message, of whoever's run that was."""
+    return text.partition(":")[0]
 
 
 def _boundaries(run: Run) -> tuple[BoundaryStatus, ...]:
@@ -96,6 +124,8 @@ def _kept(run: Run, boundary: BlockIndex) -> BufferCounts:
     return total
 
 
+MAX_WATCHERS = 16
+"""Of one run; each may let `MAX_QUEUED` events pile up."""
 MAX_QUEUED = 100_000
 """Of one watcher that does not read; then it is dropped, and may watch anew from the beginning."""
 MAX_QUEUED_TIMELINES = 1_000
@@ -154,13 +184,21 @@ class Watchers:
 
     @contextmanager
     def watching(self, run_id: RunId, *, is_tracing: bool) -> Iterator[Watcher]:
-        """Somebody who watches the run as long as the context lasts."""
+        """Somebody who watches the run as long as the context lasts.
+
+        Raises:
+            Busy: so many others do.
+        """
+        if len(self._watchers.get(run_id, ())) >= MAX_WATCHERS:
+            raise Busy(f"run {run_id} is watched {MAX_WATCHERS} times already; end one of these")
         watcher = Watcher(is_tracing=is_tracing)
         self._watchers.setdefault(run_id, []).append(watcher)
         try:
             yield watcher
         finally:
             self._watchers[run_id].remove(watcher)
+            if not self._watchers[run_id]:
+                del self._watchers[run_id]
 
     def is_traced(self, run_id: RunId) -> bool:
         """Whether somebody wants to know what the run's peers do when."""

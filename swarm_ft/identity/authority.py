@@ -64,18 +64,24 @@ class Authority:
         self._now = now
 
     @classmethod
-    def make(cls, folder: Path) -> Authority:
+    def make(cls, folder: Path, *, replaces: bool = False) -> Authority:
         """A new authority, with files in `folder`.
 
+        Args:
+            folder: where its files are to lie.
+            replaces: it takes the place of the one that is there: all that it signed is void.
+
         Raises:
-            BadOption: there is one already, or the folder cannot be written.
+            BadOption: there is one already, or is none to replace, or the folder cannot be written.
         """
         key = new_key()
         certificate = authority_certificate(key, SUBJECT, AUTHORITY_LIFETIME_S, utc_now())
         try:
-            if (folder / KEY_FILE).exists():
-                raise BadOption(f"{folder}: there is an authority already; it stays")
+            if (folder / KEY_FILE).exists() != replaces:
+                is_there = "is no authority to replace" if replaces else "is an authority already"
+                raise BadOption(f"{folder}: there {is_there}; it stays as it is")
             private_folder(folder)
+            (folder / COORDINATOR_FILE).unlink(missing_ok=True)
             write_private(folder / CERTIFICATE_FILE, to_pem(certificate))
             write_private(folder / KEY_FILE, key_pem(key))
         except OSError as error:
@@ -118,6 +124,18 @@ class Authority:
     def issue(self, holder: Caller) -> Certificate:
         """A certificate of what somebody is, for a day."""
         return issue(self.certificate, self._key, holder, self._now())
+
+    def rotate_coordinator(self) -> None:
+        """Give the coordinator a new key, which it shows once it looks.
+
+        Raises:
+            BadOption: the key's file cannot be written.
+        """
+        path = self.folder / COORDINATOR_FILE
+        try:
+            write_private(path, key_pem(new_key()))
+        except OSError as error:
+            raise BadOption(f"key file {path}: {error.strerror or error}") from None
 
     def coordinator(self) -> tuple[PrivateKey, Certificate]:
         """The coordinator's own key, and a certificate for it.

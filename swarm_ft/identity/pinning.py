@@ -36,7 +36,10 @@ def authority_at(host: str, port: int, fingerprint: bytes) -> Certificate:
     for certificate in chain:
         if is_of(certificate, fingerprint):
             return certificate
-    raise BadInvite(f"{where} is not the coordinator that this invitation is of")
+    raise BadInvite(
+        f"{where} is not the coordinator that this invitation is of, or its swarm's authority was "
+        "replaced since; ask for a new invitation"
+    )
 
 
 def _shown(connection: socket.socket) -> list[Certificate]:

@@ -520,13 +520,17 @@ class CollectedRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., protocol_version: _Optional[int] = ...) -> None: ...
 
 class StatusRequest(_message.Message):
-    __slots__ = ("protocol_version",)
+    __slots__ = ("first_member", "first_run", "protocol_version")
+    FIRST_MEMBER_FIELD_NUMBER: _ClassVar[int]
+    FIRST_RUN_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    first_member: int
+    first_run: int
     protocol_version: int
-    def __init__(self, protocol_version: _Optional[int] = ...) -> None: ...
+    def __init__(self, first_member: _Optional[int] = ..., first_run: _Optional[int] = ..., protocol_version: _Optional[int] = ...) -> None: ...
 
 class RunStatus(_message.Message):
-    __slots__ = ("run_id", "phase", "detail", "committed_steps", "spec", "assignments", "sent", "attempt", "joining", "boundaries", "results")
+    __slots__ = ("run_id", "phase", "detail", "committed_steps", "spec", "assignments", "sent", "attempt", "joining", "results")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
@@ -536,7 +540,6 @@ class RunStatus(_message.Message):
     SENT_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     JOINING_FIELD_NUMBER: _ClassVar[int]
-    BOUNDARIES_FIELD_NUMBER: _ClassVar[int]
     RESULTS_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     phase: RunPhase
@@ -547,9 +550,8 @@ class RunStatus(_message.Message):
     sent: ByteCounts
     attempt: int
     joining: _containers.RepeatedScalarFieldContainer[str]
-    boundaries: _containers.RepeatedCompositeFieldContainer[BoundaryStatus]
     results: _containers.RepeatedCompositeFieldContainer[StageResult]
-    def __init__(self, run_id: _Optional[str] = ..., phase: _Optional[_Union[RunPhase, str]] = ..., detail: _Optional[str] = ..., committed_steps: _Optional[int] = ..., spec: _Optional[_Union[_run_pb2.RunSpec, _Mapping]] = ..., assignments: _Optional[_Iterable[_Union[StageAssignment, _Mapping]]] = ..., sent: _Optional[_Union[ByteCounts, _Mapping]] = ..., attempt: _Optional[int] = ..., joining: _Optional[_Iterable[str]] = ..., boundaries: _Optional[_Iterable[_Union[BoundaryStatus, _Mapping]]] = ..., results: _Optional[_Iterable[_Union[StageResult, _Mapping]]] = ...) -> None: ...
+    def __init__(self, run_id: _Optional[str] = ..., phase: _Optional[_Union[RunPhase, str]] = ..., detail: _Optional[str] = ..., committed_steps: _Optional[int] = ..., spec: _Optional[_Union[_run_pb2.RunSpec, _Mapping]] = ..., assignments: _Optional[_Iterable[_Union[StageAssignment, _Mapping]]] = ..., sent: _Optional[_Union[ByteCounts, _Mapping]] = ..., attempt: _Optional[int] = ..., joining: _Optional[_Iterable[str]] = ..., results: _Optional[_Iterable[_Union[StageResult, _Mapping]]] = ...) -> None: ...
 
 class StageResult(_message.Message):
     __slots__ = ("peer_id", "file")
@@ -614,28 +616,44 @@ class MemberStatus(_message.Message):
     def __init__(self, peer_id: _Optional[str] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., idle: _Optional[str] = ..., grant: _Optional[_Union[Grant, _Mapping]] = ...) -> None: ...
 
 class RunSummary(_message.Message):
-    __slots__ = ("run_id", "phase", "committed_steps", "num_steps", "assignments")
+    __slots__ = ("run_id", "phase", "detail", "committed_steps", "num_steps", "spec_digest", "assignments", "sent", "joining", "boundaries", "attempt", "is_own")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_STEPS_FIELD_NUMBER: _ClassVar[int]
     NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
+    SPEC_DIGEST_FIELD_NUMBER: _ClassVar[int]
     ASSIGNMENTS_FIELD_NUMBER: _ClassVar[int]
+    SENT_FIELD_NUMBER: _ClassVar[int]
+    JOINING_FIELD_NUMBER: _ClassVar[int]
+    BOUNDARIES_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    IS_OWN_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     phase: RunPhase
+    detail: str
     committed_steps: int
     num_steps: int
+    spec_digest: bytes
     assignments: _containers.RepeatedCompositeFieldContainer[StageAssignment]
-    def __init__(self, run_id: _Optional[str] = ..., phase: _Optional[_Union[RunPhase, str]] = ..., committed_steps: _Optional[int] = ..., num_steps: _Optional[int] = ..., assignments: _Optional[_Iterable[_Union[StageAssignment, _Mapping]]] = ...) -> None: ...
+    sent: ByteCounts
+    joining: _containers.RepeatedScalarFieldContainer[str]
+    boundaries: _containers.RepeatedCompositeFieldContainer[BoundaryStatus]
+    attempt: int
+    is_own: bool
+    def __init__(self, run_id: _Optional[str] = ..., phase: _Optional[_Union[RunPhase, str]] = ..., detail: _Optional[str] = ..., committed_steps: _Optional[int] = ..., num_steps: _Optional[int] = ..., spec_digest: _Optional[bytes] = ..., assignments: _Optional[_Iterable[_Union[StageAssignment, _Mapping]]] = ..., sent: _Optional[_Union[ByteCounts, _Mapping]] = ..., joining: _Optional[_Iterable[str]] = ..., boundaries: _Optional[_Iterable[_Union[BoundaryStatus, _Mapping]]] = ..., attempt: _Optional[int] = ..., is_own: _Optional[bool] = ...) -> None: ...
 
 class SwarmStatus(_message.Message):
-    __slots__ = ("members", "runs", "others")
+    __slots__ = ("members", "runs", "num_members", "num_runs")
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     RUNS_FIELD_NUMBER: _ClassVar[int]
-    OTHERS_FIELD_NUMBER: _ClassVar[int]
+    NUM_MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    NUM_RUNS_FIELD_NUMBER: _ClassVar[int]
     members: _containers.RepeatedCompositeFieldContainer[MemberStatus]
-    runs: _containers.RepeatedCompositeFieldContainer[RunStatus]
-    others: _containers.RepeatedCompositeFieldContainer[RunSummary]
-    def __init__(self, members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., runs: _Optional[_Iterable[_Union[RunStatus, _Mapping]]] = ..., others: _Optional[_Iterable[_Union[RunSummary, _Mapping]]] = ...) -> None: ...
+    runs: _containers.RepeatedCompositeFieldContainer[RunSummary]
+    num_members: int
+    num_runs: int
+    def __init__(self, members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., runs: _Optional[_Iterable[_Union[RunSummary, _Mapping]]] = ..., num_members: _Optional[int] = ..., num_runs: _Optional[int] = ...) -> None: ...
 
 class StepCommitted(_message.Message):
     __slots__ = ("step", "loss", "learning_rate", "grad_norm", "num_samples", "seconds", "traffic", "gradients", "state_bytes")

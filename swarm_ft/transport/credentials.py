@@ -51,6 +51,15 @@ class Credentials:
         self.authority = authority
         self._invitations = invitations
         self._revoked: frozenset[str] = frozenset()
+        self._void = ""
+
+    def rekey(self, key: PrivateKey, certificate: Certificate) -> None:
+        """Have another key from the next handshake on; links that stand are as they were."""
+        self._key, self.certificate = key_pem(key), certificate
+
+    def void(self, reason: str) -> None:
+        """Whoever calls from now on is refused, and told why."""
+        self._void = reason
 
     def renew(self, certificate: Certificate) -> None:
         """Show this one from the next handshake on; links that stand are as they were."""
@@ -66,6 +75,8 @@ class Credentials:
         Raises:
             NotAllowed: nobody that this swarm knows, or whom it knows no more.
         """
+        if self._void:
+            raise NotAllowed(self._void)
         shown = next(iter(auth_context.get("x509_pem_cert", ())), b"")
         if not shown:
             raise NotAllowed("this swarm's links are encrypted; join it with an invitation")

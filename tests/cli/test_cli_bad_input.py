@@ -25,8 +25,8 @@ def place(tmp_path: Path, sample: SampleInput, monkeypatch: pytest.MonkeyPatch) 
     (tmp_path / "blank.txt").write_text(" \n\n\t\n")
     (tmp_path / "short.txt").write_text("too short")
     (tmp_path / "latin1.txt").write_bytes("Übermut".encode("latin-1"))
-    (tmp_path / "no-txt").mkdir()
-    (tmp_path / "no-txt" / "a.csv").write_text("1,2")
+    (tmp_path / "no-data").mkdir()
+    (tmp_path / "no-data" / "README.md").write_text("no data here")
     (tmp_path / "no-config").mkdir()
     (tmp_path / "bert").mkdir()
     (tmp_path / "bert" / "config.json").write_text('{"model_type": "bert"}')
@@ -75,7 +75,7 @@ JOB = ("--model", "model", "--dataset", "good.txt")
         (("--model", "model", "--dataset", "blank.txt"), ("blank.txt", "empty")),
         (("--model", "model", "--dataset", "short.txt"), ("128 tokens", "--seq-length")),
         (("--model", "model", "--dataset", "latin1.txt"), ("latin1.txt", "UTF-8")),
-        (("--model", "model", "--dataset", "no-txt"), ("no-txt", ".txt files")),
+        (("--model", "model", "--dataset", "no-data"), ("no-data", "found none", ".txt")),
         ((*JOB, "--eval-dataset", "missing.txt"), ("missing.txt", "no such file")),
         ((*JOB, "--fw", "zip"), ("zip", "such as none, fp16, q8, aq4")),
         ((*JOB, "--fw", "q"), ("codec 'q'", "a number of bits")),
@@ -335,7 +335,7 @@ def test_a_coordinator_cannot_listen_on_a_port_in_use_or_on_another_machine(
     assert "203.0.113.9" in line
 
 
-@pytest.mark.parametrize("journal", ["not-a.db", "missing/journal.db", "no-txt"])
+@pytest.mark.parametrize("journal", ["not-a.db", "missing/journal.db", "no-data"])
 def test_a_journal_that_cannot_be_used_is_refused(
     run_here: RunHere, place: Path, journal: str
 ) -> None:

@@ -179,3 +179,27 @@ def test_a_stage_that_dies_ends_the_demo_with_its_last_words(shell: Shell) -> No
     assert demo.ends(30) == 1
     assert "stage-3-6 ended with" in demo.err[-1]
     assert shell.all_gone(), shell.alive()
+
+
+def test_the_demo_takes_a_directory_of_rows_and_says_what_their_columns_mean(
+    shell: Shell, sample: SampleInput
+) -> None:
+    text = Path(sample.train_file).read_text(encoding="utf-8")
+    rows = [{"prompt": text[i : i + 40], "completion": text[i + 40 : i + 90]} for i in range(200)]
+    (shell.cwd / "rows").mkdir()
+    for name, part in (("train", rows[:150]), ("test", rows[150:])):
+        lines = "".join(f"{json.dumps(row)}\n" for row in part)
+        (shell.cwd / "rows" / f"{name}.jsonl").write_text(lines)
+    demo = shell.spawn(
+        *("demo", "--model", sample.model_dir, "--dataset", "rows", "--eval-split", "test"),
+        *("--stages", 2, "--seq-length", 32, "--steps", 4, "--lr", "3e-3", "--json", "report.json"),
+    )
+    assert demo.ends(120) == 0, demo.err
+    told = "\n".join(demo.err)
+    assert "rows: JSON lines, split 'train'; a document is 'prompt' and 'completion'" in told
+    assert "rows: JSON lines, split 'test'; " in told
+    assert "rows: 150 documents, " in told
+    assert told.index("first document") < told.index("starting a DHT node")
+    report = json.loads((shell.cwd / "report.json").read_text())
+    assert report["steps"] == 4
+    assert report["eval"]["loss"] < report["eval_before"]["loss"]

@@ -27,12 +27,27 @@ COMMANDS = (
     ("sample",),
 )
 HEAVY = {"torch", "grpc", "hivemind", "transformers", "safetensors", "sqlite3", "rich", "numpy"}
+HEAVY |= {"datasets", "pyarrow", "pandas", "jinja2"}
 HELP_CPU_S = 0.5
 
-JOB = {
+READING = {
+    "--data-format",
+    "--subset",
+    "--text-column",
+    "--column-names",
+    "--quotes",
+    "--no-quotes",
+    "--separator",
+    "--packing",
+    "--no-packing",
+}
+JOB = READING | {
     "--model",
     "--dataset",
+    "--split",
+    "--max-samples",
     "--eval-dataset",
+    "--eval-split",
     "--max-eval-samples",
     "--epochs",
     "--steps",
@@ -78,7 +93,9 @@ OPTIONS = {
     ("demo",): JOB | BUFFERS | {"--stages", "--replicas", "--log-level"},
     ("client", "train"): JOB | SWARM,
     ("client", "attach"): SWARM
-    | {"--run", "--model", "--eval-dataset", "--max-eval-samples", "--out", "--json", "--trace"},
+    | READING
+    | {"--run", "--model", "--eval-dataset", "--eval-split", "--max-eval-samples"}
+    | {"--out", "--json", "--trace"},
     ("client", "cancel"): SWARM | {"--run"},
     ("serve-stage",): DHT
     | LISTENING
@@ -101,11 +118,13 @@ OPTIONS = {
     | {"--role", "--sees-tokens", "--layers", "--uses", "--expires", "--address", "--open"},
     ("keys", "list"): KEYS,
     ("keys", "revoke"): KEYS - {"--json"},
+    ("keys", "rotate"): KEYS | {"--authority"},
     ("coordinator",): DHT
     | LISTENING
     | {"--insecure", "--journal", "--queue-hours", "--snapshots", "--open", "--json"}
     | {"--encrypt-at-rest"}
-    | {"--max-queued-per-client", "--max-job-size", "--max-data-per-client", "--max-data"},
+    | {"--max-queued-per-client", "--max-job-size", "--max-data-per-client", "--max-data"}
+    | {"--result-hours"},
     ("dht",): {
         "--initial-peers",
         "--host-maddrs",

@@ -132,6 +132,63 @@ def test_an_invited_peer_has_its_keys_name(run_here: RunHere, here: Path) -> Non
     assert "a peer's name is its key's" in result.err
 
 
+def test_keys_are_rotated(run_here: RunHere, here: Path) -> None:
+    made = json.loads(run_here("init", "--json").out)
+    word = run_here("invite", "--address", "h:1").out
+    authority = (here / FOLDER / "authority.key").read_bytes()
+    told = json.loads(run_here("keys", "rotate", "--json").out)
+    assert told == {
+        "fingerprint": made["fingerprint"],
+        "authority": False,
+        "members": 0,
+        "invitations": 0,
+    }
+    coordinators = (here / FOLDER / "coordinator.key").read_bytes()
+    replaced = run_here("keys", "rotate", "--authority")
+    assert replaced.code == 0
+    assert "0 members and 1 open invitations are void; start the coordinator again" in replaced.out
+    assert (here / FOLDER / "authority.key").read_bytes() != authority
+    assert (here / FOLDER / "coordinator.key").read_bytes() != coordinators
+    assert not json.loads(run_here("keys", "list", "--json").out)["invitations"]
+    assert run_here("invite", "--address", "h:1").out[:20] != word[:20], "another fingerprint"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+@pytest.mark.xdist_group("swarm")
+def test_a_running_swarm_gets_other_keys(shell: Shell) -> None:
+    shell.env |= {"XDG_CACHE_HOME": str(shell.cwd / "cache"), "XDG_STATE_HOME": str(shell.cwd)}
+    assert shell.spawn("init").ends() == 0
+    coordinator = shell.up("coordinator")
+
+    def invited(*options: object) -> str:
+        made = shell.spawn("invite", "--json", *options)
+        assert made.ends() == 0, made.err
+        word: str = made.first_words()["invite"]
+        return word
+
+    old, way = invited("--uses", 2), ("--invite", invited("--role", "client"))
+    peer = shell.up("serve-stage", old)
+    assert shell.spawn("keys", "rotate").ends() == 0
+    status = shell.spawn("status", *way, "--json")
+    assert status.ends() == 0, "members trust the authority, whatever the coordinator's key"
+    name = peer.first_words()["peer"]
+    assert [one["peer"] for one in status.first_words()["peers"]] == [name]
+
+    assert shell.spawn("keys", "rotate", "--authority").ends() == 0
+    assert peer.ends() == 1
+    assert "authority was replaced" in peer.err[-1]
+    assert coordinator.interrupted() == 0
+    coordinator = shell.up("coordinator")
+    late = shell.spawn("serve-stage", old)
+    assert late.ends() == 2
+    assert late.err[-1].endswith("ask for a new invitation")
+    peer = shell.up("serve-stage", invited())
+    assert peer.first_words()["peer"] == name
+    for process in (peer, coordinator):
+        assert process.interrupted() == 0, process.err
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 @pytest.mark.xdist_group("swarm")
@@ -173,9 +230,24 @@ def test_a_swarm_of_those_who_were_invited(shell: Shell, sample: SampleInput) ->
     # The coordinator, too, comes back where invitations say.
     endpoint = coordinator.first_words()["endpoint"]
     assert coordinator.interrupted() == 0
-    coordinator = shell.up("coordinator")
+    assert coordinator.first_words()["open"] is None
+    coordinator = shell.up("coordinator", "--open")
     assert coordinator.first_words()["endpoint"] == endpoint
+    public = coordinator.first_words()["open"]
+    shown = shell.spawn("invite", "--open", "--json")
+    assert shown.ends() == 0, shown.err
+    assert shown.first_words()["invite"] == public
+    anybody = shell.up("serve-stage", public)
+    coordinator.wait_for("err", f"peer {anybody.first_words()['peer']} joined from")
+    status = shell.spawn("status", *way, "--json")
+    assert status.ends() == 0, status.err
+    (replica,) = (
+        peer
+        for peer in status.first_words()["peers"]
+        if peer["peer"] == anybody.first_words()["peer"]
+    )
+    assert (replica["replica_only"], replica["sees_tokens"]) == (True, False)
     assert shell.spawn("status", *way).ends() == 0
     assert os.stat(shell.cwd / FOLDER).st_mode & 0o077 == 0
-    for process in (peers[0], coordinator):
+    for process in (anybody, peers[0], coordinator):
         assert process.interrupted() == 0, process.err

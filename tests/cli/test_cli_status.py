@@ -6,27 +6,28 @@ from swarm_ft.cli.client import status_fields, status_lines
 from swarm_ft.ids import BlockIndex, PeerId, RunId
 from swarm_ft.protocol.messages.client import (
     BoundaryStatus,
+    MemberStatus,
     RunPhase,
-    RunStatus,
     RunSummary,
     SwarmStatus,
 )
 from swarm_ft.protocol.messages.control import StageAssignment
 from swarm_ft.protocol.messages.reports import BufferCounts
+from swarm_ft.protocol.spec.grant import Grant
 from swarm_ft.protocol.spec.layers import LayerRange
-from tests.specs import run_spec
 
 
 @pytest.fixture
 def found() -> SwarmStatus:
     """A run of one stage, which a second peer takes over."""
     stages = (PeerId("old"), PeerId("new"))
-    run = RunStatus(
+    run = RunSummary(
         run_id=RunId("run-1"),
         phase=RunPhase.TRAINING,
         detail="",
         committed_steps=9,
-        spec=run_spec(num_blocks=3, num_steps=40),
+        num_steps=40,
+        spec_digest=bytes(16),
         assignments=tuple(StageAssignment(peer_id=p, layers=LayerRange(0, 3)) for p in stages),
         joining=(PeerId("new"),),
         boundaries=(
@@ -59,6 +60,22 @@ def found() -> SwarmStatus:
     return SwarmStatus(members=(), runs=(run,))
 
 
+def test_what_a_peer_may_host_is_shown() -> None:
+    limited = Grant(replica_only=True, layers=LayerRange(2, 7))
+    members = (
+        MemberStatus(peer_id=PeerId("any"), layers=None),
+        MemberStatus(peer_id=PeerId("few"), layers=LayerRange(2, 4), idle="why", grant=limited),
+    )
+    found = SwarmStatus(members=members, runs=())
+    assert list(status_lines(found)) == [
+        "peer any  layers auto",
+        "peer few  layers 2-4  (replica only, layers 2-7 only)  idle: why",
+    ]
+    any_, few = status_fields(found)["peers"]
+    assert (any_["replica_only"], any_["sees_tokens"], any_["only_layers"]) == (False, True, None)
+    assert (few["replica_only"], few["sees_tokens"], few["only_layers"]) == (True, True, "2-7")
+
+
 def test_a_replica_that_takes_over_is_shown_as_joining(found: SwarmStatus) -> None:
     assert "  layers 0-3  old, new (joining)" in list(status_lines(found))
     (run,) = status_fields(found)["runs"]
@@ -73,24 +90,21 @@ def test_of_anothers_run_its_numbers_are_shown() -> None:
     other = RunSummary(
         run_id=RunId("run-2"),
         phase=RunPhase.TRAINING,
+        detail="",
         committed_steps=9,
         num_steps=40,
+        spec_digest=bytes(16),
         assignments=stages,
+        is_own=False,
     )
-    found = SwarmStatus(members=(), runs=(), others=(other,))
-    assert list(status_lines(found))[1:] == [
+    found = SwarmStatus(members=(), runs=(other,))
+    lines = list(status_lines(found))
+    assert lines[1:3] == [
         "run run-2  training  step 9/40  (another client's)",
         "  layers 0-3  one",
     ]
-    assert status_fields(found)["others"] == [
-        {
-            "run": "run-2",
-            "phase": "training",
-            "steps": 9,
-            "num_steps": 40,
-            "stages": [{"peer": "one", "layers": "0-3"}],
-        }
-    ]
+    (told,) = status_fields(found)["runs"]
+    assert (told["run"], told["own"], told["steps"], told["detail"]) == ("run-2", False, 9, "")
 
 
 def test_what_is_kept_at_a_boundary_and_what_went_over_it_is_shown(found: SwarmStatus) -> None:

@@ -112,7 +112,7 @@ async def small_model(scene: Scene) -> None:
         await scene.beside.another_run()
 
 
-async def tried(scene: Scene, run_ids: list[str]) -> list[pb.RunStatus]:
+async def tried(scene: Scene, run_ids: list[str]) -> list[pb.RunSummary]:
     """Jobs of the other client, once peers were looked for, or they failed by themselves."""
     if not run_ids:
         raise Broken("the job was refused: it is no attack")
@@ -384,11 +384,11 @@ async def cancels(scene: Scene) -> None:
 async def details(scene: Scene) -> None:
     other = await scene.victim.member(Role.CLIENT)
     found = await scene.status(other)
-    if found.runs or not found.others:
-        raise Broken(f"{len(found.runs)} runs are shown in full, {len(found.others)} in numbers")
+    if not found.runs or any(run.is_own or any(run.spec_digest) for run in found.runs):
+        raise Broken(f"of {len(found.runs)} runs some are shown as this client's own")
     if scene.beside.job.spec.model.reference.encode() in found.SerializeToString():
         raise Broken("the path of the owner's model is shown")
-    if any(stage.endpoint for run in found.others for stage in run.assignments):
+    if any(stage.endpoint for run in found.runs for stage in run.assignments):
         raise Broken("endpoints are shown")
     request = pb.WatchRequest(run_id=scene.beside.run_id, protocol_version=PROTOCOL_VERSION)
     answer = await ask(scene.victim.coordinator, COORDINATOR + "Watch", other, request)

@@ -12,7 +12,7 @@ import pytest
 from swarm_ft.coordinator.enrolment import Enrolment
 from swarm_ft.coordinator.journal.registry import Registry
 from swarm_ft.enrol import Membership, enrol, stay_enrolled
-from swarm_ft.errors import BadInvite, JournalError, NotAllowed, SwarmError, Unavailable
+from swarm_ft.errors import BadInvite, BadOption, JournalError, NotAllowed, SwarmError, Unavailable
 from swarm_ft.identity.authority import Authority
 from swarm_ft.identity.certificates import COORDINATOR_NAME, Caller, Certificate, Role
 from swarm_ft.identity.invites import Invite
@@ -46,7 +46,11 @@ class Office:
 
 @asynccontextmanager
 async def office_in(folder: Path) -> AsyncIterator[Office]:
-    authority = Authority.make(folder)
+    """The one with keys in this folder, which are made if they are not there."""
+    try:
+        authority = Authority.open(folder)
+    except BadOption:
+        authority = Authority.make(folder)
     registry = Registry(folder)
     enrolment = Enrolment(authority, registry, ("/ip4/203.0.113.7/tcp/1/p2p/x",), "a-swarm")
     transport = GrpcTransport(GrpcOptions(credentials=enrolment.credentials))
@@ -214,6 +218,51 @@ async def test_the_coordinator_heeds_its_owner_and_its_own_certificate(tmp_path:
         office.registry.close()
         with pytest.raises(JournalError):
             await running
+
+
+async def test_the_coordinators_key_is_rotated_while_it_runs(tmp_path: Path) -> None:
+    async with office_in(tmp_path / "keys") as office:
+        membership = await enrol(await office.invite(), new_key())
+        before = office.enrolment.credentials.certificate
+        office.authority.rotate_coordinator()
+        office.registry.tell_rotated()
+        await office.enrolment.refresh()
+        assert office.enrolment.credentials.certificate.public_key() != before.public_key()
+        await ask(membership)
+        await ask(await enrol(await office.invite(), new_key()))
+
+
+async def test_with_another_authority_nobody_is_a_member_until_invited_again(
+    tmp_path: Path,
+) -> None:
+    key, revoked = new_key(), new_key()
+    async with office_in(tmp_path / "keys") as office:
+        unused = await office.invite()
+        membership = await enrol(await office.invite(), key)
+        office.registry.revoke((await enrol(await office.invite(), revoked)).name)
+        Authority.make(tmp_path / "keys", replaces=True)
+        assert office.registry.void_all() == (1, 1)
+        await office.enrolment.refresh()
+        with pytest.raises(NotAllowed, match=r"authority was replaced.* ask for a new invitation"):
+            await ask(membership)
+    async with office_in(tmp_path / "keys") as office:
+        with pytest.raises(Unavailable):
+            await ask(replace(membership, coordinator=office.endpoint))
+        with pytest.raises(BadInvite, match="replaced since; ask for a new invitation"):
+            await enrol(replace(unused, addresses=(office.endpoint,)), new_key())
+        again = await enrol(await office.invite(), key)
+        assert again.name == membership.name, "runs and buffers are its own as before"
+        await ask(again)
+        assert isinstance(await refusal(await office.invite(), revoked), NotAllowed)
+
+
+async def test_keys_that_cannot_be_read_just_now_stay_as_they_are(tmp_path: Path) -> None:
+    async with office_in(tmp_path / "keys") as office:
+        membership = await enrol(await office.invite(), new_key())
+        (tmp_path / "keys" / "authority.pem").rename(tmp_path / "elsewhere")
+        office.registry.tell_rotated()
+        await office.enrolment.refresh()
+        await ask(membership)
 
 
 class Noting(Credentials):

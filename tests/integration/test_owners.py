@@ -68,8 +68,8 @@ async def test_a_run_is_its_clients_alone(swarm: Swarm, job: Job, tmp_path: Path
                 pass
         assert (await owner.status()).runs[0].phase is not RunPhase.CANCELLED
         told = await other.status()
-        assert not told.runs
-        assert [run.run_id for run in told.others] == [run_id]
+        assert [(run.run_id, run.is_own) for run in told.runs] == [(run_id, False)]
+        assert all(not stage.endpoint for stage in told.runs[0].assignments)
         assert job.spec.model.reference not in repr(told)
     async with coordinator(swarm, tmp_path) as directory:  # it is so after a restart
         owner, other = (SwarmClient(directory, over(who)) for who in (mine, theirs))

@@ -127,6 +127,7 @@ def _run_postponed(run: Run, gap_s: float) -> Run:
         attempt=attempt,
         step=step and replace(step, began_s=step.began_s + gap_s),
         unplaced_since_s=run.unplaced_since_s + gap_s,
+        finished_since_s=run.finished_since_s + gap_s,
         gather_until_s=run.gather_until_s + gap_s,
         not_before_s=run.not_before_s + gap_s,
     )

@@ -28,7 +28,7 @@ import math
 from dataclasses import replace
 from types import MappingProxyType
 
-from swarm_ft.coordinator.decide import attempts, commits, losses
+from swarm_ft.coordinator.decide import attempts, commits, history, losses
 from swarm_ft.coordinator.facts.events import (
     Effect,
     Event,
@@ -118,6 +118,8 @@ def decide(state: SwarmState, event: Event, now_s: float) -> tuple[SwarmState, l
         case Tick():
             _dismiss_silent(turn)
             attempts.expire(turn)
+            history.expire_results(turn)
+            history.forget(turn)
             losses.drop_late(turn)
             losses.tell(turn)
             attempts.tell_idle(turn)
@@ -233,7 +235,7 @@ def _failed(
     """The peer's own trouble, or a neighbour's that it cannot reach: try again after a rest.
 
     Nobody can tell which end of a link is broken, so it counts for both. Who is broken has others
-    too that say so, and is set aside before them.
+    too that say so, and is set aside before them. Who is on probation blames nobody else.
     """
     detail, not_before_s = f"peer {peer_id}: {error.message}", turn.now_s + RETRY_S
     if isinstance(error, OutOfTurn) and run.phase is RunPhase.LOADING:
@@ -241,7 +243,8 @@ def _failed(
         run, not_before_s = without_state(run, peer_id), run.not_before_s
     elif peer_id in run.listeners and not isinstance(error, Unavailable):
         run = without_state(run, peer_id)  # a sum is lost, or the state is not one
-    ends = {peer_id: ""} | ({about: peer_id} if about in run.peers and about != peer_id else {})
+    is_heard = about in run.peers and about != peer_id and turn.state.carries(peer_id)
+    ends = {peer_id: ""} | ({about: peer_id} if about is not None and is_heard else {})
     for end, by in ends.items():
         if attempts.blame(turn, run, end, error.message, by=by):
             detail += f"; peer {end} failed too often and is set aside"

@@ -175,6 +175,13 @@ class StandingRecord:
     for_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class ForgetRecord:
+    """A run that is over is to be remembered no more."""
+
+    run_id: RunId
+
+
 Record = (
     RunRecord
     | PlanRecord
@@ -183,6 +190,7 @@ Record = (
     | RollbackRecord
     | SnapshotRecord
     | StandingRecord
+    | ForgetRecord
 )
 
 # ---- what to do
@@ -252,6 +260,11 @@ class Turn:
         self.keep(run)
         self.write(RunRecord(run))
         self.publish(run.run_id, run.status)
+
+    def forget(self, run_id: RunId) -> None:
+        """Know nothing of a run any more, nor after a restart."""
+        self.state = self.state.without_run(run_id)
+        self.write(ForgetRecord(run_id))
 
     def write_ledger(self, before: Run, after: Run) -> None:
         """Write down what became of a run's ledger."""

@@ -38,6 +38,8 @@ MAX_STANDINGS = 4096
 """Peers whose failures are remembered; names cost nothing."""
 QUEUE_S = 24 * 3600.0
 """How long a run waits for peers that can host it."""
+RESULT_S = 7 * 24 * 3600.0
+"""How long peers keep the result of a finished run for its client."""
 
 
 def _nothing() -> MappingProxyType[Any, Any]:
@@ -300,6 +302,7 @@ class Run:
         misfits: peers that cannot host it, whatever the stage, and why; until they join again.
         doubts: peers by which a step that is not committed is inf or NaN, and which step.
         unplaced_since_s: when it first had nobody to go on with since the last commit.
+        finished_since_s: when it was first seen to be finished; infinite while it is not.
         gather_until_s: until then peers that are away are waited for, replicas or not.
         not_before_s: no new attempt begins earlier.
     """
@@ -319,6 +322,7 @@ class Run:
     misfits: Mapping[PeerId, str] = field(default_factory=_nothing)
     doubts: Mapping[PeerId, StepNumber] = field(default_factory=_nothing)
     unplaced_since_s: float = math.inf
+    finished_since_s: float = math.inf
     gather_until_s: float = -math.inf
     not_before_s: float = 0.0
 
@@ -401,6 +405,7 @@ class SwarmState:
     Attributes:
         standings: of peers that failed, members or not.
         queue_s: how long a run that cannot be placed waits for its turn.
+        result_s: how long a result is kept for its client.
         seen_at_s: when the last event was; infinite before the first.
     """
 
@@ -408,6 +413,7 @@ class SwarmState:
     runs: Mapping[RunId, Run] = field(default_factory=_nothing)
     standings: Mapping[PeerId, Standing] = field(default_factory=_nothing)
     queue_s: float = QUEUE_S
+    result_s: float = RESULT_S
     seen_at_s: float = math.inf
 
     @property
@@ -441,6 +447,11 @@ class SwarmState:
     def with_run(self, run: Run) -> SwarmState:
         """The same state with this run put in place."""
         return replace(self, runs=MappingProxyType({**self.runs, run.run_id: run}))
+
+    def without_run(self, run_id: RunId) -> SwarmState:
+        """The same state in which this run is not known."""
+        runs = {name: run for name, run in self.runs.items() if name != run_id}
+        return replace(self, runs=MappingProxyType(runs))
 
     def with_member(self, member: Member) -> SwarmState:
         """The same state with this member put in place."""

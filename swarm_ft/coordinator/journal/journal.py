@@ -19,6 +19,7 @@ from types import MappingProxyType
 
 from swarm_ft.coordinator.facts.events import (
     CommitRecord,
+    ForgetRecord,
     LedgerRecord,
     PlanRecord,
     Record,
@@ -38,6 +39,7 @@ from swarm_ft.coordinator.facts.state import (
     Run,
     Snapshot,
 )
+from swarm_ft.coordinator.journal.reserve import Reserve
 from swarm_ft.coordinator.journal.tokens import TokenFiles
 from swarm_ft.coordinator.plan.membership import GATHER_S
 from swarm_ft.coordinator.plan.steps import MEASURED_STEPS
@@ -90,9 +92,10 @@ class Journal:
     """The database at `path`; `:memory:` keeps nothing. One owner at a time.
 
     Args:
-        path: where it lies.
+        path: of the database; other files lie beside it.
         key: with which tokens are encrypted, and of a run its spec, its storage key, the digest of
             its data and words about it; None leaves all as it is. It is so from the first start on.
+        reserve_bytes: of the disk that are kept for commits, in the file `PATH.reserve`.
 
     Attributes:
         tokens: those of its runs, in the folder `PATH.tokens`.
@@ -102,7 +105,7 @@ class Journal:
             version wrote it, or it was made with another key, or with or without one.
     """
 
-    def __init__(self, path: str, key: bytes | None = None) -> None:
+    def __init__(self, path: str, key: bytes | None = None, *, reserve_bytes: int = 0) -> None:
         self._path = path
         self._sealer = Sealer(key, "journal") if key is not None else None
         _keep_private(path)
@@ -120,6 +123,7 @@ class Journal:
             if is_new and self._sealer is not None:
                 self._db.execute("INSERT INTO sealing VALUES (?)", (self._sealed(_PROOF, "proof"),))
             self._db.commit()
+        self._reserve = Reserve(Path(f"{path}.reserve"), reserve_bytes)
         try:
             self._check_key()
             self.tokens = self._open_tokens(key)
@@ -163,7 +167,7 @@ class Journal:
                 f"journal {self._path}: expected its runs' tokens in {folder}, which is not there; "
                 "put it back beside the journal"
             )
-        tokens = TokenFiles(folder, key)
+        tokens = TokenFiles(folder, key, has_room=self._reserve.hold)
         tokens.sweep(RunId(run_id) for (run_id,) in found)
         return tokens
 
@@ -177,14 +181,25 @@ class Journal:
     def write(self, records: Iterable[Record]) -> None:
         """Make records durable, all of them or none; nothing is done for none.
 
+        A disk that is full has a reserve for them.
+
         Raises:
             JournalError: the disk refused.
         """
         listed = list(records)
         if not listed:
             return
-        with self._errors_named(), self._db:
-            for record in listed:
+        with self._errors_named():
+            try:
+                self._write_all(listed)
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode != sqlite3.SQLITE_FULL or not self._reserve.release():
+                    raise
+                self._write_all(listed)
+
+    def _write_all(self, records: Iterable[Record]) -> None:
+        with self._db:
+            for record in records:
                 self._write_one(record)
 
     def write_run(self, run: Run, data_digest: bytes) -> None:
@@ -211,13 +226,7 @@ class Journal:
         execute = self._db.execute
         match record:
             case RunRecord(run):
-                execute(
-                    "UPDATE runs SET storage_key=?, phase=?, detail=?, attempt=?,"
-                    " committed_steps=?, stages=? WHERE run_id=?",
-                    (*self._run_row(run), run.run_id),
-                )
-                if run.phase > RunPhase.FINISHED:
-                    self._forget_ledger(run.run_id)
+                self._write_state(run)
             case PlanRecord(run_id, step, attempt, microbatches):
                 # Their samples; their routes are not kept.
                 samples = json.dumps([batch.samples for batch in microbatches])
@@ -234,13 +243,30 @@ class Journal:
             case SnapshotRecord(run_id, snapshot):
                 saved = (run_id, snapshot.step, _saved_text(snapshot.stages))
                 execute("INSERT OR REPLACE INTO snapshots VALUES (?, ?, ?)", saved)
-            case RollbackRecord(run_id, first_void_step):
-                void = (run_id, first_void_step)
-                execute("DELETE FROM commits WHERE run_id=? AND step>=?", void)
-                execute("DELETE FROM plans WHERE run_id=? AND step>=?", void)
-                execute("DELETE FROM snapshots WHERE run_id=? AND step>?", void)
-                if not first_void_step:
-                    self._forget_ledger(run_id)
+            case RollbackRecord():
+                self._roll_back(record)
+            case ForgetRecord(run_id):
+                for table in ("runs", "plans", "commits", "snapshots"):
+                    execute(f"DELETE FROM {table} WHERE run_id=?", (run_id,))
+                self._forget_ledger(run_id)
+
+    def _write_state(self, run: Run) -> None:
+        self._db.execute(
+            "UPDATE runs SET storage_key=?, phase=?, detail=?, attempt=?, committed_steps=?,"
+            " stages=? WHERE run_id=?",
+            (*self._run_row(run), run.run_id),
+        )
+        if run.phase > RunPhase.FINISHED:
+            self._forget_ledger(run.run_id)
+
+    def _roll_back(self, record: RollbackRecord) -> None:
+        run_id, execute = record.run_id, self._db.execute
+        void = (run_id, record.first_void_step)
+        execute("DELETE FROM commits WHERE run_id=? AND step>=?", void)
+        execute("DELETE FROM plans WHERE run_id=? AND step>=?", void)
+        execute("DELETE FROM snapshots WHERE run_id=? AND step>?", void)
+        if not record.first_void_step:
+            self._forget_ledger(run_id)
 
     def _write_commit(self, record: CommitRecord) -> None:
         step, commit = record.step, record.commit

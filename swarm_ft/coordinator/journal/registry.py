@@ -200,6 +200,9 @@ class Registry:
     def admit(self, caller: Caller, now: datetime) -> Caller:
         """Who the caller of an enrolment is from now on.
 
+        A member that comes with another invitation of its role is granted what that one grants;
+        the one for all changes nothing for who is a member already.
+
         Raises:
             BadInvite: its invitation is used up, has expired or was revoked.
             NotAllowed: its key was revoked, or never let in.
@@ -211,6 +214,8 @@ class Registry:
                 raise NotAllowed(f"{known.role} {name}: its key was revoked")
             if known is not None:
                 role = known.role
+                if caller.role is Role.NEWCOMER and caller.name != known.invitation:
+                    self._grant_anew(known, caller.name, now_s)
             elif caller.role is Role.NEWCOMER:
                 role = self._let_in(name, caller.name, now_s)
             else:
@@ -255,6 +260,25 @@ class Registry:
             rows = self._db.execute("SELECT name FROM members WHERE is_revoked").fetchall()
         return frozenset(row[0] for row in rows)
 
+    def void_all(self) -> tuple[int, int]:
+        """A new authority knows nobody, but those whose keys were revoked stay so.
+
+        Returns:
+            How many members, and how many invitations, are of no use from now on.
+        """
+        with self._errors(), self._transaction():
+            members = self._db.execute("DELETE FROM members WHERE NOT is_revoked").rowcount
+            open_ones = "SELECT count(*) FROM invitations WHERE uses_left IS NULL OR uses_left > 0"
+            invitations = self._db.execute(open_ones).fetchone()[0]
+            self._db.execute("DELETE FROM invitations")
+        return members, invitations
+
+    def tell_rotated(self) -> None:
+        """There are other keys in the folder: whoever looks at `version` is to look at them."""
+        with self._errors():
+            now = datetime.now(UTC).isoformat()
+            self._db.execute("INSERT OR REPLACE INTO facts VALUES ('rotated', ?)", (now,))
+
     def version(self) -> tuple[int, int]:
         """Another one after every change, by whomever."""
         with self._errors():
@@ -277,6 +301,22 @@ class Registry:
     # ---- inside
 
     def _let_in(self, name: str, invitation: str, now_s: int) -> Role:
+        role, granted = self._use(invitation, now_s)
+        self._db.execute(
+            "INSERT INTO members VALUES (?, ?, ?, ?, ?, ?, 0)",
+            (name, role, granted, invitation, now_s, now_s),
+        )
+        return Role(role)
+
+    def _grant_anew(self, known: MemberRecord, invitation: str, now_s: int) -> None:
+        query = "SELECT 1 FROM invitations WHERE name=? AND role=? AND uses_left IS NOT NULL"
+        if self._db.execute(query, (invitation, known.role.value)).fetchone():
+            _, granted = self._use(invitation, now_s)
+            row = granted, invitation, known.name
+            self._db.execute("UPDATE members SET granted=?, invitation=? WHERE name=?", row)
+
+    def _use(self, invitation: str, now_s: int) -> tuple[str, str]:
+        """Count an invitation down; the role and the grant that it gives."""
         row = self._db.execute(
             "SELECT role, granted, uses_left, expires_unix_s FROM invitations WHERE name=?",
             (invitation,),
@@ -287,11 +327,7 @@ class Registry:
         if expires_s is not None and now_s >= expires_s:
             raise BadInvite(f"{invitation} has expired; ask for another one")
         self._db.execute("UPDATE invitations SET uses_left=uses_left-1 WHERE name=?", (invitation,))
-        self._db.execute(
-            "INSERT INTO members VALUES (?, ?, ?, ?, ?, ?, 0)",
-            (name, role, granted, invitation, now_s, now_s),
-        )
-        return Role(role)
+        return role, granted
 
     def _member(self, name: str) -> MemberRecord | None:
         row = self._db.execute(f"{_MEMBERS} WHERE name=?", (name,)).fetchone()

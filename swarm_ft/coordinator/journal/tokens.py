@@ -19,8 +19,9 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
+from weakref import WeakSet
 
-from swarm_ft.errors import JournalError, NotFound
+from swarm_ft.errors import JournalError, JournalFull, NotFound
 from swarm_ft.ids import RunId, SampleId
 from swarm_ft.private_files import flush_to_disk, open_private, private_folder
 from swarm_ft.protocol.spec.digest import digest_of, fingerprint_of
@@ -28,7 +29,7 @@ from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.sealing import SEAL_BYTES, Sealer
 
 CHECKSUM_BYTES = 16
-RESERVE_BYTES = 64 << 20
+RESERVE_BYTES = 256 << 20
 """Of the disk, which no job may take: commits of runs under way need some."""
 SYNC_BYTES = 4 << 20
 """Written at a time. A commit's own fsync may have to wait for what others left unwritten."""
@@ -40,13 +41,22 @@ class TokenFiles:
     Args:
         folder: where they lie.
         key: with which they are encrypted; None leaves them as they are.
+        has_room: whether what is kept of the disk for runs under way is there.
 
     Raises:
         JournalError: the folder cannot be used.
     """
 
-    def __init__(self, folder: Path | None, key: bytes | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path | None,
+        key: bytes | None = None,
+        *,
+        has_room: Callable[[], bool] = lambda: True,
+    ) -> None:
         self._form = _Form(Sealer(key, "tokens") if key is not None else None)
+        self._has_room = has_room
+        self._growing: WeakSet[NewTokenFile] = WeakSet()
         self.folder = folder or Path(tempfile.mkdtemp())
         self._forget: Callable[[], object] = lambda: None
         if folder is None:
@@ -65,21 +75,28 @@ class TokenFiles:
         """A file for a run's tokens; nobody sees it before it is kept.
 
         Raises:
-            JournalError: the disk has no room for them, or refuses.
+            JournalFull: the disk has no room for them, beside those of other jobs that come in.
+            JournalError: it refuses.
         """
         total_bytes = spec.train.num_samples * self._form.record_bytes(spec)
         partial = self.folder / f"{_name(run_id)}.{next(self._numbers)}.partial"
         try:
-            free_bytes = shutil.disk_usage(self.folder).free
-            if free_bytes < total_bytes + RESERVE_BYTES:
-                raise JournalError(
-                    f"tokens in {self.folder}: {total_bytes} bytes of them, {free_bytes} are "
-                    f"free, of which {RESERVE_BYTES} are kept for runs under way"
-                )
-            salt = _salt(run_id, spec)
-            return NewTokenFile(partial, self._path(run_id), salt, spec, self._form)
+            self._check_room(total_bytes)
+            new = NewTokenFile(partial, self._path(run_id), _salt(run_id, spec), spec, self._form)
         except OSError as error:
             raise JournalError(f"tokens in {self.folder}: {error}") from error
+        self._growing.add(new)
+        return new
+
+    def _check_room(self, total_bytes: int) -> None:
+        awaited_bytes = sum(file.awaited_bytes for file in self._growing)
+        free_bytes = shutil.disk_usage(self.folder).free
+        if free_bytes < total_bytes + awaited_bytes + RESERVE_BYTES or not self._has_room():
+            raise JournalFull(
+                f"tokens in {self.folder}: {total_bytes} bytes of them, {free_bytes} are free, of "
+                f"which {RESERVE_BYTES} are kept for runs under way and {awaited_bytes} for jobs "
+                "that come in; try again when others are over"
+            )
 
     def read(
         self, run_id: RunId, spec: RunSpec, samples: Sequence[SampleId]
@@ -133,13 +150,18 @@ class TokenFiles:
 
 
 class NewTokenFile:
-    """A file of tokens that is being written, by one thread at a time; then keep or discard it."""
+    """A file of tokens that is being written, by one thread at a time; then keep or discard it.
+
+    Attributes:
+        awaited_bytes: that are not written yet; 0 once it is kept or discarded.
+    """
 
     def __init__(self, partial: Path, path: Path, salt: bytes, spec: RunSpec, form: _Form) -> None:
         self._partial, self._path, self._salt, self._form = partial, path, salt, form
         self._sample_bytes = spec.train.sample_bytes
         self._num_samples = 0
         self._unsynced_bytes = 0
+        self.awaited_bytes = spec.train.num_samples * form.record_bytes(spec)
         self._file = open_private(partial, "xb")
 
     def append(self, tokens: bytes) -> None:
@@ -154,7 +176,7 @@ class NewTokenFile:
             pieces.append(self._form.record(self._salt, self._num_samples, sample))
             self._num_samples += 1
         try:
-            self._file.write(b"".join(pieces))
+            self.awaited_bytes -= self._file.write(b"".join(pieces))
             self._unsynced_bytes += len(tokens)
             if self._unsynced_bytes >= SYNC_BYTES:
                 self._sync()
@@ -177,6 +199,7 @@ class NewTokenFile:
 
     def discard(self) -> None:
         """Delete it, unless it was kept. Never fails: what is left is swept at the next start."""
+        self.awaited_bytes = 0
         with suppress(OSError):
             self._partial.unlink(missing_ok=True)
         with suppress(OSError):

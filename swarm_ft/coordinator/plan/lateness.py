@@ -79,8 +79,10 @@ def _most_missed(state: SwarmState, run: Run, absent: Collection[PeerId]) -> Pee
     The coordinator itself waits for those that are not ready. Of peers that are missed alike, such
     as two that name each other, it is one without which the run can go on, one that only listens,
     one that is not ready, whom more name themselves, or the last one: newcomers stand behind.
+    Whom those on probation name does not count: as many as like could name the same.
     """
-    waits_for = {p: run.attempt.awaited.waits_for[p].intersection(run.peers) for p in absent}
+    heard = filter(state.carries, absent)
+    waits_for = {p: run.attempt.awaited.waits_for[p].intersection(run.peers) for p in heard}
     named = Counter(q for others in waits_for.values() for q in others)
     missed = Counter(absent)
     for peer in absent:

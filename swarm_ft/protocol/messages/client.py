@@ -10,7 +10,7 @@ from swarm_ft.ids import NO_ATTEMPT, Attempt, BlockIndex, PeerId, RunId, SampleI
 from swarm_ft.protocol.messages.control import MAX_RUN_PEERS, Amount, StageAssignment, TokenIds
 from swarm_ft.protocol.messages.reports import BufferCounts, ByteCounts, GradientTraffic, Traffic
 from swarm_ft.protocol.messages.shard import ShardFile
-from swarm_ft.protocol.spec.bounds import Digest, Length, Text
+from swarm_ft.protocol.spec.bounds import Digest, Length, Range, Text
 from swarm_ft.protocol.spec.grant import Grant
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
@@ -80,8 +80,15 @@ class CollectedRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StatusRequest:
-    """Tell who is there and which runs there are."""
+    """Tell who is there and which runs there are, a page of each.
 
+    Attributes:
+        first_member: the page begins with it, counted from 0.
+        first_run: so too of runs.
+    """
+
+    first_member: Annotated[int, Range(0, 1 << 31)] = 0
+    first_run: Annotated[int, Range(0, 1 << 31)] = 0
     protocol_version: ClientsVersion = PROTOCOL_VERSION
 
 
@@ -147,7 +154,6 @@ class RunStatus:
     Attributes:
         attempt: of a finished run, tells its result from one that was made before.
         joining: peers of the stages that take over while the others train.
-        boundaries: first to last; where the whole swarm is asked for, else none.
         results: of a finished run, as far as its peers told (again, after a restart); of a stage's
             replicas those first that joined the run first.
     """
@@ -161,7 +167,6 @@ class RunStatus:
     assignments: Annotated[tuple[StageAssignment, ...], Length(MAX_RUN_PEERS)] = ()
     sent: ByteCounts = field(default_factory=ByteCounts)
     joining: Annotated[tuple[PeerId, ...], Length(MAX_RUN_PEERS)] = ()
-    boundaries: tuple[BoundaryStatus, ...] = ()
     results: Annotated[tuple[StageResult, ...], Length(MAX_RUN_PEERS)] = ()
 
 
@@ -222,28 +227,45 @@ class MemberStatus:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunSummary:
-    """What everybody is told of a run: numbers, and who hosts what.
+    """A run as everybody in the swarm may see it, without what only its client needs.
 
     Attributes:
-        assignments: without endpoints.
+        detail: of another client's run, without what somebody's failure says of it.
+        assignments: of another client's run without endpoints.
+        num_steps: that it has in all.
+        spec_digest: tells the client of a job whether it is this run.
+        joining: peers of the stages that take over while the others train.
+        boundaries: first to last; of a run that is not over.
+        is_own: the caller's, or nobody has keys.
     """
 
     run_id: RunId
     phase: RunPhase
+    detail: Text
     committed_steps: int
     num_steps: int
+    spec_digest: Digest
+    is_own: bool = True
+    attempt: Attempt = NO_ATTEMPT
     assignments: Annotated[tuple[StageAssignment, ...], Length(MAX_RUN_PEERS)] = ()
+    sent: ByteCounts = field(default_factory=ByteCounts)
+    joining: Annotated[tuple[PeerId, ...], Length(MAX_RUN_PEERS)] = ()
+    boundaries: tuple[BoundaryStatus, ...] = ()
+
+
+MAX_PAGE_MEMBERS, MAX_PAGE_RUNS = 256, 32
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SwarmStatus:
-    """Everybody and everything the coordinator knows, as far as it is the caller's business.
+    """Everybody and everything the coordinator knows, or a page of it.
 
     Attributes:
-        runs: the caller's own; all of them where links are not encrypted, and nobody is known.
-        others: everybody else's.
+        num_members: that there are in all.
+        num_runs: so too of runs.
     """
 
-    members: tuple[MemberStatus, ...]
-    runs: tuple[RunStatus, ...]
-    others: tuple[RunSummary, ...] = ()
+    members: Annotated[tuple[MemberStatus, ...], Length(MAX_PAGE_MEMBERS)]
+    runs: Annotated[tuple[RunSummary, ...], Length(MAX_PAGE_RUNS)]
+    num_members: int = 0
+    num_runs: int = 0

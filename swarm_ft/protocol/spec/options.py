@@ -176,7 +176,7 @@ def check(options: DataclassInstance) -> None:
 
 
 def _check_choice(one: Declared, value: object) -> None:
-    if value not in one.choices.values():
+    if value not in one.choices.values() and (value is not None or one.default is not None):
         raise BadOption(f"{one.flag}: expected {OneOf(tuple(one.choices))}, got {value!a:.80}")
 
 

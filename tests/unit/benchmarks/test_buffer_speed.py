@@ -17,7 +17,7 @@ OPTIONS = ("--shape", "16x64", "--gigabytes", "0.0002", "--repeats", "1", "--sam
 def test_every_tier_at_every_precision_has_a_row(tmp_path: Path) -> None:
     measured = measure_speed(SHAPE, total_bytes=200_000, repeats=1, directory=tmp_path)
     rows = {(row.tier, row.bits): row for row in measured}
-    tiers = ("mapped", "memory", "disk")
+    tiers = ("mapped", "memory", "disk", "sealed")
     assert rows.keys() == {(tier, bits) for tier in tiers for bits in (16, 8, 4)}
     for (tier, bits), row in rows.items():
         assert row.sample_bytes == buffer_bytes(*SHAPE, bits)
@@ -47,7 +47,7 @@ def run(*options: str) -> subprocess.CompletedProcess[str]:
 def test_the_tables_have_a_row_for_each() -> None:
     output = run(*OPTIONS).stdout
     words = [line.split() for line in output.splitlines()]
-    for tier in ("mapped", "memory", "disk"):
+    for tier in ("mapped", "memory", "disk", "sealed"):
         assert sum(tier in line[:8] for line in words) == 3
     assert "needed last goes" in output
     assert "100%" in output

@@ -32,7 +32,9 @@ def test_what_is_no_size_is_refused(text: str) -> None:
 
 
 def test_the_defaults_that_help_tells_are_those_that_are_used() -> None:
-    sizes = [one for one in declared(BufferOptions) if one.kind is int]
+    sizes = [
+        one for one in declared(BufferOptions) if one.flag != "--buffer-days" and one.kind is int
+    ]
     assert [ByteSize().convert(one.option.default, None, None) for one in sizes] == [
         one.default for one in sizes
     ]

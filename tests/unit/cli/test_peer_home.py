@@ -7,8 +7,13 @@ from typing import Protocol
 
 import pytest
 
-from swarm_ft.cli.serve_stage import PeerHome, claim_home
+from swarm_ft.buffers import BufferLimits
+from swarm_ft.cli.client import who_sees as who_sees_a_job
+from swarm_ft.cli.serve_stage import PeerHome, claim_home, who_sees, work_folder
 from swarm_ft.errors import BadOption
+from swarm_ft.ids import PeerId
+from swarm_ft.peer.kept_buffers import BufferPlace
+from swarm_ft.peer.node import PeerOptions
 
 
 class Claim(Protocol):
@@ -87,3 +92,45 @@ def test_a_home_that_all_could_read_is_its_owners_from_its_next_start(
     assert claim().name("peer-2") == "peer-1"
     modes = {path.stat().st_mode & 0o777 for path in home.path.iterdir()}
     assert (home.path.stat().st_mode & 0o777, modes) == (0o700, {0o600})
+
+
+def test_what_a_killed_start_left_of_states_is_deleted_by_the_next(claim: Claim) -> None:
+    home = claim()
+    with work_folder(home) as left:
+        (Path(left) / "state.safetensors").write_bytes(b"somebody's weights")
+        with work_folder(home) as folder:
+            assert not Path(left).exists()
+            assert Path(folder).parent == home.path / "work"
+            assert Path(folder).stat().st_mode & 0o077 == 0
+    assert list((home.path / "work").iterdir()) == []
+
+
+def test_without_a_home_states_are_with_other_temporary_files() -> None:
+    with work_folder(None) as folder:
+        assert Path(folder).is_dir()
+    assert not Path(folder).exists()
+
+
+@pytest.mark.parametrize("is_encrypted", [True, False])
+@pytest.mark.parametrize("encrypts", [True, False])
+def test_a_peer_says_what_passes_its_machine(
+    tmp_path: Path, is_encrypted: bool, encrypts: bool
+) -> None:
+    offer = PeerOptions(
+        peer_id=PeerId("me"),
+        layers=None,
+        memory_bytes=1,
+        shard_dir=tmp_path / "work" / "x",
+        buffers=BufferPlace(limits=BufferLimits(), directory=tmp_path / "buffers"),
+        encrypts=encrypts,
+    )
+    seen, kept = who_sees(offer, is_encrypted=is_encrypted)
+    assert ("links are not encrypted" in seen) != is_encrypted
+    assert f"in {tmp_path}, " in kept
+    assert ("not encrypted (--encrypt-at-rest)" in kept) != encrypts
+
+
+def test_a_client_is_told_who_sees_its_text() -> None:
+    told = who_sees_a_job(is_encrypted=True)
+    assert "the coordinator, which keeps it until the run is over" in told[0]
+    assert "whoever sees the network" in who_sees_a_job(is_encrypted=False)[1]

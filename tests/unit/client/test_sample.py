@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from swarm_ft.client.job import read_text, tokenise
+from swarm_ft.client.data.rows import read_file
 from swarm_ft.client.sample import SampleInput, write_sample
 from swarm_ft.errors import BadDataset
 
@@ -15,16 +15,16 @@ from swarm_ft.errors import BadDataset
 def test_the_sample_loads_as_a_hugging_face_checkpoint(sample: SampleInput) -> None:
     tokenizer = AutoTokenizer.from_pretrained(sample.model_dir)
     model = AutoModelForCausalLM.from_pretrained(sample.model_dir)
-    text = read_text(sample.eval_file)
-    ids = tokenise(text, tokenizer, 128)
-    assert tokenizer.decode(ids[0]) == text[: len(tokenizer.decode(ids[0]))]
-    assert int(ids.max()) < model.config.vocab_size == len(tokenizer) == 512
+    text = read_file(Path(sample.eval_file))
+    ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    assert tokenizer.decode(ids) == text
+    assert max(ids) < model.config.vocab_size == len(tokenizer) == 512
     assert model.config.model_type == "gpt2"
     assert not model.config.tie_word_embeddings
 
 
 def test_the_text_is_enough_to_train_on_and_none_of_it_is_held_out(sample: SampleInput) -> None:
-    train, heldout = read_text(sample.train_file), read_text(sample.eval_file)
+    train, heldout = (read_file(Path(p)) for p in (sample.train_file, sample.eval_file))
     assert 50_000 < len(train) < 110_000
     assert 10_000 < len(heldout) < 40_000
     assert "def " in train

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import count
@@ -59,6 +59,7 @@ from swarm_ft.protocol.messages.control import (
     ToPeer,
 )
 from swarm_ft.protocol.messages.timeline import ClockEstimate, PeerTimeline, Spans, StepTimeline
+from swarm_ft.protocol.spec.grant import PROBATION, Grant
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.protocol.spec.version import PROTOCOL_VERSION
@@ -103,11 +104,14 @@ class Office:
 
 @asynccontextmanager
 async def coordinator(
-    path: object = ":memory:", *, journal: Journal | None = None
+    path: object = ":memory:",
+    *,
+    journal: Journal | None = None,
+    grants: Callable[[PeerId], Grant] | None = None,
 ) -> AsyncIterator[Office]:
     journal = journal or Journal(str(path))
     clock = ManualClock()
-    service = CoordinatorService(journal, clock)
+    service = CoordinatorService(journal, clock, grants=grants)
     transport = MemoryTransport()
     server = await transport.serve("coordinator", 0, service.handlers())
     channel = transport.connect(server.endpoint)
@@ -513,7 +517,7 @@ async def test_another_job_cannot_take_the_name_of_a_run(
             with pytest.raises(RunMismatch, match="run mine: is here already"):
                 await submit(office.channel, other_spec, samples, run_id=MINE)
         (run,) = (await swarm_status(office.channel)).runs
-        assert run == first
+        assert (run.run_id, run.spec_digest) == (MINE, first.spec.digest())
 
 
 class SlowTokens(TokenFiles):
@@ -879,6 +883,39 @@ async def test_a_peer_that_does_not_fit_stays_and_learns_why(
         assert "outside the model" in told.reason
         (member,) = (await swarm_status(office.channel)).members
         assert (member.peer_id, member.idle) == ("far", told.reason)
+
+
+async def test_what_a_peer_may_host_is_asked_of_the_registry(peers: Sequence[FakePeer]) -> None:
+    async with coordinator(grants={peers[0].peer_id: PROBATION}.__getitem__) as office:
+        joined = JoinedPeer(office.channel, peers[0])
+        await joined.hello()
+        await joined.say(ClockProbe(5))
+        assert isinstance(await joined.hear(), ClockReply)
+        (member,) = (await swarm_status(office.channel)).members
+        assert (member.peer_id, member.grant) == ("a", PROBATION)
+
+
+async def test_whom_the_registry_does_not_know_is_no_member(peers: Sequence[FakePeer]) -> None:
+    def unknown(peer_id: PeerId) -> Grant:
+        raise NotAllowed(f"peer {peer_id}: it is no member")
+
+    async with coordinator(grants=unknown) as office:
+        joined = JoinedPeer(office.channel, peers[0])
+        await joined.hello()
+        assert isinstance(await refused(joined), NotAllowed)
+        assert not (await swarm_status(office.channel)).members
+
+
+async def test_who_was_invited_for_other_layers_is_told_so(peers: Sequence[FakePeer]) -> None:
+    only = Grant(layers=LayerRange(2, 4))
+    async with coordinator(grants=lambda _: only) as office:
+        joined = JoinedPeer(office.channel, peers[0])
+        await joined.hello()
+        error = await refused(joined)
+        assert isinstance(error, NotAllowed)
+        assert (
+            "expected --layers auto or within 2-4, as it was invited for, got 0-2" in error.message
+        )
 
 
 async def test_whose_key_is_revoked_is_sent_away_and_the_others_are_told(

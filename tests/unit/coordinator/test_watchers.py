@@ -1,12 +1,13 @@
 """Who watches is told in order; timelines only to those who want them, and not without end."""
 
+from contextlib import ExitStack
 from dataclasses import replace
 
 import pytest
 
 from swarm_ft.coordinator import watching as watchers_module
 from swarm_ft.coordinator.watching import Watchers
-from swarm_ft.errors import Unavailable
+from swarm_ft.errors import Busy, Unavailable
 from swarm_ft.ids import Attempt, PeerId, RunId, StepNumber
 from swarm_ft.protocol.messages.client import StepCommitted
 from swarm_ft.protocol.messages.timeline import ClockEstimate, PeerTimeline, Spans, StepTimeline
@@ -43,6 +44,18 @@ def timeline(step: int, *, run: RunId = RUN, num_dropped: int = 0) -> PeerTimeli
 @pytest.fixture
 def watchers() -> Watchers:
     return Watchers()
+
+
+def test_a_run_has_so_many_watchers_and_room_again_when_one_leaves(watchers: Watchers) -> None:
+    with ExitStack() as stack:
+        for _ in range(watchers_module.MAX_WATCHERS - 1):
+            stack.enter_context(watchers.watching(RUN, is_tracing=False))
+        for _ in range(2):
+            with watchers.watching(RUN, is_tracing=False):
+                with pytest.raises(Busy, match="run run is watched 16 times already"):
+                    stack.enter_context(watchers.watching(RUN, is_tracing=False))
+                with watchers.watching(RunId("other"), is_tracing=False):
+                    pass
 
 
 async def test_only_who_wants_timelines_gets_them_in_order_with_the_rest(

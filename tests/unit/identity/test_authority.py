@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from swarm_ft.errors import BadOption
+from swarm_ft.errors import BadOption, NotAllowed
 from swarm_ft.identity.authority import CERTIFICATE_FILE, COORDINATOR_FILE, KEY_FILE, Authority
 from swarm_ft.identity.certificates import COORDINATOR_NAME, Role, caller_of, to_pem
 from swarm_ft.identity.keys import key_pem
@@ -39,6 +39,29 @@ def test_an_authority_is_never_replaced(tmp_path: Path) -> None:
     Authority.make(tmp_path / "keys")
     with pytest.raises(BadOption, match="already"):
         Authority.make(tmp_path / "keys")
+
+
+def test_the_coordinators_key_is_rotated_alone(tmp_path: Path) -> None:
+    authority = Authority.make(tmp_path / "keys")
+    before, _ = authority.coordinator()
+    authority.rotate_coordinator()
+    after, certificate = Authority.open(tmp_path / "keys").coordinator()
+    assert key_pem(after) != key_pem(before)
+    assert caller_of(certificate, authority.certificate).key == after.public_key()
+    assert stat.S_IMODE((tmp_path / "keys" / COORDINATOR_FILE).stat().st_mode) == 0o600
+
+
+def test_an_authority_is_replaced_if_that_is_meant(tmp_path: Path) -> None:
+    old = Authority.make(tmp_path / "keys")
+    shown = old.coordinator()[1]
+    new = Authority.make(tmp_path / "keys", replaces=True)
+    opened = Authority.open(tmp_path / "keys")
+    assert opened.fingerprint == new.fingerprint != old.fingerprint
+    with pytest.raises(NotAllowed):
+        caller_of(shown, opened.certificate)
+    assert opened.coordinator()[1].public_key() != shown.public_key()
+    with pytest.raises(BadOption, match="no authority to replace"):
+        Authority.make(tmp_path / "nowhere", replaces=True)
 
 
 def test_what_is_missing_or_does_not_belong_is_told(tmp_path: Path) -> None:

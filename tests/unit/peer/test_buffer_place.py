@@ -8,6 +8,7 @@ from swarm_ft.buffers import BufferKey, BufferLimits, BufferRecord, BufferStore,
 from swarm_ft.ids import BlockIndex, RunId, SampleId
 from swarm_ft.peer.kept_buffers import BufferPlace
 from swarm_ft.protocol.spec.digest import fingerprint_of
+from swarm_ft.sealing import Sealer
 from tests.specs import run_spec
 
 RUN = RunId("run")
@@ -43,6 +44,41 @@ def test_what_another_run_left_is_not_used(tmp_path: Path, run: str, seed: int) 
     other = place.open(RunId(run), run_spec(seed=seed))
     other.close()
     assert len(other) == 0
+
+
+@pytest.mark.parametrize("sealer", [None, Sealer(bytes(32), "buffers")], ids=["plain", "sealed"])
+def test_a_run_is_deleted_by_its_name_and_others_stay(
+    tmp_path: Path, sealer: Sealer | None
+) -> None:
+    place, other = BufferPlace(limits=LIMITS, directory=tmp_path), RunId("other")
+    filled(place.open(RUN, run_spec(), sealer))
+    filled(place.open(RUN, run_spec(seed=1), sealer))
+    second = place.open(other, run_spec(), sealer)
+    second.put(KEY._replace(run_id=other), RECORD)
+    second.close()
+    assert place.runs() == {RUN, other}
+    place.delete(RUN)
+    assert place.runs() == {other}
+    place.delete(RUN)
+
+
+@pytest.mark.parametrize(("age_s", "is_kept"), [(90.0, True), (110.0, False)])
+def test_what_was_not_written_to_for_too_long_is_deleted(
+    tmp_path: Path, age_s: float, is_kept: bool
+) -> None:
+    place = BufferPlace(limits=LIMITS, directory=tmp_path, keep_s=100.0)
+    filled(place.open(RUN, run_spec()))
+    newest_unix_s = max(path.stat().st_mtime for path in tmp_path.rglob("*"))
+    place.delete_old(newest_unix_s + age_s)
+    assert place.runs() == ({RUN} if is_kept else set())
+
+
+@pytest.mark.parametrize("directory", [None, Path("/nonexistent")])
+def test_where_nothing_is_kept_nothing_is_deleted(directory: Path | None) -> None:
+    place = BufferPlace(directory=directory)
+    place.delete_old(0.0)
+    place.delete(RUN)
+    assert place.runs() == set()
 
 
 def test_a_directory_that_cannot_be_used_costs_the_disk_tier_only(

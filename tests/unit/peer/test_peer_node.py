@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from swarm_ft.buffers import BufferKey, BufferLimits, BufferRecord, End
 from swarm_ft.errors import (
     BadLayers,
     JournalError,
@@ -20,9 +21,11 @@ from swarm_ft.errors import (
     VersionMismatch,
 )
 from swarm_ft.identity.certificates import Role
-from swarm_ft.ids import Attempt, PeerId, RunId, StepNumber
+from swarm_ft.ids import Attempt, BlockIndex, PeerId, RunId, SampleId, StepNumber
+from swarm_ft.peer.kept_buffers import BufferPlace
 from swarm_ft.peer.node import PeerNode, PeerOptions
 from swarm_ft.protocol.messages.control import (
+    STORAGE_KEY_BYTES,
     Assign,
     CommitStep,
     ExportStage,
@@ -140,7 +143,7 @@ class Swarm:
         return await self._queue(name).get()
 
     async def peer(
-        self, name: str = "peer", layers: str = "0-2"
+        self, name: str = "peer", layers: str = "0-2", **changes: Any
     ) -> tuple[PeerNode, asyncio.Task[None]]:
         """A node at work, and the task it runs in."""
         start, stop = layers.split("-")
@@ -149,6 +152,7 @@ class Swarm:
             layers=LayerRange(int(start), int(stop)),
             memory_bytes=1 << 30,
             shard_dir=self._shard_dir,
+            **changes,
         )
         node = PeerNode(
             options,
@@ -544,6 +548,39 @@ async def test_neighbours_meet_whoever_hears_of_the_run_first(
         num_samples = len(plan_of(step).tokens)
         kind = traffic.key_frames if step < 2 else traffic.delta_frames
         assert kind == num_samples
+
+
+async def test_a_peer_that_encrypts_hosts_no_run_without_a_key(
+    swarm: Swarm, assign_of: MakeAssign
+) -> None:
+    await swarm.peer(encrypts=True)
+    joined = await swarm.joined()
+    await joined.say(assign_of())
+    failed = await joined.hears(StageFailed)
+    assert failed.code == "run-mismatch"
+    assert "the coordinator has no key for it" in failed.message
+    await joined.say(replace(assign_of(attempt=2), storage_key=bytes(STORAGE_KEY_BYTES)))
+    await joined.hears(StageReady)
+
+
+async def test_a_peer_says_whose_buffers_it_keeps_and_lets_go_of_them(
+    swarm: Swarm, tmp_path: Path, spec: RunSpec, assign_of: MakeAssign
+) -> None:
+    place = BufferPlace(limits=BufferLimits(disk_bytes=1 << 20), directory=tmp_path / "buffers")
+    store = place.open(RUN, spec)
+    key = BufferKey(RUN, BlockIndex(2), End.SENT, SampleId(0))
+    store.put(key, BufferRecord(bytes(16), 1, 1, b"payload"))
+    store.close()
+    await swarm.peer(buffers=place)
+    joined = await swarm.joined()
+    assert joined.hello.kept_runs == (RUN,)
+    await joined.say(ReleaseStage(run_id=RunId("another"), reason="over", is_over=True))
+    await joined.say(ReleaseStage(run_id=RUN, reason="over", is_over=True))
+    await joined.say(assign_of())
+    await joined.hears(StageReady)  # what was said before is done
+    joined.end()
+    assert (await swarm.joined()).hello.kept_runs == ()
+    assert place.runs() == set()
 
 
 async def test_a_peer_that_is_assigned_again_and_again_ends_where_it_was_last(

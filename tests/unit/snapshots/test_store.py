@@ -206,6 +206,17 @@ def test_prune_removes_what_never_became_a_snapshot_but_not_what_may_become_one(
     assert {path.split("/")[1] for path in place.files()} == {"step-00000003", "step-00000005"}
 
 
+def test_a_run_is_forgotten_and_no_other(place: Place, save: SaveSnapshot, tmp_path: Path) -> None:
+    other = RunId("run-10")
+    save(place.store, 3)
+    save(place.store, 4, other)
+    unfinished = shard_name(5)
+    place.store.put_shard(unfinished, write_shard(tmp_path, unfinished, SPEC, contents(5)))
+    place.store.forget([RUN])
+    place.store.forget([RUN])
+    assert {path.split("/")[0] for path in place.files()} == {other}
+
+
 def test_an_altered_shard_is_told_with_what_to_do(
     place: Place, save: SaveSnapshot, tmp_path: Path
 ) -> None:

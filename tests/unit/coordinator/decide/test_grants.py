@@ -4,6 +4,7 @@ That nobody hosts what it may not is checked after every event, see `Swarm` in t
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -238,6 +239,49 @@ def test_a_run_does_not_fail_because_nobody_but_it_is_there(
     joined.join(a, b)
     joined.settle()
     assert joined.run().phase is RunPhase.FINISHED
+
+
+@pytest.fixture
+def crowd(joined: Swarm, make_peer: MakePeer) -> list[FakePeer]:
+    """Several on probation, and a second one that is not, in the first stage."""
+    second = make_peer("a2", "0-2")
+    crowd = [make_peer(f"r{i}", "0-2", grant=REPLICA) for i in range(3)]
+    joined.join(second, *crowd)
+    joined.settle_until(lambda: crowd[-1].peer_id in joined.run().past.committers)
+    return crowd
+
+
+def test_many_of_them_blame_nobody_else(joined: Swarm, crowd: list[FakePeer]) -> None:
+    for liar in 2 * crowd:
+        if liar.peer_id not in aside(joined):
+            failed = replace(liar.failed("unavailable"), about=PeerId("a"))
+            joined.say(liar, failed)
+            joined.wait(2 * RETRY_S)
+            joined.settle_until(lambda: joined.run().phase is RunPhase.TRAINING)
+    assert PeerId("a") not in aside(joined)
+    joined.settle()
+    assert joined.run().phase is RunPhase.FINISHED
+
+
+def test_whom_many_of_them_wait_for_is_not_late(
+    joined: Swarm, a: FakePeer, crowd: list[FakePeer], replica: FakePeer
+) -> None:
+    joined.settle_until(lambda: joined.run().step is not None)
+    idlers = [replica, *crowd]
+    for idler in idlers:
+        joined.forget_said(idler.peer_id)
+    joined.settle()
+    run = joined.run()
+    alive = PeerAlive(
+        attempt=run.attempt.number,
+        step=StepNumber(run.committed_steps),
+        waits_for=(a.peer_id,),
+    )
+    while not aside(joined):
+        for idler in idlers:
+            joined.say(idler, alive)
+        joined.wait(1.0)
+    assert aside(joined) <= {idler.peer_id for idler in idlers}
 
 
 def test_with_it_alone_nobody_is_set_aside_for_being_late(

@@ -122,6 +122,30 @@ def test_what_an_invitation_grants_its_members_have(registry: Registry, grant: G
     assert record.grant == invitation.grant == registry.grant_of(name_of(key)) == grant
 
 
+def test_another_invitation_ends_a_probation(registry: Registry) -> None:
+    public, key = registry.open_to_all(bytes(16), ADDRESSES), new_key().public_key()
+    registry.admit(newcomer(public, key), NOW)
+    better = invited(registry, grant=Grant(sees_tokens=False))
+    for _ in range(2):
+        assert registry.admit(newcomer(better, key), NOW) == member(key)
+        assert registry.grant_of(name_of(key)) == Grant(sees_tokens=False)
+    registry.admit(newcomer(public, key), NOW)
+    assert registry.grant_of(name_of(key)) == Grant(sees_tokens=False)
+    (record,) = registry.members()
+    assert record.invitation == better.name
+    assert registry.invitations()[1].uses_left == 0
+
+
+def test_a_members_other_invitation_counts_if_it_would_let_it_in(registry: Registry) -> None:
+    invite, key = invited(registry), new_key().public_key()
+    registry.admit(newcomer(invite, key), NOW)
+    clients, late = invited(registry, Role.CLIENT), invited(registry, days=-1)
+    assert registry.admit(newcomer(clients, key), NOW) == member(key)
+    with pytest.raises(BadInvite, match="expired"):
+        registry.admit(newcomer(late, key), NOW)
+    assert [one.uses_left for one in registry.invitations()] == [0, 1, 1]
+
+
 def test_who_is_no_member_any_more_is_granted_nothing(registry: Registry) -> None:
     key = new_key().public_key()
     with pytest.raises(NotAllowed, match="no member"):

@@ -2,12 +2,13 @@
 
 import random
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from swarm_ft.coordinator.journal import tokens
 from swarm_ft.coordinator.journal.tokens import TokenFiles
-from swarm_ft.errors import JournalError, NotFound
+from swarm_ft.errors import JournalError, JournalFull, NotFound
 from swarm_ft.ids import RunId, SampleId
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from tests.unit.coordinator.conftest import MakeSpec
@@ -141,6 +142,27 @@ def test_a_disk_without_room_refuses_a_job_before_it_comes(
     files: TokenFiles, spec: RunSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tokens, "RESERVE_BYTES", 1 << 60)
-    with pytest.raises(JournalError, match="are kept for runs under way"):
+    with pytest.raises(JournalFull, match="are kept for runs under way"):
         files.begin(RUN, spec)
     assert not list(files.folder.iterdir())
+
+
+def test_room_that_is_promised_to_one_job_is_not_given_to_another(
+    files: TokenFiles, spec: RunSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record_bytes = spec.train.sample_bytes + tokens.CHECKSUM_BYTES
+    free_bytes = tokens.RESERVE_BYTES + record_bytes * (spec.train.num_samples + 1)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: Usage(free_bytes))
+    first = files.begin(RUN, spec)
+    with pytest.raises(JournalFull, match="for jobs that come in"):
+        files.begin(RunId("other"), spec)
+    for sample in range(spec.train.num_samples):
+        first.append(tokens_of(spec, sample))
+    files.begin(RunId("other"), spec).discard()  # what is written is not free any more anyway
+    first.discard()
+
+
+class Usage(NamedTuple):
+    """Of a disk, as far as it matters."""
+
+    free: int

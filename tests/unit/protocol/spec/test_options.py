@@ -139,3 +139,18 @@ def test_only_what_is_not_as_by_default_is_asked_for() -> None:
         *("--what", "door", "--colour", "red", "--n", "3", "--finish", "gloss", "--bits", "8"),
         *("--hours", "2", "--dry", "--sand", "--out", "a b"),
     ]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Roof:
+    colour: Annotated[Colour | None, Option("Which one.", default="as the walls")] = None
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+def test_a_choice_may_be_left_open_only_if_that_is_its_default() -> None:
+    assert build(Roof, {"colour": None}) == build(Roof, {}) == Roof(colour=None)
+    assert Roof(colour=Colour.RED).colour is Colour.RED
+    with pytest.raises(BadOption, match="--colour: expected red or deep_blue, got None"):
+        Paint(colour=None)  # type: ignore[arg-type]

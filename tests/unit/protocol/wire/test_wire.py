@@ -108,7 +108,7 @@ def test_a_field_out_of_its_bounds_is_refused_by_name(
         put(message, way, value)
         words = refusal(wire, message.SerializeToString())
         assert "expected" in words, (way, value)
-        assert any(name in words for name in way[-3:]), (way, words)
+        assert any(name in words for name in way), (way, words)
         assert is_fit_for_logs(words)
 
 

@@ -1,0 +1,328 @@
+"""Data that was found and understood, and samples of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import TYPE_CHECKING, NamedTuple
+
+from swarm_ft.client.data.files import Wanted, find_files, refused
+from swarm_ft.client.data.forms import PLAIN_TEXT, Document, Form, form_of
+from swarm_ft.client.data.progress import ReadSoFar
+from swarm_ft.client.data.rows import TEXT_COLUMN, Row, file_rows, read_text
+from swarm_ft.client.data.samples import SampleFile, TokenArray, token_ids
+from swarm_ft.client.data.stored import hub_rows, is_saved, may_be_on_hub, saved_rows, stored_rows
+from swarm_ft.client.options import DataFormat, ReadOptions
+from swarm_ft.errors import BadOption
+from swarm_ft.protocol.spec.options import declared
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+SHOWN_CHARS = 160
+"""Of each piece of the first document."""
+BATCH_DOCUMENTS = 1000
+BATCH_CHARS = 1 << 20
+"""Tokenised at a time: enough for all cores, and some tens of megabytes of memory."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Samples:
+    """What data came to.
+
+    Attributes:
+        tokens: ids [samples, seq_length], on the disk.
+        words: how much of what it was, for people.
+    """
+
+    tokens: TokenArray
+    words: str
+
+
+class _Text(NamedTuple):
+    """One document as text; empty if there is none in it."""
+
+    text: str
+    done: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _End:
+    """What stands behind a document: a text that is tokenised with it, or a token."""
+
+    text: str = ""
+    token_id: int | None = None
+
+
+class Dataset:
+    """Documents of one form; the first was made, the others are when samples are, once.
+
+    Args:
+        source: what it is called.
+        words: what it is, for people.
+        form: how documents are made of rows.
+        rows: at least one.
+        tokenizer: of the model.
+        options: what becomes of documents.
+
+    Raises:
+        BadDataset: there is no text, or what comes before the first is not as it should be.
+        BadOption: documents need a separator or a filling, and the tokenizer has none.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        words: str,
+        form: Form,
+        rows: Iterator[Row],
+        tokenizer: PreTrainedTokenizerBase,
+        options: ReadOptions,
+    ) -> None:
+        self.source = source
+        self._tokenizer = tokenizer
+        self._end = _end_of(form, tokenizer, options)
+        self._fill_id = None if options.packing else _fill_of(tokenizer)
+        self._num_blank = 0
+        for first in rows:
+            document = form.render(first)
+            if _text_of(document).strip():
+                break
+            self._num_blank += 1
+        else:
+            raise refused(source, "expected text, found none; the data is empty")
+        self._texts = _texts(form, chain((first,), rows))
+        self._words = _described(words, form, first)
+        self._first = _shown(document, self._end, tokenizer)
+
+    def describe(self) -> list[str]:
+        """What it is, what its columns mean, and its first document, for people."""
+        return [f"{self.source}: {self._words}", f"  the first document: {self._first}"]
+
+    def samples(
+        self,
+        seq_length: int,
+        vocab_size: int,
+        *,
+        limit: int | None = None,
+        on_batch: Callable[[ReadSoFar], None] = lambda _so_far: None,
+    ) -> Samples:
+        """Read all documents, tokenise them, cut samples; memory does not grow with them.
+
+        Args:
+            seq_length: tokens a sample.
+            vocab_size: of the model.
+            limit: of samples; no more is read than these need.
+            on_batch: told after each thousand documents or so; what it raises ends this.
+
+        Raises:
+            BadDataset: a row cannot be used (it is named), or there is not one whole sample.
+        """
+        so_far = ReadSoFar(source=self.source, num_blank=self._num_blank)
+        file = SampleFile(
+            self.source, seq_length=seq_length, vocab_size=vocab_size, fill_id=self._fill_id
+        )
+        with file:
+            for batch in _batches(self._texts):
+                file.add(self._tokenised([text for text, _ in batch if text]))
+                so_far = _after(so_far, batch, file.num_samples)
+                on_batch(so_far)
+                if limit is not None and file.num_samples >= limit:
+                    break
+            tokens = file.samples(limit)
+        return Samples(tokens=tokens, words=self._told(so_far, file, len(tokens)))
+
+    def _tokenised(self, texts: list[str]) -> Iterable[list[int]]:
+        """Token ids of documents, each with its end."""
+        if not texts:
+            return
+        end = self._end
+        for ids in token_ids([f"{text}{end.text}" for text in texts], self._tokenizer):
+            if end.token_id is not None and ids[-1:] != [end.token_id]:
+                ids.append(end.token_id)
+            yield ids
+
+    def _told(self, so_far: ReadSoFar, file: SampleFile, num_samples: int) -> str:
+        seq_length = file.seq_length
+        words = [
+            f"{self.source}: {_counted(so_far.num_documents, 'document')}, "
+            f"{_counted(num_samples, 'sample')} of {seq_length} tokens"
+        ]
+        if so_far.num_blank:
+            words.append(f"{_counted(so_far.num_blank, 'document')} without text left out")
+        if file.num_filled:
+            share = file.num_filled / file.num_tokens
+            words.append(f"{share:.0%} of all tokens fill samples up, and are trained on like text")
+        return "; ".join(words)
+
+
+_FOR_DOCUMENTS = frozenset({"packing", "separator", "text_column"})
+_FOR_TABLES = _FOR_DOCUMENTS | {"data_format", "column_names", "quotes"}
+_FOR_FORMAT = {
+    DataFormat.TEXT: frozenset({"data_format", "packing"}),
+    DataFormat.LINES: frozenset({"data_format", "packing", "separator"}),
+    DataFormat.CSV: _FOR_TABLES,
+    DataFormat.TSV: _FOR_TABLES,
+}
+"""Fields of `ReadOptions` that mean something for each format; elsewhere `_FOR_DOCUMENTS`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Found:
+    """What lies at a path.
+
+    Attributes:
+        words: what it is.
+        takes: options that mean something there.
+        form: where that does not depend on the rows.
+    """
+
+    words: str
+    rows: Iterator[Row]
+    takes: frozenset[str]
+    form: Form | None = None
+
+
+def open_dataset(
+    path: str,
+    wanted: Wanted,
+    options: ReadOptions,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    all_options: bool = True,
+) -> Dataset:
+    """Find data and understand its first row.
+
+    Args:
+        path: a file, a directory, or a dataset's id on the hub.
+        wanted: which split and format of it.
+        options: how it is read.
+        tokenizer: of the model.
+        all_options: whether each of `options` is to mean something for this data.
+
+    Raises:
+        BadDataset: it cannot be used, as far as its first document tells.
+        BadOption: an option is missing, or means nothing here.
+    """
+    found = _find(path, wanted, options)
+    if all_options:
+        _check_means_something(path, found, options)
+    form, rows = found.form, found.rows
+    if form is None:
+        first = next(rows, None)
+        if first is None:
+            raise refused(path, "expected rows, found none; the data is empty")
+        form = form_of(first.values, options.text_column, tokenizer, path)
+        rows = chain((first,), rows)
+    return Dataset(path, found.words, form, rows, tokenizer, options)
+
+
+def _find(path: str, wanted: Wanted, options: ReadOptions) -> _Found:
+    if is_saved(path):
+        split, rows = saved_rows(path, wanted)
+        return _Found(words=_words("a saved dataset", split), rows=rows, takes=_FOR_DOCUMENTS)
+    if may_be_on_hub(path):
+        split, rows = hub_rows(path, options.subset, wanted)
+        takes = _FOR_DOCUMENTS | {"subset"}
+        return _Found(words=_words("a dataset on the hub", split), rows=rows, takes=takes)
+    files = find_files(path, wanted)
+    words = _words(files.format.value, files.split, len(files.paths))
+    takes = _FOR_FORMAT.get(files.format, _FOR_DOCUMENTS | {"data_format"})
+    if files.format is DataFormat.TEXT:
+        row = Row({TEXT_COLUMN: read_text(path, files)}, path, 1.0)
+        return _Found(words=words, rows=iter((row,)), takes=takes, form=PLAIN_TEXT)
+    is_stored = files.format in (DataFormat.PARQUET, DataFormat.ARROW)
+    rows = stored_rows(path, files) if is_stored else file_rows(files, options)
+    return _Found(words=words, rows=rows, takes=takes)
+
+
+def _check_means_something(path: str, found: _Found, options: ReadOptions) -> None:
+    for one in declared(ReadOptions):
+        is_given = getattr(options, one.field) != one.default
+        if is_given and one.field not in found.takes:
+            (flag,) = one.arguments(getattr(options, one.field))[:1]
+            raise BadOption(f"{flag}: means nothing for '{path}', which is {found.words}")
+
+
+def _words(kind: str, split: str, num_files: int = 1) -> str:
+    parts = [kind, f"split '{split}'" if split else "", f"{num_files} files" * (num_files > 1)]
+    return ", ".join(filter(None, parts))
+
+
+def _end_of(form: Form, tokenizer: PreTrainedTokenizerBase, options: ReadOptions) -> _End:
+    if form.has_end:
+        return _End()
+    if options.separator is not None:
+        return _End(text=options.separator)
+    if tokenizer.eos_token_id is None:
+        raise BadOption(
+            "--separator: the model's tokenizer has no end-of-text token to put between documents; "
+            "give a text that parts them"
+        )
+    return _End(token_id=int(tokenizer.eos_token_id))
+
+
+def _fill_of(tokenizer: PreTrainedTokenizerBase) -> int:
+    for token_id in (tokenizer.eos_token_id, tokenizer.pad_token_id):
+        if token_id is not None:
+            return int(token_id)
+    raise BadOption(
+        "--no-packing: the model's tokenizer has no end-of-text token to fill samples up with"
+    )
+
+
+def _texts(form: Form, rows: Iterator[Row]) -> Iterator[_Text]:
+    for row in rows:
+        text = _text_of(form.render(row))
+        yield _Text(text if text.strip() else "", row.done)
+
+
+def _text_of(document: Document) -> str:
+    return "".join(piece.text for piece in document)
+
+
+def _batches(texts: Iterable[_Text]) -> Iterator[list[_Text]]:
+    batch: list[_Text] = []
+    num_chars = 0
+    for one in texts:
+        batch.append(one)
+        num_chars += len(one.text)
+        if len(batch) >= BATCH_DOCUMENTS or num_chars >= BATCH_CHARS:
+            yield batch
+            batch, num_chars = [], 0
+    if batch:
+        yield batch
+
+
+def _after(so_far: ReadSoFar, batch: list[_Text], num_samples: int) -> ReadSoFar:
+    num_blank = sum(not one.text for one in batch)
+    return replace(
+        so_far,
+        num_documents=so_far.num_documents + len(batch) - num_blank,
+        num_blank=so_far.num_blank + num_blank,
+        num_samples=num_samples,
+        done=batch[-1].done,
+    )
+
+
+# ---- in words
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number:,} {what}{'s' * (number != 1)}"
+
+
+def _described(words: str, form: Form, first: Row) -> str:
+    unused = [f"'{name}'" for name in first.values if name not in form.columns]
+    told = [words, form.words, f"not used: {', '.join(unused)}" if unused else ""]
+    return "; ".join(filter(None, told))
+
+
+def _shown(document: Document, end: _End, tokenizer: PreTrainedTokenizerBase) -> str:
+    """The pieces of a document, whose spaces and line breaks are to be seen."""
+    texts = [piece.text for piece in document] + [end.text]
+    shown = [f"{text[:SHOWN_CHARS]!r}{'...' * (len(text) > SHOWN_CHARS)}" for text in texts if text]
+    if end.token_id is not None:
+        shown.append(str(tokenizer.eos_token))
+    return " + ".join(shown)

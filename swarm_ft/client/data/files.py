@@ -1,0 +1,278 @@
+"""What lies at a path: files of one format and of one split. Looks into none but plain text."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from swarm_ft.client.options import DataFormat
+from swarm_ft.errors import BadDataset
+
+FORMAT_OF = {
+    ".txt": DataFormat.TEXT,
+    ".jsonl": DataFormat.JSONL,
+    ".ndjson": DataFormat.JSONL,
+    ".json": DataFormat.JSON,
+    ".csv": DataFormat.CSV,
+    ".tsv": DataFormat.TSV,
+    ".parquet": DataFormat.PARQUET,
+    ".arrow": DataFormat.ARROW,
+}
+ALSO_TEXT = ("", ".text", ".md")
+"""Of a file that is named itself; in a directory they are no data."""
+NO_DATA = ("dataset_info.json", "dataset_infos.json", "config.json")
+"""Beside the data in directories that other tools write."""
+TRAIN = "train"
+SPLIT_WORDS = {
+    "train": TRAIN,
+    "training": TRAIN,
+    "validation": "validation",
+    "valid": "validation",
+    "val": "validation",
+    "dev": "validation",
+    "test": "test",
+    "testing": "test",
+    "eval": "test",
+    "evaluation": "test",
+}
+"""What a file's name says of its split; the same words as in the library `datasets`."""
+_SHARD = re.compile(r"(?P<split>.+)-\d{5}-of-\d{5}")
+
+
+def refused(path: str | Path, why: str) -> BadDataset:
+    """The error that says why this data cannot be used."""
+    return BadDataset(f"dataset '{path}': {why}")
+
+
+def reason(exc: OSError) -> str:
+    """What the system says, without the path."""
+    return exc.strerror or str(exc)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wanted:
+    """What is asked for.
+
+    Attributes:
+        split: its name; None takes the only one, or the first of `instead` that is there.
+        instead: names of splits.
+        format: None goes by the names of files.
+    """
+
+    split: str | None = None
+    instead: tuple[str, ...] = (TRAIN,)
+    format: DataFormat | None = None
+
+    def choose(self, path: str, splits: Iterable[str]) -> str:
+        """One of the splits that there are.
+
+        Raises:
+            BadDataset: it is not there, or it is not clear which one is meant.
+        """
+        names = list(splits)
+        if self.split in names:
+            return str(self.split)
+        told = ", ".join(sorted(names))
+        if self.split is not None:
+            raise refused(path, f"has no split '{self.split}'; it has {told}")
+        if len(names) == 1:
+            return names[0]
+        for name in self.instead:
+            if name in names:
+                return name
+        raise refused(path, f"expected --split to be one of {told}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Files:
+    """Files of one format, in order.
+
+    Attributes:
+        split: by their names; empty where these say nothing, and all were taken.
+    """
+
+    format: DataFormat
+    paths: tuple[Path, ...]
+    split: str = ""
+
+
+def find_files(path: str, wanted: Wanted) -> Files:
+    """A file, or what a directory has of one format and split, sorted by name.
+
+    Plain text is `.txt` files of the directory itself; of other formats, those below it too.
+
+    Raises:
+        BadDataset: there are none, of several formats, or of an unknown one; there is no such
+            split; or what is called plain text has columns.
+    """
+    try:
+        if Path(path).is_dir():
+            return _in_directory(Path(path), wanted)
+        with Path(path).open("rb"):  # here, where all errors of paths are told
+            found = Files(format=wanted.format or _format_of(Path(path)), paths=(Path(path),))
+        if wanted.format is None and found.format is DataFormat.TEXT:
+            check_plain(Path(path))
+    except FileNotFoundError as exc:
+        formats = ", ".join(FORMAT_OF)
+        raise refused(
+            path, f"no such file or directory; expected {formats} files, or a dataset's id"
+        ) from exc
+    except OSError as exc:
+        raise refused(path, f"cannot be read: {reason(exc)}") from exc
+    if wanted.split not in (None, TRAIN):
+        raise refused(path, f"has no split '{wanted.split}'; one file is the split '{TRAIN}'")
+    return found
+
+
+def _format_of(path: Path) -> DataFormat:
+    suffix = path.suffix.lower()
+    if suffix in ALSO_TEXT:
+        return DataFormat.TEXT
+    if suffix not in FORMAT_OF:
+        raise refused(
+            path,
+            f"unknown extension '{suffix}'; expected {', '.join(FORMAT_OF)}; --data-format says "
+            "what it is, and --data-format text reads it as plain text",
+        )
+    return FORMAT_OF[suffix]
+
+
+# ---- directories
+
+
+def _in_directory(directory: Path, wanted: Wanted) -> Files:
+    by_format = _by_format(directory)
+    if wanted.format is DataFormat.LINES:
+        files = by_format.get(DataFormat.TEXT, [])
+    elif wanted.format is not None:
+        files = by_format.get(wanted.format, [])
+    elif len(by_format) > 1:
+        told = " and ".join(f"'{files[0].name}'" for files in by_format.values())
+        raise refused(directory, f"has files of several formats, {told}; give --data-format")
+    else:
+        files = next(iter(by_format.values()), [])
+    if not files:
+        kind = f"{wanted.format.name.lower()} " if wanted.format else ""
+        raise refused(
+            directory,
+            f"expected {kind}files in this directory, found none; data is {', '.join(FORMAT_OF)}",
+        )
+    found = wanted.format or FORMAT_OF[files[0].suffix.lower()]
+    if found is DataFormat.TEXT and wanted.format is None:
+        for file in files:
+            check_plain(file)
+    if found is DataFormat.TEXT and wanted.split is None:
+        return Files(format=found, paths=tuple(files))
+    by_split = splits_of(directory, files)
+    split = wanted.choose(str(directory), by_split)
+    return Files(
+        format=found,
+        paths=tuple(by_split[split]),
+        split=split if len(by_split) > 1 else "",
+    )
+
+
+def _by_format(directory: Path) -> dict[DataFormat, list[Path]]:
+    found: dict[DataFormat, list[Path]] = {}
+    for file in sorted(directory.rglob("*")):
+        inside = file.relative_to(directory)
+        kind = FORMAT_OF.get(file.suffix.lower())
+        is_hidden = any(part.startswith((".", "_")) for part in inside.parts)
+        if kind is None or is_hidden or file.name in NO_DATA or not file.is_file():
+            continue
+        if kind is DataFormat.TEXT and (len(inside.parts) > 1 or file.suffix != ".txt"):
+            continue
+        found.setdefault(kind, []).append(file)
+    return found
+
+
+def splits_of(directory: Path, files: Sequence[Path]) -> Mapping[str, list[Path]]:
+    """Files by split, as their names and folders tell; what says nothing belongs to `train`."""
+    found: dict[str, list[Path]] = {}
+    for file in files:
+        inside = file.relative_to(directory)
+        names = (inside.name.partition(".")[0], *reversed(inside.parts[:-1]))
+        split = next(filter(None, map(_split_in, names)), TRAIN)
+        found.setdefault(split, []).append(file)
+    return found
+
+
+def _split_in(name: str) -> str:
+    """The split that one name tells; empty if it tells none."""
+    shard = _SHARD.fullmatch(name)
+    words = re.split(r"[-._ 0-9]+", (shard["split"] if shard else name).lower())
+    known = next((SPLIT_WORDS[word] for word in words if word in SPLIT_WORDS), "")
+    own = shard["split"] if shard and shard["split"] != "data" else ""
+    return known or own
+
+
+# ---- plain text that is none
+
+SNIFFED_BYTES = 1 << 16
+SNIFFED_LINES = 50
+FEWEST_LINES = 3
+"""With the same number of columns each, before they are taken for a table."""
+
+
+def check_plain(path: Path) -> None:
+    """Refuse a file that is called plain text and is a table: its braces would be learnt.
+
+    Raises:
+        BadDataset: it looks like one; says which option reads it.
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        head = file.read(SNIFFED_BYTES + 1)
+    is_whole = len(head) <= SNIFFED_BYTES
+    found = looks_like(head[:SNIFFED_BYTES].decode("utf-8", errors="replace"), is_whole)
+    if found is not None:
+        raise refused(
+            path,
+            f"looks like {found.value}, not plain text: --data-format {found.name.lower()} "
+            "reads it, --data-format text learns it as it is",
+        )
+
+
+def looks_like(head: str, is_whole: bool = True) -> DataFormat | None:
+    """The format of a file that begins with `head`; None if that is plain text."""
+    lines = [line for line in head.removeprefix("\ufeff").split("\n") if line.strip()]
+    if not is_whole:
+        lines.pop()
+    lines = lines[:SNIFFED_LINES]
+    if not lines:
+        return None
+    if all(map(_is_object, lines)):
+        return DataFormat.JSONL
+    if re.match(r"\s*\[\s*\{\s*\"", head) or re.match(r"\s*\{\s*\"[^\"\n]*\"\s*:", head):
+        return DataFormat.JSON
+    if len(lines) < FEWEST_LINES:
+        return None
+    if len({line.count("\t") for line in lines}) == 1 and "\t" in lines[0].strip():
+        return DataFormat.TSV
+    return DataFormat.CSV if _is_csv(lines) else None
+
+
+def _is_object(line: str) -> bool:
+    try:
+        return line.lstrip().startswith("{") and isinstance(json.loads(line), dict)
+    except ValueError:
+        return False
+
+
+def _is_csv(lines: Sequence[str]) -> bool:
+    """Whether all rows have as many fields, and no comma is followed by a space, as in prose."""
+    rows = list(_csv_rows(lines))
+    widths = {len(row) for row in rows}
+    spaced = any(field.startswith(" ") for row in rows for field in row)
+    return len(rows) >= FEWEST_LINES and len(widths) == 1 and widths != {1} and not spaced
+
+
+def _csv_rows(lines: Sequence[str]) -> Iterator[list[str]]:
+    try:
+        yield from csv.reader((f"{line}\n" for line in lines), strict=True)
+    except csv.Error:
+        return  # the last quote may be closed below

@@ -1,0 +1,38 @@
+"""How long runs that are over are remembered, and results kept that nobody fetches. Pure."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from swarm_ft.coordinator.decide import attempts
+from swarm_ft.coordinator.facts.events import Turn
+from swarm_ft.protocol.messages.client import RunPhase
+
+MAX_RUNS_OVER = 256
+"""Collected, cancelled and failed ones that are remembered; of more, those submitted first go."""
+
+
+def expire_results(turn: Turn) -> None:
+    """End runs whose result nobody fetched for too long, so that peers may let go of it.
+
+    Counted from when it was finished, or this coordinator started.
+    """
+    result_s = turn.state.result_s
+    for run in tuple(turn.state.runs.values()):
+        since_s = run.finished_since_s
+        if run.phase is not RunPhase.FINISHED:
+            if since_s != math.inf:  # its result was lost, and is made again
+                turn.keep(replace(run, finished_since_s=math.inf))
+        elif since_s == math.inf:
+            turn.keep(replace(run, finished_since_s=turn.now_s))
+        elif turn.now_s - since_s >= result_s:
+            words = f"nobody fetched its result in {result_s / 3600:g} h"
+            attempts.end(turn, run, RunPhase.FAILED, words)
+
+
+def forget(turn: Turn) -> None:
+    """Know nothing any more of the oldest of many runs that are over."""
+    over = [run for run in turn.state.runs.values() if run.phase > RunPhase.FINISHED]
+    for run in over[:-MAX_RUNS_OVER]:
+        turn.forget(run.run_id)

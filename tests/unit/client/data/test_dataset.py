@@ -1,0 +1,365 @@
+"""Documents: what columns mean, what stands between documents, how they fill samples."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swarm_ft.client.data.dataset import Dataset, open_dataset
+from swarm_ft.client.data.files import Wanted
+from swarm_ft.client.data.forms import ALPACA_HEAD, ALPACA_HEAD_WITH_INPUT, form_of
+from swarm_ft.client.data.progress import ReadSoFar
+from swarm_ft.client.data.rows import Row
+from swarm_ft.client.options import DataFormat, ReadOptions
+from swarm_ft.errors import BadDataset, BadInput, BadOption
+from tests.unit.client.data.conftest import CHAT, END, Words
+
+Opened = Callable[..., Dataset]
+Jsonl = Callable[..., Path]
+VOCAB = 20
+
+
+def ids(data: Dataset, length: int = 1) -> list[int]:
+    """All tokens, as many as fill samples of `length`."""
+    tokens: list[int] = data.samples(length, VOCAB).tokens.ravel().tolist()
+    return tokens
+
+
+def pieces(words: Words, row: dict[str, Any], **options: Any) -> list[tuple[str, bool]]:
+    form = form_of(row, options.get("text_column"), words(chat=CHAT), "data")
+    return [(text, is_target) for text, is_target in form.render(Row(row, "here", None))]
+
+
+# ---- what columns mean
+
+
+def test_a_text_is_learnt_as_it_is(words: Words) -> None:
+    assert pieces(words, {"id": 1, "text": " a\n"}) == [(" a\n", True)]
+    assert pieces(words, {"body": "b", "text": "a"}, text_column="body") == [("b", True)]
+
+
+def test_a_prompt_is_answered_by_its_completion(words: Words) -> None:
+    row = {"prompt": "1+1=", "completion": "2", "text": "unused"}
+    assert pieces(words, row) == [("1+1=", False), ("2", True)]
+
+
+@pytest.mark.parametrize("nothing", [{}, {"input": ""}, {"input": None}])
+def test_an_instruction_is_put_as_alpacas(words: Words, nothing: dict[str, Any]) -> None:
+    row = {"instruction": "Say yes.", "output": "Yes."}
+    asked = f"{ALPACA_HEAD}\n\n### Instruction:\nSay yes.\n\n### Response:\n"
+    assert pieces(words, row | nothing) == [(asked, False), ("Yes.", True)]
+    (with_input, _), _ = pieces(words, row | {"input": "Now."})
+    assert with_input == (
+        f"{ALPACA_HEAD_WITH_INPUT}\n\n### Instruction:\nSay yes.\n\n### Input:\nNow.\n\n"
+        "### Response:\n"
+    )
+
+
+def test_messages_are_put_into_the_models_template(words: Words) -> None:
+    messages = [{"role": "user", "content": "w1"}, {"role": "assistant", "content": "w2"}]
+    assert pieces(words, {"messages": messages, "prompt": "unused"}) == [
+        ("<user> w1 </s> <assistant> w2 </s> ", True)
+    ]
+
+
+def test_what_a_table_filled_up_is_no_part_of_a_message(words: Words) -> None:
+    """As Parquet does, where some messages of a column have more fields than others."""
+    template = "{% for m in messages %}{{ 'tools' in m }}{% endfor %}"
+    row = {"messages": [{"role": "user", "content": "w1", "tools": None}]}
+    form = form_of(row, None, words(chat=template), "data")
+    assert form.render(Row(row, "here", None))[0].text == "False"
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"body": "a"}, "got 'body'; --text-column says which"),
+        ({"prompt": "a", "answer": "b"}, "got 'prompt', 'answer'"),
+        ({"text": "a", "label": 1}, "'label' is for classification.*--text-column text trains"),
+        ({"text": "a", "labels": [1]}, "'labels' is for classification"),
+        ({"text": 5}, "line 1: expected 'text' to be text, got a number"),
+        ({"text": None}, "line 1: expected 'text' to be text, got nothing"),
+        ({"prompt": [{}], "completion": "b"}, "expected 'prompt' to be text, got a list"),
+        ({"instruction": "a", "input": 1, "output": "b"}, "'input' to be text, got a number"),
+        ({"messages": "hello"}, "line 1: expected 'messages' to be a list of at least one, got te"),
+        ({"messages": []}, "expected 'messages' to be a list of at least one, got an empty one"),
+        ({"messages": ["hello"]}, "messages with 'role' and 'content', got text"),
+        ({"messages": [{"content": "hi"}]}, "'role' of one is nothing"),
+        ({"messages": [{"from": "human", "value": "hi"}]}, "'role' of one is nothing"),
+        ({"messages": [{"role": "user", "content": ["hi"]}]}, "'content' of one is a list"),
+        ({"messages": [{"role": "system", "content": "hi"}]}, "template refuses .*roles are user"),
+    ],
+    ids=json.dumps,
+)
+def test_columns_that_cannot_be_trained_on_are_refused(
+    opened: Opened, jsonl: Jsonl, words: Words, row: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(BadDataset, match=message) as raised:
+        opened(jsonl(row), tokenizer=words(chat=CHAT))
+    assert "\n" not in raised.value.message
+
+
+def test_messages_need_a_chat_template(opened: Opened, jsonl: Jsonl) -> None:
+    row = {"messages": [{"role": "user", "content": "w1"}]}
+    with pytest.raises(BadDataset, match=r"tokenizer has none.*chat_template\.jinja"):
+        opened(jsonl(row))
+
+
+def test_a_column_that_is_not_there_is_refused(opened: Opened, jsonl: Jsonl) -> None:
+    with pytest.raises(BadDataset, match="no column 'body'; it has 'text', 'id'"):
+        opened(jsonl({"text": "a", "id": 1}), text_column="body")
+
+
+def test_a_later_row_of_another_kind_is_told_by_its_line(opened: Opened, jsonl: Jsonl) -> None:
+    for row in ({"text": 5}, {"txt": "w2"}):
+        data = opened(jsonl({"text": "w1"}, row))
+        with pytest.raises(BadDataset, match=r"data\.jsonl', line 2: expected 'text' to be text"):
+            ids(data)
+
+
+# ---- documents to samples
+
+
+def test_documents_follow_each_other_with_an_end_behind_each(opened: Opened, jsonl: Jsonl) -> None:
+    path = jsonl({"text": "w1 w2"}, {"text": "w3"}, {"text": "w4 w5"})
+    assert ids(opened(path)) == [1, 2, END, 3, END, 4, 5, END]
+    data = opened(path)
+    assert data.samples(3, VOCAB).tokens.tolist() == [[1, 2, END], [3, END, 4]]
+
+
+def test_an_end_is_not_doubled(opened: Opened, jsonl: Jsonl, words: Words) -> None:
+    assert ids(opened(jsonl({"text": "w1 </s>"}, {"text": "w2"}))) == [1, END, 2, END]
+    row = {"messages": [{"role": "user", "content": "w1"}]}
+    assert ids(opened(jsonl(row, row), tokenizer=words(chat=CHAT))) == [10, 1, END] * 2
+
+
+def test_a_separator_of_ones_own_stands_behind_documents(opened: Opened, jsonl: Jsonl) -> None:
+    path = jsonl({"text": "w1"}, {"text": "w2"})
+    assert ids(opened(path, separator=" w9")) == [1, 9, 2, 9]
+    assert ids(opened(path, separator="")) == [1, 2]
+
+
+def test_a_tokenizer_without_an_end_needs_a_separator(
+    opened: Opened, jsonl: Jsonl, words: Words
+) -> None:
+    path = jsonl({"text": "w1"})
+    with pytest.raises(BadOption, match=r"--separator: .* no end-of-text token"):
+        opened(path, tokenizer=words(eos=None))
+    assert ids(opened(path, tokenizer=words(eos=None), separator=" w3")) == [1, 3]
+    with pytest.raises(BadOption, match=r"--no-packing: .* no end-of-text token"):
+        opened(path, tokenizer=words(eos=None), separator="w3", packing=False)
+
+
+def test_unpacked_documents_begin_samples_of_their_own(opened: Opened, jsonl: Jsonl) -> None:
+    path = jsonl({"text": "w1 w2 w3"}, {"text": "w4"}, {"text": "w5 w6"})
+    samples = opened(path, packing=False).samples(3, VOCAB)
+    assert samples.tokens.tolist() == [[1, 2, 3], [END, END, END], [4, END, END], [5, 6, END]]
+    assert "25% of all tokens fill samples up" in samples.words
+
+
+def test_documents_without_text_are_left_out_and_counted(opened: Opened, jsonl: Jsonl) -> None:
+    blank = {"text": " \n"}
+    samples = opened(jsonl(blank, {"text": "w1"}, blank, {"text": "w2"})).samples(1, VOCAB)
+    assert samples.tokens.ravel().tolist() == [1, END, 2, END]
+    assert "2 documents, 4 samples of 1 tokens; 2 documents without text left out" in samples.words
+
+
+@pytest.mark.parametrize("content", ["", "\n\n"])
+def test_a_file_without_rows_is_refused(opened: Opened, jsonl: Jsonl, content: str) -> None:
+    with pytest.raises(BadDataset, match="expected rows, found none"):
+        opened(jsonl(content))
+    with pytest.raises(BadDataset, match="expected text, found none"):
+        opened(jsonl({"text": ""}, {"text": " "}))
+
+
+def test_no_more_is_read_than_the_samples_need(
+    opened: Opened, jsonl: Jsonl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swarm_ft.client.data.dataset.BATCH_DOCUMENTS", 2)
+    path = jsonl({"text": "w1"}, {"text": "w2"}, {"text": "w3"}, "this is no JSON")
+    assert opened(path).samples(2, VOCAB, limit=2).tokens.tolist() == [[1, END], [2, END]]
+    with pytest.raises(BadDataset, match="line 4"):
+        opened(path).samples(2, VOCAB, limit=9)
+
+
+def test_how_far_it_got_is_told_batch_by_batch(
+    opened: Opened, jsonl: Jsonl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swarm_ft.client.data.dataset.BATCH_DOCUMENTS", 2)
+    told: list[ReadSoFar] = []
+    path = jsonl(*({"text": "w1"} for _ in range(5)))
+    opened(path).samples(2, VOCAB, on_batch=told.append)
+    assert [(one.num_documents, one.num_samples, one.done) for one in told] == [
+        (2, 2, 0.4),
+        (4, 4, 0.8),
+        (5, 5, 1.0),
+    ]
+
+
+def test_batches_end_with_many_characters_too(
+    opened: Opened, jsonl: Jsonl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swarm_ft.client.data.dataset.BATCH_CHARS", 5)
+    told: list[ReadSoFar] = []
+    opened(jsonl({"text": "w1"}, {"text": "w2 w3"}, {"text": "w4"})).samples(
+        1, VOCAB, on_batch=told.append
+    )
+    assert [one.num_documents for one in told] == [2, 3]
+
+
+def test_whoever_is_told_may_end_it(opened: Opened, jsonl: Jsonl) -> None:
+    def stop(_so_far: ReadSoFar) -> None:
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        opened(jsonl({"text": "w1"})).samples(1, VOCAB, on_batch=stop)
+
+
+# ---- what is told, and options that mean nothing
+
+
+def test_it_says_what_columns_mean_and_shows_the_first_document(
+    opened: Opened, jsonl: Jsonl
+) -> None:
+    path = jsonl({"prompt": "Why?\n", "completion": "b" * 200, "id": 7})
+    assert opened(path).describe() == [
+        f"{path}: JSON lines; a document is 'prompt' and 'completion', one right behind the other; "
+        "not used: 'id'",
+        f"  the first document: 'Why?\\n' + '{'b' * 160}'... + </s>",
+    ]
+
+
+def test_of_a_directory_it_says_split_and_number_of_files(opened: Opened, tmp_path: Path) -> None:
+    for name in ("train-1.csv", "train-2.csv", "test.csv"):
+        (tmp_path / name).write_text("text\nw1\n")
+    assert "comma-separated values, split 'train', 2 files;" in opened(tmp_path).describe()[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "flag"),
+    [
+        ("a.txt", {"text_column": "text"}, "--text-column"),
+        ("a.txt", {"separator": "x"}, "--separator"),
+        ("a.txt", {"column_names": "a,b"}, "--column-names"),
+        ("a.jsonl", {"quotes": False}, "--no-quotes"),
+        ("a.jsonl", {"subset": "en"}, "--subset"),
+    ],
+)
+def test_an_option_that_means_nothing_for_the_data_is_refused(
+    opened: Opened, tmp_path: Path, words: Words, name: str, options: dict[str, Any], flag: str
+) -> None:
+    (tmp_path / name).write_text('{"text": "w1"}' if "json" in name else "w1")
+    with pytest.raises(BadOption, match=f"{flag}: means nothing for"):
+        opened(tmp_path / name, **options)
+    reading, path = ReadOptions(**options), str(tmp_path / name)
+    assert open_dataset(path, Wanted(), reading, words(), all_options=False).source == path
+
+
+# ---- what the library `datasets` reads
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same rows as Parquet, Arrow, a saved dataset and one with splits."""
+    import datasets
+
+    place = tmp_path_factory.mktemp("stored")
+    datasets.disable_progress_bars()
+    data = datasets.Dataset.from_dict({"text": ["w1 w2", "w3"], "id": [1, 2]})
+    held_out = datasets.Dataset.from_dict({"text": ["w9"], "id": [3]})
+    data.to_parquet(place / "a.parquet")
+    data.save_to_disk(place / "saved")
+    (place / "a.arrow").write_bytes(next((place / "saved").glob("*.arrow")).read_bytes())
+    datasets.DatasetDict(train=data, test=held_out).save_to_disk(place / "splits")
+    (place / "shards" / "data").mkdir(parents=True)
+    data.to_parquet(place / "shards" / "data" / "train-00000-of-00001.parquet")
+    held_out.to_parquet(place / "shards" / "data" / "test-00000-of-00001.parquet")
+    return place
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow", "saved", "splits", "shards"])
+def test_stored_rows_are_read_like_others(opened: Opened, stored: Path, name: str) -> None:
+    assert ids(opened(stored / name)) == [1, 2, END, 3, END]
+
+
+@pytest.mark.parametrize("name", ["splits", "shards"])
+def test_stored_splits_are_chosen_by_name(opened: Opened, stored: Path, name: str) -> None:
+    data = opened(stored / name, split="test")
+    assert "split 'test'" in data.describe()[0]
+    assert ids(data) == [9, END]
+    with pytest.raises(BadDataset, match="no split 'dev'; it has test, train"):
+        opened(stored / name, split="dev")
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
+@pytest.mark.parametrize("what", ["torn", "something else", "empty"])
+def test_a_torn_file_is_refused(
+    opened: Opened, stored: Path, tmp_path: Path, name: str, what: str
+) -> None:
+    whole = (stored / name).read_bytes()
+    content = {"torn": whole[: len(whole) // 2], "something else": b"text " * 99, "empty": b""}
+    (tmp_path / name).write_bytes(content[what])
+    with pytest.raises(BadDataset, match=f"{name}.*(cannot be read|empty)") as raised:
+        ids(opened(tmp_path / name))
+    assert "\n" not in raised.value.message
+
+
+def test_a_saved_dataset_that_lacks_a_file_is_refused(opened: Opened, tmp_path: Path) -> None:
+    (tmp_path / "state.json").write_text("{}")
+    with pytest.raises(BadDataset, match="cannot be read"):
+        opened(tmp_path)
+
+
+def test_a_column_of_dates_is_no_text(opened: Opened, tmp_path: Path) -> None:
+    import datetime
+
+    import pyarrow
+    from pyarrow import parquet
+
+    table = pyarrow.table({"text": [datetime.datetime(2020, 1, 1)]})
+    parquet.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(BadDataset, match="row 1: expected 'text' to be text, got a datetime"):
+        opened(tmp_path / "a.parquet")
+
+
+def test_what_no_path_has_may_be_on_the_hub(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(BadDataset, match=r"'nobody/nothing': no such file.*hub: .*") as raised:
+        opened("nobody/nothing")
+    assert "\n" not in raised.value.message
+    with pytest.raises(BadDataset, match="no such file or directory; expected"):
+        opened("nobody/nothing/deeper")
+
+
+def test_rows_of_the_hub_are_read_as_they_come(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library answers from memory here; what it is asked is what the hub would be asked."""
+    import datasets
+
+    asked: list[tuple[object, ...]] = []
+
+    def load(path: str, subset: str | None, *, streaming: bool) -> datasets.IterableDatasetDict:
+        asked.append((path, subset, streaming))
+        rows = datasets.Dataset.from_dict({"text": ["w1", "w2"]}).to_iterable_dataset()
+        return datasets.IterableDatasetDict({"train": rows, "test": rows})
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    data = opened("some/where", subset="en", split="test")
+    assert ids(data) == [1, END, 2, END]
+    assert "a dataset on the hub, split 'test'" in data.describe()[0]
+    assert asked == [("some/where", "en", True)]
+
+
+def test_every_refusal_of_an_unknown_format_is_a_bad_input(opened: Opened, tmp_path: Path) -> None:
+    (tmp_path / "a.pdf").write_bytes(b"%PDF")
+    with pytest.raises(BadInput):
+        opened(tmp_path / "a.pdf")
+    assert opened(tmp_path / "a.pdf", data_format=DataFormat.TEXT).describe()

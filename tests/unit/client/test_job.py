@@ -1,0 +1,109 @@
+"""A job is prepared: what is told of its data and when, and how it is interrupted."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from swarm_ft.client.data.progress import Listener, ReadSoFar
+from swarm_ft.client.job import open_held_out, prepare_job
+from swarm_ft.client.options import EvalOptions, JobOptions, ReadOptions
+from swarm_ft.client.sample import SampleInput
+from swarm_ft.client.train import reading
+from swarm_ft.errors import BadDataset, BadOption
+from swarm_ft.protocol.spec.run_spec import TrainOptions
+from swarm_ft.stage.checkpoint import open_checkpoint
+
+
+@pytest.fixture
+def options(sample: SampleInput, tmp_path: Path) -> JobOptions:
+    """Of a directory with two splits."""
+    for split, number in (("train", 40), ("test", 20)):
+        rows = [{"text": f"{split} {'word ' * 20}{n}"} for n in range(number)]
+        write(tmp_path / f"{split}.jsonl", rows)
+    return JobOptions(
+        model=sample.model_dir,
+        dataset=str(tmp_path),
+        evaluation=EvalOptions(eval_split="test"),
+        train=TrainOptions(seq_length=16),
+    )
+
+
+def write(path: Path, rows: Sequence[object]) -> None:
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+
+
+def test_what_was_found_is_told_first_of_the_held_out_data_then_of_the_others(
+    options: JobOptions,
+) -> None:
+    told: list[str] = []
+    job = prepare_job(options, Listener(tell=told.append))
+    assert [line.partition("; ")[0] for line in told] == [
+        f"{options.dataset}: JSON lines, split 'test'",
+        told[1],
+        told[2],
+        f"{options.dataset}: JSON lines, split 'train'",
+        told[4],
+        told[5],
+    ]
+    assert "first document: 'test word" in told[1]
+    assert "20 documents" in told[2]
+    assert "first document: 'train word" in told[4]
+    assert f"40 documents, {job.spec.train.num_samples:,} samples of 16 tokens" in told[5]
+    assert job.eval_data.source == f"held-out {options.dataset} (test)"
+
+
+def test_nothing_is_told_of_data_that_is_refused(options: JobOptions) -> None:
+    write(Path(options.dataset, "train.jsonl"), [{"text": "word"}, {"text": 5}])
+    told: list[str] = []
+    with pytest.raises(BadDataset, match="line 2"):
+        prepare_job(options, Listener(tell=told.append))
+    assert not told
+
+
+def test_what_no_data_could_make_good_is_refused_before_it_is_read(options: JobOptions) -> None:
+    told: list[ReadSoFar] = []
+    train = replace(options.train, sync_tied_embeddings=True)
+    with pytest.raises(BadOption, match="--tied-embeddings"):
+        prepare_job(replace(options, train=train), Listener(show=told.append))
+    assert not told
+
+
+def test_as_many_samples_are_read_as_are_asked_for(options: JobOptions) -> None:
+    evaluation = replace(options.evaluation, max_eval_samples=2)
+    job = prepare_job(replace(options, max_samples=5, evaluation=evaluation))
+    assert len(job.samples) == job.spec.train.num_samples == 5
+    assert len(job.eval_data.samples) == 2
+    assert list(job.samples) == list(prepare_job(options).samples)[:5]
+
+
+def test_a_split_to_evaluate_on_is_of_something(options: JobOptions) -> None:
+    checkpoint = open_checkpoint(options.model)
+    with pytest.raises(BadOption, match="--eval-split: expected --eval-dataset"):
+        open_held_out(options.evaluation, ReadOptions(), checkpoint, None)
+    assert open_held_out(EvalOptions(), ReadOptions(), checkpoint, options.dataset) is None
+
+
+async def test_reading_ends_at_its_next_batch_once_it_is_cancelled() -> None:
+    begun, is_cancelled, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def work(listener: Listener) -> None:
+        begun.set()
+        is_cancelled.wait(60)
+        try:
+            listener.show(ReadSoFar(source="data"))
+        except asyncio.CancelledError:
+            ended.set()
+
+    task = asyncio.ensure_future(reading(work, Listener()))
+    await asyncio.to_thread(begun.wait, 60)
+    task.cancel()
+    await asyncio.wait([task])
+    is_cancelled.set()
+    assert await asyncio.to_thread(ended.wait, 60)
