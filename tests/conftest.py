@@ -13,8 +13,8 @@ from hypothesis import settings
 
 # The same examples in every run, so that a change alone makes a test fail that did not before. To
 # look for others: HYPOTHESIS_PROFILE=explore.
-settings.register_profile("same", derandomize=True, database=None)
-settings.register_profile("explore", derandomize=False)
+settings.register_profile("same", derandomize=True, database=None, deadline=None)
+settings.register_profile("explore", derandomize=False, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 # Read when torch is imported, here and in the processes that tests start. Tensors of tests are

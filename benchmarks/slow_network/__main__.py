@@ -48,7 +48,7 @@ def main() -> None:
     rows = _measure(trials, keep=options.keep)
     Console(width=120).print(to_table(rows))
     for line in cost_of_tls(rows):
-        _say(line, highlight=False)
+        _say(line, highlight=False, soft_wrap=True)
     document = {"cpus": os.cpu_count(), "preset": options.preset, "rows": to_document(rows)}
     if options.json:
         options.json.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")

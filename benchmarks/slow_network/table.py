@@ -45,8 +45,7 @@ def cost_of_tls(rows: Sequence[Row]) -> Iterator[str]:
             case = describe(row.trial.network), row.system
             pairs.setdefault(case, []).append(row.samples_per_s / other.samples_per_s)
     for (link, system), ratios in pairs.items():
-        spread = f"{min(ratios):.3f} to {max(ratios):.3f}"
-        turns = f"{len(ratios)} turns, {spread}"
+        turns = f"turns: {len(ratios)}, {min(ratios):.3f} to {max(ratios):.3f}"
         yield f"{link}, {system}: TLS has {median(ratios):.3f} of plaintext's speed ({turns})"
 
 

@@ -255,7 +255,10 @@ class SnapshotStore:
         """Remove all that is here of these runs; others may do so at the same time."""
         folders = {_run_folder(run_id) for run_id in runs}
         for _ in range(FORGET_TRIES):  # who removes what another is about to remove stops it
-            for folder in folders.intersection(self._files.folders("")):
+            found = folders.intersection(self._files.folders(""))
+            if not found:
+                return
+            for folder in found:
                 for step in self._files.folders(folder):  # a half-removed snapshot is none
                     self._files.remove(f"{folder}/{step}/{MANIFEST}")
                 self._files.remove_folder(folder)

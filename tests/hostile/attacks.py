@@ -49,7 +49,7 @@ from tests.hostile.attacker import (
 from tests.hostile.callers import Kind
 from tests.hostile.job import of_model, with_blocks
 from tests.hostile.scene import Broken, Scene, hello_of, joined
-from tests.hostile.table import result_name
+from tests.hostile.table import check_details, result_name
 from tests.hostile.wicked import wicked
 
 Attack = Callable[[Scene], Awaitable[None]]
@@ -383,13 +383,7 @@ async def cancels(scene: Scene) -> None:
 @attack("24-details-of-others-runs")
 async def details(scene: Scene) -> None:
     other = await scene.victim.member(Role.CLIENT)
-    found = await scene.status(other)
-    if not found.runs or any(run.is_own or any(run.spec_digest) for run in found.runs):
-        raise Broken(f"of {len(found.runs)} runs some are shown as this client's own")
-    if scene.beside.job.spec.model.reference.encode() in found.SerializeToString():
-        raise Broken("the path of the owner's model is shown")
-    if any(stage.endpoint for run in found.runs for stage in run.assignments):
-        raise Broken("endpoints are shown")
+    check_details(scene, await scene.status(other), is_owner=False)
     request = pb.WatchRequest(run_id=scene.beside.run_id, protocol_version=PROTOCOL_VERSION)
     answer = await ask(scene.victim.coordinator, COORDINATOR + "Watch", other, request)
     expect(answer, "not-found")

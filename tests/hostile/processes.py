@@ -227,6 +227,7 @@ async def _one(swarm: Processes, name: str) -> Outcome:
     try:
         async with asyncio.timeout(CELL_S):
             await ATTACKS[name].attack(swarm)
+            swarm.check_alive()
             await swarm.beside.commits(1)
             swarm.check_alive()
     except TimeoutError:

@@ -89,11 +89,21 @@ class Scene:
 
     async def status(self, who: Identity) -> pb.SwarmStatus:
         """The swarm as this caller sees it."""
-        request = pb.StatusRequest(protocol_version=PROTOCOL_VERSION)
-        answer = await ask(self.victim.coordinator, COORDINATOR + "Status", who, request)
-        if answer.code != "ok":
-            raise Broken(f"Status: {answer}")
-        return pb.SwarmStatus.FromString(answer.replies[0])
+        found = pb.SwarmStatus(num_members=1)
+        while (len(found.members), len(found.runs)) < (found.num_members, found.num_runs):
+            request = pb.StatusRequest(
+                first_member=len(found.members),
+                first_run=len(found.runs),
+                protocol_version=PROTOCOL_VERSION,
+            )
+            answer = await ask(self.victim.coordinator, COORDINATOR + "Status", who, request)
+            if answer.code != "ok":
+                raise Broken(f"Status: {answer}")
+            page = pb.SwarmStatus.FromString(answer.replies[0])
+            found.MergeFrom(page)
+            if not page.members and not page.runs:
+                break
+        return found
 
     async def idle_of(self, name: str) -> str:
         """Why there is nothing to do for a member, once that is so, as the run's owner is told."""

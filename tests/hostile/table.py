@@ -128,13 +128,8 @@ async def _collected(scene: Scene, kind: Kind) -> Answer:
 async def _status(scene: Scene, kind: Kind) -> Answer:
     request = pb.StatusRequest(protocol_version=PROTOCOL_VERSION)
     answer = await _at_coordinator(scene, kind, "Status", request)
-    reference = scene.beside.job.spec.model.reference.encode()
-    if any(reference in reply for reply in answer.replies):
-        raise Broken("the path of the owner's model is shown")
-    found = [pb.SwarmStatus.FromString(reply) for reply in answer.replies]
-    is_own = any(run.is_own for status in found for run in status.runs)
-    if found and is_own != (kind is Kind.OWNER):
-        raise Broken(f"the run is {'' if is_own else 'not '}shown as the caller's own")
+    for reply in answer.replies:
+        check_details(scene, pb.SwarmStatus.FromString(reply), is_owner=kind is Kind.OWNER)
     return answer
 
 
@@ -142,6 +137,22 @@ async def _introduce(scene: Scene, kind: Kind) -> Answer:
     # Where it is reached, first; it is told of relays, and named to nobody.
     here = meeting_pb2.Reachable(endpoints=["192.0.2.1:9"], protocol_version=PROTOCOL_VERSION)
     return await _at_coordinator(scene, kind, "Introduce", meeting_pb2.FromMember(reachable=here))
+
+
+def check_details(scene: Scene, found: pb.SwarmStatus, *, is_owner: bool) -> None:
+    """The honest client's runs are told in full to it alone; nobody else has one.
+
+    Raises:
+        Broken: not so.
+    """
+    if scene.beside.job.spec.model.reference.encode() in found.SerializeToString():
+        raise Broken("the path of the owner's model is shown")
+    if not found.runs:
+        raise Broken("no run is shown at all")
+    for run in found.runs:
+        is_told = run.is_own or any(run.spec_digest) or any(s.endpoint for s in run.assignments)
+        if run.run_id.startswith("run-") and is_told != is_owner:
+            raise Broken(f"run {run.run_id}: {'details' if is_told else 'no details'} are told")
 
 
 # ---- calls at a peer

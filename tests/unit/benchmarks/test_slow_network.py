@@ -287,7 +287,7 @@ def test_turns_tell_what_tls_costs() -> None:
     rows = [row("a", 100, 9.0), row(plaintext, 100, 10.0), row("a", 100, 9.9)]
     rows += [row(plaintext, 100, 10.0), row("gpipe", 100, 1.0), row("a", 10, 1.0)]
     assert list(cost_of_tls(rows)) == [
-        "100 Mbps, a: TLS has 0.945 of plaintext's speed (2 turns, 0.900 to 0.990)"
+        "100 Mbps, a: TLS has 0.945 of plaintext's speed (turns: 2, 0.900 to 0.990)"
     ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,11 @@ import pytest
 from swarm_ft.errors import BadOption, BadSnapshot, Unavailable
 from swarm_ft.ids import RunId, StepNumber
 from swarm_ft.protocol.spec.layers import LayerRange
+from swarm_ft.sealing import Sealer
+from swarm_ft.snapshots.local_files import LocalFiles
 from swarm_ft.snapshots.shard import read_shard, write_shard
 from swarm_ft.snapshots.store import SnapshotStore, manifest_from_json
+from tests.states import state_digest
 
 from .conftest import (
     CUTS,
@@ -353,3 +357,38 @@ def test_a_manifest_of_nonsense_is_refused(
 def test_what_is_no_json_is_no_manifest(data: bytes) -> None:
     with pytest.raises(BadSnapshot):
         manifest_from_json(data)
+
+
+@pytest.mark.parametrize("name", ["run-1", ".hidden", ".."])
+def test_all_of_a_run_is_forgotten_and_others_stay(
+    place: Place, save: SaveSnapshot, name: str
+) -> None:
+    for step in (3, 7):
+        save(place.store, step, name)
+    other = save(place.store, 7, "run-2")
+    place.store.forget([RunId(name), RunId("never heard of")])
+    assert place.store.list_snapshots(RunId(name), SPEC) == ()
+    assert place.store.list_snapshots(RunId("run-2"), SPEC) == (other,)
+    place.store.forget([RunId(name)])
+
+
+def test_several_may_forget_a_run_at_once(tmp_path: Path, save: SaveSnapshot) -> None:
+    stores = [SnapshotStore(str(tmp_path / "snapshots")) for _ in range(4)]
+    for step in range(40):
+        save(stores[0], step)
+    with ThreadPoolExecutor(len(stores)) as pool:
+        list(pool.map(lambda store: store.forget([RunId("run-1")]), stores))
+    assert list((tmp_path / "snapshots").iterdir()) == []
+
+
+def test_a_sealed_stage_is_one_of_a_snapshot_as_others_are(place: Place, tmp_path: Path) -> None:
+    files = LocalFiles(Sealer(bytes(32), "files"), seals=True)
+    name = shard_name(7, LayerRange(0, 24))
+    path = write_shard(tmp_path, name, SPEC, contents(7), files)
+    manifest = manifest_of(name, [place.store.put_shard(name, path)])
+    place.store.commit(manifest)
+    found = place.store.fetch_shard(manifest, name.layers, tmp_path)
+    read = read_shard(found, name, SPEC, files)
+    assert state_digest(read.state) == state_digest(contents(7).state)
+    with pytest.raises(BadSnapshot, match="encrypted, and this process has no key"):
+        read_shard(found, name, SPEC)
