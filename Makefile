@@ -19,7 +19,7 @@ PACKAGE := $(VENV)/.package-installed
 TOOLS := $(VENV)/.tools-installed
 
 .DELETE_ON_ERROR:
-.PHONY: help demo install test test-slow faults hostile sim check format proto docs compose clean
+.PHONY: help demo install test test-slow families faults hostile sim check format proto docs compose clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -30,14 +30,17 @@ demo: $(PACKAGE) ## train a small model with a whole swarm on this machine
 install: $(PACKAGE) ## make .venv with the package in it
 
 # Wherever it is switched off: tests start many processes, and not each should compile everything.
-test test-slow: export PYTHONDONTWRITEBYTECODE :=
+test test-slow families: export PYTHONDONTWRITEBYTECODE :=
 
 # More processes than the two cores that all is measured on: swarms wait, too.
 test: $(TOOLS) ## run the tests, but for the slow ones
 	$(BIN)/python -m pytest -q -m "not slow" -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-slow: $(TOOLS) ## run the tests that start whole swarms of processes
-	$(BIN)/python -m pytest -q -m slow $(ARGS)
+	$(BIN)/python -m pytest -q -m "slow and not families" $(ARGS)
+
+families: $(TOOLS) ## train every family of decoders in stages, beside the whole model
+	$(BIN)/python -m pytest -q -m families --timeout 300 $(ARGS)
 
 faults: $(TOOLS) ## kill, freeze and cut off real processes in every phase; half an hour
 	$(BIN)/python -m tests.fault_matrix $(ARGS)

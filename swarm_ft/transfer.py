@@ -74,16 +74,16 @@ def offer(
     path: Path,
     name: ShardName,
     takers: Iterable[PeerId] = (),
-    owner: str = "",
+    clients: Iterable[str] = (),
     files: LocalFiles = PLAIN,
 ) -> OfferedShard:
-    """Read a shard once, to offer it to takers and owner. Blocks.
+    """Read a shard once, to offer it to takers and clients. Blocks.
 
     Args:
         path: where it lies.
         name: of the shard.
         takers: peers that are to show that they took it.
-        owner: the client whose result it is.
+        clients: whose result it is.
         files: by which it was written.
 
     Raises:
@@ -93,7 +93,7 @@ def offer(
     try:
         chunks = files.list_chunks(path, *proofs.values())
         shown = {peer: proof.digest() for peer, proof in proofs.items()}
-        readers = frozenset((*shown, owner))
+        readers = frozenset((*shown, *clients))
         return OfferedShard(path=path, chunks=chunks, readers=readers, proofs=shown, files=files)
     except OSError as error:
         raise Unavailable(f"{path} cannot be read: {error}") from error

@@ -71,7 +71,7 @@ from swarm_ft.snapshots.store import Manifest, SnapshotStore
 from swarm_ft.transport.admission import address_of
 from swarm_ft.transport.base import Handler, MessageStream, Method, until_one_ends
 from swarm_ft.transport.methods import CANCEL, COLLECTED, JOIN, STATUS, SUBMIT, WATCH
-from swarm_ft.transport.rules import check_name, is_owner
+from swarm_ft.transport.rules import check_name, is_owner, may_read
 
 logger = get_logger(__name__)
 
@@ -411,8 +411,10 @@ class CoordinatorService:
         event: type[RunCancelled | ResultCollected],
         stream: MessageStream[RunStatus, CancelRequest | CollectedRequest],
     ) -> None:
-        run = self._named(await stream.receive(), stream.caller)
-        self._handle(event(run.run_id))
+        request = await stream.receive()
+        run = self._named(request, stream.caller)
+        if is_owner(stream.caller, run.owner):  # a reader that has the result ends nothing
+            self._handle(event(run.run_id))
         await stream.send(self._state.runs[run.run_id].status)
 
     async def _status(self, stream: MessageStream[SwarmStatus, StatusRequest]) -> None:
@@ -424,12 +426,15 @@ class CoordinatorService:
         request: WatchRequest | CancelRequest | CollectedRequest | None,
         caller: Caller | None,
     ) -> Run:
-        """The run a client means, of its own; the newest of these if it names none.
+        """The run a client means, of its own or shared with it; the newest if it names none.
+
+        One that is shared may be watched and fetched, and not cancelled.
 
         Raises:
             NotFound: there is none, or it is another client's.
         """
-        runs = [run for run in self._state.runs.values() if is_owner(caller, run.owner)]
+        may = _may_end if isinstance(request, CancelRequest) else _may_read
+        runs = [run for run in self._state.runs.values() if may(caller, run)]
         name = request.run_id if request is not None else None
         if name is None and runs:
             return runs[-1]
@@ -440,3 +445,11 @@ class CoordinatorService:
             known = ", ".join(r.run_id for r in runs) or "none"
             raise NotFound(f"run {name} is not known here, or not yours; known: {known}")
         return run
+
+
+def _may_end(caller: Caller | None, run: Run) -> bool:
+    return is_owner(caller, run.owner)
+
+
+def _may_read(caller: Caller | None, run: Run) -> bool:
+    return may_read(caller, run.owner, run.spec.train.readers)

@@ -31,7 +31,7 @@ from swarm_ft.protocol.messages.client import (
 from swarm_ft.protocol.messages.reports import BufferCounts, Traffic
 from swarm_ft.protocol.messages.timeline import PeerTimeline
 from swarm_ft.protocol.spec.digest import DIGEST_BYTES
-from swarm_ft.transport.rules import is_owner
+from swarm_ft.transport.rules import may_read
 
 FIRST_PAGE = StatusRequest()
 NO_DIGEST = bytes(DIGEST_BYTES)
@@ -48,11 +48,12 @@ def overview(
     Args:
         state: all that is known.
         page: from which ones on.
-        caller: who asks, and is told details of its own runs alone; None: nobody has keys.
+        caller: who asks, and is told details of its own runs, and of those that are shared with it,
+            alone; None: nobody has keys.
     """
     members = islice(state.members.values(), page.first_member, None)
     runs = islice(state.runs.values(), page.first_run, page.first_run + MAX_PAGE_RUNS)
-    has_runs = any(is_owner(caller, run.owner) for run in state.runs.values())
+    has_runs = any(_may_read(caller, run) for run in state.runs.values())
     return SwarmStatus(
         members=tuple(
             MemberStatus(
@@ -63,7 +64,7 @@ def overview(
             )
             for m in islice(members, MAX_PAGE_MEMBERS)
         ),
-        runs=tuple(_summary(run, is_own=is_owner(caller, run.owner)) for run in runs),
+        runs=tuple(_summary(run, is_own=_may_read(caller, run)) for run in runs),
         num_members=len(state.members),
         num_runs=len(state.runs),
     )
@@ -87,6 +88,10 @@ def _summary(run: Run, *, is_own: bool) -> RunSummary:
         is_own=is_own,
         attempt=run.attempt.number,
     )
+
+
+def _may_read(caller: Caller | None, run: Run) -> bool:
+    return may_read(caller, run.owner, run.spec.train.readers)
 
 
 def _without_words(text: str) -> str:

@@ -69,7 +69,7 @@ class StageHost:
         self._attempt: StageAttempt | None = None
         self._task: asyncio.Task[None] | None = None
         self._result: ShardName | None = None
-        self._owner = ""
+        self._clients: frozenset[str] = frozenset()
 
     @property
     def has_result(self) -> bool:
@@ -98,7 +98,7 @@ class StageHost:
     async def assign(self, assign: Assign) -> None:
         """Drop the present attempt and start another."""
         await self.stop()
-        self._owner = assign.owner
+        self._clients = assign.spec.train.readers | {assign.owner}
         self._task = asyncio.create_task(self._work(assign))
 
     def take(self, take: CatchUp) -> None:
@@ -154,7 +154,7 @@ class StageHost:
         self._drop_result()
         await self._state.export(path)
         files = self._state.files
-        offered = await asyncio.to_thread(offer, path, name, owner=self._owner, files=files)
+        offered = await asyncio.to_thread(offer, path, name, clients=self._clients, files=files)
         self._context.offers[name] = offered
         self._result = name
         logger.info("run %s: trained; the result waits for its client", self.run_id)

@@ -6,6 +6,7 @@ told who calls.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from swarm_ft.errors import NotAllowed
@@ -57,3 +58,8 @@ def check_name(caller: Caller | None, claimed: str) -> None:
 def is_owner(caller: Caller | None, owner: str) -> bool:
     """Whether a caller may do as it likes with what has this owner."""
     return caller is None or caller.name == owner
+
+
+def may_read(caller: Caller | None, owner: str, readers: Collection[str]) -> bool:
+    """Whether a caller may see all of what has this owner, who named these readers."""
+    return is_owner(caller, owner) or (caller is not None and caller.name in readers)

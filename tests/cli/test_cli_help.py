@@ -79,6 +79,7 @@ JOB = READING | {
     "--buffer-bits",
     "--save-steps",
     "--private-ends",
+    "--share-with",
     "--resume",
     "--out",
     "--json",

@@ -154,7 +154,7 @@ def test_keys_are_rotated(run_here: RunHere, here: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(400)
 @pytest.mark.xdist_group("swarm")
 def test_a_running_swarm_gets_other_keys(shell: Shell) -> None:
     shell.env |= {"XDG_CACHE_HOME": str(shell.cwd / "cache"), "XDG_STATE_HOME": str(shell.cwd)}
@@ -190,7 +190,7 @@ def test_a_running_swarm_gets_other_keys(shell: Shell) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(400)
 @pytest.mark.xdist_group("swarm")
 def test_a_swarm_of_those_who_were_invited(shell: Shell, sample: SampleInput) -> None:
     text = shell.cwd / "text.txt"

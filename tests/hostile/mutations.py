@@ -98,10 +98,10 @@ OTHERS = (
     ),
     Mutation(
         "a run is everybody's",
-        _patched((service, "is_owner", _anybody)),
+        _patched((service, "is_owner", _anybody), (service, "may_read", _anybody)),
         ("Watch:client", "Cancel:client", "Collected:client"),
     ),
-    Mutation("everybody sees details", _patched((watching, "is_owner", _anybody)), ("Status:*",)),
+    Mutation("everybody sees details", _patched((watching, "may_read", _anybody)), ("Status:*",)),
     Mutation(
         "a job that comes again may be another's",
         _patched((submission, "_is_same", _anybody)),

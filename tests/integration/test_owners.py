@@ -1,7 +1,8 @@
 """A client's runs and their results are its own; what a stage holds is for its replicas."""
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from swarm_ft.coordinator.service import CoordinatorService
 from swarm_ft.errors import NotAllowed, NotFound, RunMismatch
 from swarm_ft.identity.certificates import COORDINATOR_NAME, Role, key_name
 from swarm_ft.ids import PeerId, RunId, StepNumber
-from swarm_ft.protocol.messages.client import RunPhase
+from swarm_ft.protocol.messages.client import RunPhase, RunStatus
 from swarm_ft.protocol.messages.shard import ShardName
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.transfer import offer, serve_chunk_list
@@ -78,6 +79,27 @@ async def test_a_run_is_its_clients_alone(swarm: Swarm, job: Job, tmp_path: Path
         assert (await owner.cancel(None)).phase is RunPhase.CANCELLED
 
 
+async def test_a_run_is_shown_to_whom_its_owner_names(
+    swarm: Swarm, job: Job, tmp_path: Path
+) -> None:
+    mine, friends, theirs = (swarm.member(Role.CLIENT) for _ in range(3))
+    named = key_name(friends.certificate)
+    spec = replace(job.spec, train=replace(job.spec.train, share_with=named))
+    async with coordinator(swarm, tmp_path) as directory:
+        owner, friend, other = (SwarmClient(directory, over(w)) for w in (mine, friends, theirs))
+        run_id = (await owner.submit(spec, job.samples)).run_id
+        async with aclosing(friend.watch(run_id, lambda _trouble: None)) as events:
+            assert isinstance(await anext(events), RunStatus)
+        with pytest.raises(NotFound):
+            await friend.cancel(run_id)
+        await friend.collected(run_id)
+        (run,) = (await friend.status()).runs
+        assert (run.is_own, run.phase) == (True, RunPhase.WAITING), "it has ended nothing"
+        with pytest.raises(NotFound, match="or not yours"):
+            async for _ in other.watch(run_id, lambda _trouble: None):
+                pass
+
+
 async def test_a_job_that_comes_again_comes_from_its_owner(
     swarm: Swarm, job: Job, tmp_path: Path
 ) -> None:
@@ -104,7 +126,7 @@ async def test_a_file_is_given_to_those_whom_it_is_for(
         run_id=RunId("run"), step=StepNumber(1), layers=LayerRange(0, 2), is_result=is_result
     )
     takers = () if is_result else (PeerId(key_name(taker.certificate)),)
-    offered = offer(path, name, takers, key_name(owner.certificate) if is_result else "")
+    offered = offer(path, name, takers, (key_name(owner.certificate),) if is_result else ())
 
     async def lists(stream: MessageStream[object, ShardName]) -> None:
         await serve_chunk_list(stream, {name: offered})

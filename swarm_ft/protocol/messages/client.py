@@ -236,7 +236,7 @@ class RunSummary:
         spec_digest: tells the client of a job whether it is this run.
         joining: peers of the stages that take over while the others train.
         boundaries: first to last; of a run that is not over.
-        is_own: the caller's, or nobody has keys.
+        is_own: the caller's, or shared with it, or nobody has keys.
     """
 
     run_id: RunId

@@ -38,6 +38,7 @@ MAX_REFERENCE_CHARS = 1000
 BYTES_PER_TOKEN = 4
 """Tokens travel and are kept as little-endian uint32."""
 MAX_PRIVATE_ENDS = 64
+MAX_READERS = 16
 COPIES_PER_WEIGHT = 4
 """In a peer's memory: the weight, its gradient and AdamW's two moments, all equally large."""
 CodecText = Annotated[str, Length(MAX_SPEC_CHARS)]
@@ -224,6 +225,16 @@ class TrainOptions:
             default="any",
         ),
     ] = ""
+    share_with: Annotated[
+        str,
+        NameList(MAX_READERS),
+        Option(
+            "Clients, as `swarm-ft keys list` names them, that may watch the run and fetch its "
+            "result as well.",
+            metavar="NAME,NAME,...",
+            default="nobody",
+        ),
+    ] = ""
 
     def __post_init__(self) -> None:
         check(self)
@@ -260,6 +271,11 @@ class TrainOptions:
     def trusted_with_ends(self) -> frozenset[PeerId]:
         """Peers that may host the first and the last stage; all may if there are none."""
         return frozenset(map(PeerId, filter(None, self.private_ends.split(","))))
+
+    @property
+    def readers(self) -> frozenset[str]:
+        """Clients that may watch the run and fetch its result, beside its owner."""
+        return frozenset(filter(None, self.share_with.split(",")))
 
     @property
     def reduction_codec(self) -> CodecSpec:

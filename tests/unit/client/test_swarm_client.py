@@ -13,7 +13,7 @@ from swarm_ft.client.sample import SampleInput
 from swarm_ft.client.swarm import MAX_RESUBMITS, SwarmClient
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.service import CoordinatorService
-from swarm_ft.errors import Busy, RunMismatch, Unavailable
+from swarm_ft.errors import Busy, NotFound, RunMismatch, Unavailable
 from swarm_ft.identity.certificates import Role
 from swarm_ft.ids import RunId
 from swarm_ft.protocol.spec.run_spec import LrSchedule, TrainOptions
@@ -124,6 +124,24 @@ async def test_two_jobs_are_two_runs(job: Job) -> None:
             first.run_id,
             second.run_id,
         ]
+
+
+async def test_all_pages_of_the_status_are_asked_for(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swarm_ft.coordinator.watching.MAX_PAGE_RUNS", 1)
+    async with swarm() as (client, _):
+        submitted = [(await client.submit(job.spec, job.samples)).run_id for _ in range(3)]
+        assert [run.run_id for run in (await client.status()).runs] == submitted
+
+
+async def test_a_run_is_told_as_it_is_now(job: Job) -> None:
+    async with swarm() as (client, _):
+        first, newest = [await client.submit(job.spec, job.samples) for _ in range(2)]
+        assert (await client.run(first.run_id)).spec == job.spec
+        assert (await client.run(None)).run_id == newest.run_id
+        with pytest.raises(NotFound, match="run none is not known here, or not yours"):
+            await client.run(RunId("none"))
 
 
 async def test_a_name_that_another_job_has_is_refused(job: Job) -> None:

@@ -28,6 +28,7 @@ from swarm_ft.stage.skeleton import build_skeleton
 from tests.families import small_config
 from tests.unit.stage.conftest import SEQ_LENGTH, MakeTrainSpec, Pipeline, save_random_model
 
+OTHERS = (pytest.mark.slow, pytest.mark.families)
 FAST = ("gpt2", "llama", "opt", "gemma3_text", "mixtral", "qwen3_next", "gpt_neox")
 ALL = (
     "afmoe",
@@ -254,7 +255,7 @@ def parameters(pipeline: Pipeline) -> dict[str, torch.nn.Parameter]:
 
 @pytest.mark.parametrize(
     "family",
-    [pytest.param(name, marks=[] if name in FAST else pytest.mark.slow) for name in ALL],
+    [pytest.param(name, marks=[] if name in FAST else OTHERS) for name in ALL],
 )
 def test_stages_train_as_the_whole_model_does(
     tmp_path: Path, samples: Tensor, train: TrainSpec, family: str

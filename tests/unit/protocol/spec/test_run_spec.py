@@ -11,7 +11,7 @@ from swarm_ft.protocol.spec.codec_spec import Axis, CodecName, CodecSpec, Direct
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import LrSchedule, ModelSpec, RunSpec, TrainSpec
 
-PINNED_DIGEST = "189521c2127d16fa2c51dbaa516fc105"
+PINNED_DIGEST = "585be885a62208893831e7e9625a7ff9"
 
 OTHER_MODEL: dict[str, Any] = {
     "reference": "other",
@@ -49,6 +49,7 @@ OTHER_TRAIN: dict[str, Any] = {
     "fill_codec": "aq2",
     "fill_microbatches": 3,
     "private_ends": "one",
+    "share_with": "other",
 }
 
 

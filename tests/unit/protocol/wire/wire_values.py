@@ -250,6 +250,7 @@ def _train_specs(draw: st.DrawFn) -> TrainSpec:
         backward_codec=draw(st.sampled_from(BACKWARD)),
         fill_codec=draw(st.sampled_from(["", "aq1.5+z" if "aq" in forward else "q2"])),
         buffer_bits=draw(st.sampled_from([16, 8, 4])),
+        share_with=draw(st.sampled_from(["", "one"])),
         private_ends=",".join(draw(st.lists(st.sampled_from(["one", "other"]), max_size=3))),
     )
 
