@@ -111,15 +111,18 @@ class Credentials:
             self._configuration(*shown), changed, require_client_authentication=True
         )
 
-    def _shown(self) -> tuple[Certificate, tuple[Certificate, ...]]:
-        return self.certificate, tuple(self._invitations())
+    def _shown(self) -> tuple[Certificate, Certificate, tuple[Certificate, ...]]:
+        return self.certificate, self.authority, tuple(self._invitations())
 
     def _configuration(
-        self, certificate: Certificate, invitations: tuple[Certificate, ...]
+        self,
+        certificate: Certificate,
+        authority: Certificate,
+        invitations: tuple[Certificate, ...],
     ) -> grpc.ServerCertificateConfiguration:
         # The authority's own certificate goes with ours: who has but its fingerprint finds it so.
-        chain = to_pem(certificate) + to_pem(self.authority)
-        roots = b"".join(map(to_pem, (self.authority, *invitations)))
+        chain = to_pem(certificate) + to_pem(authority)
+        roots = b"".join(map(to_pem, (authority, *invitations)))
         return grpc.ssl_server_certificate_configuration([(self.key_pem, chain)], roots)
 
 

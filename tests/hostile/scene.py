@@ -159,7 +159,7 @@ def hasty() -> Iterator[None]:
     with (
         patch.object(attempts, "PASSED_BY_AFTER_S", 1.0),
         patch.object(machine, "RETRY_S", 0.1),
-        patch.object(lateness, "LOAD_S", 8.0),
+        patch.object(lateness, "LOAD_S", 15.0),
     ):
         yield
 
