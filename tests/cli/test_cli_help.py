@@ -9,6 +9,7 @@ import click
 import pytest
 
 from swarm_ft.cli.main import cli
+from swarm_ft.cli.options import Listening
 from tests.cli.conftest import RunHere
 
 COMMANDS = (
@@ -195,8 +196,7 @@ def test_the_defaults_of_a_job() -> None:
 
 
 def test_listeners_stay_on_this_machine_unless_told_otherwise() -> None:
-    for words in (("coordinator",), ("serve-stage",)):
-        assert option_of(words, "--host").default == "127.0.0.1"
+    assert Listening().address == "127.0.0.1"
     assert option_of(("dht",), "--host-maddrs").default == ("/ip4/127.0.0.1/tcp/0",)
 
 
