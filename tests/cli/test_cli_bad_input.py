@@ -68,7 +68,7 @@ JOB = ("--model", "model", "--dataset", "good.txt")
         (("--model", "no-config", "--dataset", "good.txt"), ("no-config", "config.json")),
         (("--model", "broken", "--dataset", "good.txt"), ("broken", "config.json", "unreadable")),
         (("--model", "no-weights", "--dataset", "good.txt"), ("no-weights", "safetensors")),
-        (("--model", "bert", "--dataset", "good.txt"), ("bert", "gpt2, llama")),
+        (("--model", "bert", "--dataset", "good.txt"), ("bert", "model.safetensors")),
         (("--model", "good.txt", "--dataset", "good.txt"), ("good.txt", "directory")),
         (("--model", "model", "--dataset", "missing.txt"), ("missing.txt", "no such file")),
         (("--model", "model", "--dataset", "empty.txt"), ("empty.txt", "empty")),
