@@ -78,12 +78,8 @@ class StepProgress:
             if key.microbatch in self.done:
                 self._sent[key.direction, key.sample] = value
 
-    def hold(self, key: FrameKey, x: Tensor) -> None:
-        """Keep what nobody waits for now; who takes a neighbour's place later may."""
-        self._sent[key.direction, key.sample] = x
-
     def sent(self, key: FrameKey) -> Tensor | Frame:
-        """What an earlier attempt sent, or held, of a sample.
+        """What an earlier attempt sent of a sample, or was to send.
 
         Raises:
             OutOfTurn: nothing.
@@ -333,7 +329,7 @@ class StageStep:
         for row, sample in enumerate(batch.samples):
             key = self._key(batch, sample, direction)
             if is_done:
-                self._progress.hold(key, values[row])
+                boundary.hold(key, values[row])
             else:
                 boundary.send(key, values[row])
 

@@ -82,6 +82,7 @@ class Boundary:
         self._decode_jobs: asyncio.Queue[Frame] = asyncio.Queue()
         self._expected: frozenset[FrameKey] = frozenset()
         self._unencoded: dict[FrameKey, Tensor] = {}
+        self._held: dict[FrameKey, Frame | None] = {}
         self._changed = asyncio.Event()
         self._step = StepNumber(-1)
         self._traffic = Traffic(boundary=hello.boundary)
@@ -98,6 +99,7 @@ class Boundary:
         self._step = step
         self._expected = expected
         self._unencoded.clear()
+        self._held.clear()
         self._apply(self._session.begin(step))
 
     def send(self, key: FrameKey, x: Tensor | Frame) -> None:
@@ -113,10 +115,20 @@ class Boundary:
             self._unencoded[key] = x
             self._encode_jobs.put_nowait(key)
 
+    def hold(self, key: FrameKey, x: Tensor) -> None:
+        """As `send`, but for the sending: the other side has it, of an earlier attempt at the step.
+
+        It has the buffer that came of it, too. What this end made of it then is gone, as its own
+        part of the microbatch was not done; encoded again it is the same.
+        """
+        self._held[key] = None
+        self.send(key, x)
+
     def sent(self) -> Iterator[tuple[FrameKey, Tensor | Frame]]:
-        """What `send` was given in this step, encoded if it is by now."""
+        """What `send` and `hold` were given in this step, encoded if it is by now."""
         yield from self._unencoded.items()
         yield from ((frame.key, frame) for frame in self._session.sent)
+        yield from ((key, frame) for key, frame in self._held.items() if frame is not None)
 
     @property
     def peer_id(self) -> PeerId:
@@ -171,7 +183,14 @@ class Boundary:
             frame = await run_in(self._pool, self._timed_encode, encode)
             if key.step == self._step:
                 self._unencoded.pop(key, None)
-                self._apply(self._session.send(frame))
+                self._encoded(frame)
+
+    def _encoded(self, frame: Frame) -> None:
+        if frame.key in self._held:
+            self._held[frame.key] = frame
+            self._changed.set()
+        else:
+            self._apply(self._session.send(frame))
 
     async def _decode(self) -> None:
         while True:

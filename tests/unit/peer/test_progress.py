@@ -49,7 +49,7 @@ def test_what_was_sent_of_a_finished_microbatch_is_kept_for_later_attempts(
 
 def test_a_later_attempt_takes_the_place_of_an_earlier_one(progress: StepProgress) -> None:
     first, second = torch.ones(1), torch.zeros(1)
-    progress.hold(key(0, 4), first)
+    progress.keep([(key(0, 4), first)])
     progress.keep([(key(0, 4, attempt=2), second)])
     assert progress.sent(key(0, 4)) is second
 

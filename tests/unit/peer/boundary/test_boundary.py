@@ -271,6 +271,32 @@ async def test_only_what_the_other_side_lacks_is_sent_again(
         await up.boundary.settled()
 
 
+async def test_what_the_other_side_has_makes_its_buffer_here_and_is_not_sent(
+    make_spec: MakeSpec, make_ends: MakeEnds, at_work: AtWork, transport: Transport
+) -> None:
+    """The other side was done with a microbatch when an attempt ended, and this one was not."""
+    up, down = make_ends(make_spec())
+    async with at_work(down, up) as site, site.dialled(up, transport):
+        await both_ways(up, down, 0, tensors(0))
+        up.begin(1, SAMPLES)
+        down.begin(1, SAMPLES)
+        up.send(1, tensors(1))
+        await down.receive(len(SAMPLES))
+        await up.boundary.settled()
+        sent = dict(up.boundary.sent())
+        up.store.rollback()
+        up.boundary.take_traffic()
+        up.begin(1, SAMPLES)
+        for sample, value in tensors(1).items():
+            up.boundary.hold(forward(sample, 1), value)
+        await up.boundary.settled()
+        assert dict(up.boundary.sent()) == sent, "the same frames, for who takes a place later"
+        assert up.boundary.take_traffic().forward_bytes == 0
+        for end in (up, down):
+            end.store.commit()
+        assert_equal_buffers(up, down)
+
+
 async def test_settled_waits_for_every_ack(
     make_spec: MakeSpec, make_ends: MakeEnds, at_work: AtWork
 ) -> None:
