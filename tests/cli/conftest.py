@@ -16,6 +16,7 @@ from typing import IO, Any, Protocol
 import pytest
 
 import swarm_ft
+from benchmarks.lab.host import THIS_MACHINE, Host
 from swarm_ft.client.sample import SampleInput
 
 PACKAGE_DIR = str(Path(swarm_ft.__file__).parents[1])
@@ -27,9 +28,11 @@ MARK = "SWARM_FT_TEST"
 class Spawned:
     """One `swarm-ft` process; its standard error is read line by line as it comes."""
 
-    def __init__(self, arguments: Iterable[object], cwd: Path, env: dict[str, str]) -> None:
+    def __init__(
+        self, arguments: Iterable[object], cwd: Path, env: dict[str, str], host: Host
+    ) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "swarm_ft", *map(str, arguments)],
+            host.command(sys.executable, "-m", "swarm_ft", *map(str, arguments)),
             cwd=cwd,
             env=env,
             stdin=subprocess.DEVNULL,
@@ -102,10 +105,16 @@ class Spawned:
 
 
 class Shell:
-    """Starts commands, and ends what is left of them."""
+    """Starts commands, and ends what is left of them.
 
-    def __init__(self, cwd: Path) -> None:
+    Args:
+        cwd: where they work, and keep what they keep.
+        host: where they run.
+    """
+
+    def __init__(self, cwd: Path, host: Host = THIS_MACHINE) -> None:
         self.cwd = cwd
+        self.host = host
         self.mark = uuid.uuid4().hex
         self.env = {
             **os.environ,
@@ -120,7 +129,7 @@ class Shell:
         self._spawned: list[Spawned] = []
 
     def spawn(self, *arguments: object) -> Spawned:
-        spawned = Spawned(arguments, self.cwd, self.env)
+        spawned = Spawned(arguments, self.cwd, self.env, self.host)
         self._spawned.append(spawned)
         return spawned
 
