@@ -209,7 +209,7 @@ def test_the_demo_takes_a_directory_of_rows_and_says_what_their_columns_mean(
     assert "rows: JSON lines, split 'train'; a document is 'prompt' and 'completion'" in told
     assert "rows: JSON lines, split 'test'; " in told
     assert "rows: 150 documents, " in told
-    assert told.index("first document") < told.index("starting a DHT node")
+    assert told.index("first document") < told.index("starting a coordinator")
     report = json.loads((shell.cwd / "report.json").read_text())
     assert report["steps"] == 4
     assert report["eval"]["loss"] < report["eval_before"]["loss"]
