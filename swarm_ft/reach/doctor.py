@@ -7,6 +7,7 @@ an invitation is read, and not shown.
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import time
 from collections.abc import AsyncIterator
@@ -72,7 +73,9 @@ async def examine_way(invite: Invite) -> AsyncIterator[Finding]:
 
 
 def _unreached(address: str, error: Exception) -> Finding:
-    reason = getattr(error, "strerror", None) or str(error) or "no answer"
+    reason = str(error) or "no answer"
+    if isinstance(error, OSError) and error.errno:
+        reason = os.strerror(error.errno)
     return Finding(
         "coordinator",
         Verdict.BAD,
