@@ -112,12 +112,12 @@ def way_in(*, by_argument: bool = False) -> Callable[[Callable[..., Any]], Calla
         by_argument: the invitation is the command's first argument, and not `--invite`.
     """
     meaning = (
-        click.argument("invite", required=False, callback=_parsed, metavar="[INVITE]")
+        click.argument("invite", required=False, callback=parsed_invite, metavar="[INVITE]")
         if by_argument
         else click.option(
             "--invite",
             metavar="INVITE",
-            callback=_parsed,
+            callback=parsed_invite,
             help="Invitation, as `swarm-ft invite` prints it; @FILE reads it from a file.",
         )
     )
@@ -159,7 +159,8 @@ def _check_security(
         )
 
 
-def _parsed(_context: object, _option: object, text: str | None) -> Invite | None:
+def parsed_invite(_context: object, _option: object, text: str | None) -> Invite | None:
+    """What an argument says that may be an invitation, or `@` and a file that holds one."""
     if text is None:
         return None
     from swarm_ft.identity.invites import parse_invite

@@ -19,6 +19,7 @@ from swarm_ft.errors import BadInput, SwarmError
 _COMMANDS = {
     "demo": "swarm_ft.cli.demo:demo",
     "serve-stage": "swarm_ft.cli.serve_stage:serve_stage",
+    "doctor": "swarm_ft.cli.doctor:doctor",
     "client": "swarm_ft.cli.client:client",
     "init": "swarm_ft.cli.keys:init",
     "coordinator": "swarm_ft.cli.coordinator:coordinator",

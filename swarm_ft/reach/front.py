@@ -9,22 +9,31 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections.abc import Awaitable, Callable, Collection
+from contextlib import suppress
 from pathlib import Path
 
 from swarm_ft.errors import SwarmError
 from swarm_ft.log import get_logger
 from swarm_ft.reach.sockets import (
+    BACK,
+    BACK_S,
     GREETING_S,
     LEG,
     MAGIC,
+    NO,
     PAIR,
     PROBE,
+    QUESTION,
+    YES,
     Address,
     Joint,
+    dial,
     endpoint_of,
     receive_exactly,
     send_address,
+    send_text,
     tune,
 )
 
@@ -49,7 +58,12 @@ class Front:
     def __init__(self, grpc_path: str | None = None, *, plaintext: bool = False) -> None:
         self._grpc_path = grpc_path
         self._grpc_bytes = {_TLS, _HTTP2} if plaintext else {_TLS}
-        self._visits: dict[bytes, Visit] = {PROBE: _tell_address}
+        self._visits: dict[bytes, Visit] = {
+            PROBE: _tell_address,
+            QUESTION: self._answer,
+            BACK: _dial_back,
+        }
+        self._ports: list[int] = []
         self._listeners: list[socket.socket] = []
         self._accepting: list[asyncio.Task[None]] = []
         self._connections: set[asyncio.Task[None]] = set()
@@ -92,6 +106,7 @@ class Front:
             listener.close()
             raise
         self._listeners.append(listener)
+        self._ports.append(listener.getsockname()[1])
         self._accepting.append(asyncio.create_task(self._accept_all(listener)))
         return endpoint_of((host, listener.getsockname()[1]))
 
@@ -157,6 +172,13 @@ class Front:
             sock.close()
             raise
 
+    async def _answer(self, sock: socket.socket, remote: Address) -> None:
+        try:
+            other = self._ports[1] if len(self._ports) > 1 else 0
+            await send_text(sock, f"{endpoint_of(remote)} {other} {time.time():.3f}")
+        finally:
+            sock.close()
+
     def _inner(self, remote: Address) -> socket.socket:
         """A connection to this process's gRPC, which is told from whom it is by a file's name."""
         if self._grpc_path is None:
@@ -181,6 +203,20 @@ class Front:
         if first + rest[:-1] != MAGIC or visit is None:
             raise ConnectionRefusedError("expected TLS or a preamble of swarm-ft")
         return visit
+
+
+async def _dial_back(sock: socket.socket, remote: Address) -> None:
+    """Only whoever asks is dialled, so nobody can have others dialled."""
+    answer = NO
+    try:
+        async with asyncio.timeout(GREETING_S):
+            port = int.from_bytes(await receive_exactly(sock, 2), "big")
+        with suppress(OSError, TimeoutError):
+            (await dial(endpoint_of((remote[0], port)), timeout_s=BACK_S)).close()
+            answer = YES
+        await asyncio.get_running_loop().sock_sendall(sock, answer)
+    finally:
+        sock.close()
 
 
 async def _tell_address(sock: socket.socket, remote: Address) -> None:

@@ -4,6 +4,8 @@ Whoever connects to a front port without TLS says who it is in a preamble: `SFT1
 what belongs to it.
 
     O                   answered by the address that it comes from, then closed
+    Q                   the same, with another port of this front's and its clock
+    B + port            answered by whether that port of whoever asks can be dialled from here
     L + n + ticket      a leg to a relay: answered by that address; `J` when the other is there
     P + 16 bytes        a stream of a meeting: who knows its number can make and check them
 
@@ -21,11 +23,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
 
 from swarm_ft.errors import MalformedMessage
 
 MAGIC = b"SFT1"
-PROBE, LEG, PAIR = b"O", b"L", b"P"
+PROBE, QUESTION, BACK, LEG, PAIR = b"O", b"Q", b"B", b"L", b"P"
+YES, NO = b"Y", b"N"
 JOINED, CHOSEN = b"J", b"U"
 PROOF_BYTES = 16
 GREETING_S = 5.0
@@ -36,7 +40,9 @@ PROBE_AFTER_S = 3
 """Silence after which the kernel probes the other machine; it also keeps routers' mappings."""
 CHUNK_BYTES = 1 << 16
 """Of a join at a time: what a pipe holds. More would be one more queue."""
-MAX_ADDRESS_BYTES = 60
+MAX_ADDRESS_BYTES = 100
+BACK_S = 3.0
+"""How long a front tries to dial back."""
 
 Address = tuple[str, int]
 
@@ -151,8 +157,13 @@ async def exchange_proofs(sock: socket.socket, meeting: bytes, *, is_caller: boo
 
 async def send_address(sock: socket.socket, remote: Address) -> None:
     """Tell the other side where it comes from."""
-    text = endpoint_of(remote).encode("ascii")
-    await asyncio.get_running_loop().sock_sendall(sock, bytes([len(text)]) + text)
+    await send_text(sock, endpoint_of(remote))
+
+
+async def send_text(sock: socket.socket, text: str) -> None:
+    """A short text, with its length before it."""
+    data = text.encode("ascii")
+    await asyncio.get_running_loop().sock_sendall(sock, bytes([len(data)]) + data)
 
 
 async def receive_address(sock: socket.socket) -> str:
@@ -179,6 +190,56 @@ async def outside_address(endpoint: str, *, port: int = 0) -> tuple[str, int]:
         async with asyncio.timeout(GREETING_S):
             await asyncio.get_running_loop().sock_sendall(sock, MAGIC + PROBE)
             return await receive_address(sock), sock.getsockname()[1]
+
+
+@dataclass(frozen=True, slots=True)
+class FrontSays:
+    """What a front tells whoever asks.
+
+    Attributes:
+        address: from where the question came, `host:port`.
+        other_port: of the front; 0: it has none.
+        unix_s: its clock.
+        took_s: from the question to the answer.
+    """
+
+    address: str
+    other_port: int
+    unix_s: float
+    took_s: float
+
+
+async def ask_front(endpoint: str) -> FrontSays:
+    """Where a front sees this machine, and what else it tells.
+
+    Raises:
+        OSError, TimeoutError: it does not answer.
+        MalformedMessage: it says something else.
+    """
+    with closing(await dial(endpoint)) as sock:
+        async with asyncio.timeout(GREETING_S):
+            began_s = time.monotonic()
+            await asyncio.get_running_loop().sock_sendall(sock, MAGIC + QUESTION)
+            words = (await receive_address(sock)).split(" ")
+            took_s = time.monotonic() - began_s
+    try:
+        address, port, unix_s = words
+        return FrontSays(address, int(port), float(unix_s), took_s)
+    except ValueError:
+        raise MalformedMessage(f"{endpoint}: expected an address, a port and a time") from None
+
+
+async def is_dialled_back(endpoint: str, port: int) -> bool:
+    """Whether a front can dial this port of this machine.
+
+    Raises:
+        OSError, TimeoutError: it does not answer.
+    """
+    with closing(await dial(endpoint)) as sock:
+        async with asyncio.timeout(GREETING_S + BACK_S):
+            question = MAGIC + BACK + port.to_bytes(2, "big")
+            await asyncio.get_running_loop().sock_sendall(sock, question)
+            return await receive_exactly(sock, 1) == YES
 
 
 # ---- two sockets joined

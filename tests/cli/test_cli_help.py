@@ -16,6 +16,7 @@ COMMANDS = (
     (),
     ("demo",),
     ("serve-stage",),
+    ("doctor",),
     ("client",),
     ("client", "train"),
     ("client", "attach"),
@@ -119,6 +120,7 @@ OPTIONS = {
     ("invite",): KEYS
     | {"--role", "--sees-tokens", "--layers", "--uses", "--expires", "--address", "--open"},
     ("keys", "list"): KEYS,
+    ("doctor",): {"--json", "--log-level"},
     ("keys", "revoke"): KEYS - {"--json"},
     ("keys", "rotate"): KEYS | {"--authority"},
     ("coordinator",): DHT
