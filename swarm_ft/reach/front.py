@@ -79,6 +79,10 @@ class Front:
         """This one showed a ticket, or a meeting's proof."""
         self._kept[endpoint_of(remote)] = sock
 
+    def lead_to(self, grpc_path: str) -> None:
+        """Whatever speaks TLS goes here from now on."""
+        self._grpc_path = grpc_path
+
     def on_pair(self, visit: Visit) -> None:
         """Who takes streams of meetings."""
         self._visits[PAIR] = visit

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
@@ -47,17 +48,19 @@ class FrontedTransport:
 
     def __init__(self, grpc: GrpcTransport) -> None:
         self._grpc = grpc
-        # Nobody else gets into it, and so at what listens there.
-        self._folder = tempfile.TemporaryDirectory(prefix="swarm-ft-")
-        self._path = str(Path(self._folder.name) / "grpc")
-        self.front = Front(self._path)
+        self._folder: Path | None = None
+        self.front = Front()
 
     async def serve(
         self, host: str, port: int, handlers: Mapping[Method[Any, Any], Handler]
     ) -> Server:
         """See `Transport`."""
         await check_address(host, port)
-        inner = await self._grpc.serve_at(self._path, handlers)
+        # Nobody else gets into it, and so at what listens there.
+        self._folder = Path(tempfile.mkdtemp(prefix="swarm-ft-"))
+        path = str(self._folder / "grpc")
+        inner = await self._grpc.serve_at(path, handlers)
+        self.front.lead_to(path)
         endpoint = await self.front.listen(host, port)
         inner.guard(int(endpoint.rpartition(":")[2]), lambda: self.front.kept)
         return FrontedServer(endpoint, inner, self)
@@ -65,7 +68,8 @@ class FrontedTransport:
     async def close(self) -> None:
         """End the front, and all that goes through it."""
         await self.front.close()
-        self._folder.cleanup()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def connect(self, endpoint: str, name: str = "") -> Channel:
         """See `Transport`."""

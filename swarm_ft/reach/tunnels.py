@@ -7,6 +7,7 @@ connects there is joined to a stream of its own to that member, within which TLS
 from __future__ import annotations
 
 import asyncio
+import shutil
 import socket
 import tempfile
 from collections.abc import Awaitable, Callable, Coroutine
@@ -34,17 +35,17 @@ class Tunnels:
 
     def __init__(self, link: Callable[[str], Awaitable[Link]]) -> None:
         self._link = link
-        # Not below the user's temporary folder where that has a long name: 100 letters are all
-        # that the path of such a socket may have.
-        self._folder = tempfile.TemporaryDirectory(prefix="swarm-ft-")
+        self._folder: Path | None = None
         self._paths: dict[str, str] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._listeners: list[socket.socket] = []
 
     def path_to(self, name: str) -> str:
         """Where a connection leads to this member; it is there from now on."""
+        if self._folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="swarm-ft-"))
         if name not in self._paths:
-            path = str(Path(self._folder.name) / str(len(self._paths)))
+            path = str(self._folder / str(len(self._paths)))
             listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             self._listeners.append(listener)
             listener.setblocking(False)
@@ -61,7 +62,8 @@ class Tunnels:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for listener in self._listeners:
             listener.close()
-        self._folder.cleanup()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     async def _accept_all(self, name: str, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
