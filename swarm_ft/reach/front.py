@@ -42,6 +42,10 @@ logger = get_logger(__name__)
 _TLS, _HTTP2 = b"\x16", b"P"
 """First bytes of a TLS handshake, and of gRPC without one."""
 BACKLOG = 128
+MAX_CONNECTIONS = 512
+"""Of one that serves no gRPC."""
+FILES_PER_CONNECTION = 6
+"""Its socket, that to gRPC, and a pipe each way."""
 
 Visit = Callable[[socket.socket, Address], Awaitable[None]]
 """Takes a connection, whose preamble's letter was read, and from whom it comes. It owns it then."""
@@ -66,6 +70,8 @@ class Front:
         self._ports: list[int] = []
         self._listeners: list[socket.socket] = []
         self._accepting: list[asyncio.Task[None]] = []
+        self.at_most = MAX_CONNECTIONS
+        """Connections at a time; those above it are closed at once."""
         self._connections: set[asyncio.Task[None]] = set()
         self._kept: dict[str, socket.socket] = {}
 
@@ -153,6 +159,9 @@ class Front:
             except OSError as error:  # out of files, or gone before it was taken
                 logger.warning("front: %s", error.strerror)
                 await asyncio.sleep(0.1)
+                continue
+            if len(self._connections) >= self.at_most:
+                sock.close()
                 continue
             connection = asyncio.create_task(self._greet(sock, remote[:2]))
             self._connections.add(connection)

@@ -12,7 +12,7 @@ from typing import Any
 
 from swarm_ft.clock import Clock
 from swarm_ft.identity.certificates import COORDINATOR_NAME
-from swarm_ft.reach.front import Front
+from swarm_ft.reach.front import FILES_PER_CONNECTION, Front
 from swarm_ft.reach.meet import Reach
 from swarm_ft.reach.tunnels import Tunnels
 from swarm_ft.transport.base import Channel, Handler, Method, Server
@@ -44,12 +44,13 @@ class FrontedTransport:
 
     Args:
         grpc: what is behind and beside it.
+        plaintext: it does not speak TLS.
     """
 
-    def __init__(self, grpc: GrpcTransport) -> None:
+    def __init__(self, grpc: GrpcTransport, *, plaintext: bool = False) -> None:
         self._grpc = grpc
         self._folder: Path | None = None
-        self.front = Front()
+        self.front = Front(plaintext=plaintext)
 
     async def serve(
         self, host: str, port: int, handlers: Mapping[Method[Any, Any], Handler]
@@ -62,7 +63,8 @@ class FrontedTransport:
         inner = await self._grpc.serve_at(path, handlers)
         self.front.lead_to(path)
         endpoint = await self.front.listen(host, port)
-        inner.guard(int(endpoint.rpartition(":")[2]), lambda: self.front.kept)
+        port = int(endpoint.rpartition(":")[2])
+        self.front.at_most = inner.guard(port, lambda: self.front.kept, FILES_PER_CONNECTION)
         return FrontedServer(endpoint, inner, self)
 
     async def close(self) -> None:

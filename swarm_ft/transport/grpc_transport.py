@@ -387,20 +387,28 @@ class GrpcServer:
         await self._server.start()
         self.guard(bound)
 
-    def guard(self, port: int, others: Callable[[], Collection[str]] = tuple) -> None:
+    def guard(
+        self, port: int, others: Callable[[], Collection[str]] = tuple, files_each: int = 1
+    ) -> int:
         """Keep the connections to a port of this process within bounds, from now on.
 
         Args:
             port: through which this server's calls come.
             others: other ends of connections there that are needed, although they have no call.
+            files_each: that a connection takes of those that this process may open.
+
+        Returns:
+            How many connections there may be in all.
         """
+        total = max(1, self._max_connections // files_each)
         guard = Guard(
             port,
             per_address=self._options.connections_per_address,
-            total=self._max_connections,
+            total=total,
             in_calls=lambda: {*others(), *(stream.remote for stream in self._running.values())},
         )
         self._guarding = asyncio.create_task(guard.run())
+        return total
 
     async def stop(self, grace_s: float = 0.0) -> None:
         """See `Server`."""

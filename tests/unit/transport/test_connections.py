@@ -113,10 +113,18 @@ asyncio.run(main())
 """
 
 
+FRONTED = SERVER.replace(
+    "GrpcTransport()", "FrontedTransport(GrpcTransport(), plaintext=True)"
+).replace(
+    "from swarm_ft.transport.methods",
+    "from swarm_ft.reach.transport import FrontedTransport\nfrom swarm_ft.transport.methods",
+)
+
+
 @asynccontextmanager
-async def process_of_few_files(num_files: int) -> AsyncIterator[str]:
+async def process_of_few_files(num_files: int, server: str = SERVER) -> AsyncIterator[str]:
     """Where a server of its own process listens, which may open so many files and never more."""
-    limited = f"ulimit -n {num_files}; exec {sys.executable} -c '{SERVER}'"
+    limited = f"ulimit -n {num_files}; exec {sys.executable} -c '{server}'"
     process = await asyncio.create_subprocess_exec(
         "bash", "-c", limited, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
     )
@@ -143,6 +151,15 @@ async def status_of(endpoint: str) -> SwarmStatus:
 async def test_more_idle_connections_than_files_lock_nobody_out() -> None:
     async with process_of_few_files(512) as endpoint:
         idlers = [await idler(endpoint) for _ in range(700)]
+        assert await status_of(endpoint) == SwarmStatus(members=(), runs=())
+        for _, writer in idlers:
+            writer.close()
+
+
+async def test_a_front_whose_files_run_out_locks_nobody_out() -> None:
+    """Each connection takes six files there."""
+    async with process_of_few_files(512, FRONTED) as endpoint:
+        idlers = [await idler(endpoint) for _ in range(300)]
         assert await status_of(endpoint) == SwarmStatus(members=(), runs=())
         for _, writer in idlers:
             writer.close()
