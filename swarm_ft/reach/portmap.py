@@ -1,0 +1,169 @@
+"""A port of the router that leads here, where the router gives one: NAT-PMP (RFC 6886), or UPnP.
+
+NAT-PMP is two small questions to the gateway. UPnP is `miniupnpc`'s, if that is installed. Whoever
+sits behind a second router (a carrier's) gets an address that nobody reaches: the coordinator passes
+on only those at which it sees a member.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import ipaddress
+import socket
+import struct
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from swarm_ft.log import get_logger
+
+logger = get_logger(__name__)
+
+NAT_PMP_PORT = 5351
+LIFETIME_S = 3600
+RENEWED_AT = 0.5
+FIRST_WAIT_S, TRIES = 0.25, 4
+"""As RFC 6886 3.1, but for its patience of a minute: the answer comes from the next room."""
+UPNP_DISCOVERY_MS = 1500
+_MAP_TCP = 2
+_ANSWER = 128
+"""Added to the number of what was asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mapping:
+    """A port of the router that leads here.
+
+    Attributes:
+        endpoint: `host:port`, from outside.
+        lifetime_s: it is gone after so long.
+    """
+
+    endpoint: str
+    lifetime_s: float
+
+
+class Refused(OSError):
+    """The router maps no port."""
+
+
+@asynccontextmanager
+async def mapped(port: int, gateway: str | None = None) -> AsyncIterator[str | None]:
+    """A port of the router for one of this machine, as long as the context lasts.
+
+    Args:
+        port: of this machine, TCP.
+        gateway: the router; None: the one of the default route.
+
+    Yields:
+        Where it is reached from outside, `host:port`; None if the router gives none.
+    """
+    gateway = gateway or default_gateway()
+    mapping = await _first_mapping(port, gateway)
+    if mapping is None:
+        yield None
+        return
+    logger.info("the router leads %s here", mapping.endpoint)
+    renewing = asyncio.create_task(_renew(port, gateway, mapping))
+    try:
+        yield mapping.endpoint
+    finally:
+        renewing.cancel()
+        await asyncio.gather(renewing, return_exceptions=True)
+        if gateway is not None:
+            with suppress(OSError):
+                await ask_nat_pmp(gateway, port, lifetime_s=0)
+
+
+async def _first_mapping(port: int, gateway: str | None) -> Mapping | None:
+    if gateway is not None:
+        with suppress(OSError):
+            return await ask_nat_pmp(gateway, port)
+    with suppress(OSError):
+        return await asyncio.to_thread(_ask_upnp, port)
+    return None
+
+
+async def _renew(port: int, gateway: str | None, mapping: Mapping) -> None:
+    while True:
+        await asyncio.sleep(mapping.lifetime_s * RENEWED_AT)
+        found = await _first_mapping(port, gateway)
+        if found is None or found.endpoint != mapping.endpoint:
+            logger.warning("the router does not lead %s here any more", mapping.endpoint)
+        mapping = found or mapping
+
+
+# ---- NAT-PMP
+
+
+async def ask_nat_pmp(gateway: str, port: int, lifetime_s: int = LIFETIME_S) -> Mapping:
+    """Have a port mapped, or let go of it with a lifetime of 0.
+
+    Raises:
+        OSError: the router does not speak NAT-PMP, or says no.
+    """
+    address = await _ask(gateway, bytes(2), answer_bytes=12)
+    host = str(ipaddress.IPv4Address(address[8:12]))
+    question = struct.pack(">BBHHHL", 0, _MAP_TCP, 0, port, port if lifetime_s else 0, lifetime_s)
+    answer = await _ask(gateway, question, answer_bytes=16)
+    outside, granted_s = struct.unpack(">HL", answer[10:16])
+    return Mapping(f"{host}:{outside}", granted_s)
+
+
+async def _ask(gateway: str, question: bytes, answer_bytes: int) -> bytes:
+    """One question, again and again with longer waits, and its answer."""
+    loop = asyncio.get_running_loop()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.setblocking(False)
+        sock.connect((gateway, NAT_PMP_PORT))
+        for attempt in range(TRIES):
+            await loop.sock_sendall(sock, question)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(FIRST_WAIT_S * 2**attempt):
+                    return _checked(await loop.sock_recv(sock, 64), question, answer_bytes)
+    raise Refused(f"{gateway} does not speak NAT-PMP")
+
+
+def _checked(answer: bytes, question: bytes, answer_bytes: int) -> bytes:
+    if len(answer) < answer_bytes or answer[1] != question[1] + _ANSWER:
+        raise Refused("the router answers something else")
+    (result,) = struct.unpack(">H", answer[2:4])
+    if result:
+        raise Refused(f"the router maps no port: NAT-PMP result {result}")
+    return answer
+
+
+def default_gateway(routes: Path = Path("/proc/net/route")) -> str | None:
+    """The router of the default route, as Linux tells it; None where that is not known."""
+    try:
+        lines = routes.read_text(encoding="ascii").splitlines()[1:]
+    except OSError:
+        return None
+    for fields in (line.split() for line in lines):
+        if len(fields) > 2 and fields[1] == "00000000" and fields[2] != "00000000":
+            return str(ipaddress.IPv4Address(int(fields[2], 16).to_bytes(4, "little")))
+    return None
+
+
+# ---- UPnP
+
+
+def _ask_upnp(port: int) -> Mapping:
+    if importlib.util.find_spec("miniupnpc") is None:
+        raise Refused("miniupnpc is not installed")
+    import miniupnpc
+
+    router = miniupnpc.UPnP()
+    router.discoverdelay = UPNP_DISCOVERY_MS
+    try:
+        if not router.discover():
+            raise Refused("no router speaks UPnP")
+        router.selectigd()
+        router.addportmapping(port, "TCP", router.lanaddr, port, "swarm-ft", "")
+        return Mapping(f"{router.externalipaddress()}:{port}", LIFETIME_S)
+    except Refused:
+        raise
+    except Exception as error:  # noqa: BLE001 - its own have no kind in common
+        raise Refused(f"UPnP: {error}") from None
