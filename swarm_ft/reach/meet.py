@@ -166,6 +166,9 @@ class Reach:
             await until_one_ends(self._write(stream), self._read(stream))
         finally:
             self.joined.clear()
+            for name in list(self._wanted):  # nobody answers these any more; who wants to asks anew
+                while self._answer(name, Unavailable(f"no introduction to {name}: it broke off")):
+                    pass
             await channel.close()
 
     async def _write(self, stream: Stream) -> None:
