@@ -2,6 +2,7 @@
 
     python -m tests.meeting_end hub FOLDER HOST          the coordinator with its relay
     python -m tests.meeting_end member FOLDER NAME HUB ADDRESS   somebody to meet
+    python -m tests.meeting_end mapped FOLDER NAME HUB ADDRESS   ... who asks the router for a port
 
 It says a line once it is there. A member then answers each line `NAME` with the way to whom of that
 name, and after how many seconds; the keys of all are in FOLDER.
@@ -13,6 +14,7 @@ import asyncio
 import json
 import sys
 import time
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from random import Random
 
@@ -24,6 +26,7 @@ from swarm_ft.identity.keys import key_at, new_key
 from swarm_ft.protocol.messages.meeting import RelayPlace
 from swarm_ft.reach.front import Front
 from swarm_ft.reach.meet import Reach
+from swarm_ft.reach.portmap import mapped
 from swarm_ft.reach.relay import Relay
 from swarm_ft.reach.transport import FrontedTransport
 from swarm_ft.transport.credentials import Credentials
@@ -55,20 +58,28 @@ async def hub(folder: Path, host: str) -> None:
     await asyncio.Event().wait()
 
 
-async def member(folder: Path, name: str, endpoint: str, address: str) -> None:
+async def member(
+    folder: Path, name: str, coordinator: str, address: str, *, is_mapped: bool = False
+) -> None:
     """Be met, and meet whom the test names, until killed."""
 
     async def find() -> str:
-        return endpoint
+        return coordinator
 
     front = Front()
     listens_at = await front.listen("0.0.0.0", 0)
     grpc = GrpcTransport(GrpcOptions(credentials=credentials_in(folder, name)))
     reach = Reach(grpc, find, front, SystemClock(), Random(name))
-    running = asyncio.create_task(
-        reach.run((f"{address}:{listens_at.rpartition(':')[2]}",)), name="reach"
-    )
+    port = int(listens_at.rpartition(":")[2])
+    running = asyncio.create_task(reach.run((f"{address}:{port}",)))
     await reach.knows_mapping.wait()
+    stack = AsyncExitStack()
+    if is_mapped:
+        endpoint = await stack.enter_async_context(mapped(port))
+        if endpoint is not None:
+            reach.also_at(endpoint)
+            with suppress(SwarmError):  # once this is refused, what was said before it is known
+                await reach.link("nobody")
     say(name)
     while line := await asyncio.to_thread(sys.stdin.readline):
         began_s = time.monotonic()
@@ -80,6 +91,7 @@ async def member(folder: Path, name: str, endpoint: str, address: str) -> None:
             answer = {"way": error.message, "took_s": time.monotonic() - began_s}
         say(json.dumps(answer))
     running.cancel()
+    await stack.aclose()
 
 
 def say(text: str) -> None:
@@ -91,7 +103,10 @@ def say(text: str) -> None:
 def main() -> None:
     """As the command line says."""
     role, folder, *given = sys.argv[1:]
-    asyncio.run(hub(Path(folder), *given) if role == "hub" else member(Path(folder), *given))
+    if role == "hub":
+        asyncio.run(hub(Path(folder), *given))
+    else:
+        asyncio.run(member(Path(folder), *given, is_mapped=role == "mapped"))
 
 
 if __name__ == "__main__":

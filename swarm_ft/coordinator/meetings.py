@@ -8,7 +8,6 @@ itself, only addresses that this call comes from are passed on, and private ones
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import secrets
 import socket
 import time
@@ -37,6 +36,7 @@ from swarm_ft.protocol.messages.meeting import (
     Want,
     Way,
 )
+from swarm_ft.protocol.spec.bounds import host_of, is_private
 from swarm_ft.transport.base import Handler, MessageStream, Method, until_one_ends
 from swarm_ft.transport.grpc_options import format_endpoint
 from swarm_ft.transport.methods import INTRODUCE
@@ -51,11 +51,6 @@ NAME_S = 2.0
 """How long it may take to find a name's address."""
 MAX_QUEUED = 256
 """A member that lets more messages pile up is dropped; it may come again."""
-
-PRIVATE_NETWORKS = tuple(
-    map(ipaddress.ip_network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7"))
-)
-"""RFC 1918, RFC 4193: a house's own."""
 
 Said = list[tuple[str, ToMember]]
 """To whom, and what."""
@@ -201,20 +196,8 @@ def endpoints_for(host: str, other: Present) -> tuple[str, ...]:
     return tuple(
         endpoint
         for endpoint in other.reachable.endpoints
-        if _host(endpoint) == other.host or (other.host == host and _is_private(_host(endpoint)))
+        if host_of(endpoint) == other.host or (other.host == host and is_private(host_of(endpoint)))
     )
-
-
-def _host(endpoint: str) -> str:
-    return endpoint.rpartition(":")[0].strip("[]")
-
-
-def _is_private(host: str) -> bool:
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return any(address in network for network in PRIVATE_NETWORKS)
 
 
 class Introductions:

@@ -11,7 +11,7 @@ import socket
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
 from typing import Any
@@ -21,6 +21,7 @@ from swarm_ft.errors import SwarmError, Unavailable
 from swarm_ft.identity.certificates import COORDINATOR_NAME
 from swarm_ft.log import get_logger
 from swarm_ft.protocol.messages.meeting import (
+    MAX_ENDPOINTS,
     FromMember,
     Linked,
     Meet,
@@ -138,6 +139,11 @@ class Reach:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    def also_at(self, endpoint: str) -> None:
+        """Others may reach the front there, too; that is tried first."""
+        endpoints = dict.fromkeys((endpoint, *self._reachable.endpoints))
+        self._tell(replace(self._reachable, endpoints=tuple(endpoints)[:MAX_ENDPOINTS]))
+
     async def link(self, name: str) -> Link:
         """A stream to this member, whichever way.
 
@@ -199,11 +205,14 @@ class Reach:
                 continue
             varies = one != other
             if varies != self._reachable.mapping_varies:
-                endpoints = self._reachable.endpoints
-                self._reachable = Reachable(endpoints=endpoints, mapping_varies=varies)
-                self._outbox.put_nowait(self._reachable)
+                self._tell(replace(self._reachable, mapping_varies=varies))
             break
         self.knows_mapping.set()
+
+    def _tell(self, reachable: Reachable) -> None:
+        self._reachable = reachable
+        if self.joined.is_set():  # or it is said first, when the coordinator is there
+            self._outbox.put_nowait(reachable)
 
     # ---- meetings
 

@@ -1,8 +1,8 @@
 """A port of the router that leads here, where the router gives one: NAT-PMP (RFC 6886), or UPnP.
 
 NAT-PMP is two small questions to the gateway. UPnP is `miniupnpc`'s, if that is installed. Whoever
-sits behind a second router (a carrier's) gets an address that nobody reaches: the coordinator passes
-on only those at which it sees a member.
+sits behind a second router (a carrier's) gets an address that nobody reaches: the coordinator
+passes on only those at which it sees a member.
 """
 
 from __future__ import annotations

@@ -12,8 +12,10 @@ from typing import Any
 
 from swarm_ft.clock import Clock
 from swarm_ft.identity.certificates import COORDINATOR_NAME
+from swarm_ft.protocol.spec.bounds import host_of, is_private
 from swarm_ft.reach.front import FILES_PER_CONNECTION, Front
 from swarm_ft.reach.meet import Reach
+from swarm_ft.reach.portmap import mapped
 from swarm_ft.reach.tunnels import Tunnels
 from swarm_ft.transport.base import Channel, Handler, Method, Server
 from swarm_ft.transport.grpc_options import check_address
@@ -106,7 +108,19 @@ class HomeTransport(FrontedTransport):
         Args:
             endpoints: where others may reach the front, the best first.
         """
-        self._running = asyncio.create_task(self._reach.run(endpoints))
+        self._running = asyncio.create_task(self._be_there(endpoints))
+
+    async def _be_there(self, endpoints: tuple[str, ...]) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._reach.run(endpoints))
+            if endpoints and is_private(host_of(endpoints[0])):
+                group.create_task(self._map_port(int(endpoints[0].rpartition(":")[2])))
+
+    async def _map_port(self, port: int) -> None:
+        async with mapped(port) as endpoint:
+            if endpoint is not None:
+                self._reach.also_at(endpoint)
+                await asyncio.Event().wait()
 
     async def close(self) -> None:
         """See `FrontedTransport`."""

@@ -113,3 +113,23 @@ def test_no_router_let_anybody_in_unasked(world: World) -> None:
     assert {home: router.num_accepted for home, router in routers.items()} == dict.fromkeys(
         routers, 0
     )
+
+
+@pytest.mark.skipif(bool(why_not(Home(maps_ports=True))), reason=why_not(Home(maps_ports=True)))
+def test_a_router_that_maps_ports_makes_a_home_public(tmp_path: Path) -> None:
+    names = write_keys(make_swarm(), tmp_path)
+    one, other = names["symmetric", 0], names["symmetric", 1]
+    with ExitStack() as stack:
+        internet = stack.enter_context(Internet())
+        public = internet.household(Home("open")).machines[0]
+        endpoint = ask(stack.enter_context(at(public, "hub", tmp_path, public.address)))
+        processes = []
+        for role, name, home in (
+            ("member", one, Home("symmetric")),
+            ("mapped", other, Home("symmetric", maps_ports=True)),
+        ):
+            machine = internet.household(home).machines[0]
+            process = at(machine, role, tmp_path, name, endpoint, machine.address)
+            processes.append(stack.enter_context(process))
+            assert ask(processes[-1]) == name
+        assert json.loads(ask(processes[0], other))["way"] == "direct"

@@ -155,6 +155,26 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+PRIVATE_NETWORKS = tuple(
+    map(ipaddress.ip_network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7"))
+)
+"""RFC 1918, RFC 4193: a house's own."""
+
+
+def is_private(host: str) -> bool:
+    """Whether it is an address within a house, that another house may have as well."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return any(address in network for network in PRIVATE_NETWORKS)
+
+
+def host_of(endpoint: str) -> str:
+    """The host of `host:port`, an IPv6 address without its brackets."""
+    return endpoint.rpartition(":")[0].strip("[]")
+
+
 @dataclass(frozen=True, slots=True)
 class Name(Bound):
     """A short printable name without slashes, since names end in paths."""
