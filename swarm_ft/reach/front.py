@@ -55,12 +55,11 @@ class Front:
     """See the module's docstring.
 
     Args:
-        grpc_path: of the socket on which gRPC listens; None: TLS is not served here.
         plaintext: gRPC without TLS is taken too.
     """
 
-    def __init__(self, grpc_path: str | None = None, *, plaintext: bool = False) -> None:
-        self._grpc_path = grpc_path
+    def __init__(self, *, plaintext: bool = False) -> None:
+        self._grpc_path: str | None = None
         self._grpc_bytes = {_TLS, _HTTP2} if plaintext else {_TLS}
         self._visits: dict[bytes, Visit] = {
             PROBE: _tell_address,
@@ -86,7 +85,7 @@ class Front:
         self._kept[endpoint_of(remote)] = sock
 
     def lead_to(self, grpc_path: str) -> None:
-        """Whatever speaks TLS goes here from now on."""
+        """Whatever speaks TLS goes to gRPC, at this path, from now on; before, it is not served."""
         self._grpc_path = grpc_path
 
     def on_pair(self, visit: Visit) -> None:

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from swarm_ft.log import get_logger
 from swarm_ft.transport.admission import Incoming, surplus
+from swarm_ft.transport.grpc_options import format_endpoint
 
 logger = get_logger(__name__)
 
@@ -102,7 +103,7 @@ class Guard:
         self._since_s = {other: self._since_s.get(other, now_s) for other in found}
         in_calls = self._in_calls()
         present = [
-            Incoming(*other, since_s, _shown(*other) in in_calls)
+            Incoming(*other, since_s, format_endpoint(*other) in in_calls)
             for other, since_s in self._since_s.items()
         ]
         wanted = int(self._total * FULL)
@@ -111,11 +112,6 @@ class Guard:
             _shut_down(self._port, {(one.host, one.port) for one in dropped})
             logger.warning("connections-dropped n=%d first=%s", len(dropped), dropped[0].host)
         return len(dropped)
-
-
-def _shown(host: str, port: int) -> str:
-    """As gRPC writes the address of a caller."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _others(port: int) -> list[Address]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from swarm_ft.errors import BadOption, PortInUse, SwarmError
-from swarm_ft.protocol.spec.bounds import is_endpoint, is_loopback
+from swarm_ft.protocol.spec.bounds import host_of, is_endpoint, is_loopback
 from swarm_ft.transport.admission import MAX_PER_ADDRESS
 from swarm_ft.transport.credentials import Credentials
 from swarm_ft.transport.methods import MAX_MESSAGE_BYTES
@@ -65,7 +65,7 @@ def check_plaintext(endpoint: str) -> None:
     Raises:
         BadOption: it is not `host:port` with an address of this machine.
     """
-    host = endpoint.rpartition(":")[0].strip("[]")
+    host = host_of(endpoint)
     if not is_endpoint(endpoint) or not is_loopback(host):
         raise BadOption(
             f"{ascii(host or endpoint)[:80]}: links without keys are plaintext and stay on this "
