@@ -38,8 +38,7 @@ from swarm_ft.protocol.messages.meeting import (
 )
 from swarm_ft.protocol.spec.bounds import host_of, is_private
 from swarm_ft.transport.base import Handler, MessageStream, Method, until_one_ends
-from swarm_ft.transport.connections import IPV4_IN_IPV6
-from swarm_ft.transport.grpc_options import format_endpoint
+from swarm_ft.transport.grpc_options import IPV4_IN_IPV6, format_endpoint
 from swarm_ft.transport.methods import INTRODUCE
 
 logger = get_logger(__name__)

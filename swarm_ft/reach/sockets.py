@@ -26,8 +26,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 
 from swarm_ft.errors import MalformedMessage
-from swarm_ft.transport.connections import IPV4_IN_IPV6
-from swarm_ft.transport.grpc_options import format_endpoint
+from swarm_ft.transport.grpc_options import IPV4_IN_IPV6, format_endpoint
 
 MAGIC = b"SFT1"
 PROBE, QUESTION, BACK, LEG, PAIR = b"O", b"Q", b"B", b"L", b"P"
