@@ -20,6 +20,7 @@ _COMMANDS = {
     "demo": "swarm_ft.cli.demo:demo",
     "serve-stage": "swarm_ft.cli.serve_stage:serve_stage",
     "doctor": "swarm_ft.cli.doctor:doctor",
+    "plan": "swarm_ft.cli.plan:plan",
     "client": "swarm_ft.cli.client:client",
     "init": "swarm_ft.cli.keys:init",
     "coordinator": "swarm_ft.cli.coordinator:coordinator",

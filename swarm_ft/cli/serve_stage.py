@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from swarm_ft.peer.kept_buffers import BufferPlace
     from swarm_ft.peer.node import PeerNode, PeerOptions
     from swarm_ft.peer.state.stage_state import EngineMaker
+    from swarm_ft.protocol.messages.capacity import Machine
 
 
 @click.command(
@@ -79,6 +80,13 @@ if TYPE_CHECKING:
     "On a CPU buffers come on top.  [default: 80 % of what is free beside buffers]",
 )
 @click.option("--threads", type=click.IntRange(1), help="CPU threads to compute with.")
+@click.option(
+    "--watts",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    metavar="W",
+    help="That this machine takes at work, for forecasts of kWh ('swarm-ft plan').",
+)
 @takes("buffers", BufferOptions)
 @snapshots_option
 @click.option(
@@ -132,6 +140,7 @@ def serve_stage(
                 buffers=_buffer_place(home, buffers),
                 snapshots_url=given["snapshots"] or "",
                 encrypts=encrypt_at_rest,
+                machine=await _measured(given["device"], given["dtype"], given["watts"]),
             )
             await serve_peer(swarm, listening, offer, make_engine, as_json=as_json)
 
@@ -207,6 +216,16 @@ def _memory_bytes(memory_gib: float | None, device: str, buffer_memory_bytes: in
     if torch_device.type == "cpu":  # buffers lie in the same memory, if there are any
         free_bytes -= min(buffer_memory_bytes, free_bytes // 2)
     return int(0.8 * free_bytes)
+
+
+async def _measured(device: str, dtype: str, watts: float) -> Machine:
+    """What this machine can do; the node measures its link."""
+    from swarm_ft.protocol.messages.capacity import Machine
+    from swarm_ft.stage.engine import DTYPES, pick_device
+    from swarm_ft.stage.speed import training_flops_per_s
+
+    flops = await asyncio.to_thread(training_flops_per_s, pick_device(device), DTYPES[dtype])
+    return Machine(flops_per_s=flops, watts=watts)
 
 
 # ---- where a peer keeps what is to outlive it on this machine: its key or name, and its buffers

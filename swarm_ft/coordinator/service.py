@@ -12,6 +12,7 @@ from typing import Any
 
 from swarm_ft import failpoints
 from swarm_ft.clock import Clock
+from swarm_ft.coordinator.capacity import Capacity
 from swarm_ft.coordinator.decide.machine import decide
 from swarm_ft.coordinator.facts.events import (
     CommitRecord,
@@ -70,7 +71,16 @@ from swarm_ft.protocol.spec.grant import Grant
 from swarm_ft.snapshots.store import Manifest, SnapshotStore
 from swarm_ft.transport.admission import address_of
 from swarm_ft.transport.base import Handler, MessageStream, Method, until_one_ends
-from swarm_ft.transport.methods import CANCEL, COLLECTED, JOIN, STATUS, SUBMIT, WATCH
+from swarm_ft.transport.methods import (
+    CANCEL,
+    COLLECTED,
+    JOIN,
+    MEASURE_LINK,
+    PLACE,
+    STATUS,
+    SUBMIT,
+    WATCH,
+)
 from swarm_ft.transport.rules import check_name, is_owner, may_read
 
 logger = get_logger(__name__)
@@ -171,6 +181,7 @@ class CoordinatorService:
             quotas=quotas,
             runs=lambda: self._state.runs.values(),
         )
+        self._capacity = Capacity(clock, lambda: self._state)
         self._joins_of_address: Rate[str] = Rate(per_s=JOINS_PER_S, burst=ADDRESS_BURST)
         self._joins_of_peer: Rate[PeerId] = Rate(per_s=JOINS_PER_S, burst=PEER_BURST)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -198,6 +209,8 @@ class CoordinatorService:
             CANCEL: partial(self._end, RunCancelled),
             COLLECTED: partial(self._end, ResultCollected),
             STATUS: self._status,
+            PLACE: self._capacity.place,
+            MEASURE_LINK: self._capacity.measure,
         }
 
     async def run(self) -> None:

@@ -21,6 +21,7 @@ from swarm_ft.discovery.directory import Directory
 from swarm_ft.errors import MalformedMessage, OutOfTurn, RunMismatch, Unavailable
 from swarm_ft.ids import PeerId, RunId
 from swarm_ft.log import get_logger
+from swarm_ft.peer.capacity import measure_link
 from swarm_ft.peer.context import PeerContext, run_in
 from swarm_ft.peer.coordinator_link import CoordinatorLink
 from swarm_ft.peer.host import StageHost, stage_failed
@@ -28,6 +29,7 @@ from swarm_ft.peer.kept_buffers import BufferPlace
 from swarm_ft.peer.links import Links
 from swarm_ft.peer.state.stage_state import EngineMaker, StageState
 from swarm_ft.peer.timeline import Timeline
+from swarm_ft.protocol.messages.capacity import Machine
 from swarm_ft.protocol.messages.control import (
     MAX_KEPT_RUNS,
     STORAGE_KEY_BYTES,
@@ -51,7 +53,7 @@ from swarm_ft.sealing import Sealer
 from swarm_ft.snapshots.local_files import LocalFiles
 from swarm_ft.snapshots.store import SnapshotStore
 from swarm_ft.transfer import serve_chunk_list, serve_chunks
-from swarm_ft.transport.base import Handler, Method, Transport, until_one_ends
+from swarm_ft.transport.base import Channel, Handler, Method, Transport, until_one_ends
 from swarm_ft.transport.methods import FETCH_CHUNKS, LINK, LIST_CHUNKS
 
 logger = get_logger(__name__)
@@ -73,6 +75,7 @@ class PeerOptions:
         buffers: where buffers are kept, and how many bytes of them.
         snapshots_url: where the swarm's snapshots lie; empty if this peer is to have no part.
         encrypts: what it writes to disks, each run with the key that the coordinator has for it.
+        machine: what it can do, for forecasts alone; its link is measured too. None: nothing is.
     """
 
     peer_id: PeerId
@@ -82,6 +85,7 @@ class PeerOptions:
     buffers: BufferPlace = field(default_factory=BufferPlace)
     snapshots_url: str = ""
     encrypts: bool = False
+    machine: Machine | None = None
 
 
 class PeerNode:
@@ -122,7 +126,8 @@ class PeerNode:
         self._kept_runs: frozenset[RunId] = frozenset()
         self._leaving = asyncio.Event()
         self._released = asyncio.Event()
-        rng = rng or Random()
+        self._rng = rng = rng or Random()
+        self._machine = options.machine or Machine()
         self._links = Links(options.peer_id, transport=transport, clock=clock, rng=rng)
         self._link = CoordinatorLink(
             directory,
@@ -214,7 +219,9 @@ class PeerNode:
 
     # ---- the coordinator
 
-    def _hello(self) -> PeerHello:
+    async def _hello(self, channel: Channel) -> PeerHello:
+        if self._options.machine is not None and not self._machine.up_bytes_per_s:
+            self._machine = await measure_link(channel, self._machine, self._rng)
         self._context.timeline.joined()
         return PeerHello(
             peer_id=self._options.peer_id,
@@ -223,6 +230,7 @@ class PeerNode:
             memory_bytes=self._options.memory_bytes,
             held=self._host.held if self._host is not None else None,
             kept_runs=tuple(sorted(self._kept_runs))[:MAX_KEPT_RUNS],
+            machine=self._machine,
         )
 
     def _alive(self) -> PeerAlive:

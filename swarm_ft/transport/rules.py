@@ -23,6 +23,8 @@ RULES: dict[str, frozenset[Role]] = {
     methods.COLLECTED.path: frozenset({Role.CLIENT}),
     methods.STATUS.path: frozenset({Role.PEER, Role.CLIENT}),
     methods.INTRODUCE.path: frozenset({Role.PEER, Role.CLIENT}),
+    methods.PLACE.path: frozenset({Role.CLIENT}),
+    methods.MEASURE_LINK.path: frozenset({Role.PEER}),
     methods.LINK.path: frozenset({Role.PEER}),
     methods.LIST_CHUNKS.path: frozenset({Role.PEER, Role.CLIENT}),
     methods.FETCH_CHUNKS.path: frozenset({Role.PEER, Role.CLIENT}),

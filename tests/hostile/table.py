@@ -21,6 +21,7 @@ from tests.hostile.attacker import (
     ask,
 )
 from tests.hostile.callers import Kind
+from tests.hostile.job import spec_message
 from tests.hostile.scene import Broken, Scene
 
 
@@ -139,6 +140,17 @@ async def _introduce(scene: Scene, kind: Kind) -> Answer:
     return await _at_coordinator(scene, kind, "Introduce", meeting_pb2.FromMember(reachable=here))
 
 
+async def _place(scene: Scene, kind: Kind) -> Answer:
+    spec = spec_message(scene.beside.job.spec)
+    request = pb.PlaceRequest(spec=spec, protocol_version=PROTOCOL_VERSION)
+    return await _at_coordinator(scene, kind, "Place", request)
+
+
+async def _measure_link(scene: Scene, kind: Kind) -> Answer:
+    sample = pb.LinkSample(protocol_version=PROTOCOL_VERSION)
+    return await _at_coordinator(scene, kind, "MeasureLink", sample)
+
+
 def check_details(scene: Scene, found: pb.SwarmStatus, *, is_owner: bool) -> None:
     """The honest client's runs are told in full to it alone; nobody else has one.
 
@@ -222,6 +234,8 @@ TABLE = (
     MethodCells("Collected", _collected, OF_A_RUN),
     MethodCells("Status", _status, _row(_all((*CLIENTS, *PEERS), ALLOWED))),
     MethodCells("Introduce", _introduce, _row(_all((*CLIENTS, *PEERS), ALLOWED))),
+    MethodCells("Place", _place, _row(_all(CLIENTS, ALLOWED))),
+    MethodCells("MeasureLink", _measure_link, _row(_all(PEERS, ALLOWED))),
     MethodCells("Link", _link, _row(_all(NEWCOMERS, UNHEARD) | _all(PEERS, ALLOWED))),
     MethodCells("ListChunks", _list_chunks, OF_THE_FILE),
     MethodCells("FetchChunks", _fetch_chunks, OF_THE_FILE),
