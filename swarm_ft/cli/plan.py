@@ -79,9 +79,9 @@ def forecast_lines(found: Forecast) -> Iterator[str]:
 def _stage_line(stage: StageForecast) -> str:
     from rich.filesize import decimal
 
-    names = ", ".join(stage.peers)
+    names, gib = ", ".join(stage.peers), stage.memory_bytes / (1 << 30)
     computes = f"{1000 * stage.compute_s:.0f} ms a microbatch" if stage.compute_s else "?"
     return (
-        f"layers {stage.layers!s:<8} {names}: {stage.memory_bytes / (1 << 30):.2f} GiB, {computes}, "
+        f"layers {stage.layers!s:<8} {names}: {gib:.2f} GiB, {computes}, "
         f"sends {decimal(round(stage.up_bytes))}, receives {decimal(round(stage.down_bytes))}"
     )
