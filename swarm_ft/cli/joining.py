@@ -196,7 +196,7 @@ async def joined(way: WayIn, key_file: Path | None = None) -> AsyncIterator[Join
         async with in_dht(way.initial_peers, way.dht_prefix) as directory:
             yield Joined(directory=directory)
         return
-    from swarm_ft.discovery.directory import find_coordinator
+    from swarm_ft.discovery.directory import RememberingDirectory, find_coordinator
     from swarm_ft.enrol import enrol, stay_enrolled
     from swarm_ft.identity.certificates import key_name
     from swarm_ft.identity.keys import key_at, new_key
@@ -207,13 +207,14 @@ async def joined(way: WayIn, key_file: Path | None = None) -> AsyncIterator[Join
     nodes = way.initial_peers or member.initial_peers
     signer, authority = Signer(own), key_name(member.credentials.authority)
     in_it = in_dht(nodes, member.dht_prefix, signer=signer, authority=authority)
-    async with in_it as directory:
+    async with in_it as dht:
+        remembering = RememberingDirectory(dht, member.coordinator)
         renewing = asyncio.create_task(
-            stay_enrolled(member.credentials, own, functools.partial(find_coordinator, directory))
+            stay_enrolled(member.credentials, own, functools.partial(find_coordinator, remembering))
         )
         try:
             yield Joined(
-                directory=directory,
+                directory=remembering,
                 credentials=member.credentials,
                 name=member.name,
                 coordinator=member.coordinator,
