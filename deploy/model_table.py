@@ -8,6 +8,7 @@ from pathlib import Path
 from transformers import __version__
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from deploy.pages import with_part
 from swarm_ft.errors import BadModel
 from swarm_ft.stage.architecture import architecture_of, check_cuts
 from swarm_ft.stage.skeleton import build_skeleton
@@ -15,7 +16,6 @@ from tests.families import COMPOSED, small_config
 
 PAGE = Path("docs/models.md")
 BEGIN = "<!-- by python -m deploy.model_table: begin -->\n"
-END = "<!-- end -->\n"
 _COMPOSED = "its checkpoints are of a text model and others; expected one of the text model alone"
 
 
@@ -23,13 +23,9 @@ def with_tables(page: str) -> str:
     """The page with its tables as they should be.
 
     Raises:
-        ValueError: it does not hold BEGIN and, behind it, END.
+        ValueError: it has not the lines around them.
     """
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (begin and end):
-        raise ValueError(f"expected {BEGIN!r} and {END!r} in the page")
-    return f"{before}{begin}\n{_tables()}\n{end}{after}"
+    return with_part(page, BEGIN, _tables())
 
 
 def _tables() -> str:

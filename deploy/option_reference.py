@@ -6,26 +6,22 @@ import sys
 from dataclasses import MISSING
 from pathlib import Path
 
+from deploy.pages import with_part
 from swarm_ft.client.options import JobOptions
 from swarm_ft.protocol.spec.bounds import Range
 from swarm_ft.protocol.spec.options import Declared, declared
 
 PAGE = Path("docs/options.md")
 BEGIN = "<!-- from the declarations, by `make docs`: begin -->\n"
-END = "<!-- end -->\n"
 
 
 def with_table(page: str) -> str:
     """The page with its table as it should be.
 
     Raises:
-        ValueError: it does not hold BEGIN and, behind it, END.
+        ValueError: it has not the lines around it.
     """
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (begin and end):
-        raise ValueError(f"expected {BEGIN!r} and {END!r} in the page")
-    return f"{before}{begin}\n{_table()}\n{end}{after}"
+    return with_part(page, BEGIN, _table())
 
 
 def _table() -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from swarm_ft.transport.connections import MAX_CONNECTIONS
 from swarm_ft.transport.grpc_options import (
     WARM_IDLE_S,
     GrpcOptions,
@@ -12,6 +11,7 @@ from swarm_ft.transport.grpc_options import (
     server_arguments,
 )
 from swarm_ft.transport.methods import MAX_MESSAGE_BYTES
+from swarm_ft.transport.open_files import MAX_CONNECTIONS
 
 KEEP_WINDOW = "net.ipv4.tcp_slow_start_after_idle=0"
 

@@ -38,7 +38,7 @@ from swarm_ft.protocol.messages.meeting import (
 )
 from swarm_ft.protocol.spec.bounds import host_of, is_private
 from swarm_ft.transport.base import Handler, MessageStream, Method, until_one_ends
-from swarm_ft.transport.grpc_options import format_endpoint
+from swarm_ft.transport.grpc_options import IPV4_IN_IPV6, format_endpoint
 from swarm_ft.transport.methods import INTRODUCE
 
 logger = get_logger(__name__)
@@ -233,7 +233,7 @@ class Introductions:
         queue: asyncio.Queue[ToMember] = asyncio.Queue(MAX_QUEUED)
         self.meetings.gone(name)  # an older call of the same member is not used any more
         self._queues[name] = queue
-        host = stream.remote.rpartition(":")[0].strip("[]").removeprefix("::ffff:")
+        host = host_of(stream.remote).removeprefix(IPV4_IN_IPV6)
         try:
             first = await _with_addresses(first)
             self._say(self.meetings.came(name, host, first, self._clock.now_s()))

@@ -8,6 +8,7 @@ plaintext is ever served on a port, unless that is asked for.
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 import time
 from collections.abc import Awaitable, Callable, Collection
@@ -36,16 +37,22 @@ from swarm_ft.reach.sockets import (
     send_text,
     tune,
 )
+from swarm_ft.transport.admission import MAX_PER_ADDRESS, Incoming, surplus
+from swarm_ft.transport.open_files import max_connections, raise_open_files
 
 logger = get_logger(__name__)
 
 _TLS, _HTTP2 = b"\x16", b"P"
 """First bytes of a TLS handshake, and of gRPC without one."""
 BACKLOG = 128
-MAX_CONNECTIONS = 512
-"""Of one that serves no gRPC."""
 FILES_PER_CONNECTION = 6
 """Its socket, that to gRPC, and a pipe each way."""
+FULL = 0.75
+"""Of all connections; above it those without a call make room."""
+
+ONE_ADDRESS = 0.25
+"""Of all connections; no address has more, however few there may be."""
+TOLD_EVERY_S = 1.0
 
 Visit = Callable[[socket.socket, Address], Awaitable[None]]
 """Takes a connection, whose preamble's letter was read, and from whom it comes. It owns it then."""
@@ -55,12 +62,13 @@ class Front:
     """See the module's docstring.
 
     Args:
-        grpc_path: of the socket on which gRPC listens; None: TLS is not served here.
         plaintext: gRPC without TLS is taken too.
+        per_address: how many connections one address may have.
     """
 
-    def __init__(self, grpc_path: str | None = None, *, plaintext: bool = False) -> None:
-        self._grpc_path = grpc_path
+    def __init__(self, *, plaintext: bool = False, per_address: int = MAX_PER_ADDRESS) -> None:
+        self._grpc_path: str | None = None
+        self._in_calls: Callable[[], Collection[str]] = tuple
         self._grpc_bytes = {_TLS, _HTTP2} if plaintext else {_TLS}
         self._visits: dict[bytes, Visit] = {
             PROBE: _tell_address,
@@ -70,9 +78,10 @@ class Front:
         self._ports: list[int] = []
         self._listeners: list[socket.socket] = []
         self._accepting: list[asyncio.Task[None]] = []
-        self.at_most = MAX_CONNECTIONS
-        """Connections at a time; those above it are closed at once."""
-        self._connections: set[asyncio.Task[None]] = set()
+        self._at_most = max(1, max_connections(raise_open_files()) // FILES_PER_CONNECTION)
+        self._per_address = max(1, min(per_address, int(ONE_ADDRESS * self._at_most)))
+        self._present: dict[Incoming, asyncio.Task[None]] = {}
+        self._dropped, self._told_s = 0, -math.inf
         self._kept: dict[str, socket.socket] = {}
 
     @property
@@ -85,9 +94,14 @@ class Front:
         """This one showed a ticket, or a meeting's proof."""
         self._kept[endpoint_of(remote)] = sock
 
-    def lead_to(self, grpc_path: str) -> None:
-        """Whatever speaks TLS goes here from now on."""
-        self._grpc_path = grpc_path
+    def lead_to(self, grpc_path: str, in_calls: Callable[[], Collection[str]]) -> None:
+        """Whatever speaks TLS goes to gRPC from now on; before, it is not served.
+
+        Args:
+            grpc_path: where gRPC listens.
+            in_calls: the other ends of all connections that have a call under way.
+        """
+        self._grpc_path, self._in_calls = grpc_path, in_calls
 
     def on_pair(self, visit: Visit) -> None:
         """Who takes streams of meetings."""
@@ -146,7 +160,7 @@ class Front:
         """Take no more, and end what stands."""
         for listener in self._listeners:
             listener.close()
-        tasks = [*self._accepting, *self._connections]
+        tasks = [*self._accepting, *self._present.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -160,12 +174,53 @@ class Front:
                 logger.warning("front: %s", error.strerror)
                 await asyncio.sleep(0.1)
                 continue
-            if len(self._connections) >= self.at_most:
-                sock.close()
-                continue
-            connection = asyncio.create_task(self._greet(sock, remote[:2]))
-            self._connections.add(connection)
-            connection.add_done_callback(self._connections.discard)
+            self._admit(sock, remote[:2])
+            await asyncio.sleep(0)  # an accepted one that was waiting gives nobody else a turn
+
+    def _admit(self, sock: socket.socket, remote: Address) -> None:
+        """Let it in, and out whoever has to go for it; that may be itself.
+
+        Decided as each one comes, so those of one address are never more than it may have, however
+        fast they come, and all others find room.
+        """
+        new = Incoming(*remote, asyncio.get_running_loop().time(), in_call=False)
+        dropped = self._surplus(new)
+        for one in dropped:
+            if one in self._present:
+                self._present[one].cancel()
+        self._tell(dropped, new.since_s)
+        if new in dropped:
+            sock.close()
+            return
+        task = asyncio.create_task(self._greet(sock, remote))
+        self._present[new] = task
+        task.add_done_callback(lambda _: self._ended(new, sock))
+
+    def _ended(self, one: Incoming, sock: socket.socket) -> None:
+        if self._present.pop(one).cancelled():  # perhaps before it began
+            sock.close()
+
+    def _tell(self, dropped: list[Incoming], now_s: float) -> None:
+        """A flood is worth a line a second, not one each."""
+        self._dropped += len(dropped)
+        if self._dropped and now_s >= self._told_s + TOLD_EVERY_S:
+            logger.warning("connections-dropped n=%d", self._dropped)
+            self._dropped, self._told_s = 0, now_s
+
+    def _surplus(self, new: Incoming) -> list[Incoming]:
+        if len(self._present) < self._per_address:
+            return []
+        busy = {*self.kept, *self._in_calls()}
+        known = {one._replace(in_call=endpoint_of(one[:2]) in busy): one for one in self._present}
+        dropped = surplus(
+            [*known, new],
+            new.since_s,
+            per_address=self._per_address,
+            wanted=int(FULL * self._at_most),
+        )
+        if len(known) - len(dropped) >= self._at_most:
+            dropped.append(new)
+        return [known.get(one, one) for one in dropped]
 
     async def _greet(self, sock: socket.socket, remote: Address) -> None:
         """Find out what it wants, soon."""

@@ -343,7 +343,8 @@ class _Meeting:
             link.sock.close()
             raise Unavailable(f"the stream to {self._meet.name} broke: {error}") from None
         self._say(Linked(meeting=self._meet.meeting, way=link.way, took_s=took_s))
-        logger.info("reaches %s %s, after %.0f ms", self._meet.name, link.way, took_s * 1000)
+        tell = logger.debug if link.way is Way.DIRECT else logger.info
+        tell("reaches %s %s, after %.0f ms", self._meet.name, link.way, took_s * 1000)
 
     async def _close(self) -> None:
         """All but the stream that was taken."""

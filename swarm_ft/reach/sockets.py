@@ -26,6 +26,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 
 from swarm_ft.errors import MalformedMessage
+from swarm_ft.transport.grpc_options import IPV4_IN_IPV6, format_endpoint
 
 MAGIC = b"SFT1"
 PROBE, QUESTION, BACK, LEG, PAIR = b"O", b"Q", b"B", b"L", b"P"
@@ -128,8 +129,7 @@ async def receive_exactly(sock: socket.socket, num_bytes: int) -> bytes:
 
 def endpoint_of(address: Address) -> str:
     """`host:port`; an IPv4 address that a socket for both kinds shows as IPv6 is one of IPv4."""
-    host, port = address[0].removeprefix("::ffff:"), address[1]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return format_endpoint(address[0].removeprefix(IPV4_IN_IPV6), address[1])
 
 
 # ---- what is said first

@@ -13,10 +13,11 @@ from typing import Any
 from swarm_ft.clock import Clock
 from swarm_ft.identity.certificates import COORDINATOR_NAME
 from swarm_ft.protocol.spec.bounds import host_of, is_private
-from swarm_ft.reach.front import FILES_PER_CONNECTION, Front
+from swarm_ft.reach.front import Front
 from swarm_ft.reach.meet import Reach
 from swarm_ft.reach.portmap import mapped
 from swarm_ft.reach.tunnels import Tunnels
+from swarm_ft.transport.admission import MAX_PER_ADDRESS
 from swarm_ft.transport.base import Channel, Handler, Method, Server
 from swarm_ft.transport.grpc_options import check_address
 from swarm_ft.transport.grpc_transport import GrpcServer, GrpcTransport
@@ -47,12 +48,19 @@ class FrontedTransport:
     Args:
         grpc: what is behind and beside it.
         plaintext: it does not speak TLS.
+        per_address: how many connections one address may have.
     """
 
-    def __init__(self, grpc: GrpcTransport, *, plaintext: bool = False) -> None:
+    def __init__(
+        self,
+        grpc: GrpcTransport,
+        *,
+        plaintext: bool = False,
+        per_address: int = MAX_PER_ADDRESS,
+    ) -> None:
         self._grpc = grpc
         self._folder: Path | None = None
-        self.front = Front(plaintext=plaintext)
+        self.front = Front(plaintext=plaintext, per_address=per_address)
 
     async def serve(
         self, host: str, port: int, handlers: Mapping[Method[Any, Any], Handler]
@@ -63,10 +71,8 @@ class FrontedTransport:
         self._folder = Path(tempfile.mkdtemp(prefix="swarm-ft-"))
         path = str(self._folder / "grpc")
         inner = await self._grpc.serve_at(path, handlers)
-        self.front.lead_to(path)
+        self.front.lead_to(path, inner.callers)
         endpoint = await self.front.listen(host, port)
-        port = int(endpoint.rpartition(":")[2])
-        self.front.at_most = inner.guard(port, lambda: self.front.kept, FILES_PER_CONNECTION)
         return FrontedServer(endpoint, inner, self)
 
     async def close(self) -> None:

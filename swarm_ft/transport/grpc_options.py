@@ -15,12 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from swarm_ft.errors import BadOption, PortInUse, SwarmError
-from swarm_ft.protocol.spec.bounds import is_endpoint, is_loopback
-from swarm_ft.transport.admission import MAX_PER_ADDRESS
+from swarm_ft.protocol.spec.bounds import host_of, is_endpoint, is_loopback
 from swarm_ft.transport.credentials import Credentials
 from swarm_ft.transport.methods import MAX_MESSAGE_BYTES
 
 # ---- whether an address can be listened on, in one clear line
+
+
+IPV4_IN_IPV6 = "::ffff:"
+"""How a socket for both shows an IPv4 address."""
 
 
 def format_endpoint(host: str, port: int) -> str:
@@ -65,7 +68,7 @@ def check_plaintext(endpoint: str) -> None:
     Raises:
         BadOption: it is not `host:port` with an address of this machine.
     """
-    host = endpoint.rpartition(":")[0].strip("[]")
+    host = host_of(endpoint)
     if not is_endpoint(endpoint) or not is_loopback(host):
         raise BadOption(
             f"{ascii(host or endpoint)[:80]}: links without keys are plaintext and stay on this "
@@ -134,7 +137,6 @@ class GrpcOptions:
             A dead link counts as dead as late as without. Clients cannot: gRPC holds them to
             one probe a second.
         connect_timeout_s: of one attempt to reach a server, its answer to HTTP/2 included.
-        connections_per_address: that a server takes from one address.
         idle_s: after which a server drops a connection that has no call.
         first_message_s: after which it ends a call that has said nothing.
         credentials: of both ends; None: plaintext, on this machine alone, and nobody knows who is
@@ -146,7 +148,6 @@ class GrpcOptions:
     answer_timeout_s: float = 20.0
     warm_idle_s: float | None = None
     connect_timeout_s: float = 5.0
-    connections_per_address: int = MAX_PER_ADDRESS
     idle_s: float = IDLE_S
     first_message_s: float = FIRST_MESSAGE_S
     credentials: Credentials | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
+from collections.abc import Coroutine, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
 from urllib.parse import unquote
@@ -23,7 +23,6 @@ from swarm_ft.transport.base import (
     first_done,
     run_handler,
 )
-from swarm_ft.transport.connections import Guard, max_connections, raise_open_files
 from swarm_ft.transport.credentials import name_argument
 from swarm_ft.transport.grpc_options import (
     GrpcOptions,
@@ -35,6 +34,7 @@ from swarm_ft.transport.grpc_options import (
     server_arguments,
 )
 from swarm_ft.transport.methods import from_bytes, to_bytes
+from swarm_ft.transport.open_files import max_connections, raise_open_files
 from swarm_ft.transport.rules import check_rule
 
 # ---- the one table between this project's errors and gRPC's
@@ -351,14 +351,12 @@ class GrpcServer:
 
     def __init__(self, options: GrpcOptions, handlers: Mapping[Method[Any, Any], Handler]) -> None:
         self._options = options
-        self._max_connections = max_connections(raise_open_files())
         largest = max((method.request_bytes for method in handlers), default=0)
-        arguments = server_arguments(options, largest, self._max_connections)
+        arguments = server_arguments(options, largest, max_connections(raise_open_files()))
         self._server = grpc.aio.server(options=arguments)
         for method, handler in handlers.items():
             self._register(method, handler)
         self._endpoint = ""
-        self._guarding: asyncio.Task[None] | None = None
         self._running: dict[asyncio.Task[SwarmError | None], ServerStream[Any, Any]] = {}
 
     @property
@@ -385,37 +383,15 @@ class GrpcServer:
             raise refusal(host, port, error) from None
         self._endpoint = format_endpoint(host, bound)
         await self._server.start()
-        self.guard(bound)
 
-    def guard(
-        self, port: int, others: Callable[[], Collection[str]] = tuple, files_each: int = 1
-    ) -> int:
-        """Keep the connections to a port of this process within bounds, from now on.
-
-        Args:
-            port: through which this server's calls come.
-            others: other ends of connections there that are needed, although they have no call.
-            files_each: that a connection takes of those that this process may open.
-
-        Returns:
-            How many connections there may be in all.
-        """
-        total = max(1, self._max_connections // files_each)
-        guard = Guard(
-            port,
-            per_address=self._options.connections_per_address,
-            total=total,
-            in_calls=lambda: {*others(), *(stream.remote for stream in self._running.values())},
-        )
-        self._guarding = asyncio.create_task(guard.run())
-        return total
+    def callers(self) -> set[str]:
+        """The other ends of all connections that have a call under way, `host:port`."""
+        return {stream.remote for stream in self._running.values()}
 
     async def stop(self, grace_s: float = 0.0) -> None:
         """See `Server`."""
         # The calls are ended here, with a reason, and not by gRPC: its clients print a line of
         # their own when a server cuts calls off. gRPC's own deadline is there to be sure.
-        if self._guarding is not None:
-            self._guarding.cancel()
         closing = asyncio.create_task(self._server.stop(grace_s + 2 * LOST_GRACE_S))
         if self._running:
             await asyncio.wait(set(self._running), timeout=grace_s)

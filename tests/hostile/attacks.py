@@ -251,6 +251,18 @@ async def never_ready(scene: Scene) -> None:
 
 @attack("13-takes-nothing-over")
 async def false_take_over(scene: Scene) -> None:
+    for _ in range(TRIES):
+        why = await _idle_after_false_take_over(scene)
+        if "took over another state" in why:
+            return
+    raise Broken(f"it is idle for another reason: {why}")
+
+
+TRIES = 3
+"""Where everything is slow it may be set aside for its links, which nobody has, before it lies."""
+
+
+async def _idle_after_false_take_over(scene: Scene) -> str:
     who = await scene.victim.member(Role.PEER)
 
     def echo(message: pb.ToPeer) -> pb.FromPeer | None:
@@ -267,13 +279,11 @@ async def false_take_over(scene: Scene) -> None:
         )
 
     async with joined(scene, who, (0, 2), echo) as member:
-        await member.told("catch_up")
         why = await scene.idle_of(who.name)
         await scene.beside.commits(2)
-    if "took over another state" not in why:
-        raise Broken(f"it is idle for another reason: {why}")
     if any(message.plan.tokens for message in member.heard):
         raise Broken("it was sent tokens")
+    return why
 
 
 @attack("14-fails-always")

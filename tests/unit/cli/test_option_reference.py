@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from deploy.option_reference import BEGIN, END, PAGE, with_table
+from deploy.option_reference import BEGIN, PAGE, with_table
+from deploy.pages import END
 from swarm_ft.client.options import JobOptions
 from swarm_ft.protocol.spec.options import declared
 

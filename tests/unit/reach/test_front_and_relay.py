@@ -143,7 +143,8 @@ async def test_what_is_neither_tls_nor_a_preamble_is_dropped(front: Front) -> No
 
 
 async def test_tls_goes_to_grpc_whole(echo_path: str) -> None:
-    front = Front(echo_path)
+    front = Front()
+    front.lead_to(echo_path, tuple)
     taken: asyncio.Queue[bytes] = asyncio.Queue()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

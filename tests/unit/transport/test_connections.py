@@ -1,9 +1,8 @@
-"""Connections that want nothing, against real gRPC servers: they go, and members get in."""
+"""Connections that want nothing, against real servers: they go, and members get in."""
 
 import asyncio
 import os
 import resource
-import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -12,11 +11,13 @@ import pytest
 
 from swarm_ft.errors import Unavailable
 from swarm_ft.protocol.messages.client import StatusRequest, SwarmStatus
+from swarm_ft.reach.transport import FrontedTransport
+from swarm_ft.transport.admission import MAX_PER_ADDRESS
 from swarm_ft.transport.base import Channel, MessageStream, call
-from swarm_ft.transport.connections import Guard, max_connections, raise_open_files
 from swarm_ft.transport.grpc_options import GrpcOptions
 from swarm_ft.transport.grpc_transport import GrpcTransport
 from swarm_ft.transport.methods import STATUS
+from swarm_ft.transport.open_files import max_connections, raise_open_files
 from tests.raw_calls import BYTES
 
 pytestmark = pytest.mark.timeout(60)
@@ -31,8 +32,12 @@ async def echo(stream: MessageStream[bytes, bytes]) -> None:
 
 
 @asynccontextmanager
-async def serving(options: GrpcOptions) -> AsyncIterator[tuple[Channel, str]]:
-    server = await GrpcTransport(options).serve("127.0.0.1", 0, {BYTES: echo})
+async def serving(
+    options: GrpcOptions | None = None, per_address: int = MAX_PER_ADDRESS
+) -> AsyncIterator[tuple[Channel, str]]:
+    grpc = GrpcTransport(options or GrpcOptions())
+    fronted = FrontedTransport(grpc, plaintext=True, per_address=per_address)
+    server = await fronted.serve("127.0.0.1", 0, {BYTES: echo})
     channel = GrpcTransport().connect(server.endpoint)
     try:
         yield channel, server.endpoint
@@ -69,7 +74,7 @@ async def test_a_connection_without_a_call_is_dropped_and_one_with_a_call_is_not
 
 
 async def test_an_address_has_so_many_connections_and_those_with_calls_stay() -> None:
-    async with serving(GrpcOptions(connections_per_address=4)) as (channel, endpoint):
+    async with serving(per_address=4) as (channel, endpoint):
         stream = channel.open(BYTES)
         await stream.send(b"x")
         assert await stream.receive() == b"x"
@@ -97,6 +102,7 @@ async def test_a_call_that_says_nothing_is_ended() -> None:
 SERVER = """
 import asyncio
 from swarm_ft.protocol.messages.client import SwarmStatus
+from swarm_ft.reach.transport import FrontedTransport
 from swarm_ft.transport.grpc_transport import GrpcTransport
 from swarm_ft.transport.methods import STATUS
 
@@ -105,7 +111,8 @@ async def status(stream):
     await stream.send(SwarmStatus(members=(), runs=()))
 
 async def main():
-    server = await GrpcTransport().serve("127.0.0.1", 0, {STATUS: status})
+    fronted = FrontedTransport(GrpcTransport(), plaintext=True)
+    server = await fronted.serve("127.0.0.1", 0, {STATUS: status})
     print(server.endpoint, flush=True)
     await asyncio.Event().wait()
 
@@ -113,18 +120,10 @@ asyncio.run(main())
 """
 
 
-FRONTED = SERVER.replace(
-    "GrpcTransport()", "FrontedTransport(GrpcTransport(), plaintext=True)"
-).replace(
-    "from swarm_ft.transport.methods",
-    "from swarm_ft.reach.transport import FrontedTransport\nfrom swarm_ft.transport.methods",
-)
-
-
 @asynccontextmanager
-async def process_of_few_files(num_files: int, server: str = SERVER) -> AsyncIterator[str]:
+async def process_of_few_files(num_files: int) -> AsyncIterator[str]:
     """Where a server of its own process listens, which may open so many files and never more."""
-    limited = f"ulimit -n {num_files}; exec {sys.executable} -c '{server}'"
+    limited = f"ulimit -n {num_files}; exec {sys.executable} -c '{SERVER}'"
     process = await asyncio.create_subprocess_exec(
         "bash", "-c", limited, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
     )
@@ -149,36 +148,31 @@ async def status_of(endpoint: str) -> SwarmStatus:
 
 
 async def test_more_idle_connections_than_files_lock_nobody_out() -> None:
+    """Each takes six files."""
     async with process_of_few_files(512) as endpoint:
-        idlers = [await idler(endpoint) for _ in range(700)]
-        assert await status_of(endpoint) == SwarmStatus(members=(), runs=())
-        for _, writer in idlers:
-            writer.close()
-
-
-async def test_a_front_whose_files_run_out_locks_nobody_out() -> None:
-    """Each connection takes six files there."""
-    async with process_of_few_files(512, FRONTED) as endpoint:
         idlers = [await idler(endpoint) for _ in range(300)]
         assert await status_of(endpoint) == SwarmStatus(members=(), runs=())
         for _, writer in idlers:
             writer.close()
 
 
-def test_only_connections_to_the_port_are_looked_at() -> None:
-    local = ("127.0.0.1", 0)
-    with socket.create_server(local) as one, socket.create_server(local) as another:
-        ends = [socket.create_connection(one.getsockname()) for _ in range(3)]
-        ends += [socket.create_connection(another.getsockname())]
-        guard = Guard(one.getsockname()[1], per_address=2, total=100, in_calls=frozenset)
-        accepted = [one.accept()[0] for _ in range(3)]
-        kept, _ = another.accept()
-        assert guard.survey(1.0) == 1
-        kept.send(b"x")
-        assert ends[-1].recv(1) == b"x"
-        for end in (*ends, *accepted, kept):
-            end.close()
-        assert guard.survey(2.0) == 0
+async def test_a_flood_from_one_address_keeps_nobody_of_another_out() -> None:
+    """Not even for a moment: whoever asks in the midst of it is answered at once."""
+    async with serving() as (_, endpoint):
+        host, _, port = endpoint.rpartition(":")
+        elsewhere = ("127.0.0.9", 0)
+        writers = []
+        for num_calls in range(1, 9):
+            for _ in range(MAX_PER_ADDRESS):
+                opening = asyncio.open_connection(host, int(port), local_addr=elsewhere)
+                writers.append((await opening)[1])
+            channel = GrpcTransport().connect(endpoint)
+            stream = channel.open(BYTES)
+            await stream.send(bytes([num_calls]))
+            assert await stream.receive() == bytes([num_calls])
+            await channel.close()
+        for writer in writers:
+            writer.close()
 
 
 def test_files_are_left_for_the_process_itself() -> None:
