@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
 from swarm_ft.errors import BadOption, Unavailable
-from swarm_ft.identity.certificates import COORDINATOR_NAME, Role
+from swarm_ft.identity.certificates import Role
 from swarm_ft.ids import PeerId
 from swarm_ft.log import get_logger
 from swarm_ft.protocol.spec.bounds import is_endpoint
@@ -43,49 +41,6 @@ class Directory(Protocol):
 
     async def close(self) -> None:
         """Withdraw everything and leave. The directory is of no use afterwards."""
-
-
-FIND_S = 3.0
-"""How long the coordinator is looked for before it is looked for where it last was."""
-
-
-class RememberingDirectory:
-    """A directory that remembers where the coordinator was: for when nobody tells any more.
-
-    A router that forgets its connections, or a DHT without nodes, costs a member nothing so.
-
-    Args:
-        directory: what is asked first.
-        coordinator: where that is, as far as is known.
-    """
-
-    def __init__(self, directory: Directory, coordinator: str) -> None:
-        self._directory = directory
-        self._coordinator = coordinator
-
-    async def announce(self, role: Role, name: str, endpoint: str) -> None:
-        """See `Directory`."""
-        await self._directory.announce(role, name, endpoint)
-
-    async def withdraw(self, role: Role, name: str) -> None:
-        """See `Directory`."""
-        await self._directory.withdraw(role, name)
-
-    async def find(self, role: Role) -> dict[str, str]:
-        """See `Directory`; of coordinators there is always one."""
-        if role is not Role.COORDINATOR:
-            return await self._directory.find(role)
-        found: dict[str, str] = {}
-        with suppress(TimeoutError, Unavailable):
-            async with asyncio.timeout(FIND_S):
-                found = await self._directory.find(role)
-        if found:
-            self._coordinator = next(iter(found.values()))
-        return found or {COORDINATOR_NAME: self._coordinator}
-
-    async def close(self) -> None:
-        """See `Directory`."""
-        await self._directory.close()
 
 
 async def find_coordinator(directory: Directory) -> str:
