@@ -86,9 +86,12 @@ class RememberingDirectory:
             await self._dht.withdraw(role, name)
 
     async def find(self, role: Role) -> dict[str, str]:
-        """See `Directory`; of coordinators there is always one, and it is told soon."""
+        """See `Directory`; of coordinators there is always one, and it is told soon.
+
+        Others are nowhere, as far as is known, while the DHT does not answer.
+        """
         if role is not Role.COORDINATOR:
-            return {} if self._dht is None else await self._dht.find(role)
+            return await self._found(role)
         if self._looking is None or self._looking.done():
             self._looking = asyncio.create_task(self._look())
         # It goes on looking: what it finds later counts next time.
@@ -105,13 +108,17 @@ class RememberingDirectory:
             await (self._dht.abandon() if self._is_lost else self._dht.close())
 
     async def _look(self) -> None:
+        for endpoint in (await self._found(Role.COORDINATOR)).values():
+            self._coordinator = endpoint
+
+    async def _found(self, role: Role) -> dict[str, str]:
+        if self._dht is None or self._is_lost:
+            return {}
         try:
-            found = {} if self._dht is None else await self._dht.find(Role.COORDINATOR)
+            return await self._dht.find(role)
         except Unavailable as error:
             logger.debug("directory: %s", error.message)
-            return
-        for endpoint in found.values():
-            self._coordinator = endpoint
+            return {}
 
     async def _stay(self) -> None:
         while True:
