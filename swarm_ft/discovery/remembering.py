@@ -47,14 +47,14 @@ class RememberingDirectory:
 
     Args:
         open_dht: enters the DHT.
-        coordinator: where that is, as far as is known.
+        coordinator: where that is, as far as is known; None: it is not.
         dht: that was entered already.
     """
 
     def __init__(
         self,
         open_dht: Callable[[], Awaitable[Losable]],
-        coordinator: str,
+        coordinator: str | None = None,
         dht: Losable | None = None,
     ) -> None:
         self._open_dht = open_dht
@@ -65,6 +65,11 @@ class RememberingDirectory:
         self._tried = asyncio.Event()
         self._looking: asyncio.Task[None] | None = None
         self._staying: asyncio.Task[None] | None = None
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """As of `DhtDirectory`: a client has none."""
+        return ()
 
     async def enter(self) -> None:
         """Be in the DHT from now on, as far as that can be done."""
@@ -86,7 +91,7 @@ class RememberingDirectory:
             await self._dht.withdraw(role, name)
 
     async def find(self, role: Role) -> dict[str, str]:
-        """See `Directory`; of coordinators there is always one, and it is told soon.
+        """See `Directory`; where the coordinator is, or was, is told soon.
 
         Others are nowhere, as far as is known, while the DHT does not answer.
         """
@@ -96,7 +101,7 @@ class RememberingDirectory:
             self._looking = asyncio.create_task(self._look())
         # It goes on looking: what it finds later counts next time.
         await asyncio.wait({self._looking}, timeout=FIND_S)
-        return {COORDINATOR_NAME: self._coordinator}
+        return {COORDINATOR_NAME: self._coordinator} if self._coordinator else {}
 
     async def close(self) -> None:
         """See `Directory`."""
@@ -141,6 +146,9 @@ class RememberingDirectory:
             if error.message != self._told:
                 logger.warning("without the DHT for now: %s; trying on", error.message)
             self._told = error.message
+        except Exception:
+            # hivemind lists no errors; whatever it was, the next turn tries again.
+            logger.exception("the DHT could not be entered")
         else:
             if self._told or lost is not None:
                 logger.info("in the DHT again")
