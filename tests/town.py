@@ -32,12 +32,15 @@ class Town:
         public: where the coordinator is.
         peers: where they are.
         client: where that is.
+        seen_at: the coordinator's address, as the others see it, and its port, where its router
+            forwards nothing else; empty: its machine's own, and any.
     """
 
     folder: Path
     public: Host = THIS_MACHINE
     peers: tuple[Host, Host] = (THIS_MACHINE, THIS_MACHINE)
     client: Host = THIS_MACHINE
+    seen_at: tuple[str, int] | tuple[()] = ()
     running: dict[str, Spawned] = field(default_factory=dict)
     _shells: dict[str, Shell] = field(default_factory=dict)
 
@@ -84,7 +87,8 @@ class Town:
 
     def start_coordinator(self) -> None:
         """Start it, or start it again from its journal."""
-        listening = ("--host", "0.0.0.0", "--announce", self.public.address)
+        address, port = self.seen_at or (self.public.address, 0)
+        listening = ("--host", "0.0.0.0", "--port", port, "--announce", address)
         self.running["public"] = self._shells["public"].up("coordinator", *listening)
 
     def kill_coordinator(self) -> None:

@@ -25,8 +25,8 @@ FIND_S = 1.0
 """How long the DHT may take to tell where the coordinator is before that is where it last was."""
 LOOK_EVERY_S = 1.0
 """How soon it is seen that the DHT is lost; nobody is asked for that."""
-REST_S = 4.0
-"""Between two tries to enter it anew."""
+MAX_REST_S = 30.0
+"""Between two tries to enter it anew: each starts a process. Rests double up to here."""
 
 
 class Losable(Directory, Protocol):
@@ -126,11 +126,13 @@ class RememberingDirectory:
             return {}
 
     async def _stay(self) -> None:
+        rest_s = LOOK_EVERY_S
         while True:
             if self._is_lost:
                 await self._enter()
             self._tried.set()
-            await asyncio.sleep(REST_S if self._is_lost else LOOK_EVERY_S)
+            rest_s = min(2 * rest_s, MAX_REST_S) if self._is_lost else LOOK_EVERY_S
+            await asyncio.sleep(rest_s)
 
     @property
     def _is_lost(self) -> bool:

@@ -14,6 +14,7 @@ from swarm_ft.client.sample import SampleInput
 from tests.town import DELAYED, Town, Trouble
 
 NUM_STEPS, LONG = 20, 400
+PORT = 7000
 AWAY_S = 12.0
 """Longer than all that is waited for before a coordinator counts as gone."""
 
@@ -28,10 +29,15 @@ Furnish = Callable[[Nat], Household]
 
 
 @pytest.fixture
-def furnish() -> Iterator[Furnish]:
+def internet() -> Iterator[Internet]:
+    with Internet() as made:
+        yield made
+
+
+@pytest.fixture
+def furnish(internet: Internet) -> Furnish:
     """A household of this kind on the one internet."""
-    with Internet() as internet:
-        yield lambda nat: internet.household(Home(nat, link=DELAYED))
+    return lambda nat: internet.household(Home(nat, link=DELAYED))
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +68,16 @@ def test_a_swarm_behind_routers_trains_as_one_on_one_machine(
     told = Town(tmp_path, public, (one, two), three).train(sample, NUM_STEPS)
     assert told["losses"] == quiet(NUM_STEPS)["losses"]
     assert [house.router.num_accepted for house in houses] == [0, 0, 0]
+
+
+def test_one_forwarded_port_is_all_that_a_coordinator_needs(
+    internet: Internet, furnish: Furnish, quiet: Quiet, sample: SampleInput, tmp_path: Path
+) -> None:
+    """No node of its DHT is reached by anybody."""
+    home = internet.household(Home("cone", link=DELAYED, forwarded=(PORT,)))
+    one, two, three = (furnish(nat).machines[0] for nat in ("cone", "symmetric", "cone"))
+    town = Town(tmp_path, home.machines[0], (one, two), three, (home.address, PORT))
+    assert town.train(sample, NUM_STEPS)["losses"] == quiet(NUM_STEPS)["losses"]
 
 
 def test_routers_that_forget_and_addresses_that_change_cost_no_step(

@@ -68,7 +68,7 @@ async def entered(*dhts: Told | Exception) -> AsyncIterator[RememberingDirectory
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("FIND_S", "LOOK_EVERY_S", "REST_S"):
+    for name in ("FIND_S", "LOOK_EVERY_S"):
         monkeypatch.setattr(module, name, 0.01)
 
 
