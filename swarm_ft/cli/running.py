@@ -6,6 +6,7 @@ import asyncio
 import signal
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from swarm_ft.client.data.progress import Listener, ReadSoFar
     from swarm_ft.discovery import Directory
     from swarm_ft.discovery.dht import DhtDirectory
+    from swarm_ft.discovery.remembering import RememberingDirectory
     from swarm_ft.identity.certificates import Role
     from swarm_ft.identity.records import Signer
     from swarm_ft.transport.base import Server
@@ -111,11 +113,11 @@ async def in_dht(
     identity_path: Path | None = None,
     signer: Signer | None = None,
     authority: str | None = None,
-) -> AsyncIterator[DhtDirectory]:
+) -> AsyncIterator[DhtDirectory | RememberingDirectory]:
     """Take part in a DHT as long as the context lasts, see `DhtOptions`.
 
-    Without addresses to listen on it is only asked: others could not reach a node behind a home
-    link.
+    Without addresses to listen on it is only asked, and entered anew when it is lost: others could
+    not reach a node behind a home link.
 
     Raises:
         BadOption: an address or the identity file is not usable.
@@ -123,6 +125,7 @@ async def in_dht(
         DirectoryUnreachable: none of the initial peers answers.
     """
     from swarm_ft.discovery.dht import DhtDirectory, DhtOptions
+    from swarm_ft.discovery.remembering import RememberingDirectory
 
     options = DhtOptions(
         initial_peers=initial_peers,
@@ -134,7 +137,11 @@ async def in_dht(
         signer=signer,
         authority=authority,
     )
-    directory = await DhtDirectory.open(options)
+    directory: DhtDirectory | RememberingDirectory
+    directory = dht = await DhtDirectory.open(options)
+    if options.client_mode:
+        directory = RememberingDirectory(partial(DhtDirectory.open, options), dht=dht)
+        await directory.enter()
     try:
         yield directory
     finally:

@@ -141,6 +141,15 @@ class DhtDirectory:
         """Multiaddrs, `.../p2p/ID`, that others can give as initial peers; none for clients."""
         return self._addresses
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether this is a client that knows no node any more, or whose daemon has ended.
+
+        hivemind forgets a node that does not answer once, and only nodes are looked for by others.
+        """
+        known = self._node.protocol.routing_table.uid_to_peer_id
+        return self._options.client_mode and not (known and self._daemon.is_alive)
+
     async def announce(self, role: Role, name: str, endpoint: str) -> None:
         """See `Directory`."""
         checked_record(name, endpoint)
@@ -189,11 +198,20 @@ class DhtDirectory:
 
     async def close(self) -> None:
         """See `Directory`."""
-        self._refreshing.cancel()
-        await asyncio.wait({self._refreshing})
+        await self._stop_refreshing()
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await asyncio.gather(*(self.withdraw(*record) for record in tuple(self._announced)))
+        except TimeoutError:
+            _logger.warning("dht_left_in_haste timeout_s=%s", CLOSE_TIMEOUT_S)
+        finally:
+            await self.abandon()
+
+    async def abandon(self) -> None:
+        """As `close`, without a word: what was announced is forgotten after its lifetime."""
+        await self._stop_refreshing()
+        try:
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 if self._daemon.is_alive:  # hivemind would ask a dead one, and wait
                     await self._node.shutdown()
         except TimeoutError:
@@ -217,6 +235,10 @@ class DhtDirectory:
                 raise DirectoryUnreachable(str(error)) from error
             raise
         return cls(options, daemon, node, tuple(str(address) for address in addresses))
+
+    async def _stop_refreshing(self) -> None:
+        self._refreshing.cancel()
+        await asyncio.wait({self._refreshing})
 
     async def _refresh_for_ever(self) -> None:
         while True:

@@ -168,6 +168,8 @@ class Reach:
         channel = self._transport.connect(await self._find_coordinator(), COORDINATOR_NAME)
         try:
             stream = channel.open(INTRODUCE)
+            while not self._outbox.empty():
+                self._outbox.get_nowait()  # said of meetings that this coordinator knows nothing of
             await stream.send(self._reachable)
             await until_one_ends(self._write(stream), self._read(stream))
         finally:

@@ -19,11 +19,15 @@ from swarm_ft.errors import SwarmError
 from swarm_ft.log import get_logger
 from swarm_ft.reach.meet import Link
 from swarm_ft.reach.sockets import Joint
+from swarm_ft.transport.grpc_options import GrpcOptions
 
 logger = get_logger(__name__)
 
 MAX_TUNNELS = 1024
 BACKLOG = 8
+PATIENCE_S = GrpcOptions().connect_timeout_s
+"""How long gRPC waits for an answer, and then connects anew. A stream that comes later is for
+whoever waits then: joined to what gRPC has hung up on, it would be lost, and so the next ones."""
 
 
 class Tunnels:
@@ -73,13 +77,15 @@ class Tunnels:
 
     async def _carry(self, name: str, local: socket.socket) -> None:
         try:
-            link = await self._link(name)
-        except BaseException as error:
+            async with asyncio.timeout(PATIENCE_S):
+                link = await self._link(name)
+        except (SwarmError, TimeoutError) as error:
             local.close()
-            if not isinstance(error, SwarmError):
-                raise
-            logger.info("%s", error.message)
+            logger.info("%s", error if isinstance(error, SwarmError) else f"no way to {name} yet")
             return
+        except BaseException:
+            local.close()
+            raise
         with suppress(OSError):
             await Joint(local, link.sock).wait()
 

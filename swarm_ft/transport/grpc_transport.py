@@ -529,6 +529,8 @@ class GrpcTransport:
 
     def connect(self, endpoint: str, name: str = "") -> GrpcChannel:
         """See `Transport`."""
+        if not endpoint:
+            raise Unavailable(f"peer {name} is not in the DHT")
         if self._options.credentials is None:
             check_plaintext(endpoint)
         return GrpcChannel(endpoint, name, self._options)
