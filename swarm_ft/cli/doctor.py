@@ -71,7 +71,7 @@ def _show(finding: Finding) -> None:
 def _machine() -> Iterator[Finding]:
     """What this machine has for a peer."""
     from swarm_ft.reach.doctor import Finding, Verdict
-    from swarm_ft.stage.engine import free_memory_bytes, pick_device
+    from swarm_ft.stage.device import free_memory_bytes, pick_device
     from swarm_ft.transport.grpc_options import SETTING, restarts_after_idle
 
     device = pick_device("auto")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import json
 import os
 import secrets
@@ -31,6 +30,7 @@ from swarm_ft.cli.running import announced, on_stop_signal, run_async
 from swarm_ft.errors import BadOption
 from swarm_ft.log import get_logger
 from swarm_ft.private_files import make_private, open_private, private_folder
+from swarm_ft.systems import lock_file
 
 if TYPE_CHECKING:
     from swarm_ft.ids import PeerId
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 )
 @way_in(by_argument=True)
 @takes("listening", Listening)
-@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
+@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:N or mps.")
 @click.option(
     "--dtype",
     default="float32",
@@ -181,9 +181,11 @@ def _engine_maker(device: str, dtype: str, model: str | None, threads: int | Non
     from swarm_ft.protocol.spec.run_spec import RunSpec
     from swarm_ft.stage.base import Engine
     from swarm_ft.stage.checkpoint import open_checkpoint
-    from swarm_ft.stage.engine import DTYPES, StageEngine, pick_device
+    from swarm_ft.stage.device import DTYPES, pick_device
+    from swarm_ft.stage.engine import StageEngine
 
-    torch_device, torch_dtype = pick_device(device), DTYPES[dtype]
+    torch_dtype = DTYPES[dtype]
+    torch_device = pick_device(device, torch_dtype)
     # Said at all, it holds: libraries would take fewer threads as the machine is loaded, and sum in
     # another order than a replica, or than they did before.
     torch.set_num_threads(threads or torch.get_num_threads())
@@ -198,13 +200,13 @@ def _engine_maker(device: str, dtype: str, model: str | None, threads: int | Non
 
 
 def _memory_bytes(memory_gib: float | None, device: str, buffer_memory_bytes: int) -> int:
-    from swarm_ft.stage.engine import free_memory_bytes, pick_device
+    from swarm_ft.stage.device import free_memory_bytes, pick_device, shares_memory
 
     if memory_gib is not None:
         return int(memory_gib * (1 << 30))
     torch_device = pick_device(device)
     free_bytes = free_memory_bytes(torch_device)
-    if torch_device.type == "cpu":  # buffers lie in the same memory, if there are any
+    if shares_memory(torch_device):  # buffers lie in the same memory, if there are any
         free_bytes -= min(buffer_memory_bytes, free_bytes // 2)
     return int(0.8 * free_bytes)
 
@@ -293,9 +295,7 @@ def _locked(path: Path) -> IO[bytes] | None:
     """The directory's lock; None if another process has it."""
     private_folder(path)
     lock = open_private(path / "lock", "ab")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    if not lock_file(lock.fileno()):
         lock.close()
         return None
     return lock
