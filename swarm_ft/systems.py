@@ -9,10 +9,13 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import importlib
+import math
 import os
 import re
 import signal
+import socket
 import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Coroutine, Iterable
@@ -212,8 +215,34 @@ def _by_windows() -> int:
     return int(status.available)
 
 
-# ---- sockets of the file system
+# ---- sockets
 
+_SILENT_FOR = {"darwin": 0x80, "win32": 5}
+"""Options of TCP in seconds that Python has no names for: TCP_RXT_CONNDROPTIME, TCP_MAXRT."""
+
+
+def drop_after(sock: socket.socket, silent_s: float) -> None:
+    """End a connection of TCP when what was sent is not acknowledged for so long, where it can."""
+    with suppress(OSError):
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(silent_s * 1000))
+        elif sys.platform in _SILENT_FOR:
+            sock.setsockopt(socket.IPPROTO_TCP, _SILENT_FOR[sys.platform], math.ceil(silent_s))
+
+
+def hold_port(listener: socket.socket) -> None:
+    """Before it is bound: nobody else may listen there, and connections that linger do not count.
+
+    Windows means something else by the option that says the latter: that others may listen, too.
+    """
+    if hasattr(socket, "SO_EXCLUSIVEADDRUSE"):
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_EXCLUSIVEADDRUSE, 1)
+    else:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+
+
+HAS_SOCKET_PATHS = hasattr(socket, "AF_UNIX")
+"""Sockets of the file system. On Windows Python has none, nor its gRPC (grpc/grpc#35880)."""
 MAX_SOCKET_PATH_BYTES = 103
 """What every system takes; Linux takes 107."""
 

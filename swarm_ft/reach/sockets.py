@@ -26,6 +26,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 
 from swarm_ft.errors import MalformedMessage
+from swarm_ft.systems import drop_after
 from swarm_ft.transport.grpc_options import IPV4_IN_IPV6, format_endpoint
 
 MAGIC = b"SFT1"
@@ -69,7 +70,7 @@ def new_socket(family: int, port: int = 0) -> socket.socket:
 
 def tune(sock: socket.socket) -> None:
     """No waiting for more to send, and a dead machine is noticed; as far as the system can."""
-    if sock.family == socket.AF_UNIX:
+    if sock.family not in {socket.AF_INET, socket.AF_INET6}:
         return
     tcp = socket.IPPROTO_TCP
     sock.setsockopt(tcp, socket.TCP_NODELAY, 1)
@@ -80,10 +81,10 @@ def tune(sock: socket.socket) -> None:
         ("TCP_KEEPALIVE", PROBE_AFTER_S),  # macOS' word for it
         ("TCP_KEEPINTVL", 1),
         ("TCP_KEEPCNT", probes),
-        ("TCP_USER_TIMEOUT", int(DEAD_AFTER_S * 1000)),
     ):
         if hasattr(socket, name):
             sock.setsockopt(tcp, getattr(socket, name), value)
+    drop_after(sock, DEAD_AFTER_S)
 
 
 async def dial(endpoint: str, *, port: int = 0, timeout_s: float = GREETING_S) -> socket.socket:

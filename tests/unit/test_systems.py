@@ -7,6 +7,7 @@ import ctypes
 import importlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -312,3 +313,45 @@ def test_sockets_are_where_their_names_fit(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(tempfile, "gettempdir", lambda: "/var/folders/zz/" + 32 * "z" + "/T")
     assert socket_parent(40) != Path("/tmp")
     assert socket_parent(70) == Path("/tmp")
+
+
+class _Options:
+    """A socket that remembers what was set."""
+
+    def __init__(self) -> None:
+        self.set: list[tuple[int, int, int]] = []
+
+    def setsockopt(self, level: int, name: int, value: int) -> None:
+        self.set.append((level, name, value))
+
+
+@pytest.mark.parametrize(
+    ("platform", "options"),
+    [("darwin", [(6, 0x80, 8)]), ("win32", [(6, 5, 8)]), ("plan9", [])],
+)
+def test_dead_links_are_noticed_without_linux_option(
+    monkeypatch: pytest.MonkeyPatch,
+    lacks: Lacks,
+    platform: str,
+    options: list[tuple[int, int, int]],
+) -> None:
+    lacks(socket, "TCP_USER_TIMEOUT")
+    monkeypatch.setattr(sys, "platform", platform)
+    sock = _Options()
+    systems.drop_after(sock, 7.5)  # type: ignore[arg-type]
+    assert sock.set == options
+
+
+def test_linux_drops_a_silent_link_in_time() -> None:
+    with socket.socket() as sock:
+        systems.drop_after(sock, 7.5)
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 7500
+
+
+@pytest.mark.parametrize("is_windows", [False, True])
+def test_nobody_else_listens_at_a_port(monkeypatch: pytest.MonkeyPatch, is_windows: bool) -> None:
+    if is_windows:
+        monkeypatch.setattr(socket, "SO_EXCLUSIVEADDRUSE", -5, raising=False)
+    sock = _Options()
+    systems.hold_port(sock)  # type: ignore[arg-type]
+    assert sock.set == [(socket.SOL_SOCKET, -5 if is_windows else socket.SO_REUSEADDR, 1)]
