@@ -97,6 +97,17 @@ def on_stop_signal(stop: Callable[[], object]) -> None:
 
 
 @asynccontextmanager
+async def beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Have something done that the rest does not wait for, and that ends with it."""
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+@asynccontextmanager
 async def in_dht(
     initial_peers: tuple[str, ...],
     prefix: str = DHT_PREFIX,

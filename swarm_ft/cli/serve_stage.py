@@ -16,6 +16,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
+from swarm_ft.cli.doctor import tell_reached
 from swarm_ft.cli.joining import Joined, WayIn, joined, way_in
 from swarm_ft.cli.options import (
     BufferOptions,
@@ -26,7 +27,7 @@ from swarm_ft.cli.options import (
     snapshots_option,
     takes,
 )
-from swarm_ft.cli.running import announced, on_stop_signal, run_async
+from swarm_ft.cli.running import announced, beside, on_stop_signal, run_async
 from swarm_ft.errors import BadOption
 from swarm_ft.log import get_logger
 from swarm_ft.private_files import make_private, open_private, private_folder
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from swarm_ft.peer.kept_buffers import BufferPlace
     from swarm_ft.peer.node import PeerNode, PeerOptions
     from swarm_ft.peer.state.stage_state import EngineMaker
+    from swarm_ft.reach.transport import HomeTransport
+    from swarm_ft.transport.grpc_transport import GrpcTransport
 
 
 @click.command(
@@ -360,7 +363,8 @@ async def serve_peer(
         if isinstance(transport, HomeTransport):
             transport.start((endpoint,))
         _show(offer, endpoint, is_encrypted=own is not None, as_json=as_json)
-        await node.run(endpoint)
+        async with beside(_tell_reached(transport, swarm.coordinator, as_json=as_json)):
+            await node.run(endpoint)
 
 
 def _politely_first(node: PeerNode) -> Callable[[], object]:
@@ -370,6 +374,15 @@ def _politely_first(node: PeerNode) -> Callable[[], object]:
         return node.leave
     steps = iter((node.leave,))
     return lambda: next(steps, task.cancel)()
+
+
+async def _tell_reached(
+    transport: GrpcTransport | HomeTransport, coordinator: str | None, *, as_json: bool
+) -> None:
+    from swarm_ft.reach.transport import HomeTransport
+
+    if isinstance(transport, HomeTransport) and coordinator is not None:
+        await tell_reached(transport.reach, coordinator, as_json=as_json)
 
 
 def _show(offer: PeerOptions, endpoint: str, *, is_encrypted: bool, as_json: bool) -> None:

@@ -16,6 +16,7 @@ from contextlib import suppress
 
 from swarm_ft.errors import SwarmError
 from swarm_ft.log import get_logger
+from swarm_ft.protocol.spec.version import PROTOCOL_VERSION
 from swarm_ft.reach.sockets import (
     BACK,
     BACK_S,
@@ -244,7 +245,8 @@ class Front:
     async def _answer(self, sock: socket.socket, remote: Address) -> None:
         try:
             other = self._ports[1] if len(self._ports) > 1 else 0
-            await send_text(sock, f"{endpoint_of(remote)} {other} {time.time():.3f}")
+            says = f"{endpoint_of(remote)} {other} {time.time():.3f} {PROTOCOL_VERSION}"
+            await send_text(sock, says)
         finally:
             sock.close()
 

@@ -103,6 +103,11 @@ class HomeTransport(FrontedTransport):
         self._tunnels = Tunnels(self._reach.link)
         self._running: asyncio.Task[None] | None = None
 
+    @property
+    def reach(self) -> Reach:
+        """This member's part in introductions."""
+        return self._reach
+
     def start(self, endpoints: tuple[str, ...] = ()) -> None:
         """Be there for introductions, until closed.
 

@@ -68,6 +68,13 @@ def _apple_gpu(dtype: torch.dtype) -> torch.device:
     return device
 
 
+def describe(device: torch.device) -> str:
+    """In words, for people."""
+    if device.type != "cuda":
+        return str(device)
+    return f"{device}: {torch.cuda.get_device_name(device)}, CUDA {torch.version.cuda}"
+
+
 def free_memory_bytes(device: torch.device) -> int:
     """Memory that is free on the device now; for the CPU, on this machine.
 
