@@ -286,3 +286,7 @@ async def test_a_member_whom_nobody_introduces_is_told_so(
         (found,) = [found async for found in examine_member(transport.reach, place)]
     assert (found.verdict, found.cause) == (Verdict.BAD, Cause.NOT_INTRODUCED)
     assert "the coordinator introduces nobody: " in found.says
+
+
+def test_a_member_is_told_within_ten_seconds_whatever_does_not_answer() -> None:
+    assert doctor.LOOKED_S + doctor.DIALLED_S < 10
