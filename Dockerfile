@@ -7,10 +7,10 @@ ARG PIP_EXTRA_INDEX_URL=
 ENV PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore PIP_DISABLE_PIP_VERSION_CHECK=1 \
     PYTHONUNBUFFERED=1
 
-# An unprivileged user; and the places that docker-compose.yml mounts volumes at, which take over
+# An unprivileged user; and the places that compose files mount volumes at, which take over
 # the owner that the image gives them.
 RUN useradd --create-home swarm \
-    && install -d -o swarm -g swarm /swarm /model /journal /result
+    && install -d -o swarm -g swarm /swarm /model /journal /result /home/swarm/.cache
 
 WORKDIR /app
 # Dependencies have a layer of their own, kept until one of these files changes.

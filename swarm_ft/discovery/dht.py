@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import secrets
-import tempfile
 import time
 from collections.abc import Iterable
 from contextlib import suppress
@@ -40,6 +38,7 @@ from swarm_ft.errors import (
 from swarm_ft.identity.certificates import COORDINATOR_NAME, Role
 from swarm_ft.identity.records import Signer, is_key_name, signed_endpoint
 from swarm_ft.log import get_logger
+from swarm_ft.systems import socket_parent
 
 OPEN_TIMEOUT_S = 15.0
 REQUEST_TIMEOUT_S = 10.0
@@ -399,8 +398,6 @@ def _short_text(packed: bytes) -> str | None:
 # control connection closes.
 
 STOP_TIMEOUT_S = 2.0
-MAX_SOCKET_PATH_BYTES = 103
-"""What every system takes; Linux takes 107."""
 READY_LINE = b"Peer ID:"
 
 _REFUSALS: tuple[tuple[str, type[SwarmError]], ...] = (
@@ -531,7 +528,6 @@ def _refusal(last_line: str) -> SwarmError:
 
 
 def _socket_path() -> Path:
-    """A new name for a socket; in /tmp where that of temporary files is too long for one."""
+    """A new name for a socket."""
     name = f"swarm-ft-p2pd-{secrets.token_hex(8)}.sock"
-    path = Path(tempfile.gettempdir()) / name
-    return path if len(os.fsencode(path)) <= MAX_SOCKET_PATH_BYTES else Path("/tmp") / name
+    return socket_parent(len(name)) / name

@@ -28,6 +28,7 @@ from swarm_ft.protocol.messages.meeting import (
     NoMeeting,
     Punch,
     Reachable,
+    RelayPlace,
     Relays,
     Seen,
     ToMember,
@@ -104,6 +105,10 @@ class Reach:
         self._clock = clock
         self._rng = rng
         self._reachable = Reachable()
+        self.relays: tuple[RelayPlace, ...] = ()
+        """Those of the swarm, as far as it was told."""
+        self.trouble = ""
+        """Why the coordinator introduces nobody, as long as it does not."""
         self._outbox: asyncio.Queue[FromMember] = asyncio.Queue()
         self.joined = asyncio.Event()
         """Whether the coordinator can introduce this member now."""
@@ -132,12 +137,17 @@ class Reach:
                 except SwarmError as error:  # it comes back, or is found anew
                     if error.message != reason:
                         logger.warning("introductions: %s; trying on", error.message)
-                    reason = error.message
+                    reason = self.trouble = error.message
                 await asyncio.sleep(self._rng.uniform(MIN_RETRY_S, MAX_RETRY_S))
         finally:
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    @property
+    def reachable(self) -> Reachable:
+        """What others are told of this member."""
+        return self._reachable
 
     def also_at(self, endpoint: str) -> None:
         """Others may reach the front there, too; that is tried first."""
@@ -187,6 +197,7 @@ class Reach:
         while (message := await stream.receive()) is not None:
             match message:
                 case Relays():
+                    self.relays, self.trouble = message.places, ""
                     self.joined.set()
                     self._start(self._learn_mapping(message))
                 case Meet():

@@ -1,18 +1,15 @@
-"""For gRPC a path of the file system, for all else a stream to another member, whichever way.
+"""For gRPC a place of this process, for all else a stream to another member, whichever way.
 
-gRPC cannot be given a socket. So a tunnel listens where only this process's user gets at it; what
+gRPC cannot be given a socket. So a tunnel listens at a place of this process (`local_places`); what
 connects there is joined to a stream of its own to that member, within which TLS is end to end.
 """
 
 from __future__ import annotations
 
 import asyncio
-import shutil
 import socket
-import tempfile
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from swarm_ft.errors import SwarmError
@@ -20,11 +17,11 @@ from swarm_ft.log import get_logger
 from swarm_ft.reach.meet import Link
 from swarm_ft.reach.sockets import Joint
 from swarm_ft.transport.grpc_options import GrpcOptions
+from swarm_ft.transport.local_places import LocalPlace, LocalPlaces
 
 logger = get_logger(__name__)
 
 MAX_TUNNELS = 1024
-BACKLOG = 8
 PATIENCE_S = GrpcOptions().connect_timeout_s
 """How long gRPC waits for an answer, and then connects anew. A stream that comes later is for
 whoever waits then: joined to what gRPC has hung up on, it would be lost, and so the next ones."""
@@ -39,25 +36,20 @@ class Tunnels:
 
     def __init__(self, link: Callable[[str], Awaitable[Link]]) -> None:
         self._link = link
-        self._folder: Path | None = None
-        self._paths: dict[str, str] = {}
+        self._places = LocalPlaces()
+        self._place_to: dict[str, LocalPlace] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._listeners: list[socket.socket] = []
 
-    def path_to(self, name: str) -> str:
+    def place_to(self, name: str) -> LocalPlace:
         """Where a connection leads to this member; it is there from now on."""
-        if self._folder is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="swarm-ft-"))
-        if name not in self._paths:
-            path = str(self._folder / str(len(self._paths)))
-            listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        if name not in self._place_to:
+            place = self._places.new()
+            listener = place.listen()
             self._listeners.append(listener)
-            listener.setblocking(False)
-            listener.bind(path)
-            listener.listen(BACKLOG)
-            self._paths[name] = path
+            self._place_to[name] = place
             self._start(self._accept_all(name, listener))
-        return self._paths[name]
+        return self._place_to[name]
 
     async def close(self) -> None:
         """End all tunnels."""
@@ -66,8 +58,7 @@ class Tunnels:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for listener in self._listeners:
             listener.close()
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        self._places.close()
 
     async def _accept_all(self, name: str, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from random import Random
 
 import pytest
 
+from swarm_ft import systems
 from swarm_ft.clock import SystemClock
 from swarm_ft.coordinator.meetings import Introductions
 from swarm_ft.identity.certificates import Role, key_name
@@ -55,6 +57,14 @@ def grpc_of(credentials: Credentials) -> GrpcTransport:
     return GrpcTransport(GrpcOptions(credentials=credentials))
 
 
+@pytest.fixture(params=["linux", "windows"])
+def system(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows has neither sockets with paths nor `splice`."""
+    if request.param == "windows":
+        monkeypatch.setattr(systems, "HAS_SOCKET_PATHS", False)
+        monkeypatch.delattr(os, "splice")
+
+
 @pytest.fixture
 async def hub() -> AsyncIterator[Hub]:
     key = new_key()
@@ -93,6 +103,7 @@ async def member(hub: Hub, *, is_open: bool) -> AsyncIterator[Member]:
         await server.stop()
 
 
+@pytest.mark.usefixtures("system")
 @pytest.mark.parametrize(
     ("is_open", "ways"),
     [

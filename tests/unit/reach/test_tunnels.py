@@ -34,9 +34,7 @@ class Coming:
 
 @asynccontextmanager
 async def connected(tunnels: Tunnels) -> AsyncIterator[socket.socket]:
-    with socket.socket(socket.AF_UNIX) as sock:
-        sock.setblocking(False)
-        await asyncio.get_running_loop().sock_connect(sock, tunnels.path_to("n"))
+    with await tunnels.place_to("n").connect("127.0.0.1:1") as sock:
         yield sock
 
 
