@@ -24,7 +24,7 @@ from swarm_ft.protocol.messages.client import (
 from swarm_ft.protocol.messages.control import FromPeer, ToPeer
 from swarm_ft.protocol.messages.enrolment import Enrolled, EnrolRequest
 from swarm_ft.protocol.messages.link import LinkMessage
-from swarm_ft.protocol.messages.meeting import FromMember, ToMember
+from swarm_ft.protocol.messages.meeting import FromMember, FromRelay, RelayWelcome, ToMember
 from swarm_ft.protocol.messages.shard import ChunkList, ChunkPart, FetchRequest, ShardName
 from swarm_ft.protocol.messages.timeline import PeerTimeline
 from swarm_ft.protocol.wire.convert import WireType, wire_type
@@ -59,6 +59,7 @@ BYTES = {
     "Status": (SMALL, MAX_STATUS_BYTES),
     "Enrol": (SMALL, SMALL),
     "Introduce": (SMALL, SMALL),
+    "Relay": (SMALL, SMALL),
     "Link": (MAX_MESSAGE_BYTES, MAX_MESSAGE_BYTES),
     "ListChunks": (SMALL, MAX_LIST_BYTES),
     "FetchChunks": (SMALL, MAX_CHUNK_PART_BYTES),
@@ -141,6 +142,7 @@ STATUS: Method[StatusRequest, SwarmStatus] = _method(
 )
 ENROL: Method[EnrolRequest, Enrolled] = _method(_COORDINATOR, "Enrol", EnrolRequest, Enrolled)
 INTRODUCE: Method[FromMember, ToMember] = _method(_COORDINATOR, "Introduce", FromMember, ToMember)
+RELAY: Method[FromRelay, RelayWelcome] = _method(_COORDINATOR, "Relay", FromRelay, RelayWelcome)
 
 LINK: Method[LinkMessage, LinkMessage] = _method(_PEER, "Link", LinkMessage, LinkMessage)
 

@@ -17,6 +17,7 @@ COMMANDS = (
     ("demo",),
     ("serve-stage",),
     ("doctor",),
+    ("relay",),
     ("client",),
     ("client", "train"),
     ("client", "attach"),
@@ -119,6 +120,8 @@ OPTIONS = {
     ("init",): KEYS,
     ("invite",): KEYS
     | {"--role", "--sees-tokens", "--layers", "--uses", "--expires", "--address", "--open"},
+    ("relay",): LISTENING
+    | {"--max-links", "--max-mbps", "--max-link-mbps", "--json", "--log-level"},
     ("keys", "list"): KEYS,
     ("doctor",): {"--json", "--log-level"},
     ("keys", "revoke"): KEYS - {"--json"},

@@ -12,6 +12,7 @@ from swarm_ft.protocol.messages.meeting import Meet, Punch, Way
 from swarm_ft.reach.ladder import (
     DIAL_PATIENCE_S,
     GIVE_UP_S,
+    LEGLESS_S,
     MIN_PATIENCE_S,
     PATIENCE_ROUND_TRIPS,
     Connect,
@@ -94,6 +95,18 @@ def test_who_was_called_takes_what_the_caller_chose() -> None:
     assert ladder.opened(2, Way.RELAYED, NOW_S) == []
     assert ladder.tick(NOW_S + GIVE_UP_S - 1) == []
     assert ladder.chosen(2, Way.RELAYED) == [Take(2, Way.RELAYED)]
+
+
+def test_without_its_relay_it_gives_up_sooner() -> None:
+    ladder = Ladder(meet(), NOW_S)
+    ladder.lost_leg()
+    assert ladder.due_s == NOW_S + LEGLESS_S
+    assert ladder.tick(NOW_S + LEGLESS_S - 0.1) == []
+    assert ladder.opened(1, Way.DIRECT, NOW_S + LEGLESS_S - 0.1) == [Take(1, Way.DIRECT)]
+    other = Ladder(meet(), NOW_S)
+    other.lost_leg()
+    (over,) = other.tick(NOW_S + LEGLESS_S)
+    assert isinstance(over, GiveUp)
 
 
 def test_without_a_stream_it_gives_up() -> None:
