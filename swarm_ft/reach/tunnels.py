@@ -2,6 +2,10 @@
 
 gRPC cannot be given a socket. So a tunnel listens where only this process's user gets at it; what
 connects there is joined to a stream of its own to that member, within which TLS is end to end.
+
+What goes over a relay betters itself: now and then another way is looked for. A stream that is had
+so waits until nothing is under way (`at_rest`). Then the relayed one is ended, and who dials again,
+as gRPC's users do, gets the better one.
 """
 
 from __future__ import annotations
@@ -17,13 +21,17 @@ from typing import Any
 
 from swarm_ft.errors import SwarmError
 from swarm_ft.log import get_logger
-from swarm_ft.reach.meet import Link
+from swarm_ft.protocol.messages.meeting import Way
+from swarm_ft.reach.meet import SPARE_S, Link
 from swarm_ft.reach.sockets import Joint
 
 logger = get_logger(__name__)
 
-MAX_TUNNELS = 1024
 BACKLOG = 8
+BETTER_AFTER_S, MAX_BETTER_AFTER_S = 300.0, 3600.0
+"""After which a better way than a relay is looked for: at first, and at most."""
+KEPT_S = 0.9 * SPARE_S
+"""How long a better stream waits to be taken: less than the other side keeps it."""
 
 
 class Tunnels:
@@ -31,10 +39,18 @@ class Tunnels:
 
     Args:
         link: makes a stream to a member.
+        better_after_s: when a better way than a relay is looked for, at first.
     """
 
-    def __init__(self, link: Callable[[str], Awaitable[Link]]) -> None:
+    def __init__(
+        self,
+        link: Callable[[str], Awaitable[Link]],
+        better_after_s: float = BETTER_AFTER_S,
+    ) -> None:
         self._link = link
+        self._better_after_s = better_after_s
+        self._better: dict[str, Link] = {}
+        self._relayed: dict[Joint, str] = {}
         self._folder: Path | None = None
         self._paths: dict[str, str] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -55,8 +71,17 @@ class Tunnels:
             self._start(self._accept_all(name, listener))
         return self._paths[name]
 
+    def at_rest(self) -> None:
+        """Nothing is under way: what goes over a relay moves, where there is a better way."""
+        for joint, name in self._relayed.items():
+            if name in self._better:
+                logger.info("%s is reached %s from now on", name, self._better[name].way)
+                joint.close()
+
     async def close(self) -> None:
         """End all tunnels."""
+        for link in self._better.values():
+            link.sock.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -73,17 +98,48 @@ class Tunnels:
 
     async def _carry(self, name: str, local: socket.socket) -> None:
         try:
-            link = await self._link(name)
+            link = self._better.pop(name, None) or await self._link(name)
         except BaseException as error:
             local.close()
             if not isinstance(error, SwarmError):
                 raise
             logger.info("%s", error.message)
             return
-        with suppress(OSError):
-            await Joint(local, link.sock).wait()
+        joint = Joint(local, link.sock)
+        if link.way is not Way.RELAYED:
+            await joint.wait()
+            return
+        self._relayed[joint] = name
+        looking = self._start(self._look_for_better(name))
+        try:
+            await joint.wait()
+        finally:
+            looking.cancel()
+            del self._relayed[joint]
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _look_for_better(self, name: str) -> None:
+        """Without a word to whoever uses the relay meanwhile."""
+        wait_s = self._better_after_s
+        while True:
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, MAX_BETTER_AFTER_S)
+            if name in self._better:
+                continue
+            with suppress(SwarmError):
+                link = await self._link(name)
+                if link.way is Way.RELAYED or name in self._better:
+                    link.sock.close()
+                else:
+                    self._better[name] = link
+                    asyncio.get_running_loop().call_later(KEPT_S, self._drop, name, link)
+
+    def _drop(self, name: str, link: Link) -> None:
+        if self._better.get(name) is link:
+            del self._better[name]
+            link.sock.close()
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
