@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 
 BYTES_PER_MBIT = 125_000.0
+Mbps = Annotated[float, Range(0.1)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,13 +42,11 @@ class Lent:
         256
     )
     max_mbps: Annotated[
-        float | None,
-        Range(0.1),
+        Mbps | None,
         Option("Mbit/s of all links together, each way.", metavar="MBPS", default="no limit"),
     ] = None
     max_link_mbps: Annotated[
-        float | None,
-        Range(0.1),
+        Mbps | None,
         Option("Mbit/s of one link, each way.", metavar="MBPS", default="no limit"),
     ] = None
 

@@ -97,16 +97,19 @@ class Relay:
         return RelayCarries(links=len(self._joints), is_full=is_full, relayed_bytes=moved_bytes)
 
     async def tell(self) -> None:
-        """A line a minute as long as it moves anything, until cancelled."""
+        """A line a minute as long as it moves anything, until cancelled; how much it was then."""
         before = self.carries
-        while True:
-            await asyncio.sleep(TOLD_EVERY_S)
-            now = self.carries
-            num_bytes = now.relayed_bytes - before.relayed_bytes
-            if num_bytes or now.links != before.links:
-                mbps = 8e-6 * num_bytes / TOLD_EVERY_S
-                logger.info("relay links=%d bytes=%d mbps=%.1f", now.links, num_bytes, mbps)
-            before = now
+        try:
+            while True:
+                await asyncio.sleep(TOLD_EVERY_S)
+                now = self.carries
+                num_bytes = now.relayed_bytes - before.relayed_bytes
+                if num_bytes or now.links != before.links:
+                    mbps = 8e-6 * num_bytes / TOLD_EVERY_S
+                    logger.info("relay links=%d bytes=%d mbps=%.1f", now.links, num_bytes, mbps)
+                before = now
+        finally:
+            logger.info("relay bytes=%d in all", self.carries.relayed_bytes)
 
     async def _leg(self, sock: socket.socket, remote: Address) -> None:
         async with asyncio.timeout(GREETING_S):
