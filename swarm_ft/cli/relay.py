@@ -114,7 +114,7 @@ async def _serve(swarm: Joined, listening: Listening, lent: Lent, *, as_json: bo
     find = functools.partial(find_coordinator, swarm.directory)
     options = GrpcOptions(answer_timeout_s=CONTROL_ANSWER_S, credentials=swarm.credentials)
     attendance, front = Attendance(GrpcTransport(options), find, Random()), Front()
-    own = Relay(front, attendance.key, lent.limits)
+    own = Relay(front, attendance.key, lent.limits, attendance.unix_s)
 
     async def tell(port: int) -> None:
         _show(swarm.name, await attendance.welcomed, lent, as_json=as_json)

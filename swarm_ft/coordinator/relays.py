@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -149,9 +150,10 @@ class RelayRoll:
         )
         self._check_room(name, place)
         self._streams[name] = stream
-        key = key_der(self._key().public_key())
+        key, now_s = key_der(self._key().public_key()), time.time()
+        welcome = RelayWelcome(ticket_key=key, endpoint=place.endpoint, unix_s=now_s)
         try:
-            await stream.send(RelayWelcome(ticket_key=key, endpoint=place.endpoint))
+            await stream.send(welcome)
             while (carries := await _carries(stream)) is not None:
                 self._heard(stream, Relaying(name=name, place=place, carries=carries))
         finally:

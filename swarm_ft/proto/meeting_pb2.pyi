@@ -171,9 +171,11 @@ class FromRelay(_message.Message):
     def __init__(self, hello: _Optional[_Union[RelayHello, _Mapping]] = ..., carries: _Optional[_Union[RelayCarries, _Mapping]] = ...) -> None: ...
 
 class RelayWelcome(_message.Message):
-    __slots__ = ("ticket_key", "endpoint")
+    __slots__ = ("ticket_key", "endpoint", "unix_s")
     TICKET_KEY_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    UNIX_S_FIELD_NUMBER: _ClassVar[int]
     ticket_key: bytes
     endpoint: str
-    def __init__(self, ticket_key: _Optional[bytes] = ..., endpoint: _Optional[str] = ...) -> None: ...
+    unix_s: float
+    def __init__(self, ticket_key: _Optional[bytes] = ..., endpoint: _Optional[str] = ..., unix_s: _Optional[float] = ...) -> None: ...

@@ -76,13 +76,19 @@ class Relay:
         front: where legs come in.
         keys: whose tickets count: the coordinator's key, as of now.
         limits: what it gives away.
+        unix_s: the coordinator's clock, by which tickets end.
     """
 
     def __init__(
-        self, front: Front, keys: Callable[[], PublicKey], limits: RelayLimits | None = None
+        self,
+        front: Front,
+        keys: Callable[[], PublicKey],
+        limits: RelayLimits | None = None,
+        unix_s: Callable[[], float] = time.time,
     ) -> None:
         self._front = front
         self._keys = keys
+        self._unix_s = unix_s
         self._limits = limits or RelayLimits()
         self._waiting: dict[Ticket, asyncio.Future[socket.socket]] = {}
         self._joints: set[Joint] = set()
@@ -114,7 +120,8 @@ class Relay:
     async def _leg(self, sock: socket.socket, remote: Address) -> None:
         async with asyncio.timeout(GREETING_S):
             (length,) = await receive_exactly(sock, 1)
-            ticket = check_ticket(self._keys(), await receive_exactly(sock, length), time.time())
+            shown = await receive_exactly(sock, length)
+            ticket = check_ticket(self._keys(), shown, self._unix_s())
             self._front.keep(sock, remote)
             await send_address(sock, remote)
         other = self._waiting.pop(Ticket(ticket.meeting, not ticket.is_caller), None)
@@ -183,6 +190,7 @@ class Attendance:
         self._find_coordinator = find_coordinator
         self._rng = rng
         self._key: PublicKey | None = None
+        self._behind_s = 0.0
         self.welcomed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Done once a coordinator knows this relay: where members are told that it is."""
 
@@ -195,6 +203,10 @@ class Attendance:
         if self._key is None:
             raise Unavailable("no coordinator knows this relay yet")
         return self._key
+
+    def unix_s(self) -> float:
+        """The coordinator's clock."""
+        return time.time() + self._behind_s
 
     async def run(self, relay: Relay, hello: RelayHello) -> None:
         """Be known as a relay, until cancelled.
@@ -225,6 +237,7 @@ class Attendance:
             if welcome is None:
                 raise Unavailable("it ended the conversation")
             self._key = public_key(welcome.ticket_key)
+            self._behind_s = welcome.unix_s - time.time()
             logger.info("members are told of this relay at %s", welcome.endpoint)
             if not self.welcomed.done():
                 self.welcomed.set_result(welcome.endpoint)

@@ -183,10 +183,12 @@ class RelayWelcome:
     Attributes:
         ticket_key: public, DER; whose tickets let anybody in, until it is told another.
         endpoint: where members are told that it is.
+        unix_s: the coordinator's clock, by which tickets end.
     """
 
     ticket_key: Annotated[bytes, Length(MAX_KEY_BYTES, 1)]
     endpoint: Endpoint
+    unix_s: Annotated[float, Range(0.0)]
 
 
 FromMember = Reachable | Want | Seen | Linked | Measured

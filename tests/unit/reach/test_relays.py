@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 
@@ -110,7 +111,7 @@ class Process:
 async def serve(hub: Hub, limits: RelayLimits | None = None) -> Process:
     stack, front = AsyncExitStack(), Front()
     attendance = Attendance(grpc_of(SWARM.member(Role.RELAY)), hub.find, Random(2))
-    relay = Relay(front, attendance.key, limits)
+    relay = Relay(front, attendance.key, limits, attendance.unix_s)
     with pytest.raises(Unavailable, match="no coordinator"):
         attendance.key()
     stack.push_async_callback(front.close)
@@ -198,3 +199,17 @@ async def test_who_has_no_relays_invitation_is_told_so(hub: Hub) -> None:
     hello = RelayHello(endpoint="127.0.0.1:1", probe_endpoint="127.0.0.1:2")
     with pytest.raises(NotAllowed, match="expected a call by a relay"):
         await attendance.run(Relay(Front(), attendance.key), hello)
+
+
+async def test_a_relay_goes_by_the_coordinators_clock(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = SimpleNamespace(time=lambda: 1e6)
+    monkeypatch.setattr("swarm_ft.coordinator.relays.time", there)
+    attendance = Attendance(grpc_of(SWARM.member(Role.RELAY)), hub.find, Random(2))
+    hello = RelayHello(endpoint="127.0.0.1:1", probe_endpoint="127.0.0.1:2")
+    running = asyncio.create_task(attendance.run(Relay(Front(), attendance.key), hello))
+    await attendance.welcomed
+    assert 1e6 <= attendance.unix_s() < 2e6
+    running.cancel()
+    await asyncio.wait([running])
