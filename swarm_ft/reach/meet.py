@@ -76,6 +76,8 @@ SPREAD_S = 1.0
 SPARE_S = 300.0
 """How long a stream is kept that a caller took and says nothing on: it waits for a step's end."""
 MAX_MEETINGS = 128
+MAX_SPARE = 64
+"""Streams that wait to be used; more than these wait as long as any other that says nothing."""
 
 Stream = MessageStream[FromMember, ToMember]
 
@@ -125,6 +127,7 @@ class Reach:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._hopeless: dict[str, tuple[frozenset[Way], float]] = {}
         self._distances: dict[str, float] = {}
+        self._num_spare = 0
         self._looking: asyncio.Task[None] | None = None
         front.on_pair(self._visited)
 
@@ -212,8 +215,8 @@ class Reach:
         """What can be learnt at relays: what this machine's router does, and how far they are."""
         if self.knows_mapping.is_set():
             await asyncio.sleep(self._rng.uniform(0.0, SPREAD_S))
-        await self._learn_mapping(relays)
         while True:
+            await self._learn_mapping(relays)
             self._distances = await measured(relays.places)
             self._tell_distances()
             await asyncio.sleep(self._rng.uniform(0.75, 1.25) * MEASURED_EVERY_S)
@@ -277,14 +280,17 @@ class Reach:
 
     async def _serve(self, sock: socket.socket) -> None:
         """Have gRPC answer, once the caller speaks; it may keep the stream for later."""
+        self._num_spare += 1
         try:
-            async with asyncio.timeout(SPARE_S):
+            async with asyncio.timeout(SPARE_S if self._num_spare <= MAX_SPARE else GREETING_S):
                 first = await receive_exactly(sock, 1)
         except BaseException as error:
             sock.close()
             if not isinstance(error, OSError | TimeoutError):
                 raise
             return
+        finally:
+            self._num_spare -= 1
         with suppress(OSError):  # gRPC is being stopped, or the other side is gone
             await self._front.serve(sock, sock.getpeername()[:2], first)
 

@@ -128,7 +128,7 @@ class HomeTransport(FrontedTransport):
     async def _map_port(self, port: int) -> None:
         async with mapped(port) as endpoint:
             if endpoint is not None:
-                self._reach.also_at(endpoint)
+                self.also_at(endpoint)
                 await asyncio.Event().wait()
 
     async def close(self) -> None:
@@ -138,6 +138,10 @@ class HomeTransport(FrontedTransport):
             await asyncio.gather(self._running, return_exceptions=True)
         await self._tunnels.close()
         await super().close()
+
+    def also_at(self, endpoint: str) -> None:
+        """Others may reach the front there, too; that is tried first."""
+        self._reach.also_at(endpoint)
 
     async def joined(self) -> None:
         """Until others can be introduced to this member."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from random import Random
@@ -21,6 +21,7 @@ from swarm_ft.protocol.messages.meeting import RelayHello, Way
 from swarm_ft.reach.front import Front
 from swarm_ft.reach.relay import Attendance, Relay, RelayLimits
 from swarm_ft.reach.transport import FrontedTransport, HomeTransport
+from swarm_ft.reach.tunnels import BETTER_AFTER_S
 from swarm_ft.transport.base import MessageStream, Server, call
 from swarm_ft.transport.credentials import Credentials
 from swarm_ft.transport.grpc_options import GrpcOptions
@@ -129,6 +130,7 @@ async def serve(hub: Hub, limits: RelayLimits | None = None) -> Process:
 @dataclass
 class Member:
     name: str
+    endpoint: str
     transport: HomeTransport
 
     async def ask(self, name: str) -> None:
@@ -140,18 +142,19 @@ class Member:
 
 
 @asynccontextmanager
-async def member(hub: Hub) -> AsyncIterator[Member]:
+async def member(hub: Hub, better_after_s: float = BETTER_AFTER_S) -> AsyncIterator[Member]:
     async def status(stream: MessageStream[SwarmStatus, StatusRequest]) -> None:
         await stream.receive()
         await stream.send(SwarmStatus(members=(), runs=()))
 
     credentials = SWARM.member(Role.PEER)
-    transport = HomeTransport(grpc_of(credentials), hub.find, SystemClock(), Random(1))
+    grpc, clock = grpc_of(credentials), SystemClock()
+    transport = HomeTransport(grpc, hub.find, clock, Random(1), better_after_s=better_after_s)
     server = await transport.serve("127.0.0.1", 0, {STATUS: status})
     transport.start()
     try:
         await transport.joined()
-        yield Member(key_name(credentials.certificate), transport)
+        yield Member(key_name(credentials.certificate), server.endpoint, transport)
     finally:
         await server.stop()
 
@@ -171,6 +174,37 @@ async def test_when_a_relay_dies_others_are_met_at_another_one(hub: Hub) -> None
         await caller.ask(callee.name)
         assert other.carries_any()
         await other.kill()
+
+
+async def test_a_pair_leaves_its_relay_for_a_better_way(hub: Hub) -> None:
+    async with AsyncExitStack() as stack:
+        process = await serve(hub)
+        await hub.has_relays(1)
+        callee = await stack.enter_async_context(member(hub))
+        caller = await stack.enter_async_context(member(hub, better_after_s=0.02))
+        ways, relay = hub.introductions.meetings.ways, process.relay
+        channel = caller.transport.connect("", callee.name)
+        stack.push_async_callback(channel.close)
+        await call(channel, STATUS, StatusRequest(), TIMEOUT_S)
+        assert ways == {(caller.name, callee.name): Way.RELAYED}
+        callee.transport.also_at(callee.endpoint)  # as if its router mapped a port by now
+        await until(lambda: Way.DIRECT in ways.values())
+        assert relay.carries.links, "what is in use stays"
+
+        def moved() -> bool:
+            caller.transport.at_rest()
+            return not relay.carries.links
+
+        await until(moved)
+        before = relay.carries.relayed_bytes
+        await call(channel, STATUS, StatusRequest(), TIMEOUT_S)
+        assert relay.carries.relayed_bytes == before
+        await process.kill()
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    while not is_so():  # noqa: ASYNC110 - nobody is told of it
+        await asyncio.sleep(0.01)
 
 
 async def test_a_coordinator_that_comes_back_has_its_relays(hub: Hub) -> None:
