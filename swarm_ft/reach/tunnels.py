@@ -105,10 +105,11 @@ class Tunnels:
                 raise
             logger.info("%s", error.message)
             return
-        joint = Joint(local, link.sock)
-        if link.way is not Way.RELAYED:
-            await joint.wait()
-            return
+        with suppress(OSError):
+            joint = Joint(local, link.sock)
+            await (self._relay(name, joint) if link.way is Way.RELAYED else joint.wait())
+
+    async def _relay(self, name: str, joint: Joint) -> None:
         self._relayed[joint] = name
         looking = self._start(self._look_for_better(name))
         try:

@@ -132,6 +132,7 @@ EVENTS = st.lists(
         st.tuples(st.just("closed"), st.integers(0, 5)),
         st.tuples(st.just("seen"), st.floats(0, 3)),
         st.tuples(st.just("told")),
+        st.tuples(st.just("lost")),
         st.tuples(st.just("tick")),
     ),
     max_size=30,
@@ -157,6 +158,9 @@ def test_whatever_happens_it_ends_once_and_in_time(
                 effects = ladder.seen("192.0.2.1:999", given_[0])
             case "told":
                 effects = ladder.told(Punch(meeting=MEETING, address="192.0.2.2:888"))
+            case "lost":
+                ladder.lost_leg()
+                effects = []
             case "tick":
                 effects = ladder.tick(now_s)
             case _:
