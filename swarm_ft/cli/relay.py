@@ -137,7 +137,7 @@ async def _listen(front: Front, listening: Listening) -> tuple[RelayHello, int]:
     from swarm_ft.protocol.messages.meeting import RelayHello
     from swarm_ft.transport.grpc_options import check_address
 
-    wanted = (listening.port, min(listening.port + 1, 65535) if listening.port else 0)
+    wanted = (listening.port, listening.port + 1 if 0 < listening.port < 65535 else 0)
     for port in wanted:
         await check_address(listening.address, port)
     one, other = [
