@@ -22,6 +22,7 @@ from random import Random
 
 from swarm_ft.clock import SystemClock
 from swarm_ft.coordinator.meetings import Introductions
+from swarm_ft.coordinator.relays import Relaying
 from swarm_ft.errors import SwarmError
 from swarm_ft.identity.certificates import from_pem
 from swarm_ft.identity.keys import key_at, new_key
@@ -53,11 +54,12 @@ async def hub(folder: Path, host: str, *, has_relay: bool = True) -> None:
     introductions = Introductions(lambda: key, SystemClock())
     options = GrpcOptions(credentials=credentials_in(folder, "coordinator"))
     transport = FrontedTransport(GrpcTransport(options))
-    Relay(transport.front, key.public_key)
+    relay = Relay(transport.front, key.public_key)
     server = await transport.serve(host, PORT, introductions.handlers())
     probe = await transport.front.listen(host, PORT + 1)
     if has_relay:
-        introductions.set_relays((RelayPlace(endpoint=server.endpoint, probe_endpoint=probe),))
+        place = RelayPlace(endpoint=server.endpoint, probe_endpoint=probe)
+        introductions.relays.have_own(lambda: Relaying(place=place, carries=relay.carries))
     say(server.endpoint)
     await asyncio.Event().wait()
 

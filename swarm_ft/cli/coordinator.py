@@ -33,11 +33,12 @@ from swarm_ft.errors import BadInput, BadOption, JournalError
 if TYPE_CHECKING:
     from swarm_ft.coordinator.journal.journal import Journal
     from swarm_ft.coordinator.journal.registry import Registry
+    from swarm_ft.coordinator.relays import RelayRoll
     from swarm_ft.identity.authority import Authority
     from swarm_ft.identity.invites import Invite
     from swarm_ft.identity.keys import PrivateKey
-    from swarm_ft.protocol.messages.meeting import RelayPlace
     from swarm_ft.reach.front import Front
+    from swarm_ft.reach.relay import Relay
     from swarm_ft.transport.base import Transport
 
 
@@ -256,6 +257,8 @@ def coordinator(
                 total_bytes=max_data,
             )
             grants = owned[1].grant_of if owned else None
+            ticket_key = new_key()  # good for a minute's tickets, and for this process
+            introductions = Introductions(lambda: ticket_key, SystemClock())
             service = CoordinatorService(
                 opened,
                 SystemClock(),
@@ -264,14 +267,13 @@ def coordinator(
                 result_s=3600 * result_hours,
                 quotas=quotas,
                 grants=grants,
+                relays=introductions.relays,
             )
             addresses = _announced(directory.addresses, listening.announced_host)
             nodes = initial_peers or addresses
             enrolment = owned and Enrolment(
                 *owned, nodes, dht_prefix, service.revoke, service.send_all_away
             )
-            ticket_key = new_key()  # good for a minute's tickets, and for this process
-            introductions = Introductions(lambda: ticket_key, SystemClock())
             options = GrpcOptions(credentials=enrolment.credentials if enrolment else None)
             handlers = {**service.handlers(), **(enrolment.handlers() if enrolment else {})}
             grpc, front = GrpcTransport(options), None
@@ -285,7 +287,8 @@ def coordinator(
             found = announced(server, listening, directory, Role.COORDINATOR, COORDINATOR_NAME)
             endpoint = await stack.enter_async_context(found)
             if front is not None and has_relay:
-                introductions.set_relays((await _relay(front, listening, endpoint, ticket_key),))
+                relay = await _relay(front, listening, endpoint, ticket_key, introductions.relays)
+                stack.callback(asyncio.create_task(relay.tell()).cancel)
             public = await enrolment.opens(endpoint, to_all=is_public) if enrolment else None
             encrypted = {"encrypted": bool(enrolment), "encrypted_at_rest": key is not None}
             _show_coordinator(endpoint, addresses, public, encrypted, as_json=as_json)
@@ -294,15 +297,20 @@ def coordinator(
     run_until_stopped(work)
 
 
-async def _relay(front: Front, listening: Listening, endpoint: str, key: PrivateKey) -> RelayPlace:
+async def _relay(
+    front: Front, listening: Listening, endpoint: str, key: PrivateKey, roll: RelayRoll
+) -> Relay:
     """A relay beside the coordinator, at its port."""
+    from swarm_ft.coordinator.relays import Relaying
     from swarm_ft.protocol.messages.meeting import RelayPlace
     from swarm_ft.reach.relay import Relay
 
-    Relay(front, key.public_key)
+    relay = Relay(front, key.public_key)
     probed = await front.listen(listening.address, 0)
     host, port = endpoint.rpartition(":")[0], probed.rpartition(":")[2]
-    return RelayPlace(endpoint=endpoint, probe_endpoint=f"{host}:{port}")
+    place = RelayPlace(endpoint=endpoint, probe_endpoint=f"{host}:{port}")
+    roll.have_own(lambda: Relaying(place=place, carries=relay.carries))
+    return relay
 
 
 def _check_security(journal: str, *, insecure: bool) -> None:

@@ -268,6 +268,10 @@ async def _directory_of(
 
 def client_key_file() -> Path:
     """Of the key of this user's clients on this machine."""
+    return state_folder() / "client.pem"
+
+
+def state_folder() -> Path:
+    """Where this user's keys on this machine are."""
     state = os.environ.get("XDG_STATE_HOME")
-    folder = Path(state) if state else Path.home() / ".local" / "state"
-    return folder / "swarm-ft" / "client.pem"
+    return (Path(state) if state else Path.home() / ".local" / "state") / "swarm-ft"

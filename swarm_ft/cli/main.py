@@ -26,6 +26,7 @@ _COMMANDS = {
     "coordinator": "swarm_ft.cli.coordinator:coordinator",
     "invite": "swarm_ft.cli.keys:invite",
     "keys": "swarm_ft.cli.keys:keys",
+    "relay": "swarm_ft.cli.relay:relay",
     "dht": "swarm_ft.cli.coordinator:dht",
     "status": "swarm_ft.cli.client:status",
     "bench": "swarm_ft.cli.bench:bench",

@@ -377,6 +377,7 @@ async def serve_peer(
         clock=SystemClock(),
         make_engine=make_engine,
         on_revoked=own.revoke if own else None,
+        at_rest=transport.at_rest if isinstance(transport, HomeTransport) else lambda: None,
     )
     server = await transport.serve(listening.address, listening.port, node.handlers())
     on_stop_signal(_politely_first(node))

@@ -37,6 +37,7 @@ from swarm_ft.coordinator.facts.events import (
 from swarm_ft.coordinator.facts.quotas import Quotas
 from swarm_ft.coordinator.facts.state import QUEUE_S, RESULT_S, Run, SwarmState
 from swarm_ft.coordinator.journal.journal import Journal
+from swarm_ft.coordinator.relays import RelayRoll
 from swarm_ft.coordinator.submission import Submissions
 from swarm_ft.coordinator.watching import Watcher, Watchers, overview
 from swarm_ft.errors import JournalError, NotAllowed, NotFound, OutOfTurn, SwarmError, Unavailable
@@ -155,6 +156,7 @@ class CoordinatorService:
         quotas: how much clients may ask for.
         grants: what a member may host, by its name, asked in a thread as it joins; None: all may
             host anything. It may raise what the member is to hear.
+        relays: that are there, and are told whose keys are revoked.
 
     A failing journal ends `run`: what cannot be made durable must not be said.
     """
@@ -169,8 +171,10 @@ class CoordinatorService:
         result_s: float = RESULT_S,
         quotas: Quotas = DEFAULT_QUOTAS,
         grants: Callable[[PeerId], Grant] | None = None,
+        relays: RelayRoll | None = None,
     ) -> None:
         self._grants = grants
+        self._relays = relays
         self._journal = journal
         self._clock = clock
         self._snapshots = snapshots
@@ -317,6 +321,8 @@ class CoordinatorService:
     def revoke(self, names: frozenset[str]) -> None:
         """These members are known no more: they are sent away, and all others told."""
         self._revoked = Revoked(names=tuple(sorted(names)[:MAX_REVOKED]))
+        if self._relays is not None:
+            self._relays.revoke(names)
         for peer_id, outbox in self._outboxes.items():
             if peer_id in names:
                 outbox.drop(NotAllowed(f"peer {peer_id}: its key was revoked"))
@@ -432,7 +438,8 @@ class CoordinatorService:
 
     async def _status(self, stream: MessageStream[SwarmStatus, StatusRequest]) -> None:
         request = await stream.receive() or StatusRequest()
-        await stream.send(overview(self._state, request, stream.caller))
+        relays = self._relays.statuses if self._relays is not None else ()
+        await stream.send(replace(overview(self._state, request, stream.caller), relays=relays))
 
     def _named(
         self,

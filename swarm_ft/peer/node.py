@@ -99,6 +99,7 @@ class PeerNode:
         clock: the time.
         make_engine: what computes.
         on_revoked: hears whose calls are to be refused from now on.
+        at_rest: called between steps, when nothing is under way between peers.
         rng: so that not all peers call in step.
     """
 
@@ -112,10 +113,12 @@ class PeerNode:
         clock: Clock,
         make_engine: EngineMaker,
         on_revoked: Callable[[Collection[str]], None] | None = None,
+        at_rest: Callable[[], None] = lambda: None,
         rng: Random | None = None,
     ) -> None:
         self._options = options
         self._on_revoked = on_revoked
+        self._at_rest = at_rest
         self._make_engine = make_engine
         self._snapshots = SnapshotStore(options.snapshots_url) if options.snapshots_url else None
         self._compute = ThreadPoolExecutor(1, "compute")
@@ -246,6 +249,7 @@ class PeerNode:
                 self._hosting(message.run_id).take(message)
             case CommitStep():
                 await self._hosting(message.run_id).commit(message)
+                self._at_rest()
             case SaveStage():
                 await self._hosting(message.run_id).save(message)
             case ExportStage():

@@ -661,16 +661,30 @@ class RunSummary(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., phase: _Optional[_Union[RunPhase, str]] = ..., detail: _Optional[str] = ..., committed_steps: _Optional[int] = ..., num_steps: _Optional[int] = ..., spec_digest: _Optional[bytes] = ..., assignments: _Optional[_Iterable[_Union[StageAssignment, _Mapping]]] = ..., sent: _Optional[_Union[ByteCounts, _Mapping]] = ..., joining: _Optional[_Iterable[str]] = ..., boundaries: _Optional[_Iterable[_Union[BoundaryStatus, _Mapping]]] = ..., attempt: _Optional[int] = ..., is_own: _Optional[bool] = ...) -> None: ...
 
 class SwarmStatus(_message.Message):
-    __slots__ = ("members", "runs", "num_members", "num_runs")
+    __slots__ = ("members", "runs", "num_members", "num_runs", "relays")
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     RUNS_FIELD_NUMBER: _ClassVar[int]
     NUM_MEMBERS_FIELD_NUMBER: _ClassVar[int]
     NUM_RUNS_FIELD_NUMBER: _ClassVar[int]
+    RELAYS_FIELD_NUMBER: _ClassVar[int]
     members: _containers.RepeatedCompositeFieldContainer[MemberStatus]
     runs: _containers.RepeatedCompositeFieldContainer[RunSummary]
     num_members: int
     num_runs: int
-    def __init__(self, members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., runs: _Optional[_Iterable[_Union[RunSummary, _Mapping]]] = ..., num_members: _Optional[int] = ..., num_runs: _Optional[int] = ...) -> None: ...
+    relays: _containers.RepeatedCompositeFieldContainer[RelayStatus]
+    def __init__(self, members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., runs: _Optional[_Iterable[_Union[RunSummary, _Mapping]]] = ..., num_members: _Optional[int] = ..., num_runs: _Optional[int] = ..., relays: _Optional[_Iterable[_Union[RelayStatus, _Mapping]]] = ...) -> None: ...
+
+class RelayStatus(_message.Message):
+    __slots__ = ("name", "endpoint", "links", "relayed_bytes")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    LINKS_FIELD_NUMBER: _ClassVar[int]
+    RELAYED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    endpoint: str
+    links: int
+    relayed_bytes: int
+    def __init__(self, name: _Optional[str] = ..., endpoint: _Optional[str] = ..., links: _Optional[int] = ..., relayed_bytes: _Optional[int] = ...) -> None: ...
 
 class StepCommitted(_message.Message):
     __slots__ = ("step", "loss", "learning_rate", "grad_norm", "num_samples", "seconds", "traffic", "gradients", "state_bytes")

@@ -24,10 +24,12 @@ from swarm_ft.protocol.messages.meeting import (
     MAX_ENDPOINTS,
     FromMember,
     Linked,
+    Measured,
     Meet,
     NoMeeting,
     Punch,
     Reachable,
+    RelayDistance,
     RelayPlace,
     Relays,
     Seen,
@@ -35,6 +37,7 @@ from swarm_ft.protocol.messages.meeting import (
     Want,
     Way,
 )
+from swarm_ft.reach.distances import measured
 from swarm_ft.reach.front import Front
 from swarm_ft.reach.ladder import Connect, Dial, Effects, GiveUp, Ladder, LeaveLeg, Take, TellSeen
 from swarm_ft.reach.sockets import (
@@ -67,7 +70,15 @@ WANTED_S = 20.0
 """How long somebody waits for a stream, the coordinator's answer included."""
 HOPELESS_S = 300.0
 """How long a way that did not work is not waited for."""
+MEASURED_EVERY_S = 600.0
+"""How often, about, a member looks how far relays are."""
+SPREAD_S = 1.0
+"""Over which all members look at a relay that is new."""
+SPARE_S = 300.0
+"""How long a stream is kept that a caller took and says nothing on: it waits for a step's end."""
 MAX_MEETINGS = 128
+MAX_SPARE = 64
+"""Streams that wait to be used; more than these wait as long as any other that says nothing."""
 
 Stream = MessageStream[FromMember, ToMember]
 
@@ -120,6 +131,9 @@ class Reach:
         self._met = asyncio.Condition()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._hopeless: dict[str, tuple[frozenset[Way], float]] = {}
+        self._distances: dict[str, float] = {}
+        self._num_spare = 0
+        self._looking: asyncio.Task[None] | None = None
         front.on_pair(self._visited)
 
     async def run(self, endpoints: tuple[str, ...]) -> None:
@@ -199,7 +213,9 @@ class Reach:
                 case Relays():
                     self.relays, self.trouble = message.places, ""
                     self.joined.set()
-                    self._start(self._learn_mapping(message))
+                    if self._looking is not None:
+                        self._looking.cancel()
+                    self._looking = self._start(self._look_at(message))
                 case Meet():
                     await self._meet(message)
                 case Punch(meeting=number):
@@ -207,6 +223,26 @@ class Reach:
                         self._meetings[number].told(message)
                 case NoMeeting(name=name, reason=reason):
                     self._answer(name, Unavailable(f"peer {name}: {reason}"))
+
+    async def _look_at(self, relays: Relays) -> None:
+        """What can be learnt at relays: what this machine's router does, and how far they are."""
+        if self.knows_mapping.is_set():
+            await asyncio.sleep(self._rng.uniform(0.0, SPREAD_S))
+        while True:
+            await self._learn_mapping(relays)
+            self._distances = await measured(relays.places)
+            self._tell_distances()
+            await asyncio.sleep(self._rng.uniform(0.75, 1.25) * MEASURED_EVERY_S)
+
+    def _tell_distances(self) -> None:
+        told = (RelayDistance(endpoint=e, round_trip_s=s) for e, s in self._distances.items())
+        if self.joined.is_set():  # or they are measured when the coordinator is there
+            self._outbox.put_nowait(Measured(distances=tuple(told)))
+
+    def _unreached(self, relay: str) -> None:
+        """A leg found no place there: the next meeting is to be at another one."""
+        if self._distances.pop(relay, None) is not None:
+            self._tell_distances()
 
     async def _learn_mapping(self, relays: Relays) -> None:
         """Whether this machine's router gives each destination another port."""
@@ -232,7 +268,8 @@ class Reach:
     async def _meet(self, meet: Meet) -> None:
         if len(self._meetings) >= MAX_MEETINGS or meet.meeting in self._meetings:
             return
-        meeting = _Meeting(meet, self._clock, self._outbox.put_nowait, self._known_hopeless(meet))
+        hopeless = self._known_hopeless(meet)
+        meeting = _Meeting(meet, self._clock, self._outbox.put_nowait, self._unreached, hopeless)
         theirs = proof(meet.meeting, is_caller=not meet.is_caller)
         self._meetings[meet.meeting] = self._by_proof[theirs] = meeting
         self._start(self._attend(meet, meeting, theirs))
@@ -250,10 +287,25 @@ class Reach:
             del self._meetings[meet.meeting], self._by_proof[theirs]
         self._remember(meet, link.way)
         if not meet.is_caller:
-            with suppress(OSError):  # gRPC is being stopped, or the other side is gone
-                await self._front.serve(link.sock, link.sock.getpeername()[:2])
+            await self._serve(link.sock)
         elif not self._answer(meet.name, link):
             link.sock.close()
+
+    async def _serve(self, sock: socket.socket) -> None:
+        """Have gRPC answer, once the caller speaks; it may keep the stream for later."""
+        self._num_spare += 1
+        try:
+            async with asyncio.timeout(SPARE_S if self._num_spare <= MAX_SPARE else GREETING_S):
+                first = await receive_exactly(sock, 1)
+        except BaseException as error:
+            sock.close()
+            if not isinstance(error, OSError | TimeoutError):
+                raise
+            return
+        finally:
+            self._num_spare -= 1
+        with suppress(OSError):  # gRPC is being stopped, or the other side is gone
+            await self._front.serve(sock, sock.getpeername()[:2], first)
 
     def _known_hopeless(self, meet: Meet) -> frozenset[Way]:
         ways, since_s = self._hopeless.get(meet.name, (frozenset(), 0.0))
@@ -289,10 +341,11 @@ class Reach:
         self._front.keep(sock, remote)
         await self._by_proof[shown].visited(sock)
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
 
 class _Meeting:
@@ -303,11 +356,13 @@ class _Meeting:
         meet: Meet,
         clock: Clock,
         say: Callable[[FromMember], None],
+        unreached: Callable[[str], None],
         hopeless: frozenset[Way],
     ) -> None:
         self._meet = meet
         self._clock = clock
         self._say = say
+        self._unreached = unreached
         self._began_s = clock.now_s()
         self._ladder = Ladder(meet, self._began_s, hopeless)
         self._streams: list[socket.socket] = []
@@ -399,18 +454,30 @@ class _Meeting:
         self._opened(sock, way)
 
     async def _leave_leg(self, relay: str, ticket: bytes) -> None:
-        began_s = self._clock.now_s()
-        sock = await dial(relay)
-        self._streams.append(sock)
-        self._leg_port = sock.getsockname()[1]
-        await asyncio.get_running_loop().sock_sendall(
-            sock, MAGIC + LEG + bytes([len(ticket)]) + ticket
-        )
-        address = await receive_address(sock)
-        # Two trips: one to connect, one to be answered.
-        self._do(self._ladder.seen(address, (self._clock.now_s() - began_s) / 2))
-        await receive_exactly(sock, 1)
+        is_seen, began_s = False, self._clock.now_s()
+        try:
+            sock = await dial(relay)
+            self._streams.append(sock)
+            address = await self._show(ticket, sock)
+            is_seen = True
+            # Two trips: one to connect, one to be answered.
+            self._do(self._ladder.seen(address, (self._clock.now_s() - began_s) / 2))
+            await receive_exactly(sock, 1)
+        except (OSError, TimeoutError, SwarmError):
+            if not is_seen:
+                self._unreached(relay)
+            self._ladder.lost_leg()
+            self._changed.set()
+            raise
         self._opened(sock, Way.RELAYED)
+
+    async def _show(self, ticket: bytes, sock: socket.socket) -> str:
+        """Show a relay the ticket; from which address it sees that come."""
+        self._leg_port = sock.getsockname()[1]
+        shown = MAGIC + LEG + bytes([len(ticket)]) + ticket
+        async with asyncio.timeout(GREETING_S):
+            await asyncio.get_running_loop().sock_sendall(sock, shown)
+            return await receive_address(sock)
 
     async def _punch(self, address: str) -> None:
         """Simultaneous open, from the leg's port: again and again, for a router may say no."""

@@ -13,7 +13,7 @@ from swarm_ft.protocol.spec.bounds import host_of, is_private
 from swarm_ft.reach.front import Front
 from swarm_ft.reach.meet import Reach
 from swarm_ft.reach.portmap import mapped
-from swarm_ft.reach.tunnels import Tunnels
+from swarm_ft.reach.tunnels import BETTER_AFTER_S, Tunnels
 from swarm_ft.transport.admission import MAX_PER_ADDRESS
 from swarm_ft.transport.base import Channel, Handler, Method, Server
 from swarm_ft.transport.grpc_options import check_address
@@ -89,6 +89,7 @@ class HomeTransport(FrontedTransport):
         find_coordinator: tells where it is.
         clock: the time.
         rng: so that not all call in step.
+        better_after_s: when a better way than a relay is looked for, at first.
     """
 
     def __init__(
@@ -97,10 +98,12 @@ class HomeTransport(FrontedTransport):
         find_coordinator: Callable[[], Awaitable[str]],
         clock: Clock,
         rng: Random,
+        *,
+        better_after_s: float = BETTER_AFTER_S,
     ) -> None:
         super().__init__(grpc)
         self._reach = Reach(grpc, find_coordinator, self.front, clock, rng)
-        self._tunnels = Tunnels(self._reach.link)
+        self._tunnels = Tunnels(self._reach.link, better_after_s)
         self._running: asyncio.Task[None] | None = None
 
     @property
@@ -125,7 +128,7 @@ class HomeTransport(FrontedTransport):
     async def _map_port(self, port: int) -> None:
         async with mapped(port) as endpoint:
             if endpoint is not None:
-                self._reach.also_at(endpoint)
+                self.also_at(endpoint)
                 await asyncio.Event().wait()
 
     async def close(self) -> None:
@@ -136,9 +139,17 @@ class HomeTransport(FrontedTransport):
         await self._tunnels.close()
         await super().close()
 
+    def also_at(self, endpoint: str) -> None:
+        """Others may reach the front there, too; that is tried first."""
+        self._reach.also_at(endpoint)
+
     async def joined(self) -> None:
         """Until others can be introduced to this member."""
         await self._reach.joined.wait()
+
+    def at_rest(self) -> None:
+        """Nothing is under way between members: relayed links move, where there is a better way."""
+        self._tunnels.at_rest()
 
     def connect(self, endpoint: str, name: str = "") -> Channel:
         """See `Transport`: the endpoint is the coordinator's, or says nothing."""

@@ -25,7 +25,7 @@ from swarm_ft.protocol.messages.client import (
 from swarm_ft.protocol.messages.control import FromPeer, ToPeer
 from swarm_ft.protocol.messages.enrolment import Enrolled, EnrolRequest
 from swarm_ft.protocol.messages.link import LinkMessage
-from swarm_ft.protocol.messages.meeting import FromMember, ToMember
+from swarm_ft.protocol.messages.meeting import FromMember, FromRelay, RelayWelcome, ToMember
 from swarm_ft.protocol.messages.shard import ChunkList, ChunkPart, FetchRequest, ShardName
 from swarm_ft.protocol.messages.timeline import PeerTimeline
 from swarm_ft.protocol.wire.convert import WireType, wire_type
@@ -62,6 +62,7 @@ BYTES = {
     "Introduce": (SMALL, SMALL),
     "Place": (MAX_PART_BYTES, MAX_PART_BYTES),
     "MeasureLink": (SMALL, SMALL),
+    "Relay": (SMALL, SMALL),
     "Link": (MAX_MESSAGE_BYTES, MAX_MESSAGE_BYTES),
     "ListChunks": (SMALL, MAX_LIST_BYTES),
     "FetchChunks": (SMALL, MAX_CHUNK_PART_BYTES),
@@ -148,6 +149,7 @@ PLACE: Method[PlaceRequest, Placed] = _method(_COORDINATOR, "Place", PlaceReques
 MEASURE_LINK: Method[LinkSample, LinkEcho] = _method(
     _COORDINATOR, "MeasureLink", LinkSample, LinkEcho
 )
+RELAY: Method[FromRelay, RelayWelcome] = _method(_COORDINATOR, "Relay", FromRelay, RelayWelcome)
 
 LINK: Method[LinkMessage, LinkMessage] = _method(_PEER, "Link", LinkMessage, LinkMessage)
 

@@ -18,6 +18,7 @@ COMMANDS = (
     ("serve-stage",),
     ("doctor",),
     ("plan",),
+    ("relay",),
     ("client",),
     ("client", "train"),
     ("client", "attach"),
@@ -124,6 +125,8 @@ OPTIONS = {
     ("init",): KEYS,
     ("invite",): KEYS
     | {"--role", "--sees-tokens", "--layers", "--uses", "--expires", "--address", "--open"},
+    ("relay",): LISTENING
+    | {"--max-links", "--max-mbps", "--max-link-mbps", "--json", "--log-level"},
     ("keys", "list"): KEYS,
     ("doctor",): {"--json", "--log-level"},
     ("keys", "revoke"): KEYS - {"--json"},

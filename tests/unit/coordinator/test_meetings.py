@@ -7,13 +7,16 @@ from itertools import count
 import pytest
 
 from swarm_ft.coordinator.meetings import MAX_WANTS, MEETING_S, Meetings
+from swarm_ft.coordinator.relays import Relaying
 from swarm_ft.errors import MalformedMessage
 from swarm_ft.protocol.messages.meeting import (
     Linked,
+    Measured,
     Meet,
     NoMeeting,
     Punch,
     Reachable,
+    RelayDistance,
     RelayPlace,
     Relays,
     Seen,
@@ -32,7 +35,7 @@ def meetings() -> Meetings:
     return Meetings(
         sign=lambda ticket: b"caller" if ticket.is_caller else b"callee",
         draw=lambda size: next(numbers).to_bytes(size, "big"),
-        relays=(RELAY,),
+        relays=lambda: (Relaying(place=RELAY),),
     )
 
 
@@ -106,6 +109,25 @@ def test_what_the_relay_sees_is_passed_on_within_the_meeting(meetings: Meetings)
     assert meetings.said("a", seen, MEETING_S) == []
     meetings.gone("b")
     assert meetings.ways == {}
+
+
+def test_a_meeting_gets_the_relay_that_is_near_to_both(meetings: Meetings) -> None:
+    near = RelayPlace(endpoint="192.0.2.8:7000", probe_endpoint="192.0.2.8:7001")
+    come(meetings, "a", HERE)
+    come(meetings, "b", THERE)
+    there = [Relaying(place=RELAY), Relaying(name="near", place=near)]
+    meetings.relays = lambda: tuple(there)
+    told = Relays(places=(RELAY, near))
+    assert meetings.relays_changed() == [("a", told), ("b", told)]
+    for name, near_s in (("a", 0.01), ("b", 0.02)):
+        far = RelayDistance(endpoint=RELAY.endpoint, round_trip_s=0.02)
+        close = RelayDistance(endpoint=near.endpoint, round_trip_s=near_s)
+        meetings.said(name, Measured(distances=(far, close)), 0.0)
+    assert {message.relay for message in meet(meetings).values()} == {near.endpoint}
+    del there[1]
+    assert {message.relay for message in meet(meetings).values()} == {RELAY.endpoint}
+    there.clear()
+    assert {message.relay for message in meet(meetings).values()} == {None}
 
 
 def test_who_is_not_there_is_not_met_and_nobody_asks_without_end(meetings: Meetings) -> None:

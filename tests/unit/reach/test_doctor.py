@@ -12,6 +12,7 @@ import pytest
 
 from swarm_ft.clock import SystemClock
 from swarm_ft.coordinator.meetings import Introductions
+from swarm_ft.coordinator.relays import Relaying
 from swarm_ft.identity.certificates import Role
 from swarm_ft.identity.invites import Invite
 from swarm_ft.identity.keys import fingerprint_of, new_key
@@ -250,7 +251,7 @@ async def introducing(swarm: Swarm, *, has_relay: bool) -> AsyncIterator[str]:
     if has_relay:
         probe = await transport.front.listen("127.0.0.1", 0)
         place = RelayPlace(endpoint=server.endpoint, probe_endpoint=probe)
-        introductions.set_relays((place,))
+        introductions.relays.have_own(lambda: Relaying(place=place))
     yield server.endpoint
     await server.stop()
 

@@ -92,9 +92,9 @@ async def test_a_relay_joins_two_legs_of_one_meeting(front: Front) -> None:
     await sending
     await loop.sock_sendall(other, b"thanks")
     assert await receive_exactly(one, 6) == b"thanks"
-    assert relay.links == 1
+    assert relay.carries.links == 1
     assert len(front.kept) == 2
-    assert relay.relayed_bytes == len(data) + 6
+    assert relay.carries.relayed_bytes == len(data) + 6
     one.close()
     assert await loop.sock_recv(other, 1) == b"", "a leg ends with the other one"
     other.close()
@@ -119,7 +119,7 @@ async def test_a_relay_hangs_up_on_who_has_no_ticket(front: Front) -> None:
     endpoint = await front.listen("127.0.0.1", 0)
     with pytest.raises(OSError, match=r"ended after|reset"):
         await leg(endpoint, is_caller=True, key=new_key())
-    assert relay.links == 0
+    assert relay.carries.links == 0
 
 
 async def test_a_relay_gives_away_as_much_as_it_says(front: Front) -> None:

@@ -13,6 +13,7 @@ import pytest
 from swarm_ft import systems
 from swarm_ft.clock import SystemClock
 from swarm_ft.coordinator.meetings import Introductions
+from swarm_ft.coordinator.relays import Relaying
 from swarm_ft.identity.certificates import Role, key_name
 from swarm_ft.identity.keys import new_key
 from swarm_ft.protocol.messages.client import StatusRequest, SwarmStatus
@@ -74,7 +75,7 @@ async def hub() -> AsyncIterator[Hub]:
     server = await transport.serve("127.0.0.1", 0, introductions.handlers())
     probe = await transport.front.listen("127.0.0.1", 0)
     place = RelayPlace(endpoint=server.endpoint, probe_endpoint=probe)
-    introductions.set_relays((place,))
+    introductions.relays.have_own(lambda: Relaying(place=place, carries=relay.carries))
     yield Hub(server.endpoint, introductions, relay)
     await server.stop()
 
@@ -124,4 +125,4 @@ async def test_two_members_meet_the_way_there_is(
         assert callee.callers == [caller.name]
         (way,) = hub.introductions.meetings.ways.values()
         assert way in ways
-        assert (hub.relay.relayed_bytes > 0) == (way is Way.RELAYED)
+        assert (hub.relay.carries.relayed_bytes > 0) == (way is Way.RELAYED)

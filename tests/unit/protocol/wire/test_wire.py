@@ -248,6 +248,7 @@ OPENERS = {
     *("PeerHello", "LinkHello", "SubmitHeader", "WatchRequest"),
     *("CancelRequest", "CollectedRequest", "StatusRequest", "EnrolRequest", "Reachable"),
     *("PlaceRequest", "LinkSample"),
+    "RelayHello",
 }
 
 
