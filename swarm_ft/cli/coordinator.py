@@ -256,6 +256,8 @@ def coordinator(
                 total_bytes=max_data,
             )
             grants = owned[1].grant_of if owned else None
+            ticket_key = new_key()  # good for a minute's tickets, and for this process
+            introductions = Introductions(lambda: ticket_key, SystemClock())
             service = CoordinatorService(
                 opened,
                 SystemClock(),
@@ -264,14 +266,13 @@ def coordinator(
                 result_s=3600 * result_hours,
                 quotas=quotas,
                 grants=grants,
+                ways=introductions.meetings.known,
             )
             addresses = _announced(directory.addresses, listening.announced_host)
             nodes = initial_peers or addresses
             enrolment = owned and Enrolment(
                 *owned, nodes, dht_prefix, service.revoke, service.send_all_away
             )
-            ticket_key = new_key()  # good for a minute's tickets, and for this process
-            introductions = Introductions(lambda: ticket_key, SystemClock())
             options = GrpcOptions(credentials=enrolment.credentials if enrolment else None)
             handlers = {**service.handlers(), **(enrolment.handlers() if enrolment else {})}
             grpc, front = GrpcTransport(options), None

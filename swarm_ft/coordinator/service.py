@@ -35,6 +35,7 @@ from swarm_ft.coordinator.facts.events import (
 )
 from swarm_ft.coordinator.facts.quotas import Quotas
 from swarm_ft.coordinator.facts.state import QUEUE_S, RESULT_S, Run, SwarmState
+from swarm_ft.coordinator.facts.ways import Ways
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.submission import Submissions
 from swarm_ft.coordinator.watching import Watcher, Watchers, overview
@@ -145,6 +146,7 @@ class CoordinatorService:
         quotas: how much clients may ask for.
         grants: what a member may host, by its name, asked in a thread as it joins; None: all may
             host anything. It may raise what the member is to hear.
+        ways: tells who reaches whom, as far as is known.
 
     A failing journal ends `run`: what cannot be made durable must not be said.
     """
@@ -159,8 +161,10 @@ class CoordinatorService:
         result_s: float = RESULT_S,
         quotas: Quotas = DEFAULT_QUOTAS,
         grants: Callable[[PeerId], Grant] | None = None,
+        ways: Callable[[], Ways] = Ways,
     ) -> None:
         self._grants = grants
+        self._ways = ways
         self._journal = journal
         self._clock = clock
         self._snapshots = snapshots
@@ -209,7 +213,7 @@ class CoordinatorService:
         self._start(self._forget_snapshots())
         while True:
             await asyncio.wait([self._broken], timeout=TICK_S)
-            self._handle(Tick())
+            self._handle(Tick(self._ways()))
 
     # ---- events in, effects out
 
