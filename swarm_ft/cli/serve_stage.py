@@ -353,6 +353,9 @@ async def serve_peer(
         clock=SystemClock(),
         make_engine=make_engine,
         on_revoked=own.revoke if own else None,
+        is_relayed=transport.is_relayed
+        if isinstance(transport, HomeTransport)
+        else lambda _: False,
     )
     server = await transport.serve(listening.address, listening.port, node.handlers())
     on_stop_signal(_politely_first(node))

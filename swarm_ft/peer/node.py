@@ -95,6 +95,7 @@ class PeerNode:
         clock: the time.
         make_engine: what computes.
         on_revoked: hears whose calls are to be refused from now on.
+        is_relayed: tells whether the stream to another peer goes over a relay.
         rng: so that not all peers call in step.
     """
 
@@ -108,6 +109,7 @@ class PeerNode:
         clock: Clock,
         make_engine: EngineMaker,
         on_revoked: Callable[[Collection[str]], None] | None = None,
+        is_relayed: Callable[[PeerId], bool] = lambda _: False,
         rng: Random | None = None,
     ) -> None:
         self._options = options
@@ -123,7 +125,9 @@ class PeerNode:
         self._leaving = asyncio.Event()
         self._released = asyncio.Event()
         rng = rng or Random()
-        self._links = Links(options.peer_id, transport=transport, clock=clock, rng=rng)
+        self._links = Links(
+            options.peer_id, transport=transport, clock=clock, rng=rng, is_relayed=is_relayed
+        )
         self._link = CoordinatorLink(
             directory,
             control_transport or transport,

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import suppress
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
@@ -78,6 +78,15 @@ class Link:
     sock: socket.socket
     way: Way
 
+    @contextmanager
+    def counted_in(self, relayed: Counter[str], name: str) -> Iterator[None]:
+        """While it stands, it counts as one to this member if it goes over a relay."""
+        relayed[name] += self.way is Way.RELAYED
+        try:
+            yield
+        finally:
+            relayed[name] -= self.way is Way.RELAYED
+
 
 class Reach:
     """See the module's docstring.
@@ -115,6 +124,8 @@ class Reach:
         self._met = asyncio.Condition()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._hopeless: dict[str, tuple[frozenset[Way], float]] = {}
+        self.relayed: Counter[str] = Counter()
+        """How many of the streams that others have to here go over a relay, by whose they are."""
         front.on_pair(self._visited)
 
     async def run(self, endpoints: tuple[str, ...]) -> None:
@@ -237,7 +248,8 @@ class Reach:
             del self._meetings[meet.meeting], self._by_proof[theirs]
         self._remember(meet, link.way)
         if not meet.is_caller:
-            with suppress(OSError):  # gRPC is being stopped, or the other side is gone
+            # gRPC is being stopped, or the other side is gone.
+            with suppress(OSError), link.counted_in(self.relayed, meet.name):
                 await self._front.serve(link.sock, link.sock.getpeername()[:2])
         elif not self._answer(meet.name, link):
             link.sock.close()

@@ -136,6 +136,10 @@ class HomeTransport(FrontedTransport):
         await self._tunnels.close()
         await super().close()
 
+    def is_relayed(self, name: str) -> bool:
+        """Whether a stream to or from this member goes over a relay, now."""
+        return self._tunnels.relayed[name] + self._reach.relayed[name] > 0
+
     async def joined(self) -> None:
         """Until others can be introduced to this member."""
         await self._reach.joined.wait()

@@ -10,6 +10,7 @@ import asyncio
 import shutil
 import socket
 import tempfile
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
@@ -39,6 +40,8 @@ class Tunnels:
         self._paths: dict[str, str] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._listeners: list[socket.socket] = []
+        self.relayed: Counter[str] = Counter()
+        """How many of the streams that stand go over a relay, by whom they lead to."""
 
     def path_to(self, name: str) -> str:
         """Where a connection leads to this member; it is there from now on."""
@@ -80,7 +83,7 @@ class Tunnels:
                 raise
             logger.info("%s", error.message)
             return
-        with suppress(OSError):
+        with suppress(OSError), link.counted_in(self.relayed, name):
             await Joint(local, link.sock).wait()
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:

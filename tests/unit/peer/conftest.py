@@ -178,6 +178,7 @@ class LaterChannel:
 
     def __init__(self) -> None:
         self.real: LinkChannel | None = None
+        self.is_relayed = False
 
     async def attend(self, end: ChannelEnd[Any, Any]) -> None:
         assert self.real is not None
