@@ -217,9 +217,8 @@ class _Search:
         self._ends = [
             [s for s in range(seat) if max(table.links[s], default=0) >= seat] for seat in seats
         ]
-        # From each seat on, the bytes between a seat and earlier ones: so many at least.
-        sizes = [sum(size for s, size in table.links[t].items() if s < t) for t in seats]
-        self._least_bytes = [min(sizes[seat:]) for seat in seats] + [0]
+        # Of each seat, the bytes between it and earlier ones.
+        self._bytes = [sum(size for s, size in table.links[t].items() if s < t) for t in seats]
         # Of each peer, what a byte to whoever is nearest to it costs.
         self._least = [min((table.cost(p, q) for q in seats if q != p), default=0) for p in seats]
         self._reached: dict[tuple[frozenset[int], frozenset[tuple[LayerRange, int]]], int] = {}
@@ -239,10 +238,18 @@ class _Search:
         self._reached[end] = cost
         for more, peer in self._candidates(seat, unused):
             rest = unused - {peer}
-            least = self._least_bytes[seat + 1] * sum(self._least[other] for other in rest)
-            if cost + more + least < self._best_cost and not self._table.is_tired:
+            least = cost + more + self._least_behind(seat, rest)
+            if least < self._best_cost and not self._table.is_tired:
                 self._order[seat] = peer
                 self._look(seat + 1, rest, cost + more)
+
+    def _least_behind(self, seat: int, unused: Collection[int]) -> int:
+        """What no order of these peers in the free seats behind can go below."""
+        sizes = [self._bytes[free] for free in self._table.free if free > seat]
+        costs = [self._least[peer] for peer in unused]
+        if not costs:
+            return 0
+        return max(min(sizes) * sum(costs), sum(sizes) * min(costs))
 
     def _candidates(self, seat: int, unused: frozenset[int]) -> list[tuple[int, int]]:
         """What each peer costs that may have this seat, and who it is, the cheapest first."""

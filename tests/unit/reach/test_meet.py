@@ -41,12 +41,14 @@ class Hub:
 class Member:
     name: str
     transport: HomeTransport
-    callers: list[str]
+    callers: list[tuple[str, bool]]
 
-    async def ask(self, name: str) -> None:
+    async def ask(self, name: str) -> bool:
+        """Call another; whether that goes over the relay, as is known here."""
         channel = self.transport.connect("", name)
         try:
             await call(channel, STATUS, StatusRequest(), TIMEOUT_S)
+            return self.transport.is_relayed(name)
         finally:
             await channel.close()
 
@@ -70,14 +72,14 @@ async def hub() -> AsyncIterator[Hub]:
 
 
 @asynccontextmanager
-async def member(hub: Hub, *, is_open: bool) -> AsyncIterator[Member]:
-    credentials = SWARM.member(Role.PEER)
-    callers: list[str] = []
+async def member(hub: Hub, role: Role, *, is_open: bool) -> AsyncIterator[Member]:
+    credentials = SWARM.member(role)
+    callers: list[tuple[str, bool]] = []
 
     async def status(stream: MessageStream[SwarmStatus, StatusRequest]) -> None:
         await stream.receive()
         assert stream.caller is not None
-        callers.append(stream.caller.name)
+        callers.append((stream.caller.name, transport.is_relayed(stream.caller.name)))
         await stream.send(SwarmStatus(members=(), runs=()))
 
     async def find() -> str:
@@ -106,11 +108,14 @@ async def test_two_members_meet_the_way_there_is(
     hub: Hub, is_open: tuple[bool, bool], ways: set[Way]
 ) -> None:
     async with AsyncExitStack() as stack:
+        # A client: two peers would have tried to reach each other already.
         caller, callee = [
-            await stack.enter_async_context(member(hub, is_open=one)) for one in is_open
+            await stack.enter_async_context(member(hub, role, is_open=one))
+            for role, one in zip((Role.CLIENT, Role.PEER), is_open, strict=True)
         ]
-        await caller.ask(callee.name)
-        assert callee.callers == [caller.name]
+        is_relayed = await caller.ask(callee.name)
+        assert callee.callers == [(caller.name, is_relayed)]
         (way,) = hub.introductions.meetings.ways.values()
         assert way in ways
-        assert (hub.relay.relayed_bytes > 0) == (way is Way.RELAYED)
+        assert (hub.relay.relayed_bytes > 0) == (way is Way.RELAYED) == is_relayed
+        assert not caller.transport.is_relayed("somebody else")
