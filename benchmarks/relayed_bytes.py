@@ -14,7 +14,6 @@ import argparse
 import json
 import math
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -74,9 +73,9 @@ class Figures:
 
     Attributes:
         formed: swarms in which every stage had a peer.
-        links: between neighbours and replicas that sent anything: how many were relayed.
-        bytes: relayed, of all.
-        place_s: the longest that one decision took.
+        links: over which anything was sent: how many of them were relayed.
+        bytes: how many of them were.
+        ratio: of relayed bytes to those of the arbitrary order.
     """
 
     mix: str
@@ -86,7 +85,6 @@ class Figures:
     links: dict[str, float]
     bytes: dict[str, float]
     ratio: dict[str, float]
-    place_s: float
 
 
 class Swarm:
@@ -176,7 +174,7 @@ def sent_bytes(run: Run, ways: Ways) -> Counter[tuple[str, str]]:
 
 def measure(mix: Mix, spec: RunSpec, volunteers: int, swarms: int) -> Figures:
     """Draw so many swarms, place each in every way, and add up."""
-    formed, slowest_s = 0, 0.0
+    formed = 0
     relayed, total = Counter[str](), Counter[str]()
     relayed_links, links = Counter[str](), Counter[str]()
     for seed in range(swarms):
@@ -185,9 +183,7 @@ def measure(mix: Mix, spec: RunSpec, volunteers: int, swarms: int) -> Figures:
         arms = zip(ARMS, (Ways(), replace(known, met={}), known), strict=True)
         is_formed = True
         for arm, ways in arms:
-            began_s = time.perf_counter()
             run = placed(swarm.names, spec, ways)
-            slowest_s = max(slowest_s, time.perf_counter() - began_s)
             is_formed &= len(run.stages) == min(volunteers, spec.model.num_blocks)
             for (one, other), size in sent_bytes(run, ways).items():
                 is_relayed = swarm.way(PeerId(one), PeerId(other)) is Way.RELAYED
@@ -204,7 +200,6 @@ def measure(mix: Mix, spec: RunSpec, volunteers: int, swarms: int) -> Figures:
         links={arm: relayed_links[arm] / links[arm] for arm in ARMS},
         bytes={arm: relayed[arm] / total[arm] for arm in ARMS},
         ratio={arm: relayed[arm] / relayed["arbitrary"] for arm in ARMS},
-        place_s=slowest_s,
     )
 
 

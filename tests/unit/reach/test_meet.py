@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from random import Random
 import pytest
 
 from swarm_ft.clock import SystemClock
+from swarm_ft.coordinator.facts.ways import pair_of
 from swarm_ft.coordinator.meetings import Introductions
 from swarm_ft.identity.certificates import Role, key_name
 from swarm_ft.identity.keys import new_key
@@ -119,3 +121,19 @@ async def test_two_members_meet_the_way_there_is(
         assert way in ways
         assert (hub.relay.relayed_bytes > 0) == (way is Way.RELAYED) == is_relayed
         assert not caller.transport.is_relayed("somebody else")
+
+
+async def test_two_peers_that_come_try_each_other_and_nobody_asked(hub: Hub) -> None:
+    meetings = hub.introductions.meetings
+    async with (
+        member(hub, Role.PEER, is_open=False) as one,
+        member(hub, Role.PEER, is_open=False) as other,
+    ):
+        async with asyncio.timeout(TIMEOUT_S):
+            while not meetings.ways:  # noqa: ASYNC110 - introductions tell nobody
+                await asyncio.sleep(0.01)
+        assert list(meetings.known().met) == [pair_of(one.name, other.name)]
+        assert not one.callers
+        assert not other.callers
+        await one.ask(other.name)
+        assert [name for name, _ in other.callers] == [one.name]
