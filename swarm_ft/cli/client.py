@@ -177,6 +177,7 @@ def status_fields(found: SwarmStatus) -> dict[str, Any]:
             "steps": run.committed_steps,
             "num_steps": run.num_steps,
             "bytes": kind_fields(run.sent),
+            "relayed_bytes": run.sent.relayed_bytes,
             "stages": [
                 {"peer": s.peer_id, "layers": str(s.layers), "joining": s.peer_id in run.joining}
                 for s in run.assignments

@@ -268,6 +268,7 @@ def coordinator(
                 quotas=quotas,
                 grants=grants,
                 relays=introductions.relays,
+                ways=introductions.meetings.known,
             )
             addresses = _announced(directory.addresses, listening.announced_host)
             nodes = initial_peers or addresses

@@ -378,6 +378,9 @@ async def serve_peer(
         make_engine=make_engine,
         on_revoked=own.revoke if own else None,
         at_rest=transport.at_rest if isinstance(transport, HomeTransport) else lambda: None,
+        is_relayed=transport.is_relayed
+        if isinstance(transport, HomeTransport)
+        else lambda _: False,
     )
     server = await transport.serve(listening.address, listening.port, node.handlers())
     on_stop_signal(_politely_first(node))

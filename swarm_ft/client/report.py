@@ -303,6 +303,7 @@ class RunReport:
             "eval_before": _eval_fields(self.eval_before),
             "eval": _eval_fields(self.eval_after),
             "bytes_by_kind": kind_fields(self.totals.sent),
+            "relayed_bytes": self.totals.sent.relayed_bytes,
             "bytes": {
                 str(one.boundary): {
                     name.removesuffix("_bytes"): count for name, count in one.counts().items()
@@ -366,11 +367,15 @@ def kind_fields(sent: ByteCounts) -> dict[str, dict[str, int]]:
 
 
 def kind_lines(sent: ByteCounts) -> list[str]:
-    """A line for each kind of bytes of which there were any, and one for all if several."""
+    """A line for each kind of bytes of which there were any, for all, and for those relayed."""
     kinds = [kind for kind in _kinds(sent) if kind[2]]
     if len(kinds) > 1:
         kinds.append(("everything", sent.sent_bytes, sent.uncompressed_bytes))
-    return [f"{name:<20} {_sent(own, plain)}" for name, own, plain in kinds]
+    lines = [f"{name:<20} {_sent(own, plain)}" for name, own, plain in kinds]
+    if sent.relayed_bytes:
+        share = sent.relayed_bytes / max(1, sent.sent_bytes)
+        lines.append(f"{'over relays':<20} {decimal(sent.relayed_bytes)} ({share:.1%})")
+    return lines
 
 
 def _kinds(sent: ByteCounts) -> tuple[tuple[str, int, int], ...]:

@@ -12,11 +12,14 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 from swarm_ft.clock import Clock
+from swarm_ft.coordinator.facts.ways import Home, Ways, pair_of
 from swarm_ft.coordinator.relays import Distances, Relaying, RelayRoll, addressed, nearest
 from swarm_ft.errors import MalformedMessage, NotAllowed, Unavailable
+from swarm_ft.identity.certificates import Role
 from swarm_ft.identity.keys import PrivateKey
 from swarm_ft.identity.tickets import Ticket, sign_ticket
 from swarm_ft.log import get_logger
@@ -47,6 +50,12 @@ MEETING_S = 60.0
 """How long a meeting may take; what comes of it later is void."""
 MAX_WANTS, WANTS_PER_S = 64, 4.0
 """How many a member may ask for at once, and how many a second in the long run."""
+MAX_TRIALS = 12
+"""Of the peers that came last, how many one that comes tries to reach, so that placement knows."""
+MAX_WAYS = 1 << 16
+"""Pairs of which it is known how they met; then the oldest are forgotten."""
+NAME_S = 2.0
+"""How long it may take to find a name's address."""
 MAX_QUEUED = 256
 """A member that lets more messages pile up is dropped; it may come again."""
 
@@ -64,13 +73,27 @@ class Present:
         wants: how many it may ask for now.
         counted_s: when that was counted.
         distances: how far relays are from it; None: it has not said yet.
+        is_peer: others may have to work with it.
     """
 
     host: str
     reachable: Reachable
+    is_peer: bool = False
     wants: float = MAX_WANTS
     counted_s: float
     distances: Distances | None = None
+
+    @property
+    def home(self) -> Home:
+        """What of this counts for who reaches whom."""
+        hosts = {host_of(endpoint) for endpoint in self.reachable.endpoints}
+        is_near = is_private(self.host)
+        return Home(
+            house="" if is_near else self.host,
+            is_open=self.host in hosts and not is_near,
+            is_open_within=any(map(is_private, hosts)),
+            mapping_varies=self.reachable.mapping_varies,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,15 +125,23 @@ class Meetings:
     present: dict[str, Present] = field(default_factory=dict)
     ways: dict[tuple[str, str], Way] = field(default_factory=dict)
     _meetings: dict[bytes, Meeting] = field(default_factory=dict)
+    _known: Ways | None = None
 
-    def came(self, name: str, host: str, reachable: Reachable, now_s: float) -> Said:
+    def came(
+        self, name: str, host: str, reachable: Reachable, now_s: float, *, is_peer: bool = False
+    ) -> Said:
         """A member is there, or says anew where it is reached."""
         known = self.present.get(name)
         if known is not None and known.host == host:
+            if reachable != known.reachable:
+                self._forget_ways(name)
             known.reachable = reachable
             return []
-        self.present[name] = Present(host=host, reachable=reachable, counted_s=now_s)
-        return [(name, self._places())]
+        self.present[name] = Present(
+            host=host, reachable=reachable, counted_s=now_s, is_peer=is_peer
+        )
+        self._known = None
+        return [(name, self._places()), *self._trials(name, now_s)]
 
     def relays_changed(self) -> Said:
         """There are other relays than before: all who are there are told."""
@@ -119,7 +150,15 @@ class Meetings:
     def gone(self, name: str) -> None:
         """A member's call ended."""
         self.present.pop(name, None)
-        self.ways = {pair: way for pair, way in self.ways.items() if name not in pair}
+        self._forget_ways(name)
+
+    def known(self) -> Ways:
+        """Who reaches whom, as far as is known; the same value while that is the same."""
+        if self._known is None:
+            homes = {name: present.home for name, present in self.present.items()}
+            met = MappingProxyType(dict(self.ways))
+            self._known = Ways(homes=MappingProxyType(homes), met=met)
+        return self._known
 
     def said(self, name: str, message: FromMember, now_s: float) -> Said:
         """What a member that is there said.
@@ -138,7 +177,7 @@ class Meetings:
             case Linked(meeting=number, way=way):
                 other = self._other(name, number)
                 if other:
-                    self.ways[name, other] = way
+                    self._met(pair_of(name, other), way)
                 return []
             case Measured(distances=distances):
                 told = {one.endpoint: one.round_trip_s for one in distances}
@@ -155,6 +194,9 @@ class Meetings:
         refusal = self._refusal(name, other, now_s)
         if refusal is not None:
             return [(name, NoMeeting(name=other, reason=refusal))]
+        return self._begin(name, other, now_s)
+
+    def _begin(self, name: str, other: str, now_s: float) -> Said:
         number = self.draw(MEETING_BYTES)
         self._meetings[number] = Meeting(caller=name, callee=other, began_s=now_s)
         both = self.present[name].distances, self.present[other].distances
@@ -164,6 +206,27 @@ class Meetings:
             (name, self._meet(number, name, other, relay, is_caller=True)),
             (other, self._meet(number, other, name, relay, is_caller=False)),
         ]
+
+    def _trials(self, name: str, now_s: float) -> Said:
+        """Meetings that nobody asked for, where nothing else tells whether two reach each other."""
+        if not self.relays() or not self.present[name].is_peer:
+            return []
+        ways = self.known()
+        others = [other for other, present in self.present.items() if present.is_peer]
+        asked = [o for o in reversed(others) if o != name and ways.is_open_question(name, o)]
+        self.present[name].wants -= len(asked[:MAX_TRIALS])
+        return [said for other in asked[:MAX_TRIALS] for said in self._begin(name, other, now_s)]
+
+    def _met(self, pair: tuple[str, str], way: Way) -> None:
+        self.ways.pop(pair, None)
+        if len(self.ways) >= MAX_WAYS:
+            del self.ways[next(iter(self.ways))]
+        self.ways[pair] = way
+        self._known = None
+
+    def _forget_ways(self, name: str) -> None:
+        self.ways = {pair: way for pair, way in self.ways.items() if name not in pair}
+        self._known = None
 
     def _refusal(self, name: str, other: str, now_s: float) -> str | None:
         asking = self.present[name]
@@ -254,7 +317,8 @@ class Introductions:
         host = host_of(stream.remote).removeprefix(IPV4_IN_IPV6)
         try:
             first = await _with_addresses(first)
-            self._say(self.meetings.came(name, host, first, self._clock.now_s()))
+            is_peer, now_s = stream.caller.role is Role.PEER, self._clock.now_s()
+            self._say(self.meetings.came(name, host, first, now_s, is_peer=is_peer))
             await until_one_ends(_write(stream, queue), self._read(stream, name, queue))
         finally:
             if self._queues.get(name) is queue:

@@ -36,6 +36,7 @@ from swarm_ft.coordinator.facts.events import (
 )
 from swarm_ft.coordinator.facts.quotas import Quotas
 from swarm_ft.coordinator.facts.state import QUEUE_S, RESULT_S, Run, SwarmState
+from swarm_ft.coordinator.facts.ways import Ways
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.relays import RelayRoll
 from swarm_ft.coordinator.submission import Submissions
@@ -157,6 +158,7 @@ class CoordinatorService:
         grants: what a member may host, by its name, asked in a thread as it joins; None: all may
             host anything. It may raise what the member is to hear.
         relays: that are there, and are told whose keys are revoked.
+        ways: tells who reaches whom, as far as is known.
 
     A failing journal ends `run`: what cannot be made durable must not be said.
     """
@@ -172,9 +174,11 @@ class CoordinatorService:
         quotas: Quotas = DEFAULT_QUOTAS,
         grants: Callable[[PeerId], Grant] | None = None,
         relays: RelayRoll | None = None,
+        ways: Callable[[], Ways] = Ways,
     ) -> None:
         self._grants = grants
         self._relays = relays
+        self._ways = ways
         self._journal = journal
         self._clock = clock
         self._snapshots = snapshots
@@ -226,7 +230,7 @@ class CoordinatorService:
         self._start(self._forget_snapshots())
         while True:
             await asyncio.wait([self._broken], timeout=TICK_S)
-            self._handle(Tick())
+            self._handle(Tick(self._ways()))
 
     # ---- events in, effects out
 

@@ -150,6 +150,11 @@ class LinkChannel:
         self._endpoint = endpoint
         self._link: PeerLink | None = None
 
+    @property
+    def is_relayed(self) -> bool:
+        """Whether what is said goes over a relay, now."""
+        return self._links.is_relayed(self.peer_id)
+
     async def attend(self, end: End) -> None:
         """Keep `end` connected until cancelled.
 
@@ -490,10 +495,20 @@ class Links:
         transport: carries the streams.
         clock: tells how long a peer could not be reached.
         rng: so that not all peers call in step.
+        is_relayed: tells whether the stream to a peer goes over a relay.
     """
 
-    def __init__(self, own: PeerId, *, transport: Transport, clock: Clock, rng: Random) -> None:
+    def __init__(
+        self,
+        own: PeerId,
+        *,
+        transport: Transport,
+        clock: Clock,
+        rng: Random,
+        is_relayed: Callable[[PeerId], bool] = lambda _: False,
+    ) -> None:
         self.own = own
+        self.is_relayed = is_relayed
         self.transport = transport
         self.clock = clock
         self.rng = rng

@@ -100,6 +100,7 @@ class PeerNode:
         make_engine: what computes.
         on_revoked: hears whose calls are to be refused from now on.
         at_rest: called between steps, when nothing is under way between peers.
+        is_relayed: tells whether the stream to another peer goes over a relay.
         rng: so that not all peers call in step.
     """
 
@@ -114,6 +115,7 @@ class PeerNode:
         make_engine: EngineMaker,
         on_revoked: Callable[[Collection[str]], None] | None = None,
         at_rest: Callable[[], None] = lambda: None,
+        is_relayed: Callable[[PeerId], bool] = lambda _: False,
         rng: Random | None = None,
     ) -> None:
         self._options = options
@@ -131,7 +133,9 @@ class PeerNode:
         self._released = asyncio.Event()
         self._rng = rng = rng or Random()
         self._machine = options.machine or Machine()
-        self._links = Links(options.peer_id, transport=transport, clock=clock, rng=rng)
+        self._links = Links(
+            options.peer_id, transport=transport, clock=clock, rng=rng, is_relayed=is_relayed
+        )
         self._link = CoordinatorLink(
             directory,
             control_transport or transport,

@@ -155,7 +155,7 @@ class CaughtUp(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., attempt: _Optional[int] = ..., state_bytes: _Optional[int] = ..., proof: _Optional[bytes] = ...) -> None: ...
 
 class Traffic(_message.Message):
-    __slots__ = ("boundary", "forward_bytes", "backward_bytes", "forward_uncompressed_bytes", "backward_uncompressed_bytes", "key_frames", "delta_frames")
+    __slots__ = ("boundary", "forward_bytes", "backward_bytes", "forward_uncompressed_bytes", "backward_uncompressed_bytes", "key_frames", "delta_frames", "relayed_bytes")
     BOUNDARY_FIELD_NUMBER: _ClassVar[int]
     FORWARD_BYTES_FIELD_NUMBER: _ClassVar[int]
     BACKWARD_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -163,6 +163,7 @@ class Traffic(_message.Message):
     BACKWARD_UNCOMPRESSED_BYTES_FIELD_NUMBER: _ClassVar[int]
     KEY_FRAMES_FIELD_NUMBER: _ClassVar[int]
     DELTA_FRAMES_FIELD_NUMBER: _ClassVar[int]
+    RELAYED_BYTES_FIELD_NUMBER: _ClassVar[int]
     boundary: int
     forward_bytes: int
     backward_bytes: int
@@ -170,15 +171,18 @@ class Traffic(_message.Message):
     backward_uncompressed_bytes: int
     key_frames: int
     delta_frames: int
-    def __init__(self, boundary: _Optional[int] = ..., forward_bytes: _Optional[int] = ..., backward_bytes: _Optional[int] = ..., forward_uncompressed_bytes: _Optional[int] = ..., backward_uncompressed_bytes: _Optional[int] = ..., key_frames: _Optional[int] = ..., delta_frames: _Optional[int] = ...) -> None: ...
+    relayed_bytes: int
+    def __init__(self, boundary: _Optional[int] = ..., forward_bytes: _Optional[int] = ..., backward_bytes: _Optional[int] = ..., forward_uncompressed_bytes: _Optional[int] = ..., backward_uncompressed_bytes: _Optional[int] = ..., key_frames: _Optional[int] = ..., delta_frames: _Optional[int] = ..., relayed_bytes: _Optional[int] = ...) -> None: ...
 
 class GradientTraffic(_message.Message):
-    __slots__ = ("sent_bytes", "uncompressed_bytes")
+    __slots__ = ("sent_bytes", "uncompressed_bytes", "relayed_bytes")
     SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     UNCOMPRESSED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RELAYED_BYTES_FIELD_NUMBER: _ClassVar[int]
     sent_bytes: int
     uncompressed_bytes: int
-    def __init__(self, sent_bytes: _Optional[int] = ..., uncompressed_bytes: _Optional[int] = ...) -> None: ...
+    relayed_bytes: int
+    def __init__(self, sent_bytes: _Optional[int] = ..., uncompressed_bytes: _Optional[int] = ..., relayed_bytes: _Optional[int] = ...) -> None: ...
 
 class StepReady(_message.Message):
     __slots__ = ("run_id", "attempt", "step", "squared_grad_norm", "loss_sum", "traffic", "gradients", "compute_s", "buffers", "lost")
@@ -593,7 +597,7 @@ class BoundaryStatus(_message.Message):
     def __init__(self, boundary: _Optional[int] = ..., buffered_samples: _Optional[int] = ..., key_frames: _Optional[int] = ..., delta_frames: _Optional[int] = ..., kept: _Optional[_Union[BufferCounts, _Mapping]] = ...) -> None: ...
 
 class ByteCounts(_message.Message):
-    __slots__ = ("forward_bytes", "forward_uncompressed_bytes", "backward_bytes", "backward_uncompressed_bytes", "gradient_bytes", "gradient_uncompressed_bytes", "state_bytes")
+    __slots__ = ("forward_bytes", "forward_uncompressed_bytes", "backward_bytes", "backward_uncompressed_bytes", "gradient_bytes", "gradient_uncompressed_bytes", "state_bytes", "relayed_bytes")
     FORWARD_BYTES_FIELD_NUMBER: _ClassVar[int]
     FORWARD_UNCOMPRESSED_BYTES_FIELD_NUMBER: _ClassVar[int]
     BACKWARD_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -601,6 +605,7 @@ class ByteCounts(_message.Message):
     GRADIENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     GRADIENT_UNCOMPRESSED_BYTES_FIELD_NUMBER: _ClassVar[int]
     STATE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RELAYED_BYTES_FIELD_NUMBER: _ClassVar[int]
     forward_bytes: int
     forward_uncompressed_bytes: int
     backward_bytes: int
@@ -608,7 +613,8 @@ class ByteCounts(_message.Message):
     gradient_bytes: int
     gradient_uncompressed_bytes: int
     state_bytes: int
-    def __init__(self, forward_bytes: _Optional[int] = ..., forward_uncompressed_bytes: _Optional[int] = ..., backward_bytes: _Optional[int] = ..., backward_uncompressed_bytes: _Optional[int] = ..., gradient_bytes: _Optional[int] = ..., gradient_uncompressed_bytes: _Optional[int] = ..., state_bytes: _Optional[int] = ...) -> None: ...
+    relayed_bytes: int
+    def __init__(self, forward_bytes: _Optional[int] = ..., forward_uncompressed_bytes: _Optional[int] = ..., backward_bytes: _Optional[int] = ..., backward_uncompressed_bytes: _Optional[int] = ..., gradient_bytes: _Optional[int] = ..., gradient_uncompressed_bytes: _Optional[int] = ..., state_bytes: _Optional[int] = ..., relayed_bytes: _Optional[int] = ...) -> None: ...
 
 class Grant(_message.Message):
     __slots__ = ("replica_only", "sees_tokens", "layers")

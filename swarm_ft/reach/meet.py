@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import suppress
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
@@ -90,6 +90,15 @@ class Link:
     sock: socket.socket
     way: Way
 
+    @contextmanager
+    def counted_in(self, relayed: Counter[str], name: str) -> Iterator[None]:
+        """While it stands, it counts as one to this member if it goes over a relay."""
+        relayed[name] += self.way is Way.RELAYED
+        try:
+            yield
+        finally:
+            relayed[name] -= self.way is Way.RELAYED
+
 
 class Reach:
     """See the module's docstring.
@@ -134,6 +143,8 @@ class Reach:
         self._distances: dict[str, float] = {}
         self._num_spare = 0
         self._looking: asyncio.Task[None] | None = None
+        self.relayed: Counter[str] = Counter()
+        """How many of the streams that others have to here go over a relay, by whose they are."""
         front.on_pair(self._visited)
 
     async def run(self, endpoints: tuple[str, ...]) -> None:
@@ -287,12 +298,13 @@ class Reach:
             del self._meetings[meet.meeting], self._by_proof[theirs]
         self._remember(meet, link.way)
         if not meet.is_caller:
-            await self._serve(link.sock)
+            await self._serve(link, meet.name)
         elif not self._answer(meet.name, link):
             link.sock.close()
 
-    async def _serve(self, sock: socket.socket) -> None:
+    async def _serve(self, link: Link, name: str) -> None:
         """Have gRPC answer, once the caller speaks; it may keep the stream for later."""
+        sock = link.sock
         self._num_spare += 1
         try:
             async with asyncio.timeout(SPARE_S if self._num_spare <= MAX_SPARE else GREETING_S):
@@ -304,7 +316,8 @@ class Reach:
             return
         finally:
             self._num_spare -= 1
-        with suppress(OSError):  # gRPC is being stopped, or the other side is gone
+        # gRPC is being stopped, or the other side is gone.
+        with suppress(OSError), link.counted_in(self.relayed, name):
             await self._front.serve(sock, sock.getpeername()[:2], first)
 
     def _known_hopeless(self, meet: Meet) -> frozenset[Way]:

@@ -143,6 +143,10 @@ class HomeTransport(FrontedTransport):
         """Others may reach the front there, too; that is tried first."""
         self._reach.also_at(endpoint)
 
+    def is_relayed(self, name: str) -> bool:
+        """Whether a stream to or from this member goes over a relay, now."""
+        return name in self._tunnels.relayed or self._reach.relayed[name] > 0
+
     async def joined(self) -> None:
         """Until others can be introduced to this member."""
         await self._reach.joined.wait()

@@ -397,9 +397,9 @@ async def test_a_listener_that_never_acknowledges_is_done_without(
 ) -> None:
     write = GradientReducer.write
 
-    async def mute(self: GradientReducer, message: FromReplica, send: Send) -> None:
+    async def mute(self: GradientReducer, member: int, message: FromReplica, send: Send) -> None:
         if not (self.hello.peer_id == "late" and isinstance(message, PieceAck)):
-            await write(self, message, send)
+            await write(self, member, message, send)
 
     monkeypatch.setattr(GradientReducer, "write", mute)
     async with LocalSwarm(tmp_path, []) as swarm:

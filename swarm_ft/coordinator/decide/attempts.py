@@ -26,6 +26,7 @@ from swarm_ft.coordinator.plan.membership import (
     with_newcomers,
     without_state,
 )
+from swarm_ft.coordinator.plan.neighbours import with_better_neighbours
 from swarm_ft.coordinator.plan.steps import with_ledger
 from swarm_ft.ids import NO_ATTEMPT, Attempt, PeerId, StepNumber
 from swarm_ft.protocol.messages.client import RunPhase
@@ -234,7 +235,9 @@ def _place(turn: Turn) -> None:
             continue
         placement = arrangement(able_for(turn.state, run, turn.now_s), run, turn.now_s)
         if placement.assignments and not is_held:
-            _assign(turn, run.with_assignments(placement.assignments), fresh=True)
+            members, ways = turn.state.members, turn.state.ways
+            placed = with_better_neighbours(run.spec, placement.assignments, members, ways)
+            _assign(turn, run.with_assignments(placed), fresh=True)
             return
         if not placement.assignments:
             _unplaced(turn, run, placement.reason)

@@ -210,7 +210,8 @@ def _admit(turn: Turn, run: Run) -> Run:
 
 
 def _plan(turn: Turn, run: Run) -> None:
-    run, plan = plan_step(run.with_awaited(Awaited(since_s=turn.now_s)), turn.now_s)
+    awaiting = run.with_awaited(Awaited(since_s=turn.now_s))
+    run, plan = plan_step(awaiting, turn.now_s, turn.state.ways)
     turn.keep(run)
     turn.write(PlanRecord(run.run_id, plan.step, plan.attempt, plan.microbatches))
     for peer in run.peers:

@@ -115,7 +115,8 @@ def decide(state: SwarmState, event: Event, now_s: float) -> tuple[SwarmState, l
             commits.snapshot_written(turn, run_id, snapshot)
         case TokensLost(run_id, reason):
             _end(turn, run_id, RunPhase.FAILED, f"its data cannot be read: {reason}")
-        case Tick():
+        case Tick(ways):
+            turn.state = replace(turn.state, ways=ways or turn.state.ways)
             _dismiss_silent(turn)
             attempts.expire(turn)
             history.expire_results(turn)

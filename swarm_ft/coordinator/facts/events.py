@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from swarm_ft.coordinator.facts.ledger import LedgerChange, change_of
 from swarm_ft.coordinator.facts.standing import Standing
 from swarm_ft.coordinator.facts.state import Run, Snapshot, SwarmState
+from swarm_ft.coordinator.facts.ways import Ways
 from swarm_ft.errors import SwarmError
 from swarm_ft.ids import Attempt, PeerId, RunId, SampleId, StepNumber
 from swarm_ft.protocol.messages.client import RunEvent, StepCommitted
@@ -86,7 +87,13 @@ class TokensLost:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time passed."""
+    """Time passed.
+
+    Attributes:
+        ways: who reaches whom by now; None: nobody looked.
+    """
+
+    ways: Ways | None = None
 
 
 Event = (

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from swarm_ft.coordinator.facts.ledger import Ledger
 from swarm_ft.coordinator.facts.standing import Standing
+from swarm_ft.coordinator.facts.ways import Ways
 from swarm_ft.ids import NO_ATTEMPT, Attempt, BlockIndex, MicrobatchIndex, PeerId, RunId, StepNumber
 from swarm_ft.protocol.messages.client import RunPhase, RunStatus, StageResult
 from swarm_ft.protocol.messages.control import (
@@ -404,6 +405,7 @@ class SwarmState:
 
     Attributes:
         standings: of peers that failed, members or not.
+        ways: who reaches whom, as introductions know it; nothing where links have no keys.
         queue_s: how long a run that cannot be placed waits for its turn.
         result_s: how long a result is kept for its client.
         seen_at_s: when the last event was; infinite before the first.
@@ -412,6 +414,7 @@ class SwarmState:
     members: Mapping[PeerId, Member] = field(default_factory=_nothing)
     runs: Mapping[RunId, Run] = field(default_factory=_nothing)
     standings: Mapping[PeerId, Standing] = field(default_factory=_nothing)
+    ways: Ways = field(default_factory=Ways)
     queue_s: float = QUEUE_S
     result_s: float = RESULT_S
     seen_at_s: float = math.inf

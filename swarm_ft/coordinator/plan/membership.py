@@ -5,15 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from statistics import median
+from statistics import mean, median
 from types import MappingProxyType
 
 from swarm_ft.coordinator.facts.state import Member, Run, SwarmState
+from swarm_ft.coordinator.facts.ways import Ways
 from swarm_ft.coordinator.plan.hosting import NOT_ALONE, refusal
 from swarm_ft.coordinator.plan.placement import Placement, fits, place, place_on
 from swarm_ft.ids import PeerId, StepNumber
 from swarm_ft.protocol.messages.client import RunPhase
-from swarm_ft.protocol.messages.control import HeldStage, Learner, PeerHello, StageAssignment
+from swarm_ft.protocol.messages.control import (
+    HeldStage,
+    Learner,
+    PeerHello,
+    Stage,
+    StageAssignment,
+)
 from swarm_ft.protocol.spec.layers import LayerRange
 
 GRACE_S = 30.0
@@ -280,7 +287,7 @@ def with_newcomers(state: SwarmState, run: Run) -> Run:
     keepers = state.result_keepers
     for peer, member in state.members.items():
         is_kept_out = peer in keepers or (member.grant.replica_only and not _can_listen(run))
-        layers = None if is_kept_out else _wanted_layers(run, member)
+        layers = None if is_kept_out else _wanted_layers(run, member, state.ways)
         if layers is not None:
             assignments = list(run.attempt.assignments)
             last = max(i for i, a in enumerate(assignments) if a.layers == layers)
@@ -354,8 +361,11 @@ def caught_up_in_words(run: Run) -> str:
     )
 
 
-def _wanted_layers(run: Run, member: Member) -> LayerRange | None:
-    """The stage that a newcomer is to host: its own, what it holds, or where it helps most."""
+def _wanted_layers(run: Run, member: Member, ways: Ways) -> LayerRange | None:
+    """The stage that a newcomer is to host: its own, what it holds, or where it helps most.
+
+    Of those where it helps alike, one whose peers and neighbours it reaches.
+    """
     hello = member.hello
     if hello.peer_id in run.peers:
         return None
@@ -364,5 +374,12 @@ def _wanted_layers(run: Run, member: Member) -> LayerRange | None:
     fitting = [stage for stage in run.stages if choice in (None, stage.layers)]
     affordable = [s for s in fitting if choice or fits(run.spec.model, s.layers, hello)]
     allowed = [s for s in affordable if not refusal(run.spec, member, s.layers)]
-    busiest = max(allowed, key=lambda s: len(s.layers) / len(s.peers), default=None)
-    return busiest.layers if busiest else None
+
+    def helps(stage: Stage) -> tuple[float, float]:
+        index = run.stages.index(stage)
+        beside = [p for s in run.stages[max(0, index - 1) : index + 2] for p in s.peers]
+        relayed = mean(ways.relayed_percent(hello.peer_id, peer) for peer in beside)
+        return len(stage.layers) / len(stage.peers), -relayed
+
+    best = max(allowed, key=helps, default=None)
+    return best.layers if best else None

@@ -4,7 +4,8 @@ Every stage divides a step's microbatches among its replicas by their speed, so 
 every step. Within that, samples go where the ledger has their buffers (see `affinity`). Those that
 nobody holds go by a place in [0, 1) that each sample has, drawn once, from the seed: microbatches
 are cut in the order of places, and each stage divides that order. So a sample meets nearly the same
-replicas at every visit even where there is no ledger.
+replicas at every visit even where there is no ledger. Where it does not matter otherwise, a
+microbatch goes on to a replica that is reached without a relay.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain, groupby, zip_longest
+from itertools import chain, groupby, pairwise, zip_longest
 
 import numpy as np
 from numpy.typing import NDArray
 
 from swarm_ft.coordinator.facts.ledger import Ledger, Side
 from swarm_ft.coordinator.facts.state import PlannedStep
+from swarm_ft.coordinator.facts.ways import Ways
 from swarm_ft.ids import MicrobatchIndex, PeerId, SampleId, StepNumber
 from swarm_ft.protocol.messages.control import Stage
 from swarm_ft.protocol.spec.digest import digest_of
@@ -148,17 +150,51 @@ class Affinity:
         return weights
 
 
+class Detours:
+    """How likely what goes from one replica to another passes a relay, in percent.
+
+    Args:
+        stages: the pipeline, first to last.
+        ways: who reaches whom.
+    """
+
+    def __init__(self, stages: Sequence[Stage], ways: Ways) -> None:
+        self._percent = [
+            [[ways.relayed_percent(one, other) for other in behind.peers] for one in ahead.peers]
+            for ahead, behind in pairwise(stages)
+        ]
+
+    def best(self, route: Sequence[int], stage: int, open_to: Iterable[int]) -> int:
+        """Of some replicas of a stage the one for a route that is open there.
+
+        Of two that its neighbours reach alike, the one that others of the stage before it do not.
+        """
+        return min(open_to, key=lambda replica: self._rank(route, stage, replica))
+
+    def _rank(self, route: Sequence[int], stage: int, replica: int) -> tuple[int, int, int]:
+        ahead = self._percent[stage - 1] if stage else []
+        behind = self._percent[stage][replica] if stage < len(self._percent) else []
+        detour = ahead[route[stage - 1]][replica] if ahead else 0
+        if behind and route[stage + 1] != ANY:
+            detour += behind[route[stage + 1]]
+        return detour, -sum(others[replica] for others in ahead), replica
+
+
 def assign(
-    wishes: Sequence[Sequence[tuple[int, Route]]], room: Sequence[Counter[int]]
+    wishes: Sequence[Sequence[tuple[int, Route]]],
+    room: Sequence[Counter[int]],
+    detours: Detours,
 ) -> list[Route]:
     """The route of each group.
 
     Those that have most to lose choose first. Who finds its route full at some stage is sent
-    elsewhere at as few other stages as can be, since every change of peers is a buffer lost.
+    elsewhere at as few other stages as can be, since every change of peers is a buffer lost. Who
+    is open to several takes the first of those that are reached best.
 
     Args:
         wishes: of each group, most wanted first.
         room: of each stage, how many groups each replica takes; as many as there are in all.
+        detours: between replicas.
     """
     left = [Counter(replicas) for replicas in room]
     routes: dict[int, Route] = {}
@@ -174,11 +210,18 @@ def assign(
         if group not in routes:
             route = wanted[0][1] if wanted else (ANY,) * len(left)
             routes[group] = _taken(route, left)
-    free = [counter.elements() for counter in left]
-    return [
-        tuple(next(free[i]) if r == ANY else r for i, r in enumerate(routes[group]))
-        for group in range(len(wishes))
-    ]
+    return [_completed(routes[group], left, detours) for group in range(len(wishes))]
+
+
+def _completed(route: Route, left: Sequence[Counter[int]], detours: Detours) -> Route:
+    """The route with a replica that has room at each stage, which is taken."""
+    chosen = list(route)
+    for stage, replica in enumerate(route):
+        if replica == ANY:
+            open_to = (r for r, room in left[stage].items() if room > 0)
+            chosen[stage] = detours.best(chosen, stage, open_to)
+            left[stage][chosen[stage]] -= 1
+    return tuple(chosen)
 
 
 def _fits(route: Route, left: Sequence[Counter[int]]) -> bool:
@@ -229,6 +272,8 @@ def _held_routes(ends: NDArray[np.int64]) -> NDArray[np.int64]:
 
 Seconds = Mapping[PeerId, Sequence[float]]
 """Of peers, how long a microbatch took to compute, lately."""
+NO_WAYS = Ways()
+"""Nothing is known of who reaches whom."""
 
 
 def plan_microbatches(
@@ -237,6 +282,7 @@ def plan_microbatches(
     stages: Sequence[Stage],
     seconds: Seconds,
     ledger: Ledger | None = None,
+    ways: Ways = NO_WAYS,
 ) -> tuple[Microbatch, ...]:
     """The step's microbatches with their routes; without replicas, in the order of the data."""
     if all(len(stage.peers) == 1 for stage in stages):
@@ -247,7 +293,8 @@ def plan_microbatches(
     num_groups = -(-len(samples) // size)
     room = [Counter(_shares(num_groups, stage, seconds)) for stage in stages]
     groups = affinity.groups(size, room) if affinity else _cut(samples, size)
-    routes = assign([affinity.wishes(g) if affinity else [] for g in groups], room)
+    wishes = [affinity.wishes(g) if affinity else [] for g in groups]
+    routes = assign(wishes, room, Detours(stages, ways))
     ordered = sorted(zip(routes, range(len(groups)), groups, strict=True))
     ranks = _interleaved(len(groups), max(len(stage.peers) for stage in stages))
     return tuple(

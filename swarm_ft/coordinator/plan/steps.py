@@ -10,8 +10,9 @@ from types import MappingProxyType
 
 from swarm_ft.coordinator.facts.ledger import Ledger, Side
 from swarm_ft.coordinator.facts.state import Measured, Past, PlannedStep, Run
+from swarm_ft.coordinator.facts.ways import Ways
 from swarm_ft.coordinator.plan.membership import joining_in_words
-from swarm_ft.coordinator.plan.routes import plan_again, plan_microbatches, routes_of
+from swarm_ft.coordinator.plan.routes import NO_WAYS, plan_again, plan_microbatches, routes_of
 from swarm_ft.errors import MalformedMessage
 from swarm_ft.ids import BlockIndex, PeerId, SampleId, StepNumber
 from swarm_ft.protocol.messages.client import StepCommitted
@@ -34,14 +35,15 @@ FASTER_AT_MOST = 8.0
 the slower one is the median."""
 
 
-def plan_step(run: Run, now_s: float) -> tuple[Run, PlanStep]:
+def plan_step(run: Run, now_s: float, ways: Ways = NO_WAYS) -> tuple[Run, PlanStep]:
     """The run with its first uncommitted step planned, and the plan, for everybody.
 
     What peers have done of it in earlier attempts stays done, and with whom.
     """
     number, stages, seconds = StepNumber(run.committed_steps), run.computing, run.measured.seconds
     if run.step is None:
-        microbatches = plan_microbatches(run.spec.train, number, stages, seconds, run.past.ledger)
+        train, ledger = run.spec.train, run.past.ledger
+        microbatches = plan_microbatches(train, number, stages, seconds, ledger, ways)
     else:
         microbatches = plan_again(run.step, stages, run.attempt.done, seconds)
     plan = PlanStep(

@@ -279,7 +279,8 @@ class Boundary:
         begin_s = self._timeline.now_s()
         await send(frame)
         failpoints.reached("before-ack")
-        self._traffic += counted(self._hello.boundary, frame)
+        traffic = counted(self._hello.boundary, frame, is_relayed=self._channel.is_relayed)
+        self._traffic += traffic
         self._add_span(SpanKind.SEND, frame, begin_s)
 
     def _add_span(self, kind: SpanKind, frame: Frame, begin_s: float) -> None:
@@ -287,12 +288,16 @@ class Boundary:
         self._timeline.add_frame(kind, frame.key, begin_s, boundary, num_bytes)
 
 
-def counted(boundary: BlockIndex, frame: Frame) -> Traffic:
+def counted(boundary: BlockIndex, frame: Frame, *, is_relayed: bool = False) -> Traffic:
     """One sent frame as traffic."""
     num_bytes, plain = wire_bytes(frame), 4 * frame.tensor.tokens * frame.tensor.channels
+    relayed_bytes = num_bytes if is_relayed else 0
     if frame.key.direction is Direction.BACKWARD:
         return Traffic(
-            boundary=boundary, backward_bytes=num_bytes, backward_uncompressed_bytes=plain
+            boundary=boundary,
+            backward_bytes=num_bytes,
+            backward_uncompressed_bytes=plain,
+            relayed_bytes=relayed_bytes,
         )
     is_delta = frame.kind is FrameKind.DELTA
     return Traffic(
@@ -301,4 +306,5 @@ def counted(boundary: BlockIndex, frame: Frame) -> Traffic:
         forward_uncompressed_bytes=plain,
         key_frames=int(not is_delta),
         delta_frames=int(is_delta),
+        relayed_bytes=relayed_bytes,
     )

@@ -278,10 +278,10 @@ class GradientReducer:
             self._codec.check(message.tensor)  # before it is held: that bounds the memory
         self._apply(self._machine.receive(member, message))
 
-    async def write(self, message: FromReplica, send: Send) -> None:
-        """Send a message, in its turn."""
+    async def write(self, member: int, message: FromReplica, send: Send) -> None:
+        """Send a member a message, in its turn."""
         if isinstance(message, GradientPiece):  # counted first: its answer may come at once
-            self._count(message)
+            self._count(member, message)
         await send(message)
         if isinstance(message, GradientPiece):
             failpoints.reached("mid-reduce")
@@ -307,10 +307,13 @@ class GradientReducer:
         else:
             self.is_connected.clear()
 
-    def _count(self, piece: GradientPiece) -> None:
-        plain = 4 * self._division.spans[piece.key.piece].num_values
-        sent = GradientTraffic(sent_bytes=wire_bytes(piece), uncompressed_bytes=plain)
-        self._traffic += sent
+    def _count(self, member: int, piece: GradientPiece) -> None:
+        num_bytes, plain = wire_bytes(piece), 4 * self._division.spans[piece.key.piece].num_values
+        self._traffic += GradientTraffic(
+            sent_bytes=num_bytes,
+            uncompressed_bytes=plain,
+            relayed_bytes=num_bytes if self._channels[member].is_relayed else 0,
+        )
 
 
 class _MemberEnd:
@@ -321,7 +324,7 @@ class _MemberEnd:
         self.disconnected = partial(reducer.disconnected, member)
         self.connected = partial(reducer.connected, member)
         self.receive = partial(reducer.receive, member)
-        self.write = reducer.write
+        self.write = partial(reducer.write, member)
 
 
 # ---- tied embeddings stay tied: first and last stage add up their gradients, each for itself

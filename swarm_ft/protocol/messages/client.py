@@ -204,6 +204,7 @@ class StepCommitted:
             gradient_bytes=self.gradients.sent_bytes,
             gradient_uncompressed_bytes=self.gradients.uncompressed_bytes,
             state_bytes=self.state_bytes,
+            relayed_bytes=sum(t.relayed_bytes for t in self.traffic) + self.gradients.relayed_bytes,
         )
 
 

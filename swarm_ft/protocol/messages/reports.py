@@ -57,7 +57,11 @@ class Counters:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Traffic(Counters):
-    """What one side sent over one boundary; each side counts what it sends itself."""
+    """What one side sent over one boundary; each side counts what it sends itself.
+
+    Attributes:
+        relayed_bytes: of what it sent either way, what went over a relay.
+    """
 
     boundary: BlockIndex
     forward_bytes: int = 0
@@ -66,6 +70,7 @@ class Traffic(Counters):
     backward_uncompressed_bytes: int = 0
     key_frames: int = 0
     delta_frames: int = 0
+    relayed_bytes: int = 0
 
 
 def summed_by_boundary(counts: Iterable[Traffic]) -> tuple[Traffic, ...]:
@@ -79,10 +84,15 @@ def summed_by_boundary(counts: Iterable[Traffic]) -> tuple[Traffic, ...]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GradientTraffic(Counters):
-    """Bytes of gradients that replicas of a stage sent each other, and what float32 would take."""
+    """Bytes of gradients that replicas of a stage sent each other, and what float32 would take.
+
+    Attributes:
+        relayed_bytes: of those that were sent, what went over a relay.
+    """
 
     sent_bytes: int = 0
     uncompressed_bytes: int = 0
+    relayed_bytes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,6 +102,7 @@ class ByteCounts(Counters):
     Attributes:
         gradient_bytes: of gradients that replicas of a stage summed.
         state_bytes: of weights and optimizer that newcomers took; never compressed.
+        relayed_bytes: of all that was sent but state, what went over a relay.
     """
 
     forward_bytes: int = 0
@@ -101,6 +112,7 @@ class ByteCounts(Counters):
     gradient_bytes: int = 0
     gradient_uncompressed_bytes: int = 0
     state_bytes: int = 0
+    relayed_bytes: int = 0
 
     @property
     def sent_bytes(self) -> int:

@@ -17,7 +17,7 @@ from swarm_ft.protocol.messages.client import StepCommitted
 from swarm_ft.protocol.messages.reports import ByteCounts, GradientTraffic, Traffic
 
 
-def _step(number: int, *, loss: float = 2.0, keys: int = 4) -> StepCommitted:
+def _step(number: int, *, loss: float = 2.0, keys: int = 4, relayed: int = 0) -> StepCommitted:
     def sent(boundary: int) -> tuple[Traffic, Traffic]:
         index = BlockIndex(boundary)
         return (
@@ -28,7 +28,12 @@ def _step(number: int, *, loss: float = 2.0, keys: int = 4) -> StepCommitted:
                 key_frames=keys,
                 delta_frames=4 - keys,
             ),
-            Traffic(boundary=index, backward_bytes=20, backward_uncompressed_bytes=80),
+            Traffic(
+                boundary=index,
+                backward_bytes=20,
+                backward_uncompressed_bytes=80,
+                relayed_bytes=relayed,
+            ),
         )
 
     return StepCommitted(
@@ -39,7 +44,7 @@ def _step(number: int, *, loss: float = 2.0, keys: int = 4) -> StepCommitted:
         num_samples=4,
         seconds=0.5,
         traffic=(*sent(10), *sent(2)),
-        gradients=GradientTraffic(sent_bytes=7, uncompressed_bytes=56),
+        gradients=GradientTraffic(sent_bytes=7, uncompressed_bytes=56, relayed_bytes=relayed),
         state_bytes=3,
     )
 
@@ -79,6 +84,7 @@ def test_the_document_has_the_promised_fields() -> None:
             "gradients": {"sent": 14, "uncompressed": 112},
             "state": {"sent": 6, "uncompressed": 6},
         },
+        "relayed_bytes": 0,
         "bytes": {
             boundary: {
                 "forward": 20,
@@ -87,6 +93,7 @@ def test_the_document_has_the_promised_fields() -> None:
                 "backward_uncompressed": 160,
                 "key_frames": 4,
                 "delta_frames": 4,
+                "relayed": 0,
             }
             for boundary in ("2", "10")
         },
@@ -180,3 +187,17 @@ def test_kinds_that_were_sent_have_a_line_each_and_one_together() -> None:
     ]
     assert kind_lines(ByteCounts()) == []
     assert len(kind_lines(ByteCounts(forward_bytes=1, forward_uncompressed_bytes=8))) == 1
+
+
+def test_what_went_over_relays_is_told_where_anything_did() -> None:
+    report = _report(_step(0, relayed=5), _step(1))
+    assert kind_lines(report.totals.sent)[-1].split() == [
+        "over",
+        "relays",
+        "15",
+        "bytes",
+        "(10.7%)",
+    ]
+    document = json.loads(report.to_json())
+    assert document["relayed_bytes"] == 15
+    assert {boundary["relayed"] for boundary in document["bytes"].values()} == {5}

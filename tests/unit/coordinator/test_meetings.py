@@ -6,7 +6,8 @@ from itertools import count
 
 import pytest
 
-from swarm_ft.coordinator.meetings import MAX_WANTS, MEETING_S, Meetings
+from swarm_ft.coordinator.facts.ways import Home, Ways
+from swarm_ft.coordinator.meetings import MAX_TRIALS, MAX_WANTS, MAX_WAYS, MEETING_S, Meetings
 from swarm_ft.coordinator.relays import Relaying
 from swarm_ft.errors import MalformedMessage
 from swarm_ft.protocol.messages.meeting import (
@@ -138,3 +139,93 @@ def test_who_is_not_there_is_not_met_and_nobody_asks_without_end(meetings: Meeti
         meetings.said("a", Want(name="b"), 0.0)
     assert "more than 4" in refusal(meetings.said("a", Want(name="b"), 0.0))
     assert refusal(meetings.said("a", Want(name="b"), 1.0)) == "it is not there"
+
+
+# ---- who reaches whom, for placement
+
+
+def came(meetings: Meetings, name: str, *endpoints: str, host: str = "") -> list[str]:
+    """A peer comes; whom it is asked to try, who are told of it too."""
+    reachable = Reachable(endpoints=endpoints)
+    said = meetings.came(name, host or f"198.51.100.{ord(name)}", reachable, 0.0, is_peer=True)
+    places = tuple(relay.place for relay in meetings.relays())
+    assert said[0] == (name, Relays(places=places))
+    meets = [(to, message) for to, message in said if isinstance(message, Meet)]
+    tried = [message.name for to, message in meets if message.is_caller]
+    assert [(to, message.name) for to, message in meets if not message.is_caller] == [
+        (other, name) for other in tried
+    ]
+    return tried
+
+
+def linked(meetings: Meetings, one: str, other: str, way: Way) -> None:
+    number = meet(meetings, one, other)[one].meeting
+    meetings.said(one, Linked(meeting=number, way=way, took_s=0.1), 0.0)
+
+
+def test_a_peer_that_comes_tries_those_of_whom_only_that_tells(meetings: Meetings) -> None:
+    come(meetings, "client", HERE)
+    assert came(meetings, "a") == []
+    assert came(meetings, "open", "198.51.100.7:1", host="198.51.100.7") == []
+    assert came(meetings, "b") == ["a"]
+    meetings.said("b", Reachable(mapping_varies=True), 0.0)
+    assert came(meetings, "c") == ["a"]
+    meetings.gone("a")
+    assert came(meetings, "d") == ["c"]
+    meetings.relays = tuple
+    assert came(meetings, "e") == [], "nobody can be punched without a relay"
+
+
+def test_of_many_the_last_are_tried_and_it_counts_as_asking(meetings: Meetings) -> None:
+    names = [chr(ord("A") + i) for i in range(MAX_TRIALS + 3)]
+    tried = [came(meetings, name) for name in names][-1]
+    assert tried == names[-2 : -2 - MAX_TRIALS : -1]
+    for _ in range(MAX_WANTS - MAX_TRIALS):
+        meetings.said(names[-1], Want(name="nobody"), 0.0)
+    assert "more than 4" in refusal(meetings.said(names[-1], Want(name="nobody"), 0.0))
+
+
+def test_what_is_known_is_told_as_one_value_until_it_changes(meetings: Meetings) -> None:
+    assert meetings.known() == Ways()
+    came(meetings, "a", f"{HERE}:1", "192.168.1.7:1", host=HERE)
+    came(meetings, "b", "192.168.1.7:1")
+    came(meetings, "near", "10.0.0.7:1", host="10.0.0.7")
+    linked(meetings, "b", "a", Way.RELAYED)
+    known = meetings.known()
+    assert known.homes == {
+        "a": Home(house=HERE, is_open=True, is_open_within=True),
+        "b": Home(house="198.51.100.98", is_open_within=True),
+        "near": Home(house="", is_open_within=True),
+    }
+    assert known.met == {("a", "b"): Way.RELAYED}
+    meetings.said("b", Reachable(endpoints=("192.168.1.7:1",)), 0.0)
+    assert meetings.known() is known
+    linked(meetings, "a", "b", Way.REVERSE)
+    assert meetings.known().met == {("a", "b"): Way.REVERSE}
+
+
+def test_what_was_seen_is_forgotten_when_a_member_is_reached_otherwise(meetings: Meetings) -> None:
+    for name in "abc":
+        came(meetings, name)
+    linked(meetings, "a", "b", Way.RELAYED)
+    linked(meetings, "b", "c", Way.RELAYED)
+    meetings.said("a", Reachable(endpoints=("198.51.100.97:7",)), 0.0)
+    assert meetings.known().met == {("b", "c"): Way.RELAYED}
+    assert meetings.known().homes["a"].is_open
+    meetings.gone("c")
+    assert meetings.known() == Ways(
+        homes={
+            "a": Home(house="198.51.100.97", is_open=True),
+            "b": Home(house="198.51.100.98"),
+        }
+    )
+
+
+def test_only_so_many_pairs_are_remembered_the_last_ones(meetings: Meetings) -> None:
+    came(meetings, "a")
+    came(meetings, "b")
+    meetings.ways = {("x", str(i)): Way.DIRECT for i in range(MAX_WAYS)}
+    linked(meetings, "a", "b", Way.RELAYED)
+    assert len(meetings.ways) == MAX_WAYS
+    assert ("x", "0") not in meetings.ways
+    assert meetings.ways["a", "b"] is Way.RELAYED

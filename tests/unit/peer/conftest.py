@@ -93,9 +93,19 @@ def pool() -> Iterator[Executor]:
         yield pool
 
 
+RELAYED = PeerId("r")
+"""Whom others reach over a relay only."""
+
+
 def links_of(name: str, transport: Transport) -> Links:
     """A peer's links; nobody is given up for being away."""
-    return Links(PeerId(name), transport=transport, clock=ManualClock(), rng=Random(0))
+    return Links(
+        PeerId(name),
+        transport=transport,
+        clock=ManualClock(),
+        rng=Random(0),
+        is_relayed=lambda peer: peer == RELAYED,
+    )
 
 
 def frame_key(step: int, sample: int, direction: Direction) -> FrameKey:
@@ -178,6 +188,7 @@ class LaterChannel:
 
     def __init__(self) -> None:
         self.real: LinkChannel | None = None
+        self.is_relayed = False
 
     async def attend(self, end: ChannelEnd[Any, Any]) -> None:
         assert self.real is not None

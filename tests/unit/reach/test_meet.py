@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -12,6 +13,7 @@ import pytest
 
 from swarm_ft import systems
 from swarm_ft.clock import SystemClock
+from swarm_ft.coordinator.facts.ways import pair_of
 from swarm_ft.coordinator.meetings import Introductions
 from swarm_ft.coordinator.relays import Relaying
 from swarm_ft.identity.certificates import Role, key_name
@@ -44,12 +46,14 @@ class Hub:
 class Member:
     name: str
     transport: HomeTransport
-    callers: list[str]
+    callers: list[tuple[str, bool]]
 
-    async def ask(self, name: str) -> None:
+    async def ask(self, name: str) -> bool:
+        """Call another; whether that goes over the relay, as is known here."""
         channel = self.transport.connect("", name)
         try:
             await call(channel, STATUS, StatusRequest(), TIMEOUT_S)
+            return self.transport.is_relayed(name)
         finally:
             await channel.close()
 
@@ -81,14 +85,14 @@ async def hub() -> AsyncIterator[Hub]:
 
 
 @asynccontextmanager
-async def member(hub: Hub, *, is_open: bool) -> AsyncIterator[Member]:
-    credentials = SWARM.member(Role.PEER)
-    callers: list[str] = []
+async def member(hub: Hub, role: Role, *, is_open: bool) -> AsyncIterator[Member]:
+    credentials = SWARM.member(role)
+    callers: list[tuple[str, bool]] = []
 
     async def status(stream: MessageStream[SwarmStatus, StatusRequest]) -> None:
         await stream.receive()
         assert stream.caller is not None
-        callers.append(stream.caller.name)
+        callers.append((stream.caller.name, transport.is_relayed(stream.caller.name)))
         await stream.send(SwarmStatus(members=(), runs=()))
 
     async def find() -> str:
@@ -118,11 +122,30 @@ async def test_two_members_meet_the_way_there_is(
     hub: Hub, is_open: tuple[bool, bool], ways: set[Way]
 ) -> None:
     async with AsyncExitStack() as stack:
+        # A client: two peers would have tried to reach each other already.
         caller, callee = [
-            await stack.enter_async_context(member(hub, is_open=one)) for one in is_open
+            await stack.enter_async_context(member(hub, role, is_open=one))
+            for role, one in zip((Role.CLIENT, Role.PEER), is_open, strict=True)
         ]
-        await caller.ask(callee.name)
-        assert callee.callers == [caller.name]
+        is_relayed = await caller.ask(callee.name)
+        assert callee.callers == [(caller.name, is_relayed)]
         (way,) = hub.introductions.meetings.ways.values()
         assert way in ways
-        assert (hub.relay.carries.relayed_bytes > 0) == (way is Way.RELAYED)
+        assert (hub.relay.carries.relayed_bytes > 0) == (way is Way.RELAYED) == is_relayed
+        assert not caller.transport.is_relayed("somebody else")
+
+
+async def test_two_peers_that_come_try_each_other_and_nobody_asked(hub: Hub) -> None:
+    meetings = hub.introductions.meetings
+    async with (
+        member(hub, Role.PEER, is_open=False) as one,
+        member(hub, Role.PEER, is_open=False) as other,
+    ):
+        async with asyncio.timeout(TIMEOUT_S):
+            while not meetings.ways:  # noqa: ASYNC110 - introductions tell nobody
+                await asyncio.sleep(0.01)
+        assert list(meetings.known().met) == [pair_of(one.name, other.name)]
+        assert not one.callers
+        assert not other.callers
+        await one.ask(other.name)
+        assert [name for name, _ in other.callers] == [one.name]

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import combinations
 from typing import Any, TypeAlias
 
 import pytest
@@ -9,12 +10,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from swarm_ft.coordinator.facts.state import PlannedStep
+from swarm_ft.coordinator.facts.ways import Ways, pair_of
 from swarm_ft.coordinator.plan.routes import plan_again, plan_microbatches
 from swarm_ft.ids import MicrobatchIndex, PeerId, SampleId, StepNumber
 from swarm_ft.protocol.messages.control import Stage
+from swarm_ft.protocol.messages.meeting import Way
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import TrainSpec
 from swarm_ft.protocol.spec.training_plan import Microbatch, step_microbatches, step_samples
+from tests.specs import train_spec
 from tests.unit.coordinator.conftest import MakeSpec
 
 FIRST = StepNumber(0)
@@ -220,3 +224,48 @@ def test_whoever_goes_each_microbatch_has_one_place_at_each_stage(
                 if index in batch.done and stage.peers[batch.replica_at(index)] == peer
             }
             assert done in (set(), claims.get(peer, frozenset()))
+
+
+# ---- who reaches whom
+
+
+def direct(*pairs: tuple[str, str], stages: Sequence[Stage]) -> Ways:
+    """These pairs reach each other, and others of the stages over a relay only."""
+    names = [peer for stage in stages for peer in stage.peers]
+    met: dict[tuple[str, str], Way] = dict.fromkeys(combinations(sorted(names), 2), Way.RELAYED)
+    return Ways(met=met | {pair_of(*pair): Way.DIRECT for pair in pairs})
+
+
+def routes_through(spec: TrainSpec, stages: Sequence[Stage], ways: Ways) -> set[tuple[int, ...]]:
+    return {batch.route for batch in plan_microbatches(spec, FIRST, stages, {}, None, ways)}
+
+
+def test_a_microbatch_goes_on_to_a_replica_that_is_reached(train: MakeTrain) -> None:
+    spec, stages = train(num_samples=8, batch_size=8, micro_batch_size=1), stages_of_sizes(2, 2, 2)
+    crossed = ("s0r0", "s1r1"), ("s0r1", "s1r0"), ("s1r0", "s2r0"), ("s1r1", "s2r1")
+    ways = direct(*crossed, stages=stages)
+    assert routes_through(spec, stages, ways) == {(0, 1, 1), (1, 0, 0)}
+    assert routes_through(spec, stages, Ways()) == {(0, 0, 0), (1, 1, 1)}
+
+
+def test_who_reaches_all_leaves_to_others_whom_they_reach(train: MakeTrain) -> None:
+    spec, stages = train(num_samples=8, batch_size=8, micro_batch_size=1), stages_of_sizes(2, 2)
+    ways = direct(("s0r0", "s1r0"), ("s0r0", "s1r1"), ("s0r1", "s1r0"), stages=stages)
+    assert routes_through(spec, stages, ways) == {(0, 1), (1, 0)}
+
+
+@settings(derandomize=True, max_examples=100, deadline=None)
+@given(st.data(), st.lists(st.integers(1, 4), min_size=2, max_size=4), st.integers(1, 12))
+def test_whatever_is_known_of_ways_nobodys_load_changes(
+    data: st.DataObject, sizes: list[int], count: int
+) -> None:
+    spec = train_spec(num_samples=count, batch_size=count, micro_batch_size=1)
+    stages = stages_of_sizes(*sizes)
+    names: list[str] = sorted(peer for stage in stages for peer in stage.peers)
+    pairs = list(combinations(names, 2))
+    met = data.draw(st.dictionaries(st.sampled_from(pairs), st.sampled_from(list(Way))))
+    plain = plan_microbatches(spec, FIRST, stages, {})
+    planned = plan_microbatches(spec, FIRST, stages, {}, None, Ways(met=met))
+    for index in range(len(sizes)):
+        assert loads(planned, index) == loads(plain, index)
+    assert planned == plan_microbatches(spec, FIRST, stages, {}, None, Ways(met=met))

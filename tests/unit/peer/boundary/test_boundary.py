@@ -147,6 +147,21 @@ async def test_traffic_is_counted_where_it_is_sent(
     assert up.boundary.take_traffic() == Traffic(boundary=BLOCK)
 
 
+async def test_what_goes_over_a_relay_is_counted_as_such(
+    make_spec: MakeSpec, make_ends: MakeEnds, at_work: AtWork, transport: Transport
+) -> None:
+    up, down = make_ends(make_spec())
+    async with at_work(down, up) as site, site.dialled(up, transport):
+        await both_ways(up, down, 0, tensors(0))
+        direct = up.boundary.take_traffic()
+        site.channel.is_relayed = True
+        await both_ways(up, down, 1, tensors(1))
+        relayed = up.boundary.take_traffic()
+        other = down.boundary.take_traffic()
+    assert direct.relayed_bytes == other.relayed_bytes == 0
+    assert relayed.relayed_bytes == relayed.forward_bytes > 0
+
+
 async def test_what_is_sent_before_a_stream_is_up_waits_for_it(
     make_spec: MakeSpec, make_ends: MakeEnds, at_work: AtWork, transport: Transport
 ) -> None:

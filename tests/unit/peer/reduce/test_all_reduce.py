@@ -335,6 +335,16 @@ async def test_traffic_is_what_was_sent_and_what_it_would_be_in_float32(at_work:
         assert other.sent_bytes < 0.3 * one.sent_bytes
 
 
+async def test_what_goes_over_a_relay_is_counted_as_such(at_work: AtWork) -> None:
+    async with at_work("abr") as group:
+        await group.reduce(0, gradients(3))
+        traffic = [reducer.take_traffic() for reducer in group.reducers]
+    a, b, r = [one.relayed_bytes / one.sent_bytes for one in traffic]
+    assert a == pytest.approx(0.5, abs=0.05)
+    assert b == pytest.approx(0.5, abs=0.05)
+    assert r == 0, "its own way to the others is none"
+
+
 @pytest.mark.parametrize(
     "bad", [torch.zeros(3, 3), torch.zeros(3).double(), torch.zeros(0)], ids=str
 )
