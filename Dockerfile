@@ -7,16 +7,17 @@ ARG PIP_EXTRA_INDEX_URL=
 ENV PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore PIP_DISABLE_PIP_VERSION_CHECK=1 \
     PYTHONUNBUFFERED=1
 
-# An unprivileged user; and the places that docker-compose.yml mounts volumes at, which take over
+# An unprivileged user; and the places that compose files mount volumes at, which take over
 # the owner that the image gives them.
 RUN useradd --create-home swarm \
-    && install -d -o swarm -g swarm /swarm /model /journal /result
+    && install -d -o swarm -g swarm /swarm /model /journal /result /home/swarm/.cache
 
 WORKDIR /app
-# Dependencies have a layer of their own, kept until one of these two files changes.
-COPY pyproject.toml constraints.txt ./
+# Dependencies have a layer of their own, kept until one of these files changes.
+COPY pyproject.toml constraints.txt deploy/locked.txt ./
 RUN python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")' \
         > dependencies.txt \
+    && pip install --quiet --no-deps --require-hashes -r locked.txt \
     && pip install --quiet -r dependencies.txt -c constraints.txt \
     && rm dependencies.txt
 COPY README.md ./

@@ -102,6 +102,23 @@ def _checked(enrolled: Enrolled, authority: Certificate, key: PrivateKey) -> Cer
     return certificate
 
 
+async def enrol_again(credentials: Credentials, key: PrivateKey, coordinator: str) -> Enrolled:
+    """Have a member's certificate renewed, and be told anew where the swarm's DHT is.
+
+    Args:
+        credentials: that links show; they show the new certificate from now on.
+        key: this process's own.
+        coordinator: where that is, `host:port`.
+
+    Raises:
+        NotAllowed: the key was revoked.
+        Unavailable: the coordinator does not answer.
+    """
+    enrolled = await _certified(coordinator, credentials)
+    credentials.renew(_checked(enrolled, credentials.authority, key))
+    return enrolled
+
+
 async def stay_enrolled(
     credentials: Credentials, key: PrivateKey, find: Callable[[], Awaitable[str]]
 ) -> None:
@@ -116,8 +133,7 @@ async def stay_enrolled(
         rest_s = (renewal_due(credentials.certificate) - datetime.now(UTC)).total_seconds()
         await asyncio.sleep(max(rest_s, 0.0))
         try:
-            enrolled = await _certified(await find(), credentials)
-            credentials.renew(_checked(enrolled, credentials.authority, key))
+            await enrol_again(credentials, key, await find())
         except SwarmError as error:
             logger.warning("certificate not renewed: %s; trying on", error.message)
             await asyncio.sleep(RETRY_S)

@@ -11,6 +11,8 @@ from typing import IO
 
 FILE_MODE = 0o600
 FOLDER_MODE = 0o700
+HAS_MODES = hasattr(os, "geteuid") and hasattr(os, "fchmod")
+"""Windows has none: what is below a user's folder is that user's by what the folder hands down."""
 
 
 def private_folder(path: Path) -> Path:
@@ -33,6 +35,8 @@ def make_private(path: Path) -> None:
     Raises:
         OSError: it is not there.
     """
+    if not HAS_MODES:
+        return
     found = path.stat()
     is_ours = found.st_uid == os.geteuid() and not found.st_mode & stat.S_ISVTX
     if is_ours and found.st_mode & 0o077:
@@ -46,7 +50,8 @@ def open_private(path: Path, mode: str) -> IO[bytes]:
         OSError: as `open` does.
     """
     file: IO[bytes] = open(path, mode, opener=_opener)  # noqa: SIM115  # the caller closes it
-    os.fchmod(file.fileno(), FILE_MODE)
+    if HAS_MODES:
+        os.fchmod(file.fileno(), FILE_MODE)
     return file
 
 
@@ -76,7 +81,9 @@ def flush_to_disk(path: Path) -> None:
     Raises:
         OSError: the disk refuses.
     """
-    descriptor = os.open(path, os.O_RDONLY)
+    if not HAS_MODES and path.is_dir():
+        return  # Windows opens no folders, and flushes nothing that is open for reading alone
+    descriptor = os.open(path, os.O_RDONLY if HAS_MODES else os.O_RDWR)
     try:
         os.fsync(descriptor)
     finally:

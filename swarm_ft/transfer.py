@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from swarm_ft import failpoints
-from swarm_ft.discovery.directory import Directory, find_peer
+from swarm_ft.discovery.directory import Directory
 from swarm_ft.errors import (
     BadFrame,
     MalformedMessage,
@@ -24,7 +24,7 @@ from swarm_ft.errors import (
     SwarmError,
     Unavailable,
 )
-from swarm_ft.identity.certificates import Caller
+from swarm_ft.identity.certificates import Caller, Role
 from swarm_ft.ids import PeerId
 from swarm_ft.log import get_logger
 from swarm_ft.protocol.machines.download import DownloadPlan
@@ -244,7 +244,8 @@ class Downloader:
         return dict(fetch.brought)
 
     async def _connected(self, source: PeerId) -> Channel:
-        return self._transport.connect(await find_peer(self._directory, source), source)
+        found = await self._directory.find(Role.PEER)
+        return self._transport.connect(found.get(source, ""), source)
 
     async def _list_of(self, source: PeerId, name: ShardName, file: ShardFile) -> ChunkList:
         channel = await self._connected(source)

@@ -1,11 +1,12 @@
 """A process of a swarm of meetings, for tests that start it on machines of a lab.
 
     python -m tests.meeting_end hub FOLDER HOST          the coordinator with its relay
+    python -m tests.meeting_end bare FOLDER HOST         one without a relay
     python -m tests.meeting_end member FOLDER NAME HUB ADDRESS   somebody to meet
     python -m tests.meeting_end mapped FOLDER NAME HUB ADDRESS   ... who asks the router for a port
 
 It says a line once it is there. A member then answers each line `NAME` with the way to whom of that
-name, and after how many seconds; the keys of all are in FOLDER.
+name, and after how many seconds, and `?` with how others reach it; the keys of all are in FOLDER.
 """
 
 from __future__ import annotations
@@ -15,15 +16,18 @@ import json
 import sys
 import time
 from contextlib import AsyncExitStack, suppress
+from dataclasses import asdict
 from pathlib import Path
 from random import Random
 
 from swarm_ft.clock import SystemClock
 from swarm_ft.coordinator.meetings import Introductions
+from swarm_ft.coordinator.relays import Relaying
 from swarm_ft.errors import SwarmError
 from swarm_ft.identity.certificates import from_pem
 from swarm_ft.identity.keys import key_at, new_key
 from swarm_ft.protocol.messages.meeting import RelayPlace
+from swarm_ft.reach.doctor import examine_member
 from swarm_ft.reach.front import Front
 from swarm_ft.reach.meet import Reach
 from swarm_ft.reach.portmap import mapped
@@ -44,16 +48,18 @@ def credentials_in(folder: Path, name: str) -> Credentials:
     return Credentials(key_at(folder / f"{name}.key"), certificate, authority)
 
 
-async def hub(folder: Path, host: str) -> None:
+async def hub(folder: Path, host: str, *, has_relay: bool = True) -> None:
     """Be the coordinator until killed."""
     key = new_key()
     introductions = Introductions(lambda: key, SystemClock())
     options = GrpcOptions(credentials=credentials_in(folder, "coordinator"))
     transport = FrontedTransport(GrpcTransport(options))
-    Relay(transport.front, key.public_key)
+    relay = Relay(transport.front, key.public_key)
     server = await transport.serve(host, PORT, introductions.handlers())
     probe = await transport.front.listen(host, PORT + 1)
-    introductions.set_relays((RelayPlace(endpoint=server.endpoint, probe_endpoint=probe),))
+    if has_relay:
+        place = RelayPlace(endpoint=server.endpoint, probe_endpoint=probe)
+        introductions.relays.have_own(lambda: Relaying(place=place, carries=relay.carries))
     say(server.endpoint)
     await asyncio.Event().wait()
 
@@ -83,6 +89,10 @@ async def member(
     say(name)
     while line := await asyncio.to_thread(sys.stdin.readline):
         began_s = time.monotonic()
+        if line.strip() == "?":
+            found = [asdict(finding) async for finding in examine_member(reach, coordinator)]
+            say(json.dumps(found[-1]))
+            continue
         try:
             link = await reach.link(line.strip())
             answer = {"way": str(link.way), "took_s": time.monotonic() - began_s}
@@ -103,8 +113,8 @@ def say(text: str) -> None:
 def main() -> None:
     """As the command line says."""
     role, folder, *given = sys.argv[1:]
-    if role == "hub":
-        asyncio.run(hub(Path(folder), *given))
+    if role in {"hub", "bare"}:
+        asyncio.run(hub(Path(folder), *given, has_relay=role == "hub"))
     else:
         asyncio.run(member(Path(folder), *given, is_mapped=role == "mapped"))
 

@@ -77,6 +77,13 @@ def _parser() -> argparse.ArgumentParser:
         help="pair: one for each two neighbours; home: one for each peer",
     )
     parser.add_argument(
+        "--nat",
+        type=lambda text: text.split(","),
+        default=[None],
+        help="with commas: open, cone (punched), symmetric (relayed) ...: routers at the end of "
+        "each peer's one link",
+    )
+    parser.add_argument(
         "--systems",
         default="aq4/q8",
         help="with commas: codecs FW[~FILL]/BW[/DP][@KEY] of swarm-ft, or "
@@ -152,14 +159,15 @@ def _quick() -> Iterator[tuple[str, Network]]:
 
 
 def _grid(options: argparse.Namespace) -> Iterator[tuple[str, Network]]:
-    for delay_ms, mbps in product(options.delay_ms, options.mbps):
+    for delay_ms, mbps, nat in product(options.delay_ms, options.mbps, options.nat):
         network = Network(
             up_mbps=options.up_mbps or mbps or None,
             down_mbps=mbps or None,
             delay_ms=delay_ms,
-            topology=options.links,
+            topology=options.links if nat is None else Topology.HOME,
             congestion_control=options.congestion_control,
             idle_restart=not options.no_idle_restart,
+            nat=nat,
         )
         for name in options.systems.split(","):
             yield name, network

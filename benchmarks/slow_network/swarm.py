@@ -6,6 +6,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import chain
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.lab import Host, Lab, LabSwarm, Link
+from benchmarks.lab.homes import Home, Internet
 from benchmarks.slow_network.work import Measured, Trial, Work
 from swarm_ft.identity.certificates import Role
 from swarm_ft.protocol.spec.codec_spec import (
@@ -96,10 +98,10 @@ def measure_swarm(lab: Lab, folder: Path, trial: Trial, setting: Setting) -> Mea
         trial: each of its steps visits all samples there are once.
         setting: how the swarm sends.
     """
-    work, network = trial.lab_work, trial.lab_network
-    hosts = network.hosts(lab, work)
-    hub = lab.host(Link(delay_ms=network.delay_ms))
-    with LabSwarm(folder, hub, tls=setting.tls) as swarm:
+    work = trial.lab_work
+    with ExitStack() as stack:
+        hub, hosts = _hosts(lab, stack, trial)
+        swarm = stack.enter_context(LabSwarm(folder, hub, tls=setting.tls))
         for stage, replicas in enumerate(hosts):
             for replica, host in enumerate(replicas):
                 name = f"peer-{stage}.{replica}"
@@ -110,6 +112,17 @@ def measure_swarm(lab: Lab, folder: Path, trial: Trial, setting: Setting) -> Mea
         used = partial(_cpu_s, lab, (swarm.hub, *chain(*hosts)))
         lines = list(_run_job(swarm, work, setting, trial.steps, used))
     return _measured(lines, setting, trial)
+
+
+def _hosts(lab: Lab, stack: ExitStack, trial: Trial) -> tuple[Host, list[list[Host]]]:
+    """That of coordinator and client, and those of peers."""
+    work, network = trial.lab_work, trial.lab_network
+    link = Link(delay_ms=network.delay_ms)
+    if network.nat is None:
+        hosts = network.hosts(lab, work)
+        return lab.host(link), hosts
+    internet = stack.enter_context(Internet())
+    return internet.household(Home("open", link=link)).machines[0], network.homes(internet, work)
 
 
 def _fill_bytes(setting: Setting, work: Work) -> float | None:

@@ -59,7 +59,8 @@ def describe(network: Network) -> str:
     rate = "unshaped" if up is None else f"{up:g} Mbps" if up == down else f"{down:g}/{up:g} Mbps"
     delay = f", {network.delay_ms:g} ms" if network.delay_ms else ""
     tcp = describe_tcp(network.congestion_control, idle_restart=network.idle_restart)
-    return f"{rate}{delay}{tcp}"
+    homes = f", homes: {network.nat}" if network.nat else ""
+    return f"{rate}{delay}{tcp}{homes}"
 
 
 def to_document(rows: Sequence[Row]) -> list[dict[str, Any]]:
@@ -73,6 +74,7 @@ def to_document(rows: Sequence[Row]) -> list[dict[str, Any]]:
             "idle_restart": row.trial.network.idle_restart,
             "congestion_control": row.trial.network.congestion_control,
             "links": row.trial.network.topology.value,
+            "nat": row.trial.network.nat,
             "stages": row.trial.work.stages,
             "replicas": row.trial.work.replicas,
             "batch_size": row.trial.work.batch_size,

@@ -15,6 +15,7 @@ from enum import Enum
 from itertools import chain, combinations, pairwise, product
 
 from benchmarks.lab import QUEUE_MS, Host, Lab, Link
+from benchmarks.lab.homes import Home, Internet, Nat
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,6 +169,7 @@ class Network:
         queue_ms: that it waits at most before it is dropped.
         congestion_control: of TCP.
         idle_restart: see `Lab`.
+        nat: what each peer's one link ends at, see `Home`; None: a bridge that all are on.
     """
 
     up_mbps: float | None = None
@@ -177,6 +179,7 @@ class Network:
     topology: Topology = Topology.PAIR
     congestion_control: str = "cubic"
     idle_restart: bool = True
+    nat: Nat | None = None
 
     def scaled(self, scale: Scale) -> Network:
         """The same, as a lab has it."""
@@ -206,6 +209,14 @@ class Network:
             for pair in chain(*neighbours, *replicas):
                 lab.join(*pair, link)
         return hosts
+
+    def homes(self, internet: Internet, work: Work) -> list[list[Host]]:
+        """New homes on an internet, by stage and replica, each with one machine."""
+        home = Home(self.nat or "open", link=self.home_link)
+        return [
+            [internet.household(home).machines[0] for _ in range(work.replicas)]
+            for _ in range(work.stages)
+        ]
 
 
 def describe_tcp(congestion_control: str, *, idle_restart: bool) -> str:

@@ -8,7 +8,6 @@ the old version stays whole.
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import shutil
 from collections import Counter
@@ -23,6 +22,7 @@ from swarm_ft.ids import BlockIndex, RunId
 from swarm_ft.log import get_logger
 from swarm_ft.private_files import private_folder
 from swarm_ft.protocol.spec.digest import digest_of
+from swarm_ft.systems import binary_flags, lock_file
 
 # ---- the directory of a peer's buffers: one folder a run, one process at a time
 
@@ -60,17 +60,16 @@ class BufferDirectory:
         self.own = path / f"{_RUN_PREFIX}{name}"
         try:
             private_folder(path)
-            self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._lock = os.open(path / "lock", binary_flags(os.O_RDWR | os.O_CREAT), 0o600)
             try:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if not lock_file(self._lock):
+                    raise BadOption(
+                        f"buffers in {path}: another process uses this directory; give each its own"
+                    )
                 self.others = self._find_others(path)
-            except OSError:
+            except BaseException:
                 os.close(self._lock)
                 raise
-        except BlockingIOError as error:
-            raise BadOption(
-                f"buffers in {path}: another process uses this directory; give each its own"
-            ) from error
         except OSError as error:
             raise BadOption(f"buffers in {path}: the directory cannot be used: {error}") from error
 

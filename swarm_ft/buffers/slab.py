@@ -28,6 +28,7 @@ from swarm_ft.private_files import FILE_MODE, make_private
 from swarm_ft.protocol.spec.digest import DIGEST_BYTES
 from swarm_ft.protocol.spec.run_spec import MAX_SAMPLES
 from swarm_ft.sealing import SEAL_BYTES, Sealer
+from swarm_ft.systems import binary_flags, read_at, write_all
 
 # ---- the checksum of what lies on disk: XXH3 of 128 bits
 #
@@ -250,7 +251,7 @@ class Slab:
         self.slot_bytes = owner.slot_bytes(payload_bytes)
         self._stored_bytes = owner.stored_bytes(payload_bytes)
         self._padding = bytes(self.slot_bytes - _HEAD_BYTES - self._stored_bytes)
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+        self._file = os.open(path, binary_flags(os.O_RDWR | os.O_CREAT), FILE_MODE)
         try:
             make_private(path)
             self._check_first_page()
@@ -260,7 +261,7 @@ class Slab:
 
     def _check_first_page(self) -> None:
         expected = self._first_page()
-        found = os.pread(self._file, PAGE_BYTES, 0)
+        found = read_at(self._file, PAGE_BYTES, 0)
         if not found:
             write_all(self._file, [expected], 0)
         elif found != expected:
@@ -290,7 +291,7 @@ class Slab:
     def scan(self) -> Iterator[tuple[int, SlotHead]]:
         """All slots whose heads are whole; payloads are not read."""
         for slot in range(self.num_slots):
-            head = self._parse(os.pread(self._file, _HEAD_BYTES, self._offset(slot)))
+            head = self._parse(read_at(self._file, _HEAD_BYTES, self._offset(slot)))
             if head is not None:
                 yield slot, head
 
@@ -314,8 +315,8 @@ class Slab:
         """The record that was written there, bit for bit, or what is wrong with it."""
         offset = self._offset(slot)
         try:
-            head = self._parse(os.pread(self._file, _HEAD_BYTES, offset))
-            stored = os.pread(self._file, self._stored_bytes, offset + _HEAD_BYTES)
+            head = self._parse(read_at(self._file, _HEAD_BYTES, offset))
+            stored = read_at(self._file, self._stored_bytes, offset + _HEAD_BYTES)
         except OSError as error:
             return Broken(f"cannot be read: {error}")
         if head is None:
@@ -360,15 +361,3 @@ class Slab:
 def _place(key: BufferKey, version: int) -> bytes:
     """For which a record is sealed."""
     return struct.pack("<Q I I Q", key.sample, key.boundary, key.end, version)
-
-
-def write_all(file: int, parts: list[bytes], offset: int) -> None:
-    """Write the parts one after the other, in as few calls as the system needs."""
-    views = [memoryview(part) for part in parts if part]
-    while views:
-        written = os.pwritev(file, views, offset)
-        offset += written
-        while views and written >= len(views[0]):
-            written -= len(views.pop(0))
-        if views and written:
-            views[0] = views[0][written:]

@@ -186,11 +186,17 @@ def status_fields(found: SwarmStatus) -> dict[str, Any]:
         }
         for run in found.runs
     ]
-    return {"peers": peers, "runs": runs}
+    relays = [
+        {"relay": r.name, "endpoint": r.endpoint, "links": r.links, "bytes": r.relayed_bytes}
+        for r in found.relays
+    ]
+    return {"peers": peers, "runs": runs, "relays": relays}
 
 
 def status_lines(found: SwarmStatus) -> Iterator[str]:
     """What people read."""
+    from rich.filesize import decimal
+
     from swarm_ft.client.report import kind_lines
     from swarm_ft.protocol.messages.control import stages_of
 
@@ -200,6 +206,10 @@ def status_lines(found: SwarmStatus) -> Iterator[str]:
         yield f"peer {member.peer_id}  layers {member.layers or 'auto'}{granted}{idle}"
     if not found.members:
         yield "no peer is there; start some with 'swarm-ft serve-stage'"
+    for relay in found.relays:
+        moved = decimal(relay.relayed_bytes)
+        named = f"relay {relay.name or 'of the coordinator'} at {relay.endpoint}"
+        yield f"{named}  {relay.links} links, {moved} so far"
     for run in found.runs:
         counted = f"step {run.committed_steps}/{run.num_steps}"
         about = run.detail if run.is_own else "(another client's)"

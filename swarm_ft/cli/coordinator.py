@@ -33,11 +33,12 @@ from swarm_ft.errors import BadInput, BadOption, JournalError
 if TYPE_CHECKING:
     from swarm_ft.coordinator.journal.journal import Journal
     from swarm_ft.coordinator.journal.registry import Registry
+    from swarm_ft.coordinator.relays import RelayRoll
     from swarm_ft.identity.authority import Authority
     from swarm_ft.identity.invites import Invite
     from swarm_ft.identity.keys import PrivateKey
-    from swarm_ft.protocol.messages.meeting import RelayPlace
     from swarm_ft.reach.front import Front
+    from swarm_ft.reach.relay import Relay
     from swarm_ft.transport.base import Transport
 
 
@@ -267,6 +268,7 @@ def coordinator(
                 quotas=quotas,
                 grants=grants,
                 ways=introductions.meetings.known,
+                relays=introductions.relays,
             )
             addresses = _announced(directory.addresses, listening.announced_host)
             nodes = initial_peers or addresses
@@ -286,7 +288,8 @@ def coordinator(
             found = announced(server, listening, directory, Role.COORDINATOR, COORDINATOR_NAME)
             endpoint = await stack.enter_async_context(found)
             if front is not None and has_relay:
-                introductions.set_relays((await _relay(front, listening, endpoint, ticket_key),))
+                relay = await _relay(front, listening, endpoint, ticket_key, introductions.relays)
+                stack.callback(asyncio.create_task(relay.tell()).cancel)
             public = await enrolment.opens(endpoint, to_all=is_public) if enrolment else None
             encrypted = {"encrypted": bool(enrolment), "encrypted_at_rest": key is not None}
             _show_coordinator(endpoint, addresses, public, encrypted, as_json=as_json)
@@ -295,15 +298,20 @@ def coordinator(
     run_until_stopped(work)
 
 
-async def _relay(front: Front, listening: Listening, endpoint: str, key: PrivateKey) -> RelayPlace:
+async def _relay(
+    front: Front, listening: Listening, endpoint: str, key: PrivateKey, roll: RelayRoll
+) -> Relay:
     """A relay beside the coordinator, at its port."""
+    from swarm_ft.coordinator.relays import Relaying
     from swarm_ft.protocol.messages.meeting import RelayPlace
     from swarm_ft.reach.relay import Relay
 
-    Relay(front, key.public_key)
+    relay = Relay(front, key.public_key)
     probed = await front.listen(listening.address, 0)
     host, port = endpoint.rpartition(":")[0], probed.rpartition(":")[2]
-    return RelayPlace(endpoint=endpoint, probe_endpoint=f"{host}:{port}")
+    place = RelayPlace(endpoint=endpoint, probe_endpoint=f"{host}:{port}")
+    roll.have_own(lambda: Relaying(place=place, carries=relay.carries))
+    return relay
 
 
 def _check_security(journal: str, *, insecure: bool) -> None:

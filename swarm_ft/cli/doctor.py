@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import shutil
+import subprocess
+import tempfile
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,13 +21,21 @@ import click
 from swarm_ft.cli.joining import client_key_file, parsed_invite
 from swarm_ft.cli.options import examples, json_flag, log_option
 from swarm_ft.cli.running import run_async
+from swarm_ft.errors import BadOption
+from swarm_ft.private_files import HAS_MODES
+from swarm_ft.systems import sync_data
 
 if TYPE_CHECKING:
     from swarm_ft.identity.invites import Invite
     from swarm_ft.reach.doctor import Finding
+    from swarm_ft.reach.meet import Reach
 
 MIN_MEMORY_BYTES, MIN_DISK_BYTES = 4 << 30, 10 << 30
 """Below these a peer hosts little, and forgets much."""
+MIN_DISK_MB_PER_S = 50.0
+"""Below it buffers that do not fit into memory hold a fast link up."""
+MAX_TRIED_BYTES, TRIED_S = 64_000_000, 0.5
+PACKAGES = ("swarm-ft", "torch", "transformers", "grpcio", "numba")
 MARKS = {"ok": ("ok  ", "green"), "note": ("note", "yellow"), "bad": ("BAD ", "red")}
 
 
@@ -71,19 +85,61 @@ def _show(finding: Finding) -> None:
 def _machine() -> Iterator[Finding]:
     """What this machine has for a peer."""
     from swarm_ft.reach.doctor import Finding, Verdict
-    from swarm_ft.stage.engine import free_memory_bytes, pick_device
     from swarm_ft.transport.grpc_options import SETTING, restarts_after_idle
 
-    device = pick_device("auto")
-    free_bytes = free_memory_bytes(device)
-    little = "" if free_bytes >= MIN_MEMORY_BYTES else "a peer hosts few layers with so little"
-    says = f"{device}, {free_bytes / (1 << 30):.1f} GiB free"
-    yield Finding("device", Verdict.NOTE if little else Verdict.OK, says, little)
+    yield _packages()
+    yield _device()
     yield _disk()
     yield from _keys()
     if restarts_after_idle():
         advice = f"sudo sysctl -w {SETTING}=0"
         yield Finding("tcp", Verdict.NOTE, "links with a delay are slow after pauses", advice)
+
+
+def _packages() -> Finding:
+    """What a report of a fault has to name."""
+    from swarm_ft.reach.doctor import Finding, Verdict
+
+    shown = []
+    for name in PACKAGES:
+        with suppress(PackageNotFoundError):  # of a source tree that was not installed
+            shown.append(f"{name} {version(name)}")
+    says = f"{', '.join(shown)}, Python {platform.python_version()} on {platform.platform()}"
+    return Finding("packages", Verdict.OK, says)
+
+
+def _device() -> Finding:
+    from swarm_ft.reach.doctor import Finding, Verdict
+    from swarm_ft.stage.device import describe, free_memory_bytes, has_apple_gpu, pick_device
+
+    device = pick_device("auto")
+    try:
+        free_bytes = free_memory_bytes(device)
+    except BadOption as error:
+        return Finding("device", Verdict.NOTE, describe(device), error.message)
+    says = f"{describe(device)}, {free_bytes / (1 << 30):.1f} GiB free"
+    unused = _nvidia() if device.type == "cpu" else ""
+    if unused:
+        advice = "install a build of torch with CUDA: pytorch.org/get-started"
+        return Finding("device", Verdict.NOTE, f"{says}; torch cannot use {unused}", advice)
+    if device.type == "cpu" and has_apple_gpu():
+        advice = "--device mps takes it; it was not tried by this project's tests"
+        return Finding("device", Verdict.NOTE, f"{says}; there is an Apple GPU", advice)
+    if free_bytes < MIN_MEMORY_BYTES:
+        advice = "a peer hosts few layers with so little"
+        return Finding("device", Verdict.NOTE, says, advice)
+    return Finding("device", Verdict.OK, says)
+
+
+def _nvidia() -> str:
+    """The first GPU of NVIDIA, with its driver, as its own tool tells; empty: none is known."""
+    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    try:
+        told = subprocess.run(query, capture_output=True, text=True, timeout=5, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    name, _, driver = told.partition("\n")[0].rpartition(", ")
+    return f"{name} (driver {driver})" if name else ""
 
 
 def _disk() -> Finding:
@@ -93,9 +149,29 @@ def _disk() -> Finding:
     place = next(folder for folder in (cache, *cache.parents) if folder.exists())
     free_bytes = shutil.disk_usage(place).free
     says = f"{free_bytes / (1 << 30):.1f} GiB free in {place}"
-    if free_bytes >= MIN_DISK_BYTES:
+    advice = "--buffer-dir names another place for buffers"
+    try:
+        mb_per_s = written_mb_per_s(place)
+    except OSError as error:
+        return Finding("disk", Verdict.BAD, f"{place}: {error.strerror}", advice)
+    says = f"{says}, written at {mb_per_s:,.0f} MB/s"
+    if free_bytes >= MIN_DISK_BYTES and mb_per_s >= MIN_DISK_MB_PER_S:
         return Finding("disk", Verdict.OK, says)
-    return Finding("disk", Verdict.NOTE, says, "--buffer-dir names another place for buffers")
+    return Finding("disk", Verdict.NOTE, says, advice)
+
+
+def written_mb_per_s(folder: Path) -> float:
+    """How fast a disk takes what is written, for half a second and 64 MB at most.
+
+    Raises:
+        OSError: it takes nothing.
+    """
+    chunk, written, began_s = os.urandom(1 << 22), 0, time.perf_counter()
+    with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+        while written < MAX_TRIED_BYTES and time.perf_counter() - began_s < TRIED_S:
+            written += file.write(chunk)
+            sync_data(file.fileno())
+    return written / 1e6 / (time.perf_counter() - began_s)
 
 
 def _keys() -> Iterator[Finding]:
@@ -103,5 +179,32 @@ def _keys() -> Iterator[Finding]:
     from swarm_ft.reach.doctor import Finding, Verdict
 
     path = client_key_file()
-    if path.exists() and path.stat().st_mode & 0o077:
+    if HAS_MODES and path.exists() and path.stat().st_mode & 0o077:
         yield Finding("key", Verdict.BAD, f"others may read {path}", f"chmod 600 {path}")
+
+
+# ---- in short, beside a peer that begins
+
+
+async def tell_reached(reach: Reach, coordinator: str, *, as_json: bool) -> None:
+    """Say how others reach this member, once that is known, and what is in the way.
+
+    Args:
+        reach: its part in introductions, which has begun.
+        coordinator: where that is.
+        as_json: a line of JSON.
+    """
+    from swarm_ft.reach.doctor import Verdict, examine_member
+
+    found = [finding async for finding in examine_member(reach, coordinator)]
+    if as_json:
+        click.echo(json.dumps({"reach": [asdict(finding) for finding in found]}))
+        return
+    for finding in found:
+        line = f"{finding.about}: {finding.says}"
+        if finding.verdict is Verdict.OK:
+            click.echo(line)
+            continue
+        click.secho(f"warning: {line}", fg="yellow", err=True)
+        if finding.advice:
+            click.echo(f"         {finding.advice}", err=True)

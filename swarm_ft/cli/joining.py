@@ -7,7 +7,7 @@ import functools
 import os
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,10 @@ from swarm_ft.protocol.spec.bounds import is_loopback
 
 if TYPE_CHECKING:
     from swarm_ft.discovery import Directory
+    from swarm_ft.discovery.remembering import RememberingDirectory
+    from swarm_ft.enrol import Membership
     from swarm_ft.identity.invites import Invite
+    from swarm_ft.identity.keys import PrivateKey
     from swarm_ft.reach.transport import HomeTransport
     from swarm_ft.transport.credentials import Credentials
     from swarm_ft.transport.grpc_transport import GrpcTransport
@@ -190,41 +193,85 @@ async def joined(way: WayIn, key_file: Path | None = None) -> AsyncIterator[Join
         BadInvite: the invitation is used up, expired or revoked, or of another swarm.
         NotAllowed: the key was revoked.
         Unavailable: the coordinator does not answer.
-        DirectoryUnreachable: none of the DHT's nodes does.
+        DirectoryUnreachable: none of the DHT's nodes that were given does.
     """
     if way.invite is None:
-        async with in_dht(way.initial_peers, way.dht_prefix) as directory:
-            yield Joined(directory=directory)
+        async with in_dht(way.initial_peers, way.dht_prefix) as dht:
+            yield Joined(directory=dht)
         return
     from swarm_ft.discovery.directory import find_coordinator
     from swarm_ft.enrol import enrol, stay_enrolled
-    from swarm_ft.identity.certificates import key_name
     from swarm_ft.identity.keys import key_at, new_key
-    from swarm_ft.identity.records import Signer
 
     own = key_at(key_file) if key_file else new_key()
     member = await enrol(way.invite, own)
-    nodes = way.initial_peers or member.initial_peers
-    signer, authority = Signer(own), key_name(member.credentials.authority)
-    in_it = in_dht(nodes, member.dht_prefix, signer=signer, authority=authority)
-    async with in_it as directory:
-        renewing = asyncio.create_task(
-            stay_enrolled(member.credentials, own, functools.partial(find_coordinator, directory))
+    directory = await _directory_of(member, own, way.initial_peers)
+    find = functools.partial(find_coordinator, directory)
+    renewing = asyncio.create_task(stay_enrolled(member.credentials, own, find))
+    try:
+        yield Joined(
+            directory=directory,
+            credentials=member.credentials,
+            name=member.name,
+            coordinator=member.coordinator,
         )
+    finally:
+        renewing.cancel()
+        await asyncio.gather(renewing, return_exceptions=True)
+        await directory.close()
+
+
+async def _directory_of(
+    member: Membership, own: PrivateKey, initial_peers: tuple[str, ...]
+) -> RememberingDirectory:
+    """The swarm's DHT, whose nodes the coordinator names if nobody else does.
+
+    Raises:
+        DirectoryUnreachable: none of `initial_peers` answers. Of those that the coordinator names
+            none has to.
+    """
+    from swarm_ft.discovery.dht import DhtDirectory, DhtOptions
+    from swarm_ft.discovery.directory import find_coordinator
+    from swarm_ft.discovery.remembering import RememberingDirectory
+    from swarm_ft.enrol import enrol_again
+    from swarm_ft.errors import DirectoryUnreachable
+    from swarm_ft.identity.certificates import key_name
+    from swarm_ft.identity.records import Signer
+
+    options = DhtOptions(
+        initial_peers=initial_peers or member.initial_peers,
+        client_mode=True,
+        prefix=member.dht_prefix,
+        signer=Signer(own),
+        authority=key_name(member.credentials.authority),
+    )
+
+    async def open_dht() -> DhtDirectory:
+        nonlocal options
         try:
-            yield Joined(
-                directory=directory,
-                credentials=member.credentials,
-                name=member.name,
-                coordinator=member.coordinator,
-            )
-        finally:
-            renewing.cancel()
-            await asyncio.gather(renewing, return_exceptions=True)
+            return await DhtDirectory.open(options)
+        except DirectoryUnreachable:
+            if initial_peers:
+                raise
+            coordinator = await find_coordinator(directory)
+            told = await enrol_again(member.credentials, own, coordinator)
+            if told.initial_peers == options.initial_peers:
+                raise
+        options = replace(options, initial_peers=told.initial_peers)
+        return await DhtDirectory.open(options)
+
+    first = await open_dht() if initial_peers else None
+    directory = RememberingDirectory(open_dht, member.coordinator, first)
+    await directory.enter()
+    return directory
 
 
 def client_key_file() -> Path:
     """Of the key of this user's clients on this machine."""
+    return state_folder() / "client.pem"
+
+
+def state_folder() -> Path:
+    """Where this user's keys on this machine are."""
     state = os.environ.get("XDG_STATE_HOME")
-    folder = Path(state) if state else Path.home() / ".local" / "state"
-    return folder / "swarm-ft" / "client.pem"
+    return (Path(state) if state else Path.home() / ".local" / "state") / "swarm-ft"

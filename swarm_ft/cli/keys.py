@@ -141,11 +141,12 @@ def init(journal: str, as_json: bool) -> None:
 )
 @click.option(
     "--role",
-    type=click.Choice(["peer", "client", REPLICA_ONLY]),
+    type=click.Choice(["peer", "client", "relay", REPLICA_ONLY]),
     default="peer",
     show_default=True,
-    help="What it makes of its bearer: a peer lends a machine, a client submits jobs; a "
-    "replica-only peer hosts nothing that no other peer hosts too.",
+    help="What it makes of its bearer: a peer lends a machine, a client submits jobs, a relay "
+    "joins members that do not reach each other; a replica-only peer hosts nothing that no other "
+    "peer hosts too.",
 )
 @click.option(
     "--sees-tokens",
@@ -210,7 +211,7 @@ def invite(
         _show_public(journal, as_json=as_json)
         return
     grant = _granted(role, sees_tokens, layers)
-    becomes = Role.CLIENT if role == "client" else Role.PEER
+    becomes = Role.PEER if role == REPLICA_ONLY else Role(role)
     with opened(journal) as (authority, registry):
         known = registry.address()
         addresses = addresses or ((known,) if known else ())
@@ -229,7 +230,9 @@ def invite(
         f"{until.astimezone():%Y-%m-%d %H:%M}; joins with",
         err=True,
     )
-    command = "serve-stage" if becomes is Role.PEER else "client train ... --invite"
+    command = {Role.PEER: "serve-stage", Role.RELAY: "relay"}.get(
+        becomes, "client train ... --invite"
+    )
     click.echo(f"  swarm-ft {command} {str(made)[:10]}...", err=True)
 
 
@@ -243,8 +246,8 @@ def _granted(role: str, sees_tokens: str, layers: str | None) -> Grant:
         sees_tokens=sees_tokens == "yes",
         layers=parse_layers(layers) if layers else None,
     )
-    if role == "client" and grant != Grant():
-        raise BadOption("--sees-tokens, --layers: a client hosts no layers; leave them out")
+    if role in {"client", "relay"} and grant != Grant():
+        raise BadOption(f"--sees-tokens, --layers: a {role} hosts no layers; leave them out")
     return grant
 
 

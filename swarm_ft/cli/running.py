@@ -6,25 +6,25 @@ import asyncio
 import signal
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swarm_ft.cli.options import DHT_PREFIX, Listening
+from swarm_ft.systems import on_signal, run_loop, stop_signals
 
 if TYPE_CHECKING:
     from swarm_ft.client.data.progress import Listener, ReadSoFar
     from swarm_ft.discovery import Directory
     from swarm_ft.discovery.dht import DhtDirectory
+    from swarm_ft.discovery.remembering import RememberingDirectory
     from swarm_ft.identity.certificates import Role
     from swarm_ft.identity.records import Signer
     from swarm_ft.transport.base import Server
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Ctrl-C, the polite kill, and a terminal that was closed."""
-
 
 def run_until_stopped(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run `work` on uvloop; Ctrl-C and SIGTERM cancel it, and it cleans up."""
+    """Run `work`; Ctrl-C and SIGTERM cancel it, and it cleans up."""
 
     async def supervised() -> None:
         task = asyncio.ensure_future(work())
@@ -37,15 +37,13 @@ def run_until_stopped(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 
 def run_async(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run `work` on uvloop.
+    """Run `work` on the fastest event loop that this system has.
 
     Raises:
         KeyboardInterrupt: a signal cancelled it.
     """
-    import uvloop
-
     try:
-        uvloop.run(work())
+        run_loop(work())
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
 
@@ -94,11 +92,21 @@ def reading_bar() -> Iterator[Listener]:
 
 def on_stop_signal(stop: Callable[[], object]) -> None:
     """Call `stop` at every stop signal from now on, in the running loop, and nothing else."""
-    loop = asyncio.get_running_loop()
-    for number in STOP_SIGNALS:
-        if number is signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+    for number in stop_signals():
+        if number.name == "SIGHUP" and signal.getsignal(number) is signal.SIG_IGN:
             continue  # started with nohup
-        loop.add_signal_handler(number, stop)
+        on_signal(number, stop)
+
+
+@asynccontextmanager
+async def beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Have something done that the rest does not wait for, and that ends with it."""
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 @asynccontextmanager
@@ -111,11 +119,11 @@ async def in_dht(
     identity_path: Path | None = None,
     signer: Signer | None = None,
     authority: str | None = None,
-) -> AsyncIterator[DhtDirectory]:
+) -> AsyncIterator[DhtDirectory | RememberingDirectory]:
     """Take part in a DHT as long as the context lasts, see `DhtOptions`.
 
-    Without addresses to listen on it is only asked: others could not reach a node behind a home
-    link.
+    Without addresses to listen on it is only asked, and entered anew when it is lost: others could
+    not reach a node behind a home link.
 
     Raises:
         BadOption: an address or the identity file is not usable.
@@ -123,6 +131,7 @@ async def in_dht(
         DirectoryUnreachable: none of the initial peers answers.
     """
     from swarm_ft.discovery.dht import DhtDirectory, DhtOptions
+    from swarm_ft.discovery.remembering import RememberingDirectory
 
     options = DhtOptions(
         initial_peers=initial_peers,
@@ -134,7 +143,11 @@ async def in_dht(
         signer=signer,
         authority=authority,
     )
-    directory = await DhtDirectory.open(options)
+    directory: DhtDirectory | RememberingDirectory
+    directory = dht = await DhtDirectory.open(options)
+    if options.client_mode:
+        directory = RememberingDirectory(partial(DhtDirectory.open, options), dht=dht)
+        await directory.enter()
     try:
         yield directory
     finally:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import json
 import os
 import secrets
@@ -17,6 +16,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
+from swarm_ft.cli.doctor import tell_reached
 from swarm_ft.cli.joining import Joined, WayIn, joined, way_in
 from swarm_ft.cli.options import (
     BufferOptions,
@@ -27,16 +27,20 @@ from swarm_ft.cli.options import (
     snapshots_option,
     takes,
 )
-from swarm_ft.cli.running import announced, on_stop_signal, run_async
+from swarm_ft.cli.running import announced, beside, on_stop_signal, run_async
 from swarm_ft.errors import BadOption
 from swarm_ft.log import get_logger
 from swarm_ft.private_files import make_private, open_private, private_folder
+from swarm_ft.systems import lock_file
 
 if TYPE_CHECKING:
     from swarm_ft.ids import PeerId
     from swarm_ft.peer.kept_buffers import BufferPlace
     from swarm_ft.peer.node import PeerNode, PeerOptions
     from swarm_ft.peer.state.stage_state import EngineMaker
+    from swarm_ft.protocol.messages.capacity import Machine
+    from swarm_ft.reach.transport import HomeTransport
+    from swarm_ft.transport.grpc_transport import GrpcTransport
 
 
 @click.command(
@@ -56,7 +60,7 @@ if TYPE_CHECKING:
 )
 @way_in(by_argument=True)
 @takes("listening", Listening)
-@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
+@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:N or mps.")
 @click.option(
     "--dtype",
     default="float32",
@@ -79,6 +83,13 @@ if TYPE_CHECKING:
     "On a CPU buffers come on top.  [default: 80 % of what is free beside buffers]",
 )
 @click.option("--threads", type=click.IntRange(1), help="CPU threads to compute with.")
+@click.option(
+    "--watts",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    metavar="W",
+    help="That this machine takes at work, for forecasts of kWh ('swarm-ft plan').",
+)
 @takes("buffers", BufferOptions)
 @snapshots_option
 @click.option(
@@ -132,6 +143,7 @@ def serve_stage(
                 buffers=_buffer_place(home, buffers),
                 snapshots_url=given["snapshots"] or "",
                 encrypts=encrypt_at_rest,
+                machine=await _measured(given["device"], given["dtype"], given["watts"]),
             )
             await serve_peer(swarm, listening, offer, make_engine, as_json=as_json)
 
@@ -181,9 +193,11 @@ def _engine_maker(device: str, dtype: str, model: str | None, threads: int | Non
     from swarm_ft.protocol.spec.run_spec import RunSpec
     from swarm_ft.stage.base import Engine
     from swarm_ft.stage.checkpoint import open_checkpoint
-    from swarm_ft.stage.engine import DTYPES, StageEngine, pick_device
+    from swarm_ft.stage.device import DTYPES, pick_device
+    from swarm_ft.stage.engine import StageEngine
 
-    torch_device, torch_dtype = pick_device(device), DTYPES[dtype]
+    torch_dtype = DTYPES[dtype]
+    torch_device = pick_device(device, torch_dtype)
     # Said at all, it holds: libraries would take fewer threads as the machine is loaded, and sum in
     # another order than a replica, or than they did before.
     torch.set_num_threads(threads or torch.get_num_threads())
@@ -198,15 +212,27 @@ def _engine_maker(device: str, dtype: str, model: str | None, threads: int | Non
 
 
 def _memory_bytes(memory_gib: float | None, device: str, buffer_memory_bytes: int) -> int:
-    from swarm_ft.stage.engine import free_memory_bytes, pick_device
+    from swarm_ft.stage.device import free_memory_bytes, pick_device, shares_memory
 
     if memory_gib is not None:
         return int(memory_gib * (1 << 30))
     torch_device = pick_device(device)
     free_bytes = free_memory_bytes(torch_device)
-    if torch_device.type == "cpu":  # buffers lie in the same memory, if there are any
+    if shares_memory(torch_device):  # buffers lie in the same memory, if there are any
         free_bytes -= min(buffer_memory_bytes, free_bytes // 2)
     return int(0.8 * free_bytes)
+
+
+async def _measured(device: str, dtype: str, watts: float) -> Machine:
+    """What this machine can do; the node measures its link."""
+    from swarm_ft.protocol.messages.capacity import Machine
+    from swarm_ft.stage.device import DTYPES, pick_device
+    from swarm_ft.stage.speed import training_flops_per_s
+
+    torch_dtype = DTYPES[dtype]
+    torch_device = pick_device(device, torch_dtype)
+    flops = await asyncio.to_thread(training_flops_per_s, torch_device, torch_dtype)
+    return Machine(flops_per_s=flops, watts=watts)
 
 
 # ---- where a peer keeps what is to outlive it on this machine: its key or name, and its buffers
@@ -293,9 +319,7 @@ def _locked(path: Path) -> IO[bytes] | None:
     """The directory's lock; None if another process has it."""
     private_folder(path)
     lock = open_private(path / "lock", "ab")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    if not lock_file(lock.fileno()):
         lock.close()
         return None
     return lock
@@ -345,6 +369,7 @@ async def serve_peer(
     grpc = GrpcTransport(GrpcOptions(warm_idle_s=WARM_IDLE_S, credentials=own))
     transport = swarm.transport(grpc)
     control = GrpcOptions(answer_timeout_s=CONTROL_ANSWER_S, credentials=own)
+    home = transport if isinstance(transport, HomeTransport) else None
     node = PeerNode(
         offer,
         directory=directory,
@@ -353,17 +378,17 @@ async def serve_peer(
         clock=SystemClock(),
         make_engine=make_engine,
         on_revoked=own.revoke if own else None,
-        is_relayed=transport.is_relayed
-        if isinstance(transport, HomeTransport)
-        else lambda _: False,
+        is_relayed=home.is_relayed if home else lambda _: False,
+        at_rest=home.at_rest if home else lambda: None,
     )
     server = await transport.serve(listening.address, listening.port, node.handlers())
     on_stop_signal(_politely_first(node))
     async with announced(server, listening, directory, Role.PEER, offer.peer_id) as endpoint:
-        if isinstance(transport, HomeTransport):
-            transport.start((endpoint,))
+        if home:
+            home.start((endpoint,))
         _show(offer, endpoint, is_encrypted=own is not None, as_json=as_json)
-        await node.run(endpoint)
+        async with beside(_tell_reached(transport, swarm.coordinator, as_json=as_json)):
+            await node.run(endpoint)
 
 
 def _politely_first(node: PeerNode) -> Callable[[], object]:
@@ -373,6 +398,15 @@ def _politely_first(node: PeerNode) -> Callable[[], object]:
         return node.leave
     steps = iter((node.leave,))
     return lambda: next(steps, task.cancel)()
+
+
+async def _tell_reached(
+    transport: GrpcTransport | HomeTransport, coordinator: str | None, *, as_json: bool
+) -> None:
+    from swarm_ft.reach.transport import HomeTransport
+
+    if isinstance(transport, HomeTransport) and coordinator is not None:
+        await tell_reached(transport.reach, coordinator, as_json=as_json)
 
 
 def _show(offer: PeerOptions, endpoint: str, *, is_encrypted: bool, as_json: bool) -> None:

@@ -189,7 +189,8 @@ def _rename_into_place(partial: Path, out_dir: Path) -> None:
     if not out_dir.exists():
         partial.rename(out_dir)
         return
-    earlier = _fresh_dir(_sibling(out_dir, "earlier"))
+    earlier = _sibling(out_dir, "earlier")
+    shutil.rmtree(earlier, ignore_errors=True)  # not every system renames a folder over another
     out_dir.rename(earlier)
     try:
         partial.rename(out_dir)

@@ -159,6 +159,38 @@ class JobOptions:
         Raises:
             BadOption: there are too many of them, or of steps.
         """
-        steps_per_epoch = -(-num_samples // self.train.batch_size)
-        num_steps = self.epochs * steps_per_epoch if self.steps is None else self.steps
-        return TrainSpec.of(self.train, num_samples=num_samples, num_steps=num_steps)
+        return _train_spec(self.train, num_samples, self.epochs, self.steps)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanOptions:
+    """A job that is thought of: as `JobOptions`, without data.
+
+    Raises:
+        BadOption: a value is out of its bounds.
+    """
+
+    model: Annotated[str, Option("What would be fine-tuned.", metavar="DIR|HUB_ID")]
+    num_samples: Annotated[
+        Count, Option("Samples that the data has; `client train` counts them itself.")
+    ] = 1000
+    epochs: Annotated[Steps, Option("Passes over the data.")] = 3
+    steps: Annotated[Steps | None, Option("Optimizer steps; wins over --epochs.")] = None
+    train: TrainOptions = field(default_factory=TrainOptions)
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    def train_spec(self) -> TrainSpec:
+        """How it would be trained.
+
+        Raises:
+            BadOption: there are too many samples or steps.
+        """
+        return _train_spec(self.train, self.num_samples, self.epochs, self.steps)
+
+
+def _train_spec(train: TrainOptions, num_samples: int, epochs: int, steps: int | None) -> TrainSpec:
+    steps_per_epoch = -(-num_samples // train.batch_size)
+    num_steps = epochs * steps_per_epoch if steps is None else steps
+    return TrainSpec.of(train, num_samples=num_samples, num_steps=num_steps)

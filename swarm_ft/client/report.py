@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console
 from rich.filesize import decimal
@@ -27,6 +27,7 @@ from swarm_ft.protocol.messages.reports import ByteCounts, Traffic, summed_by_bo
 
 if TYPE_CHECKING:
     from swarm_ft.client.evaluate import Evaluation
+    from swarm_ft.client.forecast import Forecast
     from swarm_ft.ids import RunId
     from swarm_ft.protocol.spec.run_spec import TrainSpec
 
@@ -272,6 +273,7 @@ class RunReport:
         eval_before: of the held-out text before training; None where there was none.
         eval_after: the same on the exported weights, uncompressed.
         model_dir: the exported checkpoint.
+        forecast: what was expected before it began; None if nothing was.
     """
 
     run_id: RunId
@@ -280,6 +282,7 @@ class RunReport:
     eval_before: Evaluation | None
     eval_after: Evaluation | None
     model_dir: str
+    forecast: Forecast | None = None
 
     @property
     def samples_per_second(self) -> float:
@@ -296,6 +299,7 @@ class RunReport:
             "samples": self.totals.num_samples,
             "seconds": self.totals.seconds,
             "samples_per_second": self.samples_per_second,
+            "forecast": _forecast_fields(self.forecast),
             "eval_before": _eval_fields(self.eval_before),
             "eval": _eval_fields(self.eval_after),
             "bytes_by_kind": kind_fields(self.totals.sent),
@@ -333,6 +337,10 @@ class RunReport:
                 f"({len(self.losses)} steps, {totals.num_samples} samples in "
                 f"{totals.seconds:.1f} s, {self.samples_per_second:.1f} samples/s)"
             )
+        if self.forecast and self.losses:
+            expected = self.forecast.samples_per_s
+            share = self.samples_per_second / expected if expected else math.nan
+            lines.append(f"forecast             {expected:.1f} samples/s; it was {share:.2f} of it")
         if self.eval_before and self.eval_after:
             before, after = self.eval_before, self.eval_after
             lines.append(f"evaluation loss      {before.loss:.3f} -> {after.loss:.3f}")
@@ -383,6 +391,16 @@ def _eval_fields(evaluation: Evaluation | None) -> dict[str, float | None] | Non
     if evaluation is None:
         return None
     return {"loss": _finite(evaluation.loss), "perplexity": _finite(evaluation.perplexity)}
+
+
+def _forecast_fields(expected: Forecast | None) -> dict[str, Any] | None:
+    if expected is None:
+        return None
+    return {
+        "seconds": expected.seconds,
+        "samples_per_second": expected.samples_per_s,
+        "bound_by": expected.bound_by,
+    }
 
 
 def _finite(value: float) -> float | None:

@@ -16,6 +16,7 @@ from swarm_ft.errors import Busy, NotFound, ProtocolError, SwarmError, Unavailab
 from swarm_ft.identity.certificates import COORDINATOR_NAME, Role
 from swarm_ft.ids import PeerId, RunId, SampleId, StepNumber
 from swarm_ft.log import get_logger
+from swarm_ft.protocol.messages.capacity import Placed, PlaceRequest
 from swarm_ft.protocol.messages.client import (
     CancelRequest,
     CollectedRequest,
@@ -36,7 +37,7 @@ from swarm_ft.protocol.messages.timeline import PeerTimeline
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.transfer import Downloader
 from swarm_ft.transport.base import Channel, Transport, call
-from swarm_ft.transport.methods import CANCEL, COLLECTED, STATUS, SUBMIT, WATCH
+from swarm_ft.transport.methods import CANCEL, COLLECTED, PLACE, STATUS, SUBMIT, WATCH
 
 logger = get_logger(__name__)
 
@@ -192,6 +193,15 @@ class SwarmClient:
                 has_more = first.first_member < page.num_members or first.first_run < page.num_runs
                 if not has_more or not (page.members or page.runs):
                     return replace(page, members=tuple(members.values()), runs=tuple(runs.values()))
+
+    async def place(self, spec: RunSpec) -> Placed:
+        """Who would host what if this job began now.
+
+        Raises:
+            SwarmError: the coordinator cannot be asked, or says no.
+        """
+        async with self._coordinator() as channel:
+            return await call(channel, PLACE, PlaceRequest(spec=spec), CALL_TIMEOUT_S)
 
     async def run(self, run_id: RunId | None) -> RunStatus:
         """A run of this client's (the newest, if None) as it is now.

@@ -17,15 +17,20 @@ import torch
 from swarm_ft.client.data.progress import Listener, ReadSoFar
 from swarm_ft.client.evaluate import Evaluation, evaluate
 from swarm_ft.client.export import assemble, shard_dir
+from swarm_ft.client.forecast import Forecast, forecast
 from swarm_ft.client.job import EvalData, Job, open_held_out, read_held_out
 from swarm_ft.client.options import EvalOptions, JobOptions, Outputs, ReadOptions
 from swarm_ft.client.report import RunProgress, RunReport
 from swarm_ft.client.swarm import SwarmClient
 from swarm_ft.client.trace import TraceFile, open_trace
-from swarm_ft.errors import NotFound, RunFailed, RunMismatch
+from swarm_ft.errors import NotFound, RunFailed, RunMismatch, SwarmError
 from swarm_ft.ids import RunId
+from swarm_ft.log import get_logger
 from swarm_ft.protocol.messages.client import RunPhase, RunStatus
+from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.stage.checkpoint import Checkpoint, open_checkpoint
+
+logger = get_logger(__name__)
 
 T = TypeVar("T")
 
@@ -45,6 +50,7 @@ class WatchedRun:
     Attributes:
         checkpoint: the model that it began with.
         baseline: None if nothing is evaluated.
+        forecast: of the run; None where nobody could say.
     """
 
     client: SwarmClient
@@ -52,6 +58,7 @@ class WatchedRun:
     checkpoint: Checkpoint
     baseline: Baseline | None
     progress: RunProgress
+    forecast: Forecast | None = None
 
     async def fetch(self, outputs: Outputs) -> None:
         """Watch the run to its end and collect its result into `outputs.out`.
@@ -88,6 +95,7 @@ class WatchedRun:
             eval_before=baseline.before if baseline else None,
             eval_after=after,
             model_dir=model_dir,
+            forecast=self.forecast,
         )
 
     async def _end(self, trace: TraceFile | None) -> RunStatus:
@@ -146,6 +154,7 @@ async def submit(
             "untied (--tied-embeddings sync keeps them tied)"
         )
     baseline = await _measured(options.model, job.eval_data, progress)
+    expected = await _forecast(client, spec, progress)
     if options.resume:
         run_id = await _resumed(client, job, progress)
     else:
@@ -157,7 +166,22 @@ async def submit(
         checkpoint=job.checkpoint,
         baseline=baseline,
         progress=progress,
+        forecast=expected,
     )
+
+
+async def _forecast(client: SwarmClient, spec: RunSpec, progress: RunProgress) -> Forecast | None:
+    """What the run will take, told; None if nobody would host it now, or can say."""
+    try:
+        placed = await client.place(spec)
+    except SwarmError as error:
+        logger.info("no forecast: %s", error)
+        return None
+    if not placed.peers or not any(peer.machine.flops_per_s for peer in placed.peers):
+        return None
+    found = forecast(spec, placed.peers)
+    progress.message(found.line())
+    return found
 
 
 async def attach_to(

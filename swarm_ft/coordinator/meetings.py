@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -18,6 +17,7 @@ from typing import Any
 
 from swarm_ft.clock import Clock
 from swarm_ft.coordinator.facts.ways import Home, Ways, pair_of
+from swarm_ft.coordinator.relays import Distances, Relaying, RelayRoll, addressed, nearest
 from swarm_ft.errors import MalformedMessage, NotAllowed, Unavailable
 from swarm_ft.identity.certificates import Role
 from swarm_ft.identity.keys import PrivateKey
@@ -28,11 +28,11 @@ from swarm_ft.protocol.messages.meeting import (
     MEETING_BYTES,
     FromMember,
     Linked,
+    Measured,
     Meet,
     NoMeeting,
     Punch,
     Reachable,
-    RelayPlace,
     Relays,
     Seen,
     ToMember,
@@ -41,7 +41,7 @@ from swarm_ft.protocol.messages.meeting import (
 )
 from swarm_ft.protocol.spec.bounds import host_of, is_private
 from swarm_ft.transport.base import Handler, MessageStream, Method, until_one_ends
-from swarm_ft.transport.grpc_options import IPV4_IN_IPV6, format_endpoint
+from swarm_ft.transport.grpc_options import IPV4_IN_IPV6
 from swarm_ft.transport.methods import INTRODUCE
 
 logger = get_logger(__name__)
@@ -54,8 +54,6 @@ MAX_TRIALS = 12
 """Of the peers that came last, how many one that comes tries to reach, so that placement knows."""
 MAX_WAYS = 1 << 16
 """Pairs of which it is known how they met; then the oldest are forgotten."""
-NAME_S = 2.0
-"""How long it may take to find a name's address."""
 MAX_QUEUED = 256
 """A member that lets more messages pile up is dropped; it may come again."""
 
@@ -73,6 +71,7 @@ class Present:
         wants: how many it may ask for now.
         counted_s: when that was counted.
         is_peer: others may have to work with it.
+        distances: how far relays are from it; None: it has not said yet.
     """
 
     host: str
@@ -80,6 +79,7 @@ class Present:
     is_peer: bool = False
     wants: float = MAX_WANTS
     counted_s: float
+    distances: Distances | None = None
 
     @property
     def home(self) -> Home:
@@ -114,11 +114,12 @@ class Meetings:
     Args:
         sign: makes a ticket.
         draw: so many random bytes.
+        relays: those that are there now.
     """
 
     sign: Callable[[Ticket], bytes]
     draw: Callable[[int], bytes]
-    relays: tuple[RelayPlace, ...] = ()
+    relays: Callable[[], tuple[Relaying, ...]] = tuple
     present: dict[str, Present] = field(default_factory=dict)
     ways: dict[tuple[str, str], Way] = field(default_factory=dict)
     _meetings: dict[bytes, Meeting] = field(default_factory=dict)
@@ -130,15 +131,19 @@ class Meetings:
         """A member is there, or says anew where it is reached."""
         known = self.present.get(name)
         if known is not None and known.host == host:
-            if reachable != known.reachable:
+            if reachable.endpoints != known.reachable.endpoints:
                 self._forget_ways(name)
-            known.reachable = reachable
+            known.reachable, self._known = reachable, None
             return []
         self.present[name] = Present(
             host=host, reachable=reachable, counted_s=now_s, is_peer=is_peer
         )
         self._known = None
-        return [(name, Relays(places=self.relays)), *self._trials(name, now_s)]
+        return [(name, self._places())]
+
+    def relays_changed(self) -> Said:
+        """There are other relays than before: all who are there are told."""
+        return [(name, self._places()) for name in self.present]
 
     def gone(self, name: str) -> None:
         """A member's call ended."""
@@ -172,6 +177,11 @@ class Meetings:
                 if other:
                     self._met(pair_of(name, other), way)
                 return []
+            case Measured(distances=distances):
+                told = {one.endpoint: one.round_trip_s for one in distances}
+                is_first = self.present[name].distances is None
+                self.present[name].distances = told
+                return self._trials(name, now_s) if is_first else []
 
     def forget(self, now_s: float) -> None:
         """Meetings that are over."""
@@ -188,20 +198,26 @@ class Meetings:
     def _begin(self, name: str, other: str, now_s: float) -> Said:
         number = self.draw(MEETING_BYTES)
         self._meetings[number] = Meeting(caller=name, callee=other, began_s=now_s)
+        both = self.present[name].distances, self.present[other].distances
+        place = nearest(self.relays(), *both)
+        relay = place.endpoint if place else None
         return [
-            (name, self._meet(number, name, other, is_caller=True)),
-            (other, self._meet(number, other, name, is_caller=False)),
+            (name, self._meet(number, name, other, relay, is_caller=True)),
+            (other, self._meet(number, other, name, relay, is_caller=False)),
         ]
 
     def _trials(self, name: str, now_s: float) -> Said:
-        """Meetings that nobody asked for, where nothing else tells whether two reach each other."""
-        if not self.relays or not self.present[name].is_peer:
+        """Meetings that nobody asked for, where nothing else tells whether two reach each other.
+
+        Both know by now what their routers do, and each has a relay, to punch with.
+        """
+        own, ways = self.present[name], self.known()
+        if not (own.is_peer and own.distances):
             return []
-        ways = self.known()
-        others = [other for other, present in self.present.items() if present.is_peer]
-        asked = [o for o in reversed(others) if o != name and ways.is_open_question(name, o)]
-        self.present[name].wants -= len(asked[:MAX_TRIALS])
-        return [said for other in asked[:MAX_TRIALS] for said in self._begin(name, other, now_s)]
+        others = [o for o, p in self.present.items() if p.is_peer and p.distances and o != name]
+        asked = [o for o in reversed(others) if ways.is_open_question(name, o)][:MAX_TRIALS]
+        own.wants -= len(asked)
+        return [said for other in asked for said in self._begin(name, other, now_s)]
 
     def _met(self, pair: tuple[str, str], way: Way) -> None:
         self.ways.pop(pair, None)
@@ -211,7 +227,8 @@ class Meetings:
         self._known = None
 
     def _forget_ways(self, name: str) -> None:
-        self.ways = {pair: way for pair, way in self.ways.items() if name not in pair}
+        for pair in [pair for pair in self.ways if name in pair]:
+            del self.ways[pair]
         self._known = None
 
     def _refusal(self, name: str, other: str, now_s: float) -> str | None:
@@ -225,10 +242,14 @@ class Meetings:
             return "nobody meets itself"
         return None if other in self.present else "it is not there"
 
-    def _meet(self, number: bytes, name: str, other: str, *, is_caller: bool) -> Meet:
+    def _places(self) -> Relays:
+        return Relays(places=tuple(relay.place for relay in self.relays()))
+
+    def _meet(
+        self, number: bytes, name: str, other: str, relay: str | None, *, is_caller: bool
+    ) -> Meet:
         own, theirs = self.present[name], self.present[other]
         varies = own.reachable.mapping_varies or theirs.reachable.mapping_varies
-        relay = self.relays[0].endpoint if self.relays else None
         return Meet(
             meeting=number,
             name=other,
@@ -262,28 +283,30 @@ def endpoints_for(host: str, other: Present) -> tuple[str, ...]:
 
 
 class Introductions:
-    """The shell of `Meetings`: serves rpc Introduce.
+    """The shell of `Meetings`: serves rpc Introduce, and rpc Relay with it.
 
     Args:
         key: the coordinator's, as of now; signs tickets.
         clock: the time.
+
+    Attributes:
+        relays: that are there.
     """
 
     def __init__(self, key: Callable[[], PrivateKey], clock: Clock) -> None:
         self._clock = clock
         self._queues: dict[str, asyncio.Queue[ToMember]] = {}
+        self.relays = RelayRoll(key)
+        self.relays.on_change(lambda: self._say(self.meetings.relays_changed()))
         self.meetings = Meetings(
-            sign=lambda ticket: sign_ticket(key(), ticket, time.time()), draw=secrets.token_bytes
+            sign=lambda ticket: sign_ticket(key(), ticket, time.time()),
+            draw=secrets.token_bytes,
+            relays=lambda: self.relays.present,
         )
 
     def handlers(self) -> Mapping[Method[Any, Any], Handler]:
         """What this answers, for `Transport.serve`."""
-        return {INTRODUCE: self._introduce}
-
-    def set_relays(self, relays: tuple[RelayPlace, ...]) -> None:
-        """These are the swarm's from now on; all who are there are told."""
-        self.meetings.relays = relays
-        self._say([(name, Relays(places=relays)) for name in self._queues])
+        return {INTRODUCE: self._introduce, **self.relays.handlers()}
 
     async def _introduce(self, stream: MessageStream[ToMember, FromMember]) -> None:
         if stream.caller is None:
@@ -331,20 +354,9 @@ class Introductions:
 
 async def _with_addresses(reachable: Reachable) -> Reachable:
     """Names as this machine knows them: what is passed on is an address, or nothing."""
-    found = await asyncio.gather(*map(_addressed, reachable.endpoints))
+    found = await asyncio.gather(*map(addressed, reachable.endpoints))
     known = dict.fromkeys(endpoint for endpoints in found for endpoint in endpoints)
     return replace(reachable, endpoints=tuple(known)[:MAX_ENDPOINTS])
-
-
-async def _addressed(endpoint: str) -> list[str]:
-    host, _, port = endpoint.rpartition(":")
-    loop = asyncio.get_running_loop()
-    try:
-        async with asyncio.timeout(NAME_S):
-            found = await loop.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
-    except (OSError, TimeoutError, UnicodeError):
-        return []
-    return [format_endpoint(str(address[0]), int(port)) for *_, address in found]
 
 
 async def _write(

@@ -12,6 +12,7 @@ from typing import Any
 
 from swarm_ft import failpoints
 from swarm_ft.clock import Clock
+from swarm_ft.coordinator.capacity import Capacity
 from swarm_ft.coordinator.decide.machine import decide
 from swarm_ft.coordinator.facts.events import (
     CommitRecord,
@@ -37,6 +38,7 @@ from swarm_ft.coordinator.facts.quotas import Quotas
 from swarm_ft.coordinator.facts.state import QUEUE_S, RESULT_S, Run, SwarmState
 from swarm_ft.coordinator.facts.ways import Ways
 from swarm_ft.coordinator.journal.journal import Journal
+from swarm_ft.coordinator.relays import RelayRoll
 from swarm_ft.coordinator.submission import Submissions
 from swarm_ft.coordinator.watching import Watcher, Watchers, overview
 from swarm_ft.errors import JournalError, NotAllowed, NotFound, OutOfTurn, SwarmError, Unavailable
@@ -71,7 +73,16 @@ from swarm_ft.protocol.spec.grant import Grant
 from swarm_ft.snapshots.store import Manifest, SnapshotStore
 from swarm_ft.transport.admission import address_of
 from swarm_ft.transport.base import Handler, MessageStream, Method, until_one_ends
-from swarm_ft.transport.methods import CANCEL, COLLECTED, JOIN, STATUS, SUBMIT, WATCH
+from swarm_ft.transport.methods import (
+    CANCEL,
+    COLLECTED,
+    JOIN,
+    MEASURE_LINK,
+    PLACE,
+    STATUS,
+    SUBMIT,
+    WATCH,
+)
 from swarm_ft.transport.rules import check_name, is_owner, may_read
 
 logger = get_logger(__name__)
@@ -147,6 +158,7 @@ class CoordinatorService:
         grants: what a member may host, by its name, asked in a thread as it joins; None: all may
             host anything. It may raise what the member is to hear.
         ways: tells who reaches whom, as far as is known.
+        relays: that are there, and are told whose keys are revoked.
 
     A failing journal ends `run`: what cannot be made durable must not be said.
     """
@@ -162,9 +174,11 @@ class CoordinatorService:
         quotas: Quotas = DEFAULT_QUOTAS,
         grants: Callable[[PeerId], Grant] | None = None,
         ways: Callable[[], Ways] = Ways,
+        relays: RelayRoll | None = None,
     ) -> None:
         self._grants = grants
         self._ways = ways
+        self._relays = relays
         self._journal = journal
         self._clock = clock
         self._snapshots = snapshots
@@ -175,6 +189,7 @@ class CoordinatorService:
             quotas=quotas,
             runs=lambda: self._state.runs.values(),
         )
+        self._capacity = Capacity(clock, lambda: self._state)
         self._joins_of_address: Rate[str] = Rate(per_s=JOINS_PER_S, burst=ADDRESS_BURST)
         self._joins_of_peer: Rate[PeerId] = Rate(per_s=JOINS_PER_S, burst=PEER_BURST)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -202,6 +217,8 @@ class CoordinatorService:
             CANCEL: partial(self._end, RunCancelled),
             COLLECTED: partial(self._end, ResultCollected),
             STATUS: self._status,
+            PLACE: self._capacity.place,
+            MEASURE_LINK: self._capacity.measure,
         }
 
     async def run(self) -> None:
@@ -308,6 +325,8 @@ class CoordinatorService:
     def revoke(self, names: frozenset[str]) -> None:
         """These members are known no more: they are sent away, and all others told."""
         self._revoked = Revoked(names=tuple(sorted(names)[:MAX_REVOKED]))
+        if self._relays is not None:
+            self._relays.revoke(names)
         for peer_id, outbox in self._outboxes.items():
             if peer_id in names:
                 outbox.drop(NotAllowed(f"peer {peer_id}: its key was revoked"))
@@ -423,7 +442,8 @@ class CoordinatorService:
 
     async def _status(self, stream: MessageStream[SwarmStatus, StatusRequest]) -> None:
         request = await stream.receive() or StatusRequest()
-        await stream.send(overview(self._state, request, stream.caller))
+        relays = self._relays.statuses if self._relays is not None else ()
+        await stream.send(replace(overview(self._state, request, stream.caller), relays=relays))
 
     def _named(
         self,

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import secrets
-import tempfile
 import time
 from collections.abc import Iterable
 from contextlib import suppress
@@ -40,6 +38,7 @@ from swarm_ft.errors import (
 from swarm_ft.identity.certificates import COORDINATOR_NAME, Role
 from swarm_ft.identity.records import Signer, is_key_name, signed_endpoint
 from swarm_ft.log import get_logger
+from swarm_ft.systems import socket_parent
 
 OPEN_TIMEOUT_S = 15.0
 REQUEST_TIMEOUT_S = 10.0
@@ -141,6 +140,15 @@ class DhtDirectory:
         """Multiaddrs, `.../p2p/ID`, that others can give as initial peers; none for clients."""
         return self._addresses
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether this is a client that knows no node any more, or whose daemon has ended.
+
+        hivemind forgets a node that does not answer once, and only nodes are looked for by others.
+        """
+        known = self._node.protocol.routing_table.uid_to_peer_id
+        return self._options.client_mode and not (known and self._daemon.is_alive)
+
     async def announce(self, role: Role, name: str, endpoint: str) -> None:
         """See `Directory`."""
         checked_record(name, endpoint)
@@ -189,11 +197,20 @@ class DhtDirectory:
 
     async def close(self) -> None:
         """See `Directory`."""
-        self._refreshing.cancel()
-        await asyncio.wait({self._refreshing})
+        await self._stop_refreshing()
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await asyncio.gather(*(self.withdraw(*record) for record in tuple(self._announced)))
+        except TimeoutError:
+            _logger.warning("dht_left_in_haste timeout_s=%s", CLOSE_TIMEOUT_S)
+        finally:
+            await self.abandon()
+
+    async def abandon(self) -> None:
+        """As `close`, without a word: what was announced is forgotten after its lifetime."""
+        await self._stop_refreshing()
+        try:
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 if self._daemon.is_alive:  # hivemind would ask a dead one, and wait
                     await self._node.shutdown()
         except TimeoutError:
@@ -217,6 +234,10 @@ class DhtDirectory:
                 raise DirectoryUnreachable(str(error)) from error
             raise
         return cls(options, daemon, node, tuple(str(address) for address in addresses))
+
+    async def _stop_refreshing(self) -> None:
+        self._refreshing.cancel()
+        await asyncio.wait({self._refreshing})
 
     async def _refresh_for_ever(self) -> None:
         while True:
@@ -377,8 +398,6 @@ def _short_text(packed: bytes) -> str | None:
 # control connection closes.
 
 STOP_TIMEOUT_S = 2.0
-MAX_SOCKET_PATH_BYTES = 103
-"""What every system takes; Linux takes 107."""
 READY_LINE = b"Peer ID:"
 
 _REFUSALS: tuple[tuple[str, type[SwarmError]], ...] = (
@@ -509,7 +528,6 @@ def _refusal(last_line: str) -> SwarmError:
 
 
 def _socket_path() -> Path:
-    """A new name for a socket; in /tmp where that of temporary files is too long for one."""
+    """A new name for a socket."""
     name = f"swarm-ft-p2pd-{secrets.token_hex(8)}.sock"
-    path = Path(tempfile.gettempdir()) / name
-    return path if len(os.fsencode(path)) <= MAX_SOCKET_PATH_BYTES else Path("/tmp") / name
+    return socket_parent(len(name)) / name

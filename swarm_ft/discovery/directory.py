@@ -9,7 +9,6 @@ from typing import Protocol
 
 from swarm_ft.errors import BadOption, Unavailable
 from swarm_ft.identity.certificates import Role
-from swarm_ft.ids import PeerId
 from swarm_ft.log import get_logger
 from swarm_ft.protocol.spec.bounds import is_endpoint
 
@@ -52,18 +51,6 @@ async def find_coordinator(directory: Directory) -> str:
     for endpoint in (await directory.find(Role.COORDINATOR)).values():
         return endpoint
     raise Unavailable("no coordinator is in the DHT")
-
-
-async def find_peer(directory: Directory, peer_id: PeerId) -> str:
-    """The endpoint of a peer.
-
-    Raises:
-        Unavailable: the directory does not know it (yet).
-    """
-    endpoint = (await directory.find(Role.PEER)).get(peer_id)
-    if endpoint is None:
-        raise Unavailable(f"peer {peer_id} is not in the DHT")
-    return endpoint
 
 
 # ---- what a record may hold, for writers and for readers who trust nobody

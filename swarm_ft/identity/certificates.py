@@ -44,9 +44,11 @@ class Role(StrEnum):
     CLIENT = "client"
     NEWCOMER = "newcomer"
     """Has an invitation, and no certificate of the swarm yet."""
+    RELAY = "relay"
+    """Joins members that no other way brings together, and does nothing else."""
 
 
-_CERTIFIED = (Role.COORDINATOR, Role.PEER, Role.CLIENT)
+_CERTIFIED = (Role.COORDINATOR, Role.PEER, Role.CLIENT, Role.RELAY)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,16 +6,18 @@ import base64
 import hashlib
 from pathlib import Path
 
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
     NoEncryption,
     PrivateFormat,
     PublicFormat,
+    load_der_public_key,
     load_pem_private_key,
 )
 
-from swarm_ft.errors import BadOption
+from swarm_ft.errors import BadOption, MalformedMessage
 from swarm_ft.private_files import make_private, open_private, private_folder, replacing
 
 PrivateKey = ec.EllipticCurvePrivateKey
@@ -37,6 +39,21 @@ def new_key() -> PrivateKey:
 def key_der(key: PublicKey) -> bytes:
     """A public key as others see it."""
     return key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+
+
+def public_key(der: bytes) -> PublicKey:
+    """The key that somebody told.
+
+    Raises:
+        MalformedMessage: it is none.
+    """
+    try:
+        key = load_der_public_key(der)
+    except (ValueError, UnsupportedAlgorithm):
+        key = None
+    if not isinstance(key, PublicKey) or not isinstance(key.curve, type(CURVE)):
+        raise MalformedMessage(f"{len(der)} bytes: expected a public key of P-256")
+    return key
 
 
 def name_of(key: PublicKey) -> str:

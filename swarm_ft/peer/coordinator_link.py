@@ -13,7 +13,7 @@ from swarm_ft.identity.certificates import COORDINATOR_NAME
 from swarm_ft.log import get_logger
 from swarm_ft.peer.links import Backoff
 from swarm_ft.protocol.messages.control import FromPeer, PeerAlive, PeerGoodbye, PeerHello, ToPeer
-from swarm_ft.transport.base import MessageStream, Transport, until_one_ends
+from swarm_ft.transport.base import Channel, MessageStream, Transport, until_one_ends
 from swarm_ft.transport.methods import JOIN
 
 logger = get_logger(__name__)
@@ -35,7 +35,7 @@ class CoordinatorLink:
         directory: where the coordinator is found.
         transport: how it is reached.
         rng: draws how long to wait between tries.
-        hello: what this peer says first, every time.
+        hello: what this peer says first, every time; it may ask the coordinator before.
         alive: what it says from time to time.
         obey: does what the coordinator says, one message after the other.
     """
@@ -46,7 +46,7 @@ class CoordinatorLink:
         transport: Transport,
         *,
         rng: Random,
-        hello: Callable[[], PeerHello],
+        hello: Callable[[Channel], Awaitable[PeerHello]],
         alive: Callable[[], PeerAlive],
         obey: Callable[[ToPeer], Awaitable[None]],
     ) -> None:
@@ -96,10 +96,11 @@ class CoordinatorLink:
         endpoint = await find_coordinator(self._directory)
         channel = self._transport.connect(endpoint, COORDINATOR_NAME)
         try:
+            hello = await self._hello(channel)
             stream = channel.open(JOIN)
             while not self._outbox.empty():
                 self._outbox.get_nowait()  # said to a coordinator that is gone; hello tells anew
-            await stream.send(self._hello())
+            await stream.send(hello)
             logger.info("joined the coordinator at %s", endpoint)
             await until_one_ends(self._write(stream), self._read(stream), self._stay_alive())
         finally:

@@ -21,6 +21,7 @@ from swarm_ft.discovery.directory import Directory
 from swarm_ft.errors import MalformedMessage, OutOfTurn, RunMismatch, Unavailable
 from swarm_ft.ids import PeerId, RunId
 from swarm_ft.log import get_logger
+from swarm_ft.peer.capacity import measure_link
 from swarm_ft.peer.context import PeerContext, run_in
 from swarm_ft.peer.coordinator_link import CoordinatorLink
 from swarm_ft.peer.host import StageHost, stage_failed
@@ -28,6 +29,7 @@ from swarm_ft.peer.kept_buffers import BufferPlace
 from swarm_ft.peer.links import Links
 from swarm_ft.peer.state.stage_state import EngineMaker, StageState
 from swarm_ft.peer.timeline import Timeline
+from swarm_ft.protocol.messages.capacity import Machine
 from swarm_ft.protocol.messages.control import (
     MAX_KEPT_RUNS,
     STORAGE_KEY_BYTES,
@@ -51,7 +53,7 @@ from swarm_ft.sealing import Sealer
 from swarm_ft.snapshots.local_files import LocalFiles
 from swarm_ft.snapshots.store import SnapshotStore
 from swarm_ft.transfer import serve_chunk_list, serve_chunks
-from swarm_ft.transport.base import Handler, Method, Transport, until_one_ends
+from swarm_ft.transport.base import Channel, Handler, Method, Transport, until_one_ends
 from swarm_ft.transport.methods import FETCH_CHUNKS, LINK, LIST_CHUNKS
 
 logger = get_logger(__name__)
@@ -73,6 +75,7 @@ class PeerOptions:
         buffers: where buffers are kept, and how many bytes of them.
         snapshots_url: where the swarm's snapshots lie; empty if this peer is to have no part.
         encrypts: what it writes to disks, each run with the key that the coordinator has for it.
+        machine: what it can do, for forecasts alone; its link is measured too. None: nothing is.
     """
 
     peer_id: PeerId
@@ -82,6 +85,7 @@ class PeerOptions:
     buffers: BufferPlace = field(default_factory=BufferPlace)
     snapshots_url: str = ""
     encrypts: bool = False
+    machine: Machine | None = None
 
 
 class PeerNode:
@@ -96,6 +100,7 @@ class PeerNode:
         make_engine: what computes.
         on_revoked: hears whose calls are to be refused from now on.
         is_relayed: tells whether the stream to another peer goes over a relay.
+        at_rest: called between steps, when nothing is under way between peers.
         rng: so that not all peers call in step.
     """
 
@@ -110,10 +115,12 @@ class PeerNode:
         make_engine: EngineMaker,
         on_revoked: Callable[[Collection[str]], None] | None = None,
         is_relayed: Callable[[PeerId], bool] = lambda _: False,
+        at_rest: Callable[[], None] = lambda: None,
         rng: Random | None = None,
     ) -> None:
         self._options = options
         self._on_revoked = on_revoked
+        self._at_rest = at_rest
         self._make_engine = make_engine
         self._snapshots = SnapshotStore(options.snapshots_url) if options.snapshots_url else None
         self._compute = ThreadPoolExecutor(1, "compute")
@@ -124,7 +131,8 @@ class PeerNode:
         self._kept_runs: frozenset[RunId] = frozenset()
         self._leaving = asyncio.Event()
         self._released = asyncio.Event()
-        rng = rng or Random()
+        self._rng = rng = rng or Random()
+        self._machine = options.machine or Machine()
         self._links = Links(
             options.peer_id, transport=transport, clock=clock, rng=rng, is_relayed=is_relayed
         )
@@ -218,7 +226,9 @@ class PeerNode:
 
     # ---- the coordinator
 
-    def _hello(self) -> PeerHello:
+    async def _hello(self, channel: Channel) -> PeerHello:
+        if self._options.machine is not None and not self._machine.up_bytes_per_s:
+            self._machine = await measure_link(channel, self._machine, self._rng)
         self._context.timeline.joined()
         return PeerHello(
             peer_id=self._options.peer_id,
@@ -227,6 +237,7 @@ class PeerNode:
             memory_bytes=self._options.memory_bytes,
             held=self._host.held if self._host is not None else None,
             kept_runs=tuple(sorted(self._kept_runs))[:MAX_KEPT_RUNS],
+            machine=self._machine,
         )
 
     def _alive(self) -> PeerAlive:
@@ -242,6 +253,7 @@ class PeerNode:
                 self._hosting(message.run_id).take(message)
             case CommitStep():
                 await self._hosting(message.run_id).commit(message)
+                self._at_rest()
             case SaveStage():
                 await self._hosting(message.run_id).save(message)
             case ExportStage():

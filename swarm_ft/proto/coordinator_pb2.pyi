@@ -67,13 +67,14 @@ class HeldStage(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., spec_digest: _Optional[bytes] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., committed_steps: _Optional[int] = ..., last_attempt: _Optional[int] = ..., exported: _Optional[_Union[_snapshot_pb2.ShardFile, _Mapping]] = ...) -> None: ...
 
 class PeerHello(_message.Message):
-    __slots__ = ("peer_id", "layers", "memory_bytes", "held", "endpoint", "kept_runs", "protocol_version")
+    __slots__ = ("peer_id", "layers", "memory_bytes", "held", "endpoint", "kept_runs", "machine", "protocol_version")
     PEER_ID_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     KEPT_RUNS_FIELD_NUMBER: _ClassVar[int]
+    MACHINE_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     peer_id: str
     layers: _run_pb2.LayerRange
@@ -81,8 +82,23 @@ class PeerHello(_message.Message):
     held: HeldStage
     endpoint: str
     kept_runs: _containers.RepeatedScalarFieldContainer[str]
+    machine: Machine
     protocol_version: int
-    def __init__(self, peer_id: _Optional[str] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., memory_bytes: _Optional[int] = ..., held: _Optional[_Union[HeldStage, _Mapping]] = ..., endpoint: _Optional[str] = ..., kept_runs: _Optional[_Iterable[str]] = ..., protocol_version: _Optional[int] = ...) -> None: ...
+    def __init__(self, peer_id: _Optional[str] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., memory_bytes: _Optional[int] = ..., held: _Optional[_Union[HeldStage, _Mapping]] = ..., endpoint: _Optional[str] = ..., kept_runs: _Optional[_Iterable[str]] = ..., machine: _Optional[_Union[Machine, _Mapping]] = ..., protocol_version: _Optional[int] = ...) -> None: ...
+
+class Machine(_message.Message):
+    __slots__ = ("flops_per_s", "up_bytes_per_s", "down_bytes_per_s", "round_trip_s", "watts")
+    FLOPS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    UP_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    DOWN_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    ROUND_TRIP_S_FIELD_NUMBER: _ClassVar[int]
+    WATTS_FIELD_NUMBER: _ClassVar[int]
+    flops_per_s: float
+    up_bytes_per_s: float
+    down_bytes_per_s: float
+    round_trip_s: float
+    watts: float
+    def __init__(self, flops_per_s: _Optional[float] = ..., up_bytes_per_s: _Optional[float] = ..., down_bytes_per_s: _Optional[float] = ..., round_trip_s: _Optional[float] = ..., watts: _Optional[float] = ...) -> None: ...
 
 class StageReady(_message.Message):
     __slots__ = ("run_id", "attempt", "done", "buffers")
@@ -651,16 +667,30 @@ class RunSummary(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., phase: _Optional[_Union[RunPhase, str]] = ..., detail: _Optional[str] = ..., committed_steps: _Optional[int] = ..., num_steps: _Optional[int] = ..., spec_digest: _Optional[bytes] = ..., assignments: _Optional[_Iterable[_Union[StageAssignment, _Mapping]]] = ..., sent: _Optional[_Union[ByteCounts, _Mapping]] = ..., joining: _Optional[_Iterable[str]] = ..., boundaries: _Optional[_Iterable[_Union[BoundaryStatus, _Mapping]]] = ..., attempt: _Optional[int] = ..., is_own: _Optional[bool] = ...) -> None: ...
 
 class SwarmStatus(_message.Message):
-    __slots__ = ("members", "runs", "num_members", "num_runs")
+    __slots__ = ("members", "runs", "num_members", "num_runs", "relays")
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     RUNS_FIELD_NUMBER: _ClassVar[int]
     NUM_MEMBERS_FIELD_NUMBER: _ClassVar[int]
     NUM_RUNS_FIELD_NUMBER: _ClassVar[int]
+    RELAYS_FIELD_NUMBER: _ClassVar[int]
     members: _containers.RepeatedCompositeFieldContainer[MemberStatus]
     runs: _containers.RepeatedCompositeFieldContainer[RunSummary]
     num_members: int
     num_runs: int
-    def __init__(self, members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., runs: _Optional[_Iterable[_Union[RunSummary, _Mapping]]] = ..., num_members: _Optional[int] = ..., num_runs: _Optional[int] = ...) -> None: ...
+    relays: _containers.RepeatedCompositeFieldContainer[RelayStatus]
+    def __init__(self, members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., runs: _Optional[_Iterable[_Union[RunSummary, _Mapping]]] = ..., num_members: _Optional[int] = ..., num_runs: _Optional[int] = ..., relays: _Optional[_Iterable[_Union[RelayStatus, _Mapping]]] = ...) -> None: ...
+
+class RelayStatus(_message.Message):
+    __slots__ = ("name", "endpoint", "links", "relayed_bytes")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    LINKS_FIELD_NUMBER: _ClassVar[int]
+    RELAYED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    endpoint: str
+    links: int
+    relayed_bytes: int
+    def __init__(self, name: _Optional[str] = ..., endpoint: _Optional[str] = ..., links: _Optional[int] = ..., relayed_bytes: _Optional[int] = ...) -> None: ...
 
 class StepCommitted(_message.Message):
     __slots__ = ("step", "loss", "learning_rate", "grad_norm", "num_samples", "seconds", "traffic", "gradients", "state_bytes")
@@ -693,3 +723,45 @@ class RunEvent(_message.Message):
     step: StepCommitted
     timeline: _timeline_pb2.PeerTimeline
     def __init__(self, status: _Optional[_Union[RunStatus, _Mapping]] = ..., step: _Optional[_Union[StepCommitted, _Mapping]] = ..., timeline: _Optional[_Union[_timeline_pb2.PeerTimeline, _Mapping]] = ...) -> None: ...
+
+class PlaceRequest(_message.Message):
+    __slots__ = ("spec", "protocol_version")
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    spec: _run_pb2.RunSpec
+    protocol_version: int
+    def __init__(self, spec: _Optional[_Union[_run_pb2.RunSpec, _Mapping]] = ..., protocol_version: _Optional[int] = ...) -> None: ...
+
+class PlacedPeer(_message.Message):
+    __slots__ = ("peer_id", "layers", "memory_bytes", "machine")
+    PEER_ID_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MACHINE_FIELD_NUMBER: _ClassVar[int]
+    peer_id: str
+    layers: _run_pb2.LayerRange
+    memory_bytes: int
+    machine: Machine
+    def __init__(self, peer_id: _Optional[str] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., memory_bytes: _Optional[int] = ..., machine: _Optional[_Union[Machine, _Mapping]] = ...) -> None: ...
+
+class Placed(_message.Message):
+    __slots__ = ("peers", "reason")
+    PEERS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    peers: _containers.RepeatedCompositeFieldContainer[PlacedPeer]
+    reason: str
+    def __init__(self, peers: _Optional[_Iterable[_Union[PlacedPeer, _Mapping]]] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class LinkSample(_message.Message):
+    __slots__ = ("data", "protocol_version")
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    data: bytes
+    protocol_version: int
+    def __init__(self, data: _Optional[bytes] = ..., protocol_version: _Optional[int] = ...) -> None: ...
+
+class LinkEcho(_message.Message):
+    __slots__ = ("data",)
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    data: bytes
+    def __init__(self, data: _Optional[bytes] = ...) -> None: ...

@@ -54,17 +54,33 @@ class Linked(_message.Message):
     took_s: float
     def __init__(self, meeting: _Optional[bytes] = ..., way: _Optional[_Union[Way, str]] = ..., took_s: _Optional[float] = ...) -> None: ...
 
+class Measured(_message.Message):
+    __slots__ = ("distances",)
+    DISTANCES_FIELD_NUMBER: _ClassVar[int]
+    distances: _containers.RepeatedCompositeFieldContainer[RelayDistance]
+    def __init__(self, distances: _Optional[_Iterable[_Union[RelayDistance, _Mapping]]] = ...) -> None: ...
+
+class RelayDistance(_message.Message):
+    __slots__ = ("endpoint", "round_trip_s")
+    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    ROUND_TRIP_S_FIELD_NUMBER: _ClassVar[int]
+    endpoint: str
+    round_trip_s: float
+    def __init__(self, endpoint: _Optional[str] = ..., round_trip_s: _Optional[float] = ...) -> None: ...
+
 class FromMember(_message.Message):
-    __slots__ = ("reachable", "want", "seen", "linked")
+    __slots__ = ("reachable", "want", "seen", "linked", "measured")
     REACHABLE_FIELD_NUMBER: _ClassVar[int]
     WANT_FIELD_NUMBER: _ClassVar[int]
     SEEN_FIELD_NUMBER: _ClassVar[int]
     LINKED_FIELD_NUMBER: _ClassVar[int]
+    MEASURED_FIELD_NUMBER: _ClassVar[int]
     reachable: Reachable
     want: Want
     seen: Seen
     linked: Linked
-    def __init__(self, reachable: _Optional[_Union[Reachable, _Mapping]] = ..., want: _Optional[_Union[Want, _Mapping]] = ..., seen: _Optional[_Union[Seen, _Mapping]] = ..., linked: _Optional[_Union[Linked, _Mapping]] = ...) -> None: ...
+    measured: Measured
+    def __init__(self, reachable: _Optional[_Union[Reachable, _Mapping]] = ..., want: _Optional[_Union[Want, _Mapping]] = ..., seen: _Optional[_Union[Seen, _Mapping]] = ..., linked: _Optional[_Union[Linked, _Mapping]] = ..., measured: _Optional[_Union[Measured, _Mapping]] = ...) -> None: ...
 
 class Relays(_message.Message):
     __slots__ = ("places",)
@@ -125,3 +141,41 @@ class ToMember(_message.Message):
     punch: Punch
     no_meeting: NoMeeting
     def __init__(self, relays: _Optional[_Union[Relays, _Mapping]] = ..., meet: _Optional[_Union[Meet, _Mapping]] = ..., punch: _Optional[_Union[Punch, _Mapping]] = ..., no_meeting: _Optional[_Union[NoMeeting, _Mapping]] = ...) -> None: ...
+
+class RelayHello(_message.Message):
+    __slots__ = ("endpoint", "probe_endpoint", "protocol_version")
+    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    PROBE_ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    endpoint: str
+    probe_endpoint: str
+    protocol_version: int
+    def __init__(self, endpoint: _Optional[str] = ..., probe_endpoint: _Optional[str] = ..., protocol_version: _Optional[int] = ...) -> None: ...
+
+class RelayCarries(_message.Message):
+    __slots__ = ("links", "is_full", "relayed_bytes")
+    LINKS_FIELD_NUMBER: _ClassVar[int]
+    IS_FULL_FIELD_NUMBER: _ClassVar[int]
+    RELAYED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    links: int
+    is_full: bool
+    relayed_bytes: int
+    def __init__(self, links: _Optional[int] = ..., is_full: _Optional[bool] = ..., relayed_bytes: _Optional[int] = ...) -> None: ...
+
+class FromRelay(_message.Message):
+    __slots__ = ("hello", "carries")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    CARRIES_FIELD_NUMBER: _ClassVar[int]
+    hello: RelayHello
+    carries: RelayCarries
+    def __init__(self, hello: _Optional[_Union[RelayHello, _Mapping]] = ..., carries: _Optional[_Union[RelayCarries, _Mapping]] = ...) -> None: ...
+
+class RelayWelcome(_message.Message):
+    __slots__ = ("ticket_key", "endpoint", "unix_s")
+    TICKET_KEY_FIELD_NUMBER: _ClassVar[int]
+    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    ticket_key: bytes
+    endpoint: str
+    unix_s: float
+    def __init__(self, ticket_key: _Optional[bytes] = ..., endpoint: _Optional[str] = ..., unix_s: _Optional[float] = ...) -> None: ...

@@ -7,11 +7,12 @@ an invitation is read, and not shown.
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import os
 import socket
 import time
 from collections.abc import AsyncIterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -19,8 +20,14 @@ from swarm_ft.errors import SwarmError
 from swarm_ft.identity.invites import Invite
 from swarm_ft.identity.pinning import authority_at
 from swarm_ft.protocol.messages.meeting import Way
+from swarm_ft.protocol.spec.bounds import host_of
+from swarm_ft.protocol.spec.version import PROTOCOL_VERSION
+from swarm_ft.reach.meet import Reach
+from swarm_ft.reach.portmap import router_address
 from swarm_ft.reach.sockets import FrontSays, ask_front, is_dialled_back, outside_address
 
+LOOKED_S, DIALLED_S = 5.0, 4.0
+"""How long a member that just began waits to know its router, and then to be dialled."""
 MAX_OFFSET_S, MAX_JOIN_OFFSET_S = 60.0, 3600.0
 """Of clocks: certificates begin an hour in the past; logs are hard to read before."""
 
@@ -43,12 +50,14 @@ class Finding:
         about: a word for what was asked.
         says: what was found.
         advice: what to do; empty if nothing.
+        cause: a word for why others cannot reach this machine; for programs.
     """
 
     about: str
     verdict: Verdict
     says: str
     advice: str = ""
+    cause: str = ""
 
 
 async def examine_way(invite: Invite) -> AsyncIterator[Finding]:
@@ -66,10 +75,44 @@ async def examine_way(invite: Invite) -> AsyncIterator[Finding]:
     yield Finding("coordinator", Verdict.OK, f"{address} answers in {round_trip_ms:.0f} ms")
     yield await _swarm(address, invite)
     yield _clock(front)
-    varies = await _varies(address, front)
-    is_open = await _is_open(address, front)
-    yield _router(front, is_open=is_open, varies=varies)
-    yield _reached(is_open=is_open, varies=varies)
+    yield _version(front)
+    is_open, varies = await asyncio.gather(_is_open(address, front), _varies(address, front))
+    seen = host_of(front.address)
+    standing = Standing(seen=seen, own=front.own_host, is_open=is_open, varies=varies)
+    yield _router(standing)
+    if standing.is_behind_router and not is_open:
+        yield await _mapping(front)
+    yield reached(standing)
+
+
+async def examine_member(reach: Reach, coordinator: str) -> AsyncIterator[Finding]:
+    """How others reach a member that serves now, and what is in the way; in 10 s at most.
+
+    Args:
+        reach: its part in introductions, which has begun.
+        coordinator: where that is.
+    """
+    front: FrontSays | None = None
+    with suppress(TimeoutError):
+        async with asyncio.timeout(LOOKED_S):
+            with suppress(OSError, SwarmError):
+                front = await ask_front(coordinator)
+            await reach.joined.wait()
+            await reach.knows_mapping.wait()
+    if front is not None and (clock := _clock(front)).verdict is not Verdict.OK:
+        yield clock
+    ports = {int(endpoint.rpartition(":")[2]) for endpoint in reach.reachable.endpoints}
+    yield reached(
+        Standing(
+            seen=host_of(front.address) if front else "",
+            own=front.own_host if front else "",
+            port=max(ports, default=0),
+            is_open=any(await asyncio.gather(*(_is_dialled(coordinator, port) for port in ports))),
+            varies=reach.reachable.mapping_varies if reach.knows_mapping.is_set() else None,
+            has_relay=bool(reach.relays),
+            trouble=None if reach.joined.is_set() else reach.trouble or "it has not answered yet",
+        )
+    )
 
 
 def _unreached(address: str, error: Exception) -> Finding:
@@ -120,23 +163,157 @@ async def _is_open(address: str, front: FrontSays) -> bool:
     """Whether the coordinator can dial a port of this machine that nobody forwarded."""
     family = socket.AF_INET6 if front.address.startswith("[") else socket.AF_INET
     with closing(socket.create_server(("", 0), family=family)) as listener:
-        try:
-            return await is_dialled_back(address, listener.getsockname()[1])
-        except (OSError, TimeoutError):
-            return False
+        return await _is_dialled(address, listener.getsockname()[1])
 
 
-def _router(front: FrontSays, *, is_open: bool, varies: bool | None) -> Finding:
-    seen = f"seen as {front.address.rpartition(':')[0]}"
-    if is_open:
+async def _is_dialled(address: str, port: int) -> bool:
+    with suppress(OSError, TimeoutError):
+        async with asyncio.timeout(DIALLED_S):
+            return await is_dialled_back(address, port)
+    return False
+
+
+def _version(front: FrontSays) -> Finding:
+    if front.version == PROTOCOL_VERSION:
+        return Finding("version", Verdict.OK, f"speaks the coordinator's, {PROTOCOL_VERSION}")
+    older = "this machine" if front.version > PROTOCOL_VERSION else "the coordinator"
+    return Finding(
+        "version",
+        Verdict.BAD,
+        f"speaks {PROTOCOL_VERSION}, the coordinator {front.version}",
+        f"on {older}: pip install -U swarm-ft",
+    )
+
+
+async def _mapping(front: FrontSays) -> Finding:
+    """Whether the router maps ports for those who ask, and is the last one on the way."""
+    outside = await router_address()
+    if outside is None:
+        miniupnpc = "" if importlib.util.find_spec("miniupnpc") else ", and pip install miniupnpc"
+        return Finding(
+            "mapping",
+            Verdict.NOTE,
+            "the router maps no ports, as far as was found out",
+            f"switch on NAT-PMP or UPnP in its settings{miniupnpc}: others can dial in then",
+        )
+    if outside == host_of(front.address):
+        return Finding("mapping", Verdict.OK, "the router maps ports: a peer is given one")
+    return Finding(
+        "mapping",
+        Verdict.NOTE,
+        f"the router's own address is {outside}, and not the one that is seen: the provider has "
+        "another router (CGNAT), and a port that this one maps leads nowhere",
+        "ask the provider for IPv6, or for an address of your own",
+    )
+
+
+# ---- how others reach a machine, decided from what is known of it
+
+
+class Cause(StrEnum):
+    """Why not everybody reaches a machine; the words are for programs."""
+
+    NONE = ""
+    NOT_INTRODUCED = "not-introduced"
+    """The coordinator makes no introductions."""
+    FIREWALL = "firewall"
+    """No router is between, and its port is closed all the same."""
+    ROUTER = "router"
+    """A router lets nobody in, but what it lets out can be punched through."""
+    SYMMETRIC_ROUTER = "symmetric-router"
+    """A router that gives each destination another port."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Standing:
+    """What decides how others reach a machine.
+
+    Attributes:
+        seen: host at which the coordinator sees it; empty: it did not say.
+        own: host from which it asked.
+        port: of its front; 0: any that nobody forwarded.
+        is_open: whether the coordinator can dial it there.
+        varies: its router gives each destination another port; None: nobody knows.
+        has_relay: the swarm has one; None: nobody knows.
+        trouble: why the coordinator introduces nobody to it; None: it would.
+    """
+
+    seen: str
+    own: str
+    port: int = 0
+    is_open: bool
+    varies: bool | None
+    has_relay: bool | None = None
+    trouble: str | None = None
+
+    @property
+    def is_behind_router(self) -> bool:
+        """Whether it is seen at another address than its own."""
+        return self.seen != self.own
+
+    @property
+    def cause(self) -> Cause:
+        """Why not everybody can dial it."""
+        if self.trouble is not None:
+            return Cause.NOT_INTRODUCED
+        if self.is_open:
+            return Cause.NONE
+        if not self.is_behind_router:
+            return Cause.FIREWALL
+        return Cause.SYMMETRIC_ROUTER if self.varies else Cause.ROUTER
+
+
+_IN_THE_WAY = {
+    Cause.FIREWALL: "a firewall, of this machine or its network, keeps its port closed",
+    Cause.ROUTER: "its router lets nobody in",
+    Cause.SYMMETRIC_ROUTER: "its router lets nobody in, and gives each destination another port",
+}
+
+
+def reached(standing: Standing) -> Finding:
+    """Which ways lead to a machine. BAD: nobody else's router lets them meet it."""
+    cause = standing.cause
+    if standing.trouble is not None:
+        says = f"cannot reach this machine: the coordinator introduces nobody: {standing.trouble}"
+        advice = "it tries on; 'swarm-ft doctor' with the invitation looks closer"
+        return Finding("others", Verdict.BAD, says, advice, cause)
+    if standing.is_open:
+        return Finding("others", Verdict.OK, f"reach this machine: {Way.DIRECT}")
+    if standing.has_relay is False:
+        says = f"behind routers cannot reach this machine: {_IN_THE_WAY[cause]}, and the swarm has "
+        return Finding("others", Verdict.BAD, f"{says}no relay", _opening(standing, cause), cause)
+    if standing.varies:
+        says = f"behind a router reach it: {Way.RELAYED}; public ones: {Way.REVERSE}"
+        return Finding("others", Verdict.NOTE, says, "", cause)
+    says = f"reach this machine: {Way.PUNCHED}, where their routers allow it"
+    if cause is Cause.FIREWALL:
+        says = f"{says}, as {_IN_THE_WAY[cause]}"
+        return Finding("others", Verdict.NOTE, says, _opening(standing, cause), cause)
+    return Finding("others", Verdict.OK, says, "", cause)
+
+
+def _opening(standing: Standing, cause: Cause) -> str:
+    """What would let others in."""
+    port = f"TCP port {standing.port}" if standing.port else "a TCP port, named with --port,"
+    if cause is Cause.FIREWALL:
+        return f"open {port} in the firewall"
+    return (
+        f"forward {port} in the router and start with --port and --announce; or ask the swarm's "
+        "owner for a relay (the coordinator without --no-relay)"
+    )
+
+
+def _router(standing: Standing) -> Finding:
+    seen = f"seen as {standing.seen}"
+    if not standing.is_behind_router or standing.is_open:
         return Finding("router", Verdict.OK, f"none in the way, {seen}")
-    if varies is None:
+    if standing.varies is None:
         return Finding(
             "router",
             Verdict.NOTE,
             f"{seen}; its kind is not known, as the coordinator shows no other port",
         )
-    if varies:
+    if standing.varies:
         return Finding(
             "router",
             Verdict.NOTE,
@@ -144,17 +321,3 @@ def _router(front: FrontSays, *, is_open: bool, varies: bool | None) -> Finding:
             "where it can be had: IPv6, or a forwarded port with --port and --announce",
         )
     return Finding("router", Verdict.OK, f"{seen}, with one port for all destinations")
-
-
-def _reached(*, is_open: bool, varies: bool | None) -> Finding:
-    if is_open:
-        return Finding("others", Verdict.OK, f"reach this machine: {Way.DIRECT}")
-    if varies:
-        return Finding(
-            "others",
-            Verdict.NOTE,
-            f"behind a router reach it: {Way.RELAYED}; public ones: {Way.REVERSE}",
-        )
-    return Finding(
-        "others", Verdict.OK, f"reach this machine: {Way.PUNCHED}, where their routers allow it"
-    )

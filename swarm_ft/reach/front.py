@@ -1,7 +1,7 @@
 """The one port of a process: whoever connects says by its first byte what it wants.
 
-TLS goes to gRPC, which itself listens on a socket of the file system, where nobody else gets at
-it. All else says a preamble (`reach.sockets`), and goes to whom this process named for it. Nothing
+TLS goes to gRPC, which itself listens at a place of this process (`transport.local_places`). All
+else says a preamble (`reach.sockets`), and goes to whom this process named for it. Nothing
 plaintext is ever served on a port, unless that is asked for.
 """
 
@@ -13,10 +13,10 @@ import socket
 import time
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
-from pathlib import Path
 
 from swarm_ft.errors import SwarmError
 from swarm_ft.log import get_logger
+from swarm_ft.protocol.spec.version import PROTOCOL_VERSION
 from swarm_ft.reach.sockets import (
     BACK,
     BACK_S,
@@ -37,7 +37,9 @@ from swarm_ft.reach.sockets import (
     send_text,
     tune,
 )
+from swarm_ft.systems import hold_port
 from swarm_ft.transport.admission import MAX_PER_ADDRESS, Incoming, surplus
+from swarm_ft.transport.local_places import LocalPlace
 from swarm_ft.transport.open_files import max_connections, raise_open_files
 
 logger = get_logger(__name__)
@@ -67,7 +69,7 @@ class Front:
     """
 
     def __init__(self, *, plaintext: bool = False, per_address: int = MAX_PER_ADDRESS) -> None:
-        self._grpc_path: str | None = None
+        self._grpc: LocalPlace | None = None
         self._in_calls: Callable[[], Collection[str]] = tuple
         self._grpc_bytes = {_TLS, _HTTP2} if plaintext else {_TLS}
         self._visits: dict[bytes, Visit] = {
@@ -94,14 +96,14 @@ class Front:
         """This one showed a ticket, or a meeting's proof."""
         self._kept[endpoint_of(remote)] = sock
 
-    def lead_to(self, grpc_path: str, in_calls: Callable[[], Collection[str]]) -> None:
+    def lead_to(self, grpc: LocalPlace, in_calls: Callable[[], Collection[str]]) -> None:
         """Whatever speaks TLS goes to gRPC from now on; before, it is not served.
 
         Args:
-            grpc_path: where gRPC listens.
+            grpc: where gRPC listens.
             in_calls: the other ends of all connections that have a call under way.
         """
-        self._grpc_path, self._in_calls = grpc_path, in_calls
+        self._grpc, self._in_calls = grpc, in_calls
 
     def on_pair(self, visit: Visit) -> None:
         """Who takes streams of meetings."""
@@ -122,7 +124,7 @@ class Front:
         family, _, _, _, address = found[0]
         listener = socket.socket(family, socket.SOCK_STREAM)
         try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            hold_port(listener)
             listener.setblocking(False)
             listener.bind(address)
             listener.listen(BACKLOG)
@@ -147,7 +149,7 @@ class Front:
         """
         inner: socket.socket | None = None
         try:
-            inner = self._inner(remote)
+            inner = await self._inner(remote)
             await asyncio.get_running_loop().sock_sendall(inner, first)
         except BaseException:
             stream.close()
@@ -243,27 +245,16 @@ class Front:
     async def _answer(self, sock: socket.socket, remote: Address) -> None:
         try:
             other = self._ports[1] if len(self._ports) > 1 else 0
-            await send_text(sock, f"{endpoint_of(remote)} {other} {time.time():.3f}")
+            says = f"{endpoint_of(remote)} {other} {time.time():.3f} {PROTOCOL_VERSION}"
+            await send_text(sock, says)
         finally:
             sock.close()
 
-    def _inner(self, remote: Address) -> socket.socket:
-        """A connection to this process's gRPC, which is told from whom it is by a file's name."""
-        if self._grpc_path is None:
+    async def _inner(self, remote: Address) -> socket.socket:
+        """A connection to this process's gRPC, which can tell from whom it is."""
+        if self._grpc is None:
             raise ConnectionRefusedError("gRPC is not served here")
-        path = Path(self._grpc_path)
-        inner = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        name = path.with_name(endpoint_of(remote))
-        try:
-            inner.setblocking(False)
-            inner.bind(str(name))
-            inner.connect(str(path))
-        except BaseException:
-            inner.close()
-            raise
-        finally:
-            name.unlink(missing_ok=True)
-        return inner
+        return await self._grpc.connect(endpoint_of(remote))
 
     async def _visit(self, sock: socket.socket, first: bytes) -> Visit:
         rest = await receive_exactly(sock, len(MAGIC))

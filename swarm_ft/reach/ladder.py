@@ -24,6 +24,8 @@ DIAL_PATIENCE_S = 0.2
 DIAL_ROUND_TRIPS = 2.0
 GIVE_UP_S = 15.0
 """A meeting without a stream for so long is over."""
+LEGLESS_S = 3.0
+"""... one without a relay, which would have had a stream by then: another relay may have one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,7 @@ class Ladder:
         self._round_trip_s = 0.0
         self._may_punch = meet.may_punch and Way.PUNCHED not in hopeless
         self._relayed: int | None = None
-        self._has_leg = False
+        self._has_leg, self._is_legless = False, False
         self._punch: str | None = None
         self._is_over = False
 
@@ -102,7 +104,7 @@ class Ladder:
     @property
     def due_s(self) -> float:
         """When it is to be woken, if nothing happens before."""
-        give_up_s = self._began_s + GIVE_UP_S
+        give_up_s = self._gives_up_s
         return give_up_s if self._relayed is None else min(self._patient_until_s, give_up_s)
 
     def begin(self) -> Effects:
@@ -120,6 +122,10 @@ class Ladder:
             return []
         self._round_trip_s, self._has_leg = round_trip_s, True
         return [TellSeen(address), *self._connect()] if self._may_punch else []
+
+    def lost_leg(self) -> None:
+        """The relay does not answer, or is gone."""
+        self._is_legless = True
 
     def told(self, punch: Punch) -> Effects:
         """The relay sees the other side's leg."""
@@ -153,10 +159,15 @@ class Ladder:
             return []
         if self._relayed is not None and now_s >= self._patient_until_s:
             return self._take(self._relayed, Way.RELAYED)
-        if now_s >= self._began_s + GIVE_UP_S:
+        if now_s >= self._gives_up_s:
             self._is_over = True
-            return [GiveUp(f"no way to {self._meet.name} was found in {GIVE_UP_S:g} s")]
+            took_s = now_s - self._began_s
+            return [GiveUp(f"no way to {self._meet.name} was found in {took_s:.0f} s")]
         return []
+
+    @property
+    def _gives_up_s(self) -> float:
+        return self._began_s + (LEGLESS_S if self._is_legless else GIVE_UP_S)
 
     @property
     def _patient_until_s(self) -> float:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
@@ -24,16 +24,20 @@ from swarm_ft.protocol.messages.meeting import (
     MAX_ENDPOINTS,
     FromMember,
     Linked,
+    Measured,
     Meet,
     NoMeeting,
     Punch,
     Reachable,
+    RelayDistance,
+    RelayPlace,
     Relays,
     Seen,
     ToMember,
     Want,
     Way,
 )
+from swarm_ft.reach.distances import measured
 from swarm_ft.reach.front import Front
 from swarm_ft.reach.ladder import Connect, Dial, Effects, GiveUp, Ladder, LeaveLeg, Take, TellSeen
 from swarm_ft.reach.sockets import (
@@ -66,7 +70,15 @@ WANTED_S = 20.0
 """How long somebody waits for a stream, the coordinator's answer included."""
 HOPELESS_S = 300.0
 """How long a way that did not work is not waited for."""
+MEASURED_EVERY_S = 600.0
+"""How often, about, a member looks how far relays are."""
+SPREAD_S = 1.0
+"""Over which all members look at a relay that is new."""
+SPARE_S = 300.0
+"""How long a stream is kept that a caller took and says nothing on: it waits for a step's end."""
 MAX_MEETINGS = 128
+MAX_SPARE = 64
+"""Streams that wait to be used; more than these wait as long as any other that says nothing."""
 
 Stream = MessageStream[FromMember, ToMember]
 
@@ -77,15 +89,6 @@ class Link:
 
     sock: socket.socket
     way: Way
-
-    @contextmanager
-    def counted_in(self, relayed: Counter[str], name: str) -> Iterator[None]:
-        """While it stands, it counts as one to this member if it goes over a relay."""
-        relayed[name] += self.way is Way.RELAYED
-        try:
-            yield
-        finally:
-            relayed[name] -= self.way is Way.RELAYED
 
 
 class Reach:
@@ -113,6 +116,10 @@ class Reach:
         self._clock = clock
         self._rng = rng
         self._reachable = Reachable()
+        self.relays: tuple[RelayPlace, ...] = ()
+        """Those of the swarm, as far as it was told."""
+        self.trouble = ""
+        """Why the coordinator introduces nobody, as long as it does not."""
         self._outbox: asyncio.Queue[FromMember] = asyncio.Queue()
         self.joined = asyncio.Event()
         """Whether the coordinator can introduce this member now."""
@@ -124,8 +131,10 @@ class Reach:
         self._met = asyncio.Condition()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._hopeless: dict[str, tuple[frozenset[Way], float]] = {}
-        self.relayed: Counter[str] = Counter()
-        """How many of the streams that others have to here go over a relay, by whose they are."""
+        self._relayed: Counter[str] = Counter()
+        self._distances: dict[str, float] = {}
+        self._num_spare = 0
+        self._looking: asyncio.Task[None] | None = None
         front.on_pair(self._visited)
 
     async def run(self, endpoints: tuple[str, ...]) -> None:
@@ -143,12 +152,21 @@ class Reach:
                 except SwarmError as error:  # it comes back, or is found anew
                     if error.message != reason:
                         logger.warning("introductions: %s; trying on", error.message)
-                    reason = error.message
+                    reason = self.trouble = error.message
                 await asyncio.sleep(self._rng.uniform(MIN_RETRY_S, MAX_RETRY_S))
         finally:
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def is_relayed(self, name: str) -> bool:
+        """Whether a stream that this member has to here goes over a relay."""
+        return self._relayed[name] > 0
+
+    @property
+    def reachable(self) -> Reachable:
+        """What others are told of this member."""
+        return self._reachable
 
     def also_at(self, endpoint: str) -> None:
         """Others may reach the front there, too; that is tried first."""
@@ -179,6 +197,8 @@ class Reach:
         channel = self._transport.connect(await self._find_coordinator(), COORDINATOR_NAME)
         try:
             stream = channel.open(INTRODUCE)
+            while not self._outbox.empty():
+                self._outbox.get_nowait()  # said of meetings that this coordinator knows nothing of
             await stream.send(self._reachable)
             await until_one_ends(self._write(stream), self._read(stream))
         finally:
@@ -196,8 +216,11 @@ class Reach:
         while (message := await stream.receive()) is not None:
             match message:
                 case Relays():
+                    self.relays, self.trouble = message.places, ""
                     self.joined.set()
-                    self._start(self._learn_mapping(message))
+                    if self._looking is not None:
+                        self._looking.cancel()
+                    self._looking = self._start(self._look_at(message))
                 case Meet():
                     await self._meet(message)
                 case Punch(meeting=number):
@@ -205,6 +228,26 @@ class Reach:
                         self._meetings[number].told(message)
                 case NoMeeting(name=name, reason=reason):
                     self._answer(name, Unavailable(f"peer {name}: {reason}"))
+
+    async def _look_at(self, relays: Relays) -> None:
+        """What can be learnt at relays: what this machine's router does, and how far they are."""
+        if self.knows_mapping.is_set():
+            await asyncio.sleep(self._rng.uniform(0.0, SPREAD_S))
+        while True:
+            await self._learn_mapping(relays)
+            self._distances = await measured(relays.places)
+            self._tell_distances()
+            await asyncio.sleep(self._rng.uniform(0.75, 1.25) * MEASURED_EVERY_S)
+
+    def _tell_distances(self) -> None:
+        told = (RelayDistance(endpoint=e, round_trip_s=s) for e, s in self._distances.items())
+        if self.joined.is_set():  # or they are measured when the coordinator is there
+            self._outbox.put_nowait(Measured(distances=tuple(told)))
+
+    def _unreached(self, relay: str) -> None:
+        """A leg found no place there: the next meeting is to be at another one."""
+        if self._distances.pop(relay, None) is not None:
+            self._tell_distances()
 
     async def _learn_mapping(self, relays: Relays) -> None:
         """Whether this machine's router gives each destination another port."""
@@ -230,7 +273,8 @@ class Reach:
     async def _meet(self, meet: Meet) -> None:
         if len(self._meetings) >= MAX_MEETINGS or meet.meeting in self._meetings:
             return
-        meeting = _Meeting(meet, self._clock, self._outbox.put_nowait, self._known_hopeless(meet))
+        hopeless = self._known_hopeless(meet)
+        meeting = _Meeting(meet, self._clock, self._outbox.put_nowait, self._unreached, hopeless)
         theirs = proof(meet.meeting, is_caller=not meet.is_caller)
         self._meetings[meet.meeting] = self._by_proof[theirs] = meeting
         self._start(self._attend(meet, meeting, theirs))
@@ -248,11 +292,31 @@ class Reach:
             del self._meetings[meet.meeting], self._by_proof[theirs]
         self._remember(meet, link.way)
         if not meet.is_caller:
-            # gRPC is being stopped, or the other side is gone.
-            with suppress(OSError), link.counted_in(self.relayed, meet.name):
-                await self._front.serve(link.sock, link.sock.getpeername()[:2])
+            await self._serve(link, meet.name)
         elif not self._answer(meet.name, link):
             link.sock.close()
+
+    async def _serve(self, link: Link, name: str) -> None:
+        """Have gRPC answer, once the caller speaks; it may keep the stream for later."""
+        sock = link.sock
+        self._num_spare += 1
+        try:
+            async with asyncio.timeout(SPARE_S if self._num_spare <= MAX_SPARE else GREETING_S):
+                first = await receive_exactly(sock, 1)
+        except BaseException as error:
+            sock.close()
+            if not isinstance(error, OSError | TimeoutError):
+                raise
+            return
+        finally:
+            self._num_spare -= 1
+        self._relayed[name] += link.way is Way.RELAYED
+        try:
+            await self._front.serve(sock, sock.getpeername()[:2], first)
+        except OSError:
+            pass  # gRPC is being stopped, or the other side is gone
+        finally:
+            self._relayed[name] -= link.way is Way.RELAYED
 
     def _known_hopeless(self, meet: Meet) -> frozenset[Way]:
         ways, since_s = self._hopeless.get(meet.name, (frozenset(), 0.0))
@@ -288,10 +352,11 @@ class Reach:
         self._front.keep(sock, remote)
         await self._by_proof[shown].visited(sock)
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
 
 class _Meeting:
@@ -302,11 +367,13 @@ class _Meeting:
         meet: Meet,
         clock: Clock,
         say: Callable[[FromMember], None],
+        unreached: Callable[[str], None],
         hopeless: frozenset[Way],
     ) -> None:
         self._meet = meet
         self._clock = clock
         self._say = say
+        self._unreached = unreached
         self._began_s = clock.now_s()
         self._ladder = Ladder(meet, self._began_s, hopeless)
         self._streams: list[socket.socket] = []
@@ -398,18 +465,30 @@ class _Meeting:
         self._opened(sock, way)
 
     async def _leave_leg(self, relay: str, ticket: bytes) -> None:
-        began_s = self._clock.now_s()
-        sock = await dial(relay)
-        self._streams.append(sock)
-        self._leg_port = sock.getsockname()[1]
-        await asyncio.get_running_loop().sock_sendall(
-            sock, MAGIC + LEG + bytes([len(ticket)]) + ticket
-        )
-        address = await receive_address(sock)
-        # Two trips: one to connect, one to be answered.
-        self._do(self._ladder.seen(address, (self._clock.now_s() - began_s) / 2))
-        await receive_exactly(sock, 1)
+        is_seen, began_s = False, self._clock.now_s()
+        try:
+            sock = await dial(relay)
+            self._streams.append(sock)
+            address = await self._show(ticket, sock)
+            is_seen = True
+            # Two trips: one to connect, one to be answered.
+            self._do(self._ladder.seen(address, (self._clock.now_s() - began_s) / 2))
+            await receive_exactly(sock, 1)
+        except (OSError, TimeoutError, SwarmError):
+            if not is_seen:
+                self._unreached(relay)
+            self._ladder.lost_leg()
+            self._changed.set()
+            raise
         self._opened(sock, Way.RELAYED)
+
+    async def _show(self, ticket: bytes, sock: socket.socket) -> str:
+        """Show a relay the ticket; from which address it sees that come."""
+        self._leg_port = sock.getsockname()[1]
+        shown = MAGIC + LEG + bytes([len(ticket)]) + ticket
+        async with asyncio.timeout(GREETING_S):
+            await asyncio.get_running_loop().sock_sendall(sock, shown)
+            return await receive_address(sock)
 
     async def _punch(self, address: str) -> None:
         """Simultaneous open, from the leg's port: again and again, for a router may say no."""

@@ -77,12 +77,23 @@ async def mapped(port: int, gateway: str | None = None) -> AsyncIterator[str | N
                 await ask_nat_pmp(gateway, port, lifetime_s=0)
 
 
+async def router_address(gateway: str | None = None) -> str | None:
+    """The router's own address outside; None from one that maps no ports. It maps none for this."""
+    gateway = gateway or default_gateway()
+    if gateway is not None:
+        with suppress(OSError):
+            return await _nat_pmp_address(gateway)
+    with suppress(OSError):
+        return await asyncio.to_thread(_ask_upnp, None)
+    return None
+
+
 async def _first_mapping(port: int, gateway: str | None) -> Mapping | None:
     if gateway is not None:
         with suppress(OSError):
             return await ask_nat_pmp(gateway, port)
     with suppress(OSError):
-        return await asyncio.to_thread(_ask_upnp, port)
+        return Mapping(f"{await asyncio.to_thread(_ask_upnp, port)}:{port}", LIFETIME_S)
     return None
 
 
@@ -104,12 +115,16 @@ async def ask_nat_pmp(gateway: str, port: int, lifetime_s: int = LIFETIME_S) -> 
     Raises:
         OSError: the router does not speak NAT-PMP, or says no.
     """
-    address = await _ask(gateway, bytes(2), answer_bytes=12)
-    host = str(ipaddress.IPv4Address(address[8:12]))
+    host = await _nat_pmp_address(gateway)
     question = struct.pack(">BBHHHL", 0, _MAP_TCP, 0, port, port if lifetime_s else 0, lifetime_s)
     answer = await _ask(gateway, question, answer_bytes=16)
     outside, granted_s = struct.unpack(">HL", answer[10:16])
     return Mapping(f"{host}:{outside}", granted_s)
+
+
+async def _nat_pmp_address(gateway: str) -> str:
+    answer = await _ask(gateway, bytes(2), answer_bytes=12)
+    return str(ipaddress.IPv4Address(answer[8:12]))
 
 
 async def _ask(gateway: str, question: bytes, answer_bytes: int) -> bytes:
@@ -150,7 +165,8 @@ def default_gateway(routes: Path = Path("/proc/net/route")) -> str | None:
 # ---- UPnP
 
 
-def _ask_upnp(port: int) -> Mapping:
+def _ask_upnp(port: int | None) -> str:
+    """Its address outside; with a port, it leads there from now on."""
     if importlib.util.find_spec("miniupnpc") is None:
         raise Refused("miniupnpc is not installed")
     import miniupnpc
@@ -161,8 +177,9 @@ def _ask_upnp(port: int) -> Mapping:
         if not router.discover():
             raise Refused("no router speaks UPnP")
         router.selectigd()
-        router.addportmapping(port, "TCP", router.lanaddr, port, "swarm-ft", "")
-        return Mapping(f"{router.externalipaddress()}:{port}", LIFETIME_S)
+        if port is not None:
+            router.addportmapping(port, "TCP", router.lanaddr, port, "swarm-ft", "")
+        return str(router.externalipaddress())
     except Refused:
         raise
     except Exception as error:  # noqa: BLE001 - its own have no kind in common

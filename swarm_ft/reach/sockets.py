@@ -4,7 +4,7 @@ Whoever connects to a front port without TLS says who it is in a preamble: `SFT1
 what belongs to it.
 
     O                   answered by the address that it comes from, then closed
-    Q                   the same, with another port of this front's and its clock
+    Q                   the same, with another port of this front's, its clock and its version
     B + port            answered by whether that port of whoever asks can be dialled from here
     L + n + ticket      a leg to a relay: answered by that address; `J` when the other is there
     P + 16 bytes        a stream of a meeting: who knows its number can make and check them
@@ -26,6 +26,8 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 
 from swarm_ft.errors import MalformedMessage
+from swarm_ft.protocol.spec.bounds import host_of
+from swarm_ft.systems import drop_after
 from swarm_ft.transport.grpc_options import IPV4_IN_IPV6, format_endpoint
 
 MAGIC = b"SFT1"
@@ -69,7 +71,7 @@ def new_socket(family: int, port: int = 0) -> socket.socket:
 
 def tune(sock: socket.socket) -> None:
     """No waiting for more to send, and a dead machine is noticed; as far as the system can."""
-    if sock.family == socket.AF_UNIX:
+    if sock.family not in {socket.AF_INET, socket.AF_INET6}:
         return
     tcp = socket.IPPROTO_TCP
     sock.setsockopt(tcp, socket.TCP_NODELAY, 1)
@@ -80,10 +82,10 @@ def tune(sock: socket.socket) -> None:
         ("TCP_KEEPALIVE", PROBE_AFTER_S),  # macOS' word for it
         ("TCP_KEEPINTVL", 1),
         ("TCP_KEEPCNT", probes),
-        ("TCP_USER_TIMEOUT", int(DEAD_AFTER_S * 1000)),
     ):
         if hasattr(socket, name):
             sock.setsockopt(tcp, getattr(socket, name), value)
+    drop_after(sock, DEAD_AFTER_S)
 
 
 async def dial(endpoint: str, *, port: int = 0, timeout_s: float = GREETING_S) -> socket.socket:
@@ -198,14 +200,18 @@ class FrontSays:
 
     Attributes:
         address: from where the question came, `host:port`.
+        own_host: from where it was sent; another one if a router is between.
         other_port: of the front; 0: it has none.
         unix_s: its clock.
+        version: of what it speaks.
         took_s: from the question to the answer.
     """
 
     address: str
+    own_host: str
     other_port: int
     unix_s: float
+    version: int
     took_s: float
 
 
@@ -222,11 +228,14 @@ async def ask_front(endpoint: str) -> FrontSays:
             await asyncio.get_running_loop().sock_sendall(sock, MAGIC + QUESTION)
             words = (await receive_address(sock)).split(" ")
             took_s = time.monotonic() - began_s
+        own = host_of(endpoint_of(sock.getsockname()[:2]))
     try:
-        address, port, unix_s = words
-        return FrontSays(address, int(port), float(unix_s), took_s)
+        address, port, unix_s, version = words
+        return FrontSays(address, own, int(port), float(unix_s), int(version), took_s)
     except ValueError:
-        raise MalformedMessage(f"{endpoint}: expected an address, a port and a time") from None
+        raise MalformedMessage(
+            f"{endpoint}: expected an address, a port, a time and a version"
+        ) from None
 
 
 async def is_dialled_back(endpoint: str, port: int) -> bool:

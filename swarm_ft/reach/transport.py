@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
-import tempfile
 from collections.abc import Awaitable, Callable, Mapping
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -16,15 +13,16 @@ from swarm_ft.protocol.spec.bounds import host_of, is_private
 from swarm_ft.reach.front import Front
 from swarm_ft.reach.meet import Reach
 from swarm_ft.reach.portmap import mapped
-from swarm_ft.reach.tunnels import Tunnels
+from swarm_ft.reach.tunnels import BETTER_AFTER_S, Tunnels
 from swarm_ft.transport.admission import MAX_PER_ADDRESS
 from swarm_ft.transport.base import Channel, Handler, Method, Server
 from swarm_ft.transport.grpc_options import check_address
 from swarm_ft.transport.grpc_transport import GrpcServer, GrpcTransport
+from swarm_ft.transport.local_places import LocalPlaces
 
 
 class FrontedServer:
-    """See `Server`: gRPC at a path, behind a front port."""
+    """See `Server`: gRPC at a place of this process, behind a front port."""
 
     def __init__(self, endpoint: str, inner: GrpcServer, transport: FrontedTransport) -> None:
         self._endpoint = endpoint
@@ -59,7 +57,7 @@ class FrontedTransport:
         per_address: int = MAX_PER_ADDRESS,
     ) -> None:
         self._grpc = grpc
-        self._folder: Path | None = None
+        self._places = LocalPlaces()
         self.front = Front(plaintext=plaintext, per_address=per_address)
 
     async def serve(
@@ -67,19 +65,16 @@ class FrontedTransport:
     ) -> Server:
         """See `Transport`."""
         await check_address(host, port)
-        # Nobody else gets into it, and so at what listens there.
-        self._folder = Path(tempfile.mkdtemp(prefix="swarm-ft-"))
-        path = str(self._folder / "grpc")
-        inner = await self._grpc.serve_at(path, handlers)
-        self.front.lead_to(path, inner.callers)
+        place = self._places.new()
+        inner = await self._grpc.serve_at(place, handlers)
+        self.front.lead_to(place, inner.callers)
         endpoint = await self.front.listen(host, port)
         return FrontedServer(endpoint, inner, self)
 
     async def close(self) -> None:
         """End the front, and all that goes through it."""
         await self.front.close()
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        self._places.close()
 
     def connect(self, endpoint: str, name: str = "") -> Channel:
         """See `Transport`."""
@@ -94,6 +89,7 @@ class HomeTransport(FrontedTransport):
         find_coordinator: tells where it is.
         clock: the time.
         rng: so that not all call in step.
+        better_after_s: when a better way than a relay is looked for, at first.
     """
 
     def __init__(
@@ -102,11 +98,18 @@ class HomeTransport(FrontedTransport):
         find_coordinator: Callable[[], Awaitable[str]],
         clock: Clock,
         rng: Random,
+        *,
+        better_after_s: float = BETTER_AFTER_S,
     ) -> None:
         super().__init__(grpc)
         self._reach = Reach(grpc, find_coordinator, self.front, clock, rng)
-        self._tunnels = Tunnels(self._reach.link)
+        self._tunnels = Tunnels(self._reach.link, better_after_s)
         self._running: asyncio.Task[None] | None = None
+
+    @property
+    def reach(self) -> Reach:
+        """This member's part in introductions."""
+        return self._reach
 
     def start(self, endpoints: tuple[str, ...] = ()) -> None:
         """Be there for introductions, until closed.
@@ -125,7 +128,7 @@ class HomeTransport(FrontedTransport):
     async def _map_port(self, port: int) -> None:
         async with mapped(port) as endpoint:
             if endpoint is not None:
-                self._reach.also_at(endpoint)
+                self.also_at(endpoint)
                 await asyncio.Event().wait()
 
     async def close(self) -> None:
@@ -138,14 +141,22 @@ class HomeTransport(FrontedTransport):
 
     def is_relayed(self, name: str) -> bool:
         """Whether a stream to or from this member goes over a relay, now."""
-        return self._tunnels.relayed[name] + self._reach.relayed[name] > 0
+        return self._tunnels.is_relayed(name) or self._reach.is_relayed(name)
+
+    def also_at(self, endpoint: str) -> None:
+        """Others may reach the front there, too; that is tried first."""
+        self._reach.also_at(endpoint)
 
     async def joined(self) -> None:
         """Until others can be introduced to this member."""
         await self._reach.joined.wait()
 
+    def at_rest(self) -> None:
+        """Nothing is under way between members: relayed links move, where there is a better way."""
+        self._tunnels.at_rest()
+
     def connect(self, endpoint: str, name: str = "") -> Channel:
         """See `Transport`: the endpoint is the coordinator's, or says nothing."""
         if name == COORDINATOR_NAME:
             return super().connect(endpoint, name)
-        return self._grpc.connect_at(self._tunnels.path_to(name), endpoint, name)
+        return self._grpc.connect_at(self._tunnels.place_to(name), endpoint, name)

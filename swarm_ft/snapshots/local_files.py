@@ -55,6 +55,23 @@ class LocalFiles:
                 chunk = memoryview(data)[index * CHUNK_BYTES : (index + 1) * CHUNK_BYTES]
                 file.write(self._sealing.seal(chunk, _place(index)))
 
+    def read(self, path: Path) -> bytes:
+        """The plain bytes.
+
+        Raises:
+            BadSnapshot: it is sealed with a key that is not here, or was altered.
+            OSError: it cannot be read.
+        """
+        return b"".join(self._plain(path)) if _is_sealed(path) else path.read_bytes()
+
+    def can_be_mapped(self, path: Path) -> bool:
+        """Whether `reading` has a file to give; a system may have none that lie in memory.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        return hasattr(os, "memfd_create") or not _is_sealed(path)
+
     @contextmanager
     def reading(self, path: Path) -> Iterator[Path]:
         """A file with the plain bytes, for as long as the context lasts; mapped, for longer.
@@ -65,21 +82,23 @@ class LocalFiles:
             BadSnapshot: it is sealed with a key that is not here, or was altered.
             OSError: it cannot be read.
         """
-        with path.open("rb") as file:
-            is_sealed = file.read(len(_HEAD)) == _HEAD
-        if not is_sealed:
+        if not _is_sealed(path):
             yield path
             return
-        if self._sealer is None:
-            raise BadSnapshot(f"{path}: it is encrypted, and this process has no key for it")
         with open(os.memfd_create("swarm-ft"), "r+b") as memory:
-            try:
-                for chunk in _opened(path, self._sealer):
-                    memory.write(chunk)
-            except ValueError as error:
-                raise BadSnapshot(f"{path}: {error}") from None
+            for chunk in self._plain(path):
+                memory.write(chunk)
             memory.flush()
             yield Path(f"/proc/self/fd/{memory.fileno()}")
+
+    def _plain(self, path: Path) -> Iterator[bytes]:
+        """Of a sealed file."""
+        if self._sealer is None:
+            raise BadSnapshot(f"{path}: it is encrypted, and this process has no key for it")
+        try:
+            yield from _opened(path, self._sealer)
+        except ValueError as error:
+            raise BadSnapshot(f"{path}: {error}") from None
 
     def list_chunks(self, path: Path, *digests_too: KeyedDigest) -> ChunkList:
         """Read a file of this process once, and digest its plain bytes; these take them too.
@@ -165,6 +184,11 @@ def chunks_of(path: Path, *digests_too: KeyedDigest) -> ChunkList:
     """
     with path.open("rb") as file:
         return list_chunks(iter(lambda: file.read(CHUNK_BYTES), b""), *digests_too)
+
+
+def _is_sealed(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(_HEAD)) == _HEAD
 
 
 def _opened(path: Path, sealer: Sealer) -> Iterator[bytes]:

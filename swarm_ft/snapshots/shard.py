@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save, save_file
+from safetensors.torch import load, save, save_file
 from torch import Tensor
 
 from swarm_ft.errors import BadSnapshot, Unavailable
@@ -30,6 +30,8 @@ BufferName = tuple[int, int, int]
 """Boundary, end and sample: what names a buffer inside its run."""
 
 _METADATA = "swarm_ft"
+_SIZE_BYTES = 8
+"""Of the length of the header in front of a safetensors file."""
 _EXTRA = "extra/"
 _BUFFERS = "buffers/"
 _BUFFER_NAMES = f"{_BUFFERS}names"
@@ -87,16 +89,14 @@ def write_shard(
 def read_shard(
     path: Path, name: ShardName, spec_digest: bytes, files: LocalFiles = PLAIN
 ) -> ShardContents:
-    """What `write_shard` wrote; its tensors hang on the mapped file, which must not be written to.
+    """What `write_shard` wrote; its tensors may hang on the mapped file: nobody is to write to it.
 
     Raises:
         BadSnapshot: torn, altered, or of another run, spec, stage or step. What the tensors mean
             is for their users to check.
     """
     try:
-        with files.reading(path) as plain, safe_open(plain, framework="pt") as handle:
-            metadata = handle.metadata() or {}
-            tensors = {key: handle.get_tensor(key) for key in handle.keys()}  # noqa: SIM118
+        metadata, tensors = _read(path, files)
     except (OSError, SafetensorError) as error:
         raise BadSnapshot(
             f"{path}: not a whole safetensors file ({error}); take it from another peer, or an "
@@ -104,6 +104,17 @@ def read_shard(
         ) from error
     _check_metadata(path, metadata, _identity(name, spec_digest), tensors)
     return _contents(path, tensors)
+
+
+def _read(path: Path, files: LocalFiles) -> tuple[Mapping[str, str], dict[str, Tensor]]:
+    if not files.can_be_mapped(path):
+        data = files.read(path)
+        tensors = load(data)  # first: it checks the header
+        header = data[_SIZE_BYTES : _SIZE_BYTES + int.from_bytes(data[:_SIZE_BYTES], "little")]
+        return json.loads(header).get("__metadata__", {}), tensors
+    with files.reading(path) as plain, safe_open(plain, framework="pt") as handle:
+        tensors = {key: handle.get_tensor(key) for key in handle.keys()}  # noqa: SIM118
+        return handle.metadata() or {}, tensors
 
 
 def _identity(name: ShardName, spec_digest: bytes) -> dict[str, object]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from swarm_ft.errors import BadOption, MalformedMessage, NonFinite, OutOfTurn
+from swarm_ft.errors import MalformedMessage, NonFinite, OutOfTurn
 from swarm_ft.ids import MicrobatchIndex, StepNumber
 from swarm_ft.log import get_logger
 from swarm_ft.protocol.spec.bounds import MAX_SQUARED_NORM
@@ -23,43 +21,10 @@ from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.stage.architecture import check_seq_length
 from swarm_ft.stage.base import LossAndGradient, OpenStep
 from swarm_ft.stage.checkpoint import Checkpoint
+from swarm_ft.stage.device import synchronise
 from swarm_ft.stage.module import DropoutSeeds, StageModule, WeightProduct
 from swarm_ft.stage.skeleton import reports_router
 from swarm_ft.stage.weights import StageWeights
-
-# ---- from `--device` and `--dtype` to torch's objects
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-"""What a stage computes in; its weights stay float32."""
-
-
-def pick_device(text: str) -> torch.device:
-    """`auto` (a GPU where there is one), `cpu`, `cuda` or `cuda:N`.
-
-    Raises:
-        BadOption: anything else, or a GPU that this machine lacks.
-    """
-    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if text == "auto":
-        return torch.device("cuda:0" if num_gpus else "cpu")
-    match = re.fullmatch(r"cpu|cuda(?::(\d{1,3}))?", text)
-    if match is None:
-        raise BadOption(f"--device '{text}': expected auto, cpu, cuda or cuda:N")
-    if text == "cpu":
-        return torch.device("cpu")
-    index = int(match[1] or 0)
-    if index >= num_gpus:
-        raise BadOption(f"--device '{text}': torch finds {num_gpus} CUDA devices; try auto or cpu")
-    return torch.device("cuda", index)
-
-
-def free_memory_bytes(device: torch.device) -> int:
-    """Memory that is free on the device now; for the CPU, on this machine."""
-    if device.type == "cuda":
-        free_bytes: int = torch.cuda.mem_get_info(device)[0]
-        return free_bytes
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
 
 # ---- checks of tensors that other processes sent
 
@@ -360,9 +325,8 @@ class StageEngine:
         products = self.open_step.count(microbatch)
         while products:  # each is let go of as soon as it is done
             products.pop().accumulate()
-        if self._device.type == "cuda":
-            # Or all that is left would be queued at once, in front of what others wait for.
-            torch.cuda.synchronize(self._device)
+        # Or all that is left would be queued at once, in front of what others wait for.
+        synchronise(self._device)
 
     def squared_grad_norm(self) -> float:
         """See `Engine`."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -25,6 +25,7 @@ from swarm_ft.ids import MicrobatchIndex, StepNumber
 from swarm_ft.protocol.spec.digest import digest_of
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.stage.architecture import EMBED_PART, architecture_of, block_part, cut
+from swarm_ft.stage.device import drawing_apart
 from swarm_ft.stage.skeleton import ModelConfig, base_of, build_skeleton, fill_buffers
 
 # ---- dropout that draws the same numbers in every replay
@@ -52,14 +53,6 @@ class DropoutSeeds:
         text = f"{self.seed}/{self.step}/{self.microbatch}/{place}"
         # 63 bits: what every torch generator takes.
         torch.manual_seed(int.from_bytes(digest_of(text.encode())[:8], "little") >> 1)
-
-
-def _drawing_apart(device: torch.device) -> AbstractContextManager[None]:
-    """Torch's generators are put back after what runs inside."""
-    apart: AbstractContextManager[None] = torch.random.fork_rng(
-        devices=[device] if device.type == "cuda" else []
-    )
-    return apart
 
 
 # ---- the stage
@@ -133,7 +126,7 @@ class StageModule(nn.Module):
             dropout: seeds; None where the module is in eval mode, which draws nothing.
         """
         _, base = base_of(self.causal)
-        with nullcontext() if dropout is None else _drawing_apart(x.device):
+        with nullcontext() if dropout is None else drawing_apart(x.device):
             if self.is_first:
                 return self._passage.through(partial(base, input_ids=x), None, dropout)
             return self._passage.through(_in_shape_of(x, base), x, dropout)
@@ -145,7 +138,7 @@ class StageModule(nn.Module):
             hidden_btc: the last block's output.
             tokens_bt: int64; position t predicts token t + 1.
         """
-        with _drawing_apart(hidden_btc.device) if self.training else nullcontext():
+        with drawing_apart(hidden_btc.device) if self.training else nullcontext():
             logits_btv: Tensor = self._passage.beyond(self.causal, hidden_btc[:, :-1]).logits
         targets_bt = tokens_bt[:, 1:]
         return cross_entropy(

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from swarm_ft.errors import BadSnapshot, MalformedMessage
 from swarm_ft.protocol.spec.run_spec import COPIES_PER_WEIGHT, MAX_STEPS
 from swarm_ft.stage.conversion import as_published
+from swarm_ft.stage.device import summable
 from swarm_ft.stage.module import DeferredLinears, StageModule
 
 BETAS = (0.9, 0.999)
@@ -63,7 +64,7 @@ class StageWeights:
         if self._synchronised and not self.module.is_first:
             own.pop(self.module.architecture.head_weight, None)
         norms = [
-            torch.linalg.vector_norm(parameter.grad, dtype=torch.float64)
+            torch.linalg.vector_norm(summable(parameter.grad), dtype=torch.float64)
             for parameter in own.values()
             if parameter.grad is not None
         ]

@@ -156,11 +156,12 @@ class Transport(Protocol):
         """A channel to `host:port`; needs a running event loop.
 
         Args:
-            endpoint: where.
+            endpoint: where; empty: wherever `name` is.
             name: who has to answer there, where links are encrypted: a peer's id, or
                 `COORDINATOR_NAME`. Anybody else is Unavailable, as everybody is without it.
 
         Raises:
+            Unavailable: nobody here knows where that is.
             BadOption: links are not encrypted, and it is another machine's.
         """
         ...

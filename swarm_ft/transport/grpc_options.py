@@ -16,6 +16,7 @@ from pathlib import Path
 
 from swarm_ft.errors import BadOption, PortInUse, SwarmError
 from swarm_ft.protocol.spec.bounds import host_of, is_endpoint, is_loopback
+from swarm_ft.systems import hold_port
 from swarm_ft.transport.credentials import Credentials
 from swarm_ft.transport.methods import MAX_MESSAGE_BYTES
 
@@ -46,8 +47,7 @@ async def check_address(host: str, port: int) -> None:
         )
         family, kind, protocol, _, address = found[0]
         with socket.socket(family, kind, protocol) as probe:
-            # As gRPC does: connections that linger after a restart do not count as taken.
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            hold_port(probe)
             probe.bind(address)
             probe.listen(1)
     except OSError as error:

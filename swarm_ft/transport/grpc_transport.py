@@ -33,6 +33,7 @@ from swarm_ft.transport.grpc_options import (
     refusal,
     server_arguments,
 )
+from swarm_ft.transport.local_places import LocalPlace
 from swarm_ft.transport.methods import from_bytes, to_bytes
 from swarm_ft.transport.open_files import max_connections, raise_open_files
 from swarm_ft.transport.rules import check_rule
@@ -249,13 +250,13 @@ class GrpcChannel:
     """See `Channel`."""
 
     def __init__(
-        self, endpoint: str, name: str, options: GrpcOptions, path: str | None = None
+        self, endpoint: str, name: str, options: GrpcOptions, place: LocalPlace | None = None
     ) -> None:
         self._endpoint = endpoint
         self._options = options
         # `dns:///` so that no endpoint, which a stranger may have announced, can choose
         # another of gRPC's schemes, such as `unix:`.
-        target = f"dns:///{endpoint}" if path is None else f"unix:{path}"
+        target = f"dns:///{endpoint}" if place is None else place.target
         arguments = channel_arguments(options)
         if options.credentials is None:
             self._channel = grpc.aio.insecure_channel(target, options=arguments)
@@ -357,6 +358,7 @@ class GrpcServer:
         for method, handler in handlers.items():
             self._register(method, handler)
         self._endpoint = ""
+        self._place: LocalPlace | None = None
         self._running: dict[asyncio.Task[SwarmError | None], ServerStream[Any, Any]] = {}
 
     @property
@@ -364,10 +366,10 @@ class GrpcServer:
         """See `Server`."""
         return self._endpoint
 
-    async def start_at(self, path: str) -> None:
-        """Serve at a path of the file system from now on."""
-        self._bind(f"unix:{path}")
-        self._endpoint = path
+    async def start_at(self, place: LocalPlace) -> None:
+        """Serve at a place of this process from now on."""
+        place.is_bound(self._bind(place.to_bind))
+        self._place, self._endpoint = place, place.target
         await self._server.start()
 
     async def start(self, host: str, port: int) -> None:
@@ -415,6 +417,16 @@ class GrpcServer:
             return int(self._server.add_insecure_port(address))
         return int(self._server.add_secure_port(address, credentials.for_server()))
 
+    def _remote(self, peer: str) -> str:
+        """`host:port` of whoever calls, of which gRPC speaks as `ipv4:127.0.0.1:5000`.
+
+        Raises:
+            NotAllowed: it does not come through this process's front.
+        """
+        if self._place is not None:
+            return self._place.caller(peer)
+        return unquote(peer).partition(":")[2]  # an IPv6 address's brackets are escaped
+
     def _caller(self, method: Method[Any, Any], context: grpc.aio.ServicerContext) -> Caller | None:
         """Who calls, if it may.
 
@@ -429,9 +441,10 @@ class GrpcServer:
     async def _serve(
         self, method: Method[Any, Any], handler: Handler, context: grpc.aio.ServicerContext
     ) -> None:
-        # For example `ipv4:127.0.0.1:5000`, with an IPv6 address's brackets escaped; at a path,
-        # whoever connects there for somebody else has bound a file of that one's address.
-        remote = unquote(context.peer()).partition(":")[2].rpartition("/")[2]
+        try:
+            remote = self._remote(context.peer())
+        except SwarmError as error:
+            await context.abort(STATUS[error.code], error.code, to_metadata(error))
         stream: ServerStream[Any, Any] = ServerStream(
             context,
             remote,
@@ -521,18 +534,22 @@ class GrpcTransport:
         await server.start(host, port)
         return server
 
-    async def serve_at(self, path: str, handlers: Mapping[Method[Any, Any], Handler]) -> GrpcServer:
-        """As `serve`, where nobody but this machine's user connects: at a path."""
+    async def serve_at(
+        self, place: LocalPlace, handlers: Mapping[Method[Any, Any], Handler]
+    ) -> GrpcServer:
+        """As `serve`, where nobody but this process connects."""
         server = GrpcServer(self._options, handlers)
-        await server.start_at(path)
+        await server.start_at(place)
         return server
 
     def connect(self, endpoint: str, name: str = "") -> GrpcChannel:
         """See `Transport`."""
+        if not endpoint:
+            raise Unavailable(f"peer {name} is not in the DHT")
         if self._options.credentials is None:
             check_plaintext(endpoint)
         return GrpcChannel(endpoint, name, self._options)
 
-    def connect_at(self, path: str, endpoint: str, name: str) -> GrpcChannel:
-        """As `connect`, by a path of this process's own that leads to `endpoint`."""
-        return GrpcChannel(endpoint, name, self._options, path)
+    def connect_at(self, place: LocalPlace, endpoint: str, name: str) -> GrpcChannel:
+        """As `connect`, by a place of this process's own that leads to `endpoint`."""
+        return GrpcChannel(endpoint, name, self._options, place)

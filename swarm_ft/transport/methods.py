@@ -11,6 +11,7 @@ from swarm_ft.errors import MalformedMessage
 from swarm_ft.proto import coordinator_pb2 as coordinator
 from swarm_ft.proto import peer_pb2 as peer
 from swarm_ft.proto import snapshot_pb2 as snapshot
+from swarm_ft.protocol.messages.capacity import LinkEcho, LinkSample, Placed, PlaceRequest
 from swarm_ft.protocol.messages.client import (
     CancelRequest,
     CollectedRequest,
@@ -24,7 +25,7 @@ from swarm_ft.protocol.messages.client import (
 from swarm_ft.protocol.messages.control import FromPeer, ToPeer
 from swarm_ft.protocol.messages.enrolment import Enrolled, EnrolRequest
 from swarm_ft.protocol.messages.link import LinkMessage
-from swarm_ft.protocol.messages.meeting import FromMember, ToMember
+from swarm_ft.protocol.messages.meeting import FromMember, FromRelay, RelayWelcome, ToMember
 from swarm_ft.protocol.messages.shard import ChunkList, ChunkPart, FetchRequest, ShardName
 from swarm_ft.protocol.messages.timeline import PeerTimeline
 from swarm_ft.protocol.wire.convert import WireType, wire_type
@@ -59,6 +60,9 @@ BYTES = {
     "Status": (SMALL, MAX_STATUS_BYTES),
     "Enrol": (SMALL, SMALL),
     "Introduce": (SMALL, SMALL),
+    "Place": (MAX_PART_BYTES, MAX_PART_BYTES),
+    "MeasureLink": (SMALL, SMALL),
+    "Relay": (SMALL, SMALL),
     "Link": (MAX_MESSAGE_BYTES, MAX_MESSAGE_BYTES),
     "ListChunks": (SMALL, MAX_LIST_BYTES),
     "FetchChunks": (SMALL, MAX_CHUNK_PART_BYTES),
@@ -141,6 +145,11 @@ STATUS: Method[StatusRequest, SwarmStatus] = _method(
 )
 ENROL: Method[EnrolRequest, Enrolled] = _method(_COORDINATOR, "Enrol", EnrolRequest, Enrolled)
 INTRODUCE: Method[FromMember, ToMember] = _method(_COORDINATOR, "Introduce", FromMember, ToMember)
+PLACE: Method[PlaceRequest, Placed] = _method(_COORDINATOR, "Place", PlaceRequest, Placed)
+MEASURE_LINK: Method[LinkSample, LinkEcho] = _method(
+    _COORDINATOR, "MeasureLink", LinkSample, LinkEcho
+)
+RELAY: Method[FromRelay, RelayWelcome] = _method(_COORDINATOR, "Relay", FromRelay, RelayWelcome)
 
 LINK: Method[LinkMessage, LinkMessage] = _method(_PEER, "Link", LinkMessage, LinkMessage)
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import resource
-from contextlib import suppress
+from swarm_ft import systems
 
 MAX_OPEN_FILES = 1 << 16
 """Asked of the system; some give a million, for which others then make tables."""
@@ -15,12 +14,7 @@ RESERVED_FILES = 256
 
 def raise_open_files() -> int:
     """Let this process open as many files as the system lets it; the number."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        with suppress(OSError, ValueError):  # a system that does not: the limit stays as it was
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return systems.raise_open_files(MAX_OPEN_FILES)
 
 
 def max_connections(open_files: int) -> int:

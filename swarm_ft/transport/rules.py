@@ -15,7 +15,7 @@ from swarm_ft.transport import methods
 from swarm_ft.transport.base import Method
 
 RULES: dict[str, frozenset[Role]] = {
-    methods.ENROL.path: frozenset({Role.NEWCOMER, Role.PEER, Role.CLIENT}),
+    methods.ENROL.path: frozenset({Role.NEWCOMER, Role.PEER, Role.CLIENT, Role.RELAY}),
     methods.JOIN.path: frozenset({Role.PEER}),
     methods.SUBMIT.path: frozenset({Role.CLIENT}),
     methods.WATCH.path: frozenset({Role.CLIENT}),
@@ -23,6 +23,9 @@ RULES: dict[str, frozenset[Role]] = {
     methods.COLLECTED.path: frozenset({Role.CLIENT}),
     methods.STATUS.path: frozenset({Role.PEER, Role.CLIENT}),
     methods.INTRODUCE.path: frozenset({Role.PEER, Role.CLIENT}),
+    methods.PLACE.path: frozenset({Role.CLIENT}),
+    methods.MEASURE_LINK.path: frozenset({Role.PEER}),
+    methods.RELAY.path: frozenset({Role.RELAY}),
     methods.LINK.path: frozenset({Role.PEER}),
     methods.LIST_CHUNKS.path: frozenset({Role.PEER, Role.CLIENT}),
     methods.FETCH_CHUNKS.path: frozenset({Role.PEER, Role.CLIENT}),

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import json
+import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks.lab.homes import Home, Household, Internet, Nat, why_not
-from benchmarks.lab.host import THIS_MACHINE, Host
-from benchmarks.lab.hub import Link
 from swarm_ft.client.sample import SampleInput
-from tests.cli.conftest import Shell
+from tests.town import DELAYED, Town, Trouble
 
-DELAYED = Link(delay_ms=10.0)
-NUM_STEPS = 20
+NUM_STEPS, LONG = 20, 400
+PORT = 7000
+AWAY_S = 12.0
+"""Longer than all that is waited for before a coordinator counts as gone."""
 
 pytestmark = [
     pytest.mark.slow,
@@ -31,68 +29,95 @@ Furnish = Callable[[Nat], Household]
 
 
 @pytest.fixture
-def furnish() -> Iterator[Furnish]:
+def internet() -> Iterator[Internet]:
+    with Internet() as made:
+        yield made
+
+
+@pytest.fixture
+def furnish(internet: Internet) -> Furnish:
     """A household of this kind on the one internet."""
-    with Internet() as internet:
-        yield lambda nat: internet.household(Home(nat, link=DELAYED))
+    return lambda nat: internet.household(Home(nat, link=DELAYED))
 
 
-@dataclass
-class Town:
-    """A swarm of two peers and a client, each in its place.
+@pytest.fixture(scope="module")
+def quiet(
+    sample: SampleInput, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[int], dict[str, Any]]:
+    """The report of the same job on one machine, on which nothing happens."""
+    reports: dict[int, dict[str, Any]] = {}
 
-    Attributes:
-        public: where the coordinator is.
-    """
+    def report(num_steps: int) -> dict[str, Any]:
+        if num_steps not in reports:
+            folder = tmp_path_factory.mktemp("quiet")
+            reports[num_steps] = Town(folder).train(sample, num_steps)
+        return reports[num_steps]
 
-    folder: Path
-    public: Host
-    peers: tuple[Host, Host]
-    client: Host
+    return report
 
-    def train(self, sample: SampleInput) -> dict[str, Any]:
-        """The report of one job, after which all have ended as they should."""
-        with ExitStack() as stack:
-            hosts = {"public": self.public, "client": self.client}
-            hosts |= {f"peer-{i}": host for i, host in enumerate(self.peers)}
-            at = {name: self._shell(name, host, stack) for name, host in hosts.items()}
-            assert at["public"].spawn("init").ends() == 0
-            listening = ("--host", "0.0.0.0", "--announce", self.public.address)
-            coordinator = at["public"].up("coordinator", *listening)
-            word = at["public"].invited("--uses", 2)
-            peers = [
-                at[f"peer-{i}"].up("serve-stage", word, "--layers", layers)
-                for i, layers in enumerate(("0-1", "1-3"))
-            ]
-            report = self.folder / "report.json"
-            client = at["client"].spawn(
-                *("client", "train", "--model", sample.model_dir, "--json", report),
-                *("--dataset", sample.train_file, "--steps", NUM_STEPS, "--max-samples", 40),
-                *("--batch-size", 4, "--seq-length", 32, "--fw", "aq4", "--bw", "q8"),
-                *("--invite", at["public"].invited("--role", "client")),
-            )
-            assert client.ends(200) == 0, client.err
-            for process in (*peers, coordinator):
-                assert process.interrupted() == 0, process.err
-        told: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))
-        return told
 
-    def _shell(self, name: str, host: Host, stack: ExitStack) -> Shell:
-        folder = self.folder / name
-        folder.mkdir(parents=True)
-        shell = Shell(folder, host)
-        stack.callback(shell.close)
-        return shell
+Quiet = Callable[[int], dict[str, Any]]
 
 
 def test_a_swarm_behind_routers_trains_as_one_on_one_machine(
-    furnish: Furnish, sample: SampleInput, tmp_path: Path
+    furnish: Furnish, quiet: Quiet, sample: SampleInput, tmp_path: Path
 ) -> None:
     public = furnish("open").machines[0]
-    houses = [furnish(nat) for nat in ("cone", "cgnat", "symmetric")]
+    houses = [furnish(nat) for nat in ("cone", "symmetric", "cgnat")]
     one, two, three = (house.machines[0] for house in houses)
-    told = Town(tmp_path / "homes", public, (one, two), three).train(sample)
-    here = (THIS_MACHINE, THIS_MACHINE)
-    quiet = Town(tmp_path / "quiet", THIS_MACHINE, here, THIS_MACHINE).train(sample)
-    assert told["losses"] == quiet["losses"]
+    told = Town(tmp_path, public, (one, two), three).train(sample, NUM_STEPS)
+    assert told["losses"] == quiet(NUM_STEPS)["losses"]
+    kinds = told["bytes_by_kind"]
+    assert told["relayed_bytes"] == kinds["forward"]["sent"] + kinds["backward"]["sent"] > 0
+    assert quiet(NUM_STEPS)["relayed_bytes"] == 0
     assert [house.router.num_accepted for house in houses] == [0, 0, 0]
+
+
+def test_one_forwarded_port_is_all_that_a_coordinator_needs(
+    internet: Internet, furnish: Furnish, quiet: Quiet, sample: SampleInput, tmp_path: Path
+) -> None:
+    """No node of its DHT is reached by anybody."""
+    home = internet.household(Home("cone", link=DELAYED, forwarded=(PORT,)))
+    one, two, three = (furnish(nat).machines[0] for nat in ("cone", "symmetric", "cone"))
+    town = Town(tmp_path, home.machines[0], (one, two), three, (home.address, PORT))
+    assert town.train(sample, NUM_STEPS)["losses"] == quiet(NUM_STEPS)["losses"]
+
+
+def test_routers_that_forget_and_addresses_that_change_cost_no_step(
+    furnish: Furnish, quiet: Quiet, sample: SampleInput, tmp_path: Path
+) -> None:
+    public = furnish("open").machines[0]
+    houses = [furnish(nat) for nat in ("cone", "cone", "symmetric")]
+    one, two, three = (house.machines[0] for house in houses)
+    troubles = (
+        Trouble(1, lambda _: houses[0].router.flush_connections()),
+        Trouble(3, lambda _: houses[1].router.change_address()),
+        Trouble(5, lambda _: houses[2].router.flush_connections()),
+    )
+    told = Town(tmp_path, public, (one, two), three).train(sample, LONG, troubles)
+    assert told["losses"] == quiet(LONG)["losses"]
+
+
+def test_a_relay_whose_links_break_costs_no_step(
+    furnish: Furnish, quiet: Quiet, sample: SampleInput, tmp_path: Path
+) -> None:
+    public = furnish("open").machines[0]
+    one, two, three = (furnish(nat).machines[0] for nat in ("symmetric", "symmetric", "cone"))
+    town = Town(tmp_path, public, (one, two), three)
+    told = town.train(sample, LONG, [Trouble(1, lambda there: there.order("drop"))])
+    assert told["losses"] == quiet(LONG)["losses"]
+
+
+def test_a_coordinator_that_is_away_for_a_while_costs_no_step(
+    furnish: Furnish, quiet: Quiet, sample: SampleInput, tmp_path: Path
+) -> None:
+    def away(town: Town) -> None:
+        town.kill_coordinator()
+        time.sleep(AWAY_S)
+        town.start_coordinator()
+
+    public = furnish("open").machines[0]
+    one, two, three = (furnish(nat).machines[0] for nat in ("cone", "cone", "symmetric"))
+    town = Town(tmp_path, public, (one, two), three)
+    told = town.train(sample, LONG, [Trouble(1, away)])
+    assert told["losses"] == quiet(LONG)["losses"]

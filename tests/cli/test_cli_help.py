@@ -17,6 +17,8 @@ COMMANDS = (
     ("demo",),
     ("serve-stage",),
     ("doctor",),
+    ("plan",),
+    ("relay",),
     ("client",),
     ("client", "train"),
     ("client", "attach"),
@@ -87,6 +89,8 @@ JOB = READING | {
     "--json",
     "--trace",
 }
+OF_DATA = {"--dataset", "--split", "--max-samples", "--eval-dataset", "--eval-split"}
+OF_DATA |= {"--max-eval-samples", "--resume", "--out", "--trace"}
 DHT = {"--initial-peers", "--dht-prefix", "--log-level"}
 SWARM = DHT | {"--invite", "--insecure"}
 KEYS = {"--journal", "--json", "--log-level"}
@@ -100,6 +104,7 @@ OPTIONS = {
     | {"--run", "--model", "--eval-dataset", "--eval-split", "--max-eval-samples"}
     | {"--out", "--json", "--trace"},
     ("client", "cancel"): SWARM | {"--run"},
+    ("plan",): SWARM | (JOB - READING - OF_DATA) | {"--num-samples", "--json"},
     ("serve-stage",): DHT
     | LISTENING
     | BUFFERS
@@ -111,6 +116,7 @@ OPTIONS = {
         "--model",
         "--memory",
         "--threads",
+        "--watts",
         "--peer-id",
         "--snapshots",
         "--encrypt-at-rest",
@@ -119,6 +125,8 @@ OPTIONS = {
     ("init",): KEYS,
     ("invite",): KEYS
     | {"--role", "--sees-tokens", "--layers", "--uses", "--expires", "--address", "--open"},
+    ("relay",): LISTENING
+    | {"--max-links", "--max-mbps", "--max-link-mbps", "--json", "--log-level"},
     ("keys", "list"): KEYS,
     ("doctor",): {"--json", "--log-level"},
     ("keys", "revoke"): KEYS - {"--json"},

@@ -7,6 +7,7 @@ from swarm_ft.ids import BlockIndex, PeerId, RunId
 from swarm_ft.protocol.messages.client import (
     BoundaryStatus,
     MemberStatus,
+    RelayStatus,
     RunPhase,
     RunSummary,
     SwarmStatus,
@@ -74,6 +75,21 @@ def test_what_a_peer_may_host_is_shown() -> None:
     any_, few = status_fields(found)["peers"]
     assert (any_["replica_only"], any_["sees_tokens"], any_["only_layers"]) == (False, True, None)
     assert (few["replica_only"], few["sees_tokens"], few["only_layers"]) == (True, True, "2-7")
+
+
+def test_relays_are_shown_with_what_they_carry() -> None:
+    relays = (
+        RelayStatus(endpoint="192.0.2.1:7000"),
+        RelayStatus(name="abc", endpoint="192.0.2.2:7000", links=3, relayed_bytes=2_000_000),
+    )
+    found = SwarmStatus(members=(), runs=(), relays=relays)
+    assert list(status_lines(found))[1:] == [
+        "relay of the coordinator at 192.0.2.1:7000  0 links, 0 bytes so far",
+        "relay abc at 192.0.2.2:7000  3 links, 2.0 MB so far",
+    ]
+    own, other = status_fields(found)["relays"]
+    assert own["relay"] == ""
+    assert (other["relay"], other["links"], other["bytes"]) == ("abc", 3, 2_000_000)
 
 
 def test_a_replica_that_takes_over_is_shown_as_joining(found: SwarmStatus) -> None:

@@ -187,6 +187,20 @@ def test_a_killed_coordinator_and_a_client_that_left_change_nothing(
     assert "collected already" in again.err
 
 
+def test_a_plan_says_what_a_job_would_take_and_begins_nothing(
+    swarm: Swarm, sample: SampleInput, run_here: RunHere
+) -> None:
+    command = ("plan", "--model", sample.model_dir, "--seq-length", SEQ_LENGTH, *swarm.client_way)
+    look = ("status", "--json", *swarm.client_way)
+    before = json.loads(run_here(*look).out)
+    planned = json.loads(run_here(*command, "--json").out)
+    assert [stage["layers"] for stage in planned["stages"]] == ["0-1", "1-2", "2-3"]
+    assert planned["seconds"] > 0
+    assert planned["unknown"] == ["3 of 3 peers did not say what it takes in watts"]
+    assert "; bound by " in run_here(*command).out
+    assert json.loads(run_here(*look).out) == before
+
+
 def test_a_run_under_way_can_be_looked_at_joined_only_where_it_fits_and_cancelled(
     swarm: Swarm, train: Train, run_here: RunHere, tmp_path: Path
 ) -> None:

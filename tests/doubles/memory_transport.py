@@ -45,8 +45,10 @@ class MemoryTransport:
         self._servers[endpoint] = server
         return server
 
-    def connect(self, endpoint: str, _name: str = "") -> MemoryChannel:
+    def connect(self, endpoint: str, name: str = "") -> MemoryChannel:
         """See `Transport`."""
+        if not endpoint:
+            raise Unavailable(f"nobody knows where {name} is")
         return MemoryChannel(self, endpoint)
 
     def server_at(self, endpoint: str) -> MemoryServer | None:

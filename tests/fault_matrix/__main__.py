@@ -10,7 +10,8 @@ from pathlib import Path
 
 import click
 
-from tests.fault_matrix.cells import Cell, chosen_cells
+from tests.fault_matrix.cells import Cell, Role, chosen_cells
+from tests.fault_matrix.homes import AWAY_S, why_no_homes
 from tests.fault_matrix.matrix import run_matrix
 from tests.fault_matrix.table import as_dict, as_line, as_markdown
 from tests.fault_matrix.trial import Outcome
@@ -25,24 +26,39 @@ from tests.fault_matrix.trial import Outcome
 )
 @click.option("--list", "is_list", is_flag=True, help="Name the cells and do nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print a line of JSON a cell.")
+@click.option(
+    "--away",
+    "away_s",
+    default=AWAY_S,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long home:coordinator:away lasts.",
+)
 @click.option("--logs", metavar="DIR", help="Where processes' logs go.  [default: a new one]")
-def fault_matrix(cells: str, *, is_list: bool, as_json: bool, logs: str | None) -> None:
+def fault_matrix(
+    cells: str, *, is_list: bool, as_json: bool, away_s: float, logs: str | None
+) -> None:
     """Kill, freeze and cut off real processes of a swarm, and compare its losses."""
     chosen = chosen_cells(tuple(filter(None, cells.split(","))))
     if is_list:
         click.echo("\n".join(map(str, chosen)))
         return
+    if reason := why_no_homes():
+        chosen = tuple(cell for cell in chosen if cell.role is not Role.HOME)
+        click.echo(f"home:* is left out: {reason}", err=True)
     directory = Path(logs or tempfile.mkdtemp(prefix="swarm-ft-faults-"))
     click.echo(f"{len(chosen)} cells; logs: {directory}", err=True)
-    outcomes = asyncio.run(_run(chosen, directory, as_json=as_json))
+    outcomes = asyncio.run(_run(chosen, directory, away_s, as_json=as_json))
     if not as_json:
         click.echo(as_markdown(outcomes))
     sys.exit(1 if any(outcome.problem for outcome in outcomes) else 0)
 
 
-async def _run(cells: tuple[Cell, ...], directory: Path, *, as_json: bool) -> list[Outcome]:
+async def _run(
+    cells: tuple[Cell, ...], directory: Path, away_s: float, *, as_json: bool
+) -> list[Outcome]:
     outcomes = []
-    async for outcome in run_matrix(cells, directory):
+    async for outcome in run_matrix(cells, directory, away_s):
         outcomes.append(outcome)
         click.echo(f"{len(outcomes):3}/{len(cells)}  {as_line(outcome)}", err=True)
         if as_json:

@@ -22,11 +22,13 @@ class Role(StrEnum):
     COORDINATOR = "coordinator"
     CLIENT = "client"
     DHT = "dht"
+    HOME = "home"
+    """The net beneath a run from home, see `homes`; the phase says what of it."""
 
     @property
     def is_peer(self) -> bool:
         """Whether it hosts a stage."""
-        return self not in (Role.COORDINATOR, Role.CLIENT, Role.DHT)
+        return self not in (Role.COORDINATOR, Role.CLIENT, Role.DHT, Role.HOME)
 
 
 class Fault(StrEnum):
@@ -35,6 +37,9 @@ class Fault(StrEnum):
     KILL = "kill"
     STOP = "stop"
     DROP = "drop"
+    FORGET = "forget"
+    MOVE = "move"
+    AWAY = "away"
 
 
 PHASES = {
@@ -74,6 +79,16 @@ _PHASES_OF = {
 }
 
 
+_OF_PROCESSES = (Fault.KILL, Fault.STOP, Fault.DROP)
+_OF_HOMES = (
+    ("peer", Fault.FORGET),
+    ("peer", Fault.MOVE),
+    ("client", Fault.FORGET),
+    ("relay", Fault.DROP),
+    ("coordinator", Fault.AWAY),
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Cell:
     """One of the matrix, `role:phase:fault` in short."""
@@ -95,11 +110,12 @@ def all_cells() -> Iterator[Cell]:
     """The whole matrix, in the order of its table."""
     for role, phases in _PHASES_OF.items():
         for phase in phases:
-            for fault in Fault:
+            for fault in _OF_PROCESSES:
                 cell = Cell(role, phase, fault)
                 # From outside, a process can be killed and frozen, but not be cut off.
                 if cell.is_self_inflicted or fault is not Fault.DROP:
                     yield cell
+    yield from (Cell(Role.HOME, phase, fault) for phase, fault in _OF_HOMES)
 
 
 def chosen_cells(patterns: Sequence[str]) -> tuple[Cell, ...]:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from swarm_ft.client.job import Job
 from swarm_ft.protocol.messages.client import RunEvent
-from tests.fault_matrix.cells import Cell
+from tests.fault_matrix.cells import Cell, Role
+from tests.fault_matrix.homes import AWAY_S, Homes
 from tests.fault_matrix.job import make_input, make_job
 from tests.fault_matrix.swarm import TWO_OF_EACH, Swarm
 from tests.fault_matrix.timeline import Timeline
@@ -18,14 +19,24 @@ from tests.fault_matrix.verdict import losses_of
 QUIET_TIMEOUT_S = 300.0
 
 
-async def run_matrix(cells: Sequence[Cell], work_dir: Path) -> AsyncGenerator[Outcome, None]:
-    """Outcomes, one after the other, in the order of the cells.
+async def run_matrix(
+    cells: Sequence[Cell], work_dir: Path, away_s: float = AWAY_S
+) -> AsyncGenerator[Outcome, None]:
+    """Outcomes, one after the other, in the order of the cells; those of homes are the last.
 
     A trial that did not come out well leaves its swarm; the next one gets a new one.
     """
+    remaining = [cell for cell in cells if cell.role is not Role.HOME]
+    async for outcome in _of_processes(remaining, work_dir):
+        yield outcome
+    homes = Homes(work_dir / "homes", away_s)
+    for cell in cells[len(remaining) :]:
+        yield await asyncio.to_thread(homes.outcome, cell)
+
+
+async def _of_processes(remaining: list[Cell], work_dir: Path) -> AsyncGenerator[Outcome, None]:
     sample = make_input(work_dir)
-    job, quiet = make_job(sample, work_dir), list[float]()
-    remaining, number = list(cells), 0
+    job, quiet, number = make_job(sample, work_dir), list[float](), 0
     while remaining:
         swarm = Swarm(work_dir / f"swarm-{number}", sample)
         number += 1

@@ -42,6 +42,8 @@ class Kind(StrEnum):
     REPLICA = "replica"
     IMPOSTOR = "impostor"
     """A peer that certified itself to be the coordinator."""
+    RELAY = "relay"
+    """Joins others' links, and hosts nothing."""
     REVOKED = "revoked"
     EXPIRED = "expired"
     COORDINATOR = "coordinator"
@@ -69,6 +71,7 @@ async def make_callers(victim: Victim, owner: Identity) -> Callers:
         Kind.NEIGHBOUR: first,
         Kind.REPLICA: middle,
         Kind.IMPOSTOR: _impostor(outsider),
+        Kind.RELAY: await victim.member(Role.RELAY),
         Kind.REVOKED: await _revoked(victim),
         Kind.EXPIRED: victim.certified(Role.PEER, age=timedelta(days=2)),
         Kind.COORDINATOR: victim.certified(Role.COORDINATOR),

@@ -21,6 +21,7 @@ from tests.hostile.attacker import (
     ask,
 )
 from tests.hostile.callers import Kind
+from tests.hostile.job import spec_message
 from tests.hostile.scene import Broken, Scene
 
 
@@ -139,6 +140,25 @@ async def _introduce(scene: Scene, kind: Kind) -> Answer:
     return await _at_coordinator(scene, kind, "Introduce", meeting_pb2.FromMember(reachable=here))
 
 
+async def _place(scene: Scene, kind: Kind) -> Answer:
+    spec = spec_message(scene.beside.job.spec)
+    request = pb.PlaceRequest(spec=spec, protocol_version=PROTOCOL_VERSION)
+    return await _at_coordinator(scene, kind, "Place", request)
+
+
+async def _measure_link(scene: Scene, kind: Kind) -> Answer:
+    sample = pb.LinkSample(protocol_version=PROTOCOL_VERSION)
+    return await _at_coordinator(scene, kind, "MeasureLink", sample)
+
+
+async def _relay(scene: Scene, kind: Kind) -> Answer:
+    # Where it says that it is; nobody is sent there, for it says no more.
+    here = meeting_pb2.RelayHello(
+        endpoint="127.0.0.1:9", probe_endpoint="127.0.0.1:9", protocol_version=PROTOCOL_VERSION
+    )
+    return await _at_coordinator(scene, kind, "Relay", meeting_pb2.FromRelay(hello=here))
+
+
 def check_details(scene: Scene, found: pb.SwarmStatus, *, is_owner: bool) -> None:
     """The honest client's runs are told in full to it alone; nobody else has one.
 
@@ -207,7 +227,7 @@ TABLE = (
         "Enrol",
         _enrol,
         _row(
-            _all((Kind.NEWCOMER, *CLIENTS, *PEERS), ALLOWED)
+            _all((Kind.NEWCOMER, Kind.RELAY, *CLIENTS, *PEERS), ALLOWED)
             | {Kind.LATE_NEWCOMER: Expected("bad-invite", "used up")}
         ),
     ),
@@ -222,6 +242,9 @@ TABLE = (
     MethodCells("Collected", _collected, OF_A_RUN),
     MethodCells("Status", _status, _row(_all((*CLIENTS, *PEERS), ALLOWED))),
     MethodCells("Introduce", _introduce, _row(_all((*CLIENTS, *PEERS), ALLOWED))),
+    MethodCells("Place", _place, _row(_all(CLIENTS, ALLOWED))),
+    MethodCells("MeasureLink", _measure_link, _row(_all(PEERS, ALLOWED))),
+    MethodCells("Relay", _relay, _row({Kind.RELAY: ALLOWED})),
     MethodCells("Link", _link, _row(_all(NEWCOMERS, UNHEARD) | _all(PEERS, ALLOWED))),
     MethodCells("ListChunks", _list_chunks, OF_THE_FILE),
     MethodCells("FetchChunks", _fetch_chunks, OF_THE_FILE),

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.fault_matrix.cells import PHASES, Fault, Role, chosen_cells
+from tests.fault_matrix.homes import why_no_homes
 from tests.fault_matrix.matrix import run_matrix
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(480), pytest.mark.xdist_group("swarm")]
@@ -37,8 +38,8 @@ CELLS = chosen_cells(
 
 
 def test_the_cells_that_are_run_are_of_every_kind() -> None:
-    assert {cell.role for cell in CELLS} == set(Role)
-    assert {cell.fault for cell in CELLS} == set(Fault)
+    assert {cell.role for cell in CELLS} == set(Role) - {Role.HOME}
+    assert {cell.fault for cell in CELLS} == {Fault.KILL, Fault.STOP, Fault.DROP}
     assert {cell.phase for cell in CELLS} == set(PHASES)
 
 
@@ -46,3 +47,10 @@ async def test_a_fault_anywhere_changes_no_loss(tmp_path: Path) -> None:
     outcomes = [outcome async for outcome in run_matrix(CELLS, tmp_path)]
     assert len(outcomes) == len(CELLS)
     assert [(str(o.cell), o.problem) for o in outcomes if o.problem] == []
+
+
+@pytest.mark.skipif(bool(why_no_homes()), reason=why_no_homes())
+async def test_a_router_that_forgets_changes_no_loss(tmp_path: Path) -> None:
+    cells = chosen_cells(("home:peer:forget",))
+    (outcome,) = [outcome async for outcome in run_matrix(cells, tmp_path)]
+    assert outcome.problem == ""

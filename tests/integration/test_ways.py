@@ -107,6 +107,42 @@ def test_the_way_from_home_to_home(world: World, one: Nat, other: Nat) -> None:
     assert way in expected(one, other), f"after {took_s:.2f} s"
 
 
+@pytest.mark.parametrize(
+    ("kind", "verdict", "cause"),
+    [
+        ("open", "ok", ""),
+        ("cone", "ok", "router"),
+        ("reject", "ok", "router"),
+        ("cgnat", "ok", "router"),
+        ("symmetric", "note", "symmetric-router"),
+    ],
+)
+def test_everybody_is_told_how_others_reach_it(
+    world: World, kind: Nat, verdict: str, cause: str
+) -> None:
+    told = json.loads(ask(world.residents[kind, 0].process, "?"))
+    assert (told["verdict"], told["cause"]) == (verdict, cause)
+
+
+def test_without_a_relay_whoever_nobody_reaches_is_told_why(tmp_path: Path) -> None:
+    names = write_keys(make_swarm(), tmp_path)
+    with ExitStack() as stack:
+        internet = stack.enter_context(Internet())
+        public = internet.household(Home("open")).machines[0]
+        endpoint = ask(stack.enter_context(at(public, "bare", tmp_path, public.address)))
+        told = {}
+        for kind in ("open", "cone"):
+            machine = internet.household(Home(kind)).machines[0]
+            process = stack.enter_context(
+                at(machine, "member", tmp_path, names[kind, 0], endpoint, machine.address)
+            )
+            assert ask(process) == names[kind, 0]
+            told[kind] = json.loads(ask(process, "?"))
+    assert (told["open"]["verdict"], told["open"]["cause"]) == ("ok", "")
+    assert (told["cone"]["verdict"], told["cone"]["cause"]) == ("bad", "router")
+    assert "no relay" in told["cone"]["says"]
+
+
 def test_no_router_let_anybody_in_unasked(world: World) -> None:
     world.way(("cone", 0), ("reject", 1))
     routers = {home: one.router for home, one in world.residents.items() if home[0] != "open"}

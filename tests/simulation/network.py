@@ -70,8 +70,10 @@ class SimTransport:
         self._network.listeners[endpoint] = server
         return server
 
-    def connect(self, endpoint: str, _name: str = "") -> SimChannel:
+    def connect(self, endpoint: str, name: str = "") -> SimChannel:
         """See `Transport`."""
+        if not endpoint:
+            raise Unavailable(f"nobody knows where {name} is")
         return SimChannel(self._network, self._process, endpoint)
 
 

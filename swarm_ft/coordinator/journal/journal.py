@@ -512,7 +512,7 @@ def _keep_private(path: str) -> None:
     if path == ":memory:":
         return
     try:
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE))
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL, FILE_MODE))
     except FileExistsError:
         # Not opened: closing it would let go of another connection's locks, which are POSIX's.
         for file in (path, f"{path}-wal", f"{path}-shm"):

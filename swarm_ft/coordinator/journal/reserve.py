@@ -6,12 +6,12 @@ meanwhile. With a disk that has room again comes the file.
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 from pathlib import Path
 
 from swarm_ft.log import get_logger
 from swarm_ft.private_files import open_private
+from swarm_ft.systems import reserve
 
 logger = get_logger(__name__)
 
@@ -33,7 +33,7 @@ class Reserve:
             return True
         try:
             with open_private(self._path, "ab") as file:
-                os.posix_fallocate(file.fileno(), 0, self._num_bytes)
+                reserve(file, self._num_bytes)
         except OSError as error:
             logger.warning(
                 "%s: %d bytes cannot be reserved: %s", self._path, self._num_bytes, error

@@ -27,6 +27,7 @@ from swarm_ft.private_files import flush_to_disk, open_private, private_folder
 from swarm_ft.protocol.spec.digest import digest_of, fingerprint_of
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.sealing import SEAL_BYTES, Sealer
+from swarm_ft.systems import sync_data
 
 CHECKSUM_BYTES = 16
 RESERVE_BYTES = 256 << 20
@@ -192,7 +193,7 @@ class NewTokenFile:
         try:
             self._sync()
             self._file.close()
-            self._partial.rename(self._path)
+            self._partial.replace(self._path)
             flush_to_disk(self._path.parent)
         except OSError as error:
             raise JournalError(f"{self._path}: {error}") from error
@@ -207,7 +208,7 @@ class NewTokenFile:
 
     def _sync(self) -> None:
         self._file.flush()
-        os.fdatasync(self._file.fileno())
+        sync_data(self._file.fileno())
         self._unsynced_bytes = 0
 
 

@@ -8,6 +8,7 @@ the newcomer has the bits that all replicas have, and says so.
 from __future__ import annotations
 
 import asyncio
+import io
 from collections import deque
 from dataclasses import dataclass
 from functools import partial
@@ -118,13 +119,13 @@ def _write(files: LocalFiles, path: Path, total: EncodedSum) -> _InFile:
 
 def _read(files: LocalFiles, kept: _InFile) -> EncodedSum:
     try:
-        with files.reading(kept.path) as plain, plain.open("rb") as file:
-            return EncodedSum(
-                tuple(
-                    (count, EncodedTensor.from_bytes(file.read(num_bytes)))
-                    for count, num_bytes in kept.sizes
-                )
+        file = io.BytesIO(files.read(kept.path))
+        return EncodedSum(
+            tuple(
+                (count, EncodedTensor.from_bytes(file.read(num_bytes)))
+                for count, num_bytes in kept.sizes
             )
+        )
     except (OSError, BadSnapshot) as error:
         raise Unavailable(f"{kept.path} cannot be read: {error}") from error
 

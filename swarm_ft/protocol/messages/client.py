@@ -8,9 +8,10 @@ from typing import Annotated
 
 from swarm_ft.ids import NO_ATTEMPT, Attempt, BlockIndex, PeerId, RunId, SampleId, StepNumber
 from swarm_ft.protocol.messages.control import MAX_RUN_PEERS, Amount, StageAssignment, TokenIds
+from swarm_ft.protocol.messages.meeting import MAX_RELAYS
 from swarm_ft.protocol.messages.reports import BufferCounts, ByteCounts, GradientTraffic, Traffic
 from swarm_ft.protocol.messages.shard import ShardFile
-from swarm_ft.protocol.spec.bounds import Digest, Length, Range, Text
+from swarm_ft.protocol.spec.bounds import Digest, Endpoint, Length, Range, Text
 from swarm_ft.protocol.spec.grant import Grant
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
@@ -258,6 +259,22 @@ MAX_PAGE_MEMBERS, MAX_PAGE_RUNS = 256, 32
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RelayStatus:
+    """A relay that is there.
+
+    Attributes:
+        name: of its key; empty: the coordinator's own.
+        links: that stand now.
+        relayed_bytes: since it was started, both ways.
+    """
+
+    name: Text = ""
+    endpoint: Endpoint
+    links: int = 0
+    relayed_bytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SwarmStatus:
     """Everybody and everything the coordinator knows, or a page of it.
 
@@ -270,3 +287,4 @@ class SwarmStatus:
     runs: Annotated[tuple[RunSummary, ...], Length(MAX_PAGE_RUNS)]
     num_members: int = 0
     num_runs: int = 0
+    relays: Annotated[tuple[RelayStatus, ...], Length(MAX_RELAYS)] = ()

@@ -9,6 +9,7 @@ from typing import Annotated
 
 from swarm_ft.errors import MalformedMessage
 from swarm_ft.ids import NO_ATTEMPT, Attempt, MicrobatchIndex, PeerId, RunId, SampleId, StepNumber
+from swarm_ft.protocol.messages.capacity import Machine
 from swarm_ft.protocol.messages.reports import (
     MAX_TRAFFIC_BYTES,
     BufferCounts,
@@ -304,6 +305,7 @@ class PeerHello:
     Attributes:
         endpoint: where other peers reach it, `host:port`.
         kept_runs: whose buffers lie on its disk, besides those of `held`.
+        machine: what it can do, for forecasts alone.
     """
 
     peer_id: PeerId
@@ -312,6 +314,7 @@ class PeerHello:
     memory_bytes: int
     held: HeldStage | None = None
     kept_runs: Annotated[tuple[RunId, ...], Length(MAX_KEPT_RUNS)] = ()
+    machine: Machine = field(default_factory=Machine)
     protocol_version: Annotated[int, Spoken("peer", "coordinator")] = PROTOCOL_VERSION
 
 

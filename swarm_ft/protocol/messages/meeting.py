@@ -17,6 +17,8 @@ MEETING_BYTES = 16
 MAX_TICKET_BYTES = 256
 MAX_ENDPOINTS = 8
 MAX_RELAYS = 16
+MAX_KEY_BYTES = 256
+MAX_LINKS = 1 << 20
 
 MeetingId = Annotated[bytes, Length(MEETING_BYTES, MEETING_BYTES)]
 """Drawn by the coordinator. Whoever knows it is of the meeting; who it is, TLS tells afterwards."""
@@ -78,6 +80,21 @@ class Linked:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RelayDistance:
+    """How long it takes to a relay and back."""
+
+    endpoint: Endpoint
+    round_trip_s: Annotated[float, Range(0.0, 3600.0)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """How far relays are; now and then. One that is not named is not reached."""
+
+    distances: Annotated[tuple[RelayDistance, ...], Length(MAX_RELAYS)] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RelayPlace:
     """Where a relay is.
 
@@ -135,5 +152,45 @@ class NoMeeting:
     reason: Text
 
 
-FromMember = Reachable | Want | Seen | Linked
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RelayHello:
+    """A relay's first words: where it is."""
+
+    endpoint: Endpoint
+    probe_endpoint: Endpoint
+    protocol_version: Annotated[int, Spoken("relay", "coordinator")] = PROTOCOL_VERSION
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RelayCarries:
+    """A relay is there, and carries so much; once it is welcome, and every two seconds.
+
+    Attributes:
+        links: that stand now.
+        is_full: it takes no more of them.
+        relayed_bytes: since it was started, both ways.
+    """
+
+    links: Annotated[int, Range(0, MAX_LINKS)] = 0
+    is_full: bool = False
+    relayed_bytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RelayWelcome:
+    """What a relay has to know of this coordinator.
+
+    Attributes:
+        ticket_key: public, DER; whose tickets let anybody in, until it is told another.
+        endpoint: where members are told that it is.
+        unix_s: the coordinator's clock, by which tickets end.
+    """
+
+    ticket_key: Annotated[bytes, Length(MAX_KEY_BYTES, 1)]
+    endpoint: Endpoint
+    unix_s: Annotated[float, Range(0.0)]
+
+
+FromMember = Reachable | Want | Seen | Linked | Measured
+FromRelay = RelayHello | RelayCarries
 ToMember = Relays | Meet | Punch | NoMeeting

@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 import pytest
 
+from swarm_ft import systems
 from swarm_ft.buffers import BufferStore, slab
 from swarm_ft.buffers.slab import PAGE_BYTES, Broken, Owner, Slab, SlabError
 from swarm_ft.ids import StepNumber
@@ -233,7 +234,7 @@ def test_a_full_disk_leaves_what_is_there_and_takes_new_versions(
     open_store: OpenStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = open_store(memory_bytes=0, visits=CyclicVisits(20))
-    write_all = slab.write_all
+    write_all = systems.write_all
 
     def full(file: int, parts: list[bytes], offset: int) -> None:
         if offset >= slot_of(6):
@@ -260,7 +261,7 @@ def test_a_disk_that_has_room_again_is_used_again(
     open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = open_store(memory_bytes=0)
-    monkeypatch.setattr(slab, "write_all", no_space := _NoSpace(slab.write_all))
+    monkeypatch.setattr(slab, "write_all", no_space := _NoSpace(systems.write_all))
     for i in range(1000):
         no_space.is_full = i < 300
         store.put(key(i), record())

@@ -75,6 +75,7 @@ def test_the_document_has_the_promised_fields() -> None:
         "samples": 8,
         "seconds": 1.0,
         "samples_per_second": 8.0,
+        "forecast": None,
         "eval_before": {"loss": 3.0, "perplexity": pytest.approx(math.exp(3))},
         "eval": {"loss": 1.0, "perplexity": pytest.approx(math.e)},
         "bytes_by_kind": {

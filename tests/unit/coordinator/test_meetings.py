@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import count
 
 import pytest
 
 from swarm_ft.coordinator.facts.ways import Home, Ways
 from swarm_ft.coordinator.meetings import MAX_TRIALS, MAX_WANTS, MAX_WAYS, MEETING_S, Meetings
+from swarm_ft.coordinator.relays import Relaying
 from swarm_ft.errors import MalformedMessage
 from swarm_ft.protocol.messages.meeting import (
     Linked,
+    Measured,
     Meet,
     NoMeeting,
     Punch,
     Reachable,
+    RelayDistance,
     RelayPlace,
     Relays,
     Seen,
@@ -33,7 +37,7 @@ def meetings() -> Meetings:
     return Meetings(
         sign=lambda ticket: b"caller" if ticket.is_caller else b"callee",
         draw=lambda size: next(numbers).to_bytes(size, "big"),
-        relays=(RELAY,),
+        relays=lambda: (Relaying(place=RELAY),),
     )
 
 
@@ -109,6 +113,25 @@ def test_what_the_relay_sees_is_passed_on_within_the_meeting(meetings: Meetings)
     assert meetings.ways == {}
 
 
+def test_a_meeting_gets_the_relay_that_is_near_to_both(meetings: Meetings) -> None:
+    near = RelayPlace(endpoint="192.0.2.8:7000", probe_endpoint="192.0.2.8:7001")
+    come(meetings, "a", HERE)
+    come(meetings, "b", THERE)
+    there = [Relaying(place=RELAY), Relaying(name="near", place=near)]
+    meetings.relays = lambda: tuple(there)
+    told = Relays(places=(RELAY, near))
+    assert meetings.relays_changed() == [("a", told), ("b", told)]
+    for name, near_s in (("a", 0.01), ("b", 0.02)):
+        far = RelayDistance(endpoint=RELAY.endpoint, round_trip_s=0.02)
+        close = RelayDistance(endpoint=near.endpoint, round_trip_s=near_s)
+        meetings.said(name, Measured(distances=(far, close)), 0.0)
+    assert {message.relay for message in meet(meetings).values()} == {near.endpoint}
+    del there[1]
+    assert {message.relay for message in meet(meetings).values()} == {RELAY.endpoint}
+    there.clear()
+    assert {message.relay for message in meet(meetings).values()} == {None}
+
+
 def test_who_is_not_there_is_not_met_and_nobody_asks_without_end(meetings: Meetings) -> None:
     come(meetings, "a", HERE)
     assert refusal(meetings.said("a", Want(name="b"), 0.0)) == "it is not there"
@@ -122,11 +145,25 @@ def test_who_is_not_there_is_not_met_and_nobody_asks_without_end(meetings: Meeti
 # ---- who reaches whom, for placement
 
 
-def came(meetings: Meetings, name: str, *endpoints: str, host: str = "") -> list[str]:
-    """A peer comes; whom it is asked to try, who are told of it too."""
-    reachable = Reachable(endpoints=endpoints)
-    said = meetings.came(name, host or f"198.51.100.{ord(name)}", reachable, 0.0, is_peer=True)
-    assert said[0] == (name, Relays(places=meetings.relays))
+MEASURED = Measured(distances=(RelayDistance(endpoint=RELAY.endpoint, round_trip_s=0.04),))
+
+
+def came(
+    meetings: Meetings,
+    name: str,
+    *endpoints: str,
+    host: str = "",
+    varies: bool = False,
+    measured: Measured = MEASURED,
+) -> list[str]:
+    """A peer comes, and looks around; whom it is to try then, who are told of it too."""
+    host = host or f"198.51.100.{ord(name)}"
+    told = Reachable(endpoints=endpoints)
+    said = meetings.came(name, host, told, 0.0, is_peer=True)
+    assert said == [(name, Relays(places=(RELAY,)))]
+    if varies:
+        meetings.said(name, replace(told, mapping_varies=True), 0.0)
+    said = meetings.said(name, measured, 0.0)
     meets = [(to, message) for to, message in said if isinstance(message, Meet)]
     tried = [message.name for to, message in meets if message.is_caller]
     assert [(to, message.name) for to, message in meets if not message.is_caller] == [
@@ -145,12 +182,14 @@ def test_a_peer_that_comes_tries_those_of_whom_only_that_tells(meetings: Meeting
     assert came(meetings, "a") == []
     assert came(meetings, "open", "198.51.100.7:1", host="198.51.100.7") == []
     assert came(meetings, "b") == ["a"]
-    meetings.said("b", Reachable(mapping_varies=True), 0.0)
-    assert came(meetings, "c") == ["a"]
+    assert came(meetings, "v", varies=True) == []
+    assert came(meetings, "c") == ["b", "a"]
     meetings.gone("a")
-    assert came(meetings, "d") == ["c"]
-    meetings.relays = ()
-    assert came(meetings, "e") == [], "nobody can be punched without a relay"
+    assert came(meetings, "l", measured=Measured()) == [], "it has no relay to punch with"
+    assert came(meetings, "d") == ["c", "b"]
+    assert meetings.said("d", MEASURED, 0.0) == [], "once is enough"
+    meetings.came("e", "198.51.100.7", Reachable(), 0.0, is_peer=True)
+    assert came(meetings, "f") == ["d", "c", "b"], "e has not looked around yet"
 
 
 def test_of_many_the_last_are_tried_and_it_counts_as_asking(meetings: Meetings) -> None:
@@ -175,7 +214,6 @@ def test_what_is_known_is_told_as_one_value_until_it_changes(meetings: Meetings)
         "near": Home(house="", is_open_within=True),
     }
     assert known.met == {("a", "b"): Way.RELAYED}
-    meetings.said("b", Reachable(endpoints=("192.168.1.7:1",)), 0.0)
     assert meetings.known() is known
     linked(meetings, "a", "b", Way.REVERSE)
     assert meetings.known().met == {("a", "b"): Way.REVERSE}

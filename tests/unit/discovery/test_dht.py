@@ -19,6 +19,7 @@ from hivemind.dht.node import DHTNode
 from hivemind.utils import MSGPackSerializer
 
 from swarm_ft.discovery.dht import MAX_LIFETIME_S, DhtDirectory, DhtOptions, RecordRules
+from swarm_ft.discovery.remembering import RememberingDirectory
 from swarm_ft.errors import BadOption, DirectoryUnreachable, PortInUse, Unavailable
 from swarm_ft.identity.certificates import Role
 
@@ -100,6 +101,29 @@ async def test_announced_addresses_replace_those_listened_on() -> None:
     async with opened(announce_maddrs=("/ip4/192.0.2.7/tcp/4001",)) as directory:
         (address,) = directory.addresses
         assert address.startswith("/ip4/192.0.2.7/tcp/4001/p2p/")
+
+
+# ---- coming back
+
+
+async def test_a_client_comes_back_to_a_node_that_was_away(tmp_path: Path) -> None:
+    node = DhtOptions(
+        identity_path=tmp_path / "identity", host_maddrs=(f"/ip4/127.0.0.1/tcp/{free_port()}",)
+    )
+    before = await DhtDirectory.open(node)
+    options = DhtOptions(initial_peers=before.addresses, client_mode=True)
+    client = RememberingDirectory(lambda: DhtDirectory.open(options), "127.0.0.1:7000")
+    await client.enter()
+    await client.announce(Role.PEER, "p", "127.0.0.1:7001")
+    assert await client.find(Role.PEER) == {"p": "127.0.0.1:7001"}
+    await before.close()
+    await client.find(Role.PEER)  # nobody answers, and so nobody is known any more
+    after = await DhtDirectory.open(node)
+    while await after.find(Role.PEER) != {"p": "127.0.0.1:7001"}:  # noqa: ASYNC110 - it comes
+        await asyncio.sleep(0.05)
+    assert await client.find(Role.PEER) == {"p": "127.0.0.1:7001"}
+    await client.close()
+    await after.close()
 
 
 # ---- not joining

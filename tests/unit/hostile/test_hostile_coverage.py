@@ -13,6 +13,7 @@ ROLES = {
     Role.NEWCOMER: Kind.NEWCOMER,
     Role.CLIENT: Kind.CLIENT,
     Role.PEER: Kind.OUTSIDER,
+    Role.RELAY: Kind.RELAY,
     Role.COORDINATOR: Kind.COORDINATOR,
 }
 

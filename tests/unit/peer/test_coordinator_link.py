@@ -10,6 +10,7 @@ import pytest
 from swarm_ft.ids import PeerId
 from swarm_ft.peer.coordinator_link import MAX_RECONNECT_S, MIN_RECONNECT_S, CoordinatorLink
 from swarm_ft.protocol.messages.control import PeerAlive, PeerHello, ToPeer
+from swarm_ft.transport.base import Channel
 from tests.doubles.clock import ManualClock
 from tests.doubles.directory import Board, StaticDirectory
 from tests.doubles.memory_transport import MemoryTransport
@@ -19,7 +20,7 @@ async def obey(_message: ToPeer) -> None:
     """Nothing is said here."""
 
 
-def hello() -> PeerHello:
+async def hello(_: Channel) -> PeerHello:
     return PeerHello(peer_id=PeerId("a"), endpoint="a:1", layers=None, memory_bytes=1)
 
 

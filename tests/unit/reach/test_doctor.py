@@ -4,15 +4,31 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
+from random import Random
 
 import pytest
 
+from swarm_ft.clock import SystemClock
+from swarm_ft.coordinator.meetings import Introductions
+from swarm_ft.coordinator.relays import Relaying
+from swarm_ft.identity.certificates import Role
 from swarm_ft.identity.invites import Invite
 from swarm_ft.identity.keys import fingerprint_of, new_key
-from swarm_ft.reach.doctor import Verdict, examine_way
-from swarm_ft.reach.sockets import ask_front, is_dialled_back
-from swarm_ft.reach.transport import FrontedTransport
+from swarm_ft.protocol.messages.meeting import RelayPlace
+from swarm_ft.protocol.spec.version import PROTOCOL_VERSION
+from swarm_ft.reach import doctor
+from swarm_ft.reach.doctor import (
+    Cause,
+    Standing,
+    Verdict,
+    examine_member,
+    examine_way,
+    reached,
+)
+from swarm_ft.reach.sockets import FrontSays, ask_front, is_dialled_back
+from swarm_ft.reach.transport import FrontedTransport, HomeTransport
 from swarm_ft.transport.grpc_options import GrpcOptions
 from swarm_ft.transport.grpc_transport import GrpcTransport
 from tests.members import Swarm, make_swarm
@@ -51,6 +67,8 @@ async def test_a_front_tells_where_it_sees_whom_and_what_time_it_is(coordinator:
     says = await ask_front(coordinator)
     assert says.address.startswith("127.0.0.1:")
     assert says.other_port
+    assert says.own_host == "127.0.0.1"
+    assert says.version == PROTOCOL_VERSION
     assert abs(says.unix_s - time.time()) < 60
 
 
@@ -61,7 +79,7 @@ async def test_a_front_dials_back_whoever_asks(coordinator: str) -> None:
 
 async def test_on_one_machine_all_is_well(swarm: Swarm, coordinator: str) -> None:
     found = await findings(invite_to(swarm, coordinator))
-    assert list(found) == ["coordinator", "swarm", "clock", "router", "others"]
+    assert list(found) == ["coordinator", "swarm", "clock", "version", "router", "others"]
     assert {verdict for verdict, _ in found.values()} == {Verdict.OK}
     assert found["router"][1] == "none in the way, seen as 127.0.0.1"
     assert found["others"][1] == "reach this machine: direct"
@@ -84,3 +102,192 @@ async def test_another_swarms_coordinator_is_told(swarm: Swarm, coordinator: str
     verdict, says = (await findings(invite))["swarm"]
     assert verdict is Verdict.BAD
     assert "not the coordinator that this invitation is of" in says
+
+
+async def test_a_coordinator_of_another_version_is_told(
+    swarm: Swarm, coordinator: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for theirs, older in ((PROTOCOL_VERSION + 1, "this machine"), (1, "the coordinator")):
+        monkeypatch.setattr("swarm_ft.reach.front.PROTOCOL_VERSION", theirs)
+        (finding,) = [
+            finding
+            async for finding in examine_way(invite_to(swarm, coordinator))
+            if finding.about == "version"
+        ]
+        assert finding.verdict is Verdict.BAD
+        assert finding.advice == f"on {older}: pip install -U swarm-ft"
+
+
+# ---- behind a router
+
+
+async def seen_as(
+    swarm: Swarm, coordinator: str, monkeypatch: pytest.MonkeyPatch, router: str | None
+) -> dict[str, tuple[Verdict, str]]:
+    """What is found by a machine that the coordinator sees at 192.0.2.7; nobody dials in."""
+
+    async def ask_from_home(endpoint: str) -> FrontSays:
+        return replace(await ask_front(endpoint), address="192.0.2.7:5000", own_host="10.0.0.2")
+
+    async def ask_router() -> str | None:
+        return router
+
+    async def refuse(_endpoint: str, _port: int) -> bool:
+        return False
+
+    monkeypatch.setattr(doctor, "ask_front", ask_from_home)
+    monkeypatch.setattr(doctor, "router_address", ask_router)
+    monkeypatch.setattr(doctor, "is_dialled_back", refuse)
+    return await findings(invite_to(swarm, coordinator))
+
+
+@pytest.mark.parametrize(
+    ("router", "verdict", "says"),
+    [
+        (None, Verdict.NOTE, "maps no ports"),
+        ("192.0.2.7", Verdict.OK, "a peer is given one"),
+        ("100.64.3.4", Verdict.NOTE, "CGNAT"),
+    ],
+)
+async def test_a_router_that_maps_ports_and_one_before_it_are_told(
+    swarm: Swarm,
+    coordinator: str,
+    monkeypatch: pytest.MonkeyPatch,
+    router: str | None,
+    verdict: Verdict,
+    says: str,
+) -> None:
+    found = await seen_as(swarm, coordinator, monkeypatch, router)
+    assert found["mapping"][0] is verdict
+    assert says in found["mapping"][1]
+    assert found["router"][1] == "seen as 192.0.2.7, with one port for all destinations"
+
+
+# ---- how others reach a machine
+
+AT_HOME = Standing(seen="192.0.2.7", own="10.0.0.2", port=7001, is_open=False, varies=False)
+
+
+@pytest.mark.parametrize(
+    ("standing", "verdict", "cause", "says"),
+    [
+        (AT_HOME, Verdict.OK, Cause.ROUTER, "reach this machine: punched"),
+        (replace(AT_HOME, varies=None), Verdict.OK, Cause.ROUTER, "punched"),
+        (replace(AT_HOME, is_open=True, varies=True), Verdict.OK, Cause.NONE, "direct"),
+        (replace(AT_HOME, is_open=True, has_relay=False), Verdict.OK, Cause.NONE, "direct"),
+        (replace(AT_HOME, varies=True), Verdict.NOTE, Cause.SYMMETRIC_ROUTER, "relayed; public"),
+        (
+            replace(AT_HOME, varies=True, has_relay=True),
+            Verdict.NOTE,
+            Cause.SYMMETRIC_ROUTER,
+            "relayed; public",
+        ),
+        (replace(AT_HOME, own="192.0.2.7"), Verdict.NOTE, Cause.FIREWALL, "port closed"),
+        (replace(AT_HOME, has_relay=False), Verdict.BAD, Cause.ROUTER, "no relay"),
+        (
+            replace(AT_HOME, varies=True, has_relay=False),
+            Verdict.BAD,
+            Cause.SYMMETRIC_ROUTER,
+            "gives each destination another port, and the swarm has no relay",
+        ),
+        (
+            replace(AT_HOME, own="192.0.2.7", has_relay=False),
+            Verdict.BAD,
+            Cause.FIREWALL,
+            "a firewall, of this machine or its network, keeps its port closed",
+        ),
+        (
+            replace(AT_HOME, trouble="it says no"),
+            Verdict.BAD,
+            Cause.NOT_INTRODUCED,
+            "introduces nobody: it says no",
+        ),
+    ],
+)
+def test_whoever_is_not_reached_is_told_why_and_what_to_do(
+    standing: Standing, verdict: Verdict, cause: Cause, says: str
+) -> None:
+    finding = reached(standing)
+    assert (finding.verdict, finding.cause) == (verdict, cause)
+    assert says in finding.says
+    assert finding.advice or verdict is not Verdict.BAD
+
+
+def test_a_port_that_would_have_to_be_open_is_named() -> None:
+    firewalled = replace(AT_HOME, own="192.0.2.7", has_relay=False)
+    assert reached(firewalled).advice == "open TCP port 7001 in the firewall"
+    advice = reached(replace(AT_HOME, has_relay=False)).advice
+    assert advice.startswith("forward TCP port 7001 in the router and start with --port")
+    assert "--no-relay" in advice
+
+
+# ---- a member that has just begun
+
+
+@asynccontextmanager
+async def member(
+    swarm: Swarm, coordinator: str, *endpoints: str
+) -> AsyncIterator[tuple[HomeTransport, str]]:
+    """Its transport, and where its front listens."""
+
+    async def find() -> str:
+        return coordinator
+
+    grpc = GrpcTransport(GrpcOptions(credentials=swarm.member(Role.PEER)))
+    transport = HomeTransport(grpc, find, SystemClock(), Random(1))
+    server = await transport.serve("127.0.0.1", 0, {})
+    transport.start(endpoints or (server.endpoint,))
+    yield transport, server.endpoint
+    await server.stop()
+
+
+@asynccontextmanager
+async def introducing(swarm: Swarm, *, has_relay: bool) -> AsyncIterator[str]:
+    """A coordinator that introduces members."""
+    introductions = Introductions(new_key, SystemClock())
+    grpc = GrpcTransport(GrpcOptions(credentials=swarm.coordinator()))
+    transport = FrontedTransport(grpc)
+    server = await transport.serve("127.0.0.1", 0, introductions.handlers())
+    if has_relay:
+        probe = await transport.front.listen("127.0.0.1", 0)
+        place = RelayPlace(endpoint=server.endpoint, probe_endpoint=probe)
+        introductions.relays.have_own(lambda: Relaying(place=place))
+    yield server.endpoint
+    await server.stop()
+
+
+@pytest.mark.parametrize("has_relay", [True, False])
+async def test_a_member_that_can_be_dialled_is_told_so(swarm: Swarm, has_relay: bool) -> None:
+    async with (
+        introducing(swarm, has_relay=has_relay) as coordinator,
+        member(swarm, coordinator) as (transport, _),
+    ):
+        (found,) = [found async for found in examine_member(transport.reach, coordinator)]
+    assert (found.verdict, found.says) == (Verdict.OK, "reach this machine: direct")
+
+
+async def test_a_member_whose_port_is_closed_is_told_so(swarm: Swarm) -> None:
+    async with (
+        introducing(swarm, has_relay=False) as coordinator,
+        member(swarm, coordinator, "127.0.0.1:1") as (transport, _),
+    ):
+        (found,) = [found async for found in examine_member(transport.reach, coordinator)]
+    assert (found.verdict, found.cause) == (Verdict.BAD, Cause.FIREWALL)
+    assert found.says.endswith("and the swarm has no relay")
+    assert found.advice == "open TCP port 1 in the firewall"
+
+
+@pytest.mark.parametrize("answers", [True, False])
+async def test_a_member_whom_nobody_introduces_is_told_so(
+    swarm: Swarm, coordinator: str, monkeypatch: pytest.MonkeyPatch, answers: bool
+) -> None:
+    monkeypatch.setattr(doctor, "LOOKED_S", 0.5)
+    place = coordinator if answers else "127.0.0.1:1"
+    async with member(swarm, place) as (transport, _):
+        (found,) = [found async for found in examine_member(transport.reach, place)]
+    assert (found.verdict, found.cause) == (Verdict.BAD, Cause.NOT_INTRODUCED)
+    assert "the coordinator introduces nobody: " in found.says
+
+
+def test_a_member_is_told_within_ten_seconds_whatever_does_not_answer() -> None:
+    assert doctor.LOOKED_S + doctor.DIALLED_S < 10

@@ -6,11 +6,11 @@ import asyncio
 import os
 import socket
 import time
-from collections.abc import AsyncIterator
-from pathlib import Path
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
+from swarm_ft import systems
 from swarm_ft.errors import NotAllowed
 from swarm_ft.identity.keys import new_key
 from swarm_ft.identity.tickets import LIFETIME_S, Ticket, check_ticket, sign_ticket
@@ -26,6 +26,7 @@ from swarm_ft.reach.sockets import (
     receive_address,
     receive_exactly,
 )
+from swarm_ft.transport.local_places import LocalPlace, LocalPlaces
 
 MEETING = bytes(range(16))
 KEY = new_key()
@@ -44,10 +45,14 @@ def way_of_moving(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
         monkeypatch.delattr(os, "splice", raising=False)
 
 
-@pytest.fixture
-def echo_path(tmp_path: Path) -> str:
-    """A socket of the file system; what connects is kept by the test."""
-    return str(tmp_path / "grpc")
+@pytest.fixture(params=["path", "port"])
+def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalPlace]:
+    """Where gRPC listens: at a path, or, as on Windows, at a port; what connects is the test's."""
+    if request.param == "port":
+        monkeypatch.setattr(systems, "HAS_SOCKET_PATHS", False)
+    places = LocalPlaces()
+    yield places.new()
+    places.close()
 
 
 async def leg(endpoint: str, *, is_caller: bool, key: object = KEY) -> tuple[socket.socket, str]:
@@ -87,9 +92,9 @@ async def test_a_relay_joins_two_legs_of_one_meeting(front: Front) -> None:
     await sending
     await loop.sock_sendall(other, b"thanks")
     assert await receive_exactly(one, 6) == b"thanks"
-    assert relay.links == 1
+    assert relay.carries.links == 1
     assert len(front.kept) == 2
-    assert relay.relayed_bytes == len(data) + 6
+    assert relay.carries.relayed_bytes == len(data) + 6
     one.close()
     assert await loop.sock_recv(other, 1) == b"", "a leg ends with the other one"
     other.close()
@@ -114,7 +119,7 @@ async def test_a_relay_hangs_up_on_who_has_no_ticket(front: Front) -> None:
     endpoint = await front.listen("127.0.0.1", 0)
     with pytest.raises(OSError, match=r"ended after|reset"):
         await leg(endpoint, is_caller=True, key=new_key())
-    assert relay.links == 0
+    assert relay.carries.links == 0
 
 
 async def test_a_relay_gives_away_as_much_as_it_says(front: Front) -> None:
@@ -142,9 +147,9 @@ async def test_what_is_neither_tls_nor_a_preamble_is_dropped(front: Front) -> No
         sock.close()
 
 
-async def test_tls_goes_to_grpc_whole(echo_path: str) -> None:
+async def test_tls_goes_to_grpc_whole(place: LocalPlace) -> None:
     front = Front()
-    front.lead_to(echo_path, tuple)
+    front.lead_to(place, tuple)
     taken: asyncio.Queue[bytes] = asyncio.Queue()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -153,7 +158,7 @@ async def test_tls_goes_to_grpc_whole(echo_path: str) -> None:
         await writer.drain()
         writer.close()
 
-    inner = await asyncio.start_unix_server(answer, echo_path)
+    inner = await asyncio.start_server(answer, sock=place.listen())
     sock = await dial(await front.listen("127.0.0.1", 0))
     await asyncio.get_running_loop().sock_sendall(sock, b"\x16tls!")
     assert await receive_exactly(sock, 5) == b"hello"

@@ -12,6 +12,7 @@ from swarm_ft.protocol.messages.meeting import Meet, Punch, Way
 from swarm_ft.reach.ladder import (
     DIAL_PATIENCE_S,
     GIVE_UP_S,
+    LEGLESS_S,
     MIN_PATIENCE_S,
     PATIENCE_ROUND_TRIPS,
     Connect,
@@ -96,6 +97,18 @@ def test_who_was_called_takes_what_the_caller_chose() -> None:
     assert ladder.chosen(2, Way.RELAYED) == [Take(2, Way.RELAYED)]
 
 
+def test_without_its_relay_it_gives_up_sooner() -> None:
+    ladder = Ladder(meet(), NOW_S)
+    ladder.lost_leg()
+    assert ladder.due_s == NOW_S + LEGLESS_S
+    assert ladder.tick(NOW_S + LEGLESS_S - 0.1) == []
+    assert ladder.opened(1, Way.DIRECT, NOW_S + LEGLESS_S - 0.1) == [Take(1, Way.DIRECT)]
+    other = Ladder(meet(), NOW_S)
+    other.lost_leg()
+    (over,) = other.tick(NOW_S + LEGLESS_S)
+    assert isinstance(over, GiveUp)
+
+
 def test_without_a_stream_it_gives_up() -> None:
     ladder = Ladder(meet(relay=None), NOW_S)
     assert ladder.due_s == NOW_S + GIVE_UP_S
@@ -119,6 +132,7 @@ EVENTS = st.lists(
         st.tuples(st.just("closed"), st.integers(0, 5)),
         st.tuples(st.just("seen"), st.floats(0, 3)),
         st.tuples(st.just("told")),
+        st.tuples(st.just("lost")),
         st.tuples(st.just("tick")),
     ),
     max_size=30,
@@ -144,6 +158,9 @@ def test_whatever_happens_it_ends_once_and_in_time(
                 effects = ladder.seen("192.0.2.1:999", given_[0])
             case "told":
                 effects = ladder.told(Punch(meeting=MEETING, address="192.0.2.2:888"))
+            case "lost":
+                ladder.lost_leg()
+                effects = []
             case "tick":
                 effects = ladder.tick(now_s)
             case _:

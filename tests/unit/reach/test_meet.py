@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -10,9 +11,11 @@ from random import Random
 
 import pytest
 
+from swarm_ft import systems
 from swarm_ft.clock import SystemClock
 from swarm_ft.coordinator.facts.ways import pair_of
 from swarm_ft.coordinator.meetings import Introductions
+from swarm_ft.coordinator.relays import Relaying
 from swarm_ft.identity.certificates import Role, key_name
 from swarm_ft.identity.keys import new_key
 from swarm_ft.protocol.messages.client import StatusRequest, SwarmStatus
@@ -59,6 +62,14 @@ def grpc_of(credentials: Credentials) -> GrpcTransport:
     return GrpcTransport(GrpcOptions(credentials=credentials))
 
 
+@pytest.fixture(params=["linux", "windows"])
+def system(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows has neither sockets with paths nor `splice`."""
+    if request.param == "windows":
+        monkeypatch.setattr(systems, "HAS_SOCKET_PATHS", False)
+        monkeypatch.delattr(os, "splice")
+
+
 @pytest.fixture
 async def hub() -> AsyncIterator[Hub]:
     key = new_key()
@@ -68,7 +79,7 @@ async def hub() -> AsyncIterator[Hub]:
     server = await transport.serve("127.0.0.1", 0, introductions.handlers())
     probe = await transport.front.listen("127.0.0.1", 0)
     place = RelayPlace(endpoint=server.endpoint, probe_endpoint=probe)
-    introductions.set_relays((place,))
+    introductions.relays.have_own(lambda: Relaying(place=place, carries=relay.carries))
     yield Hub(server.endpoint, introductions, relay)
     await server.stop()
 
@@ -97,6 +108,7 @@ async def member(hub: Hub, role: Role, *, is_open: bool) -> AsyncIterator[Member
         await server.stop()
 
 
+@pytest.mark.usefixtures("system")
 @pytest.mark.parametrize(
     ("is_open", "ways"),
     [
@@ -119,7 +131,7 @@ async def test_two_members_meet_the_way_there_is(
         assert callee.callers == [(caller.name, is_relayed)]
         (way,) = hub.introductions.meetings.ways.values()
         assert way in ways
-        assert (hub.relay.relayed_bytes > 0) == (way is Way.RELAYED) == is_relayed
+        assert (hub.relay.carries.relayed_bytes > 0) == (way is Way.RELAYED) == is_relayed
         assert not caller.transport.is_relayed("somebody else")
 
 

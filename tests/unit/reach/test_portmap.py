@@ -12,7 +12,7 @@ from typing import cast
 import pytest
 
 from swarm_ft.reach import portmap
-from swarm_ft.reach.portmap import ask_nat_pmp, default_gateway, mapped
+from swarm_ft.reach.portmap import ask_nat_pmp, default_gateway, mapped, router_address
 
 OUTSIDE = "192.0.2.7"
 
@@ -76,13 +76,24 @@ async def test_a_mapping_is_renewed_before_it_ends(
 async def test_a_router_that_maps_none_is_no_trouble(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuses(_port: int) -> portmap.Mapping:
+    def refuses(_port: int | None) -> str:
         raise portmap.Refused("no")
 
     monkeypatch.setattr(portmap, "_ask_upnp", refuses)
     gateway.result = 2
     async with mapped(7001, "127.0.0.1") as endpoint:
         assert endpoint is None
+
+
+async def test_a_router_tells_its_address_and_maps_nothing_for_it(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert await router_address("127.0.0.1") == OUTSIDE
+    assert not gateway.lifetimes
+    gateway.silent = 100
+    monkeypatch.setattr(portmap, "TRIES", 1)
+    monkeypatch.setattr(portmap, "_ask_upnp", lambda port: f"192.0.2.8 for {port}")
+    assert await router_address("127.0.0.1") == "192.0.2.8 for None"
 
 
 def test_the_router_is_that_of_the_default_route(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ def test_a_file_is_read_as_it_was_written(tmp_path: Path, files: LocalFiles, dat
     files.write(path, data)
     with files.reading(path) as plain:
         assert plain.read_bytes() == data
+    assert files.read(path) == data
     assert files.list_chunks(path) == listed(data)
     assert [files.read_chunk(path, i) for i in range(len(listed(data)))] == chunks_in_memory(data)
     assert path.stat().st_mode & 0o077 == 0
@@ -70,6 +71,8 @@ def test_who_has_it_not_reads_nothing(tmp_path: Path, reader: LocalFiles) -> Non
     SEALED.write(path, DATA)
     with pytest.raises(BadSnapshot, match=r"encrypted|not sealed here"), reader.reading(path):
         pass
+    with pytest.raises(BadSnapshot, match=r"encrypted|not sealed here"):
+        reader.read(path)
 
 
 @pytest.mark.parametrize("place", [20, CHUNK_BYTES + 100, -1])

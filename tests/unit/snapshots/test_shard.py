@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from swarm_ft.errors import BadSnapshot, Unavailable
 from swarm_ft.protocol.messages.shard import ShardName
 from swarm_ft.protocol.spec.digest import digest_of
 from swarm_ft.protocol.spec.layers import LayerRange
+from swarm_ft.sealing import Sealer, new_key
+from swarm_ft.snapshots.local_files import PLAIN, LocalFiles
 from swarm_ft.snapshots.shard import ShardContents, read_shard, write_shard
 
 from .conftest import CUTS, SPEC, contents, shard_name
@@ -38,6 +41,37 @@ def test_what_was_written_is_read(tmp_path: Path, what: ShardContents) -> None:
     assert same(read.state, what.state)
     assert same(read.extras, what.extras)
     assert read.buffer_digests == what.buffer_digests
+
+
+@pytest.mark.parametrize("has_memory_files", [True, False], ids=["linux", "others"])
+def test_a_sealed_shard_is_read_by_who_has_the_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_memory_files: bool
+) -> None:
+    if not has_memory_files:
+        monkeypatch.delattr(os, "memfd_create")
+    key = new_key()
+    files = LocalFiles(Sealer(key, "files"), seals=True)
+    path = write_shard(tmp_path, NAME, SPEC, contents(3), files)
+    read = read_shard(path, NAME, SPEC, files)
+    assert same(read.state, contents(3).state)
+    assert same(read.extras, contents(3).extras)
+    assert read.buffer_digests == contents(3).buffer_digests
+    for other in (PLAIN, LocalFiles(Sealer(new_key(), "files"), seals=True)):
+        with pytest.raises(BadSnapshot):
+            read_shard(path, NAME, SPEC, other)
+
+
+@pytest.mark.parametrize("has_memory_files", [True, False], ids=["linux", "others"])
+@pytest.mark.parametrize("data", [b"", b"nonsense", b"\xff" * 64])
+def test_a_sealed_file_that_holds_no_shard_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_memory_files: bool, data: bytes
+) -> None:
+    if not has_memory_files:
+        monkeypatch.delattr(os, "memfd_create")
+    files = LocalFiles(Sealer(new_key(), "files"), seals=True)
+    files.write(tmp_path / "shard", data)
+    with pytest.raises(BadSnapshot):
+        read_shard(tmp_path / "shard", NAME, SPEC, files)
 
 
 def test_weights_are_found_under_their_own_names_by_any_reader(tmp_path: Path) -> None:

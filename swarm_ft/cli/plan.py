@@ -1,0 +1,87 @@
+"""`swarm-ft plan`: what a job would take, before anything begins."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from swarm_ft.cli.client import connected
+from swarm_ft.cli.joining import WayIn, way_in
+from swarm_ft.cli.options import examples, json_flag, log_option, takes
+from swarm_ft.cli.running import run_async
+from swarm_ft.client.options import PlanOptions
+
+if TYPE_CHECKING:
+    from swarm_ft.client.forecast import Forecast, StageForecast
+
+
+@click.command(
+    epilog=examples(
+        "swarm-ft plan --model gpt2 --invite swarm1...",
+        "swarm-ft plan --model ./qwen2 --num-samples 20000 --epochs 1 --fw aq2 --invite swarm1...",
+    )
+)
+@takes("options", PlanOptions)
+@way_in()
+@json_flag
+@log_option
+def plan(options: PlanOptions, way: WayIn, as_json: bool) -> None:
+    """Say how long a job would take, what it sends and costs; nothing begins."""
+
+    async def work() -> None:
+        import asyncio
+
+        from swarm_ft.client.forecast import forecast
+        from swarm_ft.errors import Unavailable
+        from swarm_ft.protocol.spec.run_spec import RunSpec
+        from swarm_ft.stage.checkpoint import open_checkpoint
+
+        train = options.train_spec()
+        model = await asyncio.to_thread(lambda: open_checkpoint(options.model).describe())
+        spec = RunSpec(model=model, train=train)
+        async with connected(way) as swarm:
+            placed = await swarm.place(spec)
+        if not placed.peers:
+            raise Unavailable(f"nobody would host it now: {placed.reason}")
+        found = forecast(spec, placed.peers)
+        if as_json:
+            click.echo(json.dumps(forecast_fields(found)))
+        else:
+            for line in forecast_lines(found):
+                click.echo(line)
+
+    run_async(work)
+
+
+def forecast_fields(found: Forecast) -> dict[str, Any]:
+    """What `--json` prints."""
+    fields = asdict(found)
+    for stage in fields["stages"]:
+        stage["layers"] = f"{stage['layers']['start']}-{stage['layers']['stop']}"
+    return fields
+
+
+def forecast_lines(found: Forecast) -> Iterator[str]:
+    """What people read."""
+    for stage in found.stages:
+        yield _stage_line(stage)
+    yield found.line()
+    if found.kwh:
+        yield f"energy    {found.kwh:.2f} kWh, as volunteers stated their watts"
+    for words in found.unknown:
+        yield f"not known {words}; the forecast leaves it out"
+
+
+def _stage_line(stage: StageForecast) -> str:
+    from rich.filesize import decimal
+
+    names, gib = ", ".join(stage.peers), stage.memory_bytes / (1 << 30)
+    computes = f"{1000 * stage.compute_s:.0f} ms a microbatch" if stage.compute_s else "?"
+    return (
+        f"layers {stage.layers!s:<8} {names}: {gib:.2f} GiB, {computes}, "
+        f"sends {decimal(round(stage.up_bytes))}, receives {decimal(round(stage.down_bytes))}"
+    )

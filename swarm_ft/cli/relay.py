@@ -1,0 +1,168 @@
+"""`swarm-ft relay`: give a public address to members that no other way brings together."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import math
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Annotated
+
+import click
+
+from swarm_ft.cli.joining import Joined, WayIn, joined, parsed_invite, state_folder
+from swarm_ft.cli.options import DHT_PREFIX, Listening, examples, json_flag, log_option, takes
+from swarm_ft.cli.running import run_until_stopped
+from swarm_ft.errors import BadOption
+from swarm_ft.log import get_logger
+from swarm_ft.protocol.spec.bounds import Range
+from swarm_ft.protocol.spec.options import Option, check
+
+if TYPE_CHECKING:
+    from swarm_ft.identity.invites import Invite
+    from swarm_ft.protocol.messages.meeting import RelayHello
+    from swarm_ft.reach.front import Front
+    from swarm_ft.reach.relay import RelayLimits
+
+logger = get_logger(__name__)
+
+BYTES_PER_MBIT = 125_000.0
+Mbps = Annotated[float, Range(0.1)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lent:
+    """What a relay gives away."""
+
+    max_links: Annotated[int, Range(1, 65536), Option("Links at a time, each of two members.")] = (
+        256
+    )
+    max_mbps: Annotated[
+        Mbps | None,
+        Option("Mbit/s of all links together, each way.", metavar="MBPS", default="no limit"),
+    ] = None
+    max_link_mbps: Annotated[
+        Mbps | None,
+        Option("Mbit/s of one link, each way.", metavar="MBPS", default="no limit"),
+    ] = None
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    @property
+    def limits(self) -> RelayLimits:
+        """In bytes."""
+        from swarm_ft.reach.relay import RelayLimits
+
+        return RelayLimits(
+            links=self.max_links,
+            bytes_per_s=BYTES_PER_MBIT * (self.max_mbps or math.inf),
+            link_bytes_per_s=BYTES_PER_MBIT * (self.max_link_mbps or math.inf),
+        )
+
+
+@click.command(
+    short_help="Join members that no other way brings together.",
+    epilog=examples(
+        "swarm-ft relay swarm1QXL4a1e1UG4CS6...",
+        "swarm-ft relay swarm1QXL4a1e1UG4CS6... --port 7100 --announce relay.example.org",
+        "swarm-ft relay @invitation.txt --port 7100 --max-mbps 200 --max-link-mbps 50",
+    ),
+)
+@click.argument("invite", required=False, callback=parsed_invite, metavar="INVITE")
+@takes("listening", Listening)
+@takes("lent", Lent)
+@json_flag
+@log_option
+def relay(invite: Invite | None, listening: Listening, lent: Lent, as_json: bool) -> None:
+    """Serve a swarm as a relay, until Ctrl-C; needs ports that everybody reaches.
+
+    It joins the links of members whose routers let nothing else through, and sees ciphertext.
+    These are two ports: --port, and the next one, where members learn what their routers do.
+
+    INVITE is what the swarm's owner gave you (`swarm-ft invite --role relay`).
+    """
+    if invite is None:
+        raise BadOption("expected an invitation, as 'swarm-ft invite --role relay' prints it")
+    way = WayIn(invite=invite, initial_peers=(), dht_prefix=DHT_PREFIX)
+
+    async def work() -> None:
+        async with joined(way, _key_file()) as swarm:
+            await _serve(swarm, listening, lent, as_json=as_json)
+
+    run_until_stopped(work)
+
+
+def _key_file() -> Path:
+    """Of the key of this user's relay on this machine."""
+    return state_folder() / "relay.pem"
+
+
+async def _serve(swarm: Joined, listening: Listening, lent: Lent, *, as_json: bool) -> None:
+    """Be a relay until cancelled; says where once the coordinator knows it."""
+    from swarm_ft.discovery.directory import find_coordinator
+    from swarm_ft.reach.front import Front
+    from swarm_ft.reach.relay import Attendance, Relay
+    from swarm_ft.transport.base import until_one_ends
+    from swarm_ft.transport.grpc_options import CONTROL_ANSWER_S, GrpcOptions
+    from swarm_ft.transport.grpc_transport import GrpcTransport
+
+    find = functools.partial(find_coordinator, swarm.directory)
+    options = GrpcOptions(answer_timeout_s=CONTROL_ANSWER_S, credentials=swarm.credentials)
+    attendance, front = Attendance(GrpcTransport(options), find, Random()), Front()
+    own = Relay(front, attendance.key, lent.limits, attendance.unix_s)
+
+    async def tell(port: int) -> None:
+        _show(swarm.name, await attendance.welcomed, lent, as_json=as_json)
+        await _check_reached(await find(), port)
+        await asyncio.Event().wait()
+
+    try:
+        hello, port = await _listen(front, listening.towards(swarm.coordinator or ""))
+        await until_one_ends(attendance.run(own, hello), own.tell(), tell(port))
+    finally:
+        await front.close()
+
+
+async def _listen(front: Front, listening: Listening) -> tuple[RelayHello, int]:
+    """Take connections at two ports; where they are, and the first one.
+
+    Raises:
+        PortInUse: one is taken.
+    """
+    from swarm_ft.protocol.messages.meeting import RelayHello
+    from swarm_ft.transport.grpc_options import check_address
+
+    wanted = (listening.port, listening.port + 1 if 0 < listening.port < 65535 else 0)
+    for port in wanted:
+        await check_address(listening.address, port)
+    one, other = [
+        int((await front.listen(listening.address, port)).rpartition(":")[2]) for port in wanted
+    ]
+    endpoint = listening.endpoint(one)
+    probe = f"{endpoint.rpartition(':')[0]}:{other}"
+    return RelayHello(endpoint=endpoint, probe_endpoint=probe), one
+
+
+async def _check_reached(coordinator: str, port: int) -> None:
+    """A relay that nobody reaches is told so."""
+    from swarm_ft.reach.sockets import is_dialled_back
+
+    with suppress(OSError, TimeoutError):
+        if not await is_dialled_back(coordinator, port):
+            logger.warning(
+                "the coordinator does not reach port %d of this machine: open it in the firewall, "
+                "or have the router forward it; no member uses this relay before",
+                port,
+            )
+
+
+def _show(name: str | None, endpoint: str, lent: Lent, *, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps({"relay": name, "endpoint": endpoint, "max_links": lent.max_links}))
+        return
+    click.echo(f"relay {name} at {endpoint}, for {lent.max_links} links; Ctrl-C ends it")

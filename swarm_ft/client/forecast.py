@@ -1,0 +1,298 @@
+"""How long a job will take, what it sends and costs, before anything begins. Pure.
+
+A step is bound from below as any pipeline is: one microbatch goes all the way there and back, and
+each other one follows at the pace of the slowest stage or link. What machines and links can do
+their peers have measured; a measured value that is missing bounds nothing, and is told.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import groupby, pairwise
+from typing import NamedTuple
+
+import torch
+
+from swarm_ft.codec import from_spec
+from swarm_ft.ids import PeerId
+from swarm_ft.protocol.messages.capacity import PlacedPeer
+from swarm_ft.protocol.spec.codec_spec import CodecSpec, Direction
+from swarm_ft.protocol.spec.layers import LayerRange
+from swarm_ft.protocol.spec.run_spec import COPIES_PER_WEIGHT, RunSpec
+from swarm_ft.stage.speed import block_flops
+
+FLOAT_BYTES = 4
+PROBED_TOKENS, PROBED_CHANNELS = 64, 1024
+"""Of the noise by which a codec's size is told."""
+FRAME_BYTES = 64
+"""Around a payload: numbers and lengths, HTTP/2, TLS."""
+
+
+class Bytes(NamedTuple):
+    """Of one microbatch over one boundary."""
+
+    forward: float
+    backward: float
+
+    @property
+    def both(self) -> float:
+        """Both ways."""
+        return self.forward + self.backward
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageForecast:
+    """One stage.
+
+    Attributes:
+        layers: its blocks.
+        peers: its replicas.
+        memory_bytes: of weights, gradients and moments, at each of them.
+        compute_s: of a microbatch, there and back, at the mean replica.
+        up_bytes: that each replica sends, in the whole run.
+        down_bytes: that each receives.
+    """
+
+    layers: LayerRange
+    peers: tuple[PeerId, ...]
+    memory_bytes: float
+    compute_s: float
+    up_bytes: float
+    down_bytes: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Forecast:
+    """What a job will take.
+
+    Attributes:
+        stages: first to last.
+        first_step_s: while samples are met for the first time.
+        step_s: after that.
+        seconds: of all steps.
+        samples_per_s: in the mean.
+        bound_by: what no step can be faster for.
+        kwh: of the machines whose watts are known.
+        unknown: what nobody measured, in words; the forecast leaves it out.
+    """
+
+    stages: tuple[StageForecast, ...]
+    first_step_s: float
+    step_s: float
+    seconds: float
+    samples_per_s: float
+    bound_by: str
+    kwh: float
+    unknown: tuple[str, ...]
+
+    def line(self) -> str:
+        """In one line, for people."""
+        minutes = self.seconds / 60
+        lasts = f"{minutes / 60:.1f} h" if minutes >= 100 else f"{minutes:.1f} min"
+        return (
+            f"forecast  {self.samples_per_s:.3g} samples/s, {lasts} "
+            f"({self.first_step_s:.3g} s a step at first, then {self.step_s:.3g}); "
+            f"bound by {self.bound_by}"
+        )
+
+
+def forecast(spec: RunSpec, placed: Sequence[PlacedPeer]) -> Forecast:
+    """What a job will take on these peers.
+
+    Args:
+        spec: the job.
+        placed: who hosts what, first stage to last, replicas beside each other.
+    """
+    stages = [_Stage(spec, tuple(group)) for _, group in groupby(placed, lambda one: one.layers)]
+    train = spec.train
+    first_s, _ = _step(spec, stages, _boundary_bytes(spec, is_first=True))
+    step_s, bound_by = _step(spec, stages, _boundary_bytes(spec, is_first=False))
+    num_first = min(train.num_steps, train.steps_per_epoch)
+    seconds = num_first * first_s + (train.num_steps - num_first) * step_s
+    num_samples = min(train.num_steps * train.batch_size, _visits(spec))
+    watts = sum(peer.machine.watts for peer in placed)
+    return Forecast(
+        stages=tuple(_told(spec, stages, index) for index in range(len(stages))),
+        first_step_s=first_s,
+        step_s=step_s,
+        seconds=seconds,
+        samples_per_s=num_samples / seconds if seconds else 0.0,
+        bound_by=bound_by,
+        kwh=watts * seconds / 3.6e6,
+        unknown=tuple(_unknown(placed)),
+    )
+
+
+def _visits(spec: RunSpec) -> float:
+    train = spec.train
+    return train.num_samples * train.num_steps / train.steps_per_epoch
+
+
+def _unknown(placed: Sequence[PlacedPeer]) -> Iterable[str]:
+    for what, values in (
+        ("how fast it computes", [peer.machine.flops_per_s for peer in placed]),
+        ("how fast its link is", [peer.machine.up_bytes_per_s for peer in placed]),
+        ("what it takes in watts", [peer.machine.watts for peer in placed]),
+    ):
+        silent = values.count(0.0)
+        if silent:
+            yield f"{silent} of {len(placed)} peers did not say {what}"
+
+
+# ---- a stage
+
+
+class _Stage:
+    """A stage's replicas, of which each takes its share of the microbatches."""
+
+    def __init__(self, spec: RunSpec, peers: tuple[PlacedPeer, ...]) -> None:
+        self.peers = peers
+        self.layers = peers[0].layers
+        self._machines = [peer.machine for peer in peers]
+        self.weight_bytes = _weight_bytes(spec, self.layers)
+        self._flops = _flops(spec, self.layers)
+
+    @property
+    def compute_s(self) -> float:
+        """Of one microbatch, there and back, at the mean replica."""
+        speeds = [m.flops_per_s for m in self._machines if m.flops_per_s]
+        return self._flops / (sum(speeds) / len(speeds)) if speeds else 0.0
+
+    @property
+    def turn_s(self) -> float:
+        """From one microbatch to the next, all replicas together."""
+        return self.compute_s / len(self.peers)
+
+    def up_s(self, num_bytes: float) -> float:
+        """To send so many bytes, all replicas together."""
+        return num_bytes / sum(m.up_bytes_per_s or math.inf for m in self._machines)
+
+    def down_s(self, num_bytes: float) -> float:
+        """To receive so many bytes."""
+        return num_bytes / sum(m.down_bytes_per_s or math.inf for m in self._machines)
+
+    @property
+    def round_trip_s(self) -> float:
+        """To the coordinator, of the farthest replica."""
+        return max(m.round_trip_s for m in self._machines)
+
+    @property
+    def slowest_up(self) -> float:
+        """Bytes a second, of the replica with the slowest uplink."""
+        return min(m.up_bytes_per_s or math.inf for m in self._machines)
+
+    def hop_s(self, num_bytes: float, to: _Stage) -> float:
+        """One replica's microbatch to one of another stage: the narrower of both ends, and the way.
+
+        Ways are known to the coordinator alone, so one between two peers is taken to be as long as
+        half of both together.
+        """
+        rate = min(self.slowest_up, *(m.down_bytes_per_s or math.inf for m in to._machines))
+        return num_bytes / rate + (self.round_trip_s + to.round_trip_s) / 4
+
+
+def _weight_bytes(spec: RunSpec, layers: LayerRange) -> float:
+    model = spec.model
+    ends = (layers.start == 0) + (layers.stop == model.num_blocks)
+    table = model.vocab_size * model.hidden_size * FLOAT_BYTES
+    return len(layers) * model.block_bytes + ends * table
+
+
+def _flops(spec: RunSpec, layers: LayerRange) -> float:
+    """Of one microbatch, there and back."""
+    model, train = spec.model, spec.train
+    tokens = train.micro_batch_size * train.seq_length
+    weights = model.block_bytes / FLOAT_BYTES
+    flops = len(layers) * block_flops(weights, model.hidden_size, tokens, train.seq_length)
+    if layers.stop == model.num_blocks:
+        flops += 6.0 * tokens * model.hidden_size * model.vocab_size
+    return flops
+
+
+# ---- bytes
+
+
+@cache
+def bytes_per_value(spec: CodecSpec) -> float:
+    """What a codec makes of noise: as many bytes a value as it needs for what it cannot foresee."""
+    noise = torch.randn(PROBED_TOKENS, PROBED_CHANNELS, generator=torch.Generator().manual_seed(0))
+    base = torch.zeros_like(noise) if spec.is_delta else None
+    return len(from_spec(spec).encode(noise, base).payload) / noise.numel()
+
+
+def _boundary_bytes(spec: RunSpec, *, is_first: bool) -> Bytes:
+    """Of a microbatch, as its samples come for the first time, or again."""
+    train = spec.train
+    forward = train.codec(Direction.FORWARD)
+    if is_first and forward.is_delta:
+        forward = train.key_frame_codec(Direction.FORWARD)
+    values = train.seq_length * spec.model.hidden_size
+    return Bytes(
+        *(
+            train.micro_batch_size * (values * bytes_per_value(codec) + FRAME_BYTES)
+            for codec in (forward, train.codec(Direction.BACKWARD))
+        )
+    )
+
+
+def _reduced_bytes(spec: RunSpec, stage: _Stage) -> float:
+    """That each replica sends to sum a step's gradients over all of them."""
+    replicas = len(stage.peers)
+    shared = 2 * (replicas - 1) / replicas
+    rate = bytes_per_value(spec.train.reduction_codec)
+    return shared * rate * stage.weight_bytes / FLOAT_BYTES
+
+
+# ---- a step
+
+
+def _step(spec: RunSpec, stages: Sequence[_Stage], sizes: Bytes) -> tuple[float, str]:
+    """Seconds of a step, and what it is bound by."""
+    microbatches = spec.train.batch_size // spec.train.micro_batch_size
+    alone_s = sum(stage.compute_s for stage in stages)
+    for one, other in pairwise(stages):
+        alone_s += one.hop_s(sizes.forward, other) + other.hop_s(sizes.backward, one)
+    slowest_s, bound_by = max(_turns(stages, sizes), key=lambda turn: turn[0])
+    reduced_s = max(_reduced_bytes(spec, stage) / stage.slowest_up for stage in stages)
+    told_s = 2 * max(stage.round_trip_s for stage in stages)
+    return alone_s + (microbatches - 1) * slowest_s + reduced_s + told_s, bound_by
+
+
+def _turns(stages: Sequence[_Stage], sizes: Bytes) -> Iterable[tuple[float, str]]:
+    """What each stage and each link needs for one more microbatch."""
+    for index, stage in enumerate(stages):
+        names = " and ".join(peer.peer_id for peer in stage.peers)
+        sent, received = _sizes(index, len(stages), sizes)
+        yield stage.turn_s, f"what {names} computes (layers {stage.layers})"
+        yield stage.up_s(sent), f"the uplink of {names}"
+        yield stage.down_s(received), f"the downlink of {names}"
+
+
+def _sizes(index: int, num_stages: int, sizes: Bytes) -> tuple[float, float]:
+    """Bytes that a stage sends and receives for a microbatch."""
+    has_next, has_previous = index < num_stages - 1, index > 0
+    sent = has_next * sizes.forward + has_previous * sizes.backward
+    received = has_previous * sizes.forward + has_next * sizes.backward
+    return sent, received
+
+
+def _told(spec: RunSpec, stages: Sequence[_Stage], index: int) -> StageForecast:
+    stage, train = stages[index], spec.train
+    num_first = min(train.num_steps, train.steps_per_epoch)
+    sent = received = 0.0
+    for steps, is_first in ((num_first, True), (train.num_steps - num_first, False)):
+        own = _sizes(index, len(stages), _boundary_bytes(spec, is_first=is_first))
+        microbatches = steps * train.batch_size / train.micro_batch_size / len(stage.peers)
+        sent, received = sent + microbatches * own[0], received + microbatches * own[1]
+    reduced = train.num_steps * _reduced_bytes(spec, stage)
+    return StageForecast(
+        layers=stage.layers,
+        peers=tuple(peer.peer_id for peer in stage.peers),
+        memory_bytes=COPIES_PER_WEIGHT * stage.weight_bytes,
+        compute_s=stage.compute_s,
+        up_bytes=sent + reduced,
+        down_bytes=received + reduced,
+    )

@@ -1,0 +1,123 @@
+"""What forecasts are made of: who would host what, and how fast peers' links to here are.
+
+Nothing comes of either: no run begins, and no decision is made by what was measured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from swarm_ft.clock import Clock
+from swarm_ft.coordinator.facts.state import SwarmState
+from swarm_ft.coordinator.plan.placement import SETTLE_S, place
+from swarm_ft.errors import Busy, MalformedMessage, OutOfTurn, Unavailable
+from swarm_ft.protocol.machines.rate import Rate
+from swarm_ft.protocol.messages.capacity import (
+    MAX_PLACED,
+    LinkEcho,
+    LinkSample,
+    Placed,
+    PlacedPeer,
+    PlaceRequest,
+)
+from swarm_ft.transport.base import MessageStream
+
+MAX_SAMPLES = 520
+"""Of one measurement, each way: 16 MiB, and a few to see how long a round trip takes."""
+MEASURE_S = 20.0
+MEASURES_PER_S, MEASURES_BURST = 1 / 60, 12
+"""Of one peer: it takes a few of growing size, each time that it is started."""
+PLACES_PER_S, PLACES_BURST = 1.0, 8
+
+Asked = MessageStream[Placed, PlaceRequest]
+Measured = MessageStream[LinkEcho, LinkSample]
+
+
+class Capacity:
+    """Answers `Place` and `MeasureLink`.
+
+    Args:
+        clock: the time.
+        state: all that is known now.
+    """
+
+    def __init__(self, clock: Clock, state: Callable[[], SwarmState]) -> None:
+        self._clock = clock
+        self._state = state
+        self._places: Rate[str] = Rate(per_s=PLACES_PER_S, burst=PLACES_BURST)
+        self._measures: Rate[str] = Rate(per_s=MEASURES_PER_S, burst=MEASURES_BURST)
+        self._measuring = asyncio.Lock()
+
+    async def place(self, stream: Asked) -> None:
+        """Who would host what.
+
+        Raises:
+            Busy: it is asked too often.
+        """
+        self._places.check(_who(stream), self._clock.now_s(), "plans are asked for")
+        request = await stream.receive()
+        if request is None:
+            raise OutOfTurn(f"{stream.remote}: expected a job to plan")
+        await stream.send(_placed(request, self._state(), self._clock.now_s()))
+
+    async def measure(self, stream: Measured) -> None:
+        """Once all messages came, answer them with as many bytes as they had.
+
+        Raises:
+            Busy: another peer measures its link now, or this one does too often.
+            MalformedMessage: it sent more than is measured.
+            Unavailable: it takes too long.
+        """
+        self._measures.check(_who(stream), self._clock.now_s(), "links are measured")
+        if self._measuring.locked():  # two at once would measure each other
+            raise Busy("another peer measures its link; try again in a second")
+        async with self._measuring:
+            try:
+                async with asyncio.timeout(MEASURE_S):
+                    await _echo(stream)
+            except TimeoutError:
+                raise Unavailable(
+                    f"{stream.remote}: its link was measured for {MEASURE_S:g} s; that is enough"
+                ) from None
+
+
+def _who(stream: Asked | Measured) -> str:
+    return stream.caller.name if stream.caller else stream.remote.rpartition(":")[0]
+
+
+def _placed(request: PlaceRequest, state: SwarmState, now_s: float) -> Placed:
+    """As if all who are there had settled, and had nothing else to do."""
+    members = tuple(state.members.values())
+    placement = place(request.spec, members, now_s + SETTLE_S)
+    hellos = {member.hello.peer_id: member.hello for member in members}
+    peers = tuple(
+        PlacedPeer(
+            peer_id=one.peer_id,
+            layers=one.layers,
+            memory_bytes=hellos[one.peer_id].memory_bytes,
+            machine=hellos[one.peer_id].machine,
+        )
+        for one in placement.assignments
+    )
+    return Placed(peers=peers[:MAX_PLACED], reason=placement.reason)
+
+
+async def _echo(stream: Measured) -> None:
+    """Empty ones are for the round trip, and answered at once."""
+    sizes: list[int] = []
+    for _ in range(MAX_SAMPLES):
+        sample = await stream.receive()
+        if sample is None:
+            break
+        if sample.data:
+            sizes.append(len(sample.data))
+        else:
+            await stream.send(LinkEcho())
+    else:
+        raise MalformedMessage(
+            f"{stream.remote}: expected {MAX_SAMPLES} messages at most to measure a link by"
+        )
+    await stream.send(LinkEcho())
+    for size in sizes:
+        await stream.send(LinkEcho(data=bytes(size)))

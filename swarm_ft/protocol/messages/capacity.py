@@ -1,0 +1,87 @@
+"""What machines and links can do, as their peers measured it: for forecasts, and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from swarm_ft.ids import PeerId
+from swarm_ft.protocol.spec.bounds import Length, Range, Text
+from swarm_ft.protocol.spec.layers import LayerRange
+from swarm_ft.protocol.spec.run_spec import RunSpec
+from swarm_ft.protocol.spec.version import PROTOCOL_VERSION, Spoken
+
+MAX_PLACED = 1024
+"""Peers that a plan names."""
+SAMPLE_BYTES = 32 << 10
+"""Of a message by which a link is measured."""
+
+Rate = Annotated[float, Range(0.0, 1e18)]
+Seconds = Annotated[float, Range(0.0, 3600.0)]
+Watts = Annotated[float, Range(0.0, 1e6)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Machine:
+    """What a peer measured, or its volunteer said, of the machine that it lends. 0: unknown.
+
+    Nobody decides anything by it but whoever reads a forecast, so it may be taken at its word.
+
+    Attributes:
+        flops_per_s: of training a block, see `stage.speed`.
+        up_bytes_per_s: to the coordinator.
+        down_bytes_per_s: from there.
+        round_trip_s: there and back.
+        watts: that it takes at work, as its volunteer says.
+    """
+
+    flops_per_s: Rate = 0.0
+    up_bytes_per_s: Rate = 0.0
+    down_bytes_per_s: Rate = 0.0
+    round_trip_s: Seconds = 0.0
+    watts: Watts = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlaceRequest:
+    """Say who would host what if this job began now."""
+
+    spec: RunSpec
+    protocol_version: Annotated[int, Spoken("client", "coordinator")] = PROTOCOL_VERSION
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlacedPeer:
+    """A peer, and what it would host.
+
+    Attributes:
+        memory_bytes: that it lends.
+    """
+
+    peer_id: PeerId
+    layers: LayerRange
+    memory_bytes: int
+    machine: Machine
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Placed:
+    """Who would host what, first stage to last, replicas beside each other; or why nobody would."""
+
+    peers: Annotated[tuple[PlacedPeer, ...], Length(MAX_PLACED)]
+    reason: Text
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LinkSample:
+    """Bytes that say nothing."""
+
+    data: Annotated[bytes, Length(SAMPLE_BYTES)] = b""
+    protocol_version: Annotated[int, Spoken("peer", "coordinator")] = PROTOCOL_VERSION
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LinkEcho:
+    """As many bytes back."""
+
+    data: Annotated[bytes, Length(SAMPLE_BYTES)] = b""

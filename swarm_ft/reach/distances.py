@@ -1,0 +1,27 @@
+"""How far a swarm's relays are from this machine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+from swarm_ft.errors import SwarmError
+from swarm_ft.protocol.messages.meeting import RelayPlace
+from swarm_ft.reach.sockets import ask_front
+
+QUESTIONS = 2
+"""To each relay; the quicker answer counts."""
+
+
+async def measured(places: Iterable[RelayPlace]) -> dict[str, float]:
+    """Seconds there and back, by a relay's endpoint; of those that answer."""
+    endpoints = [place.endpoint for place in places]
+    found = await asyncio.gather(*map(_round_trip_s, endpoints))
+    return {one: s for one, s in zip(endpoints, found, strict=True) if s is not None}
+
+
+async def _round_trip_s(endpoint: str) -> float | None:
+    try:
+        return min([(await ask_front(endpoint)).took_s for _ in range(QUESTIONS)])
+    except (OSError, TimeoutError, SwarmError):
+        return None

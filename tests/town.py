@@ -1,0 +1,140 @@
+"""A swarm of two peers and a client, each a machine of a lab or this one, through one job."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.lab.host import THIS_MACHINE, Host
+from benchmarks.lab.hub import Link
+from swarm_ft.client.sample import SampleInput
+from swarm_ft.failpoints import VARIABLE
+from tests.cli.conftest import Shell, Spawned
+
+DELAYED = Link(delay_ms=10.0)
+"""What homes of a town are at, so that links take their time to be made."""
+LAYERS = ("0-1", "1-3")
+STEP_TIMEOUT_S, END_TIMEOUT_S = 120.0, 200.0
+PARTS = 10
+"""Of a run; a client tells of each."""
+
+
+@dataclass
+class Town:
+    """See the module's docstring. Use it once.
+
+    Attributes:
+        public: where the coordinator is.
+        peers: where they are.
+        client: where that is.
+        seen_at: the coordinator's address, as the others see it, and its port, where its router
+            forwards nothing else; empty: its machine's own, and any.
+    """
+
+    folder: Path
+    public: Host = THIS_MACHINE
+    peers: tuple[Host, Host] = (THIS_MACHINE, THIS_MACHINE)
+    client: Host = THIS_MACHINE
+    seen_at: tuple[str, int] | tuple[()] = ()
+    running: dict[str, Spawned] = field(default_factory=dict)
+    _shells: dict[str, Shell] = field(default_factory=dict)
+
+    def train(
+        self, sample: SampleInput, num_steps: int, troubles: Sequence[Trouble] = ()
+    ) -> dict[str, Any]:
+        """The report of one job, after which all have ended as they should.
+
+        Args:
+            sample: its model and its text.
+            num_steps: of it.
+            troubles: what happens meanwhile, one after the other.
+        """
+        hosts = {"public": self.public, "client": self.client}
+        hosts |= {f"peer-{i}": host for i, host in enumerate(self.peers)}
+        with ExitStack() as stack:
+            for name, host in hosts.items():
+                (self.folder / name).mkdir(parents=True)
+                self._shells[name] = Shell(self.folder / name, host)
+                stack.callback(self._shells[name].close)
+            self._open()
+            self._submit(sample, num_steps)
+            for trouble in troubles:
+                self.reaches(trouble.part, num_steps)
+                trouble.happens(self)
+            client = self.running.pop("client")
+            assert client.ends(END_TIMEOUT_S) == 0, self.said()
+            for process in reversed(self.running.values()):
+                assert process.interrupted() == 0, process.err
+        told: dict[str, Any] = json.loads(self._report.read_text(encoding="utf-8"))
+        return told
+
+    def reaches(self, part: int, num_steps: int, timeout_s: float = STEP_TIMEOUT_S) -> None:
+        """Wait until so many tenths of the run are done."""
+        step = part * num_steps // PARTS
+        try:
+            self.running["client"].wait_for("err", f"step {step}/", timeout_s)
+        except AssertionError:
+            raise AssertionError(f"no step {step}: {json.dumps(self.said(), indent=1)}") from None
+
+    def said(self) -> Mapping[str, list[str]]:
+        """By everybody, on standard error."""
+        return {name: process.err for name, process in self.running.items()}
+
+    def start_coordinator(self) -> None:
+        """Start it, or start it again from its journal."""
+        address, port = self.seen_at or (self.public.address, 0)
+        listening = ("--host", "0.0.0.0", "--port", port, "--announce", address)
+        self.running["public"] = self._shells["public"].up("coordinator", *listening)
+
+    def kill_coordinator(self) -> None:
+        """With the relay that is beside it."""
+        self.running["public"].signal(signal.SIGKILL)
+        self.running["public"].ends()
+
+    def order(self, fault: str) -> None:
+        """The coordinator meets this fault as it says the next commit, to one peer and no other."""
+        self._orders.write_text(f"{fault} commit-said 1", encoding="utf-8")
+
+    @property
+    def _orders(self) -> Path:
+        return self.folder / "orders"
+
+    @property
+    def _report(self) -> Path:
+        return self.folder / "report.json"
+
+    def _open(self) -> None:
+        public = self._shells["public"]
+        public.env[VARIABLE] = str(self._orders)
+        assert public.spawn("init").ends() == 0
+        self.start_coordinator()
+        word = public.invited("--uses", len(LAYERS))
+        for i, layers in enumerate(LAYERS):
+            peer = self._shells[f"peer-{i}"].up("serve-stage", word, "--layers", layers)
+            self.running[f"peer-{i}"] = peer
+
+    def _submit(self, sample: SampleInput, num_steps: int) -> None:
+        self.running["client"] = self._shells["client"].spawn(
+            *("client", "train", "--model", sample.model_dir, "--json", self._report),
+            *("--dataset", sample.train_file, "--steps", num_steps, "--max-samples", 40),
+            *("--batch-size", 4, "--seq-length", 32, "--fw", "aq4", "--bw", "q8"),
+            *("--invite", self._shells["public"].invited("--role", "client")),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """What happens in the midst of a job.
+
+    Attributes:
+        part: tenths of the run that are done by then.
+        happens: does it.
+    """
+
+    part: int
+    happens: Callable[[Town], None]

@@ -1,0 +1,83 @@
+"""What the doctor says, at a terminal and in JSON: all of it, and in short beside a peer."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from swarm_ft.cli.doctor import doctor, tell_reached, written_mb_per_s
+from swarm_ft.reach import doctor as examinations
+from swarm_ft.reach.doctor import Finding, Verdict
+from swarm_ft.reach.meet import Reach
+
+NOBODY = cast(Reach, None)
+
+
+@pytest.fixture
+def findings(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def examine(*_: object) -> AsyncIterator[Finding]:
+        yield Finding("clock", Verdict.NOTE, "70 s behind", "set it")
+        yield Finding("others", Verdict.OK, "reach this machine: direct")
+
+    monkeypatch.setattr(examinations, "examine_member", examine)
+
+
+@pytest.mark.usefixtures("findings")
+async def test_a_peer_says_how_it_is_reached_and_warns_of_what_is_in_the_way(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    await tell_reached(NOBODY, "", as_json=False)
+    told = capsys.readouterr()
+    assert told.out == "others: reach this machine: direct\n"
+    assert told.err == "warning: clock: 70 s behind\n         set it\n"
+
+
+@pytest.mark.usefixtures("findings")
+async def test_programs_are_told_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    await tell_reached(NOBODY, "", as_json=True)
+    told = capsys.readouterr()
+    assert not told.err
+    (line,) = told.out.splitlines()
+    clock, others = json.loads(line)["reach"]
+    assert (clock["about"], clock["verdict"], clock["advice"]) == ("clock", "note", "set it")
+    assert (others["says"], others["cause"]) == ("reach this machine: direct", "")
+
+
+def examined(tmp_path: Path) -> dict[str, Any]:
+    result = CliRunner().invoke(doctor, ["--json"], env={"XDG_CACHE_HOME": str(tmp_path)})
+    return {one["about"]: one for one in json.loads(result.output)["findings"]}
+
+
+def test_the_machine_itself_is_looked_at(tmp_path: Path) -> None:
+    found = examined(tmp_path)
+    assert list(found)[:3] == ["packages", "device", "disk"]
+    assert f"torch {torch.__version__}" in found["packages"]["says"]
+    assert f"GiB free in {tmp_path}, written at" in found["disk"]["says"]
+
+
+def test_a_gpu_that_torch_cannot_use_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        assert command[0] == "nvidia-smi"
+        return subprocess.CompletedProcess(command, 0, "NVIDIA RTX 4090, 555.42\n")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(subprocess, "run", run)
+    device = examined(tmp_path)["device"]
+    assert device["verdict"] == "note"
+    assert "torch cannot use NVIDIA RTX 4090 (driver 555.42)" in device["says"]
+    assert "CUDA" in device["advice"]
+
+
+def test_a_disk_that_takes_nothing_is_told(tmp_path: Path) -> None:
+    assert written_mb_per_s(tmp_path) > 0
+    with pytest.raises(OSError, match="No such file"):
+        written_mb_per_s(tmp_path / "missing")

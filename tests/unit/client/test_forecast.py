@@ -1,0 +1,133 @@
+"""What a job takes, on machines of which all is known."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarm_ft.client.forecast import Forecast, bytes_per_value, forecast
+from swarm_ft.ids import PeerId
+from swarm_ft.protocol.messages.capacity import Machine, PlacedPeer
+from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
+from swarm_ft.protocol.spec.layers import LayerRange
+from swarm_ft.protocol.spec.run_spec import RunSpec
+from tests.specs import model_spec, train_spec
+
+FAST = Machine(flops_per_s=1e15, up_bytes_per_s=1e12, down_bytes_per_s=1e12, watts=100.0)
+
+
+def job(**train: object) -> RunSpec:
+    """A GPT-2 of four blocks; eight microbatches a step, ten steps an epoch."""
+    wanted: dict[str, object] = {"batch_size": 16, "micro_batch_size": 2, "seq_length": 128}
+    wanted |= {"num_samples": 160, "num_steps": 30, **train}
+    model = model_spec(hidden_size=768, vocab_size=50257, block_bytes=28_000_000)
+    return RunSpec(model=model, train=train_spec(**wanted))
+
+
+def on(*machines: Machine, replicas: int = 1) -> list[PlacedPeer]:
+    """Each of them with its share of the blocks, and so many peers to a share."""
+    share = 4 * replicas // len(machines)
+    return [
+        PlacedPeer(
+            peer_id=PeerId(f"peer-{number}"),
+            layers=LayerRange(share * (number // replicas), share * (number // replicas + 1)),
+            memory_bytes=1 << 33,
+            machine=machine,
+        )
+        for number, machine in enumerate(machines)
+    ]
+
+
+def test_a_slow_uplink_is_what_a_step_is_bound_by() -> None:
+    slow = Machine(flops_per_s=1e15, up_bytes_per_s=1e6, down_bytes_per_s=1e12)
+    found = forecast(job(forward_codec="fp16", backward_codec="fp16"), on(FAST, slow))
+    assert found.bound_by == "the uplink of peer-1"
+    microbatch = 2 * 128 * 768 * 2 / 1e6
+    assert found.step_s == pytest.approx(8 * microbatch, rel=0.05)
+    assert found.samples_per_s == pytest.approx(16 / found.step_s, rel=1e-6)
+    assert found.seconds == pytest.approx(30 * found.step_s)
+
+
+def test_a_slow_machine_is_what_a_step_is_bound_by() -> None:
+    slow = Machine(flops_per_s=1e10, up_bytes_per_s=1e12, down_bytes_per_s=1e12)
+    found = forecast(job(), on(FAST, slow, FAST, FAST))
+    assert found.bound_by == "what peer-1 computes (layers 1-2)"
+    assert found.stages[1].compute_s == pytest.approx(found.step_s / 8, rel=0.01)
+
+
+def test_replicas_share_a_step_and_pay_for_their_sum() -> None:
+    slow = Machine(flops_per_s=1e10, up_bytes_per_s=1e12, down_bytes_per_s=1e12)
+    alone = forecast(job(), on(slow, slow))
+    shared = forecast(job(), on(slow, slow, slow, slow, replicas=2))
+    assert 1.5 < alone.step_s / shared.step_s < 2.0
+    narrow = Machine(flops_per_s=1e15, up_bytes_per_s=1e7, down_bytes_per_s=1e12)
+    summed = forecast(job(), on(narrow, narrow, narrow, narrow, replicas=2))
+    halves = 2 * 28_000_000 + 50257 * 768 * 4
+    assert summed.step_s == pytest.approx(halves / 1e7, rel=0.15)
+
+
+def test_samples_that_come_again_are_sent_as_changes() -> None:
+    slow = Machine(flops_per_s=1e15, up_bytes_per_s=1e6, down_bytes_per_s=1e12)
+    spec = job(forward_codec="aq2", backward_codec="q2", key_codec="fp16")
+    found = forecast(spec, on(slow, FAST))
+    assert found.first_step_s > 5 * found.step_s
+    assert found.seconds == pytest.approx(10 * found.first_step_s + 20 * found.step_s)
+
+
+def test_what_nobody_measured_is_left_out_and_told() -> None:
+    found = forecast(job(), on(Machine(), FAST))
+    assert [words.partition(" did")[0] for words in found.unknown] == ["1 of 2 peers"] * 3
+    assert found.step_s < 0.1
+    assert forecast(job(), on(FAST, FAST)).unknown == ()
+
+
+def test_energy_is_of_all_who_work() -> None:
+    found = forecast(job(), on(FAST, FAST))
+    assert found.kwh == pytest.approx(200 * found.seconds / 3.6e6)
+
+
+def test_a_line_says_the_most_important() -> None:
+    found = Forecast(
+        stages=(),
+        first_step_s=2.0,
+        step_s=1.0,
+        seconds=7200.0,
+        samples_per_s=3.14159,
+        bound_by="the uplink of peer-1",
+        kwh=0.0,
+        unknown=(),
+    )
+    assert found.line() == (
+        "forecast  3.14 samples/s, 2.0 h (2 s a step at first, then 1); "
+        "bound by the uplink of peer-1"
+    )
+
+
+machines = st.builds(
+    Machine,
+    flops_per_s=st.floats(1e9, 1e15),
+    up_bytes_per_s=st.floats(1e5, 1e10),
+    down_bytes_per_s=st.floats(1e5, 1e10),
+    round_trip_s=st.floats(0.0, 1.0),
+    watts=st.floats(0.0, 1e3),
+)
+
+
+@given(st.lists(machines, min_size=2, max_size=2), st.integers(0, 1))
+def test_a_better_machine_never_makes_it_slower(two: list[Machine], which: int) -> None:
+    before = forecast(job(), on(*two))
+    better = [FAST if number == which else machine for number, machine in enumerate(two)]
+    after = forecast(job(), on(*better))
+    assert after.step_s <= before.step_s * (1 + 1e-9)
+    assert all(math.isfinite(value) and value >= 0 for value in (before.seconds, before.kwh))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("none", 4.0), ("fp16", 2.0), ("q8", 1.0), ("aq4", 0.5), ("aq2", 0.25)]
+)
+def test_a_codecs_bytes_are_those_it_writes(text: str, expected: float) -> None:
+    measured = bytes_per_value(parse_codec_spec(text, Direction.FORWARD))
+    assert measured == pytest.approx(expected, rel=0.15)

@@ -1,0 +1,86 @@
+"""Where a process meets its own gRPC: what is heard there came through its front."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from swarm_ft import systems
+from swarm_ft.errors import NotAllowed
+from swarm_ft.protocol.messages.client import StatusRequest, SwarmStatus
+from swarm_ft.reach.transport import FrontedTransport
+from swarm_ft.transport.base import MessageStream, call
+from swarm_ft.transport.grpc_transport import GrpcTransport
+from swarm_ft.transport.local_places import LocalPlaces
+from swarm_ft.transport.methods import STATUS
+
+TIMEOUT_S = 20.0
+
+
+class Heard:
+    """Serves a call, and remembers who made it."""
+
+    def __init__(self) -> None:
+        self.remotes: list[str] = []
+
+    async def __call__(self, stream: MessageStream[SwarmStatus, StatusRequest]) -> None:
+        await stream.receive()
+        self.remotes.append(stream.remote)
+        await stream.send(SwarmStatus(members=(), runs=()))
+
+
+@pytest.fixture(params=["path", "port"])
+def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Linux has it, and as Windows has."""
+    monkeypatch.setattr(systems, "HAS_SOCKET_PATHS", request.param == "path")
+
+
+@asynccontextmanager
+async def serving(heard: Heard) -> AsyncIterator[str]:
+    transport = FrontedTransport(GrpcTransport(), plaintext=True)
+    server = await transport.serve("127.0.0.1", 0, {STATUS: heard})
+    yield server.endpoint
+    await server.stop()
+
+
+async def ask(endpoint: str) -> None:
+    channel = GrpcTransport().connect(endpoint)
+    try:
+        await call(channel, STATUS, StatusRequest(), TIMEOUT_S)
+    finally:
+        await channel.close()
+
+
+@pytest.mark.usefixtures("kind")
+async def test_who_calls_through_the_front_is_known_by_its_own_endpoint() -> None:
+    heard = Heard()
+    async with serving(heard) as endpoint:
+        for _ in range(3):
+            await ask(endpoint)
+    assert {remote.rpartition(":")[0] for remote in heard.remotes} == {"127.0.0.1"}
+    assert len(set(heard.remotes)) == 3, "each connection has a port of its own"
+
+
+async def test_a_port_for_this_process_is_none_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(systems, "HAS_SOCKET_PATHS", False)
+    heard, places = Heard(), LocalPlaces()
+    place = places.new()
+    server = await GrpcTransport().serve_at(place, {STATUS: heard})
+    with pytest.raises(NotAllowed, match="come to its front"):
+        await ask(place.target.removeprefix("ipv4:"))
+    assert not heard.remotes
+    await server.stop()
+
+
+@pytest.mark.usefixtures("kind")
+async def test_a_place_is_listened_at_and_connected_to() -> None:
+    places = LocalPlaces()
+    one, other = places.new(), places.new()
+    listeners = [place.listen() for place in (one, other)]
+    socks = [await place.connect("192.0.2.1:7000") for place in (one, other)]
+    assert one.target != other.target
+    for sock in (*socks, *listeners):
+        sock.close()
+    places.close()
