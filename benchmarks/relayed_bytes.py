@@ -31,7 +31,15 @@ from swarm_ft.coordinator.relays import Relaying
 from swarm_ft.coordinator.service import TICK_S
 from swarm_ft.ids import PeerId, RunId, StepNumber
 from swarm_ft.protocol.messages.control import PeerHello
-from swarm_ft.protocol.messages.meeting import Linked, Meet, Reachable, RelayPlace, Way
+from swarm_ft.protocol.messages.meeting import (
+    Linked,
+    Measured,
+    Meet,
+    Reachable,
+    RelayDistance,
+    RelayPlace,
+    Way,
+)
 from swarm_ft.protocol.spec.run_spec import LrSchedule, ModelSpec, RunSpec, TrainSpec
 
 RELAY = RelayPlace(endpoint="192.0.2.1:7000", probe_endpoint="192.0.2.1:7001")
@@ -125,13 +133,15 @@ class Swarm:
             draw=lambda size: next(numbers).to_bytes(size, "big"),
             relays=lambda: (Relaying(place=RELAY),),
         )
+        measured = Measured(distances=(RelayDistance(endpoint=RELAY.endpoint, round_trip_s=0.04),))
         for number, name in enumerate(self.names):
             host = f"198.51.{number // 250}.{number % 250 + 1}"
             endpoint = f"{host}:1" if self.kinds[name] == "open" else "192.168.1.2:1"
             reachable = Reachable(endpoints=(endpoint,))
-            self._meet(meetings, meetings.came(name, host, reachable, 0.0, is_peer=True))
+            meetings.came(name, host, reachable, 0.0, is_peer=True)
             if self.kinds[name] == "varying":
                 meetings.said(name, replace(reachable, mapping_varies=True), 0.0)
+            self._meet(meetings, meetings.said(name, measured, 0.0))
         return meetings.known()
 
     def _meet(self, meetings: Meetings, said: Said) -> None:

@@ -267,8 +267,8 @@ def coordinator(
                 result_s=3600 * result_hours,
                 quotas=quotas,
                 grants=grants,
-                relays=introductions.relays,
                 ways=introductions.meetings.known,
+                relays=introductions.relays,
             )
             addresses = _announced(directory.addresses, listening.announced_host)
             nodes = initial_peers or addresses

@@ -369,6 +369,7 @@ async def serve_peer(
     grpc = GrpcTransport(GrpcOptions(warm_idle_s=WARM_IDLE_S, credentials=own))
     transport = swarm.transport(grpc)
     control = GrpcOptions(answer_timeout_s=CONTROL_ANSWER_S, credentials=own)
+    home = transport if isinstance(transport, HomeTransport) else None
     node = PeerNode(
         offer,
         directory=directory,
@@ -377,16 +378,14 @@ async def serve_peer(
         clock=SystemClock(),
         make_engine=make_engine,
         on_revoked=own.revoke if own else None,
-        at_rest=transport.at_rest if isinstance(transport, HomeTransport) else lambda: None,
-        is_relayed=transport.is_relayed
-        if isinstance(transport, HomeTransport)
-        else lambda _: False,
+        is_relayed=home.is_relayed if home else lambda _: False,
+        at_rest=home.at_rest if home else lambda: None,
     )
     server = await transport.serve(listening.address, listening.port, node.handlers())
     on_stop_signal(_politely_first(node))
     async with announced(server, listening, directory, Role.PEER, offer.peer_id) as endpoint:
-        if isinstance(transport, HomeTransport):
-            transport.start((endpoint,))
+        if home:
+            home.start((endpoint,))
         _show(offer, endpoint, is_encrypted=own is not None, as_json=as_json)
         async with beside(_tell_reached(transport, swarm.coordinator, as_json=as_json)):
             await node.run(endpoint)

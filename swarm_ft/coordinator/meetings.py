@@ -54,8 +54,6 @@ MAX_TRIALS = 12
 """Of the peers that came last, how many one that comes tries to reach, so that placement knows."""
 MAX_WAYS = 1 << 16
 """Pairs of which it is known how they met; then the oldest are forgotten."""
-NAME_S = 2.0
-"""How long it may take to find a name's address."""
 MAX_QUEUED = 256
 """A member that lets more messages pile up is dropped; it may come again."""
 
@@ -72,8 +70,8 @@ class Present:
         reachable: what it said of itself.
         wants: how many it may ask for now.
         counted_s: when that was counted.
-        distances: how far relays are from it; None: it has not said yet.
         is_peer: others may have to work with it.
+        distances: how far relays are from it; None: it has not said yet.
     """
 
     host: str
@@ -133,15 +131,15 @@ class Meetings:
         """A member is there, or says anew where it is reached."""
         known = self.present.get(name)
         if known is not None and known.host == host:
-            if reachable != known.reachable:
+            if reachable.endpoints != known.reachable.endpoints:
                 self._forget_ways(name)
-            known.reachable = reachable
+            known.reachable, self._known = reachable, None
             return []
         self.present[name] = Present(
             host=host, reachable=reachable, counted_s=now_s, is_peer=is_peer
         )
         self._known = None
-        return [(name, self._places()), *self._trials(name, now_s)]
+        return [(name, self._places())]
 
     def relays_changed(self) -> Said:
         """There are other relays than before: all who are there are told."""
@@ -181,8 +179,9 @@ class Meetings:
                 return []
             case Measured(distances=distances):
                 told = {one.endpoint: one.round_trip_s for one in distances}
+                is_first = self.present[name].distances is None
                 self.present[name].distances = told
-                return []
+                return self._trials(name, now_s) if is_first else []
 
     def forget(self, now_s: float) -> None:
         """Meetings that are over."""
@@ -208,14 +207,17 @@ class Meetings:
         ]
 
     def _trials(self, name: str, now_s: float) -> Said:
-        """Meetings that nobody asked for, where nothing else tells whether two reach each other."""
-        if not self.relays() or not self.present[name].is_peer:
+        """Meetings that nobody asked for, where nothing else tells whether two reach each other.
+
+        Both know by now what their routers do, and each has a relay, to punch with.
+        """
+        own, ways = self.present[name], self.known()
+        if not (own.is_peer and own.distances):
             return []
-        ways = self.known()
-        others = [other for other, present in self.present.items() if present.is_peer]
-        asked = [o for o in reversed(others) if o != name and ways.is_open_question(name, o)]
-        self.present[name].wants -= len(asked[:MAX_TRIALS])
-        return [said for other in asked[:MAX_TRIALS] for said in self._begin(name, other, now_s)]
+        others = [o for o, p in self.present.items() if p.is_peer and p.distances and o != name]
+        asked = [o for o in reversed(others) if ways.is_open_question(name, o)][:MAX_TRIALS]
+        own.wants -= len(asked)
+        return [said for other in asked for said in self._begin(name, other, now_s)]
 
     def _met(self, pair: tuple[str, str], way: Way) -> None:
         self.ways.pop(pair, None)
@@ -225,7 +227,8 @@ class Meetings:
         self._known = None
 
     def _forget_ways(self, name: str) -> None:
-        self.ways = {pair: way for pair, way in self.ways.items() if name not in pair}
+        for pair in [pair for pair in self.ways if name in pair]:
+            del self.ways[pair]
         self._known = None
 
     def _refusal(self, name: str, other: str, now_s: float) -> str | None:

@@ -157,8 +157,8 @@ class CoordinatorService:
         quotas: how much clients may ask for.
         grants: what a member may host, by its name, asked in a thread as it joins; None: all may
             host anything. It may raise what the member is to hear.
-        relays: that are there, and are told whose keys are revoked.
         ways: tells who reaches whom, as far as is known.
+        relays: that are there, and are told whose keys are revoked.
 
     A failing journal ends `run`: what cannot be made durable must not be said.
     """
@@ -173,12 +173,12 @@ class CoordinatorService:
         result_s: float = RESULT_S,
         quotas: Quotas = DEFAULT_QUOTAS,
         grants: Callable[[PeerId], Grant] | None = None,
-        relays: RelayRoll | None = None,
         ways: Callable[[], Ways] = Ways,
+        relays: RelayRoll | None = None,
     ) -> None:
         self._grants = grants
-        self._relays = relays
         self._ways = ways
+        self._relays = relays
         self._journal = journal
         self._clock = clock
         self._snapshots = snapshots

@@ -99,8 +99,8 @@ class PeerNode:
         clock: the time.
         make_engine: what computes.
         on_revoked: hears whose calls are to be refused from now on.
-        at_rest: called between steps, when nothing is under way between peers.
         is_relayed: tells whether the stream to another peer goes over a relay.
+        at_rest: called between steps, when nothing is under way between peers.
         rng: so that not all peers call in step.
     """
 
@@ -114,8 +114,8 @@ class PeerNode:
         clock: Clock,
         make_engine: EngineMaker,
         on_revoked: Callable[[Collection[str]], None] | None = None,
-        at_rest: Callable[[], None] = lambda: None,
         is_relayed: Callable[[PeerId], bool] = lambda _: False,
+        at_rest: Callable[[], None] = lambda: None,
         rng: Random | None = None,
     ) -> None:
         self._options = options

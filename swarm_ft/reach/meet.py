@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
@@ -90,15 +90,6 @@ class Link:
     sock: socket.socket
     way: Way
 
-    @contextmanager
-    def counted_in(self, relayed: Counter[str], name: str) -> Iterator[None]:
-        """While it stands, it counts as one to this member if it goes over a relay."""
-        relayed[name] += self.way is Way.RELAYED
-        try:
-            yield
-        finally:
-            relayed[name] -= self.way is Way.RELAYED
-
 
 class Reach:
     """See the module's docstring.
@@ -140,11 +131,10 @@ class Reach:
         self._met = asyncio.Condition()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._hopeless: dict[str, tuple[frozenset[Way], float]] = {}
+        self._relayed: Counter[str] = Counter()
         self._distances: dict[str, float] = {}
         self._num_spare = 0
         self._looking: asyncio.Task[None] | None = None
-        self.relayed: Counter[str] = Counter()
-        """How many of the streams that others have to here go over a relay, by whose they are."""
         front.on_pair(self._visited)
 
     async def run(self, endpoints: tuple[str, ...]) -> None:
@@ -168,6 +158,10 @@ class Reach:
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def is_relayed(self, name: str) -> bool:
+        """Whether a stream that this member has to here goes over a relay."""
+        return self._relayed[name] > 0
 
     @property
     def reachable(self) -> Reachable:
@@ -316,9 +310,13 @@ class Reach:
             return
         finally:
             self._num_spare -= 1
-        # gRPC is being stopped, or the other side is gone.
-        with suppress(OSError), link.counted_in(self.relayed, name):
+        self._relayed[name] += link.way is Way.RELAYED
+        try:
             await self._front.serve(sock, sock.getpeername()[:2], first)
+        except OSError:
+            pass  # gRPC is being stopped, or the other side is gone
+        finally:
+            self._relayed[name] -= link.way is Way.RELAYED
 
     def _known_hopeless(self, meet: Meet) -> frozenset[Way]:
         ways, since_s = self._hopeless.get(meet.name, (frozenset(), 0.0))

@@ -139,13 +139,13 @@ class HomeTransport(FrontedTransport):
         await self._tunnels.close()
         await super().close()
 
+    def is_relayed(self, name: str) -> bool:
+        """Whether a stream to or from this member goes over a relay, now."""
+        return self._tunnels.is_relayed(name) or self._reach.is_relayed(name)
+
     def also_at(self, endpoint: str) -> None:
         """Others may reach the front there, too; that is tried first."""
         self._reach.also_at(endpoint)
-
-    def is_relayed(self, name: str) -> bool:
-        """Whether a stream to or from this member goes over a relay, now."""
-        return name in self._tunnels.relayed or self._reach.relayed[name] > 0
 
     async def joined(self) -> None:
         """Until others can be introduced to this member."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable, Collection, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
@@ -68,10 +68,9 @@ class Tunnels:
             self._start(self._accept_all(name, listener))
         return self._place_to[name]
 
-    @property
-    def relayed(self) -> Collection[str]:
-        """To whom streams lead that go over a relay."""
-        return self._relayed.values()
+    def is_relayed(self, name: str) -> bool:
+        """Whether a stream to this member goes over a relay."""
+        return name in self._relayed.values()
 
     def at_rest(self) -> None:
         """Nothing is under way: what goes over a relay moves, where there is a better way."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import count
 
 import pytest
@@ -144,12 +145,25 @@ def test_who_is_not_there_is_not_met_and_nobody_asks_without_end(meetings: Meeti
 # ---- who reaches whom, for placement
 
 
-def came(meetings: Meetings, name: str, *endpoints: str, host: str = "") -> list[str]:
-    """A peer comes; whom it is asked to try, who are told of it too."""
-    reachable = Reachable(endpoints=endpoints)
-    said = meetings.came(name, host or f"198.51.100.{ord(name)}", reachable, 0.0, is_peer=True)
-    places = tuple(relay.place for relay in meetings.relays())
-    assert said[0] == (name, Relays(places=places))
+MEASURED = Measured(distances=(RelayDistance(endpoint=RELAY.endpoint, round_trip_s=0.04),))
+
+
+def came(
+    meetings: Meetings,
+    name: str,
+    *endpoints: str,
+    host: str = "",
+    varies: bool = False,
+    measured: Measured = MEASURED,
+) -> list[str]:
+    """A peer comes, and looks around; whom it is to try then, who are told of it too."""
+    host = host or f"198.51.100.{ord(name)}"
+    told = Reachable(endpoints=endpoints)
+    said = meetings.came(name, host, told, 0.0, is_peer=True)
+    assert said == [(name, Relays(places=(RELAY,)))]
+    if varies:
+        meetings.said(name, replace(told, mapping_varies=True), 0.0)
+    said = meetings.said(name, measured, 0.0)
     meets = [(to, message) for to, message in said if isinstance(message, Meet)]
     tried = [message.name for to, message in meets if message.is_caller]
     assert [(to, message.name) for to, message in meets if not message.is_caller] == [
@@ -168,12 +182,14 @@ def test_a_peer_that_comes_tries_those_of_whom_only_that_tells(meetings: Meeting
     assert came(meetings, "a") == []
     assert came(meetings, "open", "198.51.100.7:1", host="198.51.100.7") == []
     assert came(meetings, "b") == ["a"]
-    meetings.said("b", Reachable(mapping_varies=True), 0.0)
-    assert came(meetings, "c") == ["a"]
+    assert came(meetings, "v", varies=True) == []
+    assert came(meetings, "c") == ["b", "a"]
     meetings.gone("a")
-    assert came(meetings, "d") == ["c"]
-    meetings.relays = tuple
-    assert came(meetings, "e") == [], "nobody can be punched without a relay"
+    assert came(meetings, "l", measured=Measured()) == [], "it has no relay to punch with"
+    assert came(meetings, "d") == ["c", "b"]
+    assert meetings.said("d", MEASURED, 0.0) == [], "once is enough"
+    meetings.came("e", "198.51.100.7", Reachable(), 0.0, is_peer=True)
+    assert came(meetings, "f") == ["d", "c", "b"], "e has not looked around yet"
 
 
 def test_of_many_the_last_are_tried_and_it_counts_as_asking(meetings: Meetings) -> None:
@@ -198,7 +214,6 @@ def test_what_is_known_is_told_as_one_value_until_it_changes(meetings: Meetings)
         "near": Home(house="", is_open_within=True),
     }
     assert known.met == {("a", "b"): Way.RELAYED}
-    meetings.said("b", Reachable(endpoints=("192.168.1.7:1",)), 0.0)
     assert meetings.known() is known
     linked(meetings, "a", "b", Way.REVERSE)
     assert meetings.known().met == {("a", "b"): Way.REVERSE}

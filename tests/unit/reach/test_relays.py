@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from swarm_ft.clock import SystemClock
+from swarm_ft.coordinator.facts.ways import pair_of
 from swarm_ft.coordinator.meetings import Introductions
 from swarm_ft.errors import NotAllowed, Unavailable
 from swarm_ft.identity.certificates import Role, key_name
@@ -186,7 +187,7 @@ async def test_a_pair_leaves_its_relay_for_a_better_way(hub: Hub) -> None:
         channel = caller.transport.connect("", callee.name)
         stack.push_async_callback(channel.close)
         await call(channel, STATUS, StatusRequest(), TIMEOUT_S)
-        assert ways == {(caller.name, callee.name): Way.RELAYED}
+        assert ways == {pair_of(caller.name, callee.name): Way.RELAYED}
         callee.transport.also_at(callee.endpoint)  # as if its router mapped a port by now
         await until(lambda: Way.DIRECT in ways.values())
         assert relay.carries.links, "what is in use stays"
