@@ -111,10 +111,14 @@ class Meetings:
         self.present[name] = Present(host=host, reachable=reachable, counted_s=now_s)
         return [(name, Relays(places=self.relays))]
 
-    def gone(self, name: str) -> None:
-        """A member's call ended."""
+    def gone(self, name: str) -> Said:
+        """A member's call ended; who waits for it in a meeting may ask for another one."""
         self.present.pop(name, None)
         self.ways = {pair: way for pair, way in self.ways.items() if name not in pair}
+        callers = {m.caller for m in self._meetings.values() if m.callee == name}
+        self._meetings = {n: m for n, m in self._meetings.items() if m.callee != name}
+        told = NoMeeting(name=name, reason="it has lost its way to the coordinator")
+        return [(caller, told) for caller in sorted(callers & self.present.keys())]
 
     def said(self, name: str, message: FromMember, now_s: float) -> Said:
         """What a member that is there said.
@@ -231,7 +235,8 @@ class Introductions:
         if not isinstance(first, Reachable):
             raise MalformedMessage(f"{name}: expected where it is reached, at first")
         queue: asyncio.Queue[ToMember] = asyncio.Queue(MAX_QUEUED)
-        self.meetings.gone(name)  # an older call of the same member is not used any more
+        # An older call of the same member is not used any more.
+        self._say(self.meetings.gone(name))
         self._queues[name] = queue
         host = host_of(stream.remote).removeprefix(IPV4_IN_IPV6)
         try:
@@ -241,7 +246,7 @@ class Introductions:
         finally:
             if self._queues.get(name) is queue:
                 del self._queues[name]
-                self.meetings.gone(name)
+                self._say(self.meetings.gone(name))
 
     async def _read(
         self,

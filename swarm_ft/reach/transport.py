@@ -94,6 +94,7 @@ class HomeTransport(FrontedTransport):
         find_coordinator: tells where it is.
         clock: the time.
         rng: so that not all call in step.
+        control: what carries the conversation with the coordinator, if not `grpc`.
     """
 
     def __init__(
@@ -102,9 +103,10 @@ class HomeTransport(FrontedTransport):
         find_coordinator: Callable[[], Awaitable[str]],
         clock: Clock,
         rng: Random,
+        control: GrpcTransport | None = None,
     ) -> None:
         super().__init__(grpc)
-        self._reach = Reach(grpc, find_coordinator, self.front, clock, rng)
+        self._reach = Reach(control or grpc, find_coordinator, self.front, clock, rng)
         self._tunnels = Tunnels(self._reach.link)
         self._running: asyncio.Task[None] | None = None
 

@@ -108,6 +108,19 @@ def test_what_the_relay_sees_is_passed_on_within_the_meeting(meetings: Meetings)
     assert meetings.ways == {}
 
 
+def test_who_is_gone_is_not_waited_for(meetings: Meetings) -> None:
+    come(meetings, "a", HERE)
+    come(meetings, "b", THERE)
+    meet(meetings)
+    ((told, message),) = meetings.gone("b")
+    assert told == "a"
+    assert isinstance(message, NoMeeting)
+    assert message.name == "b"
+    come(meetings, "b", THERE)
+    meet(meetings)
+    assert [*meetings.gone("a"), *meetings.gone("b")] == []
+
+
 def test_who_is_not_there_is_not_met_and_nobody_asks_without_end(meetings: Meetings) -> None:
     come(meetings, "a", HERE)
     assert refusal(meetings.said("a", Want(name="b"), 0.0)) == "it is not there"
