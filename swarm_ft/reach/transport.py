@@ -89,6 +89,7 @@ class HomeTransport(FrontedTransport):
         find_coordinator: tells where it is.
         clock: the time.
         rng: so that not all call in step.
+        control: what carries the conversation with the coordinator, if not `grpc`.
         better_after_s: when a better way than a relay is looked for, at first.
     """
 
@@ -98,11 +99,12 @@ class HomeTransport(FrontedTransport):
         find_coordinator: Callable[[], Awaitable[str]],
         clock: Clock,
         rng: Random,
+        control: GrpcTransport | None = None,
         *,
         better_after_s: float = BETTER_AFTER_S,
     ) -> None:
         super().__init__(grpc)
-        self._reach = Reach(grpc, find_coordinator, self.front, clock, rng)
+        self._reach = Reach(control or grpc, find_coordinator, self.front, clock, rng)
         self._tunnels = Tunnels(self._reach.link, better_after_s)
         self._running: asyncio.Task[None] | None = None
 
