@@ -249,8 +249,8 @@ class Standing:
 
     @property
     def is_behind_router(self) -> bool:
-        """Whether it is seen at another address than its own."""
-        return self.seen != self.own
+        """Whether it is seen at another address than its own, as far as is known."""
+        return not self.seen or self.seen != self.own
 
     @property
     def cause(self) -> Cause:
