@@ -13,10 +13,11 @@ RUN useradd --create-home swarm \
     && install -d -o swarm -g swarm /swarm /model /journal /result /home/swarm/.cache
 
 WORKDIR /app
-# Dependencies have a layer of their own, kept until one of these two files changes.
-COPY pyproject.toml constraints.txt ./
+# Dependencies have a layer of their own, kept until one of these files changes.
+COPY pyproject.toml constraints.txt deploy/locked.txt ./
 RUN python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")' \
         > dependencies.txt \
+    && pip install --quiet --no-deps --require-hashes -r locked.txt \
     && pip install --quiet -r dependencies.txt -c constraints.txt \
     && rm dependencies.txt
 COPY README.md ./

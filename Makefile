@@ -13,7 +13,9 @@ COMPOSE ?= $(shell command -v docker-compose || echo docker compose)
 VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
-INPUTS := pyproject.toml constraints.txt
+# What has another hash than it had when it was tried is refused.
+PIP_INSTALL_LOCKED := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes
+INPUTS := pyproject.toml constraints.txt deploy/locked.txt deploy/locked-tools.txt
 # Stamps: touched once an installation is complete, and older than INPUTS when it is to be redone.
 PACKAGE := $(VENV)/.package-installed
 TOOLS := $(VENV)/.tools-installed
@@ -81,9 +83,11 @@ $(VENV):
 	$(PYTHON) -m venv $@
 
 $(PACKAGE): $(INPUTS) | $(VENV)
+	$(PIP_INSTALL_LOCKED) -r deploy/locked.txt
 	$(PIP_INSTALL) -e .
 	@touch $@
 
 $(TOOLS): $(INPUTS) | $(VENV)
+	$(PIP_INSTALL_LOCKED) -r deploy/locked.txt -r deploy/locked-tools.txt
 	$(PIP_INSTALL) -e '.[dev]'
 	@touch $(PACKAGE) $@

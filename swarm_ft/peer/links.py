@@ -398,8 +398,15 @@ class PeerLink:
                 await self._ends[kind_of(message)].write(message, stream.send)
 
     async def _read(self, stream: LinkStream) -> None:
+        await self._expected()
         while (message := await stream.receive()) is not None:
             self._apply(self._machine.receive(message))
+            await self._expected()
+
+    async def _expected(self) -> None:
+        """Until what this peer sends is wanted: a message may be as large as a frame."""
+        if not self._links.names(self._peer_id):
+            await self._used.wait()
 
     async def _patience(self) -> None:
         while True:
@@ -498,6 +505,10 @@ class Links:
         """The coordinator's present assignment names these, and no others."""
         self._named = frozenset(peers)
 
+    def names(self, peer_id: PeerId) -> bool:
+        """Whether that assignment names this peer."""
+        return peer_id in self._named
+
     def channel(self, peer_id: PeerId, endpoint: str) -> LinkChannel:
         """A way to a peer, for one end of an attempt."""
         return LinkChannel(self, peer_id, endpoint)
@@ -542,7 +553,7 @@ class Links:
         Raises:
             Unavailable: the present assignment does not name it.
         """
-        if peer_id not in self._named:
+        if not self.names(peer_id):
             raise Unavailable(f"no assignment of peer {self.own} names peer {peer_id}")
 
     async def close(self) -> None:

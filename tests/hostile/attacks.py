@@ -714,15 +714,25 @@ async def packages(scene: Scene) -> None:
         raise Broken(f"not pinned: {', '.join(loose)}")
 
 
-@attack("29-packages-by-their-hashes", awaits="a lock file with hashes, used by CI and the image")
+@attack("29-packages-by-their-hashes")
 async def package_hashes(scene: Scene) -> None:
-    if not any("--hash=" in line for line in constraints()):
-        raise Broken("packages are known by version alone")
+    text = "".join((ROOT / "deploy" / name).read_text() for name in LOCKED)
+    hashed = {line.split()[0] for line in text.splitlines() if "==" in line and line[-1] == "\\"}
+    loose = sorted(set(constraints()) - hashed)
+    if loose:
+        raise Broken(f"known by version alone: {', '.join(loose)}")
+    for name in ("Makefile", "Dockerfile"):
+        if "--require-hashes" not in (ROOT / name).read_text():
+            raise Broken(f"{name} asks for no hashes")
+
+
+ROOT = Path(__file__).parents[2]
+LOCKED = ("locked.txt", "locked-tools.txt")
 
 
 def constraints() -> list[str]:
     """What is pinned, line by line."""
-    lines = (Path(__file__).parents[2] / "constraints.txt").read_text().splitlines()
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
     return [line.strip() for line in lines if line.strip() and not line.strip().startswith("#")]
 
 

@@ -391,7 +391,7 @@ async def half_sent(swarm: Processes) -> None:
             await asyncio.sleep(0.1)
 
 
-@attack("18-large-link-messages", awaits="limits: sizes of messages by what they are")
+@attack("18-large-link-messages")
 async def large_link_messages(swarm: Processes) -> None:
     hello = link_pb2.LinkHello(
         peer_id=swarm.peer.name, to=swarm.peer_at.name, protocol_version=PROTOCOL_VERSION
