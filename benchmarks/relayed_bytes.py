@@ -24,7 +24,7 @@ from swarm_ft.coordinator.decide.machine import decide
 from swarm_ft.coordinator.facts.events import Event, PeerJoined, RunSubmitted, Tick
 from swarm_ft.coordinator.facts.state import Run, SwarmState
 from swarm_ft.coordinator.facts.ways import Ways, pair_of
-from swarm_ft.coordinator.meetings import Meetings, Said
+from swarm_ft.coordinator.meetings import MEETING_S, Meetings, Said
 from swarm_ft.coordinator.plan.placement import SETTLE_S
 from swarm_ft.coordinator.plan.routes import plan_microbatches
 from swarm_ft.coordinator.relays import Relaying
@@ -141,14 +141,16 @@ class Swarm:
             meetings.came(name, host, reachable, 0.0, is_peer=True)
             if self.kinds[name] == "varying":
                 meetings.said(name, replace(reachable, mapping_varies=True), 0.0)
-            self._meet(meetings, meetings.said(name, measured, 0.0))
+            meetings.forget((number + 1) * MEETING_S)  # they do not come all at once
+            self._meet(meetings, meetings.said(name, measured, (number + 1) * MEETING_S))
         return meetings.known()
 
     def _meet(self, meetings: Meetings, said: Said) -> None:
         for name, message in said:
             if isinstance(message, Meet) and message.is_caller:
                 way = self.way(PeerId(name), PeerId(message.name))
-                meetings.said(name, Linked(meeting=message.meeting, way=way, took_s=0.1), 0.0)
+                linked = Linked(meeting=message.meeting, way=way, took_s=0.1)
+                meetings.said(name, linked, 0.0)
 
 
 def placed(names: Sequence[PeerId], spec: RunSpec, ways: Ways) -> Run:

@@ -52,6 +52,8 @@ MAX_WANTS, WANTS_PER_S = 64, 4.0
 """How many a member may ask for at once, and how many a second in the long run."""
 MAX_TRIALS = 12
 """Of the peers that came last, how many one that comes tries to reach, so that placement knows."""
+BUSY_MEETINGS = 128
+"""Within `MEETING_S`, after which nobody tries what nobody needs: relays have places to give."""
 MAX_WAYS = 1 << 16
 """Pairs of which it is known how they met; then the oldest are forgotten."""
 MAX_QUEUED = 256
@@ -219,7 +221,8 @@ class Meetings:
         if not (own.is_peer and own.distances):
             return []
         others = [o for o, p in self.present.items() if p.is_peer and p.distances and o != name]
-        asked = [o for o in reversed(others) if ways.is_open_question(name, o)][:MAX_TRIALS]
+        room = min(MAX_TRIALS, max(0, BUSY_MEETINGS - len(self._meetings)))
+        asked = [o for o in reversed(others) if ways.is_open_question(name, o)][:room]
         own.wants -= len(asked)
         return [said for other in asked for said in self._begin(name, other, now_s)]
 

@@ -8,7 +8,14 @@ from itertools import count
 import pytest
 
 from swarm_ft.coordinator.facts.ways import Home, Ways
-from swarm_ft.coordinator.meetings import MAX_TRIALS, MAX_WANTS, MAX_WAYS, MEETING_S, Meetings
+from swarm_ft.coordinator.meetings import (
+    BUSY_MEETINGS,
+    MAX_TRIALS,
+    MAX_WANTS,
+    MAX_WAYS,
+    MEETING_S,
+    Meetings,
+)
 from swarm_ft.coordinator.relays import Relaying
 from swarm_ft.errors import MalformedMessage
 from swarm_ft.protocol.messages.meeting import (
@@ -212,6 +219,18 @@ def test_of_many_the_last_are_tried_and_it_counts_as_asking(meetings: Meetings) 
     for _ in range(MAX_WANTS - MAX_TRIALS):
         meetings.said(names[-1], Want(name="nobody"), 0.0)
     assert "more than 4" in refusal(meetings.said(names[-1], Want(name="nobody"), 0.0))
+
+
+def test_where_many_meet_nobody_tries_what_nobody_needs(meetings: Meetings) -> None:
+    for name in "ab":
+        came(meetings, name)
+    for i in range(BUSY_MEETINGS - 2):
+        asked = meetings.said("ab"[i % 2], Want(name="ba"[i % 2]), 1e3 * i)
+        assert len(asked) == 2
+    assert came(meetings, "c") == ["b"], "one place is left"
+    assert came(meetings, "d") == []
+    meetings.forget(1e6)
+    assert came(meetings, "e") == ["d", "c", "b", "a"]
 
 
 def test_what_is_known_is_told_as_one_value_until_it_changes(meetings: Meetings) -> None:
