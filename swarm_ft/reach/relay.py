@@ -157,11 +157,13 @@ class Relay:
             raise
         joint = Joint(one, other, self._rate)
         self._joints.add(joint)
+        logger.debug("a link begins: %d now", len(self._joints))
         try:
             await joint.wait()
         finally:
             self._joints.discard(joint)
             self._ended_bytes += joint.moved_bytes
+            logger.debug("a link ended: %d now", len(self._joints))
 
     def _rate(self) -> float:
         shared = self._limits.bytes_per_s / max(1, len(self._joints))

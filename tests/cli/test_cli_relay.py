@@ -16,10 +16,10 @@ from benchmarks.lab.hub import Link
 from swarm_ft.client.sample import SampleInput
 from tests.cli.conftest import RunHere, Shell, Spawned
 
-NEAR, FAR = Link(delay_ms=10.0), Link(delay_ms=30.0)
+DELAYED = Link(delay_ms=10.0)
 NUM_STEPS = 40
 
-in_homes = pytest.mark.skipif(bool(why_not(Home(link=NEAR))), reason=why_not(Home(link=NEAR)))
+in_homes = pytest.mark.skipif(bool(why_not(Home(link=DELAYED))), reason=why_not(Home(link=DELAYED)))
 
 
 def test_a_relay_needs_an_invitation(run_here: RunHere) -> None:
@@ -77,13 +77,13 @@ def test_a_relay_is_known_as_long_as_it_is_there(shell: Shell) -> None:
 
 
 @pytest.fixture
-def furnish() -> Iterator[Callable[[Nat, Link], Host]]:
+def furnish() -> Iterator[Callable[[Nat], Host]]:
     """The machine of a household of this kind on the one internet."""
     with Internet() as internet:
-        yield lambda nat, link: internet.household(Home(nat, link=link)).machines[0]
+        yield lambda nat: internet.household(Home(nat, link=DELAYED)).machines[0]
 
 
-Furnish = Callable[[Nat, Link], Host]
+Furnish = Callable[[Nat], Host]
 
 
 class Town:
@@ -153,20 +153,28 @@ def test_a_relay_that_dies_costs_no_step(
 ) -> None:
     with ExitStack() as stack:
         town = Town(tmp_path / "homes", stack)
-        owner = town.coordinator(furnish("open", NEAR), "--no-relay")
-        near, far = [
-            town.shell(name, furnish("open", link)).up("relay", owner.invited("--role", "relay"))
-            for name, link in (("near", NEAR), ("far", FAR))
+        owner = town.coordinator(furnish("open"), "--no-relay")
+        relays = [
+            town.shell(f"relay-{i}", furnish("open")).up(
+                "relay", owner.invited("--role", "relay"), "--log-level", "DEBUG"
+            )
+            for i in range(2)
         ]
-        peers = town.peers(owner, furnish("symmetric", NEAR), furnish("symmetric", NEAR))
-        losses = town.train(owner, furnish("cone", NEAR), sample)
+        peers = town.peers(owner, furnish("symmetric"), furnish("symmetric"))
+        losses = town.train(owner, furnish("cone"), sample)
         peers[0].wait_for("err", f"step 8 of {NUM_STEPS}")
-        assert times_relayed(peers) == 1
-        near.signal(how)
+        carrying, other = sorted(relays, key=carries_any, reverse=True)
+        assert carries_any(carrying)
+        before = times_relayed(peers)
+        carrying.signal(how)
         assert losses() == quiet
-        assert times_relayed(peers) == 2, [peer.err for peer in peers]
-        assert far.interrupted() == 0
-        assert "relay bytes=0 in all" not in far.err[-1]
+        assert times_relayed(peers) > before, [peer.err for peer in peers]
+        assert carries_any(other)
+        assert other.interrupted() == 0
+
+
+def carries_any(relay: Spawned) -> bool:
+    return any("a link begins" in line for line in relay.err)
 
 
 def times_relayed(peers: list[Spawned]) -> int:
