@@ -20,6 +20,7 @@ import click
 
 from swarm_ft.cli.joining import client_key_file, parsed_invite
 from swarm_ft.cli.options import examples, json_flag, log_option
+from swarm_ft.cli.peer_home import KEY_FILE, cache_folder, homes
 from swarm_ft.cli.running import run_async
 from swarm_ft.errors import BadOption
 from swarm_ft.private_files import HAS_MODES
@@ -145,7 +146,7 @@ def _nvidia() -> str:
 def _disk() -> Finding:
     from swarm_ft.reach.doctor import Finding, Verdict
 
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    cache = cache_folder()
     place = next(folder for folder in (cache, *cache.parents) if folder.exists())
     free_bytes = shutil.disk_usage(place).free
     says = f"{free_bytes / (1 << 30):.1f} GiB free in {place}"
@@ -178,9 +179,9 @@ def _keys() -> Iterator[Finding]:
     """A key that others read is theirs, too."""
     from swarm_ft.reach.doctor import Finding, Verdict
 
-    path = client_key_file()
-    if HAS_MODES and path.exists() and path.stat().st_mode & 0o077:
-        yield Finding("key", Verdict.BAD, f"others may read {path}", f"chmod 600 {path}")
+    for path in (client_key_file(), *sorted(homes().glob(f"*/{KEY_FILE}"))):
+        if HAS_MODES and path.exists() and path.stat().st_mode & 0o077:
+            yield Finding("key", Verdict.BAD, f"others may read {path}", f"chmod 600 {path}")
 
 
 # ---- in short, beside a peer that begins

@@ -103,9 +103,12 @@ class Joined:
         from swarm_ft.clock import SystemClock
         from swarm_ft.discovery.directory import find_coordinator
         from swarm_ft.reach.transport import HomeTransport
+        from swarm_ft.transport.grpc_options import CONTROL_ANSWER_S, GrpcOptions
+        from swarm_ft.transport.grpc_transport import GrpcTransport
 
         find = functools.partial(find_coordinator, self.directory)
-        return HomeTransport(grpc, find, SystemClock(), Random())
+        options = GrpcOptions(answer_timeout_s=CONTROL_ANSWER_S, credentials=self.credentials)
+        return HomeTransport(grpc, find, SystemClock(), Random(), GrpcTransport(options))
 
 
 def way_in(*, by_argument: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -147,10 +147,14 @@ class Meetings:
         """There are other relays than before: all who are there are told."""
         return [(name, self._places()) for name in self.present]
 
-    def gone(self, name: str) -> None:
-        """A member's call ended."""
+    def gone(self, name: str) -> Said:
+        """A member's call ended; who waits for it in a meeting may ask for another one."""
         self.present.pop(name, None)
         self._forget_ways(name)
+        callers = {m.caller for m in self._meetings.values() if m.callee == name}
+        self._meetings = {n: m for n, m in self._meetings.items() if m.callee != name}
+        told = NoMeeting(name=name, reason="it has lost its way to the coordinator")
+        return [(caller, told) for caller in sorted(callers & self.present.keys())]
 
     def known(self) -> Ways:
         """Who reaches whom, as far as is known; the same value while that is the same."""
@@ -318,7 +322,8 @@ class Introductions:
         if not isinstance(first, Reachable):
             raise MalformedMessage(f"{name}: expected where it is reached, at first")
         queue: asyncio.Queue[ToMember] = asyncio.Queue(MAX_QUEUED)
-        self.meetings.gone(name)  # an older call of the same member is not used any more
+        # An older call of the same member is not used any more.
+        self._say(self.meetings.gone(name))
         self._queues[name] = queue
         host = host_of(stream.remote).removeprefix(IPV4_IN_IPV6)
         try:
@@ -329,7 +334,7 @@ class Introductions:
         finally:
             if self._queues.get(name) is queue:
                 del self._queues[name]
-                self.meetings.gone(name)
+                self._say(self.meetings.gone(name))
 
     async def _read(
         self,

@@ -99,6 +99,7 @@ async def examine_member(reach: Reach, coordinator: str) -> AsyncIterator[Findin
                 front = await ask_front(coordinator)
             await reach.joined.wait()
             await reach.knows_mapping.wait()
+            await reach.has_asked_router.wait()
     if front is not None and (clock := _clock(front)).verdict is not Verdict.OK:
         yield clock
     ports = {int(endpoint.rpartition(":")[2]) for endpoint in reach.reachable.endpoints}
@@ -248,8 +249,8 @@ class Standing:
 
     @property
     def is_behind_router(self) -> bool:
-        """Whether it is seen at another address than its own."""
-        return self.seen != self.own
+        """Whether it is seen at another address than its own, as far as is known."""
+        return not self.seen or self.seen != self.own
 
     @property
     def cause(self) -> Cause:

@@ -125,6 +125,9 @@ class Reach:
         """Whether the coordinator can introduce this member now."""
         self.knows_mapping = asyncio.Event()
         """Whether it was found out what this machine's router does to ports, as far as it can."""
+        self.has_asked_router = asyncio.Event()
+        """Whether the router was asked for a port, where it is to be."""
+        self.has_asked_router.set()
         self._wanted: dict[str, deque[asyncio.Future[Link]]] = {}
         self._meetings: dict[bytes, _Meeting] = {}
         self._by_proof: dict[bytes, _Meeting] = {}

@@ -89,6 +89,7 @@ class HomeTransport(FrontedTransport):
         find_coordinator: tells where it is.
         clock: the time.
         rng: so that not all call in step.
+        control: what carries the conversation with the coordinator, if not `grpc`.
         better_after_s: when a better way than a relay is looked for, at first.
     """
 
@@ -98,11 +99,12 @@ class HomeTransport(FrontedTransport):
         find_coordinator: Callable[[], Awaitable[str]],
         clock: Clock,
         rng: Random,
+        control: GrpcTransport | None = None,
         *,
         better_after_s: float = BETTER_AFTER_S,
     ) -> None:
         super().__init__(grpc)
-        self._reach = Reach(grpc, find_coordinator, self.front, clock, rng)
+        self._reach = Reach(control or grpc, find_coordinator, self.front, clock, rng)
         self._tunnels = Tunnels(self._reach.link, better_after_s)
         self._running: asyncio.Task[None] | None = None
 
@@ -117,18 +119,23 @@ class HomeTransport(FrontedTransport):
         Args:
             endpoints: where others may reach the front, the best first.
         """
-        self._running = asyncio.create_task(self._be_there(endpoints))
+        asks_router = bool(endpoints) and is_private(host_of(endpoints[0]))
+        if asks_router:
+            self._reach.has_asked_router.clear()
+        self._running = asyncio.create_task(self._be_there(endpoints, asks_router=asks_router))
 
-    async def _be_there(self, endpoints: tuple[str, ...]) -> None:
+    async def _be_there(self, endpoints: tuple[str, ...], *, asks_router: bool) -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._reach.run(endpoints))
-            if endpoints and is_private(host_of(endpoints[0])):
+            if asks_router:
                 group.create_task(self._map_port(int(endpoints[0].rpartition(":")[2])))
 
     async def _map_port(self, port: int) -> None:
         async with mapped(port) as endpoint:
             if endpoint is not None:
                 self.also_at(endpoint)
+            self._reach.has_asked_router.set()
+            if endpoint is not None:
                 await asyncio.Event().wait()
 
     async def close(self) -> None:

@@ -13,14 +13,14 @@ from benchmarks.lab.homes import Home, Household, Internet, Nat, why_not
 from swarm_ft.client.sample import SampleInput
 from tests.town import DELAYED, Town, Trouble
 
-NUM_STEPS, LONG = 20, 400
+NUM_STEPS, LONG = 20, 200
 PORT = 7000
 AWAY_S = 12.0
 """Longer than all that is waited for before a coordinator counts as gone."""
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(480),
     pytest.mark.xdist_group("swarm"),
     pytest.mark.skipif(bool(why_not(Home(link=DELAYED))), reason=why_not(Home(link=DELAYED))),
 ]

@@ -488,6 +488,11 @@ async def test_a_method_that_is_not_served_is_refused(transport: Transport) -> N
         assert isinstance(error, errors.InternalError)
 
 
+async def test_who_is_nowhere_is_unavailable(transport: Transport) -> None:
+    with pytest.raises(errors.Unavailable):
+        transport.connect("", "somebody")
+
+
 async def test_an_answer_that_does_not_come_in_time_is_unavailable(transport: Transport) -> None:
     async with serving(transport, {STATUS: wait_for_ever}) as (_, channel):
         error = await raised_by(call(channel, STATUS, StatusRequest(), timeout_s=0.05))

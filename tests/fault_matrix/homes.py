@@ -22,7 +22,7 @@ from tests.fault_matrix.cells import Cell, Fault
 from tests.fault_matrix.trial import Outcome
 from tests.town import DELAYED, Town, Trouble
 
-NUM_STEPS = 400
+NUM_STEPS = 200
 AWAY_S = 60.0
 FAULT_PART = 2
 """Tenths of the run that are done when it happens."""

@@ -13,7 +13,7 @@ from swarm_ft.cli.client import connected
 from swarm_ft.cli.joining import WayIn
 from swarm_ft.cli.keys import first_invitations, leading_to
 from swarm_ft.cli.options import DHT_PREFIX
-from swarm_ft.cli.serve_stage import KEY_FILE
+from swarm_ft.cli.peer_home import KEY_FILE
 from swarm_ft.client.sample import SampleInput
 from swarm_ft.client.swarm import SwarmClient
 from swarm_ft.errors import RunFailed, Unavailable

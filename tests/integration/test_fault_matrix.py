@@ -1,6 +1,7 @@
 """Real processes die, freeze and lose their links; the run ends with the quiet run's losses.
 
-An eighth of the matrix: every role, every phase and every fault is met. `make faults` runs it all.
+An eighth of the matrix: every role, every phase and every fault of a process is met. `make faults`
+runs it all; what the net does beneath homes is met in `tests/cli/test_cli_from_home.py`.
 """
 
 from pathlib import Path
@@ -8,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from tests.fault_matrix.cells import PHASES, Fault, Role, chosen_cells
-from tests.fault_matrix.homes import why_no_homes
 from tests.fault_matrix.matrix import run_matrix
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(480), pytest.mark.xdist_group("swarm")]
@@ -47,10 +47,3 @@ async def test_a_fault_anywhere_changes_no_loss(tmp_path: Path) -> None:
     outcomes = [outcome async for outcome in run_matrix(CELLS, tmp_path)]
     assert len(outcomes) == len(CELLS)
     assert [(str(o.cell), o.problem) for o in outcomes if o.problem] == []
-
-
-@pytest.mark.skipif(bool(why_no_homes()), reason=why_no_homes())
-async def test_a_router_that_forgets_changes_no_loss(tmp_path: Path) -> None:
-    cells = chosen_cells(("home:peer:forget",))
-    (outcome,) = [outcome async for outcome in run_matrix(cells, tmp_path)]
-    assert outcome.problem == ""

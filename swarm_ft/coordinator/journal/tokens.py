@@ -11,7 +11,6 @@ written to the journal after that. So a file of which the journal knows nothing 
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 import weakref
@@ -27,7 +26,7 @@ from swarm_ft.private_files import flush_to_disk, open_private, private_folder
 from swarm_ft.protocol.spec.digest import digest_of, fingerprint_of
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.sealing import SEAL_BYTES, Sealer
-from swarm_ft.systems import sync_data
+from swarm_ft.systems import read_at, sync_data
 
 CHECKSUM_BYTES = 16
 RESERVE_BYTES = 256 << 20
@@ -115,7 +114,7 @@ class TokenFiles:
                 for sample in samples:
                     if not 0 <= sample < spec.train.num_samples:
                         raise NotFound(f"run {run_id} has no sample {sample}")
-                    record = os.pread(file.fileno(), size, sample * size)
+                    record = read_at(file.fileno(), size, sample * size)
                     tokens = self._form.tokens(salt, sample, record)
                     if tokens is None:
                         raise JournalError(

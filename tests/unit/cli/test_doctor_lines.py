@@ -51,7 +51,9 @@ async def test_programs_are_told_in_one_line(capsys: pytest.CaptureFixture[str])
 
 
 def examined(tmp_path: Path) -> dict[str, Any]:
-    result = CliRunner().invoke(doctor, ["--json"], env={"XDG_CACHE_HOME": str(tmp_path)})
+    result = CliRunner().invoke(
+        doctor, ["--json"], env={"XDG_CACHE_HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path)}
+    )
     return {one["about"]: one for one in json.loads(result.output)["findings"]}
 
 
@@ -81,3 +83,13 @@ def test_a_disk_that_takes_nothing_is_told(tmp_path: Path) -> None:
     assert written_mb_per_s(tmp_path) > 0
     with pytest.raises(OSError, match="No such file"):
         written_mb_per_s(tmp_path / "missing")
+
+
+def test_a_key_that_others_may_read_is_told(tmp_path: Path) -> None:
+    key = tmp_path / "swarm-ft" / "peers" / "0" / "key.pem"
+    key.parent.mkdir(parents=True)
+    key.touch(0o600)
+    assert "key" not in examined(tmp_path)
+    key.chmod(0o644)
+    found = examined(tmp_path)["key"]
+    assert (found["verdict"], found["advice"]) == ("bad", f"chmod 600 {key}")

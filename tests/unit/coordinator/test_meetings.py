@@ -139,6 +139,19 @@ def test_a_meeting_gets_the_relay_that_is_near_to_both(meetings: Meetings) -> No
     assert {message.relay for message in meet(meetings).values()} == {None}
 
 
+def test_who_is_gone_is_not_waited_for(meetings: Meetings) -> None:
+    come(meetings, "a", HERE)
+    come(meetings, "b", THERE)
+    meet(meetings)
+    ((told, message),) = meetings.gone("b")
+    assert told == "a"
+    assert isinstance(message, NoMeeting)
+    assert message.name == "b"
+    come(meetings, "b", THERE)
+    meet(meetings)
+    assert [*meetings.gone("a"), *meetings.gone("b")] == []
+
+
 def test_who_is_not_there_is_not_met_and_nobody_asks_without_end(meetings: Meetings) -> None:
     come(meetings, "a", HERE)
     assert refusal(meetings.said("a", Want(name="b"), 0.0)) == "it is not there"

@@ -182,6 +182,7 @@ AT_HOME = Standing(seen="192.0.2.7", own="10.0.0.2", port=7001, is_open=False, v
             Cause.SYMMETRIC_ROUTER,
             "relayed; public",
         ),
+        (replace(AT_HOME, seen="", own=""), Verdict.OK, Cause.ROUTER, "punched"),
         (replace(AT_HOME, own="192.0.2.7"), Verdict.NOTE, Cause.FIREWALL, "port closed"),
         (replace(AT_HOME, has_relay=False), Verdict.BAD, Cause.ROUTER, "no relay"),
         (

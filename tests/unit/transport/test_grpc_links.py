@@ -208,7 +208,7 @@ async def test_plaintext_is_not_served_to_others(host: str) -> None:
     "endpoint",
     [
         *(format_endpoint(host, 7000) for host in ELSEWHERE),
-        *("unix:/tmp/some.sock", "xds:///127.0.0.1:1", "127.0.0.1", "no port", ""),
+        *("unix:/tmp/some.sock", "xds:///127.0.0.1:1", "127.0.0.1", "no port"),
         *("::1:7000", "127.0.0.1:7000:7000", "[127.0.0.1]x:7000", "127.0.0.1@192.0.2.1:7000"),
     ],
 )
