@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 import pytest
 
+from swarm_ft.coordinator.facts.ways import Ways
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.journal.tokens import NewTokenFile, TokenFiles
 from swarm_ft.coordinator.plan.placement import SETTLE_S
@@ -58,6 +59,7 @@ from swarm_ft.protocol.messages.control import (
     StayIdle,
     ToPeer,
 )
+from swarm_ft.protocol.messages.meeting import Way
 from swarm_ft.protocol.messages.timeline import ClockEstimate, PeerTimeline, Spans, StepTimeline
 from swarm_ft.protocol.spec.grant import PROBATION, Grant
 from swarm_ft.protocol.spec.layers import LayerRange
@@ -108,10 +110,11 @@ async def coordinator(
     *,
     journal: Journal | None = None,
     grants: Callable[[PeerId], Grant] | None = None,
+    ways: Callable[[], Ways] = Ways,
 ) -> AsyncIterator[Office]:
     journal = journal or Journal(str(path))
     clock = ManualClock()
-    service = CoordinatorService(journal, clock, grants=grants)
+    service = CoordinatorService(journal, clock, grants=grants, ways=ways)
     transport = MemoryTransport()
     server = await transport.serve("coordinator", 0, service.handlers())
     channel = transport.connect(server.endpoint)
@@ -1126,4 +1129,25 @@ async def test_time_passes_while_it_runs(spec: RunSpec, make_peer: type[FakePeer
             office.clock.time_s += SETTLE_S / 4
             await asyncio.wait([hearing], timeout=TICK_S)
         assert isinstance(hearing.result(), Assign)
+        running.cancel()
+
+
+async def test_who_reaches_whom_is_asked_as_time_passes_and_decides_who_sits_where(
+    make_spec: MakeSpec, make_peer: type[FakePeer]
+) -> None:
+    known = [Ways()]
+    async with coordinator(ways=lambda: known[-1]) as office, asyncio.TaskGroup() as group:
+        running = group.create_task(office.service.run())
+        joined = [JoinedPeer(office.channel, make_peer(name, "auto")) for name in "abc"]
+        for peer in joined:
+            await peer.hello()
+        known.append(Ways(met={("a", "b"): Way.RELAYED, ("a", "c"): Way.PUNCHED}))
+        await submit(office.channel, make_spec(num_blocks=3))
+        hearing = asyncio.ensure_future(joined[0].hear())
+        while not hearing.done():
+            office.clock.time_s += SETTLE_S / 4
+            await asyncio.wait([hearing], timeout=TICK_S)
+        assign = hearing.result()
+        assert isinstance(assign, Assign)
+        assert assign.assignments[1].peer_id == "c", "a and b are not beside each other"
         running.cancel()
