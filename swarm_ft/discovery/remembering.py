@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from typing import Protocol
 
 from swarm_ft.discovery.directory import Directory
@@ -25,8 +24,9 @@ FIND_S = 1.0
 """How long the DHT may take to tell where the coordinator is before that is where it last was."""
 LOOK_EVERY_S = 1.0
 """How soon it is seen that the DHT is lost; nobody is asked for that."""
-MAX_REST_S = 30.0
-"""Between two tries to enter it anew: each starts a process. Rests double up to here."""
+MAX_REST_S = 120.0
+"""Between two tries to enter it anew, of which each starts a process and may ask the coordinator
+for a certificate. Rests double up to here."""
 
 
 class Losable(Directory, Protocol):
@@ -74,9 +74,14 @@ class RememberingDirectory:
     async def enter(self) -> None:
         """Be in the DHT from now on, as far as that can be done."""
         self._staying = asyncio.create_task(self._stay())
-        with suppress(TimeoutError):
+        try:
             async with asyncio.timeout(ENTER_S):
                 await self._tried.wait()
+        except TimeoutError:
+            logger.info("the DHT does not answer yet; going on without it")
+        except BaseException:
+            await self.close()
+            raise
 
     async def announce(self, role: Role, name: str, endpoint: str) -> None:
         """See `Directory`; without a DHT it is announced once there is one."""

@@ -48,12 +48,15 @@ class Told:
 
 
 @asynccontextmanager
-async def entered(*dhts: Told | Exception) -> AsyncIterator[RememberingDirectory]:
-    """With these, one after the other, each time that one is entered."""
+async def entered(*dhts: Told | Exception | None) -> AsyncIterator[RememberingDirectory]:
+    """With these, one after the other, each time that one is entered; None says nothing."""
     coming = iter(dhts)
 
     async def open_dht() -> Told:
         dht = next(coming)
+        if dht is None:
+            await asyncio.Event().wait()
+            raise AssertionError
         if isinstance(dht, Exception):
             raise dht
         return dht
@@ -103,6 +106,13 @@ async def test_a_member_goes_on_without_a_dht_until_there_is_one() -> None:
         assert await directory.find(Role.PEER) == {}
         await late.announced.wait()
         assert await find_coordinator(directory) == SECOND
+
+
+async def test_nobody_waits_for_a_dht_that_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ENTER_S", 0.01)
+    async with asyncio.timeout(10), entered(None) as directory:
+        await directory.announce(Role.PEER, "p", "192.0.2.7:7001")
+        assert await find_coordinator(directory) == FIRST
 
 
 async def test_a_dht_that_does_not_take_what_is_announced_is_left() -> None:
