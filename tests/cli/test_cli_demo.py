@@ -24,6 +24,8 @@ KEYS = {
     "eval_before",
     "bytes",
     "bytes_by_kind",
+    "relayed_bytes",
+    "forecast",
     "steps",
     "samples",
     "seconds",
@@ -36,6 +38,7 @@ TRAFFIC = (
     "backward_uncompressed",
     "key_frames",
     "delta_frames",
+    "relayed",
 )
 
 

@@ -1,5 +1,7 @@
 """What `swarm-ft status` makes of a swarm's state."""
 
+from dataclasses import replace
+
 import pytest
 
 from swarm_ft.cli.client import status_fields, status_lines
@@ -13,7 +15,7 @@ from swarm_ft.protocol.messages.client import (
     SwarmStatus,
 )
 from swarm_ft.protocol.messages.control import StageAssignment
-from swarm_ft.protocol.messages.reports import BufferCounts
+from swarm_ft.protocol.messages.reports import BufferCounts, ByteCounts
 from swarm_ft.protocol.spec.grant import Grant
 from swarm_ft.protocol.spec.layers import LayerRange
 
@@ -147,3 +149,11 @@ def test_what_is_kept_at_a_boundary_and_what_went_over_it_is_shown(found: SwarmS
         "repairs": 1,
     }
     assert quiet["hit_rate"] is None
+
+
+def test_what_went_over_relays_is_shown(found: SwarmStatus) -> None:
+    sent = ByteCounts(forward_bytes=75, forward_uncompressed_bytes=300, relayed_bytes=25)
+    relayed = replace(found, runs=(replace(found.runs[0], sent=sent),))
+    assert status_fields(relayed)["runs"][0]["relayed_bytes"] == 25
+    lines = [line.split() for line in status_lines(relayed)]
+    assert ["over", "relays", "25", "bytes", "(33.3%)"] in lines
