@@ -12,11 +12,13 @@ from swarm_ft.clock import Clock
 from swarm_ft.coordinator.facts.state import SwarmState
 from swarm_ft.coordinator.plan.placement import SETTLE_S, place
 from swarm_ft.errors import Busy, MalformedMessage, OutOfTurn, Unavailable
+from swarm_ft.ids import PeerId
 from swarm_ft.protocol.machines.rate import Rate
 from swarm_ft.protocol.messages.capacity import (
     MAX_PLACED,
     LinkEcho,
     LinkSample,
+    Machine,
     Placed,
     PlacedPeer,
     PlaceRequest,
@@ -48,6 +50,15 @@ class Capacity:
         self._places: Rate[str] = Rate(per_s=PLACES_PER_S, burst=PLACES_BURST)
         self._measures: Rate[str] = Rate(per_s=MEASURES_PER_S, burst=MEASURES_BURST)
         self._measuring = asyncio.Lock()
+        self._machines: dict[PeerId, Machine] = {}
+
+    def heard(self, peer_id: PeerId, machine: Machine) -> None:
+        """A member says what it can do."""
+        self._machines[peer_id] = machine
+
+    def gone(self, peer_id: PeerId) -> None:
+        """It is a member no more."""
+        self._machines.pop(peer_id, None)
 
     async def place(self, stream: Asked) -> None:
         """Who would host what.
@@ -59,7 +70,7 @@ class Capacity:
         request = await stream.receive()
         if request is None:
             raise OutOfTurn(f"{stream.remote}: expected a job to plan")
-        await stream.send(_placed(request, self._state(), self._clock.now_s()))
+        await stream.send(self._placed(request))
 
     async def measure(self, stream: Measured) -> None:
         """Once all messages came, answer them with as many bytes as they had.
@@ -81,26 +92,25 @@ class Capacity:
                     f"{stream.remote}: its link was measured for {MEASURE_S:g} s; that is enough"
                 ) from None
 
+    def _placed(self, request: PlaceRequest) -> Placed:
+        """As if all who are there had settled, and had nothing else to do."""
+        members = tuple(self._state().members.values())
+        placement = place(request.spec, members, self._clock.now_s() + SETTLE_S)
+        lent = {member.hello.peer_id: member.hello.memory_bytes for member in members}
+        peers = tuple(
+            PlacedPeer(
+                peer_id=one.peer_id,
+                layers=one.layers,
+                memory_bytes=lent[one.peer_id],
+                machine=self._machines.get(one.peer_id, Machine()),
+            )
+            for one in placement.assignments
+        )
+        return Placed(peers=peers[:MAX_PLACED], reason=placement.reason)
+
 
 def _who(stream: Asked | Measured) -> str:
     return stream.caller.name if stream.caller else stream.remote.rpartition(":")[0]
-
-
-def _placed(request: PlaceRequest, state: SwarmState, now_s: float) -> Placed:
-    """As if all who are there had settled, and had nothing else to do."""
-    members = tuple(state.members.values())
-    placement = place(request.spec, members, now_s + SETTLE_S)
-    hellos = {member.hello.peer_id: member.hello for member in members}
-    peers = tuple(
-        PlacedPeer(
-            peer_id=one.peer_id,
-            layers=one.layers,
-            memory_bytes=hellos[one.peer_id].memory_bytes,
-            machine=hellos[one.peer_id].machine,
-        )
-        for one in placement.assignments
-    )
-    return Placed(peers=peers[:MAX_PLACED], reason=placement.reason)
 
 
 async def _echo(stream: Measured) -> None:

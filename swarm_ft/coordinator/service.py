@@ -46,6 +46,7 @@ from swarm_ft.identity.certificates import Caller
 from swarm_ft.ids import PeerId
 from swarm_ft.log import get_logger
 from swarm_ft.protocol.machines.rate import Rate
+from swarm_ft.protocol.messages.capacity import Machine
 from swarm_ft.protocol.messages.client import (
     CancelRequest,
     CollectedRequest,
@@ -359,6 +360,7 @@ class CoordinatorService:
         finally:
             if self._outboxes.get(hello.peer_id) is outbox:
                 del self._outboxes[hello.peer_id]
+                self._capacity.gone(hello.peer_id)
                 logger.info("peer %s is gone", hello.peer_id)
                 self._handle(PeerLost(hello.peer_id))
 
@@ -383,6 +385,8 @@ class CoordinatorService:
                     self._put(peer_id, Say(peer_id, reply))
                 case StepTimeline():
                     self._trace(peer_id, said)
+                case Machine():
+                    self._capacity.heard(peer_id, said)
                 case _:
                     self._handle(PeerSaid(peer_id, said))
 

@@ -19,9 +19,9 @@ FIRST_BYTES = 256 << 10
 MOST_BYTES = 16 << 20
 ENOUGH_S = 0.5
 """A transfer that took so long says how fast the link is; a shorter one how TCP begins."""
-MAX_TRIES = 4
+MAX_TRIES = 12
 """While the coordinator measures another peer's."""
-TIMEOUT_S = 15.0
+TIMEOUT_S = 60.0
 
 Samples = MessageStream[LinkSample, LinkEcho]
 

@@ -35,26 +35,29 @@ class CoordinatorLink:
         directory: where the coordinator is found.
         transport: how it is reached.
         rng: draws how long to wait between tries.
-        hello: what this peer says first, every time; it may ask the coordinator before.
+        hello: what this peer says first, every time.
         alive: what it says from time to time.
         obey: does what the coordinator says, one message after the other.
+        beside: is done with the coordinator's channel beside all that, every time.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - a conversation's parts
         self,
         directory: Directory,
         transport: Transport,
         *,
         rng: Random,
-        hello: Callable[[Channel], Awaitable[PeerHello]],
+        hello: Callable[[], PeerHello],
         alive: Callable[[], PeerAlive],
         obey: Callable[[ToPeer], Awaitable[None]],
+        beside: Callable[[Channel], Awaitable[None]],
     ) -> None:
         self._directory = directory
         self._transport = transport
         self._hello = hello
         self._alive = alive
         self._obey = obey
+        self._beside = beside
         self._backoff = Backoff(rng, min_s=MIN_RECONNECT_S, max_s=MAX_RECONNECT_S)
         # Bounded: after some messages a step the peer has nothing to say until it is told to go on.
         self._outbox: asyncio.Queue[FromPeer] = asyncio.Queue()
@@ -96,15 +99,19 @@ class CoordinatorLink:
         endpoint = await find_coordinator(self._directory)
         channel = self._transport.connect(endpoint, COORDINATOR_NAME)
         try:
-            hello = await self._hello(channel)
             stream = channel.open(JOIN)
             while not self._outbox.empty():
                 self._outbox.get_nowait()  # said to a coordinator that is gone; hello tells anew
-            await stream.send(hello)
+            await stream.send(self._hello())
             logger.info("joined the coordinator at %s", endpoint)
-            await until_one_ends(self._write(stream), self._read(stream), self._stay_alive())
+            parts = self._write(stream), self._read(stream), self._stay_alive()
+            await until_one_ends(*parts, self._do_beside(channel))
         finally:
             await channel.close()
+
+    async def _do_beside(self, channel: Channel) -> None:
+        await self._beside(channel)
+        await asyncio.Event().wait()
 
     async def _stay_alive(self) -> None:
         while True:

@@ -132,7 +132,7 @@ class PeerNode:
         self._leaving = asyncio.Event()
         self._released = asyncio.Event()
         self._rng = rng = rng or Random()
-        self._machine = options.machine or Machine()
+        self._machine = options.machine
         self._links = Links(
             options.peer_id, transport=transport, clock=clock, rng=rng, is_relayed=is_relayed
         )
@@ -143,6 +143,7 @@ class PeerNode:
             hello=self._hello,
             alive=self._alive,
             obey=self._obey,
+            beside=self._tell_machine,
         )
         self._context = PeerContext(
             peer_id=options.peer_id,
@@ -226,9 +227,16 @@ class PeerNode:
 
     # ---- the coordinator
 
-    async def _hello(self, channel: Channel) -> PeerHello:
-        if self._options.machine is not None and not self._machine.up_bytes_per_s:
+    async def _tell_machine(self, channel: Channel) -> None:
+        """Nothing waits for it: a forecast that is asked for before knows less."""
+        if self._machine is None:
+            return
+        self._link.say(self._machine)
+        if not self._machine.up_bytes_per_s:
             self._machine = await measure_link(channel, self._machine, self._rng)
+            self._link.say(self._machine)
+
+    def _hello(self) -> PeerHello:
         self._context.timeline.joined()
         return PeerHello(
             peer_id=self._options.peer_id,
@@ -237,7 +245,6 @@ class PeerNode:
             memory_bytes=self._options.memory_bytes,
             held=self._host.held if self._host is not None else None,
             kept_runs=tuple(sorted(self._kept_runs))[:MAX_KEPT_RUNS],
-            machine=self._machine,
         )
 
     def _alive(self) -> PeerAlive:

@@ -67,14 +67,13 @@ class HeldStage(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., spec_digest: _Optional[bytes] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., committed_steps: _Optional[int] = ..., last_attempt: _Optional[int] = ..., exported: _Optional[_Union[_snapshot_pb2.ShardFile, _Mapping]] = ...) -> None: ...
 
 class PeerHello(_message.Message):
-    __slots__ = ("peer_id", "layers", "memory_bytes", "held", "endpoint", "kept_runs", "machine", "protocol_version")
+    __slots__ = ("peer_id", "layers", "memory_bytes", "held", "endpoint", "kept_runs", "protocol_version")
     PEER_ID_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     KEPT_RUNS_FIELD_NUMBER: _ClassVar[int]
-    MACHINE_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     peer_id: str
     layers: _run_pb2.LayerRange
@@ -82,9 +81,8 @@ class PeerHello(_message.Message):
     held: HeldStage
     endpoint: str
     kept_runs: _containers.RepeatedScalarFieldContainer[str]
-    machine: Machine
     protocol_version: int
-    def __init__(self, peer_id: _Optional[str] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., memory_bytes: _Optional[int] = ..., held: _Optional[_Union[HeldStage, _Mapping]] = ..., endpoint: _Optional[str] = ..., kept_runs: _Optional[_Iterable[str]] = ..., machine: _Optional[_Union[Machine, _Mapping]] = ..., protocol_version: _Optional[int] = ...) -> None: ...
+    def __init__(self, peer_id: _Optional[str] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., memory_bytes: _Optional[int] = ..., held: _Optional[_Union[HeldStage, _Mapping]] = ..., endpoint: _Optional[str] = ..., kept_runs: _Optional[_Iterable[str]] = ..., protocol_version: _Optional[int] = ...) -> None: ...
 
 class Machine(_message.Message):
     __slots__ = ("flops_per_s", "up_bytes_per_s", "down_bytes_per_s", "round_trip_s", "watts")
@@ -283,7 +281,7 @@ class StageSaved(_message.Message):
     def __init__(self, name: _Optional[_Union[_snapshot_pb2.ShardName, _Mapping]] = ..., digest: _Optional[bytes] = ..., total_bytes: _Optional[int] = ...) -> None: ...
 
 class FromPeer(_message.Message):
-    __slots__ = ("hello", "stage_ready", "step_ready", "exported", "failed", "goodbye", "alive", "offered", "saved", "caught_up", "timeline", "probe")
+    __slots__ = ("hello", "stage_ready", "step_ready", "exported", "failed", "goodbye", "alive", "offered", "saved", "caught_up", "timeline", "probe", "machine")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     STAGE_READY_FIELD_NUMBER: _ClassVar[int]
     STEP_READY_FIELD_NUMBER: _ClassVar[int]
@@ -296,6 +294,7 @@ class FromPeer(_message.Message):
     CAUGHT_UP_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
     PROBE_FIELD_NUMBER: _ClassVar[int]
+    MACHINE_FIELD_NUMBER: _ClassVar[int]
     hello: PeerHello
     stage_ready: StageReady
     step_ready: StepReady
@@ -308,7 +307,8 @@ class FromPeer(_message.Message):
     caught_up: CaughtUp
     timeline: _timeline_pb2.StepTimeline
     probe: _timeline_pb2.ClockProbe
-    def __init__(self, hello: _Optional[_Union[PeerHello, _Mapping]] = ..., stage_ready: _Optional[_Union[StageReady, _Mapping]] = ..., step_ready: _Optional[_Union[StepReady, _Mapping]] = ..., exported: _Optional[_Union[StageExported, _Mapping]] = ..., failed: _Optional[_Union[StageFailed, _Mapping]] = ..., goodbye: _Optional[_Union[PeerGoodbye, _Mapping]] = ..., alive: _Optional[_Union[PeerAlive, _Mapping]] = ..., offered: _Optional[_Union[StageOffered, _Mapping]] = ..., saved: _Optional[_Union[StageSaved, _Mapping]] = ..., caught_up: _Optional[_Union[CaughtUp, _Mapping]] = ..., timeline: _Optional[_Union[_timeline_pb2.StepTimeline, _Mapping]] = ..., probe: _Optional[_Union[_timeline_pb2.ClockProbe, _Mapping]] = ...) -> None: ...
+    machine: Machine
+    def __init__(self, hello: _Optional[_Union[PeerHello, _Mapping]] = ..., stage_ready: _Optional[_Union[StageReady, _Mapping]] = ..., step_ready: _Optional[_Union[StepReady, _Mapping]] = ..., exported: _Optional[_Union[StageExported, _Mapping]] = ..., failed: _Optional[_Union[StageFailed, _Mapping]] = ..., goodbye: _Optional[_Union[PeerGoodbye, _Mapping]] = ..., alive: _Optional[_Union[PeerAlive, _Mapping]] = ..., offered: _Optional[_Union[StageOffered, _Mapping]] = ..., saved: _Optional[_Union[StageSaved, _Mapping]] = ..., caught_up: _Optional[_Union[CaughtUp, _Mapping]] = ..., timeline: _Optional[_Union[_timeline_pb2.StepTimeline, _Mapping]] = ..., probe: _Optional[_Union[_timeline_pb2.ClockProbe, _Mapping]] = ..., machine: _Optional[_Union[Machine, _Mapping]] = ...) -> None: ...
 
 class StageAssignment(_message.Message):
     __slots__ = ("peer_id", "layers", "endpoint")

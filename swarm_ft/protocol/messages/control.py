@@ -305,7 +305,6 @@ class PeerHello:
     Attributes:
         endpoint: where other peers reach it, `host:port`.
         kept_runs: whose buffers lie on its disk, besides those of `held`.
-        machine: what it can do, for forecasts alone.
     """
 
     peer_id: PeerId
@@ -314,7 +313,6 @@ class PeerHello:
     memory_bytes: int
     held: HeldStage | None = None
     kept_runs: Annotated[tuple[RunId, ...], Length(MAX_KEPT_RUNS)] = ()
-    machine: Machine = field(default_factory=Machine)
     protocol_version: Annotated[int, Spoken("peer", "coordinator")] = PROTOCOL_VERSION
 
 
@@ -476,4 +474,5 @@ FromPeer = (
     | StageSaved
     | StepTimeline
     | ClockProbe
+    | Machine
 )

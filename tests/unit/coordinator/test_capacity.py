@@ -34,7 +34,6 @@ def member(name: str, layers: LayerRange | None = None) -> Member:
         endpoint="127.0.0.1:1",
         layers=layers,
         memory_bytes=1 << 30,
-        machine=MACHINE,
     )
     return Member(hello=hello, joined_at_s=0.0, heard_at_s=0.0)
 
@@ -46,6 +45,8 @@ def swarm_of(*members: Member) -> SwarmState:
 @asynccontextmanager
 async def asked(state: Callable[[], SwarmState] = SwarmState) -> AsyncIterator[Channel]:
     capacity = Capacity(ManualClock(), state)
+    for name in "ab":
+        capacity.heard(PeerId(name), MACHINE)
     handlers: Mapping[Method[Any, Any], Handler] = {
         PLACE: capacity.place,
         MEASURE_LINK: capacity.measure,

@@ -20,7 +20,11 @@ async def obey(_message: ToPeer) -> None:
     """Nothing is said here."""
 
 
-async def hello(_: Channel) -> PeerHello:
+async def beside(_: Channel) -> None:
+    """Nothing."""
+
+
+def hello() -> PeerHello:
     return PeerHello(peer_id=PeerId("a"), endpoint="a:1", layers=None, memory_bytes=1)
 
 
@@ -41,6 +45,7 @@ async def waits(seed: int, monkeypatch: pytest.MonkeyPatch) -> list[float]:
         hello=hello,
         alive=PeerAlive,
         obey=obey,
+        beside=beside,
     )
     with pytest.raises(asyncio.CancelledError):
         await link.stay_joined()
