@@ -31,6 +31,8 @@ logger = get_logger(__name__)
 
 TIMEOUT_S = 15.0
 RETRY_S = 60.0
+NEWS_S, NEWS_EVERY_S = 3.0, 0.3
+"""How soon a coordinator surely knows of an invitation: it looks for new ones once a second."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,7 +78,7 @@ async def _enrol_at(address: str, invite: Invite, key: PrivateKey) -> Membership
     )
     shown = invite.newcomer_certificate(key.public_key(), datetime.now(UTC))
     newcomer = Credentials(key, shown, authority)
-    enrolled = await _certified(address, newcomer)
+    enrolled = await _welcomed(address, newcomer)
     certificate = _checked(enrolled, authority, key)
     return Membership(
         name=key_name(certificate),
@@ -85,6 +87,19 @@ async def _enrol_at(address: str, invite: Invite, key: PrivateKey) -> Membership
         initial_peers=enrolled.initial_peers,
         dht_prefix=enrolled.dht_prefix,
     )
+
+
+async def _welcomed(address: str, newcomer: Credentials) -> Enrolled:
+    """An invitation that was made just now may not be known there yet; TLS is refused till then."""
+    loop = asyncio.get_running_loop()
+    until_s = loop.time() + NEWS_S
+    while True:
+        try:
+            return await _certified(address, newcomer)
+        except Unavailable:
+            if loop.time() >= until_s:
+                raise
+        await asyncio.sleep(NEWS_EVERY_S)
 
 
 async def _certified(address: str, credentials: Credentials) -> Enrolled:

@@ -96,20 +96,16 @@ async def test_an_answer_that_never_comes_is_asked_for_again(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("swarm_ft.client.swarm.ANSWER_TIMEOUT_S", 0.05)
-    answers = iter([asyncio.Event().wait])  # the first never comes, the others at once
-
-    async def held() -> None:
-        wait = next(answers, None)
-        if wait is not None:
-            await wait()
+    gave_up = asyncio.Event()  # no answer comes before
 
     told: list[str] = []
 
     def on_trouble(trouble: str) -> None:
         told.append(trouble)
         monkeypatch.setattr("swarm_ft.client.swarm.ANSWER_TIMEOUT_S", 60.0)
+        gave_up.set()
 
-    async with swarm(held={SUBMIT: held}) as (client, _):
+    async with swarm(held={SUBMIT: gave_up.wait}) as (client, _):
         await client.submit(job.spec, job.samples, on_trouble=on_trouble)
         assert len((await client.status()).runs) == 1
     (trouble,) = told
