@@ -12,6 +12,7 @@ from swarm_ft.clock import Clock
 from swarm_ft.coordinator.facts.state import SwarmState
 from swarm_ft.coordinator.plan.placement import SETTLE_S, place
 from swarm_ft.errors import Busy, MalformedMessage, OutOfTurn, Unavailable
+from swarm_ft.identity.certificates import Role
 from swarm_ft.ids import PeerId
 from swarm_ft.protocol.machines.rate import Rate
 from swarm_ft.protocol.messages.capacity import (
@@ -23,13 +24,14 @@ from swarm_ft.protocol.messages.capacity import (
     PlacedPeer,
     PlaceRequest,
 )
+from swarm_ft.transport.admission import address_of
 from swarm_ft.transport.base import MessageStream
 
 MAX_SAMPLES = 520
 """Of one measurement, each way: 16 MiB, and a few to see how long a round trip takes."""
 MEASURE_S = 20.0
 MEASURES_PER_S, MEASURES_BURST = 1 / 60, 12
-"""Of one peer: it takes a few of growing size, each time that it is started."""
+"""Of one peer, or of an address with an invitation: it takes a few of growing size each time."""
 PLACES_PER_S, PLACES_BURST = 1.0, 8
 
 Asked = MessageStream[Placed, PlaceRequest]
@@ -110,7 +112,10 @@ class Capacity:
 
 
 def _who(stream: Asked | Measured) -> str:
-    return stream.caller.name if stream.caller else stream.remote.rpartition(":")[0]
+    """Whose calls are counted together; many may have one invitation."""
+    if stream.caller is not None and stream.caller.role is not Role.NEWCOMER:
+        return stream.caller.name
+    return address_of(stream.remote.rpartition(":")[0])
 
 
 async def _echo(stream: Measured) -> None:

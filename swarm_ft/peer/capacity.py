@@ -36,13 +36,18 @@ async def measure_link(channel: Channel, machine: Machine, rng: Random) -> Machi
     """
     try:
         async with asyncio.timeout(TIMEOUT_S):
-            return await _measured(channel, machine, rng)
+            return await measured_link(channel, machine, rng)
     except (SwarmError, TimeoutError) as error:
         logger.info("link: not measured: %s", error or f"more than {TIMEOUT_S:g} s")
         return machine
 
 
-async def _measured(channel: Channel, machine: Machine, rng: Random) -> Machine:
+async def measured_link(channel: Channel, machine: Machine, rng: Random) -> Machine:
+    """As `measure_link`, but whoever asks is told why it was not measured.
+
+    Raises:
+        SwarmError: the coordinator cannot be asked, or measures others' for long.
+    """
     num_bytes, tries = FIRST_BYTES, 0
     while True:
         try:
