@@ -33,8 +33,6 @@ logger = get_logger(__name__)
 
 TIMEOUT_S = 15.0
 RETRY_S = 60.0
-NEWS_S, NEWS_EVERY_S = 3.0, 0.3
-"""How soon a coordinator surely knows of an invitation: it looks for new ones once a second."""
 
 T = TypeVar("T")
 
@@ -109,7 +107,7 @@ async def _newcomer_at(address: str, invite: Invite, key: PrivateKey) -> Credent
 
 async def _enrol_at(address: str, invite: Invite, key: PrivateKey) -> Membership:
     newcomer = await _newcomer_at(address, invite, key)
-    enrolled = await _welcomed(address, newcomer)
+    enrolled = await _certified(address, newcomer)
     certificate = _checked(enrolled, newcomer.authority, key)
     return Membership(
         name=key_name(certificate),
@@ -118,19 +116,6 @@ async def _enrol_at(address: str, invite: Invite, key: PrivateKey) -> Membership
         initial_peers=enrolled.initial_peers,
         dht_prefix=enrolled.dht_prefix,
     )
-
-
-async def _welcomed(address: str, newcomer: Credentials) -> Enrolled:
-    """An invitation that was made just now may not be known there yet; TLS is refused till then."""
-    loop = asyncio.get_running_loop()
-    until_s = loop.time() + NEWS_S
-    while True:
-        try:
-            return await _certified(address, newcomer)
-        except Unavailable:
-            if loop.time() >= until_s:
-                raise
-        await asyncio.sleep(NEWS_EVERY_S)
 
 
 async def _certified(address: str, credentials: Credentials) -> Enrolled:
