@@ -49,10 +49,13 @@ def plan(options: PlanOptions, way: WayIn, as_json: bool) -> None:
             raise Unavailable(f"nobody would host it now: {placed.reason}")
         found = forecast(spec, placed.peers)
         if as_json:
-            click.echo(json.dumps(forecast_fields(found)))
-        else:
-            for line in forecast_lines(found):
-                click.echo(line)
+            fields = {**forecast_fields(found), "relayed_percent": placed.relayed_percent}
+            click.echo(json.dumps(fields))
+            return
+        for line in forecast_lines(found):
+            click.echo(line)
+        if placed.relayed_percent:
+            click.echo(f"relayed   about {placed.relayed_percent} % of what peers send each other")
 
     run_async(work)
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from swarm_ft.clock import Clock
 from swarm_ft.coordinator.facts.state import SwarmState
+from swarm_ft.coordinator.plan.neighbours import relayed_percent, with_better_neighbours
 from swarm_ft.coordinator.plan.placement import SETTLE_S, place
 from swarm_ft.errors import Busy, MalformedMessage, OutOfTurn, Unavailable
 from swarm_ft.identity.certificates import Role
@@ -96,8 +97,10 @@ class Capacity:
 
     def _placed(self, request: PlaceRequest) -> Placed:
         """As if all who are there had settled, and had nothing else to do."""
-        members = tuple(self._state().members.values())
-        placement = place(request.spec, members, self._clock.now_s() + SETTLE_S)
+        state, spec = self._state(), request.spec
+        members = tuple(state.members.values())
+        placement = place(spec, members, self._clock.now_s() + SETTLE_S)
+        placed = with_better_neighbours(spec, placement.assignments, state.members, state.ways)
         lent = {member.hello.peer_id: member.hello.memory_bytes for member in members}
         peers = tuple(
             PlacedPeer(
@@ -106,9 +109,13 @@ class Capacity:
                 memory_bytes=lent[one.peer_id],
                 machine=self._machines.get(one.peer_id, Machine()),
             )
-            for one in placement.assignments
+            for one in placed
         )
-        return Placed(peers=peers[:MAX_PLACED], reason=placement.reason)
+        return Placed(
+            peers=peers[:MAX_PLACED],
+            reason=placement.reason,
+            relayed_percent=relayed_percent(spec, placed, state.ways),
+        )
 
 
 def _who(stream: Asked | Measured) -> str:

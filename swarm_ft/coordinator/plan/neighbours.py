@@ -64,6 +64,20 @@ def with_better_neighbours(
     return tuple(replace(one, peer_id=peers[i]) for one, i in zip(placed, order, strict=True))
 
 
+def relayed_percent(spec: RunSpec, placed: Sequence[StageAssignment], ways: Ways) -> int:
+    """How much of what peers send each other is expected to be relayed; 0 if nothing is known."""
+    percent = _costs([one.peer_id for one in placed], ways)
+    links = [
+        (size, percent(one, other))
+        for one, others in enumerate(_links(spec, placed))
+        for other, size in others.items()
+    ]
+    num_bytes = sum(size for size, _ in links)
+    if not num_bytes or not ways.homes:
+        return 0
+    return round(sum(size * share for size, share in links) / num_bytes)
+
+
 # ---- seats, and how much goes between two of them in a step
 
 Links = list[dict[int, int]]
