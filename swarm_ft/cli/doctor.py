@@ -37,7 +37,8 @@ MIN_MEMORY_BYTES, MIN_DISK_BYTES = 4 << 30, 10 << 30
 """Below these a peer hosts little, and forgets much."""
 MIN_DISK_MB_PER_S = 50.0
 """Below it buffers that do not fit into memory hold a fast link up."""
-LINK_S = 30.0
+LINK_S, ENOUGH_S = 40.0, 2.0
+"""For all of it, and for a transfer that is believed: a shorter one says how TCP begins."""
 MAX_TRIED_BYTES, TRIED_S = 64_000_000, 0.5
 PACKAGES = ("swarm-ft", "torch", "transformers", "grpcio", "numba")
 MIN_MBPS = 10.0
@@ -210,7 +211,7 @@ def _key(path: Path) -> Finding:
 
 
 async def examine_link(invite: Invite) -> Finding:
-    """How fast it is to the coordinator, and from there; takes a few seconds, 32 MiB at most."""
+    """How fast it is to the coordinator, and from there; takes some seconds, 45 MB at most."""
     from swarm_ft.errors import SwarmError
     from swarm_ft.reach.doctor import Finding, Verdict
 
@@ -234,7 +235,9 @@ async def _measured_mbps(invite: Invite) -> tuple[float, float]:
     from swarm_ft.protocol.messages.capacity import Machine
 
     link = await as_newcomer(
-        invite, new_key(), lambda channel: measured_link(channel, Machine(), Random())
+        invite,
+        new_key(),
+        lambda channel: measured_link(channel, Machine(), Random(), enough_s=ENOUGH_S),
     )
     return 8e-6 * link.up_bytes_per_s, 8e-6 * link.down_bytes_per_s
 

@@ -42,8 +42,16 @@ async def measure_link(channel: Channel, machine: Machine, rng: Random) -> Machi
         return machine
 
 
-async def measured_link(channel: Channel, machine: Machine, rng: Random) -> Machine:
+async def measured_link(
+    channel: Channel, machine: Machine, rng: Random, *, enough_s: float = ENOUGH_S
+) -> Machine:
     """As `measure_link`, but whoever asks is told why it was not measured.
+
+    Args:
+        channel: to the coordinator.
+        machine: what is known of it.
+        rng: see `measure_link`.
+        enough_s: a transfer that took so long is believed.
 
     Raises:
         SwarmError: the coordinator cannot be asked, or measures others' for long.
@@ -58,7 +66,7 @@ async def measured_link(channel: Channel, machine: Machine, rng: Random) -> Mach
                 raise
             await asyncio.sleep(rng.uniform(0.5, 2.0))
             continue
-        if max(up_s, down_s) >= ENOUGH_S or num_bytes >= MOST_BYTES:
+        if max(up_s, down_s) >= enough_s or num_bytes >= MOST_BYTES:
             return replace(
                 machine,
                 up_bytes_per_s=num_bytes / up_s,

@@ -12,7 +12,7 @@ import ipaddress
 import os
 import socket
 import time
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -72,7 +72,7 @@ async def examine_way(invite: Invite) -> AsyncIterator[Finding]:
     fronts = {a: front for a, front in answers if isinstance(front, FrontSays)}
     for address, answer in answers:
         if not isinstance(answer, FrontSays):
-            yield _unreached(address, answer, Verdict.NOTE if fronts else Verdict.BAD)
+            yield _unreached(address, answer, others=list(fronts))
     if not fronts:
         return
     address, front = next(iter(fronts.items()))
@@ -130,14 +130,18 @@ async def _front_at(address: str) -> tuple[str, FrontSays | Exception]:
         return address, error
 
 
-def _unreached(address: str, error: Exception, verdict: Verdict) -> Finding:
+def _unreached(address: str, error: Exception, others: Sequence[str]) -> Finding:
+    """One of the invitation's addresses does not answer; `others` do."""
     reason = str(error) or "no answer"
     if isinstance(error, OSError) and error.errno:
         reason = os.strerror(error.errno)
+    says = f"{address}: {reason}"
+    if others:
+        return Finding("coordinator", Verdict.NOTE, says, f"{others[0]} answers, which is enough")
     return Finding(
         "coordinator",
-        verdict,
-        f"{address}: {reason}",
+        Verdict.BAD,
+        says,
         "ask the swarm's owner whether it runs, and at this address; some networks let out "
         "connections to few ports only",
     )
@@ -246,7 +250,7 @@ def ipv6(
         standing: how others reach it otherwise.
     """
     if any(map(_is_ipv6, fronts)):
-        return Finding("ipv6", Verdict.OK, f"the coordinator answers, and sees {own or 'a tunnel'}")
+        return Finding("ipv6", Verdict.OK, f"{own or 'this machine'} reaches the coordinator's")
     verdict = Verdict.OK if standing.is_open else Verdict.NOTE  # it is not needed
     if own is None:
         advice = (
