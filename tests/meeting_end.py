@@ -34,7 +34,7 @@ from swarm_ft.reach.portmap import mapped
 from swarm_ft.reach.relay import Relay
 from swarm_ft.reach.transport import FrontedTransport
 from swarm_ft.transport.credentials import Credentials
-from swarm_ft.transport.grpc_options import GrpcOptions
+from swarm_ft.transport.grpc_options import GrpcOptions, format_endpoint
 from swarm_ft.transport.grpc_transport import GrpcTransport
 
 PORT = 7000
@@ -77,7 +77,7 @@ async def member(
     grpc = GrpcTransport(GrpcOptions(credentials=credentials_in(folder, name)))
     reach = Reach(grpc, find, front, SystemClock(), Random(name))
     port = int(listens_at.rpartition(":")[2])
-    running = asyncio.create_task(reach.run((f"{address}:{port}",)))
+    running = asyncio.create_task(reach.run((format_endpoint(address, port),)))
     await reach.knows_mapping.wait()
     stack = AsyncExitStack()
     if is_mapped:

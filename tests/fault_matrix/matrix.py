@@ -26,11 +26,12 @@ async def run_matrix(
 
     A trial that did not come out well leaves its swarm; the next one gets a new one.
     """
-    remaining = [cell for cell in cells if cell.role is not Role.HOME]
-    async for outcome in _of_processes(remaining, work_dir):
+    async for outcome in _of_processes(
+        [cell for cell in cells if cell.role is not Role.HOME], work_dir
+    ):
         yield outcome
     homes = Homes(work_dir / "homes", away_s)
-    for cell in cells[len(remaining) :]:
+    for cell in (cell for cell in cells if cell.role is Role.HOME):
         yield await asyncio.to_thread(homes.outcome, cell)
 
 

@@ -151,6 +151,43 @@ def test_no_router_let_anybody_in_unasked(world: World) -> None:
     )
 
 
+def way_between(tmp_path: Path, one: Host, other: Host, public: Host, *, ipv6: bool) -> str:
+    """How a member on one machine reaches one on another, with a hub in public."""
+    names = list(write_keys(make_swarm(), tmp_path).values())
+    with ExitStack() as stack:
+        endpoint = ask(stack.enter_context(at(public, "hub", tmp_path, address(public, ipv6))))
+        processes = []
+        for name, machine in zip(names, (one, other), strict=False):
+            where = ("member", tmp_path, name, endpoint, address(machine, ipv6))
+            processes.append(stack.enter_context(at(machine, *where)))
+        assert [ask(process) for process in processes] == names[:2]
+        return str(json.loads(ask(processes[0], names[1]))["way"])
+
+
+def address(machine: Host, ipv6: bool) -> str:
+    return machine.ipv6 if ipv6 else machine.address
+
+
+def test_two_machines_of_one_house_dial_each_other(tmp_path: Path) -> None:
+    with Internet() as internet:
+        public = internet.household(Home("open", link=DELAYED)).machines[0]
+        house = internet.household(Home("symmetric", num_machines=2, link=DELAYED))
+        one, other = house.machines
+        way = way_between(tmp_path, one, other, public, ipv6=False)
+        assert way in {"direct", "reverse"}  # both dial, and either may be first
+
+
+@pytest.mark.skipif(bool(why_not(Home(ipv6=True))), reason=why_not(Home(ipv6=True)))
+def test_two_homes_with_ipv6_punch_whatever_their_routers_do_with_ports(tmp_path: Path) -> None:
+    with Internet() as internet:
+        public = internet.household(Home("open", ipv6=True, link=DELAYED)).machines[0]
+        one, other = (
+            internet.household(Home("symmetric", ipv6=True, link=DELAYED)).machines[0]
+            for _ in range(2)
+        )
+        assert way_between(tmp_path, one, other, public, ipv6=True) == "punched"
+
+
 @pytest.mark.skipif(bool(why_not(Home(maps_ports=True))), reason=why_not(Home(maps_ports=True)))
 def test_a_router_that_maps_ports_makes_a_home_public(tmp_path: Path) -> None:
     names = write_keys(make_swarm(), tmp_path)
