@@ -67,7 +67,7 @@ class ReadOptions:
     packing: Annotated[
         bool,
         Option(
-            "Documents follow each other in samples, or each begins its own, which is filled up."
+            "Documents follow each other in samples, or each begins its own, which ends where it does."
         ),
     ] = True
     completion_only_loss: Annotated[

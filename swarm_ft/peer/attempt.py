@@ -347,7 +347,7 @@ class StageAttempt:
         if self._catching_up is None or self.connections.reducer is None:
             raise OutOfTurn(f"step {plan.step}: this peer has the stage, and cannot listen")
         for boundary in self.connections.boundaries:
-            boundary.begin(plan.step, frozenset())
+            boundary.begin(plan.step, {})
         began_s = self._timeline.now_s()
         total = await self.connections.reducer.listen(plan.step, set(plan.listeners))
         self._timeline.add(SpanKind.REDUCE, began_s)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
 
 from swarm_ft import failpoints
 from swarm_ft.errors import MalformedMessage, OutOfTurn
@@ -28,7 +28,6 @@ from swarm_ft.protocol.spec.codec_spec import Direction
 from swarm_ft.protocol.spec.run_spec import BYTES_PER_TOKEN
 from swarm_ft.protocol.spec.sample_rows import (
     CONTEXT,
-    NO_LABEL,
     counts_of,
     refusal,
     rows_in,
@@ -168,6 +167,7 @@ class StageStep:
         self._inputs: dict[MicrobatchIndex, Tensor] = {}
         self._gradients: dict[MicrobatchIndex, Tensor] = {}
         self._loss_sums: dict[MicrobatchIndex, float] = {}
+        self._lengths = plan.length_of
         needs_tokens = engine.is_first or engine.is_last
         batches = routes.batches.values() if needs_tokens else ()
         self._rows = {batch.index: _rows_of(plan, batch) for batch in batches}
@@ -207,17 +207,17 @@ class StageStep:
                 found[boundary.peer_id] = None
         return tuple(found)
 
-    def expected(self, boundary: Boundary, direction: Direction) -> frozenset[FrameKey]:
-        """Keys of all frames of this step that come over a boundary."""
+    def expected(self, boundary: Boundary, direction: Direction) -> Mapping[FrameKey, int]:
+        """Keys of all frames of this step that come over a boundary, and tokens of each."""
         routes = (
             self._routes.upstream if direction is Direction.FORWARD else self._routes.downstream
         )
-        return frozenset(
-            self._key(self._routes.batches[index], sample, direction)
+        return {
+            self._key(self._routes.batches[index], sample, direction): self._lengths[sample]
             for index, passed in routes.items()
             if passed is boundary
             for sample in self._routes.batches[index].samples
-        )
+        }
 
     def arrived(self, key: FrameKey, value: Tensor) -> None:
         """A neighbour's sample was decoded; float32 [tokens, channels]."""
@@ -342,10 +342,11 @@ class StageStep:
         is_done = self._routes.stage_index + (1 if is_forward else -1) in batch.done
         for row, sample in enumerate(batch.samples):
             key = self._key(batch, sample, direction)
+            own = values[row, : self._lengths[sample]]  # what pads it is of no use to anybody
             if is_done:
-                boundary.hold(key, values[row])
+                boundary.hold(key, own)
             else:
-                boundary.send(key, values[row])
+                boundary.send(key, own)
 
     def _key(self, batch: Microbatch, sample: SampleId, direction: Direction) -> FrameKey:
         return FrameKey(self._plan.attempt, self._plan.step, batch.index, sample, direction)
@@ -372,14 +373,16 @@ def _rows_of(plan: PlanStep, batch: Microbatch) -> _Rows:
         why = refused[1] if refused else f"lengths {list(wanted)} of {list(counts.lengths)}"
         raise MalformedMessage(f"plan of step {plan.step}, microbatch {batch.index}: {why}")
     samples = samples_in(rows)
-    missing = (0, rows.shape[1] - samples.token_ids.shape[1])
     return _Rows(
-        token_ids=pad(torch.from_numpy(samples.token_ids), missing),
-        labels=pad(torch.from_numpy(samples.labels), missing, value=NO_LABEL),
+        token_ids=torch.from_numpy(samples.token_ids),
+        labels=torch.from_numpy(samples.labels),
         num_targets=counts.num_targets,
     )
 
 
 def _stacked(samples: list[Tensor]) -> Tensor:
-    """[tokens, channels] each -> [samples, tokens, channels]; one alone is not copied."""
-    return samples[0][None] if len(samples) == 1 else torch.stack(samples)
+    """[tokens, channels] each -> [samples, tokens, channels], with zeros behind shorter ones.
+
+    One alone is not copied.
+    """
+    return samples[0][None] if len(samples) == 1 else pad_sequence(samples, batch_first=True)

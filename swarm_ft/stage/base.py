@@ -74,9 +74,10 @@ class Engine(Protocol):
 
     @property
     def microbatch_bytes(self) -> int:
-        """What one microbatch holds between two calls, the most of all so far; 0 before the first.
+        """What a whole microbatch holds between two calls, as those so far tell; 0 before them.
 
-        It holds it from its forward until its `weight_gradients` are done.
+        It holds it from its forward until its `weight_gradients` are done. Samples may be shorter
+        than the run's longest, and then it holds less.
         """
 
     def load(self) -> None:

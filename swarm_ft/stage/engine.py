@@ -141,6 +141,12 @@ class HeldBytes:
         self.most = 0
         self._num_tokens = 0
 
+    def of(self, num_tokens: int) -> int:
+        """What one of so many tokens would hold, were it the largest; never less than was seen."""
+        if num_tokens <= self._num_tokens:
+            return self.most
+        return math.ceil(self.most * num_tokens / max(1, self._num_tokens))
+
     @contextmanager
     def measuring(self, x: Tensor, but: nn.Module) -> Iterator[Storages]:
         """Count what a forward pass inside saves, if no microbatch was as large before.
@@ -241,7 +247,8 @@ class StageEngine:
     @property
     def microbatch_bytes(self) -> int:
         """See `Engine`."""
-        return self._held.most
+        train = self._spec.train
+        return self._held.of(train.micro_batch_size * train.seq_length)
 
     @property
     def weights(self) -> StageWeights:

@@ -1,7 +1,9 @@
 """Small random checkpoints and data for whole swarms in one process."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,6 +14,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
 
 from swarm_ft.protocol.messages.client import RunEvent
 from swarm_ft.protocol.spec.run_spec import LrSchedule, RunSpec, TrainSpec
+from swarm_ft.protocol.spec.sample_rows import Words, samples_in
 from swarm_ft.stage.checkpoint import open_checkpoint
 from tests.local_swarm import LocalSwarm
 
@@ -62,6 +65,17 @@ class Job:
     spec: RunSpec
     samples: list[bytes]
     tokens: torch.Tensor
+    labels: torch.Tensor
+
+    def with_rows(self, rows: Words) -> Job:
+        """The same on other samples, as many and as long at most."""
+        samples = samples_in(rows)
+        return replace(
+            self,
+            samples=[row.tobytes() for row in rows],
+            tokens=torch.from_numpy(samples.token_ids),
+            labels=torch.from_numpy(samples.labels),
+        )
 
 
 class MakeJob(Protocol):
@@ -104,6 +118,7 @@ def make_job(model_dir: Callable[[str], Path]) -> MakeJob:
             spec=RunSpec(model=model_spec, train=TrainSpec(**fields)),
             samples=[row.tobytes() for row in tokens],
             tokens=torch.from_numpy(tokens.astype(np.int64)),
+            labels=torch.from_numpy(tokens.astype(np.int64)),
         )
 
     return make

@@ -5,7 +5,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Protocol, cast
 
@@ -284,7 +284,7 @@ def test_a_step_expects_every_sample_once_each_way(make_step: MakeStep) -> None:
     step, _, up, down = make_step(1, of=3, microbatches=2)
     for boundary, way in ((up, Direction.FORWARD), (down, Direction.BACKWARD)):
         assert step.expected(cast("Boundary", boundary), way) == {
-            key(sample, way) for sample in (0, 1, 10, 11)
+            key(sample, way): TOKENS for sample in (0, 1, 10, 11)
         }
         assert not step.expected(cast("Boundary", Outbox()), way)
 
@@ -326,6 +326,25 @@ def test_a_plan_with_rows_that_are_no_samples_is_malformed(
     for index in (0, 1):
         with pytest.raises(MalformedMessage, match=f"plan of step 5, microbatch 0: .*{why}"):
             make_step(index, of=2, microbatches=1, plan=plan)
+
+
+async def test_samples_of_different_lengths_are_padded_here_and_cut_again(
+    make_step: MakeStep,
+) -> None:
+    whole = make_plan(1, with_tokens=False)
+    plan = replace(whole, lengths=(TOKENS, 2))
+    step, engine, up, down = make_step(1, of=3, microbatches=1, plan=plan)
+    assert set(step.expected(cast("Boundary", up), Direction.FORWARD).values()) == {TOKENS, 2}
+    step.arrived(key(0, Direction.FORWARD), value(5))
+    step.arrived(key(1, Direction.FORWARD), value(7)[:2])
+    step.arrived(key(0, Direction.BACKWARD), value(5))
+    step.arrived(key(1, Direction.BACKWARD), value(7)[:2])
+    await step.run()
+    assert engine.done
+    for sent, expected in ((down.sent, (6, 8)), (up.sent, (10, 14))):
+        for sample, length in ((0, TOKENS), (1, 2)):
+            ((_, x),) = (one for one in sent if one[0].sample == sample)
+            assert torch.equal(x, torch.full((length, CHANNELS), float(expected[sample])))
 
 
 async def test_what_the_engine_raises_ends_the_step(make_step: MakeStep) -> None:
