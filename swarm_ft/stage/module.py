@@ -139,10 +139,17 @@ class StageModule(nn.Module):
             hidden_btc: the last block's output.
             labels_bt: int64; position t predicts label t + 1, unless that is `NO_LABEL`.
         """
+        hidden_btc, targets_bt = hidden_btc[:, :-1], labels_bt[:, 1:]
+        is_target_bt = targets_bt != NO_LABEL
+        if not bool(is_target_bt.all()):
+            # Logits are the largest tensors there are: none of what is only read, or pads a
+            # sample. Each target is a sample of one token, for which any model has positions.
+            hidden_btc, targets_bt = hidden_btc[is_target_bt][:, None], targets_bt[is_target_bt]
         with drawing_apart(hidden_btc.device) if self.training else nullcontext():
-            logits_btv: Tensor = self._passage.beyond(self.causal, hidden_btc[:, :-1]).logits
-        logits_nv, targets_n = logits_btv.float().flatten(0, 1), labels_bt[:, 1:].flatten()
-        return cross_entropy(logits_nv, targets_n, reduction="sum", ignore_index=NO_LABEL)
+            logits_btv: Tensor = self._passage.beyond(self.causal, hidden_btc).logits
+        return cross_entropy(
+            logits_btv.float().flatten(0, 1), targets_bt.flatten(), reduction="sum"
+        )
 
 
 class _Passage:
