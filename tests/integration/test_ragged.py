@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from swarm_ft.protocol.messages.client import StepCommitted
-from swarm_ft.protocol.spec.sample_rows import Words, counts_of, filled_up, rows_in, words_of
-from tests.integration.conftest import SEQ_LENGTH, VOCAB_SIZE, Job, MakeJob
+from swarm_ft.protocol.spec.sample_rows import counts_of, rows_in
+from tests.integration.conftest import SEQ_LENGTH, Job, MakeJob
 from tests.integration.test_parity import (
     RTOL,
     assert_same_weights,
@@ -22,21 +21,9 @@ from tests.local_swarm import LocalSwarm
 NUM_SAMPLES = 12
 
 
-def ragged(job: Job) -> Job:
-    """Of 2 to 24 tokens, the first quarter of each a prompt."""
-    random = np.random.default_rng(3)
-    rows: list[Words] = []
-    for _ in range(NUM_SAMPLES):
-        length = int(random.integers(2, SEQ_LENGTH + 1))
-        tokens = random.integers(1, VOCAB_SIZE, 6).repeat(4)[:length]
-        words = words_of(tokens, np.arange(length) >= length // 4)
-        rows.append(filled_up(words, SEQ_LENGTH))
-    return job.with_rows(np.concatenate(rows))
-
-
 @pytest.fixture
 def job(make_job: MakeJob) -> Job:
-    return ragged(make_job("llama", num_samples=NUM_SAMPLES, num_steps=9, shuffle=True))
+    return make_job("llama", num_samples=NUM_SAMPLES, num_steps=9, shuffle=True).ragged()
 
 
 async def test_three_stages_equal_a_plain_loop(job: Job, tmp_path: Path) -> None:
@@ -62,11 +49,9 @@ async def test_the_cut_into_stages_changes_no_bit_of_a_loss(job: Job, tmp_path: 
 
 async def test_nothing_is_sent_of_what_pads_a_sample(make_job: MakeJob, tmp_path: Path) -> None:
     """Each begins with a key frame, and goes on with changes of a buffer of its own length."""
-    job = ragged(
-        make_job(
-            num_samples=NUM_SAMPLES, num_steps=9, forward_codec="aq4", backward_codec="q4+ef21"
-        )
-    )
+    job = make_job(
+        num_samples=NUM_SAMPLES, num_steps=9, forward_codec="aq4", backward_codec="q4+ef21"
+    ).ragged()
     async with LocalSwarm(tmp_path, ["0-2", "2-4", "4-6"]) as swarm:
         events = await swarm.train(job.spec, job.samples)
     steps = [event for event in events if isinstance(event, StepCommitted)]
