@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import groupby, pairwise
+from statistics import mean
 from typing import NamedTuple
 
 import torch
@@ -22,11 +23,14 @@ from swarm_ft.protocol.messages.capacity import PlacedPeer
 from swarm_ft.protocol.spec.codec_spec import CodecSpec, Direction
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import COPIES_PER_WEIGHT, RunSpec
+from swarm_ft.protocol.spec.sample_rows import counts_of, rows_in
 from swarm_ft.stage.speed import block_flops
 
 FLOAT_BYTES = 4
 PROBED_TOKENS, PROBED_CHANNELS = 64, 1024
 """Of the noise by which a codec's size is told."""
+PROBED_SAMPLES = 1000
+"""By which the mean length of all is told."""
 FRAME_BYTES = 64
 """Around a payload: numbers and lengths, HTTP/2, TLS."""
 
@@ -124,6 +128,18 @@ def forecast(spec: RunSpec, placed: Sequence[PlacedPeer]) -> Forecast:
         kwh=watts * seconds / 3.6e6,
         unknown=tuple(_unknown(placed)),
     )
+
+
+def of_mean_length(spec: RunSpec, samples: Sequence[bytes]) -> RunSpec:
+    """A job with samples that are all as long as its own are in the mean, by some of them.
+
+    Args:
+        spec: the job.
+        samples: its rows.
+    """
+    some = samples[:: -(-len(samples) // PROBED_SAMPLES)]
+    lengths = counts_of(rows_in(some, spec.train.seq_length)).lengths
+    return replace(spec, train=replace(spec.train, seq_length=round(mean(lengths))))
 
 
 def _visits(spec: RunSpec) -> float:

@@ -67,9 +67,18 @@ class ReadOptions:
     packing: Annotated[
         bool,
         Option(
-            "Documents follow each other in samples, or each begins its own, which is filled up."
+            "Documents follow each other in samples, or each begins its own and the last one of it "
+            "ends where it does."
         ),
     ] = True
+    completion_only_loss: Annotated[
+        bool,
+        Option("Learn completions (outputs) alone, and only read what they answer; or all of it."),
+    ] = True
+    assistant_only_loss: Annotated[
+        bool,
+        Option("Of messages, learn the assistant's alone, and only read the others; or all."),
+    ] = False
 
     def __post_init__(self) -> None:
         check(self)

@@ -17,7 +17,7 @@ import torch
 from swarm_ft.client.data.progress import Listener, ReadSoFar
 from swarm_ft.client.evaluate import Evaluation, evaluate
 from swarm_ft.client.export import assemble, shard_dir
-from swarm_ft.client.forecast import Forecast, forecast
+from swarm_ft.client.forecast import Forecast, forecast, of_mean_length
 from swarm_ft.client.job import EvalData, Job, open_held_out, read_held_out
 from swarm_ft.client.options import EvalOptions, JobOptions, Outputs, ReadOptions
 from swarm_ft.client.report import RunProgress, RunReport
@@ -27,7 +27,6 @@ from swarm_ft.errors import NotFound, RunFailed, RunMismatch, SwarmError
 from swarm_ft.ids import RunId
 from swarm_ft.log import get_logger
 from swarm_ft.protocol.messages.client import RunPhase, RunStatus
-from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.stage.checkpoint import Checkpoint, open_checkpoint
 
 logger = get_logger(__name__)
@@ -154,7 +153,7 @@ async def submit(
             "untied (--tied-embeddings sync keeps them tied)"
         )
     baseline = await _measured(options.model, job.eval_data, progress)
-    expected = await _forecast(client, spec, progress)
+    expected = await _forecast(client, job, progress)
     if options.resume:
         run_id = await _resumed(client, job, progress)
     else:
@@ -170,15 +169,16 @@ async def submit(
     )
 
 
-async def _forecast(client: SwarmClient, spec: RunSpec, progress: RunProgress) -> Forecast | None:
+async def _forecast(client: SwarmClient, job: Job, progress: RunProgress) -> Forecast | None:
     """What the run will take, told; None if nobody would host it now, or can say."""
     try:
-        placed = await client.place(spec)
+        placed = await client.place(job.spec)
     except SwarmError as error:
         logger.info("no forecast: %s", error)
         return None
     if not placed.peers or not any(peer.machine.flops_per_s for peer in placed.peers):
         return None
+    spec = await asyncio.to_thread(of_mean_length, job.spec, job.samples)
     found = forecast(spec, placed.peers)
     progress.message(found.line())
     return found

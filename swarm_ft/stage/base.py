@@ -74,9 +74,10 @@ class Engine(Protocol):
 
     @property
     def microbatch_bytes(self) -> int:
-        """What one microbatch holds between two calls, the most of all so far; 0 before the first.
+        """What a whole microbatch holds between two calls, as those so far tell; 0 before them.
 
-        It holds it from its forward until its `weight_gradients` are done.
+        It holds it from its forward until its `weight_gradients` are done. Samples may be shorter
+        than the run's longest, and then it holds less.
         """
 
     def load(self) -> None:
@@ -133,14 +134,15 @@ class Engine(Protocol):
         """
 
     def forward_backward(
-        self, microbatch: MicrobatchIndex, x: Tensor, tokens: Tensor
+        self, microbatch: MicrobatchIndex, x: Tensor, labels: Tensor
     ) -> LossAndGradient:
         """Forward, loss and backward of a microbatch, at the last stage; see `backward`.
 
         Args:
             microbatch: its index in the step.
             x: as `forward` takes it; in a one-stage swarm the tokens.
-            tokens: int64 [B, T]; a sample's targets are its own next tokens, T - 1 of them.
+            labels: int64 [B, T], of each token its id, or `NO_LABEL` if nobody learns to write it;
+                position t predicts the label of t + 1.
 
         Raises:
             MalformedMessage, OutOfTurn: as `forward`.

@@ -30,7 +30,7 @@ def job(make_job: MakeJob) -> Job:
         forward_codec="aq4",
         backward_codec="q4t+ef",
         buffer_bits=4,
-    )
+    ).ragged()
 
 
 @pytest.fixture

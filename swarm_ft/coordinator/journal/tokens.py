@@ -1,6 +1,6 @@
 """Tokens of runs: a file each, in a folder beside the journal. Blocks; belongs into threads.
 
-A sample is a record: its tokens, little-endian uint32, and 16 bytes of XXH3 over the run, its
+A sample is a record: its row (`protocol.spec.sample_rows`), and 16 bytes of XXH3 over the run, its
 RunSpec, the sample's number and the tokens. What is read is what was written, or an error. With a
 key the tokens are sealed for the same instead, and need no checksum.
 
@@ -25,12 +25,15 @@ from swarm_ft.ids import RunId, SampleId
 from swarm_ft.private_files import flush_to_disk, open_private, private_folder
 from swarm_ft.protocol.spec.digest import digest_of, fingerprint_of
 from swarm_ft.protocol.spec.run_spec import RunSpec
+from swarm_ft.protocol.spec.sample_rows import Counts, counts_of, rows_in
 from swarm_ft.sealing import SEAL_BYTES, Sealer
 from swarm_ft.systems import read_at, sync_data
 
 CHECKSUM_BYTES = 16
 RESERVE_BYTES = 256 << 20
 """Of the disk, which no job may take: commits of runs under way need some."""
+COUNTED_SAMPLES = 64
+"""Held at a time, to count them; a step may have many, of many tokens."""
 SYNC_BYTES = 4 << 20
 """Written at a time. A commit's own fsync may have to wait for what others left unwritten."""
 
@@ -101,7 +104,7 @@ class TokenFiles:
     def read(
         self, run_id: RunId, spec: RunSpec, samples: Sequence[SampleId]
     ) -> dict[SampleId, bytes]:
-        """Token ids of samples, little-endian uint32.
+        """Rows of samples, see `spec.sample_rows`.
 
         Raises:
             NotFound: the run has no such sample.
@@ -125,6 +128,21 @@ class TokenFiles:
         except OSError as error:
             raise JournalError(f"{path}: the tokens of run {run_id}: {error}") from error
         return found
+
+    def count(self, run_id: RunId, spec: RunSpec, samples: Sequence[SampleId]) -> Counts:
+        """How many targets samples have, and how many tokens each.
+
+        Raises:
+            NotFound, JournalError: see `read`.
+        """
+        num_targets, lengths = 0, list[int]()
+        for start in range(0, len(samples), COUNTED_SAMPLES):
+            some = samples[start : start + COUNTED_SAMPLES]
+            found = self.read(run_id, spec, some)
+            counts = counts_of(rows_in([found[one] for one in some], spec.train.seq_length))
+            num_targets += counts.num_targets
+            lengths += counts.lengths
+        return Counts(num_targets, tuple(lengths))
 
     def delete(self, run_id: RunId) -> None:
         """Of a run that is over. Never fails: what is left is swept at the next start."""

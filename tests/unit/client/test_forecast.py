@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm_ft.client.forecast import Forecast, bytes_per_value, forecast
+from swarm_ft.client.forecast import Forecast, bytes_per_value, forecast, of_mean_length
 from swarm_ft.ids import PeerId
 from swarm_ft.protocol.messages.capacity import Machine, PlacedPeer
 from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
+from swarm_ft.protocol.spec.sample_rows import filled_up, words_of
 from tests.specs import model_spec, train_spec
 
 FAST = Machine(flops_per_s=1e15, up_bytes_per_s=1e12, down_bytes_per_s=1e12, watts=100.0)
@@ -131,3 +132,12 @@ def test_a_better_machine_never_makes_it_slower(two: list[Machine], which: int) 
 def test_a_codecs_bytes_are_those_it_writes(text: str, expected: float) -> None:
     measured = bytes_per_value(parse_codec_spec(text, Direction.FORWARD))
     assert measured == pytest.approx(expected, rel=0.15)
+
+
+def test_short_samples_take_what_they_are_long() -> None:
+    spec = job()
+    rows = [filled_up(words_of([1] * length), 128) for length in (16, 48)] * 1500
+    samples = [row.tobytes() for row in rows]
+    short = of_mean_length(spec, samples)
+    assert short == job(seq_length=32)
+    assert of_mean_length(spec, samples[:1]).train.seq_length == 16

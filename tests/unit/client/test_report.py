@@ -50,7 +50,7 @@ def _step(number: int, *, loss: float = 2.0, keys: int = 4, relayed: int = 0) ->
 
 
 def _after(*steps: StepCommitted) -> ProgressState:
-    return reduce(ProgressState.after, steps, ProgressState(num_steps=9, seq_length=10))
+    return reduce(ProgressState.after, steps, ProgressState(num_steps=9))
 
 
 def _report(*steps: StepCommitted, before: float = 3.0, after: float = 1.0) -> RunReport:
