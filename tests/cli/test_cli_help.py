@@ -31,7 +31,7 @@ COMMANDS = (
     ("sample",),
 )
 HEAVY = {"torch", "grpc", "hivemind", "transformers", "safetensors", "sqlite3", "rich", "numpy"}
-HEAVY |= {"datasets", "pyarrow", "pandas", "jinja2"}
+HEAVY |= {"datasets", "pyarrow", "pandas", "jinja2", "peft", "accelerate"}
 HELP_CPU_S = 0.5
 
 READING = {
@@ -68,6 +68,15 @@ JOB = READING | {
     "--no-shuffle",
     "--dropout",
     "--no-dropout",
+    "--adapter",
+    "--lora-r",
+    "--lora-alpha",
+    "--lora-dropout",
+    "--target-modules",
+    "--lora-target-modules",
+    "--merge",
+    "--no-merge",
+    "--train-layers",
     "--tied-embeddings",
     "--fw",
     "--forward-codec",

@@ -87,6 +87,7 @@ class TinyEngine:
     """
 
     exchanges_tied_gradient = False
+    has_backward = True
 
     def __init__(
         self,
@@ -99,6 +100,7 @@ class TinyEngine:
         self.layers = layers
         self.is_first = layers.start == 0
         self.is_last = layers.stop == spec.model.num_blocks
+        self.sends_gradients = not self.is_first
         self._spec = spec
         self._watcher = watcher
         self._check_disk = check_disk

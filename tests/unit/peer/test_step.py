@@ -37,6 +37,7 @@ class CountingEngine:
 
     is_first: bool = False
     is_last: bool = False
+    has_backward: bool = True
     done: list[tuple[str, int]] = field(default_factory=list)
     after: Callable[[], object] = lambda: None
 
