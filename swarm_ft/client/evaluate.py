@@ -6,15 +6,20 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from safetensors import SafetensorError, safe_open
+from torch import nn
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from swarm_ft.errors import BadDataset, BadModel
+from swarm_ft.stage.adapters import CONFIG_FILE as ADAPTER_CONFIG
+from swarm_ft.stage.adapters import WEIGHTS_FILE as ADAPTER_WEIGHTS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -51,7 +56,7 @@ def evaluate(
     """Evaluate a checkpoint in float32, without dropout, on the CPU.
 
     Args:
-        model_dir: directory or hub id.
+        model_dir: directory or hub id; or a directory with an adapter.
         samples: token ids [samples, seq_length] below the model's vocabulary size.
         batch_size: samples a forward pass; no effect on the result beyond rounding.
         on_batch: called after each pass.
@@ -73,7 +78,7 @@ def evaluate(
     return Evaluation(loss_sum / (len(samples) * (samples.shape[1] - 1)))
 
 
-def _loss_sum(model: PreTrainedModel, batch_st: torch.Tensor) -> float:
+def _loss_sum(model: nn.Module, batch_st: torch.Tensor) -> float:
     """Cross entropy summed over the targets of `batch_st` [samples, tokens], in float64."""
     with torch.no_grad():
         logits_stv = model(input_ids=batch_st, use_cache=False).logits
@@ -86,7 +91,30 @@ def _loss_sum(model: PreTrainedModel, batch_st: torch.Tensor) -> float:
     return float(torch.stack(losses).sum())
 
 
-def _load(model_dir: str) -> PreTrainedModel:
+def _load(model_dir: str) -> nn.Module:
+    is_adapter = (Path(model_dir) / ADAPTER_CONFIG).is_file()
+    return _load_adapter(model_dir) if is_adapter else _load_model(model_dir)
+
+
+def _load_adapter(model_dir: str) -> nn.Module:
+    """Beside the model that it says it is for."""
+    from peft import PeftConfig, PeftModel, get_peft_model_state_dict
+
+    try:
+        base = PeftConfig.from_pretrained(model_dir).base_model_name_or_path or ""
+        with safe_open(Path(model_dir) / ADAPTER_WEIGHTS, "pt") as tensors:
+            names = set(tensors.keys())
+        model: nn.Module = PeftModel.from_pretrained(_load_model(base), model_dir)
+    except (OSError, ValueError, KeyError, RuntimeError, TypeError, SafetensorError) as exc:
+        reason = str(exc).partition("\n")[0]
+        raise BadModel(f"model '{model_dir}': expected an adapter: {reason}") from exc
+    missing = get_peft_model_state_dict(model).keys() - names
+    if missing:
+        raise BadModel(f"model '{model_dir}': {len(missing)} of the adapter's weights are missing")
+    return model.eval()
+
+
+def _load_model(model_dir: str) -> PreTrainedModel:
     try:
         with no_transformers_bars():
             model, info = AutoModelForCausalLM.from_pretrained(

@@ -194,6 +194,13 @@ def test_a_command_has_the_options_it_is_known_for_and_no_others(words: tuple[st
     assert all(option.help for option in options), "every option says what it is for"
 
 
+def test_options_may_be_written_with_underscores(run_here: RunHere) -> None:
+    for option in ("--lora-r", "--lora_r"):
+        answer = run_here("plan", "--model", "nowhere", option, "0")
+        assert answer.code == 2
+        assert "--lora-r: expected 1 to" in answer.err
+
+
 def test_demo_and_client_train_take_the_same_job() -> None:
     for name in JOB - {"--model", "--dataset"}:
         one, other = (option_of(words, name) for words in (("demo",), ("client", "train")))
