@@ -23,7 +23,7 @@ from tests.integration.test_take_over import CAUGHT_UP, NEWCOMER, STEPS, Story
 from tests.local_swarm import LocalSwarm
 
 LORA: dict[str, Any] = {"adapter": Adapter.LORA, "lora_r": 4, "lora_alpha": 16}
-UPPER = {"train_layers": "3-", "clip_grad_norm": 0.0}
+UPPER: dict[str, Any] = {"train_layers": "3-", "clip_grad_norm": 0.0}
 
 
 async def adapter_of(job: Job, directory: Path, layers: list[str]) -> tuple[list[RunEvent], Path]:
