@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -104,7 +105,9 @@ def _load_adapter(model_dir: str) -> nn.Module:
         base = PeftConfig.from_pretrained(model_dir).base_model_name_or_path or ""
         with safe_open(Path(model_dir) / ADAPTER_WEIGHTS, "pt") as tensors:
             names = set(tensors.keys())
-        model: nn.Module = PeftModel.from_pretrained(_load_model(base), model_dir)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # of transformers, about peft
+            model: nn.Module = PeftModel.from_pretrained(_load_model(base), model_dir)
     except (OSError, ValueError, KeyError, RuntimeError, TypeError, SafetensorError) as exc:
         reason = str(exc).partition("\n")[0]
         raise BadModel(f"model '{model_dir}': expected an adapter: {reason}") from exc
