@@ -111,7 +111,9 @@ def _load_adapter(model_dir: str) -> nn.Module:
     except (OSError, ValueError, KeyError, RuntimeError, TypeError, SafetensorError) as exc:
         reason = str(exc).partition("\n")[0]
         raise BadModel(f"model '{model_dir}': expected an adapter: {reason}") from exc
-    missing = get_peft_model_state_dict(model).keys() - names
+    # Else it asks the hub whether the base has other embeddings.
+    expected = get_peft_model_state_dict(model, save_embedding_layers=False)
+    missing = expected.keys() - names
     if missing:
         raise BadModel(f"model '{model_dir}': {len(missing)} of the adapter's weights are missing")
     return model.eval()

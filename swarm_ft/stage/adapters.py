@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from swarm_ft.errors import BadOption
@@ -45,20 +46,52 @@ _MAX_TOLD = 12
 # ---- which layers get one
 
 
+@torch.no_grad()
 def is_linear(layer: nn.Module) -> bool:
-    """Whether adapters can stand beside a layer: its output is a product and no more."""
-    return type(layer).forward in (nn.Linear.forward, Conv1D.forward)
+    """Whether adapters can stand beside a layer: of inputs it makes as many outputs as it says.
+
+    Some mixtures' routers are linear layers that give more than that.
+    """
+    if type(layer).forward in (nn.Linear.forward, Conv1D.forward):
+        return True
+    if not isinstance(layer, nn.Linear):
+        return False
+    weight = layer.weight
+    output = layer(torch.zeros(1, layer.in_features, dtype=weight.dtype, device=weight.device))
+    return isinstance(output, Tensor) and output.shape == (1, layer.out_features)
 
 
-def targets_of(model: nn.Module, architecture: Architecture, spec: RunSpec) -> list[str]:
+def targets_of(model: PreTrainedModel, architecture: Architecture, spec: RunSpec) -> list[str]:
     """Names of the layers that get adapters, of a whole model or a stage of it."""
     layers = spec.trained_layers
     parts = {block_part(index) for index in range(layers.start, layers.stop)}
-    return [
-        name
-        for name, layer in model.named_modules()
-        if is_linear(layer) and architecture.part_of(name) in parts and _is_meant(name, spec.train)
-    ]
+    linear = [name for name, layer in model.named_modules() if is_linear(layer)]
+    meant = [name for name in linear if _is_meant(name, spec.train)]
+    names = [name for name in meant if architecture.part_of(name) in parts]
+    ends = {_end_of(name) for name in names}
+    experts = {end for end in ends if _means_experts(end, model)}
+    return [name for name in names if _end_of(name) not in experts]
+
+
+def _means_experts(end: str, model: PreTrainedModel) -> bool:
+    """Whether peft takes a name for that of experts which transformers now has in one tensor.
+
+    No `adapter_config.json` can say that another layer of this name has an adapter: a shared
+    expert, or the dense block of a mixture.
+    """
+    from peft import LoraConfig
+    from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
+
+    config = LoraConfig(target_modules={end})
+    try:
+        convert_peft_config_for_transformers(config, model, None)
+    except ValueError:  # one of several that are in one tensor
+        return True
+    return config.target_modules != {end}
+
+
+def _end_of(name: str) -> str:
+    return name.rpartition(".")[2]
 
 
 def check_adapter(checkpoint: Checkpoint, spec: RunSpec) -> None:
@@ -79,9 +112,29 @@ def check_adapter(checkpoint: Checkpoint, spec: RunSpec) -> None:
     if not names:
         raise BadOption("--adapter: the blocks that train have no linear layers")
     try:
-        _inject(copy.deepcopy(checkpoint.skeleton), names, spec.train)
+        _try(copy.deepcopy(checkpoint.skeleton), names, spec.train)
     except (ValueError, TypeError) as error:
         raise BadOption(f"--target-modules {spec.train.target_modules}: {error}") from error
+
+
+def _try(model: PreTrainedModel, names: Collection[str], train: TrainOptions) -> None:
+    """Put adapters into a model without memory, and read them back as peft does.
+
+    Raises:
+        ValueError, TypeError: it does not take them.
+    """
+    from peft import get_peft_model_state_dict
+    from peft.utils.transformers_weight_conversion import (
+        convert_peft_adapter_state_dict_for_transformers as converted,
+    )
+
+    _inject(model, names, train)
+    own = get_peft_model_state_dict(model, save_embedding_layers=False)
+    own = {f"{_PREFIX}{name}": tensor for name, tensor in own.items()}
+    config = _config(model, names, train)
+    lost = own.keys() - converted(model, config, own, _NAME).keys()
+    if lost:
+        raise ValueError(f"peft reads {min(lost)} as something else; name other layers")
 
 
 def _is_meant(name: str, train: TrainOptions) -> bool:
@@ -96,7 +149,7 @@ def _linear_in(checkpoint: Checkpoint, spec: RunSpec) -> str:
     """The last parts of the names of all that could have adapters."""
     every = replace(spec, train=replace(spec.train, target_modules=ALL_LINEAR))
     names = targets_of(checkpoint.skeleton, checkpoint.architecture, every)
-    return ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in names)) or "none"
+    return ", ".join(dict.fromkeys(map(_end_of, names))) or "none"
 
 
 # ---- peft's modules
@@ -119,13 +172,13 @@ def attach(module: StageModule, spec: RunSpec) -> None:
         _begin(layer, f"{spec.train.seed}/adapter/{name}")
 
 
-def _inject(model: nn.Module, names: Collection[str], train: TrainOptions) -> None:
+def _inject(model: PreTrainedModel, names: Collection[str], train: TrainOptions) -> None:
     from peft import inject_adapter_in_model
 
     inject_adapter_in_model(_config(model, names, train), model, _NAME)
 
 
-def _config(model: nn.Module, names: Collection[str], train: TrainOptions) -> LoraConfig:
+def _config(model: PreTrainedModel, names: Collection[str], train: TrainOptions) -> LoraConfig:
     from peft import LoraConfig
 
     return LoraConfig(
@@ -186,7 +239,7 @@ def adapter_weights(module: StageModule) -> dict[str, Tensor]:
         return {}
     from peft import get_peft_model_state_dict
 
-    found = get_peft_model_state_dict(module.causal, adapter_name=_NAME)
+    found = get_peft_model_state_dict(module.causal, save_embedding_layers=False)
     return {f"{_PREFIX}{name}": tensor.contiguous() for name, tensor in found.items()}
 
 
@@ -222,7 +275,7 @@ def save_adapter_config(directory: Path, checkpoint: Checkpoint, spec: RunSpec) 
     config = _config(skeleton, names, spec.train)
     config.base_model_name_or_path, config.revision = checkpoint.reference, checkpoint.revision
     config.inference_mode = True
-    config.target_modules = {name.rpartition(".")[2] for name in names}
+    config.target_modules = {_end_of(name) for name in names}
     if layers != spec.model.layers:
         config.layers_to_transform = list(range(layers.start, layers.stop))
     every = (name for name, _ in skeleton.named_modules())

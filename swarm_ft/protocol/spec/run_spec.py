@@ -445,7 +445,7 @@ class RunSpec:
         trained = self.trained_layers
         count = max(0, min(layers.stop, trained.stop) - max(layers.start, trained.start))
         part = 2 * self.train.lora_r / self.model.hidden_size if self.train.adapts else 1.0
-        return count * self.model.block_bytes * min(1.0, part)
+        return count * self.model.block_bytes * part
 
     def held_bytes(self, layers: LayerRange) -> float:
         """Of blocks in a peer's memory: weights, and gradients and moments of what trains."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -147,6 +149,31 @@ def test_a_stage_without_anything_that_trains_has_something_to_sum(
     stage.apply(1.0, 1e-3)
     assert stage.state() == {}
     stage.load_state({})
+
+
+@pytest.mark.parametrize(("train_layers", "is_tied"), [("1-3", True), ("1-", False)])
+def test_a_model_stays_tied_while_neither_end_trains(
+    make_pipeline: MakePipeline,
+    samples: Tensor,
+    tmp_path: Path,
+    train_layers: str,
+    is_tied: bool,
+) -> None:
+    pipeline = make_pipeline("gpt2-tied", 2, train_layers=train_layers)
+    pipeline.train(samples)
+    weight_map = pipeline.export(tmp_path)
+    assert pipeline.spec.keeps_tied == is_tied
+    assert ("lm_head.weight" in weight_map) != is_tied
+    (tmp_path / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": weight_map})
+    )
+    pipeline.checkpoint.save_config(tmp_path, tie_word_embeddings=is_tied)
+    model, report = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert not report["missing_keys"]
+    own = dict(model.named_parameters())
+    for stage in pipeline.stages:
+        for name, parameter in stage.weights.module.trainable().items():
+            assert torch.equal(parameter, own[name])
 
 
 @pytest.mark.parametrize(
