@@ -87,7 +87,8 @@ def _means_experts(end: str, model: PreTrainedModel) -> bool:
         convert_peft_config_for_transformers(config, model, None)
     except ValueError:  # one of several that are in one tensor
         return True
-    return config.target_modules != {end}
+    taken: set[str] = config.target_modules
+    return taken != {end}
 
 
 def _end_of(name: str) -> str:
