@@ -40,7 +40,6 @@ CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 _NAME = "default"
 """peft's own, of an only adapter; it is in the names of a stage's state, and in no result."""
 _PREFIX = "base_model.model."
-_MAX_TOLD = 12
 
 
 # ---- which layers get one
@@ -112,18 +111,11 @@ def check_adapter(checkpoint: Checkpoint, spec: RunSpec) -> None:
             )
     if not names:
         raise BadOption("--adapter: the blocks that train have no linear layers")
-    try:
-        _try(copy.deepcopy(checkpoint.skeleton), names, spec.train)
-    except (ValueError, TypeError) as error:
-        raise BadOption(f"--target-modules {spec.train.target_modules}: {error}") from error
+    _try(copy.deepcopy(checkpoint.skeleton), names, spec.train)
 
 
 def _try(model: PreTrainedModel, names: Collection[str], train: TrainOptions) -> None:
-    """Put adapters into a model without memory, and read them back as peft does.
-
-    Raises:
-        ValueError, TypeError: it does not take them.
-    """
+    """Put adapters into a model without memory, and read them back as peft does."""
     from peft import get_peft_model_state_dict
     from peft.utils.transformers_weight_conversion import (
         convert_peft_adapter_state_dict_for_transformers as converted,
@@ -135,7 +127,10 @@ def _try(model: PreTrainedModel, names: Collection[str], train: TrainOptions) ->
     config = _config(model, names, train)
     lost = own.keys() - converted(model, config, own, _NAME).keys()
     if lost:
-        raise ValueError(f"peft reads {min(lost)} as something else; name other layers")
+        raise BadOption(
+            f"--target-modules {train.target_modules}: peft reads {min(lost)} as something else; "
+            f"name other layers"
+        )
 
 
 def _is_meant(name: str, train: TrainOptions) -> bool:
@@ -162,6 +157,9 @@ def attach(module: StageModule, spec: RunSpec) -> None:
     Args:
         module: has its weights.
         spec: with adapters.
+
+    Raises:
+        BadOption: peft does not take a layer.
     """
     module.requires_grad_(False)
     names = targets_of(module.causal, module.architecture, spec)
@@ -176,7 +174,10 @@ def attach(module: StageModule, spec: RunSpec) -> None:
 def _inject(model: PreTrainedModel, names: Collection[str], train: TrainOptions) -> None:
     from peft import inject_adapter_in_model
 
-    inject_adapter_in_model(_config(model, names, train), model, _NAME)
+    try:
+        inject_adapter_in_model(_config(model, names, train), model, _NAME)
+    except (ValueError, TypeError) as error:
+        raise BadOption(f"--target-modules {train.target_modules}: {error}") from error
 
 
 def _config(model: PreTrainedModel, names: Collection[str], train: TrainOptions) -> LoraConfig:

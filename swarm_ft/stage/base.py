@@ -95,6 +95,7 @@ class Engine(Protocol):
 
         Raises:
             BadLayers, BadModel, RunMismatch: see `Checkpoint.load`.
+            BadOption: the run's adapters cannot stand beside the stage's layers.
         """
 
     # ---- a step
