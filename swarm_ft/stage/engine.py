@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Self
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -142,12 +143,19 @@ class HeldBytes:
         held = Storages(but=(*but.parameters(), *but.buffers()))
         held.add(x)
 
+        saved: list[ref[Tensor]] = []
+
         def save(tensor: Tensor) -> Tensor:
-            held.add(tensor)
-            return tensor.detach()
+            kept = tensor.detach()
+            saved.append(ref(kept))
+            return kept
 
         with saved_tensors_hooks(save, lambda tensor: tensor):
             yield held
+        # What was saved for nothing, as DoRA does, is gone by now.
+        for tensor in (weak() for weak in saved):
+            if tensor is not None:
+                held.add(tensor)
         self._num_tokens = x.shape[:2].numel()
         self.saw(held)
 
