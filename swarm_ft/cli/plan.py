@@ -38,11 +38,13 @@ def plan(options: PlanOptions, way: WayIn, as_json: bool) -> None:
         from swarm_ft.client.forecast import forecast
         from swarm_ft.errors import Unavailable
         from swarm_ft.protocol.spec.run_spec import RunSpec
+        from swarm_ft.stage.adapters import check_adapter
         from swarm_ft.stage.checkpoint import open_checkpoint
 
         train = options.train_spec()
-        model = await asyncio.to_thread(lambda: open_checkpoint(options.model).describe())
-        spec = RunSpec(model=model, train=train)
+        checkpoint = await asyncio.to_thread(open_checkpoint, options.model)
+        spec = RunSpec(model=await asyncio.to_thread(checkpoint.describe), train=train)
+        check_adapter(checkpoint, spec)
         async with connected(way) as swarm:
             placed = await swarm.place(spec)
         if not placed.peers:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from safetensors import SafetensorError, safe_open
+from torch import nn
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
@@ -21,6 +25,8 @@ from swarm_ft.protocol.spec.sample_rows import (
     counts_of,
     samples_in,
 )
+from swarm_ft.stage.adapters import CONFIG_FILE as ADAPTER_CONFIG
+from swarm_ft.stage.adapters import WEIGHTS_FILE as ADAPTER_WEIGHTS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -57,7 +63,7 @@ def evaluate(
     """Evaluate a checkpoint in float32, without dropout, on the CPU.
 
     Args:
-        model_dir: directory or hub id.
+        model_dir: directory or hub id; or a directory with an adapter.
         samples: rows [samples, seq_length], see `sample_rows`.
         batch_size: samples a forward pass; no effect on the result beyond rounding.
         on_batch: called after each pass.
@@ -83,7 +89,7 @@ def evaluate(
     return Evaluation(loss_sum / num_targets)
 
 
-def _loss_sum(model: PreTrainedModel, samples: Samples) -> float:
+def _loss_sum(model: nn.Module, samples: Samples) -> float:
     """Cross entropy summed over the targets of some samples, in float64."""
     labels_bt = torch.from_numpy(samples.labels)
     with torch.no_grad():
@@ -103,7 +109,34 @@ def _loss_sum(model: PreTrainedModel, samples: Samples) -> float:
     return float(torch.stack(losses).sum())
 
 
-def _load(model_dir: str) -> PreTrainedModel:
+def _load(model_dir: str) -> nn.Module:
+    is_adapter = (Path(model_dir) / ADAPTER_CONFIG).is_file()
+    return _load_adapter(model_dir) if is_adapter else _load_model(model_dir)
+
+
+def _load_adapter(model_dir: str) -> nn.Module:
+    """Beside the model that it says it is for."""
+    from peft import PeftConfig, PeftModel, get_peft_model_state_dict
+
+    try:
+        base = PeftConfig.from_pretrained(model_dir).base_model_name_or_path or ""
+        with safe_open(Path(model_dir) / ADAPTER_WEIGHTS, "pt") as tensors:
+            names = set(tensors.keys())
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # of transformers, about peft
+            model: nn.Module = PeftModel.from_pretrained(_load_model(base), model_dir)
+    except (OSError, ValueError, KeyError, RuntimeError, TypeError, SafetensorError) as exc:
+        reason = str(exc).partition("\n")[0]
+        raise BadModel(f"model '{model_dir}': expected an adapter: {reason}") from exc
+    # Else it asks the hub whether the base has other embeddings.
+    expected = get_peft_model_state_dict(model, save_embedding_layers=False)
+    missing = expected.keys() - names
+    if missing:
+        raise BadModel(f"model '{model_dir}': {len(missing)} of the adapter's weights are missing")
+    return model.eval()
+
+
+def _load_model(model_dir: str) -> PreTrainedModel:
     try:
         with no_transformers_bars():
             model, info = AutoModelForCausalLM.from_pretrained(

@@ -473,6 +473,8 @@ class StageAttempt:
             (self._index - 1, self.connections.upstream, Direction.BACKWARD),
             (self._index + 1, self.connections.downstream, Direction.FORWARD),
         ):
+            if direction is Direction.BACKWARD and not self._engine.sends_gradients:
+                continue
             wanted = [batch for batch in done if index not in batch.done]
             for microbatch, boundary in self._routed(wanted, index, boundaries).items():
                 for sample in progress.done[microbatch]:

@@ -19,7 +19,7 @@ from swarm_ft.errors import MalformedMessage, OutOfTurn
 from swarm_ft.ids import MicrobatchIndex, PeerId, SampleId, StepNumber
 from swarm_ft.peer.boundary.end import Boundary
 from swarm_ft.peer.context import PeerContext, run_in, to_its_end
-from swarm_ft.protocol.machines.pipeline import StageSchedule, StepDone, Task, TaskKind
+from swarm_ft.protocol.machines.pipeline import PARTS, StageSchedule, StepDone, Task, TaskKind
 from swarm_ft.protocol.messages.boundary import Frame, FrameKey
 from swarm_ft.protocol.messages.control import PlanStep
 from swarm_ft.protocol.messages.reports import Traffic, summed_by_boundary
@@ -160,6 +160,7 @@ class StageStep:
             is_last=engine.is_last,
             microbatches=list(routes.batches),
             max_held=max_held,
+            has_backward=engine.has_backward,
         )
         # Bounded by the step's plan: what is not in it, or comes again, does not get here.
         self._arrivals: asyncio.Queue[tuple[FrameKey, Tensor]] = asyncio.Queue()
@@ -209,6 +210,8 @@ class StageStep:
 
     def expected(self, boundary: Boundary, direction: Direction) -> Mapping[FrameKey, int]:
         """Keys of all frames of this step that come over a boundary, and tokens of each."""
+        if direction is Direction.BACKWARD and not self._engine.has_backward:
+            return {}
         routes = (
             self._routes.upstream if direction is Direction.FORWARD else self._routes.downstream
         )
@@ -286,7 +289,7 @@ class StageStep:
 
     async def _compute(self, task: Task) -> None:
         index, timed = task.microbatch, self._context.timeline.timed
-        self.parts_begun += task.kind.num_parts
+        self.parts_begun += task.kind.num_parts if self._engine.has_backward else PARTS
         self._task_began_s = self._context.clock.now_s()
         match task.kind:
             case TaskKind.FORWARD:
@@ -295,6 +298,9 @@ class StageStep:
                 forward = timed(SpanKind.FORWARD, self._engine.forward, index)
                 output = await run_in(self._context.compute, forward, index, x)
                 self._send(index, output, Direction.FORWARD)
+                if not self._engine.has_backward:
+                    self._loss_sums[index] = 0.0
+                    await self._count(index)
             case TaskKind.BACKWARD:
                 failpoints.reached("before-backward")
                 gradient = self._gradients.pop(index)

@@ -50,7 +50,7 @@ def with_better_neighbours(
     @cache
     def may_sit(peer: int, seat: int) -> bool:
         member, layers = members[peers[peer]], placed[seat].layers
-        return fits(spec.model, layers, member.hello) and not refusal(spec, member, layers)
+        return fits(spec, layers, member.hello) and not refusal(spec, member, layers)
 
     free = [
         seat
@@ -115,8 +115,8 @@ def _crossing_bytes(spec: RunSpec) -> float:
 
 
 def _gradient_bytes(spec: RunSpec, layers: LayerRange) -> float:
-    weights = len(layers) * spec.model.block_bytes / _WEIGHT_BYTES
-    return weights * _bits(spec.train.reduction_codec) / 8
+    values = spec.trained_bytes(layers) / _WEIGHT_BYTES
+    return values * _bits(spec.train.reduction_codec) / 8
 
 
 def _bits(codec: CodecSpec) -> float:

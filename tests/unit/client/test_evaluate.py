@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
@@ -83,6 +84,44 @@ def test_a_checkpoint_with_missing_weights_is_refused(sample: SampleInput, tmp_p
     )
     with pytest.raises(BadModel, match=r"1 weights are missing \(transformer\.h\.1\.ln_1\.bias\)"):
         evaluate(torn, SAMPLES)
+
+
+@pytest.fixture
+def adapter_dir(sample: SampleInput, tmp_path: Path) -> Path:
+    """An adapter that changes what the sample's model says."""
+    model = AutoModelForCausalLM.from_pretrained(sample.model_dir)
+    config = LoraConfig(target_modules=["c_attn"], r=2, fan_in_fan_out=True)
+    adapted = get_peft_model(model, config)
+    torch.manual_seed(1)
+    for name, parameter in adapted.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter)
+    adapted.save_pretrained(tmp_path / "adapter")
+    return tmp_path / "adapter"
+
+
+def test_an_adapter_is_evaluated_beside_its_model(sample: SampleInput, adapter_dir: Path) -> None:
+    got = evaluate(str(adapter_dir), SAMPLES)
+    base = AutoModelForCausalLM.from_pretrained(sample.model_dir)
+    model = PeftModel.from_pretrained(base, adapter_dir).eval()
+    ids = torch.from_numpy(SAMPLES.astype(np.int64))
+    with torch.no_grad():
+        expected = model(input_ids=ids, labels=ids).loss.item()
+    assert got.loss == pytest.approx(expected, rel=1e-6)
+    assert got.loss != pytest.approx(evaluate(sample.model_dir, SAMPLES).loss, rel=1e-3)
+
+
+@pytest.mark.filterwarnings("ignore:Found missing adapter keys")
+def test_an_adapter_with_missing_weights_is_refused(adapter_dir: Path) -> None:
+    path = adapter_dir / "adapter_model.safetensors"
+    tensors = load_file(path)
+    tensors.popitem()
+    save_file(tensors, path, metadata={"format": "pt"})
+    with pytest.raises(BadModel, match="1 of the adapter's weights are missing"):
+        evaluate(str(adapter_dir), SAMPLES)
+    path.unlink()
+    with pytest.raises(BadModel, match="expected an adapter"):
+        evaluate(str(adapter_dir), SAMPLES)
 
 
 def test_a_directory_without_a_model_is_refused_in_one_line(tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ class CountingEngine:
 
     is_first: bool = False
     is_last: bool = False
+    has_backward: bool = True
     done: list[tuple[str, int]] = field(default_factory=list)
     after: Callable[[], object] = lambda: None
 
@@ -129,6 +130,7 @@ class MakeStep(Protocol):
         plan: PlanStep | None = None,
         with_tokens: bool | None = None,
         more_held: int = 0,
+        has_backward: bool = True,
     ) -> tuple[StageStep, CountingEngine, Outbox, Outbox]:
         """The step, its engine, what it gives upstream and downstream."""
         ...
@@ -151,8 +153,11 @@ def make_step() -> Iterator[MakeStep]:
             plan: PlanStep | None = None,
             with_tokens: bool | None = None,
             more_held: int = 0,
+            has_backward: bool = True,
         ) -> tuple[StageStep, CountingEngine, Outbox, Outbox]:
-            engine = CountingEngine(is_first=index == 0, is_last=index == of - 1)
+            engine = CountingEngine(
+                is_first=index == 0, is_last=index == of - 1, has_backward=has_backward
+            )
             needs = engine.is_first or engine.is_last
             plan = plan or make_plan(
                 microbatches, with_tokens=needs if with_tokens is None else with_tokens
@@ -241,6 +246,22 @@ async def test_a_middle_stage_passes_both_ways_and_needs_no_tokens(make_step: Ma
     assert up.samples == down.samples == [0, 1, 10, 11]
     assert all(torch.equal(x, value(k.sample) + 1) for k, x in down.sent)
     assert all(torch.equal(x, 2 * value(k.sample)) for k, x in up.sent)
+
+
+@pytest.mark.parametrize("index", [0, 1])
+async def test_where_nobody_waits_for_gradients_a_forward_is_all(
+    make_step: MakeStep, index: int
+) -> None:
+    step, engine, up, down = make_step(index, of=3, microbatches=4, has_backward=False)
+    if index:
+        arrive(step, [0, 1, 10, 11, 20, 21, 30, 31], Direction.FORWARD)
+    boundary = cast("Boundary", down)
+    assert step.expected(boundary, Direction.BACKWARD) == {}
+    await step.run()
+    assert engine.done == [(kind, i) for i in range(4) for kind in ("forward", "weights")]
+    assert set(step.progress.done) == set(range(4))
+    assert (len(down.samples), len(up.samples)) == (8, 0)
+    assert step.parts_begun == 4 * PARTS
 
 
 async def test_microbatches_are_computed_in_order_however_samples_arrive(

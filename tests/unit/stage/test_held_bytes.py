@@ -41,6 +41,18 @@ def test_what_a_forward_saves_counts_but_for_weights() -> None:
     assert held.most == (2 * 3 * 4 + 2 * 3 * 8) * FLOAT
 
 
+def test_what_was_saved_for_nothing_does_not_count() -> None:
+    module = nn.Sequential(nn.Linear(4, 8), nn.Tanh())
+    x = torch.ones(2, 3, 4, requires_grad=True)
+    held = HeldBytes()
+    with held.measuring(x, but=module) as storages:
+        length = module(torch.ones(100, 4)).norm().detach()
+        y = module(x) * length
+        storages.add(y)
+    # The input, what the last function saves of its own output, the product, and its factor.
+    assert held.most == (2 * 3 * 4 + 2 * 2 * 3 * 8 + 1) * FLOAT
+
+
 def test_what_is_saved_is_what_autograd_computes_with() -> None:
     module = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 2))
     x = torch.linspace(-1, 1, 24).reshape(2, 3, 4)

@@ -9,9 +9,9 @@ import pytest
 from swarm_ft.errors import BadCodec, BadModel, BadOption
 from swarm_ft.protocol.spec.codec_spec import Axis, CodecName, CodecSpec, Direction, Feedback
 from swarm_ft.protocol.spec.layers import LayerRange
-from swarm_ft.protocol.spec.run_spec import LrSchedule, ModelSpec, RunSpec, TrainSpec
+from swarm_ft.protocol.spec.run_spec import Adapter, LrSchedule, ModelSpec, RunSpec, TrainSpec
 
-PINNED_DIGEST = "585be885a62208893831e7e9625a7ff9"
+PINNED_DIGEST = "f25f9fa0f79b3bd550589835caf044ec"
 
 OTHER_MODEL: dict[str, Any] = {
     "reference": "other",
@@ -50,6 +50,13 @@ OTHER_TRAIN: dict[str, Any] = {
     "fill_microbatches": 3,
     "private_ends": "one",
     "share_with": "other",
+    "adapter": Adapter.DORA,
+    "lora_r": 8,
+    "lora_alpha": 16,
+    "lora_dropout": 0.1,
+    "target_modules": "q_proj,v_proj",
+    "merge": True,
+    "train_layers": "1-",
 }
 
 
@@ -69,6 +76,8 @@ def test_another_model_has_another_digest(run_spec: RunSpec, name: str) -> None:
 
 @pytest.mark.parametrize("name", OTHER_TRAIN)
 def test_another_training_has_another_digest(run_spec: RunSpec, name: str) -> None:
+    if name == "merge":  # of an adapter
+        run_spec = replace(run_spec, train=replace(run_spec.train, adapter=Adapter.LORA))
     other = replace(run_spec.train, **{name: OTHER_TRAIN[name]})
     assert replace(run_spec, train=other).digest() != run_spec.digest()
 
