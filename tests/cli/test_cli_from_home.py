@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,13 @@ import pytest
 
 from benchmarks.lab.homes import Home, Household, Internet, Nat, why_not
 from swarm_ft.client.sample import SampleInput
+from swarm_ft.protocol.spec.sample_rows import words_of
 from tests.town import DELAYED, Town, Trouble
 
 NUM_STEPS, LONG = 20, 200
 PORT = 7000
+NUM_TOKENS = 40 * 32
+"""That a town trains on."""
 
 pytestmark = [
     pytest.mark.slow,
@@ -56,14 +60,29 @@ def quiet(
 Quiet = Callable[[int], dict[str, Any]]
 
 
+def words_of_samples(sample: SampleInput) -> list[bytes]:
+    """Eight tokens from each tenth of the text, as they travel: less than a sample."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(sample.model_dir)
+    text = Path(sample.train_file).read_text(encoding="utf-8")
+    few = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"][:NUM_TOKENS]
+    return [words_of(few[i : i + 8]).tobytes() for i in range(0, len(few), len(few) // 10)]
+
+
 def test_a_swarm_behind_routers_trains_as_one_on_one_machine(
     furnish: Furnish, quiet: Quiet, sample: SampleInput, tmp_path: Path
 ) -> None:
     public = furnish("open").machines[0]
     houses = [furnish(nat) for nat in ("cone", "symmetric", "cgnat")]
     one, two, three = (house.machines[0] for house in houses)
-    told = Town(tmp_path, public, (one, two), three).train(sample, NUM_STEPS)
+    with ExitStack() as stack:
+        captures = [stack.enter_context(house.router.capture()) for house in houses]
+        told = Town(tmp_path, public, (one, two), three).train(sample, NUM_STEPS)
     assert told["losses"] == quiet(NUM_STEPS)["losses"]
+    assert [captured.num_missed for captured in captures] == [0, 0, 0]
+    markers = (*words_of_samples(sample), b"/swarm_ft.v1.", sample.model_dir.encode())
+    assert not [marker for marker in markers for captured in captures if captured.saw(marker)]
     kinds = told["bytes_by_kind"]
     assert told["relayed_bytes"] == kinds["forward"]["sent"] + kinds["backward"]["sent"] > 0
     assert quiet(NUM_STEPS)["relayed_bytes"] == 0
