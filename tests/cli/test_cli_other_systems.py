@@ -15,6 +15,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.xdist_grou
 TAKEN_AWAY = textwrap.dedent(
     """
     import asyncio, os, signal, socket, sys
+    import psutil  # whose part for Linux needs what others' parts do without
     from asyncio.unix_events import _UnixSelectorEventLoop
 
     def not_here(loop, *_):
