@@ -2,11 +2,13 @@
 
 import itertools
 import logging
+import multiprocessing
 import os
 import random
 import signal
 import time
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,10 @@ logger = logging.getLogger(__name__)
 
 NUM_SAMPLES = 12
 PAYLOAD_BYTES = 150_000
+
+# Forked by a process without threads: those of gRPC, in tests before this one, survive no fork.
+FORKED = multiprocessing.get_context("forkserver")
+FORKED.set_forkserver_preload([__name__])
 
 
 def version(sample: int, visit: int) -> BufferRecord:
@@ -43,7 +49,7 @@ def open_store(folder: Path) -> BufferStore:
     )
 
 
-def write_on(folder: Path, first_visit: int, said: int, *, dies_at_byte: int | None) -> None:
+def write_on(folder: Path, first_visit: int, said: Connection, dies_at_byte: int | None) -> None:
     """Commit version after version until killed, or kill itself at a byte of a write."""
     signal.alarm(30)  # the parent would wait for ever for one that does not die
     if dies_at_byte is not None:
@@ -54,7 +60,7 @@ def write_on(folder: Path, first_visit: int, said: int, *, dies_at_byte: int | N
         store.stage(key(sample), version(sample, first_visit + visit))
         store.commit(StepNumber(step))
         store.prefetch([key((sample + 2) % NUM_SAMPLES)])
-        os.write(said, b".")
+        said.send_bytes(b".")
 
 
 def dying(at_byte: int) -> Callable[[int, list[bytes], int], None]:
@@ -77,27 +83,20 @@ def run_and_kill(folder: Path, first_visit: int, rng: random.Random) -> None:
     """One process's life, which ends at a random byte that it writes or at a random moment."""
     dies_at_byte = rng.randrange(20 * PAYLOAD_BYTES) if rng.random() < 0.5 else None
     num_commits, extra_s = rng.randrange(1, 30), rng.random() / 1000
-    heard, said = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            os.close(heard)
-            write_on(folder, first_visit, said, dies_at_byte=dies_at_byte)
-        finally:
-            os._exit(1)
-    os.close(said)
-    try:
+    heard, said = FORKED.Pipe(duplex=False)
+    child = FORKED.Process(target=write_on, args=(folder, first_visit, said, dies_at_byte))
+    child.start()
+    said.close()
+    with heard:
         if dies_at_byte is None:
             for _ in range(num_commits):
-                os.read(heard, 1)
+                heard.recv_bytes()
             end = time.perf_counter() + extra_s
             while time.perf_counter() < end:
                 pass
-            os.kill(child, signal.SIGKILL)
-        _, status = os.waitpid(child, 0)
-        assert os.WTERMSIG(status) == signal.SIGKILL
-    finally:
-        os.close(heard)
+            child.kill()
+        child.join()
+    assert child.exitcode == -signal.SIGKILL
 
 
 @pytest.mark.timeout(300)
