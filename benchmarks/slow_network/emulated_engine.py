@@ -19,6 +19,7 @@ from swarm_ft.errors import OutOfTurn
 from swarm_ft.ids import MicrobatchIndex, StepNumber
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
+from swarm_ft.protocol.spec.sample_rows import NO_LABEL
 from swarm_ft.stage.base import LossAndGradient
 
 CHANGE = 0.3
@@ -80,12 +81,12 @@ class EmulatedEngine:
         return self._after(self._work.forward_s, microbatch, len(x))
 
     def forward_backward(
-        self, microbatch: MicrobatchIndex, x: Tensor, tokens: Tensor
+        self, microbatch: MicrobatchIndex, x: Tensor, labels: Tensor
     ) -> LossAndGradient:
         """See `Engine`."""
         seconds = self._work.forward_s + self._work.input_backward_s
         gradient = self._after(seconds, microbatch, len(x))
-        num_targets = tokens.numel() - len(tokens)
+        num_targets = int((labels[:, 1:] != NO_LABEL).sum())
         return LossAndGradient(
             loss_sum=LOSS * num_targets, input_gradient=None if self.is_first else gradient
         )

@@ -8,13 +8,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from swarm_ft.errors import BadDataset, BadModel
+from swarm_ft.protocol.spec.sample_rows import (
+    MIN_LENGTH,
+    NO_LABEL,
+    Samples,
+    counts_of,
+    samples_in,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -52,7 +58,7 @@ def evaluate(
 
     Args:
         model_dir: directory or hub id.
-        samples: token ids [samples, seq_length] below the model's vocabulary size.
+        samples: rows [samples, seq_length], see `sample_rows`.
         batch_size: samples a forward pass; no effect on the result beyond rounding.
         on_batch: called after each pass.
 
@@ -60,28 +66,39 @@ def evaluate(
         BadModel: the checkpoint cannot be loaded, or lacks weights.
         BadDataset: there are no target tokens.
     """
-    if samples.ndim != 2 or len(samples) == 0 or samples.shape[1] < 2:
+    if samples.ndim != 2 or len(samples) == 0 or samples.shape[1] < MIN_LENGTH:
         raise BadDataset(
-            f"evaluation: expected samples of 2 or more tokens, got shape {samples.shape}"
+            f"evaluation: expected samples of {MIN_LENGTH} or more tokens, got shape "
+            f"{samples.shape}"
         )
     model = _load(model_dir)
-    loss_sum = 0.0
+    loss_sum, num_targets = 0.0, 0
     for start in range(0, len(samples), batch_size):
-        batch = samples[start : start + batch_size].astype(np.int64)
-        loss_sum += _loss_sum(model, torch.from_numpy(batch))
+        rows = samples[start : start + batch_size]
+        loss_sum += _loss_sum(model, samples_in(rows))
+        num_targets += counts_of(rows).num_targets
         on_batch()
-    return Evaluation(loss_sum / (len(samples) * (samples.shape[1] - 1)))
+    if num_targets == 0:
+        raise BadDataset("evaluation: expected tokens to be predicted; all are only read")
+    return Evaluation(loss_sum / num_targets)
 
 
-def _loss_sum(model: PreTrainedModel, batch_st: torch.Tensor) -> float:
-    """Cross entropy summed over the targets of `batch_st` [samples, tokens], in float64."""
+def _loss_sum(model: PreTrainedModel, samples: Samples) -> float:
+    """Cross entropy summed over the targets of some samples, in float64."""
+    labels_bt = torch.from_numpy(samples.labels)
     with torch.no_grad():
-        logits_stv = model(input_ids=batch_st, use_cache=False).logits
+        # No mask for what pads them: it stands behind all that is asked about.
+        tokens_bt = torch.from_numpy(samples.token_ids)
+        logits_btv = model(input_ids=tokens_bt, use_cache=False).logits
         # Sample by sample: the shifted logits of a whole batch would be a second copy of the
         # largest tensor there is.
         losses = [
-            cross_entropy(logits_tv[:-1].float(), row_t[1:], reduction="none").double().sum()
-            for logits_tv, row_t in zip(logits_stv, batch_st, strict=True)
+            cross_entropy(
+                logits_tv[:-1].float(), labels_t[1:], reduction="none", ignore_index=NO_LABEL
+            )
+            .double()
+            .sum()
+            for logits_tv, labels_t in zip(logits_btv, labels_bt, strict=True)
         ]
     return float(torch.stack(losses).sum())
 

@@ -27,7 +27,7 @@ class EvalData:
     """What the model is judged by, before and after.
 
     Attributes:
-        samples: uint32 [samples, seq_length].
+        samples: rows [samples, seq_length], see `sample_rows`.
         source: where it comes from, for people.
     """
 
@@ -40,7 +40,7 @@ class Job:
     """Everything a run needs, checked.
 
     Attributes:
-        samples: each sample's token ids, little-endian uint32.
+        samples: each sample's row, as it travels.
     """
 
     spec: RunSpec
@@ -160,7 +160,7 @@ def _read(
     listener: Listener,
     told_first: Sequence[str] = (),
 ) -> TokenArray:
-    """Samples, uint32 [samples, seq_length]; what they are is told once there is one."""
+    """Rows [samples, seq_length] of samples; what they are is told once there is one."""
     to_tell = [*told_first, *data.describe()]
 
     def on_batch(so_far: ReadSoFar) -> None:

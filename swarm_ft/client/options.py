@@ -70,6 +70,14 @@ class ReadOptions:
             "Documents follow each other in samples, or each begins its own, which is filled up."
         ),
     ] = True
+    completion_only_loss: Annotated[
+        bool,
+        Option("Learn completions (outputs) alone, and only read what they answer; or all of it."),
+    ] = True
+    assistant_only_loss: Annotated[
+        bool,
+        Option("Of messages, learn the assistant's alone, and only read the others; or all."),
+    ] = False
 
     def __post_init__(self) -> None:
         check(self)

@@ -71,6 +71,7 @@ from swarm_ft.protocol.messages.control import (
 )
 from swarm_ft.protocol.messages.timeline import PeerTimeline, StepTimeline
 from swarm_ft.protocol.spec.grant import Grant
+from swarm_ft.protocol.spec.sample_rows import Counts
 from swarm_ft.snapshots.store import Manifest, SnapshotStore
 from swarm_ft.transport.admission import address_of
 from swarm_ft.transport.base import Handler, MessageStream, Method, until_one_ends
@@ -195,6 +196,7 @@ class CoordinatorService:
         self._joins_of_peer: Rate[PeerId] = Rate(per_s=JOINS_PER_S, burst=PEER_BURST)
         self._tasks: set[asyncio.Task[None]] = set()
         self._outboxes: dict[PeerId, _Outbox] = {}
+        self._counted: tuple[object, asyncio.Task[Counts]] | None = None
         self._watchers = Watchers()
         self._revoked = Revoked(names=())
         self._broken = asyncio.get_running_loop().create_future()
@@ -303,18 +305,29 @@ class CoordinatorService:
             logger.warning("snapshots of runs that are over: %s", error.message)
 
     async def _with_tokens(self, say: Say) -> ToPeer | None:
-        """The message, with the tokens that a plan needs; None if these cannot be read."""
+        """The message, with what a plan needs of its samples; None if these cannot be read."""
         message = say.message
-        if not isinstance(message, PlanStep) or not say.tokens_of:
+        if not isinstance(message, PlanStep):
             return message
         run = self._state.runs[message.run_id]
         read = self._journal.tokens.read
         try:
+            counts = await self._counts_of(run, message)
             tokens = await asyncio.to_thread(read, run.run_id, run.spec, say.tokens_of)
         except (JournalError, NotFound) as error:
             self._handle(TokensLost(run.run_id, error.message))
             return None
-        return replace(message, tokens=tokens)
+        num_targets, lengths = counts
+        return replace(message, tokens=tokens, num_targets=num_targets, lengths=lengths)
+
+    async def _counts_of(self, run: Run, plan: PlanStep) -> Counts:
+        """Of all samples of a plan, counted once for all of its peers."""
+        wanted = run.run_id, plan.samples
+        if self._counted is None or self._counted[0] != wanted:
+            count = self._journal.tokens.count
+            counting = asyncio.to_thread(count, run.run_id, run.spec, plan.samples)
+            self._counted = wanted, asyncio.create_task(counting)
+        return await asyncio.shield(self._counted[1])
 
     def _put(self, peer_id: PeerId, item: Say | SwarmError) -> None:
         outbox = self._outboxes.get(peer_id)

@@ -14,8 +14,6 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TypeVar
 
-import numpy as np
-
 from swarm_ft.coordinator.facts.quotas import Quotas, Upload
 from swarm_ft.coordinator.facts.state import Run
 from swarm_ft.coordinator.journal.journal import Journal
@@ -24,6 +22,7 @@ from swarm_ft.errors import BadDataset, Busy, MalformedMessage, OutOfTurn, RunMi
 from swarm_ft.ids import RunId
 from swarm_ft.protocol.machines.rate import Floor
 from swarm_ft.protocol.messages.client import RunStatus, SampleTokens, SubmitHeader, SubmitPart
+from swarm_ft.protocol.spec import sample_rows
 from swarm_ft.protocol.spec.digest import RunningDigest, check_spec_digest
 from swarm_ft.protocol.spec.run_spec import BYTES_PER_TOKEN
 from swarm_ft.sealing import new_key
@@ -57,7 +56,7 @@ class _Intake:
 
     def take(self, first: int, tokens: bytes) -> None:
         """Samples from `first` on."""
-        _check_vocabulary(self._job, first, tokens)
+        _check_rows(self._job, first, tokens)
         self._digest.update(tokens)
         if self._file is not None:
             self._file.append(tokens)
@@ -118,8 +117,8 @@ class Submissions:
             OverQuota: the client has as much here as it may have.
             RunMismatch: the client's digest of the RunSpec is not ours, or a run of that name has
                 another spec, other data, or another owner.
-            BadDataset: samples are missing, too many, or hold ids outside the vocabulary; or the
-                job is larger than one may be.
+            BadDataset: samples are missing, too many, or no samples (`sample_rows.refusal`); or
+                the job is larger than one may be.
             MalformedMessage: a field is out of its bounds.
             Unavailable: the client is gone, or sends nothing any more, or next to nothing.
             JournalFull: the disk has no room.
@@ -286,15 +285,12 @@ def _samples_of(part: SubmitPart, job: SubmitHeader, expected: int) -> bytes:
     return tokens
 
 
-def _check_vocabulary(job: SubmitHeader, first: int, tokens: bytes) -> None:
-    token_ids = np.frombuffer(tokens, dtype="<u4")
-    where = int(token_ids.argmax())
-    if token_ids[where] >= job.spec.model.vocab_size:
-        raise BadDataset(
-            f"sample {first + where // job.spec.train.seq_length}: token id {token_ids[where]} is "
-            f"outside the model's vocabulary of {job.spec.model.vocab_size}; does the tokenizer "
-            "belong to the model?"
-        )
+def _check_rows(job: SubmitHeader, first: int, tokens: bytes) -> None:
+    rows = sample_rows.rows_in(tokens, job.spec.train.seq_length)
+    refused = sample_rows.refusal(rows, job.spec.model.vocab_size)
+    if refused is not None:
+        row, why = refused
+        raise BadDataset(f"sample {first + row}: {why}")
 
 
 def _run_of(job: SubmitHeader, owner: str) -> Run:

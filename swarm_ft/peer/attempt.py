@@ -399,6 +399,7 @@ class StageAttempt:
             step=plan.step,
             squared_grad_norm=norm,
             loss_sum=progress.loss_sum,
+            num_targets=progress.num_targets,
             compute_s=step.compute_s,
             traffic=progress.count(self.connections.take_traffic()),
             gradients=gradients,
@@ -433,9 +434,7 @@ class StageAttempt:
             return await self._state.resume_step(progress)
         if done:
             raise OutOfTurn(f"step {plan.step}: by the plan, some of it is done here; nothing is")
-        num_samples = sum(len(batch.samples) for batch in plan.microbatches)
-        num_targets = num_samples * (self.assign.spec.train.seq_length - 1)
-        return await self._state.begin_step(plan.step, num_targets)
+        return await self._state.begin_step(plan.step, plan.num_targets)
 
     def _computing_in(self, plan: PlanStep) -> tuple[Stage, ...]:
         """The pipeline without peers that only listen to this step."""
@@ -452,7 +451,12 @@ class StageAttempt:
         )
         engine, max_held = self._engine, self._most_held()
         return StageStep(
-            plan, routes, progress, engine=engine, context=self._context, max_held=max_held
+            plan,
+            routes,
+            progress,
+            engine=engine,
+            context=self._context,
+            max_held=max_held,
         )
 
     def _most_held(self) -> int:

@@ -10,9 +10,9 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from swarm_ft import failpoints
 from swarm_ft.errors import MalformedMessage, OutOfTurn
@@ -25,6 +25,15 @@ from swarm_ft.protocol.messages.control import PlanStep
 from swarm_ft.protocol.messages.reports import Traffic, summed_by_boundary
 from swarm_ft.protocol.messages.timeline import SpanKind
 from swarm_ft.protocol.spec.codec_spec import Direction
+from swarm_ft.protocol.spec.run_spec import BYTES_PER_TOKEN
+from swarm_ft.protocol.spec.sample_rows import (
+    CONTEXT,
+    NO_LABEL,
+    counts_of,
+    refusal,
+    rows_in,
+    samples_in,
+)
 from swarm_ft.protocol.spec.training_plan import Microbatch
 from swarm_ft.stage.base import Engine
 
@@ -44,12 +53,14 @@ class StepProgress:
         step: its number.
         done: microbatches whose gradients the engine has summed.
         loss_sum: of these, at the last stage.
+        num_targets: that it is summed over.
         gradient: their sum, float32 [n], once the engine was given that of all replicas; else None.
     """
 
     step: StepNumber
     done: dict[MicrobatchIndex, tuple[SampleId, ...]] = field(default_factory=dict)
     loss_sum: float = 0.0
+    num_targets: int = 0
     gradient: Tensor | None = None
     _traffic: tuple[Traffic, ...] = ()
     _sent: dict[tuple[Direction, SampleId], Tensor | Frame] = field(default_factory=dict)
@@ -127,7 +138,7 @@ class StageStep:
         parts_begun: of all microbatches so far, see `pipeline.PARTS`.
 
     Raises:
-        MalformedMessage: the plan lacks tokens that this stage needs.
+        MalformedMessage: the plan lacks rows that this stage needs, or some are no samples.
     """
 
     def __init__(
@@ -158,7 +169,8 @@ class StageStep:
         self._gradients: dict[MicrobatchIndex, Tensor] = {}
         self._loss_sums: dict[MicrobatchIndex, float] = {}
         needs_tokens = engine.is_first or engine.is_last
-        self._tokens = _stack_tokens(plan, routes.batches.values()) if needs_tokens else {}
+        batches = routes.batches.values() if needs_tokens else ()
+        self._rows = {batch.index: _rows_of(plan, batch) for batch in batches}
         self.parts_begun = 0
         self._compute_s = 0.0
         self._task_began_s: float | None = None
@@ -253,8 +265,8 @@ class StageStep:
     def _first_inputs(self) -> Task | StepDone | None:
         pending = None
         if self._engine.is_first:
-            for index, tokens in self._tokens.items():
-                self._inputs[index] = tokens
+            for index, rows in self._rows.items():
+                self._inputs[index] = rows.token_ids
                 pending = self._schedule.input_ready(index) or pending
         return pending
 
@@ -292,10 +304,10 @@ class StageStep:
                 self._has_had_backward(index, 0.0, result)
             case TaskKind.FORWARD_BACKWARD:
                 failpoints.reached("before-forward")
-                x, tokens = self._inputs.pop(index), self._tokens[index]
+                x, labels = self._inputs.pop(index), self._rows[index].labels
                 failpoints.reached_meanwhile("mid-backward")
                 both = timed(SpanKind.FORWARD_BACKWARD, self._engine.forward_backward, index)
-                last = await run_in(self._context.compute, both, index, x, tokens)
+                last = await run_in(self._context.compute, both, index, x, labels)
                 self._has_had_backward(index, last.loss_sum, last.input_gradient)
             case TaskKind.WEIGHTS:
                 failpoints.reached_meanwhile("mid-weights")
@@ -315,6 +327,8 @@ class StageStep:
         compute = timed(SpanKind.WEIGHTS, self._engine.weight_gradients, index)
         await run_in(self._context.compute, compute, index)
         self._progress.loss_sum += loss_sum
+        if self._engine.is_last:
+            self._progress.num_targets += self._rows[index].num_targets
         self._progress.done[index] = self._routes.batches[index].samples
 
     async def _complete(self) -> None:
@@ -337,21 +351,33 @@ class StageStep:
         return FrameKey(self._plan.attempt, self._plan.step, batch.index, sample, direction)
 
 
-def _stack_tokens(
-    plan: PlanStep, batches: Iterable[Microbatch]
-) -> Mapping[MicrobatchIndex, Tensor]:
-    """Tokens of these microbatches, int64 [samples, tokens]."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Rows:
+    """A microbatch's samples, padded to the longest: int64 [B, T] each; see `sample_rows`."""
+
+    token_ids: Tensor
+    labels: Tensor
+    num_targets: int
+
+
+def _rows_of(plan: PlanStep, batch: Microbatch) -> _Rows:
+    wanted = tuple(plan.length_of[sample] for sample in batch.samples)
     try:
-        return {
-            batch.index: torch.stack([_tokens(plan.tokens[sample]) for sample in batch.samples])
-            for batch in batches
-        }
-    except (KeyError, RuntimeError) as error:
+        data = [plan.tokens[sample] for sample in batch.samples]
+        rows = rows_in(data, len(data[0]) // BYTES_PER_TOKEN)
+    except (KeyError, ValueError) as error:
         raise MalformedMessage(f"plan of step {plan.step}: tokens missing or uneven") from error
-
-
-def _tokens(data: bytes) -> Tensor:
-    return torch.from_numpy(np.frombuffer(data, dtype="<u4").astype(np.int64))
+    refused, counts = refusal(rows, CONTEXT), counts_of(rows)  # the engine knows the vocabulary
+    if refused is not None or counts.lengths != wanted:
+        why = refused[1] if refused else f"lengths {list(wanted)} of {list(counts.lengths)}"
+        raise MalformedMessage(f"plan of step {plan.step}, microbatch {batch.index}: {why}")
+    samples = samples_in(rows)
+    missing = (0, rows.shape[1] - samples.token_ids.shape[1])
+    return _Rows(
+        token_ids=pad(torch.from_numpy(samples.token_ids), missing),
+        labels=pad(torch.from_numpy(samples.labels), missing, value=NO_LABEL),
+        num_targets=counts.num_targets,
+    )
 
 
 def _stacked(samples: list[Tensor]) -> Tensor:

@@ -183,12 +183,13 @@ class GradientTraffic(_message.Message):
     def __init__(self, sent_bytes: _Optional[int] = ..., uncompressed_bytes: _Optional[int] = ..., relayed_bytes: _Optional[int] = ...) -> None: ...
 
 class StepReady(_message.Message):
-    __slots__ = ("run_id", "attempt", "step", "squared_grad_norm", "loss_sum", "traffic", "gradients", "compute_s", "buffers", "lost")
+    __slots__ = ("run_id", "attempt", "step", "squared_grad_norm", "loss_sum", "num_targets", "traffic", "gradients", "compute_s", "buffers", "lost")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     SQUARED_GRAD_NORM_FIELD_NUMBER: _ClassVar[int]
     LOSS_SUM_FIELD_NUMBER: _ClassVar[int]
+    NUM_TARGETS_FIELD_NUMBER: _ClassVar[int]
     TRAFFIC_FIELD_NUMBER: _ClassVar[int]
     GRADIENTS_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_S_FIELD_NUMBER: _ClassVar[int]
@@ -199,12 +200,13 @@ class StepReady(_message.Message):
     step: int
     squared_grad_norm: float
     loss_sum: float
+    num_targets: int
     traffic: _containers.RepeatedCompositeFieldContainer[Traffic]
     gradients: GradientTraffic
     compute_s: float
     buffers: _containers.RepeatedCompositeFieldContainer[BufferCounts]
     lost: _containers.RepeatedCompositeFieldContainer[HeldBuffers]
-    def __init__(self, run_id: _Optional[str] = ..., attempt: _Optional[int] = ..., step: _Optional[int] = ..., squared_grad_norm: _Optional[float] = ..., loss_sum: _Optional[float] = ..., traffic: _Optional[_Iterable[_Union[Traffic, _Mapping]]] = ..., gradients: _Optional[_Union[GradientTraffic, _Mapping]] = ..., compute_s: _Optional[float] = ..., buffers: _Optional[_Iterable[_Union[BufferCounts, _Mapping]]] = ..., lost: _Optional[_Iterable[_Union[HeldBuffers, _Mapping]]] = ...) -> None: ...
+    def __init__(self, run_id: _Optional[str] = ..., attempt: _Optional[int] = ..., step: _Optional[int] = ..., squared_grad_norm: _Optional[float] = ..., loss_sum: _Optional[float] = ..., num_targets: _Optional[int] = ..., traffic: _Optional[_Iterable[_Union[Traffic, _Mapping]]] = ..., gradients: _Optional[_Union[GradientTraffic, _Mapping]] = ..., compute_s: _Optional[float] = ..., buffers: _Optional[_Iterable[_Union[BufferCounts, _Mapping]]] = ..., lost: _Optional[_Iterable[_Union[HeldBuffers, _Mapping]]] = ...) -> None: ...
 
 class PeerAlive(_message.Message):
     __slots__ = ("attempt", "step", "compute_s", "parts_begun", "waits_for")
@@ -411,7 +413,7 @@ class SampleTokens(_message.Message):
     def __init__(self, sample: _Optional[int] = ..., token_ids: _Optional[bytes] = ...) -> None: ...
 
 class PlanStep(_message.Message):
-    __slots__ = ("run_id", "attempt", "step", "microbatches", "tokens", "listeners", "traced")
+    __slots__ = ("run_id", "attempt", "step", "microbatches", "tokens", "listeners", "traced", "num_targets", "lengths")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
@@ -419,6 +421,8 @@ class PlanStep(_message.Message):
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     LISTENERS_FIELD_NUMBER: _ClassVar[int]
     TRACED_FIELD_NUMBER: _ClassVar[int]
+    NUM_TARGETS_FIELD_NUMBER: _ClassVar[int]
+    LENGTHS_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     attempt: int
     step: int
@@ -426,7 +430,9 @@ class PlanStep(_message.Message):
     tokens: _containers.RepeatedCompositeFieldContainer[SampleTokens]
     listeners: _containers.RepeatedScalarFieldContainer[str]
     traced: bool
-    def __init__(self, run_id: _Optional[str] = ..., attempt: _Optional[int] = ..., step: _Optional[int] = ..., microbatches: _Optional[_Iterable[_Union[Microbatch, _Mapping]]] = ..., tokens: _Optional[_Iterable[_Union[SampleTokens, _Mapping]]] = ..., listeners: _Optional[_Iterable[str]] = ..., traced: _Optional[bool] = ...) -> None: ...
+    num_targets: int
+    lengths: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, run_id: _Optional[str] = ..., attempt: _Optional[int] = ..., step: _Optional[int] = ..., microbatches: _Optional[_Iterable[_Union[Microbatch, _Mapping]]] = ..., tokens: _Optional[_Iterable[_Union[SampleTokens, _Mapping]]] = ..., listeners: _Optional[_Iterable[str]] = ..., traced: _Optional[bool] = ..., num_targets: _Optional[int] = ..., lengths: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class CommitStep(_message.Message):
     __slots__ = ("run_id", "step", "clip_factor", "learning_rate", "attempt")

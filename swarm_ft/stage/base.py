@@ -133,14 +133,15 @@ class Engine(Protocol):
         """
 
     def forward_backward(
-        self, microbatch: MicrobatchIndex, x: Tensor, tokens: Tensor
+        self, microbatch: MicrobatchIndex, x: Tensor, labels: Tensor
     ) -> LossAndGradient:
         """Forward, loss and backward of a microbatch, at the last stage; see `backward`.
 
         Args:
             microbatch: its index in the step.
             x: as `forward` takes it; in a one-stage swarm the tokens.
-            tokens: int64 [B, T]; a sample's targets are its own next tokens, T - 1 of them.
+            labels: int64 [B, T], of each token its id, or `NO_LABEL` if nobody learns to write it;
+                position t predicts the label of t + 1.
 
         Raises:
             MalformedMessage, OutOfTurn: as `forward`.

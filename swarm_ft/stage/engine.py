@@ -18,6 +18,7 @@ from swarm_ft.log import get_logger
 from swarm_ft.protocol.spec.bounds import MAX_SQUARED_NORM
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
+from swarm_ft.protocol.spec.sample_rows import NO_LABEL
 from swarm_ft.stage.architecture import check_seq_length
 from swarm_ft.stage.base import LossAndGradient, OpenStep
 from swarm_ft.stage.checkpoint import Checkpoint
@@ -47,6 +48,22 @@ def check_tokens(tokens: Tensor, spec: RunSpec) -> None:
     low, high = (int(bound) for bound in tokens.aminmax())
     if low < 0 or high >= vocab_size:
         raise MalformedMessage(f"tokens: expected 0 to {vocab_size - 1}, got {low} to {high}")
+
+
+def check_labels(labels: Tensor, x: Tensor, vocab_size: int) -> None:
+    """Labels of an input [B, T] or [B, T, C]: int64 [B, T], `NO_LABEL` or inside the vocabulary.
+
+    Raises:
+        MalformedMessage: anything else.
+    """
+    if labels.dtype != torch.int64 or labels.shape != x.shape[:2]:
+        raise MalformedMessage(
+            f"labels: expected int64 {list(x.shape[:2])}, got {_described(labels)}"
+        )
+    is_wrong = (labels != NO_LABEL) & ((labels < 0) | (labels >= vocab_size))
+    if bool(is_wrong.any()):
+        first = int(labels[is_wrong][0])
+        raise MalformedMessage(f"labels: expected {NO_LABEL} or 0 to {vocab_size - 1}, got {first}")
 
 
 def check_hidden(hidden: Tensor, spec: RunSpec) -> None:
@@ -296,18 +313,14 @@ class StageEngine:
         return graph.output.detach().cpu()
 
     def forward_backward(
-        self, microbatch: MicrobatchIndex, x: Tensor, tokens: Tensor
+        self, microbatch: MicrobatchIndex, x: Tensor, labels: Tensor
     ) -> LossAndGradient:
         """See `Engine`."""
         step = self.open_step
-        check_tokens(tokens, self._spec)
-        if x.shape[:2] != tokens.shape:
-            raise MalformedMessage(
-                f"microbatch {microbatch}: tokens {list(tokens.shape)} for input {list(x.shape)}"
-            )
+        check_labels(labels, x, self._spec.model.vocab_size)
         graph = self._run(step, microbatch, x)
         with self._autocast:
-            loss = self.weights.module.loss_sum(graph.output, tokens.to(self._device))
+            loss = self.weights.module.loss_sum(graph.output, labels.to(self._device))
         self._check_finite(loss, microbatch, "loss")
         input_gradient = self._backward(microbatch, graph, loss / step.num_targets, None)
         return LossAndGradient(loss_sum=loss.item(), input_gradient=input_gradient)

@@ -24,6 +24,7 @@ from swarm_ft.errors import OutOfTurn
 from swarm_ft.ids import MicrobatchIndex, StepNumber
 from swarm_ft.protocol.spec.digest import digest_of
 from swarm_ft.protocol.spec.layers import LayerRange
+from swarm_ft.protocol.spec.sample_rows import NO_LABEL
 from swarm_ft.stage.architecture import EMBED_PART, architecture_of, block_part, cut
 from swarm_ft.stage.device import drawing_apart
 from swarm_ft.stage.skeleton import ModelConfig, base_of, build_skeleton, fill_buffers
@@ -131,19 +132,17 @@ class StageModule(nn.Module):
                 return self._passage.through(partial(base, input_ids=x), None, dropout)
             return self._passage.through(_in_shape_of(x, base), x, dropout)
 
-    def loss_sum(self, hidden_btc: Tensor, tokens_bt: Tensor) -> Tensor:
-        """Sum of the cross-entropies of all next tokens, B x (T - 1) of them, in float32.
+    def loss_sum(self, hidden_btc: Tensor, labels_bt: Tensor) -> Tensor:
+        """Sum of the cross-entropies of all targets, in float32.
 
         Args:
             hidden_btc: the last block's output.
-            tokens_bt: int64; position t predicts token t + 1.
+            labels_bt: int64; position t predicts label t + 1, unless that is `NO_LABEL`.
         """
         with drawing_apart(hidden_btc.device) if self.training else nullcontext():
             logits_btv: Tensor = self._passage.beyond(self.causal, hidden_btc[:, :-1]).logits
-        targets_bt = tokens_bt[:, 1:]
-        return cross_entropy(
-            logits_btv.float().flatten(0, 1), targets_bt.flatten(), reduction="sum"
-        )
+        logits_nv, targets_n = logits_btv.float().flatten(0, 1), labels_bt[:, 1:].flatten()
+        return cross_entropy(logits_nv, targets_n, reduction="sum", ignore_index=NO_LABEL)
 
 
 class _Passage:

@@ -44,6 +44,10 @@ READING = {
     "--separator",
     "--packing",
     "--no-packing",
+    "--completion-only-loss",
+    "--no-completion-only-loss",
+    "--assistant-only-loss",
+    "--no-assistant-only-loss",
 }
 JOB = READING | {
     "--model",

@@ -306,10 +306,10 @@ class Gate:
                 return super().forward(microbatch, x)
 
             def forward_backward(
-                self, microbatch: MicrobatchIndex, x: Tensor, tokens: Tensor
+                self, microbatch: MicrobatchIndex, x: Tensor, labels: Tensor
             ) -> LossAndGradient:
                 gate.wait()
-                return super().forward_backward(microbatch, x, tokens)
+                return super().forward_backward(microbatch, x, labels)
 
         return GatedEngine(
             checkpoint, spec, layers, device=torch.device("cpu"), dtype=torch.float32

@@ -144,11 +144,11 @@ class TinyEngine:
         return _sent(output)
 
     def forward_backward(
-        self, microbatch: MicrobatchIndex, x: Tensor, tokens: Tensor
+        self, microbatch: MicrobatchIndex, x: Tensor, labels: Tensor
     ) -> LossAndGradient:
         """See `Engine`."""
         output = self._forward(microbatch, x)
-        gradient = (output * 5 + tokens.numpy()[..., None]) % MODULUS
+        gradient = (output * 5 + labels.numpy()[..., None]) % MODULUS
         gradient[:, 0, 0] = output[:, 0, 0]
         back = self._backward(microbatch, gradient)
         self._tell("backward")

@@ -7,15 +7,19 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
+from swarm_ft.client.data.chat import Document, Piece
 from swarm_ft.client.data.files import Wanted, find_files, refused
-from swarm_ft.client.data.forms import PLAIN_TEXT, Document, Form, form_of
+from swarm_ft.client.data.forms import PLAIN_TEXT, Form, form_of
 from swarm_ft.client.data.progress import ReadSoFar
 from swarm_ft.client.data.rows import TEXT_COLUMN, Row, file_rows, read_text
-from swarm_ft.client.data.samples import SampleFile, TokenArray, token_ids
+from swarm_ft.client.data.samples import SampleFile, TokenArray, words_in
 from swarm_ft.client.data.stored import hub_rows, is_saved, may_be_on_hub, saved_rows, stored_rows
 from swarm_ft.client.options import DataFormat, ReadOptions
 from swarm_ft.errors import BadOption
 from swarm_ft.protocol.spec.options import declared
+from swarm_ft.protocol.spec.sample_rows import Words, token_ids_of, words_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -32,7 +36,7 @@ class Samples:
     """What data came to.
 
     Attributes:
-        tokens: ids [samples, seq_length], on the disk.
+        tokens: rows [samples, seq_length] of words, on the disk; see `sample_rows`.
         words: how much of what it was, for people.
     """
 
@@ -40,10 +44,10 @@ class Samples:
     words: str
 
 
-class _Text(NamedTuple):
-    """One document as text; empty if there is none in it."""
+class _One(NamedTuple):
+    """One document; empty if there is no text in it."""
 
-    text: str
+    pieces: Document
     done: float | None
 
 
@@ -68,7 +72,7 @@ class Dataset:
 
     Raises:
         BadDataset: there is no text, or what comes before the first is not as it should be.
-        BadOption: documents need a separator or a filling, and the tokenizer has none.
+        BadOption: documents need a separator, and the tokenizer has none.
     """
 
     def __init__(
@@ -83,22 +87,24 @@ class Dataset:
         self.source = source
         self._tokenizer = tokenizer
         self._end = _end_of(form, tokenizer, options)
-        self._fill_id = None if options.packing else _fill_of(tokenizer)
+        self._packing = options.packing
         self._num_blank = 0
         for first in rows:
             document = form.render(first)
-            if _text_of(document).strip():
+            if _has_text(document):
                 break
             self._num_blank += 1
         else:
             raise refused(source, "expected text, found none; the data is empty")
-        self._texts = _texts(form, chain((first,), rows))
+        self._documents = _documents(form, chain((first,), rows))
         self._words = _described(words, form, first)
-        self._first = _shown(document, self._end, tokenizer)
+        is_all_learned = all(piece.is_target for piece in document)
+        brackets = "" if is_all_learned else ", of which [this] is only read and the rest learned"
+        self._first = f"{brackets}: {_shown(document, self._end, tokenizer)}"
 
     def describe(self) -> list[str]:
         """What it is, what its columns mean, and its first document, for people."""
-        return [f"{self.source}: {self._words}", f"  the first document: {self._first}"]
+        return [f"{self.source}: {self._words}", f"  the first document{self._first}"]
 
     def samples(
         self,
@@ -111,21 +117,22 @@ class Dataset:
         """Read all documents, tokenise them, cut samples; memory does not grow with them.
 
         Args:
-            seq_length: tokens a sample.
+            seq_length: tokens a sample, at most.
             vocab_size: of the model.
             limit: of samples; no more is read than these need.
             on_batch: told after each thousand documents or so; what it raises ends this.
 
         Raises:
-            BadDataset: a row cannot be used (it is named), or there is not one whole sample.
+            BadDataset: a row cannot be used (it is named), or there is not one sample that has
+                something to be learned.
         """
         so_far = ReadSoFar(source=self.source, num_blank=self._num_blank)
         file = SampleFile(
-            self.source, seq_length=seq_length, vocab_size=vocab_size, fill_id=self._fill_id
+            self.source, seq_length=seq_length, vocab_size=vocab_size, packing=self._packing
         )
         with file:
-            for batch in _batches(self._texts):
-                file.add(self._tokenised([text for text, _ in batch if text]))
+            for batch in _batches(self._documents):
+                file.add(self._tokenised([one.pieces for one in batch if one.pieces]))
                 so_far = _after(so_far, batch, file.num_samples)
                 on_batch(so_far)
                 if limit is not None and file.num_samples >= limit:
@@ -133,31 +140,39 @@ class Dataset:
             tokens = file.samples(limit)
         return Samples(tokens=tokens, words=self._told(so_far, file, len(tokens)))
 
-    def _tokenised(self, texts: list[str]) -> Iterable[list[int]]:
-        """Token ids of documents, each with its end."""
-        if not texts:
+    def _tokenised(self, documents: list[Document]) -> Iterable[Words]:
+        """Documents, each with its end, which is learned."""
+        if not documents:
             return
-        end = self._end
-        for ids in token_ids([f"{text}{end.text}" for text in texts], self._tokenizer):
-            if end.token_id is not None and ids[-1:] != [end.token_id]:
-                ids.append(end.token_id)
-            yield ids
+        end_id, text = self._end.token_id, self._end.text
+        end: Document = (Piece(text, is_target=True),) if text else ()
+        for words in words_in([(*one, *end) for one in documents], self._tokenizer):
+            if end_id is None or token_ids_of(words)[-1:].tolist() == [end_id]:
+                yield words
+            else:
+                yield np.append(words, words_of([end_id]))
 
     def _told(self, so_far: ReadSoFar, file: SampleFile, num_samples: int) -> str:
         seq_length = file.seq_length
         words = [
             f"{self.source}: {_counted(so_far.num_documents, 'document')}, "
-            f"{_counted(num_samples, 'sample')} of {seq_length} tokens"
+            f"{_counted(num_samples, 'sample')} of {'' if self._packing else 'up to '}"
+            f"{seq_length} tokens"
         ]
         if so_far.num_blank:
             words.append(f"{_counted(so_far.num_blank, 'document')} without text left out")
-        if file.num_filled:
-            share = file.num_filled / file.num_tokens
-            words.append(f"{share:.0%} of all tokens fill samples up, and are trained on like text")
+        if file.num_left_out:
+            left_out = _counted(file.num_left_out, "sample")
+            words.append(f"{left_out} without anything to learn left out")
+        # The first token of a sample is read, whatever it is.
+        share = file.num_targets / max(1, file.num_kept_tokens - file.num_samples)
+        if share < 1.0:
+            words.append(f"{share:.0%} of all tokens are learned, the others only read")
         return "; ".join(words)
 
 
-_FOR_DOCUMENTS = frozenset({"packing", "separator", "text_column"})
+_LOSS_OPTIONS = frozenset({"completion_only_loss", "assistant_only_loss"})
+_FOR_DOCUMENTS = _LOSS_OPTIONS | {"packing", "separator", "text_column"}
 _FOR_TABLES = _FOR_DOCUMENTS | {"data_format", "column_names", "quotes"}
 _FOR_FORMAT = {
     DataFormat.TEXT: frozenset({"data_format", "packing"}),
@@ -213,7 +228,9 @@ def open_dataset(
         first = next(rows, None)
         if first is None:
             raise refused(path, "expected rows, found none; the data is empty")
-        form = form_of(first.values, options.text_column, tokenizer, path)
+        form = form_of(first.values, options, tokenizer, path)
+        if all_options:
+            _check_is_asked(path, form, options)
         rows = chain((first,), rows)
     return Dataset(path, found.words, form, rows, tokenizer, options)
 
@@ -245,6 +262,13 @@ def _check_means_something(path: str, found: _Found, options: ReadOptions) -> No
             raise BadOption(f"{flag}: means nothing for '{path}', which is {found.words}")
 
 
+def _check_is_asked(path: str, form: Form, options: ReadOptions) -> None:
+    for one in declared(ReadOptions):
+        value = getattr(options, one.field)
+        if one.field in _LOSS_OPTIONS - {form.asks} and value != one.default:
+            raise BadOption(f"{one.arguments(value)[0]}: means nothing where {form.words}")
+
+
 def _words(kind: str, split: str, num_files: int = 1) -> str:
     parts = [kind, f"split '{split}'" if split else "", f"{num_files} files" * (num_files > 1)]
     return ", ".join(filter(None, parts))
@@ -263,31 +287,22 @@ def _end_of(form: Form, tokenizer: PreTrainedTokenizerBase, options: ReadOptions
     return _End(token_id=int(tokenizer.eos_token_id))
 
 
-def _fill_of(tokenizer: PreTrainedTokenizerBase) -> int:
-    for token_id in (tokenizer.eos_token_id, tokenizer.pad_token_id):
-        if token_id is not None:
-            return int(token_id)
-    raise BadOption(
-        "--no-packing: the model's tokenizer has no end-of-text token to fill samples up with"
-    )
-
-
-def _texts(form: Form, rows: Iterator[Row]) -> Iterator[_Text]:
+def _documents(form: Form, rows: Iterator[Row]) -> Iterator[_One]:
     for row in rows:
-        text = _text_of(form.render(row))
-        yield _Text(text if text.strip() else "", row.done)
+        document = form.render(row)
+        yield _One(document if _has_text(document) else (), row.done)
 
 
-def _text_of(document: Document) -> str:
-    return "".join(piece.text for piece in document)
+def _has_text(document: Document) -> bool:
+    return any(piece.text.strip() for piece in document)
 
 
-def _batches(texts: Iterable[_Text]) -> Iterator[list[_Text]]:
-    batch: list[_Text] = []
+def _batches(documents: Iterable[_One]) -> Iterator[list[_One]]:
+    batch: list[_One] = []
     num_chars = 0
-    for one in texts:
+    for one in documents:
         batch.append(one)
-        num_chars += len(one.text)
+        num_chars += sum(len(piece.text) for piece in one.pieces)
         if len(batch) >= BATCH_DOCUMENTS or num_chars >= BATCH_CHARS:
             yield batch
             batch, num_chars = [], 0
@@ -295,8 +310,8 @@ def _batches(texts: Iterable[_Text]) -> Iterator[list[_Text]]:
         yield batch
 
 
-def _after(so_far: ReadSoFar, batch: list[_Text], num_samples: int) -> ReadSoFar:
-    num_blank = sum(not one.text for one in batch)
+def _after(so_far: ReadSoFar, batch: list[_One], num_samples: int) -> ReadSoFar:
+    num_blank = sum(not one.pieces for one in batch)
     return replace(
         so_far,
         num_documents=so_far.num_documents + len(batch) - num_blank,
@@ -321,8 +336,13 @@ def _described(words: str, form: Form, first: Row) -> str:
 
 def _shown(document: Document, end: _End, tokenizer: PreTrainedTokenizerBase) -> str:
     """The pieces of a document, whose spaces and line breaks are to be seen."""
-    texts = [piece.text for piece in document] + [end.text]
-    shown = [f"{text[:SHOWN_CHARS]!r}{'...' * (len(text) > SHOWN_CHARS)}" for text in texts if text]
+    pieces = (*document, Piece(end.text, is_target=True))
+    shown = [_quoted(piece) for piece in pieces if piece.text]
     if end.token_id is not None:
         shown.append(str(tokenizer.eos_token))
     return " + ".join(shown)
+
+
+def _quoted(piece: Piece) -> str:
+    text = f"{piece.text[:SHOWN_CHARS]!r}{'...' * (len(piece.text) > SHOWN_CHARS)}"
+    return text if piece.is_target else f"[{text}]"

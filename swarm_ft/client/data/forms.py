@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from jinja2 import TemplateError
 
+from swarm_ft.client.data.chat import Document, Piece, pieces_of_chat, rendered
 from swarm_ft.client.data.rows import TEXT_COLUMN, Row, kind_of
+from swarm_ft.client.options import ReadOptions
 from swarm_ft.errors import BadDataset
 
 if TYPE_CHECKING:
@@ -26,20 +28,6 @@ ALPACA_HEAD_WITH_INPUT = (
 """Of Stanford's Alpaca, as its models and many since were trained."""
 
 
-class Piece(NamedTuple):
-    """A part of a document.
-
-    Attributes:
-        is_target: whether a model should learn to write it, rather than to answer it.
-    """
-
-    text: str
-    is_target: bool
-
-
-Document = tuple[Piece, ...]
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Form:
     """How documents are made of rows.
@@ -49,12 +37,14 @@ class Form:
         columns: that are used.
         render: a row's document.
         has_end: whether documents bring their own end, as those of chat templates do.
+        asks: the option that says what of a document is learned; empty if all of it is.
     """
 
     words: str
     columns: tuple[str, ...]
     render: Callable[[Row], Document]
     has_end: bool = False
+    asks: str = ""
 
 
 PLAIN_TEXT = Form(
@@ -68,7 +58,7 @@ PLAIN_TEXT = Form(
 
 def form_of(
     columns: Iterable[str],
-    text_column: str | None,
+    options: ReadOptions,
     tokenizer: PreTrainedTokenizerBase,
     source: str,
 ) -> Form:
@@ -79,7 +69,7 @@ def form_of(
 
     Args:
         columns: of the first row.
-        text_column: as the user names it; None goes by the columns' names.
+        options: which column to take, and what of documents is learned.
         tokenizer: of the model; renders messages.
         source: whose columns these are, for errors.
 
@@ -88,16 +78,17 @@ def form_of(
     """
     names = set(columns)
     told = ", ".join(f"'{name}'" for name in columns)
+    text_column = options.text_column
     if text_column is not None:
         if text_column not in names:
             raise BadDataset(f"dataset '{source}': no column '{text_column}'; it has {told}")
         return _text(text_column)
     if "messages" in names:
-        return _messages(tokenizer, source)
+        return _messages(tokenizer, source, assistant_only=options.assistant_only_loss)
     if {"prompt", "completion"} <= names:
-        return _prompt_and_completion()
+        return _learned_by_half(_prompt_and_completion(), options)
     if {"instruction", "output"} <= names:
-        return _alpaca()
+        return _learned_by_half(_alpaca(), options)
     if TEXT_COLUMN not in names:
         raise BadDataset(
             f"dataset '{source}': expected the columns text; prompt and completion; messages; or "
@@ -110,6 +101,18 @@ def form_of(
                 "trained yet; --text-column text trains on the text alone"
             )
     return _text(TEXT_COLUMN)
+
+
+def _learned_by_half(form: Form, options: ReadOptions) -> Form:
+    """Of documents that are a question and its answer, the answer; or both."""
+    form = replace(form, asks="completion_only_loss")
+    if options.completion_only_loss:
+        return form
+
+    def render(row: Row) -> Document:
+        return tuple(Piece(text, is_target=True) for text, _ in form.render(row))
+
+    return replace(form, render=render)
 
 
 def _text(column: str) -> Form:
@@ -150,7 +153,7 @@ def _alpaca() -> Form:
     )
 
 
-def _messages(tokenizer: PreTrainedTokenizerBase, source: str) -> Form:
+def _messages(tokenizer: PreTrainedTokenizerBase, source: str, *, assistant_only: bool) -> Form:
     if not tokenizer.chat_template:
         raise BadDataset(
             f"dataset '{source}': 'messages' need a chat template, and the model's tokenizer has "
@@ -158,19 +161,22 @@ def _messages(tokenizer: PreTrainedTokenizerBase, source: str) -> Form:
         )
 
     def render(row: Row) -> Document:
+        messages = _checked_messages(row)
         try:
-            text = tokenizer.apply_chat_template(_checked_messages(row), tokenize=False)
+            if assistant_only:
+                return pieces_of_chat(messages, tokenizer)
+            return (Piece(rendered(messages, tokenizer), True),)
         except (TemplateError, TypeError, ValueError, LookupError) as exc:
             raise BadDataset(
                 f"{row.place}: the model's chat template refuses these messages: {exc}"
             ) from exc
-        return (Piece(str(text), True),)
 
     return Form(
         words="a document is 'messages' in the model's chat template",
         columns=("messages",),
         render=render,
         has_end=True,
+        asks="assistant_only_loss",
     )
 
 

@@ -1,10 +1,9 @@
-"""Token ids as samples of one length, kept in a file without a name until the job is over."""
+"""Documents as samples of tokens, kept in a file without a name until the job is over."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Sequence
-from itertools import chain
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Self, overload
 
 import numpy as np
@@ -12,48 +11,111 @@ import numpy.typing as npt
 
 from swarm_ft.client.data.files import reason, refused
 from swarm_ft.protocol.spec.run_spec import MAX_SAMPLES
+from swarm_ft.protocol.spec.sample_rows import (
+    CONTEXT,
+    Flags,
+    Words,
+    counts_of,
+    filled_up,
+    targets_in,
+    words_of,
+)
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import BatchEncoding, PreTrainedTokenizerBase
+
+    from swarm_ft.client.data.chat import Document
 
 TokenArray = npt.NDArray[np.uint32]
-Texts = Sequence[str]
+"""Rows of samples, see `sample_rows`."""
 
 
-def token_ids(texts: Texts, tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
-    """The token ids of each text, tokenised as one piece, without special tokens of its own."""
-    # verbose=False: a text longer than the model's context is what we want, not a mistake.
-    encoded = tokenizer(
-        list(texts), add_special_tokens=False, return_attention_mask=False, verbose=False
+def words_in(documents: Sequence[Document], tokenizer: PreTrainedTokenizerBase) -> Iterator[Words]:
+    """Each document tokenised as one piece, without special tokens of its own.
+
+    A token that holds a letter of what is to be learned is to be learned.
+    """
+    if all(piece.is_target for document in documents for piece in document):
+        for ids in _encoded(map(_text_of, documents), tokenizer)["input_ids"]:
+            yield words_of(ids)
+    elif not tokenizer.is_fast:  # which alone tell where in the text a token is
+        for document in documents:
+            yield _piece_by_piece(document, tokenizer)
+    else:
+        encoded = _encoded(map(_text_of, documents), tokenizer, with_places=True)
+        found = zip(documents, encoded["input_ids"], encoded["offset_mapping"], strict=True)
+        for document, ids, spans in found:
+            yield words_of(ids, _learned(document, spans))
+
+
+def _encoded(
+    texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, *, with_places: bool = False
+) -> BatchEncoding:
+    return tokenizer(
+        list(texts),
+        add_special_tokens=False,
+        return_attention_mask=False,
+        return_offsets_mapping=with_places,
+        verbose=False,  # a text longer than the model's context is what we want, not a mistake
     )
-    ids: list[list[int]] = encoded["input_ids"]
-    return ids
+
+
+def _text_of(document: Document) -> str:
+    return "".join(piece.text for piece in document)
+
+
+def _learned(document: Document, spans: Sequence[tuple[int, int]]) -> Flags:
+    """Which tokens, at these places of the text, hold a letter that is to be learned."""
+    letters = [np.full(len(piece.text), piece.is_target) for piece in document]
+    learned_before = np.concatenate([[0], *letters]).cumsum()
+    start, stop = np.array(spans, dtype=np.int64).reshape(-1, 2).T
+    # Some tokens stand for no letter of the text; the next one tells.
+    stop = np.minimum(np.maximum(stop, start + 1), len(learned_before) - 1)
+    is_learned: Flags = learned_before[stop] > learned_before[start]
+    return is_learned
+
+
+def _piece_by_piece(document: Document, tokenizer: PreTrainedTokenizerBase) -> Words:
+    encoded = _encoded([piece.text for piece in document], tokenizer)["input_ids"]
+    return np.concatenate(
+        [words_of(ids, piece.is_target) for ids, piece in zip(encoded, document, strict=True)]
+    )
 
 
 class SampleFile:
-    """Documents come in, samples of `seq_length` tokens come out.
+    """Documents come in, samples come out; what has no target is left out.
 
-    Packed, documents follow each other, and what does not fill the last sample is dropped.
-    Otherwise each begins a sample of its own, and what it lacks to the end of its last is filled
-    with `fill_id`.
+    Packed, documents follow each other in rows of `seq_length`, and what does not fill the last is
+    dropped. Otherwise each begins a sample of its own, and its last one ends where it does.
 
     The file has no name: it is gone when this is closed and the arrays made of it are let go.
 
     Args:
         source: where the documents come from, for errors.
-        seq_length: tokens a sample.
+        seq_length: tokens a sample, at most.
         vocab_size: of the model.
-        fill_id: None packs.
+        packing: whether documents share samples.
+
+    Attributes:
+        num_tokens: of all documents.
+        num_samples: kept, up to now.
+        num_left_out: samples without a target.
+        num_kept_tokens: of the samples that are kept.
+        num_targets: of these.
     """
 
     def __init__(
-        self, source: str, *, seq_length: int, vocab_size: int, fill_id: int | None = None
+        self, source: str, *, seq_length: int, vocab_size: int, packing: bool = True
     ) -> None:
         self.num_tokens = 0
-        self.num_filled = 0
+        self.num_samples = 0
+        self.num_left_out = 0
+        self.num_kept_tokens = 0
+        self.num_targets = 0
         self._source = source
         self.seq_length = seq_length
-        self._fill_id = fill_id
+        self._packing = packing
+        self._rest = words_of([])
         self._vocab_size = vocab_size
         self._file = tempfile.TemporaryFile(prefix="swarm-ft-tokens-")  # noqa: SIM115
 
@@ -63,29 +125,20 @@ class SampleFile:
     def __exit__(self, *_error: object) -> None:
         self._file.close()
 
-    @property
-    def num_samples(self) -> int:
-        """Whole ones, up to now."""
-        return self.num_tokens // self.seq_length
-
-    def add(self, documents: Iterable[Sequence[int]]) -> None:
-        """Take the token ids of some documents.
+    def add(self, documents: Iterable[Words]) -> None:
+        """Take some documents.
 
         Raises:
             BadDataset: an id is not in the vocabulary, there are more samples than a run takes,
                 or the disk has no room for them.
         """
-        if self._fill_id is not None:
-            documents = (self._filled(ids, self._fill_id) for ids in documents)
-        ids = np.fromiter(chain.from_iterable(documents), dtype="<u4")
-        if len(ids) and int(ids.max()) >= self._vocab_size:
-            raise refused(
-                self._source,
-                f"token id {int(ids.max())} is outside the model's vocabulary of "
-                f"{self._vocab_size}; does the tokenizer belong to the model?",
-            )
-        self._write(ids)
-        self.num_tokens += len(ids)
+        words = [words_of([]), *documents]
+        self._check_vocabulary(np.concatenate(words))
+        self.num_tokens += sum(map(len, words))
+        rows = self._packed(words) if self._packing else self._apart(words)
+        has_target = targets_in(rows).any(axis=1)
+        self.num_left_out += int((~has_target).sum())
+        self._keep(rows[has_target])
         if self.num_samples > MAX_SAMPLES:
             raise refused(
                 self._source,
@@ -94,7 +147,7 @@ class SampleFile:
             )
 
     def samples(self, limit: int | None = None) -> TokenArray:
-        """Token ids [samples, seq_length], read from the disk as they are needed.
+        """Rows [samples, seq_length], read from the disk as they are needed.
 
         Args:
             limit: of samples; None takes all.
@@ -102,6 +155,13 @@ class SampleFile:
         Raises:
             BadDataset: there is not one whole sample.
         """
+        if self.num_samples == 0 and self.num_left_out:
+            raise refused(
+                self._source,
+                f"expected something to be learned, but none of {self.num_left_out} samples of "
+                f"{self.seq_length} tokens has any: all is prompts; take a larger --seq-length, or "
+                "--no-completion-only-loss",
+            )
         if self.num_samples == 0:
             raise refused(
                 self._source,
@@ -111,9 +171,31 @@ class SampleFile:
         count = min(self.num_samples, limit or self.num_samples)
         return np.memmap(self._file, dtype="<u4", mode="r", shape=(count, self.seq_length))
 
-    def _write(self, ids: TokenArray) -> None:
+    def _check_vocabulary(self, words: Words) -> None:
+        highest = int((words & ~np.uint32(CONTEXT)).max(initial=0))
+        if highest >= self._vocab_size:
+            raise refused(
+                self._source,
+                f"token id {highest} is outside the model's vocabulary of "
+                f"{self._vocab_size}; does the tokenizer belong to the model?",
+            )
+
+    def _packed(self, documents: Sequence[Words]) -> Words:
+        words = np.concatenate([self._rest, *documents])
+        whole = len(words) // self.seq_length * self.seq_length
+        self._rest = words[whole:].copy()
+        return words[:whole].reshape(-1, self.seq_length)
+
+    def _apart(self, documents: Sequence[Words]) -> Words:
+        return np.concatenate([filled_up(words, self.seq_length) for words in documents])
+
+    def _keep(self, rows: Words) -> None:
+        counts = counts_of(rows)
+        self.num_samples += len(rows)
+        self.num_targets += counts.num_targets
+        self.num_kept_tokens += sum(counts.lengths)
         try:
-            self._file.write(ids.tobytes())
+            self._file.write(rows.tobytes())
             self._file.flush()
         except OSError as exc:
             raise refused(
@@ -122,17 +204,12 @@ class SampleFile:
                 "names another place",
             ) from exc
 
-    def _filled(self, ids: Sequence[int], fill_id: int) -> list[int]:
-        lacking = -len(ids) % self.seq_length
-        self.num_filled += lacking
-        return [*ids, *[fill_id] * lacking]
-
 
 class SampleBytes(Sequence[bytes]):
-    """Samples as they travel, little-endian uint32, made when they are asked for.
+    """Samples as they travel, made when they are asked for.
 
     Args:
-        tokens: [samples, seq_length].
+        tokens: rows [samples, seq_length].
     """
 
     def __init__(self, tokens: TokenArray) -> None:
@@ -152,5 +229,5 @@ class SampleBytes(Sequence[bytes]):
 
 
 def tokens_to_bytes(row: TokenArray) -> bytes:
-    """One sample [seq_length] as it travels: little-endian uint32."""
+    """One row [seq_length] as it travels: little-endian uint32."""
     return row.astype("<u4").tobytes()

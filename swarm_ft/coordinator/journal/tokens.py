@@ -1,6 +1,6 @@
 """Tokens of runs: a file each, in a folder beside the journal. Blocks; belongs into threads.
 
-A sample is a record: its tokens, little-endian uint32, and 16 bytes of XXH3 over the run, its
+A sample is a record: its row (`protocol.spec.sample_rows`), and 16 bytes of XXH3 over the run, its
 RunSpec, the sample's number and the tokens. What is read is what was written, or an error. With a
 key the tokens are sealed for the same instead, and need no checksum.
 
@@ -25,6 +25,7 @@ from swarm_ft.ids import RunId, SampleId
 from swarm_ft.private_files import flush_to_disk, open_private, private_folder
 from swarm_ft.protocol.spec.digest import digest_of, fingerprint_of
 from swarm_ft.protocol.spec.run_spec import RunSpec
+from swarm_ft.protocol.spec.sample_rows import Counts, counts_of, rows_in
 from swarm_ft.sealing import SEAL_BYTES, Sealer
 from swarm_ft.systems import read_at, sync_data
 
@@ -101,7 +102,7 @@ class TokenFiles:
     def read(
         self, run_id: RunId, spec: RunSpec, samples: Sequence[SampleId]
     ) -> dict[SampleId, bytes]:
-        """Token ids of samples, little-endian uint32.
+        """Rows of samples, see `spec.sample_rows`.
 
         Raises:
             NotFound: the run has no such sample.
@@ -125,6 +126,15 @@ class TokenFiles:
         except OSError as error:
             raise JournalError(f"{path}: the tokens of run {run_id}: {error}") from error
         return found
+
+    def count(self, run_id: RunId, spec: RunSpec, samples: Sequence[SampleId]) -> Counts:
+        """How many targets samples have, and how many tokens each.
+
+        Raises:
+            NotFound, JournalError: see `read`.
+        """
+        rows = self.read(run_id, spec, samples)
+        return counts_of(rows_in([rows[sample] for sample in samples], spec.train.seq_length))
 
     def delete(self, run_id: RunId) -> None:
         """Of a run that is over. Never fails: what is left is swept at the next start."""

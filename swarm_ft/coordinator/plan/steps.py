@@ -84,7 +84,7 @@ def commit_step(run: Run, step: PlannedStep, now_s: float) -> tuple[Run, StepCom
     norms = [step.ready[stage.peers[0]].squared_grad_norm for stage in stages]
     grad_norm = math.sqrt(math.fsum(norms))
     loss_sum = math.fsum(step.ready[peer].loss_sum for peer in stages[-1].peers)
-    num_samples = len(step_samples(train, number))
+    num_targets = sum(step.ready[peer].num_targets for peer in stages[-1].peers)
     commit = CommitStep(
         run_id=run.run_id,
         attempt=run.attempt.number,
@@ -94,10 +94,10 @@ def commit_step(run: Run, step: PlannedStep, now_s: float) -> tuple[Run, StepCom
     )
     committed = StepCommitted(
         step=number,
-        loss=loss_sum / (num_samples * (train.seq_length - 1)),
+        loss=loss_sum / max(1, num_targets),
         learning_rate=commit.learning_rate,
         grad_norm=grad_norm,
-        num_samples=num_samples,
+        num_samples=len(step_samples(train, number)),
         seconds=now_s - step.began_s,
         traffic=summed_by_boundary(t for report in reports for t in report.traffic),
         gradients=sum((report.gradients for report in reports), GradientTraffic()),

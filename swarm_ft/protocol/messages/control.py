@@ -34,6 +34,7 @@ from swarm_ft.protocol.spec.bounds import (
 )
 from swarm_ft.protocol.spec.layers import MAX_BLOCKS, LayerRange
 from swarm_ft.protocol.spec.run_spec import BYTES_PER_TOKEN, MAX_BATCH_SIZE, MAX_SEQ_LENGTH, RunSpec
+from swarm_ft.protocol.spec.sample_rows import MIN_LENGTH
 from swarm_ft.protocol.spec.training_plan import Microbatch
 from swarm_ft.protocol.spec.version import PROTOCOL_VERSION, Spoken
 
@@ -46,6 +47,8 @@ MAX_KEPT_RUNS = 64
 STORAGE_KEY_BYTES = 32
 SomePeers = Annotated[tuple[PeerId, ...], Length(MAX_RUN_PEERS, 1)]
 Amount = Annotated[float, Range(0.0)]
+Targets = Annotated[int, Range(0, MAX_BATCH_SIZE * MAX_SEQ_LENGTH)]
+"""Of one step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +181,9 @@ class PlanStep:
     Attributes:
         listeners: peers that no microbatch passes, and that have no gradient; routes are over the
             others, in their order.
-        tokens: sample to little-endian uint32 ids, at the first and the last stage.
+        tokens: sample to its row, at the first and the last stage, see `spec.sample_rows`.
+        num_targets: of all samples, over which the step's loss is a mean; 0 until they are counted.
+        lengths: tokens of each sample, in the order of the microbatches; none until then.
         traced: whether somebody wants to know what peers do when, see `timeline`.
     """
 
@@ -191,16 +196,40 @@ class PlanStep:
         default_factory=dict
     )
     traced: bool = False
+    num_targets: Targets = 0
+    lengths: Annotated[
+        tuple[Annotated[int, Range(MIN_LENGTH, MAX_SEQ_LENGTH)], ...], Length(MAX_BATCH_SIZE)
+    ] = ()
 
     def __post_init__(self) -> None:
         if any(batch.index != place for place, batch in enumerate(self.microbatches)):
             raise MalformedMessage("expected microbatches numbered from 0")
-        samples = [sample for batch in self.microbatches for sample in batch.samples]
+        samples = self.samples
         if len(samples) > MAX_BATCH_SIZE or len(set(samples)) < len(samples):
             raise MalformedMessage(
                 f"expected at most {MAX_BATCH_SIZE} samples, each once, "
                 f"got {len(samples)}, {len(set(samples))} different ones"
             )
+        if self.lengths and len(self.lengths) != len(samples):
+            raise MalformedMessage(
+                f"expected lengths of {len(samples)} samples, got {len(self.lengths)}"
+            )
+
+    @property
+    def samples(self) -> tuple[SampleId, ...]:
+        """Of all microbatches, in their order."""
+        return tuple(sample for batch in self.microbatches for sample in batch.samples)
+
+    @property
+    def length_of(self) -> dict[SampleId, int]:
+        """Tokens of each sample.
+
+        Raises:
+            MalformedMessage: the plan does not say.
+        """
+        if not self.lengths:
+            raise MalformedMessage(f"plan of step {self.step}: expected lengths of its samples")
+        return dict(zip(self.samples, self.lengths, strict=True))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -354,6 +383,7 @@ class StepReady:
     Attributes:
         squared_grad_norm: of the stage's gradient, over all of its replicas.
         loss_sum: of this peer's microbatches, at the last stage.
+        num_targets: that it is summed over.
         compute_s: seconds that forwards and backwards took.
         traffic: what it sent over its boundaries; all replicas behind one count as one.
         buffers: what is kept at each boundary.
@@ -365,6 +395,7 @@ class StepReady:
     step: StepNumber
     squared_grad_norm: Annotated[float, Range(0.0, MAX_SQUARED_NORM)]
     loss_sum: Measured = 0.0
+    num_targets: Targets = 0
     compute_s: Measured = 0.0
     traffic: Annotated[tuple[Annotated[Traffic, OfOneStep()], ...], Length(MAX_BOUNDARIES)] = ()
     gradients: Annotated[GradientTraffic, OfOneStep()] = field(default_factory=GradientTraffic)

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 from swarm_ft.client.evaluate import evaluate
 from swarm_ft.client.sample import SampleInput
 from swarm_ft.errors import BadDataset, BadModel
+from swarm_ft.protocol.spec.sample_rows import NO_TOKEN, samples_in, words_of
 
 SAMPLES = np.random.default_rng(0).integers(0, 512, size=(5, 12), dtype=np.uint32)
 
@@ -36,6 +37,25 @@ def test_loss_is_that_of_transformers_over_all_targets(sample: SampleInput) -> N
         expected = model(input_ids=ids, labels=ids).loss.item()
     assert got.loss == pytest.approx(expected, rel=1e-6)
     assert got.perplexity == pytest.approx(math.exp(expected), rel=1e-5)
+
+
+def test_loss_is_over_what_is_to_be_learned_alone(sample: SampleInput) -> None:
+    rows = np.stack([words_of(row, np.arange(12) % 3 > 0) for row in SAMPLES])
+    rows[1, 7:], rows[4, 3:] = NO_TOKEN, NO_TOKEN
+    model = AutoModelForCausalLM.from_pretrained(sample.model_dir).eval()
+    losses, counts = [], []
+    for row in rows:
+        samples = samples_in(row[None])
+        ids, labels = torch.from_numpy(samples.token_ids), torch.from_numpy(samples.labels)
+        with torch.no_grad():
+            losses.append(model(input_ids=ids, labels=labels, num_items_in_batch=1).loss.item())
+        counts.append(int((labels[:, 1:] >= 0).sum()))
+    for batch_size in (1, 2, 5):
+        got = evaluate(sample.model_dir, rows, batch_size=batch_size)
+        assert got.loss == pytest.approx(sum(losses) / sum(counts), rel=1e-6)
+    read = np.stack([words_of(row, is_target=False) for row in SAMPLES])
+    with pytest.raises(BadDataset, match="all are only read"):
+        evaluate(sample.model_dir, read)
 
 
 def test_the_batch_size_changes_nothing_and_each_batch_is_told(sample: SampleInput) -> None:

@@ -316,12 +316,14 @@ class FakePeer:
         if not is_last:
             boundary = BlockIndex(self._stage.layers.stop)
             traffic.append(Traffic(boundary=boundary, forward_bytes=100, key_frames=num_samples))
+        num_targets = num_samples * (train.seq_length - 1) if is_last else 0
         return StepReady(
             run_id=self.assign.run_id,
             attempt=self.assign.attempt,
             step=StepNumber(step),
             squared_grad_norm=self.squared_grad_norm,
-            loss_sum=(10.0 - step) * num_samples * (train.seq_length - 1) if is_last else 0.0,
+            loss_sum=(10.0 - step) * num_targets,
+            num_targets=num_targets,
             compute_s=self.compute_s,
             traffic=tuple(traffic),
         )

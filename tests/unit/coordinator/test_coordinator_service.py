@@ -295,6 +295,23 @@ async def test_first_and_last_stage_get_the_tokens_of_the_step(
     expected = {sample: token_ids(spec, sample) for sample in range(4)}
     assert plans[PeerId("a")].tokens == plans[PeerId("c")].tokens == expected
     assert plans[PeerId("b")].tokens == {}
+    assert {(plan.num_targets, plan.lengths) for plan in plans.values()} == {(16, (5,) * 4)}
+
+
+async def test_plans_count_what_is_learned_and_how_long_samples_are(
+    spec: RunSpec, make_peer: type[FakePeer]
+) -> None:
+    peers = [make_peer("a", "0-1"), make_peer("b", "1-2"), make_peer("c", "2-4")]
+    short = token_ids(spec, 1)[:12] + EMPTY * 2
+    samples = [(0, TOKENS), (1, short), (2, READ * 3 + bytes(8)), *GOOD[3:]]
+    async with coordinator() as office, asyncio.TaskGroup() as group:
+        await submit(office.channel, spec, samples)
+        group.create_task(train(office.channel, peers, stop_at=StepNumber(2)))
+    for peer in peers:
+        plan = next(m for m in peer.heard if isinstance(m, PlanStep))
+        assert plan.samples == (0, 1, 2, 3)
+        assert plan.num_targets == 4 + 2 + 2 + 4
+        assert plan.lengths == (5, 3, 5, 5)
 
 
 async def test_status_shows_members_and_runs(spec: RunSpec, peers: Sequence[FakePeer]) -> None:
@@ -337,6 +354,7 @@ async def test_a_submission_is_answered_with_the_run(spec: RunSpec) -> None:
 
 
 TOKENS = bytes(20)
+EMPTY, READ = b"\xff" * 4, b"\0\0\0\x80"
 GOOD = [(i, TOKENS) for i in range(6)]
 
 
@@ -359,6 +377,9 @@ GOOD = [(i, TOKENS) for i in range(6)]
             BadDataset,
             "token id 50 is outside the model's vocabulary of 50",
         ),
+        ([(0, TOKENS + bytes(4) + EMPTY * 4)], BadDataset, "sample 1: .* 2 tokens or more, got 1"),
+        ([(0, TOKENS + bytes(4) + EMPTY + bytes(12))], BadDataset, "sample 1: .*without gaps"),
+        ([(0, READ * 5)], BadDataset, "sample 0: expected a token that is to be learned"),
     ],
 )
 async def test_bad_data_is_refused_and_leaves_nothing(

@@ -209,6 +209,8 @@ def plan_of(spec: RunSpec, step: int, *, attempt: int = 1) -> PlanStep:
         step=StepNumber(step),
         microbatches=batches,
         tokens=tokens,
+        num_targets=len(tokens) * (SEQ_LENGTH - 1),
+        lengths=(SEQ_LENGTH,) * len(tokens),
     )
 
 

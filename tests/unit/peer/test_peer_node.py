@@ -246,6 +246,8 @@ def plan_of(spec: RunSpec) -> MakePlan:
             step=StepNumber(step),
             microbatches=batches,
             tokens=tokens,
+            num_targets=len(tokens) * (spec.train.seq_length - 1),
+            lengths=(spec.train.seq_length,) * len(tokens),
         )
 
     return make

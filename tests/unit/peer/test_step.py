@@ -24,6 +24,7 @@ from swarm_ft.protocol.machines.pipeline import PARTS, least_held
 from swarm_ft.protocol.messages.boundary import FrameKey
 from swarm_ft.protocol.messages.control import PlanStep
 from swarm_ft.protocol.spec.codec_spec import Direction
+from swarm_ft.protocol.spec.sample_rows import CONTEXT, NO_TOKEN
 from swarm_ft.protocol.spec.training_plan import Microbatch
 from swarm_ft.stage.base import Engine, LossAndGradient
 
@@ -56,13 +57,13 @@ class CountingEngine:
         self.did("weights", microbatch)
 
     def forward_backward(
-        self, microbatch: MicrobatchIndex, x: torch.Tensor, tokens: torch.Tensor
+        self, microbatch: MicrobatchIndex, x: torch.Tensor, labels: torch.Tensor
     ) -> LossAndGradient:
         self.did("both", microbatch)
         if not torch.isfinite(x.float()).all():
             raise NonFinite("an input is not finite")
         gradient = None if self.is_first else x * 2
-        return LossAndGradient(loss_sum=float(tokens.sum()), input_gradient=gradient)
+        return LossAndGradient(loss_sum=float(labels.sum()), input_gradient=gradient)
 
 
 @dataclass
@@ -90,6 +91,8 @@ def plan_of(batches: tuple[Microbatch, ...], tokens: dict[SampleId, bytes]) -> P
         step=StepNumber(5),
         microbatches=batches,
         tokens=tokens,
+        num_targets=1,
+        lengths=(TOKENS,) * sum(len(batch.samples) for batch in batches),
     )
 
 
@@ -216,6 +219,7 @@ async def test_the_last_stage_sums_losses_and_sends_gradients(make_step: MakeSte
     await step.run()
     assert engine.done == [(kind, i) for i in range(2) for kind in ("both", "weights")]
     assert step.progress.loss_sum == TOKENS * (0 + 1 + 10 + 11)
+    assert step.progress.num_targets == 4 * (TOKENS - 1)
     assert [k for k, _ in up.sent] == [key(s, Direction.BACKWARD) for s in (0, 1, 10, 11)]
     assert all(torch.equal(x, 2 * value(k.sample)) for k, x in up.sent)
 
@@ -302,6 +306,26 @@ def test_a_plan_with_samples_of_different_lengths_is_malformed(make_step: MakeSt
     plan = plan_of(whole.microbatches, tokens)
     with pytest.raises(MalformedMessage, match="uneven"):
         make_step(0, of=2, microbatches=1, plan=plan)
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ([1, NO_TOKEN, 1], "without gaps"),
+        ([1, NO_TOKEN, NO_TOKEN], "2 tokens or more"),
+        ([1, CONTEXT, CONTEXT], "all are only read"),
+        ([1, 1, NO_TOKEN], r"lengths \[3, 3\] of \[3, 2\]"),
+    ],
+)
+def test_a_plan_with_rows_that_are_no_samples_is_malformed(
+    make_step: MakeStep, words: list[int], why: str
+) -> None:
+    whole = make_plan(1, with_tokens=True)
+    tokens = whole.tokens | {SampleId(1): np.array(words, "<u4").tobytes()}
+    plan = plan_of(whole.microbatches, tokens)
+    for index in (0, 1):
+        with pytest.raises(MalformedMessage, match=f"plan of step 5, microbatch 0: .*{why}"):
+            make_step(index, of=2, microbatches=1, plan=plan)
 
 
 async def test_what_the_engine_raises_ends_the_step(make_step: MakeStep) -> None:

@@ -20,6 +20,7 @@ from transformers import (
 from swarm_ft.ids import MicrobatchIndex, StepNumber
 from swarm_ft.protocol.spec.layers import split_evenly
 from swarm_ft.protocol.spec.run_spec import LrSchedule, RunSpec, TrainSpec
+from swarm_ft.protocol.spec.sample_rows import Samples, Words, samples_in
 from swarm_ft.protocol.spec.training_plan import clip_factor, learning_rate_at, step_microbatches
 from swarm_ft.stage.checkpoint import Checkpoint, open_checkpoint
 from swarm_ft.stage.engine import StageEngine
@@ -160,6 +161,23 @@ class Pipeline:
             stage.weight_gradients(MicrobatchIndex(index))
         return made.loss_sum
 
+    def ragged(self, index: int, rows: Words) -> float:
+        """As `microbatch`, of rows; what pads a sample is not sent, as in a swarm."""
+        samples = samples_in(rows)
+        tokens, labels = torch.from_numpy(samples.token_ids), torch.from_numpy(samples.labels)
+        *upstream, last = self.stages
+        x = tokens
+        for stage in upstream:
+            x = received(stage.forward(MicrobatchIndex(index), x), samples)
+        made = last.forward_backward(MicrobatchIndex(index), x, labels)
+        gradient = made.input_gradient
+        for stage in reversed(upstream):
+            assert gradient is not None
+            gradient = stage.backward(MicrobatchIndex(index), received(gradient, samples))
+        for stage in self.stages:
+            stage.weight_gradients(MicrobatchIndex(index))
+        return made.loss_sum
+
     def gradients(self, step: int, samples: torch.Tensor) -> float:
         """All microbatches of a step; the step's mean loss."""
         batches = step_microbatches(self.spec.train, StepNumber(step))
@@ -204,6 +222,14 @@ class Pipeline:
                 assert handle.metadata() == {"format": "pt"}
                 weight_map |= dict.fromkeys(handle.keys(), path.name)
         return weight_map
+
+
+def received(sent_btc: torch.Tensor, samples: Samples) -> torch.Tensor:
+    """What a neighbour makes of a microbatch: each sample's own tokens, and zeros behind them."""
+    value_btc = torch.zeros_like(sent_btc)
+    for row, length in enumerate(samples.lengths):
+        value_btc[row, :length] = sent_btc[row, :length]
+    return value_btc
 
 
 class MakePipeline(Protocol):

@@ -158,11 +158,25 @@ def test_calls_before_load_or_before_a_step_are_refused(
     ],
 )
 def test_tokens_out_of_bounds_are_refused(pair: list[StageEngine], bad: Tensor) -> None:
-    first, last = pair
     with pytest.raises(MalformedMessage, match="tokens"):
-        first.forward(MICROBATCH, bad)
-    with pytest.raises(MalformedMessage, match="tokens"):
-        last.forward_backward(MICROBATCH, torch.zeros(2, 12, CHANNELS), bad)
+        pair[0].forward(MICROBATCH, bad)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        torch.zeros(2, 12),
+        torch.zeros(12, dtype=torch.int64),
+        torch.zeros(2, 11, dtype=torch.int64),
+        torch.zeros(1, 12, dtype=torch.int64),
+        torch.full((2, 12), 97),
+        torch.full((2, 12), -1),
+        torch.full((2, 12), -101),
+    ],
+)
+def test_labels_out_of_bounds_are_refused(pair: list[StageEngine], bad: Tensor) -> None:
+    with pytest.raises(MalformedMessage, match="labels"):
+        pair[1].forward_backward(MICROBATCH, torch.zeros(2, 12, CHANNELS), bad)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from swarm_ft.client.data.progress import ReadSoFar
 from swarm_ft.client.data.rows import Row
 from swarm_ft.client.options import DataFormat, ReadOptions
 from swarm_ft.errors import BadDataset, BadInput, BadOption
+from swarm_ft.protocol.spec.sample_rows import CONTEXT, NO_TOKEN
 from tests.unit.client.data.conftest import CHAT, END, Words
 
 Opened = Callable[..., Dataset]
@@ -23,14 +24,14 @@ Jsonl = Callable[..., Path]
 VOCAB = 20
 
 
-def ids(data: Dataset, length: int = 1) -> list[int]:
-    """All tokens, as many as fill samples of `length`."""
+def ids(data: Dataset, length: int = 2) -> list[int]:
+    """Words of all samples of `length` tokens."""
     tokens: list[int] = data.samples(length, VOCAB).tokens.ravel().tolist()
     return tokens
 
 
 def pieces(words: Words, row: dict[str, Any], **options: Any) -> list[tuple[str, bool]]:
-    form = form_of(row, options.get("text_column"), words(chat=CHAT), "data")
+    form = form_of(row, ReadOptions(**options), words(chat=CHAT), "data")
     return [(text, is_target) for text, is_target in form.render(Row(row, "here", None))]
 
 
@@ -70,7 +71,7 @@ def test_what_a_table_filled_up_is_no_part_of_a_message(words: Words) -> None:
     """As Parquet does, where some messages of a column have more fields than others."""
     template = "{% for m in messages %}{{ 'tools' in m }}{% endfor %}"
     row = {"messages": [{"role": "user", "content": "w1", "tools": None}]}
-    form = form_of(row, None, words(chat=template), "data")
+    form = form_of(row, ReadOptions(), words(chat=template), "data")
     assert form.render(Row(row, "here", None))[0].text == "False"
 
 
@@ -134,7 +135,7 @@ def test_documents_follow_each_other_with_an_end_behind_each(opened: Opened, jso
 def test_an_end_is_not_doubled(opened: Opened, jsonl: Jsonl, words: Words) -> None:
     assert ids(opened(jsonl({"text": "w1 </s>"}, {"text": "w2"}))) == [1, END, 2, END]
     row = {"messages": [{"role": "user", "content": "w1"}]}
-    assert ids(opened(jsonl(row, row), tokenizer=words(chat=CHAT))) == [10, 1, END] * 2
+    assert ids(opened(jsonl(row, row), tokenizer=words(chat=CHAT)), 3) == [10, 1, END] * 2
 
 
 def test_a_separator_of_ones_own_stands_behind_documents(opened: Opened, jsonl: Jsonl) -> None:
@@ -150,22 +151,50 @@ def test_a_tokenizer_without_an_end_needs_a_separator(
     with pytest.raises(BadOption, match=r"--separator: .* no end-of-text token"):
         opened(path, tokenizer=words(eos=None))
     assert ids(opened(path, tokenizer=words(eos=None), separator=" w3")) == [1, 3]
-    with pytest.raises(BadOption, match=r"--no-packing: .* no end-of-text token"):
-        opened(path, tokenizer=words(eos=None), separator="w3", packing=False)
 
 
 def test_unpacked_documents_begin_samples_of_their_own(opened: Opened, jsonl: Jsonl) -> None:
     path = jsonl({"text": "w1 w2 w3"}, {"text": "w4"}, {"text": "w5 w6"})
     samples = opened(path, packing=False).samples(3, VOCAB)
-    assert samples.tokens.tolist() == [[1, 2, 3], [END, END, END], [4, END, END], [5, 6, END]]
-    assert "25% of all tokens fill samples up" in samples.words
+    # An end alone has nothing in front of it.
+    assert samples.tokens.tolist() == [[1, 2, 3], [4, END, NO_TOKEN], [5, 6, END]]
+    assert samples.words.endswith(
+        "3 documents, 3 samples of up to 3 tokens; 1 sample without anything to learn left out"
+    )
+
+
+def test_prompts_are_read_and_completions_learned(opened: Opened, jsonl: Jsonl) -> None:
+    path = jsonl(
+        {"prompt": "w1 w2 ", "completion": "w3"}, {"prompt": "w4", "completion": "w5 w6 w7"}
+    )
+    samples = opened(path).samples(4, VOCAB)
+    read = [CONTEXT | token for token in (1, 2, 4)]
+    # w4 and w5 are one word: what holds a letter that is to be learned is to be learned.
+    assert samples.tokens.tolist() == [[*read[:2], 3, END], [10, 6, 7, END]]
+    assert samples.words.endswith("; 83% of all tokens are learned, the others only read")
+    whole = opened(path, completion_only_loss=False).samples(4, VOCAB)
+    assert whole.tokens.tolist() == [[1, 2, 3, END], [10, 6, 7, END]]
+    assert whole.words.endswith("2 samples of 4 tokens")
+
+
+def test_samples_without_anything_to_learn_are_left_out_and_counted(
+    opened: Opened, jsonl: Jsonl
+) -> None:
+    path = jsonl({"prompt": "w1 w2 w3 w4 ", "completion": "w5"})
+    samples = opened(path).samples(2, VOCAB)
+    assert samples.tokens.tolist() == [[5, END]]
+    assert "; 2 samples without anything to learn left out" in samples.words
+    with pytest.raises(BadDataset, match=r"none of 3 samples of 2 tokens .*--no-completion-only"):
+        opened(jsonl({"prompt": "w1 w2 w3 w4 w5 w6", "completion": ""}), separator="").samples(
+            2, VOCAB
+        )
 
 
 def test_documents_without_text_are_left_out_and_counted(opened: Opened, jsonl: Jsonl) -> None:
     blank = {"text": " \n"}
-    samples = opened(jsonl(blank, {"text": "w1"}, blank, {"text": "w2"})).samples(1, VOCAB)
+    samples = opened(jsonl(blank, {"text": "w1"}, blank, {"text": "w2"})).samples(2, VOCAB)
     assert samples.tokens.ravel().tolist() == [1, END, 2, END]
-    assert "2 documents, 4 samples of 1 tokens; 2 documents without text left out" in samples.words
+    assert "2 documents, 2 samples of 2 tokens; 2 documents without text left out" in samples.words
 
 
 @pytest.mark.parametrize("content", ["", "\n\n"])
@@ -206,7 +235,7 @@ def test_batches_end_with_many_characters_too(
     monkeypatch.setattr("swarm_ft.client.data.dataset.BATCH_CHARS", 5)
     told: list[ReadSoFar] = []
     opened(jsonl({"text": "w1"}, {"text": "w2 w3"}, {"text": "w4"})).samples(
-        1, VOCAB, on_batch=told.append
+        2, VOCAB, on_batch=told.append
     )
     assert [one.num_documents for one in told] == [2, 3]
 
@@ -216,7 +245,7 @@ def test_whoever_is_told_may_end_it(opened: Opened, jsonl: Jsonl) -> None:
         raise InterruptedError
 
     with pytest.raises(InterruptedError):
-        opened(jsonl({"text": "w1"})).samples(1, VOCAB, on_batch=stop)
+        opened(jsonl({"text": "w1"})).samples(2, VOCAB, on_batch=stop)
 
 
 # ---- what is told, and options that mean nothing
@@ -229,7 +258,8 @@ def test_it_says_what_columns_mean_and_shows_the_first_document(
     assert opened(path).describe() == [
         f"{path}: JSON lines; a document is 'prompt' and 'completion', one right behind the other; "
         "not used: 'id'",
-        f"  the first document: 'Why?\\n' + '{'b' * 160}'... + </s>",
+        f"  the first document, of which [this] is only read and the rest learned: ['Why?\\n'] + "
+        f"'{'b' * 160}'... + </s>",
     ]
 
 
@@ -247,13 +277,16 @@ def test_of_a_directory_it_says_split_and_number_of_files(opened: Opened, tmp_pa
         ("a.txt", {"column_names": "a,b"}, "--column-names"),
         ("a.jsonl", {"quotes": False}, "--no-quotes"),
         ("a.jsonl", {"subset": "en"}, "--subset"),
+        ("a.txt", {"completion_only_loss": False}, "--no-completion-only-loss"),
+        ("a.jsonl", {"completion_only_loss": False}, "--no-completion-only-loss"),
+        ("a.jsonl", {"assistant_only_loss": True}, "--assistant-only-loss"),
     ],
 )
 def test_an_option_that_means_nothing_for_the_data_is_refused(
     opened: Opened, tmp_path: Path, words: Words, name: str, options: dict[str, Any], flag: str
 ) -> None:
     (tmp_path / name).write_text('{"text": "w1"}' if "json" in name else "w1")
-    with pytest.raises(BadOption, match=f"{flag}: means nothing for"):
+    with pytest.raises(BadOption, match=f"{flag}: means nothing (for|where)"):
         opened(tmp_path / name, **options)
     reading, path = ReadOptions(**options), str(tmp_path / name)
     assert open_dataset(path, Wanted(), reading, words(), all_options=False).source == path
@@ -283,7 +316,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.arrow", "saved", "splits", "shards"])
 def test_stored_rows_are_read_like_others(opened: Opened, stored: Path, name: str) -> None:
-    assert ids(opened(stored / name)) == [1, 2, END, 3, END]
+    assert ids(opened(stored / name), 5) == [1, 2, END, 3, END]
 
 
 @pytest.mark.parametrize("name", ["splits", "shards"])

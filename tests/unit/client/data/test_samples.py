@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from swarm_ft.client.data.samples import SampleBytes, SampleFile, tokens_to_bytes
 from swarm_ft.errors import BadDataset
+from swarm_ft.protocol.spec.sample_rows import words_of
 
 
 @given(st.lists(st.integers(0, 2**32 - 1)))
@@ -22,7 +23,7 @@ def test_tokens_travel_in_four_bytes_the_lowest_first(ids: list[int]) -> None:
 
 @given(
     st.lists(st.lists(st.lists(st.integers(0, 99), max_size=9))),
-    st.integers(1, 7),
+    st.integers(2, 7),
     st.integers(1, 9) | st.none(),
 )
 def test_documents_become_the_same_samples_however_they_come_in(
@@ -32,7 +33,7 @@ def test_documents_become_the_same_samples_however_they_come_in(
     whole = len(flat) // length
     with SampleFile("data", seq_length=length, vocab_size=100) as file:
         for batch in batches:
-            file.add(batch)
+            file.add(map(words_of, batch))
         if not whole:
             with pytest.raises(BadDataset, match=f"one sample of {length} tokens, got {len(flat)}"):
                 file.samples(limit)
@@ -49,7 +50,7 @@ def test_documents_become_the_same_samples_however_they_come_in(
 def test_a_file_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with SampleFile("data", seq_length=2, vocab_size=100) as file:
-        file.add([[1, 2, 3, 4]])
+        file.add([words_of([1, 2, 3, 4])])
         tokens = file.samples()
         assert not list(tmp_path.iterdir())
     assert tokens.tolist() == [[1, 2], [3, 4]]
@@ -60,15 +61,15 @@ def test_an_id_that_the_model_does_not_know_is_refused() -> None:
         SampleFile("data", seq_length=2, vocab_size=5) as file,
         pytest.raises(BadDataset, match="'data': token id 5 is outside the model's vocabulary"),
     ):
-        file.add([[1, 5]])
+        file.add([words_of([1, 5])])
 
 
 def test_more_samples_than_a_run_takes_are_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("swarm_ft.client.data.samples.MAX_SAMPLES", 2)
     with SampleFile("data", seq_length=2, vocab_size=5) as file:
-        file.add([[1] * 5])
+        file.add([words_of([1] * 5)])
         with pytest.raises(BadDataset, match=r"more than 2 samples.*--max-samples"):
-            file.add([[1]])
+            file.add([words_of([1])])
 
 
 def test_a_full_disk_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,4 +77,4 @@ def test_a_full_disk_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(tempfile, "TemporaryFile", lambda **_: full)
         file = SampleFile("data", seq_length=2, vocab_size=5)
         with pytest.raises(BadDataset, match=r"cannot be kept in .*No space left.*TMPDIR"):
-            file.add([[1] * 5])
+            file.add([words_of([1] * 5)])

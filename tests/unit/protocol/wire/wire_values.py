@@ -46,6 +46,7 @@ from swarm_ft.protocol.spec.bounds import (
 from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
 from swarm_ft.protocol.spec.layers import MAX_BLOCKS, LayerRange
 from swarm_ft.protocol.spec.run_spec import ModelSpec, RunSpec, TrainSpec
+from swarm_ft.protocol.spec.sample_rows import MIN_LENGTH
 from swarm_ft.protocol.spec.version import PROTOCOL_VERSION, Spoken
 from swarm_ft.protocol.wire import RUN_SPEC
 from swarm_ft.protocol.wire.convert import DEFAULTS, IDS, WireType
@@ -281,7 +282,9 @@ def _plans(draw: st.DrawFn) -> PlanStep:
         mine, samples = tuple(samples[:3]), samples[3:]
         if mine:
             made.append(type(batch)(len(made), mine, batch.route, batch.done))
-    return PlanStep(**drawn | {"microbatches": tuple(made)})
+    num_samples = sum(len(batch.samples) for batch in made)
+    lengths = tuple(range(MIN_LENGTH, MIN_LENGTH + num_samples)) if drawn["lengths"] else ()
+    return PlanStep(**drawn | {"microbatches": tuple(made), "lengths": lengths})
 
 
 @st.composite
