@@ -91,6 +91,15 @@ class EmulatedEngine:
             loss_sum=LOSS * num_targets, input_gradient=None if self.is_first else gradient
         )
 
+    def infer(self, x: Tensor) -> Tensor:
+        """See `Engine`."""
+        return self._after(self._work.forward_s, MicrobatchIndex(0), len(x))
+
+    def evaluate(self, x: Tensor, labels: Tensor) -> float:
+        """See `Engine`."""
+        self._after(self._work.forward_s, MicrobatchIndex(0), len(x))
+        return LOSS * float((labels[:, 1:] != NO_LABEL).sum())
+
     def backward(self, microbatch: MicrobatchIndex, gradient: Tensor) -> Tensor | None:
         """See `Engine`."""
         result = self._after(self._work.input_backward_s, microbatch, len(gradient))

@@ -292,7 +292,7 @@ async def _train(
     async def see_through() -> None:
         run = await submit(client, job, options, progress)
         await run.fetch(options.outputs)
-        reports.append(await run.report(options.outputs))
+        reports.append(run.report(options.outputs))
 
     await until_one_ends(see_through(), swarm.first_loss(progress.message))
     return reports[0]

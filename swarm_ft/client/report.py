@@ -22,11 +22,16 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Column, Table
 
 from swarm_ft.errors import BadOption, ProtocolError
-from swarm_ft.protocol.messages.client import RunEvent, RunPhase, RunStatus, StepCommitted
+from swarm_ft.protocol.messages.client import (
+    Evaluated,
+    RunEvent,
+    RunPhase,
+    RunStatus,
+    StepCommitted,
+)
 from swarm_ft.protocol.messages.reports import ByteCounts, Traffic, summed_by_boundary
 
 if TYPE_CHECKING:
-    from swarm_ft.client.evaluate import Evaluation
     from swarm_ft.client.forecast import Forecast
     from swarm_ft.ids import RunId
     from swarm_ft.protocol.spec.run_spec import TrainSpec
@@ -77,6 +82,7 @@ class ProgressState:
 
     Attributes:
         totals: one for each step that counts, step numbers rising.
+        evaluations: of the held-out samples, by the swarm, steps rising.
         committed_steps: steps that count, as last heard.
         detail: what the run waits for, if it does; printable characters only.
     """
@@ -84,6 +90,7 @@ class ProgressState:
     num_steps: int
     seq_length: int
     totals: tuple[StepTotals, ...] = field(default=(), repr=False)
+    evaluations: tuple[Evaluated, ...] = ()
     committed_steps: int = 0
     phase: RunPhase = RunPhase.QUEUED
     detail: str = ""
@@ -98,15 +105,20 @@ class ProgressState:
             return replace(
                 self,
                 totals=self._totals_below(event.committed_steps),
+                evaluations=self._evaluations_up_to(event.committed_steps),
                 committed_steps=event.committed_steps,
                 phase=event.phase,
                 detail=printable(event.detail),
             )
+        if isinstance(event, Evaluated):
+            before = self._evaluations_up_to(event.step - 1)
+            return replace(self, evaluations=(*before, event))
         kept = self._totals_below(event.step)
         latest = (kept[-1] if kept else _NOTHING).and_then(event)
         return replace(
             self,
             totals=(*kept, latest),
+            evaluations=self._evaluations_up_to(event.step),
             committed_steps=event.step + 1,
             phase=RunPhase.TRAINING,
             detail="",
@@ -117,6 +129,9 @@ class ProgressState:
         while stop and self.totals[stop - 1].step >= step:
             stop -= 1
         return self.totals[:stop]
+
+    def _evaluations_up_to(self, step: int) -> tuple[Evaluated, ...]:
+        return tuple(found for found in self.evaluations if found.step <= step)
 
     @property
     def last(self) -> StepTotals:
@@ -205,6 +220,7 @@ class RunProgress:
         self._task: TaskID = self._bar.add_task("", total=spec.num_steps, line="")
         self._last_line = ""
         self._parts_told = 0
+        self._evaluations_told = 0
 
     @contextmanager
     def shown(self) -> Iterator[Self]:
@@ -238,6 +254,13 @@ class RunProgress:
             self._parts_told = part
             self.message(f"step {done}/{whole}  {self.state.line()}")
 
+    def show_evaluation(self, found: Evaluated) -> None:
+        """The swarm evaluated the held-out samples."""
+        self.state = self.state.after(found)
+        if len(self.state.evaluations) > self._evaluations_told:
+            self._evaluations_told = len(self.state.evaluations)
+            self.message(f"step {found.step}/{self.state.num_steps}  {eval_line(found)}")
+
     def message(self, text: str) -> None:
         """One line above the bar."""
         self._console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
@@ -270,8 +293,7 @@ class RunReport:
     Attributes:
         losses: one for each step that counts, mean over its target tokens.
         totals: over these steps.
-        eval_before: of the held-out text before training; None where there was none.
-        eval_after: the same on the exported weights, uncompressed.
+        evaluations: of the held-out samples, by the swarm, steps rising.
         model_dir: the exported checkpoint.
         forecast: what was expected before it began; None if nothing was.
     """
@@ -279,10 +301,20 @@ class RunReport:
     run_id: RunId
     losses: tuple[float, ...]
     totals: StepTotals
-    eval_before: Evaluation | None
-    eval_after: Evaluation | None
+    evaluations: tuple[Evaluated, ...]
     model_dir: str
     forecast: Forecast | None = None
+
+    @property
+    def eval_before(self) -> Evaluated | None:
+        """Of the model as it was; None if that was not evaluated."""
+        return next((found for found in self.evaluations if found.step == 0), None)
+
+    @property
+    def eval_after(self) -> Evaluated | None:
+        """Of the result; None if that was not evaluated."""
+        steps = len(self.losses)
+        return next((found for found in self.evaluations if found.step == steps > 0), None)
 
     @property
     def samples_per_second(self) -> float:
@@ -302,6 +334,9 @@ class RunReport:
             "forecast": _forecast_fields(self.forecast),
             "eval_before": _eval_fields(self.eval_before),
             "eval": _eval_fields(self.eval_after),
+            "evaluations": [
+                {"step": found.step, **(_eval_fields(found) or {})} for found in self.evaluations
+            ],
             "bytes_by_kind": kind_fields(self.totals.sent),
             "relayed_bytes": self.totals.sent.relayed_bytes,
             "bytes": {
@@ -342,9 +377,14 @@ class RunReport:
             share = self.samples_per_second / expected if expected else math.nan
             lines.append(f"forecast             {expected:.1f} samples/s; it was {share:.2f} of it")
         if self.eval_before and self.eval_after:
-            before, after = self.eval_before, self.eval_after
-            lines.append(f"evaluation loss      {before.loss:.3f} -> {after.loss:.3f}")
-            lines.append(f"perplexity           {before.perplexity:.1f} -> {after.perplexity:.1f}")
+            before, after = self.eval_before.loss, self.eval_after.loss
+            lines.append(f"evaluation loss      {before:.3f} -> {after:.3f}")
+            lines.append(
+                f"perplexity           {perplexity(before):.1f} -> {perplexity(after):.1f}"
+            )
+            compressed = self.eval_after.compressed_eval_loss
+            if compressed is not None and self.eval_after.eval_loss is not None:
+                lines.append(f"... with activations compressed    {perplexity(compressed):.1f}")
         lines.append(f"result               {self.model_dir}")
         return lines
 
@@ -387,10 +427,35 @@ def _kinds(sent: ByteCounts) -> tuple[tuple[str, int, int], ...]:
     )
 
 
-def _eval_fields(evaluation: Evaluation | None) -> dict[str, float | None] | None:
-    if evaluation is None:
+def perplexity(loss: float) -> float:
+    """exp(loss); inf where that overflows."""
+    try:
+        return math.exp(loss)
+    except OverflowError:
+        return math.inf
+
+
+def eval_line(found: Evaluated) -> str:
+    """What came of an evaluation, in words."""
+    line = f"eval_loss {found.loss:.3f}  perplexity {perplexity(found.loss):.1f}"
+    compressed = found.compressed_eval_loss
+    if found.eval_loss is None:
+        return f"{line}, with activations compressed"
+    return line + (f"  compressed {perplexity(compressed):.1f}" if compressed is not None else "")
+
+
+def _eval_fields(found: Evaluated | None) -> dict[str, float | None] | None:
+    if found is None:
         return None
-    return {"loss": _finite(evaluation.loss), "perplexity": _finite(evaluation.perplexity)}
+    fields = {"loss": _finite(found.loss), "perplexity": _finite(perplexity(found.loss))}
+    compressed = found.compressed_eval_loss
+    if compressed is None:
+        return fields
+    return {
+        **fields,
+        "compressed_loss": _finite(compressed),
+        "compressed_perplexity": _finite(perplexity(compressed)),
+    }
 
 
 def _forecast_fields(expected: Forecast | None) -> dict[str, Any] | None:

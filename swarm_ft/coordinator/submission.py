@@ -147,8 +147,8 @@ class Submissions:
         while tokens := await _next_batch(parts, job, num_samples):
             await self._writing(intake.take, num_samples, tokens)
             num_samples += len(tokens) // job.spec.train.sample_bytes
-        if num_samples != job.spec.train.num_samples:
-            expected = job.spec.train.num_samples
+        if num_samples != job.spec.train.num_rows:
+            expected = job.spec.train.num_rows
             raise BadDataset(f"data: expected {expected} samples, got {num_samples}")
 
     async def _accept(self, job: SubmitHeader, intake: _Intake, owner: str) -> None:
@@ -268,7 +268,7 @@ async def _next_batch(parts: _Parts, job: SubmitHeader, first: int) -> bytes:
 
 def _samples_of(part: SubmitPart, job: SubmitHeader, expected: int) -> bytes:
     """Tokens of one or more samples in a row, of which the first must be the expected one."""
-    num_samples = job.spec.train.num_samples
+    num_samples = job.spec.train.num_rows
     if not isinstance(part, SampleTokens):
         raise MalformedMessage(f"data: expected {num_samples} samples of tokens")
     sample, tokens = part.sample, part.token_ids

@@ -148,6 +148,36 @@ class Engine(Protocol):
             NonFinite: the loss or the input's gradient is inf or NaN.
         """
 
+    # ---- held-out samples: no graph, no dropout, nothing kept; a step need not be open
+
+    def infer(self, x: Tensor) -> Tensor:
+        """Compute the stage's output for samples that are only evaluated.
+
+        Args:
+            x: as `forward` takes it.
+
+        Returns:
+            Float32 [B, T, C], not to be written to.
+
+        Raises:
+            MalformedMessage: `x` is not what this stage takes.
+            NonFinite: the output is inf or NaN.
+        """
+
+    def evaluate(self, x: Tensor, labels: Tensor) -> float:
+        """Compute the loss of samples at the last stage, summed over their targets.
+
+        Args:
+            x: as `forward` takes it.
+            labels: as `forward_backward` takes them.
+
+        Raises:
+            MalformedMessage: as `forward_backward`.
+            NonFinite: the loss is inf or NaN.
+        """
+
+    # ---- what trains, back
+
     def backward(self, microbatch: MicrobatchIndex, gradient: Tensor) -> Tensor | None:
         """Compute the input's gradient and free the graph; keep what `weight_gradients` needs.
 

@@ -325,6 +325,41 @@ class StageEngine:
         input_gradient = self._backward(microbatch, graph, loss / step.num_targets, None)
         return LossAndGradient(loss_sum=loss.item(), input_gradient=input_gradient)
 
+    def infer(self, x: Tensor) -> Tensor:
+        """See `Engine`."""
+        with self._evaluating() as module:
+            output = self._output(module, x)
+        self._check_evaluated(output, "output")
+        return output.cpu()
+
+    def evaluate(self, x: Tensor, labels: Tensor) -> float:
+        """See `Engine`."""
+        check_labels(labels, x, self._spec.model.vocab_size)
+        with self._evaluating() as module:
+            loss = module.loss_sum(self._output(module, x), labels.to(self._device))
+        self._check_evaluated(loss, "loss")
+        return float(loss.item())
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[StageModule]:
+        module = self.weights.module
+        was_training = module.training
+        module.eval()
+        try:
+            with torch.no_grad(), self._autocast:
+                yield module
+        finally:
+            module.train(was_training)
+
+    def _output(self, module: StageModule, x: Tensor) -> Tensor:
+        (check_tokens if self.is_first else check_hidden)(x, self._spec)
+        output: Tensor = module(x.to(self._device), None).float()
+        return output
+
+    def _check_evaluated(self, tensor: Tensor, what: str) -> None:
+        if not bool(torch.isfinite(tensor).all()):
+            raise NonFinite(f"evaluation: the {what} of layers {self.layers} is inf or NaN")
+
     def backward(self, microbatch: MicrobatchIndex, gradient: Tensor) -> Tensor | None:
         """See `Engine`."""
         step = self.open_step

@@ -57,6 +57,9 @@ JOB = READING | {
     "--eval-dataset",
     "--eval-split",
     "--max-eval-samples",
+    "--eval-strategy",
+    "--eval-steps",
+    "--eval-compression",
     "--epochs",
     "--steps",
     "--batch-size",
@@ -103,10 +106,7 @@ BUFFERS = {"--buffer-memory", "--buffer-disk", "--buffer-dir", "--buffer-days"}
 OPTIONS = {
     ("demo",): JOB | BUFFERS | {"--stages", "--replicas", "--log-level"},
     ("client", "train"): JOB | SWARM,
-    ("client", "attach"): SWARM
-    | READING
-    | {"--run", "--model", "--eval-dataset", "--eval-split", "--max-eval-samples"}
-    | {"--out", "--json", "--trace"},
+    ("client", "attach"): SWARM | {"--run", "--model", "--out", "--json", "--trace"},
     ("client", "cancel"): SWARM | {"--run"},
     ("plan",): SWARM | (JOB - READING - OF_DATA) | {"--num-samples", "--json"},
     ("serve-stage",): DHT

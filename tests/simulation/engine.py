@@ -156,6 +156,18 @@ class TinyEngine:
             loss_sum=float(output.sum()), input_gradient=None if self.is_first else _sent(back)
         )
 
+    def infer(self, x: Tensor) -> Tensor:
+        """See `Engine`."""
+        output = self._through(x)[0]
+        self._tell("evaluated")
+        return _sent(output)
+
+    def evaluate(self, x: Tensor, labels: Tensor) -> float:
+        """See `Engine`; whoever watches is told the samples."""
+        output = self._through(x)[0]
+        self._tell("evaluated")
+        return float(output[:, :, 1:].sum() + labels.numpy()[:, 1:].sum())
+
     def backward(self, microbatch: MicrobatchIndex, gradient: Tensor) -> Tensor | None:
         """See `Engine`."""
         back = self._backward(microbatch, _received(gradient))
@@ -275,13 +287,19 @@ class TinyEngine:
     def _forward(self, microbatch: MicrobatchIndex, x: Tensor) -> Ints:
         step = self._current()
         step.check_untouched(microbatch)
+        value, inputs = self._through(x)
+        step.graphs[microbatch] = inputs
+        self._holds(inputs)
+        return value
+
+    def _through(self, x: Tensor) -> tuple[Ints, list[Ints]]:
+        """The output of the last block, and the input of each."""
         value = _embedded(x, self._spec.model.hidden_size) if self.is_first else _received(x)
-        inputs = step.graphs[microbatch] = []
+        inputs = []
         for b, block in self._loaded().items():
             inputs.append(value)
             value = _mixed(value * 3 + block.weights + b, value)
-        self._holds(inputs)
-        return value
+        return value, inputs
 
     def _backward(self, microbatch: MicrobatchIndex, gradient: Ints) -> Ints:
         step = self._current()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Annotated
@@ -208,7 +209,29 @@ class StepCommitted:
         )
 
 
-RunEvent = RunStatus | StepCommitted
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evaluated:
+    """How well the weights predict the held-out samples; losses are means over all targets.
+
+    Attributes:
+        step: how many steps are in the weights.
+        eval_loss: with nothing compressed; None if that was not asked for.
+        compressed_eval_loss: so too with compressed activations.
+    """
+
+    step: StepNumber
+    num_samples: int
+    eval_loss: Amount | None = None
+    compressed_eval_loss: Amount | None = None
+
+    @property
+    def loss(self) -> float:
+        """The uncompressed one, or else the other."""
+        known = (self.eval_loss, self.compressed_eval_loss)
+        return next((loss for loss in known if loss is not None), math.nan)
+
+
+RunEvent = RunStatus | StepCommitted | Evaluated
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

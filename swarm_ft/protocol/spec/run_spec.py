@@ -10,7 +10,7 @@ from enum import IntEnum
 from typing import Annotated
 
 from swarm_ft.errors import BadCodec, BadModel, BadOption
-from swarm_ft.ids import PeerId
+from swarm_ft.ids import PeerId, SampleId
 from swarm_ft.protocol.spec.bounds import Digest, Length, NameList, OneOf, Range
 from swarm_ft.protocol.spec.codec_spec import (
     MAX_SPEC_CHARS,
@@ -34,6 +34,11 @@ MAX_HIDDEN_SIZE = 1 << 16
 MAX_VOCAB_SIZE = 1 << 24
 MAX_STEPS = 1 << 31
 MAX_BATCH_SIZE = 1 << 16
+MAX_EVAL_SAMPLES = 1 << 14
+MAX_EVAL_BYTES = 32 << 20
+"""Of the held-out samples' rows, which go with a plan, in one message."""
+MAX_MICROBATCHES = MAX_BATCH_SIZE + 2 * MAX_EVAL_SAMPLES
+"""Of a step: those that train, and one of each held-out sample with and without compression."""
 MAX_REFERENCE_CHARS = 1000
 BYTES_PER_TOKEN = 4
 """Tokens travel and are kept as little-endian uint32."""
@@ -51,6 +56,22 @@ class LrSchedule(IntEnum):
     CONSTANT = 1
     LINEAR = 2
     COSINE = 3
+
+
+class EvalStrategy(IntEnum):
+    """When held-out samples are evaluated; the numbers are those of the wire."""
+
+    NO = 1
+    STEPS = 2
+    EPOCH = 3
+
+
+class EvalCompression(IntEnum):
+    """Whether activations of held-out samples are compressed; the numbers are those of the wire."""
+
+    OFF = 1
+    ON = 2
+    BOTH = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -215,6 +236,25 @@ class TrainOptions:
             default="never",
         ),
     ] = 0
+    eval_strategy: Annotated[
+        EvalStrategy,
+        Option(
+            "When held-out samples are evaluated, by the swarm: never (no), or before and after "
+            "training and meanwhile every --eval-steps or every epoch."
+        ),
+    ] = EvalStrategy.STEPS
+    eval_steps: Annotated[
+        int,
+        Range(0, MAX_STEPS),
+        Option("Steps from one evaluation to the next.", default="before and after training alone"),
+    ] = 0
+    eval_compression: Annotated[
+        EvalCompression,
+        Option(
+            "Whether activations of held-out samples are compressed, as a sample's first; both "
+            "evaluates them twice."
+        ),
+    ] = EvalCompression.OFF
     private_ends: Annotated[
         str,
         NameList(MAX_PRIVATE_ENDS),
@@ -268,6 +308,18 @@ class TrainOptions:
         return replace(self.codec(direction), feedback=Feedback.NONE)
 
     @property
+    def eval_passes(self) -> tuple[bool, ...]:
+        """How often held-out samples are evaluated, and whether compressed."""
+        passes = {EvalCompression.OFF: (False,), EvalCompression.ON: (True,)}
+        return passes.get(self.eval_compression, (False, True))
+
+    @property
+    def compressed_eval_codec(self) -> CodecSpec:
+        """The codec of held-out samples' activations, where they are compressed."""
+        codec = self.codec(Direction.FORWARD)
+        return self.key_frame_codec(Direction.FORWARD) if codec.is_delta else codec
+
+    @property
     def trusted_with_ends(self) -> frozenset[PeerId]:
         """Peers that may host the first and the last stage; all may if there are none."""
         return frozenset(map(PeerId, filter(None, self.private_ends.split(","))))
@@ -285,24 +337,58 @@ class TrainOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainSpec(TrainOptions):
-    """How to train on a text of which the length is known."""
+    """How to train on a text of which the length is known.
+
+    Samples from `num_samples` on are held out: no step trains on them. Where they are evaluated
+    twice, with and without compression, those of the second pass have names of their own.
+    """
 
     num_samples: Annotated[int, Range(1, MAX_SAMPLES)]
     num_steps: Annotated[int, Range(1, MAX_STEPS)]
+    num_eval_samples: Annotated[int, Range(0, MAX_EVAL_SAMPLES)] = 0
+
+    def __post_init__(self) -> None:
+        TrainOptions.__post_init__(self)
+        most = self.most_eval_samples(self, self.num_samples)
+        if self.num_eval_samples > most:
+            raise BadOption(
+                f"--max-eval-samples: expected at most {most} samples of {self.seq_length} tokens "
+                f"beside {self.num_samples} to train on, got {self.num_eval_samples}"
+            )
+
+    @staticmethod
+    def most_eval_samples(options: TrainOptions, num_samples: int) -> int:
+        """How many samples may be held out beside so many others."""
+        of_names = (MAX_SAMPLES - num_samples) // len(options.eval_passes)
+        sent_bytes = options.seq_length * BYTES_PER_TOKEN * len(options.eval_passes)
+        return min(MAX_EVAL_SAMPLES, of_names, MAX_EVAL_BYTES // sent_bytes)
 
     @classmethod
-    def of(cls, options: TrainOptions, *, num_samples: int, num_steps: int) -> TrainSpec:
+    def of(
+        cls,
+        options: TrainOptions,
+        *,
+        num_samples: int,
+        num_steps: int,
+        num_eval_samples: int = 0,
+    ) -> TrainSpec:
         """`options`, for a text.
 
         Args:
             num_samples: of the text.
             num_steps: optimizer steps in all.
+            num_eval_samples: that are held out.
 
         Raises:
             BadOption: there are too many of either.
         """
         chosen = {field.name: getattr(options, field.name) for field in fields(TrainOptions)}
-        return cls(**chosen, num_samples=num_samples, num_steps=num_steps)
+        return cls(
+            **chosen,
+            num_samples=num_samples,
+            num_steps=num_steps,
+            num_eval_samples=num_eval_samples,
+        )
 
     @property
     def steps_per_epoch(self) -> int:
@@ -317,7 +403,30 @@ class TrainSpec(TrainOptions):
     @property
     def data_bytes(self) -> int:
         """Of all samples' tokens."""
-        return self.num_samples * self.sample_bytes
+        return self.num_rows * self.sample_bytes
+
+    @property
+    def num_rows(self) -> int:
+        """Samples that the run has, held out or not."""
+        return self.num_samples + self.num_eval_samples
+
+    def row_of(self, sample: SampleId) -> int:
+        """Where a sample lies among the rows; a second pass has the rows of the first."""
+        is_second = self.num_eval_samples and sample >= self.num_rows
+        return sample - self.num_eval_samples if is_second else sample
+
+    def is_held_out(self, sample: SampleId) -> bool:
+        """Whether a sample is only evaluated."""
+        stop = self.num_samples + len(self.eval_passes) * self.num_eval_samples
+        return self.num_samples <= sample < stop
+
+    def pass_of(self, held_out: SampleId) -> int:
+        """In which of `eval_passes` a held-out sample is."""
+        return int(held_out >= self.num_rows)
+
+    def is_compressed(self, held_out: SampleId) -> bool:
+        """Whether a held-out sample's activations are compressed."""
+        return self.eval_passes[min(self.pass_of(held_out), len(self.eval_passes) - 1)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

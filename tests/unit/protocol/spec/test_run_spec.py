@@ -7,11 +7,20 @@ from typing import Any
 import pytest
 
 from swarm_ft.errors import BadCodec, BadModel, BadOption
+from swarm_ft.ids import SampleId
 from swarm_ft.protocol.spec.codec_spec import Axis, CodecName, CodecSpec, Direction, Feedback
 from swarm_ft.protocol.spec.layers import LayerRange
-from swarm_ft.protocol.spec.run_spec import LrSchedule, ModelSpec, RunSpec, TrainSpec
+from swarm_ft.protocol.spec.run_spec import (
+    MAX_EVAL_SAMPLES,
+    EvalCompression,
+    EvalStrategy,
+    LrSchedule,
+    ModelSpec,
+    RunSpec,
+    TrainSpec,
+)
 
-PINNED_DIGEST = "585be885a62208893831e7e9625a7ff9"
+PINNED_DIGEST = "01cd228c8130f76ad10d53ce689ee8e8"
 
 OTHER_MODEL: dict[str, Any] = {
     "reference": "other",
@@ -42,6 +51,10 @@ OTHER_TRAIN: dict[str, Any] = {
     "sync_tied_embeddings": True,
     "forward_codec": "aq3",
     "backward_codec": "none",
+    "num_eval_samples": 3,
+    "eval_strategy": EvalStrategy.EPOCH,
+    "eval_steps": 5,
+    "eval_compression": EvalCompression.BOTH,
     "key_codec": "q8",
     "dp_codec": "q4",
     "save_steps": 100,
@@ -213,3 +226,37 @@ def test_a_reference_that_others_could_not_read_is_refused(
 ) -> None:
     with pytest.raises(BadModel, match="at most 1000 printable characters"):
         replace(model_spec, reference=reference)
+
+
+def test_held_out_samples_have_rows_behind_the_others_and_a_name_for_each_pass(
+    train_spec: TrainSpec,
+) -> None:
+    train = replace(
+        train_spec, num_samples=10, num_eval_samples=3, eval_compression=EvalCompression.BOTH
+    )
+    names = [SampleId(sample) for sample in range(16)]
+    assert [train.row_of(sample) for sample in names] == [*range(13), 10, 11, 12]
+    assert [train.is_held_out(sample) for sample in names] == [False] * 10 + [True] * 6
+    assert [train.is_compressed(sample) for sample in names[10:]] == [False] * 3 + [True] * 3
+    assert (train.num_rows, train.data_bytes) == (13, 13 * train.sample_bytes)
+    one = replace(train, eval_compression=EvalCompression.ON)
+    assert [one.is_compressed(sample) for sample in names[10:13]] == [True] * 3
+    assert not replace(train, num_eval_samples=0).is_held_out(SampleId(10))
+
+
+@pytest.mark.parametrize(
+    ("changes", "most"),
+    [
+        ({"seq_length": 16}, MAX_EVAL_SAMPLES),
+        ({"seq_length": 1 << 16}, 128),
+        ({"seq_length": 1 << 16, "eval_compression": EvalCompression.BOTH}, 64),
+        ({"seq_length": 16, "num_samples": (1 << 24) - 5}, 5),
+    ],
+)
+def test_no_more_are_held_out_than_go_into_a_plan(
+    train_spec: TrainSpec, changes: dict[str, Any], most: int
+) -> None:
+    held = replace(train_spec, **changes, num_eval_samples=most)
+    assert TrainSpec.most_eval_samples(held, held.num_samples) == most
+    with pytest.raises(BadOption, match="expected"):
+        replace(held, num_eval_samples=most + 1)

@@ -10,7 +10,13 @@ from google.protobuf.descriptor import FieldDescriptor
 
 from swarm_ft.proto import run_pb2 as pb
 from swarm_ft.protocol.spec.bounds import Range, field_hints, metadata
-from swarm_ft.protocol.spec.run_spec import LrSchedule, ModelSpec, TrainSpec
+from swarm_ft.protocol.spec.run_spec import (
+    EvalCompression,
+    EvalStrategy,
+    LrSchedule,
+    ModelSpec,
+    TrainSpec,
+)
 
 MESSAGES: dict[type, Any] = {
     ModelSpec: pb.ModelSpec.DESCRIPTOR,
@@ -25,6 +31,8 @@ KINDS: dict[object, set[int]] = {
     bytes: {FieldDescriptor.TYPE_BYTES},
     tuple[bytes, ...]: {FieldDescriptor.TYPE_BYTES},
     LrSchedule: {FieldDescriptor.TYPE_ENUM},
+    EvalStrategy: {FieldDescriptor.TYPE_ENUM},
+    EvalCompression: {FieldDescriptor.TYPE_ENUM},
 }
 LARGEST = {FieldDescriptor.TYPE_UINT32: 2**32 - 1, FieldDescriptor.TYPE_UINT64: 2**64 - 1}
 
@@ -65,9 +73,19 @@ def test_numbers_of_a_training_are_bounded() -> None:
             assert metadata(hint), name
 
 
-def test_enums_have_the_same_names_and_numbers() -> None:
-    theirs = {value.name: value.number for value in pb.LrSchedule.DESCRIPTOR.values}
-    assert theirs == {"LR_SCHEDULE_UNSPECIFIED": 0} | wire_names(LrSchedule, "LR_SCHEDULE")
+@pytest.mark.parametrize(
+    ("kind", "descriptor", "prefix"),
+    [
+        (LrSchedule, pb.LrSchedule.DESCRIPTOR, "LR_SCHEDULE"),
+        (EvalStrategy, pb.EvalStrategy.DESCRIPTOR, "EVAL_STRATEGY"),
+        (EvalCompression, pb.EvalCompression.DESCRIPTOR, "EVAL_COMPRESSION"),
+    ],
+)
+def test_enums_have_the_same_names_and_numbers(
+    kind: type[IntEnum], descriptor: Any, prefix: str
+) -> None:
+    theirs = {value.name: value.number for value in descriptor.values}
+    assert theirs == {f"{prefix}_UNSPECIFIED": 0} | wire_names(kind, prefix)
 
 
 def wire_names(kind: type[IntEnum], prefix: str) -> dict[str, int]:
