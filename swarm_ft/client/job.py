@@ -84,10 +84,12 @@ def prepare_job(options: JobOptions, listener: Listener | None = None) -> Job:
         quiet = replace(listener, tell=to_tell.append)
         eval_tokens = _read_held_out(held_out, options, checkpoint, quiet)
     tokens = _read(data, checkpoint, seq_length, options.max_samples, listener, to_tell)
-    if eval_tokens is None:
-        eval_tokens = _beginning_of(tokens, options)
     if options.train.eval_strategy is EvalStrategy.NO:
-        eval_tokens = eval_tokens[:0]
+        eval_tokens = tokens[:0]
+    elif eval_tokens is None:
+        eval_tokens = _beginning_of(tokens, options)
+        words = f"evaluated on the first {len(eval_tokens)} of them: nothing is held out"
+        listener.tell(f"{words} (--eval-dataset, --eval-split)")
     train = options.train_spec(num_samples=len(tokens), num_eval_samples=len(eval_tokens))
     return Job(
         spec=RunSpec(model=model, train=train),
