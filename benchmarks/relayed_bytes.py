@@ -138,7 +138,7 @@ class Swarm:
             host = f"198.51.{number // 250}.{number % 250 + 1}"
             endpoint = f"{host}:1" if self.kinds[name] == "open" else "192.168.1.2:1"
             reachable = Reachable(endpoints=(endpoint,))
-            meetings.came(name, host, reachable, 0.0, is_peer=True)
+            meetings.came(name, host, reachable, is_peer=True)
             if self.kinds[name] == "varying":
                 meetings.said(name, replace(reachable, mapping_varies=True), 0.0)
             meetings.forget((number + 1) * MEETING_S)  # they do not come all at once

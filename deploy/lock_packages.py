@@ -19,6 +19,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from packaging.tags import Tag
+from packaging.utils import (
+    InvalidSdistFilename,
+    InvalidWheelFilename,
+    canonicalize_name,
+    parse_sdist_filename,
+    parse_wheel_filename,
+)
+from packaging.version import Version
 from pip._internal.models.index import PyPI
 
 ROOT = Path(__file__).parents[1]
@@ -26,12 +35,12 @@ CONSTRAINTS = ROOT / "constraints.txt"
 PACKAGE, TOOLS = (ROOT / "deploy" / name for name in ("locked.txt", "locked-tools.txt"))
 FIRST_TOOL = "# --- tools"
 FORMAT = "application/vnd.pypi.simple.v1+json"
-PYTHONS = re.compile(r"-(cp31[1-3]|py3|py2\.py3|cp3\d+-abi3)-|\.tar\.gz$")
-SYSTEMS = re.compile(r"-any\.whl$|manylinux.*(x86_64|aarch64)|macosx|win_amd64|\.tar\.gz$")
+PYTHONS = {"cp311", "cp312", "cp313", "py3"}
+SYSTEMS = re.compile(r"any|manylinux.*_(x86_64|aarch64)|macosx.*|win_amd64")
 MARKERS = {"uvloop": 'sys_platform != "win32"', "triton": 'sys_platform == "linux"'}
 """Where else a package is not to be had."""
-OTHERS = re.compile(r"-cp\d+t-")
-"""Pythons without a global lock."""
+NO_LOCK = "t"
+"""At the end of the ABI of a Python without a global lock."""
 
 
 def main() -> None:
@@ -63,7 +72,10 @@ def _taken_here(pins: list[str]) -> dict[str, str]:
         options = ["--ignore-installed", "--report", str(report)]
         subprocess.run([*command, *options, *pins], check=True)
         found = json.loads(report.read_text(encoding="utf-8"))["install"]
-    return {_normal(one["metadata"]["name"]): _sha256_of(one["download_info"]) for one in found}
+    return {
+        canonicalize_name(one["metadata"]["name"]): _sha256_of(one["download_info"])
+        for one in found
+    }
 
 
 def _sha256_of(download: dict[str, Any]) -> str:
@@ -72,7 +84,7 @@ def _sha256_of(download: dict[str, Any]) -> str:
 
 def _locked(pin: str, here: dict[str, str]) -> Iterator[str]:
     name, _, version = pin.partition("==")
-    hashes = {*_published(name, version), here[_normal(name)]}
+    hashes = {*_published(name, version), here[canonicalize_name(name)]}
     marker = f" ; {MARKERS[name]}" if name in MARKERS else ""
     yield f"{pin}{marker} \\"
     lines = [f"    --hash=sha256:{digest}" for digest in sorted(hashes)]
@@ -81,29 +93,30 @@ def _locked(pin: str, here: dict[str, str]) -> Iterator[str]:
 
 def _published(name: str, version: str) -> Iterator[str]:
     """Of the files that the index has of a version, for the systems that are thought of."""
-    url = f"{PyPI.simple_url}/{_normal(name)}/"
+    url = f"{PyPI.simple_url}/{canonicalize_name(name)}/"
     request = urllib.request.Request(url, headers={"Accept": FORMAT})
     with urllib.request.urlopen(request) as answer:
         files = json.load(answer)["files"]
     for file in files:
-        filename = file["filename"]
-        if _is_of(filename, name, version) and _is_wanted(filename):
+        if is_wanted(file["filename"], Version(version)):
             yield file["hashes"]["sha256"]
 
 
-def _is_of(filename: str, name: str, version: str) -> bool:
-    start = re.sub(r"[-_.]+", "[-_.]+", re.escape(_normal(name)).replace(r"\-", "-"))
-    return bool(re.match(rf"{start}-{re.escape(version)}(-|\.tar\.gz$)", filename.lower()))
+def is_wanted(filename: str, version: Version) -> bool:
+    """Whether an index's file is of this version, and for the systems that are thought of."""
+    try:
+        if filename.endswith(".tar.gz"):
+            return parse_sdist_filename(filename)[1] == version
+        _, of, _, tags = parse_wheel_filename(filename)
+    except (InvalidSdistFilename, InvalidWheelFilename):
+        return False
+    return of == version and any(map(_fits, tags))
 
 
-def _is_wanted(filename: str) -> bool:
-    fits = PYTHONS.search(filename) and SYSTEMS.search(filename)
-    return bool(fits) and not OTHERS.search(filename)
-
-
-def _normal(name: str) -> str:
-    """As PEP 503 has it."""
-    return re.sub(r"[-_.]+", "-", name).lower()
+def _fits(tag: Tag) -> bool:
+    is_python = tag.interpreter in PYTHONS or (tag.interpreter[:3] == "cp3" and tag.abi == "abi3")
+    is_locked = not tag.abi.endswith(NO_LOCK)
+    return is_python and is_locked and SYSTEMS.fullmatch(tag.platform) is not None
 
 
 if __name__ == "__main__":

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import TypeVar
 
 from swarm_ft.errors import NotAllowed, SwarmError, Unavailable
 from swarm_ft.identity.certificates import (
@@ -21,7 +23,7 @@ from swarm_ft.identity.keys import PrivateKey
 from swarm_ft.identity.pinning import authority_at
 from swarm_ft.log import get_logger
 from swarm_ft.protocol.messages.enrolment import Enrolled, EnrolRequest
-from swarm_ft.transport.base import call
+from swarm_ft.transport.base import Channel, call
 from swarm_ft.transport.credentials import Credentials
 from swarm_ft.transport.grpc_options import GrpcOptions
 from swarm_ft.transport.grpc_transport import GrpcTransport
@@ -31,8 +33,8 @@ logger = get_logger(__name__)
 
 TIMEOUT_S = 15.0
 RETRY_S = 60.0
-NEWS_S, NEWS_EVERY_S = 3.0, 0.3
-"""How soon a coordinator surely knows of an invitation: it looks for new ones once a second."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,50 +64,70 @@ async def enrol(invite: Invite, key: PrivateKey) -> Membership:
         NotAllowed: the key was revoked.
         Unavailable: no address answers.
     """
+    return await _at_first(invite, lambda address: _enrol_at(address, invite, key))
+
+
+async def as_newcomer(
+    invite: Invite, key: PrivateKey, work: Callable[[Channel], Awaitable[T]]
+) -> T:
+    """What comes of work over a channel to the coordinator; the invitation is not used up.
+
+    Raises:
+        BadInvite: another swarm answers there.
+        Unavailable: no address answers.
+    """
+
+    async def work_at(address: str) -> T:
+        newcomer = await _newcomer_at(address, invite, key)
+        async with _channel(address, newcomer) as channel:
+            return await work(channel)
+
+    return await _at_first(invite, work_at)
+
+
+async def _at_first(invite: Invite, attempt: Callable[[str], Awaitable[T]]) -> T:
+    """What comes of it at the first of the invitation's addresses that answers."""
     trouble: list[str] = []
     for address in invite.addresses:
         try:
-            return await _enrol_at(address, invite, key)
+            return await attempt(address)
         except Unavailable as error:
             trouble.append(error.message)
     raise Unavailable(f"no coordinator: {'; '.join(trouble)}")
 
 
-async def _enrol_at(address: str, invite: Invite, key: PrivateKey) -> Membership:
+async def _newcomer_at(address: str, invite: Invite, key: PrivateKey) -> Credentials:
     host, _, port = address.rpartition(":")
     authority = await asyncio.to_thread(
         authority_at, host.strip("[]"), int(port), invite.fingerprint
     )
     shown = invite.newcomer_certificate(key.public_key(), datetime.now(UTC))
-    newcomer = Credentials(key, shown, authority)
-    enrolled = await _welcomed(address, newcomer)
-    certificate = _checked(enrolled, authority, key)
+    return Credentials(key, shown, authority)
+
+
+async def _enrol_at(address: str, invite: Invite, key: PrivateKey) -> Membership:
+    newcomer = await _newcomer_at(address, invite, key)
+    enrolled = await _certified(address, newcomer)
+    certificate = _checked(enrolled, newcomer.authority, key)
     return Membership(
         name=key_name(certificate),
-        credentials=Credentials(key, certificate, authority),
+        credentials=Credentials(key, certificate, newcomer.authority),
         coordinator=address,
         initial_peers=enrolled.initial_peers,
         dht_prefix=enrolled.dht_prefix,
     )
 
 
-async def _welcomed(address: str, newcomer: Credentials) -> Enrolled:
-    """An invitation that was made just now may not be known there yet; TLS is refused till then."""
-    loop = asyncio.get_running_loop()
-    until_s = loop.time() + NEWS_S
-    while True:
-        try:
-            return await _certified(address, newcomer)
-        except Unavailable:
-            if loop.time() >= until_s:
-                raise
-        await asyncio.sleep(NEWS_EVERY_S)
-
-
 async def _certified(address: str, credentials: Credentials) -> Enrolled:
+    async with _channel(address, credentials) as channel:
+        return await call(channel, ENROL, EnrolRequest(), TIMEOUT_S)
+
+
+@asynccontextmanager
+async def _channel(address: str, credentials: Credentials) -> AsyncIterator[Channel]:
     channel = GrpcTransport(GrpcOptions(credentials=credentials)).connect(address, COORDINATOR_NAME)
     try:
-        return await call(channel, ENROL, EnrolRequest(), TIMEOUT_S)
+        yield channel
     finally:
         await channel.close()
 

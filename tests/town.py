@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 from benchmarks.lab.host import THIS_MACHINE, Host
 from benchmarks.lab.hub import Link
 from swarm_ft.client.sample import SampleInput
-from swarm_ft.failpoints import VARIABLE
+from swarm_ft.failpoints import VARIABLE, reached_file
 from tests.cli.conftest import Shell, Spawned
 
 DELAYED = Link(delay_ms=10.0)
@@ -22,6 +23,7 @@ LAYERS = ("0-1", "1-3")
 STEP_TIMEOUT_S, END_TIMEOUT_S = 120.0, 200.0
 PARTS = 10
 """Of a run; a client tells of each."""
+POLL_S = 0.01
 
 
 @dataclass
@@ -34,6 +36,7 @@ class Town:
         client: where that is.
         seen_at: the coordinator's address, as the others see it, and its port, where its router
             forwards nothing else; empty: its machine's own, and any.
+        relay: where a relay of its own process is; None: there is only the coordinator's.
     """
 
     folder: Path
@@ -41,6 +44,7 @@ class Town:
     peers: tuple[Host, Host] = (THIS_MACHINE, THIS_MACHINE)
     client: Host = THIS_MACHINE
     seen_at: tuple[str, int] | tuple[()] = ()
+    relay: Host | None = None
     running: dict[str, Spawned] = field(default_factory=dict)
     _shells: dict[str, Shell] = field(default_factory=dict)
 
@@ -56,10 +60,12 @@ class Town:
         """
         hosts = {"public": self.public, "client": self.client}
         hosts |= {f"peer-{i}": host for i, host in enumerate(self.peers)}
+        hosts |= {"relay": self.relay} if self.relay else {}
         with ExitStack() as stack:
             for name, host in hosts.items():
                 (self.folder / name).mkdir(parents=True)
                 self._shells[name] = Shell(self.folder / name, host)
+                self._shells[name].env[VARIABLE] = str(self._orders(name))
                 stack.callback(self._shells[name].close)
             self._open()
             self._submit(sample, num_steps)
@@ -96,13 +102,43 @@ class Town:
         self.running["public"].signal(signal.SIGKILL)
         self.running["public"].ends()
 
+    def kill_relay(self) -> None:
+        """In the middle of a step, with links over it; the peers are relayed anew then."""
+        relay = self.running.pop("relay")
+        before = self._times_relayed()
+        with self._held("peer-0", "mid-backward"):
+            assert carries_any(relay), relay.err
+            relay.signal(signal.SIGKILL)
+            relay.ends()
+        self._wait_until(lambda: self._times_relayed() > before)
+
     def order(self, fault: str) -> None:
         """The coordinator meets this fault as it says the next commit, to one peer and no other."""
-        self._orders.write_text(f"{fault} commit-said 1", encoding="utf-8")
+        self._orders("public").write_text(f"{fault} commit-said 1", encoding="utf-8")
 
-    @property
-    def _orders(self) -> Path:
-        return self.folder / "orders"
+    @contextmanager
+    def _held(self, name: str, point: str) -> Iterator[None]:
+        """While this process waits at this point, which it soon comes to."""
+        self._orders(name).write_text(f"hold {point} 1", encoding="utf-8")
+        reached = reached_file(self._orders(name))
+        self._wait_until(reached.exists)
+        yield
+        reached.unlink()
+
+    def _wait_until(self, is_so: Callable[[], bool]) -> None:
+        """Other processes see to it."""
+        until_s = time.monotonic() + STEP_TIMEOUT_S
+        while not is_so():
+            assert time.monotonic() < until_s, json.dumps(self.said(), indent=1)
+            time.sleep(POLL_S)
+
+    def _times_relayed(self) -> int:
+        """How often one peer came to reach the other over a relay."""
+        peers = [self.running[f"peer-{i}"] for i in range(len(self.peers))]
+        return sum("relayed, after" in line for peer in peers for line in peer.err)
+
+    def _orders(self, name: str) -> Path:
+        return self.folder / f"{name}.orders"
 
     @property
     def _report(self) -> Path:
@@ -110,13 +146,19 @@ class Town:
 
     def _open(self) -> None:
         public = self._shells["public"]
-        public.env[VARIABLE] = str(self._orders)
         assert public.spawn("init").ends() == 0
         self.start_coordinator()
+        if self.relay:
+            self._start_relay(public.invited("--role", "relay"))
         word = public.invited("--uses", len(LAYERS))
         for i, layers in enumerate(LAYERS):
             peer = self._shells[f"peer-{i}"].up("serve-stage", word, "--layers", layers)
             self.running[f"peer-{i}"] = peer
+
+    def _start_relay(self, word: str) -> None:
+        shell = self._shells["relay"]
+        shell.env["XDG_STATE_HOME"] = str(shell.cwd)
+        self.running["relay"] = shell.up("relay", word, "--log-level", "DEBUG")
 
     def _submit(self, sample: SampleInput, num_steps: int) -> None:
         self.running["client"] = self._shells["client"].spawn(
@@ -138,3 +180,9 @@ class Trouble:
 
     part: int
     happens: Callable[[Town], None]
+
+
+def carries_any(relay: Spawned) -> bool:
+    """Whether a link is over this relay, which tells of each, now."""
+    told = [line for line in relay.err if "a link begins" in line or "a link ended" in line]
+    return bool(told) and not told[-1].endswith(": 0 now")

@@ -40,11 +40,13 @@ class EmulatedEngine:
     """
 
     exchanges_tied_gradient = False
+    has_backward = True
 
     def __init__(self, work: Work, spec: RunSpec, layers: LayerRange) -> None:
         self.layers = layers
         self.is_first = layers.start == 0
         self.is_last = layers.stop == spec.model.num_blocks
+        self.sends_gradients = not self.is_first
         self.num_values = work.stage_values
         self.state_bytes = STATE_BYTES_PER_VALUE * work.stage_values
         self.microbatch_bytes = work.held_bytes

@@ -87,7 +87,7 @@ class BufferDirectory:
         return sum(other.num_bytes for other in self.others)
 
     def slab_path(self, payload_bytes: int) -> Path:
-        """The file of records of one size."""
+        """The file of records of at most this size."""
         return self.own / f"{payload_bytes}.slab"
 
     def slab_sizes(self) -> list[int]:
@@ -132,6 +132,8 @@ def folders_older_than(path: Path, unix_s: float) -> list[Path]:
 _SLOT_BITS = 40
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _WRITES_UNTIL_GROWING_AGAIN = 256
+EXACT_SIZES = 16
+"""Of records that have a file each: samples have many lengths perhaps, and a process few files."""
 """On a full disk the files stay as long as they are for so many writes; then it is tried again."""
 
 
@@ -218,6 +220,7 @@ class DiskTier:
             visit: when the record is needed next. What is needed later than that may go for it.
             step: the last committed one.
         """
+        payload_bytes = self._slab_size(payload_bytes)
         table = self._by_size.get(payload_bytes)
         if table is None:
             if not self._may_grow(PAGE_BYTES + 2 * self._owner.slot_bytes(payload_bytes)):
@@ -299,6 +302,16 @@ class DiskTier:
         for table in self._tables:
             self._retire(table)
         self._directory.forget()
+
+    def _slab_size(self, payload_bytes: int) -> int:
+        """Of the file for such a record: its own size while these are few, else a shared one.
+
+        Of those there are eight from a number to twice the number.
+        """
+        if payload_bytes in self._by_size or len(self._by_size) < EXACT_SIZES:
+            return payload_bytes
+        step = 1 << max(0, (payload_bytes - 1).bit_length() - 4)
+        return -(-payload_bytes // step) * step
 
     def _open(self, payload_bytes: int) -> SlotTable | None:
         """Open a file of slots, or begin one; None if that cannot be."""

@@ -1,8 +1,9 @@
 """One file of slots of one size: how a record lies on disk, and whether it is still whole.
 
 A page that names run and spec, then slots of whole pages, so that to write one nothing has to be
-read. A slot is a head and the payload; the head holds checksums of both. Files are read and
-written, never mapped: a mapped file that somebody truncates kills the process that reads it.
+read. A slot is a head and a payload that may be shorter; the head holds checksums of both. Files
+are read and written, never mapped: a mapped file that somebody truncates kills the process that
+reads it.
 
 Where they are sealed, a slot has the sealed digest and payload in the payload's place, good for
 this key and version alone, and the head, which is plain, has no digest.
@@ -162,11 +163,12 @@ class SlotTable:
 
 PAGE_BYTES = 4096
 _MAGIC = b"swarmbuf"
-_FORMAT, _SEALED_FORMAT = 1, 2
+_FORMAT, _SEALED_FORMAT = 3, 4
 _FILE = struct.Struct("<8s I I 16s")
-"""Magic, format, payload bytes, digest of the spec; the run's id and a checksum follow."""
-_HEAD = struct.Struct("<8s Q Q I I I I 16s 16s")
-"""Magic, version, sample, boundary, end, tokens, channels, digest, checksum of the payload."""
+"""Magic, format, most payload bytes, digest of the spec; the run's id and a checksum follow."""
+_HEAD = struct.Struct("<8s Q Q I I I I I 16s 16s")
+"""Magic, version, sample, boundary, end, tokens, channels, bytes of the payload as it lies there,
+digest and checksum of that."""
 _HEAD_BYTES = _HEAD.size + CHECKSUM_BYTES
 _ENDS = frozenset(int(end) for end in End)
 
@@ -206,6 +208,7 @@ class SlotHead:
     version: int
     tokens: int
     channels: int
+    stored_bytes: int
     digest: bytes
     payload_sum: bytes
 
@@ -250,7 +253,6 @@ class Slab:
         self._owner, self._seed = owner, owner.seed
         self.slot_bytes = owner.slot_bytes(payload_bytes)
         self._stored_bytes = owner.stored_bytes(payload_bytes)
-        self._padding = bytes(self.slot_bytes - _HEAD_BYTES - self._stored_bytes)
         self._file = os.open(path, binary_flags(os.O_RDWR | os.O_CREAT), FILE_MODE)
         try:
             make_private(path)
@@ -296,7 +298,7 @@ class Slab:
                 yield slot, head
 
     def write(self, slot: int, key: BufferKey, version: int, record: BufferRecord) -> None:
-        """Put a record into a slot.
+        """Put a record into a slot; its payload is of `payload_bytes` at most.
 
         Raises:
             SlabError: the file was deleted.
@@ -309,14 +311,16 @@ class Slab:
             stored = self._owner.sealer.seal(digest + stored, _place(key, version))
             digest = bytes(DIGEST_BYTES)
         head = self._head(key, version, replace(record, digest=digest, payload=stored))
-        write_all(self._file, [head, stored, self._padding], self._offset(slot))
+        padding = bytes(self.slot_bytes - len(head) - len(stored))
+        write_all(self._file, [head, stored, padding], self._offset(slot))
 
     def read(self, slot: int, key: BufferKey, version: int) -> BufferRecord | Broken:
         """The record that was written there, bit for bit, or what is wrong with it."""
         offset = self._offset(slot)
         try:
             head = self._parse(read_at(self._file, _HEAD_BYTES, offset))
-            stored = read_at(self._file, self._stored_bytes, offset + _HEAD_BYTES)
+            most = head.stored_bytes if head is not None else 0
+            stored = read_at(self._file, min(most, self._stored_bytes), offset + _HEAD_BYTES)
         except OSError as error:
             return Broken(f"cannot be read: {error}")
         if head is None:
@@ -343,7 +347,8 @@ class Slab:
 
     def _head(self, key: BufferKey, version: int, record: BufferRecord) -> bytes:
         numbers = version, key.sample, key.boundary, key.end, record.tokens, record.channels
-        fields = _HEAD.pack(_MAGIC, *numbers, record.digest, checksum_of(record.payload))
+        payload = record.payload
+        fields = _HEAD.pack(_MAGIC, *numbers, len(payload), record.digest, checksum_of(payload))
         return fields + checksum_of(fields, self._seed)
 
     def _parse(self, data: bytes) -> SlotHead | None:
@@ -351,11 +356,11 @@ class Slab:
         if len(data) < _HEAD_BYTES or checksum_of(fields, self._seed) != data[_HEAD.size :]:
             return None
         unpacked = _HEAD.unpack(fields)
-        magic, version, sample, boundary, end, tokens, channels, digest, payload_sum = unpacked
+        magic, version, sample, boundary, end, *rest = unpacked
         if magic != _MAGIC or end not in _ENDS or sample >= MAX_SAMPLES:
             return None
         key = BufferKey(self._owner.run_id, BlockIndex(boundary), End(end), SampleId(sample))
-        return SlotHead(key, version, tokens, channels, digest, payload_sum)
+        return SlotHead(key, version, *rest)
 
 
 def _place(key: BufferKey, version: int) -> bytes:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import json
-import socket
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, AsyncExitStack, closing, nullcontext
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,19 +24,11 @@ from swarm_ft.cli.options import (
     snapshots_option,
     takes,
 )
-from swarm_ft.cli.running import announced, in_dht, run_until_stopped
-from swarm_ft.errors import BadInput, BadOption, JournalError
+from swarm_ft.cli.running import in_dht, run_until_stopped
+from swarm_ft.errors import BadOption
 
 if TYPE_CHECKING:
-    from swarm_ft.coordinator.journal.journal import Journal
-    from swarm_ft.coordinator.journal.registry import Registry
-    from swarm_ft.coordinator.relays import RelayRoll
-    from swarm_ft.identity.authority import Authority
-    from swarm_ft.identity.invites import Invite
-    from swarm_ft.identity.keys import PrivateKey
-    from swarm_ft.reach.front import Front
-    from swarm_ft.reach.relay import Relay
-    from swarm_ft.transport.base import Transport
+    from swarm_ft.cli.coordinating import Charge, Coordinator
 
 
 @click.command(
@@ -217,6 +206,7 @@ def coordinator(
 
     Without --initial-peers it starts a DHT of its own and prints its address.
     """
+    from swarm_ft.coordinator.facts.quotas import Quotas
     from swarm_ft.sealing import sealing_key_at
     from swarm_ft.snapshots.store import SnapshotStore
 
@@ -229,89 +219,34 @@ def coordinator(
         raise BadOption("--open: without keys nobody is kept out; make some with 'swarm-ft init'")
     key = sealing_key_at(encrypt_at_rest) if encrypt_at_rest else None
 
-    async def work() -> None:
-        from swarm_ft.clock import SystemClock
-        from swarm_ft.coordinator.enrolment import Enrolment
-        from swarm_ft.coordinator.facts.quotas import Quotas
-        from swarm_ft.coordinator.meetings import Introductions
-        from swarm_ft.coordinator.service import CoordinatorService
-        from swarm_ft.identity.certificates import COORDINATOR_NAME, Role
-        from swarm_ft.identity.keys import new_key
-        from swarm_ft.reach.transport import FrontedTransport
-        from swarm_ft.transport.base import until_one_ends
-        from swarm_ft.transport.grpc_options import GrpcOptions, check_address
-        from swarm_ft.transport.grpc_transport import GrpcTransport
+    from swarm_ft.cli.coordinating import Charge, composed
 
-        await check_address(listening.address, listening.port)  # before a journal is made
-        own = () if initial_peers else (await _listening_maddr(listening.address),)
+    told = Charge(
+        journal=journal,
+        initial_peers=initial_peers,
+        dht_prefix=dht_prefix,
+        listening=listening,
+        queue_s=3600 * queue_hours,
+        result_s=3600 * result_hours,
+        quotas=Quotas(
+            queued=max_queued_per_client,
+            job_bytes=max_job_size,
+            client_bytes=max_data_per_client,
+            total_bytes=max_data,
+        ),
+        snapshots=store,
+        sealing_key=key,
+        is_public=is_public,
+        has_relay=has_relay,
+    )
+
+    async def work() -> None:
         async with AsyncExitStack() as stack:
-            owned = stack.enter_context(_with_keys(journal))
-            signer = owned[0].signer if owned else None
-            in_it = in_dht(initial_peers, dht_prefix, host_maddrs=own, signer=signer)
-            directory = await stack.enter_async_context(in_it)
-            opened = stack.enter_context(closing(_open_journal(journal, key)))
-            quotas = Quotas(
-                queued=max_queued_per_client,
-                job_bytes=max_job_size,
-                client_bytes=max_data_per_client,
-                total_bytes=max_data,
-            )
-            grants = owned[1].grant_of if owned else None
-            ticket_key = new_key()  # good for a minute's tickets, and for this process
-            introductions = Introductions(lambda: ticket_key, SystemClock())
-            service = CoordinatorService(
-                opened,
-                SystemClock(),
-                store,
-                queue_s=3600 * queue_hours,
-                result_s=3600 * result_hours,
-                quotas=quotas,
-                grants=grants,
-                ways=introductions.meetings.known,
-                relays=introductions.relays,
-            )
-            addresses = _announced(directory.addresses, listening.announced_host)
-            nodes = initial_peers or addresses
-            enrolment = owned and Enrolment(
-                *owned, nodes, dht_prefix, service.revoke, service.send_all_away
-            )
-            options = GrpcOptions(credentials=enrolment.credentials if enrolment else None)
-            handlers = {**service.handlers(), **(enrolment.handlers() if enrolment else {})}
-            grpc, front = GrpcTransport(options), None
-            transport: Transport = grpc
-            if enrolment:
-                transport = fronted = FrontedTransport(grpc)
-                front = fronted.front
-                handlers |= introductions.handlers()
-            port = listening.port or (await _last_port(listening.address, owned[1]) if owned else 0)
-            server = await transport.serve(listening.address, port, handlers)
-            found = announced(server, listening, directory, Role.COORDINATOR, COORDINATOR_NAME)
-            endpoint = await stack.enter_async_context(found)
-            if front is not None and has_relay:
-                relay = await _relay(front, listening, endpoint, ticket_key, introductions.relays)
-                stack.callback(asyncio.create_task(relay.tell()).cancel)
-            public = await enrolment.opens(endpoint, to_all=is_public) if enrolment else None
-            encrypted = {"encrypted": bool(enrolment), "encrypted_at_rest": key is not None}
-            _show_coordinator(endpoint, addresses, public, encrypted, as_json=as_json)
-            await until_one_ends(service.run(), *([enrolment.run()] if enrolment else []))
+            running = await composed(told, stack)
+            _show_coordinator(running, told, as_json=as_json)
+            await running.run()
 
     run_until_stopped(work)
-
-
-async def _relay(
-    front: Front, listening: Listening, endpoint: str, key: PrivateKey, roll: RelayRoll
-) -> Relay:
-    """A relay beside the coordinator, at its port."""
-    from swarm_ft.coordinator.relays import Relaying
-    from swarm_ft.protocol.messages.meeting import RelayPlace
-    from swarm_ft.reach.relay import Relay
-
-    relay = Relay(front, key.public_key)
-    probed = await front.listen(listening.address, 0)
-    host, port = endpoint.rpartition(":")[0], probed.rpartition(":")[2]
-    place = RelayPlace(endpoint=endpoint, probe_endpoint=f"{host}:{port}")
-    roll.have_own(lambda: Relaying(place=place, carries=relay.carries))
-    return relay
 
 
 def _check_security(journal: str, *, insecure: bool) -> None:
@@ -327,70 +262,19 @@ def _check_security(journal: str, *, insecure: bool) -> None:
         )
 
 
-def _with_keys(journal: str) -> AbstractContextManager[tuple[Authority, Registry] | None]:
-    """The swarm's authority and registry; None if it has no keys."""
-    return keys.opened(journal) if keys.keys_folder(journal).exists() else nullcontext()
-
-
-async def _last_port(host: str, registry: Registry) -> int:
-    """The port that earlier invitations name, if it is free; else 0, for any."""
-    from swarm_ft.transport.grpc_options import check_address
-
-    port = int((registry.address() or ":0").rpartition(":")[2])
-    try:
-        await check_address(host, port)
-    except BadInput:
-        return 0
-    return port
-
-
-def _show_coordinator(
-    endpoint: str,
-    addresses: Sequence[str],
-    public: Invite | None,
-    encrypted: Mapping[str, bool],
-    *,
-    as_json: bool,
-) -> None:
+def _show_coordinator(running: Coordinator, told: Charge, *, as_json: bool) -> None:
+    public, is_encrypted = running.public, running.enrolment is not None
     if as_json:
-        told = {"endpoint": endpoint, "addresses": list(addresses), **encrypted}
-        click.echo(json.dumps({**told, "open": public and str(public)}))
+        at_rest = told.sealing_key is not None
+        encrypted = {"encrypted": is_encrypted, "encrypted_at_rest": at_rest}
+        where = {"endpoint": running.endpoint, "addresses": list(running.addresses)}
+        click.echo(json.dumps({**where, **encrypted, "open": public and str(public)}))
         return
-    click.echo(f"coordinator at {endpoint}")
+    click.echo(f"coordinator at {running.endpoint}")
     if public is not None:
         click.echo(f"anybody becomes a replica on probation with 'swarm-ft serve-stage {public}'")
-    if encrypted["encrypted"]:
+    if is_encrypted:
         click.echo("others join with what 'swarm-ft invite' prints")
         return
-    for address in addresses:
+    for address in running.addresses:
         click.echo(f"others on this machine join with --insecure --initial-peers {address}")
-
-
-def _open_journal(path: str, key: bytes | None) -> Journal:
-    from swarm_ft.coordinator.journal.journal import Journal
-    from swarm_ft.coordinator.journal.reserve import RESERVE_BYTES
-
-    try:
-        return Journal(path, key, reserve_bytes=RESERVE_BYTES)
-    except JournalError as error:
-        raise BadOption(f"--{error.message}") from error  # it begins with "journal PATH:"
-
-
-async def _listening_maddr(host: str) -> str:
-    """`host`, which `check_address` passed, as a multiaddr; libp2p listens on no names."""
-    loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    address = ipaddress.ip_address(found[0][4][0])
-    return f"/ip{address.version}/{address}/tcp/0"
-
-
-def _announced(addresses: Sequence[str], host: str | None) -> tuple[str, ...]:
-    """The DHT's addresses, by the host that others were told to use, if they were."""
-    if host is None:
-        return tuple(addresses)
-    try:
-        kind = f"ip{ipaddress.ip_address(host).version}"
-    except ValueError:
-        kind = "dns"
-    rests = (address.split("/", 3)[3] for address in addresses)
-    return tuple(dict.fromkeys(f"/{kind}/{host}/{rest}" for rest in rests))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import platform
@@ -14,6 +15,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from random import Random
 from typing import TYPE_CHECKING
 
 import click
@@ -35,8 +37,14 @@ MIN_MEMORY_BYTES, MIN_DISK_BYTES = 4 << 30, 10 << 30
 """Below these a peer hosts little, and forgets much."""
 MIN_DISK_MB_PER_S = 50.0
 """Below it buffers that do not fit into memory hold a fast link up."""
+LINK_S, ENOUGH_S = 40.0, 2.0
+"""For all of it, and for a transfer that is believed: a shorter one says how TCP begins."""
 MAX_TRIED_BYTES, TRIED_S = 64_000_000, 0.5
 PACKAGES = ("swarm-ft", "torch", "transformers", "grpcio", "numba")
+MIN_MBPS = 10.0
+"""Below it others wait for a peer at each step."""
+ON_THE_WAY = ("coordinator", "swarm", "clock", "version")
+"""Without these the coordinator is not asked how fast the link is."""
 MARKS = {"ok": ("ok  ", "green"), "note": ("note", "yellow"), "bad": ("BAD ", "red")}
 
 
@@ -68,6 +76,10 @@ def doctor(invite: Invite | None, as_json: bool) -> int:
         if invite is not None:
             async for finding in examine_way(invite):
                 tell(finding)
+            if not any(
+                finding.verdict == "bad" for finding in found if finding.about in ON_THE_WAY
+            ):
+                tell(await examine_link(invite))
 
     run_async(work)
     is_fit = all(finding.verdict != "bad" for finding in found)
@@ -95,6 +107,8 @@ def _machine() -> Iterator[Finding]:
     if restarts_after_idle():
         advice = f"sudo sysctl -w {SETTING}=0"
         yield Finding("tcp", Verdict.NOTE, "links with a delay are slow after pauses", advice)
+    else:
+        yield Finding("tcp", Verdict.OK, "links are as fast after pauses as before")
 
 
 def _packages() -> Finding:
@@ -176,12 +190,56 @@ def written_mb_per_s(folder: Path) -> float:
 
 
 def _keys() -> Iterator[Finding]:
-    """A key that others read is theirs, too."""
+    """Those that this machine has; one that others read is theirs, too."""
+    for path in (client_key_file(), *sorted(homes().glob(f"*/{KEY_FILE}"))):
+        if path.exists():
+            yield _key(path)
+
+
+def _key(path: Path) -> Finding:
+    from swarm_ft.identity.keys import key_at, name_of
     from swarm_ft.reach.doctor import Finding, Verdict
 
-    for path in (client_key_file(), *sorted(homes().glob(f"*/{KEY_FILE}"))):
-        if HAS_MODES and path.exists() and path.stat().st_mode & 0o077:
-            yield Finding("key", Verdict.BAD, f"others may read {path}", f"chmod 600 {path}")
+    if HAS_MODES and path.stat().st_mode & 0o077:
+        return Finding("key", Verdict.BAD, f"others may read {path}", f"chmod 600 {path}")
+    try:
+        name = name_of(key_at(path).public_key())
+    except BadOption as error:
+        advice = "move it away, and ask for another invitation: a new key is made then"
+        return Finding("key", Verdict.BAD, error.message, advice)
+    return Finding("key", Verdict.OK, f"{name}, in {path}")
+
+
+async def examine_link(invite: Invite) -> Finding:
+    """How fast it is to the coordinator, and from there; takes some seconds, 45 MB at most."""
+    from swarm_ft.errors import SwarmError
+    from swarm_ft.reach.doctor import Finding, Verdict
+
+    try:
+        async with asyncio.timeout(LINK_S):
+            up_mbps, down_mbps = await _measured_mbps(invite)
+    except (SwarmError, TimeoutError) as error:
+        says = f"not measured: {error or f'it takes more than {LINK_S:g} s'}"
+        return Finding("link", Verdict.NOTE, says, "try again later")
+    says = f"{up_mbps:,.1f} Mbps to the coordinator, {down_mbps:,.1f} from there"
+    if min(up_mbps, down_mbps) >= MIN_MBPS:
+        return Finding("link", Verdict.OK, says)
+    advice = "others wait for a slow peer: a cable in place of Wi-Fi, and no other uploads, help"
+    return Finding("link", Verdict.NOTE, says, advice)
+
+
+async def _measured_mbps(invite: Invite) -> tuple[float, float]:
+    from swarm_ft.enrol import as_newcomer
+    from swarm_ft.identity.keys import new_key
+    from swarm_ft.peer.capacity import measured_link
+    from swarm_ft.protocol.messages.capacity import Machine
+
+    link = await as_newcomer(
+        invite,
+        new_key(),
+        lambda channel: measured_link(channel, Machine(), Random(), enough_s=ENOUGH_S),
+    )
+    return 8e-6 * link.up_bytes_per_s, 8e-6 * link.down_bytes_per_s
 
 
 # ---- in short, beside a peer that begins

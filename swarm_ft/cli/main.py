@@ -52,7 +52,11 @@ class LazyGroup(click.Group):
 
 @click.group(
     cls=LazyGroup,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        # `--lora_r` is `--lora-r`, as other trainers write it.
+        "token_normalize_func": lambda token: token.replace("_", "-"),
+    },
     epilog=examples(
         "swarm-ft demo                        all of it on this machine, in a minute",
         "swarm-ft serve-stage swarm1QXL4a1e...",

@@ -38,21 +38,26 @@ def plan(options: PlanOptions, way: WayIn, as_json: bool) -> None:
         from swarm_ft.client.forecast import forecast
         from swarm_ft.errors import Unavailable
         from swarm_ft.protocol.spec.run_spec import RunSpec
+        from swarm_ft.stage.adapters import check_adapter
         from swarm_ft.stage.checkpoint import open_checkpoint
 
         train = options.train_spec()
-        model = await asyncio.to_thread(lambda: open_checkpoint(options.model).describe())
-        spec = RunSpec(model=model, train=train)
+        checkpoint = await asyncio.to_thread(open_checkpoint, options.model)
+        spec = RunSpec(model=await asyncio.to_thread(checkpoint.describe), train=train)
+        check_adapter(checkpoint, spec)
         async with connected(way) as swarm:
             placed = await swarm.place(spec)
         if not placed.peers:
             raise Unavailable(f"nobody would host it now: {placed.reason}")
         found = forecast(spec, placed.peers)
         if as_json:
-            click.echo(json.dumps(forecast_fields(found)))
-        else:
-            for line in forecast_lines(found):
-                click.echo(line)
+            fields = {**forecast_fields(found), "relayed_percent": placed.relayed_percent}
+            click.echo(json.dumps(fields))
+            return
+        for line in forecast_lines(found):
+            click.echo(line)
+        if placed.relayed_percent:
+            click.echo(f"relayed   about {placed.relayed_percent} % of what peers send each other")
 
     run_async(work)
 

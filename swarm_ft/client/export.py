@@ -22,7 +22,13 @@ MANIFEST = "swarm_ft_export.json"
 _HEADER_LENGTH_BYTES = 8
 
 
-def assemble(out_dir: Path, shards: Sequence[Path], write_config: Callable[[Path], None]) -> None:
+def assemble(
+    out_dir: Path,
+    shards: Sequence[Path],
+    write_config: Callable[[Path], None],
+    *,
+    as_one: str | None = None,
+) -> None:
     """Build the checkpoint beside `out_dir` and rename it into place as the last act.
 
     It is readable by its owner alone, as the text that it was trained on may be.
@@ -36,6 +42,7 @@ def assemble(out_dir: Path, shards: Sequence[Path], write_config: Callable[[Path
         out_dir: must satisfy `check_out_dir`; an earlier export is replaced.
         shards: safetensors files with Hugging Face names, first stage to last.
         write_config: writes config and tokenizer into the directory it is given.
+        as_one: a file for the tensors of all shards; None leaves them in files of their own.
 
     Raises:
         BadOption: `out_dir` may not be used.
@@ -46,7 +53,10 @@ def assemble(out_dir: Path, shards: Sequence[Path], write_config: Callable[[Path
     out_dir.parent.mkdir(parents=True, exist_ok=True)
     partial = _fresh_dir(_sibling(out_dir, "partial"))
     try:
-        _place_weights(partial, shards)
+        if as_one is None:
+            _place_weights(partial, shards)
+        else:
+            _join(partial / as_one, shards)
         write_config(partial)
         _write_manifest(partial)
         for file in partial.rglob("*"):
@@ -119,15 +129,48 @@ def _manifest_names(path: Path) -> set[str]:
 
 def _place_weights(directory: Path, shards: Sequence[Path]) -> None:
     """Put the shards under the names Hugging Face gives them, with an index if several."""
+    count = len(shards)
+    files = [f"model-{number:05}-of-{count:05}.safetensors" for number in range(1, count + 1)]
+    files = files if count > 1 else ["model.safetensors"]
+    weight_map = _weight_map(shards, files)
+    for shard, file in zip(shards, files, strict=True):
+        _link_or_copy(shard, directory / file)
+    if count > 1:
+        total_bytes = sum(shard.stat().st_size - _data_start(shard) for shard in shards)
+        index = {"metadata": {"total_size": total_bytes}, "weight_map": weight_map}
+        _write_json(directory / "model.safetensors.index.json", index)
+
+
+def _join(target: Path, shards: Sequence[Path]) -> None:
+    """Write one safetensors file with the tensors of all."""
+    _weight_map(shards, [shard.name for shard in shards])
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for shard in shards:
+        start = _data_start(shard)
+        with shard.open("rb") as file:
+            own = json.loads(file.read(start)[_HEADER_LENGTH_BYTES:])
+        own.pop("__metadata__", None)
+        for name, tensor in own.items():
+            moved = [place + offset for place in tensor["data_offsets"]]
+            header[name] = {**tensor, "data_offsets": moved}
+        offset += shard.stat().st_size - start
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % _HEADER_LENGTH_BYTES)
+    with target.open("wb") as whole:
+        whole.write(len(text).to_bytes(_HEADER_LENGTH_BYTES, "little") + text)
+        for shard in shards:
+            with shard.open("rb") as file:
+                file.seek(_data_start(shard))
+                shutil.copyfileobj(file, whole)
+
+
+def _weight_map(shards: Sequence[Path], files: Sequence[str]) -> dict[str, str]:
+    """Which of the files holds which tensor, each in one."""
     if not shards:
         raise ProtocolError("export: expected one weights file of each stage, got none")
-    count = len(shards)
     weight_map: dict[str, str] = {}
-    total_bytes = 0
-    for number, shard in enumerate(shards, start=1):
-        file = "model.safetensors"
-        if count > 1:
-            file = f"model-{number:05}-of-{count:05}.safetensors"
+    for shard, file in zip(shards, files, strict=True):
         for name in _tensor_names(shard):
             if name in weight_map:
                 raise ProtocolError(
@@ -135,11 +178,7 @@ def _place_weights(directory: Path, shards: Sequence[Path]) -> None:
                     f"and '{file}'; expected each from one"
                 )
             weight_map[name] = file
-        total_bytes += _tensor_bytes(shard)
-        _link_or_copy(shard, directory / file)
-    if count > 1:
-        index = {"metadata": {"total_size": total_bytes}, "weight_map": weight_map}
-        _write_json(directory / "model.safetensors.index.json", index)
+    return weight_map
 
 
 def _tensor_names(shard: Path) -> list[str]:
@@ -150,11 +189,11 @@ def _tensor_names(shard: Path) -> list[str]:
         raise ProtocolError(f"export: '{shard.name}' is not a safetensors file: {exc}") from exc
 
 
-def _tensor_bytes(shard: Path) -> int:
-    """Bytes of all tensors: what follows the header, which `safe_open` found to be sound."""
+def _data_start(shard: Path) -> int:
+    """Where the tensors' bytes begin: behind the header, which `safe_open` found to be sound."""
     with shard.open("rb") as file:
         header_bytes = int.from_bytes(file.read(_HEADER_LENGTH_BYTES), "little")
-    return shard.stat().st_size - _HEADER_LENGTH_BYTES - header_bytes
+    return _HEADER_LENGTH_BYTES + header_bytes
 
 
 def _link_or_copy(source: Path, target: Path) -> None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import groupby, pairwise
+from statistics import mean
 from typing import NamedTuple
 
 import torch
@@ -22,11 +23,14 @@ from swarm_ft.protocol.messages.capacity import PlacedPeer
 from swarm_ft.protocol.spec.codec_spec import CodecSpec, Direction
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import COPIES_PER_WEIGHT, RunSpec
+from swarm_ft.protocol.spec.sample_rows import counts_of, rows_in
 from swarm_ft.stage.speed import block_flops
 
 FLOAT_BYTES = 4
 PROBED_TOKENS, PROBED_CHANNELS = 64, 1024
 """Of the noise by which a codec's size is told."""
+PROBED_SAMPLES = 1000
+"""By which the mean length of all is told."""
 FRAME_BYTES = 64
 """Around a payload: numbers and lengths, HTTP/2, TLS."""
 
@@ -126,6 +130,18 @@ def forecast(spec: RunSpec, placed: Sequence[PlacedPeer]) -> Forecast:
     )
 
 
+def of_mean_length(spec: RunSpec, samples: Sequence[bytes]) -> RunSpec:
+    """A job with samples that are all as long as its own are in the mean, by some of them.
+
+    Args:
+        spec: the job.
+        samples: its rows.
+    """
+    some = samples[:: -(-len(samples) // PROBED_SAMPLES)]
+    lengths = counts_of(rows_in(some, spec.train.seq_length)).lengths
+    return replace(spec, train=replace(spec.train, seq_length=round(mean(lengths))))
+
+
 def _visits(spec: RunSpec) -> float:
     train = spec.train
     return train.num_samples * train.num_steps / train.steps_per_epoch
@@ -152,7 +168,8 @@ class _Stage:
         self.peers = peers
         self.layers = peers[0].layers
         self._machines = [peer.machine for peer in peers]
-        self.weight_bytes = _weight_bytes(spec, self.layers)
+        self.trained_bytes = spec.trained_bytes(self.layers) + _ends_bytes(spec, self.layers)
+        self.sends_gradients = spec.gradients_cross(self.layers.start)
         self._flops = _flops(spec, self.layers)
 
     @property
@@ -194,22 +211,42 @@ class _Stage:
         return num_bytes / rate + (self.round_trip_s + to.round_trip_s) / 4
 
 
-def _weight_bytes(spec: RunSpec, layers: LayerRange) -> float:
-    model = spec.model
+def _ends_bytes(spec: RunSpec, layers: LayerRange, *, are_trained: bool = True) -> float:
+    """Of embeddings and head, as far as the stage has them, and they train or not."""
+    model, trained = spec.model, spec.trained_layers
     ends = (layers.start == 0) + (layers.stop == model.num_blocks)
+    trains = (layers.start == trained.start == 0) + (
+        layers.stop == trained.stop == model.num_blocks
+    )
+    trains = 0 if spec.train.adapts else trains
     table = model.vocab_size * model.hidden_size * FLOAT_BYTES
-    return len(layers) * model.block_bytes + ends * table
+    return table * (trains if are_trained else ends - trains)
+
+
+def _memory_bytes(spec: RunSpec, layers: LayerRange) -> float:
+    trained = _ends_bytes(spec, layers)
+    frozen = _ends_bytes(spec, layers, are_trained=False)
+    return spec.held_bytes(layers) + frozen + COPIES_PER_WEIGHT * trained
+
+
+def _part_computed(spec: RunSpec, layers: LayerRange) -> float:
+    """Of forward, backward and weights' gradients, about equal, those that the stage computes."""
+    trained = spec.trained_layers
+    if not spec.gradients_cross(layers.stop):
+        return 1 / 3
+    has_weights = layers.start < trained.stop and not spec.train.adapts
+    return 1.0 if has_weights else 2 / 3
 
 
 def _flops(spec: RunSpec, layers: LayerRange) -> float:
-    """Of one microbatch, there and back."""
+    """Of one microbatch, there and, where somebody waits for it, back."""
     model, train = spec.model, spec.train
     tokens = train.micro_batch_size * train.seq_length
     weights = model.block_bytes / FLOAT_BYTES
     flops = len(layers) * block_flops(weights, model.hidden_size, tokens, train.seq_length)
     if layers.stop == model.num_blocks:
         flops += 6.0 * tokens * model.hidden_size * model.vocab_size
-    return flops
+    return flops * _part_computed(spec, layers)
 
 
 # ---- bytes
@@ -243,7 +280,7 @@ def _reduced_bytes(spec: RunSpec, stage: _Stage) -> float:
     replicas = len(stage.peers)
     shared = 2 * (replicas - 1) / replicas
     rate = bytes_per_value(spec.train.reduction_codec)
-    return shared * rate * stage.weight_bytes / FLOAT_BYTES
+    return shared * rate * stage.trained_bytes / FLOAT_BYTES
 
 
 # ---- a step
@@ -254,7 +291,8 @@ def _step(spec: RunSpec, stages: Sequence[_Stage], sizes: Bytes) -> tuple[float,
     microbatches = spec.train.batch_size // spec.train.micro_batch_size
     alone_s = sum(stage.compute_s for stage in stages)
     for one, other in pairwise(stages):
-        alone_s += one.hop_s(sizes.forward, other) + other.hop_s(sizes.backward, one)
+        alone_s += one.hop_s(sizes.forward, other)
+        alone_s += other.hop_s(sizes.backward, one) if other.sends_gradients else 0.0
     slowest_s, bound_by = max(_turns(stages, sizes), key=lambda turn: turn[0])
     reduced_s = max(_reduced_bytes(spec, stage) / stage.slowest_up for stage in stages)
     told_s = 2 * max(stage.round_trip_s for stage in stages)
@@ -265,17 +303,18 @@ def _turns(stages: Sequence[_Stage], sizes: Bytes) -> Iterable[tuple[float, str]
     """What each stage and each link needs for one more microbatch."""
     for index, stage in enumerate(stages):
         names = " and ".join(peer.peer_id for peer in stage.peers)
-        sent, received = _sizes(index, len(stages), sizes)
+        sent, received = _sizes(stages, index, sizes)
         yield stage.turn_s, f"what {names} computes (layers {stage.layers})"
         yield stage.up_s(sent), f"the uplink of {names}"
         yield stage.down_s(received), f"the downlink of {names}"
 
 
-def _sizes(index: int, num_stages: int, sizes: Bytes) -> tuple[float, float]:
+def _sizes(stages: Sequence[_Stage], index: int, sizes: Bytes) -> tuple[float, float]:
     """Bytes that a stage sends and receives for a microbatch."""
-    has_next, has_previous = index < num_stages - 1, index > 0
-    sent = has_next * sizes.forward + has_previous * sizes.backward
-    received = has_previous * sizes.forward + has_next * sizes.backward
+    has_next, has_previous = index < len(stages) - 1, index > 0
+    gets_gradients = has_next and stages[index + 1].sends_gradients
+    sent = has_next * sizes.forward + stages[index].sends_gradients * sizes.backward
+    received = has_previous * sizes.forward + gets_gradients * sizes.backward
     return sent, received
 
 
@@ -284,14 +323,14 @@ def _told(spec: RunSpec, stages: Sequence[_Stage], index: int) -> StageForecast:
     num_first = min(train.num_steps, train.steps_per_epoch)
     sent = received = 0.0
     for steps, is_first in ((num_first, True), (train.num_steps - num_first, False)):
-        own = _sizes(index, len(stages), _boundary_bytes(spec, is_first=is_first))
+        own = _sizes(stages, index, _boundary_bytes(spec, is_first=is_first))
         microbatches = steps * train.batch_size / train.micro_batch_size / len(stage.peers)
         sent, received = sent + microbatches * own[0], received + microbatches * own[1]
     reduced = train.num_steps * _reduced_bytes(spec, stage)
     return StageForecast(
         layers=stage.layers,
         peers=tuple(peer.peer_id for peer in stage.peers),
-        memory_bytes=COPIES_PER_WEIGHT * stage.weight_bytes,
+        memory_bytes=_memory_bytes(spec, stage.layers),
         compute_s=stage.compute_s,
         up_bytes=sent + reduced,
         down_bytes=received + reduced,

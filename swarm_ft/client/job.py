@@ -16,6 +16,7 @@ from swarm_ft.client.export import check_out_dir
 from swarm_ft.client.options import EvalOptions, JobOptions, Outputs, ReadOptions
 from swarm_ft.errors import BadOption
 from swarm_ft.protocol.spec.run_spec import EvalStrategy, RunSpec, TrainSpec
+from swarm_ft.stage.adapters import check_adapter
 from swarm_ft.stage.architecture import check_seq_length
 from swarm_ft.stage.checkpoint import Checkpoint, open_checkpoint
 
@@ -73,7 +74,7 @@ def prepare_job(options: JobOptions, listener: Listener | None = None) -> Job:
     check_seq_length(checkpoint.architecture, options.train.seq_length)
     seq_length, model = options.train.seq_length, checkpoint.describe()
     # Refuses, before anything long begins, what no data could make good.
-    RunSpec(model=model, train=options.train_spec(num_samples=1))
+    check_adapter(checkpoint, RunSpec(model=model, train=options.train_spec(num_samples=1)))
     wanted = Wanted(split=options.split, format=options.reading.data_format)
     data = open_dataset(options.dataset, wanted, options.reading, checkpoint.tokenizer())
     held_out = open_held_out(options.evaluation, options.reading, checkpoint, options.dataset)

@@ -67,7 +67,8 @@ class ReadOptions:
     packing: Annotated[
         bool,
         Option(
-            "Documents follow each other in samples, or each begins its own, which is filled up."
+            "Documents follow each other in samples, or each begins its own and the last one of it "
+            "ends where it does."
         ),
     ] = True
     completion_only_loss: Annotated[

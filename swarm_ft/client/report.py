@@ -88,7 +88,6 @@ class ProgressState:
     """
 
     num_steps: int
-    seq_length: int
     totals: tuple[StepTotals, ...] = field(default=(), repr=False)
     evaluations: tuple[Evaluated, ...] = ()
     committed_steps: int = 0
@@ -156,11 +155,11 @@ class ProgressState:
         return self.totals[-1].loss if self.totals else None
 
     @property
-    def tokens_per_second(self) -> float:
-        """Tokens trained a second, over the last `WINDOW_STEPS`; 0 before the first step."""
+    def samples_per_second(self) -> float:
+        """Over the last `WINDOW_STEPS`; 0 before the first step."""
         first, seconds = self._window()
         num_samples = self.last.num_samples - first.num_samples
-        return num_samples * self.seq_length / seconds if seconds > 0 else 0.0
+        return num_samples / seconds if seconds > 0 else 0.0
 
     @property
     def eta_s(self) -> float | None:
@@ -196,7 +195,7 @@ class ProgressState:
             return self.phase.name.lower()
         saved = decimal(max(0, self.bytes_saved))
         return (
-            f"loss {self.loss:.3f}  {self.tokens_per_second:,.0f} tok/s  "
+            f"loss {self.loss:.3f}  {self.samples_per_second:,.1f} samples/s  "
             f"saved {saved} ({self.ratio:.1f}x)  ETA {_clock_time(self.eta_s)}"
         )
 
@@ -205,7 +204,7 @@ class RunProgress:
     """A progress bar on a terminal, while it is `shown`; a line now and then elsewhere."""
 
     def __init__(self, spec: TrainSpec, console: Console | None = None) -> None:
-        self.state = ProgressState(num_steps=spec.num_steps, seq_length=spec.seq_length)
+        self.state = ProgressState(num_steps=spec.num_steps)
         self._console = console or Console(stderr=True, highlight=False)
         self._is_live = self._console.is_terminal and not self._console.is_dumb_terminal
         # Drawn at each event, so that no thread of the display outlives or races us.

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from swarm_ft.client.data.progress import Listener, ReadSoFar
 from swarm_ft.client.export import assemble, shard_dir
-from swarm_ft.client.forecast import Forecast, forecast
+from swarm_ft.client.forecast import Forecast, forecast, of_mean_length
 from swarm_ft.client.job import Job
 from swarm_ft.client.options import JobOptions, Outputs
 from swarm_ft.client.report import RunProgress, RunReport
@@ -22,7 +22,7 @@ from swarm_ft.errors import NotFound, RunFailed, RunMismatch, SwarmError
 from swarm_ft.ids import RunId
 from swarm_ft.log import get_logger
 from swarm_ft.protocol.messages.client import Evaluated, RunPhase, RunStatus
-from swarm_ft.protocol.spec.run_spec import RunSpec
+from swarm_ft.stage.adapters import WEIGHTS_FILE, save_adapter_config
 from swarm_ft.stage.checkpoint import Checkpoint, open_checkpoint
 
 logger = get_logger(__name__)
@@ -102,22 +102,27 @@ class WatchedRun:
         return status
 
     async def _collect(self, status: RunStatus, out_dir: Path) -> bool:
-        """Fetch the trained stages, make a Hugging Face checkpoint of them, let the peers go.
+        """Fetch the trained stages, make a checkpoint or an adapter of them, let the peers go.
 
         Returns:
             False if a part of the result was lost before it was here; the run goes on.
         """
-        tied = status.spec.model.tied_embeddings and status.spec.train.sync_tied_embeddings
+        spec = status.spec
+        is_adapter = spec.train.adapts and not spec.train.merge
 
         def write_config(directory: Path) -> None:
-            self.checkpoint.save_config(directory, tie_word_embeddings=tied)
+            if is_adapter:
+                save_adapter_config(directory, self.checkpoint, spec)
+            else:
+                self.checkpoint.save_config(directory, tie_word_embeddings=spec.keeps_tied)
             self.checkpoint.tokenizer().save_pretrained(directory)
 
         with shard_dir(out_dir) as directory:
             shards = await self.client.fetch_result(status, directory, self.progress.message)
             if shards is None:
                 return False
-            await asyncio.to_thread(assemble, out_dir, shards, write_config)
+            as_one = WEIGHTS_FILE if is_adapter else None
+            await asyncio.to_thread(assemble, out_dir, shards, write_config, as_one=as_one)
         await self.client.collected(status.run_id)
         return True
 
@@ -131,12 +136,12 @@ async def submit(
         NotFound: there is no run of the same model, data and options that could be resumed.
     """
     spec = job.spec
-    if spec.model.tied_embeddings and not spec.train.sync_tied_embeddings:
+    if spec.model.tied_embeddings and not spec.keeps_tied:
         progress.message(
             "the model ties its head to its embeddings; they are trained apart, and the result is "
             "untied (--tied-embeddings sync keeps them tied)"
         )
-    expected = await _forecast(client, spec, progress)
+    expected = await _forecast(client, job, progress)
     if options.resume:
         run_id = await _resumed(client, job, progress)
     else:
@@ -151,15 +156,16 @@ async def submit(
     )
 
 
-async def _forecast(client: SwarmClient, spec: RunSpec, progress: RunProgress) -> Forecast | None:
+async def _forecast(client: SwarmClient, job: Job, progress: RunProgress) -> Forecast | None:
     """What the run will take, told; None if nobody would host it now, or can say."""
     try:
-        placed = await client.place(spec)
+        placed = await client.place(job.spec)
     except SwarmError as error:
         logger.info("no forecast: %s", error)
         return None
     if not placed.peers or not any(peer.machine.flops_per_s for peer in placed.peers):
         return None
+    spec = await asyncio.to_thread(of_mean_length, job.spec, job.samples)
     found = forecast(spec, placed.peers)
     progress.message(found.line())
     return found

@@ -10,8 +10,10 @@ from collections.abc import Callable
 
 from swarm_ft.clock import Clock
 from swarm_ft.coordinator.facts.state import SwarmState
+from swarm_ft.coordinator.plan.neighbours import relayed_percent, with_better_neighbours
 from swarm_ft.coordinator.plan.placement import SETTLE_S, place
 from swarm_ft.errors import Busy, MalformedMessage, OutOfTurn, Unavailable
+from swarm_ft.identity.certificates import Role
 from swarm_ft.ids import PeerId
 from swarm_ft.protocol.machines.rate import Rate
 from swarm_ft.protocol.messages.capacity import (
@@ -23,13 +25,14 @@ from swarm_ft.protocol.messages.capacity import (
     PlacedPeer,
     PlaceRequest,
 )
+from swarm_ft.transport.admission import address_of
 from swarm_ft.transport.base import MessageStream
 
 MAX_SAMPLES = 520
 """Of one measurement, each way: 16 MiB, and a few to see how long a round trip takes."""
 MEASURE_S = 20.0
 MEASURES_PER_S, MEASURES_BURST = 1 / 60, 12
-"""Of one peer: it takes a few of growing size, each time that it is started."""
+"""Of one peer, or of an address with an invitation: it takes a few of growing size each time."""
 PLACES_PER_S, PLACES_BURST = 1.0, 8
 
 Asked = MessageStream[Placed, PlaceRequest]
@@ -94,8 +97,10 @@ class Capacity:
 
     def _placed(self, request: PlaceRequest) -> Placed:
         """As if all who are there had settled, and had nothing else to do."""
-        members = tuple(self._state().members.values())
-        placement = place(request.spec, members, self._clock.now_s() + SETTLE_S)
+        state, spec = self._state(), request.spec
+        members = tuple(state.members.values())
+        placement = place(spec, members, self._clock.now_s() + SETTLE_S)
+        placed = with_better_neighbours(spec, placement.assignments, state.members, state.ways)
         lent = {member.hello.peer_id: member.hello.memory_bytes for member in members}
         peers = tuple(
             PlacedPeer(
@@ -104,13 +109,20 @@ class Capacity:
                 memory_bytes=lent[one.peer_id],
                 machine=self._machines.get(one.peer_id, Machine()),
             )
-            for one in placement.assignments
+            for one in placed
         )
-        return Placed(peers=peers[:MAX_PLACED], reason=placement.reason)
+        return Placed(
+            peers=peers[:MAX_PLACED],
+            reason=placement.reason,
+            relayed_percent=relayed_percent(spec, placed, state.ways),
+        )
 
 
 def _who(stream: Asked | Measured) -> str:
-    return stream.caller.name if stream.caller else stream.remote.rpartition(":")[0]
+    """Whose calls are counted together; many may have one invitation."""
+    if stream.caller is not None and stream.caller.role is not Role.NEWCOMER:
+        return stream.caller.name
+    return address_of(stream.remote.rpartition(":")[0])
 
 
 async def _echo(stream: Measured) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from swarm_ft.coordinator.journal.registry import Registry
-from swarm_ft.errors import BadOption, NotAllowed
+from swarm_ft.errors import BadOption, JournalError, NotAllowed
 from swarm_ft.identity.authority import Authority, utc_now
 from swarm_ft.identity.certificates import LIFETIME_S, RENEWED_AT, to_der
 from swarm_ft.identity.invites import Invite
@@ -24,8 +27,9 @@ logger = get_logger(__name__)
 ENROLMENTS_PER_S, ENROLMENT_BURST = 4.0, 128
 """Of one address: each is a write to the disk."""
 WATCH_EVERY_S = 1.0
-"""How long, at most, a new invitation is unknown, and a revoked key good for new calls."""
-
+"""How long, at most, a revoked key is good for new calls."""
+LOOK_EVERY_S = 0.1
+"""Handshakes look for new invitations, but not each one of a flood."""
 
 VOID = "this swarm's authority was replaced, and nobody is a member; ask for a new invitation"
 
@@ -59,10 +63,12 @@ class Enrolment:
         self._on_void = on_void
         self._rate: Rate[str] = Rate(per_s=ENROLMENTS_PER_S, burst=ENROLMENT_BURST)
         key, certificate = authority.coordinator()
-        self._version = registry.version()
+        self._version = self._looked_at = registry.version()
         self._invitations = registry.certificates()
+        self._one_reads = threading.Lock()
+        self._look_at_s = 0.0
         self.credentials = Credentials(
-            key, certificate, authority.certificate, lambda: self._invitations
+            key, certificate, authority.certificate, lambda: self._invitations, self._look
         )
         self._heed(registry.revoked())
 
@@ -111,9 +117,25 @@ class Enrolment:
         version = await asyncio.to_thread(self._registry.version)
         if version != self._version:
             await self._heed_keys()
-            self._invitations = await asyncio.to_thread(self._registry.certificates)
+            await asyncio.to_thread(self._read_invitations)
             self._heed(await asyncio.to_thread(self._registry.revoked))
             self._version = version
+
+    def _look(self) -> None:
+        """An invitation that was made just now is known before its bearer shows it."""
+        now_s = time.monotonic()
+        if now_s < self._look_at_s:
+            return
+        self._look_at_s = now_s + LOOK_EVERY_S
+        with suppress(JournalError):  # `run` will tell
+            self._read_invitations()
+
+    def _read_invitations(self) -> None:
+        with self._one_reads:
+            version = self._registry.version()
+            if version != self._looked_at:
+                self._invitations = self._registry.certificates()
+                self._looked_at = version
 
     async def _heed_keys(self) -> None:
         """Show the coordinator's key that is in the folder; with another authority, nothing."""

@@ -23,6 +23,7 @@ from swarm_ft.identity.certificates import Role
 from swarm_ft.identity.keys import PrivateKey
 from swarm_ft.identity.tickets import Ticket, sign_ticket
 from swarm_ft.log import get_logger
+from swarm_ft.protocol.machines.rate import Rate
 from swarm_ft.protocol.messages.meeting import (
     MAX_ENDPOINTS,
     MEETING_BYTES,
@@ -49,7 +50,7 @@ logger = get_logger(__name__)
 MEETING_S = 60.0
 """How long a meeting may take; what comes of it later is void."""
 MAX_WANTS, WANTS_PER_S = 64, 4.0
-"""How many a member may ask for at once, and how many a second in the long run."""
+"""How many meetings a member may ask for at once, and how many a second in the long run."""
 MAX_TRIALS = 12
 """Of the peers that came last, how many one that comes tries to reach, so that placement knows."""
 BUSY_MEETINGS = 128
@@ -70,8 +71,6 @@ class Present:
     Attributes:
         host: the address that its call comes from.
         reachable: what it said of itself.
-        wants: how many it may ask for now.
-        counted_s: when that was counted.
         is_peer: others may have to work with it.
         distances: how far relays are from it; None: it has not said yet.
     """
@@ -79,8 +78,6 @@ class Present:
     host: str
     reachable: Reachable
     is_peer: bool = False
-    wants: float = MAX_WANTS
-    counted_s: float
     distances: Distances | None = None
 
     @property
@@ -126,10 +123,10 @@ class Meetings:
     ways: dict[tuple[str, str], Way] = field(default_factory=dict)
     _meetings: dict[bytes, Meeting] = field(default_factory=dict)
     _known: Ways | None = None
+    # A member that calls anew has no more of them than before.
+    _wants: Rate[str] = field(default_factory=lambda: Rate(per_s=WANTS_PER_S, burst=MAX_WANTS))
 
-    def came(
-        self, name: str, host: str, reachable: Reachable, now_s: float, *, is_peer: bool = False
-    ) -> Said:
+    def came(self, name: str, host: str, reachable: Reachable, *, is_peer: bool = False) -> Said:
         """A member is there, or says anew where it is reached."""
         known = self.present.get(name)
         if known is not None and known.host == host:
@@ -137,9 +134,7 @@ class Meetings:
                 self._forget_ways(name)
             known.reachable, self._known = reachable, None
             return []
-        self.present[name] = Present(
-            host=host, reachable=reachable, counted_s=now_s, is_peer=is_peer
-        )
+        self.present[name] = Present(host=host, reachable=reachable, is_peer=is_peer)
         self._known = None
         return [(name, self._places())]
 
@@ -172,7 +167,7 @@ class Meetings:
         """
         match message:
             case Reachable():
-                return self.came(name, self.present[name].host, message, now_s)
+                return self.came(name, self.present[name].host, message)
             case Want(name=wanted):
                 return self._wanted(name, wanted, now_s)
             case Seen(meeting=number, address=address):
@@ -222,8 +217,8 @@ class Meetings:
             return []
         others = [o for o, p in self.present.items() if p.is_peer and p.distances and o != name]
         room = min(MAX_TRIALS, max(0, BUSY_MEETINGS - len(self._meetings)))
-        asked = [o for o in reversed(others) if ways.is_open_question(name, o)][:room]
-        own.wants -= len(asked)
+        open_ones = [o for o in reversed(others) if ways.is_open_question(name, o)][:room]
+        asked = [o for o in open_ones if not self._wants.wait_s(name, now_s)]
         return [said for other in asked for said in self._begin(name, other, now_s)]
 
     def _met(self, pair: tuple[str, str], way: Way) -> None:
@@ -239,12 +234,8 @@ class Meetings:
         self._known = None
 
     def _refusal(self, name: str, other: str, now_s: float) -> str | None:
-        asking = self.present[name]
-        asking.wants = min(MAX_WANTS, asking.wants + WANTS_PER_S * (now_s - asking.counted_s))
-        asking.counted_s = now_s
-        if asking.wants < 1:
+        if self._wants.wait_s(name, now_s):
             return f"it was asked for more than {WANTS_PER_S:g} meetings a second"
-        asking.wants -= 1
         if other == name:
             return "nobody meets itself"
         return None if other in self.present else "it is not there"
@@ -328,8 +319,8 @@ class Introductions:
         host = host_of(stream.remote).removeprefix(IPV4_IN_IPV6)
         try:
             first = await _with_addresses(first)
-            is_peer, now_s = stream.caller.role is Role.PEER, self._clock.now_s()
-            self._say(self.meetings.came(name, host, first, now_s, is_peer=is_peer))
+            is_peer = stream.caller.role is Role.PEER
+            self._say(self.meetings.came(name, host, first, is_peer=is_peer))
             await until_one_ends(_write(stream, queue), self._read(stream, name, queue))
         finally:
             if self._queues.get(name) is queue:

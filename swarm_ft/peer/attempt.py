@@ -352,7 +352,7 @@ class StageAttempt:
         if self._catching_up is None or self.connections.reducer is None:
             raise OutOfTurn(f"step {plan.step}: this peer has the stage, and cannot listen")
         for boundary in self.connections.boundaries:
-            boundary.begin(plan.step, frozenset())
+            boundary.begin(plan.step, {})
         if not plan.microbatches:
             return self._evaluated(plan)
         began_s = self._timeline.now_s()
@@ -502,6 +502,8 @@ class StageAttempt:
             (self._index - 1, self.connections.upstream, Direction.BACKWARD),
             (self._index + 1, self.connections.downstream, Direction.FORWARD),
         ):
+            if direction is Direction.BACKWARD and not self._engine.sends_gradients:
+                continue
             wanted = [batch for batch in done if index not in batch.done]
             for microbatch, boundary in self._routed(wanted, index, boundaries).items():
                 for sample in progress.done[microbatch]:

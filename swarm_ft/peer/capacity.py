@@ -36,13 +36,26 @@ async def measure_link(channel: Channel, machine: Machine, rng: Random) -> Machi
     """
     try:
         async with asyncio.timeout(TIMEOUT_S):
-            return await _measured(channel, machine, rng)
+            return await measured_link(channel, machine, rng)
     except (SwarmError, TimeoutError) as error:
         logger.info("link: not measured: %s", error or f"more than {TIMEOUT_S:g} s")
         return machine
 
 
-async def _measured(channel: Channel, machine: Machine, rng: Random) -> Machine:
+async def measured_link(
+    channel: Channel, machine: Machine, rng: Random, *, enough_s: float = ENOUGH_S
+) -> Machine:
+    """As `measure_link`, but whoever asks is told why it was not measured.
+
+    Args:
+        channel: to the coordinator.
+        machine: what is known of it.
+        rng: see `measure_link`.
+        enough_s: a transfer that took so long is believed.
+
+    Raises:
+        SwarmError: the coordinator cannot be asked, or measures others' for long.
+    """
     num_bytes, tries = FIRST_BYTES, 0
     while True:
         try:
@@ -53,7 +66,7 @@ async def _measured(channel: Channel, machine: Machine, rng: Random) -> Machine:
                 raise
             await asyncio.sleep(rng.uniform(0.5, 2.0))
             continue
-        if max(up_s, down_s) >= ENOUGH_S or num_bytes >= MOST_BYTES:
+        if max(up_s, down_s) >= enough_s or num_bytes >= MOST_BYTES:
             return replace(
                 machine,
                 up_bytes_per_s=num_bytes / up_s,

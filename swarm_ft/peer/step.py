@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
 
 from swarm_ft import failpoints
 from swarm_ft.errors import MalformedMessage, OutOfTurn
 from swarm_ft.ids import MicrobatchIndex, PeerId, SampleId, StepNumber
 from swarm_ft.peer.boundary.end import Boundary
 from swarm_ft.peer.context import PeerContext, run_in, to_its_end
-from swarm_ft.protocol.machines.pipeline import StageSchedule, StepDone, Task, TaskKind
+from swarm_ft.protocol.machines.pipeline import PARTS, StageSchedule, StepDone, Task, TaskKind
 from swarm_ft.protocol.messages.boundary import Frame, FrameKey
 from swarm_ft.protocol.messages.control import EvalSum, PlanStep
 from swarm_ft.protocol.messages.reports import Traffic, summed_by_boundary
@@ -29,7 +29,6 @@ from swarm_ft.protocol.spec.codec_spec import Direction
 from swarm_ft.protocol.spec.run_spec import BYTES_PER_TOKEN, TrainSpec
 from swarm_ft.protocol.spec.sample_rows import (
     CONTEXT,
-    NO_LABEL,
     counts_of,
     refusal,
     rows_in,
@@ -193,6 +192,7 @@ class StageStep:
             microbatches=[index for index in routes.batches if index not in routes.held_out],
             max_held=max_held,
             held_out=[index for index in routes.batches if index in routes.held_out],
+            has_backward=engine.has_backward,
         )
         # Bounded by the step's plan: what is not in it, or comes again, does not get here.
         self._arrivals: asyncio.Queue[tuple[FrameKey, Tensor | None]] = asyncio.Queue()
@@ -201,6 +201,7 @@ class StageStep:
         self._inputs: dict[MicrobatchIndex, Tensor] = {}
         self._gradients: dict[MicrobatchIndex, Tensor] = {}
         self._loss_sums: dict[MicrobatchIndex, float] = {}
+        self._lengths = plan.length_of
         needs_tokens = engine.is_first or engine.is_last
         batches = routes.batches.values() if needs_tokens else ()
         self._rows = {batch.index: _rows_of(plan, batch) for batch in batches}
@@ -245,18 +246,20 @@ class StageStep:
                 found[boundary.peer_id] = None
         return tuple(found)
 
-    def expected(self, boundary: Boundary, direction: Direction) -> frozenset[FrameKey]:
-        """Keys of all frames of this step that come over a boundary."""
+    def expected(self, boundary: Boundary, direction: Direction) -> Mapping[FrameKey, int]:
+        """Keys of all frames of this step that come over a boundary, and tokens of each."""
+        if direction is Direction.BACKWARD and not self._engine.has_backward:
+            return {}
         routes = (
             self._routes.upstream if direction is Direction.FORWARD else self._routes.downstream
         )
-        return frozenset(
-            self._key(self._routes.batches[index], sample, direction)
+        return {
+            self._key(self._routes.batches[index], sample, direction): self._lengths[sample]
             for index, passed in routes.items()
             if passed is boundary
             if direction is Direction.FORWARD or index not in self._routes.held_out
             for sample in self._routes.batches[index].samples
-        )
+        }
 
     def arrived(self, key: FrameKey, value: Tensor) -> None:
         """A neighbour's sample was decoded; float32 [tokens, channels]."""
@@ -332,7 +335,8 @@ class StageStep:
 
     async def _compute(self, task: Task) -> None:
         index, timed = task.microbatch, self._context.timeline.timed
-        self.parts_begun += task.kind.num_parts
+        is_all = task.kind is TaskKind.FORWARD and not self._engine.has_backward
+        self.parts_begun += PARTS if is_all else task.kind.num_parts
         self._task_began_s = self._context.clock.now_s()
         match task.kind:
             case TaskKind.FORWARD:
@@ -341,6 +345,9 @@ class StageStep:
                 forward = timed(SpanKind.FORWARD, self._engine.forward, index)
                 output = await run_in(self._context.compute, forward, index, x)
                 self._send(index, output, Direction.FORWARD)
+                if not self._engine.has_backward:
+                    self._loss_sums[index] = 0.0
+                    await self._count(index)
             case TaskKind.BACKWARD:
                 failpoints.reached("before-backward")
                 gradient = self._gradients.pop(index)
@@ -414,10 +421,11 @@ class StageStep:
         is_done = self._routes.stage_index + (1 if is_forward else -1) in batch.done
         for row, sample in enumerate(batch.samples):
             key = self._key(batch, sample, direction)
+            own = values[row, : self._lengths[sample]]  # what pads it is of no use to anybody
             if is_done:
-                boundary.hold(key, values[row])
+                boundary.hold(key, own)
             else:
-                boundary.send(key, values[row])
+                boundary.send(key, own)
 
     def _key(self, batch: Microbatch, sample: SampleId, direction: Direction) -> FrameKey:
         return FrameKey(self._plan.attempt, self._plan.step, batch.index, sample, direction)
@@ -444,14 +452,16 @@ def _rows_of(plan: PlanStep, batch: Microbatch) -> _Rows:
         why = refused[1] if refused else f"lengths {list(wanted)} of {list(counts.lengths)}"
         raise MalformedMessage(f"plan of step {plan.step}, microbatch {batch.index}: {why}")
     samples = samples_in(rows)
-    missing = (0, rows.shape[1] - samples.token_ids.shape[1])
     return _Rows(
-        token_ids=pad(torch.from_numpy(samples.token_ids), missing),
-        labels=pad(torch.from_numpy(samples.labels), missing, value=NO_LABEL),
+        token_ids=torch.from_numpy(samples.token_ids),
+        labels=torch.from_numpy(samples.labels),
         num_targets=counts.num_targets,
     )
 
 
 def _stacked(samples: list[Tensor]) -> Tensor:
-    """[tokens, channels] each -> [samples, tokens, channels]; one alone is not copied."""
-    return samples[0][None] if len(samples) == 1 else torch.stack(samples)
+    """[tokens, channels] each -> [samples, tokens, channels], with zeros behind shorter ones.
+
+    One alone is not copied.
+    """
+    return samples[0][None] if len(samples) == 1 else pad_sequence(samples, batch_first=True)

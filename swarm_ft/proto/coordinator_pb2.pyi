@@ -777,12 +777,14 @@ class PlacedPeer(_message.Message):
     def __init__(self, peer_id: _Optional[str] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., memory_bytes: _Optional[int] = ..., machine: _Optional[_Union[Machine, _Mapping]] = ...) -> None: ...
 
 class Placed(_message.Message):
-    __slots__ = ("peers", "reason")
+    __slots__ = ("peers", "reason", "relayed_percent")
     PEERS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    RELAYED_PERCENT_FIELD_NUMBER: _ClassVar[int]
     peers: _containers.RepeatedCompositeFieldContainer[PlacedPeer]
     reason: str
-    def __init__(self, peers: _Optional[_Iterable[_Union[PlacedPeer, _Mapping]]] = ..., reason: _Optional[str] = ...) -> None: ...
+    relayed_percent: int
+    def __init__(self, peers: _Optional[_Iterable[_Union[PlacedPeer, _Mapping]]] = ..., reason: _Optional[str] = ..., relayed_percent: _Optional[int] = ...) -> None: ...
 
 class LinkSample(_message.Message):
     __slots__ = ("data", "protocol_version")

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import ipaddress
 import os
 import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -30,6 +31,11 @@ LOOKED_S, DIALLED_S = 5.0, 4.0
 """How long a member that just began waits to know its router, and then to be dialled."""
 MAX_OFFSET_S, MAX_JOIN_OFFSET_S = 60.0, 3600.0
 """Of clocks: certificates begin an hour in the past; logs are hard to read before."""
+ANYWHERE = ("2001:4860:4860::8888", 53)
+RELAY = (
+    "for one: the coordinator without --no-relay, or 'swarm-ft relay' on a machine with a public "
+    "address"
+)
 
 
 class Verdict(StrEnum):
@@ -62,15 +68,14 @@ class Finding:
 
 async def examine_way(invite: Invite) -> AsyncIterator[Finding]:
     """Whether the swarm of this invitation is reached from here, and how this machine is."""
-    address, front = None, None
-    for address in invite.addresses:
-        try:
-            front = await ask_front(address)
-            break
-        except (OSError, TimeoutError, SwarmError) as error:
-            yield _unreached(address, error)
-    if address is None or front is None:
+    answers = await asyncio.gather(*map(_front_at, invite.addresses))
+    fronts = {a: front for a, front in answers if isinstance(front, FrontSays)}
+    for address, answer in answers:
+        if not isinstance(answer, FrontSays):
+            yield _unreached(address, answer, others=list(fronts))
+    if not fronts:
         return
+    address, front = next(iter(fronts.items()))
     round_trip_ms = front.took_s * 1000
     yield Finding("coordinator", Verdict.OK, f"{address} answers in {round_trip_ms:.0f} ms")
     yield await _swarm(address, invite)
@@ -82,6 +87,8 @@ async def examine_way(invite: Invite) -> AsyncIterator[Finding]:
     yield _router(standing)
     if standing.is_behind_router and not is_open:
         yield await _mapping(front)
+    yield ipv6(own_ipv6(), invite.addresses, fronts, standing)
+    yield _relay(front)
     yield reached(standing)
 
 
@@ -116,14 +123,25 @@ async def examine_member(reach: Reach, coordinator: str) -> AsyncIterator[Findin
     )
 
 
-def _unreached(address: str, error: Exception) -> Finding:
+async def _front_at(address: str) -> tuple[str, FrontSays | Exception]:
+    try:
+        return address, await ask_front(address)
+    except (OSError, TimeoutError, SwarmError) as error:
+        return address, error
+
+
+def _unreached(address: str, error: Exception, others: Sequence[str]) -> Finding:
+    """One of the invitation's addresses does not answer; `others` do."""
     reason = str(error) or "no answer"
     if isinstance(error, OSError) and error.errno:
         reason = os.strerror(error.errno)
+    says = f"{address}: {reason}"
+    if others:
+        return Finding("coordinator", Verdict.NOTE, says, f"{others[0]} answers, which is enough")
     return Finding(
         "coordinator",
         Verdict.BAD,
-        f"{address}: {reason}",
+        says,
         "ask the swarm's owner whether it runs, and at this address; some networks let out "
         "connections to few ports only",
     )
@@ -206,6 +224,57 @@ async def _mapping(front: FrontSays) -> Finding:
         "another router (CGNAT), and a port that this one maps leads nowhere",
         "ask the provider for IPv6, or for an address of your own",
     )
+
+
+def own_ipv6() -> str | None:
+    """The address from which this machine would speak to the whole internet; None: it has none.
+
+    No packet is sent to find out.
+    """
+    with suppress(OSError), socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as asker:
+        asker.connect(ANYWHERE)
+        own = ipaddress.IPv6Address(asker.getsockname()[0])
+        return str(own) if own.is_global else None
+    return None
+
+
+def ipv6(
+    own: str | None, addresses: Collection[str], fronts: Collection[str], standing: Standing
+) -> Finding:
+    """Whether others can reach this machine by IPv6, where no router changes ports.
+
+    Args:
+        own: its address.
+        addresses: of the coordinator.
+        fronts: those of them that answer.
+        standing: how others reach it otherwise.
+    """
+    if any(map(_is_ipv6, fronts)):
+        return Finding("ipv6", Verdict.OK, f"{own or 'this machine'} reaches the coordinator's")
+    verdict = Verdict.OK if standing.is_open else Verdict.NOTE  # it is not needed
+    if own is None:
+        advice = (
+            "" if standing.is_open else "ask the provider for it: no router hands out ports there"
+        )
+        return Finding("ipv6", verdict, "this machine has none", advice)
+    if any(map(_is_ipv6, addresses)):
+        advice = "" if standing.is_open else "see what firewalls of this network do with IPv6"
+        return Finding("ipv6", verdict, f"{own} does not reach the coordinator's", advice)
+    advice = "the swarm's owner may name the coordinator's in the invitation, if it has one"
+    says = f"{own} is not used: the invitation names no such address of the coordinator"
+    return Finding("ipv6", verdict, says, "" if standing.is_open else advice)
+
+
+def _is_ipv6(endpoint: str) -> bool:
+    return endpoint.startswith("[")
+
+
+def _relay(front: FrontSays) -> Finding:
+    """Whether there is one for sure: a coordinator that is none has no second port."""
+    if front.other_port:
+        return Finding("relay", Verdict.OK, "beside the coordinator")
+    says = "none beside the coordinator; who joins is told of others"
+    return Finding("relay", Verdict.NOTE, says, f"if there is none, ask the swarm's owner {RELAY}")
 
 
 # ---- how others reach a machine, decided from what is known of it
@@ -300,7 +369,7 @@ def _opening(standing: Standing, cause: Cause) -> str:
         return f"open {port} in the firewall"
     return (
         f"forward {port} in the router and start with --port and --announce; or ask the swarm's "
-        "owner for a relay (the coordinator without --no-relay)"
+        f"owner {RELAY}"
     )
 
 

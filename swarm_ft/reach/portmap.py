@@ -12,10 +12,12 @@ import importlib.util
 import ipaddress
 import socket
 import struct
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from swarm_ft.log import get_logger
 
@@ -39,10 +41,12 @@ class Mapping:
     Attributes:
         endpoint: `host:port`, from outside.
         lifetime_s: it is gone after so long.
+        undo: has the router forget it now; OSError if it does not answer.
     """
 
     endpoint: str
     lifetime_s: float
+    undo: Callable[[], Awaitable[object]]
 
 
 class Refused(OSError):
@@ -72,9 +76,8 @@ async def mapped(port: int, gateway: str | None = None) -> AsyncIterator[str | N
     finally:
         renewing.cancel()
         await asyncio.gather(renewing, return_exceptions=True)
-        if gateway is not None:
-            with suppress(OSError):
-                await ask_nat_pmp(gateway, port, lifetime_s=0)
+        with suppress(OSError):
+            await mapping.undo()
 
 
 async def router_address(gateway: str | None = None) -> str | None:
@@ -93,7 +96,9 @@ async def _first_mapping(port: int, gateway: str | None) -> Mapping | None:
         with suppress(OSError):
             return await ask_nat_pmp(gateway, port)
     with suppress(OSError):
-        return Mapping(f"{await asyncio.to_thread(_ask_upnp, port)}:{port}", LIFETIME_S)
+        host = await asyncio.to_thread(_ask_upnp, port)
+        undo = partial(asyncio.to_thread, _forget_upnp, port)
+        return Mapping(f"{host}:{port}", LIFETIME_S, undo)
     return None
 
 
@@ -119,7 +124,8 @@ async def ask_nat_pmp(gateway: str, port: int, lifetime_s: int = LIFETIME_S) -> 
     question = struct.pack(">BBHHHL", 0, _MAP_TCP, 0, port, port if lifetime_s else 0, lifetime_s)
     answer = await _ask(gateway, question, answer_bytes=16)
     outside, granted_s = struct.unpack(">HL", answer[10:16])
-    return Mapping(f"{host}:{outside}", granted_s)
+    undo = partial(ask_nat_pmp, gateway, port, lifetime_s=0)
+    return Mapping(f"{host}:{outside}", granted_s, undo)
 
 
 async def _nat_pmp_address(gateway: str) -> str:
@@ -167,6 +173,25 @@ def default_gateway(routes: Path = Path("/proc/net/route")) -> str | None:
 
 def _ask_upnp(port: int | None) -> str:
     """Its address outside; with a port, it leads there from now on."""
+    with _upnp_router() as router:
+        if port is not None:
+            router.addportmapping(port, "TCP", router.lanaddr, port, "swarm-ft", "")
+        return str(router.externalipaddress())
+
+
+def _forget_upnp(port: int) -> None:
+    """The port leads nowhere any more."""
+    with _upnp_router() as router:
+        router.deleteportmapping(port, "TCP")
+
+
+@contextmanager
+def _upnp_router() -> Iterator[Any]:
+    """The one that answers.
+
+    Raises:
+        Refused: there is none, or it says no.
+    """
     if importlib.util.find_spec("miniupnpc") is None:
         raise Refused("miniupnpc is not installed")
     import miniupnpc
@@ -177,9 +202,7 @@ def _ask_upnp(port: int | None) -> str:
         if not router.discover():
             raise Refused("no router speaks UPnP")
         router.selectigd()
-        if port is not None:
-            router.addportmapping(port, "TCP", router.lanaddr, port, "swarm-ft", "")
-        return str(router.externalipaddress())
+        yield router
     except Refused:
         raise
     except Exception as error:  # noqa: BLE001 - its own have no kind in common

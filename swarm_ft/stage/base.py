@@ -24,7 +24,7 @@ class LossAndGradient:
 
     Attributes:
         loss_sum: cross-entropy in nats, summed over the microbatch's targets.
-        input_gradient: float32 [B, T, C] of the step's mean loss; None in a one-stage swarm.
+        input_gradient: float32 [B, T, C] of the step's mean loss; None if nobody waits for it.
     """
 
     loss_sum: float
@@ -61,8 +61,19 @@ class Engine(Protocol):
         """Whether this stage holds one of two synchronised tensors and another stage the other."""
 
     @property
+    def has_backward(self) -> bool:
+        """Whether anything trains here or below. Else `forward` keeps nothing for a `backward`.
+
+        `weight_gradients` follows it then, and counts the microbatch.
+        """
+
+    @property
+    def sends_gradients(self) -> bool:
+        """Whether anything trains below this stage, and so waits for its input's gradients."""
+
+    @property
     def num_values(self) -> int:
-        """How long `flat_gradient` is."""
+        """How long `flat_gradient` is: 1 or more, so that replicas always have something to sum."""
 
     @property
     def state_bytes(self) -> int:
@@ -74,9 +85,10 @@ class Engine(Protocol):
 
     @property
     def microbatch_bytes(self) -> int:
-        """What one microbatch holds between two calls, the most of all so far; 0 before the first.
+        """What a whole microbatch holds between two calls, as those so far tell; 0 before them.
 
-        It holds it from its forward until its `weight_gradients` are done.
+        It holds it from its forward until its `weight_gradients` are done. Samples may be shorter
+        than the run's longest, and then it holds less.
         """
 
     def load(self) -> None:
@@ -84,6 +96,7 @@ class Engine(Protocol):
 
         Raises:
             BadLayers, BadModel, RunMismatch: see `Checkpoint.load`.
+            BadOption: the run's adapters cannot stand beside the stage's layers.
         """
 
     # ---- a step
@@ -187,7 +200,7 @@ class Engine(Protocol):
                 it before `weight_gradients`.
 
         Returns:
-            The input's gradient, float32 [B, T, C]; None at the first stage.
+            The input's gradient, float32 [B, T, C]; None if nobody below waits for it.
 
         Raises:
             MalformedMessage: another shape or dtype than the output's.
@@ -239,7 +252,7 @@ class Engine(Protocol):
     # ---- gradients on their way to others
 
     def flat_gradient(self) -> Tensor:
-        """All gradients of this stage, float32 [n], parameters by name; zeros for none."""
+        """All gradients of this stage, float32 [n], by name; zeros for none, a zero for nothing."""
 
     def take_sum(self, total: Tensor) -> None:
         """Go on with the sum [n] of all replicas' gradients in the place of this one's.

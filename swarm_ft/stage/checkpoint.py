@@ -299,6 +299,16 @@ class Checkpoint:
             shutil.copyfile(generation, directory / GENERATION_FILE)
 
     @property
+    def skeleton(self) -> PreTrainedModel:
+        """The whole causal model, without memory."""
+        return self._skeleton
+
+    @property
+    def revision(self) -> str | None:
+        """Commit of a hub id; None for a directory."""
+        return self._source.revision
+
+    @property
     def _embedding(self) -> str:
         return self.architecture.embedding_weight
 

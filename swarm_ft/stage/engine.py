@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Self
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,7 @@ from swarm_ft.protocol.spec.bounds import MAX_SQUARED_NORM
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.protocol.spec.sample_rows import NO_LABEL
+from swarm_ft.stage.adapters import attach
 from swarm_ft.stage.architecture import check_seq_length
 from swarm_ft.stage.base import LossAndGradient, OpenStep
 from swarm_ft.stage.checkpoint import Checkpoint
@@ -141,6 +143,12 @@ class HeldBytes:
         self.most = 0
         self._num_tokens = 0
 
+    def of(self, num_tokens: int) -> int:
+        """What one of so many tokens would hold, were it the largest; never less than was seen."""
+        if num_tokens <= self._num_tokens:
+            return self.most
+        return math.ceil(self.most * num_tokens / max(1, self._num_tokens))
+
     @contextmanager
     def measuring(self, x: Tensor, but: nn.Module) -> Iterator[Storages]:
         """Count what a forward pass inside saves, if no microbatch was as large before.
@@ -158,12 +166,19 @@ class HeldBytes:
         held = Storages(but=(*but.parameters(), *but.buffers()))
         held.add(x)
 
+        saved: list[ref[Tensor]] = []
+
         def save(tensor: Tensor) -> Tensor:
-            held.add(tensor)
-            return tensor.detach()
+            kept = tensor.detach()
+            saved.append(ref(kept))
+            return kept
 
         with saved_tensors_hooks(save, lambda tensor: tensor):
             yield held
+        # What was saved for nothing, as DoRA does, is gone by now.
+        for tensor in (weak() for weak in saved):
+            if tensor is not None:
+                held.add(tensor)
         self._num_tokens = x.shape[:2].numel()
         self.saw(held)
 
@@ -220,6 +235,8 @@ class StageEngine:
         self.layers = layers
         self.is_first = layers.start == 0
         self.is_last = layers.stop == spec.model.num_blocks
+        self.sends_gradients = spec.gradients_cross(layers.start)
+        self.has_backward = spec.gradients_cross(layers.stop)
         self._checkpoint = checkpoint
         self._spec = spec
         self._device = device
@@ -241,7 +258,8 @@ class StageEngine:
     @property
     def microbatch_bytes(self) -> int:
         """See `Engine`."""
-        return self._held.most
+        train = self._spec.train
+        return self._held.of(train.micro_batch_size * train.seq_length)
 
     @property
     def weights(self) -> StageWeights:
@@ -273,11 +291,15 @@ class StageEngine:
         # With both ends in one stage there is nothing to exchange: one parameter has both roles.
         tie = train.sync_tied_embeddings and self.is_first and self.is_last
         module.materialise(tensors, self._device, tie=tie)
+        if train.adapts:
+            attach(module, self._spec)
+        else:
+            module.train_only(self._spec.trained_layers)
         module.train(train.dropout)
         self._weights = StageWeights(
-            module, weight_decay=train.weight_decay, synchronised=train.sync_tied_embeddings
+            module, weight_decay=train.weight_decay, synchronised=self._spec.keeps_tied
         )
-        if self.is_last and self._spec.model.tied_embeddings and not train.sync_tied_embeddings:
+        if self.is_last and self._spec.model.tied_embeddings and not self._spec.keeps_tied:
             _log.info(
                 "embeddings-untied layers=%s: the model ties its head to its token embeddings; in "
                 "this run the head trains on its own (--tied-embeddings sync keeps them tied)",
@@ -309,7 +331,10 @@ class StageEngine:
         step = self.open_step
         graph = self._run(step, microbatch, x)
         self._check_finite(graph.output, microbatch, "output")
-        step.graphs[microbatch] = graph
+        if self.has_backward:
+            step.graphs[microbatch] = graph
+        else:
+            step.left[microbatch] = []
         return graph.output.detach().cpu()
 
     def forward_backward(
@@ -424,6 +449,8 @@ class StageEngine:
 
     def export(self) -> bytes:
         """See `Engine`."""
+        if self._spec.train.adapts and not self._spec.train.merge:
+            return self.weights.export_adapter()
         return self.weights.export()
 
     def state(self) -> dict[str, Tensor]:
@@ -440,9 +467,13 @@ class StageEngine:
         (check_tokens if self.is_first else check_hidden)(x, self._spec)
         train = self._spec.train
         seeds = DropoutSeeds(seed=train.seed, step=step.number, microbatch=microbatch)
-        x = x.to(self._device).detach().requires_grad_(not self.is_first)
+        x = x.to(self._device).detach().requires_grad_(self.sends_gradients)
         weights = self.weights
-        with self._held.measuring(x, but=weights.module) as held, self._autocast:
+        with (
+            torch.set_grad_enabled(self.has_backward),
+            self._held.measuring(x, but=weights.module) as held,
+            self._autocast,
+        ):
             output: Tensor = weights.module(x, seeds if train.dropout else None).float()
             held.add(output)
         return _Graph(x, output)
@@ -453,7 +484,8 @@ class StageEngine:
         """All gradients but those of linear layers' weights; the input's is returned."""
         step, linears = self.open_step, self.weights.linears
         left = step.left[microbatch] = []  # first: should it fail, nobody resumes the step
-        torch.autograd.backward(root, gradient)
+        if root.requires_grad:  # adapters may be in other blocks than the stage's first
+            torch.autograd.backward(root, gradient)
         left += linears.take()
         self._held.saw(Storages.of(tensor for product in left for tensor in product.tensors))
         return self._input_gradient(microbatch, graph.x.grad)

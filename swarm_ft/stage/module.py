@@ -25,7 +25,7 @@ from swarm_ft.ids import MicrobatchIndex, StepNumber
 from swarm_ft.protocol.spec.digest import digest_of
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.sample_rows import NO_LABEL
-from swarm_ft.stage.architecture import EMBED_PART, architecture_of, block_part, cut
+from swarm_ft.stage.architecture import EMBED_PART, HEAD_PART, architecture_of, block_part, cut
 from swarm_ft.stage.device import drawing_apart
 from swarm_ft.stage.skeleton import ModelConfig, base_of, build_skeleton, fill_buffers
 
@@ -109,6 +109,26 @@ class StageModule(nn.Module):
         if tie:
             self.get_submodule(self.architecture.head).weight = self.embedding_weight
 
+    def train_only(self, layers: LayerRange) -> None:
+        """Freeze all but these blocks.
+
+        The embeddings train with the model's first block, norm and head with its last.
+        """
+        whole = self.architecture.num_blocks
+        parts = {block_part(index) for index in range(layers.start, layers.stop)}
+        parts |= {EMBED_PART} if layers.start == 0 else set()
+        parts |= {HEAD_PART} if layers.stop == whole else set()
+        for name, parameter in self.named_parameters():
+            parameter.requires_grad_(self.architecture.part_of(name) in parts)
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """What is trained, by name; of all else there is no gradient and no moment.
+
+        Optimizer, gradients, their norm, state and reduction go by this list.
+        """
+        own = self.named_parameters()
+        return {name: parameter for name, parameter in own if parameter.requires_grad}
+
     @property
     def embedding_weight(self) -> nn.Parameter:
         """Token embeddings [V, C]; first stage only."""
@@ -139,10 +159,17 @@ class StageModule(nn.Module):
             hidden_btc: the last block's output.
             labels_bt: int64; position t predicts label t + 1, unless that is `NO_LABEL`.
         """
+        hidden_btc, targets_bt = hidden_btc[:, :-1], labels_bt[:, 1:]
+        is_target_bt = targets_bt != NO_LABEL
+        if not bool(is_target_bt.all()):
+            # Logits are the largest tensors there are: none of what is only read, or pads a
+            # sample. Each target is a sample of one token, for which any model has positions.
+            hidden_btc, targets_bt = hidden_btc[is_target_bt][:, None], targets_bt[is_target_bt]
         with drawing_apart(hidden_btc.device) if self.training else nullcontext():
-            logits_btv: Tensor = self._passage.beyond(self.causal, hidden_btc[:, :-1]).logits
-        logits_nv, targets_n = logits_btv.float().flatten(0, 1), labels_bt[:, 1:].flatten()
-        return cross_entropy(logits_nv, targets_n, reduction="sum", ignore_index=NO_LABEL)
+            logits_btv: Tensor = self._passage.beyond(self.causal, hidden_btc).logits
+        return cross_entropy(
+            logits_btv.float().flatten(0, 1), targets_bt.flatten(), reduction="sum"
+        )
 
 
 class _Passage:
@@ -257,7 +284,8 @@ class _Door:
 # The stage upstream waits for the gradient of the input; nobody waits for those of the weights,
 # which a stage can compute when it would idle (Qi et al. 2023, arXiv 2401.10241). What autograd
 # does in one go is cut in two here, with the same products of the same operands, so both ways end
-# with the same bits.
+# with the same bits. A frozen layer is left with the gradient of its input alone, for which
+# nothing of the microbatch is kept.
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,7 +393,8 @@ class _Context(Protocol):
 class _Deferred(torch.autograd.Function):
     """A layer whose backward pass is the input's gradient alone.
 
-    The weight is an input so that the output has a gradient whether the layer's input has or not.
+    The weight is an input so that the output has a gradient if the layer's input has none, and none
+    if both are without.
     """
 
     @staticmethod
@@ -373,7 +402,8 @@ class _Deferred(torch.autograd.Function):
         ctx: _Context, x: Tensor, _weight: Tensor, layer: nn.Module, owner: DeferredLinears
     ) -> Tensor:
         x_ni = x.detach().reshape(-1, x.shape[-1])
-        ctx.save_for_backward(x_ni)
+        if ctx.needs_input_grad[1]:
+            ctx.save_for_backward(x_ni)
         ctx.layer, ctx.owner, ctx.shape = layer, owner, x.shape
         bias = None if layer.bias is None else owner.cast(layer.get_parameter("bias"), x.dtype)
         output_no = linear(x_ni, owner.weight_oi(layer, x.dtype), bias)
@@ -384,12 +414,13 @@ class _Deferred(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: _Context, *gradients: Tensor) -> tuple[Tensor | None, None, None, None]:
-        (x_ni,) = ctx.saved_tensors
-        gradient_no = gradients[0].reshape(len(x_ni), gradients[0].shape[-1])
-        ctx.owner.left(WeightProduct(ctx.layer, x_ni, gradient_no))
+        gradient_no = gradients[0].reshape(-1, gradients[0].shape[-1])
+        if ctx.needs_input_grad[1]:
+            (x_ni,) = ctx.saved_tensors
+            ctx.owner.left(WeightProduct(ctx.layer, x_ni, gradient_no))
         if not ctx.needs_input_grad[0]:
             return None, None, None, None
-        weight_oi = ctx.owner.weight_oi(ctx.layer, x_ni.dtype)
+        weight_oi = ctx.owner.weight_oi(ctx.layer, gradient_no.dtype)
         return gradient_no.mm(weight_oi).view(ctx.shape), None, None, None
 
 

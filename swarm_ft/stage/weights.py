@@ -1,11 +1,12 @@
 """Weights, gradients and AdamW of one stage. Knows no microbatch, no step, no loss.
 
-Tensors come and go on the CPU.
+All but the export is about what trains, see `StageModule.trainable`. Tensors come and go on the
+CPU.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 import torch
 from safetensors.torch import save
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from swarm_ft.errors import BadSnapshot, MalformedMessage
 from swarm_ft.protocol.spec.run_spec import COPIES_PER_WEIGHT, MAX_STEPS
+from swarm_ft.stage.adapters import adapter_weights, merged_weights
 from swarm_ft.stage.conversion import as_published
 from swarm_ft.stage.device import summable
 from swarm_ft.stage.module import DeferredLinears, StageModule
@@ -40,18 +42,19 @@ class StageWeights:
         self.module = module
         self.linears = DeferredLinears(module)
         self._synchronised = synchronised
-        self._optimizer = _adamw(module, weight_decay)
+        self._optimizer = _adamw(module.trainable().values(), weight_decay)
 
     @property
     def num_values(self) -> int:
-        """Of the whole gradient."""
-        return sum(parameter.numel() for parameter in self._by_name())
+        """Of the whole gradient; where nothing trains, one that is 0."""
+        return max(1, sum(parameter.numel() for parameter in self._by_name()))
 
     @property
     def num_bytes(self) -> int:
         """Of weights, gradients and moments, and of what is made of weights to compute with."""
-        own = sum(parameter.nbytes for parameter in self._by_name())
-        return COPIES_PER_WEIGHT * own + self.linears.cast_bytes
+        trained = sum(parameter.nbytes for parameter in self._by_name())
+        weights = sum(parameter.nbytes for parameter in self.module.parameters())
+        return weights + (COPIES_PER_WEIGHT - 1) * trained + self.linears.cast_bytes
 
     def zero_grad(self) -> None:
         """Drop all gradients, those that were yet to be computed too."""
@@ -60,7 +63,7 @@ class StageWeights:
 
     def squared_grad_norm(self) -> float:
         """Sum of squares of the gradients, accumulated in float64; the tied tensor counts once."""
-        own = dict(self.module.named_parameters())
+        own = self.module.trainable()
         if self._synchronised and not self.module.is_first:
             own.pop(self.module.architecture.head_weight, None)
         norms = [
@@ -128,21 +131,26 @@ class StageWeights:
         self.zero_grad()
 
     def export(self) -> bytes:
-        """A shard of float32 weights under Hugging Face's names.
+        """A shard of float32 weights under Hugging Face's names, adapters added to them.
 
         Synchronised embeddings are in the first stage's shard alone.
         """
-        weights = dict(self.module.state_dict())
+        weights = merged_weights(self.module)
         if self._synchronised:
             weights.pop(self.module.architecture.head_weight, None)
         weights = as_published(self.module.causal, weights)
         data: bytes = save(weights, metadata={"format": "pt"})
         return data
 
+    def export_adapter(self) -> bytes:
+        """The stage's adapters alone, under peft's names."""
+        data: bytes = save(adapter_weights(self.module), metadata={"format": "pt"})
+        return data
+
     def state(self) -> dict[str, Tensor]:
-        """Copies on the CPU of all weights and moments; a shared weight is there once."""
+        """Copies on the CPU of what trains and its moments; a shared weight is there once."""
         state: dict[str, Tensor] = {}
-        for name, parameter in self.module.named_parameters():
+        for name, parameter in self.module.trainable().items():
             state[name] = _copy(parameter)
             held = self._optimizer.state.get(parameter) or _unstepped(parameter)
             for kind in (EXP_AVG, EXP_AVG_SQ, STEP):
@@ -156,7 +164,7 @@ class StageWeights:
             BadSnapshot: a tensor is missing, unknown, of another shape or dtype, not finite, or
                 nothing that AdamW could have come to; nothing was changed.
         """
-        parameters = dict(self.module.named_parameters())
+        parameters = self.module.trainable()
         _check(parameters, state)
         for name, parameter in parameters.items():
             parameter.detach().copy_(state[name])
@@ -171,7 +179,7 @@ class StageWeights:
         self.zero_grad()
 
     def _by_name(self) -> list[nn.Parameter]:
-        own = dict(self.module.named_parameters())
+        own = self.module.trainable()
         return [own[name] for name in sorted(own)]
 
     def _tied_weight(self) -> nn.Parameter:
@@ -180,14 +188,14 @@ class StageWeights:
 
 def _parts(flat: Tensor, parameters: list[nn.Parameter]) -> list[Tensor]:
     """Views of `flat`, one of each parameter's shape."""
-    pieces = torch.split(flat, [p.numel() for p in parameters])
+    pieces = torch.split(flat, [p.numel() for p in parameters]) if parameters else ()
     return [piece.view(p.shape) for piece, p in zip(pieces, parameters, strict=True)]
 
 
-def _adamw(module: nn.Module, weight_decay: float) -> torch.optim.AdamW:
+def _adamw(parameters: Collection[nn.Parameter], weight_decay: float) -> torch.optim.AdamW:
     """AdamW whose decay spares biases and norms: in these models, all that has one dimension."""
-    decayed = [p for p in module.parameters() if p.ndim > 1]
-    spared = [p for p in module.parameters() if p.ndim <= 1]
+    decayed = [p for p in parameters if p.ndim > 1]
+    spared = [p for p in parameters if p.ndim <= 1]
     groups = [
         {"params": decayed, "weight_decay": weight_decay},
         {"params": spared, "weight_decay": 0.0},
@@ -195,13 +203,14 @@ def _adamw(module: nn.Module, weight_decay: float) -> torch.optim.AdamW:
     return torch.optim.AdamW(groups, lr=0.0, betas=BETAS, eps=1e-8)
 
 
-# ---- all that a stage's training goes on from: weights and AdamW's moments, by name
+# ---- all that a stage's training goes on from: what trains and AdamW's moments, by name
 #
 # One flat table of CPU tensors: a weight under its own name, and for each weight
 # `adamw/exp_avg/NAME`, `adamw/exp_avg_sq/NAME` and `adamw/step/NAME` (a float32 number, as torch
 # keeps it). A weight that was never stepped has zeros there, which is what AdamW begins with, so
 # stages that went on from equal states have equal tables. Learning rates come with each commit
-# and random numbers from (seed, step, microbatch, block), so neither is part of it.
+# and random numbers from (seed, step, microbatch, block), so neither is part of it; nor are frozen
+# weights, which every peer reads from the run's checkpoint for itself.
 
 EXP_AVG = "exp_avg"
 EXP_AVG_SQ = "exp_avg_sq"

@@ -37,6 +37,7 @@ class Credentials:
         certificate: of that key, by the swarm's authority.
         authority: the swarm's; whom it did not certify is refused in the handshake.
         invitations: those by which newcomers are let in, as of each handshake.
+        look: called before each handshake, in threads of gRPC's; there may be new invitations.
     """
 
     def __init__(
@@ -45,11 +46,13 @@ class Credentials:
         certificate: Certificate,
         authority: Certificate,
         invitations: Invitations = nobody_else,
+        look: Callable[[], None] = lambda: None,
     ) -> None:
         self.key_pem = key_pem(key)
         self.certificate = certificate
         self.authority = authority
         self._invitations = invitations
+        self._look = look
         self._revoked: frozenset[str] = frozenset()
         self._void = ""
 
@@ -101,6 +104,7 @@ class Credentials:
             # None while nothing changed, and not the same anew: gRPC frees what it had before while
             # other handshakes still use it, so that many at once would crash the process.
             nonlocal shown
+            self._look()
             now = self._shown()
             if now == shown:
                 return None

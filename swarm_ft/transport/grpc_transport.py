@@ -88,6 +88,14 @@ _GONE = frozenset(
     }
 )
 
+_OF_ANOTHER_SWARM = "who answers shows a certificate of another swarm"
+_MEANINGS = (
+    ("Hostname Verification Check failed", "who answers shows another member's certificate"),
+    ("certificate signature failure", _OF_ANOTHER_SWARM),
+    ("CERTIFICATE_VERIFY_FAILED", _OF_ANOTHER_SWARM),
+)
+"""Of what gRPC says when a handshake fails."""
+
 Metadata = Iterable[tuple[str, str | bytes]]
 
 
@@ -109,8 +117,13 @@ def from_status(
         if key == METADATA_KEY and isinstance(value, bytes):
             code, _, message = value.decode("utf-8", "replace").partition("\n")
             return from_code(code, _printable(message))
-    text = f"{remote}: {_printable(details) or 'no detail'} (gRPC {status.name})"
+    text = f"{remote}: {_printable(_in_words(details)) or 'no detail'} (gRPC {status.name})"
     return Unavailable(text) if status in _GONE else InternalError(text)
+
+
+def _in_words(details: str) -> str:
+    """What gRPC says, in words of its users where these know more."""
+    return next((words for sign, words in _MEANINGS if sign in details), details)
 
 
 def _printable(text: str) -> str:
@@ -252,7 +265,7 @@ class GrpcChannel:
     def __init__(
         self, endpoint: str, name: str, options: GrpcOptions, place: LocalPlace | None = None
     ) -> None:
-        self._endpoint = endpoint
+        self._remote = endpoint or f"peer {name}"
         self._options = options
         # `dns:///` so that no endpoint, which a stranger may have announced, can choose
         # another of gRPC's schemes, such as `unix:`.
@@ -272,7 +285,7 @@ class GrpcChannel:
         begun = self._channel.stream_stream(method.path)(wait_for_ready=False)
         return ClientStream(
             begun,
-            self._endpoint,
+            self._remote,
             method.request,
             method.reply,
             method.request_bytes,

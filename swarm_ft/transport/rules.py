@@ -24,7 +24,7 @@ RULES: dict[str, frozenset[Role]] = {
     methods.STATUS.path: frozenset({Role.PEER, Role.CLIENT}),
     methods.INTRODUCE.path: frozenset({Role.PEER, Role.CLIENT}),
     methods.PLACE.path: frozenset({Role.CLIENT}),
-    methods.MEASURE_LINK.path: frozenset({Role.PEER}),
+    methods.MEASURE_LINK.path: frozenset({Role.NEWCOMER, Role.PEER}),
     methods.RELAY.path: frozenset({Role.RELAY}),
     methods.LINK.path: frozenset({Role.PEER}),
     methods.LIST_CHUNKS.path: frozenset({Role.PEER, Role.CLIENT}),

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft import PeftModel
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
@@ -97,6 +98,26 @@ def test_the_demo_trains_its_own_model_and_tells_what_came_of_it(shell: Shell) -
     summary = "\n".join(demo.out)
     assert "perplexity  " in summary
     assert "swarm-ft-output" in summary
+    assert shell.all_gone(), shell.alive()
+
+
+def test_the_demo_trains_an_adapter_that_peft_loads(shell: Shell) -> None:
+    chosen = ("--adapter", "lora", "--lora_r", 4, "--train-layers", "3-")
+    demo = shell.spawn("demo", *chosen, "--steps", 6, "--json", "report.json")
+    assert demo.ends(120) == 0, demo.err
+    report = json.loads((shell.cwd / "report.json").read_text())
+    assert report["losses"][-1] < report["losses"][0]
+    assert [report["bytes"][name]["backward"] > 0 for name in ("2", "4")] == [False, True]
+    out, made = shell.cwd / "swarm-ft-output", shell.cwd / "swarm-ft-output-demo" / "input"
+    base = AutoModelForCausalLM.from_pretrained(made / "model")
+    before = {name: tensor.clone() for name, tensor in base.state_dict().items()}
+    merged = PeftModel.from_pretrained(base, out).merge_and_unload().state_dict()
+    changed = {name for name in before if not torch.equal(before[name], merged[name])}
+    blocks = {name.split(".")[2] for name in changed}
+    assert blocks == {"3", "4", "5"}
+    assert all(name.endswith(".weight") for name in changed)
+    own = perplexity(out, made / "heldout.txt", SEQ_LENGTH)
+    assert report["eval"]["perplexity"] == pytest.approx(own, rel=1e-3)
     assert shell.all_gone(), shell.alive()
 
 

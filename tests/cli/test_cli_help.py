@@ -31,7 +31,7 @@ COMMANDS = (
     ("sample",),
 )
 HEAVY = {"torch", "grpc", "hivemind", "transformers", "safetensors", "sqlite3", "rich", "numpy"}
-HEAVY |= {"datasets", "pyarrow", "pandas", "jinja2"}
+HEAVY |= {"datasets", "pyarrow", "pandas", "jinja2", "peft", "accelerate"}
 HELP_CPU_S = 0.5
 
 READING = {
@@ -75,6 +75,15 @@ JOB = READING | {
     "--no-shuffle",
     "--dropout",
     "--no-dropout",
+    "--adapter",
+    "--lora-r",
+    "--lora-alpha",
+    "--lora-dropout",
+    "--target-modules",
+    "--lora-target-modules",
+    "--merge",
+    "--no-merge",
+    "--train-layers",
     "--tied-embeddings",
     "--fw",
     "--forward-codec",
@@ -187,6 +196,13 @@ def test_a_command_has_the_options_it_is_known_for_and_no_others(words: tuple[st
     options = [p for p in command_of(words).params if isinstance(p, click.Option)]
     assert {name for p in options for name in (*p.opts, *p.secondary_opts)} == OPTIONS[words]
     assert all(option.help for option in options), "every option says what it is for"
+
+
+def test_options_may_be_written_with_underscores(run_here: RunHere) -> None:
+    for option in ("--lora-r", "--lora_r"):
+        answer = run_here("plan", "--model", "nowhere", option, "0")
+        assert answer.code == 2
+        assert "--lora-r: expected 1 to" in answer.err
 
 
 def test_demo_and_client_train_take_the_same_job() -> None:

@@ -85,6 +85,7 @@ _OF_HOMES = (
     ("peer", Fault.MOVE),
     ("client", Fault.FORGET),
     ("relay", Fault.DROP),
+    ("relay", Fault.KILL),
     ("coordinator", Fault.AWAY),
 )
 

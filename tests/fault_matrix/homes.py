@@ -3,7 +3,9 @@
 Each has an internet of its own (`benchmarks.lab.homes`, for root alone), and the losses of the same
 swarm on one machine, to the last digit. `forget`: a router loses its table of connections, `move`:
 and its address. `home:relay:drop`: the relay and the coordinator, which are one process, lose all
-connections as a commit is being said. `home:coordinator:away`: killed, and back on its journal.
+connections as a commit is being said. `home:relay:kill`: a relay that is a process of its own, and
+nearer than the coordinator's, in the middle of a step. `home:coordinator:away`: killed, and back on
+its journal.
 """
 
 from __future__ import annotations
@@ -77,7 +79,11 @@ class _Trial:
         )
         self._peer, self._client = peer.router, client.router
         machines = [house.machines[0] for house in (public, peer, other, client)]
-        self._town = Town(folder, machines[0], (machines[1], machines[2]), machines[3])
+        has_relay = (cell.phase, cell.fault) == ("relay", Fault.KILL)
+        self._town = Town(
+            *(folder, machines[0], (machines[1], machines[2]), machines[3]),
+            relay=internet.household(Home("open")).machines[0] if has_relay else None,
+        )
 
     def outcome(self, sample: SampleInput, quiet: tuple[float, ...]) -> Outcome:
         """What came of it."""
@@ -111,6 +117,8 @@ class _Trial:
                 self._client.flush_connections()
             case "relay", Fault.DROP:
                 town.order("drop")
+            case "relay", Fault.KILL:
+                town.kill_relay()
             case "coordinator", Fault.AWAY:
                 town.kill_coordinator()
                 time.sleep(self._away_s)

@@ -12,7 +12,7 @@ import shutil
 import stat
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -55,27 +55,15 @@ from tests.hostile.wicked import wicked
 Attack = Callable[[Scene], Awaitable[None]]
 
 
-@dataclass(frozen=True, slots=True)
-class Listed:
-    """One attack.
-
-    Attributes:
-        awaits: see `Outcome`.
-    """
-
-    attack: Attack
-    awaits: str
-
-
-ATTACKS: dict[str, Listed] = {}
+ATTACKS: dict[str, Attack] = {}
 """By name, in their order."""
 
 
-def attack(name: str, awaits: str = "") -> Callable[[Attack], Attack]:
+def attack(name: str) -> Callable[[Attack], Attack]:
     """List an attack under this name."""
 
     def listed(function: Attack) -> Attack:
-        ATTACKS[name] = Listed(function, awaits)
+        ATTACKS[name] = function
         return function
 
     return listed
@@ -742,5 +730,5 @@ async def run_attack(scene: Scene, name: str) -> None:
     Raises:
         Broken: something that must hold does not.
     """
-    await ATTACKS[name].attack(scene)
+    await ATTACKS[name](scene)
     await scene.check_members()

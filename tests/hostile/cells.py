@@ -15,30 +15,15 @@ class Outcome:
 
     Attributes:
         problem: what did not hold; empty if all did.
-        awaits: the protection that is not there yet, without which it cannot hold; empty if it
-            must hold today.
     """
 
     cell: str
     problem: str = ""
-    awaits: str = ""
     seconds: float = 0.0
-
-    @property
-    def is_red(self) -> bool:
-        """Whether something broke that must hold."""
-        return bool(self.problem) and not self.awaits
-
-    @property
-    def holds_already(self) -> bool:
-        """Whether it holds although it need not yet: from now on it should have to."""
-        return bool(self.awaits) and not self.problem
 
     @property
     def word(self) -> str:
         """In one word."""
-        if self.awaits:
-            return "holds already" if self.holds_already else "awaited"
         return "BROKEN" if self.problem else "holds"
 
 
@@ -57,8 +42,9 @@ def chosen(names: Sequence[str], patterns: Iterable[str]) -> tuple[str, ...]:
 
 def as_line(outcome: Outcome) -> str:
     """For people, as it happens."""
-    why = outcome.problem or outcome.awaits
-    return f"{outcome.seconds:5.1f} s  {outcome.word:<13}  {outcome.cell}  {why}".rstrip()
+    return (
+        f"{outcome.seconds:5.1f} s  {outcome.word:<6}  {outcome.cell}  {outcome.problem}".rstrip()
+    )
 
 
 def as_dict(outcome: Outcome) -> dict[str, object]:
@@ -67,18 +53,12 @@ def as_dict(outcome: Outcome) -> dict[str, object]:
         "cell": outcome.cell,
         "holds": not outcome.problem,
         "problem": outcome.problem,
-        "awaits": outcome.awaits,
         "seconds": round(outcome.seconds, 2),
     }
 
 
 def verdict(outcomes: Sequence[Outcome]) -> str:
     """The last line: of a long output often nothing else is kept."""
-    red = [outcome.cell for outcome in outcomes if outcome.is_red]
-    awaited = [outcome.cell for outcome in outcomes if outcome.awaits and outcome.problem]
-    already = [outcome.cell for outcome in outcomes if outcome.holds_already]
-    parts = [f"hostile: {len(outcomes) - len(red) - len(awaited)} of {len(outcomes)} cells hold"]
-    parts += [f"awaited: {', '.join(awaited)}"] if awaited else []
-    parts += [f"hold already, make them strict: {', '.join(already)}"] if already else []
-    parts += [f"BROKEN: {', '.join(red)}"] if red else []
-    return "; ".join(parts)
+    broken = [outcome.cell for outcome in outcomes if outcome.problem]
+    holding = f"hostile: {len(outcomes) - len(broken)} of {len(outcomes)} cells hold"
+    return f"{holding}; BROKEN: {', '.join(broken)}" if broken else holding

@@ -111,22 +111,14 @@ class Processes:
 Attack = Callable[[Processes], Awaitable[None]]
 
 
-@dataclass(frozen=True, slots=True)
-class Listed:
-    """See `attacks.Listed`."""
-
-    attack: Attack
-    awaits: str
+ATTACKS: dict[str, Attack] = {}
 
 
-ATTACKS: dict[str, Listed] = {}
-
-
-def attack(name: str, awaits: str = "") -> Callable[[Attack], Attack]:
+def attack(name: str) -> Callable[[Attack], Attack]:
     """List an attack under this name."""
 
     def listed(function: Attack) -> Attack:
-        ATTACKS[name] = Listed(function, awaits)
+        ATTACKS[name] = function
         return function
 
     return listed
@@ -226,7 +218,7 @@ async def _one(swarm: Processes, name: str) -> Outcome:
     began_s, problem = time.monotonic(), ""
     try:
         async with asyncio.timeout(CELL_S):
-            await ATTACKS[name].attack(swarm)
+            await ATTACKS[name](swarm)
             swarm.check_alive()
             await swarm.beside.commits(1)
             swarm.check_alive()
@@ -235,7 +227,7 @@ async def _one(swarm: Processes, name: str) -> Outcome:
     except Exception as error:  # noqa: BLE001 - whatever it is, it is this cell's
         problem = f"{type(error).__name__}: {error}"
     seconds = time.monotonic() - began_s
-    return Outcome(cell=name, problem=problem, awaits=ATTACKS[name].awaits, seconds=seconds)
+    return Outcome(cell=name, problem=problem, seconds=seconds)
 
 
 # ---- 1 and 2: what ended volunteers' processes

@@ -29,11 +29,10 @@ def names() -> tuple[str, ...]:
 async def one(scene: Scene, name: str) -> Outcome:
     """What comes of a cell."""
     began_s = time.monotonic()
-    listed = attacks.ATTACKS.get(name)
     problem = ""
     try:
         async with asyncio.timeout(CELL_S):
-            if listed is not None:
+            if name in attacks.ATTACKS:
                 await attacks.run_attack(scene, name)
             else:
                 await table.attack(scene, name)
@@ -42,12 +41,7 @@ async def one(scene: Scene, name: str) -> Outcome:
         problem = f"not over after {CELL_S:.0f} s"
     except Exception as error:  # noqa: BLE001 - whatever it is, it is this cell's
         problem = f"{type(error).__name__}: {error}"
-    return Outcome(
-        cell=name,
-        problem=problem,
-        awaits=listed.awaits if listed else "",
-        seconds=time.monotonic() - began_s,
-    )
+    return Outcome(cell=name, problem=problem, seconds=time.monotonic() - began_s)
 
 
 async def run_cells(cells: Sequence[str], work_dir: Path) -> AsyncGenerator[Outcome, None]:
@@ -110,6 +104,6 @@ async def first_red(scene: Scene, cells: Sequence[str], change: Change = nullcon
     with change():
         for name in cells:
             outcome = await one(scene, name)
-            if outcome.is_red:
+            if outcome.problem:
                 return name
     return ""

@@ -243,7 +243,7 @@ TABLE = (
     MethodCells("Status", _status, _row(_all((*CLIENTS, *PEERS), ALLOWED))),
     MethodCells("Introduce", _introduce, _row(_all((*CLIENTS, *PEERS), ALLOWED))),
     MethodCells("Place", _place, _row(_all(CLIENTS, ALLOWED))),
-    MethodCells("MeasureLink", _measure_link, _row(_all(PEERS, ALLOWED))),
+    MethodCells("MeasureLink", _measure_link, _row(_all((*NEWCOMERS, *PEERS), ALLOWED))),
     MethodCells("Relay", _relay, _row({Kind.RELAY: ALLOWED})),
     MethodCells("Link", _link, _row(_all(NEWCOMERS, UNHEARD) | _all(PEERS, ALLOWED))),
     MethodCells("ListChunks", _list_chunks, OF_THE_FILE),

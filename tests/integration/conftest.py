@@ -1,7 +1,9 @@
 """Small random checkpoints and data for whole swarms in one process."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,6 +14,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
 
 from swarm_ft.protocol.messages.client import RunEvent
 from swarm_ft.protocol.spec.run_spec import LrSchedule, RunSpec, TrainSpec
+from swarm_ft.protocol.spec.sample_rows import Words, filled_up, samples_in, words_of
 from swarm_ft.stage.checkpoint import open_checkpoint
 from tests.local_swarm import LocalSwarm
 
@@ -62,6 +65,25 @@ class Job:
     spec: RunSpec
     samples: list[bytes]
     tokens: torch.Tensor
+    labels: torch.Tensor
+
+    def ragged(self) -> Job:
+        """The same on samples of 2 tokens to all, the first quarter of each a prompt."""
+        random = np.random.default_rng(3)
+        made: list[Words] = []
+        for _ in self.samples:
+            length = int(random.integers(2, SEQ_LENGTH + 1))
+            tokens = random.integers(1, VOCAB_SIZE, 6).repeat(4)[:length]
+            words = words_of(tokens, np.arange(length) >= length // 4)
+            made.append(filled_up(words, SEQ_LENGTH))
+        rows = np.concatenate(made)
+        samples = samples_in(rows)
+        return replace(
+            self,
+            samples=[row.tobytes() for row in rows],
+            tokens=torch.from_numpy(samples.token_ids),
+            labels=torch.from_numpy(samples.labels),
+        )
 
 
 class MakeJob(Protocol):
@@ -105,6 +127,7 @@ def make_job(model_dir: Callable[[str], Path]) -> MakeJob:
             spec=RunSpec(model=model_spec, train=TrainSpec(**fields)),
             samples=[row.tobytes() for row in tokens],
             tokens=torch.from_numpy(tokens.astype(np.int64)),
+            labels=torch.from_numpy(tokens.astype(np.int64)),
         )
 
     return make
@@ -119,7 +142,7 @@ def quiet_events(tmp_path_factory: pytest.TempPathFactory) -> QuietEvents:
     trained: dict[tuple[bytes, ...], list[RunEvent]] = {}
 
     async def train(job: Job, layers: list[str]) -> list[RunEvent]:
-        key = (job.spec.digest(), *(part.encode() for part in layers))
+        key = (job.spec.digest(), *job.samples, *(part.encode() for part in layers))
         if key not in trained:
             async with LocalSwarm(tmp_path_factory.mktemp("quiet"), layers) as swarm:
                 trained[key] = await swarm.train(job.spec, job.samples)

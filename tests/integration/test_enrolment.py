@@ -1,6 +1,7 @@
 """From an invitation to a link between members, over real gRPC and TLS."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from swarm_ft.coordinator.enrolment import Enrolment
+from swarm_ft.coordinator.enrolment import LOOK_EVERY_S, Enrolment
 from swarm_ft.coordinator.journal.registry import Registry
 from swarm_ft.enrol import Membership, enrol, stay_enrolled
 from swarm_ft.errors import BadInvite, BadOption, JournalError, NotAllowed, SwarmError, Unavailable
@@ -17,6 +18,7 @@ from swarm_ft.identity.authority import Authority
 from swarm_ft.identity.certificates import COORDINATOR_NAME, Caller, Certificate, Role
 from swarm_ft.identity.invites import Invite
 from swarm_ft.identity.keys import PrivateKey, name_of, new_key
+from swarm_ft.identity.pinning import authority_at
 from swarm_ft.protocol.messages.client import StatusRequest, SwarmStatus
 from swarm_ft.transport.base import MessageStream, call
 from swarm_ft.transport.credentials import Credentials
@@ -86,6 +88,37 @@ async def test_one_word_makes_a_member(tmp_path: Path) -> None:
         assert membership.initial_peers == ("/ip4/203.0.113.7/tcp/1/p2p/x",)
         assert membership.dht_prefix == "a-swarm"
         await ask(membership)
+
+
+async def test_an_invitation_is_good_as_soon_as_it_is_made(tmp_path: Path) -> None:
+    async with office_in(tmp_path / "keys") as office:
+        owners = Registry(tmp_path / "keys")  # as `swarm-ft invite` has it, in a process of its own
+        expires = datetime.now(UTC) + timedelta(days=1)
+        place = office.authority.fingerprint, (office.endpoint,)
+        invite = owners.invite(*place, Role.PEER, 1, expires)
+        owners.close()
+        await ask(await enrol(invite, new_key()))  # nobody called refresh()
+
+
+async def test_a_flood_of_strangers_does_not_have_the_registry_read_each_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks, version = 0, Registry.version
+
+    def counted(registry: Registry) -> tuple[int, int]:
+        nonlocal looks
+        looks += 1
+        return version(registry)
+
+    async with office_in(tmp_path / "keys") as office:
+        host, _, port = office.endpoint.rpartition(":")
+        fingerprint = office.authority.fingerprint
+        monkeypatch.setattr(Registry, "version", counted)
+        began_s = time.monotonic()
+        for _ in range(40):
+            await asyncio.to_thread(authority_at, host, int(port), fingerprint)
+        took_s = time.monotonic() - began_s
+    assert 1 <= looks <= 1 + took_s / LOOK_EVERY_S
 
 
 async def test_members_reach_each_other(tmp_path: Path) -> None:

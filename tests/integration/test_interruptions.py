@@ -27,7 +27,8 @@ def final_losses(events: Iterable[RunEvent]) -> list[float]:
 
 @pytest.fixture
 def aq_job(make_job: MakeJob) -> Job:
-    return make_job(num_samples=8, num_steps=6, forward_codec="aq4", backward_codec="q8")
+    """On samples of different lengths, of which prompts are only read."""
+    return make_job(num_samples=8, num_steps=6, forward_codec="aq4", backward_codec="q8").ragged()
 
 
 @pytest.fixture

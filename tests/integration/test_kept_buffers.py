@@ -23,7 +23,7 @@ def job(make_job: MakeJob) -> Job:
         save_steps=STEPS_PER_EPOCH,
         forward_codec="aq4",
         backward_codec="q4+ef21",
-    )
+    ).ragged()
 
 
 @pytest.fixture(autouse=True)

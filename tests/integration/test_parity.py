@@ -39,9 +39,10 @@ def plain_loop(job: Job, *, untie: bool, steps: int | None = None) -> tuple[list
     optimizer = torch.optim.AdamW(groups, lr=train.learning_rate)
     losses = []
     for step in range(train.num_steps if steps is None else steps):
-        tokens = job.tokens[list(step_samples(train, StepNumber(step)))]
+        samples = list(step_samples(train, StepNumber(step)))
+        tokens, labels = job.tokens[samples], job.labels[samples]
         logits = model(input_ids=tokens).logits[:, :-1]
-        loss = cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+        loss = cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten())
         optimizer.zero_grad()
         torch.autograd.backward(loss)
         if train.clip_grad_norm:

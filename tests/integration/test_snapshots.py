@@ -7,6 +7,7 @@ import pytest
 
 from swarm_ft.ids import PeerId
 from swarm_ft.protocol.messages.client import RunEvent, RunPhase, RunStatus, StepCommitted
+from swarm_ft.protocol.spec.run_spec import Adapter
 from tests.integration.conftest import Job, MakeJob, QuietEvents
 from tests.local_swarm import LocalSwarm
 
@@ -21,8 +22,10 @@ def committed(events: Iterable[RunEvent]) -> list[int]:
     return [event.step for event in events if isinstance(event, StepCommitted)]
 
 
-@pytest.fixture
-def job(make_job: MakeJob) -> Job:
+@pytest.fixture(
+    params=[{}, {"adapter": Adapter.LORA, "train_layers": "3-"}], ids=["all", "adapters"]
+)
+def job(make_job: MakeJob, request: pytest.FixtureRequest) -> Job:
     return make_job(
         num_samples=8,
         num_steps=9,
@@ -30,7 +33,8 @@ def job(make_job: MakeJob) -> Job:
         forward_codec="aq4",
         backward_codec="q4t+ef",
         buffer_bits=4,
-    )
+        **request.param,
+    ).ragged()
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ Values are integers modulo MODULUS, sent as multiples of SCALE: a codec's error 
 so weights do not depend on where the model is cut nor on what was sent as key or as delta. Weights
 follow from all they have seen, as a hash does. Entry [0, 0] of every activation and gradient is
 the sample's id. To compute a microbatch's weights' gradients adds one to its samples' tallies,
-which are part of the gradient.
+which are part of the gradient. Frozen blocks keep their weights, and tally all the same.
 """
 
 from __future__ import annotations
@@ -99,6 +99,8 @@ class TinyEngine:
         self.layers = layers
         self.is_first = layers.start == 0
         self.is_last = layers.stop == spec.model.num_blocks
+        self.sends_gradients = spec.gradients_cross(layers.start)
+        self.has_backward = spec.gradients_cross(layers.stop)
         self._spec = spec
         self._watcher = watcher
         self._check_disk = check_disk
@@ -140,6 +142,9 @@ class TinyEngine:
     def forward(self, microbatch: MicrobatchIndex, x: Tensor) -> Tensor:
         """See `Engine`."""
         output = self._forward(microbatch, x)
+        if not self.has_backward:
+            inputs = self._current().graphs.pop(microbatch)
+            self._current().left[microbatch] = [_of_nothing(x) for x in reversed(inputs)]
         self._tell("forward")
         return _sent(output)
 
@@ -153,7 +158,8 @@ class TinyEngine:
         back = self._backward(microbatch, gradient)
         self._tell("backward")
         return LossAndGradient(
-            loss_sum=float(output.sum()), input_gradient=None if self.is_first else _sent(back)
+            loss_sum=float(output.sum()),
+            input_gradient=_sent(back) if self.sends_gradients else None,
         )
 
     def infer(self, x: Tensor) -> Tensor:
@@ -172,7 +178,7 @@ class TinyEngine:
         """See `Engine`."""
         back = self._backward(microbatch, _received(gradient))
         self._tell("backward")
-        return None if self.is_first else _sent(back)
+        return _sent(back) if self.sends_gradients else None
 
     def weight_gradients(self, microbatch: MicrobatchIndex) -> None:
         """See `Engine`; the microbatch's samples are tallied."""
@@ -192,7 +198,7 @@ class TinyEngine:
         step = self._current()
         step.check_complete()
         salt = hashlib.blake2b(f"{clip_factor!r} {learning_rate!r}".encode()).digest()[0]
-        for block in self._loaded().values():
+        for block in self._trained().values():
             block.weights = (block.weights * 3 + block.gradient + salt) % MODULUS
         self._step = None
         if self._watcher is not None:
@@ -257,13 +263,13 @@ class TinyEngine:
 
     def state(self) -> dict[str, Tensor]:
         """See `Engine`."""
-        blocks = self._loaded().items()
+        blocks = self._trained().items()
         self._tell("copied")
         return {f"block.{b}": torch.from_numpy(x.weights.astype(np.float32)) for b, x in blocks}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """See `Engine`."""
-        for b, block in self._loaded().items():
+        for b, block in self._trained().items():
             block.weights = np.rint(state[f"block.{b}"].numpy()).astype(np.int64)
         self._step = None
         self._tell("taken-over")
@@ -306,8 +312,9 @@ class TinyEngine:
         inputs = step.graph_of(microbatch)
         del step.graphs[microbatch]
         left = step.left[microbatch] = []
-        for block, x in zip(reversed(self._blocks.values()), reversed(inputs), strict=True):
-            left.append((x, gradient))
+        trained = self._trained()
+        for (b, block), x in zip(reversed(self._blocks.items()), reversed(inputs), strict=True):
+            left.append((x, gradient) if b in trained else _of_nothing(x))
             gradient = _mixed(gradient * 3 + x + block.weights, gradient)
         self._holds([part for pair in left for part in pair])
         return gradient
@@ -325,6 +332,18 @@ class TinyEngine:
         if not self._blocks:
             raise OutOfTurn(f"layers {self.layers}: load the stage first")
         return self._blocks
+
+    def _trained(self) -> dict[int, _Block]:
+        """The blocks that are not frozen."""
+        trained = self._spec.trained_layers
+        return {b: x for b, x in self._loaded().items() if trained.start <= b < trained.stop}
+
+
+def _of_nothing(x: Ints) -> tuple[Ints, Ints]:
+    """In the place of input and gradient, where a block is frozen: it is tallied all the same."""
+    gradient = np.zeros_like(x)
+    gradient[:, 0, 0] = x[:, 0, 0]
+    return -gradient, gradient
 
 
 def _embedded(tokens: Tensor, channels: int) -> Ints:

@@ -32,6 +32,8 @@ from swarm_ft.systems import read_at, sync_data
 CHECKSUM_BYTES = 16
 RESERVE_BYTES = 256 << 20
 """Of the disk, which no job may take: commits of runs under way need some."""
+COUNTED_SAMPLES = 64
+"""Held at a time, to count them; a step may have many, of many tokens."""
 SYNC_BYTES = 4 << 20
 """Written at a time. A commit's own fsync may have to wait for what others left unwritten."""
 
@@ -134,8 +136,14 @@ class TokenFiles:
         Raises:
             NotFound, JournalError: see `read`.
         """
-        rows = self.read(run_id, spec, samples)
-        return counts_of(rows_in([rows[sample] for sample in samples], spec.train.seq_length))
+        num_targets, lengths = 0, list[int]()
+        for start in range(0, len(samples), COUNTED_SAMPLES):
+            some = samples[start : start + COUNTED_SAMPLES]
+            found = self.read(run_id, spec, some)
+            counts = counts_of(rows_in([found[one] for one in some], spec.train.seq_length))
+            num_targets += counts.num_targets
+            lengths += counts.lengths
+        return Counts(num_targets, tuple(lengths))
 
     def delete(self, run_id: RunId) -> None:
         """Of a run that is over. Never fails: what is left is swept at the next start."""

@@ -372,7 +372,7 @@ def _wanted_layers(run: Run, member: Member, ways: Ways) -> LayerRange | None:
     held = hello.held.layers if hello.held and hello.held.run_id == run.run_id else None
     choice = hello.layers or held
     fitting = [stage for stage in run.stages if choice in (None, stage.layers)]
-    affordable = [s for s in fitting if choice or fits(run.spec.model, s.layers, hello)]
+    affordable = [s for s in fitting if choice or fits(run.spec, s.layers, hello)]
     allowed = [s for s in affordable if not refusal(run.spec, member, s.layers)]
 
     def helps(stage: Stage) -> tuple[float, float]:

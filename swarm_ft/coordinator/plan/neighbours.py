@@ -50,7 +50,7 @@ def with_better_neighbours(
     @cache
     def may_sit(peer: int, seat: int) -> bool:
         member, layers = members[peers[peer]], placed[seat].layers
-        return fits(spec.model, layers, member.hello) and not refusal(spec, member, layers)
+        return fits(spec, layers, member.hello) and not refusal(spec, member, layers)
 
     free = [
         seat
@@ -62,6 +62,20 @@ def with_better_neighbours(
     if len(placed) <= MAX_SEARCHED:
         order = _Search(table, [one.layers for one in placed], order).best()
     return tuple(replace(one, peer_id=peers[i]) for one, i in zip(placed, order, strict=True))
+
+
+def relayed_percent(spec: RunSpec, placed: Sequence[StageAssignment], ways: Ways) -> int:
+    """How much of what peers send each other is expected to be relayed; 0 if nothing is known."""
+    percent = _costs([one.peer_id for one in placed], ways)
+    links = [
+        (size, percent(one, other))
+        for one, others in enumerate(_links(spec, placed))
+        for other, size in others.items()
+    ]
+    num_bytes = sum(size for size, _ in links)
+    if not num_bytes or not ways.homes:
+        return 0
+    return round(sum(size * share for size, share in links) / num_bytes)
 
 
 # ---- seats, and how much goes between two of them in a step
@@ -101,8 +115,8 @@ def _crossing_bytes(spec: RunSpec) -> float:
 
 
 def _gradient_bytes(spec: RunSpec, layers: LayerRange) -> float:
-    weights = len(layers) * spec.model.block_bytes / _WEIGHT_BYTES
-    return weights * _bits(spec.train.reduction_codec) / 8
+    values = spec.trained_bytes(layers) / _WEIGHT_BYTES
+    return values * _bits(spec.train.reduction_codec) / 8
 
 
 def _bits(codec: CodecSpec) -> float:

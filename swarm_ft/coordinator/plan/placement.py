@@ -17,7 +17,7 @@ from swarm_ft.coordinator.facts.state import Member
 from swarm_ft.coordinator.plan.hosting import end_refusal, kept_out, refusal
 from swarm_ft.protocol.messages.control import PeerHello, StageAssignment
 from swarm_ft.protocol.spec.layers import LayerRange, split_evenly
-from swarm_ft.protocol.spec.run_spec import COPIES_PER_WEIGHT, ModelSpec, RunSpec
+from swarm_ft.protocol.spec.run_spec import RunSpec
 
 SETTLE_S = 2.0
 """How long automatic peers are gathered after the last one came, before the first assignment."""
@@ -123,7 +123,7 @@ def _least_free_first(spec: RunSpec, autos: Sequence[Member]) -> list[Member]:
 
 def _host(spec: RunSpec, layers: LayerRange, asked: Sequence[Member]) -> Member | None:
     """The first that may host these blocks, and has the memory."""
-    able = (m for m in asked if fits(spec.model, layers, m.hello))
+    able = (m for m in asked if fits(spec, layers, m.hello))
     return next((m for m in able if not refusal(spec, m, layers)), None)
 
 
@@ -140,9 +140,9 @@ def _cut(gap: LayerRange, edges: Collection[int]) -> list[LayerRange]:
     return [LayerRange(a, b) for a, b in pairwise((gap.start, *inside, gap.stop))]
 
 
-def fits(model: ModelSpec, layers: LayerRange, hello: PeerHello) -> bool:
+def fits(spec: RunSpec, layers: LayerRange, hello: PeerHello) -> bool:
     """Whether blocks fit into the memory that a peer lends."""
-    return len(layers) * model.block_bytes * COPIES_PER_WEIGHT <= hello.memory_bytes
+    return spec.held_bytes(layers) <= hello.memory_bytes
 
 
 def _with_replicas(
@@ -157,7 +157,7 @@ def _with_replicas(
             continue
         open_to = [r for r in hosts if hello.layers == r]
         if hello.layers is None:
-            open_to = [r for r in hosts if fits(spec.model, r, hello)]
+            open_to = [r for r in hosts if fits(spec, r, hello)]
         open_to = [r for r in open_to if not refusal(spec, member, r)]
         if open_to:
             busiest = max(open_to, key=lambda r: len(r) / len(hosts[r]))
@@ -229,7 +229,7 @@ def _fill(
     unused = list(asked)
     for layers in sorted(ranges, key=len, reverse=True):
         host = _host(spec, layers, unused)
-        if host is None and any(fits(spec.model, layers, m.hello) for m in unused):
+        if host is None and any(fits(spec, layers, m.hello) for m in unused):
             return _waiting(spec, unused, [layers])
         if host is None:
             return Placement(

@@ -23,6 +23,7 @@ from swarm_ft.protocol.messages.boundary import EncodedTensor, Frame, FrameKey, 
 from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
 from swarm_ft.protocol.spec.digest import fingerprint_of
 from swarm_ft.protocol.spec.run_spec import RunSpec
+from swarm_ft.protocol.spec.sample_rows import MIN_LENGTH
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class FrameCoder:
         self._run_id = run_id
         self._boundary = boundary
         self._store = store
-        self._shape = (spec.train.seq_length, spec.model.hidden_size)
+        self._longest, self._channels = spec.train.seq_length, spec.model.hidden_size
         self._codecs = {way: from_spec(spec.train.codec(way)) for way in Direction}
         self._fill_codec = from_spec(spec.train.fill_frame_codec)
         self._fill_microbatches = spec.train.fill_microbatches
@@ -76,12 +77,12 @@ class FrameCoder:
         codec = self._codec_of(key)
         if not codec.spec.is_delta:
             return Frame(key, FrameKind.DIRECT, self._encode_direct(key, x))
-        record = self._store.get(self._buffer_key(End.SENT, key.sample))
+        record = self._record(End.SENT, key.sample, len(x))
         if record is None:
             return self._encode_key(key, x)
         base = self._base_of(record)
         tensor = codec.encode(x, base)
-        digest = self._stage(End.SENT, key.sample, self._packed(codec.decode(tensor, base)))
+        digest = self._stage(End.SENT, key.sample, len(x), self._packed(codec.decode(tensor, base)))
         return Frame(key, FrameKind.DELTA, tensor, record.digest, _result(digest, tensor))
 
     def is_held_out(self, key: FrameKey) -> bool:
@@ -94,7 +95,7 @@ class FrameCoder:
         For a receiver that lacks the base. The value is what the delta made of the base, so that
         nothing but frames has to be kept until the step commits.
         """
-        record = self._store.get(self._buffer_key(End.SENT, frame.key.sample))
+        record = self._record(End.SENT, frame.key.sample, frame.tensor.tokens)
         base = self._base_of(record) if record else None
         value = self._codec_of(frame.key).decode(frame.tensor, base)
         return self._encode_key(frame.key, value)
@@ -115,14 +116,14 @@ class FrameCoder:
         if frame.kind is FrameKind.KEY:
             value = self._key_codecs[frame.key.direction].decode(tensor)
         else:
-            record = self._store.get(self._buffer_key(End.RECEIVED, sample))
+            record = self._record(End.RECEIVED, sample, tensor.tokens)
             if record is None or record.digest != frame.base_digest:
                 return Refusal(f"sample {sample}: its base is {'other' if record else 'not'} here")
             value = codec.decode(tensor, self._base_of(record))
         payload = self._packed(value)
         if _result(fingerprint_of(payload), tensor) != frame.result_digest:
             return self._differs(frame)
-        self._stage(End.RECEIVED, sample, payload)
+        self._stage(End.RECEIVED, sample, tensor.tokens, payload)
         return value
 
     def check(self, frame: Frame) -> None:
@@ -132,9 +133,11 @@ class FrameCoder:
             BadFrame: another shape, kind, codec or number of bytes.
         """
         codec, tensor = self._codec_of(frame.key), frame.tensor
-        if (tensor.tokens, tensor.channels) != self._shape:
+        fits = MIN_LENGTH <= tensor.tokens <= self._longest
+        if not fits or tensor.channels != self._channels:
+            allowed = f"{MIN_LENGTH} to {self._longest} tokens of {self._channels} channels"
             got = f"{tensor.tokens} x {tensor.channels}"
-            raise BadFrame(f"frame {frame.key}: expected {self._shape} values, got {got}")
+            raise BadFrame(f"frame {frame.key}: expected {allowed}, got {got}")
         is_key = frame.kind is FrameKind.KEY
         expected = self._key_codecs[frame.key.direction] if is_key else codec
         is_direct = frame.kind is FrameKind.DIRECT
@@ -143,7 +146,7 @@ class FrameCoder:
                 f"frame {frame.key}: {frame.kind.name} of {tensor.codec} in a run whose "
                 f"{frame.key.direction.name.lower()} codec is {codec.spec}"
             )
-        size = expected.max_payload_bytes(*self._shape)
+        size = expected.max_payload_bytes(tensor.tokens, tensor.channels)
         if len(tensor.payload) > size:
             sizes = f"at most {size} bytes, got {len(tensor.payload)}"
             raise BadFrame(f"frame {frame.key}: expected {sizes}")
@@ -158,21 +161,27 @@ class FrameCoder:
     def _encode_key(self, key: FrameKey, x: Tensor) -> Frame:
         codec = self._key_codecs[key.direction]
         tensor = codec.encode(x)
-        digest = self._stage(End.SENT, key.sample, self._packed(codec.decode(tensor)))
+        digest = self._stage(End.SENT, key.sample, len(x), self._packed(codec.decode(tensor)))
         return Frame(key, FrameKind.KEY, tensor, result_digest=_result(digest, tensor))
 
     def _encode_direct(self, key: FrameKey, x: Tensor) -> EncodedTensor:
         codec = self._codec_of(key)
         if not codec.spec.has_residual:
             return codec.encode(x)
-        record = self._store.get(self._buffer_key(End.RESIDUAL, key.sample))
-        residual = unpack_buffer(record.payload, *self._shape) if record else None
+        record = self._record(End.RESIDUAL, key.sample, len(x))
+        residual = unpack_buffer(record.payload, *x.shape) if record else None
         tensor, residual = encode_with_feedback(codec, x, residual)
-        self._stage(End.RESIDUAL, key.sample, pack_buffer(residual))
+        self._stage(End.RESIDUAL, key.sample, len(x), pack_buffer(residual))
         return tensor
 
+    def _record(self, end: End, sample: SampleId, tokens: int) -> BufferRecord | None:
+        """What is kept of a sample, which has so many tokens at every visit."""
+        record = self._store.get(self._buffer_key(end, sample))
+        fits = record is not None and (record.tokens, record.channels) == (tokens, self._channels)
+        return record if fits else None
+
     def _base_of(self, record: BufferRecord) -> Tensor:
-        return unpack_buffer(record.payload, *self._shape, self._bits)
+        return unpack_buffer(record.payload, record.tokens, record.channels, self._bits)
 
     def _packed(self, value: Tensor) -> bytes:
         return pack_buffer(value, self._bits)
@@ -183,9 +192,9 @@ class FrameCoder:
             raise BadFrame(f"{reason}, and it was a key frame")
         return Refusal(reason)
 
-    def _stage(self, end: End, sample: SampleId, payload: bytes) -> bytes:
+    def _stage(self, end: End, sample: SampleId, tokens: int, payload: bytes) -> bytes:
         digest = fingerprint_of(payload)
-        record = BufferRecord(digest, *self._shape, payload)
+        record = BufferRecord(digest, tokens, self._channels, payload)
         self._store.stage(self._buffer_key(end, sample), record)
         return digest
 

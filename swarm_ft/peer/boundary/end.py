@@ -7,7 +7,7 @@ break and be replaced under it; what belongs to an older step is dropped on the 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from dataclasses import replace
 from functools import partial
@@ -85,7 +85,7 @@ class Boundary:
         # The first is bounded by the step's plan, the second by the window that the session keeps.
         self._encode_jobs: asyncio.Queue[FrameKey | Frame] = asyncio.Queue()
         self._decode_jobs: asyncio.Queue[Frame] = asyncio.Queue()
-        self._expected: frozenset[FrameKey] = frozenset()
+        self._expected: Mapping[FrameKey, int] = {}
         self._unencoded: dict[FrameKey, Tensor] = {}
         self._held: dict[FrameKey, Frame | None] = {}
         self._changed = asyncio.Event()
@@ -99,8 +99,8 @@ class Boundary:
 
     # ---- a step
 
-    def begin(self, step: StepNumber, expected: frozenset[FrameKey]) -> None:
-        """Start a step in which exactly the `expected` frames may arrive."""
+    def begin(self, step: StepNumber, expected: Mapping[FrameKey, int]) -> None:
+        """Start a step in which just the `expected` frames may arrive, of so many tokens each."""
         self._step = step
         self._expected = expected
         self._unencoded.clear()
@@ -243,14 +243,12 @@ class Boundary:
             match effect:
                 case Transmit(message):
                     self._channel.say(message)
-                case Deliver(frame) if frame.key in self._expected:
+                case Deliver(frame) if frame.tensor.tokens == self._expected.get(frame.key):
                     self._decode_jobs.put_nowait(frame)
                 case Deliver(frame):
                     # Not raised: it may have come before its step, and `begin` must not fail.
                     self._session.dropped(frame.key)
-                    self._channel.break_off(
-                        BadFrame(f"frame {frame.key} is not part of the step's plan")
-                    )
+                    self._channel.break_off(self._not_planned(frame))
                 case Reencode(frame, reason):
                     logger.warning("boundary %d: key frame for %s", self._hello.boundary, reason)
                     self._encode_jobs.put_nowait(frame)
@@ -259,6 +257,12 @@ class Boundary:
             self._untaken.discard(key)
             self._session.forget(key)
             self._taken(key)
+
+    def _not_planned(self, frame: Frame) -> BadFrame:
+        expected, tokens = self._expected.get(frame.key), frame.tensor.tokens
+        if expected is None:
+            return BadFrame(f"frame {frame.key} is not part of the step's plan")
+        return BadFrame(f"frame {frame.key}: expected {expected} tokens, got {tokens}")
 
     # ---- what the channel calls
 

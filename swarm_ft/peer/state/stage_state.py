@@ -8,7 +8,7 @@ engine is touched in the compute thread only.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 
@@ -86,8 +86,10 @@ _BUFFERS = {
     End.RECEIVED: "buffers/received",
     End.RESIDUAL: "buffers/owed",
 }
-"""The tensors that hold the payloads of all buffers of an end, in the order of their names. Within
-an end all have one size: of the run's bits, and of 16 bits what is owed."""
+"""The tensors that hold the payloads of all buffers of an end, one behind the other in the order of
+their names."""
+_SIZES = "/sizes"
+"""Behind the name of such a tensor: that of each buffer's tokens and of its payload's bytes."""
 _RESIDUALS = "residuals/"
 """What the names of residuals begin with."""
 
@@ -137,7 +139,7 @@ def restore_residuals(residuals: Residuals, contents: ShardContents) -> None:
 
 
 def restore_buffers(
-    store: BufferStore, run_id: RunId, shape: tuple[int, int], contents: ShardContents
+    store: BufferStore, run_id: RunId, channels: int, contents: ShardContents
 ) -> None:
     """Take the buffers, [tokens, channels] each, whose payloads are those of their digests.
 
@@ -148,22 +150,40 @@ def restore_buffers(
         return
     store.forget()
     for end in End:
-        payloads = contents.extras.get(_BUFFERS[end], torch.empty(0, 0, dtype=torch.uint8))
         names = sorted(name for name in contents.buffer_digests if name[1] == end)
-        for name, row in zip(names, payloads, strict=False):
-            payload, digest = row.numpy().tobytes(), contents.buffer_digests[name]
+        for name, (tokens, payload) in zip(names, _rows(contents, end), strict=False):
+            digest = contents.buffer_digests[name]
             if fingerprint_of(payload) == digest:
                 key = BufferKey(run_id, BlockIndex(name[0]), end, SampleId(name[2]))
-                store.put(key, BufferRecord(digest, *shape, payload))
+                store.put(key, BufferRecord(digest, tokens, channels, payload))
+
+
+def _rows(contents: ShardContents, end: End) -> Iterator[tuple[int, bytes]]:
+    """Tokens and payload of each buffer of an end, as far as there are whole ones."""
+    payloads = contents.extras.get(_BUFFERS[end], torch.empty(0, dtype=torch.uint8))
+    sizes = contents.extras.get(f"{_BUFFERS[end]}{_SIZES}", torch.empty(0, 2, dtype=torch.int64))
+    if payloads.dtype != torch.uint8 or sizes.dtype != torch.int64 or sizes.shape[1:] != (2,):
+        return
+    data, at = payloads.numpy().tobytes(), 0
+    for tokens, num_bytes in sizes.tolist():
+        if num_bytes < 0 or at + num_bytes > len(data):
+            return
+        yield tokens, data[at : at + num_bytes]
+        at += num_bytes
 
 
 def _payloads(records: Mapping[BufferName, BufferRecord]) -> dict[str, Tensor]:
-    """All payloads, uint8 [buffers, bytes], of each end that has some."""
-    rows: dict[str, list[Tensor]] = {}
-    for name in sorted(records):
-        row = torch.frombuffer(bytearray(records[name].payload), dtype=torch.uint8)
-        rows.setdefault(_BUFFERS[End(name[1])], []).append(row)
-    return {tensor: torch.stack(of_end) for tensor, of_end in rows.items()}
+    """All payloads, uint8 [bytes], and sizes, int64 [buffers, 2], of each end that has some."""
+    found: dict[str, Tensor] = {}
+    for end, tensor in _BUFFERS.items():
+        of_end = [records[name] for name in sorted(records) if name[1] == end]
+        if of_end:
+            joined = bytearray().join(record.payload for record in of_end)
+            found[tensor] = torch.frombuffer(joined, dtype=torch.uint8)
+            found[f"{tensor}{_SIZES}"] = torch.tensor(
+                [(record.tokens, len(record.payload)) for record in of_end], dtype=torch.int64
+            )
+    return found
 
 
 EngineMaker = Callable[[RunSpec, LayerRange], Engine]
@@ -450,8 +470,8 @@ class StageState:
             await run_in(self._context.compute, self.engine.load_state, contents.state)
             self.committed_steps, self.last_attempt = step, attempt
             restore_residuals(self.residuals, contents)
-            shape = self._spec.train.seq_length, self._spec.model.hidden_size
+            channels = self._spec.model.hidden_size
             await run_in(
-                self._context.codecs, restore_buffers, self.store, self._run_id, shape, contents
+                self._context.codecs, restore_buffers, self.store, self._run_id, channels, contents
             )
         logger.info("run %s: took up layers %s at step %d", self._run_id, layers, step)

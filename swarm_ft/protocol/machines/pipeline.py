@@ -94,6 +94,8 @@ class StageSchedule:
     Args:
         is_first: whether this is the stage in front, which nobody waits for a backward of.
         is_last: whether it is the last, whose forward and backward are one.
+        has_backward: whether gradients come back to it. Without, a microbatch is done with its
+            forward, and nothing of it is held.
         microbatches: those that pass this peer, in the order in which they are computed.
         max_held: how many of them may hold memory at once; 1 or more.
         held_out: those that are only evaluated, in the order in which they are computed.
@@ -106,8 +108,10 @@ class StageSchedule:
         is_last: bool,
         microbatches: Sequence[MicrobatchIndex],
         max_held: int,
+        has_backward: bool = True,
         held_out: Sequence[MicrobatchIndex] = (),
     ) -> None:
+        self._has_backward = has_backward
         self._held_out = held_out
         self._num_evaluated = 0
         self._taken: set[MicrobatchIndex] = set()
@@ -157,6 +161,8 @@ class StageSchedule:
         self._next_backward += task.kind in (TaskKind.BACKWARD, TaskKind.FORWARD_BACKWARD)
         self._next_weights += task.kind is TaskKind.WEIGHTS
         self._num_evaluated += task.kind is TaskKind.EVALUATE
+        if not self._has_backward:
+            self._next_backward = self._next_weights = self._next_forward
         return self._next()
 
     @property

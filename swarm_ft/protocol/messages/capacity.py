@@ -19,6 +19,7 @@ SAMPLE_BYTES = 32 << 10
 Rate = Annotated[float, Range(0.0, 1e18)]
 Seconds = Annotated[float, Range(0.0, 3600.0)]
 Watts = Annotated[float, Range(0.0, 1e6)]
+Percent = Annotated[int, Range(0, 100)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,10 +67,15 @@ class PlacedPeer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Placed:
-    """Who would host what, first stage to last, replicas beside each other; or why nobody would."""
+    """Who would host what, first stage to last, replicas beside each other; or why nobody would.
+
+    Attributes:
+        relayed_percent: of the bytes between them, as far as is known how they reach each other.
+    """
 
     peers: Annotated[tuple[PlacedPeer, ...], Length(MAX_PLACED)]
     reason: Text
+    relayed_percent: Percent = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

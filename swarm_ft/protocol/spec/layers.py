@@ -47,6 +47,21 @@ def parse_layers(text: str) -> LayerRange | None:
     return LayerRange(int(match[1]), int(match[2]))
 
 
+def parse_trained(text: str, num_blocks: int) -> LayerRange:
+    """Which blocks train: `16-24`, `16-` for all from 16 on, nothing for all.
+
+    Raises:
+        BadLayers: anything else, or blocks that the model does not have.
+    """
+    match = re.fullmatch(r"([0-9]{1,6})-([0-9]{0,6})", text or "0-")
+    if match is None:
+        raise BadLayers(f"layers '{text}': expected START- or START-STOP, for example 16-")
+    start, stop = int(match[1]), int(match[2] or num_blocks)
+    if not start < stop <= num_blocks:
+        raise BadLayers(f"layers '{text}': the model has blocks 0-{num_blocks}")
+    return LayerRange(start, stop)
+
+
 def split_evenly(whole: LayerRange, parts: int) -> tuple[LayerRange, ...]:
     """Cut `whole` into `parts` adjoining ranges whose lengths differ by at most one.
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from enum import IntEnum
 from typing import Annotated
 
-from swarm_ft.errors import BadCodec, BadModel, BadOption
+from swarm_ft.errors import BadCodec, BadLayers, BadModel, BadOption
 from swarm_ft.ids import PeerId, SampleId
 from swarm_ft.protocol.spec.bounds import Digest, Length, NameList, OneOf, Range
 from swarm_ft.protocol.spec.codec_spec import (
@@ -22,7 +22,7 @@ from swarm_ft.protocol.spec.codec_spec import (
     parse_key_spec,
 )
 from swarm_ft.protocol.spec.digest import digest_of
-from swarm_ft.protocol.spec.layers import MAX_BLOCKS, LayerRange
+from swarm_ft.protocol.spec.layers import MAX_BLOCKS, LayerRange, parse_trained
 from swarm_ft.protocol.spec.options import Option, check
 
 VERSION = 8
@@ -44,8 +44,16 @@ BYTES_PER_TOKEN = 4
 """Tokens travel and are kept as little-endian uint32."""
 MAX_PRIVATE_ENDS = 64
 MAX_READERS = 16
+MAX_LORA_R = 1 << 12
+MAX_LORA_ALPHA = 1 << 16
+MAX_TARGETS = 64
+MAX_LORA_DROPOUT = 0.95
+MAX_TRAIN_LAYERS_CHARS = 16
 COPIES_PER_WEIGHT = 4
-"""In a peer's memory: the weight, its gradient and AdamW's two moments, all equally large."""
+"""In a peer's memory, of what trains: the weight, its gradient and AdamW's two moments, all equally
+large. Of what is frozen there is the weight alone."""
+ALL_LINEAR = "all-linear"
+"""Adapters at every linear layer of the blocks."""
 CodecText = Annotated[str, Length(MAX_SPEC_CHARS)]
 """How users write a codec, such as `aq3+z`."""
 
@@ -72,6 +80,14 @@ class EvalCompression(IntEnum):
     OFF = 1
     ON = 2
     BOTH = 3
+
+
+class Adapter(IntEnum):
+    """What trains in the place of the model's own weights; the numbers are those of the wire."""
+
+    NONE = 1
+    LORA = 2
+    DORA = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -227,6 +243,49 @@ class TrainOptions:
             "fewer take less memory and disk."
         ),
     ] = 16
+    adapter: Annotated[
+        Adapter,
+        Option(
+            "Train small matrices beside the model's linear layers, and leave its own weights as "
+            "they are; the result is an adapter for peft."
+        ),
+    ] = Adapter.NONE
+    lora_r: Annotated[int, Range(1, MAX_LORA_R), Option("Of --adapter: its rank.")] = 16
+    lora_alpha: Annotated[
+        int,
+        Range(1, MAX_LORA_ALPHA),
+        Option("Of --adapter: what it adds is scaled by this over --lora-r."),
+    ] = 32
+    lora_dropout: Annotated[
+        float,
+        Range(0.0, MAX_LORA_DROPOUT),
+        Option("Of --adapter, in a run with --dropout; in others it is 0, as the model's own."),
+    ] = 0.05
+    target_modules: Annotated[
+        str,
+        NameList(MAX_TARGETS),
+        Option(
+            "Of --adapter: the linear layers of the blocks that get one, by the ends of their "
+            "names.",
+            long_name="lora-target-modules",
+            metavar="all-linear|NAME,NAME,...",
+        ),
+    ] = ALL_LINEAR
+    merge: Annotated[
+        bool,
+        Option("Of --adapter: the result is the whole model with the adapter added to it."),
+    ] = False
+    train_layers: Annotated[
+        str,
+        Length(MAX_TRAIN_LAYERS_CHARS),
+        Option(
+            "Blocks that train, or get adapters; all others are frozen, the embeddings too unless "
+            "block 0 trains, norm and head unless the last does. Stages below them compute no "
+            "gradients and are sent none.",
+            metavar="START-|START-STOP",
+            default="all",
+        ),
+    ] = ""
     save_steps: Annotated[
         int,
         Range(0, MAX_STEPS),
@@ -278,7 +337,7 @@ class TrainOptions:
 
     def __post_init__(self) -> None:
         check(self)
-        for name in ("learning_rate", "weight_decay", "clip_grad_norm"):
+        for name in ("learning_rate", "weight_decay", "clip_grad_norm", "lora_dropout"):
             # 1 equals 1.0, and 0.0 equals -0.0: equal specs must have one digest.
             object.__setattr__(self, name, float(getattr(self, name)) + 0.0)
         if self.batch_size % self.micro_batch_size:
@@ -287,6 +346,7 @@ class TrainOptions:
                 f"--micro-batch-size {self.micro_batch_size}"
             )
         _check_codecs(self)
+        _check_trained(self)
 
     def codec(self, direction: Direction) -> CodecSpec:
         """The codec of one direction."""
@@ -320,9 +380,19 @@ class TrainOptions:
         return self.key_frame_codec(Direction.FORWARD) if codec.is_delta else codec
 
     @property
+    def adapts(self) -> bool:
+        """Whether adapters train, and the model's own weights do not."""
+        return self.adapter is not Adapter.NONE
+
+    @property
     def trusted_with_ends(self) -> frozenset[PeerId]:
         """Peers that may host the first and the last stage; all may if there are none."""
         return frozenset(map(PeerId, filter(None, self.private_ends.split(","))))
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """Ends of the names of linear layers that get adapters; or `ALL_LINEAR` alone."""
+        return tuple(self.target_modules.split(","))
 
     @property
     def readers(self) -> frozenset[str]:
@@ -446,11 +516,71 @@ class RunSpec:
             raise BadOption(
                 "--tied-embeddings sync: expected a model with tied embeddings, got an untied one"
             )
+        try:
+            trained = self.trained_layers
+        except BadLayers as error:
+            raise BadOption(f"--train-layers: {error.message}") from error
+        if self.train.sync_tied_embeddings and trained != self.model.layers:
+            raise BadOption(
+                "--tied-embeddings sync: expected embeddings and head to train, but --train-layers "
+                f"{self.train.train_layers} leaves one of them out"
+            )
+
+    @property
+    def trained_layers(self) -> LayerRange:
+        """Blocks in which something trains; see `StageModule.train_only` for embeddings and head.
+
+        Raises:
+            BadLayers: the model does not have them.
+        """
+        return parse_trained(self.train.train_layers, self.model.num_blocks)
+
+    @property
+    def keeps_tied(self) -> bool:
+        """Whether head and embeddings are one tensor, in the result too."""
+        trained, last = self.trained_layers, self.model.num_blocks
+        are_frozen = self.train.adapts or (trained.start > 0 and trained.stop < last)
+        return self.model.tied_embeddings and (self.train.sync_tied_embeddings or are_frozen)
+
+    def gradients_cross(self, boundary: int) -> bool:
+        """Whether anything below the boundary in front of a block trains, and waits for gradients.
+
+        Below one that they do not cross, activations are constants of the samples.
+        """
+        return boundary > self.trained_layers.start
+
+    def trained_bytes(self, layers: LayerRange) -> float:
+        """Of what trains in blocks, in float32; for adapters, of as many of usual shapes."""
+        trained = self.trained_layers
+        count = max(0, min(layers.stop, trained.stop) - max(layers.start, trained.start))
+        part = 2 * self.train.lora_r / self.model.hidden_size if self.train.adapts else 1.0
+        return count * self.model.block_bytes * part
+
+    def held_bytes(self, layers: LayerRange) -> float:
+        """Of blocks in a peer's memory: weights, and gradients and moments of what trains."""
+        weights = len(layers) * self.model.block_bytes
+        if self.train.adapts:
+            return weights + COPIES_PER_WEIGHT * self.trained_bytes(layers)
+        return weights + (COPIES_PER_WEIGHT - 1) * self.trained_bytes(layers)
 
     def digest(self) -> bytes:
         """16 bytes that two equal specs share and two different ones do not."""
         text = json.dumps(asdict(self), sort_keys=True, default=lambda value: value.hex())
         return digest_of(text.encode())
+
+
+def _check_trained(options: TrainOptions) -> None:
+    """What trains is told in one way, and there is something."""
+    if options.merge and not options.adapts:
+        raise BadOption("--merge: expected --adapter lora or dora beside it")
+    if options.adapts and options.sync_tied_embeddings:
+        raise BadOption("--tied-embeddings sync: with --adapter they are frozen, and stay tied")
+    if not all(options.targets):
+        raise BadOption(f"--target-modules: expected {ALL_LINEAR} or NAME,NAME,..., got none")
+    try:
+        parse_trained(options.train_layers, MAX_BLOCKS)
+    except BadLayers as error:
+        raise BadOption(f"--train-layers: {error.message}") from error
 
 
 def _check_codecs(options: TrainOptions) -> None:

@@ -106,6 +106,8 @@ def token_ids_of(row: Words) -> Numbers:
 
 def refusal(rows: Words, vocab_size: int) -> tuple[int, str] | None:
     """The first of rows [N, T] that is no sample, and why; None if all are some."""
+    if rows.shape[1] >= MIN_LENGTH and rows.max(initial=0) < vocab_size:
+        return None  # as plain text is: all of it is tokens that are learned
     is_token = rows != NO_TOKEN
     token_ids = rows & ~np.uint32(CONTEXT)
     wrong = (

@@ -62,7 +62,7 @@ def check_took(measured: Measured, at_least_s: float) -> None:
     (step_s,), cpus = measured.step_s, os.cpu_count()
     assert at_least_s < step_s < 5 * at_least_s + 1.0
     assert cpus is not None
-    assert 0 < measured.cpus_used < cpus
+    assert 0 <= measured.cpus_used < cpus  # the kernel counts hundredths of a second
 
 
 def test_emulated_stage_hands_on_what_it_was_given_as_dtype_in_time() -> None:

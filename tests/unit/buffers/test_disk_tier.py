@@ -9,6 +9,7 @@ import pytest
 from swarm_ft.buffers import BufferKey, BufferRecord, BufferStore, End
 from swarm_ft.errors import BadOption, InternalError
 from swarm_ft.ids import RunId, StepNumber
+from swarm_ft.sealing import Sealer
 
 from .conftest import BOUNDARY, SLOT_BYTES, CyclicVisits, OpenStore, key, record
 
@@ -48,6 +49,25 @@ def test_what_was_not_written_costs_only_itself(open_store: OpenStore, tmp_path:
     store.flush()
     commit(store, {key(): record("new"), key(2): record("newer")})
     assert store.get(key()) == record("new")
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+def test_records_of_many_sizes_share_a_few_files(
+    open_store: OpenStore, tmp_path: Path, sealed: bool
+) -> None:
+    """As samples of many lengths make them; a record is what it was, however large its slot."""
+    how = {"sealer": Sealer(bytes(32), "buffers")} if sealed else {}
+    store = open_store(**how)
+    records = {key(sample): record(f"r{sample}", 100 + 37 * sample) for sample in range(300)}
+    for name, one in records.items():
+        store.stage(name, one)
+    store.commit()
+    assert len(list((tmp_path / "buffers").rglob("*.slab"))) <= 16 + 8 * 7
+    again = open_store(memory_bytes=0, **how)
+    assert {name: again.get(name) for name in records} == records
+    again.stage(key(299), record("newer", 90))
+    again.commit()
+    assert open_store(memory_bytes=0, **how).get(key(299)) == record("newer", 90)
 
 
 def test_memory_holds_what_is_needed_first(open_store: OpenStore) -> None:

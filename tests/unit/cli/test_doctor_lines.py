@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,10 +15,19 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from swarm_ft.cli.doctor import doctor, tell_reached, written_mb_per_s
+from swarm_ft.cli.doctor import doctor, examine_link, tell_reached, written_mb_per_s
+from swarm_ft.clock import SystemClock
+from swarm_ft.coordinator.capacity import Capacity
+from swarm_ft.coordinator.facts.state import SwarmState
+from swarm_ft.identity.invites import Invite, invitation_certificate, invitation_key
+from swarm_ft.identity.keys import fingerprint_of, key_at, name_of
 from swarm_ft.reach import doctor as examinations
 from swarm_ft.reach.doctor import Finding, Verdict
 from swarm_ft.reach.meet import Reach
+from swarm_ft.transport.grpc_options import GrpcOptions
+from swarm_ft.transport.grpc_transport import GrpcTransport
+from swarm_ft.transport.methods import MEASURE_LINK
+from tests.members import NOW, make_swarm
 
 NOBODY = cast(Reach, None)
 
@@ -87,9 +99,59 @@ def test_a_disk_that_takes_nothing_is_told(tmp_path: Path) -> None:
 
 def test_a_key_that_others_may_read_is_told(tmp_path: Path) -> None:
     key = tmp_path / "swarm-ft" / "peers" / "0" / "key.pem"
-    key.parent.mkdir(parents=True)
-    key.touch(0o600)
     assert "key" not in examined(tmp_path)
+    name = name_of(key_at(key).public_key())
+    found = examined(tmp_path)["key"]
+    assert (found["verdict"], found["says"]) == ("ok", f"{name}, in {key}")
     key.chmod(0o644)
     found = examined(tmp_path)["key"]
     assert (found["verdict"], found["advice"]) == ("bad", f"chmod 600 {key}")
+    key.chmod(0o600)
+    key.write_bytes(b"")
+    found = examined(tmp_path)["key"]
+    assert found["verdict"] == "bad"
+    assert found["advice"]
+
+
+# ---- the link
+
+
+@asynccontextmanager
+async def invited() -> AsyncIterator[Invite]:
+    """By a coordinator that only measures links, for those who have this invitation."""
+    swarm, secret = make_swarm(), bytes(10)
+    invite = Invite(
+        fingerprint=fingerprint_of(swarm.key.public_key()),
+        number=bytes(4),
+        secret=secret,
+        addresses=("127.0.0.1:1",),
+    )
+    shown = invitation_certificate(invitation_key(secret), invite.name, NOW)
+    transport = GrpcTransport(GrpcOptions(credentials=swarm.coordinator((shown,))))
+    capacity = Capacity(SystemClock(), SwarmState)
+    server = await transport.serve("127.0.0.1", 0, {MEASURE_LINK: capacity.measure})
+    try:
+        yield replace(invite, addresses=("127.0.0.1:1", server.endpoint))
+    finally:
+        await server.stop()
+
+
+async def test_the_link_is_measured_with_an_invitation_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with invited() as invite:
+        found = await examine_link(invite)
+        assert (found.about, found.verdict) == ("link", Verdict.OK)
+        assert re.fullmatch(r"[\d,.]+ Mbps to the coordinator, [\d,.]+ from there", found.says)
+        monkeypatch.setattr("swarm_ft.cli.doctor.MIN_MBPS", 1e9)
+        slow = await examine_link(invite)
+    assert slow.verdict is Verdict.NOTE
+    assert "Wi-Fi" in slow.advice
+
+
+async def test_a_link_that_is_not_measured_keeps_nobody_out() -> None:
+    async with invited() as invite:
+        pass
+    found = await examine_link(invite)
+    assert found.verdict is Verdict.NOTE
+    assert found.says.startswith("not measured: no coordinator")

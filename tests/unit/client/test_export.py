@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
@@ -86,6 +87,31 @@ def test_a_single_shard_needs_no_index(sample: SampleInput, tmp_path: Path) -> N
 
 
 @pytest.mark.usefixtures("no_umask")
+@pytest.mark.parametrize("count", [1, 3])
+def test_shards_are_joined_to_one_file(sample: SampleInput, tmp_path: Path, count: int) -> None:
+    shards = _shards(sample, tmp_path, count)
+    save_file({}, tmp_path / "empty.safetensors", metadata={"format": "pt"})
+    out = tmp_path / "out"
+    shards.insert(1, tmp_path / "empty.safetensors")
+    assemble(out, shards, lambda _directory: None, as_one="adapter.safetensors")
+    assert _names(out) == {"adapter.safetensors", MANIFEST}
+    joined = load_file(out / "adapter.safetensors")
+    expected = load_file(Path(sample.model_dir) / "model.safetensors")
+    assert joined.keys() == expected.keys()
+    assert all(torch.equal(joined[name], tensor) for name, tensor in expected.items())
+    with safe_open(out / "adapter.safetensors", "pt") as file:
+        assert file.metadata() == {"format": "pt"}
+
+
+def test_a_tensor_in_two_shards_is_not_joined(sample: SampleInput, tmp_path: Path) -> None:
+    (shard,) = _shards(sample, tmp_path, 1)
+    with pytest.raises(ProtocolError, match="came from two stages"):
+        assemble(
+            tmp_path / "out", [shard, shard], lambda _directory: None, as_one="one.safetensors"
+        )
+    assert not (tmp_path / "out").exists()
+
+
 def test_an_export_is_readable_by_its_owner_alone(sample: SampleInput, tmp_path: Path) -> None:
     out = tmp_path / "out"
     shards = _shards(sample, tmp_path, 1)

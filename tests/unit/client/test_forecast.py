@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm_ft.client.forecast import Forecast, bytes_per_value, forecast
+from swarm_ft.client.forecast import Forecast, bytes_per_value, forecast, of_mean_length
 from swarm_ft.ids import PeerId
 from swarm_ft.protocol.messages.capacity import Machine, PlacedPeer
 from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
 from swarm_ft.protocol.spec.layers import LayerRange
-from swarm_ft.protocol.spec.run_spec import RunSpec
+from swarm_ft.protocol.spec.run_spec import Adapter, RunSpec
+from swarm_ft.protocol.spec.sample_rows import filled_up, words_of
 from tests.specs import model_spec, train_spec
 
 FAST = Machine(flops_per_s=1e15, up_bytes_per_s=1e12, down_bytes_per_s=1e12, watts=100.0)
@@ -67,6 +68,23 @@ def test_replicas_share_a_step_and_pay_for_their_sum() -> None:
     summed = forecast(job(), on(narrow, narrow, narrow, narrow, replicas=2))
     halves = 2 * 28_000_000 + 50257 * 768 * 4
     assert summed.step_s == pytest.approx(halves / 1e7, rel=0.15)
+
+
+def test_what_is_frozen_is_held_once_computed_less_and_sent_nowhere() -> None:
+    whole = forecast(job(), on(FAST, FAST, FAST, FAST)).stages
+    upper = forecast(job(train_layers="2-"), on(FAST, FAST, FAST, FAST)).stages
+    lora = forecast(job(adapter=Adapter.LORA), on(FAST, FAST, FAST, FAST)).stages
+    memory = [[stage.memory_bytes for stage in stages] for stages in (whole, upper, lora)]
+    block, table = 28_000_000, 50257 * 768 * 4
+    assert memory[0] == [4 * (block + table), 4 * block, 4 * block, 4 * (block + table)]
+    assert memory[1] == [block + table, block, 4 * block, 4 * (block + table)]
+    assert memory[2][1] == pytest.approx(block * (1 + 4 * 2 * 16 / 768))
+    parts = [a.compute_s / b.compute_s for a, b in zip(upper, whole, strict=True)]
+    assert parts == pytest.approx([1 / 3, 1 / 3, 1, 1])
+    assert lora[1].compute_s == pytest.approx(whole[1].compute_s * 2 / 3)
+    assert upper[0].down_bytes == 0 < whole[0].down_bytes
+    assert upper[2].up_bytes < whole[2].up_bytes
+    assert upper[3].up_bytes == whole[3].up_bytes
 
 
 def test_samples_that_come_again_are_sent_as_changes() -> None:
@@ -131,3 +149,12 @@ def test_a_better_machine_never_makes_it_slower(two: list[Machine], which: int) 
 def test_a_codecs_bytes_are_those_it_writes(text: str, expected: float) -> None:
     measured = bytes_per_value(parse_codec_spec(text, Direction.FORWARD))
     assert measured == pytest.approx(expected, rel=0.15)
+
+
+def test_short_samples_take_what_they_are_long() -> None:
+    spec = job()
+    rows = [filled_up(words_of([1] * length), 128) for length in (16, 48)] * 1500
+    samples = [row.tobytes() for row in rows]
+    short = of_mean_length(spec, samples)
+    assert short == job(seq_length=32)
+    assert of_mean_length(spec, samples[:1]).train.seq_length == 16

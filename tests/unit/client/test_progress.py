@@ -43,7 +43,7 @@ def _status(phase: RunPhase, detail: str = "", committed: int = 0) -> RunStatus:
 
 
 def _after(*events: RunStatus | StepCommitted) -> ProgressState:
-    state = ProgressState(num_steps=40, seq_length=10)
+    state = ProgressState(num_steps=40)
     for event in events:
         state = state.after(event)
     return state
@@ -52,7 +52,7 @@ def _after(*events: RunStatus | StepCommitted) -> ProgressState:
 def test_before_the_first_step_nothing_is_claimed() -> None:
     state = _after()
     assert (state.loss, state.eta_s) == (None, None)
-    assert (state.tokens_per_second, state.bytes_saved, state.ratio) == (0.0, 0, 1.0)
+    assert (state.samples_per_second, state.bytes_saved, state.ratio) == (0.0, 0, 1.0)
     assert state.line() == "queued"
 
 
@@ -60,7 +60,7 @@ def test_steps_add_up() -> None:
     state = _after(*(_step(k, loss=3.0 - k) for k in range(3)))
     assert state.loss == 1.0
     assert state.committed_steps == 3
-    assert state.tokens_per_second == pytest.approx(4 * 10 / 0.5)
+    assert state.samples_per_second == pytest.approx(4 / 0.5)
     assert state.bytes_saved == 3 * 2000
     assert state.ratio == pytest.approx(6.0)
     assert state.eta_s == pytest.approx(37 * 0.5)
@@ -70,7 +70,7 @@ def test_speed_and_eta_follow_the_last_steps_only() -> None:
     slow = [_step(0, seconds=100.0)]
     fast = [_step(k, seconds=0.1) for k in range(1, WINDOW_STEPS + 1)]
     state = _after(*slow, *fast)
-    assert state.tokens_per_second == pytest.approx(400)
+    assert state.samples_per_second == pytest.approx(40)
     assert state.eta_s == pytest.approx((40 - WINDOW_STEPS - 1) * 0.1)
 
 
@@ -98,7 +98,9 @@ def test_a_history_told_again_ends_in_the_same_state() -> None:
 def test_the_line_says_what_the_run_waits_for_until_it_goes_on() -> None:
     waiting = _after(_step(0), _status(RunPhase.WAITING, "waiting for layers 12-24", committed=1))
     assert waiting.line() == "waiting for layers 12-24"
-    assert waiting.after(_step(1)).line() == "loss 2.000  80 tok/s  saved 4.0 kB (6.0x)  ETA 0:19"
+    assert (
+        waiting.after(_step(1)).line() == "loss 2.000  8.0 samples/s  saved 4.0 kB (6.0x)  ETA 0:19"
+    )
 
 
 def test_a_peer_that_a_training_run_hears_nothing_of_is_in_the_line_until_it_speaks() -> None:
@@ -156,7 +158,7 @@ def test_on_a_terminal_one_bar_shows_step_and_numbers() -> None:
         progress.show_step(_step(9))
         progress.message("a line above")
     text = _written(console)
-    for part in ("step 10/40", "loss 2.000", "80 tok/s", "6.0x", "ETA 0:15", "a line above"):
+    for part in ("step 10/40", "loss 2.000", "8.0 samples/s", "6.0x", "ETA 0:15", "a line above"):
         assert part in text
 
 

@@ -55,7 +55,7 @@ def _evaluated(step: int, loss: float, compressed: float | None = None) -> Evalu
 
 
 def _after(*steps: StepCommitted | Evaluated) -> ProgressState:
-    return reduce(ProgressState.after, steps, ProgressState(num_steps=9, seq_length=10))
+    return reduce(ProgressState.after, steps, ProgressState(num_steps=9))
 
 
 def _report(*steps: StepCommitted, before: float = 3.0, after: float = 1.0) -> RunReport:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from random import Random
 from types import MappingProxyType
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 
 from swarm_ft.coordinator.capacity import MAX_SAMPLES, PLACES_BURST, Capacity
 from swarm_ft.coordinator.facts.state import Member, SwarmState
+from swarm_ft.coordinator.facts.ways import Home, Ways
 from swarm_ft.errors import Busy, MalformedMessage
 from swarm_ft.ids import PeerId
 from swarm_ft.peer.capacity import measure_link
@@ -67,6 +69,24 @@ async def test_a_plan_says_who_would_host_what_and_what_they_can_do() -> None:
     assert [(one.peer_id, str(one.layers)) for one in placed.peers] == [("a", "0-2"), ("b", "2-4")]
     assert {one.machine for one in placed.peers} == {MACHINE}
     assert placed.reason == ""
+
+
+async def test_a_plan_seats_peers_beside_those_whom_they_reach() -> None:
+    """Of three, only the last one reaches the others without a relay."""
+    varies = Home(house="", mapping_varies=True)
+    homes = {"a": varies, "b": varies, "c": Home(house="", is_open=True)}
+    state = replace(swarm_of(*map(member, "abc")), ways=Ways(homes=homes))
+    spec = run_spec(num_blocks=6)
+    async with asked(lambda: state) as channel:
+        placed = await call(channel, PLACE, PlaceRequest(spec=spec), 5.0)
+        assert [one.peer_id for one in placed.peers][1] == "c"
+        assert placed.relayed_percent == 0
+        state = replace(state, ways=Ways(homes=dict.fromkeys("abc", varies)))
+        placed = await call(channel, PLACE, PlaceRequest(spec=spec), 5.0)
+        assert placed.relayed_percent == 100
+        state = replace(state, ways=Ways())
+        placed = await call(channel, PLACE, PlaceRequest(spec=spec), 5.0)
+        assert placed.relayed_percent == 0, "nothing is known"
 
 
 async def test_a_plan_says_what_is_missing() -> None:

@@ -50,7 +50,7 @@ def meetings() -> Meetings:
 
 def come(meetings: Meetings, name: str, host: str, *endpoints: str, varies: bool = False) -> None:
     reachable = Reachable(endpoints=endpoints, mapping_varies=varies)
-    assert meetings.came(name, host, reachable, 0.0) == [(name, Relays(places=(RELAY,)))]
+    assert meetings.came(name, host, reachable) == [(name, Relays(places=(RELAY,)))]
 
 
 def meet(meetings: Meetings, one: str = "a", other: str = "b") -> dict[str, Meet]:
@@ -162,6 +162,29 @@ def test_who_is_not_there_is_not_met_and_nobody_asks_without_end(meetings: Meeti
     assert refusal(meetings.said("a", Want(name="b"), 1.0)) == "it is not there"
 
 
+def test_who_calls_anew_has_asked_as_often_as_before(meetings: Meetings) -> None:
+    for host in (HERE, THERE):  # from another address, too
+        come(meetings, "a", host)
+        for _ in range(MAX_WANTS // 2):
+            assert refusal(meetings.said("a", Want(name="b"), 0.0)) == "it is not there"
+        meetings.gone("a")
+    come(meetings, "a", HERE)
+    assert "more than 4" in refusal(meetings.said("a", Want(name="b"), 0.0))
+    come(meetings, "another", HERE)
+    assert refusal(meetings.said("another", Want(name="b"), 0.0)) == "it is not there"
+
+
+def test_who_comes_again_and_again_has_nobody_tried_without_end(meetings: Meetings) -> None:
+    for name in "abcd":
+        came(meetings, name)
+    tried = 0
+    for _ in range(MAX_WANTS):
+        meetings.gone("d")
+        meetings.forget(1e6)
+        tried += len(came(meetings, "d"))
+    assert tried <= MAX_WANTS
+
+
 # ---- who reaches whom, for placement
 
 
@@ -179,7 +202,7 @@ def came(
     """A peer comes, and looks around; whom it is to try then, who are told of it too."""
     host = host or f"198.51.100.{ord(name)}"
     told = Reachable(endpoints=endpoints)
-    said = meetings.came(name, host, told, 0.0, is_peer=True)
+    said = meetings.came(name, host, told, is_peer=True)
     assert said == [(name, Relays(places=(RELAY,)))]
     if varies:
         meetings.said(name, replace(told, mapping_varies=True), 0.0)
@@ -208,7 +231,7 @@ def test_a_peer_that_comes_tries_those_of_whom_only_that_tells(meetings: Meeting
     assert came(meetings, "l", measured=Measured()) == [], "it has no relay to punch with"
     assert came(meetings, "d") == ["c", "b"]
     assert meetings.said("d", MEASURED, 0.0) == [], "once is enough"
-    meetings.came("e", "198.51.100.7", Reachable(), 0.0, is_peer=True)
+    meetings.came("e", "198.51.100.7", Reachable(), is_peer=True)
     assert came(meetings, "f") == ["d", "c", "b"], "e has not looked around yet"
 
 

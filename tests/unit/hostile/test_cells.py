@@ -16,17 +16,12 @@ def test_cells_are_chosen_by_patterns() -> None:
 
 
 @pytest.mark.parametrize(
-    ("outcome", "word", "is_red"),
-    [
-        (Outcome(cell="a"), "holds", False),
-        (Outcome(cell="a", problem="it fell"), "BROKEN", True),
-        (Outcome(cell="a", problem="it fell", awaits="a wall"), "awaited", False),
-        (Outcome(cell="a", awaits="a wall"), "holds already", False),
-    ],
-    ids=["holds", "broken", "awaited", "already"],
+    ("outcome", "word"),
+    [(Outcome(cell="a"), "holds"), (Outcome(cell="a", problem="it fell"), "BROKEN")],
+    ids=["holds", "broken"],
 )
-def test_an_outcome_in_a_word(outcome: Outcome, word: str, is_red: bool) -> None:
-    assert (outcome.word, outcome.is_red) == (word, is_red)
+def test_an_outcome_in_a_word(outcome: Outcome, word: str) -> None:
+    assert outcome.word == word
     assert word in as_line(outcome)
     assert as_dict(outcome)["holds"] == (not outcome.problem)
 
@@ -35,13 +30,8 @@ def test_the_last_line_names_what_broke() -> None:
     outcomes = [
         Outcome(cell="one"),
         Outcome(cell="two", problem="it fell"),
-        Outcome(cell="three", problem="it fell", awaits="a wall"),
-        Outcome(cell="four", awaits="a wall"),
-        Outcome(cell="five", problem="it burned"),
+        Outcome(cell="three", problem="it burned"),
     ]
-    assert verdict(outcomes) == (
-        "hostile: 2 of 5 cells hold; awaited: three; hold already, make them strict: four; "
-        "BROKEN: two, five"
-    )
+    assert verdict(outcomes) == "hostile: 1 of 3 cells hold; BROKEN: two, three"
     assert "\n" not in verdict(outcomes)
     assert verdict(outcomes[:1]) == "hostile: 1 of 1 cells hold"

@@ -162,7 +162,7 @@ class End:
         """Roll back what an aborted step left, and expect frames of these samples."""
         self.store.rollback()
         comes = Direction.BACKWARD if self.sends is Direction.FORWARD else Direction.FORWARD
-        expected = frozenset(frame_key(step, sample, comes) for sample in samples)
+        expected = {frame_key(step, sample, comes): TOKENS for sample in samples}
         self.boundary.begin(StepNumber(step), expected)
 
     def send(self, step: int, values: Mapping[int, torch.Tensor]) -> None:

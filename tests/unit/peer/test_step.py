@@ -5,7 +5,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Protocol, cast
 
@@ -40,6 +40,7 @@ class CountingEngine:
 
     is_first: bool = False
     is_last: bool = False
+    has_backward: bool = True
     done: list[tuple[str, int]] = field(default_factory=list)
     after: Callable[[], object] = lambda: None
 
@@ -152,6 +153,7 @@ class MakeStep(Protocol):
         with_tokens: bool | None = None,
         more_held: int = 0,
         held_out: int = 0,
+        has_backward: bool = True,
     ) -> tuple[StageStep, CountingEngine, Outbox, Outbox]:
         """The step, its engine, what it gives upstream and downstream."""
         ...
@@ -175,8 +177,11 @@ def make_step() -> Iterator[MakeStep]:
             with_tokens: bool | None = None,
             more_held: int = 0,
             held_out: int = 0,
+            has_backward: bool = True,
         ) -> tuple[StageStep, CountingEngine, Outbox, Outbox]:
-            engine = CountingEngine(is_first=index == 0, is_last=index == of - 1)
+            engine = CountingEngine(
+                is_first=index == 0, is_last=index == of - 1, has_backward=has_backward
+            )
             needs = engine.is_first or engine.is_last
             plan = plan or make_plan(
                 microbatches, with_tokens=needs if with_tokens is None else with_tokens
@@ -268,6 +273,22 @@ async def test_a_middle_stage_passes_both_ways_and_needs_no_tokens(make_step: Ma
     assert all(torch.equal(x, 2 * value(k.sample)) for k, x in up.sent)
 
 
+@pytest.mark.parametrize("index", [0, 1])
+async def test_where_nobody_waits_for_gradients_a_forward_is_all(
+    make_step: MakeStep, index: int
+) -> None:
+    step, engine, up, down = make_step(index, of=3, microbatches=4, has_backward=False)
+    if index:
+        arrive(step, [0, 1, 10, 11, 20, 21, 30, 31], Direction.FORWARD)
+    boundary = cast("Boundary", down)
+    assert step.expected(boundary, Direction.BACKWARD) == {}
+    await step.run()
+    assert engine.done == [(kind, i) for i in range(4) for kind in ("forward", "weights")]
+    assert set(step.progress.done) == set(range(4))
+    assert (len(down.samples), len(up.samples)) == (8, 0)
+    assert step.parts_begun == 4 * PARTS
+
+
 async def test_microbatches_are_computed_in_order_however_samples_arrive(
     make_step: MakeStep,
 ) -> None:
@@ -309,7 +330,7 @@ def test_a_step_expects_every_sample_once_each_way(make_step: MakeStep) -> None:
     step, _, up, down = make_step(1, of=3, microbatches=2)
     for boundary, way in ((up, Direction.FORWARD), (down, Direction.BACKWARD)):
         assert step.expected(cast("Boundary", boundary), way) == {
-            key(sample, way) for sample in (0, 1, 10, 11)
+            key(sample, way): TOKENS for sample in (0, 1, 10, 11)
         }
         assert not step.expected(cast("Boundary", Outbox()), way)
 
@@ -351,6 +372,25 @@ def test_a_plan_with_rows_that_are_no_samples_is_malformed(
     for index in (0, 1):
         with pytest.raises(MalformedMessage, match=f"plan of step 5, microbatch 0: .*{why}"):
             make_step(index, of=2, microbatches=1, plan=plan)
+
+
+async def test_samples_of_different_lengths_are_padded_here_and_cut_again(
+    make_step: MakeStep,
+) -> None:
+    whole = make_plan(1, with_tokens=False)
+    plan = replace(whole, lengths=(TOKENS, 2))
+    step, engine, up, down = make_step(1, of=3, microbatches=1, plan=plan)
+    assert set(step.expected(cast("Boundary", up), Direction.FORWARD).values()) == {TOKENS, 2}
+    step.arrived(key(0, Direction.FORWARD), value(5))
+    step.arrived(key(1, Direction.FORWARD), value(7)[:2])
+    step.arrived(key(0, Direction.BACKWARD), value(5))
+    step.arrived(key(1, Direction.BACKWARD), value(7)[:2])
+    await step.run()
+    assert engine.done
+    for sent, expected in ((down.sent, (6, 8)), (up.sent, (10, 14))):
+        for sample, length in ((0, TOKENS), (1, 2)):
+            ((_, x),) = (one for one in sent if one[0].sample == sample)
+            assert torch.equal(x, torch.full((length, CHANNELS), float(expected[sample])))
 
 
 async def test_what_the_engine_raises_ends_the_step(make_step: MakeStep) -> None:
@@ -425,10 +465,10 @@ async def test_held_out_microbatches_go_forward_alone_and_behind_the_others(
 ) -> None:
     step, engine, up, down = make_step(1, of=3, microbatches=3, held_out=2)
     assert step.expected(cast("Boundary", down), Direction.BACKWARD) == {
-        key(sample, Direction.BACKWARD) for sample in (0, 1)
+        key(sample, Direction.BACKWARD): TOKENS for sample in (0, 1)
     }
     assert step.expected(cast("Boundary", up), Direction.FORWARD) == {
-        key(sample, Direction.FORWARD) for sample in (0, 1, 10, 11, 20, 21)
+        key(sample, Direction.FORWARD): TOKENS for sample in (0, 1, 10, 11, 20, 21)
     }
     arrive(step, [20, 21, 0, 1], Direction.FORWARD)
     arrive(step, [0, 1], Direction.BACKWARD)

@@ -79,7 +79,8 @@ async def test_a_front_dials_back_whoever_asks(coordinator: str) -> None:
 
 async def test_on_one_machine_all_is_well(swarm: Swarm, coordinator: str) -> None:
     found = await findings(invite_to(swarm, coordinator))
-    assert list(found) == ["coordinator", "swarm", "clock", "version", "router", "others"]
+    about = ["coordinator", "swarm", "clock", "version", "router", "ipv6", "relay", "others"]
+    assert list(found) == about
     assert {verdict for verdict, _ in found.values()} == {Verdict.OK}
     assert found["router"][1] == "none in the way, seen as 127.0.0.1"
     assert found["others"][1] == "reach this machine: direct"
@@ -92,8 +93,48 @@ async def test_who_does_not_answer_is_named_and_the_next_one_asked(
     assert (unreached.about, unreached.verdict) == ("coordinator", Verdict.BAD)
     assert unreached.says == "127.0.0.1:1: Connection refused"
     assert unreached.advice
-    found = await findings(invite_to(swarm, "127.0.0.1:1", coordinator))
-    assert found["coordinator"][0] is Verdict.OK
+    invite = invite_to(swarm, "127.0.0.1:1", coordinator)
+    told = [found.verdict async for found in examine_way(invite) if found.about == "coordinator"]
+    assert told == [Verdict.NOTE, Verdict.OK]  # one that answers is enough to join
+
+
+IPV6_AT_HOME, IPV6_THERE = "2a45:1::10", "[2a45:2::1]:7000"
+
+
+@pytest.mark.parametrize(
+    ("own", "addresses", "says"),
+    [
+        (None, ("192.0.2.1:7000",), "this machine has none"),
+        (IPV6_AT_HOME, ("192.0.2.1:7000",), "the invitation names no such address"),
+        (IPV6_AT_HOME, ("192.0.2.1:7000", IPV6_THERE), "does not reach the coordinator's"),
+    ],
+)
+@pytest.mark.parametrize("is_open", [True, False])
+def test_ipv6_that_is_not_used_matters_to_who_is_behind_a_router(
+    own: str | None, addresses: tuple[str, ...], says: str, is_open: bool
+) -> None:
+    standing = replace(AT_HOME, is_open=is_open)
+    finding = doctor.ipv6(own, addresses, ("192.0.2.1:7000",), standing)
+    assert says in finding.says
+    assert finding.verdict is (Verdict.OK if is_open else Verdict.NOTE)
+    assert bool(finding.advice) is not is_open
+
+
+def test_ipv6_that_is_used_is_told() -> None:
+    finding = doctor.ipv6(IPV6_AT_HOME, (IPV6_THERE,), (IPV6_THERE,), AT_HOME)
+    assert (finding.verdict, finding.advice) == (Verdict.OK, "")
+    assert IPV6_AT_HOME in finding.says
+
+
+async def test_a_coordinator_without_a_relay_is_told_with_what_makes_one(swarm: Swarm) -> None:
+    async with introducing(swarm, has_relay=False) as coordinator:
+        (relay,) = [
+            found
+            async for found in examine_way(invite_to(swarm, coordinator))
+            if found.about == "relay"
+        ]
+    assert relay.verdict is Verdict.NOTE
+    assert "swarm-ft relay" in relay.advice
 
 
 async def test_another_swarms_coordinator_is_told(swarm: Swarm, coordinator: str) -> None:
@@ -220,6 +261,7 @@ def test_a_port_that_would_have_to_be_open_is_named() -> None:
     advice = reached(replace(AT_HOME, has_relay=False)).advice
     assert advice.startswith("forward TCP port 7001 in the router and start with --port")
     assert "--no-relay" in advice
+    assert "swarm-ft relay" in advice
 
 
 # ---- a member that has just begun

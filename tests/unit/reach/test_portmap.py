@@ -5,14 +5,20 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import struct
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import cast
+from random import Random
+from types import SimpleNamespace
+from typing import ClassVar, cast
 
 import pytest
 
+from swarm_ft.clock import SystemClock
 from swarm_ft.reach import portmap
 from swarm_ft.reach.portmap import ask_nat_pmp, default_gateway, mapped, router_address
+from swarm_ft.reach.transport import HomeTransport
+from tests.members import OneMember
 
 OUTSIDE = "192.0.2.7"
 
@@ -57,6 +63,55 @@ async def gateway(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Gateway]:
 async def test_a_port_is_mapped_as_long_as_it_is_wanted(gateway: Gateway) -> None:
     async with mapped(7001, "127.0.0.1") as endpoint:
         assert endpoint == f"{OUTSIDE}:4321"
+    assert gateway.lifetimes == [portmap.LIFETIME_S, 0]
+
+
+class UPnP:
+    """As `miniupnpc` has it."""
+
+    mapped: ClassVar[set[int]] = set()
+    lanaddr = "192.168.1.2"
+
+    def discover(self) -> int:
+        return 1
+
+    def selectigd(self) -> None: ...
+
+    def addportmapping(self, port: int, _kind: str, _host: str, inner: int, *_: str) -> None:
+        assert port == inner
+        self.mapped.add(port)
+
+    def deleteportmapping(self, port: int, _kind: str) -> None:
+        self.mapped.remove(port)
+
+    def externalipaddress(self) -> str:
+        return OUTSIDE
+
+
+async def test_a_port_that_upnp_mapped_is_let_go_of(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "miniupnpc", SimpleNamespace(UPnP=UPnP, __spec__=object()))
+    gateway.result = 2  # it does not do it by NAT-PMP
+    async with mapped(7001, "127.0.0.1") as endpoint:
+        assert endpoint == f"{OUTSIDE}:7001"
+        assert UPnP.mapped == {7001}
+    assert not UPnP.mapped
+    assert 0 not in gateway.lifetimes, "what it did not map it is not asked to forget"
+
+
+async def test_a_member_that_ends_leaves_no_port_mapped(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def find() -> str:
+        return "127.0.0.1:1"
+
+    monkeypatch.setattr(portmap, "default_gateway", lambda: "127.0.0.1")
+    transport = HomeTransport(OneMember(), find, SystemClock(), Random(1))
+    server = await transport.serve("127.0.0.1", 0, {})
+    transport.start((f"192.168.1.2:{server.endpoint.rpartition(':')[2]}",))
+    await transport.reach.has_asked_router.wait()
+    await server.stop()
     assert gateway.lifetimes == [portmap.LIFETIME_S, 0]
 
 

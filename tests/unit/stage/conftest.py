@@ -154,8 +154,9 @@ class Pipeline:
         made = last.forward_backward(MicrobatchIndex(index), x, tokens)
         gradient = made.input_gradient
         for stage in reversed(upstream):
-            assert gradient is not None
-            gradient = stage.backward(MicrobatchIndex(index), gradient)
+            assert (gradient is not None) == stage.has_backward
+            if gradient is not None:
+                gradient = stage.backward(MicrobatchIndex(index), gradient)
         assert gradient is None
         for stage in self.stages:
             stage.weight_gradients(MicrobatchIndex(index))

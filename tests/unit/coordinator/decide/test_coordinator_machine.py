@@ -167,6 +167,21 @@ def test_a_commit_has_loss_norm_clip_factor_and_learning_rate(
     assert [c.learning_rate for c in commits] == [step.learning_rate for step in steps]
 
 
+@pytest.mark.parametrize(("num_targets", "loss"), [(3, 4.0), (5, 2.4), (0, 12.0)])
+def test_a_loss_is_a_mean_over_what_was_learned(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer, num_targets: int, loss: float
+) -> None:
+    """And a number, whatever a peer tells."""
+    swarm.submit(spec)
+    swarm.join(a, b)
+    swarm.step()
+    swarm.step()
+    # Targets of other stages than the last are none.
+    swarm.say(a, replace(a.step_ready(0), num_targets=100))
+    swarm.say(b, replace(b.step_ready(0), loss_sum=12.0, num_targets=num_targets))
+    assert [step.loss for step in swarm.history[RUN]] == [loss]
+
+
 def test_without_clipping_the_factor_is_one(
     swarm: Swarm, make_spec: MakeSpec, a: FakePeer, b: FakePeer
 ) -> None:

@@ -11,6 +11,7 @@ from swarm_ft.coordinator.journal.tokens import TokenFiles
 from swarm_ft.errors import JournalError, JournalFull, NotFound
 from swarm_ft.ids import RunId, SampleId
 from swarm_ft.protocol.spec.run_spec import RunSpec
+from swarm_ft.protocol.spec.sample_rows import filled_up, words_of
 from tests.unit.coordinator.conftest import MakeSpec
 
 RUN = RunId("run-1")
@@ -48,6 +49,24 @@ def test_tokens_come_back_as_they_were(files: TokenFiles, spec: RunSpec) -> None
     write(files, spec)
     wanted = [SampleId(i) for i in (35, 0, 29, 30, 39)]
     assert files.read(RUN, spec, wanted) == {i: tokens_of(spec, i) for i in wanted}
+
+
+@pytest.mark.parametrize("at_a_time", [1, 3, 64])
+def test_what_is_learned_is_counted_in_the_order_that_is_asked_for(
+    files: TokenFiles, spec: RunSpec, monkeypatch: pytest.MonkeyPatch, at_a_time: int
+) -> None:
+    monkeypatch.setattr(tokens, "COUNTED_SAMPLES", at_a_time)
+    seq_length = spec.train.seq_length
+    rows = [
+        filled_up(words_of([1] * (2 + sample % (seq_length - 1))), seq_length)
+        for sample in range(NUM_SAMPLES)
+    ]
+    new = files.begin(RUN, spec)
+    new.append(b"".join(row.tobytes() for row in rows))
+    new.keep()
+    counts = files.count(RUN, spec, [SampleId(i) for i in (5, 0, 39, 3, 2)])
+    assert counts.lengths == tuple(2 + i % (seq_length - 1) for i in (5, 0, 39, 3, 2))
+    assert counts.num_targets == sum(counts.lengths) - 5
 
 
 @pytest.mark.parametrize("sample", [NUM_SAMPLES, -1])

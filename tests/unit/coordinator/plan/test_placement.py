@@ -1,7 +1,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise, product
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import pytest
 from hypothesis import given, settings
@@ -13,7 +13,7 @@ from swarm_ft.ids import PeerId
 from swarm_ft.protocol.messages.control import PeerHello, stages_of
 from swarm_ft.protocol.spec.grant import Grant
 from swarm_ft.protocol.spec.layers import LayerRange, parse_layers
-from swarm_ft.protocol.spec.run_spec import COPIES_PER_WEIGHT, RunSpec
+from swarm_ft.protocol.spec.run_spec import COPIES_PER_WEIGHT, Adapter, RunSpec
 from tests.unit.coordinator.conftest import MakeSpec
 
 LATER_S = 1000.0
@@ -160,6 +160,21 @@ def test_memory_holds_weights_gradients_and_two_moments(model: MakeModel) -> Non
     assert placed(model(4), *pair) == (
         "waiting for more peers: layers 2-4 fit into nobody's memory"
     )
+
+
+def test_frozen_blocks_take_their_weights_alone(model: MakeModel) -> None:
+    def with_memory(num_bytes: float, **train: Any) -> str:
+        pair = [member(name, "auto", memory_bytes=int(num_bytes)) for name in "ab"]
+        return placed(replace(model(4), train=replace(model(4).train, **train)), *pair)
+
+    assert with_memory(2 * 1000, train_layers="0-2") == (
+        "waiting for more peers: layers 0-2 fit into nobody's memory"
+    )
+    spec = replace(model(4), train=replace(model(4).train, adapter=Adapter.LORA, lora_r=1))
+    needed = spec.held_bytes(LayerRange(0, 2))
+    assert 2 * 1000 < needed < 2 * 1000 * COPIES_PER_WEIGHT
+    assert with_memory(needed, adapter=Adapter.LORA, lora_r=1) == "a:0-2 b:2-4"
+    assert with_memory(needed - 1, adapter=Adapter.LORA, lora_r=1).startswith("waiting for more")
 
 
 def test_a_peer_that_is_too_small_does_not_keep_the_others_from_working(model: MakeModel) -> None:

@@ -407,6 +407,16 @@ ATTACKS = {
         BadFrame,
         "plan",
     ),
+    "fewer tokens than the plan has": (
+        lambda f: [replace(f, tensor=replace(f.tensor, tokens=TOKENS - 1, payload=b"x"))],
+        BadFrame,
+        f"expected {TOKENS} tokens, got {TOKENS - 1}",
+    ),
+    "more tokens than a run's samples have": (
+        lambda f: [replace(f, tensor=replace(f.tensor, tokens=TOKENS + 1))],
+        BadFrame,
+        f"expected 2 to {TOKENS} tokens",
+    ),
     "a payload of noise": (lambda f: [noise(f, b"\x5a")], BadFrame, "half"),
     "a payload of another size": (
         lambda f: [replace(f, tensor=replace(f.tensor, payload=b"x"))],

@@ -139,7 +139,7 @@ class Ends:
             return from_spec(self.train.key_frame_codec(way)).decode(frame.tensor)
         codec = from_spec(self.train.codec(way))
         assert base is not None
-        built_on = unpack_buffer(base.payload, *self.shape, self.train.buffer_bits)
+        built_on = unpack_buffer(base.payload, base.tokens, base.channels, self.train.buffer_bits)
         return codec.decode(frame.tensor, built_on)
 
     def packed(self, value: torch.Tensor) -> bytes:
@@ -968,6 +968,32 @@ def test_whole_frames_are_as_small_as_promised(
     assert wire_bytes(delta) <= plain / 7
     backward = ends.receiver.encode(key(number, 100_000, Direction.BACKWARD), gradient)
     assert wire_bytes(backward) <= plain / 3.8
+
+
+@pytest.mark.parametrize("bits", [16, 8, 4])
+@pytest.mark.parametrize("codec", ["aq4", "aq2+z", "aqc0.5"])
+def test_samples_of_different_lengths_have_buffers_of_their_own(
+    make_coders: MakeCoders, codec: str, bits: int
+) -> None:
+    ends = make_coders(
+        forward_codec=codec, backward_codec="q4+ef", buffer_bits=bits, seq_length=16, channels=32
+    )
+    generator = torch.Generator().manual_seed(1)
+    for step in range(3):
+        for sample, tokens in enumerate((16, 2, 7)):
+            x = torch.randn(tokens, 32, generator=generator)
+            frame, value = ends.visit(sample, x)
+            assert value.shape == (tokens, 32)
+            assert frame.kind is (FrameKind.DELTA if step else FrameKind.KEY)
+            frame, value = ends.back(sample, x)
+            assert value.shape == (tokens, 32)
+        ends.here.commit()
+        ends.there.commit()
+    frame, _ = ends.visit(1, torch.randn(3, 32, generator=generator))
+    assert frame.kind is FrameKind.KEY, "a buffer of another length is of no use"
+    for tokens in (1, 17):
+        with pytest.raises(BadFrame, match="expected 2 to 16 tokens of 32 channels"):
+            ends.receiver.check(replace(frame, tensor=replace(frame.tensor, tokens=tokens)))
 
 
 # ---- held-out samples

@@ -14,7 +14,7 @@ from swarm_ft.peer.state.stage_state import restore_buffers, with_extras
 from swarm_ft.protocol.spec.digest import fingerprint_of
 from swarm_ft.snapshots.shard import ShardContents
 
-RUN, SHAPE = RunId("run"), (6, 8)
+RUN, CHANNELS = RunId("run"), 8
 
 
 def key(boundary: int, end: End, sample: int) -> BufferKey:
@@ -22,8 +22,10 @@ def key(boundary: int, end: End, sample: int) -> BufferKey:
 
 
 def record(bits: int, seed: int) -> BufferRecord:
-    payload = pack_buffer(torch.randn(*SHAPE, generator=torch.Generator().manual_seed(seed)), bits)
-    return BufferRecord(fingerprint_of(payload), *SHAPE, payload)
+    """Of a sample whose length follows from its number."""
+    shape = 4 + seed % 3, CHANNELS
+    payload = pack_buffer(torch.randn(*shape, generator=torch.Generator().manual_seed(seed)), bits)
+    return BufferRecord(fingerprint_of(payload), *shape, payload)
 
 
 def filled(bits: int) -> BufferStore:
@@ -39,7 +41,7 @@ def filled(bits: int) -> BufferStore:
 
 def restored(contents: ShardContents) -> dict[BufferKey, BufferRecord]:
     store = BufferStore()
-    restore_buffers(store, RUN, SHAPE, contents)
+    restore_buffers(store, RUN, CHANNELS, contents)
     return dict(store.records())
 
 
@@ -64,7 +66,7 @@ def test_what_a_snapshot_holds_takes_the_place_of_what_is_here() -> None:
     store.stage(newer, record(16, 99))
     store.stage(key(8, End.SENT, 3), record(16, 98))
     store.commit()
-    restore_buffers(store, RUN, SHAPE, contents)
+    restore_buffers(store, RUN, CHANNELS, contents)
     assert dict(store.records()) == before
 
 
@@ -77,18 +79,33 @@ def test_too_many_buffers_stay_where_they_are(monkeypatch: pytest.MonkeyPatch) -
     contents = with_extras({}, store, Residuals())
     assert not contents.extras
     assert not contents.buffer_digests
-    restore_buffers(store, RUN, SHAPE, contents)
+    restore_buffers(store, RUN, CHANNELS, contents)
     assert dict(store.records()) == before
 
 
 def test_buffers_that_are_not_what_their_digest_says_are_left_out() -> None:
     store = filled(4)
     contents = with_extras({}, store, Residuals())
-    torn = contents.extras["buffers/sent"]
-    torn[1, -1] ^= 1
+    torn, sizes = contents.extras["buffers/sent"], contents.extras["buffers/sent/sizes"]
+    torn[sizes[0, 1] + sizes[1, 1] - 1] ^= 1
     expected = dict(store.records())
     del expected[key(8, End.SENT, 3)]
     assert restored(contents) == expected
     fewer = {name: x for name, x in contents.extras.items() if name != "buffers/owed"}
     kept = restored(replace(contents, extras=fewer))
     assert {name.end for name in kept} == {End.SENT, End.RECEIVED}
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        torch.tensor([[6, -1]]),
+        torch.tensor([[6, 1 << 40]]),
+        torch.tensor([6]),
+        torch.tensor([[6.0, 4.0]]),
+    ],
+)
+def test_sizes_that_cannot_be_are_not_followed(sizes: torch.Tensor) -> None:
+    contents = with_extras({}, filled(4), Residuals())
+    wrong = restored(replace(contents, extras={**contents.extras, "buffers/sent/sizes": sizes}))
+    assert {name.end for name in wrong} == {End.RECEIVED, End.RESIDUAL}

@@ -7,7 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarm_ft.errors import BadLayers
-from swarm_ft.protocol.spec.layers import MAX_BLOCKS, LayerRange, parse_layers, split_evenly
+from swarm_ft.protocol.spec.layers import (
+    MAX_BLOCKS,
+    LayerRange,
+    parse_layers,
+    parse_trained,
+    split_evenly,
+)
 
 
 def test_a_range_is_half_open_and_prints_as_it_parses() -> None:
@@ -33,6 +39,21 @@ def test_other_texts_are_told_the_form(text: str) -> None:
 def test_empty_reversed_and_endless_ranges_are_refused(text: str) -> None:
     with pytest.raises(BadLayers, match=f"layers {text}: expected START-STOP with 0 <= START"):
         parse_layers(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("", (0, 8)), ("0-", (0, 8)), ("3-", (3, 8)), ("3-5", (3, 5))]
+)
+def test_what_trains_may_go_to_the_end(text: str, expected: tuple[int, int]) -> None:
+    assert parse_trained(text, 8) == LayerRange(*expected)
+
+
+@pytest.mark.parametrize(
+    "text", ["8-", "5-3", "3-3", "3-9", "3", "-3", "a-", "3-5-", " 3-", "1234567-"]
+)
+def test_what_cannot_train_is_told(text: str) -> None:
+    with pytest.raises(BadLayers, match=r"expected START- or START-STOP|has blocks 0-8"):
+        parse_trained(text, 8)
 
 
 def test_a_negative_start_is_refused() -> None:

@@ -12,6 +12,7 @@ from swarm_ft.protocol.spec.codec_spec import Axis, CodecName, CodecSpec, Direct
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import (
     MAX_EVAL_SAMPLES,
+    Adapter,
     EvalCompression,
     EvalStrategy,
     LrSchedule,
@@ -20,7 +21,7 @@ from swarm_ft.protocol.spec.run_spec import (
     TrainSpec,
 )
 
-PINNED_DIGEST = "01cd228c8130f76ad10d53ce689ee8e8"
+PINNED_DIGEST = "1241d7af3c3e99fe1638ad6208cb5fba"
 
 OTHER_MODEL: dict[str, Any] = {
     "reference": "other",
@@ -63,6 +64,13 @@ OTHER_TRAIN: dict[str, Any] = {
     "fill_microbatches": 3,
     "private_ends": "one",
     "share_with": "other",
+    "adapter": Adapter.DORA,
+    "lora_r": 8,
+    "lora_alpha": 16,
+    "lora_dropout": 0.1,
+    "target_modules": "q_proj,v_proj",
+    "merge": True,
+    "train_layers": "1-",
 }
 
 
@@ -82,6 +90,8 @@ def test_another_model_has_another_digest(run_spec: RunSpec, name: str) -> None:
 
 @pytest.mark.parametrize("name", OTHER_TRAIN)
 def test_another_training_has_another_digest(run_spec: RunSpec, name: str) -> None:
+    if name == "merge":  # of an adapter
+        run_spec = replace(run_spec, train=replace(run_spec.train, adapter=Adapter.LORA))
     other = replace(run_spec.train, **{name: OTHER_TRAIN[name]})
     assert replace(run_spec, train=other).digest() != run_spec.digest()
 

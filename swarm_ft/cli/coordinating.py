@@ -1,0 +1,251 @@
+"""A coordinator put together: its journal, keys, DHT, service, port and relay."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+from collections.abc import Mapping, Sequence
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    AsyncExitStack,
+    closing,
+    nullcontext,
+)
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from swarm_ft.cli import keys
+from swarm_ft.cli.options import Listening
+from swarm_ft.cli.running import announced, in_dht
+from swarm_ft.clock import SystemClock
+from swarm_ft.coordinator.enrolment import Enrolment
+from swarm_ft.coordinator.facts.quotas import Quotas
+from swarm_ft.coordinator.journal.journal import Journal
+from swarm_ft.coordinator.journal.registry import Registry
+from swarm_ft.coordinator.journal.reserve import RESERVE_BYTES
+from swarm_ft.coordinator.meetings import Introductions
+from swarm_ft.coordinator.relays import Relaying
+from swarm_ft.coordinator.service import CoordinatorService
+from swarm_ft.errors import BadInput, BadOption, JournalError
+from swarm_ft.identity.authority import Authority
+from swarm_ft.identity.certificates import COORDINATOR_NAME, Role
+from swarm_ft.identity.invites import Invite
+from swarm_ft.identity.keys import new_key
+from swarm_ft.protocol.messages.meeting import RelayPlace
+from swarm_ft.reach.relay import Relay
+from swarm_ft.reach.transport import FrontedTransport
+from swarm_ft.snapshots.store import SnapshotStore
+from swarm_ft.transport.base import Handler, Method, Server, until_one_ends
+from swarm_ft.transport.grpc_options import GrpcOptions, check_address
+from swarm_ft.transport.grpc_transport import GrpcTransport
+
+if TYPE_CHECKING:
+    from swarm_ft.discovery.dht import DhtDirectory
+    from swarm_ft.discovery.remembering import RememberingDirectory
+
+Owned = tuple[Authority, Registry]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Charge:
+    """What a coordinator was told at its start.
+
+    Attributes:
+        journal: its file; the swarm's keys are beside it, if it has some.
+        initial_peers: of the DHT; without any it starts one.
+        queue_s: how long a run that nobody can host waits for somebody.
+        result_s: how long a finished run waits for its client.
+        snapshots: where peers save stages; None if none are to be kept.
+        sealing_key: of what lies on its disk; None: that is not encrypted.
+        is_public: anybody is let in, as a replica on probation.
+        has_relay: it joins, at its port, whom no other way brings together.
+    """
+
+    journal: str
+    initial_peers: tuple[str, ...]
+    dht_prefix: str
+    listening: Listening
+    queue_s: float
+    result_s: float
+    quotas: Quotas
+    snapshots: SnapshotStore | None
+    sealing_key: bytes | None
+    is_public: bool
+    has_relay: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Coordinator:
+    """One that listens.
+
+    Attributes:
+        endpoint: where others reach it.
+        addresses: of its DHT node.
+        public: the invitation for all, if all are to be let in.
+    """
+
+    endpoint: str
+    addresses: tuple[str, ...]
+    public: Invite | None
+    service: CoordinatorService
+    enrolment: Enrolment | None
+
+    async def run(self) -> None:
+        """Plan and commit, until cancelled.
+
+        Raises:
+            JournalError: what has to be kept cannot be.
+        """
+        enrolling = [self.enrolment.run()] if self.enrolment else []
+        await until_one_ends(self.service.run(), *enrolling)
+
+
+async def composed(told: Charge, stack: AsyncExitStack) -> Coordinator:
+    """A coordinator that listens as long as `stack` is open.
+
+    Raises:
+        BadOption: the journal, or the swarm's keys, cannot be read.
+        PortInUse: its port is taken.
+        DirectoryUnreachable: none of the initial peers answers.
+    """
+    await check_address(told.listening.address, told.listening.port)  # before a journal is made
+    owned = stack.enter_context(_with_keys(told.journal))
+    directory = await stack.enter_async_context(await _dht(told, owned))
+    journal = stack.enter_context(closing(_open_journal(told.journal, told.sealing_key)))
+    addresses = _announced(directory.addresses, told.listening.announced_host)
+    parts = _Parts(told, owned, journal, told.initial_peers or addresses)
+    found = announced(
+        await parts.serve(), told.listening, directory, Role.COORDINATOR, COORDINATOR_NAME
+    )
+    endpoint = await stack.enter_async_context(found)
+    await parts.lend_relay(endpoint, stack)
+    return Coordinator(
+        endpoint=endpoint,
+        addresses=addresses,
+        public=await parts.opens(endpoint),
+        service=parts.service,
+        enrolment=parts.enrolment,
+    )
+
+
+class _Parts:
+    """What answers at a coordinator's port.
+
+    Args:
+        told: at its start.
+        owned: the swarm's keys; without them there is plaintext, and nobody enrols or meets.
+        journal: of its runs.
+        nodes: of the DHT, for those who enrol.
+    """
+
+    def __init__(
+        self, told: Charge, owned: Owned | None, journal: Journal, nodes: tuple[str, ...]
+    ) -> None:
+        self._told = told
+        self._owned = owned
+        self._ticket_key = new_key()  # good for a minute's tickets, and for this process
+        self._introductions = Introductions(lambda: self._ticket_key, SystemClock())
+        self.service = self._new_service(journal)
+        leave = self.service.revoke, self.service.send_all_away
+        self.enrolment = Enrolment(*owned, nodes, told.dht_prefix, *leave) if owned else None
+        credentials = self.enrolment.credentials if self.enrolment else None
+        self._grpc = GrpcTransport(GrpcOptions(credentials=credentials))
+        self._fronted = FrontedTransport(self._grpc) if owned else None
+
+    def _new_service(self, journal: Journal) -> CoordinatorService:
+        return CoordinatorService(
+            journal,
+            SystemClock(),
+            self._told.snapshots,
+            queue_s=self._told.queue_s,
+            result_s=self._told.result_s,
+            quotas=self._told.quotas,
+            grants=self._owned[1].grant_of if self._owned else None,
+            ways=self._introductions.meetings.known,
+            relays=self._introductions.relays,
+        )
+
+    async def serve(self) -> Server:
+        """Listen, at the port that earlier invitations name if none was asked for."""
+        host, port = self._told.listening.address, self._told.listening.port
+        if not port and self._owned:
+            port = await _last_port(host, self._owned[1])
+        return await (self._fronted or self._grpc).serve(host, port, self._handlers())
+
+    def _handlers(self) -> Mapping[Method[Any, Any], Handler]:
+        if self.enrolment is None:
+            return self.service.handlers()
+        own = self.enrolment.handlers(), self._introductions.handlers()
+        return {**self.service.handlers(), **own[0], **own[1]}
+
+    async def lend_relay(self, endpoint: str, stack: AsyncExitStack) -> None:
+        """Be a relay at this port, if there is to be one."""
+        if self._fronted is None or not self._told.has_relay:
+            return
+        relay = Relay(self._fronted.front, self._ticket_key.public_key)
+        probed = await self._fronted.front.listen(self._told.listening.address, 0)
+        host, port = endpoint.rpartition(":")[0], probed.rpartition(":")[2]
+        place = RelayPlace(endpoint=endpoint, probe_endpoint=f"{host}:{port}")
+        self._introductions.relays.have_own(lambda: Relaying(place=place, carries=relay.carries))
+        stack.callback(asyncio.create_task(relay.tell()).cancel)
+
+    async def opens(self, endpoint: str) -> Invite | None:
+        """Where invitations lead from now on; that for all, if all are to be let in."""
+        if self.enrolment is None:
+            return None
+        return await self.enrolment.opens(endpoint, to_all=self._told.is_public)
+
+
+# ---- what is beside it
+
+
+def _with_keys(journal: str) -> AbstractContextManager[Owned | None]:
+    """The swarm's authority and registry; None if it has no keys."""
+    return keys.opened(journal) if keys.keys_folder(journal).exists() else nullcontext()
+
+
+async def _dht(
+    told: Charge, owned: Owned | None
+) -> AbstractAsyncContextManager[DhtDirectory | RememberingDirectory]:
+    own = () if told.initial_peers else (await _listening_maddr(told.listening.address),)
+    signer = owned[0].signer if owned else None
+    return in_dht(told.initial_peers, told.dht_prefix, host_maddrs=own, signer=signer)
+
+
+async def _last_port(host: str, registry: Registry) -> int:
+    """The port that earlier invitations name, if it is free; else 0, for any."""
+    port = int((registry.address() or ":0").rpartition(":")[2])
+    try:
+        await check_address(host, port)
+    except BadInput:
+        return 0
+    return port
+
+
+def _open_journal(path: str, sealing_key: bytes | None) -> Journal:
+    try:
+        return Journal(path, sealing_key, reserve_bytes=RESERVE_BYTES)
+    except JournalError as error:
+        raise BadOption(f"--{error.message}") from error  # it begins with "journal PATH:"
+
+
+async def _listening_maddr(host: str) -> str:
+    """`host`, which `check_address` passed, as a multiaddr; libp2p listens on no names."""
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    address = ipaddress.ip_address(found[0][4][0])
+    return f"/ip{address.version}/{address}/tcp/0"
+
+
+def _announced(addresses: Sequence[str], host: str | None) -> tuple[str, ...]:
+    """The DHT's addresses, by the host that others were told to use, if they were."""
+    if host is None:
+        return tuple(addresses)
+    try:
+        kind = f"ip{ipaddress.ip_address(host).version}"
+    except ValueError:
+        kind = "dns"
+    rests = (address.split("/", 3)[3] for address in addresses)
+    return tuple(dict.fromkeys(f"/{kind}/{host}/{rest}" for rest in rests))

@@ -1,0 +1,286 @@
+"""Low-rank adapters beside the linear layers of a stage's blocks: peft's modules, begun alike.
+
+The base is frozen. What an adapter begins with follows from the run's seed and its layer's name, by
+arithmetic that has one result on every machine: replicas begin with the same bits, and a run does
+not depend on where its model was cut. Layers are told by `is_linear` alone; peft takes them in
+other forms than float32, too.
+
+Shape suffixes: o outputs, i inputs of a layer, r the rank.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import math
+from collections.abc import Collection
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from swarm_ft.errors import BadOption
+from swarm_ft.protocol.spec.run_spec import ALL_LINEAR, Adapter, RunSpec, TrainOptions
+from swarm_ft.stage.architecture import Architecture, block_part
+from swarm_ft.stage.checkpoint import Checkpoint
+from swarm_ft.stage.device import drawing_apart
+from swarm_ft.stage.module import StageModule
+
+if TYPE_CHECKING:  # peft is imported by runs with adapters alone: it takes its time
+    from peft import LoraConfig
+    from peft.tuners.lora import LoraLayer
+
+CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
+"""Of a directory that `PeftModel.from_pretrained` loads."""
+_NAME = "default"
+"""peft's own, of an only adapter; it is in the names of a stage's state, and in no result."""
+_PREFIX = "base_model.model."
+
+
+# ---- which layers get one
+
+
+@torch.no_grad()
+def is_linear(layer: nn.Module) -> bool:
+    """Whether adapters can stand beside a layer: of inputs it makes as many outputs as it says.
+
+    Some mixtures' routers are linear layers that give more than that.
+    """
+    if type(layer).forward in (nn.Linear.forward, Conv1D.forward):
+        return True
+    if not isinstance(layer, nn.Linear):
+        return False
+    weight = layer.weight
+    output = layer(torch.zeros(1, layer.in_features, dtype=weight.dtype, device=weight.device))
+    return isinstance(output, Tensor) and output.shape == (1, layer.out_features)
+
+
+def targets_of(model: PreTrainedModel, architecture: Architecture, spec: RunSpec) -> list[str]:
+    """Names of the layers that get adapters, of a whole model or a stage of it."""
+    layers = spec.trained_layers
+    parts = {block_part(index) for index in range(layers.start, layers.stop)}
+    linear = [name for name, layer in model.named_modules() if is_linear(layer)]
+    meant = [name for name in linear if _is_meant(name, spec.train)]
+    names = [name for name in meant if architecture.part_of(name) in parts]
+    ends = {_end_of(name) for name in names}
+    experts = {end for end in ends if _means_experts(end, model)}
+    return [name for name in names if _end_of(name) not in experts]
+
+
+def _means_experts(end: str, model: PreTrainedModel) -> bool:
+    """Whether peft takes a name for that of experts which transformers now has in one tensor.
+
+    No `adapter_config.json` can say that another layer of this name has an adapter: a shared
+    expert, or the dense block of a mixture.
+    """
+    from peft import LoraConfig
+    from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
+
+    config = LoraConfig(target_modules={end})
+    try:
+        convert_peft_config_for_transformers(config, model, None)
+    except ValueError:  # one of several that are in one tensor
+        return True
+    taken: set[str] = config.target_modules
+    return taken != {end}
+
+
+def _end_of(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def check_adapter(checkpoint: Checkpoint, spec: RunSpec) -> None:
+    """Refuse, before a job is submitted, adapters that the model's stages cannot have.
+
+    Raises:
+        BadOption: a target is no layer of the blocks, or peft does not take it.
+    """
+    if not spec.train.adapts:
+        return
+    names = targets_of(checkpoint.skeleton, checkpoint.architecture, spec)
+    for target in spec.train.targets:
+        if not any(_ends_with(name, target) for name in names) and target != ALL_LINEAR:
+            raise BadOption(
+                f"--target-modules {target}: expected ends of names of linear layers in the blocks "
+                f"that train; there are {_linear_in(checkpoint, spec)}"
+            )
+    if not names:
+        raise BadOption("--adapter: the blocks that train have no linear layers")
+    _try(copy.deepcopy(checkpoint.skeleton), names, spec.train)
+
+
+def _try(model: PreTrainedModel, names: Collection[str], train: TrainOptions) -> None:
+    """Put adapters into a model without memory, and read them back as peft does."""
+    from peft import get_peft_model_state_dict
+    from peft.utils.transformers_weight_conversion import (
+        convert_peft_adapter_state_dict_for_transformers as converted,
+    )
+
+    _inject(model, names, train)
+    own = get_peft_model_state_dict(model, save_embedding_layers=False)
+    own = {f"{_PREFIX}{name}": tensor for name, tensor in own.items()}
+    config = _config(model, names, train)
+    lost = own.keys() - converted(model, config, own, _NAME).keys()
+    if lost:
+        raise BadOption(
+            f"--target-modules {train.target_modules}: peft reads {min(lost)} as something else; "
+            f"name other layers"
+        )
+
+
+def _is_meant(name: str, train: TrainOptions) -> bool:
+    return ALL_LINEAR in train.targets or any(_ends_with(name, end) for end in train.targets)
+
+
+def _ends_with(name: str, target: str) -> bool:
+    return name == target or name.endswith(f".{target}")
+
+
+def _linear_in(checkpoint: Checkpoint, spec: RunSpec) -> str:
+    """The last parts of the names of all that could have adapters."""
+    every = replace(spec, train=replace(spec.train, target_modules=ALL_LINEAR))
+    names = targets_of(checkpoint.skeleton, checkpoint.architecture, every)
+    return ", ".join(dict.fromkeys(map(_end_of, names))) or "none"
+
+
+# ---- peft's modules
+
+
+def attach(module: StageModule, spec: RunSpec) -> None:
+    """Freeze a stage, and put adapters beside its layers.
+
+    Args:
+        module: has its weights.
+        spec: with adapters.
+
+    Raises:
+        BadOption: peft does not take a layer.
+    """
+    module.requires_grad_(False)
+    names = targets_of(module.causal, module.architecture, spec)
+    if not names:
+        return
+    with drawing_apart(torch.device("cpu")):
+        _inject(module.causal, names, spec.train)
+    for name, layer in _adapted(module).items():
+        _begin(layer, f"{spec.train.seed}/adapter/{name}")
+
+
+def _inject(model: PreTrainedModel, names: Collection[str], train: TrainOptions) -> None:
+    from peft import inject_adapter_in_model
+
+    try:
+        inject_adapter_in_model(_config(model, names, train), model, _NAME)
+    except (ValueError, TypeError) as error:
+        raise BadOption(f"--target-modules {train.target_modules}: {error}") from error
+
+
+def _config(model: PreTrainedModel, names: Collection[str], train: TrainOptions) -> LoraConfig:
+    from peft import LoraConfig
+
+    return LoraConfig(
+        task_type="CAUSAL_LM",
+        r=train.lora_r,
+        lora_alpha=train.lora_alpha,
+        lora_dropout=train.lora_dropout if train.dropout else 0.0,
+        use_dora=train.adapter is Adapter.DORA,
+        target_modules=set(names),
+        fan_in_fan_out=all(isinstance(model.get_submodule(name), Conv1D) for name in names),
+    )
+
+
+def _adapted(module: StageModule) -> dict[str, LoraLayer]:
+    if not hasattr(module.causal, "peft_config"):  # as `_inject` leaves it
+        return {}
+    from peft.tuners.lora import LoraLayer
+
+    found = module.named_modules()
+    return {name: layer for name, layer in found if isinstance(layer, LoraLayer)}
+
+
+@torch.no_grad()
+def _begin(layer: LoraLayer, seed: str) -> None:
+    """A is drawn, evenly within 1 / sqrt(inputs) as peft has it; B is 0; DoRA's lengths are W's."""
+    a_ri = layer.lora_A[_NAME].weight
+    a_ri.copy_(_drawn(seed, a_ri.shape) * (1.0 / math.sqrt(a_ri.shape[1])))
+    layer.lora_B[_NAME].weight.zero_()
+    if _NAME in layer.lora_magnitude_vector:
+        base = layer.get_base_layer()
+        weight_oi = base.weight.t() if isinstance(base, Conv1D) else base.weight
+        layer.lora_magnitude_vector[_NAME].weight.copy_(_lengths(weight_oi))
+
+
+def _drawn(seed: str, shape: torch.Size) -> Tensor:
+    """Multiples of 2^-23 in [-1, 1), exact in float32."""
+    data = hashlib.shake_128(seed.encode()).digest(4 * shape.numel())
+    units = (np.frombuffer(data, "<u4") >> 8).astype(np.float32) - np.float32(1 << 23)
+    return torch.from_numpy(units / np.float32(1 << 23)).view(shape)
+
+
+def _lengths(weight_oi: Tensor) -> Tensor:
+    """Euclidean, of the rows, summed in one order whatever computes it: halves on halves."""
+    squares = weight_oi.detach().cpu().double().square()
+    while (count := squares.shape[1]) > 1:
+        half = count // 2
+        folded = squares[:, :half] + squares[:, half : 2 * half]
+        squares = torch.cat([folded, squares[:, 2 * half :]], dim=1)
+    return squares[:, 0].sqrt().float()
+
+
+# ---- what comes of it
+
+
+def adapter_weights(module: StageModule) -> dict[str, Tensor]:
+    """A stage's part of `WEIGHTS_FILE`, by peft's names."""
+    if not _adapted(module):
+        return {}
+    from peft import get_peft_model_state_dict
+
+    found = get_peft_model_state_dict(module.causal, save_embedding_layers=False)
+    return {f"{_PREFIX}{name}": tensor.contiguous() for name, tensor in found.items()}
+
+
+@torch.no_grad()
+def merged_weights(module: StageModule) -> dict[str, Tensor]:
+    """A stage's weights with its adapters added, by the names that they had without."""
+    weights = {
+        name.replace(".base_layer.", "."): tensor
+        for name, tensor in module.state_dict().items()
+        if not any(part.startswith("lora_") for part in name.split("."))
+    }
+    return weights | {f"{name}.weight": _merged(layer) for name, layer in _adapted(module).items()}
+
+
+def _merged(layer: LoraLayer) -> Tensor:
+    weight: Tensor = layer.get_base_layer().weight
+    if _NAME in layer.lora_variant:
+        merged: Tensor = layer.lora_variant[_NAME].merge_safe(layer, _NAME, weight.clone())
+    else:
+        merged = weight + layer.get_delta_weight(_NAME)
+    return merged
+
+
+def save_adapter_config(directory: Path, checkpoint: Checkpoint, spec: RunSpec) -> None:
+    """Write `CONFIG_FILE`: which model the adapter is for, and at which layers it stands.
+
+    They are told by the ends of their names where that says the same, as people write them.
+    """
+    from peft.tuners.tuners_utils import check_target_module_exists
+
+    skeleton, layers = checkpoint.skeleton, spec.trained_layers
+    names = set(targets_of(skeleton, checkpoint.architecture, spec))
+    config = _config(skeleton, names, spec.train)
+    config.base_model_name_or_path, config.revision = checkpoint.reference, checkpoint.revision
+    config.inference_mode = True
+    config.target_modules = {_end_of(name) for name in names}
+    if layers != spec.model.layers:
+        config.layers_to_transform = list(range(layers.start, layers.stop))
+    every = (name for name, _ in skeleton.named_modules())
+    if {name for name in every if check_target_module_exists(config, name)} != names:
+        config.target_modules, config.layers_to_transform = names, None
+    config.save_pretrained(str(directory))
