@@ -20,7 +20,7 @@ from swarm_ft.ids import MicrobatchIndex, StepNumber
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.protocol.spec.sample_rows import NO_LABEL
-from swarm_ft.stage.base import LossAndGradient
+from swarm_ft.stage.base import LossAndCounts, LossAndGradient
 
 CHANGE = 0.3
 """Of an activation between two visits, relative to its spread."""
@@ -97,10 +97,10 @@ class EmulatedEngine:
         """See `Engine`."""
         return self._after(self._work.forward_s, MicrobatchIndex(0), len(x))
 
-    def evaluate(self, x: Tensor, labels: Tensor) -> float:
+    def evaluate(self, x: Tensor, labels: Tensor) -> LossAndCounts:
         """See `Engine`."""
         self._after(self._work.forward_s, MicrobatchIndex(0), len(x))
-        return LOSS * float((labels[:, 1:] != NO_LABEL).sum())
+        return LossAndCounts(loss_sum=LOSS * float((labels[:, 1:] != NO_LABEL).sum()))
 
     def backward(self, microbatch: MicrobatchIndex, gradient: Tensor) -> Tensor | None:
         """See `Engine`."""

@@ -163,7 +163,7 @@ def _prepare(stages: int, given: dict[str, Any], listener: Listener) -> tuple[Jo
     made = _first_missing(_work_dir(asked.outputs.out))
     try:
         options = _with_sample(asked)
-        num_blocks = open_checkpoint(options.model).config.num_hidden_layers
+        num_blocks = open_checkpoint(options.model, options.train).config.num_hidden_layers
         if stages > num_blocks:
             raise BadOption(f"--stages {stages}: the model has {num_blocks} layers to share out")
         job = prepare_job(options, listener)

@@ -200,7 +200,7 @@ def _engine_maker(device: str, dtype: str, model: str | None, threads: int | Non
         open_checkpoint(model)  # a wrong --model is told now, not when a run comes
 
     def make_engine(spec: RunSpec, layers: LayerRange) -> Engine:
-        checkpoint = open_checkpoint(model or spec.model.reference)
+        checkpoint = open_checkpoint(model or spec.model.reference, spec.train)
         return StageEngine(checkpoint, spec, layers, device=torch_device, dtype=torch_dtype)
 
     return make_engine

@@ -8,14 +8,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import overload
 
-from swarm_ft.client.data.dataset import Dataset, open_dataset
+from swarm_ft.client.data.dataset import Dataset, classes_in, open_dataset
 from swarm_ft.client.data.files import Wanted
 from swarm_ft.client.data.progress import Listener, ReadSoFar
 from swarm_ft.client.data.samples import SampleBytes, TokenArray
 from swarm_ft.client.export import check_out_dir
 from swarm_ft.client.options import EvalOptions, JobOptions, Outputs, ReadOptions
 from swarm_ft.errors import BadOption
-from swarm_ft.protocol.spec.run_spec import EvalStrategy, RunSpec, TrainSpec
+from swarm_ft.protocol.spec.run_spec import EvalStrategy, RunSpec, TrainOptions, TrainSpec
+from swarm_ft.protocol.spec.tasks import task_of
 from swarm_ft.stage.adapters import check_adapter
 from swarm_ft.stage.architecture import check_seq_length
 from swarm_ft.stage.checkpoint import Checkpoint, open_checkpoint
@@ -70,13 +71,15 @@ def prepare_job(options: JobOptions, listener: Listener | None = None) -> Job:
     """
     listener = listener or Listener()
     check_outputs(options.outputs)
-    checkpoint = open_checkpoint(_reference(options.model))
+    options = replace(options, train=with_labels(options))
+    checkpoint = open_checkpoint(_reference(options.model), options.train)
     check_seq_length(checkpoint.architecture, options.train.seq_length)
     seq_length, model = options.train.seq_length, checkpoint.describe()
     # Refuses, before anything long begins, what no data could make good.
     check_adapter(checkpoint, RunSpec(model=model, train=options.train_spec(num_samples=1)))
     wanted = Wanted(split=options.split, format=options.reading.data_format)
-    data = open_dataset(options.dataset, wanted, options.reading, checkpoint.tokenizer())
+    tokenizer, task = checkpoint.tokenizer(), task_of(options.train)
+    data = open_dataset(options.dataset, wanted, options.reading, tokenizer, task=task)
     held_out = open_held_out(options.evaluation, options.reading, checkpoint, options.dataset)
     # Nothing is told of the one before the other is known to begin well.
     to_tell: list[str] = []
@@ -97,6 +100,21 @@ def prepare_job(options: JobOptions, listener: Listener | None = None) -> Job:
         checkpoint=checkpoint,
         samples=InARow(SampleBytes(tokens), SampleBytes(eval_tokens)),
     )
+
+
+def with_labels(options: JobOptions) -> TrainOptions:
+    """How to train, with the names of all classes; the data is read for them if need be.
+
+    Raises:
+        BadDataset: the data has none.
+        BadOption: they cannot be used.
+    """
+    train = options.train
+    if not train.has_classes or train.labels:
+        return train
+    wanted = Wanted(split=options.split, format=options.reading.data_format)
+    names = classes_in(options.dataset, wanted, options.reading, task_of(train))
+    return replace(train, label_names=",".join(names))
 
 
 def _reference(model: str) -> str:
@@ -144,7 +162,8 @@ def open_held_out(
     if path is None:
         raise BadOption("--eval-split: expected --eval-dataset beside it")
     wanted = Wanted(split=options.eval_split, instead=EVAL_SPLITS, format=reading.data_format)
-    return open_dataset(path, wanted, reading, checkpoint.tokenizer(), all_options=False)
+    tokenizer, task = checkpoint.tokenizer(), checkpoint.task
+    return open_dataset(path, wanted, reading, tokenizer, all_options=False, task=task)
 
 
 def _read_held_out(

@@ -48,6 +48,14 @@ class ReadOptions:
             default="text, prompt and completion, messages, or instruction, input and output",
         ),
     ] = None
+    label_column: Annotated[
+        str | None,
+        Option(
+            "The column of classes, numbers or names.",
+            metavar="NAME",
+            default="label or labels; ner_tags or tags where words have classes",
+        ),
+    ] = None
     column_names: Annotated[
         str | None,
         Option("The columns of a CSV or TSV without a line of names.", metavar="A,B,..."),

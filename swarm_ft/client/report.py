@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -30,12 +30,14 @@ from swarm_ft.protocol.messages.client import (
     StepCommitted,
 )
 from swarm_ft.protocol.messages.reports import ByteCounts, Traffic, summed_by_boundary
+from swarm_ft.protocol.spec.tasks import CausalLm, Task, task_of
 
 if TYPE_CHECKING:
     from swarm_ft.client.forecast import Forecast
     from swarm_ft.ids import RunId
     from swarm_ft.protocol.spec.run_spec import TrainSpec
 
+_CAUSAL_LM = CausalLm()
 WINDOW_STEPS = 16
 """Speed and ETA come from this many last steps: peers come, go and change their pace."""
 PLAIN_LINES = 10
@@ -205,6 +207,7 @@ class RunProgress:
 
     def __init__(self, spec: TrainSpec, console: Console | None = None) -> None:
         self.state = ProgressState(num_steps=spec.num_steps)
+        self.task = task_of(spec)
         self._console = console or Console(stderr=True, highlight=False)
         self._is_live = self._console.is_terminal and not self._console.is_dumb_terminal
         # Drawn at each event, so that no thread of the display outlives or races us.
@@ -258,7 +261,7 @@ class RunProgress:
         self.state = self.state.after(found)
         if len(self.state.evaluations) > self._evaluations_told:
             self._evaluations_told = len(self.state.evaluations)
-            self.message(f"step {found.step}/{self.state.num_steps}  {eval_line(found)}")
+            self.message(f"step {found.step}/{self.state.num_steps}  {eval_line(found, self.task)}")
 
     def message(self, text: str) -> None:
         """One line above the bar."""
@@ -295,6 +298,7 @@ class RunReport:
         evaluations: of the held-out samples, by the swarm, steps rising.
         model_dir: the exported checkpoint.
         forecast: what was expected before it began; None if nothing was.
+        task: what was learned.
     """
 
     run_id: RunId
@@ -303,6 +307,7 @@ class RunReport:
     evaluations: tuple[Evaluated, ...]
     model_dir: str
     forecast: Forecast | None = None
+    task: Task = _CAUSAL_LM
 
     @property
     def eval_before(self) -> Evaluated | None:
@@ -331,10 +336,11 @@ class RunReport:
             "seconds": self.totals.seconds,
             "samples_per_second": self.samples_per_second,
             "forecast": _forecast_fields(self.forecast),
-            "eval_before": _eval_fields(self.eval_before),
-            "eval": _eval_fields(self.eval_after),
+            "eval_before": _eval_fields(self.eval_before, self.task),
+            "eval": _eval_fields(self.eval_after, self.task),
             "evaluations": [
-                {"step": found.step, **(_eval_fields(found) or {})} for found in self.evaluations
+                {"step": found.step, **(_eval_fields(found, self.task) or {})}
+                for found in self.evaluations
             ],
             "bytes_by_kind": kind_fields(self.totals.sent),
             "relayed_bytes": self.totals.sent.relayed_bytes,
@@ -378,14 +384,24 @@ class RunReport:
         if self.eval_before and self.eval_after:
             before, after = self.eval_before.loss, self.eval_after.loss
             lines.append(f"evaluation loss      {before:.3f} -> {after:.3f}")
-            lines.append(
-                f"perplexity           {perplexity(before):.1f} -> {perplexity(after):.1f}"
-            )
+            lines += self._metric_lines()
             compressed = self.eval_after.compressed_eval_loss
             if compressed is not None and self.eval_after.eval_loss is not None:
                 lines.append(f"... with activations compressed    {perplexity(compressed):.1f}")
         lines.append(f"result               {self.model_dir}")
         return lines
+
+    def _metric_lines(self) -> list[str]:
+        """What it is worth, before and after."""
+        before, after = (
+            _metrics(found, self.task) for found in (self.eval_before, self.eval_after) if found
+        )
+        digits = 3 if self.task.num_counts else 1
+        return [
+            f"{name:<20} {before[name]:.{digits}f} -> {after[name]:.{digits}f}"
+            for name in after
+            if name in before
+        ]
 
     def print_summary(self, console: Console) -> None:
         """The summary for people: bytes by boundary and by kind as tables, then the lines."""
@@ -434,27 +450,36 @@ def perplexity(loss: float) -> float:
         return math.inf
 
 
-def eval_line(found: Evaluated) -> str:
+def eval_line(found: Evaluated, task: Task = _CAUSAL_LM) -> str:
     """What came of an evaluation, in words."""
-    line = f"eval_loss {found.loss:.3f}  perplexity {perplexity(found.loss):.1f}"
+    digits = 3 if task.num_counts else 1
+    told = [f"{name} {value:.{digits}f}" for name, value in _metrics(found, task).items()]
+    line = "  ".join([f"eval_loss {found.loss:.3f}", *told])
     compressed = found.compressed_eval_loss
     if found.eval_loss is None:
         return f"{line}, with activations compressed"
     return line + (f"  compressed {perplexity(compressed):.1f}" if compressed is not None else "")
 
 
-def _eval_fields(found: Evaluated | None) -> dict[str, float | None] | None:
+def _metrics(found: Evaluated, task: Task) -> Mapping[str, float]:
+    """By the task's own names; perplexity, if it has none."""
+    if not task.num_counts:
+        return {"perplexity": perplexity(found.loss)}
+    return task.metrics(found.counts) if len(found.counts) == task.num_counts else {}
+
+
+def _eval_fields(found: Evaluated | None, task: Task) -> dict[str, float | None] | None:
     if found is None:
         return None
-    fields = {"loss": _finite(found.loss), "perplexity": _finite(perplexity(found.loss))}
+    metrics = {name: _finite(value) for name, value in _metrics(found, task).items()}
+    fields = {"loss": _finite(found.loss), **metrics}
     compressed = found.compressed_eval_loss
     if compressed is None:
         return fields
-    return {
-        **fields,
-        "compressed_loss": _finite(compressed),
-        "compressed_perplexity": _finite(perplexity(compressed)),
-    }
+    fields["compressed_loss"] = _finite(compressed)
+    if not task.num_counts:
+        fields["compressed_perplexity"] = _finite(perplexity(compressed))
+    return fields
 
 
 def _forecast_fields(expected: Forecast | None) -> dict[str, Any] | None:

@@ -77,6 +77,7 @@ class WatchedRun:
             evaluations=state.evaluations,
             model_dir=str(outputs.out),
             forecast=self.forecast,
+            task=self.progress.task,
         )
 
     async def _end(self, trace: TraceFile | None) -> RunStatus:
@@ -185,7 +186,8 @@ async def attach_to(
     """
     status = await client.run(RunId(run_name) if run_name else None)
     _check_not_ended(status)
-    checkpoint = await asyncio.to_thread(open_checkpoint, model or status.spec.model.reference)
+    reference = model or status.spec.model.reference
+    checkpoint = await asyncio.to_thread(open_checkpoint, reference, status.spec.train)
     described = await asyncio.to_thread(checkpoint.describe)
     if replace(described, reference=status.spec.model.reference) != status.spec.model:
         raise RunMismatch(

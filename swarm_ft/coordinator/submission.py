@@ -25,6 +25,7 @@ from swarm_ft.protocol.messages.client import RunStatus, SampleTokens, SubmitHea
 from swarm_ft.protocol.spec import sample_rows
 from swarm_ft.protocol.spec.digest import RunningDigest, check_spec_digest
 from swarm_ft.protocol.spec.run_spec import BYTES_PER_TOKEN
+from swarm_ft.protocol.spec.tasks import task_of
 from swarm_ft.sealing import new_key
 from swarm_ft.transport.base import MessageStream
 
@@ -287,7 +288,7 @@ def _samples_of(part: SubmitPart, job: SubmitHeader, expected: int) -> bytes:
 
 def _check_rows(job: SubmitHeader, first: int, tokens: bytes) -> None:
     rows = sample_rows.rows_in(tokens, job.spec.train.seq_length)
-    refused = sample_rows.refusal(rows, job.spec.model.vocab_size)
+    refused = task_of(job.spec.train).refusal(rows, job.spec.model.vocab_size)
     if refused is not None:
         row, why = refused
         raise BadDataset(f"sample {first + row}: {why}")

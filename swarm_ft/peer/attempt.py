@@ -38,6 +38,7 @@ from swarm_ft.protocol.messages.reports import GradientTraffic, Traffic
 from swarm_ft.protocol.messages.timeline import SpanKind
 from swarm_ft.protocol.spec.codec_spec import CodecSpec, Direction, parse_dp_spec
 from swarm_ft.protocol.spec.layers import LayerRange
+from swarm_ft.protocol.spec.tasks import task_of
 from swarm_ft.protocol.spec.training_plan import Microbatch
 from swarm_ft.stage.base import Engine
 
@@ -477,6 +478,7 @@ class StageAttempt:
             upstream=self._routed(batches, self._index - 1, self.connections.upstream),
             downstream=self._routed(batches, self._index + 1, self.connections.downstream),
             held_out=frozenset(batch.index for batch in plan.evaluation),
+            learned=task_of(self.assign.spec.train),
         )
         engine, max_held = self._engine, self._most_held()
         return StageStep(

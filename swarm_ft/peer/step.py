@@ -27,15 +27,11 @@ from swarm_ft.protocol.messages.reports import Traffic, summed_by_boundary
 from swarm_ft.protocol.messages.timeline import SpanKind
 from swarm_ft.protocol.spec.codec_spec import Direction
 from swarm_ft.protocol.spec.run_spec import BYTES_PER_TOKEN, TrainSpec
-from swarm_ft.protocol.spec.sample_rows import (
-    CONTEXT,
-    counts_of,
-    refusal,
-    rows_in,
-    samples_in,
-)
+from swarm_ft.protocol.spec.sample_rows import CONTEXT, counts_of, rows_in, samples_in
+from swarm_ft.protocol.spec.tasks import CausalLm, summed
+from swarm_ft.protocol.spec.tasks import Task as Learned
 from swarm_ft.protocol.spec.training_plan import Microbatch
-from swarm_ft.stage.base import Engine
+from swarm_ft.stage.base import Engine, LossAndCounts
 
 # ---- what of the open step is done at this peer, kept until the step commits
 #
@@ -47,10 +43,10 @@ from swarm_ft.stage.base import Engine
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluation:
-    """A held-out microbatch's loss, summed over its targets."""
+    """A held-out microbatch's loss and counts, summed over its targets."""
 
     samples: tuple[SampleId, ...]
-    loss_sum: float
+    judged: LossAndCounts
     num_targets: int
 
 
@@ -105,8 +101,9 @@ class StepProgress:
         # In whatever order they came: a sum of the same losses is the same.
         return tuple(
             EvalSum(
-                loss_sum=math.fsum(one.loss_sum for one in of_pass),
+                loss_sum=math.fsum(one.judged.loss_sum for one in of_pass),
                 num_targets=sum(one.num_targets for one in of_pass),
+                counts=summed(one.judged.counts for one in of_pass),
             )
             for of_pass in (passes if found else ())
         )
@@ -144,6 +141,7 @@ class StepRoutes:
         upstream: the boundary that each comes through; empty at the first stage.
         downstream: the boundary that each leaves through; empty at the last.
         held_out: those of them that are only evaluated.
+        learned: what of their samples is, and how.
     """
 
     stage_index: int
@@ -151,6 +149,7 @@ class StepRoutes:
     upstream: Mapping[MicrobatchIndex, Boundary]
     downstream: Mapping[MicrobatchIndex, Boundary]
     held_out: frozenset[MicrobatchIndex] = frozenset()
+    learned: Learned = CausalLm()  # noqa: RUF009 - frozen, and without fields
 
 
 class StageStep:
@@ -204,7 +203,7 @@ class StageStep:
         self._lengths = plan.length_of
         needs_tokens = engine.is_first or engine.is_last
         batches = routes.batches.values() if needs_tokens else ()
-        self._rows = {batch.index: _rows_of(plan, batch) for batch in batches}
+        self._rows = {batch.index: _rows_of(plan, batch, routes.learned) for batch in batches}
         self.parts_begun = 0
         self._compute_s = self._evaluate_s = 0.0
         self._task_began_s: float | None = None
@@ -381,9 +380,9 @@ class StageStep:
                 timed(SpanKind.FORWARD, self._engine.evaluate, index),
                 self._rows[index],
             )
-            loss_sum = await run_in(self._context.compute, evaluate, x, rows.labels)
+            judged = await run_in(self._context.compute, evaluate, x, rows.labels)
             self._progress.evaluated[index] = Evaluation(
-                samples=batch.samples, loss_sum=loss_sum, num_targets=rows.num_targets
+                samples=batch.samples, judged=judged, num_targets=rows.num_targets
             )
         else:
             infer = timed(SpanKind.FORWARD, self._engine.infer, index)
@@ -440,14 +439,15 @@ class _Rows:
     num_targets: int
 
 
-def _rows_of(plan: PlanStep, batch: Microbatch) -> _Rows:
+def _rows_of(plan: PlanStep, batch: Microbatch, learned: Learned) -> _Rows:
     wanted = tuple(plan.length_of[sample] for sample in batch.samples)
     try:
         data = [plan.tokens[sample] for sample in batch.samples]
         rows = rows_in(data, len(data[0]) // BYTES_PER_TOKEN)
     except (KeyError, ValueError) as error:
         raise MalformedMessage(f"plan of step {plan.step}: tokens missing or uneven") from error
-    refused, counts = refusal(rows, CONTEXT), counts_of(rows)  # the engine knows the vocabulary
+    # The engine knows the vocabulary.
+    refused, counts = learned.refusal(rows, CONTEXT), counts_of(rows)
     if refused is not None or counts.lengths != wanted:
         why = refused[1] if refused else f"lengths {list(wanted)} of {list(counts.lengths)}"
         raise MalformedMessage(f"plan of step {plan.step}, microbatch {batch.index}: {why}")

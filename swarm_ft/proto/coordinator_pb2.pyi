@@ -211,12 +211,14 @@ class StepReady(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., attempt: _Optional[int] = ..., step: _Optional[int] = ..., squared_grad_norm: _Optional[float] = ..., loss_sum: _Optional[float] = ..., num_targets: _Optional[int] = ..., evaluation: _Optional[_Iterable[_Union[EvalSum, _Mapping]]] = ..., traffic: _Optional[_Iterable[_Union[Traffic, _Mapping]]] = ..., gradients: _Optional[_Union[GradientTraffic, _Mapping]] = ..., compute_s: _Optional[float] = ..., buffers: _Optional[_Iterable[_Union[BufferCounts, _Mapping]]] = ..., lost: _Optional[_Iterable[_Union[HeldBuffers, _Mapping]]] = ...) -> None: ...
 
 class EvalSum(_message.Message):
-    __slots__ = ("loss_sum", "num_targets")
+    __slots__ = ("loss_sum", "num_targets", "counts")
     LOSS_SUM_FIELD_NUMBER: _ClassVar[int]
     NUM_TARGETS_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
     loss_sum: float
     num_targets: int
-    def __init__(self, loss_sum: _Optional[float] = ..., num_targets: _Optional[int] = ...) -> None: ...
+    counts: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, loss_sum: _Optional[float] = ..., num_targets: _Optional[int] = ..., counts: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PeerAlive(_message.Message):
     __slots__ = ("attempt", "step", "compute_s", "parts_begun", "waits_for")
@@ -733,16 +735,18 @@ class StepCommitted(_message.Message):
     def __init__(self, step: _Optional[int] = ..., loss: _Optional[float] = ..., learning_rate: _Optional[float] = ..., grad_norm: _Optional[float] = ..., num_samples: _Optional[int] = ..., seconds: _Optional[float] = ..., traffic: _Optional[_Iterable[_Union[Traffic, _Mapping]]] = ..., gradients: _Optional[_Union[GradientTraffic, _Mapping]] = ..., state_bytes: _Optional[int] = ...) -> None: ...
 
 class Evaluated(_message.Message):
-    __slots__ = ("step", "num_samples", "eval_loss", "compressed_eval_loss")
+    __slots__ = ("step", "num_samples", "eval_loss", "compressed_eval_loss", "counts")
     STEP_FIELD_NUMBER: _ClassVar[int]
     NUM_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     EVAL_LOSS_FIELD_NUMBER: _ClassVar[int]
     COMPRESSED_EVAL_LOSS_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
     step: int
     num_samples: int
     eval_loss: float
     compressed_eval_loss: float
-    def __init__(self, step: _Optional[int] = ..., num_samples: _Optional[int] = ..., eval_loss: _Optional[float] = ..., compressed_eval_loss: _Optional[float] = ...) -> None: ...
+    counts: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, step: _Optional[int] = ..., num_samples: _Optional[int] = ..., eval_loss: _Optional[float] = ..., compressed_eval_loss: _Optional[float] = ..., counts: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class RunEvent(_message.Message):
     __slots__ = ("status", "step", "timeline", "evaluated")

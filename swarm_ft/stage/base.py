@@ -31,6 +31,19 @@ class LossAndGradient:
     input_gradient: Tensor | None
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LossAndCounts:
+    """What the last stage makes of a microbatch that is only evaluated.
+
+    Attributes:
+        loss_sum: cross-entropy in nats, summed over the microbatch's targets.
+        counts: of them, that the task's metrics are made of; see `Task.num_counts`.
+    """
+
+    loss_sum: float
+    counts: tuple[int, ...] = ()
+
+
 class Engine(Protocol):
     """Forward, backward and optimizer of blocks `layers`.
 
@@ -153,8 +166,8 @@ class Engine(Protocol):
         Args:
             microbatch: its index in the step.
             x: as `forward` takes it; in a one-stage swarm the tokens.
-            labels: int64 [B, T], of each token its id, or `NO_LABEL` if nobody learns to write it;
-                position t predicts the label of t + 1.
+            labels: int64 [B, T], of each token its class, or its id, which position t - 1
+                predicts; `NO_LABEL` if it is not learned.
 
         Raises:
             MalformedMessage, OutOfTurn: as `forward`.
@@ -177,8 +190,8 @@ class Engine(Protocol):
             NonFinite: the output is inf or NaN.
         """
 
-    def evaluate(self, x: Tensor, labels: Tensor) -> float:
-        """Compute the loss of samples at the last stage, summed over their targets.
+    def evaluate(self, x: Tensor, labels: Tensor) -> LossAndCounts:
+        """Compute the loss of samples at the last stage, and how many targets are told rightly.
 
         Args:
             x: as `forward` takes it.

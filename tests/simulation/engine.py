@@ -23,7 +23,7 @@ from swarm_ft.errors import OutOfTurn
 from swarm_ft.ids import MicrobatchIndex, StepNumber
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
-from swarm_ft.stage.base import LossAndGradient, OpenStep
+from swarm_ft.stage.base import LossAndCounts, LossAndGradient, OpenStep
 
 MODULUS = 16
 """More samples than this cannot be told apart."""
@@ -168,11 +168,12 @@ class TinyEngine:
         self._tell("evaluated")
         return _sent(output)
 
-    def evaluate(self, x: Tensor, labels: Tensor) -> float:
+    def evaluate(self, x: Tensor, labels: Tensor) -> LossAndCounts:
         """See `Engine`; whoever watches is told the samples."""
         output = self._through(x)[0]
         self._tell("evaluated")
-        return float(output[:, :, 1:].sum() + labels.numpy()[:, 1:].sum())
+        loss_sum = float(output[:, :, 1:].sum() + labels.numpy()[:, 1:].sum())
+        return LossAndCounts(loss_sum=loss_sum)
 
     def backward(self, microbatch: MicrobatchIndex, gradient: Tensor) -> Tensor | None:
         """See `Engine`."""

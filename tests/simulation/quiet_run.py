@@ -46,7 +46,7 @@ def quiet_run(spec: RunSpec) -> tuple[list[dict[int, bytes]], list[float]]:
 def _held_out_loss(engine: TinyEngine, spec: RunSpec) -> float:
     train = spec.train
     tokens = [_tokens([row], train.seq_length) for row in range(train.num_samples, train.num_rows)]
-    loss_sum = sum(engine.evaluate(one, one) for one in tokens)
+    loss_sum = sum(engine.evaluate(one, one).loss_sum for one in tokens)
     return loss_sum / max(1, len(tokens) * (train.seq_length - 1))
 
 

@@ -75,7 +75,7 @@ CREATE TABLE IF NOT EXISTS commits (
     PRIMARY KEY (run_id, step)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS evaluations (
     run_id TEXT NOT NULL, step INTEGER NOT NULL, num_samples INTEGER NOT NULL,
-    eval_loss REAL, compressed_eval_loss REAL,
+    eval_loss REAL, compressed_eval_loss REAL, counts TEXT NOT NULL,
     PRIMARY KEY (run_id, step)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS snapshots (
     run_id TEXT NOT NULL, step INTEGER NOT NULL, stages TEXT NOT NULL,
@@ -261,8 +261,8 @@ class Journal:
     def _write_evaluation(self, record: EvaluationRecord) -> None:
         found = record.evaluated
         losses = found.eval_loss, found.compressed_eval_loss
-        row = (record.run_id, found.step, found.num_samples, *losses)
-        self._db.execute("INSERT OR REPLACE INTO evaluations VALUES (?, ?, ?, ?, ?)", row)
+        row = (record.run_id, found.step, found.num_samples, *losses, json.dumps(found.counts))
+        self._db.execute("INSERT OR REPLACE INTO evaluations VALUES (?, ?, ?, ?, ?, ?)", row)
 
     def _write_standing(self, record: StandingRecord) -> None:
         peer_id, standing = record.peer_id, record.standing
@@ -489,7 +489,7 @@ class Journal:
         """Of a run, steps rising."""
         with self._errors_named():
             found = self._db.execute(
-                "SELECT step, num_samples, eval_loss, compressed_eval_loss FROM evaluations"
+                "SELECT step, num_samples, eval_loss, compressed_eval_loss, counts FROM evaluations"
                 " WHERE run_id=? ORDER BY step",
                 (run_id,),
             ).fetchall()
@@ -499,8 +499,9 @@ class Journal:
                 num_samples=num_samples,
                 eval_loss=loss,
                 compressed_eval_loss=compressed_loss,
+                counts=tuple(map(int, json.loads(counts))),
             )
-            for step, num_samples, loss, compressed_loss in found
+            for step, num_samples, loss, compressed_loss, counts in found
         )
 
     def data_digest(self, run_id: RunId) -> bytes:

@@ -31,6 +31,7 @@ from swarm_ft.protocol.messages.reports import (
     summed_by_boundary,
 )
 from swarm_ft.protocol.spec.codec_spec import Direction
+from swarm_ft.protocol.spec.tasks import summed
 from swarm_ft.protocol.spec.training_plan import (
     Microbatch,
     clip_factor,
@@ -102,15 +103,18 @@ def evaluated(run: Run, step: PlannedStep) -> tuple[Run, Evaluated]:
     train = run.spec.train
     sums = [step.ready[peer].evaluation for peer in run.computing[-1].peers]
     losses: dict[bool, float] = {}
+    counts: tuple[int, ...] = ()
     for place, is_compressed in enumerate(train.eval_passes):
         told = [of_peer[place] for of_peer in sums if place < len(of_peer)]
         num_targets = sum(one.num_targets for one in told)
+        counts = counts or summed(one.counts for one in told)
         losses[is_compressed] = math.fsum(one.loss_sum for one in told) / max(1, num_targets)
     found = Evaluated(
         step=StepNumber(run.committed_steps),
         num_samples=train.num_eval_samples,
         eval_loss=losses.get(False),
         compressed_eval_loss=losses.get(True),
+        counts=counts,
     )
     past = replace(run.past, evaluations=(*run.past.evaluations, found))
     return replace(run, past=past), found

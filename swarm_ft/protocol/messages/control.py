@@ -42,6 +42,7 @@ from swarm_ft.protocol.spec.run_spec import (
     RunSpec,
 )
 from swarm_ft.protocol.spec.sample_rows import MIN_LENGTH
+from swarm_ft.protocol.spec.tasks import MAX_COUNTS
 from swarm_ft.protocol.spec.training_plan import Microbatch
 from swarm_ft.protocol.spec.version import PROTOCOL_VERSION, Spoken
 
@@ -400,10 +401,12 @@ class EvalSum:
 
     Attributes:
         loss_sum: cross-entropy in nats, summed over `num_targets` targets.
+        counts: that metrics are made of, see `Task.num_counts`.
     """
 
     loss_sum: Measured = 0.0
     num_targets: Targets = 0
+    counts: Annotated[tuple[Targets, ...], Length(MAX_COUNTS)] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -31,7 +31,7 @@ BUFFER_BITS = (16, 8, 4)
 MAX_SAMPLES = 1 << 24
 MAX_SEQ_LENGTH = 1 << 17
 MAX_HIDDEN_SIZE = 1 << 16
-MAX_VOCAB_SIZE = 1 << 24
+MAX_VOCAB_SIZE = 1 << 20
 MAX_STEPS = 1 << 31
 MAX_BATCH_SIZE = 1 << 16
 MAX_EVAL_SAMPLES = 1 << 14
@@ -49,6 +49,9 @@ MAX_LORA_ALPHA = 1 << 16
 MAX_TARGETS = 64
 MAX_LORA_DROPOUT = 0.95
 MAX_TRAIN_LAYERS_CHARS = 16
+MAX_LABELS = 1 << 10
+MAX_LABELS_CHARS = 1 << 14
+MIN_LABELS = 2
 COPIES_PER_WEIGHT = 4
 """In a peer's memory, of what trains: the weight, its gradient and AdamW's two moments, all equally
 large. Of what is frozen there is the weight alone."""
@@ -56,6 +59,14 @@ ALL_LINEAR = "all-linear"
 """Adapters at every linear layer of the blocks."""
 CodecText = Annotated[str, Length(MAX_SPEC_CHARS)]
 """How users write a codec, such as `aq3+z`."""
+
+
+class TaskKind(IntEnum):
+    """What is learned, see `tasks`; the numbers are those of the wire."""
+
+    CAUSAL_LM = 1
+    CLASSIFICATION = 2
+    TOKEN_CLASSIFICATION = 3
 
 
 class LrSchedule(IntEnum):
@@ -146,6 +157,24 @@ class TrainOptions:
         BadCodec: a codec is none, or makes no sense where it stands.
     """
 
+    task_kind: Annotated[
+        TaskKind,
+        Option(
+            "What is learned: to write text on, the class of a text, or the class of each word.",
+            name="task",
+        ),
+    ] = TaskKind.CAUSAL_LM
+    label_names: Annotated[
+        str,
+        Length(MAX_LABELS_CHARS),
+        Option(
+            "Of --task classification and token-classification: names of the classes; the numbers "
+            "in the data count them from 0.",
+            name="labels",
+            metavar="NAME,NAME,...",
+            default="all that the data has, sorted",
+        ),
+    ] = ""
     batch_size: Annotated[int, Range(1, MAX_BATCH_SIZE), Option("Samples a step.")] = 8
     micro_batch_size: Annotated[
         int,
@@ -347,6 +376,7 @@ class TrainOptions:
             )
         _check_codecs(self)
         _check_trained(self)
+        _check_labels(self)
 
     def codec(self, direction: Direction) -> CodecSpec:
         """The codec of one direction."""
@@ -378,6 +408,16 @@ class TrainOptions:
         """The codec of held-out samples' activations, where they are compressed."""
         codec = self.codec(Direction.FORWARD)
         return self.key_frame_codec(Direction.FORWARD) if codec.is_delta else codec
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Names of classes, by their numbers."""
+        return tuple(filter(None, self.label_names.split(",")))
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether targets are classes, and not tokens."""
+        return self.task_kind is not TaskKind.CAUSAL_LM
 
     @property
     def adapts(self) -> bool:
@@ -419,6 +459,10 @@ class TrainSpec(TrainOptions):
 
     def __post_init__(self) -> None:
         TrainOptions.__post_init__(self)
+        if self.has_classes and len(self.labels) < MIN_LABELS:
+            raise BadOption(
+                f"--labels: expected {MIN_LABELS} classes or more, got {self.label_names or 'none'}"
+            )
         most = self.most_eval_samples(self, self.num_samples)
         if self.num_eval_samples > most:
             raise BadOption(
@@ -573,6 +617,8 @@ def _check_trained(options: TrainOptions) -> None:
     """What trains is told in one way, and there is something."""
     if options.merge and not options.adapts:
         raise BadOption("--merge: expected --adapter lora or dora beside it")
+    if options.adapts and options.has_classes:
+        raise BadOption("--adapter: expected --task causal-lm; heads of classes train whole")
     if options.adapts and options.sync_tied_embeddings:
         raise BadOption("--tied-embeddings sync: with --adapter they are frozen, and stay tied")
     if not all(options.targets):
@@ -581,6 +627,20 @@ def _check_trained(options: TrainOptions) -> None:
         parse_trained(options.train_layers, MAX_BLOCKS)
     except BadLayers as error:
         raise BadOption(f"--train-layers: {error.message}") from error
+
+
+def _check_labels(options: TrainOptions) -> None:
+    """Names of classes are names, each of one class, where there are classes."""
+    if not options.label_names:
+        return
+    names = options.label_names.split(",")
+    if not options.has_classes:
+        raise BadOption("--labels: expected --task classification or token-classification with it")
+    if len(names) > MAX_LABELS or len(set(names)) < len(names):
+        raise BadOption(f"--labels: expected {MAX_LABELS} different names at most, as NAME,NAME")
+    for name in names:
+        if not name.isprintable() or name != name.strip() or not name:
+            raise BadOption(f"--labels: expected printable names as NAME,NAME, got {name[:80]!a}")
 
 
 def _check_codecs(options: TrainOptions) -> None:

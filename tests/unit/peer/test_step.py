@@ -27,7 +27,7 @@ from swarm_ft.protocol.spec.codec_spec import Direction
 from swarm_ft.protocol.spec.run_spec import EvalCompression
 from swarm_ft.protocol.spec.sample_rows import CONTEXT, NO_TOKEN
 from swarm_ft.protocol.spec.training_plan import Microbatch
-from swarm_ft.stage.base import Engine, LossAndGradient
+from swarm_ft.stage.base import Engine, LossAndCounts, LossAndGradient
 from tests.specs import train_spec
 
 TOKENS, CHANNELS = 3, 2
@@ -63,9 +63,9 @@ class CountingEngine:
         self.did("evaluated", MicrobatchIndex(int(x.flatten()[0]) // 10))
         return x.float() if x.dim() == 3 else x.float()[..., None].expand(-1, -1, CHANNELS)
 
-    def evaluate(self, x: torch.Tensor, labels: torch.Tensor) -> float:
+    def evaluate(self, x: torch.Tensor, labels: torch.Tensor) -> LossAndCounts:
         self.infer(x)
-        return float(labels.sum())
+        return LossAndCounts(loss_sum=float(labels.sum()))
 
     def forward_backward(
         self, microbatch: MicrobatchIndex, x: torch.Tensor, labels: torch.Tensor

@@ -443,7 +443,7 @@ def test_a_journal_of_another_version_is_refused_and_left_as_it_is(tmp_path: Pat
         assert old.execute("SELECT name FROM sqlite_master").fetchall() == [("runs",)]
 
 
-def evaluated(step: int, **losses: float) -> EvaluationRecord:
+def evaluated(step: int, **losses: Any) -> EvaluationRecord:
     return EvaluationRecord(RUN, Evaluated(step=StepNumber(step), num_samples=3, **losses))
 
 

@@ -18,10 +18,11 @@ from swarm_ft.protocol.spec.run_spec import (
     LrSchedule,
     ModelSpec,
     RunSpec,
+    TaskKind,
     TrainSpec,
 )
 
-PINNED_DIGEST = "1241d7af3c3e99fe1638ad6208cb5fba"
+PINNED_DIGEST = "2041c34a93cf3979eeb913042ac8adbe"
 
 OTHER_MODEL: dict[str, Any] = {
     "reference": "other",
@@ -71,7 +72,12 @@ OTHER_TRAIN: dict[str, Any] = {
     "target_modules": "q_proj,v_proj",
     "merge": True,
     "train_layers": "1-",
+    "task_kind": TaskKind.CLASSIFICATION,
+    "label_names": "a,b",
 }
+
+
+CLASSES: dict[str, Any] = {"task_kind": TaskKind.TOKEN_CLASSIFICATION, "label_names": "b,c,d"}
 
 
 def test_other_values_are_given_for_every_field() -> None:
@@ -90,9 +96,12 @@ def test_another_model_has_another_digest(run_spec: RunSpec, name: str) -> None:
 
 @pytest.mark.parametrize("name", OTHER_TRAIN)
 def test_another_training_has_another_digest(run_spec: RunSpec, name: str) -> None:
+    if name == "label_names":  # of classes
+        run_spec = replace(run_spec, train=replace(run_spec.train, **CLASSES))
     if name == "merge":  # of an adapter
         run_spec = replace(run_spec, train=replace(run_spec.train, adapter=Adapter.LORA))
-    other = replace(run_spec.train, **{name: OTHER_TRAIN[name]})
+    more = CLASSES if name == "task_kind" else {}
+    other = replace(run_spec.train, **{**more, name: OTHER_TRAIN[name]})
     assert replace(run_spec, train=other).digest() != run_spec.digest()
 
 
