@@ -145,7 +145,10 @@ def test_another_class_than_those_is_refused_by_its_line(tmp_path: Path, words: 
 def test_columns_of_a_tsv_without_names_are_named(tmp_path: Path, words: Words) -> None:
     path = tmp_path / "in.tsv"
     path.write_text("gj\t1\t\tw1 w2\ngj\t0\t*\tw3\n")
-    named = {"column_names": "source,label,mark,sentence", "text_column": "sentence"}
+    named: dict[str, Any] = {
+        "column_names": "source,label,mark,sentence",
+        "text_column": "sentence",
+    }
     assert found_in(str(path), **named) == ("0", "1")
     data = opened(str(path), words, ["bad", "good"], **named)
     assert "not used: 'source', 'mark'" in data.describe()[0]

@@ -415,7 +415,7 @@ ATTACKS = {
     "more tokens than a run's samples have": (
         lambda f: [replace(f, tensor=replace(f.tensor, tokens=TOKENS + 1))],
         BadFrame,
-        f"expected 2 to {TOKENS} tokens",
+        f"expected 1 to {TOKENS} tokens",
     ),
     "a payload of noise": (lambda f: [noise(f, b"\x5a")], BadFrame, "half"),
     "a payload of another size": (
