@@ -387,7 +387,8 @@ class RunReport:
             lines += self._metric_lines()
             compressed = self.eval_after.compressed_eval_loss
             if compressed is not None and self.eval_after.eval_loss is not None:
-                lines.append(f"... with activations compressed    {perplexity(compressed):.1f}")
+                told = _compressed(compressed, self.task)
+                lines.append(f"... with activations compressed    {told}")
         lines.append(f"result               {self.model_dir}")
         return lines
 
@@ -458,7 +459,14 @@ def eval_line(found: Evaluated, task: Task = _CAUSAL_LM) -> str:
     compressed = found.compressed_eval_loss
     if found.eval_loss is None:
         return f"{line}, with activations compressed"
-    return line + (f"  compressed {perplexity(compressed):.1f}" if compressed is not None else "")
+    return line + (
+        f"  compressed {_compressed(compressed, task)}" if compressed is not None else ""
+    )
+
+
+def _compressed(loss: float, task: Task) -> str:
+    """What a loss with compressed activations is worth: where there are metrics, itself."""
+    return f"loss {loss:.3f}" if task.num_counts else f"{perplexity(loss):.1f}"
 
 
 def _metrics(found: Evaluated, task: Task) -> Mapping[str, float]:

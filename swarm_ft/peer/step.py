@@ -337,12 +337,13 @@ class StageStep:
         is_all = task.kind is TaskKind.FORWARD and not self._engine.has_backward
         self.parts_begun += PARTS if is_all else task.kind.num_parts
         self._task_began_s = self._context.clock.now_s()
+        lengths = self._lengths_in(index)
         match task.kind:
             case TaskKind.FORWARD:
                 failpoints.reached("before-forward")
                 x = self._inputs.pop(index)
                 forward = timed(SpanKind.FORWARD, self._engine.forward, index)
-                output = await run_in(self._context.compute, forward, index, x)
+                output = await run_in(self._context.compute, forward, index, x, lengths)
                 self._send(index, output, Direction.FORWARD)
                 if not self._engine.has_backward:
                     self._loss_sums[index] = 0.0
@@ -359,7 +360,7 @@ class StageStep:
                 x, labels = self._inputs.pop(index), self._rows[index].labels
                 failpoints.reached_meanwhile("mid-backward")
                 both = timed(SpanKind.FORWARD_BACKWARD, self._engine.forward_backward, index)
-                last = await run_in(self._context.compute, both, index, x, labels)
+                last = await run_in(self._context.compute, both, index, x, labels, lengths)
                 self._has_had_backward(index, last.loss_sum, last.input_gradient)
             case TaskKind.WEIGHTS:
                 failpoints.reached_meanwhile("mid-weights")
@@ -370,9 +371,15 @@ class StageStep:
         if task.kind is TaskKind.EVALUATE:
             self._evaluate_s += self._compute_s - before_s
 
+    def _lengths_in(self, index: MicrobatchIndex) -> tuple[int, ...] | None:
+        """Tokens of a microbatch's samples; None if nothing pads them."""
+        lengths = tuple(self._lengths[one] for one in self._routes.batches[index].samples)
+        return lengths if len(set(lengths)) > 1 else None
+
     async def _evaluate(self, index: MicrobatchIndex) -> None:
         """Compute a held-out microbatch: what is sent on, or at the last stage its loss."""
         batch, x = self._routes.batches[index], self._inputs.pop(index)
+        lengths = self._lengths_in(index)
         timed = self._context.timeline.timed
         failpoints.reached_meanwhile("mid-evaluation")
         if self._engine.is_last:
@@ -380,13 +387,14 @@ class StageStep:
                 timed(SpanKind.FORWARD, self._engine.evaluate, index),
                 self._rows[index],
             )
-            judged = await run_in(self._context.compute, evaluate, x, rows.labels)
+            judged = await run_in(self._context.compute, evaluate, x, rows.labels, lengths)
             self._progress.evaluated[index] = Evaluation(
                 samples=batch.samples, judged=judged, num_targets=rows.num_targets
             )
         else:
             infer = timed(SpanKind.FORWARD, self._engine.infer, index)
-            self._send(index, await run_in(self._context.compute, infer, x), Direction.FORWARD)
+            output = await run_in(self._context.compute, infer, x, lengths)
+            self._send(index, output, Direction.FORWARD)
         if not self._engine.is_first:
             for sample in batch.samples:
                 key = self._key(batch, sample, Direction.FORWARD)

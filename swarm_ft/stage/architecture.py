@@ -261,13 +261,17 @@ def _positions(skeleton: PreTrainedModel, table: str, before: Iterable[str]) -> 
     longest: int | None = getattr(skeleton.config, "max_position_embeddings", None)
     if longest is None:
         return None
-    tables = (
-        name
+    tables = [
+        module
         for name, module in skeleton.named_modules()
         if isinstance(module, nn.Embedding) and is_below(name, before) and name != table
-    )
+    ]
     buffers = (buffer.shape for _, buffer in skeleton.named_buffers())
-    return longest if any(tables) or any(longest in shape for shape in buffers) else None
+    if not tables and not any(longest in shape for shape in buffers):
+        return None
+    # Of RoBERTa's table, the first rows are for what pads.
+    padding = (one.padding_idx for one in tables if one.num_embeddings == longest)
+    return longest - max((index + 1 for index in padding if index is not None), default=0)
 
 
 # ---- running what is around the blocks

@@ -13,7 +13,7 @@ import json
 import shutil
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from transformers.utils import cached_file
 from swarm_ft.errors import BadLayers, BadModel, RunMismatch
 from swarm_ft.protocol.spec.digest import digest_of
 from swarm_ft.protocol.spec.layers import LayerRange
-from swarm_ft.protocol.spec.run_spec import ModelSpec, TrainOptions
+from swarm_ft.protocol.spec.run_spec import ModelSpec, TaskKind, TrainOptions
 from swarm_ft.protocol.spec.tasks import Task, task_of
 from swarm_ft.stage.architecture import (
     EMBED_PART,
@@ -336,7 +336,9 @@ class Checkpoint:
 
     def _begins(self, name: str) -> bool:
         """Whether a tensor is one of a head that the checkpoint lacks, and begins with the run."""
-        is_of_head = head_of(self.task).is_new and is_below(name, [self.architecture.head])
+        own = self.architecture
+        ends = [own.head, *(end for end in own.ends if end.endswith("pooler"))]
+        is_of_head = head_of(self.task).is_new and is_below(name, ends)
         return is_of_head and name not in self._recipes
 
     @property
@@ -465,6 +467,21 @@ def open_checkpoint(reference: str, train: TrainOptions = _AS_BY_DEFAULT) -> Che
     except (ValueError, TypeError, LookupError, ArithmeticError, RuntimeError) as exc:
         raise source.refused(f"{CONFIG_FILE} describes no model ({one_line(exc)})") from exc
     return Checkpoint(source, config, files, skeleton, train)
+
+
+def check_checkpoint(reference: str) -> None:
+    """Whether a checkpoint can be trained for something.
+
+    Raises:
+        BadModel: it cannot; says why not as a language model.
+    """
+    try:
+        open_checkpoint(reference)
+    except BadModel:
+        with suppress(BadModel):
+            open_checkpoint(reference, TrainOptions(task_kind=TaskKind.CLASSIFICATION))
+            return
+        raise
 
 
 def _find_source(reference: str) -> Source:

@@ -24,7 +24,7 @@ from swarm_ft.protocol.spec.sample_rows import MIN_LENGTH, NO_LABEL
 from swarm_ft.protocol.spec.tasks import task_of
 from swarm_ft.stage.adapters import attach
 from swarm_ft.stage.architecture import check_seq_length
-from swarm_ft.stage.base import LossAndCounts, LossAndGradient, OpenStep
+from swarm_ft.stage.base import Lengths, LossAndCounts, LossAndGradient, OpenStep
 from swarm_ft.stage.checkpoint import Checkpoint
 from swarm_ft.stage.device import synchronise
 from swarm_ft.stage.heads import counts_by_class
@@ -337,10 +337,10 @@ class StageEngine:
         if gradient is not None:
             self.weights.set_flat_gradient(gradient)
 
-    def forward(self, microbatch: MicrobatchIndex, x: Tensor) -> Tensor:
+    def forward(self, microbatch: MicrobatchIndex, x: Tensor, lengths: Lengths = None) -> Tensor:
         """See `Engine`."""
         step = self.open_step
-        graph = self._run(step, microbatch, x)
+        graph = self._run(step, microbatch, x, lengths)
         self._check_finite(graph.output, microbatch, "output")
         if self.has_backward:
             step.graphs[microbatch] = graph
@@ -349,34 +349,37 @@ class StageEngine:
         return graph.output.detach().cpu()
 
     def forward_backward(
-        self, microbatch: MicrobatchIndex, x: Tensor, labels: Tensor
+        self, microbatch: MicrobatchIndex, x: Tensor, labels: Tensor, lengths: Lengths = None
     ) -> LossAndGradient:
         """See `Engine`."""
         step = self.open_step
         check_labels(labels, x, self._num_outputs)
-        graph = self._run(step, microbatch, x)
+        graph = self._run(step, microbatch, x, lengths)
         with self._autocast:
             loss = self.weights.module.loss_sum(graph.output, labels.to(self._device))
         self._check_finite(loss, microbatch, "loss")
         input_gradient = self._backward(microbatch, graph, loss / step.num_targets, None)
         return LossAndGradient(loss_sum=loss.item(), input_gradient=input_gradient)
 
-    def infer(self, x: Tensor) -> Tensor:
+    def infer(self, x: Tensor, lengths: Lengths = None) -> Tensor:
         """See `Engine`."""
         with self._evaluating() as module:
-            output = self._output(module, x)
+            output = self._output(module, x, lengths)
         self._check_evaluated(output, "output")
         return output.cpu()
 
-    def evaluate(self, x: Tensor, labels: Tensor) -> LossAndCounts:
+    def evaluate(self, x: Tensor, labels: Tensor, lengths: Lengths = None) -> LossAndCounts:
         """See `Engine`."""
         check_labels(labels, x, self._num_outputs)
         with self._evaluating() as module:
-            logits, targets = module.judged(self._output(module, x), labels.to(self._device))
+            output = self._output(module, x, lengths)
+            logits, targets = module.judged(output, labels.to(self._device))
             loss = cross_entropy(logits, targets, reduction="sum")
         self._check_evaluated(loss, "loss")
-        counts = counts_by_class(logits.argmax(1), targets, self._num_outputs)
-        return LossAndCounts(loss_sum=loss.item(), counts=counts if self._task.num_counts else ())
+        counts: tuple[int, ...] = ()
+        if self._task.num_counts:
+            counts = counts_by_class(logits.argmax(1), targets, self._num_outputs)
+        return LossAndCounts(loss_sum=loss.item(), counts=counts)
 
     @contextmanager
     def _evaluating(self) -> Iterator[StageModule]:
@@ -389,9 +392,9 @@ class StageEngine:
         finally:
             module.train(was_training)
 
-    def _output(self, module: StageModule, x: Tensor) -> Tensor:
+    def _output(self, module: StageModule, x: Tensor, lengths: Lengths) -> Tensor:
         (check_tokens if self.is_first else check_hidden)(x, self._spec)
-        output: Tensor = module(x.to(self._device), None).float()
+        output: Tensor = module(x.to(self._device), None, lengths).float()
         return output
 
     def _check_evaluated(self, tensor: Tensor, what: str) -> None:
@@ -475,7 +478,7 @@ class StageEngine:
         self.weights.load_state(state)
         self._step = None
 
-    def _run(self, step: _Step, microbatch: MicrobatchIndex, x: Tensor) -> _Graph:
+    def _run(self, step: _Step, microbatch: MicrobatchIndex, x: Tensor, lengths: Lengths) -> _Graph:
         step.check_untouched(microbatch)
         (check_tokens if self.is_first else check_hidden)(x, self._spec)
         train = self._spec.train
@@ -487,7 +490,7 @@ class StageEngine:
             self._held.measuring(x, but=weights.module) as held,
             self._autocast,
         ):
-            output: Tensor = weights.module(x, seeds if train.dropout else None).float()
+            output: Tensor = weights.module(x, seeds if train.dropout else None, lengths).float()
             held.add(output)
         return _Graph(x, output)
 

@@ -33,9 +33,16 @@ from swarm_ft.protocol.spec.run_spec import TaskKind
 from swarm_ft.protocol.spec.sample_rows import NO_LABEL
 from swarm_ft.protocol.spec.tasks import Task
 
+ENCODERS = frozenset({"bert", "camembert", "electra", "roberta", "xlm-roberta"})
+"""Types whose tokens see those behind them, and whose first token tells a sample's class."""
+
 
 class Ending(Protocol):
     """A stage, as a head needs it."""
+
+    @property
+    def sees_all(self) -> bool:
+        """Whether tokens see those behind them, as in encoders."""
 
     def logits(self, hidden_btc: Tensor) -> Tensor:
         """What the whole model makes of its last block's output, a row of logits for each."""
@@ -85,13 +92,16 @@ def _each(stage: Ending, hidden_btc: Tensor, labels_bt: Tensor) -> tuple[Tensor,
     return stage.logits(hidden_btc[is_target_bt][:, None])[:, 0], labels_bt[is_target_bt]
 
 
-def _last(stage: Ending, hidden_btc: Tensor, labels_bt: Tensor) -> tuple[Tensor, Tensor]:
-    """The last token, which alone has a label, tells its sample's class."""
+def _of_all(stage: Ending, hidden_btc: Tensor, labels_bt: Tensor) -> tuple[Tensor, Tensor]:
+    """One token tells its sample's class, which stands at the last; it is one that sees all."""
     is_target_bt = labels_bt != NO_LABEL
+    if stage.sees_all:
+        return stage.logits(hidden_btc), labels_bt[is_target_bt]
     normed_n1c = stage.normed(hidden_btc[is_target_bt][:, None])
     return stage.scores(normed_n1c)[:, 0], labels_bt[is_target_bt]
 
 
+_KNOWN = frozenset(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) | ENCODERS
 _HEADS = {
     TaskKind.CAUSAL_LM: Head(
         AutoModelForCausalLM,
@@ -103,17 +113,17 @@ _HEADS = {
     ),
     TaskKind.CLASSIFICATION: Head(
         AutoModelForSequenceClassification,
-        frozenset(MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES),
+        frozenset(MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES) & _KNOWN,
         "a model that AutoModelForSequenceClassification",
-        "gpt2, llama or qwen3",
+        "gpt2, llama or bert",
         True,
-        _last,
+        _of_all,
     ),
     TaskKind.TOKEN_CLASSIFICATION: Head(
         AutoModelForTokenClassification,
-        frozenset(MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES),
+        frozenset(MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES) & _KNOWN,
         "a model that AutoModelForTokenClassification",
-        "gpt2, llama or qwen3",
+        "gpt2, llama or bert",
         True,
         _each,
     ),

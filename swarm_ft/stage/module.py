@@ -7,7 +7,7 @@ i inputs, o outputs of a linear layer.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -28,7 +28,13 @@ from swarm_ft.protocol.spec.tasks import CausalLm, Task
 from swarm_ft.stage.architecture import EMBED_PART, HEAD_PART, architecture_of, block_part, cut
 from swarm_ft.stage.device import drawing_apart
 from swarm_ft.stage.heads import head_of
-from swarm_ft.stage.skeleton import ModelConfig, base_of, build_skeleton, fill_buffers
+from swarm_ft.stage.skeleton import (
+    ModelConfig,
+    base_of,
+    build_skeleton,
+    fill_buffers,
+    sees_all,
+)
 
 # ---- dropout that draws the same numbers in every replay
 
@@ -144,18 +150,39 @@ class StageModule(nn.Module):
         """The head [V, C]; last stage only."""
         return self.get_parameter(self.architecture.head_weight)
 
-    def forward(self, x: Tensor, dropout: DropoutSeeds | None = None) -> Tensor:
+    @property
+    def sees_all(self) -> bool:
+        """See `Ending`."""
+        return sees_all(self.causal.config)
+
+    def forward(
+        self,
+        x: Tensor,
+        dropout: DropoutSeeds | None = None,
+        lengths: Sequence[int] | None = None,
+    ) -> Tensor:
         """From tokens [B, T] (first stage) or hidden [B, T, C] to hidden [B, T, C].
 
         Args:
             x: int64 tokens or float32 hidden, on the stage's device.
             dropout: seeds; None where the module is in eval mode, which draws nothing.
+            lengths: tokens of each sample [B]; None if all have T.
         """
-        _, base = base_of(self.causal)
+        base = self._masked(base_of(self.causal)[1], x, lengths)
         with nullcontext() if dropout is None else drawing_apart(x.device):
             if self.is_first:
                 return self._passage.through(partial(base, input_ids=x), None, dropout)
             return self._passage.through(_in_shape_of(x, base), x, dropout)
+
+    def _masked(
+        self, base: Callable[..., object], x: Tensor, lengths: Sequence[int] | None
+    ) -> Callable[..., object]:
+        """The base, whose tokens are to see none of what pads a sample."""
+        if lengths is None or not self.sees_all:
+            return base
+        places = torch.arange(x.shape[1], device=x.device)
+        is_token_bt = places < torch.tensor(lengths, device=x.device)[:, None]
+        return partial(base, attention_mask=is_token_bt.long())
 
     def judged(self, hidden_btc: Tensor, labels_bt: Tensor) -> tuple[Tensor, Tensor]:
         """Logits [N, K] in float32 of all targets, and these [N], int64.

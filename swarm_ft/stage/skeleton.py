@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from swarm_ft.errors import BadModel
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.tasks import CausalLm, Task
-from swarm_ft.stage.heads import config_for, head_of
+from swarm_ft.stage.heads import ENCODERS, config_for, head_of
 
 
 class ModelConfig(Protocol):
@@ -60,6 +60,12 @@ def base_of(skeleton: PreTrainedModel) -> tuple[str, PreTrainedModel]:
     return found[0], children[found[0]]
 
 
+def sees_all(config: ModelConfig) -> bool:
+    """Whether tokens see those behind them, and so what pads a sample has to be masked."""
+    # Families of encoders, which have cross attention, become decoders by `is_decoder`.
+    return hasattr(config, "add_cross_attention") and not getattr(config, "is_decoder", True)
+
+
 _CAUSAL_LM = CausalLm()
 
 
@@ -69,12 +75,11 @@ def build_skeleton(config: ModelConfig, task: Task = _CAUSAL_LM) -> PreTrainedMo
     Head and embeddings are two tensors in it, tied or not: they may live on two machines.
 
     Raises:
-        BadModel: it is no decoder.
+        BadModel: it is no decoder, and no encoder whose head is known.
         ValueError: transformers cannot build it from these numbers.
     """
-    # Families of encoders, which have cross attention, become decoders by `is_decoder`.
-    is_encoder = hasattr(config, "add_cross_attention") and not getattr(config, "is_decoder", True)
-    if is_encoder or getattr(config, "is_encoder_decoder", False):
+    is_wanted = not sees_all(config) or (head_of(task).is_new and config.model_type in ENCODERS)
+    if not is_wanted or getattr(config, "is_encoder_decoder", False):
         raise refused(config, "expected a decoder, whose tokens see none behind them")
     untied = copy.deepcopy(config_for(task, config))
     untied.tie_word_embeddings = False

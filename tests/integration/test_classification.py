@@ -8,7 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BertConfig,
+    BertForMaskedLM,
+)
 
 from swarm_ft.client.data.progress import Listener
 from swarm_ft.client.job import prepare_job
@@ -43,9 +48,35 @@ class Quiet(RunProgress):
         self.lines.append(text)
 
 
-@pytest.mark.parametrize("layers", [["0-4"], ["0-1", "1-3", "3-4"], ["0-2", "2-4", "2-4"]])
-async def test_a_swarm_learns_classes_of_a_tsv(tmp_path: Path, layers: list[str]) -> None:
+def save_encoder(model_dir: Path) -> None:
+    """In the place of a decoder, whose tokenizer it keeps."""
+    config = BertConfig(
+        vocab_size=300,
+        hidden_size=32,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        intermediate_size=64,
+        initializer_range=0.2,
+    )
+    torch.manual_seed(4)
+    BertForMaskedLM(config).save_pretrained(model_dir)
+
+
+@pytest.mark.parametrize(
+    ("layers", "is_encoder"),
+    [
+        (["0-4"], False),
+        (["0-1", "1-3", "3-4"], False),
+        (["0-2", "2-4", "2-4"], False),
+        (["0-1", "1-3", "3-4"], True),
+    ],
+)
+async def test_a_swarm_learns_classes_of_a_tsv(
+    tmp_path: Path, layers: list[str], is_encoder: bool
+) -> None:
     made = write_sample(tmp_path / "input", seed=0, num_layers=4, hidden_size=32, vocab_size=300)
+    if is_encoder:
+        save_encoder(Path(made.model_dir))
     write_tsv(tmp_path / "train.tsv", 24, 0)
     held_out = write_tsv(tmp_path / "test.tsv", 14, 100)
     options = JobOptions(

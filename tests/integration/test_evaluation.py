@@ -15,7 +15,7 @@ from swarm_ft.ids import PeerId
 from swarm_ft.protocol.messages.client import Evaluated, RunEvent, RunStatus
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import EvalCompression, EvalStrategy, RunSpec
-from swarm_ft.stage.base import Engine, LossAndCounts
+from swarm_ft.stage.base import Engine, Lengths, LossAndCounts
 from swarm_ft.stage.checkpoint import open_checkpoint
 from swarm_ft.stage.engine import StageEngine
 from tests.integration.conftest import Job, MakeJob
@@ -109,12 +109,12 @@ class DyingEngine(StageEngine):
     left: int
     loop: asyncio.AbstractEventLoop
 
-    def evaluate(self, x: Tensor, labels: Tensor) -> LossAndCounts:
+    def evaluate(self, x: Tensor, labels: Tensor, lengths: Lengths = None) -> LossAndCounts:
         """See `Engine`."""
         if self.left == 0:
             self.loop.call_soon_threadsafe(self.is_there.set)
         self.left -= 1
-        return super().evaluate(x, labels)
+        return super().evaluate(x, labels, lengths)
 
 
 @pytest.mark.parametrize("num_evaluated", [0, 2, 5, 9])

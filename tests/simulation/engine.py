@@ -23,7 +23,7 @@ from swarm_ft.errors import OutOfTurn
 from swarm_ft.ids import MicrobatchIndex, StepNumber
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
-from swarm_ft.stage.base import LossAndCounts, LossAndGradient, OpenStep
+from swarm_ft.stage.base import Lengths, LossAndCounts, LossAndGradient, OpenStep
 
 MODULUS = 16
 """More samples than this cannot be told apart."""
@@ -139,7 +139,7 @@ class TinyEngine:
         if self._watcher is not None:
             self._watcher.began(self, step)
 
-    def forward(self, microbatch: MicrobatchIndex, x: Tensor) -> Tensor:
+    def forward(self, microbatch: MicrobatchIndex, x: Tensor, lengths: Lengths = None) -> Tensor:
         """See `Engine`."""
         output = self._forward(microbatch, x)
         if not self.has_backward:
@@ -149,7 +149,7 @@ class TinyEngine:
         return _sent(output)
 
     def forward_backward(
-        self, microbatch: MicrobatchIndex, x: Tensor, labels: Tensor
+        self, microbatch: MicrobatchIndex, x: Tensor, labels: Tensor, lengths: Lengths = None
     ) -> LossAndGradient:
         """See `Engine`."""
         output = self._forward(microbatch, x)
@@ -162,13 +162,13 @@ class TinyEngine:
             input_gradient=_sent(back) if self.sends_gradients else None,
         )
 
-    def infer(self, x: Tensor) -> Tensor:
+    def infer(self, x: Tensor, lengths: Lengths = None) -> Tensor:
         """See `Engine`."""
         output = self._through(x)[0]
         self._tell("evaluated")
         return _sent(output)
 
-    def evaluate(self, x: Tensor, labels: Tensor) -> LossAndCounts:
+    def evaluate(self, x: Tensor, labels: Tensor, lengths: Lengths = None) -> LossAndCounts:
         """See `Engine`; whoever watches is told the samples."""
         output = self._through(x)[0]
         self._tell("evaluated")

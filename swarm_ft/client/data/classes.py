@@ -37,9 +37,8 @@ def class_form_of(columns: Sequence[str], options: ReadOptions, task: Task, sour
     numbers = {name: number for number, name in enumerate(task.labels)}
 
     def of_text(row: Row) -> Document:
-        return (
-            Piece(text_in(row, text), True, _number_of(row, label, row.values[label], numbers)),
-        )
+        number = _number_of(row, label, row.values.get(label), numbers)
+        return (Piece(text_in(row, text), True, number),)
 
     def of_words(row: Row) -> Document:
         words, labels = _words_in(row, text, label)
@@ -58,6 +57,7 @@ def class_form_of(columns: Sequence[str], options: ReadOptions, task: Task, sour
         render=of_text if is_text else of_words,
         has_end=True,
         classes=task.labels,
+        are_of_words=not is_text,
     )
 
 
@@ -70,7 +70,8 @@ def names_in(rows: Iterable[Row], options: ReadOptions, kind: TaskKind, source: 
     found: set[str] = set()
     for row in rows:
         text, label = _columns_of(list(row.values), options, kind, source)
-        many = _words_in(row, text, label)[1]
+        is_text = kind is TaskKind.CLASSIFICATION
+        many = [row.values.get(label)] if is_text else _words_in(row, text, label)[1]
         found.update(_name_of(row, label, one) for one in many)
         if len(found) > MAX_LABELS:
             raise BadDataset(
@@ -104,10 +105,8 @@ def _asked(options: ReadOptions) -> tuple[str, ...]:
 
 
 def _words_in(row: Row, text: str, label: str) -> tuple[list[str], list[object]]:
-    """Words and their classes; a text is one word."""
+    """Words and their classes."""
     words, labels = row.values.get(text), row.values.get(label)
-    if isinstance(words, str):
-        return [words], [labels]
     if not isinstance(words, list) or not isinstance(labels, list) or len(words) != len(labels):
         raise BadDataset(
             f"{row.place}: expected '{text}' and '{label}' to be lists of one length, got "
@@ -121,6 +120,8 @@ def _words_in(row: Row, text: str, label: str) -> tuple[list[str], list[object]]
 def _name_of(row: Row, column: str, value: object) -> str:
     """A class as it is told: a word, or a number without sign or point."""
     name = str(int(value)) if isinstance(value, int) else value
+    if isinstance(name, str) and "," in name:
+        raise BadDataset(f"{row.place}: expected '{column}' to be a class without a comma in it")
     if isinstance(name, str) and name.strip() and not name.startswith("-"):
         return name.strip()
     raise BadDataset(

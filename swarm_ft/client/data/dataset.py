@@ -150,7 +150,9 @@ class Dataset:
         if not documents:
             return
         if self._form.has_class:
-            yield from labelled_in(documents, self._tokenizer, seq_length)
+            yield from labelled_in(
+                documents, self._tokenizer, seq_length, of_words=self._form.are_of_words
+            )
             return
         end_id, text = self._end.token_id, self._end.text
         end: Document = (Piece(text, is_target=True),) if text else ()

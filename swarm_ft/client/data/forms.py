@@ -39,6 +39,7 @@ class Form:
         has_end: whether documents bring their own end, as those of chat templates do.
         asks: the option that says what of a document is learned; empty if all of it is.
         classes: names of those that are learned, of documents that are a sample each.
+        are_of_words: whether pieces have them, and not documents.
     """
 
     words: str
@@ -47,6 +48,7 @@ class Form:
     has_end: bool = False
     asks: str = ""
     classes: tuple[str, ...] = ()
+    are_of_words: bool = False
 
     @property
     def has_class(self) -> bool:

@@ -53,33 +53,36 @@ def words_in(documents: Sequence[Document], tokenizer: PreTrainedTokenizerBase) 
 
 
 def labelled_in(
-    documents: Sequence[Document], tokenizer: PreTrainedTokenizerBase, seq_length: int
+    documents: Sequence[Document],
+    tokenizer: PreTrainedTokenizerBase,
+    seq_length: int,
+    *,
+    of_words: bool,
 ) -> Iterator[Words]:
     """Each document as a sample, with special tokens as the tokenizer has them, cut if too long.
 
-    The class of its only piece stands at its last token; of several, each at its first.
+    The class of its only piece stands at its last token; or, of words, each at its first.
 
     Raises:
         BadOption: words have classes, and the tokenizer does not tell where they are.
     """
-    are_whole = all(len(document) == 1 for document in documents)
-    if not (are_whole or tokenizer.is_fast):
+    if of_words and not tokenizer.is_fast:
         raise BadOption("--task token-classification: expected a model with a fast tokenizer")
     encoded = tokenizer(
         list(map(_text_of, documents)),
         truncation=True,
         max_length=seq_length,
         return_attention_mask=False,
-        return_offsets_mapping=not are_whole,
+        return_offsets_mapping=of_words,
         verbose=False,
     )
-    spans = documents if are_whole else encoded["offset_mapping"]
+    spans = encoded["offset_mapping"] if of_words else documents
     for document, ids, places in zip(documents, encoded["input_ids"], spans, strict=True):
         labels = np.full(len(ids), NO_LABEL)
-        if are_whole:
-            labels[-1:] = document[0].label
-        else:
+        if of_words:
             _label_words(labels, document, places)
+        else:
+            labels[-1:] = document[0].label
         yield labelled(ids, labels)
 
 

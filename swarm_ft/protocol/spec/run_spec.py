@@ -570,6 +570,12 @@ class RunSpec:
                 f"{self.train.train_layers} leaves one of them out"
             )
 
+        if self.train.has_classes and trained.stop < self.model.num_blocks:
+            raise BadOption(
+                f"--train-layers {self.train.train_layers}: a head of classes trains with the last "
+                f"block; expected {self.model.num_blocks - 1} among them"
+            )
+
     @property
     def trained_layers(self) -> LayerRange:
         """Blocks in which something trains; see `StageModule.train_only` for embeddings and head.

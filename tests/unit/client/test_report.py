@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import json
 import math
+from dataclasses import replace
 from functools import reduce
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from swarm_ft.errors import BadOption, ProtocolError
 from swarm_ft.ids import BlockIndex, RunId, StepNumber
 from swarm_ft.protocol.messages.client import Evaluated, StepCommitted
 from swarm_ft.protocol.messages.reports import ByteCounts, GradientTraffic, Traffic
+from swarm_ft.protocol.spec.run_spec import TaskKind
+from swarm_ft.protocol.spec.tasks import Classification
 
 
 def _step(number: int, *, loss: float = 2.0, keys: int = 4, relayed: int = 0) -> StepCommitted:
@@ -143,6 +146,28 @@ def test_what_compression_costs_is_told_beside() -> None:
     compressed = Evaluated(step=StepNumber(0), num_samples=5, compressed_eval_loss=2.0)
     assert compressed.loss == 2.0
     assert eval_line(compressed).endswith("with activations compressed")
+
+
+def test_classes_are_told_by_their_metrics() -> None:
+    task = Classification(TaskKind.CLASSIFICATION, ("bad", "good"))
+    before, after = (
+        Evaluated(step=StepNumber(step), num_samples=4, eval_loss=0.5, counts=counts)
+        for step, counts in ((0, (0, 2, 0, 4, 2, 2)), (2, (2, 2, 2, 2, 2, 2)))
+    )
+    line = eval_line(before, task)
+    assert line == "eval_loss 0.500  accuracy 0.500  matthews_correlation 0.000  f1 0.667"
+    assert eval_line(replace(before, compressed_eval_loss=0.75), task).endswith("ed loss 0.750")
+    report = replace(_report(_step(0), _step(1)), evaluations=(before, after), task=task)
+    assert json.loads(report.to_json())["eval"] == {
+        "loss": 0.5,
+        "accuracy": 1.0,
+        "matthews_correlation": 1.0,
+        "f1": 1.0,
+    }
+    assert "accuracy             0.500 -> 1.000" in report.summary_lines()
+    assert not any("perplexity" in one for one in report.summary_lines())
+    # Of a coordinator that tells another number of them nothing is made.
+    assert eval_line(replace(before, counts=(1,)), task) == "eval_loss 0.500"
 
 
 def test_a_missing_step_is_an_error_and_not_a_shifted_loss() -> None:

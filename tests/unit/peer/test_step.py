@@ -27,7 +27,7 @@ from swarm_ft.protocol.spec.codec_spec import Direction
 from swarm_ft.protocol.spec.run_spec import EvalCompression
 from swarm_ft.protocol.spec.sample_rows import CONTEXT, NO_TOKEN
 from swarm_ft.protocol.spec.training_plan import Microbatch
-from swarm_ft.stage.base import Engine, LossAndCounts, LossAndGradient
+from swarm_ft.stage.base import Engine, Lengths, LossAndCounts, LossAndGradient
 from tests.specs import train_spec
 
 TOKENS, CHANNELS = 3, 2
@@ -48,7 +48,9 @@ class CountingEngine:
         self.done.append((kind, microbatch))
         self.after()
 
-    def forward(self, microbatch: MicrobatchIndex, x: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, microbatch: MicrobatchIndex, x: torch.Tensor, lengths: Lengths = None
+    ) -> torch.Tensor:
         self.did("forward", microbatch)
         return x.float() + 1 if x.dim() == 3 else x.float()[..., None].expand(-1, -1, CHANNELS)
 
@@ -59,16 +61,22 @@ class CountingEngine:
     def weight_gradients(self, microbatch: MicrobatchIndex) -> None:
         self.did("weights", microbatch)
 
-    def infer(self, x: torch.Tensor) -> torch.Tensor:
+    def infer(self, x: torch.Tensor, lengths: Lengths = None) -> torch.Tensor:
         self.did("evaluated", MicrobatchIndex(int(x.flatten()[0]) // 10))
         return x.float() if x.dim() == 3 else x.float()[..., None].expand(-1, -1, CHANNELS)
 
-    def evaluate(self, x: torch.Tensor, labels: torch.Tensor) -> LossAndCounts:
+    def evaluate(
+        self, x: torch.Tensor, labels: torch.Tensor, lengths: Lengths = None
+    ) -> LossAndCounts:
         self.infer(x)
         return LossAndCounts(loss_sum=float(labels.sum()))
 
     def forward_backward(
-        self, microbatch: MicrobatchIndex, x: torch.Tensor, labels: torch.Tensor
+        self,
+        microbatch: MicrobatchIndex,
+        x: torch.Tensor,
+        labels: torch.Tensor,
+        lengths: Lengths = None,
     ) -> LossAndGradient:
         self.did("both", microbatch)
         if not torch.isfinite(x.float()).all():

@@ -69,6 +69,7 @@ def test_classes_are_all_that_the_data_has_sorted(
         ({"text": "w1", "label": 0.5}, "line 2: expected 'label' to be a class.*got 0.5"),
         ({"text": "w1", "label": -1}, "line 2: expected 'label' to be a class.*got -1"),
         ({"text": "w1", "label": None}, "got nothing"),
+        ({"text": "w1", "label": "a,b"}, "line 2: expected 'label' to be a class without a comma"),
         ({"text": "w1", "label": " "}, "expected 'label' to be a class"),
         ({"text": "w1"}, "expected a column 'label'; it has 'text'; --label-column names"),
         ({"body": "w1", "label": 1}, "expected a column 'text'; it has 'body', 'label'; --text-"),
@@ -135,6 +136,13 @@ def test_a_class_is_told_by_name_or_else_by_number(
     assert samples.labels[0, 2] == number
 
 
+def test_a_row_without_its_class_is_refused_by_its_line(tmp_path: Path, words: Words) -> None:
+    rows = [{"text": "w1 w2", "label": "a"}, {"text": "w1"}]
+    data = opened(write(tmp_path / "a.jsonl", rows), words, "ab")
+    with pytest.raises(BadDataset, match=r"line 2: expected 'label' to be.* got nothing"):
+        data.samples(4, VOCAB)
+
+
 def test_another_class_than_those_is_refused_by_its_line(tmp_path: Path, words: Words) -> None:
     rows = [{"text": "w1 w2", "label": "a"}, {"text": "w1", "label": "c"}]
     data = opened(write(tmp_path / "a.jsonl", rows), words, "ab")
@@ -195,12 +203,19 @@ def test_each_word_has_its_class_at_its_first_token(tmp_path: Path, words: Words
     assert "classes of its words are 'ner_tags'" in data.describe()[0]
 
 
+def test_a_document_of_one_word_is_one_of_words(tmp_path: Path, words: Words) -> None:
+    path = write(tmp_path / "a.jsonl", [{"tokens": ["w1 w2"], "tags": [1]}])
+    samples = samples_in(np.array(opened(path, words, "abc", EACH).samples(8, VOCAB).tokens))
+    assert samples.labels.tolist() == [[-100, 1, -100]]
+
+
 @pytest.mark.parametrize(
     ("row", "why"),
     [
         ({"tokens": ["w1"], "tags": [0, 1]}, "lists of one length"),
         ({"tokens": ["w1"], "tags": 0}, "lists of one length, got a list and a number"),
         ({"tokens": [1], "tags": [0]}, "expected 'tokens' to be a list of words"),
+        ({"tokens": "w1", "tags": 0}, "lists of one length, got text and a number"),
     ],
 )
 def test_words_without_their_classes_are_refused(

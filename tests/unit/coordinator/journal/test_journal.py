@@ -451,7 +451,10 @@ def test_evaluations_are_kept_until_the_run_goes_back(
     journal: Journal, reopen: Reopen, run: Run
 ) -> None:
     journal.write_run(run, DIGEST)
-    found = [evaluated(0, eval_loss=1.5), evaluated(2, eval_loss=1.0, compressed_eval_loss=1.25)]
+    found = [
+        evaluated(0, eval_loss=1.5),
+        evaluated(2, eval_loss=1.0, compressed_eval_loss=1.25, counts=(3, 0, 7)),
+    ]
     journal.write([found[1], found[0], commit_record(0), commit_record(1)])
     (loaded,) = reopen().load(NOW_S)
     assert loaded.past.evaluations == tuple(record.evaluated for record in found)

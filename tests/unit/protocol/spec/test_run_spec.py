@@ -105,6 +105,31 @@ def test_another_training_has_another_digest(run_spec: RunSpec, name: str) -> No
     assert replace(run_spec, train=other).digest() != run_spec.digest()
 
 
+def test_a_head_of_classes_trains_whatever_else_does(run_spec: RunSpec) -> None:
+    train = replace(run_spec.train, **CLASSES, train_layers="0-1")
+    with pytest.raises(BadOption, match="a head of classes trains with the last block"):
+        replace(run_spec, train=train)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"label_names": "a,b"}, "--labels: expected --task classification"),
+        ({**CLASSES, "label_names": ""}, "--labels: expected 2 classes or more, got none"),
+        ({**CLASSES, "label_names": "a"}, "--labels: expected 2 classes or more, got a"),
+        ({**CLASSES, "label_names": "a,b,a"}, "--labels: expected 1024 different names"),
+        ({**CLASSES, "label_names": "a,, b"}, "--labels: expected printable names"),
+        ({**CLASSES, "label_names": ",".join(map(str, range(1025)))}, "1024 different names"),
+        ({**CLASSES, "adapter": Adapter.LORA}, "--adapter: expected --task causal-lm"),
+    ],
+)
+def test_classes_have_names_and_whole_models(
+    run_spec: RunSpec, changes: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(BadOption, match=why):
+        replace(run_spec.train, **changes)
+
+
 def test_the_digest_is_stable(run_spec: RunSpec) -> None:
     """A changed digest locks old peers out of new runs: raise `VERSION` with it."""
     assert run_spec.digest().hex() == PINNED_DIGEST
